@@ -1,0 +1,267 @@
+"""The scheduling core: decides who runs, and keeps the books. Sans-IO.
+
+It reads no clock, no random source, no socket and no log. Every event carries `now_ns` (monotonic
+nanoseconds); one that goes back raises CallerError. Events go in, decisions come out of `poll()`
+and of sessions, and `next_deadline()` says when to call `poll()` again. Equal inputs give equal
+decisions and an equal `digest()`, on every run and machine.
+
+All quantities are integers: tokens, blocks, ns, thousandths of weight, micro-tokens of service.
+"""
+
+from typing import Any, NamedTuple
+
+# Outcomes (schedsvc.v1.Outcome).
+GRANTED: int
+REJECTED_FLOW_QUEUE_FULL: int
+REJECTED_QUEUE_FULL: int
+REJECTED_TOO_LARGE: int
+REJECTED_NO_POOL: int
+REJECTED_DRAINING: int
+REJECTED_UNKNOWN_TENANT: int
+REJECTED_LIMIT: int
+EVICTED_TTL: int
+EVICTED_CANCELLED: int
+EVICTED_DRAINING: int
+EVICTED_TOO_LARGE: int
+COMPLETED: int
+CANCELLED: int
+EXPIRED: int
+
+# Lease states (schedsvc.v1.LeaseState).
+LEASE_UNKNOWN: int
+LEASE_LIVE: int
+LEASE_VOID: int
+LEASE_ENDED: int
+
+class CallerError(ValueError):
+    """The caller sent something wrong; nothing was changed by it.
+
+    `code` is a google.rpc.Code (3 INVALID_ARGUMENT, 5 NOT_FOUND, 6 ALREADY_EXISTS, 8
+    RESOURCE_EXHAUSTED, 14 UNAVAILABLE), `field` the path of the field at fault, `description` one
+    sentence.
+    """
+
+    code: int
+    field: str
+    description: str
+
+class InvariantError(RuntimeError):
+    """The books do not balance: a defect of ours. The scheduler grants nothing any more."""
+
+class Decision(NamedTuple):
+    """The verdict on one request, or the expiry of one lease."""
+
+    handle: int
+    tag: int
+    outcome: int  # GRANTED, REJECTED_*, EVICTED_*, EXPIRED
+    lease_id: int
+    pool: int  # index
+    pool_epoch: int
+    reserved_tokens: int
+    retry_after_ms: int
+    position: int
+    waited_ns: int
+
+class Ended(NamedTuple):
+    """The books of a lease after its end."""
+
+    outcome: int
+    input_tokens: int
+    cached_input_tokens: int
+    output_tokens: int
+    repeated: bool
+
+class Session:
+    """Server side of one Session stream: bytes in, bytes out; a state machine without a socket.
+
+    `receive()` applies one serialised SessionRequest; `take()` gives the next serialised
+    SessionResponse, or None. A wrong event makes a SessionFault in the next response; a stream
+    that cannot go on raises CallerError, and has to be closed.
+    """
+
+    owner: int
+    def receive(self, now_ns: int, data: bytes) -> None:
+        """Apply a SessionRequest. O(events * log n). Call `Scheduler.poll()` after it."""
+    def take(self, now_ns: int) -> bytes | None:
+        """Take the next SessionResponse (at most 4,096 verdicts), or None."""
+    def close(self, now_ns: int) -> None:
+        """The stream ended: withdraw what is queued on it; leases keep their TTL. Idempotent."""
+
+class Scheduler:
+    """Queues, counters, ledger and leases of one scheduler process."""
+
+    def __init__(
+        self,
+        *,
+        hash_key: bytes = ...,  # 16 bytes; keys every hash of caller-chosen bytes
+        lease_id_base: int = 1,  # first lease id; later ones count up
+        policy: str = "vtc",  # "vtc" or "fcfs"
+        queue_ttl_ns: int = 30_000_000_000,
+        lease_ttl_ns: int = 10_000_000_000,
+        lease_grace_ns: int = 20_000_000_000,
+        flow_queue_max: int = 1_000,
+        queue_max: int = 10_000,
+        leases_max: int = 65_536,
+        answers_max: int = 100_000,
+        answer_ttl_ns: int = 300_000_000_000,
+        input_price_micro: int = 1_000_000,
+        output_price_micro: int = 2_000_000,
+        cached_price_ppm: int = 100_000,
+        headroom_ppm: int = 20_000,
+        quantile_ppm: int = 900_000,
+        samples_min: int = 20,
+        session_open_max: int = 16_384,
+        sessions_max: int = 4_096,
+        work_max: int = 4_096,  # expiries and evictions handled by one poll()
+    ) -> None: ...
+
+    # Configuration. Names are UTF-8 bytes.
+    def set_flow(self, name: bytes, weight_milli: int) -> int:
+        """Add a flow, or give a known one another weight. Returns its index (from 0)."""
+    def set_key(self, api_key_sha256: bytes, flow: int) -> None:
+        """Let this key hash (32 bytes) stand for the flow."""
+    def set_unknown(self, flow: int) -> None:
+        """Serve unknown tenants in this flow; -1 (the default) refuses them."""
+    def flow_index(self, name: bytes) -> int:
+        """Index of a flow, or -1."""
+    def set_pool(
+        self,
+        now_ns: int,
+        name: bytes,
+        epoch: int,
+        capacity_tokens: int,
+        block_size_tokens: int,
+        max_running: int = 0,
+        max_model_tokens: int = 0,
+    ) -> int:
+        """Register a pool from the configuration, always attached, or give it new figures.
+
+        A larger epoch voids the leases of the old one; a smaller one raises CallerError.
+        Returns the pool's index (from 0). O(leases of the pool) on a new epoch, else O(1).
+        """
+
+    # Events.
+    def admit(
+        self,
+        now_ns: int,
+        flow: int,
+        request_id: bytes,
+        input_tokens: int,
+        max_output_tokens: int,
+        pool: int = -1,
+        sequences: int = 1,
+        queue_ttl_ns: int = 0,
+        deadline_ns: int = 0,
+        reports_progress: bool = False,
+        principal: int = 0,
+        tag: int = 0,
+    ) -> int:
+        """Ask for one request. Returns a handle (> 0), or the negated outcome where refused.
+
+        `input_tokens` is the sum over sequences of their prompts, `max_output_tokens` the most of
+        each sequence. A repeat with the same payload returns the same handle; with another
+        payload raises CallerError (6). A refusal is not remembered. The verdict comes from
+        `poll()`. O(log n).
+        """
+    def admit_wire(
+        self, now_ns: int, principal: int, data: bytes, queue_ttl_ns: int = 0
+    ) -> int | bytes:
+        """`admit()` for a serialised AdmitRequest, and dispatch.
+
+        Returns the serialised AdmitResponse where the verdict has fallen at once (also a refusal,
+        also the stored answer of a repeat), else the handle, whose verdict `poll()` brings.
+        `queue_ttl_ns` caps the wait (0: no cap). Raises CallerError with a field.
+        """
+    def encode(self, decision: Decision) -> bytes:
+        """A decision as a serialised AdmitResponse."""
+    def progress(
+        self,
+        now_ns: int,
+        lease_id: int,
+        pool_epoch: int,
+        input_tokens: int = -1,
+        cached_input_tokens: int = -1,
+        output_tokens: int = -1,
+        principal: int = 0,
+    ) -> int:
+        """Renew a lease and raise its running totals (-1: absent; a smaller total is ignored).
+
+        Returns a LEASE_* state. O(log n).
+        """
+    def complete(
+        self,
+        now_ns: int,
+        lease_id: int,
+        pool_epoch: int,
+        outcome: int = ...,  # COMPLETED or CANCELLED
+        input_tokens: int = -1,
+        cached_input_tokens: int = -1,
+        output_tokens: int = -1,
+        principal: int = 0,
+    ) -> Ended | None:
+        """End a lease; a repeat gets the stored answer; None where it is unknown. O(log n)."""
+    def cancel(self, now_ns: int, handle: int) -> bool:
+        """Withdraw a request: queued, it leaves the queue (the verdict EVICTED_CANCELLED comes
+        from `poll()`); granted, its lease ends as CANCELLED with nothing used. False where it had
+        ended or is unknown. O(log n)."""
+    def replay(
+        self,
+        now_ns: int,
+        flow: int,
+        request_id: bytes,
+        lease_id: int,
+        pool: int,
+        pool_epoch: int,
+        reserved_tokens: int,
+        prompt_tokens: int,
+        max_output_tokens: int,
+        input_tokens: int = 0,
+        cached_input_tokens: int = 0,
+        output_tokens: int = 0,
+        sequences: int = 1,
+        principal: int = 0,
+    ) -> int:
+        """Tell a lease that its holder still runs. A known one is renewed; an unknown one, whose
+        epoch is the pool's, is restored as granted, also where that overdraws the pool. Returns a
+        LEASE_* state. O(log n)."""
+    def telemetry(
+        self,
+        now_ns: int,
+        pool: int,
+        epoch: int,
+        running: int,
+        waiting: int,
+        used_tokens: int,
+        preemptions: int,
+    ) -> None: ...
+    def drain(self, now_ns: int) -> None:
+        """Refuse everything new from now on. What is queued is still served."""
+    def evict_queued(self, now_ns: int) -> int:
+        """Evict all that is queued (EVICTED_DRAINING). Returns how many. O(queued * log n)."""
+    def poll(self, now_ns: int) -> list[Decision]:
+        """Handle what is due, grant what fits, and return the verdicts that belong to no session
+        (and expiries of their leases), in the order in which they fell. O(work_max * log n)."""
+    def next_deadline(self) -> int:
+        """When `poll()` has to be called next (ns), -1: not before the next event. O(1)."""
+
+    # Sessions.
+    def open_session(self, principal: int = 0) -> Session:
+        """Begin a stream. Raises CallerError (8) at `sessions_max`."""
+    def ready(self) -> list[int]:
+        """Owners of sessions that have something to `take()`; empties the list."""
+
+    # Inspection.
+    def pool_name(self, pool: int) -> bytes: ...
+    def stats(self, now_ns: int, flow_limit: int = 1_000) -> dict[str, Any]:
+        """A snapshot: {"pools": [...], "flows": [...], "totals": {...}, "policy", "digest",
+        "draining"}, keys as in schedsvc.v1.StatsResponse. O(flows)."""
+    def flow_stats(self, now_ns: int, flow: int) -> dict[str, Any]: ...
+    def check(self) -> None:
+        """Verify every invariant, also those in O(n); raises InvariantError naming the one."""
+    def digest(self) -> int:
+        """64-bit digest of all decisions so far."""
+    def describe(self, now_ns: int) -> str:
+        """The state as text, for a person and for the log when an invariant breaks."""
+    def reset_learned(self) -> None:
+        """Forget counters, rates and predictions; queues and leases stay. After it a drained
+        scheduler decides a run exactly as a fresh one would."""
