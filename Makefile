@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+STUBS := clients/python
 
 .PHONY: help env build proto check test test-slow demo bench clean
 
@@ -11,12 +13,13 @@ help: ## Show the targets.
 
 env: $(STAMP) ## Make .venv with everything the project needs, and build the core.
 
-$(STAMP): pyproject.toml setup.py constraints.txt clients/python/pyproject.toml clients/vllm/pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit("schedsvc needs Python 3.11 or newer; try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
+$(STAMP): pyproject.toml setup.py constraints.txt clients/python/pyproject.toml \
+		clients/vllm/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'schedsvc needs Python 3.11 or newer; try: make PYTHON=python3.12' >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip setuptools cython
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation \
-		-e clients/python -e clients/vllm -e '.[dev]'
+	$(PIP) pip setuptools cython
+	$(PIP) --no-build-isolation -e clients/python -e clients/vllm -e '.[dev]'
 	touch $@
 
 build: $(STAMP) ## Rebuild the compiled core after a change in _core/.
@@ -25,8 +28,8 @@ build: $(STAMP) ## Rebuild the compiled core after a change in _core/.
 proto: $(STAMP) ## Generate the stubs of proto/ anew.
 	$(BIN)/python -m grpc_tools.protoc -Ischedsvc_client/v1=proto/schedsvc/v1 \
 		--plugin=$(BIN)/protoc-gen-mypy --plugin=$(BIN)/protoc-gen-mypy_grpc \
-		--python_out=clients/python --mypy_out=quiet:clients/python \
-		--grpc_python_out=clients/python --mypy_grpc_out=quiet:clients/python \
+		--python_out=$(STUBS) --mypy_out=quiet:$(STUBS) \
+		--grpc_python_out=$(STUBS) --mypy_grpc_out=quiet:$(STUBS) \
 		schedsvc_client/v1/scheduler.proto
 
 check: build ## Lint, types, contract drift, house rules.

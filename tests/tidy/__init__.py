@@ -1,0 +1,1 @@
+"""Holds the house rules: `make check` runs this folder."""

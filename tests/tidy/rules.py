@@ -1,0 +1,142 @@
+"""The house rules as data: rooms, who may import whom, sizes, bans. The tests beside it hold them.
+
+A room is a module or package of the project; a module belongs to the room with the longest
+matching name. A new edge here is a design decision: imports go one way.
+"""
+
+from dataclasses import dataclass
+
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
+LINE_CHARS_MAX = 100
+
+# How much a room may know of time.
+NO_CLOCK, MONOTONIC, WALL = "no clock: time is passed in", "monotonic clocks only", "any clock"
+
+
+@dataclass(frozen=True)
+class Room:
+    """What the modules of one room may use."""
+
+    rooms: frozenset[str]
+    packages: frozenset[str]  # outside the standard library
+    never: frozenset[str]  # of the standard library
+    clock: str
+    seeded: bool  # random numbers come only from generators that were given their seed
+    prints: bool  # it talks to a person
+
+
+def room(
+    rooms: str = "",
+    packages: str = "",
+    *,
+    never: str = "",
+    clock: str = MONOTONIC,
+    seeded: bool = False,
+    prints: bool = False,
+) -> Room:
+    """Make a room out of space-separated names."""
+    allowed, third_party, banned = (frozenset(names.split()) for names in (rooms, packages, never))
+    return Room(allowed, third_party, banned, clock, seeded, prints)
+
+
+IO = "asyncio threading socket selectors ssl subprocess multiprocessing logging http urllib"
+
+ROOMS: dict[str, Room] = {
+    "schedsvc": room(),
+    # Decides. The compiled part is held by CORE_CIMPORTS below, this is its interface.
+    "schedsvc._core": room(never=IO, clock=NO_CLOCK, seeded=True),
+    # Drives.
+    "schedsvc.clock": room(clock=WALL),
+    "schedsvc.config": room(packages="pydantic yaml"),
+    "schedsvc.status": room("schedsvc._core schedsvc_client.v1", "grpc google grpc_status"),
+    "schedsvc.driver": room("schedsvc._core schedsvc.clock schedsvc.config"),
+    "schedsvc.service": room(
+        "schedsvc.driver schedsvc.status schedsvc_client.v1", "grpc google grpc_status"
+    ),
+    "schedsvc.metrics": room("schedsvc.driver", "prometheus_client"),
+    "schedsvc.server": room(
+        "schedsvc.service schedsvc.driver schedsvc.config schedsvc.metrics schedsvc.clock"
+        " schedsvc_client.v1",
+        "grpc grpc_health grpc_reflection prometheus_client structlog uvloop",
+    ),
+    # Also drives, in virtual time.
+    "schedsvc.workload": room(packages="numpy", never=IO, clock=NO_CLOCK, seeded=True),
+    "schedsvc.sim": room(
+        "schedsvc._core schedsvc.config schedsvc.sim.engine schedsvc.workload",
+        "numpy",
+        never=IO,
+        clock=NO_CLOCK,
+        seeded=True,
+    ),
+    # One engine model for the simulator and the emulator, so it knows neither.
+    "schedsvc.sim.engine": room(never=IO, clock=NO_CLOCK, seeded=True),
+    # Everyone else asks.
+    "schedsvc.emulator": room(
+        "schedsvc.sim.engine schedsvc.workload", "httptools starlette uvicorn uvloop", clock=WALL
+    ),
+    "schedsvc.load": room("schedsvc.workload", "aiohttp numpy", clock=WALL, seeded=True),
+    # Starts the other programs as processes: it imports none of them.
+    "schedsvc.demo": room(
+        "schedsvc.load schedsvc.workload schedsvc_client schedsvc_client.v1",
+        "grpc matplotlib rich",
+        prints=True,
+    ),
+    "schedsvc.cli": room(
+        "schedsvc schedsvc.config schedsvc.server schedsvc.emulator schedsvc.load schedsvc.demo"
+        " schedsvc.sim schedsvc.workload schedsvc_client",
+        "click rich",
+        prints=True,
+    ),
+    # Pure Python that knows nothing of the server: an engine host never compiles anything.
+    "schedsvc_client": room("schedsvc_client.v1", "grpc google grpc_status"),
+    "schedsvc_client.v1": room(packages="grpc google"),
+    "schedsvc_vllm": room("schedsvc_client", clock=WALL),
+    "bench": room(
+        "schedsvc schedsvc._core schedsvc.driver schedsvc.service schedsvc.server schedsvc.config"
+        " schedsvc.clock schedsvc.emulator schedsvc.load schedsvc.workload schedsvc_client"
+        " schedsvc_client.v1",
+        "grpc google numpy pytest pytest_benchmark uvloop",
+        clock=WALL,
+        prints=True,
+    ),
+}
+
+# The compiled core stands on libc and CPython's C interface alone.
+CORE_CIMPORTS = frozenset({"libc", "cpython", "cython"})
+CORE_IMPORTS = frozenset({"collections", "typing"})
+
+WALL_CLOCKS = frozenset(
+    {
+        "datetime.date.today",
+        "datetime.datetime.now",
+        "datetime.datetime.today",
+        "datetime.datetime.utcnow",
+        "time.gmtime",
+        "time.localtime",
+        "time.time",
+        "time.time_ns",
+    }
+)
+MONOTONIC_CLOCKS = frozenset(
+    {
+        "time.monotonic",
+        "time.monotonic_ns",
+        "time.perf_counter",
+        "time.perf_counter_ns",
+        "time.process_time",
+        "time.process_time_ns",
+        "time.sleep",
+    }
+)
+# Makers of generators: fine once they are given a seed.
+SEEDED_MAKERS = frozenset(
+    {
+        "numpy.random.Generator",
+        "numpy.random.PCG64",
+        "numpy.random.Philox",
+        "numpy.random.SeedSequence",
+        "numpy.random.default_rng",
+        "random.Random",
+    }
+)

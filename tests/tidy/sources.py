@@ -1,0 +1,174 @@
+"""Finds the project's own files, and reads what the rules speak of: imports, functions, names."""
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from .rules import ROOMS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Folders that hold the project's packages, and the dotted name of what lies in them.
+PACKAGE_FOLDERS = ("", "clients/python", "clients/vllm")
+PACKAGES = ("schedsvc", "schedsvc_client", "schedsvc_vllm", "bench")
+
+_SKIPPED_FOLDERS = {"build", "dist", "out", "node_modules", "__pycache__"}
+_GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$|^_core/.*\.c$|package-lock\.json$")
+
+
+@cache
+def files(*suffixes: str) -> tuple[Path, ...]:
+    """All files of the project with these suffixes that a person wrote, sorted."""
+    found = []
+    for folder, subfolders, names in os.walk(ROOT):
+        subfolders[:] = [
+            name
+            for name in subfolders
+            if name not in _SKIPPED_FOLDERS
+            and not name.endswith(".egg-info")
+            and (not name.startswith(".") or name == ".ci")
+        ]
+        found += [Path(folder, name) for name in names if name.endswith(suffixes)]
+    return tuple(sorted(path for path in found if not _GENERATED.search(relative(path))))
+
+
+def relative(path: Path) -> str:
+    """The path as a person names it."""
+    return path.relative_to(ROOT).as_posix()
+
+
+@dataclass(frozen=True)
+class Module:
+    """One Python module of the project's packages."""
+
+    name: str
+    path: Path
+    is_package: bool
+
+    @property
+    def room(self) -> str:
+        """The room it belongs to."""
+        return room_of(self.name)
+
+
+@cache
+def modules() -> tuple[Module, ...]:
+    """Every module of the packages, generated ones left out."""
+    return tuple(module for path in files(".py", ".pyi") if (module := _module(path)))
+
+
+def _module(path: Path) -> Module | None:
+    for folder in PACKAGE_FOLDERS:
+        try:
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+        except ValueError:
+            continue
+        if parts[0] in PACKAGES:
+            is_package = parts[-1] == "__init__"
+            return Module(".".join(parts[:-1] if is_package else parts), path, is_package)
+    return None
+
+
+def room_of(module: str) -> str:
+    """The room with the longest name that the module's name begins with; "" where there is none."""
+    parts = module.split(".")
+    names = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    found = next((name for name in names if name in ROOMS), "")
+    # This room holds the package's __init__ alone: a new module beside it has to be given a room.
+    return "" if found == "schedsvc" and module != "schedsvc" else found
+
+
+def room_of_import(name: str) -> str:
+    """The room of what an import names, which may be something inside a module."""
+    known = {module.name for module in modules()}
+    parts = name.split(".")
+    prefixes = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return room_of(next((prefix for prefix in prefixes if prefix in known), name))
+
+
+def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import, relative ones resolved, wherever it stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(node, module, is_package)
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+
+
+def _absolute(node: ast.ImportFrom, module: str, is_package: bool) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = module.split(".")
+    parts = parts[: len(parts) - node.level + is_package]
+    return ".".join(parts + ([node.module] if node.module else []))
+
+
+def is_standard(name: str) -> bool:
+    """Whether a dotted name is of the standard library."""
+    return name.split(".")[0] in sys.stdlib_module_names
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str]]:
+    """Every call whose target is a dotted name, with that name as the imports spell it in full."""
+    full = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            full |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            full |= {
+                alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
+            }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (name := _dotted(node.func)):
+            first, _, rest = name.partition(".")
+            yield node, ".".join(filter(None, [full.get(first, first), rest]))
+
+
+def _dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (base := _dotted(node.value)):
+        return f"{base}.{node.attr}"
+    return ""
+
+
+def python_functions(tree: ast.AST) -> Iterator[tuple[str, int, int]]:
+    """(name, first line, number of lines) of every function, decorators not counted."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, node.lineno, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+_CYTHON_FUNCTION = re.compile(
+    r"(?P<indent>\s*)(?:async )?(?:def|cdef|cpdef)\b"
+    r"(?! (?:class|extern|struct|enum)\b).*?(?P<name>\w+)\s*\("
+)
+
+
+def cython_functions(text: str) -> Iterator[tuple[str, int, int]]:
+    """The same for Cython, which `ast` cannot read: a body is what is indented deeper."""
+    lines = text.splitlines()
+    for start, line in enumerate(lines):
+        match = _CYTHON_FUNCTION.match(line)
+        if not match:
+            continue
+        header_end = next((at for at in range(start, len(lines)) if _ends_header(lines[at])), start)
+        indent = len(match["indent"])
+        end = header_end
+        for at in range(header_end + 1, len(lines)):
+            if lines[at].strip():
+                if len(lines[at]) - len(lines[at].lstrip()) <= indent:
+                    break
+                end = at
+        yield match["name"], start + 1, end - start + 1
+
+
+def _ends_header(line: str) -> bool:
+    return line.split("#")[0].rstrip().endswith((":", ")"))

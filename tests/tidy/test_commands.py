@@ -1,0 +1,102 @@
+"""Every command explains itself, and every command that a document shows exists."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from schedsvc.cli import main
+
+from .sources import ROOT, files, relative
+
+DOCUMENTS = [path for path in files(".md") if "clients/node" not in relative(path)]
+
+
+def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The argument path of a command and of everything below it."""
+    yield path
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands(below, (*path, name))
+
+
+@pytest.mark.parametrize("path", list(commands(main)), ids=lambda path: " ".join(path) or "main")
+def test_help_shows_an_example(path: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(main, [*path, "--help"])
+    assert result.exit_code == 0, result.output
+    assert "Example" in result.output
+
+
+def test_an_unknown_command_fails() -> None:
+    result = CliRunner().invoke(main, ["no-such-command"])
+    assert result.exit_code != 0
+    assert "no-such-command" in result.output
+
+
+def shown(text: str) -> Iterator[list[str]]:
+    """The command lines in the indented or fenced shell blocks and code spans of a document."""
+    blocks = re.findall(r"^```(?:sh|bash|console)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    lines += re.findall(r"`((?:make|schedsvc) [^`\n]+)`", text)
+    for line in lines:
+        line = line.removeprefix("$ ").removeprefix(".venv/bin/")
+        if line.startswith(("make", "schedsvc ")):
+            yield shlex.split(line, comments=True)
+
+
+def targets() -> set[str]:
+    """What make can be asked for."""
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def unknown(words: list[str]) -> str:
+    """What is wrong with a command line that a document shows; "" where nothing is."""
+    arguments = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+    if words[0] == "make":
+        return next((f"no target {name}" for name in arguments if name not in targets()), "")
+    command: click.Command = main
+    for name in words[1:]:
+        if not isinstance(command, click.Group) or name.startswith("-"):
+            break
+        if name not in command.commands:
+            return f"no command {name}"
+        command = command.commands[name]
+    known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    options = [word.split("=")[0] for word in words if word.startswith("--")]
+    return next((f"no option {name}" for name in options if name not in known), "")
+
+
+def test_there_is_a_readme() -> None:
+    assert (ROOT / "README.md").exists()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=relative)
+def test_commands_in_documents_exist(path: Path) -> None:
+    wrong = [
+        f"{' '.join(words)}: {what}"
+        for words in shown(path.read_text())
+        if (what := unknown(words))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", files(".md"), ids=relative)
+def test_links_in_documents_lead_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text())
+    local = [link for link in links if "://" not in link and not link.startswith("mailto:")]
+    missing = [link for link in local if not (path.parent / link).exists()]
+    assert not missing, f"dead links: {missing}"
+
+
+def test_a_wrong_command_is_found() -> None:
+    text = (
+        "```sh\n$ make no-such-target\nmake demo  # fine\nschedsvc nothing\n```\nand `make bad-one`"
+    )
+    assert [unknown(words) for words in shown(text)] == [
+        "no target no-such-target",
+        "",
+        "no command nothing",
+        "no target bad-one",
+    ]

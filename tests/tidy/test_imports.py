@@ -1,0 +1,123 @@
+"""Imports go one way, as rules.ROOMS says."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .rules import CORE_CIMPORTS, CORE_IMPORTS, ROOMS
+from .sources import (
+    PACKAGES,
+    ROOT,
+    Module,
+    files,
+    imports,
+    is_standard,
+    modules,
+    relative,
+    room_of,
+    room_of_import,
+)
+
+
+def violations(text: str, module: str, *, is_package: bool = False) -> Iterator[str]:
+    """What a module of this name may not import, one sentence each."""
+    own = room_of(module)
+    rule = ROOMS[own]
+    for line, name in imports(ast.parse(text), module, is_package):
+        top = name.split(".")[0]
+        if top in PACKAGES:
+            other = room_of_import(name)
+            if other != own and other not in rule.rooms:
+                yield f"{line}: {own} may not import {name} (room {other or 'unknown'})"
+        elif is_standard(name):
+            if top in rule.never or name in rule.never:
+                yield f"{line}: {own} may never import {name}"
+        elif top not in rule.packages:
+            yield f"{line}: {own} may not use the package {top}"
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+def test_imports_go_one_way(module: Module) -> None:
+    assert module.room, f"{module.name} is in no room: add it to tests/tidy/rules.py"
+    text = module.path.read_text()
+    found = list(violations(text, module.name, is_package=module.is_package))
+    assert not found, f"{relative(module.path)}:\n" + "\n".join(found)
+
+
+def test_every_room_is_spelled_right() -> None:
+    unknown = {edge for rule in ROOMS.values() for edge in rule.rooms} - set(ROOMS)
+    assert not unknown, f"edges lead to no room: {sorted(unknown)}"
+
+
+def test_rooms_form_no_cycle() -> None:
+    finished: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, "rooms import in a circle: " + " -> ".join((*path, name))
+        if name not in finished:
+            for edge in ROOMS[name].rooms:
+                visit(edge, (*path, name))
+            finished.add(name)
+
+    for name in ROOMS:
+        visit(name, ())
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "complaint"),
+    [
+        ("schedsvc.sim.world", "import asyncio", "may never import asyncio"),
+        ("schedsvc.sim.world", "def f():\n    from grpc import aio", "use the package grpc"),
+        ("schedsvc.sim.world", "from .. import driver", "may not import schedsvc.driver"),
+        ("schedsvc.sim.engine.cache", "from schedsvc.sim import world", "may not import"),
+        ("schedsvc.load.runner", "from schedsvc.service import Service", "may not import"),
+        ("schedsvc_client.admission", "import schedsvc", "may not import schedsvc"),
+        ("schedsvc_vllm.gate", "import starlette.types", "use the package starlette"),
+    ],
+)
+def test_a_wrong_import_is_found(module: str, text: str, complaint: str) -> None:
+    assert complaint in "\n".join(violations(text, module))
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("schedsvc.driver", "from schedsvc._core import Scheduler\nimport asyncio"),
+        ("schedsvc.cli", "from schedsvc import __version__"),
+        ("schedsvc.sim.world", "from .engine.cache import Cache\nimport heapq"),
+    ],
+)
+def test_a_right_import_passes(module: str, text: str) -> None:
+    assert not list(violations(text, module))
+
+
+_CIMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+cimport\b|cimport\s+([\w.]+))", re.MULTILINE)
+_IMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+import\b|import\s+([\w.]+))", re.MULTILINE)
+_INCLUDE = re.compile(r'^\s*cdef extern from "([^"]+)"', re.MULTILINE)
+
+
+def core_violations(text: str) -> Iterator[str]:
+    """What the compiled core may not stand on."""
+    for pattern, allowed in ((_CIMPORT, CORE_CIMPORTS), (_IMPORT, CORE_IMPORTS)):
+        for match in pattern.finditer(text):
+            name = match[1] or match[2]
+            if name.split(".")[0] not in allowed:
+                yield f"the core may not import {name}"
+    for header in _INCLUDE.findall(text):
+        if not (ROOT / "_core" / header).exists():
+            yield f"{header}: take C declarations from libc's or cpython's .pxd files"
+
+
+@pytest.mark.parametrize("path", files(".pyx", ".pxi"), ids=relative)
+def test_the_core_stands_on_libc_alone(path: Path) -> None:
+    assert not list(core_violations(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    "text", ["from numpy cimport ndarray", "import time", 'cdef extern from "openssl/sha.h":']
+)
+def test_a_core_that_leans_on_more_is_found(text: str) -> None:
+    assert list(core_violations(text))

@@ -1,0 +1,68 @@
+"""What pyproject.toml names is here, and what is imported is named there."""
+
+import ast
+import importlib
+import importlib.metadata
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+import tomllib
+
+from .sources import PACKAGES, ROOT, imports, is_standard, modules
+
+PROJECTS = {
+    "schedsvc": ROOT / "pyproject.toml",
+    "schedsvc_client": ROOT / "clients/python/pyproject.toml",
+    "schedsvc_vllm": ROOT / "clients/vllm/pyproject.toml",
+}
+
+
+def required(pyproject: Path, *, extras: bool) -> set[str]:
+    """Distributions that a pyproject.toml names, in normal form."""
+    project = tomllib.loads(pyproject.read_text())["project"]
+    lines = list(project["dependencies"])
+    if extras:
+        lines += itertools.chain(*project.get("optional-dependencies", {}).values())
+    return {_normal(re.split(r"[\s<>=!~;\[]", line, maxsplit=1)[0]) for line in lines}
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _modules_of(distribution: str) -> list[str]:
+    found = importlib.metadata.packages_distributions().items()
+    return [name for name, owners in found if distribution in map(_normal, owners)]
+
+
+NAMED = sorted(set().union(*(required(path, extras=True) for path in PROJECTS.values())))
+
+
+@pytest.mark.parametrize("distribution", NAMED)
+def test_every_named_package_is_here(distribution: str) -> None:
+    importlib.metadata.distribution(distribution)
+    for name in _modules_of(distribution):
+        # Type stubs hold no modules, and a name with a dash or underscore first is no public one.
+        if name.isidentifier() and not name.startswith("_"):
+            importlib.import_module(name)
+
+
+@pytest.mark.parametrize("package", PROJECTS)
+def test_every_import_is_named(package: str) -> None:
+    named = required(PROJECTS[package], extras=False)
+    owners = importlib.metadata.packages_distributions()
+    unnamed = set()
+    for module in modules():
+        if module.name.split(".")[0] != package:
+            continue
+        for _, name in imports(ast.parse(module.path.read_text()), module.name, module.is_package):
+            top = name.split(".")[0]
+            if top in PACKAGES:
+                provider = {top.replace("_", "-")} - {package.replace("_", "-")}
+            else:
+                provider = set() if is_standard(name) else {_normal(o) for o in owners[top]}
+            if provider and not provider & named:
+                unnamed.add(f"{module.name} imports {top}")
+    assert not unnamed, f"{PROJECTS[package]} does not name: {sorted(unnamed)}"

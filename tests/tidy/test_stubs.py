@@ -1,0 +1,26 @@
+"""The stubs in the tree are what proto/ generates."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from .sources import ROOT
+
+STUBS = "schedsvc_client/v1"
+
+
+def test_stubs_equal_a_fresh_generation(tmp_path: Path) -> None:
+    # `-o` takes the environment as it is: a test installs nothing.
+    command = ["make", "-s", "-C", str(ROOT), "-o", ".venv/.installed", "proto"]
+    variables = [f"BIN={Path(sys.executable).parent}", f"STUBS={tmp_path}"]
+    run = subprocess.run([*command, *variables], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    fresh = {path.name: path.read_bytes() for path in (tmp_path / STUBS).iterdir()}
+    kept = {
+        path.name: path.read_bytes()
+        for path in (ROOT / "clients/python" / STUBS).iterdir()
+        if "_pb2" in path.name and path.suffix in {".py", ".pyi"}
+    }
+    assert len(fresh) == 4
+    differing = sorted(name for name in fresh | kept if fresh.get(name) != kept.get(name))
+    assert not differing, f"run `make proto` and commit: {differing}"
