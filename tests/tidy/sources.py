@@ -117,7 +117,7 @@ def is_standard(name: str) -> bool:
 
 def calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str]]:
     """Every call whose target is a dotted name, with that name as the imports spell it in full."""
-    full = {}
+    full: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             full |= {alias.asname: alias.name for alias in node.names if alias.asname}
