@@ -1,0 +1,132 @@
+"""The configuration file: read, checked as a whole, and named by place where it is wrong."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from schedsvc.config.explain import explain
+from schedsvc.config.models import Config
+from schedsvc.config.places import Place, Problem, YamlText, path_text, read_yaml
+from schedsvc.config.rules import UNKNOWN_TENANT, advice, broken_rules
+from schedsvc.config.tokens import token_digest
+
+if TYPE_CHECKING:
+    from schedsvc._core import Scheduler
+
+__all__ = [
+    "UNKNOWN_TENANT",
+    "Config",
+    "ConfigError",
+    "Place",
+    "Problem",
+    "Reading",
+    "configure",
+    "load",
+    "path_text",
+    "problem_text",
+    "read",
+    "token_digest",
+]
+
+_FILE_BYTES_MAX = 64 << 20
+
+
+class ConfigError(Exception):
+    """The file is wrong; `problems` holds every reason, in the order of the file."""
+
+    def __init__(self, file: Path, problems: list[Problem]) -> None:
+        self.file = file
+        self.problems = problems
+        super().__init__("\n".join(problem_text(file, problem) for problem in problems))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What came of reading a file: a config where it is valid, else the problems."""
+
+    config: Config | None
+    problems: list[Problem]
+    warnings: list[Problem]
+
+
+def problem_text(file: Path, problem: Problem) -> str:
+    """Write a problem as `file:line:column: path: message`."""
+    where = f"{file}:{problem.place.line}:{problem.place.column}"
+    path = path_text(problem.path)
+    return f"{where}: {path}: {problem.message}" if path else f"{where}: {problem.message}"
+
+
+def load(file: Path, environ: Mapping[str, str] | None = None) -> Config:
+    """Read and check a configuration file. Raises ConfigError with every problem. O(file)."""
+    reading = read(file, environ)
+    if reading.config is None:
+        raise ConfigError(file, reading.problems)
+    return reading.config
+
+
+def read(file: Path, environ: Mapping[str, str] | None = None) -> Reading:
+    """Read and check a configuration file; never raises for what stands in it. O(file)."""
+    try:
+        if file.stat().st_size > _FILE_BYTES_MAX:
+            raise ValueError(f"larger than {_FILE_BYTES_MAX >> 20} MiB")
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        return _unread(f"cannot read the file: {error.strerror}")
+    except UnicodeDecodeError as error:
+        return _unread(f"not UTF-8 text (byte {error.start})")
+    except ValueError as error:
+        return _unread(str(error))
+    source = read_yaml(text)
+    if source.problems and source.data is None:
+        return Reading(None, source.problems, [])
+    return _check(source, file.absolute().parent, os.environ if environ is None else environ)
+
+
+def _unread(message: str) -> Reading:
+    return Reading(None, [Problem(Place(1, 1), (), message)], [])
+
+
+def _check(source: YamlText, folder: Path, environ: Mapping[str, str]) -> Reading:
+    problems = list(source.problems)
+    config = None
+    data = {} if source.data is None else source.data
+    try:
+        config = Config.model_validate(data)
+        config._folder = folder
+    except ValidationError as error:
+        for details in error.errors(include_url=False):
+            message, about_key = explain(details, Config)
+            path = tuple(details["loc"])
+            missing = details["type"] == "missing"
+            place = source.place(path[:-1] if missing else path, key=about_key)
+            problems.append(Problem(place, path[:-1] if missing else path, message))
+    for path, message in broken_rules(data, folder, environ):
+        problems.append(Problem(source.place(path), path, message))
+    found = {(problem.place, problem.message): problem for problem in problems}
+    ordered = sorted(found.values(), key=lambda problem: problem.place)
+    warnings = [Problem(source.place(path), path, message) for path, message in advice(data)]
+    return Reading(None if ordered else config, ordered, warnings)
+
+
+def configure(core: "Scheduler", config: Config, now_ns: int) -> None:
+    """Tell a fresh core its flows, keys and pools. O(tenants + pools)."""
+    for tenant in config.tenants:
+        flow = core.set_flow(tenant.name.encode(), tenant.weight_milli)
+        for key in tenant.api_keys_sha256:
+            core.set_key(bytes.fromhex(key), flow)
+    if config.unknown_tenants == "share":
+        core.set_unknown(core.set_flow(UNKNOWN_TENANT.encode(), config.unknown_weight_milli))
+    for pool in config.pools:
+        core.set_pool(
+            now_ns,
+            pool.name.encode(),
+            pool.epoch,
+            pool.capacity_tokens,
+            pool.block_size_tokens,
+            pool.max_running,
+            pool.max_model_tokens,
+        )

@@ -1,0 +1,94 @@
+"""Turns what pydantic found into sentences that say what to do."""
+
+import difflib
+import types
+import typing
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from schedsvc.config.places import Path
+
+__all__ = ["explain"]
+
+_TYPES = {
+    "string_type": "text; write it in quotes",
+    "int_type": "a whole number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping of keys to values",
+    "model_attributes_type": "a mapping of keys to values",
+}
+_PATTERNS = {
+    "tcp": "has to be HOST:PORT, such as 127.0.0.1:7600",
+    "listen": "has to be HOST:PORT, such as 127.0.0.1:7690",
+    "mode": 'has to be an octal file mode in quotes, such as "0660"',
+    "sha256": "has to be a SHA-256 in 64 hexadecimal digits",
+    "api_keys_sha256": "has to be a SHA-256 in 64 hexadecimal digits, never the key itself",
+    "env": "has to be the name of an environment variable",
+    "name": "must not hold control characters",
+}
+
+
+def explain(error: ErrorDetails, root: type[BaseModel]) -> tuple[str, bool]:
+    """Return the sentence for an error, and whether it is about the key and not the value.
+
+    Values are never repeated: where a hash belongs, somebody may have put the secret.
+    """
+    path: Path = tuple(error["loc"])
+    kind, context = error["type"], error.get("ctx", {})
+    field = next((part for part in reversed(path) if isinstance(part, str)), "")
+    if kind == "extra_forbidden":
+        return _unknown_key(str(path[-1]), _keys_at(root, path[:-1])), True
+    if kind == "missing":
+        return f"the key {path[-1]!r} is missing; add it", False
+    if kind in _TYPES:
+        return f"has to be {_TYPES[kind]}, not {_type_name(error['input'])}", False
+    if kind == "string_pattern_mismatch" and field in _PATTERNS:
+        return _PATTERNS[field], False
+    if kind == "literal_error":
+        return f"has to be {context['expected']}", False
+    if kind in ("greater_than_equal", "less_than_equal"):
+        bound = f"at least {context['ge']}" if "ge" in context else f"at most {context['le']}"
+        return f"is {error['input']}; it has to be {bound}", False
+    if kind in ("string_too_short", "too_short"):
+        return "must not be empty", False
+    if kind in ("string_too_long", "too_long"):
+        return f"is longer than {context['max_length']}", False
+    return error["msg"], False
+
+
+def _type_name(value: object) -> str:
+    names = {
+        type(None): "nothing",
+        bool: "true or false",
+        int: "a number",
+        float: "a fraction",
+        str: "text",
+        list: "a list",
+        dict: "a mapping",
+    }
+    return names.get(type(value), "a date" if hasattr(value, "year") else type(value).__name__)
+
+
+def _unknown_key(key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    if close:
+        return f"unknown key {key[:80]!r}; did you mean {close[0]!r}?"
+    return f"unknown key {key[:80]!r}; known here: {', '.join(known)}"
+
+
+def _keys_at(model: type[BaseModel], path: Path) -> list[str]:
+    """Return the keys that the model knows at a path, as they stand in the file."""
+    here: Any = model
+    for part in path:
+        if isinstance(part, int):
+            here = typing.get_args(here)[0]
+        else:
+            fields = here.model_fields.items()
+            here = next(f.annotation for name, f in fields if part in (name, f.alias))
+        if isinstance(here, types.UnionType):
+            here = next(arg for arg in typing.get_args(here) if arg is not type(None))
+    return [field.alias or name for name, field in here.model_fields.items()]

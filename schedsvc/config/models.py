@@ -1,0 +1,219 @@
+"""What a configuration file may hold, with defaults; docs/ and the sample explain each key."""
+
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic_core import PydanticCustomError
+
+__all__ = [
+    "Auth",
+    "Config",
+    "Limits",
+    "Listener",
+    "Log",
+    "Metrics",
+    "Pool",
+    "Prices",
+    "Scheduler",
+    "Tenant",
+    "Tls",
+    "Token",
+]
+
+_MS = 1_000_000
+#: The core's integers are 64 bits wide; this leaves room for every sum it makes.
+_TOKENS_MAX = 1 << 40
+
+
+def _fixed_point(places: int, low: str, high: str) -> Callable[[Any], int]:
+    """Make a reader of numbers with at most `places` decimals into integer units of the last."""
+
+    def read(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise PydanticCustomError("number", "has to be a number")
+        try:
+            number = Decimal(repr(value))
+            units = number.scaleb(places)
+            whole = units == units.to_integral_value()
+        except InvalidOperation:
+            raise PydanticCustomError("number", "has to be a finite number") from None
+        if not number.is_finite() or not Decimal(low) <= number <= Decimal(high):
+            raise PydanticCustomError(
+                "range", "has to lie between {low} and {high}", {"low": low, "high": high}
+            )
+        if not whole:
+            raise PydanticCustomError(
+                "decimals", "has more than {places} decimals", {"places": places}
+            )
+        return int(units)
+
+    return read
+
+
+WeightMilli = Annotated[int, BeforeValidator(_fixed_point(3, "0.001", "1000000"))]
+PriceMicro = Annotated[int, BeforeValidator(_fixed_point(6, "0", "1000"))]
+RatioPpm = Annotated[int, BeforeValidator(_fixed_point(6, "0", "1"))]
+QuantilePpm = Annotated[int, BeforeValidator(_fixed_point(6, "0.5", "0.999"))]
+Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
+TenantName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
+FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$")]
+
+
+class Section(BaseModel):
+    """A mapping of the file: no key but the known ones, no value of another type."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Tls(Section):
+    """Files of a TLS listener, in PEM."""
+
+    cert: FilePath
+    key: FilePath
+    client_ca: FilePath | None = None
+
+
+class Listener(Section):
+    """One address to serve gRPC on: `tcp` or `unix`."""
+
+    tcp: Address | None = None
+    unix: FilePath | None = None
+    mode: Annotated[str, Field(pattern=r"^0?[0-7]{3}$")] = "0660"
+    tls: Tls | None = None
+    auth: Literal["none", "token", "certificate"] | None = None
+
+
+class Token(Section):
+    """A bearer token of one shim: by its hash, from the environment, or from a file."""
+
+    name: Name
+    sha256: Sha256 | None = None
+    env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    file: FilePath | None = None
+
+
+class Auth(Section):
+    """Who may call."""
+
+    tokens: list[Token] = []
+
+
+class Prices(Section):
+    """What a token costs a flow, and what part of it where it came from the prefix cache."""
+
+    input_micro: Annotated[PriceMicro, Field(alias="input")] = 1_000_000
+    output_micro: Annotated[PriceMicro, Field(alias="output")] = 2_000_000
+    cached_ppm: Annotated[RatioPpm, Field(alias="cached")] = 100_000
+
+
+class Scheduler(Section):
+    """The core's settings."""
+
+    policy: Literal["vtc", "fcfs"] = "vtc"
+    prices: Prices = Prices()
+    queue_ttl_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 30_000
+    lease_ttl_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 10_000
+    lease_grace_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 20_000
+    flow_queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
+    queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    leases_max: Annotated[int, Field(ge=1, le=1_000_000)] = 65_536
+    answers_max: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
+    answer_ttl_ms: Annotated[int, Field(ge=1, le=86_400_000)] = 300_000
+    headroom_ppm: Annotated[RatioPpm, Field(alias="headroom")] = 20_000
+    quantile_ppm: Annotated[QuantilePpm, Field(alias="quantile")] = 900_000
+    samples_min: Annotated[int, Field(ge=1, le=1_000_000)] = 20
+
+
+class Limits(Section):
+    """Limits of the service itself."""
+
+    message_max_bytes: Annotated[int, Field(ge=1_024, le=16_777_216)] = 65_536
+    streams_max: Annotated[int, Field(ge=1, le=1_000_000)] = 16_384
+    sessions_max: Annotated[int, Field(ge=1, le=1_000_000)] = 4_096
+    session_open_max: Annotated[int, Field(ge=1, le=1_000_000)] = 16_384
+    write_stall_ms: Annotated[int, Field(ge=10, le=600_000)] = 10_000
+    drain_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 30_000
+    handshake_ms: Annotated[int, Field(ge=100, le=120_000)] = 10_000
+    keepalive_ms: Annotated[int, Field(ge=1_000, le=7_200_000)] = 30_000
+
+
+class Tenant(Section):
+    """A tenant with a flow of its own."""
+
+    name: TenantName
+    weight_milli: Annotated[WeightMilli, Field(alias="weight")] = 1_000
+    api_keys_sha256: list[Sha256] = []
+
+
+class Pool(Section):
+    """A pool that no shim registers: always attached."""
+
+    name: Name
+    capacity_tokens: Annotated[int, Field(ge=1, le=_TOKENS_MAX)]
+    block_size_tokens: Annotated[int, Field(ge=1, le=65_536)] = 16
+    max_running: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    max_model_tokens: Annotated[int, Field(ge=0, le=_TOKENS_MAX)] = 0
+    epoch: Annotated[int, Field(ge=1, le=(1 << 62))] = 1
+
+
+class Metrics(Section):
+    """The Prometheus page."""
+
+    listen: Address
+    tenants_max: Annotated[int, Field(ge=0, le=100_000)] = 1_000
+
+
+class Log(Section):
+    """How the process logs, always to stderr."""
+
+    format: Literal["json", "console"] = "json"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class Config(Section):
+    """A whole configuration file."""
+
+    listeners: Annotated[list[Listener], Field(min_length=1, max_length=64)]
+    auth: Auth = Auth()
+    scheduler: Scheduler = Scheduler()
+    limits: Limits = Limits()
+    unknown_tenants: Literal["share", "refuse"] = "share"
+    unknown_weight_milli: Annotated[WeightMilli, Field(alias="unknown_tenants_weight")] = 100
+    tenants: list[Tenant] = []
+    pools: list[Pool] = []
+    metrics: Metrics | None = None
+    log: Log = Log()
+
+    _folder: Path = PrivateAttr(default=Path())
+
+    def resolve(self, path: str) -> Path:
+        """Return a path of the file; a relative one starts in the file's own folder."""
+        return self._folder / Path(path).expanduser()
+
+    def core_options(self) -> dict[str, Any]:
+        """Keyword arguments for the core's Scheduler."""
+        settings = self.scheduler
+        return {
+            "policy": settings.policy,
+            "queue_ttl_ns": settings.queue_ttl_ms * _MS,
+            "lease_ttl_ns": settings.lease_ttl_ms * _MS,
+            "lease_grace_ns": settings.lease_grace_ms * _MS,
+            "flow_queue_max": settings.flow_queue_max,
+            "queue_max": settings.queue_max,
+            "leases_max": settings.leases_max,
+            "answers_max": settings.answers_max,
+            "answer_ttl_ns": settings.answer_ttl_ms * _MS,
+            "input_price_micro": settings.prices.input_micro,
+            "output_price_micro": settings.prices.output_micro,
+            "cached_price_ppm": settings.prices.cached_ppm,
+            "headroom_ppm": settings.headroom_ppm,
+            "quantile_ppm": settings.quantile_ppm,
+            "samples_min": settings.samples_min,
+            "session_open_max": self.limits.session_open_max,
+            "sessions_max": self.limits.sessions_max,
+        }

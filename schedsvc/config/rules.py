@@ -1,0 +1,222 @@
+"""Rules that look at more than one field, or beyond the file.
+
+They read the plain data, so that they are heard also where some field elsewhere is wrong; each
+skips quietly what has another type than it needs, because the models name that.
+"""
+
+import ssl
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path as FilePath
+from typing import Any
+
+from schedsvc.config.places import Path, path_text
+from schedsvc.config.tokens import token_digest
+
+__all__ = ["RESERVED_TENANTS", "UNKNOWN_TENANT", "advice", "broken_rules"]
+
+#: The flow that unknown tenants share, and the series that stands for tenants beyond the cap.
+UNKNOWN_TENANT = "unknown"
+RESERVED_TENANTS = (UNKNOWN_TENANT, "other")
+
+_UNIX_PATH_BYTES_MAX = 107
+_LOOPBACK = ("127.", "localhost:", "[::1]:")
+
+Finding = tuple[Path, str]
+
+
+def broken_rules(data: Any, folder: FilePath, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield path and message of each broken rule. O(file)."""
+    if not isinstance(data, dict):
+        return
+    yield from _listeners(data, folder)
+    yield from _tokens(data, folder, environ)
+    yield from _tenants(data)
+    yield from _pools(data)
+    scheduler = _mapping(data.get("scheduler"))
+    flow_max, queue_max = scheduler.get("flow_queue_max"), scheduler.get("queue_max", 10_000)
+    if isinstance(flow_max, int) and isinstance(queue_max, int) and flow_max > queue_max:
+        message = f"is larger than queue_max ({queue_max}), so it would never be reached"
+        yield ("scheduler", "flow_queue_max"), message
+
+
+def advice(data: Any) -> Iterator[Finding]:
+    """Yield path and message of what is allowed and yet worth a second look. O(file)."""
+    if not isinstance(data, dict):
+        return
+    tokens = _items(_mapping(data.get("auth")).get("tokens"))
+    for i, entry in _items(data.get("listeners")):
+        tcp = entry.get("tcp")
+        if not isinstance(tcp, str) or tcp.startswith(_LOOPBACK) or "tls" in entry:
+            continue
+        auth = entry.get("auth") or ("token" if tokens else "none")
+        what = "anyone who can reach it may call" if auth == "none" else "tokens travel in clear"
+        yield ("listeners", i), f"{tcp} has no TLS: {what}"
+    if data.get("unknown_tenants") == "refuse" and not data.get("tenants"):
+        yield ("unknown_tenants",), "refuses every request, because no tenants are listed"
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _items(value: Any) -> list[tuple[int, dict[str, Any]]]:
+    """Return the mappings of a list, with their positions."""
+    if not isinstance(value, list):
+        return []
+    return [(i, entry) for i, entry in enumerate(value) if isinstance(entry, dict)]
+
+
+class _Once:
+    """Finds what stands twice."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._first: dict[Any, Path] = {}
+
+    def see(self, key: Any, path: Path) -> Iterator[Finding]:
+        first = self._first.setdefault(key, path)
+        if first is not path:
+            yield path, f"{self._what} stands twice, first at {path_text(first)}; remove one"
+
+
+def _one_of(entry: dict[str, Any], names: tuple[str, ...], path: Path) -> Iterator[Finding]:
+    given = [name for name in names if entry.get(name) is not None]
+    choice = ", ".join(names[:-1]) + " or " + names[-1]
+    if not given:
+        yield path, f"has to have one of {choice}"
+    elif len(given) > 1:
+        yield (*path, given[1]), f"stands beside {given[0]}; keep one of {choice}"
+
+
+def _listeners(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
+    tokens = _mapping(data.get("auth")).get("tokens")
+    addresses = _Once("this address")
+    for i, entry in _items(data.get("listeners")):
+        path: Path = ("listeners", i)
+        yield from _one_of(entry, ("tcp", "unix"), path)
+        tcp, unix, tls = entry.get("tcp"), entry.get("unix"), _mapping(entry.get("tls"))
+        if isinstance(tcp, str):
+            yield from _port(tcp, (*path, "tcp"))
+            if not tcp.endswith(":0"):
+                yield from addresses.see(tcp, (*path, "tcp"))
+        if isinstance(unix, str):
+            if len(bytes(folder / unix)) > _UNIX_PATH_BYTES_MAX:
+                message = f"is longer than {_UNIX_PATH_BYTES_MAX} bytes; choose a shorter path"
+                yield (*path, "unix"), message
+            if "tls" in entry:
+                yield (*path, "tls"), "is for tcp listeners; a Unix socket never leaves the host"
+            yield from addresses.see(folder / unix, (*path, "unix"))
+        elif "mode" in entry:
+            yield (*path, "mode"), "is for unix listeners; remove it"
+        if entry.get("auth") == "token" and not tokens:
+            yield (*path, "auth"), "asks for tokens, and auth.tokens lists none"
+        if entry.get("auth") == "certificate" and not tls.get("client_ca"):
+            yield (*path, "auth"), "asks for client certificates; give tls.client_ca"
+        yield from _tls(tls, (*path, "tls"), folder)
+    listen = _mapping(data.get("metrics")).get("listen")
+    if isinstance(listen, str):
+        yield from _port(listen, ("metrics", "listen"))
+        if not listen.endswith(":0"):
+            yield from addresses.see(listen, ("metrics", "listen"))
+
+
+def _port(address: str, path: Path) -> Iterator[Finding]:
+    port = address.rpartition(":")[2]
+    if port.isdecimal() and int(port) > 65_535:
+        yield path, f"port {port} does not exist; the largest is 65535"
+
+
+def _tls(tls: dict[str, Any], path: Path, folder: FilePath) -> Iterator[Finding]:
+    cert, key, client_ca = (tls.get(name) for name in ("cert", "key", "client_ca"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    readable = True
+    for name in ("cert", "key", "client_ca"):
+        if isinstance(tls.get(name), str):
+            problem = _unreadable(folder / tls[name])
+            if problem:
+                yield (*path, name), problem
+                readable = False
+    if not readable:
+        return
+    if isinstance(client_ca, str):
+        load = partial(context.load_verify_locations, folder / client_ca)
+        yield from _ssl(load, (*path, "client_ca"), "holds no certificate in PEM")
+    if isinstance(cert, str) and isinstance(key, str):
+        load = partial(context.load_cert_chain, folder / cert, folder / key, "")
+        yield from _ssl(load, (*path, "cert"), "and tls.key are no matching pair in PEM")
+
+
+def _ssl(load: Callable[[], None], path: Path, message: str) -> Iterator[Finding]:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            load()
+    except (ssl.SSLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", None)
+        yield path, f"{message} ({reason.lower().replace('_', ' ')})" if reason else message
+
+
+def _unreadable(path: FilePath) -> str:
+    try:
+        with path.open("rb"):
+            return ""
+    except OSError as error:
+        return f"cannot read {path}: {error.strerror}"
+
+
+def _tokens(
+    data: dict[str, Any], folder: FilePath, environ: Mapping[str, str]
+) -> Iterator[Finding]:
+    names, digests = _Once("this name"), _Once("this token")
+    for i, entry in _items(_mapping(data.get("auth")).get("tokens")):
+        path: Path = ("auth", "tokens", i)
+        yield from _one_of(entry, ("sha256", "env", "file"), path)
+        if isinstance(entry.get("name"), str):
+            yield from names.see(entry["name"], (*path, "name"))
+        source = next((key for key in ("sha256", "env", "file") if entry.get(key)), None)
+        if source is None or not isinstance(entry[source], str):
+            continue
+        value = folder / entry[source] if source == "file" else entry[source]
+        try:
+            digest = token_digest(**{source: value}, environ=environ)
+        except ValueError as error:
+            # A hash that is no hash is named by the models, without its text.
+            if source != "sha256":
+                yield (*path, source), str(error)
+        else:
+            yield from digests.see(digest, (*path, source))
+
+
+def _tenants(data: dict[str, Any]) -> Iterator[Finding]:
+    names, keys = _Once("this tenant"), _Once("this API key")
+    for i, entry in _items(data.get("tenants")):
+        path: Path = ("tenants", i)
+        name = entry.get("name")
+        if isinstance(name, str):
+            yield from names.see(name, (*path, "name"))
+            yield from _name_bytes(name, (*path, "name"), 256)
+            if name in RESERVED_TENANTS:
+                yield (*path, "name"), f"{name!r} is reserved; choose another name"
+        hashes = entry.get("api_keys_sha256")
+        for k, key in enumerate(hashes if isinstance(hashes, list) else []):
+            if isinstance(key, str):
+                yield from keys.see(key.lower(), (*path, "api_keys_sha256", k))
+
+
+def _pools(data: dict[str, Any]) -> Iterator[Finding]:
+    names = _Once("this pool")
+    for i, entry in _items(data.get("pools")):
+        path: Path = ("pools", i)
+        name, capacity = entry.get("name"), entry.get("capacity_tokens")
+        block = entry.get("block_size_tokens", 16)
+        if isinstance(name, str):
+            yield from names.see(name, (*path, "name"))
+            yield from _name_bytes(name, (*path, "name"), 128)
+        if isinstance(capacity, int) and isinstance(block, int) and 0 < capacity < block:
+            yield (*path, "capacity_tokens"), f"is smaller than one block ({block} tokens)"
+
+
+def _name_bytes(name: str, path: Path, bytes_max: int) -> Iterator[Finding]:
+    if len(name) <= bytes_max < len(name.encode(errors="replace")):
+        yield path, f"is longer than {bytes_max} bytes"

@@ -1,0 +1,49 @@
+"""Where a bearer token comes from. The token itself is dropped at once; its hash stays."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["TOKEN_LENGTH_MIN", "token_digest"]
+
+#: A shorter token could be guessed from its hash.
+TOKEN_LENGTH_MIN = 16
+_FILE_BYTES_MAX = 4_096
+
+
+def token_digest(
+    *,
+    sha256: str | None = None,
+    env: str | None = None,
+    file: Path | None = None,
+    environ: Mapping[str, str],
+) -> bytes:
+    """Return the SHA-256 of a token that is given by hash, environment variable or file.
+
+    Raises ValueError with a sentence that says what to do and never holds the token.
+    """
+    if sha256 is not None:
+        return bytes.fromhex(sha256)
+    if env is not None:
+        token = environ.get(env, "")
+        if not token:
+            raise ValueError(f"the environment variable {env} is not set; export the token in it")
+        return _digest(token, f"the environment variable {env}")
+    if file is not None:
+        try:
+            with file.open("rb") as stream:
+                token = stream.read(_FILE_BYTES_MAX + 1).decode().strip()
+        except OSError as error:
+            raise ValueError(f"cannot read the token file {file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ValueError(f"the token file {file} is not text") from None
+        return _digest(token, f"the token file {file}")
+    raise ValueError("give the token by one of sha256, env or file")
+
+
+def _digest(token: str, source: str) -> bytes:
+    if len(token) < TOKEN_LENGTH_MIN:
+        raise ValueError(f"{source} holds fewer than {TOKEN_LENGTH_MIN} characters; make it longer")
+    if len(token) > _FILE_BYTES_MAX or not token.isascii() or not token.isprintable():
+        raise ValueError(f"{source} has to hold one line of at most {_FILE_BYTES_MAX} characters")
+    return hashlib.sha256(token.encode()).digest()
