@@ -1,0 +1,1 @@
+"""The load generator: what tenants experience at an OpenAI-compatible endpoint."""

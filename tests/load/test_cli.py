@@ -1,0 +1,137 @@
+import asyncio
+import csv
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from click.testing import CliRunner, Result
+
+from schedsvc.load.cli import load
+
+from .fake import Answer, Fake, obey, serving
+
+TRACE = "arrival_s,client,prompt_tokens,output_tokens\n0,hog,20,3\n0.01,quiet,5,2\n9,hog,1,1\n"
+
+
+class Thread:
+    """A fake server in a thread of its own, since the command runs its own event loop."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+        self.contexts: list[Any] = []
+
+    def serve(self, answer: Answer = obey) -> Fake:
+        context = serving(answer)
+        self.contexts.append(context)
+        return asyncio.run_coroutine_threadsafe(context.__aenter__(), self.loop).result(10)
+
+    def close(self) -> None:
+        for context in self.contexts:
+            ending = context.__aexit__(None, None, None)
+            asyncio.run_coroutine_threadsafe(ending, self.loop).result(10)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Thread]:
+    thread = Thread()
+    try:
+        yield thread
+    finally:
+        thread.close()
+
+
+def run(tmp_path: Path, url: str, *options: str, trace: str = TRACE) -> Result:
+    path = tmp_path / "trace.csv"
+    path.write_text(trace)
+    return CliRunner().invoke(load, ["--url", url, "--trace", str(path), *options])
+
+
+def test_json_and_files(tmp_path: Path, server: Thread) -> None:
+    out = tmp_path / "deep" / "out"
+    fake = server.serve()
+    result = run(tmp_path, fake.url, "--duration", "1", "--json", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report == json.loads((out / "report.json").read_text())
+    assert report["tenants"]["hog"]["output_tokens"] == 3
+    assert report["preemptions"] is None
+    with (out / "requests.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["tenant"], row["fate"], row["prompt_tokens"]) for row in rows] == [
+        ("hog", "completed", "20"),
+        ("quiet", "completed", "5"),
+    ]
+
+
+def test_the_table_for_a_person(tmp_path: Path, server: Thread) -> None:
+    result = run(tmp_path, server.serve().url, "--duration", "1")
+    assert result.exit_code == 0, result.output
+    assert "hog" in result.output
+    assert "output tokens/s while load was offered" in result.output
+
+
+def test_an_api_key_file(tmp_path: Path, server: Thread) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("hog: sk-1\n")
+    fake = server.serve()
+    options = ("--duration", "1", "--api-keys", str(keys), "--tenant-header", "")
+    assert run(tmp_path, fake.url, *options).exit_code == 0
+    hog = [headers for headers in fake.headers if headers.get("authorization") == "Bearer sk-1"]
+    assert len(hog) == 4  # three of warm-up
+    assert all("x-tenant-id" not in headers for headers in fake.headers)
+
+
+def test_errors_make_the_command_fail(tmp_path: Path, server: Thread) -> None:
+    async def reject(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if len(body["prompt"]) == 5:
+            return web.json_response({"error": {"code": "bad"}}, status=400)
+        return await obey(request, body)
+
+    result = run(tmp_path, server.serve(reject).url, "--duration", "1")
+    assert result.exit_code == 1
+    assert "1 requests ended in an error" in result.output
+    assert "quiet errors: 1 x 400 bad" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "trace", "message"),
+    [
+        ((), "client\n", "trace.csv:1:header: column missing"),
+        ((), TRACE + "x,y\n", "trace.csv:5:arrival_s: not a number of seconds: 'x'"),
+        (("--rate-scale", "0"), TRACE, "--rate-scale"),
+        (("--duration", "1"), TRACE.replace("\n0", "\n5"), "no request arrives within --duration"),
+    ],
+)
+def test_bad_input_is_named(
+    tmp_path: Path, options: tuple[str, ...], trace: str, message: str
+) -> None:
+    result = run(tmp_path, "http://127.0.0.1:9", *options, trace=trace)
+    assert result.exit_code != 0
+    assert message in result.output
+
+
+@pytest.mark.parametrize("text", ["- a\n", "hog: [1]\n", "hog: {\n"])
+def test_a_bad_key_file(tmp_path: Path, text: str) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(text)
+    result = run(tmp_path, "http://127.0.0.1:9", "--api-keys", str(keys))
+    assert result.exit_code != 0
+    assert "--api-keys" in result.output
+    assert "keys.yaml" in result.output
+
+
+def test_an_unreachable_url(tmp_path: Path) -> None:
+    result = run(tmp_path, "http://127.0.0.1:9")
+    assert result.exit_code == 1
+    assert "http://127.0.0.1:9" in result.output
+    result = run(tmp_path, "127.0.0.1:9")
+    assert "--url" in result.output
