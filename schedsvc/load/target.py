@@ -63,12 +63,12 @@ class Target:
             headers["authorization"] = f"Bearer {self.api_keys[tenant]}"
         return headers
 
-    def body(self, request: TraceRequest, model: str, random: np.random.Generator) -> bytes:
+    def body(self, request: TraceRequest, model: str, ids: np.random.Generator) -> bytes:
         """Write a request whose prompt is exactly `prompt_tokens` ids. O(prompt tokens)."""
-        ids = random.integers(self.token_id_min, self.token_id_max + 1, request.prompt_tokens)
+        prompt = ids.integers(self.token_id_min, self.token_id_max + 1, request.prompt_tokens)
         body = {
             "model": model,
-            "prompt": ids.tolist(),
+            "prompt": prompt.tolist(),
             "stream": True,
             "stream_options": {"include_usage": True},
             **self._length(request),
