@@ -1,0 +1,71 @@
+"""How long a step takes."""
+
+from collections.abc import Sequence as Points
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Duration of a step in ns, from what it computes.
+
+    A step that only computes prompts takes `step + prefill + prefill_token * prompt tokens`; one
+    that only decodes takes `step + decode(sequences) + decode_kv_token * KV tokens read`, where
+    decode is piecewise linear between the points (sequences, ns) and goes on with the last slope.
+    A step that does both reads the weights once, so of the two fixed parts (prefill, and decode of
+    no sequence) only the larger one is paid, and everything that grows with the work is added up.
+    """
+
+    step_ns: int
+    prefill_ns: int
+    prefill_token_ns: int
+    decode_kv_token_ns: int
+    decode_table_ns: tuple[int, ...]
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        step_ns: int,
+        prefill_ns: int,
+        prefill_token_ns: int,
+        decode_kv_token_ns: int,
+        decode_points: Points[tuple[int, int]],
+        sequences_max: int,
+    ) -> "StepCost":
+        """Tabulate the decode cost of 0..sequences_max sequences. O(sequences_max)."""
+        points = tuple(decode_points)
+        table = tuple(_interpolate(points, n) for n in range(sequences_max + 1))
+        return cls(step_ns, prefill_ns, prefill_token_ns, decode_kv_token_ns, table)
+
+    def duration_ns(self, prompt_tokens: int, decodes: int, kv_tokens: int) -> int:
+        """Return the duration of one step. O(1).
+
+        It computes `prompt_tokens` of prompts, and one token of each of `decodes` sequences,
+        which together read `kv_tokens` of the cache.
+        """
+        table = self.decode_table_ns
+        if prompt_tokens == 0:
+            return self.step_ns + table[decodes] + self.decode_kv_token_ns * kv_tokens
+        prefill = self.prefill_ns + self.prefill_token_ns * prompt_tokens
+        if decodes == 0:
+            return self.step_ns + prefill
+        shared = min(self.prefill_ns, table[0])
+        decode = table[decodes] + self.decode_kv_token_ns * kv_tokens
+        return self.step_ns + prefill + decode - shared
+
+    def decode_run_ns(self, steps: int, decodes: int, kv_tokens: int) -> int:
+        """Return the duration of many decode steps, whose first reads `kv_tokens`. O(1)."""
+        reads = steps * kv_tokens + decodes * (steps * (steps - 1) // 2)
+        fixed = self.step_ns + self.decode_table_ns[decodes]
+        return steps * fixed + self.decode_kv_token_ns * reads
+
+
+def _interpolate(points: tuple[tuple[int, int], ...], sequences: int) -> int:
+    """Read the cost off the segment that the sequences lie in, or off the last one."""
+    if len(points) == 1:
+        return points[0][1]
+    right = 1
+    while right < len(points) - 1 and points[right][0] < sequences:
+        right += 1
+    (x0, y0), (x1, y1) = points[right - 1], points[right]
+    return y0 + (y1 - y0) * (sequences - x0) // (x1 - x0)

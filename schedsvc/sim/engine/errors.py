@@ -1,0 +1,17 @@
+"""The two families of the engine's errors: the caller's, and ours."""
+
+
+class EngineRequestError(ValueError):
+    """A request that can never run, or that was handed in wrongly; nothing was changed by it.
+
+    `field` names what is wrong, `description` says why in one sentence.
+    """
+
+    def __init__(self, field: str, description: str) -> None:
+        super().__init__(f"{field}: {description}")
+        self.field = field
+        self.description = description
+
+
+class EngineInvariantError(RuntimeError):
+    """The engine's books do not balance: a defect of ours."""
