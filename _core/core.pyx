@@ -1,1 +1,29 @@
 # cython: language_level=3
+# cython: boundscheck=False
+# cython: wraparound=False
+# cython: cdivision=True
+# cython: initializedcheck=False
+# cython: embedsignature=True
+"""The scheduling core, one compiled unit out of the files beside this one.
+
+Order matters: each file uses only those above it. `schedsvc/_core.pyi` documents the interface.
+"""
+
+include "types.pxi"
+include "hash.pxi"
+include "table.pxi"
+include "heap.pxi"
+include "predictor.pxi"
+include "requests.pxi"
+include "flows.pxi"
+include "ledger.pxi"
+include "wire.pxi"
+include "encode.pxi"
+include "scheduler.pxi"
+include "config.pxi"
+include "admit.pxi"
+include "dispatch.pxi"
+include "lease.pxi"
+include "inspect.pxi"
+include "events.pxi"
+include "session.pxi"

@@ -33,6 +33,8 @@ LEASE_LIVE: int
 LEASE_VOID: int
 LEASE_ENDED: int
 
+OUTCOME_TEXT: dict[int, str]  # one sentence for each outcome
+
 class CallerError(ValueError):
     """The caller sent something wrong; nothing was changed by it.
 
@@ -61,6 +63,10 @@ class Decision(NamedTuple):
     retry_after_ms: int
     position: int
     waited_ns: int
+    queue_max: int  # places in the flow's queue, and how many are left
+    queue_left: int
+    pool_capacity_tokens: int  # of the pool that it waited for, and what is unpromised
+    pool_free_tokens: int
 
 class Ended(NamedTuple):
     """The books of a lease after its end."""
@@ -95,6 +101,7 @@ class Scheduler:
         *,
         hash_key: bytes = ...,  # 16 bytes; keys every hash of caller-chosen bytes
         lease_id_base: int = 1,  # first lease id; later ones count up
+        incarnation: int = 1,  # told to shims, so that they notice a restart
         policy: str = "vtc",  # "vtc" or "fcfs"
         queue_ttl_ns: int = 30_000_000_000,
         lease_ttl_ns: int = 10_000_000_000,
@@ -251,6 +258,8 @@ class Scheduler:
         """Owners of sessions that have something to `take()`; empties the list."""
 
     # Inspection.
+    def pool_index(self, name: bytes) -> int:
+        """Index of a pool, or -1."""
     def pool_name(self, pool: int) -> bytes: ...
     def stats(self, now_ns: int, flow_limit: int = 1_000) -> dict[str, Any]:
         """A snapshot: {"pools": [...], "flows": [...], "totals": {...}, "policy", "digest",

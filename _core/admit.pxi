@@ -1,0 +1,195 @@
+# from an Admit to a queued request, a refusal or a stored answer.
+
+cdef void identify(Scheduler core, Ask* ask, const uint8_t* request_id, size_t n, uint64_t prompts
+) noexcept:
+    # (tenant, request_id) names a request; what was asked, without its deadlines, is its payload.
+    cdef uint64_t h = prompts
+    ask.key = sip128(core.k0, core.k1 ^ <uint64_t>ask.flow, request_id, n)
+    h = mix(h, ask.prompt_tokens)
+    h = mix(h, ask.prompt_max_tokens)
+    h = mix(h, ask.output_max_tokens)
+    h = mix(h, ask.sequences)
+    ask.payload = mix(h, <uint64_t>(ask.target + 1))
+
+
+cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
+    """A handle, or the negated outcome of a refusal. O(log n)."""
+    cdef int32_t i = core.ids.get(ask.key.hi, ask.key.lo)
+    cdef Flow* f = &core.flows.items[ask.flow]
+    cdef Request* r
+    cdef int outcome
+    if i != NONE:
+        return answer_repeat(core, i, ask)
+    f.received += 1
+    core.received += 1
+    i = core.requests.allocate()
+    r = &core.requests.items[i]
+    r.flow = ask.flow
+    r.target = ask.target
+    r.prompt_tokens = ask.prompt_tokens
+    r.prompt_max_tokens = ask.prompt_max_tokens
+    r.output_max_tokens = ask.output_max_tokens
+    r.sequences = ask.sequences
+    outcome = reason_to_refuse(core, r)
+    if outcome:
+        core.requests.release(i)
+        return -refuse(core, ask.flow, outcome, ask.tag)
+    core.seq += 1
+    r.seq = core.seq
+    r.key_hi = ask.key.hi
+    r.key_lo = ask.key.lo
+    r.payload = ask.payload
+    r.tag = ask.tag
+    r.owner = ask.owner
+    r.principal = ask.principal
+    r.reports_progress = ask.reports_progress
+    r.input_tokens = NONE
+    r.arrival_ns = core.now_ns
+    r.due_ns = core.now_ns + shortest(core.queue_ttl_ns, ask.queue_ttl_ns)
+    core.prompt_seen_max = max(core.prompt_seen_max, r.prompt_tokens)
+    core.output_seen_max = max(
+        core.output_seen_max, <int64_t>r.output_max_tokens * r.sequences
+    )
+    core.ids.put(r.key_hi, r.key_lo, i)
+    core.deadlines.put(i, r.due_ns, r.seq)
+    core.flows.enqueue(i)
+    core.requests.enter(i, QUEUED)
+    link_owner(core, i)
+    return core.requests.handle(i)
+
+
+cdef int64_t answer_repeat(Scheduler core, int32_t i, Ask* ask) except? -1:
+    # A retry or a hedge: one reservation, one charge, one answer, to whoever asked last.
+    cdef Request* r = &core.requests.items[i]
+    if r.payload != ask.payload or r.principal != ask.principal:
+        raise CallerError(
+            CODE_ALREADY_EXISTS, "request_id", "was used for another request of this tenant"
+        )
+    if r.state == QUEUED and ask.owner and ask.owner == r.owner:
+        raise CallerError(
+            CODE_ALREADY_EXISTS, "request_id", "is already open on this stream"
+        )
+    if r.state != ENDED and ask.owner != r.owner:
+        adopt(core, i, ask.owner, ask.tag)
+    return core.requests.handle(i)
+
+
+cdef int reason_to_refuse(Scheduler core, Request* r) except -1:
+    """The outcome that refuses a request at its arrival, or 0. O(pools)."""
+    cdef int32_t p
+    cdef bint attached = False, fits = False
+    if core.draining:
+        return OUT_REJECTED_DRAINING
+    for p in range(core.ledger.count):
+        if r.target == NONE or r.target == p:
+            if core.ledger.pools[p].attached:
+                attached = True
+                fits = fits or core.ledger.can_hold(p, r)
+    if not attached:
+        return OUT_REJECTED_NO_POOL
+    if not fits:
+        return OUT_REJECTED_TOO_LARGE
+    if core.flows.items[r.flow].queued >= core.flow_queue_max:
+        return OUT_REJECTED_FLOW_QUEUE_FULL
+    if core.requests.states[QUEUED] >= core.queue_max:
+        return OUT_REJECTED_QUEUE_FULL
+    return 0
+
+
+cdef int refuse(Scheduler core, int32_t flow, int outcome, uint64_t tag) noexcept:
+    if flow != NONE:
+        core.flows.items[flow].refusals[refusal_place(outcome)] += 1
+    core.rejected += 1
+    log_decision(core, flow, outcome, 0, 0, NONE, tag)
+    return outcome
+
+
+cdef void log_decision(Scheduler core, int32_t flow, int outcome, int64_t waited_ns, int64_t blocks, int32_t pool, uint64_t tag
+) noexcept:
+    # The digest of the decision log. Only what is relative, so that a second identical run has
+    # the same digest.
+    cdef uint64_t d = mix(core.digest_value, (<uint64_t>outcome << 32) | <uint32_t>flow)
+    d = mix(d, <uint64_t>waited_ns)
+    core.digest_value = mix(d, (<uint64_t>blocks << 24) ^ (<uint64_t>(pool + 1) << 56) ^ tag)
+
+
+cdef int64_t retry_after_ms(Scheduler core, int32_t flow, int outcome, uint64_t key) noexcept:
+    """When to come back: the time in which half of the flow's queue drains. 0: no use. O(1)."""
+    cdef Flow* f
+    cdef int64_t wait_ns
+    if outcome in (
+        OUT_REJECTED_TOO_LARGE, OUT_REJECTED_UNKNOWN_TENANT, OUT_EVICTED_TOO_LARGE,
+        OUT_EVICTED_CANCELLED,
+    ):
+        return 0
+    if outcome in (OUT_REJECTED_NO_POOL, OUT_REJECTED_DRAINING, OUT_EVICTED_DRAINING):
+        return spread(key, 5_000)
+    f = &core.flows.items[flow]
+    wait_ns = (f.interval_ns if f.interval_ns else NS_PER_S) * (f.queued // 2 + 1)
+    wait_ns = min(max(wait_ns, NS_PER_S), 100 * NS_PER_S)
+    return spread(key, wait_ns // NS_PER_MS)
+
+
+cdef void fill_refusal(Scheduler core, Verdict* v, int32_t flow, int32_t target, int outcome, uint64_t key
+) noexcept:
+    # Whatever a refused caller is told. A flow of -1 is told nothing of anybody's queues.
+    cdef Pool* p
+    memset(v, 0, sizeof(Verdict))
+    v.outcome = outcome
+    v.pool = target
+    if flow == NONE:
+        return
+    v.retry_after_ms = retry_after_ms(core, flow, outcome, key)
+    v.position = core.flows.items[flow].queued
+    v.queue_max = <int32_t>core.flow_queue_max
+    v.queue_left = max(0, v.queue_max - core.flows.items[flow].queued)
+    if target == NONE and core.ledger.count == 1:
+        target = 0
+    if target != NONE:
+        p = &core.ledger.pools[target]
+        v.pool_capacity_tokens = p.capacity_blocks * p.block_size
+        v.pool_free_tokens = max(
+            <int64_t>0,
+            (p.capacity_blocks - p.headroom_blocks - p.promised_blocks) * p.block_size,
+        )
+
+
+cdef int64_t admit_message(Scheduler core, AdmitMessage* m, int32_t owner, int32_t principal, uint64_t tag, int64_t queue_ttl_ns
+) except? -1:
+    """Admit a parsed message: a handle, or the negated outcome of a refusal."""
+    cdef Ask ask
+    ask.flow = flow_of(core, &m.tenant, &m.key)
+    ask.target = target_of(core, &m.pool)
+    ask.owner = owner
+    ask.principal = principal
+    ask.tag = tag
+    if ask.flow == NONE:
+        core.received += 1
+        return -refuse(core, NONE, OUT_REJECTED_UNKNOWN_TENANT, tag)
+    if ask.target == NONE and m.pool.size:
+        core.received += 1
+        core.flows.items[ask.flow].received += 1
+        return -refuse(core, ask.flow, OUT_REJECTED_NO_POOL, tag)
+    ask.prompt_tokens = <int32_t>(m.prompt_tokens * m.n)
+    ask.prompt_max_tokens = <int32_t>m.prompt_max_tokens
+    ask.output_max_tokens = <int32_t>m.max_output_tokens
+    ask.sequences = <int32_t>(m.prompts * m.n)
+    ask.queue_ttl_ns = shortest(
+        queue_ttl_ns, shortest(m.queue_ttl_ms, m.deadline_ms) * NS_PER_MS
+    )
+    ask.reports_progress = m.reports_progress
+    identify(core, &ask, m.request_id.at, m.request_id.size, m.prompts_hash)
+    return admit_request(core, &ask)
+
+
+cdef int32_t flow_of(Scheduler core, Slice* tenant, Slice* key) except? -1:
+    known = None
+    if tenant.size:
+        known = core.flow_names.get(slice_bytes(tenant))
+    elif key.size:
+        known = core.keys.get(slice_bytes(key))
+    return core.unknown_flow if known is None else known
+
+
+cdef int32_t target_of(Scheduler core, Slice* pool) except? -1:
+    return core.pool_names.get(slice_bytes(pool), NONE) if pool.size else NONE

@@ -1,0 +1,289 @@
+# what is due, who runs next, and who is told.
+
+cdef object as_decision(Scheduler core, Verdict* v):
+    return Decision(
+        v.handle, v.tag, v.outcome, v.lease_id, v.pool, v.epoch, v.reserved_tokens,
+        v.retry_after_ms, v.position, v.waited_ns, v.queue_max, v.queue_left,
+        v.pool_capacity_tokens, v.pool_free_tokens,
+    )
+
+
+cdef int run_timers(Scheduler core) except -1:
+    """Evict and expire what is due, at most `work_max`. O(work_max * log n)."""
+    cdef int64_t work = 0
+    cdef int32_t i
+    cdef Request* r
+    while core.deadlines.count and core.deadlines.nodes[0].key <= core.now_ns:
+        if work >= core.work_max:
+            core.has_more = True
+            break
+        work += 1
+        i = core.deadlines.nodes[0].id
+        r = &core.requests.items[i]
+        if r.due_ns > core.now_ns:  # renewed since
+            core.deadlines.put(i, r.due_ns, r.seq)
+        elif r.state == QUEUED:
+            evict(core, i, OUT_EVICTED_TTL)
+        elif r.state == LIVE and core.lease_grace_ns:
+            set_suspect(core, i, True)
+            r.due_ns += core.lease_grace_ns
+            core.deadlines.put(i, r.due_ns, r.seq)
+        elif r.state == LIVE or r.state == SUSPECT:
+            end_lease(core, i, OUT_EXPIRED)
+        else:
+            raise core.fuse.blow("deadlines: a request that has ended is still timed")
+    while core.answers.count and work < core.work_max:
+        if core.requests.items[core.answers.head].due_ns > core.now_ns:
+            break
+        work += 1
+        forget(core, core.answers.head)
+    return 0
+
+
+cdef int dispatch(Scheduler core) except -1:
+    """Grant while a pool has room for its next request. Strict: a head that does not fit holds
+    its pool (section 3). O(grants * (log n + pools))."""
+    cdef uint64_t blocked = 0
+    cdef int64_t work = 0
+    cdef int32_t pool, granted
+    while True:
+        pool = emptiest(core, blocked)
+        if pool == NONE:
+            return 0
+        granted = serve_pool(core, pool)
+        if granted == 0:
+            blocked |= <uint64_t>1 << pool
+        work += 1
+        if work >= core.work_max:
+            core.has_more = True
+            return 0
+
+
+cdef int32_t emptiest(Scheduler core, uint64_t blocked) noexcept:
+    # Pool with the smallest promised share, so that what may run anywhere spreads.
+    cdef int32_t p, best = NONE
+    cdef int64_t share, least = 0
+    for p in range(core.ledger.count):
+        if not (blocked >> p) & 1:
+            if core.ledger.count == 1:
+                return p
+            share = (
+                core.ledger.pools[p].promised_blocks * 1_000_000
+                // core.ledger.pools[p].capacity_blocks
+            )
+            if best == NONE or share < least:
+                best = p
+                least = share
+    return best
+
+
+cdef int32_t head_for(Scheduler core, int32_t pool) except -2:
+    """The request that is next for a pool: the least (counter, seq) among those that must run
+    there and those that may. -1: none. O(1)."""
+    cdef Heap own = <Heap>core.flows.candidates[pool + 1]
+    cdef Heap free = <Heap>core.flows.candidates[0]
+    cdef int32_t shared = NONE
+    if free.count:
+        shared = core.flows.queues[free.nodes[0].id].chain.head
+        if not core.ledger.can_hold(pool, &core.requests.items[shared]):
+            shared = NONE  # another pool's
+    if own.count == 0:
+        return shared
+    if shared != NONE and less(&free.nodes[0], &own.nodes[0]):
+        return shared
+    return core.flows.queues[own.nodes[0].id].chain.head
+
+
+cdef int serve_pool(Scheduler core, int32_t pool) except -1:
+    """Grant or evict one request at the head of a pool: 1; 0 where the pool has to wait."""
+    cdef Pool* p = &core.ledger.pools[pool]
+    cdef int32_t i
+    cdef Request* r
+    cdef int64_t output_tokens, blocks
+    if not p.attached:
+        p.reason = WAIT_DETACHED
+        return 0
+    i = head_for(core, pool)
+    if i == NONE:
+        p.reason = WAIT_NONE
+        evict_unholdable(core)
+        return 0
+    r = &core.requests.items[i]
+    if r.due_ns <= core.now_ns:  # its timer has not been reached yet
+        evict(core, i, OUT_EVICTED_TTL)
+        return 1
+    if not core.ledger.can_hold(pool, r):  # the pool has shrunk
+        evict(core, i, OUT_EVICTED_TOO_LARGE)
+        return 1
+    if core.requests.states[LIVE] + core.requests.states[SUSPECT] >= core.leases_max:
+        p.reason = WAIT_LIMIT
+        return 0
+    output_tokens = core.predictor.quantile(r.flow, 0)
+    r.by_sketch = output_tokens != NONE
+    if not r.by_sketch or output_tokens > r.output_max_tokens:
+        output_tokens = r.output_max_tokens
+    blocks = core.ledger.need(pool, r, output_tokens)
+    p.reason = core.ledger.verdict(pool, r, blocks)
+    if p.reason != WAIT_NONE:
+        return 0
+    grant(core, i, pool, blocks, output_tokens)
+    return 1
+
+
+cdef int evict_unholdable(Scheduler core) except -1:
+    # A request for any pool, at the head of all, that no registered pool can hold any more.
+    cdef Heap free = <Heap>core.flows.candidates[0]
+    cdef int32_t i, p
+    if free.count == 0:
+        return 0
+    i = core.flows.queues[free.nodes[0].id].chain.head
+    for p in range(core.ledger.count):
+        if core.ledger.can_hold(p, &core.requests.items[i]):
+            return 0
+    evict(core, i, OUT_EVICTED_TOO_LARGE)
+    core.has_more = True
+    return 0
+
+
+cdef int grant(Scheduler core, int32_t i, int32_t pool, int64_t blocks, int64_t output_tokens) except -1:
+    """Turn the head of a queue into a lease, and charge its flow. O(log n)."""
+    cdef Request* r = &core.requests.items[i]
+    cdef Flow* f = &core.flows.items[r.flow]
+    cdef Verdict v
+    core.flows.dequeue(i)
+    f.live += 1
+    f.granted += 1
+    core.granted += 1
+    core.flows.note_grant(r.flow, core.now_ns)
+    r.pool = pool
+    r.epoch = core.ledger.pools[pool].epoch
+    r.weight_milli = f.weight_milli
+    r.waited_ns = core.now_ns - r.arrival_ns
+    r.predicted_output = r.promised_output = <int32_t>output_tokens
+    if not r.reports_progress:
+        r.median_output = <int32_t>min(
+            max(<int64_t>0, core.predictor.quantile(r.flow, 1)), r.output_max_tokens
+        )
+    r.lease_id = core.lease_next
+    core.lease_next += 1
+    core.leases.put(<uint64_t>r.lease_id, 0, i)
+    core.requests.enter(i, LIVE)
+    untag(core, i)
+    core.ledger.reserve(i, blocks)
+    renew(core, i)
+    recharge(core, i, r.prompt_tokens, 0, <int64_t>r.median_output * r.sequences)
+    log_decision(core, r.flow, OUT_GRANTED, r.waited_ns, blocks, pool, r.tag)
+    if r.owner >= 0:
+        fill_grant(core, &v, i)
+        tell(core, &v, r.owner)
+    return 0
+
+
+cdef void fill_grant(Scheduler core, Verdict* v, int32_t i) noexcept:
+    cdef Request* r = &core.requests.items[i]
+    memset(v, 0, sizeof(Verdict))
+    v.handle = core.requests.handle(i)
+    v.tag = r.tag
+    v.outcome = OUT_GRANTED
+    v.lease_id = r.lease_id
+    v.pool = r.pool
+    v.epoch = r.epoch
+    v.waited_ns = r.waited_ns
+    v.reserved_tokens = r.reserved_blocks * core.ledger.pools[r.pool].block_size
+
+
+cdef int evict(Scheduler core, int32_t i, int outcome) except -1:
+    """Take a queued request out and tell its caller. It is not remembered. O(log n)."""
+    cdef Request* r = &core.requests.items[i]
+    cdef int32_t flow = r.flow
+    cdef int64_t ahead = core.flows.ahead_of(i)
+    cdef Verdict v
+    if r.state != QUEUED:
+        raise core.fuse.blow("queue: a request that is not queued was evicted")
+    core.flows.dequeue(i)
+    core.flows.items[flow].refusals[refusal_place(outcome)] += 1
+    core.evicted += 1
+    log_decision(core, flow, outcome, core.now_ns - r.arrival_ns, 0, r.target, r.tag)
+    if r.owner >= 0:
+        fill_refusal(core, &v, flow, r.target, outcome, r.key_lo)
+        v.handle = core.requests.handle(i)
+        v.tag = r.tag
+        v.position = <int32_t>ahead
+        v.waited_ns = core.now_ns - r.arrival_ns
+        tell(core, &v, r.owner)
+    untag(core, i)
+    core.deadlines.remove(i)
+    unlink_owner(core, i)
+    core.ids.remove(r.key_hi, r.key_lo)
+    core.requests.release(i)
+    core.flows.settle(flow)
+    return 0
+
+
+cdef int tell(Scheduler core, Verdict* v, int32_t owner) except -1:
+    """Put a verdict where its caller finds it. O(1) amortised."""
+    cdef int32_t size
+    if owner > 0:
+        (<Session>core.sessions[owner]).post(v)
+        return 0
+    if v.handle == core.capture and v.outcome != OUT_EXPIRED:
+        core.captured = v[0]
+        return 0
+    if core.verdict_count == core.verdicts_max:
+        size = max(64, core.verdicts_max * 2)
+        core.verdicts = <Verdict*>grow(
+            core.verdicts, core.verdicts_max, size, sizeof(Verdict)
+        )
+        core.verdicts_max = size
+    core.verdicts[core.verdict_count] = v[0]
+    core.verdict_count += 1
+    return 0
+
+
+cdef bint cancel_request(Scheduler core, int32_t i) except -1:
+    cdef Usage nothing
+    if i == NONE or core.requests.items[i].state == ENDED:
+        return False
+    if core.requests.items[i].state == QUEUED:
+        evict(core, i, OUT_EVICTED_CANCELLED)
+        return True
+    # Granted, but its caller never heard of it: nothing ran, and a retry is a new request.
+    nothing.input_tokens = nothing.cached_tokens = nothing.output_tokens = 0
+    account(core, i, &nothing, True)
+    end_lease(core, i, OUT_CANCELLED)
+    forget(core, i)
+    return True
+
+
+cdef int link_owner(Scheduler core, int32_t i) except -1:
+    # Requests and leases of a session form a chain, for the day when its stream ends.
+    cdef Request* r = &core.requests.items[i]
+    if r.owner > 0:
+        (<Session>core.sessions[r.owner]).link(i)
+        if r.state == QUEUED:
+            core.tags.put(r.tag, <uint64_t>r.owner, i)
+    return 0
+
+
+cdef int adopt(Scheduler core, int32_t i, int32_t owner, uint64_t tag) except -1:
+    # The request changes hands, to whoever asked for it last.
+    cdef Request* r = &core.requests.items[i]
+    unlink_owner(core, i)
+    r.owner = owner
+    r.tag = tag
+    link_owner(core, i)
+    return 0
+
+
+cdef void untag(Scheduler core, int32_t i) noexcept:
+    cdef Request* r = &core.requests.items[i]
+    if r.owner > 0:
+        core.tags.remove(r.tag, <uint64_t>r.owner)
+
+
+cdef void unlink_owner(Scheduler core, int32_t i) noexcept:
+    cdef Request* r = &core.requests.items[i]
+    if r.owner > 0:
+        if r.state == QUEUED:
+            untag(core, i)
+        (<Session>core.sessions[r.owner]).unlink(i)

@@ -1,0 +1,113 @@
+# Indexed 4-ary min-heap by (key, tie): the least element in O(1), any element moved or removed by
+# its id in O(log n). Four children a node halve the depth and share a cache line. Keys lie in the
+# nodes, so that sifting touches no other memory.
+
+ctypedef struct Node:
+    int64_t key
+    int64_t tie
+    int32_t id
+
+
+cdef inline bint less(Node* a, Node* b) noexcept nogil:
+    return a.key < b.key or (a.key == b.key and a.tie < b.tie)
+
+
+cdef class Heap:
+    cdef Node* nodes
+    cdef int32_t* places  # id -> index in nodes, plus one; 0: not in the heap
+    cdef int32_t count
+    cdef int32_t nodes_max
+    cdef int32_t ids_max
+
+    def __dealloc__(self):
+        free(self.nodes)
+        free(self.places)
+
+    cdef inline bint has(self, int32_t id) noexcept:
+        return id < self.ids_max and self.places[id] != 0
+
+    cdef int put(self, int32_t id, int64_t key, int64_t tie) except -1:
+        """Insert id, or give it another key. O(log n)."""
+        cdef Node node
+        cdef int32_t at, size
+        if id >= self.ids_max:
+            size = max(64, max(id + 1, self.ids_max * 2))
+            self.places = <int32_t*>grow(self.places, self.ids_max, size, sizeof(int32_t))
+            self.ids_max = size
+        node.key = key
+        node.tie = tie
+        node.id = id
+        at = self.places[id] - 1
+        if at < 0:
+            if self.count == self.nodes_max:
+                size = max(64, self.nodes_max * 2)
+                self.nodes = <Node*>grow(self.nodes, self.nodes_max, size, sizeof(Node))
+                self.nodes_max = size
+            at = self.count
+            self.count += 1
+            self._up(at, node)
+        elif less(&node, &self.nodes[at]):
+            self._up(at, node)
+        else:
+            self._down(at, node)
+        return 0
+
+    cdef void remove(self, int32_t id) noexcept:
+        """Remove id if it is there. O(log n)."""
+        cdef int32_t at
+        cdef Node last
+        if not self.has(id):
+            return
+        at = self.places[id] - 1
+        self.places[id] = 0
+        self.count -= 1
+        if at == self.count:
+            return
+        last = self.nodes[self.count]
+        if less(&last, &self.nodes[at]):
+            self._up(at, last)
+        else:
+            self._down(at, last)
+
+    cdef inline void _set(self, int32_t at, Node node) noexcept:
+        self.nodes[at] = node
+        self.places[node.id] = at + 1
+
+    cdef void _up(self, int32_t at, Node node) noexcept:
+        cdef int32_t parent
+        while at > 0:
+            parent = (at - 1) >> 2
+            if not less(&node, &self.nodes[parent]):
+                break
+            self._set(at, self.nodes[parent])
+            at = parent
+        self._set(at, node)
+
+    cdef void _down(self, int32_t at, Node node) noexcept:
+        cdef int32_t child, best, end
+        while True:
+            child = (at << 2) + 1
+            if child >= self.count:
+                break
+            end = min(child + 4, self.count)
+            best = child
+            child += 1
+            while child < end:
+                if less(&self.nodes[child], &self.nodes[best]):
+                    best = child
+                child += 1
+            if not less(&self.nodes[best], &node):
+                break
+            self._set(at, self.nodes[best])
+            at = best
+        self._set(at, node)
+
+    cdef bint valid(self) noexcept:
+        """Whether order and places hold. O(n)."""
+        cdef int32_t i
+        for i in range(self.count):
+            if i > 0 and less(&self.nodes[i], &self.nodes[(i - 1) >> 2]):
+                return False
+            if self.places[self.nodes[i].id] != i + 1:
+                return False
+        return True

@@ -1,0 +1,273 @@
+# the life of a lease: Progress, Complete, expiry, void, replay.
+#
+#   event          LIVE              SUSPECT           ENDED (stored answer)   unknown
+#   Progress       renew             renew, LIVE       ENDED                   UNKNOWN
+#   Complete       end               end               the stored answer       NOT_FOUND
+#   TTL passes     SUSPECT           EXPIRED           forgotten               -
+#   new epoch      void, timed on    void, timed on    -                       -
+#   Replay         renew             renew, LIVE       ENDED                   restored LIVE
+
+cdef int32_t find_lease(Scheduler core, int64_t lease_id, int32_t principal) noexcept:
+    # Of somebody else's lease nothing is said.
+    cdef int32_t i = core.leases.get(<uint64_t>lease_id, 0)
+    if i != NONE and core.requests.items[i].principal != principal:
+        return NONE
+    return i
+
+
+cdef int renew(Scheduler core, int32_t i) except -1:
+    cdef Request* r = &core.requests.items[i]
+    r.due_ns = core.now_ns + core.lease_ttl_ns
+    if r.state == SUSPECT:
+        set_suspect(core, i, False)
+    # Later than it was: the heap learns of it when the old time comes.
+    if not core.deadlines.has(i) or r.due_ns < core.deadlines.nodes[
+        core.deadlines.places[i] - 1
+    ].key:
+        core.deadlines.put(i, r.due_ns, r.seq)
+    return 0
+
+
+cdef void set_suspect(Scheduler core, int32_t i, bint suspect) noexcept:
+    cdef Request* r = &core.requests.items[i]
+    core.requests.enter(i, SUSPECT if suspect else LIVE)
+    if not r.is_void:
+        core.ledger.pools[r.pool].suspect += 1 if suspect else -1
+
+
+cdef int account(Scheduler core, int32_t i, Usage* u, bint is_final) except -1:
+    """Take over reported totals. While it runs they only grow; the final ones are the truth."""
+    cdef Request* r = &core.requests.items[i]
+    cdef Flow* f = &core.flows.items[r.flow]
+    cdef int64_t known
+    known = max(0, r.input_tokens)
+    if u.input_tokens >= 0 and (is_final or u.input_tokens > known):
+        f.input_tokens += u.input_tokens - known
+        r.input_tokens = <int32_t>u.input_tokens
+    known = max(0, r.input_tokens)
+    if u.cached_tokens >= 0 and (is_final or u.cached_tokens > r.cached_tokens):
+        f.cached_tokens += min(u.cached_tokens, known) - r.cached_tokens
+        r.cached_tokens = <int32_t>min(u.cached_tokens, known)
+    elif r.cached_tokens > known:
+        f.cached_tokens += known - r.cached_tokens
+        r.cached_tokens = <int32_t>known
+    if u.output_tokens >= 0 and (is_final or u.output_tokens > r.output_tokens):
+        f.output_tokens += u.output_tokens - r.output_tokens
+        r.output_tokens = <int32_t>u.output_tokens
+    return 0
+
+
+cdef int recharge(Scheduler core, int32_t i, int64_t input_tokens, int64_t cached_tokens, int64_t output_tokens
+) except -1:
+    """Let the flow's counter carry exactly this service for the request; what it carried before
+    is refunded. Of totals, so that rounding does not add up. O(log n)."""
+    cdef Request* r = &core.requests.items[i]
+    cdef int64_t micro = (
+        (input_tokens - cached_tokens) * core.input_price
+        + cached_tokens * (core.input_price * core.cached_ppm // 1_000_000)
+        + output_tokens * core.output_price
+    )
+    cdef int64_t weighted = micro * 1000 // r.weight_milli
+    core.flows.charge(r.flow, weighted - r.charged)
+    r.charged = weighted
+    return 0
+
+
+cdef int grow_lease(Scheduler core, int32_t i) except -1:
+    """Raise the reservation of a lease that outlives its prediction, and post what it holds."""
+    cdef Request* r = &core.requests.items[i]
+    cdef Pool* p = &core.ledger.pools[r.pool]
+    cdef int64_t each = (r.output_tokens + r.sequences - 1) // r.sequences
+    cdef int64_t input_tokens, held, reserved = r.reserved_blocks
+    if each > r.predicted_output:
+        r.predicted_output = <int32_t>max(
+            each, min(core.predictor.beyond(r.flow, each), r.output_max_tokens)
+        )
+        reserved = max(reserved, core.ledger.need(r.pool, r, r.predicted_output))
+    # Output means that all input is in the cache, also where nobody counts it.
+    input_tokens = r.prompt_tokens if r.output_tokens else max(0, r.input_tokens)
+    held = input_tokens + r.output_tokens
+    held = blocks_for(p, held, r.sequences) if held else 0
+    held = max(held, <int64_t>r.posted_blocks)
+    return core.ledger.resize(i, max(reserved, held), held)
+
+
+cdef int progress_lease(Scheduler core, int64_t lease_id, int64_t epoch, Usage* u, int32_t principal
+) except -1:
+    """One report: a LEASE_* state. O(log n); O(BUCKETS) where a prediction is outgrown."""
+    cdef int32_t i = find_lease(core, lease_id, principal)
+    cdef Request* r
+    if i == NONE:
+        return LS_UNKNOWN
+    r = &core.requests.items[i]
+    if r.state == ENDED:
+        return LS_ENDED
+    account(core, i, u, False)
+    recharge(core,
+        i, max(r.prompt_tokens, r.input_tokens), r.cached_tokens,
+        max(<int64_t>r.output_tokens, <int64_t>r.median_output * r.sequences),
+    )
+    if r.is_void:
+        renew(core, i)
+        return LS_VOID
+    if epoch != r.epoch:
+        return LS_VOID
+    renew(core, i)
+    grow_lease(core, i)
+    return LS_LIVE
+
+
+cdef bint complete_lease(Scheduler core, int32_t i, int outcome, Usage* u) except -1:
+    """End a lease as its caller says; False where it had ended already. O(log n)."""
+    cdef Request* r = &core.requests.items[i]
+    if outcome == 0:
+        outcome = OUT_COMPLETED
+    if outcome != OUT_COMPLETED and outcome != OUT_CANCELLED:
+        invalid("outcome", "must be COMPLETED or CANCELLED")
+    if r.state == ENDED:
+        return False
+    account(core, i, u, True)
+    end_lease(core, i, outcome)
+    return True
+
+
+cdef int end_lease(Scheduler core, int32_t i, int outcome) except -1:
+    """Settle the charge, give the reservation back, learn, and store the answer. O(log n)."""
+    cdef Request* r = &core.requests.items[i]
+    cdef Flow* f = &core.flows.items[r.flow]
+    cdef int64_t input_tokens = r.input_tokens, each
+    if r.state != LIVE and r.state != SUSPECT:
+        raise core.fuse.blow("lease: ended twice")
+    if input_tokens < 0:  # never reported
+        input_tokens = 0 if outcome == OUT_CANCELLED else r.prompt_tokens
+        f.input_tokens += input_tokens
+        r.input_tokens = <int32_t>input_tokens
+    recharge(core, i, input_tokens, r.cached_tokens, r.output_tokens)
+    if outcome == OUT_COMPLETED:
+        f.completed += 1
+        core.completed += 1
+        each = (r.output_tokens + r.sequences - 1) // r.sequences
+        core.predictor.judge(r.promised_output, each, r.by_sketch)
+        core.predictor.learn(r.flow, each)
+    elif outcome == OUT_CANCELLED:
+        f.cancelled += 1
+        core.cancelled += 1
+    else:
+        f.expired += 1
+        core.expired += 1
+        tell_lease(core, i, LS_ENDED)
+    if r.state == SUSPECT:
+        set_suspect(core, i, False)
+    if not r.is_void:
+        core.ledger.release(i)
+    core.deadlines.remove(i)
+    unlink_owner(core, i)
+    log_decision(core, r.flow, outcome, core.now_ns - r.arrival_ns, r.output_tokens, r.pool, r.tag)
+    r.outcome = outcome
+    core.requests.enter(i, ENDED)
+    r.due_ns = core.now_ns + core.answer_ttl_ns
+    chain_push(&core.answers, core.requests.items, i)
+    f.live -= 1
+    if f.live < 0:
+        raise core.fuse.blow("flow: more leases ended than granted")
+    core.flows.settle(r.flow)
+    if core.answers.count > core.answers_max:
+        forget(core, core.answers.head)
+    return 0
+
+
+cdef int forget(Scheduler core, int32_t i) except -1:
+    cdef Request* r = &core.requests.items[i]
+    if r.state != ENDED:
+        return 0  # forgotten already, where no answers are stored
+    chain_remove(&core.answers, core.requests.items, i)
+    core.ids.remove(r.key_hi, r.key_lo)
+    core.leases.remove(<uint64_t>r.lease_id, 0)
+    core.requests.release(i)
+    return 0
+
+
+cdef int tell_lease(Scheduler core, int32_t i, int state) except -1:
+    # Its holder has to know: the session that holds it, or whoever polls.
+    cdef Request* r = &core.requests.items[i]
+    cdef Verdict v
+    if r.owner > 0:
+        (<Session>core.sessions[r.owner]).notice(r.lease_id, state)
+    elif r.owner == 0 and state == LS_ENDED:
+        fill_grant(core, &v, i)
+        v.outcome = OUT_EXPIRED
+        tell(core, &v, 0)
+    return 0
+
+
+cdef int void_leases(Scheduler core, int32_t pool) except -1:
+    """The engine restarted: what its leases held is gone. They stay live, without reservation,
+    until their holder ends them or their TTL passes. O(leases of the pool)."""
+    cdef int32_t i = core.ledger.pools[pool].first_lease, after
+    while i != NONE:
+        after = core.requests.items[i].pool_next
+        if core.requests.items[i].state == SUSPECT:
+            core.ledger.pools[pool].suspect -= 1
+        core.ledger.release(i)
+        core.requests.items[i].is_void = True
+        tell_lease(core, i, LS_VOID)
+        i = after
+    return 0
+
+
+cdef int replay_lease(Scheduler core, Ask* ask, int64_t lease_id, int64_t epoch, int64_t reserved_tokens, Usage* u
+) except -1:
+    """Renew a lease that its holder still runs, or restore it after a restart. O(log n)."""
+    cdef int32_t i = find_lease(core, lease_id, ask.principal)
+    cdef Request* r
+    cdef Pool* p = &core.ledger.pools[ask.target]
+    if i == NONE:
+        if epoch != p.epoch:
+            return LS_VOID
+        if lease_id <= 0 or core.leases.get(<uint64_t>lease_id, 0) != NONE or core.ids.get(
+            ask.key.hi, ask.key.lo
+        ) != NONE:
+            return LS_UNKNOWN
+        if core.requests.states[LIVE] + core.requests.states[SUSPECT] >= core.leases_max:
+            return LS_UNKNOWN
+        i = restore_lease(core, ask, lease_id, reserved_tokens)
+    r = &core.requests.items[i]
+    if ask.owner and r.owner != ask.owner and r.state != ENDED:
+        adopt(core, i, ask.owner, 0)
+    return progress_lease(core, lease_id, epoch, u, ask.principal)
+
+
+cdef int32_t restore_lease(Scheduler core, Ask* ask, int64_t lease_id, int64_t reserved_tokens) except -1:
+    # As _admit() and _grant() would have left it. Also where that overdraws the pool.
+    cdef int32_t i = core.requests.allocate()
+    cdef Request* r = &core.requests.items[i]
+    cdef Flow* f = &core.flows.items[ask.flow]
+    cdef Pool* p = &core.ledger.pools[ask.target]
+    core.seq += 1
+    r.seq = core.seq
+    r.key_hi, r.key_lo, r.payload = ask.key.hi, ask.key.lo, ask.payload
+    r.flow, r.target, r.pool, r.epoch = ask.flow, ask.target, ask.target, p.epoch
+    r.principal, r.weight_milli = ask.principal, f.weight_milli
+    r.sequences = ask.sequences
+    r.prompt_tokens, r.prompt_max_tokens = ask.prompt_tokens, ask.prompt_max_tokens
+    r.output_max_tokens = ask.output_max_tokens
+    r.predicted_output = r.promised_output = ask.output_max_tokens
+    r.input_tokens = NONE
+    r.reports_progress = True
+    r.arrival_ns = core.now_ns
+    r.lease_id = lease_id
+    r.owner = NONE
+    core.flows.activate(r.flow)
+    f.live += 1
+    f.received += 1
+    f.granted += 1
+    core.received += 1
+    core.granted += 1
+    core.ids.put(r.key_hi, r.key_lo, i)
+    core.leases.put(<uint64_t>lease_id, 0, i)
+    core.lease_next = max(core.lease_next, lease_id + 1)
+    core.requests.enter(i, LIVE)
+    core.ledger.reserve(i, (reserved_tokens + p.block_size - 1) // p.block_size)
+    renew(core, i)
+    log_decision(core, r.flow, OUT_GRANTED, 0, r.reserved_blocks, r.pool, r.tag)
+    return i

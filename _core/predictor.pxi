@@ -1,0 +1,185 @@
+# Output-length quantiles per flow: a log-bucket histogram with integer counts that forgets.
+#
+# Lengths up to 127 have a bucket each; above, 64 buckets an octave (as HdrHistogram does), so the
+# middle of a bucket is within 0.8 % of every length in it. When the mass reaches WINDOW all counts
+# are halved, the remainders carried to the next bucket so that no mass is lost: an exponential
+# decay with a half-life of WINDOW/2 samples. The two quantiles in use are kept by a pointer each,
+# which moves with every sample, so that reading one is O(1).
+
+cdef enum:
+    EXACT = 128
+    SUB_BITS = 6
+    BUCKETS = 768
+    LENGTH_MAX = (1 << 17) - 1
+    WINDOW = 512
+    TRACKED = 2
+
+
+ctypedef struct Sketch:
+    int64_t samples  # since the start
+    int32_t mass
+    int32_t at[TRACKED]
+    int32_t below[TRACKED]
+    uint16_t counts[BUCKETS]
+
+
+cdef inline int32_t bucket_of(int64_t length) noexcept nogil:
+    cdef int e = 7
+    if length < EXACT:
+        return <int32_t>max(length, 0)
+    length = min(length, LENGTH_MAX)
+    while length >> (e + 1):
+        e += 1
+    return EXACT + (e - 7) * (1 << SUB_BITS) + <int32_t>((length >> (e - SUB_BITS)) & 63)
+
+
+cdef inline int64_t bucket_middle(int32_t bucket) noexcept nogil:
+    cdef int e
+    cdef int64_t low
+    if bucket < EXACT:
+        return bucket
+    e = 7 + ((bucket - EXACT) >> SUB_BITS)
+    low = <int64_t>(64 + ((bucket - EXACT) & 63)) << (e - SUB_BITS)
+    return low + ((<int64_t>1 << (e - SUB_BITS)) >> 1)
+
+
+cdef void sketch_settle(Sketch* s, int which, int64_t ppm) noexcept nogil:
+    # Move to the least bucket b with sum(counts[:b + 1]) * 10^6 >= ppm * mass.
+    cdef int64_t want = ppm * s.mass
+    while s.at[which] > 0 and <int64_t>s.below[which] * 1_000_000 >= want:
+        s.at[which] -= 1
+        s.below[which] -= s.counts[s.at[which]]
+    while (
+        s.at[which] < BUCKETS - 1
+        and <int64_t>(s.below[which] + s.counts[s.at[which]]) * 1_000_000 < want
+    ):
+        s.below[which] += s.counts[s.at[which]]
+        s.at[which] += 1
+
+
+cdef void sketch_halve(Sketch* s) noexcept nogil:
+    cdef int32_t i, which, carry = 0, mass = 0
+    for i in range(BUCKETS):
+        carry += s.counts[i]
+        s.counts[i] = <uint16_t>(carry >> 1)
+        carry &= 1
+        mass += s.counts[i]
+    s.mass = mass
+    for which in range(TRACKED):
+        s.at[which] = 0
+        s.below[which] = 0
+
+
+cdef void sketch_add(Sketch* s, int64_t length, int64_t* ppm) noexcept nogil:
+    """Learn one length. O(BUCKETS) at worst, amortised O(1)."""
+    cdef int32_t b = bucket_of(length)
+    cdef int which
+    s.samples += 1
+    s.mass += 1
+    s.counts[b] += 1
+    for which in range(TRACKED):
+        if b < s.at[which]:
+            s.below[which] += 1
+    if s.mass >= WINDOW:
+        sketch_halve(s)
+    for which in range(TRACKED):
+        sketch_settle(s, which, ppm[which])
+
+
+cdef int64_t sketch_beyond(const Sketch* s, int64_t produced, int64_t ppm) noexcept nogil:
+    """Quantile of length, given that it exceeds `produced`; -1 without evidence. O(BUCKETS)."""
+    cdef int32_t first = bucket_of(produced) + 1
+    cdef int32_t i
+    cdef int64_t mass = 0, seen = 0
+    for i in range(first, BUCKETS):
+        mass += s.counts[i]
+    if mass == 0:
+        return NONE
+    for i in range(first, BUCKETS):
+        seen += s.counts[i]
+        if seen * 1_000_000 >= ppm * mass:
+            return bucket_middle(i)
+    return NONE
+
+
+cdef class Predictor:
+    """A sketch for each flow that has samples, and one over all of them."""
+
+    cdef Sketch** sketches
+    cdef int32_t flows_max
+    cdef Sketch overall
+    cdef int64_t ppm[TRACKED]  # the ledger's quantile, the median
+    cdef int64_t samples_min
+    cdef int64_t judged, covered  # predictions from a sketch, and those that held
+    cdef int64_t reserved_tokens, used_tokens
+
+    def __cinit__(self, int64_t quantile_ppm, int64_t samples_min):
+        self.ppm[0] = quantile_ppm
+        self.ppm[1] = 500_000
+        self.samples_min = samples_min
+
+    def __dealloc__(self):
+        cdef int32_t i
+        for i in range(self.flows_max):
+            free(self.sketches[i])
+        free(self.sketches)
+
+    cdef int learn(self, int32_t flow, int64_t length) except -1:
+        """One completed sequence. O(1) amortised."""
+        cdef int32_t size
+        if flow >= self.flows_max:
+            size = max(16, max(flow + 1, self.flows_max * 2))
+            self.sketches = <Sketch**>grow(
+                self.sketches, self.flows_max, size, sizeof(Sketch*)
+            )
+            self.flows_max = size
+        if self.sketches[flow] == NULL:
+            self.sketches[flow] = <Sketch*>calloc(1, sizeof(Sketch))
+            if self.sketches[flow] == NULL:
+                raise MemoryError()
+        sketch_add(self.sketches[flow], length, self.ppm)
+        sketch_add(&self.overall, length, self.ppm)
+        return 0
+
+    cdef Sketch* _evidence(self, int32_t flow) noexcept:
+        # The flow's own sketch, else the one over all flows, else nothing.
+        cdef Sketch* s
+        if flow < self.flows_max:
+            s = self.sketches[flow]
+            if s != NULL and s.samples >= self.samples_min:
+                return s
+        if self.overall.samples >= self.samples_min:
+            return &self.overall
+        return NULL
+
+    cdef int64_t quantile(self, int32_t flow, int which) noexcept:
+        """Tracked quantile (0: the ledger's, 1: the median), at least 1; -1: unknown. O(1)."""
+        cdef Sketch* s = self._evidence(flow)
+        if s == NULL:
+            return NONE
+        return max(1, bucket_middle(s.at[which]))
+
+    cdef int64_t beyond(self, int32_t flow, int64_t produced) noexcept:
+        """The ledger's quantile of a sequence that has outgrown its prediction. O(BUCKETS)."""
+        cdef Sketch* s = self._evidence(flow)
+        cdef int64_t q = NONE if s == NULL else sketch_beyond(s, produced, self.ppm[0])
+        # Longer than all that was seen: a quarter more at a time.
+        return max(q, produced + max(<int64_t>16, produced >> 2))
+
+    cdef void judge(self, int64_t promised, int64_t used, bint by_sketch) noexcept:
+        """Measure a prediction against what came (section 5: coverage)."""
+        self.reserved_tokens += promised
+        self.used_tokens += used
+        if by_sketch:
+            self.judged += 1
+            if used <= promised:
+                self.covered += 1
+
+    cdef void forget(self) noexcept:
+        cdef int32_t i
+        for i in range(self.flows_max):
+            free(self.sketches[i])
+            self.sketches[i] = NULL
+        memset(&self.overall, 0, sizeof(Sketch))
+        self.judged = self.covered = 0
+        self.reserved_tokens = self.used_tokens = 0

@@ -1,0 +1,133 @@
+# The slab of requests. A request keeps one record from its Admit until its answer is forgotten:
+# queued, then a lease, then a stored answer. A handle is the record's index and its generation.
+
+cdef enum:  # states of a request
+    FREE = 0
+    QUEUED = 1
+    LIVE = 2
+    SUSPECT = 3
+    ENDED = 4
+
+
+ctypedef struct Request:
+    int64_t seq  # arrival order, over all flows
+    uint64_t key_hi, key_lo  # keyed hash of (flow, request_id)
+    uint64_t payload  # hash of what was asked
+    uint64_t tag  # the session's name for it
+    int64_t lease_id
+    int64_t arrival_ns
+    int64_t due_ns  # queue TTL, lease TTL, grace or answer TTL, by state
+    int64_t waited_ns
+    int64_t epoch  # of the pool, at the grant
+    int64_t charged  # what the flow's counter carries for it now, in weighted micro-tokens
+    int32_t flow
+    int32_t target  # pool it has to run in, -1: any
+    int32_t pool  # pool of its lease
+    int32_t owner  # session slot; 0: unary; -1: nobody listens
+    int32_t principal
+    int32_t weight_milli  # of the flow, at the grant
+    int32_t sequences
+    int32_t prompt_max_tokens  # longest single prompt
+    int32_t prompt_tokens  # over all sequences
+    int32_t output_max_tokens  # of each sequence
+    int32_t promised_output  # first prediction, of each sequence
+    int32_t predicted_output  # prediction in force, of each sequence
+    int32_t median_output  # charged at the grant, of each sequence
+    int32_t input_tokens, cached_tokens, output_tokens  # totals as reported
+    int32_t reserved_blocks, posted_blocks
+    int32_t next, prev  # neighbours in the queue, or among the answers
+    int32_t owner_next, owner_prev
+    int32_t pool_next, pool_prev
+    int32_t generation
+    int32_t ordinal  # place in its queue, counted from the queue's start
+    uint8_t state
+    uint8_t outcome  # once ENDED
+    bint reports_progress
+    bint by_sketch  # the prediction came from samples
+    bint is_void  # the engine restarted: no reservation
+
+
+cdef class Requests:
+    cdef Request* items
+    cdef int32_t size, used, first_free
+    cdef int32_t states[5]  # how many in each state
+
+    def __cinit__(self):
+        self.first_free = NONE
+
+    def __dealloc__(self):
+        free(self.items)
+
+    cdef int32_t allocate(self) except -1:
+        """A zeroed record. O(1) amortised."""
+        cdef int32_t i, generation, size
+        if self.first_free != NONE:
+            i = self.first_free
+            self.first_free = self.items[i].next
+        else:
+            if self.used == self.size:
+                size = max(256, self.size * 2)
+                self.items = <Request*>grow(self.items, self.size, size, sizeof(Request))
+                self.size = size
+            i = self.used
+            self.used += 1
+        generation = self.items[i].generation + 1
+        memset(&self.items[i], 0, sizeof(Request))
+        self.items[i].generation = generation if generation > 0 else 1
+        self.items[i].next = self.items[i].prev = NONE
+        self.items[i].owner_next = self.items[i].owner_prev = NONE
+        self.items[i].pool_next = self.items[i].pool_prev = NONE
+        self.items[i].pool = NONE
+        self.states[FREE] += 1
+        return i
+
+    cdef void release(self, int32_t i) noexcept:
+        self.states[self.items[i].state] -= 1
+        self.items[i].state = FREE
+        self.items[i].next = self.first_free
+        self.first_free = i
+
+    cdef inline void enter(self, int32_t i, int state) noexcept:
+        self.states[self.items[i].state] -= 1
+        self.states[state] += 1
+        self.items[i].state = state
+
+    cdef inline int64_t handle(self, int32_t i) noexcept:
+        return (<int64_t>self.items[i].generation << 32) | i
+
+    cdef inline int32_t lookup(self, int64_t handle) noexcept:
+        """Index of a handle's record, or -1 where it is gone."""
+        cdef int64_t i = handle & 0xFFFFFFFF
+        if handle <= 0 or i >= self.used or self.items[i].state == FREE:
+            return NONE
+        return <int32_t>i if self.items[i].generation == handle >> 32 else NONE
+
+
+ctypedef struct Chain:
+    # Ends of a doubly linked list through next and prev of the records.
+    int32_t head, tail, count
+
+
+cdef inline void chain_push(Chain* c, Request* items, int32_t i) noexcept nogil:
+    items[i].next = NONE
+    items[i].prev = c.tail
+    if c.tail == NONE:
+        c.head = i
+    else:
+        items[c.tail].next = i
+    c.tail = i
+    c.count += 1
+
+
+cdef inline void chain_remove(Chain* c, Request* items, int32_t i) noexcept nogil:
+    cdef int32_t before = items[i].prev, after = items[i].next
+    if before == NONE:
+        c.head = after
+    else:
+        items[before].next = after
+    if after == NONE:
+        c.tail = before
+    else:
+        items[after].prev = before
+    items[i].next = items[i].prev = NONE
+    c.count -= 1

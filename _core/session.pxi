@@ -1,0 +1,394 @@
+# The server side of a Session stream as a state machine: bytes in, bytes out.
+#
+#   state      receives                          then
+#   new        Hello, else INVALID_ARGUMENT       greeted
+#   greeted    any event but Hello                greeted
+#   any        close()                            closed: what is queued is withdrawn
+
+cdef enum:
+    VERDICTS_PER_MESSAGE = 4096
+    SESSION_POOLS_MAX = 8
+
+
+cdef class Session:
+    cdef Scheduler core
+    cdef readonly int32_t owner
+    cdef int32_t principal, open_count, first
+    cdef bint greeted, closed, welcome_due, ack_due, is_ready
+    cdef uint64_t seq
+    cdef Verdict* box
+    cdef Notice* notices
+    cdef int32_t box_count, box_taken, box_max, notice_count, notices_max
+    cdef list faults, pools
+    cdef readonly bytes client_id
+
+    def __cinit__(self):
+        self.first = NONE
+        self.faults = []
+        self.pools = []
+
+    def __dealloc__(self):
+        free(self.box)
+        free(self.notices)
+
+    # What the scheduler calls.
+
+    cdef int link(self, int32_t i) except -1:
+        cdef Request* items = self.core.requests.items
+        items[i].owner_prev = NONE
+        items[i].owner_next = self.first
+        if self.first != NONE:
+            items[self.first].owner_prev = i
+        self.first = i
+        self.open_count += 1
+        return 0
+
+    cdef int unlink(self, int32_t i) except -1:
+        cdef Request* items = self.core.requests.items
+        cdef int32_t before = items[i].owner_prev, after = items[i].owner_next
+        if before == NONE:
+            self.first = after
+        else:
+            items[before].owner_next = after
+        if after != NONE:
+            items[after].owner_prev = before
+        items[i].owner_next = items[i].owner_prev = NONE
+        self.open_count -= 1
+        return 0
+
+    cdef int post(self, Verdict* v) except -1:
+        cdef int32_t size
+        if self.box_count == self.box_max:
+            size = max(64, self.box_max * 2)
+            self.box = <Verdict*>grow(self.box, self.box_max, size, sizeof(Verdict))
+            self.box_max = size
+        self.box[self.box_count] = v[0]
+        self.box_count += 1
+        return self.wake()
+
+    cdef int notice(self, int64_t lease_id, int state) except -1:
+        cdef int32_t size
+        if self.notice_count == self.notices_max:
+            size = max(64, self.notices_max * 2)
+            self.notices = <Notice*>grow(
+                self.notices, self.notices_max, size, sizeof(Notice)
+            )
+            self.notices_max = size
+        self.notices[self.notice_count].lease_id = lease_id
+        self.notices[self.notice_count].state = state
+        self.notice_count += 1
+        return self.wake()
+
+    cdef int wake(self) except -1:
+        if not self.is_ready:
+            self.is_ready = True
+            self.core.ready_slots.append(self.owner)
+        return 0
+
+    # What the stream calls.
+
+    def receive(self, int64_t now_ns, bytes data):
+        cdef Cursor c = data_cursor(data)
+        cdef Cursor event
+        cdef int tag
+        cdef int events = 0
+        if self.closed:
+            invalid("", "the stream is closed")
+        enter(self.core, now_ns)
+        self._check_message(c)
+        while True:
+            tag = read_tag(&c)
+            if tag == 0:
+                return
+            if tag == 1 << 3 | VARINT:
+                self.seq = read_varint(&c)
+            elif tag == 2 << 3 | LENGTH:
+                event = read_message(&c)
+                events += 1
+                if events > SESSION_EVENTS_MAX:
+                    invalid("events", f"at most {SESSION_EVENTS_MAX:,} in a message")
+                self._event(event)
+            else:
+                skip(&c, tag)
+
+    cdef int _check_message(self, Cursor c) except -1:
+        # Before anything is applied: the message is whole, and its seq is the next.
+        cdef int tag
+        cdef uint64_t seq = 0
+        while True:
+            tag = read_tag(&c)
+            if tag == 0:
+                break
+            if tag == 1 << 3 | VARINT:
+                seq = read_varint(&c)
+            else:
+                skip(&c, tag)
+        check_whole(&c, "SessionRequest")
+        if seq != self.seq + 1:
+            invalid("seq", f"must be {self.seq + 1}, not {seq}")
+        return 0
+
+    cdef int _event(self, Cursor c) except -1:
+        cdef int tag, kind = 0
+        cdef Cursor body
+        while True:
+            tag = read_tag(&c)
+            if tag == 0:
+                break
+            if tag & 7 == LENGTH and tag >> 3 <= 8:
+                body = read_message(&c)  # of a oneof the last wins
+                kind = tag >> 3
+            else:
+                skip(&c, tag)
+        if c.bad or kind == 0:
+            self.fault(0, CODE_INVALID_ARGUMENT, "events", "an event is malformed or unknown")
+            return 0
+        if kind != 1 and not self.greeted:
+            invalid("events", "the first event must be hello")
+        try:
+            self._apply(kind, body)
+        except CallerError as e:
+            if kind == 1:
+                raise
+            # An Admit or a Cancel has a tag, which the fault carries.
+            self.fault(
+                tag_of(body) if kind == 5 or kind == 8 else 0, e.code, e.field, e.description
+            )
+        return 0
+
+    cdef int _apply(self, int kind, Cursor c) except -1:
+        if kind == 1:
+            return self._hello(c)
+        if kind == 2:
+            return self._register(c)
+        if kind == 3:
+            return self._telemetry(c)
+        if kind == 4:
+            return self._replay(c)
+        if kind == 5:
+            return self._admit(c)
+        if kind == 6:
+            return self._progress(c)
+        if kind == 7:
+            return self._complete(c)
+        return self._cancel(c)
+
+    cdef int fault(self, uint64_t tag, int code, str field, str description) except -1:
+        self.faults.append((tag, code, field.encode(), description.encode()))
+        return self.wake()
+
+    cdef int _hello(self, Cursor c) except -1:
+        cdef Slice client
+        cdef int tag
+        if self.greeted:
+            invalid("hello", "was sent already")
+        client.at, client.size = c.at, 0
+        while True:
+            tag = read_tag(&c)
+            if tag == 0:
+                break
+            if tag == 1 << 3 | LENGTH:
+                client = read_slice(&c)
+            else:
+                skip(&c, tag)
+        check_whole(&c, "hello")
+        check_text("hello.client_id", &client, 1, ID_BYTES_MAX)
+        self.client_id = slice_bytes(&client)
+        self.greeted = self.welcome_due = self.ack_due = True
+        return self.wake()
+
+    cdef int _register(self, Cursor c) except -1:
+        cdef Slice name
+        cdef int64_t v[6]
+        cdef int tag
+        cdef int32_t pool
+        read_figures(&c, &name, v, 6)
+        check_whole(&c, "pool")
+        check_text("pool.pool", &name, 1, ID_BYTES_MAX)
+        key = slice_bytes(&name)
+        if key not in self.pools and len(self.pools) == SESSION_POOLS_MAX:
+            raise CallerError(
+                CODE_RESOURCE_EXHAUSTED, "pool", f"a stream offers at most {SESSION_POOLS_MAX}"
+            )
+        pool = register_pool(self.core, key, v[0], v[1], v[2], v[3], v[4])
+        if key not in self.pools:
+            self.pools.append(key)
+            self.core.ledger.pools[pool].attached += 1
+        return 0
+
+    cdef int _telemetry(self, Cursor c) except -1:
+        cdef Slice name
+        cdef int64_t v[6]
+        read_figures(&c, &name, v, 6)
+        check_whole(&c, "telemetry")
+        pool = self.core.pool_names.get(slice_bytes(&name))
+        if pool is None:
+            raise CallerError(CODE_NOT_FOUND, "telemetry.pool", "no pool of that name")
+        return take_telemetry(self.core, pool, v[0], v[1], v[2], v[3], v[4])
+
+    cdef int _admit(self, Cursor c) except -1:
+        cdef AdmitMessage message
+        cdef Cursor body
+        cdef Verdict v
+        cdef uint64_t tag = 0
+        cdef int64_t handle
+        cdef int32_t i
+        cdef int field
+        body.at = body.end = c.at
+        body.bad = False
+        while True:
+            field = read_tag(&c)
+            if field == 0:
+                break
+            if field == 1 << 3 | VARINT:
+                tag = read_varint(&c)
+            elif field == 2 << 3 | LENGTH:
+                body = read_message(&c)
+            else:
+                skip(&c, field)
+        check_whole(&c, "admit")
+        if tag == 0:
+            invalid("admit.tag", "must not be 0")
+        if self.core.tags.get(tag, <uint64_t>self.owner) != NONE:
+            invalid("admit.tag", f"{tag} is open already")
+        parse_admit(&message, body)
+        if self.open_count >= self.core.session_open_max:
+            self.core.received += 1
+            handle = -refuse(self.core, NONE, OUT_REJECTED_LIMIT, tag)
+        else:
+            handle = admit_message(self.core, &message, self.owner, self.principal, tag, 0)
+        if handle < 0:
+            fill_refusal(self.core,
+                &v, flow_of(self.core, &message.tenant, &message.key),
+                target_of(self.core, &message.pool), <int>-handle, tag,
+            )
+            v.tag = tag
+            return self.post(&v)
+        i = self.core.requests.lookup(handle)
+        if self.core.requests.items[i].state != QUEUED:
+            fill_grant(self.core, &v, i)
+            v.tag = tag
+            return self.post(&v)
+        return 0
+
+    cdef int _progress(self, Cursor c) except -1:
+        cdef LeaseMessage m
+        cdef int state
+        read_lease(&c, &m, 3)
+        check_whole(&c, "progress")
+        state = progress_lease(self.core, m.lease_id, m.epoch, &m.usage, self.principal)
+        if state != LS_LIVE:
+            self.notice(m.lease_id, state)
+        return 0
+
+    cdef int _complete(self, Cursor c) except -1:
+        cdef LeaseMessage m
+        cdef int32_t i
+        read_lease(&c, &m, 4)
+        check_whole(&c, "complete")
+        self.ack_due = True
+        self.wake()
+        i = find_lease(self.core, m.lease_id, self.principal)
+        if i == NONE:
+            return self.notice(m.lease_id, LS_UNKNOWN)
+        complete_lease(self.core, i, <int>m.outcome, &m.usage)
+        return 0
+
+    cdef int _cancel(self, Cursor c) except -1:
+        cdef int32_t i = self.core.tags.get(tag_of(c), <uint64_t>self.owner)
+        if i != NONE:
+            cancel_request(self.core, i)
+        return 0
+
+    cdef int _replay(self, Cursor c) except -1:
+        cdef Ask ask
+        cdef Usage usage
+        cdef int64_t lease_id, epoch, reserved
+        cdef int state
+        memset(&ask, 0, sizeof(Ask))
+        self.ack_due = True
+        self.wake()
+        read_replay(self.core, &c, &ask, &usage, &lease_id, &epoch, &reserved)
+        if ask.flow == NONE or ask.target == NONE:
+            return self.notice(lease_id, LS_UNKNOWN)
+        ask.owner = self.owner
+        ask.principal = self.principal
+        state = replay_lease(self.core, &ask, lease_id, epoch, reserved, &usage)
+        if state != LS_LIVE:
+            self.notice(lease_id, state)
+        return 0
+
+    def take(self, int64_t now_ns):
+        cdef Writer w = self.core.writer
+        cdef size_t before
+        cdef int32_t first = self.box_taken
+        cdef int32_t last = min(self.box_count, first + VERDICTS_PER_MESSAGE)
+        cdef int32_t i
+        if self.closed or not self.is_ready:
+            return None
+        for tag, code, field, description in reversed(self.faults):
+            before = w.length()
+            w.text(4, description)
+            w.text(3, field)
+            w.varint(2, code)
+            w.varint(1, tag)
+            w.close(5, before)
+        if self.welcome_due:
+            before = w.length()
+            w.varint(3, self.core.session_open_max)
+            w.varint(2, self.core.lease_ttl_ns // NS_PER_MS)
+            w.fixed64(1, <uint64_t>self.core.incarnation)
+            w.close(4, before)
+        for i in range(self.notice_count - 1, -1, -1):
+            before = w.length()
+            w.varint(2, self.notices[i].state)
+            w.fixed64(1, <uint64_t>self.notices[i].lease_id)
+            w.close(3, before)
+        for i in range(last - 1, first - 1, -1):
+            self._write_verdict(w, &self.box[i])
+        w.varint(1, <int64_t>self.seq)
+        self.faults.clear()
+        self.notice_count = 0
+        self.welcome_due = self.ack_due = False
+        self.box_taken = last
+        if last == self.box_count:
+            self.box_count = self.box_taken = 0
+            self.is_ready = False
+        return w.take()
+
+    cdef int _write_verdict(self, Writer w, Verdict* v) except -1:
+        cdef size_t before = w.length(), inner = before
+        cdef bytes name = b""
+        if v.outcome == OUT_GRANTED:
+            name = self.core.pool_list[v.pool]
+        write_admit_response(w, v, name, self.core.lease_ttl_ns // NS_PER_MS)
+        w.close(2, inner)
+        w.varint(1, <int64_t>v.tag)
+        return w.close(2, before)
+
+    def close(self, int64_t now_ns):
+        cdef int32_t i, after
+        if self.closed:
+            return
+        enter(self.core, now_ns)
+        self.closed = True
+        # Leases whose grant was never taken: nobody runs them.
+        for k in range(self.box_taken, self.box_count):
+            if self.box[k].outcome == OUT_GRANTED:
+                i = self.core.requests.lookup(self.box[k].handle)
+                if i != NONE and self.core.requests.items[i].owner == self.owner:
+                    cancel_request(self.core, i)
+        i = self.first
+        while i != NONE:
+            after = self.core.requests.items[i].owner_next
+            if self.core.requests.items[i].state == QUEUED:
+                untag(self.core, i)
+            self.unlink(i)
+            self.core.requests.items[i].owner = NONE
+            if self.core.requests.items[i].state == QUEUED:
+                evict(self.core, i, OUT_EVICTED_CANCELLED)
+            i = after
+        for key in self.pools:
+            self.core.ledger.pools[<int32_t>self.core.pool_names[key]].attached -= 1
+        self.core.sessions[self.owner] = None
+        self.core.free_slots.append(self.owner)

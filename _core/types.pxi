@@ -1,0 +1,159 @@
+# Words of the contract as C types: outcomes, states, the two families of errors.
+
+from collections import namedtuple
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcmp, memcpy, memmove, memset
+
+cdef enum Outcome:
+    OUT_GRANTED = 1
+    OUT_REJECTED_FLOW_QUEUE_FULL = 16
+    OUT_REJECTED_QUEUE_FULL = 17
+    OUT_REJECTED_TOO_LARGE = 18
+    OUT_REJECTED_NO_POOL = 19
+    OUT_REJECTED_DRAINING = 20
+    OUT_REJECTED_UNKNOWN_TENANT = 21
+    OUT_REJECTED_LIMIT = 24
+    OUT_EVICTED_TTL = 32
+    OUT_EVICTED_CANCELLED = 33
+    OUT_EVICTED_DRAINING = 34
+    OUT_EVICTED_TOO_LARGE = 35
+    OUT_COMPLETED = 48
+    OUT_CANCELLED = 49
+    OUT_EXPIRED = 50
+
+GRANTED = OUT_GRANTED
+REJECTED_FLOW_QUEUE_FULL = OUT_REJECTED_FLOW_QUEUE_FULL
+REJECTED_QUEUE_FULL = OUT_REJECTED_QUEUE_FULL
+REJECTED_TOO_LARGE = OUT_REJECTED_TOO_LARGE
+REJECTED_NO_POOL = OUT_REJECTED_NO_POOL
+REJECTED_DRAINING = OUT_REJECTED_DRAINING
+REJECTED_UNKNOWN_TENANT = OUT_REJECTED_UNKNOWN_TENANT
+REJECTED_LIMIT = OUT_REJECTED_LIMIT
+EVICTED_TTL = OUT_EVICTED_TTL
+EVICTED_CANCELLED = OUT_EVICTED_CANCELLED
+EVICTED_DRAINING = OUT_EVICTED_DRAINING
+EVICTED_TOO_LARGE = OUT_EVICTED_TOO_LARGE
+COMPLETED = OUT_COMPLETED
+CANCELLED = OUT_CANCELLED
+EXPIRED = OUT_EXPIRED
+
+
+OUTCOME_TEXT = {
+    OUT_GRANTED: "granted",
+    OUT_REJECTED_FLOW_QUEUE_FULL: "the tenant's queue is full",
+    OUT_REJECTED_QUEUE_FULL: "all queues together are full",
+    OUT_REJECTED_TOO_LARGE: "larger than the model's context or the engine's KV cache",
+    OUT_REJECTED_NO_POOL: "no engine of that name is registered",
+    OUT_REJECTED_DRAINING: "the scheduler is draining",
+    OUT_REJECTED_UNKNOWN_TENANT: "the tenant is unknown and unknown tenants are refused",
+    OUT_REJECTED_LIMIT: "a limit of the scheduler itself is reached",
+    OUT_EVICTED_TTL: "it waited for the whole queue TTL",
+    OUT_EVICTED_CANCELLED: "withdrawn by its caller",
+    OUT_EVICTED_DRAINING: "the scheduler stopped before its turn came",
+    OUT_EVICTED_TOO_LARGE: "no registered engine can hold it any more",
+    OUT_COMPLETED: "completed",
+    OUT_CANCELLED: "cancelled",
+    OUT_EXPIRED: "nobody renewed its lease",
+}
+cdef dict OUTCOME_BYTES = {k: v.encode() for k, v in OUTCOME_TEXT.items()}
+
+cdef enum LeaseState:
+    LS_UNKNOWN = 1
+    LS_LIVE = 2
+    LS_VOID = 3
+    LS_ENDED = 4
+
+LEASE_UNKNOWN = LS_UNKNOWN
+LEASE_LIVE = LS_LIVE
+LEASE_VOID = LS_VOID
+LEASE_ENDED = LS_ENDED
+
+# google.rpc.Code
+cdef enum Code:
+    CODE_INVALID_ARGUMENT = 3
+    CODE_NOT_FOUND = 5
+    CODE_ALREADY_EXISTS = 6
+    CODE_RESOURCE_EXHAUSTED = 8
+    CODE_FAILED_PRECONDITION = 9
+
+cdef enum:
+    NONE = -1
+    # Keeps every product of tokens, price and weight below 2^63: 2^28 * 10^7 * 10^3 < 2.7 * 10^18.
+    TOKENS_MAX = 1 << 27
+    PROMPT_TOKENS_MAX = 1 << 24
+    SEQUENCES_MAX = 1024
+    PRICE_MICRO_MAX = 10_000_000
+    WEIGHT_MILLI_MAX = 1_000_000_000
+    POOLS_MAX = 64
+    NAME_BYTES_MAX = 256
+    ID_BYTES_MAX = 128
+
+cdef int64_t NS_PER_MS = 1_000_000
+cdef int64_t NS_PER_S = 1_000_000_000
+
+Decision = namedtuple(
+    "Decision",
+    "handle tag outcome lease_id pool pool_epoch reserved_tokens retry_after_ms position"
+    " waited_ns queue_max queue_left pool_capacity_tokens pool_free_tokens",
+)
+Ended = namedtuple(
+    "Ended", "outcome input_tokens cached_input_tokens output_tokens repeated"
+)
+
+
+class CallerError(ValueError):
+    """The caller sent something wrong; nothing was changed by it."""
+
+    def __init__(self, int code, str field, str description):
+        super().__init__(f"{field}: {description}" if field else description)
+        self.code = code
+        self.field = field
+        self.description = description
+
+
+class InvariantError(RuntimeError):
+    """The books do not balance: a defect of ours."""
+
+
+cdef class Fuse:
+    """Blows at the first broken invariant and stays blown: nothing is granted after it."""
+
+    cdef str what
+
+    cdef object blow(self, str what):
+        if self.what is None:
+            self.what = what
+        return InvariantError(what)
+
+
+# A request's verdict on its way to whoever asked.
+ctypedef struct Verdict:
+    int64_t handle
+    uint64_t tag
+    int64_t lease_id
+    int64_t epoch
+    int64_t reserved_tokens
+    int64_t retry_after_ms
+    int64_t waited_ns
+    int64_t pool_capacity_tokens
+    int64_t pool_free_tokens
+    int32_t pool
+    int32_t outcome
+    int32_t position
+    int32_t queue_max
+    int32_t queue_left
+
+
+cdef int invalid(str field, str description) except -1:
+    raise CallerError(CODE_INVALID_ARGUMENT, field, description)
+
+
+cdef void* grow(void* old, size_t old_count, size_t new_count, size_t size) except NULL:
+    # Zeroes what is new.
+    cdef void* new = realloc(old, new_count * size)
+    if new == NULL:
+        raise MemoryError()
+    memset(<uint8_t*>new + old_count * size, 0, (new_count - old_count) * size)
+    return new
