@@ -1,0 +1,39 @@
+"""Client of the schedsvc scheduler: admissions as context managers, sessions, exceptions."""
+
+from schedsvc_client.channel import ClientOptions, Token, tls_credentials
+from schedsvc_client.errors import (
+    CallError,
+    InvalidRequest,
+    LeaseNotFound,
+    Limit,
+    LimitExceeded,
+    Refused,
+    RequestConflict,
+    SchedulerError,
+    SchedulerUnavailable,
+    Unauthenticated,
+    Violation,
+)
+from schedsvc_client.outcomes import LeaseState, LimitKind, Outcome
+from schedsvc_client.requests import api_key_hash
+
+__all__ = [
+    "CallError",
+    "ClientOptions",
+    "InvalidRequest",
+    "LeaseNotFound",
+    "LeaseState",
+    "Limit",
+    "LimitExceeded",
+    "LimitKind",
+    "Outcome",
+    "Refused",
+    "RequestConflict",
+    "SchedulerError",
+    "SchedulerUnavailable",
+    "Token",
+    "Unauthenticated",
+    "Violation",
+    "api_key_hash",
+    "tls_credentials",
+]

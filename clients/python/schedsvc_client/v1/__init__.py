@@ -1,0 +1,1 @@
+"""Stubs generated from proto/schedsvc/v1 by `make proto`."""

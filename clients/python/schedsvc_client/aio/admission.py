@@ -1,0 +1,169 @@
+"""One request as an async context manager."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol
+
+from schedsvc_client.leases import Lease, Totals
+from schedsvc_client.outcomes import LeaseState, Outcome
+from schedsvc_client.requests import RequestIds, admit_request
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+
+class Holder(Protocol):
+    """Who asks for admissions and keeps their leases."""
+
+    def submit(self, admission: Admission) -> asyncio.Future[None]:
+        """Ask. Done: granted (`admission.lease` is set) or an exception; cancel to withdraw."""
+
+    def report(self, lease: Lease, totals: Totals) -> None:
+        """Tell running totals."""
+
+    def end(self, lease: Lease, outcome: Outcome, totals: Totals) -> None:
+        """End a lease, and see to it that the scheduler learns of it."""
+
+    async def settled(self, lease: Lease) -> None:
+        """Wait until the scheduler knows of the end, where that is worth waiting for."""
+
+
+class Admission:
+    """Holds one request for the time of an `async with` block.
+
+    Entering waits for the grant; it raises Refused, SchedulerUnavailable or another SchedulerError.
+    Leaving ends the lease exactly once on every way out: COMPLETED with the last totals, or
+    CANCELLED where an exception (also a cancellation) leaves the block.
+    """
+
+    def __init__(self, holder: Holder, request: pb.AdmitRequest) -> None:
+        self.request = request
+        self.lease: Lease | None = None
+        self.queue_duration_us = 0
+        # What the scheduler said where it gave the lease up before its end.
+        self.lost: LeaseState | None = None
+        self.on_lost: Callable[[LeaseState], None] | None = None
+        self._holder = holder
+        self._submitted = False
+        self._ended = False
+
+    @property
+    def granted(self) -> bool:
+        """Whether it holds a lease that has not been ended."""
+        return self.lease is not None and not self._ended
+
+    def submit(self) -> asyncio.Future[None]:
+        """Ask without waiting, for callers that wait for other things too.
+
+        The future is done at the verdict; cancelling it withdraws the request. Whoever calls
+        this has to call `complete()` on every way out; `async with` does both.
+        """
+        if self._submitted:
+            raise RuntimeError("an Admission asks only once; make another one")
+        self._submitted = True
+        return self._holder.submit(self)
+
+    def progress(
+        self,
+        *,
+        input_tokens: int | None = None,
+        cached_input_tokens: int | None = None,
+        output_tokens: int | None = None,
+    ) -> None:
+        """Tell running totals (never deltas). Cheap and never blocks: reports are gathered."""
+        if self.lease is not None and not self._ended:
+            self._holder.report(self.lease, (input_tokens, cached_input_tokens, output_tokens))
+
+    def complete(
+        self,
+        *,
+        outcome: Outcome = Outcome.COMPLETED,
+        input_tokens: int | None = None,
+        cached_input_tokens: int | None = None,
+        output_tokens: int | None = None,
+    ) -> None:
+        """End the lease with its final totals; never blocks. The first call counts.
+
+        A total that is not given is the last one that was told.
+        """
+        if self.lease is not None and not self._ended:
+            self._ended = True
+            totals = (input_tokens, cached_input_tokens, output_tokens)
+            self._holder.end(self.lease, outcome, totals)
+
+    def give_back(self) -> None:
+        """End the lease as CANCELLED with nothing used."""
+        self.complete(
+            outcome=Outcome.CANCELLED, input_tokens=0, cached_input_tokens=0, output_tokens=0
+        )
+
+    def notify_lost(self, state: LeaseState) -> None:
+        """Take note that the scheduler gave the lease up (called by the holder)."""
+        self.lost = state
+        if self.on_lost is not None:
+            self.on_lost(state)
+
+    async def __aenter__(self) -> Admission:
+        future = self.submit()
+        try:
+            await future
+        except BaseException:
+            # The grant may have come in the same moment as the cancellation.
+            future.cancel()
+            self.give_back()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.complete(outcome=Outcome.COMPLETED if kind is None else Outcome.CANCELLED)
+        if kind is None and self.lease is not None:
+            await self._holder.settled(self.lease)
+
+
+class Asker(Holder):
+    """Makes Admissions: the common part of the Session and the unary client."""
+
+    def __init__(self) -> None:
+        self._ids = RequestIds()
+
+    def admission(
+        self,
+        *,
+        input_tokens: Sequence[int] | int,
+        max_output_tokens: int,
+        n: int = 1,
+        tenant: str = "",
+        api_key_sha256: bytes = b"",
+        pool: str = "",
+        adapter: str = "",
+        request_class: str = "",
+        prefix_block_hashes: Sequence[int] = (),
+        deadline_ms: int = 0,
+        queue_ttl_ms: int = 0,
+        request_id: str | None = None,
+    ) -> Admission:
+        """Prepare one request; see schedsvc.v1.AdmitRequest for the fields. Enter it to ask.
+
+        Raises InvalidRequest, naming the field, where a value does not fit the wire.
+        """
+        request = admit_request(
+            request_id=request_id or self._ids.next(),
+            input_tokens=input_tokens,
+            max_output_tokens=max_output_tokens,
+            n=n,
+            tenant=tenant,
+            api_key_sha256=api_key_sha256,
+            pool=pool,
+            adapter=adapter,
+            request_class=request_class,
+            prefix_block_hashes=prefix_block_hashes,
+            deadline_ms=deadline_ms,
+            queue_ttl_ms=queue_ttl_ms,
+        )
+        return Admission(self, request)

@@ -1,0 +1,435 @@
+"""The asyncio driver of a Session: one stream for a process, reconnected and replayed."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import random
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from schedsvc_client.aio.admission import Admission, Asker
+from schedsvc_client.channel import (
+    CHANNEL_OPTIONS,
+    ClientOptions,
+    Token,
+    backoff_ceiling_s,
+    bearer_metadata,
+    check_target,
+)
+from schedsvc_client.errors import (
+    CallError,
+    InvalidRequest,
+    SchedulerUnavailable,
+    Unauthenticated,
+    call_error,
+    from_rpc_error,
+    refused,
+)
+from schedsvc_client.leases import Lease, Totals
+from schedsvc_client.outcomes import Outcome
+from schedsvc_client.session_protocol import (
+    Faulted,
+    LeaseLost,
+    Notice,
+    SessionLimits,
+    SessionProtocol,
+    Verdict,
+    Welcomed,
+)
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+_METHOD = "/schedsvc.v1.SchedulerService/Session"
+# Waiting will not cure these: admissions fail at once, while attempts go on.
+_HOPELESS = (Unauthenticated, InvalidRequest)
+_log = logging.getLogger("schedsvc_client.session")
+
+
+class SessionState(enum.Enum):
+    """Where a session stands."""
+
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    CLOSED = "closed"
+
+
+class SchedulerSession(Asker):
+    """One shim process at the scheduler. Use it inside one event loop.
+
+    `incarnation` must be larger at each start of the process that calls itself `client_id`: its
+    start time in ns does. `on_state` is called with each new state.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        client_id: str,
+        incarnation: int,
+        credentials: grpc.ChannelCredentials | None = None,
+        token: Token | None = None,
+        options: ClientOptions | None = None,
+        on_state: Callable[[SessionState], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self.target = check_target(target)
+        self.state = SessionState.CONNECTING
+        self.last_error: CallError | None = None
+        self._options = options or ClientOptions()
+        self._credentials = credentials
+        self._token = token
+        self._on_state = on_state
+        self._protocol = SessionProtocol(client_id, incarnation, _limits(self._options))
+        self._waiting: dict[int, tuple[Admission, asyncio.Future[None]]] = {}
+        self._running: dict[int, Admission] = {}
+        self._flushed: list[asyncio.Future[None]] = []
+        self._wake = asyncio.Event()
+        self._jitter = random.SystemRandom().random
+        # None while admissions are worth a try, else why they are not.
+        self._given_up: CallError | None = None
+        self._give_up_timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    # For the shim.
+
+    @property
+    def available(self) -> bool:
+        """Whether an admission would be asked for: connected, or lost only a moment ago."""
+        return self._task is not None and self._given_up is None
+
+    @property
+    def open_leases(self) -> int:
+        """Leases that this session renews."""
+        return self._protocol.open_leases
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that have no verdict yet."""
+        return self._protocol.open_requests
+
+    def start(self) -> None:
+        """Begin to connect, in the running event loop. Idempotent until `close`."""
+        if self.state is SessionState.CLOSED:
+            raise RuntimeError("the session is closed; make another one")
+        if self._task is None:
+            loop = asyncio.get_running_loop()
+            self._task = loop.create_task(self._run(), name="schedsvc-session")
+            self._watch(loop)
+
+    async def close(self, *, flush_deadline_s: float = 1.0) -> None:
+        """Cancel what is open, wait a moment for the scheduler to learn of it, and hang up."""
+        if self.state is SessionState.CLOSED:
+            return
+        for admission in list(self._running.values()):
+            admission.complete(outcome=Outcome.CANCELLED)
+        self._stop_asking(_unavailable("the session was closed"))
+        if self.state is SessionState.CONNECTED:
+            await self.flush(flush_deadline_s)
+        self._set_state(SessionState.CLOSED)
+        if self._give_up_timer is not None:
+            self._give_up_timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def __aenter__(self) -> SchedulerSession:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def register_pool(
+        self,
+        *,
+        pool: str,
+        epoch: int,
+        capacity_tokens: int,
+        block_size_tokens: int,
+        max_running: int = 0,
+        max_model_tokens: int = 0,
+    ) -> None:
+        """Offer the engine's KV cache; told again on every new stream."""
+        registration = pb.PoolRegistration(
+            pool=pool,
+            epoch=epoch,
+            capacity_tokens=capacity_tokens,
+            block_size_tokens=block_size_tokens,
+            max_running=max_running,
+            max_model_tokens=max_model_tokens,
+        )
+        self._protocol.register_pool(registration)
+        self._wake.set()
+
+    def telemetry(
+        self,
+        *,
+        pool: str,
+        epoch: int,
+        running: int,
+        waiting: int,
+        used_tokens: int,
+        preemptions: int,
+    ) -> None:
+        """Report what the engine says of itself; dropped while there is no stream."""
+        report = pb.EngineTelemetry(
+            pool=pool,
+            epoch=epoch,
+            running=running,
+            waiting=waiting,
+            used_tokens=used_tokens,
+            preemptions=preemptions,
+        )
+        self._protocol.telemetry(report)
+        self._wake.set()
+
+    async def flush(self, deadline_s: float) -> bool:
+        """Wait until every Complete is acknowledged; False where the deadline came first."""
+        if not self._protocol.unacknowledged:
+            return True
+        future = asyncio.get_running_loop().create_future()
+        self._flushed.append(future)
+        done, _ = await asyncio.wait((future,), timeout=deadline_s)
+        if not done:
+            self._flushed.remove(future)
+        return bool(done)
+
+    # For its Admissions (the Holder protocol).
+
+    def submit(self, admission: Admission) -> asyncio.Future[None]:
+        """Ask for an admission; see `Admission.submit`."""
+        if self._task is None:
+            raise RuntimeError("the session is not started; use `async with` or start()")
+        if self._given_up is not None:
+            raise self._given_up.again()
+        tag = self._protocol.admit(admission.request)
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[tag] = (admission, future)
+        future.add_done_callback(lambda done: self._withdraw(tag) if done.cancelled() else None)
+        self._wake.set()
+        return future
+
+    def report(self, lease: Lease, totals: Totals) -> None:
+        """Tell running totals; the writer looks at them when they are due."""
+        was_due_ns = self._protocol.next_deadline_ns()
+        self._protocol.progress(time.monotonic_ns(), lease.lease_id, totals)
+        if self._protocol.next_deadline_ns() != was_due_ns:
+            self._wake.set()
+
+    def end(self, lease: Lease, outcome: Outcome, totals: Totals) -> None:
+        """Queue a Complete; the protocol repeats it until it is acknowledged."""
+        self._running.pop(lease.lease_id, None)
+        self._protocol.complete(time.monotonic_ns(), lease.lease_id, outcome, totals)
+        self._wake.set()
+
+    async def settled(self, lease: Lease) -> None:
+        """Return at once: the stream delivers it; `flush` waits for all."""
+
+    # The stream.
+
+    async def _run(self) -> None:
+        """Keep a stream open until the session is closed."""
+        failures = 0
+        async with self._channel() as channel:
+            open_stream = channel.stream_stream(
+                _METHOD,
+                request_serializer=None,
+                response_deserializer=pb.SessionResponse.FromString,
+            )
+            while True:
+                opened_s = time.monotonic()
+                error = await self._one_stream(open_stream)
+                lived_s = time.monotonic() - opened_s
+                failures = 0 if lived_s > self._options.backoff_max_s else failures + 1
+                self._lost_stream(error)
+                ceiling_s = backoff_ceiling_s(self._options, failures)
+                await asyncio.sleep(ceiling_s * (0.5 + 0.5 * self._jitter()))
+
+    def _channel(self) -> grpc.aio.Channel:
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self.target, options=CHANNEL_OPTIONS)
+        return grpc.aio.secure_channel(self.target, self._credentials, options=CHANNEL_OPTIONS)
+
+    async def _one_stream(self, open_stream: Any) -> CallError:
+        """Open a stream and serve it; why it ended."""
+        try:
+            metadata = bearer_metadata(self._token)
+        except (OSError, ValueError) as error:
+            return call_error(grpc.StatusCode.UNAUTHENTICATED, f"cannot get a token: {error}")
+        call = open_stream(metadata=metadata)
+        self._protocol.connected(time.monotonic_ns())
+        writer = asyncio.create_task(self._write(call))
+        try:
+            await asyncio.wait_for(self._read(call), self._options.connect_deadline_s)
+            while True:
+                await self._read(call)
+        except asyncio.TimeoutError:
+            return _unavailable(f"no Welcome within {self._options.connect_deadline_s:g} s")
+        except grpc.RpcError as error:
+            return from_rpc_error(error)
+        except CallError as error:
+            return error
+        finally:
+            self._protocol.disconnected()
+            writer.cancel()
+            call.cancel()
+
+    async def _read(self, call: grpc.aio.StreamStreamCall[bytes, pb.SessionResponse]) -> None:
+        """Take one message. Raises RpcError or CallError at the end of the stream."""
+        response = await call.read()
+        if not isinstance(response, pb.SessionResponse):
+            code, text = await call.code(), await call.details()
+            if code is grpc.StatusCode.OK:
+                code, text = grpc.StatusCode.UNAVAILABLE, "the scheduler ended the stream"
+            raise call_error(code, text or "")
+        for notice in self._protocol.receive(time.monotonic_ns(), response):
+            self._notice(notice)
+        if self._flushed and not self._protocol.unacknowledged:
+            for future in self._flushed:
+                if not future.done():
+                    future.set_result(None)
+            self._flushed.clear()
+        self._wake.set()
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[bytes, pb.SessionResponse]) -> None:
+        """Send what the protocol has, whenever something is new or due.
+
+        Waking takes one round of the event loop, in which everything that happened in the last
+        one gathers into one message; more gathers while a message is being written.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            self._wake.clear()
+            data = self._protocol.data_to_send(time.monotonic_ns())
+            if data is not None:
+                try:
+                    await call.write(data)
+                except (grpc.RpcError, asyncio.InvalidStateError):
+                    return  # the reader learns why
+                continue
+            timer = None
+            due_ns = self._protocol.next_deadline_ns()
+            if due_ns is not None:
+                delay_s = max(0, due_ns - time.monotonic_ns()) / 1e9
+                timer = loop.call_later(delay_s, self._wake.set)
+            try:
+                await self._wake.wait()
+            finally:
+                if timer is not None:
+                    timer.cancel()
+
+    # What the scheduler says.
+
+    def _notice(self, notice: Notice) -> None:
+        if isinstance(notice, Verdict):
+            self._judge(notice)
+        elif isinstance(notice, Welcomed):
+            self._welcome(notice)
+        elif isinstance(notice, LeaseLost):
+            admission = self._running.get(notice.lease_id)
+            if admission is not None:
+                admission.notify_lost(notice.state)
+        else:
+            self._fault(notice)
+
+    def _judge(self, verdict: Verdict) -> None:
+        admission, future = self._waiting.pop(verdict.tag, (None, None))
+        lease = verdict.lease
+        if admission is None or future is None or future.done():
+            if lease is not None:
+                self.end(lease, Outcome.CANCELLED, (0, 0, 0))
+            return
+        admission.queue_duration_us = verdict.response.queue_duration_us
+        if lease is None:
+            future.set_exception(refused(verdict.response))
+            return
+        admission.lease = lease
+        self._running[lease.lease_id] = admission
+        future.set_result(None)
+
+    def _fault(self, fault: Faulted) -> None:
+        _, future = self._waiting.pop(fault.tag, (None, None))
+        if future is None:
+            _log.warning("the scheduler refused an event as wrong: %s", fault.error)
+        elif not future.done():
+            future.set_exception(fault.error)
+
+    def _welcome(self, welcomed: Welcomed) -> None:
+        if self._give_up_timer is not None:
+            self._give_up_timer.cancel()
+            self._give_up_timer = None
+        if self._given_up is not None or welcomed.restarted:
+            how = "another one" if welcomed.restarted else "the same"
+            _log.info("connected to the scheduler at %s (%s)", self.target, how)
+        self._given_up = None
+        self._set_state(SessionState.CONNECTED)
+
+    def _withdraw(self, tag: int) -> None:
+        if self._waiting.pop(tag, None) is not None:
+            self._protocol.cancel(tag)
+            self._wake.set()
+
+    # What becomes of admissions while there is no stream.
+
+    def _lost_stream(self, error: CallError) -> None:
+        self.last_error = error
+        if self.state is SessionState.CLOSED:
+            return
+        if self.state is SessionState.CONNECTED:
+            _log.warning("lost the scheduler at %s: %s", self.target, error)
+        self._set_state(SessionState.CONNECTING)
+        if isinstance(error, _HOPELESS):
+            self._stop_asking(error)
+        else:
+            self._watch(asyncio.get_running_loop())
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give up on waiting admissions unless the scheduler comes back in time."""
+        if self._give_up_timer is None and self._given_up is None:
+            self._give_up_timer = loop.call_later(self._options.unavailable_after_s, self._give_up)
+
+    def _give_up(self) -> None:
+        self._give_up_timer = None
+        cause = f": {self.last_error.message}" if self.last_error else ""
+        self._stop_asking(_unavailable(f"cannot reach the scheduler at {self.target}{cause}"))
+
+    def _stop_asking(self, error: CallError) -> None:
+        if self._given_up is None:
+            _log.warning("admissions fail until the scheduler is back: %s", error)
+        self._given_up = error
+        waiting, self._waiting = self._waiting, {}
+        for tag, (_, future) in waiting.items():
+            self._protocol.cancel(tag)
+            if not future.done():
+                future.set_exception(error.again())
+
+    def _set_state(self, state: SessionState) -> None:
+        if state is not self.state:
+            self.state = state
+            if self._on_state is not None:
+                self._on_state(state)
+
+
+def _limits(options: ClientOptions) -> SessionLimits:
+    return SessionLimits(
+        message_bytes_max=options.message_bytes_max,
+        events_max=options.events_max,
+        open_requests_max=options.open_requests_max,
+        unacknowledged_max=options.unacknowledged_max,
+        progress_delay_ns=int(options.progress_delay_s * 1e9),
+    )
+
+
+def _unavailable(message: str) -> SchedulerUnavailable:
+    return SchedulerUnavailable(grpc.StatusCode.UNAVAILABLE, message)

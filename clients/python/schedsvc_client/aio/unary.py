@@ -1,0 +1,237 @@
+"""The unary calls for asyncio: one held call for each admission, no stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Coroutine, Sequence
+from types import TracebackType
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from schedsvc_client.aio.admission import Admission, Asker
+from schedsvc_client.channel import (
+    CHANNEL_OPTIONS,
+    ClientOptions,
+    Token,
+    backoff_ceiling_s,
+    bearer_metadata,
+    check_target,
+)
+from schedsvc_client.errors import SchedulerUnavailable, from_rpc_error, is_final, refused
+from schedsvc_client.leases import PROGRESS_LEASES_MAX, Lease, LeaseTable, Totals, lease_of
+from schedsvc_client.outcomes import LeaseState, Outcome
+from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
+
+_log = logging.getLogger("schedsvc_client.unary")
+
+
+class AsyncScheduler(Asker):
+    """A client that asks by unary calls. Use it inside one event loop, as `async with`.
+
+    Open leases are renewed, and their totals reported, by one Progress call for all of them.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        token: Token | None = None,
+        options: ClientOptions | None = None,
+    ) -> None:
+        super().__init__()
+        self.target = check_target(target)
+        self._options = options or ClientOptions()
+        self._credentials = credentials
+        self._token = token
+        self._table = LeaseTable(int(self._options.progress_delay_s * 1e9))
+        self._running: dict[int, Admission] = {}
+        self._deliveries: dict[int, asyncio.Task[None]] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._jitter = random.SystemRandom().random
+        self._channel: grpc.aio.Channel | None = None
+        self._calls: Any = None
+
+    async def __aenter__(self) -> AsyncScheduler:
+        self._stub()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self, *, flush_deadline_s: float = 1.0) -> None:
+        """Cancel what is open, wait a moment until the scheduler knows, and hang up."""
+        for admission in list(self._running.values()):
+            admission.complete(outcome=Outcome.CANCELLED)
+        if self._deliveries:
+            await asyncio.wait(list(self._deliveries.values()), timeout=flush_deadline_s)
+        left = [*self._background, *([self._keeper] if self._keeper else [])]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        if self._channel is not None:
+            await self._channel.close(grace=None)
+
+    async def stats(self, tenants: Sequence[str] = (), flow_limit: int = 0) -> pb.StatsResponse:
+        """Take a snapshot of pools, flows and counters. Raises CallError."""
+        request = pb.StatsRequest(tenants=tenants, flow_limit=flow_limit)
+        try:
+            response: pb.StatsResponse = await self._stub().Stats(
+                request, timeout=self._options.call_deadline_s, metadata=self._metadata()
+            )
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        return response
+
+    # For its Admissions (the Holder protocol).
+
+    def submit(self, admission: Admission) -> asyncio.Future[None]:
+        """Ask for an admission; see `Admission.submit`."""
+        return asyncio.get_running_loop().create_task(self._ask(admission))
+
+    def report(self, lease: Lease, totals: Totals) -> None:
+        """Tell running totals; the keeper sends them when they are due."""
+        was_due_ns = self._table.next_deadline_ns()
+        self._table.note(time.monotonic_ns(), lease.lease_id, totals)
+        if self._table.next_deadline_ns() != was_due_ns:
+            self._wake.set()
+
+    def end(self, lease: Lease, outcome: Outcome, totals: Totals) -> None:
+        """Deliver a Complete in the background."""
+        self._running.pop(lease.lease_id, None)
+        self._table.close(lease.lease_id)
+        task = self._spawn(self._deliver(lease, lease.complete(outcome, totals)))
+        self._deliveries[lease.lease_id] = task
+        task.add_done_callback(lambda _: self._deliveries.pop(lease.lease_id, None))
+
+    async def settled(self, lease: Lease) -> None:
+        """Wait for the delivery of its Complete."""
+        task = self._deliveries.get(lease.lease_id)
+        if task is not None:
+            await asyncio.shield(task)
+
+    # The calls.
+
+    def _stub(self) -> Any:
+        """Make the channel at the first use, inside the event loop that will use it."""
+        if self._channel is None:
+            if self._credentials is None:
+                self._channel = grpc.aio.insecure_channel(self.target, options=CHANNEL_OPTIONS)
+            else:
+                self._channel = grpc.aio.secure_channel(
+                    self.target, self._credentials, options=CHANNEL_OPTIONS
+                )
+            self._calls = SchedulerServiceStub(self._channel)
+        return self._calls
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return bearer_metadata(self._token)
+
+    async def _ask(self, admission: Admission) -> None:
+        call = self._stub().Admit(
+            admission.request, timeout=self._options.admit_deadline_s, metadata=self._metadata()
+        )
+        try:
+            response: pb.AdmitResponse = await call
+        except asyncio.CancelledError:
+            # Awaiting it has cancelled the call, unless the answer was here already.
+            self._spawn(self._give_back(call, admission.request))
+            raise
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        admission.queue_duration_us = response.queue_duration_us
+        if Outcome(response.outcome) is not Outcome.GRANTED:
+            raise refused(response)
+        lease = lease_of(admission.request, response.grant, time.monotonic_ns())
+        self._table.open(lease)
+        self._running[lease.lease_id] = admission
+        admission.lease = lease
+        if self._keeper is None:
+            self._keeper = asyncio.get_running_loop().create_task(self._keep())
+        self._wake.set()
+
+    async def _give_back(self, call: Any, request: pb.AdmitRequest) -> None:
+        try:
+            response: pb.AdmitResponse = await call
+        except (asyncio.CancelledError, grpc.RpcError):
+            return
+        if Outcome(response.outcome) is Outcome.GRANTED:
+            lease = lease_of(request, response.grant, time.monotonic_ns())
+            self.end(lease, Outcome.CANCELLED, (0, 0, 0))
+
+    async def _deliver(self, lease: Lease, request: pb.CompleteRequest) -> None:
+        """Repeat a Complete until it is answered, or the lease has surely expired."""
+        expired_s = time.monotonic() + lease.ttl_ns / 1e9 + self._options.lease_grace_s
+        failures = 0
+        while True:
+            try:
+                await self._stub().Complete(
+                    request, timeout=self._options.call_deadline_s, metadata=self._metadata()
+                )
+            except grpc.RpcError as failed:
+                error = from_rpc_error(failed)
+            else:
+                return
+            if is_final(error) or time.monotonic() > expired_s:
+                _log.warning("Complete of lease %d was not taken: %s", lease.lease_id, error)
+                return
+            failures += 1
+            ceiling_s = backoff_ceiling_s(self._options, failures)
+            await asyncio.sleep(ceiling_s * (0.5 + 0.5 * self._jitter()))
+
+    async def _keep(self) -> None:
+        """Report and renew leases as they fall due."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._wake.clear()
+            due = self._table.take_due(time.monotonic_ns())
+            for start in range(0, len(due), PROGRESS_LEASES_MAX):
+                await self._progress(due[start : start + PROGRESS_LEASES_MAX])
+            if due:
+                continue
+            deadline_ns = self._table.next_deadline_ns()
+            timer = None
+            if deadline_ns is not None:
+                delay_s = max(0, deadline_ns - time.monotonic_ns()) / 1e9
+                timer = loop.call_later(delay_s, self._wake.set)
+            try:
+                await self._wake.wait()
+            finally:
+                if timer is not None:
+                    timer.cancel()
+
+    async def _progress(self, leases: list[Lease]) -> None:
+        request = pb.ProgressRequest(leases=[lease.progress() for lease in leases])
+        try:
+            response: pb.ProgressResponse = await self._stub().Progress(
+                request, timeout=self._options.call_deadline_s, metadata=self._metadata()
+            )
+        except grpc.RpcError as failed:
+            error = from_rpc_error(failed)
+            # The next renewal, a third of the TTL later, tells the same totals.
+            level = logging.DEBUG if isinstance(error, SchedulerUnavailable) else logging.WARNING
+            _log.log(level, "%d leases were not renewed: %s", len(leases), error)
+            return
+        for status in response.leases:
+            state = LeaseState(status.state)
+            if state is not LeaseState.LIVE and self._table.close(status.lease_id) is not None:
+                self._running[status.lease_id].notify_lost(state)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task

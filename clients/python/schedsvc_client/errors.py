@@ -1,0 +1,192 @@
+"""What a caller can meet: a verdict against it, or a call that failed.
+
+SchedulerError
+  Refused                the scheduler answered: not now, or never
+  CallError              the call itself failed
+    SchedulerUnavailable   nobody answered, or it drains
+    InvalidRequest         a field is wrong; `violations` name it
+    RequestConflict        the request id was used with another payload
+    LeaseNotFound          no such lease, or its answer has been forgotten
+    Unauthenticated        token or certificate are missing or wrong
+    LimitExceeded          a limit of the scheduler, or of this client, is reached
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import grpc
+
+from schedsvc_client._rpc_status import Violation, read_details
+from schedsvc_client.outcomes import LimitKind, Outcome
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+__all__ = [
+    "CallError",
+    "InvalidRequest",
+    "LeaseNotFound",
+    "Limit",
+    "LimitExceeded",
+    "Refused",
+    "RequestConflict",
+    "SchedulerError",
+    "SchedulerUnavailable",
+    "Unauthenticated",
+    "Violation",
+    "call_error",
+    "from_rpc_error",
+    "is_final",
+    "refused",
+]
+
+
+class Limit(NamedTuple):
+    """One limit of a tenant at the moment of a refusal."""
+
+    kind: LimitKind
+    limit: int
+    remaining: int
+    reset_ms: int
+
+
+class SchedulerError(Exception):
+    """Anything this package raises about the scheduler."""
+
+
+class Refused(SchedulerError):
+    """The scheduler's verdict: this request does not run."""
+
+    def __init__(
+        self,
+        outcome: Outcome,
+        message: str,
+        *,
+        retry_after_ms: int = 0,
+        quota: tuple[Limit, ...] = (),
+        queue_position: int = 0,
+        queue_duration_us: int = 0,
+    ) -> None:
+        super().__init__(f"{outcome.name}: {message}" if message else outcome.name)
+        self.outcome = outcome
+        self.message = message
+        self.retry_after_ms = retry_after_ms
+        self.quota = quota
+        self.queue_position = queue_position
+        self.queue_duration_us = queue_duration_us
+
+
+class CallError(SchedulerError):
+    """A call failed. `code` is gRPC's, `violations` name the fields at fault."""
+
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        message: str,
+        *,
+        violations: tuple[Violation, ...] = (),
+        retry_after_ms: int = 0,
+    ) -> None:
+        named = "; ".join(f"{v.field}: {v.description}" for v in violations if v.field)
+        text = f"{message} ({named})" if named and named not in message else message
+        super().__init__(f"{code.name}: {text}")
+        self.code = code
+        self.message = message
+        self.violations = violations
+        self.retry_after_ms = retry_after_ms
+
+    def again(self) -> CallError:
+        """Return a new exception that says the same.
+
+        One that is raised for several callers would collect all their tracebacks.
+        """
+        return type(self)(
+            self.code,
+            self.message,
+            violations=self.violations,
+            retry_after_ms=self.retry_after_ms,
+        )
+
+
+class SchedulerUnavailable(CallError):
+    """The scheduler cannot be reached, did not answer in time, or drains."""
+
+
+class InvalidRequest(CallError):
+    """A field of the request is wrong."""
+
+
+class RequestConflict(CallError):
+    """The request id was used before, with another payload."""
+
+
+class LeaseNotFound(CallError):
+    """No such lease, or its stored answer has been forgotten."""
+
+
+class Unauthenticated(CallError):
+    """The bearer token or the client certificate is missing, wrong, or not allowed."""
+
+
+class LimitExceeded(CallError):
+    """A limit of the scheduler itself, or of this client, is reached."""
+
+
+_BY_CODE: dict[grpc.StatusCode, type[CallError]] = {
+    grpc.StatusCode.UNAVAILABLE: SchedulerUnavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: SchedulerUnavailable,
+    grpc.StatusCode.CANCELLED: SchedulerUnavailable,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
+    grpc.StatusCode.ALREADY_EXISTS: RequestConflict,
+    grpc.StatusCode.NOT_FOUND: LeaseNotFound,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: Unauthenticated,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: LimitExceeded,
+}
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def call_error(
+    code: grpc.StatusCode | int,
+    message: str,
+    *,
+    violations: tuple[Violation, ...] = (),
+    retry_after_ms: int = 0,
+) -> CallError:
+    """Return the exception for a status code (or its number)."""
+    if isinstance(code, int):
+        code = _CODES.get(code, grpc.StatusCode.UNKNOWN)
+    kind = _BY_CODE.get(code, CallError)
+    return kind(code, message, violations=violations, retry_after_ms=retry_after_ms)
+
+
+def is_final(error: CallError) -> bool:
+    """Whether sending the same again cannot help."""
+    return isinstance(error, (InvalidRequest, LeaseNotFound, RequestConflict, Unauthenticated))
+
+
+def from_rpc_error(error: grpc.RpcError) -> CallError:
+    """Return the exception for an error of grpc, sync or asyncio, with its details."""
+    code, text = error.code(), error.details()
+    # Pairs at run time, whatever the type stubs say.
+    metadata: Any = error.trailing_metadata()
+    found = read_details(metadata)
+    return call_error(
+        code, text or "", violations=found.violations, retry_after_ms=found.retry_after_ms
+    )
+
+
+def refused(response: pb.AdmitResponse) -> Refused:
+    """Return the exception for a verdict that is not GRANTED."""
+    refusal = response.refusal
+    return Refused(
+        Outcome(response.outcome),
+        refusal.message,
+        retry_after_ms=refusal.retry_after_ms,
+        quota=tuple(
+            Limit(LimitKind(entry.kind), entry.limit, entry.remaining, entry.reset_ms)
+            for entry in refusal.quota.limits
+        ),
+        queue_position=refusal.queue_position,
+        queue_duration_us=response.queue_duration_us,
+    )

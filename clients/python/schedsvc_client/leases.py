@@ -1,0 +1,192 @@
+"""Open leases of one client: their totals, what has to be reported, when they must be renewed.
+
+Sans-IO: every method is told the time. All times are monotonic nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from schedsvc_client.outcomes import Outcome
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+LEASE_TTL_NS_DEFAULT = 10_000_000_000
+# Of one Progress call: a report takes at most 60 bytes of the scheduler's 64 KiB.
+PROGRESS_LEASES_MAX = 1_000
+
+Totals = tuple[int | None, int | None, int | None]
+"""Input, cached input and output tokens; None where a total is not known."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """One granted request. Totals that were never told are None."""
+
+    lease_id: int
+    pool: str
+    pool_epoch: int
+    ttl_ns: int
+    reserved_tokens: int
+    engine_priority: int
+    request: pb.AdmitRequest
+    sent_ns: int
+    input_tokens: int | None = None
+    cached_input_tokens: int | None = None
+    output_tokens: int | None = None
+
+    def raise_totals(self, totals: Totals) -> bool:
+        """Take totals that are larger than the known ones; True where one was."""
+        input_tokens, cached_input_tokens, output_tokens = totals
+        grown = False
+        if _larger(input_tokens, self.input_tokens):
+            self.input_tokens, grown = input_tokens, True
+        if _larger(cached_input_tokens, self.cached_input_tokens):
+            self.cached_input_tokens, grown = cached_input_tokens, True
+        if _larger(output_tokens, self.output_tokens):
+            self.output_tokens, grown = output_tokens, True
+        return grown
+
+    def progress(self) -> pb.LeaseProgress:
+        """Return the running totals as a report."""
+        return pb.LeaseProgress(
+            lease_id=self.lease_id,
+            pool_epoch=self.pool_epoch,
+            input_tokens=self.input_tokens,
+            cached_input_tokens=self.cached_input_tokens,
+            output_tokens=self.output_tokens,
+        )
+
+    def complete(self, outcome: Outcome, totals: Totals) -> pb.CompleteRequest:
+        """Return its end; a total that is not given is the last one that was told."""
+        told = (self.input_tokens, self.cached_input_tokens, self.output_tokens)
+        final = [last if total is None else total for total, last in zip(totals, told, strict=True)]
+        return pb.CompleteRequest(
+            lease_id=self.lease_id,
+            pool_epoch=self.pool_epoch,
+            outcome=pb.Outcome.ValueType(outcome),
+            input_tokens=final[0],
+            cached_input_tokens=final[1],
+            output_tokens=final[2],
+        )
+
+    def replay(self) -> pb.LeaseReplay:
+        """Everything a scheduler needs to take this lease over."""
+        request = self.request
+        prompts = request.input_tokens
+        return pb.LeaseReplay(
+            lease_id=self.lease_id,
+            request_id=request.request_id,
+            tenant=request.tenant,
+            api_key_sha256=request.api_key_sha256,
+            pool=self.pool,
+            pool_epoch=self.pool_epoch,
+            reserved_tokens=self.reserved_tokens,
+            prompt_tokens=sum(prompts),
+            max_output_tokens=request.max_output_tokens,
+            input_tokens=self.input_tokens or 0,
+            cached_input_tokens=self.cached_input_tokens or 0,
+            output_tokens=self.output_tokens or 0,
+            sequences=len(prompts) * max(1, request.n),
+        )
+
+
+def _larger(told: int | None, known: int | None) -> bool:
+    return told is not None and (known is None or told > known)
+
+
+def lease_of(request: pb.AdmitRequest, grant: pb.Grant, now_ns: int) -> Lease:
+    """Return the lease that a grant stands for."""
+    return Lease(
+        lease_id=grant.lease_id,
+        pool=grant.pool,
+        pool_epoch=grant.pool_epoch,
+        ttl_ns=grant.ttl_ms * 1_000_000 or LEASE_TTL_NS_DEFAULT,
+        reserved_tokens=grant.reserved_tokens,
+        engine_priority=grant.engine_priority,
+        request=request,
+        sent_ns=now_ns,
+    )
+
+
+class LeaseTable:
+    """The open leases, oldest report first. Every operation is O(1) for each lease it touches."""
+
+    def __init__(self, progress_delay_ns: int) -> None:
+        self._progress_delay_ns = progress_delay_ns
+        self._by_age: OrderedDict[int, Lease] = OrderedDict()
+        self._dirty: dict[int, Lease] = {}
+        self._dirty_since_ns = 0
+        self._renew_after_ns = LEASE_TTL_NS_DEFAULT // 3
+
+    def __len__(self) -> int:
+        return len(self._by_age)
+
+    def get(self, lease_id: int) -> Lease | None:
+        """Return an open lease, or None."""
+        return self._by_age.get(lease_id)
+
+    def leases(self) -> list[Lease]:
+        """All open leases."""
+        return list(self._by_age.values())
+
+    def open(self, lease: Lease) -> None:
+        """Add a lease that was just granted."""
+        if not self._by_age:
+            self._renew_after_ns = lease.ttl_ns // 3
+        self._renew_after_ns = min(self._renew_after_ns, lease.ttl_ns // 3)
+        self._by_age[lease.lease_id] = lease
+
+    def close(self, lease_id: int) -> Lease | None:
+        """Take a lease out; None where it is not open."""
+        self._dirty.pop(lease_id, None)
+        return self._by_age.pop(lease_id, None)
+
+    def note(self, now_ns: int, lease_id: int, totals: Totals) -> None:
+        """Raise totals; the report is due `progress_delay_ns` after the first one that waits."""
+        lease = self._by_age.get(lease_id)
+        if lease is None:
+            return
+        if lease.raise_totals(totals):
+            if not self._dirty:
+                self._dirty_since_ns = now_ns
+            self._dirty[lease_id] = lease
+
+    def next_deadline_ns(self) -> int | None:
+        """When `take_due` has something to give; None while there is no lease."""
+        if not self._by_age:
+            return None
+        deadline_ns = next(iter(self._by_age.values())).sent_ns + self._renew_after_ns
+        if self._dirty:
+            deadline_ns = min(deadline_ns, self._dirty_since_ns + self._progress_delay_ns)
+        return deadline_ns
+
+    def take_due(self, now_ns: int) -> list[Lease]:
+        """Return the leases to report now: with new totals, or silent for a third of their TTL.
+
+        Renewals gather: once one is due, so is each that has used three quarters of its time.
+        """
+        due: list[Lease] = []
+        if self._dirty and now_ns >= self._dirty_since_ns + self._progress_delay_ns:
+            due.extend(self._dirty.values())
+            self._mark_sent(now_ns, due)
+        oldest = next(iter(self._by_age.values()), None)
+        if oldest is not None and now_ns >= oldest.sent_ns + self._renew_after_ns:
+            aged = []
+            for lease in self._by_age.values():
+                if now_ns < lease.sent_ns + self._renew_after_ns * 3 // 4:
+                    break
+                aged.append(lease)
+            self._mark_sent(now_ns, aged)
+            due.extend(aged)
+        return due
+
+    def mark_all_sent(self, now_ns: int) -> None:
+        """Every lease was just reported in another way (a replay)."""
+        self._mark_sent(now_ns, self.leases())
+
+    def _mark_sent(self, now_ns: int, leases: list[Lease]) -> None:
+        for lease in leases:
+            lease.sent_ns = now_ns
+            self._by_age.move_to_end(lease.lease_id)
+            self._dirty.pop(lease.lease_id, None)

@@ -1,0 +1,58 @@
+"""The contract's enumerations as Python enums, so that callers need not touch the stubs."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Outcome(enum.IntEnum):
+    """What became of a request (schedsvc.v1.Outcome). An unknown number reads as UNSPECIFIED."""
+
+    UNSPECIFIED = 0
+    GRANTED = 1
+    REJECTED_FLOW_QUEUE_FULL = 16
+    REJECTED_QUEUE_FULL = 17
+    REJECTED_TOO_LARGE = 18
+    REJECTED_NO_POOL = 19
+    REJECTED_DRAINING = 20
+    REJECTED_UNKNOWN_TENANT = 21
+    REJECTED_QUOTA = 22
+    REJECTED_DEADLINE = 23
+    REJECTED_LIMIT = 24
+    EVICTED_TTL = 32
+    EVICTED_CANCELLED = 33
+    EVICTED_DRAINING = 34
+    EVICTED_TOO_LARGE = 35
+    COMPLETED = 48
+    CANCELLED = 49
+    EXPIRED = 50
+
+    @classmethod
+    def _missing_(cls, value: object) -> Outcome:
+        return cls.UNSPECIFIED
+
+
+class LeaseState(enum.IntEnum):
+    """Where a lease stands (schedsvc.v1.LeaseState). An unknown number reads as UNSPECIFIED."""
+
+    UNSPECIFIED = 0
+    UNKNOWN = 1
+    LIVE = 2
+    VOID = 3
+    ENDED = 4
+
+    @classmethod
+    def _missing_(cls, value: object) -> LeaseState:
+        return cls.UNSPECIFIED
+
+
+class LimitKind(enum.IntEnum):
+    """What a limit counts (schedsvc.v1.LimitKind). An unknown number reads as UNSPECIFIED."""
+
+    UNSPECIFIED = 0
+    QUEUED_REQUESTS = 1
+    POOL_TOKENS = 2
+
+    @classmethod
+    def _missing_(cls, value: object) -> LimitKind:
+        return cls.UNSPECIFIED

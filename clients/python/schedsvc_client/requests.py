@@ -1,0 +1,82 @@
+"""Builds AdmitRequests, with request ids that are unique for this process."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import secrets
+from collections.abc import Sequence
+
+import grpc
+
+from schedsvc_client.errors import InvalidRequest, Violation
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+
+class RequestIds:
+    """Ids that no other process or object makes: 64 random bits and a number."""
+
+    def __init__(self) -> None:
+        self._prefix = secrets.token_hex(8)
+        self._numbers = itertools.count(1)
+
+    def next(self) -> str:
+        """Make a new id."""
+        return f"{self._prefix}-{next(self._numbers)}"
+
+
+def api_key_hash(api_key: str) -> bytes:
+    """Return what the scheduler is told of an API key: its SHA-256 (32 bytes), never the key."""
+    return hashlib.sha256(api_key.encode()).digest()
+
+
+def admit_request(
+    *,
+    request_id: str,
+    input_tokens: Sequence[int] | int,
+    max_output_tokens: int,
+    n: int = 1,
+    tenant: str = "",
+    api_key_sha256: bytes = b"",
+    pool: str = "",
+    adapter: str = "",
+    request_class: str = "",
+    prefix_block_hashes: Sequence[int] = (),
+    deadline_ms: int = 0,
+    queue_ttl_ms: int = 0,
+    reports_progress: bool = True,
+) -> pb.AdmitRequest:
+    """One request. `input_tokens`: of each prompt, or of the one.
+
+    Raises InvalidRequest, naming the field, where a value does not fit its type on the wire; the
+    scheduler judges everything else.
+    """
+    prompts = (input_tokens,) if isinstance(input_tokens, int) else input_tokens
+    request = pb.AdmitRequest()
+    values = {
+        "request_id": request_id,
+        "tenant": tenant,
+        "api_key_sha256": api_key_sha256,
+        "pool": pool,
+        "n": n,
+        "max_output_tokens": max_output_tokens,
+        "adapter": adapter,
+        "request_class": request_class,
+        "deadline_ms": deadline_ms,
+        "queue_ttl_ms": queue_ttl_ms,
+        "reports_progress": reports_progress,
+    }
+    field = ""
+    try:
+        for field, value in values.items():
+            setattr(request, field, value)
+        field = "input_tokens"
+        request.input_tokens.extend(prompts)
+        field = "prefix_block_hashes"
+        request.prefix_block_hashes.extend(prefix_block_hashes)
+    except (TypeError, ValueError) as error:
+        violation = Violation(field, str(error))
+        raise InvalidRequest(
+            grpc.StatusCode.INVALID_ARGUMENT, f"{field}: {error}", violations=(violation,)
+        ) from error
+    return request

@@ -1,0 +1,380 @@
+"""The client's side of a Session stream as a state machine: no socket, no clock, no task.
+
+The caller passes monotonic nanoseconds in, sends the messages that `data_to_send` gives, feeds
+what it reads to `receive`, and comes back at `next_deadline_ns`. The state survives streams:
+`disconnected` and `connected` may follow each other any number of times, and each new stream
+begins with Hello, the pools, a replay of every open lease, the Completes nobody acknowledged, and
+the Admits that have no verdict. Memory is bounded by `SessionLimits`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import grpc
+
+from schedsvc_client.errors import CallError, InvalidRequest, LimitExceeded, Violation, call_error
+from schedsvc_client.leases import Lease, LeaseTable, Totals, lease_of
+from schedsvc_client.outcomes import LeaseState, Outcome
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+# The seq field of a message: a tag and a varint of at most ten bytes.
+_SEQ_BYTES_MAX = 11
+
+
+@dataclass(frozen=True)
+class SessionLimits:
+    """What bounds one session."""
+
+    message_bytes_max: int = 65_536
+    events_max: int = 4_096
+    open_requests_max: int = 16_384
+    unacknowledged_max: int = 65_536
+    progress_delay_ns: int = 20_000_000
+    # The scheduler forgets the answer of an ended lease after this.
+    answer_ttl_ns: int = 300_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Welcomed:
+    """The stream is open. `restarted`: the scheduler is another one than before."""
+
+    incarnation: int
+    restarted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer to one Admit; `lease` where it was granted."""
+
+    tag: int
+    response: pb.AdmitResponse
+    lease: Lease | None
+
+
+@dataclass(frozen=True, slots=True)
+class Faulted:
+    """An event was wrong: of the request `tag`, or (0) of something else."""
+
+    tag: int
+    error: CallError
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost:
+    """A lease that was open is not any more: VOID, ENDED (it expired) or UNKNOWN."""
+
+    lease_id: int
+    state: LeaseState
+
+
+Notice = Welcomed | Verdict | Faulted | LeaseLost
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A request without a verdict."""
+
+    request: pb.AdmitRequest
+    event: bytes
+    sent: bool = False
+    cancelled: bool = False
+
+
+@dataclass(slots=True)
+class _Ending:
+    """A Complete without an acknowledgement."""
+
+    lease: Lease
+    event: bytes
+    since_ns: int
+
+
+def _encoded(event: pb.SessionEvent) -> bytes:
+    """Encode an event as a part of a SessionRequest: such parts are simply joined."""
+    return pb.SessionRequest(events=[event]).SerializeToString()
+
+
+class SessionProtocol:
+    """All that one shim process owes the scheduler, and what it knows of it."""
+
+    def __init__(
+        self, client_id: str, incarnation: int, limits: SessionLimits | None = None
+    ) -> None:
+        self._limits = limits or SessionLimits()
+        self._hello = _encoded(
+            pb.SessionEvent(hello=pb.SessionHello(client_id=client_id, incarnation=incarnation))
+        )
+        self._table = LeaseTable(self._limits.progress_delay_ns)
+        self._lost: dict[int, Lease] = {}
+        self._pools: dict[str, bytes] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._endings: dict[int, _Ending] = {}
+        self._next_tag = 1
+        self._open_requests_max = self._limits.open_requests_max
+        self._incarnation: int | None = None
+        self._connected = False
+        self._reset_stream()
+
+    def _reset_stream(self) -> None:
+        """Forget what belongs to one stream."""
+        self._seq = 0
+        self._carry: tuple[bytes, int] | None = None
+        self._control_out: deque[bytes] = deque()
+        self._telemetry_out: dict[str, bytes] = {}
+        self._complete_out: deque[int] = deque()
+        self._progress_out: deque[Lease] = deque()
+        self._cancel_out: deque[int] = deque()
+        self._admit_out: dict[int, None] = {}
+        self._unacknowledged: deque[tuple[int, int]] = deque()
+
+    @property
+    def open_requests(self) -> int:
+        """Requests without a verdict."""
+        return len(self._pending)
+
+    @property
+    def open_leases(self) -> int:
+        """Leases that are renewed."""
+        return len(self._table)
+
+    @property
+    def unacknowledged(self) -> int:
+        """Completes that the scheduler has not acknowledged."""
+        return len(self._endings)
+
+    # What the shim wants.
+
+    def register_pool(self, pool: pb.PoolRegistration) -> None:
+        """Offer a pool, now and on every later stream."""
+        event = self._checked(pb.SessionEvent(pool=pool), "pool")
+        self._pools[pool.pool] = event
+        if self._connected:
+            self._control_out.append(event)
+
+    def telemetry(self, telemetry: pb.EngineTelemetry) -> None:
+        """Report what the engine says: the latest of each pool, while there is a stream."""
+        if self._connected:
+            event = self._checked(pb.SessionEvent(telemetry=telemetry), "telemetry")
+            self._telemetry_out[telemetry.pool] = event
+
+    def admit(self, request: pb.AdmitRequest) -> int:
+        """Ask for one request; returns its tag, under which the verdict will come.
+
+        The request must not be changed afterwards. Raises LimitExceeded where too many are open,
+        InvalidRequest where it does not fit a message.
+        """
+        if len(self._pending) >= self._open_requests_max:
+            raise LimitExceeded(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{self._open_requests_max} requests wait for their verdict already",
+            )
+        tag = self._next_tag
+        event = self._checked(
+            pb.SessionEvent(admit=pb.SessionAdmit(tag=tag, request=request)), "request"
+        )
+        self._next_tag += 1
+        self._pending[tag] = _Pending(request, event)
+        if self._connected:
+            self._admit_out[tag] = None
+        return tag
+
+    def cancel(self, tag: int) -> None:
+        """Withdraw a request. A grant that crosses is completed CANCELLED here."""
+        pending = self._pending.get(tag)
+        if pending is None or pending.cancelled:
+            return
+        if not pending.sent:
+            del self._pending[tag]
+            self._admit_out.pop(tag, None)
+            return
+        pending.cancelled = True
+        # One that waits to be asked again on this stream is withdrawn right behind that.
+        if self._connected and tag not in self._admit_out:
+            self._cancel_out.append(tag)
+
+    def progress(self, now_ns: int, lease_id: int, totals: Totals) -> None:
+        """Raise the running totals of a lease. Totals that do not grow are not sent."""
+        self._table.note(now_ns, lease_id, totals)
+
+    def complete(self, now_ns: int, lease_id: int, outcome: Outcome, totals: Totals) -> bool:
+        """End a lease. Totals that are not given are the last ones that were told.
+
+        It is sent again on every stream until it is acknowledged. False where the lease is not
+        open (any more): nothing is sent then.
+        """
+        lease = self._table.close(lease_id) or self._lost.pop(lease_id, None)
+        if lease is None:
+            return False
+        event = _encoded(pb.SessionEvent(complete=lease.complete(outcome, totals)))
+        self._endings[lease_id] = _Ending(lease, event, now_ns)
+        if len(self._endings) > self._limits.unacknowledged_max:
+            del self._endings[next(iter(self._endings))]
+        if self._connected:
+            self._complete_out.append(lease_id)
+        return True
+
+    # The stream.
+
+    def connected(self, now_ns: int) -> None:
+        """Begin a new stream: queue all that it must begin with."""
+        self._reset_stream()
+        self._connected = True
+        self._open_requests_max = self._limits.open_requests_max
+        forgotten_ns = now_ns - self._limits.answer_ttl_ns
+        for lease_id in [i for i, e in self._endings.items() if e.since_ns < forgotten_ns]:
+            del self._endings[lease_id]
+        self._control_out.append(self._hello)
+        self._control_out.extend(self._pools.values())
+        # A Complete needs its lease: a scheduler that restarted learns it from the replay.
+        for ending in self._endings.values():
+            self._control_out.append(_encoded(pb.SessionEvent(replay=ending.lease.replay())))
+        for lease in self._table.leases():
+            self._control_out.append(_encoded(pb.SessionEvent(replay=lease.replay())))
+        self._table.mark_all_sent(now_ns)
+        self._complete_out.extend(self._endings)
+        self._admit_out = dict.fromkeys(self._pending)
+
+    def disconnected(self) -> None:
+        """End the stream, and forget with it whatever was not acknowledged."""
+        self._connected = False
+        self._reset_stream()
+
+    def data_to_send(self, now_ns: int) -> bytes | None:
+        """Return the next serialised SessionRequest, or None. Call it until it gives None."""
+        if not self._connected:
+            return None
+        parts: list[bytes] = []
+        room = self._limits.message_bytes_max - _SEQ_BYTES_MAX
+        seq = self._seq + 1
+        while len(parts) < self._limits.events_max:
+            taken = self._carry or self._next_event(now_ns)
+            self._carry = None
+            if taken is None:
+                break
+            event, completed = taken
+            if len(event) > room:
+                self._carry = taken
+                break
+            room -= len(event)
+            parts.append(event)
+            if completed:
+                self._unacknowledged.append((seq, completed))
+        if not parts:
+            return None
+        self._seq = seq
+        return pb.SessionRequest(seq=seq).SerializeToString() + b"".join(parts)
+
+    def next_deadline_ns(self) -> int | None:
+        """When `data_to_send` has to be called though nothing new was asked; None: not at all."""
+        return self._table.next_deadline_ns() if self._connected else None
+
+    def receive(self, now_ns: int, response: pb.SessionResponse) -> list[Notice]:
+        """Take one message of the scheduler; what it means, in its order."""
+        notices: list[Notice] = []
+        unacknowledged = self._unacknowledged
+        while unacknowledged and unacknowledged[0][0] <= response.ack_seq:
+            self._endings.pop(unacknowledged.popleft()[1], None)
+        if response.HasField("welcome"):
+            notices.append(self._welcomed(response.welcome))
+        for verdict in response.verdicts:
+            notice = self._judged(now_ns, verdict)
+            if notice is not None:
+                notices.append(notice)
+        for status in response.leases:
+            lost = self._lease_status(status)
+            if lost is not None:
+                notices.append(lost)
+        notices.extend(self._faulted(fault) for fault in response.faults)
+        return notices
+
+    def _welcomed(self, welcome: pb.SessionWelcome) -> Welcomed:
+        restarted = self._incarnation not in (None, welcome.incarnation)
+        self._incarnation = welcome.incarnation
+        if welcome.open_requests_max > 0:
+            self._open_requests_max = min(self._limits.open_requests_max, welcome.open_requests_max)
+        return Welcomed(welcome.incarnation, restarted)
+
+    def _judged(self, now_ns: int, verdict: pb.SessionVerdict) -> Verdict | None:
+        pending = self._pending.pop(verdict.tag, None)
+        if pending is None:
+            return None
+        if Outcome(verdict.response.outcome) is not Outcome.GRANTED:
+            return None if pending.cancelled else Verdict(verdict.tag, verdict.response, None)
+        lease = lease_of(pending.request, verdict.response.grant, now_ns)
+        self._table.open(lease)
+        if pending.cancelled:
+            self.complete(now_ns, lease.lease_id, Outcome.CANCELLED, (0, 0, 0))
+            return None
+        return Verdict(verdict.tag, verdict.response, lease)
+
+    def _lease_status(self, status: pb.LeaseStatus) -> LeaseLost | None:
+        state = LeaseState(status.state)
+        if state not in (LeaseState.VOID, LeaseState.ENDED, LeaseState.UNKNOWN):
+            return None
+        lease = self._table.close(status.lease_id)
+        if lease is None:
+            return None
+        if state != LeaseState.UNKNOWN:
+            # Its Complete still has to say what was used.
+            self._lost[lease.lease_id] = lease
+        return LeaseLost(lease.lease_id, state)
+
+    def _faulted(self, fault: pb.SessionFault) -> Faulted:
+        pending = self._pending.pop(fault.tag, None) if fault.tag else None
+        violations = (Violation(fault.field, fault.description),) if fault.field else ()
+        error = call_error(fault.code, fault.description, violations=violations)
+        wanted = pending is not None and not pending.cancelled
+        return Faulted(fault.tag if wanted else 0, error)
+
+    def _next_event(self, now_ns: int) -> tuple[bytes, int] | None:
+        """Return the most urgent event and, for a Complete, its lease.
+
+        Ends of leases go before Admits: they make the room that Admits wait for.
+        """
+        if self._control_out:
+            return self._control_out.popleft(), 0
+        while self._complete_out:
+            lease_id = self._complete_out.popleft()
+            ending = self._endings.get(lease_id)
+            if ending is not None:
+                return ending.event, lease_id
+        if not self._progress_out:
+            self._progress_out.extend(self._table.take_due(now_ns))
+        while self._progress_out:
+            lease = self._progress_out.popleft()
+            if self._table.get(lease.lease_id) is not None:
+                return _encoded(pb.SessionEvent(progress=lease.progress())), 0
+        if self._telemetry_out:
+            return self._telemetry_out.pop(next(iter(self._telemetry_out))), 0
+        while self._cancel_out:
+            tag = self._cancel_out.popleft()
+            if tag in self._pending:
+                return _encoded(pb.SessionEvent(cancel=pb.SessionCancel(tag=tag))), 0
+        return self._next_admit()
+
+    def _next_admit(self) -> tuple[bytes, int] | None:
+        if not self._admit_out:
+            return None
+        tag = next(iter(self._admit_out))
+        del self._admit_out[tag]
+        pending = self._pending[tag]
+        pending.sent = True
+        if pending.cancelled:
+            # A former stream may have granted it: asking again and withdrawing finds out.
+            self._cancel_out.append(tag)
+        return pending.event, 0
+
+    def _checked(self, event: pb.SessionEvent, field: str) -> bytes:
+        """Encode an event that the caller made; InvalidRequest where no message can hold it."""
+        encoded = _encoded(event)
+        size_max = self._limits.message_bytes_max - _SEQ_BYTES_MAX
+        if len(encoded) > size_max:
+            description = f"takes {len(encoded)} bytes of at most {size_max}"
+            raise InvalidRequest(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{field} {description}",
+                violations=(Violation(field, description),),
+            )
+        return encoded

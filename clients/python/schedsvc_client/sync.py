@@ -1,0 +1,338 @@
+"""The client for plain threads: unary calls, and one thread that renews leases."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from schedsvc_client.channel import (
+    CHANNEL_OPTIONS,
+    ClientOptions,
+    Token,
+    backoff_ceiling_s,
+    bearer_metadata,
+    check_target,
+)
+from schedsvc_client.errors import CallError, Refused, from_rpc_error, is_final, refused
+from schedsvc_client.leases import PROGRESS_LEASES_MAX, Lease, LeaseTable, Totals, lease_of
+from schedsvc_client.outcomes import LeaseState, Outcome
+from schedsvc_client.requests import RequestIds, admit_request
+from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
+
+_log = logging.getLogger("schedsvc_client.sync")
+
+
+class Admission:
+    """Holds one request for the time of a `with` block.
+
+    Entering blocks until the grant; it raises Refused, SchedulerUnavailable or another
+    SchedulerError. Leaving ends the lease exactly once on every way out: COMPLETED with the last
+    totals, or CANCELLED where an exception leaves the block.
+    """
+
+    def __init__(self, scheduler: Scheduler, request: pb.AdmitRequest) -> None:
+        self.request = request
+        self.lease: Lease | None = None
+        self.queue_duration_us = 0
+        # What the scheduler said where it gave the lease up before its end.
+        self.lost: LeaseState | None = None
+        self.on_lost: Callable[[LeaseState], None] | None = None
+        self._scheduler = scheduler
+        self._ended = False
+
+    def progress(
+        self,
+        *,
+        input_tokens: int | None = None,
+        cached_input_tokens: int | None = None,
+        output_tokens: int | None = None,
+    ) -> None:
+        """Tell running totals (never deltas). Cheap and never blocks: reports are gathered."""
+        if self.lease is not None and not self._ended:
+            totals = (input_tokens, cached_input_tokens, output_tokens)
+            self._scheduler._report(self.lease, totals)
+
+    def complete(
+        self,
+        *,
+        outcome: Outcome = Outcome.COMPLETED,
+        input_tokens: int | None = None,
+        cached_input_tokens: int | None = None,
+        output_tokens: int | None = None,
+    ) -> None:
+        """End the lease with its final totals. The first call counts.
+
+        Tries once here; where that fails, the client's thread repeats it. A total that is not
+        given is the last one that was told.
+        """
+        if self.lease is not None and not self._ended:
+            self._ended = True
+            totals = (input_tokens, cached_input_tokens, output_tokens)
+            self._scheduler._end(self.lease, outcome, totals)
+
+    def __enter__(self) -> Admission:
+        if self.lease is not None:
+            raise RuntimeError("an Admission asks only once; make another one")
+        self._scheduler._ask(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.complete(outcome=Outcome.COMPLETED if kind is None else Outcome.CANCELLED)
+
+
+class Scheduler:
+    """A client for threads; share one between all of them. Use it as `with`, or `close()` it."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        token: Token | None = None,
+        options: ClientOptions | None = None,
+    ) -> None:
+        self.target = check_target(target)
+        self._options = options or ClientOptions()
+        self._token = token
+        if credentials is None:
+            self._channel = grpc.insecure_channel(self.target, options=CHANNEL_OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(self.target, credentials, options=CHANNEL_OPTIONS)
+        self._stub: Any = SchedulerServiceStub(self._channel)
+        self._ids = RequestIds()
+        self._jitter = random.SystemRandom().random
+        # Everything below is shared between threads, and touched only under this.
+        self._changed = threading.Condition()
+        self._table = LeaseTable(int(self._options.progress_delay_s * 1e9))
+        self._running: dict[int, Admission] = {}
+        # (when, order, failures, lease, request): Completes that were not delivered yet.
+        self._retries: list[tuple[float, int, int, Lease, pb.CompleteRequest]] = []
+        self._closing = False
+        self._keeper: threading.Thread | None = None
+
+    def __enter__(self) -> Scheduler:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel what is open, try once more what was not delivered, and hang up."""
+        with self._changed:
+            running = list(self._running.values())
+        for admission in running:
+            admission.complete(outcome=Outcome.CANCELLED)
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            keeper = self._keeper
+        if keeper is not None:
+            keeper.join()
+        for _, _, _, lease, request in self._retries:
+            self._deliver(lease, request)
+        self._retries.clear()
+        self._channel.close()
+
+    def admission(
+        self,
+        *,
+        input_tokens: Sequence[int] | int,
+        max_output_tokens: int,
+        n: int = 1,
+        tenant: str = "",
+        api_key_sha256: bytes = b"",
+        pool: str = "",
+        adapter: str = "",
+        request_class: str = "",
+        prefix_block_hashes: Sequence[int] = (),
+        deadline_ms: int = 0,
+        queue_ttl_ms: int = 0,
+        request_id: str | None = None,
+    ) -> Admission:
+        """Prepare one request; see schedsvc.v1.AdmitRequest for the fields. Enter it to ask.
+
+        Raises InvalidRequest, naming the field, where a value does not fit the wire.
+        """
+        request = admit_request(
+            request_id=request_id or self._ids.next(),
+            input_tokens=input_tokens,
+            max_output_tokens=max_output_tokens,
+            n=n,
+            tenant=tenant,
+            api_key_sha256=api_key_sha256,
+            pool=pool,
+            adapter=adapter,
+            request_class=request_class,
+            prefix_block_hashes=prefix_block_hashes,
+            deadline_ms=deadline_ms,
+            queue_ttl_ms=queue_ttl_ms,
+        )
+        return Admission(self, request)
+
+    def stats(self, tenants: Sequence[str] = (), flow_limit: int = 0) -> pb.StatsResponse:
+        """Take a snapshot of pools, flows and counters. Raises CallError."""
+        request = pb.StatsRequest(tenants=tenants, flow_limit=flow_limit)
+        response: pb.StatsResponse = self._call(self._stub.Stats, request)
+        return response
+
+    def _call(self, method: Any, request: Any) -> Any:
+        metadata = bearer_metadata(self._token)
+        try:
+            return method(request, timeout=self._options.call_deadline_s, metadata=metadata)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+
+    # For its Admissions.
+
+    def _ask(self, admission: Admission) -> None:
+        future = self._stub.Admit.future(
+            admission.request,
+            timeout=self._options.admit_deadline_s,
+            metadata=bearer_metadata(self._token),
+        )
+        try:
+            response = future.result()
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        except BaseException:
+            # An interrupt: withdraw it, or give back what was granted in the same moment.
+            if not future.cancel() and future.code() is grpc.StatusCode.OK:
+                with contextlib.suppress(Refused):
+                    self._judge(admission, future.result())
+                    admission.complete(outcome=Outcome.CANCELLED)
+            raise
+        self._judge(admission, response)
+
+    def _judge(self, admission: Admission, response: pb.AdmitResponse) -> None:
+        admission.queue_duration_us = response.queue_duration_us
+        if Outcome(response.outcome) is not Outcome.GRANTED:
+            raise refused(response)
+        lease = lease_of(admission.request, response.grant, time.monotonic_ns())
+        with self._changed:
+            self._table.open(lease)
+            self._running[lease.lease_id] = admission
+            self._start_keeper()
+        admission.lease = lease
+
+    def _report(self, lease: Lease, totals: Totals) -> None:
+        with self._changed:
+            was_due_ns = self._table.next_deadline_ns()
+            self._table.note(time.monotonic_ns(), lease.lease_id, totals)
+            if self._table.next_deadline_ns() != was_due_ns:
+                self._changed.notify_all()
+
+    def _end(self, lease: Lease, outcome: Outcome, totals: Totals) -> None:
+        with self._changed:
+            self._running.pop(lease.lease_id, None)
+            self._table.close(lease.lease_id)
+            request = lease.complete(outcome, totals)
+        if not self._deliver(lease, request):
+            with self._changed:
+                self._retry_later(lease, request, failures=1)
+                self._start_keeper()
+
+    def _deliver(self, lease: Lease, request: pb.CompleteRequest) -> bool:
+        """Send a Complete; False where it should be sent again."""
+        try:
+            self._call(self._stub.Complete, request)
+        except CallError as error:
+            if not is_final(error):
+                return False
+            _log.warning("Complete of lease %d was not taken: %s", lease.lease_id, error)
+        return True
+
+    # The keeper thread.
+
+    def _start_keeper(self) -> None:
+        """Start the thread, or tell it of something new. The lock is held."""
+        if self._keeper is None:
+            self._keeper = threading.Thread(target=self._keep, name="schedsvc-leases", daemon=True)
+            self._keeper.start()
+        self._changed.notify_all()
+
+    def _retry_later(self, lease: Lease, request: pb.CompleteRequest, failures: int) -> None:
+        """Queue a Complete for another attempt. The lock is held."""
+        ceiling_s = backoff_ceiling_s(self._options, failures)
+        when_s = time.monotonic() + ceiling_s * (0.5 + 0.5 * self._jitter())
+        heapq.heappush(self._retries, (when_s, lease.lease_id, failures, lease, request))
+
+    def _keep(self) -> None:
+        while True:
+            with self._changed:
+                due = self._table.take_due(time.monotonic_ns())
+                retries = self._due_retries()
+                if not due and not retries:
+                    if self._closing:
+                        return
+                    self._changed.wait(self._idle_s())
+                    continue
+            for start in range(0, len(due), PROGRESS_LEASES_MAX):
+                self._progress(due[start : start + PROGRESS_LEASES_MAX])
+            for failures, lease, request in retries:
+                self._deliver_again(failures, lease, request)
+
+    def _idle_s(self) -> float | None:
+        """Return how long there is nothing to do; None: until something changes."""
+        deadlines_s = [self._retries[0][0]] if self._retries else []
+        due_ns = self._table.next_deadline_ns()
+        if due_ns is not None:
+            deadlines_s.append(due_ns / 1e9)
+        return max(0.0, min(deadlines_s) - time.monotonic()) if deadlines_s else None
+
+    def _due_retries(self) -> list[tuple[int, Lease, pb.CompleteRequest]]:
+        due = []
+        while self._retries and self._retries[0][0] <= time.monotonic():
+            due.append(heapq.heappop(self._retries)[2:])
+        return due
+
+    def _deliver_again(self, failures: int, lease: Lease, request: pb.CompleteRequest) -> None:
+        if self._deliver(lease, request):
+            return
+        expired_ns = lease.sent_ns + lease.ttl_ns + int(self._options.lease_grace_s * 1e9)
+        if time.monotonic_ns() > expired_ns:
+            _log.warning("Complete of lease %d was never delivered", lease.lease_id)
+            return
+        with self._changed:
+            self._retry_later(lease, request, failures + 1)
+
+    def _progress(self, leases: list[Lease]) -> None:
+        with self._changed:
+            request = pb.ProgressRequest(leases=[lease.progress() for lease in leases])
+        try:
+            response = self._call(self._stub.Progress, request)
+        except CallError as error:
+            # The next renewal, a third of the TTL later, tells the same totals.
+            _log.debug("%d leases were not renewed: %s", len(leases), error)
+            return
+        lost: list[tuple[Admission, LeaseState]] = []
+        with self._changed:
+            for status in response.leases:
+                if status.state == LeaseState.LIVE:
+                    continue
+                if self._table.close(status.lease_id) is not None:
+                    admission = self._running[status.lease_id]
+                    lost.append((admission, LeaseState(status.state)))
+        for admission, state in lost:
+            admission.lost = state
+            if admission.on_lost is not None:
+                admission.on_lost(state)
