@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -14,13 +14,11 @@ from schedsvc.config.places import Place, Problem, YamlText, path_text, read_yam
 from schedsvc.config.rules import UNKNOWN_TENANT, advice, broken_rules
 from schedsvc.config.tokens import token_digest
 
-if TYPE_CHECKING:
-    from schedsvc._core import Scheduler
-
 __all__ = [
     "UNKNOWN_TENANT",
     "Config",
     "ConfigError",
+    "Configurable",
     "Place",
     "Problem",
     "Reading",
@@ -112,7 +110,32 @@ def _check(source: YamlText, folder: Path, environ: Mapping[str, str]) -> Readin
     return Reading(None if ordered else config, ordered, warnings)
 
 
-def configure(core: "Scheduler", config: Config, now_ns: int) -> None:
+class Configurable(Protocol):
+    """What `configure` needs of the core's Scheduler."""
+
+    def set_flow(self, name: bytes, weight_milli: int) -> int:
+        """Add a flow."""
+
+    def set_key(self, api_key_sha256: bytes, flow: int) -> None:
+        """Let a key hash stand for a flow."""
+
+    def set_unknown(self, flow: int) -> None:
+        """Serve unknown tenants in a flow."""
+
+    def set_pool(
+        self,
+        now_ns: int,
+        name: bytes,
+        epoch: int,
+        capacity_tokens: int,
+        block_size_tokens: int,
+        max_running: int = 0,
+        max_model_tokens: int = 0,
+    ) -> int:
+        """Register a pool."""
+
+
+def configure(core: Configurable, config: Config, now_ns: int) -> None:
     """Tell a fresh core its flows, keys and pools. O(tenants + pools)."""
     for tenant in config.tenants:
         flow = core.set_flow(tenant.name.encode(), tenant.weight_milli)

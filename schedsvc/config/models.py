@@ -24,8 +24,8 @@ __all__ = [
 ]
 
 _MS = 1_000_000
-#: The core's integers are 64 bits wide; this leaves room for every sum it makes.
-_TOKENS_MAX = 1 << 40
+#: The core's own bound: it keeps every product of tokens, price and weight in 64 bits.
+_TOKENS_MAX = 1 << 27
 
 
 def _fixed_point(places: int, low: str, high: str) -> Callable[[Any], int]:
@@ -54,8 +54,9 @@ def _fixed_point(places: int, low: str, high: str) -> Callable[[Any], int]:
 
 
 WeightMilli = Annotated[int, BeforeValidator(_fixed_point(3, "0.001", "1000000"))]
-PriceMicro = Annotated[int, BeforeValidator(_fixed_point(6, "0", "1000"))]
+PriceMicro = Annotated[int, BeforeValidator(_fixed_point(6, "0", "10"))]
 RatioPpm = Annotated[int, BeforeValidator(_fixed_point(6, "0", "1"))]
+HeadroomPpm = Annotated[int, BeforeValidator(_fixed_point(6, "0", "0.9"))]
 QuantilePpm = Annotated[int, BeforeValidator(_fixed_point(6, "0.5", "0.999"))]
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
 TenantName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -124,7 +125,7 @@ class Scheduler(Section):
     leases_max: Annotated[int, Field(ge=1, le=1_000_000)] = 65_536
     answers_max: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
     answer_ttl_ms: Annotated[int, Field(ge=1, le=86_400_000)] = 300_000
-    headroom_ppm: Annotated[RatioPpm, Field(alias="headroom")] = 20_000
+    headroom_ppm: Annotated[HeadroomPpm, Field(alias="headroom")] = 20_000
     quantile_ppm: Annotated[QuantilePpm, Field(alias="quantile")] = 900_000
     samples_min: Annotated[int, Field(ge=1, le=1_000_000)] = 20
 
@@ -185,7 +186,7 @@ class Config(Section):
     unknown_tenants: Literal["share", "refuse"] = "share"
     unknown_weight_milli: Annotated[WeightMilli, Field(alias="unknown_tenants_weight")] = 100
     tenants: list[Tenant] = []
-    pools: list[Pool] = []
+    pools: Annotated[list[Pool], Field(max_length=64)] = []
     metrics: Metrics | None = None
     log: Log = Log()
 

@@ -1,0 +1,308 @@
+"""Drives the core: the single writer of its state, the waiting futures, and one timer.
+
+Every event goes through here: the core is told, then polled; verdicts resolve futures, sessions
+with something to say are woken, and the timer is set to the core's next deadline. All methods
+have to be called from the event loop's thread.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from schedsvc._core import CallerError, Ended, InvariantError, Scheduler, Session
+from schedsvc.clock import SteadyClock
+from schedsvc.config import Config, configure
+
+__all__ = ["Broken", "Driver", "Waiting", "new_core"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_TIMER_TICK_NS = 1_000_000
+
+
+class Broken(RuntimeError):
+    """A defect of ours: this call failed, and if `Driver.broken`, every later one will."""
+
+
+class Waiting:
+    """A queued request, and the calls that wait for its verdict (a repeated call joins in)."""
+
+    __slots__ = ("calls", "delivered", "handle", "verdict")
+
+    def __init__(self, handle: int, verdict: asyncio.Future[bytes]) -> None:
+        self.handle = handle
+        self.verdict = verdict
+        #: Calls that neither have their answer nor left.
+        self.calls = 0
+        #: Some call has its answer, so the request is no longer ours to withdraw.
+        self.delivered = False
+
+
+def new_core(config: Config, now_ns: int, **options: Any) -> Scheduler:
+    """Make a core as the configuration says; `options` are further arguments of it."""
+    core = Scheduler(**config.core_options(), **options)
+    configure(core, config, now_ns)
+    return core
+
+
+def _guarded(
+    method: Callable[Concatenate["Driver", P], R],
+) -> Callable[Concatenate["Driver", P], R]:
+    """Let errors of the caller through, and stop the driver on ours."""
+
+    @wraps(method)
+    def call(self: "Driver", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self.broken:
+            raise Broken(self.broken)
+        try:
+            return method(self, *args, **kwargs)
+        except CallerError:
+            raise
+        except Exception as error:
+            raise self._defect(error) from error
+
+    return call
+
+
+class Driver:
+    """Owns a core and tells it of every event, with the time."""
+
+    def __init__(
+        self,
+        core: Scheduler,
+        clock: SteadyClock,
+        on_defect: Callable[[Exception, str], None] | None = None,
+    ) -> None:
+        """Take over a core.
+
+        `on_defect` is told of an unexpected exception and, where an invariant is broken and the
+        driver stops, of the core's state as text (else "").
+        """
+        self.clock = clock
+        #: Why nothing works any more; empty while all is well.
+        self.broken = ""
+        self._core = core
+        self._on_defect = on_defect
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[int, Waiting] = {}
+        self._wakers: dict[int, Callable[[], None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = -1
+
+    @_guarded
+    def admit(self, principal: int, data: bytes, queue_ttl_ns: int = 0) -> bytes | Waiting:
+        """Ask for one request, as a serialised AdmitRequest.
+
+        Returns the serialised AdmitResponse, or what `wait()` has to be called with at once.
+        Raises CallerError. O(log n).
+        """
+        now_ns = self.clock.now_ns()
+        answer = self._core.admit_wire(now_ns, principal, data, queue_ttl_ns)
+        if isinstance(answer, bytes):
+            self._settle(now_ns)
+            return answer
+        waiting = self._waiting.get(answer)
+        if waiting is None:
+            waiting = self._waiting[answer] = Waiting(answer, self._loop.create_future())
+        waiting.calls += 1
+        self._settle(now_ns)
+        return waiting
+
+    async def wait(self, waiting: Waiting) -> bytes:
+        """Wait for the verdict, as a serialised AdmitResponse.
+
+        When the last call that waits is cancelled, the request is withdrawn; where it was granted
+        and nobody had the answer yet, its lease is cancelled.
+        """
+        try:
+            answer = await asyncio.shield(waiting.verdict)
+        except asyncio.CancelledError:
+            waiting.calls -= 1
+            if waiting.calls == 0 and not waiting.delivered:
+                with suppress(Broken):
+                    self._withdraw(waiting.handle)
+            raise
+        waiting.calls -= 1
+        waiting.delivered = True
+        return answer
+
+    @_guarded
+    def _withdraw(self, handle: int) -> None:
+        now_ns = self.clock.now_ns()
+        self._waiting.pop(handle, None)
+        self._core.cancel(now_ns, handle)
+        self._settle(now_ns)
+
+    @_guarded
+    def progress(
+        self,
+        lease_id: int,
+        pool_epoch: int,
+        input_tokens: int,
+        cached_input_tokens: int,
+        output_tokens: int,
+        principal: int,
+    ) -> int:
+        """Renew one lease; -1 is an absent total. Call `settle()` after a batch. O(log n)."""
+        return self._core.progress(
+            self.clock.now_ns(),
+            lease_id,
+            pool_epoch,
+            input_tokens,
+            cached_input_tokens,
+            output_tokens,
+            principal,
+        )
+
+    @_guarded
+    def complete(
+        self,
+        lease_id: int,
+        pool_epoch: int,
+        outcome: int,
+        input_tokens: int,
+        cached_input_tokens: int,
+        output_tokens: int,
+        principal: int,
+    ) -> Ended | None:
+        """End one lease; None where it is unknown. O(log n)."""
+        now_ns = self.clock.now_ns()
+        ended = self._core.complete(
+            now_ns,
+            lease_id,
+            pool_epoch,
+            outcome,
+            input_tokens,
+            cached_input_tokens,
+            output_tokens,
+            principal,
+        )
+        self._settle(now_ns)
+        return ended
+
+    @_guarded
+    def settle(self) -> None:
+        """Let the core act on what it was told."""
+        self._settle(self.clock.now_ns())
+
+    @_guarded
+    def open_session(self, principal: int, wake: Callable[[], None]) -> Session:
+        """Begin a stream; `wake` is called when it has something to `take()`."""
+        session = self._core.open_session(principal)
+        self._wakers[session.owner] = wake
+        return session
+
+    @_guarded
+    def receive(self, session: Session, data: bytes) -> None:
+        """Apply a serialised SessionRequest. Raises CallerError where the stream has to end."""
+        now_ns = self.clock.now_ns()
+        session.receive(now_ns, data)
+        self._settle(now_ns)
+
+    @_guarded
+    def take(self, session: Session) -> bytes | None:
+        """Take the next serialised SessionResponse of a stream, or None."""
+        return session.take(self.clock.now_ns())
+
+    def close_session(self, session: Session) -> None:
+        """End a stream: what is queued on it is withdrawn. Idempotent."""
+        if self._wakers.pop(session.owner, None) is not None and not self.broken:
+            self._close(session)
+
+    @_guarded
+    def _close(self, session: Session) -> None:
+        now_ns = self.clock.now_ns()
+        session.close(now_ns)
+        self._settle(now_ns)
+
+    @_guarded
+    def stats(self, flow_limit: int) -> dict[str, Any]:
+        """Return the core's snapshot. O(flows)."""
+        return self._core.stats(self.clock.now_ns(), flow_limit)
+
+    @_guarded
+    def flow_stats(self, tenant: bytes) -> dict[str, Any] | None:
+        """Return the snapshot of one flow, or None where there is none of that name. O(1)."""
+        flow = self._core.flow_index(tenant)
+        return None if flow < 0 else self._core.flow_stats(self.clock.now_ns(), flow)
+
+    @_guarded
+    def drain(self) -> None:
+        """Refuse everything new from now on."""
+        now_ns = self.clock.now_ns()
+        self._core.drain(now_ns)
+        self._settle(now_ns)
+
+    @_guarded
+    def evict_queued(self) -> int:
+        """Evict all that is queued. Returns how many."""
+        now_ns = self.clock.now_ns()
+        evicted = self._core.evict_queued(now_ns)
+        self._settle(now_ns)
+        return evicted
+
+    def close(self) -> None:
+        """Stop the timer. Nothing may be called after it."""
+        self.broken = self.broken or "the scheduler has stopped"
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _settle(self, now_ns: int) -> None:
+        core = self._core
+        for decision in core.poll(now_ns):
+            waiting = self._waiting.pop(decision.handle, None)
+            if waiting is not None:
+                waiting.verdict.set_result(core.encode(decision))
+        for owner in core.ready():
+            wake = self._wakers.get(owner)
+            if wake is not None:
+                wake()
+        deadline_ns = core.next_deadline()
+        # A later deadline than the timer's is left to the timer: it looks again when it fires.
+        if deadline_ns >= 0 and (self._timer is None or deadline_ns < self._timer_ns):
+            if self._timer is not None:
+                self._timer.cancel()
+            ticks = -(-max(deadline_ns - now_ns, 0) // _TIMER_TICK_NS)
+            self._timer = self._loop.call_later(ticks / 1_000, self._on_timer)
+            self._timer_ns = deadline_ns
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if not self.broken:
+            try:
+                self._settle(self.clock.now_ns())
+            except Exception as error:
+                self._defect(error)
+
+    def _defect(self, error: Exception) -> Broken:
+        """Say what went wrong; stop for good where the core's books do not balance."""
+        try:
+            if isinstance(error, InvariantError):
+                raise error
+            self._core.check()
+        except InvariantError as broken:
+            self.broken = f"an invariant is broken: {broken}"
+        state = ""
+        if self.broken:
+            self._stop_waiting()
+            try:
+                state = self._core.describe(self.clock.now_ns())
+            except Exception as second:
+                state = f"describe() failed: {second!r}"
+        if self._on_defect is not None:
+            self._on_defect(error, state)
+        return Broken(self.broken or "an unexpected error")
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for waiting in self._waiting.values():
+            waiting.verdict.set_exception(Broken(self.broken))
+        self._waiting.clear()
+        for wake in self._wakers.values():
+            wake()

@@ -1,0 +1,231 @@
+"""Prometheus metrics, read from the core when somebody scrapes. Nothing is counted twice."""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from schedsvc.driver import Broken, Driver
+from schedsvc.status import OUTCOMES
+
+__all__ = ["OTHER", "Metrics"]
+
+#: The series that sums up the tenants beyond the cap.
+OTHER = "other"
+
+#: Flows read before the event loop gets its turn: well under a millisecond's work.
+_FLOWS_AT_ONCE = 64
+_LAG_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A metric: its name, its kind, where it stands in the core's snapshot, and its unit there."""
+
+    name: str
+    is_counter: bool
+    key: str
+    help: str
+    divisor: int = 1
+
+
+_FLOW_ROWS = (
+    _Row("input_tokens", True, "input_tokens", "Input tokens served, cached ones included."),
+    _Row("cached_input_tokens", True, "cached_input_tokens", "Input tokens served from a cache."),
+    _Row("output_tokens", True, "output_tokens", "Output tokens served."),
+    _Row("kv_posted_tokens", False, "posted_tokens", "KV tokens in use: materialised in a cache."),
+    _Row("kv_promised_tokens", False, "promised_tokens", "KV tokens reserved by live leases."),
+    _Row("live_leases", False, "live_leases", "Requests that run."),
+    _Row("queued_requests", False, "queued", "Requests that wait."),
+    _Row("oldest_queued_seconds", False, "oldest_queued_ms", "Age of the oldest in queue.", 1_000),
+    _Row("requests_received", True, "received", "Requests asked for."),
+    _Row("requests_granted", True, "granted", "Requests granted."),
+    _Row("requests_completed", True, "completed", "Requests ended as done."),
+    _Row("requests_cancelled", True, "cancelled", "Requests ended before they were done."),
+    _Row("requests_expired", True, "expired", "Requests whose lease nobody renewed."),
+)
+_POOL_ROWS = (
+    _Row("pool_capacity_tokens", False, "capacity_tokens", "KV cache of the pool, in tokens."),
+    _Row("pool_headroom_tokens", False, "headroom_tokens", "Part that is never promised."),
+    _Row("pool_promised_tokens", False, "promised_tokens", "Reserved by live leases."),
+    _Row("pool_posted_tokens", False, "posted_tokens", "Of these, materialised."),
+    _Row("pool_live_leases", False, "live_leases", "Requests that run."),
+    _Row("pool_suspect_leases", False, "suspect_leases", "Of these, overdue for a report."),
+    _Row("pool_queued_requests", False, "queued", "Requests that wait for this pool alone."),
+    _Row("pool_max_running", False, "max_running", "Most requests at once; 0: no limit."),
+    _Row("pool_overdrawn", False, "overdrawn", "1 while the promises exceed the capacity."),
+    _Row("pool_attached", False, "attached", "1 while somebody answers for the pool."),
+    _Row("pool_epoch", False, "epoch", "Grows when the engine restarts."),
+    _Row("engine_running_requests", False, "engine_running", "As the engine last told."),
+    _Row("engine_waiting_requests", False, "engine_waiting", "As the engine last told."),
+    _Row("engine_used_tokens", False, "engine_used_tokens", "KV tokens, as the engine last told."),
+    _Row("engine_preemptions", True, "engine_preemptions", "Since the engine's start."),
+    _Row(
+        "engine_telemetry_age_seconds",
+        False,
+        "telemetry_age_ms",
+        "Age of what the engine told.",
+        1_000,
+    ),
+)
+_TOTAL_ROWS = (
+    _Row("fairness_gap_tokens", False, "fairness_gap_micro", "Weighted service gap.", 1_000_000),
+    _Row("fairness_bound_tokens", False, "fairness_bound_micro", "VTC's bound of it.", 1_000_000),
+    _Row(
+        "predictor_coverage_ratio",
+        False,
+        "predictor_coverage_ppm",
+        "Part of outputs within the predicted quantile.",
+        1_000_000,
+    ),
+    _Row("predictor_samples", False, "predictor_samples", "Outputs the predictor knows, decayed."),
+    _Row(
+        "reserved_to_used_ratio",
+        False,
+        "reserved_to_used_ppm",
+        "Reserved over used output tokens of completed requests.",
+        1_000_000,
+    ),
+    _Row("open_sessions", False, "open_sessions", "Session streams."),
+    _Row("stored_answers", False, "stored_answers", "Verdicts kept for repeated calls."),
+)
+# Ages and predictions of several flows cannot be summed; the oldest stands for all.
+_MAX_KEYS = frozenset({"oldest_queued_ms"})
+
+
+@dataclass
+class _Snapshot:
+    """What one scrape shows."""
+
+    pools: list[dict[str, Any]] = field(default_factory=list)
+    totals: dict[str, Any] = field(default_factory=dict)
+    flows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    draining: bool = False
+
+
+class Metrics:
+    """The metrics of one server."""
+
+    def __init__(self, driver: Driver, tenants: Sequence[str], tenants_max: int) -> None:
+        """Show these tenants; those beyond `tenants_max` are summed up as `other`."""
+        self._driver = driver
+        self._shown = tenants[:tenants_max]
+        self._rest = tenants[tenants_max:]
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._lag = Histogram(
+            "schedsvc_event_loop_lag_seconds",
+            "How late the event loop served a timer.",
+            buckets=_LAG_BUCKETS,
+            registry=self._registry,
+        )
+        self._failures = Counter(
+            "schedsvc_rpc_failures",
+            "Calls that ended in a gRPC error.",
+            ("method", "code"),
+            registry=self._registry,
+        )
+
+    def observe_lag(self, seconds: float) -> None:
+        """Note how late a timer was."""
+        self._lag.observe(max(seconds, 0.0))
+
+    def count_failure(self, method: str, code: str) -> None:
+        """Note a call that ended in a gRPC error."""
+        self._failures.labels(method, code).inc()
+
+    async def page(self, accept: str) -> tuple[bytes, str]:
+        """Return the page and its content type, in the best format the client accepts.
+
+        The core is read in slices, so that the event loop never stalls; the text is written in a
+        thread. O(flows).
+        """
+        taken = await self._take()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, self._render, taken, accept)
+
+    async def _take(self) -> _Snapshot | None:
+        """Read the core; None where it is broken."""
+        try:
+            stats = self._driver.stats(0)
+            taken = _Snapshot(stats["pools"], stats["totals"], draining=stats["draining"])
+            rest: dict[str, Any] = {}
+            for i, tenant in enumerate([*self._shown, *self._rest]):
+                flow = self._driver.flow_stats(tenant.encode())
+                if flow is None:
+                    continue
+                if i < len(self._shown):
+                    taken.flows[tenant] = flow
+                else:
+                    _add(rest, flow)
+                if i % _FLOWS_AT_ONCE == _FLOWS_AT_ONCE - 1:
+                    await asyncio.sleep(0)
+            if rest:
+                taken.flows[OTHER] = rest
+            return taken
+        except Broken:
+            return None
+
+    def _render(self, taken: _Snapshot | None, accept: str) -> tuple[bytes, str]:
+        encoder, content_type = choose_encoder(accept)
+        return encoder(_Page(self._registry, _families(taken))), content_type
+
+
+class _Page:
+    """A registry's metrics and some more, as prometheus_client's encoders want them."""
+
+    def __init__(self, registry: CollectorRegistry, more: Iterator[Metric]) -> None:
+        self._registry = registry
+        self._more = more
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._more
+        yield from self._registry.collect()
+
+
+def _add(total: dict[str, Any], flow: dict[str, Any]) -> None:
+    for row in _FLOW_ROWS:
+        old, new = total.get(row.key, 0), flow[row.key]
+        total[row.key] = max(old, new) if row.key in _MAX_KEYS else old + new
+    refusals = total.setdefault("refusals", {})
+    for outcome, count in flow["refusals"].items():
+        refusals[outcome] = refusals.get(outcome, 0) + count
+
+
+def _families(taken: _Snapshot | None) -> Iterator[Metric]:
+    up = GaugeMetricFamily("schedsvc_up", "0 once an invariant is broken: nothing is granted.")
+    up.add_metric((), 0 if taken is None else 1)
+    yield up
+    if taken is None:
+        return
+    draining = GaugeMetricFamily("schedsvc_draining", "1 while nothing new is admitted.")
+    draining.add_metric((), int(taken.draining))
+    yield draining
+    yield from _rows(_FLOW_ROWS, "tenant", taken.flows.items())
+    yield from _rows(_POOL_ROWS, "pool", ((pool["name"], pool) for pool in taken.pools))
+    yield from _rows(_TOTAL_ROWS, "", [("", taken.totals)])
+    refusals = CounterMetricFamily(
+        "schedsvc_refusals", "Requests refused or evicted.", labels=("tenant", "reason")
+    )
+    for tenant, flow in taken.flows.items():
+        for outcome, count in flow["refusals"].items():
+            refusals.add_metric((tenant, OUTCOMES[outcome].name), count)
+    yield refusals
+
+
+def _rows(
+    rows: Iterable[_Row], label: str, entries: Iterable[tuple[str, dict[str, Any]]]
+) -> Iterator[Metric]:
+    kept = list(entries)
+    labels = (label,) if label else ()
+    for row in rows:
+        kind = CounterMetricFamily if row.is_counter else GaugeMetricFamily
+        family = kind("schedsvc_" + row.name, row.help, labels=labels)
+        for name, values in kept:
+            # Below 0 stands for "there is none".
+            if values[row.key] >= 0:
+                family.add_metric((name,) if label else (), values[row.key] / row.divisor)
+        yield family

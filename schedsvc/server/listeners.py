@@ -1,0 +1,134 @@
+"""Opens the addresses to serve on: TCP and Unix sockets, with or without TLS."""
+
+import os
+import socket
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import grpc
+
+from schedsvc.config import Config
+from schedsvc.config.models import Limits, Listener
+
+__all__ = ["ListenError", "auth_kind", "bind", "server_options"]
+
+
+class ListenError(OSError):
+    """An address cannot be served; the text says which, why and what to do."""
+
+
+def auth_kind(config: Config, listener: Listener) -> Literal["none", "token", "certificate"]:
+    """Return how callers of a listener prove who they are: none, token or certificate."""
+    if listener.auth is not None:
+        return listener.auth
+    if listener.tls is not None and listener.tls.client_ca is not None:
+        return "certificate"
+    return "token" if config.auth.tokens else "none"
+
+
+def server_options(limits: Limits) -> list[tuple[str, int]]:
+    """Return gRPC's channel arguments for a server."""
+    return [
+        # Else a second scheduler on the port would quietly split the ledger.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", limits.message_max_bytes),
+        ("grpc.max_concurrent_streams", limits.streams_max),
+        ("grpc.server_handshake_timeout_ms", limits.handshake_ms),
+        # Half-open connections are found and closed.
+        ("grpc.keepalive_time_ms", limits.keepalive_ms),
+        ("grpc.keepalive_timeout_ms", min(limits.keepalive_ms, 10_000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # A held Admit is silent: its client may ping as often as it likes.
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ]
+
+
+def bind(server: grpc.aio.Server, config: Config, listener: Listener) -> str:
+    """Open a listener's address on a server; return it as a client's target.
+
+    Raises ListenError.
+    """
+    if listener.unix is not None:
+        return _bind_unix(server, config.resolve(listener.unix), int(listener.mode, 8))
+    address = listener.tcp or ""
+    host, _, port = address.rpartition(":")
+    _refuse_taken(address, host.strip("[]"), int(port))
+    try:
+        if listener.tls is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, _tls(config, listener))
+    except RuntimeError as error:
+        raise ListenError(f"cannot listen on {address}: {error}") from None
+    if bound == 0:
+        raise ListenError(f"cannot listen on {address}; choose another address")
+    return f"{host}:{bound}"
+
+
+def _refuse_taken(address: str, host: str, port: int) -> None:
+    """Say why an address cannot be had; gRPC itself only says that it failed."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ListenError(f"cannot listen on {address}: {error.strerror}") from None
+    family, kind, protocol, _, where = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(where)
+        except OSError as error:
+            what = (error.strerror or str(error)).lower()
+            raise ListenError(
+                f"cannot listen on {address}: {what}; stop the other program or choose another port"
+            ) from None
+
+
+def _bind_unix(server: grpc.aio.Server, path: Path, mode: int) -> str:
+    _remove_stale(path)
+    # Nobody gets in between the socket's creation and its mode.
+    before = os.umask(0o177)
+    try:
+        bound = server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise ListenError(f"cannot listen on {path}: {error}") from None
+    finally:
+        os.umask(before)
+    if bound == 0 or not path.exists():
+        raise ListenError(f"cannot listen on {path}; does its folder exist, and is it writable?")
+    path.chmod(mode)
+    return f"unix:{path}"
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the socket of a dead server; refuse a live one, and any other file."""
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ListenError(f"cannot listen on {path}: {error.strerror}") from None
+    if not is_socket:
+        raise ListenError(f"cannot listen on {path}: it is no socket; move it away")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            with suppress(FileNotFoundError):
+                path.unlink()
+            return
+        except OSError as error:
+            raise ListenError(f"cannot listen on {path}: {error}") from None
+    raise ListenError(f"cannot listen on {path}: another server answers there; stop it first")
+
+
+def _tls(config: Config, listener: Listener) -> grpc.ServerCredentials:
+    tls = listener.tls
+    if tls is None:
+        raise ValueError("the listener has no TLS")
+    ca = None if tls.client_ca is None else config.resolve(tls.client_ca).read_bytes()
+    pair = (config.resolve(tls.key).read_bytes(), config.resolve(tls.cert).read_bytes())
+    return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)

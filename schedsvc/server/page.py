@@ -1,0 +1,37 @@
+"""The HTTP listener for Prometheus, in the scheduler's own event loop."""
+
+from aiohttp import web
+
+from schedsvc.metrics import Metrics
+from schedsvc.server.listeners import ListenError
+
+__all__ = ["MetricsPage"]
+
+
+class MetricsPage:
+    """Serves `/metrics`."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        app = web.Application()
+        app.router.add_get("/metrics", self._get)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+
+    async def start(self, address: str) -> str:
+        """Listen on HOST:PORT; return the page's URL. Raises ListenError."""
+        host, _, port = address.rpartition(":")
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host.strip("[]"), int(port)).start()
+        except OSError as error:
+            what = (error.strerror or str(error)).lower()
+            raise ListenError(f"metrics.listen: cannot listen on {address}: {what}") from None
+        return f"http://{host}:{self._runner.addresses[0][1]}/metrics"
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        await self._runner.cleanup()
+
+    async def _get(self, request: web.Request) -> web.Response:
+        body, content_type = await self._metrics.page(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})

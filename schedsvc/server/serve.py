@@ -1,0 +1,64 @@
+"""The life of a scheduler process: start, ready, drain on the first signal, stop on the second."""
+
+import asyncio
+import gc
+import json
+import os
+import signal
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from schedsvc.config import Config
+from schedsvc.server.logs import configure_logs
+from schedsvc.server.wiring import Server
+
+__all__ = ["serve"]
+
+_log = structlog.get_logger("schedsvc.server")
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def serve(config: Config, ready_file: Path | None = None) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ListenError.
+
+    Once listening, `ready_file` gets `{"targets": [...], "metrics": URL}` as JSON.
+    """
+    configure_logs(config.log.format, config.log.level)
+    uvloop.run(_serve(config, ready_file))
+
+
+async def _serve(config: Config, ready_file: Path | None) -> None:
+    loop = asyncio.get_running_loop()
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    server = Server(config)
+    await server.start()
+    # What lives as long as the process need not be looked at by each garbage collection.
+    gc.collect()
+    gc.freeze()
+    _log.info("ready", pid=os.getpid(), targets=server.targets, metrics=server.metrics_url)
+    if ready_file is not None:
+        write_ready(ready_file, server.targets, server.metrics_url)
+    first = await signals.get()
+    _log.info("signal", name=first.name)
+    drain = loop.create_task(server.drain())
+    second = loop.create_task(signals.get())
+    await asyncio.wait({drain, second}, return_when=asyncio.FIRST_COMPLETED)
+    if second.done():
+        _log.warning("signal", name=second.result().name, effect="stopping at once")
+        drain.cancel()
+        await server.stop(None)
+    else:
+        second.cancel()
+        await server.stop()
+    _log.info("stopped")
+
+
+def write_ready(file: Path, targets: list[str], metrics: str | None) -> None:
+    """Write the ready file in one step, so that nobody reads half of it."""
+    partial = file.with_name(file.name + ".partial")
+    partial.write_text(json.dumps({"targets": targets, "metrics": metrics}) + "\n")
+    partial.replace(file)

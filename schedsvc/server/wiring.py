@@ -1,0 +1,196 @@
+"""Puts core, driver, service, listeners and metrics together, and takes them apart again."""
+
+import asyncio
+import math
+import os
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from schedsvc.clock import HEARTBEAT_NS, SteadyClock
+from schedsvc.config import UNKNOWN_TENANT, Config, token_digest
+from schedsvc.driver import Broken, Driver, new_core
+from schedsvc.metrics import Metrics
+from schedsvc.server.listeners import auth_kind, bind, server_options
+from schedsvc.server.page import MetricsPage
+from schedsvc.server.reflection import add_reflection
+from schedsvc.service import SERVICE_NAME, Authenticator, Credentials, Service
+from schedsvc.status import Failure
+
+__all__ = ["Server"]
+
+_log = structlog.get_logger("schedsvc.server")
+
+_HEARTBEAT_S = HEARTBEAT_NS / 1e9
+_DRAIN_LOOK_S = 0.050
+_FLUSH_S = 1.0
+_FLUSH_LOOK_S = 0.005
+_STOP_GRACE_S = 1.0
+
+
+class Server:
+    """One scheduler: a core behind all listeners of a configuration."""
+
+    def __init__(self, config: Config) -> None:
+        """Make a server; nothing listens yet. Has to be called in the event loop."""
+        self._config = config
+        self._clock = SteadyClock()
+        self._incarnation = secrets.randbits(63) + 1
+        core = new_core(
+            config,
+            self._clock.now_ns(),
+            hash_key=secrets.token_bytes(16),
+            # Far from every other process's ids, and not to be guessed.
+            lease_id_base=secrets.randbits(61) + 1,
+            incarnation=self._incarnation,
+        )
+        self.driver = Driver(core, self._clock, self._on_defect)
+        tenants = [tenant.name for tenant in config.tenants]
+        if config.unknown_tenants == "share":
+            tenants.append(UNKNOWN_TENANT)
+        tenants_max = 0 if config.metrics is None else config.metrics.tenants_max
+        self.metrics = Metrics(self.driver, tenants, tenants_max)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # not in the stubs
+        self._services: list[Service] = []
+        self._grpc: list[grpc.aio.Server] = []
+        self._page: MetricsPage | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        #: Addresses as a client's targets, in the order of the configuration, once started.
+        self.targets: list[str] = []
+        #: Where Prometheus may scrape, once started.
+        self.metrics_url: str | None = None
+
+    async def start(self) -> None:
+        """Listen on every address. Raises ListenError, and then listens on none."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop(None)
+            raise
+
+    async def _start(self) -> None:
+        await self._health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
+        environ = os.environ
+        credentials = Credentials(
+            (
+                token.name,
+                token_digest(
+                    sha256=token.sha256,
+                    env=token.env,
+                    file=None if token.file is None else self._config.resolve(token.file),
+                    environ=environ,
+                ),
+            )
+            for token in self._config.auth.tokens
+        )
+        for listener in self._config.listeners:
+            kind = auth_kind(self._config, listener)
+            authenticator = None if kind == "none" else Authenticator(credentials, kind)
+            server = self._new_grpc_server(authenticator)
+            self._grpc.append(server)
+            target = bind(server, self._config, listener)
+            self.targets.append(target)
+            _log.info("listening", target=target, tls=listener.tls is not None, auth=kind)
+        for server in self._grpc:
+            await server.start()
+        if self._config.metrics is not None:
+            self._page = MetricsPage(self.metrics)
+            self.metrics_url = await self._page.start(self._config.metrics.listen)
+            _log.info("listening", metrics=self.metrics_url)
+        self._keep(self._beat())
+
+    def _new_grpc_server(self, authenticator: Authenticator | None) -> grpc.aio.Server:
+        service = Service(
+            self.driver,
+            authenticator=authenticator,
+            incarnation=self._incarnation,
+            write_stall_s=self._config.limits.write_stall_ms / 1_000,
+            on_failure=lambda method, code: self.metrics.count_failure(method, code.name),
+        )
+        self._services.append(service)
+        server = grpc.aio.server(options=server_options(self._config.limits))
+        server.add_generic_rpc_handlers((service.handler(),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        add_reflection(server, authenticator)
+        return server
+
+    async def drain(self) -> None:
+        """Refuse what is new, serve what is queued and running, then evict; close the streams.
+
+        Takes at most `limits.drain_ms` and about a second.
+        """
+        began_ns = self._clock.now_ns()
+        _log.info("draining", drain_ms=self._config.limits.drain_ms)
+        await self._health.enter_graceful_shutdown()
+        evicted = 0
+        try:
+            self.driver.drain()
+            await _until(self._is_idle, self._config.limits.drain_ms / 1_000, _DRAIN_LOOK_S)
+            evicted = self.driver.evict_queued()
+            # What was decided last reaches its callers.
+            await asyncio.sleep(0)
+            await _until(self._is_flushed, _FLUSH_S, _FLUSH_LOOK_S)
+        except Broken:
+            _log.error("drain_cut_short", reason=self.driver.broken)
+        self._end_streams()
+        waited_ms = (self._clock.now_ns() - began_ns) // 1_000_000
+        _log.info("drained", evicted=evicted, waited_ms=waited_ms)
+
+    async def stop(self, grace_s: float | None = _STOP_GRACE_S) -> None:
+        """Stop listening; calls in flight get `grace_s` (None: nothing). Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        servers, self._grpc = self._grpc, []
+        await asyncio.gather(*(server.stop(grace_s) for server in servers))
+        if self._page is not None:
+            await self._page.stop()
+            self._page = None
+        self.driver.close()
+
+    def _is_idle(self) -> bool:
+        totals = self.driver.stats(0)["totals"]
+        return not totals["queued"] and not totals["live_leases"]
+
+    def _is_flushed(self) -> bool:
+        streams = (stream for service in self._services for stream in service.streams)
+        return not any(stream.writing for stream in streams)
+
+    def _end_streams(self) -> None:
+        failure = Failure(grpc.StatusCode.UNAVAILABLE, "the scheduler stopped; come back later")
+        for service in self._services:
+            for stream in list(service.streams):
+                stream.end(failure)
+
+    async def _beat(self) -> None:
+        """Keep the clock awake, and measure how late the event loop is."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _HEARTBEAT_S
+            await asyncio.sleep(_HEARTBEAT_S)
+            self._clock.now_ns()
+            self.metrics.observe_lag(loop.time() - due)
+
+    def _on_defect(self, error: Exception, state: str) -> None:
+        if not state:
+            _log.error("defect", exc_info=error)
+            return
+        _log.critical("invariant_broken", reason=self.driver.broken, state=state, exc_info=error)
+        self._keep(self._health.enter_graceful_shutdown())
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _until(holds: Callable[[], bool], at_most_s: float, look_every_s: float) -> None:
+    """Wait until something holds, but not longer than so long."""
+    for _ in range(math.ceil(at_most_s / look_every_s)):
+        if holds():
+            return
+        await asyncio.sleep(look_every_s)

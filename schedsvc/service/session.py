@@ -1,0 +1,111 @@
+"""One Session stream: bytes between a gRPC context and the core's session."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import grpc
+import structlog
+from grpc.aio import BaseError
+
+from schedsvc._core import CallerError
+from schedsvc._core import Session as CoreSession
+from schedsvc.driver import Broken, Driver
+from schedsvc.status import Failure, caller_failure, internal_failure
+
+__all__ = ["Stream"]
+
+_EOF = grpc.aio.EOF  # type: ignore[attr-defined] # the stubs lack it
+_log = structlog.get_logger("schedsvc.session")
+
+
+class Stream:
+    """Feeds what the peer sends to the core, and sends what the core has for the peer.
+
+    The reader answers inline what a message brought about; a verdict that falls between messages
+    starts a writer, which lives as long as there is something to send. Only one of them writes at
+    a time, and nothing is read while a write is blocked, so what can pile up is bounded by the
+    requests that are open on the stream. A write that is blocked too long ends the stream.
+    """
+
+    def __init__(self, driver: Driver, context: Any, write_stall_s: float) -> None:
+        self._driver = driver
+        self._context = context
+        self._write_stall_s = write_stall_s
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[Failure | None] = self._loop.create_future()
+        self._session: CoreSession | None = None
+        self._writer: asyncio.Task[None] | None = None
+        #: Somebody is about to send whatever the core has.
+        self.writing = False
+
+    async def run(self, principal: int) -> Failure | None:
+        """Serve until the peer or `end()` ends the stream; return how it failed, or None."""
+        try:
+            self._session = session = self._driver.open_session(principal, self._wake)
+        except CallerError as error:
+            return caller_failure(error)
+        reader = self._loop.create_task(self._guard(self._read(session)))
+        try:
+            return await self._ended
+        finally:
+            tasks = [reader] if self._writer is None else [reader, self._writer]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._driver.close_session(session)
+
+    def end(self, failure: Failure | None) -> None:
+        """End the stream from our side. Idempotent."""
+        if not self._ended.done():
+            self._ended.set_result(failure)
+
+    async def _guard(self, work: Awaitable[None]) -> None:
+        """Do some work of the stream; end the stream where it fails."""
+        try:
+            await work
+        except CallerError as error:
+            self.end(caller_failure(error))
+        except Broken:
+            self.end(internal_failure())
+        except BaseError:
+            self.end(None)  # The call is over: the peer left, or the server stops.
+        except Exception:
+            _log.exception("session_defect")
+            self.end(internal_failure())
+
+    async def _read(self, session: CoreSession) -> None:
+        read, receive = self._context.read, self._driver.receive
+        while (data := await read()) is not _EOF:
+            answers = not self.writing
+            self.writing = True
+            receive(session, data)
+            if answers:
+                await self._write(session)
+            elif self._writer is not None:
+                await self._writer
+        self.end(None)
+
+    async def _write(self, session: CoreSession) -> None:
+        write, take = self._context.write, self._driver.take
+        try:
+            while (data := take(session)) is not None:
+                stall = self._loop.call_later(self._write_stall_s, self._stalled)
+                try:
+                    await write(data)
+                finally:
+                    stall.cancel()
+        finally:
+            self.writing = False
+
+    def _wake(self) -> None:
+        """Hear from the driver that the core has something to send, or that it is broken."""
+        if self._driver.broken:
+            self.end(internal_failure())
+        elif not self.writing and self._session is not None:
+            self.writing = True
+            self._writer = self._loop.create_task(self._guard(self._write(self._session)))
+
+    def _stalled(self) -> None:
+        what = f"the peer did not read for {self._write_stall_s:g} s"
+        self.end(Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, what))

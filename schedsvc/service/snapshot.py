@@ -1,0 +1,52 @@
+"""The core's snapshot as a StatsResponse."""
+
+from typing import Any
+
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from schedsvc.driver import Driver
+
+__all__ = ["FLOW_LIMIT_DEFAULT", "FLOW_LIMIT_MAX", "snapshot"]
+
+FLOW_LIMIT_DEFAULT = 1_000
+#: What a client reads under gRPC's default limit of 4 MiB a message.
+FLOW_LIMIT_MAX = 10_000
+
+_POOL_FIELDS = frozenset(pb.PoolStats.DESCRIPTOR.fields_by_name)
+_FLOW_FIELDS = frozenset(pb.FlowStats.DESCRIPTOR.fields_by_name)
+_TOTALS_FIELDS = frozenset(pb.Totals.DESCRIPTOR.fields_by_name)
+
+
+def snapshot(driver: Driver, request: pb.StatsRequest, incarnation: int) -> pb.StatsResponse:
+    """Take a snapshot of pools, flows and totals. O(flows)."""
+    limit = min(request.flow_limit or FLOW_LIMIT_DEFAULT, FLOW_LIMIT_MAX)
+    if request.tenants:
+        stats = driver.stats(0)
+        found = (driver.flow_stats(tenant.encode()) for tenant in request.tenants)
+        flows = [flow for flow in found if flow is not None][:limit]
+    else:
+        stats = driver.stats(limit)
+        flows = stats["flows"]
+    return pb.StatsResponse(
+        pools=[pb.PoolStats(**_only(pool, _POOL_FIELDS)) for pool in stats["pools"]],
+        flows=[_flow(flow) for flow in flows],
+        totals=pb.Totals(**_only(stats["totals"], _TOTALS_FIELDS)),
+        policy=stats["policy"],
+        digest=stats["digest"],
+        incarnation=incarnation,
+        draining=stats["draining"],
+    )
+
+
+def _flow(values: dict[str, Any]) -> pb.FlowStats:
+    kept = _only(values, _FLOW_FIELDS)
+    kept["refusals"] = [
+        pb.OutcomeCount(outcome=outcome, count=count)
+        for outcome, count in values["refusals"].items()
+    ]
+    return pb.FlowStats(**kept)
+
+
+def _only(values: dict[str, Any], fields: frozenset[str]) -> dict[str, Any]:
+    """Return what the message has a field for; the core may tell more than the contract."""
+    return {key: value for key, value in values.items() if key in fields}

@@ -1,0 +1,139 @@
+"""One table: what an outcome or an error becomes on the wire."""
+
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import (  # type: ignore[import-untyped]
+    code_pb2,
+    error_details_pb2,
+    status_pb2,
+)
+from grpc_status import rpc_status
+
+from schedsvc import _core
+from schedsvc._core import CallerError
+
+__all__ = [
+    "OUTCOMES",
+    "UNARY_ERRORS",
+    "Failure",
+    "OutcomeRow",
+    "caller_failure",
+    "internal_failure",
+    "refusal_failure",
+    "unauthenticated_failure",
+]
+
+_DETAILS_CHARS_MAX = 1_000
+#: google.rpc.Code to grpc.StatusCode.
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeRow:
+    """What an outcome is called in metrics and to a person, and the unary call's answer."""
+
+    #: In metrics and logs.
+    name: str
+    #: To a person.
+    sentence: str
+    #: None: an OK status that carries the verdict.
+    code: grpc.StatusCode | None = None
+
+
+OUTCOMES: dict[int, OutcomeRow] = {
+    _core.GRANTED: OutcomeRow("granted", "granted"),
+    _core.REJECTED_FLOW_QUEUE_FULL: OutcomeRow(
+        "rejected_flow_queue_full", "the queue of this tenant is full"
+    ),
+    _core.REJECTED_QUEUE_FULL: OutcomeRow("rejected_queue_full", "all queues together are full"),
+    _core.REJECTED_TOO_LARGE: OutcomeRow(
+        "rejected_too_large", "larger than the pool, or than the model's context"
+    ),
+    _core.REJECTED_NO_POOL: OutcomeRow(
+        "rejected_no_pool", "no pool of that name is registered, or none at all"
+    ),
+    _core.REJECTED_DRAINING: OutcomeRow(
+        "rejected_draining",
+        "the scheduler drains; try another, or come back",
+        grpc.StatusCode.UNAVAILABLE,
+    ),
+    _core.REJECTED_UNKNOWN_TENANT: OutcomeRow(
+        "rejected_unknown_tenant", "the tenant is unknown, and unknown tenants are refused"
+    ),
+    _core.REJECTED_LIMIT: OutcomeRow(
+        "rejected_limit",
+        "a limit of the scheduler itself is reached",
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ),
+    _core.EVICTED_TTL: OutcomeRow("evicted_ttl", "it waited for the whole queue TTL"),
+    _core.EVICTED_CANCELLED: OutcomeRow("evicted_cancelled", "withdrawn by its caller"),
+    _core.EVICTED_DRAINING: OutcomeRow(
+        "evicted_draining", "the scheduler stopped before its turn came"
+    ),
+    _core.EVICTED_TOO_LARGE: OutcomeRow(
+        "evicted_too_large", "no registered pool can hold it any more"
+    ),
+    _core.COMPLETED: OutcomeRow("completed", "completed"),
+    _core.CANCELLED: OutcomeRow("cancelled", "ended before it was done"),
+    _core.EXPIRED: OutcomeRow("expired", "nobody renewed its lease"),
+}
+
+#: Outcomes that a unary Admit answers with a gRPC error.
+UNARY_ERRORS = frozenset(outcome for outcome, row in OUTCOMES.items() if row.code is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A gRPC error, ready to be sent."""
+
+    code: grpc.StatusCode
+    details: str
+    trailing_metadata: tuple[tuple[str, str | bytes], ...] = ()
+
+
+def caller_failure(error: CallerError) -> Failure:
+    """Return the failure for an error of the caller; details name the field, or when to retry."""
+    status = status_pb2.Status(code=error.code, message=str(error)[:_DETAILS_CHARS_MAX])
+    if error.code == code_pb2.INVALID_ARGUMENT:
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=error.field, description=error.description[:_DETAILS_CHARS_MAX]
+        )
+        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    elif error.code == code_pb2.RESOURCE_EXHAUSTED:
+        status.details.add().Pack(_retry_info(1_000))
+    return _failure(status)
+
+
+def refusal_failure(outcome: int, retry_after_ms: int) -> Failure:
+    """Return the failure for a refusal that is the scheduler's own (see UNARY_ERRORS)."""
+    row = OUTCOMES[outcome]
+    if row.code is None:
+        raise ValueError(f"{row.name} is a verdict, not a failure")
+    status = status_pb2.Status(code=row.code.value[0], message=row.sentence)
+    if retry_after_ms > 0:
+        status.details.add().Pack(_retry_info(retry_after_ms))
+    return _failure(status)
+
+
+def unauthenticated_failure(description: str) -> Failure:
+    """Return the failure for a caller that is not who it has to be."""
+    return Failure(grpc.StatusCode.UNAUTHENTICATED, description)
+
+
+def internal_failure() -> Failure:
+    """Return the failure for a defect of ours; what it was stands in the log alone."""
+    return Failure(grpc.StatusCode.INTERNAL, "internal error; the scheduler's log says more")
+
+
+def _retry_info(retry_after_ms: int) -> error_details_pb2.RetryInfo:
+    seconds, rest_ms = divmod(retry_after_ms, 1_000)
+    delay = Duration(seconds=seconds, nanos=rest_ms * 1_000_000)
+    return error_details_pb2.RetryInfo(retry_delay=delay)
+
+
+def _failure(status: status_pb2.Status) -> Failure:
+    rich = rpc_status.to_status(status)
+    code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
+    return Failure(code, rich.details, tuple(rich.trailing_metadata))
