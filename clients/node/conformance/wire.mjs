@@ -1,0 +1,21 @@
+// What both kinds of calls share.
+
+import { status } from '@grpc/grpc-js';
+import { errorDetails } from '../contract.mjs';
+
+export const PATIENCE_MS = 5_000;
+
+export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+/** What a script can expect of a failed call: code, message, fields, whether to retry. */
+export function errorOutcome(error) {
+  const { fields, retryAfterMs } = errorDetails(error);
+  return {
+    error: {
+      code: status[error.code] ?? `${error}`,
+      message: error.details,
+      field: fields.map(({ field }) => field),
+      retry: retryAfterMs !== undefined,
+    },
+  };
+}

@@ -1,0 +1,225 @@
+// Client of the schedsvc scheduler: an admission is the right of one request to run on an engine,
+// and it is completed on every way out.
+
+import { randomUUID } from 'node:crypto';
+import { credentials, Metadata } from '@grpc/grpc-js';
+import { errorDetails, serviceClient } from './contract.mjs';
+
+const SERVICE = 'schedsvc.v1.SchedulerService';
+
+// Progress and Complete carry totals, so a repeat is harmless. Admit is for its caller to repeat.
+const SERVICE_CONFIG = {
+  methodConfig: [
+    {
+      name: ['Progress', 'Complete'].map((method) => ({ service: SERVICE, method })),
+      retryPolicy: {
+        maxAttempts: 5,
+        initialBackoff: '0.1s',
+        maxBackoff: '2s',
+        backoffMultiplier: 2,
+        retryableStatusCodes: ['UNAVAILABLE'],
+      },
+    },
+  ],
+};
+
+/** The scheduler's verdict is that the request does not run. */
+export class Refused extends Error {
+  constructor({ outcome, refusal, queueDurationUs }) {
+    super(refusal?.message || outcome);
+    this.name = 'Refused';
+    /** One of the contract's outcomes, e.g. 'OUTCOME_REJECTED_FLOW_QUEUE_FULL'. */
+    this.outcome = outcome;
+    /** When to come back; 0: a retry cannot help. */
+    this.retryAfterMs = Number(refusal?.retryAfterMs ?? 0);
+    /** Requests that were ahead of it in the tenant's queue. */
+    this.queuePosition = Number(refusal?.queuePosition ?? 0);
+    /** The limits of the tenant: `kind`, `limit`, `remaining`, `resetMs`. */
+    this.limits = (refusal?.quota?.limits ?? []).map((limit) => ({
+      kind: limit.kind,
+      limit: Number(limit.limit),
+      remaining: Number(limit.remaining),
+      resetMs: Number(limit.resetMs),
+    }));
+    this.queueDurationMs = Number(queueDurationUs) / 1_000;
+  }
+}
+
+/** A call failed. `code` is gRPC's number, `fields` names what was wrong in the request. */
+export class CallFailed extends Error {
+  constructor(method, error) {
+    const { fields, retryAfterMs } = errorDetails(error);
+    const named = fields.map(({ field, description }) => `${field}: ${description}`).join('; ');
+    super(`${method}: ${named || error.details || error.message}`, { cause: error });
+    this.name = 'CallFailed';
+    this.code = error.code;
+    this.fields = fields;
+    this.retryAfterMs = retryAfterMs;
+  }
+}
+
+/** One connection to a scheduler. */
+export class Scheduler {
+  #client;
+  #token;
+
+  /**
+   * @param {string} target e.g. 'unix:/run/schedsvc.sock' or 'scheduler:50051'
+   * @param {object} [options]
+   * @param {string} [options.token] bearer token of this caller
+   * @param {import('@grpc/grpc-js').ChannelCredentials} [options.channelCredentials] for TLS
+   * @param {object} [options.channel] more channel options of grpc-js
+   */
+  constructor(target, { token, channelCredentials, channel } = {}) {
+    this.#token = token;
+    this.#client = new (serviceClient())(
+      target,
+      channelCredentials ?? credentials.createInsecure(),
+      { 'grpc.service_config': JSON.stringify(SERVICE_CONFIG), ...channel },
+    );
+  }
+
+  /**
+   * Ask for one request, and wait for the verdict. Fields as in AdmitRequest, in camel case;
+   * `requestId` is made up where it is absent.
+   *
+   * @param {object} request
+   * @param {object} [options]
+   * @param {AbortSignal} [options.signal] withdraws the request
+   * @param {number} [options.deadlineMs] the longest wait for the verdict
+   * @returns {Promise<Admission>} the right to run; end it, or use withAdmission()
+   * @throws {Refused} the scheduler said no
+   * @throws {CallFailed} the call itself failed
+   */
+  async admit(request, options) {
+    const response = await this.call('Admit', { requestId: randomUUID(), ...request }, options);
+    if (response.outcome !== 'OUTCOME_GRANTED') throw new Refused(response);
+    return new Admission(this, response);
+  }
+
+  /**
+   * Run `work(admission)` as soon as the request is granted, and end the lease whatever happens:
+   * as completed where it returns, as cancelled where it throws.
+   */
+  async withAdmission(request, work, options) {
+    const admission = await this.admit(request, options);
+    let outcome = 'OUTCOME_CANCELLED';
+    try {
+      const result = await work(admission);
+      outcome = 'OUTCOME_COMPLETED';
+      return result;
+    } finally {
+      await admission.end(outcome);
+    }
+  }
+
+  /** A snapshot of pools, flows and counters: StatsResponse in camel case. */
+  stats({ tenants = [], flowLimit = 0 } = {}) {
+    return this.call('Stats', { tenants, flowLimit });
+  }
+
+  /** Make any unary call of the contract. */
+  call(method, request, { signal, deadlineMs } = {}) {
+    const metadata = new Metadata();
+    if (this.#token) metadata.set('authorization', `Bearer ${this.#token}`);
+    const options = deadlineMs ? { deadline: Date.now() + deadlineMs } : {};
+    return new Promise((resolve, reject) => {
+      signal?.throwIfAborted();
+      const call = this.#client[method](request, metadata, options, (error, response) => {
+        signal?.removeEventListener('abort', cancel);
+        if (error) reject(signal?.aborted ? signal.reason : new CallFailed(method, error));
+        else resolve(response);
+      });
+      const cancel = () => call.cancel();
+      signal?.addEventListener('abort', cancel, { once: true });
+    });
+  }
+
+  close() {
+    this.#client.close();
+  }
+}
+
+/** A granted request. It is renewed in the background until it ends. */
+export class Admission {
+  #scheduler;
+  #lease;
+  #totals = {};
+  #timer;
+  #lost = new AbortController();
+  #books;
+
+  constructor(scheduler, { grant, queueDurationUs }) {
+    this.#scheduler = scheduler;
+    this.#lease = { leaseId: grant.leaseId, poolEpoch: grant.poolEpoch };
+    this.leaseId = grant.leaseId;
+    this.pool = grant.pool;
+    this.reservedTokens = Number(grant.reservedTokens);
+    /** Lower runs first. */
+    this.enginePriority = grant.enginePriority;
+    this.queueDurationMs = Number(queueDurationUs) / 1_000;
+    // Two renewals may be lost before the lease is.
+    this.#timer = setInterval(() => this.#renew(), Number(grant.ttlMs) / 3);
+    this.#timer.unref();
+  }
+
+  /** Aborts when the scheduler no longer knows the lease as live: stop the engine's work then. */
+  get signal() {
+    return this.#lost.signal;
+  }
+
+  /**
+   * Note running totals: `inputTokens`, `cachedInputTokens`, `outputTokens`. They travel with the
+   * next renewal and with the end, so it costs nothing to call it for every token.
+   */
+  report(totals) {
+    Object.assign(this.#totals, totals);
+  }
+
+  /** End the lease as done. Returns what was charged. */
+  complete(totals) {
+    return this.end('OUTCOME_COMPLETED', totals);
+  }
+
+  /** End the lease before it was done. Returns what was charged. */
+  cancel(totals) {
+    return this.end('OUTCOME_CANCELLED', totals);
+  }
+
+  /** End the lease, once: a second call returns the books of the first. */
+  end(outcome, totals) {
+    this.#books ??= this.#end(outcome, totals);
+    return this.#books;
+  }
+
+  /** `await using` ends as cancelled what was not completed. */
+  async [Symbol.asyncDispose]() {
+    await this.cancel();
+  }
+
+  async #end(outcome, totals) {
+    clearInterval(this.#timer);
+    this.report(totals);
+    const request = { ...this.#lease, outcome, ...this.#totals };
+    const books = await this.#scheduler.call('Complete', request);
+    return {
+      outcome: books.outcome,
+      inputTokens: Number(books.inputTokens),
+      cachedInputTokens: Number(books.cachedInputTokens),
+      outputTokens: Number(books.outputTokens),
+    };
+  }
+
+  async #renew() {
+    const request = { leases: [{ ...this.#lease, ...this.#totals }] };
+    try {
+      const { leases } = await this.#scheduler.call('Progress', request);
+      const [{ state }] = leases;
+      if (state !== 'LEASE_STATE_LIVE' && !this.#books) {
+        this.#lost.abort(new Error(`lease ${this.leaseId} is ${state}`));
+      }
+    } catch {
+      // The next renewal may pass; what counts is the lease's TTL, and that is the scheduler's.
+    }
+  }
+}

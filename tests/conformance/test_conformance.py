@@ -1,0 +1,84 @@
+"""Every script of clients/conformance, in Python and in Node."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .runner import run
+from .server import serving
+
+CLIENTS = Path(__file__).resolve().parents[2] / "clients"
+SCRIPTS = sorted((CLIENTS / "conformance").glob("*.json"))
+NODE = CLIENTS / "node"
+NODE_VERSION_MIN = 20
+
+each_script = pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A script."""
+    script: dict[str, Any] = json.loads(path.read_text())
+    return script
+
+
+def test_there_are_scripts() -> None:
+    assert len(SCRIPTS) >= 15
+
+
+@each_script
+async def test_python(path: Path, tmp_path: Path) -> None:
+    script = read(path)
+    with serving(script, tmp_path) as target:
+        await run(script["steps"], target)
+
+
+@pytest.fixture(scope="session")
+def node() -> str:
+    """Node with the packages of the client; skips where there is none."""
+    program, npm = shutil.which("node"), shutil.which("npm")
+    if program is None or npm is None:
+        pytest.skip("Node is not installed: the second language is not tested here")
+    version = subprocess.check_output([program, "--version"], text=True).strip()
+    if int(version[1:].split(".")[0]) < NODE_VERSION_MIN:
+        pytest.skip(f"Node {version} is older than {NODE_VERSION_MIN}")
+    lock, installed = NODE / "package-lock.json", NODE / "node_modules" / ".package-lock.json"
+    if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
+        subprocess.run([npm, "ci", "--silent"], cwd=NODE, check=True, timeout=110)
+    return program
+
+
+@each_script
+def test_node(path: Path, tmp_path: Path, node: str) -> None:
+    with serving(read(path), tmp_path) as target:
+        done = subprocess.run(
+            [node, NODE / "conformance.mjs", target, path],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_node_fails_where_a_step_does_not_hold(tmp_path: Path, node: str) -> None:
+    script = {"config": {}, "steps": [{"call": "Stats", "expect": {"policy": "lottery"}}]}
+    path = tmp_path / "wrong.json"
+    path.write_text(json.dumps(script))
+    with serving(script, tmp_path) as target:
+        command = [node, NODE / "conformance.mjs", target, path]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert 'policy is "vtc", not "lottery"' in done.stdout
+
+
+async def test_python_fails_where_a_step_does_not_hold(tmp_path: Path) -> None:
+    script = {"config": {}, "steps": [{"call": "Stats", "expect": {"policy": "lottery"}}]}
+    with (
+        serving(script, tmp_path) as target,
+        pytest.raises(AssertionError, match="policy is 'vtc', not 'lottery'"),
+    ):
+        await run(script["steps"], target)
