@@ -1,0 +1,1 @@
+"""Fair, token-aware admission for shared LLM servers: a gRPC scheduler with a compiled core."""

@@ -63,6 +63,7 @@ TenantName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x0
 Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
 FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$")]
+AuthKind = Literal["none", "token", "certificate"]
 
 
 class Section(BaseModel):
@@ -86,7 +87,7 @@ class Listener(Section):
     unix: FilePath | None = None
     mode: Annotated[str, Field(pattern=r"^0?[0-7]{3}$")] = "0660"
     tls: Tls | None = None
-    auth: Literal["none", "token", "certificate"] | None = None
+    auth: AuthKind | None = None
 
 
 class Token(Section):
@@ -195,6 +196,14 @@ class Config(Section):
     def resolve(self, path: str) -> Path:
         """Return a path of the file; a relative one starts in the file's own folder."""
         return self._folder / Path(path).expanduser()
+
+    def auth_kind(self, listener: Listener) -> AuthKind:
+        """Return how callers of a listener prove who they are."""
+        if listener.auth is not None:
+            return listener.auth
+        if listener.tls is not None and listener.tls.client_ca is not None:
+            return "certificate"
+        return "token" if self.auth.tokens else "none"
 
     def core_options(self) -> dict[str, Any]:
         """Keyword arguments for the core's Scheduler."""

@@ -5,27 +5,17 @@ import socket
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
 import grpc
 
 from schedsvc.config import Config
 from schedsvc.config.models import Limits, Listener
 
-__all__ = ["ListenError", "auth_kind", "bind", "server_options"]
+__all__ = ["ListenError", "bind", "server_options"]
 
 
 class ListenError(OSError):
     """An address cannot be served; the text says which, why and what to do."""
-
-
-def auth_kind(config: Config, listener: Listener) -> Literal["none", "token", "certificate"]:
-    """Return how callers of a listener prove who they are: none, token or certificate."""
-    if listener.auth is not None:
-        return listener.auth
-    if listener.tls is not None and listener.tls.client_ca is not None:
-        return "certificate"
-    return "token" if config.auth.tokens else "none"
 
 
 def server_options(limits: Limits) -> list[tuple[str, int]]:

@@ -15,7 +15,7 @@ from schedsvc.clock import HEARTBEAT_NS, SteadyClock
 from schedsvc.config import UNKNOWN_TENANT, Config, token_digest
 from schedsvc.driver import Broken, Driver, new_core
 from schedsvc.metrics import Metrics
-from schedsvc.server.listeners import auth_kind, bind, server_options
+from schedsvc.server.listeners import bind, server_options
 from schedsvc.server.page import MetricsPage
 from schedsvc.server.reflection import add_reflection
 from schedsvc.service import SERVICE_NAME, Authenticator, Credentials, Service
@@ -88,7 +88,7 @@ class Server:
             for token in self._config.auth.tokens
         )
         for listener in self._config.listeners:
-            kind = auth_kind(self._config, listener)
+            kind = self._config.auth_kind(listener)
             authenticator = None if kind == "none" else Authenticator(credentials, kind)
             server = self._new_grpc_server(authenticator)
             self._grpc.append(server)

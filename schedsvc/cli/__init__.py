@@ -1,0 +1,95 @@
+"""The command line: `schedsvc COMMAND`. A command's code is imported when it is asked for."""
+
+import importlib
+from collections.abc import Iterator, MutableMapping
+from importlib import metadata
+
+import click
+
+__all__ = ["main"]
+
+#: Command to where it is defined and what it does in one line.
+_COMMANDS = {
+    "serve": ("schedsvc.cli.serve:serve", "Serve admission over gRPC."),
+    "check": ("schedsvc.cli.check:check", "Check a configuration file."),
+    "stats": ("schedsvc.cli.stats:stats", "Show what a running scheduler does."),
+    "emulate": ("schedsvc.emulator.cli:emulate", "Serve an emulated engine in OpenAI's format."),
+    "load": ("schedsvc.load.cli:load", "Send a trace of requests to an OpenAI-compatible server."),
+    "demo": ("schedsvc.demo.cli:demo", "Show a noisy neighbour, without and with the scheduler."),
+}
+
+_EPILOG = """\b
+Example:
+  schedsvc check schedsvc.yaml && schedsvc serve --config schedsvc.yaml
+  schedsvc stats --target 127.0.0.1:7600
+"""
+
+
+class _Commands(MutableMapping[str, click.Command]):
+    """The commands by name, imported on first use."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._loaded:
+            module, _, attribute = _COMMANDS[name][0].partition(":")
+            self._loaded[name] = getattr(importlib.import_module(module), attribute)
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_COMMANDS)
+
+    def __len__(self) -> int:
+        return len(_COMMANDS)
+
+
+class _Root(click.Group):
+    """Lists commands without importing them, and ends unexpected errors in one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order in which one needs them."""
+        return list(_COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command; an error that it does not know becomes a message and exit status 1."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
+        except Exception as error:
+            if ctx.params["debug"]:
+                raise
+            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise click.ClickException(f"{what} (schedsvc --debug ... shows where)") from error
+
+
+def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"schedsvc {metadata.version('schedsvc')}")
+        ctx.exit()
+
+
+@click.group(cls=_Root, commands=_Commands(), epilog=_EPILOG)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="Show the version and exit.",
+)
+@click.option("--debug", is_flag=True, help="Show a traceback where something unexpected fails.")
+def main(debug: bool) -> None:
+    """Fair, token-aware admission for shared LLM servers."""

@@ -1,0 +1,131 @@
+"""`schedsvc check`: says whether a configuration file is right."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from schedsvc.config import Config, Problem, Reading, path_text, problem_text, read
+from schedsvc.config.models import Listener
+
+_EPILOG = """\b
+Example:
+  schedsvc check schedsvc.yaml
+  schedsvc check schedsvc.yaml --json
+
+The exit status is 1 where the file has an error. Environment variables and files that it names are
+looked up as `schedsvc serve` would.
+"""
+_TENANTS_SHOWN = 10
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def check(file: Path, as_json: bool) -> None:
+    """Name every error of a configuration FILE with its place, or sum the file up."""
+    reading = read(file)
+    if as_json:
+        click.echo(json.dumps(_as_json(file, reading), indent=2))
+    else:
+        for problem in reading.problems:
+            click.echo(problem_text(file, problem), err=True)
+        for problem in reading.warnings:
+            click.echo(f"warning: {problem_text(file, problem)}", err=True)
+        if reading.config is None:
+            count = len(reading.problems)
+            click.echo(f"{file}: {count} error{'s' if count != 1 else ''}", err=True)
+        else:
+            _show(file, reading.config)
+    if reading.config is None:
+        raise SystemExit(1)
+
+
+def _as_json(file: Path, reading: Reading) -> dict[str, Any]:
+    def plain(problem: Problem) -> dict[str, Any]:
+        return {
+            "file": str(file),
+            "line": problem.place.line,
+            "column": problem.place.column,
+            "path": path_text(problem.path),
+            "message": problem.message,
+        }
+
+    config = reading.config
+    return {
+        "valid": config is not None,
+        "errors": [plain(problem) for problem in reading.problems],
+        "warnings": [plain(problem) for problem in reading.warnings],
+        "summary": None if config is None else dict(_summary(config)),
+    }
+
+
+def _show(file: Path, config: Config) -> None:
+    # Names may hold brackets: nothing here is markup.
+    console = Console(highlight=False, markup=False)
+    console.print(f"{file} is valid", style="bold green", soft_wrap=True)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    for key, text in _summary(config):
+        table.add_row(key, text)
+    console.print(table)
+
+
+def _summary(config: Config) -> list[tuple[str, str]]:
+    """Return what a reader wants to see at a glance, as label and text."""
+    settings, prices = config.scheduler, config.scheduler.prices
+    unknown = "refused"
+    if config.unknown_tenants == "share":
+        unknown = f"share one flow of weight {config.unknown_weight_milli / 1_000:g}"
+    metrics = "none" if config.metrics is None else f"http://{config.metrics.listen}/metrics"
+    return [
+        ("listeners", "\n".join(_listener(config, entry) for entry in config.listeners)),
+        ("tokens", ", ".join(token.name for token in config.auth.tokens) or "none"),
+        (
+            "policy",
+            f"{settings.policy}; an output token costs"
+            f" {prices.output_micro / max(prices.input_micro, 1):g} input tokens,"
+            f" a cached one {prices.cached_ppm / 1e6:g}",
+        ),
+        (
+            "queue",
+            f"at most {settings.queue_ttl_ms / 1_000:g} s,"
+            f" {settings.flow_queue_max:,} requests a tenant, {settings.queue_max:,} in all",
+        ),
+        (
+            "lease",
+            f"renewed within {settings.lease_ttl_ms / 1_000:g} s,"
+            f" released {settings.lease_grace_ms / 1_000:g} s later",
+        ),
+        ("tenants", _tenants(config)),
+        ("unknown tenants", unknown),
+        ("pools", ", ".join(pool.name for pool in config.pools) or "as shims register them"),
+        ("metrics", metrics),
+        ("log", f"{config.log.format}, {config.log.level}"),
+    ]
+
+
+def _listener(config: Config, listener: Listener) -> str:
+    words = {"none": "no authentication", "token": "tokens", "certificate": "certificates"}
+    proof = words[config.auth_kind(listener)]
+    if listener.unix is not None:
+        return f"unix:{config.resolve(listener.unix)} (mode {listener.mode}, {proof})"
+    return f"{listener.tcp} ({'TLS' if listener.tls is not None else 'no TLS'}, {proof})"
+
+
+def _tenants(config: Config) -> str:
+    total = sum(tenant.weight_milli for tenant in config.tenants)
+    if config.unknown_tenants == "share":
+        total += config.unknown_weight_milli
+    heaviest = sorted(config.tenants, key=lambda tenant: -tenant.weight_milli)
+    lines = [
+        f"{tenant.name}: weight {tenant.weight_milli / 1_000:g},"
+        f" {tenant.weight_milli / total:.1%} when all are busy"
+        for tenant in heaviest[:_TENANTS_SHOWN]
+    ]
+    if len(heaviest) > _TENANTS_SHOWN:
+        lines.append(f"and {len(heaviest) - _TENANTS_SHOWN:,} more")
+    return "\n".join(lines) or "none"

@@ -1,0 +1,146 @@
+"""`schedsvc stats`: what a running scheduler does."""
+
+import json
+import os
+import time
+from typing import Any
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from schedsvc_client import SchedulerError, tls_credentials
+from schedsvc_client.sync import Scheduler
+
+_EPILOG = """\b
+Example:
+  schedsvc stats --target unix:/run/schedsvc/schedsvc.sock
+  schedsvc stats --target 127.0.0.1:7600 --watch 1
+  schedsvc stats --json | jq '.totals.queued'
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option(
+    "--target",
+    default="127.0.0.1:7600",
+    envvar="SCHEDSVC_TARGET",
+    show_default=True,
+    show_envvar=True,
+    help="HOST:PORT or unix:PATH of the scheduler.",
+)
+@click.option("--tls-ca", type=click.Path(exists=True), help="Trust this CA; turns TLS on.")
+@click.option("--tls-cert", type=click.Path(exists=True), help="Client certificate.")
+@click.option("--tls-key", type=click.Path(exists=True), help="Its key.")
+@click.option("--token-env", help="Environment variable that holds the bearer token.")
+@click.option("--tenant", "tenants", multiple=True, help="Only this tenant; may be repeated.")
+@click.option("--flows", default=20, show_default=True, type=click.IntRange(1, 10_000))
+@click.option("--json", "as_json", is_flag=True, help="Print the snapshot as JSON.")
+@click.option("--watch", type=click.FloatRange(min=0.1), help="Refresh every so many seconds.")
+def stats(
+    target: str,
+    tls_ca: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    token_env: str | None,
+    tenants: tuple[str, ...],
+    flows: int,
+    as_json: bool,
+    watch: float | None,
+) -> None:
+    """Show a scheduler's pools, tenants and totals."""
+    token = os.environ.get(token_env, "") if token_env else None
+    if token == "":
+        raise click.BadParameter(f"{token_env} is not set", param_hint="--token-env")
+    try:
+        credentials = None
+        if tls_ca or tls_cert or tls_key:
+            credentials = tls_credentials(
+                ca_file=tls_ca, certificate_file=tls_cert, key_file=tls_key
+            )
+        with Scheduler(target, credentials=credentials, token=token) as scheduler:
+            _print(scheduler, tenants, flows, as_json, watch)
+    except (SchedulerError, ValueError) as error:
+        raise click.ClickException(f"{target}: {error}") from None
+
+
+def _print(
+    scheduler: Scheduler,
+    tenants: tuple[str, ...],
+    flows: int,
+    as_json: bool,
+    watch_s: float | None,
+) -> None:
+    if as_json:
+        while True:
+            click.echo(json.dumps(_plain(scheduler.stats(tenants, flows))))
+            if watch_s is None:
+                return
+            time.sleep(watch_s)
+    # Names may hold brackets: nothing here is markup.
+    console = Console(markup=False)
+    view = _view(scheduler.stats(tenants, flows))
+    if watch_s is None:
+        console.print(view)
+        return
+    with Live(view, console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(watch_s)
+            live.update(_view(scheduler.stats(tenants, flows)), refresh=True)
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    """Return a message as plain data: every field, 64-bit integers as numbers."""
+    values = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.message_type is not None:
+            value = [_plain(entry) for entry in value] if field.is_repeated else _plain(value)
+        elif field.enum_type is not None:
+            value = field.enum_type.values_by_number[value].name
+        elif field.is_repeated:
+            value = list(value)
+        values[field.name] = value
+    return values
+
+
+def _view(snapshot: Any) -> RenderableType:
+    totals = snapshot.totals
+    pools = Table("pool", "promised", "posted", "capacity", "leases", "queued", "waits for")
+    for pool in snapshot.pools:
+        state = "" if pool.attached else " (detached)"
+        pools.add_row(
+            pool.name + state,
+            f"{pool.promised_tokens:,}",
+            f"{pool.posted_tokens:,}",
+            f"{pool.capacity_tokens:,}",
+            f"{pool.live_leases:,}",
+            f"{pool.queued:,}",
+            pool.wait_reason,
+        )
+    columns = ("weight", "queued", "leases", "input", "cached", "output", "granted", "refused")
+    flows = Table("tenant", *columns)
+    for flow in snapshot.flows:
+        numbers = (
+            flow.queued,
+            flow.live_leases,
+            flow.input_tokens,
+            flow.cached_input_tokens,
+            flow.output_tokens,
+            flow.granted,
+            sum(entry.count for entry in flow.refusals),
+        )
+        flows.add_row(
+            flow.tenant, f"{flow.weight_milli / 1_000:g}", *(f"{number:,}" for number in numbers)
+        )
+    for table in (pools, flows):
+        for column in table.columns[1:]:
+            column.justify = "right"
+    line = (
+        f"policy {snapshot.policy}{', draining' if snapshot.draining else ''};"
+        f" {totals.received:,} received, {totals.queued:,} queued, {totals.live_leases:,} running,"
+        f" {totals.completed:,} completed, {totals.rejected + totals.evicted:,} refused;"
+        f" fairness gap {totals.fairness_gap_micro / 1e6:,.0f}"
+        f" of {totals.fairness_bound_micro / 1e6:,.0f} tokens"
+    )
+    return Group(line, pools, flows)
