@@ -1,4 +1,4 @@
-# from an Admit to a queued request, a refusal or a stored answer.
+# From an Admit to a queued request, a refusal or a stored answer.
 
 cdef void identify(Scheduler core, Ask* ask, const uint8_t* request_id, size_t n, uint64_t prompts
 ) noexcept:
@@ -104,7 +104,9 @@ cdef int refuse(Scheduler core, int32_t flow, int outcome, uint64_t tag) noexcep
     return outcome
 
 
-cdef void log_decision(Scheduler core, int32_t flow, int outcome, int64_t waited_ns, int64_t blocks, int32_t pool, uint64_t tag
+cdef void log_decision(
+    Scheduler core, int32_t flow, int outcome, int64_t waited_ns, int64_t blocks, int32_t pool,
+    uint64_t tag,
 ) noexcept:
     # The digest of the decision log. Only what is relative, so that a second identical run has
     # the same digest.
@@ -130,7 +132,8 @@ cdef int64_t retry_after_ms(Scheduler core, int32_t flow, int outcome, uint64_t 
     return spread(key, wait_ns // NS_PER_MS)
 
 
-cdef void fill_refusal(Scheduler core, Verdict* v, int32_t flow, int32_t target, int outcome, uint64_t key
+cdef void fill_refusal(
+    Scheduler core, Verdict* v, int32_t flow, int32_t target, int outcome, uint64_t key
 ) noexcept:
     # Whatever a refused caller is told. A flow of -1 is told nothing of anybody's queues.
     cdef Pool* p
@@ -154,7 +157,9 @@ cdef void fill_refusal(Scheduler core, Verdict* v, int32_t flow, int32_t target,
         )
 
 
-cdef int64_t admit_message(Scheduler core, AdmitMessage* m, int32_t owner, int32_t principal, uint64_t tag, int64_t queue_ttl_ns
+cdef int64_t admit_message(
+    Scheduler core, AdmitMessage* m, int32_t owner, int32_t principal, uint64_t tag,
+    int64_t queue_ttl_ns,
 ) except? -1:
     """Admit a parsed message: a handle, or the negated outcome of a refusal."""
     cdef Ask ask

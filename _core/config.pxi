@@ -1,4 +1,4 @@
-# flows, keys and pools, as the configuration and the shims declare them.
+# Flows, keys and pools, as the configuration and the shims declare them.
 
 cdef int enter(Scheduler core, int64_t now_ns) except -1:
     # Every event begins here.
@@ -16,7 +16,8 @@ cdef int known_flow(Scheduler core, int32_t flow) except -1:
     return 0
 
 
-cdef int32_t register_pool(Scheduler core, bytes name, int64_t epoch, int64_t capacity_tokens, int64_t block_size,
+cdef int32_t register_pool(
+    Scheduler core, bytes name, int64_t epoch, int64_t capacity_tokens, int64_t block_size,
     int64_t max_running, int64_t max_model_tokens,
 ) except -1:
     """Register a pool, or give a known one new figures. O(1), O(leases of it) on a new epoch."""
@@ -63,8 +64,9 @@ cdef int32_t register_pool(Scheduler core, bytes name, int64_t epoch, int64_t ca
     return pool
 
 
-cdef int take_telemetry(Scheduler core, int32_t pool, int64_t epoch, int64_t running, int64_t waiting, int64_t used_tokens,
-    int64_t preemptions,
+cdef int take_telemetry(
+    Scheduler core, int32_t pool, int64_t epoch, int64_t running, int64_t waiting,
+    int64_t used_tokens, int64_t preemptions,
 ) except -1:
     cdef Pool* p = &core.ledger.pools[pool]
     if min(min(running, waiting), min(used_tokens, preemptions)) < 0:

@@ -1,4 +1,4 @@
-# what is due, who runs next, and who is told.
+# What is due, who runs next, and who is told.
 
 cdef object as_decision(Scheduler core, Verdict* v):
     return Decision(
@@ -145,7 +145,9 @@ cdef int evict_unholdable(Scheduler core) except -1:
     return 0
 
 
-cdef int grant(Scheduler core, int32_t i, int32_t pool, int64_t blocks, int64_t output_tokens) except -1:
+cdef int grant(
+    Scheduler core, int32_t i, int32_t pool, int64_t blocks, int64_t output_tokens
+) except -1:
     """Turn the head of a queue into a lease, and charge its flow. O(log n)."""
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]

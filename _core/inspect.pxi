@@ -1,4 +1,4 @@
-# what it shows, and the proof that its books balance.
+# What it shows, and the proof that its books balance.
 
 cdef bytes encode_verdict(Scheduler core, Verdict* v):
     cdef bytes name = core.pool_list[v.pool] if v.pool >= 0 and v.outcome == OUT_GRANTED else b""
@@ -69,7 +69,7 @@ cdef totals_of(Scheduler core):
         "fairness_gap_micro": core.flows.fairness_gap(),
         "fairness_bound_micro": bound,
         "predictor_coverage_ppm": core.predictor.covered * 1_000_000 // judged if judged else 0,
-        "predictor_samples": core.predictor.overall.samples,
+        "predictor_samples": core.predictor.samples,
         "reserved_to_used_ppm": (
             core.predictor.reserved_tokens * 1_000_000 // used if used else 0
         ),
@@ -97,20 +97,22 @@ cdef int check_requests(Scheduler core) except -1:
         if r.state == QUEUED:
             require(core, r.lease_id == 0 and r.charged == 0, "queued holds no lease")
         else:
-            require(core,
-                core.leases.get(<uint64_t>r.lease_id, 0) == i, "lease_id finds its lease"
+            require(
+                core, core.leases.get(<uint64_t>r.lease_id, 0) == i, "lease_id finds its lease"
             )
         if r.state != ENDED:
             at = core.deadlines.places[i] - 1 if core.deadlines.has(i) else -1
-            require(core,
-                at >= 0 and core.deadlines.nodes[<int32_t>at].key <= r.due_ns, "timed in time"
+            require(
+                core, at >= 0 and core.deadlines.nodes[<int32_t>at].key <= r.due_ns, "timed in time"
             )
-            require(core,
-                r.owner <= 0 or core.sessions[r.owner] is not None, "its session is open"
+            require(
+                core, r.owner <= 0 or core.sessions[r.owner] is not None, "its session is open"
             )
         require(core, r.posted_blocks <= r.reserved_blocks, "posted <= reserved")
-        require(core,
-            r.reserved_blocks == 0 or ((r.state == LIVE or r.state == SUSPECT) and not r.is_void),
+        require(
+            core,
+            r.reserved_blocks == 0
+            or ((r.state == LIVE or r.state == SUSPECT) and not r.is_void),
             "only a lease that is not void holds a reservation",
         )
     return require(core, kept == <int64_t>core.ids.count, "no request_id without a request")
@@ -125,14 +127,18 @@ cdef int check_flows(Scheduler core) except -1:
         q = core.flows.items[f].first_queue
         while q != NONE:
             heap = <Heap>core.flows.candidates[core.flows.queues[q].target]
-            require(core,
-                heap.has(q) == (core.flows.queues[q].chain.count > 0), "a queue is a candidate"
+            require(
+                core,
+                heap.has(q) == (core.flows.queues[q].chain.count > 0),
+                "a queue is a candidate",
             )
             seq = -1
             i = core.flows.queues[q].chain.head
             while i != NONE:
-                require(core,
-                    core.requests.items[i].seq > seq and core.requests.items[i].state == QUEUED,
+                require(
+                    core,
+                    core.requests.items[i].seq > seq
+                    and core.requests.items[i].state == QUEUED,
                     "FIFO inside the flow",
                 )
                 seq = core.requests.items[i].seq
@@ -140,8 +146,8 @@ cdef int check_flows(Scheduler core) except -1:
                 i = core.requests.items[i].next
             q = core.flows.queues[q].next_queue
         require(core, queued == core.flows.items[f].queued, "queued = sum of queues")
-        require(core,
-            core.flows.active.has(f) == (queued + core.flows.items[f].live > 0),
+        require(
+            core, core.flows.active.has(f) == (queued + core.flows.items[f].live > 0),
             "active = queued or in flight",
         )
         require(core, core.flows.items[f].vtc >= 0, "a counter is never negative")
@@ -159,8 +165,8 @@ cdef int check_candidates(Scheduler core) except -1:
         require(core, heap.valid(), "candidate heap order")
         for k in range(heap.count):
             q = heap.nodes[k].id
-            require(core,
-                heap.nodes[k].tie == core.requests.items[core.flows.queues[q].chain.head].seq
+            require(
+                core, heap.nodes[k].tie == core.requests.items[core.flows.queues[q].chain.head].seq
                 and (
                     core.flows.fcfs
                     or heap.nodes[k].key == core.flows.items[core.flows.queues[q].flow].vtc
@@ -181,8 +187,8 @@ cdef int check_pools(Scheduler core) except -1:
             posted += core.requests.items[i].posted_blocks
             live += 1
             i = core.requests.items[i].pool_next
-        require(core,
-            promised == core.ledger.pools[p].promised_blocks
+        require(
+            core, promised == core.ledger.pools[p].promised_blocks
             and posted == core.ledger.pools[p].posted_blocks
             and live == core.ledger.pools[p].live,
             "promised and posted = sums over live leases",

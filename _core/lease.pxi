@@ -1,4 +1,4 @@
-# the life of a lease: Progress, Complete, expiry, void, replay.
+# The life of a lease: Progress, Complete, expiry, void, replay.
 #
 #   event          LIVE              SUSPECT           ENDED (stored answer)   unknown
 #   Progress       renew             renew, LIVE       ENDED                   UNKNOWN
@@ -57,7 +57,8 @@ cdef int account(Scheduler core, int32_t i, Usage* u, bint is_final) except -1:
     return 0
 
 
-cdef int recharge(Scheduler core, int32_t i, int64_t input_tokens, int64_t cached_tokens, int64_t output_tokens
+cdef int recharge(
+    Scheduler core, int32_t i, int64_t input_tokens, int64_t cached_tokens, int64_t output_tokens
 ) except -1:
     """Let the flow's counter carry exactly this service for the request; what it carried before
     is refunded. Of totals, so that rounding does not add up. O(log n)."""
@@ -103,8 +104,8 @@ cdef int progress_lease(Scheduler core, int64_t lease_id, int64_t epoch, Usage* 
     if r.state == ENDED:
         return LS_ENDED
     account(core, i, u, False)
-    recharge(core,
-        i, max(r.prompt_tokens, r.input_tokens), r.cached_tokens,
+    recharge(
+        core, i, max(r.prompt_tokens, r.input_tokens), r.cached_tokens,
         max(<int64_t>r.output_tokens, <int64_t>r.median_output * r.sequences),
     )
     if r.is_void:
@@ -215,7 +216,8 @@ cdef int void_leases(Scheduler core, int32_t pool) except -1:
     return 0
 
 
-cdef int replay_lease(Scheduler core, Ask* ask, int64_t lease_id, int64_t epoch, int64_t reserved_tokens, Usage* u
+cdef int replay_lease(
+    Scheduler core, Ask* ask, int64_t lease_id, int64_t epoch, int64_t reserved_tokens, Usage* u
 ) except -1:
     """Renew a lease that its holder still runs, or restore it after a restart. O(log n)."""
     cdef int32_t i = find_lease(core, lease_id, ask.principal)
@@ -237,8 +239,10 @@ cdef int replay_lease(Scheduler core, Ask* ask, int64_t lease_id, int64_t epoch,
     return progress_lease(core, lease_id, epoch, u, ask.principal)
 
 
-cdef int32_t restore_lease(Scheduler core, Ask* ask, int64_t lease_id, int64_t reserved_tokens) except -1:
-    # As _admit() and _grant() would have left it. Also where that overdraws the pool.
+cdef int32_t restore_lease(
+    Scheduler core, Ask* ask, int64_t lease_id, int64_t reserved_tokens
+) except -1:
+    # As admit_request() and grant() would have left it. Also where that overdraws the pool.
     cdef int32_t i = core.requests.allocate()
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[ask.flow]

@@ -16,7 +16,6 @@ cdef enum:
 
 
 ctypedef struct Sketch:
-    int64_t samples  # since the start
     int32_t mass
     int32_t at[TRACKED]
     int32_t below[TRACKED]
@@ -74,7 +73,6 @@ cdef void sketch_add(Sketch* s, int64_t length, int64_t* ppm) noexcept nogil:
     """Learn one length. O(BUCKETS) at worst, amortised O(1)."""
     cdef int32_t b = bucket_of(length)
     cdef int which
-    s.samples += 1
     s.mass += 1
     s.counts[b] += 1
     for which in range(TRACKED):
@@ -102,12 +100,22 @@ cdef int64_t sketch_beyond(const Sketch* s, int64_t produced, int64_t ppm) noexc
     return NONE
 
 
-cdef class Predictor:
-    """A sketch for each flow that has samples, and one over all of them."""
+ctypedef struct FlowLengths:
+    Sketch* sketch
+    int32_t* first
+    int32_t count
 
-    cdef Sketch** sketches
+
+cdef class Predictor:
+    """A sketch for each flow that has samples enough, and one over all flows.
+
+    A flow's first `samples_min` lengths wait in a short list: most of many flows never need more.
+    """
+
+    cdef FlowLengths* lengths_of
     cdef int32_t flows_max
     cdef Sketch overall
+    cdef int64_t samples  # over all flows, since the start
     cdef int64_t ppm[TRACKED]  # the ledger's quantile, the median
     cdef int64_t samples_min
     cdef int64_t judged, covered  # predictions from a sketch, and those that held
@@ -119,36 +127,40 @@ cdef class Predictor:
         self.samples_min = samples_min
 
     def __dealloc__(self):
-        cdef int32_t i
-        for i in range(self.flows_max):
-            free(self.sketches[i])
-        free(self.sketches)
+        self.clear()
+        free(self.lengths_of)
 
     cdef int learn(self, int32_t flow, int64_t length) except -1:
         """One completed sequence. O(1) amortised."""
-        cdef int32_t size
+        cdef int32_t size, i
+        cdef FlowLengths* e
+        self.samples += 1
+        sketch_add(&self.overall, length, self.ppm)
         if flow >= self.flows_max:
             size = max(16, max(flow + 1, self.flows_max * 2))
-            self.sketches = <Sketch**>grow(
-                self.sketches, self.flows_max, size, sizeof(Sketch*)
-            )
+            self.lengths_of = <FlowLengths*>grow(self.lengths_of, self.flows_max, size, sizeof(FlowLengths))
             self.flows_max = size
-        if self.sketches[flow] == NULL:
-            self.sketches[flow] = <Sketch*>calloc(1, sizeof(Sketch))
-            if self.sketches[flow] == NULL:
-                raise MemoryError()
-        sketch_add(self.sketches[flow], length, self.ppm)
-        sketch_add(&self.overall, length, self.ppm)
+        e = &self.lengths_of[flow]
+        if e.sketch != NULL:
+            sketch_add(e.sketch, length, self.ppm)
+            return 0
+        if e.first == NULL:
+            e.first = <int32_t*>grow(NULL, 0, self.samples_min, sizeof(int32_t))
+        e.first[e.count] = <int32_t>min(length, LENGTH_MAX)
+        e.count += 1
+        if e.count == self.samples_min:
+            e.sketch = <Sketch*>grow(NULL, 0, 1, sizeof(Sketch))
+            for i in range(e.count):
+                sketch_add(e.sketch, e.first[i], self.ppm)
+            free(e.first)
+            e.first = NULL
         return 0
 
     cdef Sketch* _evidence(self, int32_t flow) noexcept:
         # The flow's own sketch, else the one over all flows, else nothing.
-        cdef Sketch* s
-        if flow < self.flows_max:
-            s = self.sketches[flow]
-            if s != NULL and s.samples >= self.samples_min:
-                return s
-        if self.overall.samples >= self.samples_min:
+        if flow < self.flows_max and self.lengths_of[flow].sketch != NULL:
+            return self.lengths_of[flow].sketch
+        if self.samples >= self.samples_min:
             return &self.overall
         return NULL
 
@@ -175,11 +187,16 @@ cdef class Predictor:
             if used <= promised:
                 self.covered += 1
 
-    cdef void forget(self) noexcept:
+    cdef void clear(self) noexcept:
         cdef int32_t i
         for i in range(self.flows_max):
-            free(self.sketches[i])
-            self.sketches[i] = NULL
+            free(self.lengths_of[i].sketch)
+            free(self.lengths_of[i].first)
+        memset(self.lengths_of, 0, self.flows_max * sizeof(FlowLengths))
+
+    cdef void forget(self) noexcept:
+        self.clear()
+        self.samples = 0
         memset(&self.overall, 0, sizeof(Sketch))
         self.judged = self.covered = 0
         self.reserved_tokens = self.used_tokens = 0

@@ -21,6 +21,43 @@ ctypedef struct Usage:
     int64_t input_tokens, cached_tokens, output_tokens
 
 
+POLICIES = ("fcfs", "vtc")
+
+# Settings of the constructor: default, least and greatest value.
+cdef dict LIMITS = {
+    "lease_id_base": (1, 1, 1 << 62),
+    "queue_ttl_ns": (30 * NS_PER_S, 1, 1 << 60),
+    "lease_ttl_ns": (10 * NS_PER_S, 1, 1 << 60),
+    "lease_grace_ns": (20 * NS_PER_S, 0, 1 << 60),
+    "flow_queue_max": (1_000, 1, 1 << 24),
+    "queue_max": (10_000, 1, 1 << 24),
+    "leases_max": (65_536, 1, 1 << 24),
+    "answers_max": (100_000, 0, 1 << 24),
+    "answer_ttl_ns": (300 * NS_PER_S, 1, 1 << 60),
+    "input_price_micro": (1_000_000, 0, PRICE_MICRO_MAX),
+    "output_price_micro": (2_000_000, 0, PRICE_MICRO_MAX),
+    "cached_price_ppm": (100_000, 0, 1_000_000),
+    "headroom_ppm": (20_000, 0, 900_000),
+    "quantile_ppm": (900_000, 1, 1_000_000),
+    "samples_min": (20, 1, 1_000),
+    "session_open_max": (16_384, 1, 1 << 20),
+    "sessions_max": (4_096, 1, 1 << 20),
+    "work_max": (4_096, 1, 1 << 30),
+}
+
+
+cdef dict checked_limits(dict given):
+    cdef dict limits = {}
+    for name in given:
+        if name not in LIMITS:
+            invalid(name, f"unknown setting; known: {', '.join(LIMITS)}")
+    for name, (default, low, high) in LIMITS.items():
+        limits[name] = given.get(name, default)
+        if not low <= limits[name] <= high:
+            invalid(name, f"must be from {low} to {high}, not {limits[name]}")
+    return limits
+
+
 cdef class Scheduler:
     cdef readonly int64_t queue_ttl_ns, lease_ttl_ns, lease_grace_ns, answer_ttl_ns
     cdef readonly int64_t flow_queue_max, queue_max, leases_max, answers_max
@@ -51,57 +88,33 @@ cdef class Scheduler:
     cdef Fuse fuse
 
     def __cinit__(
-        self, *, bytes hash_key=b"\0" * 16, int64_t lease_id_base=1, uint64_t incarnation=1,
-        str policy="vtc",
-        int64_t queue_ttl_ns=30 * NS_PER_S, int64_t lease_ttl_ns=10 * NS_PER_S,
-        int64_t lease_grace_ns=20 * NS_PER_S, int64_t flow_queue_max=1_000,
-        int64_t queue_max=10_000, int64_t leases_max=65_536, int64_t answers_max=100_000,
-        int64_t answer_ttl_ns=300 * NS_PER_S, int64_t input_price_micro=1_000_000,
-        int64_t output_price_micro=2_000_000, int64_t cached_price_ppm=100_000,
-        int64_t headroom_ppm=20_000, int64_t quantile_ppm=900_000, int64_t samples_min=20,
-        int64_t session_open_max=16_384, int64_t sessions_max=4_096, int64_t work_max=4_096,
+        self, *, bytes hash_key=b"\0" * 16, str policy="vtc", uint64_t incarnation=1, **limits
     ):
-        if policy not in ("vtc", "fcfs"):
-            invalid("policy", f"unknown policy {policy!r}; known: vtc, fcfs")
+        if policy not in POLICIES:
+            invalid("policy", f"unknown policy {policy!r}; known: {', '.join(POLICIES)}")
         if len(hash_key) != 16:
             invalid("hash_key", "must be 16 bytes")
-        for name, value, low, high in (
-            ("lease_id_base", lease_id_base, 1, 1 << 62),
-            ("queue_ttl_ns", queue_ttl_ns, 1, 1 << 60),
-            ("lease_ttl_ns", lease_ttl_ns, 1, 1 << 60),
-            ("lease_grace_ns", lease_grace_ns, 0, 1 << 60),
-            ("answer_ttl_ns", answer_ttl_ns, 1, 1 << 60),
-            ("flow_queue_max", flow_queue_max, 1, 1 << 24),
-            ("queue_max", queue_max, 1, 1 << 24),
-            ("leases_max", leases_max, 1, 1 << 24),
-            ("answers_max", answers_max, 0, 1 << 24),
-            ("input_price_micro", input_price_micro, 0, PRICE_MICRO_MAX),
-            ("output_price_micro", output_price_micro, 0, PRICE_MICRO_MAX),
-            ("cached_price_ppm", cached_price_ppm, 0, 1_000_000),
-            ("headroom_ppm", headroom_ppm, 0, 900_000),
-            ("quantile_ppm", quantile_ppm, 1, 1_000_000),
-            ("samples_min", samples_min, 1, 1 << 30),
-            ("session_open_max", session_open_max, 1, 1 << 20),
-            ("sessions_max", sessions_max, 1, 1 << 20),
-            ("work_max", work_max, 1, 1 << 30),
-        ):
-            if not low <= value <= high:
-                invalid(name, f"must be from {low} to {high}, not {value}")
-        self.queue_ttl_ns, self.lease_ttl_ns = queue_ttl_ns, lease_ttl_ns
-        self.lease_grace_ns, self.answer_ttl_ns = lease_grace_ns, answer_ttl_ns
-        self.flow_queue_max, self.queue_max = flow_queue_max, queue_max
-        self.leases_max, self.answers_max = leases_max, answers_max
-        self.session_open_max, self.sessions_max = session_open_max, sessions_max
-        self.work_max = work_max
-        self.input_price, self.output_price = input_price_micro, output_price_micro
-        self.cached_ppm = cached_price_ppm
+        limits = checked_limits(limits)
+        self.queue_ttl_ns, self.lease_ttl_ns = limits["queue_ttl_ns"], limits["lease_ttl_ns"]
+        self.lease_grace_ns = limits["lease_grace_ns"]
+        self.answer_ttl_ns, self.answers_max = limits["answer_ttl_ns"], limits["answers_max"]
+        self.flow_queue_max, self.queue_max = limits["flow_queue_max"], limits["queue_max"]
+        self.leases_max, self.work_max = limits["leases_max"], limits["work_max"]
+        self.session_open_max = limits["session_open_max"]
+        self.sessions_max = limits["sessions_max"]
+        self.input_price = limits["input_price_micro"]
+        self.output_price = limits["output_price_micro"]
+        self.cached_ppm = limits["cached_price_ppm"]
+        self.lease_next = limits["lease_id_base"]
         memcpy(&self.k0, <const char*>hash_key, 8)
         memcpy(&self.k1, <const char*>hash_key + 8, 8)
         self.requests = Requests()
         self.flows = Flows(policy == "fcfs", self.requests)
         self.fuse = Fuse()
-        self.ledger = Ledger(headroom_ppm, self.requests, self.flows, self.fuse)
-        self.predictor = Predictor(quantile_ppm, samples_min)
+        self.ledger = Ledger(
+            limits["headroom_ppm"], self.requests, self.flows, self.fuse
+        )
+        self.predictor = Predictor(limits["quantile_ppm"], limits["samples_min"])
         self.deadlines = Heap()
         self.ids, self.leases, self.tags = Table(), Table(), Table()
         self.flow_names, self.keys, self.pool_names = {}, {}, {}
@@ -110,7 +123,6 @@ cdef class Scheduler:
         self.writer = Writer()
         self.incarnation = incarnation
         self.answers.head = self.answers.tail = NONE
-        self.lease_next = lease_id_base
         self.unknown_flow = NONE
 
     def __dealloc__(self):
@@ -155,8 +167,8 @@ cdef class Scheduler:
         int64_t block_size_tokens, int64_t max_running=0, int64_t max_model_tokens=0,
     ):
         enter(self, now_ns)
-        cdef int32_t pool = register_pool(self,
-            name, epoch, capacity_tokens, block_size_tokens, max_running, max_model_tokens
+        cdef int32_t pool = register_pool(
+            self, name, epoch, capacity_tokens, block_size_tokens, max_running, max_model_tokens
         )
         if not self.ledger.pools[pool].configured:
             self.ledger.pools[pool].configured = 1
@@ -240,8 +252,8 @@ cdef class Scheduler:
         parse_admit(&message, data_cursor(data))
         handle = admit_message(self, &message, 0, principal, 0, queue_ttl_ns)
         if handle < 0:
-            fill_refusal(self,
-                &refused, flow_of(self, &message.tenant, &message.key),
+            fill_refusal(
+                self, &refused, flow_of(self, &message.tenant, &message.key),
                 target_of(self, &message.pool), <int>-handle, <uint64_t>self.received,
             )
             return encode_verdict(self, &refused)
@@ -446,17 +458,17 @@ cdef class Scheduler:
         check_flows(self)
         check_pools(self)
         cdef int64_t live = self.requests.states[LIVE] + self.requests.states[SUSPECT]
-        require(self,
-            self.received == self.granted + self.requests.states[QUEUED] + self.rejected
+        require(
+            self, self.received == self.granted + self.requests.states[QUEUED] + self.rejected
             + self.evicted,
             "received = granted + queued + rejected + evicted",
         )
-        require(self,
-            self.granted == live + self.completed + self.cancelled + self.expired,
+        require(
+            self, self.granted == live + self.completed + self.cancelled + self.expired,
             "granted = live + completed + cancelled + expired",
         )
-        require(self,
-            <int64_t>self.deadlines.count == self.requests.states[QUEUED] + live,
+        require(
+            self, <int64_t>self.deadlines.count == self.requests.states[QUEUED] + live,
             "every queued request and every lease is timed",
         )
         require(self, self.deadlines.valid() and self.flows.active.valid(), "heap order")

@@ -258,8 +258,8 @@ cdef class Session:
         else:
             handle = admit_message(self.core, &message, self.owner, self.principal, tag, 0)
         if handle < 0:
-            fill_refusal(self.core,
-                &v, flow_of(self.core, &message.tenant, &message.key),
+            fill_refusal(
+                self.core, &v, flow_of(self.core, &message.tenant, &message.key),
                 target_of(self.core, &message.pool), <int>-handle, tag,
             )
             v.tag = tag
