@@ -1,7 +1,6 @@
 """`schedsvc load`: drive a trace against an OpenAI-compatible endpoint."""
 
 import asyncio
-import csv
 import json
 import math
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from schedsvc.load.files import write_report, write_requests
 from schedsvc.load.generator import LoadRun, Pace, RunResult, TargetError
 from schedsvc.load.report import CLIENT_LAG_MS_MAX, full_report
 from schedsvc.load.table import View, duration, watch
@@ -93,28 +93,6 @@ def _show(report: dict[str, Any], console: Console) -> None:
         ):
             for reason, count in reasons.items():
                 console.print(f"  {name} {what}: {count} x {reason}")
-
-
-def _write(result: RunResult, report: dict[str, Any], folder: Path) -> None:
-    """Write report.json and requests.csv, one row for each request."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    columns = ("tenant", "intended_s", "sent_s", "first_s", "end_s", "fate", "reason")
-    counts = ("prompt_tokens", "output_tokens", "retry_after_ms", "queue_ms")
-    with (folder / "requests.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow((*columns, *counts))
-        for sample in result.recorder.samples:
-            cells = [getattr(sample, name) for name in (*columns, *counts)]
-            cells[5] = sample.fate.value
-            writer.writerow([_cell(value) for value in cells])
-
-
-def _cell(value: object) -> object:
-    """Write a cell of requests.csv: empty for what never happened, times to the microsecond."""
-    if isinstance(value, float):
-        return "" if math.isnan(value) else round(value, 6)
-    return "" if value == -1 else value
 
 
 def _failure(report: dict[str, Any]) -> str:
@@ -241,7 +219,9 @@ def load(
         raise click.ClickException(str(error)) from None
     report = full_report(result)
     if out is not None:
-        _write(result, report, out)
+        out.mkdir(parents=True, exist_ok=True)
+        write_report(report, out / "report.json")
+        write_requests(result, out / "requests.csv")
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:

@@ -1,0 +1,1 @@
+"""The noisy neighbour, without and with the scheduler."""

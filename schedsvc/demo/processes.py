@@ -1,0 +1,125 @@
+"""The programs that the demo starts, and their end."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+READY_S_MAX = 30.0
+STOP_S_MAX = 10.0
+TAIL_LINES = 15
+_POLL_S = 0.02
+
+T = TypeVar("T")
+
+
+class DemoError(RuntimeError):
+    """The demo cannot go on; the text says why, with the end of a log where one tells more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program that runs: its process, its log, and what it wrote into its ready file."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    log: Path
+    ready: str
+
+    def tail(self) -> str:
+        """Read the last lines of its log."""
+        lines = self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+        return "\n".join(f"  {line}" for line in lines) or "  (the log is empty)"
+
+    async def wait_for_end(self) -> None:
+        """Wait until it ends by itself; raises DemoError, for that is too early."""
+        status = await self.process.wait()
+        raise DemoError(
+            f"{self.name} ended with status {status}; the end of {self.log}:\n{self.tail()}"
+        )
+
+
+@asynccontextmanager
+async def running(
+    name: str, arguments: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[Program]:
+    """Run `schedsvc ARGUMENTS --ready-file ...` until the block is left, on every way out.
+
+    Raises DemoError where it does not get ready.
+    """
+    log, ready = folder / f"{name}.log", folder / f"{name}.ready"
+    ready.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "schedsvc", *arguments, "--ready-file", str(ready)]
+    with log.open("ab") as output:
+        # A group of its own: Ctrl-C is for the demo, which then ends its programs in order.
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+    program = Program(name, process, log, "")
+    try:
+        text = await guarded(_read_when_ready(program, ready), program.wait_for_end())
+        yield Program(name, process, log, text)
+    finally:
+        await asyncio.shield(_stop(process))
+
+
+async def _read_when_ready(program: Program, ready: Path) -> str:
+    try:
+        async with asyncio.timeout(READY_S_MAX):
+            while not (text := _read(ready)):  # noqa: ASYNC110 - another process makes it
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise DemoError(
+            f"{program.name} was not ready after {READY_S_MAX:.0f} s; the end of {program.log}:\n"
+            f"{program.tail()}"
+        ) from None
+    return text
+
+
+def _read(ready: Path) -> str:
+    """Read a file that another process makes; "" where it is not there yet."""
+    return ready.read_text() if ready.exists() else ""
+
+
+async def guarded(work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, None]) -> T:
+    """Await some work while guards run beside it.
+
+    A guard ends only by raising; the work is then cancelled, and the guard's error raised.
+    """
+    main = asyncio.create_task(work)
+    beside = [asyncio.create_task(guard) for guard in guards]
+    try:
+        done, _ = await asyncio.wait({main, *beside}, return_when=asyncio.FIRST_COMPLETED)
+        for guard in beside:
+            if guard in done:
+                guard.result()
+        return main.result()
+    finally:
+        for task in (main, *beside):
+            task.cancel()
+        await asyncio.gather(main, *beside, return_exceptions=True)
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """End a program and what it started: first politely."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.returncode is not None:
+            return
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            return
+        try:
+            await asyncio.wait_for(process.wait(), STOP_S_MAX)
+        except TimeoutError:
+            continue
