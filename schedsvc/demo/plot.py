@@ -16,7 +16,7 @@ from schedsvc.load.samples import Fate, Sample
 Report = dict[str, Any]
 
 COLORS = {"hog": "#d1495b", "steady": "#edae49", "quiet": "#00798c"}
-ARMS = {"alone": "#9aa5b1", "without": "#d1495b", "with": "#00798c"}
+ARMS = {"alone": "#c3c9d1", "without": "#4a4e69", "with": "#2a9d8f"}
 _INK, _GRID = "#2b2d42", "#e6e8ec"
 _WINDOW_S = 1.0
 

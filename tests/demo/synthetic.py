@@ -41,7 +41,7 @@ def result(wait_s: float) -> RunResult:
     """A run in which hog waits and is partly refused, and quiet waits a little."""
     recorder = Recorder()
     for index in range(40):
-        for tenant, share in (("hog", 1.0), ("quiet", 0.1)):
+        for tenant, share in (("hog", 1.0), ("quiet", 0.1), ("steady", 0.3)):
             at_s = index * 0.3
             sample = Sample(tenant, at_s)
             recorder.sent(sample, at_s)
