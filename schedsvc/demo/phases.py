@@ -1,5 +1,6 @@
 """The phases of the demo: what runs in each, and what was measured."""
 
+import json
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -76,7 +77,7 @@ async def _engine(
     """Run a fresh engine; gives it with its URL."""
     arguments = ("emulate", "--profile", str(PROFILE), "--port", "0", *options)
     async with running(f"engine-{name}", arguments, setting.folder, environment) as program:
-        yield program, program.ready.strip()
+        yield program, json.loads(program.ready)["base_url"]
 
 
 @asynccontextmanager
