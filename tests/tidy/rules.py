@@ -48,17 +48,18 @@ ROOMS: dict[str, Room] = {
     "schedsvc._core": room(never=IO, clock=NO_CLOCK, seeded=True),
     # Drives.
     "schedsvc.clock": room(clock=WALL),
-    "schedsvc.config": room(packages="pydantic yaml"),
+    "schedsvc.config": room(packages="pydantic pydantic_core yaml"),
     "schedsvc.status": room("schedsvc._core schedsvc_client.v1", "grpc google grpc_status"),
     "schedsvc.driver": room("schedsvc._core schedsvc.clock schedsvc.config"),
     "schedsvc.service": room(
-        "schedsvc.driver schedsvc.status schedsvc_client.v1", "grpc google grpc_status"
+        "schedsvc._core schedsvc.driver schedsvc.status schedsvc_client.v1",
+        "grpc google structlog",
     ),
-    "schedsvc.metrics": room("schedsvc.driver", "prometheus_client"),
+    "schedsvc.metrics": room("schedsvc.driver schedsvc.status", "prometheus_client"),
     "schedsvc.server": room(
-        "schedsvc.service schedsvc.driver schedsvc.config schedsvc.metrics schedsvc.clock"
-        " schedsvc_client.v1",
-        "grpc grpc_health grpc_reflection prometheus_client structlog uvloop",
+        "schedsvc.service schedsvc.status schedsvc.driver schedsvc.config schedsvc.metrics"
+        " schedsvc.clock schedsvc_client.v1",
+        "aiohttp grpc grpc_health grpc_reflection prometheus_client structlog uvloop",
     ),
     # Also drives, in virtual time.
     "schedsvc.workload": room(packages="numpy", never=IO, clock=NO_CLOCK, seeded=True),
@@ -70,24 +71,30 @@ ROOMS: dict[str, Room] = {
         seeded=True,
     ),
     # One engine model for the simulator and the emulator, so it knows neither.
-    "schedsvc.sim.engine": room(never=IO, clock=NO_CLOCK, seeded=True),
+    "schedsvc.sim.engine": room(packages="pydantic yaml", never=IO, clock=NO_CLOCK, seeded=True),
     # Everyone else asks.
     "schedsvc.emulator": room(
-        "schedsvc.sim.engine schedsvc.workload", "httptools starlette uvicorn uvloop", clock=WALL
+        "schedsvc.sim.engine schedsvc.workload",
+        "httptools prometheus_client pydantic starlette uvicorn uvloop",
+        clock=WALL,
     ),
-    "schedsvc.load": room("schedsvc.workload", "aiohttp numpy", clock=WALL, seeded=True),
+    "schedsvc.load": room("schedsvc.workload", "aiohttp numpy rich", clock=WALL, seeded=True),
     # Starts the other programs as processes: it imports none of them.
     "schedsvc.demo": room(
         "schedsvc.load schedsvc.workload schedsvc_client schedsvc_client.v1",
-        "grpc matplotlib rich",
+        "aiohttp grpc matplotlib numpy rich uvloop yaml",
         prints=True,
     ),
+    # Commands. Each names the others by text, so that it loads only what it runs.
+    "schedsvc.__main__": room("schedsvc.cli"),
     "schedsvc.cli": room(
-        "schedsvc schedsvc.config schedsvc.server schedsvc.emulator schedsvc.load schedsvc.demo"
-        " schedsvc.sim schedsvc.workload schedsvc_client",
-        "click rich",
-        prints=True,
+        "schedsvc.config schedsvc.server schedsvc_client", "click rich", prints=True
     ),
+    "schedsvc.emulator.cli": room("schedsvc.emulator schedsvc.sim.engine", "click", prints=True),
+    "schedsvc.load.cli": room(
+        "schedsvc.load schedsvc.workload", "click rich uvloop yaml", prints=True
+    ),
+    "schedsvc.demo.cli": room("schedsvc.demo", "click", prints=True),
     # Pure Python that knows nothing of the server: an engine host never compiles anything.
     "schedsvc_client": room("schedsvc_client.v1", "grpc google grpc_status"),
     "schedsvc_client.v1": room(packages="grpc google"),

@@ -62,17 +62,24 @@ def python_comments(text: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
-def line_comments(text: str) -> Iterator[tuple[int, str]]:
+def line_comments(text: str, sign: str) -> Iterator[tuple[int, str]]:
     """(line, comment) of comments that fill their line, for languages Python cannot read."""
     for at, line in enumerate(text.splitlines(), 1):
-        if line.lstrip().startswith(("#", "//")):
+        if line.lstrip().startswith(sign):
             yield at, line.strip()
+
+
+def comments(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, comment) of a file in any language of ours."""
+    text = path.read_text()
+    if path.suffix in {".py", ".pyi"}:
+        return python_comments(text)
+    return line_comments(text, "//" if path.suffix == ".mjs" else "#")
 
 
 @pytest.mark.parametrize("path", files(".py", ".pyi", ".pyx", ".pxi", ".mjs"), ids=relative)
 def test_no_code_is_commented_out(path: Path) -> None:
-    reader = python_comments if path.suffix in {".py", ".pyi"} else line_comments
-    found = dead_code(reader(path.read_text()))
+    found = dead_code(comments(path))
     assert not found, f"history keeps old code; delete it: lines {found}"
 
 
@@ -81,7 +88,7 @@ def test_commented_out_code_is_found() -> None:
         "# x = f(1)\n# Sum over prompts, as admitted.\n# if a:\n# flow (see below)\nx = 1  # why\n"
     )
     assert dead_code(python_comments(text)) == [1, 3]
-    assert dead_code(line_comments("// call(x);\n// calls it\nint y;")) == [1]
+    assert dead_code(line_comments("// call(x);\n// calls it\nint y;", "//")) == [1]
 
 
 def module_violations(text: str, room_name: str) -> Iterator[str]:
@@ -110,6 +117,7 @@ def _is_unseeded(call: ast.Call, name: str) -> bool:
 
 @pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
 def test_modules_keep_the_bans(module: Module) -> None:
+    assert module.room, f"{module.name} is in no room: add it to tests/tidy/rules.py"
     found = list(module_violations(module.path.read_text(), module.room))
     assert not found, f"{relative(module.path)}:\n" + "\n".join(found)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from .rules import FILE_LINES_MAX, FUNCTION_LINES_MAX, LINE_CHARS_MAX
-from .sources import cython_functions, files, python_functions, relative
+from .sources import ROOT, cython_functions, files, python_functions, relative
 
 CODE = files(".py", ".pyi", ".pyx", ".pxi", ".h", ".mjs", ".proto", ".sh", "Makefile", "run")
 FUNCTIONS = files(".py", ".pyx", ".pxi")
@@ -33,6 +33,16 @@ def test_files_and_lines_are_short(path: Path) -> None:
 def test_functions_are_short(path: Path) -> None:
     found = list(long_functions(path.read_text(), cython=path.suffix != ".py"))
     assert not found, "\n".join(found)
+
+
+def test_test_folders_are_packages() -> None:
+    folders = {path.parent for path in files(".py") if path.name.startswith("test_")}
+    loose = [
+        relative(folder)
+        for folder in sorted(folders)
+        if ROOT / "tests" in folder.parents and not (folder / "__init__.py").exists()
+    ]
+    assert not loose, f"files of one name would clash; add an __init__.py to {loose}"
 
 
 LONG_BODY = "    x = 1\n" * FUNCTION_LINES_MAX
