@@ -123,7 +123,7 @@ async def _run(
     async with watching(url) as engine:
         before = await engine.ask()
         lines = [engine.line, *([books.line] if books else [])]
-        view = View(title, lambda: "  ".join(line() for line in lines))
+        view = View(title, lambda: [line() for line in lines])
         result = await guarded(
             load.run(),
             *(program.wait_for_end() for program in programs),

@@ -1,7 +1,7 @@
 """A live view of a run: a table on a terminal, a line every few seconds elsewhere."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, Group
@@ -21,10 +21,10 @@ COLUMNS = ("sent", "waiting", "streaming", "done", "refused", "errors")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a live view shows beside the tenants: a title and a line below, asked at each tick."""
+    """What a live view shows beside the tenants: a title, and notes that are asked at each tick."""
 
     title: str
-    footer: Callable[[], str] = str
+    notes: Callable[[], Sequence[str]] = tuple
 
 
 def _cells(tally: Tally, now_s: float) -> list[str]:
@@ -62,8 +62,8 @@ def table(run: LoadRun, view: View) -> Group:
         rows.add_column(name, justify="right")
     for name, tally in sorted(run.recorder.tallies.items()):
         rows.add_row(name, *_cells(tally, now_s))
-    note = f"TTFT and output: last {RECENT_S:.0f} s.  {view.footer()}"
-    return Group(rows, Text(note, style="dim"))
+    notes = (f"TTFT and output are of the last {RECENT_S:.0f} s", *view.notes())
+    return Group(rows, *(Text(note, style="dim") for note in notes))
 
 
 def line(run: LoadRun, view: View) -> str:
@@ -76,8 +76,7 @@ def line(run: LoadRun, view: View) -> str:
             f"{name}: sent {tally.sent} done {tally.completed} refused {tally.refused} "
             f"waiting {tally.waiting} ttft {cells[-3]}/{cells[-2]} {cells[-1]} tok/s"
         )
-    footer = view.footer()
-    return f"{view.title} {now_s:.0f} s | " + " | ".join(parts + ([footer] if footer else []))
+    return " | ".join((f"{view.title} {now_s:.0f} s", *parts, *view.notes()))
 
 
 async def watch(run: LoadRun, view: View, console: Console) -> None:

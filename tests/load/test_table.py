@@ -23,7 +23,7 @@ def watched() -> LoadRun:
 def test_the_table_shows_every_tenant() -> None:
     console = Console(file=io.StringIO(), width=120)
     with console.capture() as captured:
-        console.print(table(watched(), View("phase one", lambda: "engine: 7 running")))
+        console.print(table(watched(), View("phase one", lambda: ["engine: 7 running"])))
     text = captured.get()
     assert "phase one" in text
     assert "engine: 7 running" in text
