@@ -97,6 +97,7 @@ def _running_median(samples: list[Sample]) -> tuple[list[float], list[float]]:
 
 def _latency_bars(axes: Axes, report: Report) -> None:
     width = 0.26
+    shown: list[float] = []
     for at, (arm, color) in enumerate(ARMS.items()):
         ttft = report[arm]["tenants"]["quiet"]["ttft_ms"]
         values = [(ttft[point] or math.nan) / 1e3 for point in ("p50", "p99")]
@@ -104,11 +105,11 @@ def _latency_bars(axes: Axes, report: Report) -> None:
             [x + (at - 1) * width for x in range(2)], values, width * 0.92, color=color, label=arm
         )
         axes.bar_label(bars, [_seconds(value, 0) for value in values], fontsize=8, padding=2)
+        shown += [value for value in values if not math.isnan(value)]
     axes.set_yscale("log")
     axes.set_xticks([0, 1], ["p50", "p99"])
     axes.set_title("quiet's time to first token", fontsize=11, color=_INK, loc="left")
     axes.legend(frameon=False, fontsize=8, loc="upper left")
-    shown = [bar.get_height() for bar in axes.patches if bar.get_height() > 0]
     axes.set_ylim(min(shown, default=0.01) / 2, max(shown, default=1.0) * 8)
     axes.yaxis.set_major_formatter(FuncFormatter(_seconds))
     _clean(axes)
