@@ -127,7 +127,8 @@ cdef int64_t retry_after_ms(Scheduler core, int32_t flow, int outcome, uint64_t 
     if outcome in (OUT_REJECTED_NO_POOL, OUT_REJECTED_DRAINING, OUT_EVICTED_DRAINING):
         return spread(key, 5_000)
     f = &core.flows.items[flow]
-    wait_ns = (f.interval_ns if f.interval_ns else NS_PER_S) * (f.queued // 2 + 1)
+    wait_ns = min(f.interval_ns if f.interval_ns else NS_PER_S, 100 * NS_PER_S)
+    wait_ns *= f.queued // 2 + 1
     wait_ns = min(max(wait_ns, NS_PER_S), 100 * NS_PER_S)
     return spread(key, wait_ns // NS_PER_MS)
 

@@ -10,6 +10,12 @@ cdef int enter(Scheduler core, int64_t now_ns) except -1:
     return 0
 
 
+cdef int known_pool(Scheduler core, int32_t pool) except -1:
+    if not 0 <= pool < core.ledger.count:
+        invalid("pool", f"no pool has the index {pool}")
+    return 0
+
+
 cdef int known_flow(Scheduler core, int32_t flow) except -1:
     if not 0 <= flow < core.flows.count:
         invalid("flow", f"no flow has the index {flow}")

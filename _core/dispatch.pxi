@@ -20,7 +20,7 @@ cdef int run_timers(Scheduler core) except -1:
         work += 1
         i = core.deadlines.nodes[0].id
         r = &core.requests.items[i]
-        if r.due_ns > core.now_ns:  # renewed since
+        if r.due_ns > core.deadlines.nodes[0].key:  # renewed since
             core.deadlines.put(i, r.due_ns, r.seq)
         elif r.state == QUEUED:
             evict(core, i, OUT_EVICTED_TTL)
@@ -45,14 +45,15 @@ cdef int dispatch(Scheduler core) except -1:
     its pool (section 3). O(grants * (log n + pools))."""
     cdef uint64_t blocked = 0
     cdef int64_t work = 0
-    cdef int32_t pool, granted
+    cdef int32_t pool
+    cdef bint served
     while True:
         pool = emptiest(core, blocked)
         if pool == NONE:
             return 0
-        granted = serve_pool(core, pool)
-        if granted == 0:
-            blocked |= <uint64_t>1 << pool
+        served = serve_pool(core, pool)
+        # Whoever was served makes way for another head, which a blocked pool may hold.
+        blocked = 0 if served else blocked | <uint64_t>1 << pool
         work += 1
         if work >= core.work_max:
             core.has_more = True
@@ -105,9 +106,8 @@ cdef int serve_pool(Scheduler core, int32_t pool) except -1:
         return 0
     i = head_for(core, pool)
     if i == NONE:
-        p.reason = WAIT_NONE
-        evict_unholdable(core)
-        return 0
+        p.reason = WAIT_STRICT if (<Heap>core.flows.candidates[0]).count else WAIT_NONE
+        return evict_unholdable(core)
     r = &core.requests.items[i]
     if r.due_ns <= core.now_ns:  # its timer has not been reached yet
         evict(core, i, OUT_EVICTED_TTL)
@@ -131,7 +131,7 @@ cdef int serve_pool(Scheduler core, int32_t pool) except -1:
 
 
 cdef int evict_unholdable(Scheduler core) except -1:
-    # A request for any pool, at the head of all, that no registered pool can hold any more.
+    # A request for any pool, at the head of all, that no registered pool can hold any more: 1.
     cdef Heap free = <Heap>core.flows.candidates[0]
     cdef int32_t i, p
     if free.count == 0:
@@ -141,8 +141,7 @@ cdef int evict_unholdable(Scheduler core) except -1:
         if core.ledger.can_hold(p, &core.requests.items[i]):
             return 0
     evict(core, i, OUT_EVICTED_TOO_LARGE)
-    core.has_more = True
-    return 0
+    return 1
 
 
 cdef int grant(
@@ -172,6 +171,7 @@ cdef int grant(
     core.requests.enter(i, LIVE)
     untag(core, i)
     core.ledger.reserve(i, blocks)
+    r.granted_tokens = r.reserved_blocks * core.ledger.pools[pool].block_size
     renew(core, i)
     recharge(core, i, r.prompt_tokens, 0, <int64_t>r.median_output * r.sequences)
     log_decision(core, r.flow, OUT_GRANTED, r.waited_ns, blocks, pool, r.tag)
@@ -191,7 +191,7 @@ cdef void fill_grant(Scheduler core, Verdict* v, int32_t i) noexcept:
     v.pool = r.pool
     v.epoch = r.epoch
     v.waited_ns = r.waited_ns
-    v.reserved_tokens = r.reserved_blocks * core.ledger.pools[r.pool].block_size
+    v.reserved_tokens = r.granted_tokens
 
 
 cdef int evict(Scheduler core, int32_t i, int outcome) except -1:

@@ -14,7 +14,7 @@ ctypedef struct LeaseMessage:
 cdef uint64_t tag_of(Cursor c) noexcept:
     """Field 1 of an Admit or a Cancel, 0 where it is missing."""
     cdef uint64_t value = 0
-    cdef int tag
+    cdef int64_t tag
     while True:
         tag = read_tag(&c)
         if tag == 0:
@@ -27,7 +27,7 @@ cdef uint64_t tag_of(Cursor c) noexcept:
 
 cdef void read_figures(Cursor* c, Slice* name, int64_t* values, int count) noexcept:
     """A name in field 1 and numbers in the fields from 2 on."""
-    cdef int tag
+    cdef int64_t tag
     memset(values, 0, count * sizeof(int64_t))
     name.at, name.size = c.at, 0
     while True:
@@ -45,7 +45,7 @@ cdef void read_figures(Cursor* c, Slice* name, int64_t* values, int count) noexc
 cdef int read_lease(Cursor* c, LeaseMessage* m, int totals) except -1:
     """A LeaseProgress (totals from field 3 on) or a CompleteRequest (from 4 on, outcome in 3)."""
     cdef int64_t v[3]
-    cdef int tag, field
+    cdef int64_t tag, field
     memset(m, 0, sizeof(LeaseMessage))
     v[0] = v[1] = v[2] = NONE
     while True:
@@ -79,7 +79,7 @@ cdef int read_replay(
     """Read, check and resolve a LeaseReplay."""
     cdef Slice request_id, tenant, key, pool
     cdef int64_t v[8]  # fields 6 to 13, by number - 6
-    cdef int tag
+    cdef int64_t tag
     memset(v, 0, sizeof(v))
     request_id.at, request_id.size = c.at, 0
     tenant = key = pool = request_id
@@ -103,12 +103,12 @@ cdef int read_replay(
         else:
             skip(c, tag)
     check_whole(c, "replay")
-    check_text("replay.request_id", &request_id, 1, ID_BYTES_MAX)
-    check_text("replay.tenant", &tenant, 0, NAME_BYTES_MAX)
-    check_range("replay.reserved_tokens", v[1], 0, TOKENS_MAX)
-    check_range("replay.prompt_tokens", v[2], 1, TOKENS_MAX)
-    check_range("replay.max_output_tokens", v[3], 1, PROMPT_TOKENS_MAX)
-    check_range("replay.sequences", v[7], 0, SEQUENCES_MAX)
+    check_text("request_id", &request_id, 1, ID_BYTES_MAX)
+    check_text("tenant", &tenant, 0, NAME_BYTES_MAX)
+    check_range("reserved_tokens", v[1], 0, TOKENS_MAX)
+    check_range("prompt_tokens", v[2], 1, TOKENS_MAX)
+    check_range("sequences", v[7], 0, SEQUENCES_MAX)
+    check_output(v[2], v[3], max(<int64_t>1, v[7]))
     epoch[0], reserved[0] = v[0], v[1]
     usage[0] = checked_usage(v[4], v[5], v[6])
     ask.flow = flow_of(core, &tenant, &key)

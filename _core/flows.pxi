@@ -8,7 +8,9 @@ cdef enum:
     REFUSAL_KINDS = 13
 
 
+# A counter and the largest charge (2.7 * 10^18) together stay below 2^63.
 cdef int64_t VTC_REBASE = <int64_t>1 << 61
+cdef int64_t VTC_MAX = <int64_t>1 << 62
 
 
 cdef inline int refusal_place(int outcome) noexcept nogil:
@@ -164,8 +166,8 @@ cdef class Flows:
         cdef int32_t q
         if weighted_micro == 0:
             return 0
-        f.vtc = max(<int64_t>0, f.vtc + weighted_micro)
-        if f.vtc > VTC_REBASE:
+        f.vtc = min(max(<int64_t>0, f.vtc + weighted_micro), VTC_MAX)
+        if f.vtc > VTC_REBASE and self.active.count:
             self._rebase()
         if self.active.has(flow):
             self.active.put(flow, f.vtc, flow)
@@ -179,10 +181,14 @@ cdef class Flows:
         return 0
 
     cdef int _rebase(self) except -1:
-        # Once in about 2^61 micro-tokens. Idle flows below the least active one would be lifted
-        # to it on their return, so cutting them at 0 changes no order.
-        cdef int64_t base = self.active.nodes[0].key if self.active.count else 0
+        # Once in about 2^60 micro-tokens. Where one flow runs so far ahead that the others have not
+        # come half as far, it is held at VTC_MAX instead, and still is the last. Idle flows below
+        # the least active one would be lifted to it on their return, so cutting them at 0 changes
+        # no order.
+        cdef int64_t base = self.active.nodes[0].key
         cdef int32_t i
+        if base < VTC_REBASE // 2:
+            return 0
         for i in range(self.count):
             self.items[i].vtc = max(<int64_t>0, self.items[i].vtc - base)
             if self.active.has(i):

@@ -84,6 +84,18 @@ cdef int require(Scheduler core, bint holds, str what) except -1:
     return 0
 
 
+cdef list queued_requests(Scheduler core):
+    """(seq, record) of all that is queued. O(queues + queued)."""
+    cdef int32_t q, i
+    cdef list found = []
+    for q in range(core.flows.queue_count):
+        i = core.flows.queues[q].chain.head
+        while i != NONE:
+            found.append((core.requests.items[i].seq, i))
+            i = core.requests.items[i].next
+    return found
+
+
 cdef int check_requests(Scheduler core) except -1:
     cdef int32_t i
     cdef Request* r

@@ -140,7 +140,10 @@ cdef int end_lease(Scheduler core, int32_t i, int outcome) except -1:
     if r.state != LIVE and r.state != SUSPECT:
         raise core.fuse.blow("lease: ended twice")
     if input_tokens < 0:  # never reported
-        input_tokens = 0 if outcome == OUT_CANCELLED else r.prompt_tokens
+        # Output means that the input was computed, also where nobody counted it.
+        input_tokens = (
+            0 if outcome == OUT_CANCELLED and r.output_tokens == 0 else r.prompt_tokens
+        )
         f.input_tokens += input_tokens
         r.input_tokens = <int32_t>input_tokens
     recharge(core, i, input_tokens, r.cached_tokens, r.output_tokens)
@@ -226,9 +229,11 @@ cdef int replay_lease(
     if i == NONE:
         if epoch != p.epoch:
             return LS_VOID
-        if lease_id <= 0 or core.leases.get(<uint64_t>lease_id, 0) != NONE or core.ids.get(
-            ask.key.hi, ask.key.lo
-        ) != NONE:
+        if (
+            not 0 < lease_id <= LEASE_ID_MAX
+            or core.leases.get(<uint64_t>lease_id, 0) != NONE
+            or core.ids.get(ask.key.hi, ask.key.lo) != NONE
+        ):
             return LS_UNKNOWN
         if core.requests.states[LIVE] + core.requests.states[SUSPECT] >= core.leases_max:
             return LS_UNKNOWN
@@ -272,6 +277,7 @@ cdef int32_t restore_lease(
     core.lease_next = max(core.lease_next, lease_id + 1)
     core.requests.enter(i, LIVE)
     core.ledger.reserve(i, (reserved_tokens + p.block_size - 1) // p.block_size)
+    r.granted_tokens = r.reserved_blocks * p.block_size
     renew(core, i)
     log_decision(core, r.flow, OUT_GRANTED, 0, r.reserved_blocks, r.pool, r.tag)
     return i

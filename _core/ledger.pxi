@@ -11,8 +11,9 @@ cdef enum:  # why a pool grants nothing
     WAIT_OVERDRAWN = 3
     WAIT_DETACHED = 4
     WAIT_LIMIT = 5
+    WAIT_STRICT = 6
 
-WAIT_REASONS = ["NONE", "KV", "MAX_RUNNING", "OVERDRAWN", "DETACHED", "LIMIT"]
+WAIT_REASONS = ["NONE", "KV", "MAX_RUNNING", "OVERDRAWN", "DETACHED", "LIMIT", "STRICT"]
 
 
 ctypedef struct Pool:

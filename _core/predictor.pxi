@@ -138,7 +138,9 @@ cdef class Predictor:
         sketch_add(&self.overall, length, self.ppm)
         if flow >= self.flows_max:
             size = max(16, max(flow + 1, self.flows_max * 2))
-            self.lengths_of = <FlowLengths*>grow(self.lengths_of, self.flows_max, size, sizeof(FlowLengths))
+            self.lengths_of = <FlowLengths*>grow(
+                self.lengths_of, self.flows_max, size, sizeof(FlowLengths)
+            )
             self.flows_max = size
         e = &self.lengths_of[flow]
         if e.sketch != NULL:

@@ -19,6 +19,7 @@ ctypedef struct Request:
     int64_t due_ns  # queue TTL, lease TTL, grace or answer TTL, by state
     int64_t waited_ns
     int64_t epoch  # of the pool, at the grant
+    int64_t granted_tokens  # reserved at the grant
     int64_t charged  # what the flow's counter carries for it now, in weighted micro-tokens
     int32_t flow
     int32_t target  # pool it has to run in, -1: any

@@ -160,6 +160,7 @@ cdef class Scheduler:
         return self.pool_names.get(name, NONE)
 
     def pool_name(self, int32_t pool):
+        known_pool(self, pool)
         return self.pool_list[pool]
 
     def set_pool(
@@ -180,8 +181,7 @@ cdef class Scheduler:
         int64_t used_tokens, int64_t preemptions,
     ):
         enter(self, now_ns)
-        if not 0 <= pool < self.ledger.count:
-            invalid("pool", f"no pool has the index {pool}")
+        known_pool(self, pool)
         take_telemetry(self, pool, epoch, running, waiting, used_tokens, preemptions)
 
     def drain(self, int64_t now_ns):
@@ -223,7 +223,7 @@ cdef class Scheduler:
         check_id(request_id)
         check_range("n", sequences, 1, SEQUENCES_MAX)
         check_range("input_tokens", input_tokens, sequences, TOKENS_MAX)
-        check_range("max_output_tokens", max_output_tokens, 1, PROMPT_TOKENS_MAX)
+        check_output(input_tokens, max_output_tokens, sequences)
         check_range("queue_ttl_ns", queue_ttl_ns, 0, <int64_t>1 << 60)
         check_range("deadline_ns", deadline_ns, 0, <int64_t>1 << 60)
         if not NONE <= pool < self.ledger.count:
@@ -289,13 +289,10 @@ cdef class Scheduler:
 
     def evict_queued(self, int64_t now_ns):
         enter(self, now_ns)
-        cdef int32_t i
-        cdef int64_t n = 0
-        for i in range(self.requests.used):
-            if self.requests.items[i].state == QUEUED:
-                evict(self, i, OUT_EVICTED_DRAINING)
-                n += 1
-        return n
+        queued = sorted(queued_requests(self))
+        for _, i in queued:
+            evict(self, i, OUT_EVICTED_DRAINING)
+        return len(queued)
 
     def cancel(self, int64_t now_ns, int64_t handle):
         enter(self, now_ns)
@@ -343,9 +340,8 @@ cdef class Scheduler:
         check_range("reserved_tokens", reserved_tokens, 0, TOKENS_MAX)
         check_range("sequences", sequences, 1, SEQUENCES_MAX)
         check_range("prompt_tokens", prompt_tokens, 1, TOKENS_MAX)
-        check_range("max_output_tokens", max_output_tokens, 1, PROMPT_TOKENS_MAX)
-        if not 0 <= pool < self.ledger.count:
-            invalid("pool", f"no pool has the index {pool}")
+        check_output(prompt_tokens, max_output_tokens, sequences)
+        known_pool(self, pool)
         u = checked_usage(input_tokens, cached_input_tokens, output_tokens)
         memset(&ask, 0, sizeof(Ask))
         ask.flow = flow
@@ -364,6 +360,10 @@ cdef class Scheduler:
             v.retry_after_ms, v.position, v.waited_ns, v.queue_max, v.queue_left,
             v.pool_capacity_tokens, v.pool_free_tokens,
         ) = decision
+        if v.outcome not in OUTCOME_BYTES:
+            invalid("outcome", f"unknown outcome {v.outcome}")
+        if v.outcome == OUT_GRANTED:
+            known_pool(self, v.pool)
         return encode_verdict(self, &v)
 
     def digest(self):

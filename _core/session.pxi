@@ -10,6 +10,11 @@ cdef enum:
     SESSION_POOLS_MAX = 8
 
 
+cdef tuple EVENT_NAMES = (
+    "", "hello", "pool", "telemetry", "replay", "admit", "progress", "complete", "cancel"
+)
+
+
 cdef class Session:
     cdef Scheduler core
     cdef readonly int32_t owner
@@ -90,7 +95,7 @@ cdef class Session:
     def receive(self, int64_t now_ns, bytes data):
         cdef Cursor c = data_cursor(data)
         cdef Cursor event
-        cdef int tag
+        cdef int64_t tag
         cdef int events = 0
         if self.closed:
             invalid("", "the stream is closed")
@@ -113,7 +118,7 @@ cdef class Session:
 
     cdef int _check_message(self, Cursor c) except -1:
         # Before anything is applied: the message is whole, and its seq is the next.
-        cdef int tag
+        cdef int64_t tag
         cdef uint64_t seq = 0
         while True:
             tag = read_tag(&c)
@@ -129,7 +134,8 @@ cdef class Session:
         return 0
 
     cdef int _event(self, Cursor c) except -1:
-        cdef int tag, kind = 0
+        cdef int64_t tag
+        cdef int kind = 0
         cdef Cursor body
         while True:
             tag = read_tag(&c)
@@ -137,7 +143,7 @@ cdef class Session:
                 break
             if tag & 7 == LENGTH and tag >> 3 <= 8:
                 body = read_message(&c)  # of a oneof the last wins
-                kind = tag >> 3
+                kind = <int>(tag >> 3)
             else:
                 skip(&c, tag)
         if c.bad or kind == 0:
@@ -148,11 +154,14 @@ cdef class Session:
         try:
             self._apply(kind, body)
         except CallerError as e:
+            path = EVENT_NAMES[kind] + ("." if e.field else "") + e.field
             if kind == 1:
-                raise
+                raise CallerError(e.code, path, e.description) from None
+            if kind == 5 and e.field != "tag":
+                path = "admit.request" + path[5:]
             # An Admit or a Cancel has a tag, which the fault carries.
             self.fault(
-                tag_of(body) if kind == 5 or kind == 8 else 0, e.code, e.field, e.description
+                tag_of(body) if kind == 5 or kind == 8 else 0, e.code, path, e.description
             )
         return 0
 
@@ -179,9 +188,9 @@ cdef class Session:
 
     cdef int _hello(self, Cursor c) except -1:
         cdef Slice client
-        cdef int tag
+        cdef int64_t tag
         if self.greeted:
-            invalid("hello", "was sent already")
+            invalid("", "was sent already")
         client.at, client.size = c.at, 0
         while True:
             tag = read_tag(&c)
@@ -192,7 +201,7 @@ cdef class Session:
             else:
                 skip(&c, tag)
         check_whole(&c, "hello")
-        check_text("hello.client_id", &client, 1, ID_BYTES_MAX)
+        check_text("client_id", &client, 1, ID_BYTES_MAX)
         self.client_id = slice_bytes(&client)
         self.greeted = self.welcome_due = self.ack_due = True
         return self.wake()
@@ -200,11 +209,11 @@ cdef class Session:
     cdef int _register(self, Cursor c) except -1:
         cdef Slice name
         cdef int64_t v[6]
-        cdef int tag
+        cdef int64_t tag
         cdef int32_t pool
         read_figures(&c, &name, v, 6)
         check_whole(&c, "pool")
-        check_text("pool.pool", &name, 1, ID_BYTES_MAX)
+        check_text("pool", &name, 1, ID_BYTES_MAX)
         key = slice_bytes(&name)
         if key not in self.pools and len(self.pools) == SESSION_POOLS_MAX:
             raise CallerError(
@@ -223,7 +232,7 @@ cdef class Session:
         check_whole(&c, "telemetry")
         pool = self.core.pool_names.get(slice_bytes(&name))
         if pool is None:
-            raise CallerError(CODE_NOT_FOUND, "telemetry.pool", "no pool of that name")
+            raise CallerError(CODE_NOT_FOUND, "pool", "no pool of that name")
         return take_telemetry(self.core, pool, v[0], v[1], v[2], v[3], v[4])
 
     cdef int _admit(self, Cursor c) except -1:
@@ -233,7 +242,7 @@ cdef class Session:
         cdef uint64_t tag = 0
         cdef int64_t handle
         cdef int32_t i
-        cdef int field
+        cdef int64_t field
         body.at = body.end = c.at
         body.bad = False
         while True:
@@ -248,9 +257,9 @@ cdef class Session:
                 skip(&c, field)
         check_whole(&c, "admit")
         if tag == 0:
-            invalid("admit.tag", "must not be 0")
+            invalid("tag", "must not be 0")
         if self.core.tags.get(tag, <uint64_t>self.owner) != NONE:
-            invalid("admit.tag", f"{tag} is open already")
+            invalid("tag", f"{tag} is open already")
         parse_admit(&message, body)
         if self.open_count >= self.core.session_open_max:
             self.core.received += 1
@@ -268,6 +277,7 @@ cdef class Session:
         if self.core.requests.items[i].state != QUEUED:
             fill_grant(self.core, &v, i)
             v.tag = tag
+            v.handle = 0  # a repeated telling: `close()` must not take the lease for unseen
             return self.post(&v)
         return 0
 
@@ -390,5 +400,9 @@ cdef class Session:
             i = after
         for key in self.pools:
             self.core.ledger.pools[<int32_t>self.core.pool_names[key]].attached -= 1
+        if self.is_ready:
+            self.is_ready = False
+            if self.owner in self.core.ready_slots:
+                self.core.ready_slots.remove(self.owner)
         self.core.sessions[self.owner] = None
         self.core.free_slots.append(self.owner)

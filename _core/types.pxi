@@ -90,6 +90,7 @@ cdef enum:
     NAME_BYTES_MAX = 256
     ID_BYTES_MAX = 128
 
+cdef int64_t LEASE_ID_MAX = <int64_t>1 << 62
 cdef int64_t NS_PER_MS = 1_000_000
 cdef int64_t NS_PER_S = 1_000_000_000
 

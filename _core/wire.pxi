@@ -99,7 +99,7 @@ cdef inline Cursor read_message(Cursor* c) noexcept nogil:
     return inner
 
 
-cdef inline int read_tag(Cursor* c) noexcept nogil:
+cdef inline int64_t read_tag(Cursor* c) noexcept nogil:
     """The next field as number * 8 + wire type; 0 at the end or where the bytes are bad."""
     cdef uint64_t tag
     if c.bad or c.at >= c.end:
@@ -108,11 +108,11 @@ cdef inline int read_tag(Cursor* c) noexcept nogil:
     if tag >> 3 == 0 or tag >> 32:
         c.bad = True
         return 0
-    return <int>(tag & 0x7FFFFFFF)
+    return <int64_t>tag
 
 
-cdef void skip(Cursor* c, int tag) noexcept nogil:
-    cdef int kind = tag & 7
+cdef void skip(Cursor* c, int64_t tag) noexcept nogil:
+    cdef int kind = <int>(tag & 7)
     if kind == VARINT:
         read_varint(c)
     elif kind == FIXED64:
@@ -157,6 +157,16 @@ cdef bint is_utf8(const Slice* s) noexcept nogil:
 cdef int check_range(str field, int64_t value, int64_t low, int64_t high) except -1:
     if not low <= value <= high:
         invalid(field, f"must be from {low:,} to {high:,}, not {value:,}")
+    return 0
+
+
+cdef int check_output(int64_t prompt_tokens, int64_t output_max, int64_t sequences) except -1:
+    check_range("max_output_tokens", output_max, 1, PROMPT_TOKENS_MAX)
+    if prompt_tokens + output_max * sequences > TOKENS_MAX:
+        invalid(
+            "max_output_tokens",
+            f"times {sequences:,} sequences, plus all input, must be at most {TOKENS_MAX:,}",
+        )
     return 0
 
 
@@ -206,7 +216,7 @@ cdef int add_prompt(AdmitMessage* m, int64_t tokens) except -1:
 cdef int parse_admit(AdmitMessage* m, Cursor c) except -1:
     """Read and check an AdmitRequest. O(bytes)."""
     cdef Cursor packed
-    cdef int tag
+    cdef int64_t tag
     memset(m, 0, sizeof(AdmitMessage))
     while True:
         tag = read_tag(&c)
@@ -269,7 +279,7 @@ cdef int check_admit(AdmitMessage* m) except -1:
     if m.prompts * m.n > SEQUENCES_MAX:
         invalid("n", f"prompts times n must be at most {SEQUENCES_MAX:,}")
     check_range("input_tokens", m.prompt_tokens * m.n, 1, TOKENS_MAX)
-    check_range("max_output_tokens", m.max_output_tokens, 1, PROMPT_TOKENS_MAX)
+    check_output(m.prompt_tokens * m.n, m.max_output_tokens, m.prompts * m.n)
     check_range("prefix_block_hashes", m.hashes, 0, HASHES_MAX)
     check_range("deadline_ms", m.deadline_ms, 0, <int64_t>1 << 40)
     check_range("queue_ttl_ms", m.queue_ttl_ms, 0, <int64_t>1 << 40)
