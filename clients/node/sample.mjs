@@ -39,6 +39,7 @@ try {
     reportsProgress: true,
   };
   await scheduler.withAdmission(request, async (admission) => {
+    let last;
     console.error(`granted in ${admission.pool} after ${admission.queueDurationMs.toFixed(1)} ms`);
     const body = {
       model,
@@ -52,11 +53,13 @@ try {
     for await (const { choices, usage } of events(response)) {
       process.stdout.write(choices[0]?.text ?? '');
       if (usage) {
+        last = usage;
         const { prompt_tokens: inputTokens, completion_tokens: outputTokens } = usage;
         admission.report({ inputTokens, outputTokens });
       }
     }
     process.stdout.write('\n');
+    console.error(`${last.prompt_tokens} input tokens, ${last.completion_tokens} output tokens`);
   });
 } catch (error) {
   const hint = error instanceof Refused ? ` (retry after ${error.retryAfterMs} ms)` : '';

@@ -109,7 +109,10 @@ export class Scheduler {
       outcome = 'OUTCOME_COMPLETED';
       return result;
     } finally {
-      await admission.end(outcome);
+      // The books must not cost the caller its result, nor hide its error.
+      await admission.end(outcome).catch((error) => {
+        process.emitWarning(`lease ${admission.leaseId} was not ended, it will expire: ${error}`);
+      });
     }
   }
 

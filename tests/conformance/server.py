@@ -1,4 +1,4 @@
-"""A scheduler of its own for each script."""
+"""Processes for a test: a scheduler of its own for each script, an engine for the sample."""
 
 import json
 import signal
@@ -15,35 +15,41 @@ STOP_S = 15.0
 
 
 @contextmanager
-def serving(script: dict[str, Any], folder: Path) -> Iterator[str]:
-    """Run `schedsvc serve` as the script configures it; gives the target to connect to.
+def running(arguments: list[str], folder: Path) -> Iterator[dict[str, Any]]:
+    """Run a `schedsvc` command until its ready file is there, whose content it gives.
 
-    Raises where it does not start, or does not stop with status 0 once it is told to.
+    Raises where the command does not start, or does not stop with status 0 once it is told to.
     """
-    socket, ready, log = (folder / name for name in ("s.sock", "ready", "log"))
-    listener = {"unix": str(socket), **script.get("listener", {})}
-    # JSON is YAML.
-    config = folder / "config.yaml"
-    config.write_text(json.dumps({**script["config"], "listeners": [listener]}))
-    command = [Path(sys.executable).parent / "schedsvc", "serve"]
+    ready, log = folder / f"{arguments[0]}.ready", folder / f"{arguments[0]}.log"
+    program = str(Path(sys.executable).parent / "schedsvc")
     with log.open("w") as out:
-        process = subprocess.Popen(
-            [*command, "--config", config, "--ready-file", ready], stdout=out, stderr=out
-        )
+        command = [program, *arguments, "--ready-file", str(ready)]
+        process = subprocess.Popen(command, stdout=out, stderr=out)
     try:
         deadline = time.monotonic() + START_S
         while not ready.exists():
             assert process.poll() is None, f"it did not start:\n{log.read_text()}"
             assert time.monotonic() < deadline, f"it is not ready:\n{log.read_text()}"
             time.sleep(0.02)
-        yield f"unix:{socket}"
+        yield json.loads(ready.read_text())
         process.send_signal(signal.SIGTERM)
         try:
             status = process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            status = None
-        assert status is not None, f"it still drains; was a lease left?\n{log.read_text()}"
+            raise AssertionError(f"it does not stop:\n{log.read_text()}") from None
         assert status == 0, f"it stopped with status {status}:\n{log.read_text()}"
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def serving(script: dict[str, Any], folder: Path) -> Iterator[str]:
+    """Run a scheduler as a script configures it; gives the target to connect to."""
+    socket = folder / "s.sock"
+    listener = {"unix": str(socket), **script.get("listener", {})}
+    # JSON is YAML.
+    config = folder / "config.yaml"
+    config.write_text(json.dumps({**script["config"], "listeners": [listener]}))
+    with running(["serve", "--config", str(config)], folder):
+        yield f"unix:{socket}"

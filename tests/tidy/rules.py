@@ -88,13 +88,13 @@ ROOMS: dict[str, Room] = {
     # Commands. Each names the others by text, so that it loads only what it runs.
     "schedsvc.__main__": room("schedsvc.cli"),
     "schedsvc.cli": room(
-        "schedsvc.config schedsvc.server schedsvc_client", "click rich", prints=True
+        "schedsvc schedsvc.config schedsvc.server schedsvc_client", "click rich", prints=True
     ),
     "schedsvc.emulator.cli": room("schedsvc.emulator schedsvc.sim.engine", "click", prints=True),
     "schedsvc.load.cli": room(
         "schedsvc.load schedsvc.workload", "click rich uvloop yaml", prints=True
     ),
-    "schedsvc.demo.cli": room("schedsvc.demo", "click", prints=True),
+    "schedsvc.demo.cli": room("schedsvc.demo schedsvc.load", "click", prints=True),
     # Pure Python that knows nothing of the server: an engine host never compiles anything.
     "schedsvc_client": room("schedsvc_client.v1", "grpc google grpc_status"),
     "schedsvc_client.v1": room(packages="grpc google"),
