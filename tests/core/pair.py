@@ -1,0 +1,110 @@
+"""The core and its twin, given the same events; any difference fails."""
+
+from typing import Any
+
+from schedsvc import _core as core
+
+from .twin import Twin
+from .twin_types import TwinError, Verdict
+from .twin_view import core_view, view, wait_reasons
+
+
+class Pair:
+    """Drives both, and compares what they answer, decide and show."""
+
+    def __init__(self, policy: str, **limits: int) -> None:
+        self.core = core.Scheduler(policy=policy, **limits)  # type: ignore[arg-type]
+        self.twin = Twin(policy, **limits)
+        self.now_ns = 0
+        self.seq_of: dict[int, int] = {}  # core handle -> twin's
+        self.leases: list[tuple[int, int]] = []  # (lease id, epoch) of every grant, oldest first
+
+    def flow(self, name: bytes, weight_milli: int) -> int:
+        index = self.core.set_flow(name, weight_milli)
+        assert index == self.twin.set_flow(name, weight_milli)
+        return index
+
+    def both(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """One event for both: the same result, or the same error. Returns it, None for an error."""
+        want, wanted_error = self._ask(self.twin, method, args, kwargs)
+        got, error = self._ask(self.core, method, args, kwargs)
+        assert error == wanted_error, f"{method}{args} {kwargs}"
+        if error:
+            return None
+        if method == "admit":
+            self._same_handle(got, want)
+        else:
+            assert got == want, f"{method}{args}: core {got}, twin {want}"
+        return got
+
+    def _ask(
+        self, whom: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, tuple[int, str] | None]:
+        try:
+            return getattr(whom, method)(self.now_ns, *args, **kwargs), None
+        except (core.CallerError, TwinError) as e:
+            return None, (e.code, e.field)
+
+    def _same_handle(self, got: int, want: int) -> None:
+        if got > 0:
+            assert self.seq_of.setdefault(got, want) == want, "a handle names one request"
+        else:
+            assert got == want, f"admit: core {got}, twin {want}"
+
+    def cancel(self, handle: int) -> bool:
+        got = self.core.cancel(self.now_ns, handle)
+        assert got == self.twin.cancel(self.now_ns, self.seq_of.get(handle, -1))
+        return got
+
+    def poll(self) -> list[core.Decision]:
+        """Everything that is due now, in one poll."""
+        got = self.core.poll(self.now_ns)
+        want = self.twin.poll(self.now_ns)
+        assert [self._plain(d) for d in got] == [self._wanted(v) for v in want]
+        for d, v in zip(got, want, strict=True):
+            assert v.retry_ms * 900 // 1000 <= d.retry_after_ms <= v.retry_ms * 1100 // 1000
+            if d.outcome == core.GRANTED:
+                self.leases.append((d.lease_id, d.pool_epoch))
+        stats = self.core.stats(self.now_ns)
+        assert [p["wait_reason"] for p in stats["pools"]] == wait_reasons(self.twin)
+        self._compare_deadline()
+        return got
+
+    def _plain(self, d: core.Decision) -> tuple[Any, ...]:
+        return (self.seq_of[d.handle], *d[1:7], *d[8:])
+
+    @staticmethod
+    def _wanted(v: Verdict) -> tuple[Any, ...]:
+        return (*v[:7], *v[8:])
+
+    def _compare_deadline(self) -> None:
+        # It may ring early, once, for a lease that was renewed; never late, never twice.
+        due, told = self.twin.next_due(), self.core.next_deadline()
+        assert (due < 0) == (told < 0)
+        if due >= 0:
+            assert self.now_ns < told <= due
+
+    def compare(self) -> None:
+        """The books of both, and the core's own proof of them."""
+        self.core.check()
+        got = core_view(self.core.stats(self.now_ns))
+        want = view(self.twin, self.now_ns)
+        for section in want:
+            assert got[section] == want[section], section
+        assert self.twin.totals["granted"] == sum(f.granted for f in self.twin.flows)
+
+    def drain(self) -> None:
+        """Nothing new, and time enough for every lease and answer to end: all gauges are 0."""
+        self.both("drain")
+        limits = self.twin.limits
+        for wait in ("queue_ttl_ns", "lease_ttl_ns", "lease_grace_ns", "answer_ttl_ns"):
+            self.now_ns += limits[wait]
+            self.poll()
+        self.compare()
+        stats = self.core.stats(self.now_ns)
+        gauges = [stats["totals"][k] for k in ("queued", "live_leases", "promised_tokens")]
+        gauges.append(stats["totals"]["stored_answers"])
+        keys = ("promised_tokens", "posted_tokens", "live_leases", "queued")
+        gauges += [row[k] for row in stats["pools"] + stats["flows"] for k in keys]
+        assert not any(gauges)
+        assert self.core.next_deadline() == -1

@@ -1,0 +1,254 @@
+"""The core beside its dumb twin: same events, same decisions, same books."""
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from schedsvc import _core as core
+
+from .pair import Pair
+
+SECOND = 10**9
+FLOWS = ((b"a", 1000), (b"b", 3000), (b"c", 100), (b"d", 1000))
+# Small, so that everything blocks: name, capacity, block size, max_running, max_model_tokens.
+POOLS = ((b"big", 128, 8, 0, 0), (b"small", 48, 1, 3, 40), (b"odd", 100, 7, 0, 90))
+# Each passes one more of the times that matter, exactly or nearly.
+STEPS = (0, 0, 1, SECOND, 4 * SECOND, 10 * SECOND - 1, 10 * SECOND, 20 * SECOND, 30 * SECOND)
+LIMITS = {
+    "flow_queue_max": 4,
+    "queue_max": 8,
+    "answer_ttl_ns": 60 * SECOND,
+    "cached_price_ppm": 100_000,
+}
+
+flow_of = st.integers(0, len(FLOWS) - 1)
+pool_of = st.integers(0, len(POOLS) - 1)
+totals = st.one_of(st.just(-1), st.integers(0, 80))
+
+
+class Twins(RuleBasedStateMachine):
+    """Every rule compares what both answer; after it, all that they show."""
+
+    @initialize(
+        policy=st.sampled_from(("vtc", "vtc", "fcfs")),
+        pools=st.integers(1, len(POOLS)),
+        headroom_ppm=st.sampled_from((0, 20_000, 300_000)),
+        grace=st.sampled_from((0, 20 * SECOND)),
+        leases_max=st.sampled_from((2, 5, 50)),
+        answers_max=st.sampled_from((0, 3, 50)),
+        samples_min=st.sampled_from((1, 3)),
+        quantile_ppm=st.sampled_from((500_000, 900_000, 1_000_000)),
+    )
+    def begin(self, policy: str, pools: int, grace: int, **limits: int) -> None:
+        self.pair = Pair(policy, lease_grace_ns=grace, **LIMITS, **limits)
+        for name, weight in FLOWS:
+            self.pair.flow(name, weight)
+        for name, *figures in POOLS[:pools]:
+            self.pair.both("set_pool", name, 1, *figures)
+        self.handles: list[int] = []
+
+    def lease(self, index: int) -> tuple[int, int]:
+        """A lease that was granted, mostly late ones; or one that never was."""
+        leases = self.pair.leases
+        return leases[-1 - index % len(leases)] if leases and index < 40 else (10**6 + index, 1)
+
+    @rule(
+        flow=flow_of,
+        request_id=st.integers(0, 12),
+        prompt=st.sampled_from((1, 3, 8, 20, 45, 200)),
+        output=st.sampled_from((1, 2, 8, 30)),
+        pool=st.sampled_from((-1, -1, -1, 0, 1, 2)),
+        sequences=st.sampled_from((1, 1, 1, 2, 4)),
+        ttl=st.sampled_from((0, 0, 5 * SECOND)),
+        deadline=st.sampled_from((0, 0, 0, 2 * SECOND)),
+        reports=st.booleans(),
+        principal=st.sampled_from((0, 0, 0, 0, 7)),
+        tag=st.integers(0, 3),
+        polls=st.booleans(),
+    )
+    def admit(self, flow: int, request_id: int, pool: int, polls: bool, **ask: int) -> None:
+        if pool >= len(self.pair.twin.pools):
+            pool = -1
+        handle = self.pair.both(
+            "admit",
+            flow,
+            b"id%d" % request_id,
+            max(ask["prompt"], ask["sequences"]),
+            ask["output"],
+            pool=pool,
+            sequences=ask["sequences"],
+            queue_ttl_ns=ask["ttl"],
+            deadline_ns=ask["deadline"],
+            reports_progress=ask["reports"],
+            principal=ask["principal"],
+            tag=ask["tag"],
+        )
+        if handle is not None and handle > 0:
+            self.handles.append(handle)
+        self.then(polls)
+
+    @rule(
+        index=st.integers(0, 44),
+        stale=st.sampled_from((0, 0, 0, 1, -1)),
+        input_tokens=totals,
+        cached=totals,
+        output=totals,
+        principal=st.sampled_from((0, 0, 0, 7)),
+        polls=st.booleans(),
+    )
+    def progress(
+        self,
+        index: int,
+        stale: int,
+        input_tokens: int,
+        cached: int,
+        output: int,
+        principal: int,
+        polls: bool,
+    ) -> None:
+        lease_id, epoch = self.lease(index)
+        self.pair.both("progress", lease_id, epoch + stale, input_tokens, cached, output, principal)
+        self.then(polls)
+
+    @rule(
+        index=st.integers(0, 44),
+        outcome=st.sampled_from((core.COMPLETED, core.COMPLETED, 0, core.CANCELLED, 1)),
+        input_tokens=totals,
+        cached=totals,
+        output=totals,
+        principal=st.sampled_from((0, 0, 0, 7)),
+        polls=st.booleans(),
+    )
+    def complete(
+        self,
+        index: int,
+        outcome: int,
+        input_tokens: int,
+        cached: int,
+        output: int,
+        principal: int,
+        polls: bool,
+    ) -> None:
+        lease_id, epoch = self.lease(index)
+        self.pair.both(
+            "complete", lease_id, epoch, outcome, input_tokens, cached, output, principal
+        )
+        self.then(polls)
+
+    @precondition(lambda self: self.handles)
+    @rule(index=st.integers(0, 20), polls=st.booleans())
+    def cancel(self, index: int, polls: bool) -> None:
+        self.pair.cancel(self.handles[-1 - index % len(self.handles)])
+        self.then(polls)
+
+    @rule(
+        flow=flow_of,
+        request_id=st.integers(0, 14),
+        index=st.integers(30, 44),
+        pool=pool_of,
+        stale=st.sampled_from((0, 0, 0, 1, -1)),
+        reserved=st.integers(0, 60),
+        prompt=st.integers(1, 30),
+        output=st.integers(1, 30),
+        produced=st.integers(0, 40),
+        sequences=st.sampled_from((1, 1, 3)),
+    )
+    def replay(self, flow: int, request_id: int, index: int, pool: int, **lease: int) -> None:
+        lease_id, epoch = self.lease(index)
+        pool %= len(self.pair.twin.pools)
+        if lease_id >= 10**6:
+            epoch = self.pair.twin.pools[pool].epoch
+        state = self.pair.both(
+            "replay",
+            flow,
+            b"id%d" % request_id,
+            lease_id,
+            pool,
+            epoch + lease["stale"],
+            lease["reserved"],
+            max(lease["prompt"], lease["sequences"]),
+            lease["output"],
+            output_tokens=lease["produced"],
+            sequences=lease["sequences"],
+        )
+        if state == core.LEASE_LIVE and (lease_id, epoch) not in self.pair.leases:
+            self.pair.leases.append((lease_id, epoch))
+        self.then(polls=True)
+
+    @rule(
+        pool=pool_of,
+        restart=st.sampled_from((0, 0, 1, 1, -1)),
+        percent=st.sampled_from((40, 60, 100, 150)),
+        block=st.sampled_from((0, 0, 0, 1)),
+    )
+    def resize(self, pool: int, restart: int, percent: int, block: int) -> None:
+        pool %= len(self.pair.twin.pools)
+        name, capacity, size, running, context = POOLS[pool]
+        epoch = max(0, self.pair.twin.pools[pool].epoch + restart)
+        self.pair.both(
+            "set_pool", name, epoch, capacity * percent // 100, size + block, running, context
+        )
+        self.then(polls=True)
+
+    @rule(step=st.sampled_from(STEPS))
+    def wait(self, step: int) -> None:
+        self.pair.now_ns += step
+        self.then(polls=True)
+
+    @rule()
+    def wait_until_due(self) -> None:
+        self.pair.now_ns = max(self.pair.now_ns, self.pair.twin.next_due())
+        self.then(polls=True)
+
+    @rule(flow=flow_of, weight=st.sampled_from((1, 500, 1000, 2000)))
+    def reweight(self, flow: int, weight: int) -> None:
+        self.pair.flow(FLOWS[flow][0], weight)
+        self.then(polls=False)
+
+    @rule()
+    def evict_queued(self) -> None:
+        self.pair.both("evict_queued")
+        self.then(polls=True)
+
+    @rule()
+    def reset_learned(self) -> None:
+        self.pair.core.reset_learned()
+        self.pair.twin.reset_learned()
+        self.then(polls=False)
+
+    def then(self, polls: bool) -> None:
+        if polls:
+            self.pair.poll()
+        self.pair.compare()
+
+    def teardown(self) -> None:
+        if hasattr(self, "pair"):
+            self.pair.drain()
+
+
+QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+
+
+class TestTwins(Twins.TestCase):  # type: ignore[misc,valid-type]
+    settings = settings(
+        max_examples=120,
+        stateful_step_count=50,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=QUIET,
+        phases=(Phase.explicit, Phase.generate, Phase.shrink),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+class TestTwinsLonger(Twins.TestCase):  # type: ignore[misc,valid-type]
+    settings = settings(
+        max_examples=1500,
+        stateful_step_count=120,
+        deadline=None,
+        database=None,
+        suppress_health_check=QUIET,
+    )

@@ -1,0 +1,477 @@
+"""A dumb twin of the core: lists, scans and sorts instead of heaps, chains and running sums.
+
+Written from `schedsvc/_core.pyi` and the algorithms it names, as a second implementation. It has
+no sessions and no bytes, and does all that is due in one poll (`work_max` without end).
+"""
+
+from schedsvc import _core as core
+
+from .twin_state import State
+from .twin_types import ENDED, LIVE, QUEUED, SUSPECT, Request, TwinError, Verdict
+
+RETRY_CONSTANT_MS = 5_000
+NO_RETRY = (
+    core.REJECTED_TOO_LARGE,
+    core.REJECTED_UNKNOWN_TENANT,
+    core.EVICTED_TOO_LARGE,
+    core.EVICTED_CANCELLED,
+)
+RETRY_LATER = (core.REJECTED_NO_POOL, core.REJECTED_DRAINING, core.EVICTED_DRAINING)
+
+
+class Twin(State):
+    """Same methods, arguments and results as the core's Scheduler; a handle is a seq."""
+
+    def admit(
+        self,
+        now_ns: int,
+        flow: int,
+        request_id: bytes,
+        input_tokens: int,
+        max_output_tokens: int,
+        pool: int = -1,
+        sequences: int = 1,
+        queue_ttl_ns: int = 0,
+        deadline_ns: int = 0,
+        reports_progress: bool = False,
+        principal: int = 0,
+        tag: int = 0,
+    ) -> int:
+        self.enter(now_ns)
+        longest = -(-input_tokens // sequences)
+        payload = (input_tokens, longest, max_output_tokens, sequences, pool)
+        for known in self.requests:
+            if (known.flow, known.request_id) == (flow, request_id):
+                if (known.payload, known.principal) != (payload, principal):
+                    raise TwinError(6, "request_id")
+                return known.seq
+        waits = [self.limits["queue_ttl_ns"], queue_ttl_ns, deadline_ns]
+        due_ns = now_ns + min(w for w in waits if w)
+        r = Request(
+            self.seq + 1,
+            flow,
+            request_id,
+            payload,
+            pool,
+            input_tokens,
+            longest,
+            max_output_tokens,
+            sequences,
+            principal,
+            tag,
+            reports_progress,
+            now_ns,
+            due_ns,
+        )
+        self.flows[flow].received += 1
+        self.totals["received"] += 1
+        refused = self._reason_to_refuse(r)
+        if refused:
+            self.flows[flow].refusals[refused] += 1
+            self.totals["rejected"] += 1
+            return -refused
+        self.seq += 1
+        self.prompt_seen = max(self.prompt_seen, input_tokens)
+        self.output_seen = max(self.output_seen, max_output_tokens * sequences)
+        self.lift(flow)
+        r.ordinal = self.arrivals[flow, pool]
+        self.arrivals[flow, pool] += 1
+        self.requests.append(r)
+        return r.seq
+
+    def _reason_to_refuse(self, r: Request) -> int:
+        if self.draining:
+            return core.REJECTED_DRAINING
+        pools = [p for p in range(len(self.pools)) if r.target in (-1, p)]
+        if not pools:
+            return core.REJECTED_NO_POOL
+        if not any(self.can_hold(p, r) for p in pools):
+            return core.REJECTED_TOO_LARGE
+        if len(self.queued(lambda q: q.flow == r.flow)) >= self.limits["flow_queue_max"]:
+            return core.REJECTED_FLOW_QUEUE_FULL
+        if len(self.queued()) >= self.limits["queue_max"]:
+            return core.REJECTED_QUEUE_FULL
+        return 0
+
+    def _retry_ms(self, flow: int, outcome: int) -> int:
+        if outcome in NO_RETRY:
+            return 0
+        if outcome in RETRY_LATER:
+            return RETRY_CONSTANT_MS
+        queued = len(self.queued(lambda r: r.flow == flow))
+        interval_ns = self.flows[flow].interval_ns or 10**9
+        return min(max(interval_ns * (queued // 2 + 1), 10**9), 100 * 10**9) // 10**6
+
+    def _evict(self, r: Request, outcome: int) -> None:
+        queue = self.queued(lambda q: (q.flow, q.target) == (r.flow, r.target))
+        self.requests.remove(r)
+        self.flows[r.flow].refusals[outcome] += 1
+        self.totals["evicted"] += 1
+        queued = len(self.queued(lambda q: q.flow == r.flow))
+        capacity, free = self.limits_told(r.target)
+        self.verdicts.append(
+            Verdict(
+                handle=r.seq,
+                tag=r.tag,
+                outcome=outcome,
+                pool=r.target,
+                retry_ms=self._retry_ms(r.flow, outcome),
+                position=r.ordinal - queue[0].ordinal,
+                waited_ns=self.now_ns - r.arrival_ns,
+                queue_max=self.limits["flow_queue_max"],
+                queue_left=max(0, self.limits["flow_queue_max"] - queued),
+                pool_capacity_tokens=capacity,
+                pool_free_tokens=free,
+            )
+        )
+        self.settle(r.flow)
+
+    def poll(self, now_ns: int) -> list[Verdict]:
+        self.enter(now_ns)
+        while due := [r for r in self.requests if r.state != ENDED and r.due_ns <= now_ns]:
+            self._time_out(min(due, key=lambda r: (r.due_ns, r.seq)))
+        for r in list(self.answers):
+            if r.due_ns <= now_ns:
+                self._forget(r)
+        self._dispatch()
+        told, self.verdicts = self.verdicts, []
+        return told
+
+    def _time_out(self, r: Request) -> None:
+        if r.state == QUEUED:
+            self._evict(r, core.EVICTED_TTL)
+        elif r.state == LIVE and self.limits["lease_grace_ns"]:
+            r.state = SUSPECT
+            r.due_ns += self.limits["lease_grace_ns"]
+        else:
+            self._end(r, core.EXPIRED)
+
+    def next_due(self) -> int:
+        """When something has to be done at the latest; -1: never."""
+        return min((r.due_ns for r in self.requests if r.state != ENDED), default=-1)
+
+    def _dispatch(self) -> None:
+        blocked: set[int] = set()
+        while unblocked := [p for p in range(len(self.pools)) if p not in blocked]:
+            pool = min(unblocked, key=lambda p: (self.share(p), p))
+            if self._serve(pool):
+                blocked.clear()  # counters and queues moved: every pool may have another head
+            else:
+                blocked.add(pool)
+
+    def _serve(self, pool: int) -> bool:
+        """Grant or evict one request; False where the pool waits, for the reason it keeps."""
+        p = self.pools[pool]
+        own, shared = self.least(pool), self.least(-1)
+        heads = [own] if own else []
+        if shared and self.can_hold(pool, shared):
+            heads.append(shared)
+        if not heads:
+            p.reason = "STRICT" if shared else "NONE"
+            if shared and not any(self.can_hold(q, shared) for q in range(len(self.pools))):
+                self._evict(shared, core.EVICTED_TOO_LARGE)
+                return True
+            return False
+        r = min(heads, key=self.rank)
+        if r.due_ns <= self.now_ns:
+            self._evict(r, core.EVICTED_TTL)
+            return True
+        if not self.can_hold(pool, r):
+            self._evict(r, core.EVICTED_TOO_LARGE)
+            return True
+        predicted = self.predictor.quantile(r.flow)
+        output = min(predicted or r.output_max_tokens, r.output_max_tokens)
+        need = self.blocks(pool, r.prompt_tokens + output * r.sequences, r.sequences)
+        p.reason = self._reason_to_wait(pool, r, need)
+        if p.reason == "NONE":
+            r.by_lengths = predicted is not None
+            self._grant(r, pool, need, output)
+        return p.reason == "NONE"
+
+    def _reason_to_wait(self, pool: int, r: Request, need: int) -> str:
+        p, live = self.pools[pool], self.leases_of(pool)
+        if len(self.leases()) >= self.limits["leases_max"]:
+            return "LIMIT"
+        if self.promised(pool) > p.capacity_blocks:
+            return "OVERDRAWN"
+        if p.max_running and sum(q.sequences for q in live) + r.sequences > p.max_running:
+            return "MAX_RUNNING"
+        if live and self.promised(pool) + need > p.capacity_blocks - p.headroom_blocks:
+            return "KV"
+        return "NONE"
+
+    def _grant(self, r: Request, pool: int, need: int, output: int) -> None:
+        f = self.flows[r.flow]
+        f.granted += 1
+        self.totals["granted"] += 1
+        if f.granted_at_ns is not None:
+            gap = self.now_ns - f.granted_at_ns
+            change = gap - f.interval_ns  # a fifth of it, towards zero
+            fifth = abs(change) // 5 * (1 if change > 0 else -1)
+            f.interval_ns = f.interval_ns + fifth if f.interval_ns else gap
+        f.granted_at_ns = self.now_ns
+        r.state, r.pool, r.epoch = LIVE, pool, self.pools[pool].epoch
+        r.weight_milli = f.weight_milli
+        r.waited_ns = self.now_ns - r.arrival_ns
+        r.promised_output = r.predicted_output = output
+        if not r.reports_progress:
+            r.median_output = min(self.predictor.median(r.flow) or 0, r.output_max_tokens)
+        r.lease_id = self.lease_next
+        self.lease_next += 1
+        r.reserved_blocks = need
+        r.granted_tokens = need * self.pools[pool].block_size
+        r.due_ns = self.now_ns + self.limits["lease_ttl_ns"]
+        self.recharge(r, r.prompt_tokens, 0, r.median_output * r.sequences)
+        self.verdicts.append(
+            Verdict(
+                r.seq,
+                r.tag,
+                core.GRANTED,
+                r.lease_id,
+                pool,
+                r.epoch,
+                r.granted_tokens,
+                waited_ns=r.waited_ns,
+            )
+        )
+
+    # The life of a lease.
+
+    def progress(
+        self,
+        now_ns: int,
+        lease_id: int,
+        pool_epoch: int,
+        input_tokens: int = -1,
+        cached_input_tokens: int = -1,
+        output_tokens: int = -1,
+        principal: int = 0,
+    ) -> int:
+        self.enter(now_ns)
+        r = self.find_lease(lease_id, principal)
+        if r is None:
+            return core.LEASE_UNKNOWN
+        if r.state == ENDED:
+            return core.LEASE_ENDED
+        self._account(
+            r,
+            input_tokens if input_tokens > (r.input_tokens or 0) else r.input_tokens,
+            max(cached_input_tokens, r.cached_tokens),
+            max(output_tokens, r.output_tokens),
+        )
+        self.recharge(
+            r,
+            max(r.prompt_tokens, r.input_tokens or 0),
+            r.cached_tokens,
+            max(r.output_tokens, r.median_output * r.sequences),
+        )
+        if r.is_void or pool_epoch == r.epoch:
+            r.state, r.due_ns = LIVE, now_ns + self.limits["lease_ttl_ns"]
+        if r.is_void or pool_epoch != r.epoch:
+            return core.LEASE_VOID
+        self._grow(r)
+        return core.LEASE_LIVE
+
+    def _account(self, r: Request, inputs: int | None, cached: int, outputs: int) -> None:
+        """New totals of a lease, and so of its flow. Of the input only what came can be cached."""
+        f = self.flows[r.flow]
+        f.input_tokens -= r.input_tokens or 0
+        f.cached_input_tokens -= r.cached_tokens
+        f.output_tokens -= r.output_tokens
+        r.input_tokens = inputs
+        r.cached_tokens = min(cached, inputs or 0)
+        r.output_tokens = outputs
+        f.input_tokens += r.input_tokens or 0
+        f.cached_input_tokens += r.cached_tokens
+        f.output_tokens += r.output_tokens
+
+    def _grow(self, r: Request) -> None:
+        each = -(-r.output_tokens // r.sequences)
+        if each > r.predicted_output:
+            more = min(self.predictor.beyond(r.flow, each), r.output_max_tokens)
+            r.predicted_output = max(each, more)
+            tokens = r.prompt_tokens + r.predicted_output * r.sequences
+            r.reserved_blocks = max(r.reserved_blocks, self.blocks(r.pool, tokens, r.sequences))
+        held = (r.prompt_tokens if r.output_tokens else r.input_tokens or 0) + r.output_tokens
+        if held:
+            r.posted_blocks = max(r.posted_blocks, self.blocks(r.pool, held, r.sequences))
+        r.reserved_blocks = max(r.reserved_blocks, r.posted_blocks)
+
+    def complete(
+        self,
+        now_ns: int,
+        lease_id: int,
+        pool_epoch: int,
+        outcome: int = core.COMPLETED,
+        input_tokens: int = -1,
+        cached_input_tokens: int = -1,
+        output_tokens: int = -1,
+        principal: int = 0,
+    ) -> tuple[int, int, int, int, bool] | None:
+        self.enter(now_ns)
+        r = self.find_lease(lease_id, principal)
+        if r is None:
+            return None
+        outcome = outcome or core.COMPLETED
+        if outcome not in (core.COMPLETED, core.CANCELLED):
+            raise TwinError(3, "outcome")
+        repeated = r.state == ENDED
+        if not repeated:
+            # The final totals are the truth, also where they are smaller.
+            self._account(
+                r,
+                input_tokens if input_tokens >= 0 else r.input_tokens,
+                cached_input_tokens if cached_input_tokens >= 0 else r.cached_tokens,
+                output_tokens if output_tokens >= 0 else r.output_tokens,
+            )
+            self._end(r, outcome)
+        return r.outcome, r.input_tokens or 0, r.cached_tokens, r.output_tokens, repeated
+
+    def _end(self, r: Request, outcome: int) -> None:
+        f = self.flows[r.flow]
+        if r.input_tokens is None:
+            # Nobody counted it: output means that all of it was computed, and so does an end.
+            unseen = outcome == core.CANCELLED and r.output_tokens == 0
+            inputs = 0 if unseen else r.prompt_tokens
+            self._account(r, inputs, r.cached_tokens, r.output_tokens)
+        self.recharge(r, r.input_tokens or 0, r.cached_tokens, r.output_tokens)
+        if outcome == core.COMPLETED:
+            each = -(-r.output_tokens // r.sequences)
+            f.completed += 1
+            self.predictor.judge(r.promised_output, each, r.by_lengths)
+            self.predictor.learn(r.flow, each)
+        elif outcome == core.CANCELLED:
+            f.cancelled += 1
+        else:
+            f.expired += 1
+            self._tell_expiry(r)
+        self.totals[
+            {core.COMPLETED: "completed", core.CANCELLED: "cancelled"}.get(outcome, "expired")
+        ] += 1
+        r.state, r.outcome = ENDED, outcome
+        r.reserved_blocks = r.posted_blocks = 0
+        r.due_ns = self.now_ns + self.limits["answer_ttl_ns"]
+        self.answers.append(r)
+        self.settle(r.flow)
+        if len(self.answers) > self.limits["answers_max"]:
+            self._forget(self.answers[0])
+
+    def _tell_expiry(self, r: Request) -> None:
+        if r.told:
+            self.verdicts.append(
+                Verdict(
+                    r.seq,
+                    r.tag,
+                    core.EXPIRED,
+                    r.lease_id,
+                    r.pool,
+                    r.epoch,
+                    r.granted_tokens,
+                    waited_ns=r.waited_ns,
+                )
+            )
+
+    def _forget(self, r: Request) -> None:
+        self.answers.remove(r)
+        self.requests.remove(r)
+
+    def cancel(self, now_ns: int, handle: int) -> bool:
+        self.enter(now_ns)
+        r = self.find(handle)
+        if r is None or r.state == ENDED:
+            return False
+        if r.state == QUEUED:
+            self._evict(r, core.EVICTED_CANCELLED)
+            return True
+        self._account(r, 0, 0, 0)
+        self._end(r, core.CANCELLED)
+        if r in self.answers:
+            self._forget(r)
+        return True
+
+    def replay(
+        self,
+        now_ns: int,
+        flow: int,
+        request_id: bytes,
+        lease_id: int,
+        pool: int,
+        pool_epoch: int,
+        reserved_tokens: int,
+        prompt_tokens: int,
+        max_output_tokens: int,
+        input_tokens: int = 0,
+        cached_input_tokens: int = 0,
+        output_tokens: int = 0,
+        sequences: int = 1,
+        principal: int = 0,
+    ) -> int:
+        self.enter(now_ns)
+        if self.find_lease(lease_id, principal) is None:
+            if pool_epoch != self.pools[pool].epoch:
+                return core.LEASE_VOID
+            taken = any(
+                r.lease_id == lease_id or (r.flow, r.request_id) == (flow, request_id)
+                for r in self.requests
+            )
+            if taken or len(self.leases()) >= self.limits["leases_max"]:
+                return core.LEASE_UNKNOWN
+            self.lift(flow)
+            self.seq += 1
+            payload = (prompt_tokens, prompt_tokens, max_output_tokens, sequences, pool)
+            r = Request(
+                self.seq,
+                flow,
+                request_id,
+                payload,
+                pool,
+                prompt_tokens,
+                prompt_tokens,
+                max_output_tokens,
+                sequences,
+                principal,
+                0,
+                True,
+                now_ns,
+                0,
+            )
+            r.told, r.state, r.lease_id = False, LIVE, lease_id
+            r.pool, r.epoch, r.weight_milli = pool, pool_epoch, self.flows[flow].weight_milli
+            r.promised_output = r.predicted_output = max_output_tokens
+            r.reserved_blocks = -(-reserved_tokens // self.pools[pool].block_size)
+            r.granted_tokens = r.reserved_blocks * self.pools[pool].block_size
+            self.requests.append(r)
+            self.flows[flow].received += 1
+            self.flows[flow].granted += 1
+            self.totals.update(received=1, granted=1)
+            self.lease_next = max(self.lease_next, lease_id + 1)
+        return self.progress(
+            now_ns,
+            lease_id,
+            pool_epoch,
+            input_tokens,
+            cached_input_tokens,
+            output_tokens,
+            principal,
+        )
+
+    def drain(self, now_ns: int) -> None:
+        self.enter(now_ns)
+        self.draining = True
+
+    def evict_queued(self, now_ns: int) -> int:
+        self.enter(now_ns)
+        queued = self.queued()
+        for r in queued:
+            self._evict(r, core.EVICTED_DRAINING)
+        return len(queued)
+
+    def reset_learned(self) -> None:
+        self.predictor.forget()
+        self.prompt_seen = self.output_seen = 0
+        for i, f in enumerate(self.flows):
+            f.interval_ns, f.granted_at_ns = 0, None
+            if not self.is_active(i):
+                f.vtc = 0
+        if all(r.state == ENDED for r in self.requests):
+            self.idle_vtc = 0

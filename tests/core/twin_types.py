@@ -1,0 +1,105 @@
+"""What the twin keeps of flows, pools and requests."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+QUEUED, LIVE, SUSPECT, ENDED = "queued", "live", "suspect", "ended"
+
+
+class TwinError(Exception):
+    """What CallerError is to the core."""
+
+    def __init__(self, code: int, field: str) -> None:
+        super().__init__(code, field)
+        self.code, self.field = code, field
+
+
+class Verdict(NamedTuple):
+    """A Decision; `retry_ms` is what the core spreads by up to 10 %."""
+
+    handle: int
+    tag: int
+    outcome: int
+    lease_id: int = 0
+    pool: int = 0
+    pool_epoch: int = 0
+    reserved_tokens: int = 0
+    retry_ms: int = 0
+    position: int = 0
+    waited_ns: int = 0
+    queue_max: int = 0
+    queue_left: int = 0
+    pool_capacity_tokens: int = 0
+    pool_free_tokens: int = 0
+
+
+@dataclass
+class Flow:
+    weight_milli: int
+    vtc: int = 0
+    interval_ns: int = 0
+    granted_at_ns: int | None = None
+    input_tokens: int = 0
+    cached_input_tokens: int = 0
+    output_tokens: int = 0
+    received: int = 0
+    granted: int = 0
+    completed: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    refusals: Counter[int] = field(default_factory=Counter)
+
+
+@dataclass
+class Pool:
+    epoch: int
+    capacity_blocks: int
+    headroom_blocks: int
+    block_size: int
+    max_running: int
+    max_model_tokens: int
+    reason: str = "NONE"
+
+
+@dataclass
+class Request:
+    seq: int
+    flow: int
+    request_id: bytes
+    payload: tuple[int, ...]
+    target: int
+    prompt_tokens: int
+    prompt_max_tokens: int
+    output_max_tokens: int
+    sequences: int
+    principal: int
+    tag: int
+    reports_progress: bool
+    arrival_ns: int
+    due_ns: int
+    told: bool = True  # whoever polls hears of it
+    state: str = QUEUED
+    outcome: int = 0
+    ordinal: int = 0  # arrivals in its queue before it, ever
+    lease_id: int = 0
+    granted_tokens: int = 0
+    pool: int = -1
+    epoch: int = 0
+    weight_milli: int = 1
+    waited_ns: int = 0
+    charged: int = 0
+    promised_output: int = 0
+    predicted_output: int = 0
+    by_lengths: bool = False
+    median_output: int = 0
+    input_tokens: int | None = None
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reserved_blocks: int = 0
+    posted_blocks: int = 0
+    is_void: bool = False
+
+    @property
+    def lives(self) -> bool:
+        return self.state in (LIVE, SUSPECT)

@@ -1,0 +1,116 @@
+"""What `Scheduler.stats()` shows, computed from the twin by looking at everything."""
+
+from typing import Any
+
+from .twin import Twin
+from .twin_types import SUSPECT
+
+# Of `stats()`, what the twin does not have.
+UNSEEN = frozenset(
+    (
+        "engine_running",
+        "engine_waiting",
+        "engine_used_tokens",
+        "engine_preemptions",
+        "telemetry_age_ms",
+        "wait_reason",
+        "open_sessions",
+    )
+)
+
+
+def view(twin: Twin, now_ns: int) -> dict[str, Any]:
+    return {
+        "pools": [_pool(twin, p) for p in range(len(twin.pools))],
+        "flows": {name: _flow(twin, now_ns, i) for i, name in enumerate(twin.flow_names)},
+        "totals": _totals(twin),
+        "draining": twin.draining,
+    }
+
+
+def wait_reasons(twin: Twin) -> list[str]:
+    """Why each pool granted nothing more at the last poll."""
+    return [p.reason if twin.queued() else "NONE" for p in twin.pools]
+
+
+def core_view(stats: dict[str, Any]) -> dict[str, Any]:
+    """The same of the core's own snapshot."""
+
+    def seen(figures: dict[str, Any]) -> dict[str, Any]:
+        return {k: v for k, v in figures.items() if k not in UNSEEN}
+
+    return {
+        "pools": [seen(p) for p in stats["pools"]],
+        "flows": {f["tenant"].encode(): seen(f) for f in stats["flows"]},
+        "totals": seen(stats["totals"]),
+        "draining": stats["draining"],
+    }
+
+
+def _pool(twin: Twin, pool: int) -> dict[str, Any]:
+    p, held = twin.pools[pool], twin.leases_of(pool)
+    return {
+        "name": twin.pool_names[pool].decode(),
+        "epoch": p.epoch,
+        "capacity_tokens": p.capacity_blocks * p.block_size,
+        "block_size_tokens": p.block_size,
+        "promised_tokens": twin.promised(pool) * p.block_size,
+        "posted_tokens": sum(r.posted_blocks for r in held) * p.block_size,
+        "live_leases": len(held),
+        "suspect_leases": sum(r.state == SUSPECT for r in held),
+        "queued": len(twin.queued(lambda r: r.target == pool)),
+        "overdrawn": twin.promised(pool) > p.capacity_blocks,
+        "attached": True,
+        "max_running": p.max_running,
+        "headroom_tokens": p.headroom_blocks * p.block_size,
+    }
+
+
+def _flow(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
+    f = twin.flows[flow]
+    queued = twin.queued(lambda r: r.flow == flow)
+    live = twin.leases(lambda r: r.flow == flow)
+    sizes = [(r, twin.pools[r.pool].block_size) for r in live]
+    return {
+        "tenant": twin.flow_names[flow].decode(),
+        "weight_milli": f.weight_milli,
+        "vtc_micro": f.vtc,
+        "queued": len(queued),
+        "live_leases": len(live),
+        "promised_tokens": sum(r.reserved_blocks * size for r, size in sizes),
+        "posted_tokens": sum(r.posted_blocks * size for r, size in sizes),
+        "input_tokens": f.input_tokens,
+        "cached_input_tokens": f.cached_input_tokens,
+        "output_tokens": f.output_tokens,
+        "received": f.received,
+        "granted": f.granted,
+        "completed": f.completed,
+        "cancelled": f.cancelled,
+        "expired": f.expired,
+        "oldest_queued_ms": (now_ns - min((r.arrival_ns for r in queued), default=now_ns)) // 10**6,
+        "refusals": dict(f.refusals),
+        "predicted_p50_tokens": twin.predictor.median(flow) or 0,
+        "predicted_quantile_tokens": twin.predictor.quantile(flow) or 0,
+    }
+
+
+def _totals(twin: Twin) -> dict[str, Any]:
+    backlogged = [twin.flows[r.flow].vtc for r in twin.queued()]
+    prices = twin.limits["input_price_micro"], twin.limits["output_price_micro"]
+    longest = max(twin.prompt_seen * prices[0], twin.output_seen * prices[1])
+    weight = min((f.weight_milli for f in twin.flows), default=10**9)
+    p = twin.predictor
+    counted = ("received", "granted", "completed", "cancelled", "expired", "rejected", "evicted")
+    return {name: twin.totals[name] for name in counted} | {
+        "queued": len(twin.queued()),
+        "live_leases": len(twin.leases()),
+        "promised_tokens": sum(
+            twin.promised(i) * pool.block_size for i, pool in enumerate(twin.pools)
+        ),
+        "fairness_gap_micro": max(backlogged) - min(backlogged) if backlogged else 0,
+        "fairness_bound_micro": 2 * longest * 1000 // weight,
+        "predictor_coverage_ppm": p.covered * 1_000_000 // p.judged if p.judged else 0,
+        "predictor_samples": p.overall.samples,
+        "reserved_to_used_ppm": p.reserved * 1_000_000 // p.used if p.used else 0,
+        "stored_answers": len(twin.answers),
+    }
