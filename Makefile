@@ -52,4 +52,4 @@ bench: build ## Admission latency at every rung, each beside its reference.
 	$(BIN)/python -m bench --out out/bench
 
 clean: ## Remove what was built.
-	rm -rf $(VENV) build out schedsvc/*.so _core/*.c
+	rm -rf $(VENV) build out schedsvc/*.so _core/*.c clients/node/node_modules
