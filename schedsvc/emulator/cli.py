@@ -137,7 +137,8 @@ def load_layer(path: str) -> Layer:
         raise click.UsageError(f"--middleware {path}: cannot import: {error}") from error
     except AttributeError:
         raise click.UsageError(f"--middleware {path}: {module_name} has no {name}") from None
-    if not inspect.isclass(layer) or not callable(getattr(layer, "__call__", None)):  # noqa: B004
+    # Of a class itself `callable()` says yes; what counts is a call of its instances.
+    if not inspect.isclass(layer) or not any("__call__" in vars(base) for base in layer.__mro__):
         raise click.UsageError(
             f"--middleware {path}: must be a class whose instances are ASGI applications; a "
             "function would hide from the server that a client has left"

@@ -91,6 +91,25 @@ def test_commented_out_code_is_found() -> None:
     assert dead_code(line_comments("// call(x);\n// calls it\nint y;", "//")) == [1]
 
 
+_UNEXPLAINED = re.compile(r"# noqa(?!: [A-Z0-9, ]*[A-Z0-9] -? ?[a-z])|# type: ignore(?!\[| # )")
+
+
+def unexplained(text: str) -> list[int]:
+    """Lines with an exception from a rule of the tools that does not say why."""
+    return [at for at, line in enumerate(text.splitlines(), 1) if _UNEXPLAINED.search(line)]
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+def test_exceptions_say_why(module: Module) -> None:
+    found = unexplained(module.path.read_text())
+    assert not found, f"{relative(module.path)}: name the rule and the reason: lines {found}"
+
+
+def test_an_unexplained_exception_is_found() -> None:
+    marks = ["noqa", "noqa: S101", "noqa: S101 - it is a test", "type: ignore", "type: ignore[x]"]
+    assert unexplained("\n".join(f"x  # {mark}" for mark in marks)) == [1, 2, 4]
+
+
 def module_violations(text: str, room_name: str) -> Iterator[str]:
     """What a module of the room may not do."""
     tree = ast.parse(text)
