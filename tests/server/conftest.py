@@ -1,0 +1,102 @@
+"""A real server in the test's event loop, and what the tests ask of it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from schedsvc.config import Config
+from schedsvc.server import Server
+
+from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
+
+POOL = {"name": "pool", "capacity_tokens": 1_600, "block_size_tokens": 16}
+
+
+def config_of(**keys: Any) -> Config:
+    """One TCP listener, one pool of 100 blocks with no headroom, tenants a and b."""
+    data: dict[str, Any] = {
+        "listeners": [{"tcp": "127.0.0.1:0"}],
+        "scheduler": {"headroom": 0},
+        "tenants": [{"name": "a"}, {"name": "b", "weight": 2.5}],
+        "pools": [POOL],
+    }
+    return Config.model_validate(data | keys)
+
+
+@asynccontextmanager
+async def serving(**keys: Any) -> AsyncIterator[Server]:
+    server = Server(config_of(**keys))
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def calling(
+    target: str, credentials: grpc.ChannelCredentials | None = None
+) -> AsyncIterator[stubs.SchedulerServiceStub]:
+    async with open_channel(target, credentials) as channel:
+        yield stubs.SchedulerServiceStub(channel)
+
+
+def open_channel(
+    target: str, credentials: grpc.ChannelCredentials | None = None
+) -> grpc.aio.Channel:
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options)
+    return grpc.aio.secure_channel(target, credentials, options)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with serving() as running:
+        yield running
+
+
+@pytest.fixture
+async def stub(server: Server) -> AsyncIterator[stubs.SchedulerServiceStub]:
+    async with calling(server.targets[0]) as found:
+        yield found
+
+
+_counter = iter(range(1, 1 << 30))
+
+
+def ask(tokens: int = 100, **fields: Any) -> pb.AdmitRequest:
+    """A request of tenant a with a fresh id and 16 output tokens at most."""
+    given: dict[str, Any] = {
+        "request_id": f"r{next(_counter)}",
+        "tenant": "a",
+        "input_tokens": [tokens],
+        "max_output_tokens": 16,
+    }
+    return pb.AdmitRequest(**given | fields)
+
+
+async def until(holds: Callable[[], bool], what: str, at_most_s: float = 5.0) -> None:
+    """Wait until something holds; fail where it does not."""
+    for _ in range(int(at_most_s / 0.005)):
+        if holds():
+            return
+        await asyncio.sleep(0.005)
+    pytest.fail(f"{what}: not within {at_most_s} s")
+
+
+def totals(server: Server) -> dict[str, int]:
+    return server.driver.stats(0)["totals"]
+
+
+async def failure(call: Any) -> grpc.aio.AioRpcError:
+    """The error that a call ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
