@@ -3,8 +3,8 @@
 The caller passes monotonic nanoseconds in, sends the messages that `data_to_send` gives, feeds
 what it reads to `receive`, and comes back at `next_deadline_ns`. The state survives streams:
 `disconnected` and `connected` may follow each other any number of times, and each new stream
-begins with Hello, the pools, a replay of every open lease, the Completes nobody acknowledged, and
-the Admits that have no verdict. Memory is bounded by `SessionLimits`.
+begins with Hello, the pools, a replay of every open lease, and the Completes nobody acknowledged;
+after the Welcome it asks again for the requests that have no verdict. Memory is bounded by `SessionLimits`.
 """
 
 from __future__ import annotations
@@ -120,6 +120,7 @@ class SessionProtocol:
     def _reset_stream(self) -> None:
         """Forget what belongs to one stream."""
         self._seq = 0
+        self._welcomed_here = False
         self._carry: tuple[bytes, int] | None = None
         self._control_out: deque[bytes] = deque()
         self._telemetry_out: dict[str, bytes] = {}
@@ -268,7 +269,7 @@ class SessionProtocol:
 
     def next_deadline_ns(self) -> int | None:
         """When `data_to_send` has to be called though nothing new was asked; None: not at all."""
-        return self._table.next_deadline_ns() if self._connected else None
+        return self._table.next_deadline_ns() if self._welcomed_here else None
 
     def receive(self, now_ns: int, response: pb.SessionResponse) -> list[Notice]:
         """Take one message of the scheduler; what it means, in its order."""
@@ -292,6 +293,7 @@ class SessionProtocol:
     def _welcomed(self, welcome: pb.SessionWelcome) -> Welcomed:
         restarted = self._incarnation not in (None, welcome.incarnation)
         self._incarnation = welcome.incarnation
+        self._welcomed_here = True
         if welcome.open_requests_max > 0:
             self._open_requests_max = min(self._limits.open_requests_max, welcome.open_requests_max)
         return Welcomed(welcome.incarnation, restarted)
@@ -340,6 +342,9 @@ class SessionProtocol:
             ending = self._endings.get(lease_id)
             if ending is not None:
                 return ending.event, lease_id
+        if not self._welcomed_here:
+            # Nothing is asked of a scheduler that may not be there.
+            return None
         if not self._progress_out:
             self._progress_out.extend(self._table.take_due(now_ns))
         while self._progress_out:

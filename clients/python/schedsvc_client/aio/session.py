@@ -270,29 +270,36 @@ class SchedulerSession(Asker):
         call = open_stream(metadata=metadata)
         self._protocol.connected(time.monotonic_ns())
         writer = asyncio.create_task(self._write(call))
+        reader = asyncio.create_task(self._read(call))
         try:
-            await asyncio.wait_for(self._read(call), self._options.connect_deadline_s)
-            while True:
-                await self._read(call)
-        except asyncio.TimeoutError:
-            return _unavailable(f"no Welcome within {self._options.connect_deadline_s:g} s")
-        except grpc.RpcError as error:
-            return from_rpc_error(error)
-        except CallError as error:
-            return error
+            # Not wait_for: before Python 3.12 it may swallow a cancellation.
+            await asyncio.wait((reader,), timeout=self._options.connect_deadline_s)
+            if not reader.done() and self.state is not SessionState.CONNECTED:
+                return _unavailable(f"no Welcome within {self._options.connect_deadline_s:g} s")
+            await asyncio.wait((reader,))
+            return reader.result()
         finally:
             self._protocol.disconnected()
             writer.cancel()
+            reader.cancel()
             call.cancel()
 
-    async def _read(self, call: grpc.aio.StreamStreamCall[bytes, pb.SessionResponse]) -> None:
-        """Take one message. Raises RpcError or CallError at the end of the stream."""
-        response = await call.read()
-        if not isinstance(response, pb.SessionResponse):
-            code, text = await call.code(), await call.details()
-            if code is grpc.StatusCode.OK:
-                code, text = grpc.StatusCode.UNAVAILABLE, "the scheduler ended the stream"
-            raise call_error(code, text or "")
+    async def _read(self, call: Any) -> CallError:
+        """Take messages until the stream ends; why it did."""
+        try:
+            while True:
+                response = await call.read()
+                if not isinstance(response, pb.SessionResponse):
+                    return _unavailable("the scheduler ended the stream")
+                self._take(response)
+        except grpc.RpcError as error:
+            return from_rpc_error(error)
+        except Exception as error:
+            # A defect of ours or of a callback must not end the session for good.
+            _log.exception("cannot handle a message of the scheduler")
+            return call_error(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+
+    def _take(self, response: pb.SessionResponse) -> None:
         for notice in self._protocol.receive(time.monotonic_ns(), response):
             self._notice(notice)
         if self._flushed and not self._protocol.unacknowledged:
@@ -302,7 +309,7 @@ class SchedulerSession(Asker):
             self._flushed.clear()
         self._wake.set()
 
-    async def _write(self, call: grpc.aio.StreamStreamCall[bytes, pb.SessionResponse]) -> None:
+    async def _write(self, call: Any) -> None:
         """Send what the protocol has, whenever something is new or due.
 
         Waking takes one round of the event loop, in which everything that happened in the last
@@ -390,6 +397,8 @@ class SchedulerSession(Asker):
             _log.warning("lost the scheduler at %s: %s", self.target, error)
         self._set_state(SessionState.CONNECTING)
         if isinstance(error, _HOPELESS):
+            if self._given_up is None:
+                _log.error("the scheduler at %s refuses this client: %s", self.target, error)
             self._stop_asking(error)
         else:
             self._watch(asyncio.get_running_loop())
@@ -402,11 +411,11 @@ class SchedulerSession(Asker):
     def _give_up(self) -> None:
         self._give_up_timer = None
         cause = f": {self.last_error.message}" if self.last_error else ""
-        self._stop_asking(_unavailable(f"cannot reach the scheduler at {self.target}{cause}"))
+        error = _unavailable(f"cannot reach the scheduler at {self.target}{cause}")
+        _log.warning("admissions fail until the scheduler is back: %s", error)
+        self._stop_asking(error)
 
     def _stop_asking(self, error: CallError) -> None:
-        if self._given_up is None:
-            _log.warning("admissions fail until the scheduler is back: %s", error)
         self._given_up = error
         waiting, self._waiting = self._waiting, {}
         for tag, (_, future) in waiting.items():

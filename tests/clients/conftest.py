@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from .fake_scheduler import FakeScheduler
+
+
+@pytest.fixture
+async def fake(tmp_path: Path) -> AsyncIterator[FakeScheduler]:
+    scheduler = FakeScheduler(f"unix:{tmp_path}/s")
+    await scheduler.start()
+    yield scheduler
+    await scheduler.stop()
+
+
+Until = Callable[[Callable[[], object]], Awaitable[None]]
+
+
+@pytest.fixture
+def until() -> Until:
+    """Wait for a condition that tasks bring about; fail after 5 s."""
+
+    async def wait(condition: Callable[[], object]) -> None:
+        for _ in range(1_000):
+            if condition():
+                return
+            await asyncio.sleep(0.005)
+        pytest.fail("the condition never came true")
+
+    return wait

@@ -1,0 +1,328 @@
+"""A scheduler that does what it is told, with books that the tests read. Not a scheduler: it has
+one rule (`decide`) and no ledger."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+_UNARY = {
+    "Admit": pb.AdmitRequest,
+    "Progress": pb.ProgressRequest,
+    "Complete": pb.CompleteRequest,
+    "Stats": pb.StatsRequest,
+}
+Decide = Callable[[pb.AdmitRequest], pb.AdmitResponse | None]
+
+
+def grant(lease_id: int, pool: str = "p", epoch: int = 1, ttl_ms: int = 10_000) -> pb.AdmitResponse:
+    given = pb.Grant(
+        lease_id=lease_id, pool=pool, pool_epoch=epoch, ttl_ms=ttl_ms, reserved_tokens=64
+    )
+    return pb.AdmitResponse(outcome=pb.OUTCOME_GRANTED, grant=given, queue_duration_us=1_500)
+
+
+def refusal(
+    outcome: pb.Outcome.ValueType = pb.OUTCOME_REJECTED_FLOW_QUEUE_FULL, **fields: Any
+) -> pb.AdmitResponse:
+    return pb.AdmitResponse(
+        outcome=outcome, refusal=pb.Refusal(**fields), queue_duration_us=2_000_000
+    )
+
+
+@dataclass
+class Book:
+    """What is known of one lease."""
+
+    request_id: str
+    tenant: str
+    progress: list[pb.LeaseProgress] = field(default_factory=list)
+    completes: list[pb.CompleteRequest] = field(default_factory=list)
+
+    @property
+    def end(self) -> pb.CompleteRequest:
+        assert len({c.SerializeToString() for c in self.completes}) == 1, self.completes
+        return self.completes[0]
+
+
+class FakeScheduler:
+    def __init__(self, target: str, credentials: grpc.ServerCredentials | None = None) -> None:
+        self.target = target
+        self.credentials = credentials
+        self.decide: Decide = lambda request: self.granted()
+        self.token: str | None = None
+        self.incarnation = 1
+        self.lease_ttl_ms = 10_000
+        self.open_requests_max = 1_000
+        self.next_lease = 1
+        self.admits: list[pb.AdmitRequest] = []
+        self.answers: dict[str, pb.AdmitResponse] = {}
+        self.books: dict[int, Book] = {}
+        self.held: dict[str, Callable[[pb.AdmitResponse], None]] = {}
+        self.cancelled: list[str] = []
+        self.hellos: list[pb.SessionHello] = []
+        self.pools: list[pb.PoolRegistration] = []
+        self.telemetry: list[pb.EngineTelemetry] = []
+        self.replays: list[pb.LeaseReplay] = []
+        self.messages: list[bytes] = []
+        self.faults: list[pb.SessionFault] = []
+        self.statuses: dict[int, pb.LeaseState.ValueType] = {}
+        self.swallow_acks = False
+        self.complete_errors: list[tuple[grpc.StatusCode, str]] = []
+        self.streams: list[_Stream] = []
+        self._server: grpc.aio.Server | None = None
+
+    # Running it.
+
+    async def start(self) -> None:
+        server = grpc.aio.server(
+            options=(
+                ("grpc.so_reuseport", 0),
+                ("grpc.http2.max_ping_strikes", 0),
+                ("grpc.max_receive_message_length", 65_536),
+            )
+        )
+        unary = {
+            name: grpc.unary_unary_rpc_method_handler(
+                getattr(self, name),
+                request_deserializer=request.FromString,
+                response_serializer=lambda response: response.SerializeToString(),
+            )
+            for name, request in _UNARY.items()
+        }
+        # Messages are kept as they came, to look at their sizes.
+        stream = grpc.stream_stream_rpc_method_handler(
+            self._session, response_serializer=pb.SessionResponse.SerializeToString
+        )
+        handler = grpc.method_handlers_generic_handler(
+            "schedsvc.v1.SchedulerService", {**unary, "Session": stream}
+        )
+        server.add_generic_rpc_handlers((handler,))
+        if self.credentials is not None:
+            port = server.add_secure_port(self.target, self.credentials)
+        else:
+            port = server.add_insecure_port(self.target)
+        if self.target.endswith(":0"):
+            self.target = f"{self.target[:-2]}:{port}"
+        await server.start()
+        self._server = server
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(grace=None)
+            self._server = None
+
+    async def restart(self, *, downtime_s: float = 0.0) -> None:
+        """Lose everything but the journal of the tests, and come back as another one."""
+        await self.stop()
+        self.incarnation += 1
+        self.answers.clear()
+        self.held.clear()
+        await asyncio.sleep(downtime_s)
+        await self.start()
+
+    def hang_up(self) -> None:
+        """Break every stream."""
+        for stream in list(self.streams):
+            stream.broken.set()
+
+    # Books.
+
+    @property
+    def live(self) -> set[int]:
+        return {lease_id for lease_id, book in self.books.items() if not book.completes}
+
+    def granted(self) -> pb.AdmitResponse:
+        self.next_lease += 1
+        return grant(self.next_lease - 1, ttl_ms=self.lease_ttl_ms)
+
+    def release(self, request_id: str, response: pb.AdmitResponse | None = None) -> None:
+        self.held.pop(request_id)(response or self.granted())
+
+    def _judge(self, request: pb.AdmitRequest, answer: Callable[[pb.AdmitResponse], None]) -> None:
+        self.admits.append(request)
+        stored = self.answers.get(request.request_id)
+        if stored is not None:
+            answer(stored)
+            return
+
+        def settle(response: pb.AdmitResponse) -> None:
+            if response.outcome == pb.OUTCOME_GRANTED:
+                self.answers[request.request_id] = response
+                book = Book(request.request_id, request.tenant)
+                self.books[response.grant.lease_id] = book
+            answer(response)
+
+        response = self.decide(request)
+        if response is None:
+            self.held[request.request_id] = settle
+        else:
+            settle(response)
+
+    def _cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+        settle = self.held.pop(request_id, None)
+        if settle is not None:
+            settle(pb.AdmitResponse(outcome=pb.OUTCOME_EVICTED_CANCELLED))
+
+    # Unary.
+
+    async def _authenticate(self, context: Any) -> None:
+        given = dict(context.invocation_metadata() or ()).get("authorization")
+        if self.token is not None and given != f"Bearer {self.token}":
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the bearer token is wrong")
+
+    async def Admit(self, request: pb.AdmitRequest, context: Any) -> pb.AdmitResponse:
+        await self._authenticate(context)
+        future: asyncio.Future[pb.AdmitResponse] = asyncio.get_running_loop().create_future()
+        self._judge(request, lambda r: None if future.done() else future.set_result(r))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._cancel(request.request_id)
+            raise
+
+    async def Progress(self, request: pb.ProgressRequest, context: Any) -> pb.ProgressResponse:
+        await self._authenticate(context)
+        leases = [self._progress(report) for report in request.leases]
+        return pb.ProgressResponse(leases=leases)
+
+    def _progress(self, report: pb.LeaseProgress) -> pb.LeaseStatus:
+        book = self.books.get(report.lease_id)
+        if book is None:
+            return pb.LeaseStatus(lease_id=report.lease_id, state=pb.LEASE_STATE_UNKNOWN)
+        book.progress.append(report)
+        state = self.statuses.get(report.lease_id, pb.LEASE_STATE_LIVE)
+        return pb.LeaseStatus(lease_id=report.lease_id, state=state)
+
+    async def Complete(self, request: pb.CompleteRequest, context: Any) -> pb.CompleteResponse:
+        await self._authenticate(context)
+        if self.complete_errors:
+            await context.abort(*self.complete_errors.pop(0))
+        book = self.books.get(request.lease_id)
+        if book is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such lease")
+        book.completes.append(request)
+        return pb.CompleteResponse(outcome=request.outcome)
+
+    async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
+        await self._authenticate(context)
+        return pb.StatsResponse(
+            incarnation=self.incarnation,
+            totals=pb.Totals(live_leases=len(self.live), received=len(self.admits)),
+        )
+
+    # Session.
+
+    async def _session(
+        self, requests: AsyncIterator[bytes], context: Any
+    ) -> AsyncIterator[pb.SessionResponse]:
+        await self._authenticate(context)
+        stream = _Stream(self)
+        self.streams.append(stream)
+        reader = asyncio.ensure_future(stream.read(requests))
+        broken = asyncio.ensure_future(stream.broken.wait())
+        try:
+            while True:
+                taken = asyncio.ensure_future(stream.out.get())
+                await asyncio.wait((taken, reader, broken), return_when=asyncio.FIRST_COMPLETED)
+                if broken.done():
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "hung up")
+                if taken.done():
+                    merged = taken.result()
+                    while not stream.out.empty():
+                        merged.MergeFrom(stream.out.get_nowait())
+                    yield merged
+                else:
+                    taken.cancel()
+                    return
+        finally:
+            self.streams.remove(stream)
+            reader.cancel()
+            broken.cancel()
+            for request_id in stream.tags.values():
+                self.held.pop(request_id, None)
+
+
+class _Stream:
+    """One Session stream."""
+
+    def __init__(self, fake: FakeScheduler) -> None:
+        self.fake = fake
+        self.out: asyncio.Queue[pb.SessionResponse] = asyncio.Queue()
+        self.broken = asyncio.Event()
+        self.tags: dict[int, str] = {}
+        self.seq = 0
+
+    async def read(self, requests: AsyncIterator[bytes]) -> None:
+        async for data in requests:
+            self.fake.messages.append(data)
+            message = pb.SessionRequest.FromString(data)
+            assert message.seq == self.seq + 1
+            assert 0 < len(message.events) <= 4_096
+            self.seq = message.seq
+            answer = pb.SessionResponse()
+            for event in message.events:
+                self.handle(event, answer)
+            if not self.fake.swallow_acks:
+                answer.ack_seq = self.seq
+            self.out.put_nowait(answer)
+
+    def handle(self, event: pb.SessionEvent, answer: pb.SessionResponse) -> None:
+        fake, kind = self.fake, event.WhichOneof("event")
+        assert (kind == "hello") == (self.seq == 1 and not answer.HasField("welcome"))
+        if kind == "hello":
+            fake.hellos.append(event.hello)
+            answer.welcome.incarnation = fake.incarnation
+            answer.welcome.lease_ttl_ms = fake.lease_ttl_ms
+            answer.welcome.open_requests_max = fake.open_requests_max
+        elif kind == "pool":
+            fake.pools.append(event.pool)
+        elif kind == "telemetry":
+            fake.telemetry.append(event.telemetry)
+        elif kind == "replay":
+            self.replay(event.replay, answer)
+        elif kind == "admit":
+            self.admit(event.admit, answer)
+        elif kind == "cancel":
+            request_id = self.tags.get(event.cancel.tag)
+            if request_id is not None:
+                fake._cancel(request_id)
+        elif kind == "progress":
+            status = fake._progress(event.progress)
+            if status.state != pb.LEASE_STATE_LIVE:
+                answer.leases.append(status)
+        elif event.complete.lease_id in fake.books:
+            fake.books[event.complete.lease_id].completes.append(event.complete)
+        else:
+            answer.faults.add(code=5, field="lease_id", description="no such lease")
+
+    def replay(self, replay: pb.LeaseReplay, answer: pb.SessionResponse) -> None:
+        self.fake.replays.append(replay)
+        book = self.fake.books.get(replay.lease_id)
+        if book is not None and book.completes:
+            answer.leases.add(lease_id=replay.lease_id, state=pb.LEASE_STATE_ENDED)
+        state = self.fake.statuses.get(replay.lease_id)
+        if state is not None:
+            answer.leases.add(lease_id=replay.lease_id, state=state)
+
+    def admit(self, admit: pb.SessionAdmit, answer: pb.SessionResponse) -> None:
+        if self.fake.faults:
+            fault = self.fake.faults.pop()
+            fault.tag = admit.tag
+            answer.faults.append(fault)
+            return
+        self.tags[admit.tag] = admit.request.request_id
+
+        def give(response: pb.AdmitResponse) -> None:
+            self.tags.pop(admit.tag, None)
+            verdict = pb.SessionVerdict(tag=admit.tag, response=response)
+            self.out.put_nowait(pb.SessionResponse(verdicts=[verdict]))
+
+        self.fake._judge(admit.request, give)

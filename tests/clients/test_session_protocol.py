@@ -1,0 +1,508 @@
+"""The Session state machine without a socket: rules one by one, then any order of events."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from schedsvc_client import InvalidRequest, LeaseState, LimitExceeded, Outcome
+from schedsvc_client.leases import LeaseTable, lease_of
+from schedsvc_client.session_protocol import (
+    Faulted,
+    LeaseLost,
+    SessionLimits,
+    SessionProtocol,
+    Verdict,
+    Welcomed,
+)
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from .fake_scheduler import grant
+
+MS = 1_000_000
+NOTHING = (None, None, None)
+
+
+def ask(request_id: str = "r") -> pb.AdmitRequest:
+    return pb.AdmitRequest(request_id=request_id, input_tokens=[4], max_output_tokens=8)
+
+
+def sent(protocol: SessionProtocol, now_ns: int = 0) -> list[pb.SessionEvent]:
+    """All events that are to be sent now, in order."""
+    events: list[pb.SessionEvent] = []
+    while (data := protocol.data_to_send(now_ns)) is not None:
+        events.extend(pb.SessionRequest.FromString(data).events)
+    return events
+
+
+def kinds(events: list[pb.SessionEvent]) -> list[str | None]:
+    return [event.WhichOneof("event") for event in events]
+
+
+def welcome(incarnation: int = 1) -> pb.SessionResponse:
+    given = pb.SessionWelcome(incarnation=incarnation, lease_ttl_ms=9_000, open_requests_max=100)
+    return pb.SessionResponse(ack_seq=1, welcome=given)
+
+
+def opened(protocol: SessionProtocol) -> None:
+    protocol.connected(0)
+    sent(protocol)
+    protocol.receive(0, welcome())
+
+
+def granted(protocol: SessionProtocol, lease_id: int = 1, ttl_ms: int = 9_000) -> int:
+    tag = protocol.admit(ask(f"r{lease_id}"))
+    sent(protocol)
+    verdict = pb.SessionVerdict(tag=tag, response=grant(lease_id, ttl_ms=ttl_ms))
+    (notice,) = protocol.receive(0, pb.SessionResponse(verdicts=[verdict]))
+    assert isinstance(notice, Verdict)
+    assert notice.lease is not None
+    assert notice.lease.lease_id == lease_id
+    return lease_id
+
+
+def test_nothing_is_sent_without_a_stream_and_little_before_the_welcome() -> None:
+    protocol = SessionProtocol("shim", 1)
+    protocol.register_pool(pb.PoolRegistration(pool="p"))
+    protocol.admit(ask())
+    assert sent(protocol) == []
+    protocol.connected(0)
+    assert kinds(sent(protocol)) == ["hello", "pool"]
+    (notice,) = protocol.receive(0, welcome())
+    assert notice == Welcomed(1, restarted=False)
+    assert kinds(sent(protocol)) == ["admit"]
+    protocol.disconnected()
+    protocol.connected(0)
+    assert kinds(sent(protocol)) == ["hello", "pool"]
+    assert protocol.receive(0, welcome(2)) == [Welcomed(2, restarted=True)]
+    assert kinds(sent(protocol)) == ["admit"]
+
+
+def test_messages_are_numbered_from_one_on_each_stream() -> None:
+    protocol = SessionProtocol("shim", 1, SessionLimits(events_max=1))
+    for _ in range(2):
+        protocol.connected(0)
+        protocol.register_pool(pb.PoolRegistration(pool="p"))
+        seqs = []
+        while (data := protocol.data_to_send(0)) is not None:
+            seqs.append(pb.SessionRequest.FromString(data).seq)
+        assert seqs == list(range(1, len(seqs) + 1))
+        protocol.disconnected()
+
+
+def test_messages_respect_both_limits() -> None:
+    protocol = SessionProtocol("s", 1, SessionLimits(message_bytes_max=1_024, events_max=7))
+    opened(protocol)
+    for number in range(99):
+        protocol.admit(ask("x" * (number * 5 % 400)))
+    sizes, counts = [], []
+    while (data := protocol.data_to_send(0)) is not None:
+        sizes.append(len(data))
+        counts.append(len(pb.SessionRequest.FromString(data).events))
+    assert sum(counts) == 99
+    assert max(counts) == 7
+    assert 900 < max(sizes) <= 1_024
+    with pytest.raises(InvalidRequest) as caught:
+        protocol.admit(ask("x" * 1_024))
+    assert caught.value.violations[0].field == "request"
+    assert protocol.open_requests == 99
+
+
+def test_an_unsent_request_is_withdrawn_silently_a_sent_one_is_told() -> None:
+    protocol = SessionProtocol("s", 1)
+    opened(protocol)
+    protocol.cancel(protocol.admit(ask()))
+    assert sent(protocol) == []
+    tag = protocol.admit(ask())
+    sent(protocol)
+    protocol.cancel(tag)
+    protocol.cancel(tag)
+    events = sent(protocol)
+    assert kinds(events) == ["cancel"]
+    assert events[0].cancel.tag == tag
+    evicted = pb.AdmitResponse(outcome=pb.OUTCOME_EVICTED_CANCELLED)
+    verdict = pb.SessionVerdict(tag=tag, response=evicted)
+    assert protocol.receive(0, pb.SessionResponse(verdicts=[verdict])) == []
+    assert protocol.open_requests == 0
+
+
+def test_a_grant_that_crosses_a_cancel_is_completed_with_nothing_used() -> None:
+    protocol = SessionProtocol("s", 1)
+    opened(protocol)
+    tag = protocol.admit(ask())
+    sent(protocol)
+    protocol.cancel(tag)
+    verdict = pb.SessionVerdict(tag=tag, response=grant(5))
+    assert protocol.receive(0, pb.SessionResponse(verdicts=[verdict])) == []
+    (event,) = sent(protocol)
+    assert event.complete.lease_id == 5
+    assert event.complete.outcome == pb.OUTCOME_CANCELLED
+    assert event.complete.HasField("input_tokens")
+    assert event.complete.input_tokens == 0
+
+
+def test_a_cancelled_request_is_asked_and_withdrawn_again_after_a_loss() -> None:
+    """The lost stream may have carried its grant."""
+    protocol = SessionProtocol("s", 1)
+    opened(protocol)
+    tag = protocol.admit(ask())
+    sent(protocol)
+    protocol.disconnected()
+    protocol.cancel(tag)
+    opened(protocol)
+    assert kinds(sent(protocol)) == ["admit", "cancel"]
+
+
+def test_progress_is_gathered_and_the_latest_totals_win() -> None:
+    protocol = SessionProtocol("s", 1, SessionLimits(progress_delay_ns=20 * MS))
+    opened(protocol)
+    lease = granted(protocol)
+    protocol.progress(0, lease, (4, None, 1))
+    assert protocol.next_deadline_ns() == 20 * MS
+    protocol.progress(10 * MS, lease, (None, None, 3))
+    assert sent(protocol, 19 * MS) == []
+    (event,) = sent(protocol, 20 * MS)
+    assert (event.progress.input_tokens, event.progress.output_tokens) == (4, 3)
+    assert not event.progress.HasField("cached_input_tokens")
+    protocol.progress(21 * MS, lease, (4, None, 2))  # not larger: nothing to tell
+    assert sent(protocol, 100 * MS) == []
+
+
+def test_leases_are_renewed_each_third_of_their_ttl_together() -> None:
+    protocol = SessionProtocol("s", 1)
+    opened(protocol)
+    granted(protocol, 1, ttl_ms=9_000)
+    granted(protocol, 2, ttl_ms=9_000)
+    assert protocol.next_deadline_ns() == 3_000 * MS
+    assert sent(protocol, 2_999 * MS) == []
+    events = sent(protocol, 3_000 * MS)
+    assert {event.progress.lease_id for event in events} == {1, 2}
+    assert not events[0].progress.HasField("input_tokens")
+    assert protocol.next_deadline_ns() == 6_000 * MS
+
+
+def test_completes_are_kept_until_their_message_is_acknowledged() -> None:
+    protocol = SessionProtocol("s", 1)
+    opened(protocol)
+    first, second = granted(protocol, 1), granted(protocol, 2)
+    protocol.progress(0, first, (4, 1, 2))
+    assert protocol.complete(0, first, Outcome.COMPLETED, (None, None, 3))
+    assert not protocol.complete(0, first, Outcome.CANCELLED, NOTHING)
+    (event,) = sent(protocol)
+    complete = event.complete
+    assert (complete.input_tokens, complete.cached_input_tokens, complete.output_tokens) == (
+        *(4, 1),
+        3,
+    )
+    protocol.complete(0, second, Outcome.CANCELLED, NOTHING)
+    assert kinds(sent(protocol)) == ["complete"]
+    assert protocol.unacknowledged == 2
+    # seq: 1 hello, 2 and 3 admits, 4 and 5 completes.
+    protocol.receive(0, pb.SessionResponse(ack_seq=4))
+    assert protocol.unacknowledged == 1
+    protocol.disconnected()
+    protocol.connected(0)
+    events = sent(protocol)
+    assert kinds(events) == ["hello", "replay", "complete"]
+    assert events[2].complete.lease_id == second
+    protocol.receive(0, pb.SessionResponse(ack_seq=1))
+    assert protocol.unacknowledged == 0
+
+
+def test_old_completes_are_forgotten_and_their_number_is_bounded() -> None:
+    limits = SessionLimits(unacknowledged_max=2, answer_ttl_ns=1_000 * MS)
+    protocol = SessionProtocol("s", 1, limits)
+    opened(protocol)
+    for lease_id in (1, 2, 3):
+        granted(protocol, lease_id)
+    protocol.disconnected()
+    for lease_id in (1, 2, 3):
+        protocol.complete(lease_id * 600 * MS, lease_id, Outcome.COMPLETED, NOTHING)
+    assert protocol.unacknowledged == 2
+    protocol.connected(2_201 * MS)
+    assert [e.complete.lease_id for e in sent(protocol) if e.HasField("complete")] == [3]
+
+
+def test_open_leases_are_replayed_with_their_latest_totals() -> None:
+    protocol = SessionProtocol("s", 1)
+    opened(protocol)
+    lease = granted(protocol)
+    protocol.disconnected()
+    protocol.progress(0, lease, (4, 2, 7))
+    protocol.connected(1)
+    replay = sent(protocol)[1].replay
+    assert (replay.lease_id, replay.request_id, replay.prompt_tokens) == (1, "r1", 4)
+    assert (replay.input_tokens, replay.cached_input_tokens, replay.output_tokens) == (4, 2, 7)
+    protocol.receive(0, welcome())
+    assert sent(protocol, 100 * MS) == []  # the replay has told it
+
+
+@pytest.mark.parametrize("state", [LeaseState.VOID, LeaseState.ENDED, LeaseState.UNKNOWN])
+def test_lost_leases_are_noticed_once_and_not_renewed(state: LeaseState) -> None:
+    protocol = SessionProtocol("s", 1)
+    opened(protocol)
+    granted(protocol)
+    status = pb.LeaseStatus(lease_id=1, state=pb.LeaseState.ValueType(state))
+    lost = pb.SessionResponse(leases=[status])
+    assert protocol.receive(0, lost) == [LeaseLost(1, state)]
+    assert protocol.receive(0, lost) == []
+    assert protocol.next_deadline_ns() is None
+    told = protocol.complete(0, 1, Outcome.CANCELLED, (4, 0, 2))
+    assert told is (state is not LeaseState.UNKNOWN)
+
+
+def test_faults_name_the_field_and_free_the_tag() -> None:
+    protocol = SessionProtocol("s", 1)
+    opened(protocol)
+    tag = protocol.admit(ask())
+    sent(protocol)
+    fault = pb.SessionFault(tag=tag, code=6, field="request_id", description="used before")
+    (notice,) = protocol.receive(0, pb.SessionResponse(faults=[fault]))
+    assert isinstance(notice, Faulted)
+    assert notice.tag == tag
+    assert notice.error.code.name == "ALREADY_EXISTS"
+    assert protocol.open_requests == 0
+
+
+def test_open_requests_are_bounded_here_and_by_the_scheduler() -> None:
+    protocol = SessionProtocol("s", 1, SessionLimits(open_requests_max=3))
+    for _ in range(3):
+        protocol.admit(ask())
+    with pytest.raises(LimitExceeded):
+        protocol.admit(ask())
+    protocol = SessionProtocol("s", 1)
+    opened(protocol)
+    for _ in range(100):
+        protocol.admit(ask())
+    with pytest.raises(LimitExceeded, match="100"):
+        protocol.admit(ask())
+
+
+def test_only_the_latest_telemetry_of_a_pool_is_sent() -> None:
+    protocol = SessionProtocol("s", 1)
+    protocol.telemetry(pb.EngineTelemetry(pool="p", running=1))
+    opened(protocol)
+    for running in (2, 3):
+        protocol.telemetry(pb.EngineTelemetry(pool="p", running=running))
+    (event,) = sent(protocol)
+    assert event.telemetry.running == 3
+
+
+def test_a_zero_total_is_told_once() -> None:
+    table = LeaseTable(0)
+    table.open(lease_of(ask(), grant(1).grant, 0))
+    table.note(0, 1, (0, None, None))
+    assert len(table.take_due(0)) == 1
+    table.note(1, 1, (0, None, None))
+    assert table.take_due(1) == []
+
+
+class Wire(RuleBasedStateMachine):
+    """A scheduler that may answer, delay, or lose the stream at any point between two messages.
+
+    Whatever happens: no request gets two verdicts, and once the network is quiet every lease that
+    the client ended is ended at the scheduler with the totals the client gave, and no lease lives
+    that the client does not hold.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ns = 0
+        limits = SessionLimits(message_bytes_max=1_024, events_max=5, progress_delay_ns=10 * MS)
+        self.client = SessionProtocol("s", 1, limits)
+        self.up = False
+        self.requests = 0
+        # The client's view.
+        self.open: dict[int, str] = {}
+        self.held: set[int] = set()
+        self.judged: set[int] = set()
+        self.ended: dict[int, int] = {}
+        self.told: dict[int, int] = {}
+        # The scheduler's.
+        self.to_server: deque[bytes] = deque()
+        self.to_client: deque[pb.SessionResponse] = deque()
+        self.queued: dict[int, str] = {}
+        self.leases: dict[str, int] = {}
+        self.live: set[int] = set()
+        self.final: dict[int, int] = {}
+        self.totals: dict[int, int] = {}
+
+    @initialize()
+    def begin(self) -> None:
+        self.connect()
+
+    # The client.
+
+    @rule()
+    def admit(self) -> None:
+        self.requests += 1
+        tag = self.client.admit(ask(f"r{self.requests}"))
+        self.open[tag] = f"r{self.requests}"
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        tag = data.draw(st.sampled_from(sorted(self.open)))
+        self.client.cancel(tag)
+        del self.open[tag]
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), tokens=st.integers(0, 50))
+    def progress(self, data: st.DataObject, tokens: int) -> None:
+        lease = data.draw(st.sampled_from(sorted(self.held)))
+        self.told[lease] = max(self.told.get(lease, 0), tokens)
+        self.client.progress(self.now_ns, lease, (None, None, tokens))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def complete(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(sorted(self.held)))
+        self.held.discard(lease)
+        self.ended[lease] = self.told.get(lease, 0) + 1
+        totals = (None, None, self.ended[lease])
+        assert self.client.complete(self.now_ns, lease, Outcome.COMPLETED, totals)
+
+    @rule(ms=st.integers(1, 5_000))
+    def wait(self, ms: int) -> None:
+        self.now_ns += ms * MS
+
+    # The network.
+
+    @precondition(lambda self: self.up)
+    @rule()
+    def send(self) -> None:
+        data = self.client.data_to_send(self.now_ns)
+        if data is not None:
+            assert len(data) <= 1_024
+            self.to_server.append(data)
+
+    @precondition(lambda self: self.to_server)
+    @rule()
+    def deliver(self) -> None:
+        message = pb.SessionRequest.FromString(self.to_server.popleft())
+        self.seq += 1
+        assert message.seq == self.seq
+        answer = pb.SessionResponse(ack_seq=self.seq)
+        for event in message.events:
+            self.serve(event, answer)
+        self.to_client.append(answer)
+
+    @precondition(lambda self: self.to_client)
+    @rule()
+    def answer(self) -> None:
+        for notice in self.client.receive(self.now_ns, self.to_client.popleft()):
+            if isinstance(notice, Verdict):
+                assert notice.tag not in self.judged
+                self.judged.add(notice.tag)
+                assert notice.lease is not None
+                del self.open[notice.tag]
+                self.held.add(notice.lease.lease_id)
+            else:
+                assert isinstance(notice, Welcomed | LeaseLost), notice
+                assert not isinstance(notice, LeaseLost) or notice.lease_id not in self.held
+
+    @precondition(lambda self: self.up)
+    @rule()
+    def lose(self) -> None:
+        self.up = False
+        self.client.disconnected()
+        self.to_server.clear()
+        self.to_client.clear()
+        self.queued.clear()
+
+    @precondition(lambda self: not self.up)
+    @rule()
+    def connect(self) -> None:
+        self.up = True
+        self.seq = 0
+        self.client.connected(self.now_ns)
+
+    @precondition(lambda self: not self.up)
+    @rule()
+    def restart(self) -> None:
+        """The scheduler forgets all but what was billed."""
+        self.leases.clear()
+        self.live.clear()
+
+    # The scheduler.
+
+    @precondition(lambda self: self.queued)
+    @rule(data=st.data())
+    def give(self, data: st.DataObject) -> None:
+        tag = data.draw(st.sampled_from(sorted(self.queued)))
+        lease = self.requests * 1_000 + len(self.leases) + len(self.final) + 1
+        while lease in self.live or lease in self.final or lease in self.leases.values():
+            lease += 1
+        self.leases[self.queued.pop(tag)] = lease
+        self.live.add(lease)
+        self.verdict(tag, lease)
+
+    def verdict(self, tag: int, lease: int) -> None:
+        verdict = pb.SessionVerdict(tag=tag, response=grant(lease))
+        self.to_client.append(pb.SessionResponse(verdicts=[verdict]))
+
+    def serve(self, event: pb.SessionEvent, answer: pb.SessionResponse) -> None:
+        kind = event.WhichOneof("event")
+        if kind == "hello":
+            answer.welcome.incarnation = 1
+        elif kind == "replay":
+            if event.replay.lease_id in self.final:
+                answer.leases.add(lease_id=event.replay.lease_id, state=pb.LEASE_STATE_ENDED)
+            else:
+                self.leases[event.replay.request_id] = event.replay.lease_id
+                self.live.add(event.replay.lease_id)
+        elif kind == "admit":
+            lease = self.leases.get(event.admit.request.request_id)
+            if lease is not None:
+                self.verdict(event.admit.tag, lease)
+            else:
+                assert event.admit.tag not in self.queued
+                self.queued[event.admit.tag] = event.admit.request.request_id
+        elif kind == "cancel":
+            if self.queued.pop(event.cancel.tag, None) is not None:
+                evicted = pb.AdmitResponse(outcome=pb.OUTCOME_EVICTED_CANCELLED)
+                verdict = pb.SessionVerdict(tag=event.cancel.tag, response=evicted)
+                self.to_client.append(pb.SessionResponse(verdicts=[verdict]))
+        elif kind == "progress":
+            assert event.progress.lease_id in self.live
+        elif kind == "complete":
+            lease = event.complete.lease_id
+            self.live.discard(lease)
+            assert self.final.setdefault(lease, event.complete.output_tokens) == (
+                event.complete.output_tokens
+            )
+
+    @invariant()
+    def deadlines_are_not_missed(self) -> None:
+        deadline_ns = self.client.next_deadline_ns()
+        assert deadline_ns is None or self.client.open_leases > 0
+
+    def teardown(self) -> None:
+        """Let the network be quiet, and look at the books."""
+        if not self.up:
+            self.connect()
+        quiet = 0
+        while quiet < 3:
+            self.now_ns += 20 * MS
+            before = len(self.to_server)
+            self.send()
+            busy = len(self.to_server) > before or self.to_server or self.to_client
+            quiet = 0 if busy else quiet + 1
+            if self.to_server:
+                self.deliver()
+            if self.to_client:
+                self.answer()
+        assert self.live == self.held
+        assert self.client.unacknowledged == 0
+        for lease, tokens in self.ended.items():
+            assert self.final[lease] == tokens
+        # Leases that the client never saw are given back with nothing used.
+        for lease in set(self.final) - set(self.ended):
+            assert self.final[lease] == 0
+
+
+Wire.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestWire = Wire.TestCase
