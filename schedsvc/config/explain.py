@@ -3,10 +3,10 @@
 import difflib
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic_core import ErrorDetails
 
 from schedsvc.config.places import Path
 
@@ -32,7 +32,7 @@ _PATTERNS = {
 }
 
 
-def explain(error: ErrorDetails, root: type[BaseModel]) -> tuple[str, bool]:
+def explain(error: Mapping[str, Any], root: type[BaseModel]) -> tuple[str, bool]:
     """Return the sentence for an error, and whether it is about the key and not the value.
 
     Values are never repeated: where a hash belongs, somebody may have put the secret.
@@ -57,7 +57,7 @@ def explain(error: ErrorDetails, root: type[BaseModel]) -> tuple[str, bool]:
         return "must not be empty", False
     if kind in ("string_too_long", "too_long"):
         return f"is longer than {context['max_length']}", False
-    return error["msg"], False
+    return str(context.get("error", error["msg"])), False
 
 
 def _type_name(value: object) -> str:

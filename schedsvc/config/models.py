@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
-from pydantic_core import PydanticCustomError
 
 __all__ = [
     "Auth",
@@ -33,21 +32,17 @@ def _fixed_point(places: int, low: str, high: str) -> Callable[[Any], int]:
 
     def read(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise PydanticCustomError("number", "has to be a number")
+            raise ValueError("has to be a number")
         try:
             number = Decimal(repr(value))
             units = number.scaleb(places)
             whole = units == units.to_integral_value()
         except InvalidOperation:
-            raise PydanticCustomError("number", "has to be a finite number") from None
+            raise ValueError("has to be a finite number") from None
         if not number.is_finite() or not Decimal(low) <= number <= Decimal(high):
-            raise PydanticCustomError(
-                "range", "has to lie between {low} and {high}", {"low": low, "high": high}
-            )
+            raise ValueError(f"has to lie between {low} and {high}")
         if not whole:
-            raise PydanticCustomError(
-                "decimals", "has more than {places} decimals", {"places": places}
-            )
+            raise ValueError(f"has more than {places} decimals")
         return int(units)
 
     return read

@@ -1,5 +1,6 @@
 """The handlers of the five RPCs. Admit and Session pass bytes to the core unparsed."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
@@ -191,7 +192,13 @@ class Service:
     async def _abort(self, context: Any, method: str, failure: Failure) -> NoReturn:
         if self._on_failure is not None:
             self._on_failure(method, failure.code)
-        await context.abort(failure.code, failure.details, failure.trailing_metadata)
+        try:
+            await context.abort(failure.code, failure.details, failure.trailing_metadata)
+        except grpc.aio.AbortError:
+            raise
+        except grpc.aio.BaseError:
+            # The peer left meanwhile: there is nobody to tell.
+            raise asyncio.CancelledError from None
         raise AssertionError("abort() raises")
 
 

@@ -39,19 +39,20 @@ async def serving(**keys: Any) -> AsyncIterator[Server]:
 
 @asynccontextmanager
 async def calling(
-    target: str, credentials: grpc.ChannelCredentials | None = None
+    target: str, credentials: grpc.ChannelCredentials | None = None, **options: int
 ) -> AsyncIterator[stubs.SchedulerServiceStub]:
-    async with open_channel(target, credentials) as channel:
+    async with open_channel(target, credentials, **options) as channel:
         yield stubs.SchedulerServiceStub(channel)
 
 
 def open_channel(
-    target: str, credentials: grpc.ChannelCredentials | None = None
+    target: str, credentials: grpc.ChannelCredentials | None = None, **options: int
 ) -> grpc.aio.Channel:
-    options = [("grpc.use_local_subchannel_pool", 1)]
+    given = [(f"grpc.{name}", value) for name, value in options.items()]
+    given.append(("grpc.use_local_subchannel_pool", 1))
     if credentials is None:
-        return grpc.aio.insecure_channel(target, options)
-    return grpc.aio.secure_channel(target, credentials, options)
+        return grpc.aio.insecure_channel(target, given)
+    return grpc.aio.secure_channel(target, credentials, given)
 
 
 @pytest.fixture
@@ -98,5 +99,3 @@ async def failure(call: Any) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value
-
-
