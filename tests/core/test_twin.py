@@ -1,5 +1,7 @@
 """The core beside its dumb twin: same events, same decisions, same books."""
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -14,7 +16,19 @@ FLOWS = ((b"a", 1000), (b"b", 3000), (b"c", 100), (b"d", 1000))
 # Small, so that everything blocks: name, capacity, block size, max_running, max_model_tokens.
 POOLS = ((b"big", 128, 8, 0, 0), (b"small", 48, 1, 3, 40), (b"odd", 100, 7, 0, 90))
 # Each passes one more of the times that matter, exactly or nearly.
-STEPS = (0, 0, 1, SECOND, 4 * SECOND, 10 * SECOND - 1, 10 * SECOND, 20 * SECOND, 30 * SECOND)
+STEPS = (
+    0,
+    1,
+    10**6,
+    10**8,
+    SECOND,
+    SECOND,
+    4 * SECOND,
+    10 * SECOND - 1,
+    10 * SECOND,
+    20 * SECOND,
+    30 * SECOND,
+)
 LIMITS = {
     "flow_queue_max": 4,
     "queue_max": 8,
@@ -24,7 +38,23 @@ LIMITS = {
 
 flow_of = st.integers(0, len(FLOWS) - 1)
 pool_of = st.integers(0, len(POOLS) - 1)
+lease_of = st.integers(0, 13)  # see lease()
 totals = st.one_of(st.just(-1), st.integers(0, 80))
+asks = st.fixed_dictionaries(
+    {
+        "flow": flow_of,
+        "request_id": st.integers(0, 40),
+        "prompt": st.sampled_from((1, 3, 8, 20, 45, 200)),
+        "output": st.sampled_from((1, 2, 8, 30)),
+        "pool": st.sampled_from((-1, -1, -1, 0, 1, 2)),
+        "sequences": st.sampled_from((1, 1, 1, 2, 4)),
+        "queue_ttl_ns": st.sampled_from((0, 0, 5 * SECOND)),
+        "deadline_ns": st.sampled_from((0, 0, 0, 2 * SECOND)),
+        "reports_progress": st.booleans(),
+        "principal": st.sampled_from((0, 0, 0, 0, 7)),
+        "tag": st.integers(0, 3),
+    }
+)
 
 
 class Twins(RuleBasedStateMachine):
@@ -49,47 +79,36 @@ class Twins(RuleBasedStateMachine):
         self.handles: list[int] = []
 
     def lease(self, index: int) -> tuple[int, int]:
-        """A lease that was granted, mostly late ones; or one that never was."""
-        leases = self.pair.leases
-        return leases[-1 - index % len(leases)] if leases and index < 40 else (10**6 + index, 1)
+        """Mostly a lease that runs; else one that ended; else one that never was."""
+        live = [(r.lease_id, r.epoch) for r in self.pair.twin.leases()]
+        if live and index < 8:
+            return live[index % len(live)]
+        if self.pair.leases and index < 11:
+            return self.pair.leases[-index % len(self.pair.leases)]
+        return 10**6 + index, 1
 
-    @rule(
-        flow=flow_of,
-        request_id=st.integers(0, 12),
-        prompt=st.sampled_from((1, 3, 8, 20, 45, 200)),
-        output=st.sampled_from((1, 2, 8, 30)),
-        pool=st.sampled_from((-1, -1, -1, 0, 1, 2)),
-        sequences=st.sampled_from((1, 1, 1, 2, 4)),
-        ttl=st.sampled_from((0, 0, 5 * SECOND)),
-        deadline=st.sampled_from((0, 0, 0, 2 * SECOND)),
-        reports=st.booleans(),
-        principal=st.sampled_from((0, 0, 0, 0, 7)),
-        tag=st.integers(0, 3),
-        polls=st.booleans(),
-    )
-    def admit(self, flow: int, request_id: int, pool: int, polls: bool, **ask: int) -> None:
-        if pool >= len(self.pair.twin.pools):
-            pool = -1
+    @rule(asks=st.lists(asks, min_size=1, max_size=6), polls=st.booleans())
+    def admit(self, asks: list[dict[str, Any]], polls: bool) -> None:
+        for ask in asks:
+            self.ask(**ask)
+        self.then(polls)
+
+    @rule(asks=st.lists(asks, min_size=3, max_size=9))
+    def admit_many(self, asks: list[dict[str, Any]]) -> None:
+        self.admit(asks=asks, polls=True)
+
+    def ask(self, flow: int, request_id: int, prompt: int, output: int, **more: Any) -> None:
+        if more["pool"] >= len(self.pair.twin.pools):
+            more["pool"] = -1
         handle = self.pair.both(
-            "admit",
-            flow,
-            b"id%d" % request_id,
-            max(ask["prompt"], ask["sequences"]),
-            ask["output"],
-            pool=pool,
-            sequences=ask["sequences"],
-            queue_ttl_ns=ask["ttl"],
-            deadline_ns=ask["deadline"],
-            reports_progress=ask["reports"],
-            principal=ask["principal"],
-            tag=ask["tag"],
+            "admit", flow, b"id%d" % request_id, max(prompt, more["sequences"]), output, **more
         )
         if handle is not None and handle > 0:
             self.handles.append(handle)
-        self.then(polls)
 
+    @precondition(lambda self: self.pair.leases)
     @rule(
-        index=st.integers(0, 44),
+        index=lease_of,
         stale=st.sampled_from((0, 0, 0, 1, -1)),
         input_tokens=totals,
         cached=totals,
@@ -111,8 +130,9 @@ class Twins(RuleBasedStateMachine):
         self.pair.both("progress", lease_id, epoch + stale, input_tokens, cached, output, principal)
         self.then(polls)
 
+    @precondition(lambda self: self.pair.leases)
     @rule(
-        index=st.integers(0, 44),
+        index=lease_of,
         outcome=st.sampled_from((core.COMPLETED, core.COMPLETED, 0, core.CANCELLED, 1)),
         input_tokens=totals,
         cached=totals,
@@ -136,6 +156,15 @@ class Twins(RuleBasedStateMachine):
         )
         self.then(polls)
 
+    @precondition(lambda self: self.pair.leases)
+    @rule(outputs=st.lists(st.integers(0, 40), min_size=1, max_size=5))
+    def serve(self, outputs: list[int]) -> None:
+        for output in outputs:
+            lease_id, epoch = self.lease(0)
+            self.pair.both("progress", lease_id, epoch, output_tokens=output // 2)
+            self.pair.both("complete", lease_id, epoch, output_tokens=output)
+        self.then(polls=True)
+
     @precondition(lambda self: self.handles)
     @rule(index=st.integers(0, 20), polls=st.booleans())
     def cancel(self, index: int, polls: bool) -> None:
@@ -145,7 +174,7 @@ class Twins(RuleBasedStateMachine):
     @rule(
         flow=flow_of,
         request_id=st.integers(0, 14),
-        index=st.integers(30, 44),
+        index=lease_of,
         pool=pool_of,
         stale=st.sampled_from((0, 0, 0, 1, -1)),
         reserved=st.integers(0, 60),
@@ -206,11 +235,13 @@ class Twins(RuleBasedStateMachine):
         self.pair.flow(FLOWS[flow][0], weight)
         self.then(polls=False)
 
+    @precondition(lambda self: self.pair.now_ns > 40 * SECOND)
     @rule()
     def evict_queued(self) -> None:
         self.pair.both("evict_queued")
         self.then(polls=True)
 
+    @precondition(lambda self: self.pair.twin.predictor.overall.samples > 3)
     @rule()
     def reset_learned(self) -> None:
         self.pair.core.reset_learned()
@@ -232,8 +263,8 @@ QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too
 
 class TestTwins(Twins.TestCase):  # type: ignore[misc,valid-type]
     settings = settings(
-        max_examples=120,
-        stateful_step_count=50,
+        max_examples=250,
+        stateful_step_count=60,
         deadline=None,
         derandomize=True,
         database=None,

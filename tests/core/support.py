@@ -1,0 +1,88 @@
+"""Short ways to a scheduler, a grant and a number out of the books."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from schedsvc import _core as core
+
+SECOND = 10**9
+
+
+def make(
+    *flows: tuple[str, int],
+    capacity: int = 1_000,
+    block: int = 1,
+    max_running: int = 0,
+    max_model: int = 0,
+    policy: str = "vtc",
+    **limits: int,
+) -> core.Scheduler:
+    """A scheduler with one pool `p` at epoch 1 and these flows; without any, `f` of weight 1."""
+    scheduler = core.Scheduler(policy=policy, **({"headroom_ppm": 0} | limits))  # type: ignore[arg-type]
+    for name, weight in flows or (("f", 1000),):
+        scheduler.set_flow(name.encode(), weight)
+    scheduler.set_pool(0, b"p", 1, capacity, block, max_running, max_model)
+    return scheduler
+
+
+def admit(
+    scheduler: core.Scheduler,
+    now_ns: int,
+    request_id: str,
+    prompt: int = 10,
+    output: int = 10,
+    flow: int = 0,
+    **more: Any,
+) -> int:
+    return scheduler.admit(now_ns, flow, request_id.encode(), prompt, output, **more)
+
+
+def grant(
+    scheduler: core.Scheduler,
+    now_ns: int,
+    request_id: str,
+    prompt: int = 10,
+    output: int = 10,
+    flow: int = 0,
+    **more: Any,
+) -> core.Decision:
+    """Admit one request that is granted at once."""
+    handle = admit(scheduler, now_ns, request_id, prompt, output, flow, **more)
+    decisions = [d for d in scheduler.poll(now_ns) if d.handle == handle]
+    assert [d.outcome for d in decisions] == [core.GRANTED]
+    return decisions[0]
+
+
+def outcomes(decisions: Iterable[core.Decision]) -> list[int]:
+    return [d.outcome for d in decisions]
+
+
+def pool(scheduler: core.Scheduler, now_ns: int, index: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = scheduler.stats(now_ns)["pools"][index]
+    return found
+
+
+def totals(scheduler: core.Scheduler, now_ns: int) -> dict[str, Any]:
+    found: dict[str, Any] = scheduler.stats(now_ns)["totals"]
+    return found
+
+
+def vtc(scheduler: core.Scheduler, now_ns: int, flow: int = 0) -> int:
+    found: int = scheduler.flow_stats(now_ns, flow)["vtc_micro"]
+    return found
+
+
+def gauges(scheduler: core.Scheduler, now_ns: int) -> dict[str, int]:
+    """Everything that is 0 in a drained scheduler."""
+    stats = scheduler.stats(now_ns)
+    found = {k: stats["totals"][k] for k in ("queued", "live_leases", "promised_tokens")}
+    for rows, kind in ((stats["pools"], "pool"), (stats["flows"], "flow")):
+        for key in ("promised_tokens", "posted_tokens", "live_leases", "queued"):
+            found[f"{kind}.{key}"] = sum(row[key] for row in rows)
+    found["pool.suspect_leases"] = sum(row["suspect_leases"] for row in stats["pools"])
+    return found
+
+
+def is_drained(scheduler: core.Scheduler, now_ns: int) -> bool:
+    scheduler.check()
+    return not any(gauges(scheduler, now_ns).values()) and scheduler.next_deadline() == -1

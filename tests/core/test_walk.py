@@ -1,0 +1,112 @@
+"""Long random walks: the books balance all along, and everything comes back at the end."""
+
+import random
+
+import pytest
+
+from schedsvc import _core as core
+
+from .pair import Pair
+from .support import SECOND, is_drained
+from .walk import Walk
+
+
+@pytest.mark.parametrize(("policy", "seed"), [("vtc", 1), ("fcfs", 2)])
+def test_books_balance_and_drain_to_zero(policy: str, seed: int) -> None:
+    walk = Walk(seed, policy)
+    walk.run(events=100_000, check_every=1_000)
+    counts = walk.core.stats(walk.now_ns)["totals"]
+    assert min(counts[k] for k in ("granted", "completed", "cancelled", "expired", "evicted")) > 500
+    walk.drain()
+    assert is_drained(walk.core, walk.now_ns)
+
+
+def test_same_events_same_digest() -> None:
+    digests = set()
+    for _ in range(2):
+        walk = Walk(seed=3)
+        walk.run(events=20_000, check_every=20_000)
+        digests.add(walk.core.digest())
+    assert len(digests) == 1
+    other = Walk(seed=4)
+    other.run(events=20_000, check_every=20_000)
+    assert other.core.digest() not in digests
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(10, 14))
+def test_longer_walks(seed: int) -> None:
+    walk = Walk(seed, ("vtc", "fcfs")[seed % 2])
+    walk.run(events=1_000_000, check_every=5_000)
+    walk.drain()
+    assert is_drained(walk.core, walk.now_ns)
+
+
+def twin_walk(seed: int, events: int) -> None:
+    """Denser than Hypothesis: most events do something, and queues stay full."""
+    rnd = random.Random(seed)
+    pair = Pair(
+        rnd.choice(("vtc", "vtc", "fcfs")),
+        samples_min=3,
+        flow_queue_max=8,
+        queue_max=24,
+        leases_max=rnd.choice((6, 30)),
+        answers_max=20,
+        lease_grace_ns=rnd.choice((0, 5 * SECOND)),
+        headroom_ppm=rnd.choice((0, 100_000)),
+    )
+    flows = [pair.flow(b"f%d" % i, rnd.choice((500, 1000, 3000))) for i in range(6)]
+    for i, (capacity, block) in enumerate(((300, 1), (640, 16), (210, 7))):
+        pair.both("set_pool", b"p%d" % i, 1, capacity, block, (0, 6, 0)[i])
+    handles: list[int] = []
+    for n in range(events):
+        dice = rnd.random()
+        live = pair.twin.leases()
+        if dice < 0.45:
+            sequences = rnd.choice((1, 1, 1, 3))
+            handle = pair.both(
+                "admit", rnd.choice(flows), b"r%d" % (n if rnd.random() < 0.9 else n - 9),
+                sequences * rnd.randint(1, 60), rnd.choice((2, 20, 60)),
+                pool=rnd.choice((-1, -1, 0, 1, 2)), sequences=sequences,
+                reports_progress=rnd.random() < 0.5,
+            )  # fmt: skip
+            if handle is not None and handle > 0:
+                handles.append(handle)
+        elif dice < 0.85 and live:
+            r = rnd.choice(live)
+            if rnd.random() < 0.5:
+                pair.both("progress", r.lease_id, r.epoch, output_tokens=rnd.randint(0, 70))
+            else:
+                pair.both("complete", r.lease_id, r.epoch, output_tokens=rnd.randint(0, 70))
+        elif dice < 0.88 and handles:
+            pair.cancel(rnd.choice(handles[-12:]))
+        elif dice < 0.89:
+            epoch = pair.twin.pools[0].epoch + rnd.choice((0, 1))
+            pair.both("set_pool", b"p0", epoch, rnd.choice((200, 300, 400)), 1)
+        else:
+            pair.now_ns += rnd.choice((1, 10**7, SECOND))
+        if rnd.random() < 0.7:
+            pair.poll()
+        if n % 20 == 0:
+            pair.compare()
+    granted = pair.core.stats(pair.now_ns)["totals"]["granted"]
+    assert granted > events // 20
+    pair.drain()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_twin_agrees_on_a_walk(seed: int) -> None:
+    twin_walk(seed, events=4_000)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(100, 140))
+def test_the_twin_agrees_on_longer_walks(seed: int) -> None:
+    twin_walk(seed, events=8_000)
+
+
+def test_names_of_outcomes_are_complete() -> None:
+    named = {v for k, v in vars(core).items() if k.startswith(("REJECTED_", "EVICTED_"))}
+    assert named < set(core.OUTCOME_TEXT)
