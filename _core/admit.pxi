@@ -1,15 +1,25 @@
 # From an Admit to a queued request, a refusal or a stored answer.
 
-cdef void identify(Scheduler core, Ask* ask, const uint8_t* request_id, size_t n, uint64_t prompts
+cdef void identify(
+    Scheduler core, Ask* ask, const uint8_t* request_id, size_t size, uint64_t tenant,
+    uint64_t prompts,
 ) noexcept:
     # (tenant, request_id) names a request; what was asked, without its deadlines, is its payload.
+    # `tenant` tells apart those that share the flow of the unknown. Payload 0 stands for any.
     cdef uint64_t h = prompts
-    ask.key = sip128(core.k0, core.k1 ^ <uint64_t>ask.flow, request_id, n)
+    ask.key = sip128(core.k0, core.k1 ^ <uint64_t>ask.flow ^ tenant, request_id, size)
     h = mix(h, ask.prompt_tokens)
     h = mix(h, ask.prompt_max_tokens)
     h = mix(h, ask.output_max_tokens)
-    h = mix(h, ask.sequences)
-    ask.payload = mix(h, <uint64_t>(ask.target + 1))
+    h = mix(h, (<uint64_t>ask.n << 32) | <uint64_t>ask.sequences)
+    ask.payload = mix(h, <uint64_t>(ask.target + 1)) | 1
+
+
+cdef uint64_t tenant_salt(Scheduler core, int32_t flow, Slice* tenant, Slice* key) noexcept:
+    cdef Slice* name = tenant if tenant.size else key
+    if flow != core.unknown_flow:
+        return 0
+    return sip128(core.k0, core.k1, name.at, name.size).hi
 
 
 cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
@@ -30,6 +40,7 @@ cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
     r.prompt_max_tokens = ask.prompt_max_tokens
     r.output_max_tokens = ask.output_max_tokens
     r.sequences = ask.sequences
+    r.n = ask.n
     outcome = reason_to_refuse(core, r)
     if outcome:
         core.requests.release(i)
@@ -61,7 +72,7 @@ cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
 cdef int64_t answer_repeat(Scheduler core, int32_t i, Ask* ask) except? -1:
     # A retry or a hedge: one reservation, one charge, one answer, to whoever asked last.
     cdef Request* r = &core.requests.items[i]
-    if r.payload != ask.payload or r.principal != ask.principal:
+    if (r.payload and r.payload != ask.payload) or r.principal != ask.principal:
         raise CallerError(
             CODE_ALREADY_EXISTS, "request_id", "was used for another request of this tenant"
         )
@@ -176,7 +187,8 @@ cdef int64_t admit_message(
         core.received += 1
         core.flows.items[ask.flow].received += 1
         return -refuse(core, ask.flow, OUT_REJECTED_NO_POOL, tag)
-    ask.prompt_tokens = <int32_t>(m.prompt_tokens * m.n)
+    ask.prompt_tokens = <int32_t>m.prompt_tokens
+    ask.n = <int32_t>m.n
     ask.prompt_max_tokens = <int32_t>m.prompt_max_tokens
     ask.output_max_tokens = <int32_t>m.max_output_tokens
     ask.sequences = <int32_t>(m.prompts * m.n)
@@ -184,7 +196,10 @@ cdef int64_t admit_message(
         queue_ttl_ns, shortest(m.queue_ttl_ms, m.deadline_ms) * NS_PER_MS
     )
     ask.reports_progress = m.reports_progress
-    identify(core, &ask, m.request_id.at, m.request_id.size, m.prompts_hash)
+    identify(
+        core, &ask, m.request_id.at, m.request_id.size,
+        tenant_salt(core, ask.flow, &m.tenant, &m.key), m.prompts_hash,
+    )
     return admit_request(core, &ask)
 
 

@@ -75,8 +75,12 @@ cdef int take_telemetry(
     int64_t used_tokens, int64_t preemptions,
 ) except -1:
     cdef Pool* p = &core.ledger.pools[pool]
-    if min(min(running, waiting), min(used_tokens, preemptions)) < 0:
-        invalid("telemetry", "figures must not be negative")
+    for field, value in (
+        ("running", running), ("waiting", waiting), ("used_tokens", used_tokens),
+        ("preemptions", preemptions),
+    ):
+        if value < 0:
+            invalid(field, f"must not be negative, not {value:,}")
     if epoch != p.epoch:
         return 0
     p.engine_running = running

@@ -116,6 +116,10 @@ cdef int read_replay(
     ask.prompt_tokens = ask.prompt_max_tokens = <int32_t>v[2]
     ask.output_max_tokens = <int32_t>v[3]
     ask.sequences = <int32_t>max(<int64_t>1, v[7])
+    ask.n = 1  # what n adds to the prompts is part of what was reserved
     if ask.flow != NONE:
-        identify(core, ask, request_id.at, request_id.size, 0)
+        identify(
+            core, ask, request_id.at, request_id.size,
+            tenant_salt(core, ask.flow, &tenant, &key), 0,
+        )
     return 0

@@ -87,7 +87,7 @@ cdef int grow_lease(Scheduler core, int32_t i) except -1:
         reserved = max(reserved, core.ledger.need(r.pool, r, r.predicted_output))
     # Output means that all input is in the cache, also where nobody counts it.
     input_tokens = r.prompt_tokens if r.output_tokens else max(0, r.input_tokens)
-    held = input_tokens + r.output_tokens
+    held = input_tokens * r.n + r.output_tokens
     held = blocks_for(p, held, r.sequences) if held else 0
     held = max(held, <int64_t>r.posted_blocks)
     return core.ledger.resize(i, max(reserved, held), held)
@@ -254,10 +254,11 @@ cdef int32_t restore_lease(
     cdef Pool* p = &core.ledger.pools[ask.target]
     core.seq += 1
     r.seq = core.seq
-    r.key_hi, r.key_lo, r.payload = ask.key.hi, ask.key.lo, ask.payload
+    r.key_hi, r.key_lo = ask.key.hi, ask.key.lo
+    r.payload = 0  # what exactly was asked, its holder does not tell
     r.flow, r.target, r.pool, r.epoch = ask.flow, ask.target, ask.target, p.epoch
     r.principal, r.weight_milli = ask.principal, f.weight_milli
-    r.sequences = ask.sequences
+    r.sequences, r.n = ask.sequences, ask.n
     r.prompt_tokens, r.prompt_max_tokens = ask.prompt_tokens, ask.prompt_max_tokens
     r.output_max_tokens = ask.output_max_tokens
     r.predicted_output = r.promised_output = ask.output_max_tokens

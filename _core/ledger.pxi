@@ -75,17 +75,18 @@ cdef class Ledger:
     cdef bint can_hold(self, int32_t pool, const Request* r) noexcept:
         """Whether the request could ever run in the pool, all its output counted."""
         cdef const Pool* p = &self.pools[pool]
-        cdef int64_t tokens = r.prompt_tokens + <int64_t>r.output_max_tokens * r.sequences
         if p.max_model_tokens and r.prompt_max_tokens + r.output_max_tokens > p.max_model_tokens:
             return False
         if p.max_running and r.sequences > p.max_running:
             return False
-        return blocks_for(p, tokens, r.sequences) <= p.capacity_blocks
+        return self.need(pool, r, r.output_max_tokens) <= p.capacity_blocks
 
     cdef int64_t need(self, int32_t pool, const Request* r, int64_t output_tokens) noexcept:
-        """Blocks for the prompts and so much output of each sequence."""
+        """Blocks for so much output of each sequence, and a copy of its prompt for each."""
         return blocks_for(
-            &self.pools[pool], r.prompt_tokens + output_tokens * r.sequences, r.sequences
+            &self.pools[pool],
+            <int64_t>r.prompt_tokens * r.n + output_tokens * r.sequences,
+            r.sequences,
         )
 
     cdef int verdict(self, int32_t pool, const Request* r, int64_t blocks) noexcept:

@@ -27,9 +27,10 @@ ctypedef struct Request:
     int32_t owner  # session slot; 0: unary; -1: nobody listens
     int32_t principal
     int32_t weight_milli  # of the flow, at the grant
-    int32_t sequences
+    int32_t sequences  # prompts times n
+    int32_t n  # completions of each prompt
     int32_t prompt_max_tokens  # longest single prompt
-    int32_t prompt_tokens  # over all sequences
+    int32_t prompt_tokens  # over all prompts
     int32_t output_max_tokens  # of each sequence
     int32_t promised_output  # first prediction, of each sequence
     int32_t predicted_output  # prediction in force, of each sequence

@@ -11,7 +11,7 @@ ctypedef struct Ask:
     int64_t queue_ttl_ns  # 0: the default
     int32_t flow
     int32_t target  # pool, -1: any
-    int32_t prompt_tokens, prompt_max_tokens, output_max_tokens, sequences
+    int32_t prompt_tokens, prompt_max_tokens, output_max_tokens, sequences, n
     int32_t owner, principal
     bint reports_progress
 
@@ -216,14 +216,20 @@ cdef class Scheduler:
         self, int64_t now_ns, int32_t flow, bytes request_id, int64_t input_tokens,
         int64_t max_output_tokens, int32_t pool=NONE, int64_t sequences=1, int64_t queue_ttl_ns=0,
         int64_t deadline_ns=0, bint reports_progress=False, int32_t principal=0, uint64_t tag=0,
+        int64_t n=1,
     ):
         cdef Ask ask
+        cdef int64_t prompts
         enter(self, now_ns)
         known_flow(self, flow)
         check_id(request_id)
-        check_range("n", sequences, 1, SEQUENCES_MAX)
-        check_range("input_tokens", input_tokens, sequences, TOKENS_MAX)
-        check_output(input_tokens, max_output_tokens, sequences)
+        check_range("sequences", sequences, 1, SEQUENCES_MAX)
+        check_range("n", n, 1, sequences)
+        if sequences % n:
+            invalid("n", f"must divide sequences, {sequences}")
+        prompts = sequences // n
+        check_range("input_tokens", input_tokens, prompts, TOKENS_MAX)
+        check_output(input_tokens * n, max_output_tokens, sequences)
         check_range("queue_ttl_ns", queue_ttl_ns, 0, <int64_t>1 << 60)
         check_range("deadline_ns", deadline_ns, 0, <int64_t>1 << 60)
         if not NONE <= pool < self.ledger.count:
@@ -231,15 +237,16 @@ cdef class Scheduler:
         ask.flow = flow
         ask.target = pool
         ask.prompt_tokens = <int32_t>input_tokens
-        ask.prompt_max_tokens = <int32_t>((input_tokens + sequences - 1) // sequences)
+        ask.prompt_max_tokens = <int32_t>((input_tokens + prompts - 1) // prompts)
         ask.output_max_tokens = <int32_t>max_output_tokens
         ask.sequences = <int32_t>sequences
+        ask.n = <int32_t>n
         ask.queue_ttl_ns = shortest(queue_ttl_ns, deadline_ns)
         ask.reports_progress = reports_progress
         ask.owner = 0
         ask.principal = principal
         ask.tag = tag
-        identify(self, &ask, <const uint8_t*><const char*>request_id, len(request_id), 0)
+        identify(self, &ask, <const uint8_t*><const char*>request_id, len(request_id), 0, 0)
         return admit_request(self, &ask)
 
     def admit_wire(self, int64_t now_ns, int32_t principal, bytes data, int64_t queue_ttl_ns=0):
@@ -349,8 +356,9 @@ cdef class Scheduler:
         ask.prompt_tokens = ask.prompt_max_tokens = <int32_t>prompt_tokens
         ask.output_max_tokens = <int32_t>max_output_tokens
         ask.sequences = <int32_t>sequences
+        ask.n = 1
         ask.principal = principal
-        identify(self, &ask, <const uint8_t*><const char*>request_id, len(request_id), 0)
+        identify(self, &ask, <const uint8_t*><const char*>request_id, len(request_id), 0, 0)
         return replay_lease(self, &ask, lease_id, pool_epoch, reserved_tokens, &u)
 
     def encode(self, decision):

@@ -162,11 +162,12 @@ class Scheduler:
         reports_progress: bool = False,
         principal: int = 0,
         tag: int = 0,
+        n: int = 1,
     ) -> int:
         """Ask for one request. Returns a handle (> 0), or the negated outcome where refused.
 
-        `input_tokens` is the sum over sequences of their prompts, `max_output_tokens` the most of
-        each sequence. A repeat with the same payload returns the same handle; with another
+        `input_tokens` is the sum over prompts, each of which gets `n` completions, so that there
+        are `sequences` = prompts * n; `max_output_tokens` is the most of each sequence. A repeat with the same payload returns the same handle; with another
         payload raises CallerError (6). A refusal is not remembered. The verdict comes from
         `poll()`. O(log n).
         """
