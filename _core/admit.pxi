@@ -58,9 +58,6 @@ cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
     r.arrival_ns = core.now_ns
     r.due_ns = core.now_ns + shortest(core.queue_ttl_ns, ask.queue_ttl_ns)
     core.prompt_seen_max = max(core.prompt_seen_max, r.prompt_tokens)
-    core.output_seen_max = max(
-        core.output_seen_max, <int64_t>r.output_max_tokens * r.sequences
-    )
     core.ids.put(r.key_hi, r.key_lo, i)
     core.deadlines.put(i, r.due_ns, r.seq)
     core.flows.enqueue(i)

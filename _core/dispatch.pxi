@@ -118,7 +118,7 @@ cdef int serve_pool(Scheduler core, int32_t pool) except -1:
     if core.requests.states[LIVE] + core.requests.states[SUSPECT] >= core.leases_max:
         p.reason = WAIT_LIMIT
         return 0
-    output_tokens = core.predictor.quantile(r.flow, 0)
+    output_tokens = core.predictor.promise(r.flow, core.flows.items[r.flow].live)
     r.by_sketch = output_tokens != NONE
     if not r.by_sketch or output_tokens > r.output_max_tokens:
         output_tokens = r.output_max_tokens

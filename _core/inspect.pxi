@@ -46,13 +46,15 @@ cdef pool_stats(Scheduler core, int64_t now_ns, int32_t pool):
 cdef totals_of(Scheduler core):
     cdef int32_t i
     cdef int64_t promised = 0, weight = WEIGHT_MILLI_MAX
+    capacity = 0
     for i in range(core.ledger.count):
         promised += core.ledger.pools[i].promised_blocks * core.ledger.pools[i].block_size
+        capacity += core.ledger.pools[i].capacity_blocks * core.ledger.pools[i].block_size
     for i in range(core.flows.count):
         weight = min(weight, core.flows.items[i].weight_milli)
-    # Theorem 4.4 of the paper, divided by the least weight.
+    # Theorem 4.4 of the paper, divided by the least weight; M is what all pools hold.
     bound = 2 * max(
-        core.prompt_seen_max * core.input_price, core.output_seen_max * core.output_price
+        core.prompt_seen_max * core.input_price, capacity * core.output_price
     ) * 1000 // weight
     judged, used = core.predictor.judged, core.predictor.used_tokens
     return {

@@ -13,6 +13,7 @@ cdef enum:
     LENGTH_MAX = (1 << 17) - 1
     WINDOW = 512
     TRACKED = 2
+    NEWCOMER_LEASES = 4
 
 
 ctypedef struct Sketch:
@@ -172,6 +173,17 @@ cdef class Predictor:
         if s == NULL:
             return NONE
         return max(1, bucket_middle(s.at[which]))
+
+    cdef int64_t promise(self, int32_t flow, int64_t live) noexcept:
+        """Output to reserve for the next request of a flow with so many leases; -1: all. O(1).
+
+        On the evidence of other flows alone only a few may run at once: a newcomer whose outputs
+        are much longer than everybody's would else be granted the pool many times over.
+        """
+        cdef bint is_known = flow < self.flows_max and self.lengths_of[flow].sketch != NULL
+        if not is_known and live >= NEWCOMER_LEASES:
+            return NONE
+        return self.quantile(flow, 0)
 
     cdef int64_t beyond(self, int32_t flow, int64_t produced) noexcept:
         """The ledger's quantile of a sequence that has outgrown its prediction. O(BUCKETS)."""

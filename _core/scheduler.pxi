@@ -81,7 +81,7 @@ cdef class Scheduler:
     cdef int64_t capture
     cdef int64_t now_ns, seq, lease_next
     cdef int64_t received, granted, completed, cancelled, expired, rejected, evicted
-    cdef int64_t prompt_seen_max, output_seen_max
+    cdef int64_t prompt_seen_max
     cdef uint64_t digest_value
     cdef int32_t unknown_flow
     cdef bint draining, has_more
@@ -404,7 +404,7 @@ cdef class Scheduler:
         self.predictor.forget()
         self.flows.forget()
         self.digest_value = 0
-        self.prompt_seen_max = self.output_seen_max = 0
+        self.prompt_seen_max = 0
 
     def stats(self, int64_t now_ns, int flow_limit=1_000):
         cdef int32_t i
