@@ -10,9 +10,11 @@ errors are for failures of the call:
   UNAUTHENTICATED     the bearer token or client certificate is missing or wrong
   NOT_FOUND           no such lease, or its stored answer has been forgotten
   ALREADY_EXISTS      this request_id was used with another payload
+  FAILED_PRECONDITION a pool was registered with an epoch older than the one it has
   UNAVAILABLE         the scheduler drains; try another or come back
   RESOURCE_EXHAUSTED  a limit of the scheduler itself; details hold google.rpc.RetryInfo
   INTERNAL            an invariant of the scheduler is broken; it grants nothing any more
+Limits, credentials, idempotency and the life of a Session are described in proto/README.md.
 """
 
 from collections import abc as _abc
@@ -123,18 +125,14 @@ class _LimitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LimitKind.V
     DESCRIPTOR: _descriptor.EnumDescriptor
     LIMIT_KIND_UNSPECIFIED: _LimitKind.ValueType  # 0
     LIMIT_KIND_QUEUED_REQUESTS: _LimitKind.ValueType  # 1
-    """Places in the tenant's queue."""
     LIMIT_KIND_POOL_TOKENS: _LimitKind.ValueType  # 2
-    """KV tokens of the pool."""
 
 class LimitKind(_LimitKind, metaclass=_LimitKindEnumTypeWrapper):
-    """What a limit counts."""
+    """What a limit counts: places in the tenant's queue, or KV tokens of the pool."""
 
 LIMIT_KIND_UNSPECIFIED: LimitKind.ValueType  # 0
 LIMIT_KIND_QUEUED_REQUESTS: LimitKind.ValueType  # 1
-"""Places in the tenant's queue."""
 LIMIT_KIND_POOL_TOKENS: LimitKind.ValueType  # 2
-"""KV tokens of the pool."""
 Global___LimitKind: _TypeAlias = LimitKind  # noqa: Y015
 
 class _LeaseState:
@@ -308,7 +306,7 @@ class Grant(_message.Message):
     reserved_tokens: _builtins.int
     """KV tokens reserved for it, in whole blocks."""
     engine_priority: _builtins.int
-    """Suggested engine priority, lower runs first."""
+    """Suggested engine priority, lower runs first; 0 where the policy suggests none."""
     def __init__(
         self,
         *,
@@ -365,15 +363,13 @@ Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
 
 @_typing.final
 class QuotaSnapshot(_message.Message):
-    """The limits of a flow at one moment."""
+    """The limits of a flow at one moment, at most one of each kind."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LIMITS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Limit]:
-        """At most one entry of each kind."""
-
+    def limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Limit]: ...
     def __init__(
         self,
         *,
@@ -437,7 +433,7 @@ class LeaseProgress(_message.Message):
     pool_epoch: _builtins.int
     """From the grant. An old epoch charges usage and touches no ledger."""
     input_tokens: _builtins.int
-    """Input tokens computed so far, cached ones included, over all prompts."""
+    """Input tokens computed so far, cached ones included; each prompt counts once, whatever n."""
     cached_input_tokens: _builtins.int
     """Of these, served from the prefix cache."""
     output_tokens: _builtins.int
@@ -472,15 +468,13 @@ Global___LeaseProgress: _TypeAlias = LeaseProgress  # noqa: Y015
 
 @_typing.final
 class ProgressRequest(_message.Message):
-    """A batch of reports."""
+    """A batch of reports, at most 4,096. A wrong entry fails the call, and none is applied."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseProgress]:
-        """At most 4,096."""
-
+    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseProgress]: ...
     def __init__(
         self,
         *,
@@ -502,9 +496,7 @@ class ProgressResponse(_message.Message):
 
     LEASES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseStatus]:
-        """One for each entry of the request."""
-
+    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseStatus]: ...
     def __init__(
         self,
         *,
@@ -940,8 +932,8 @@ class Totals(_message.Message):
     evicted: _builtins.int
     promised_tokens: _builtins.int
     fairness_gap_micro: _builtins.int
-    """Widest spread of weighted service between flows that are backlogged now, since they all were,
-    in micro-tokens, beside the bound that VTC promises (section 4 of arXiv 2401.00588).
+    """Widest spread of counters between flows that are backlogged now, in micro-tokens, beside the
+    bound that VTC promises (section 4 of arXiv 2401.00588).
     """
     fairness_bound_micro: _builtins.int
     predictor_coverage_ppm: _builtins.int
@@ -1256,9 +1248,7 @@ Global___SessionAdmit: _TypeAlias = SessionAdmit  # noqa: Y015
 
 @_typing.final
 class SessionCancel(_message.Message):
-    """Withdraws a request that has no verdict yet. A request that was granted meanwhile is granted,
-    and has to be completed.
-    """
+    """Withdraws a request that has no verdict yet. One that was granted meanwhile must be completed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -10,9 +10,11 @@ errors are for failures of the call:
   UNAUTHENTICATED     the bearer token or client certificate is missing or wrong
   NOT_FOUND           no such lease, or its stored answer has been forgotten
   ALREADY_EXISTS      this request_id was used with another payload
+  FAILED_PRECONDITION a pool was registered with an epoch older than the one it has
   UNAVAILABLE         the scheduler drains; try another or come back
   RESOURCE_EXHAUSTED  a limit of the scheduler itself; details hold google.rpc.RetryInfo
   INTERNAL            an invariant of the scheduler is broken; it grants nothing any more
+Limits, credentials, idempotency and the life of a Session are described in proto/README.md.
 """
 
 from collections import abc as _abc
