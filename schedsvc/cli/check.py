@@ -68,7 +68,8 @@ def _show(file: Path, config: Config) -> None:
     console = Console(highlight=False, markup=False)
     console.print(f"{file} is valid", style="bold green", soft_wrap=True)
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
     for key, text in _summary(config):
         table.add_row(key, text)
     console.print(table)

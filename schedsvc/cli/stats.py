@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import click
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -106,7 +107,8 @@ def _plain(message: Any) -> dict[str, Any]:
 
 def _view(snapshot: Any) -> RenderableType:
     totals = snapshot.totals
-    pools = Table("pool", "promised", "posted", "capacity", "leases", "queued", "waits for")
+    columns = ("promised", "posted", "capacity", "leases", "queued", "waits for")
+    pools = _table("pool", *columns)
     for pool in snapshot.pools:
         state = "" if pool.attached else " (detached)"
         pools.add_row(
@@ -119,7 +121,7 @@ def _view(snapshot: Any) -> RenderableType:
             pool.wait_reason,
         )
     columns = ("weight", "queued", "leases", "input", "cached", "output", "granted", "refused")
-    flows = Table("tenant", *columns)
+    flows = _table("tenant", *columns)
     for flow in snapshot.flows:
         numbers = (
             flow.queued,
@@ -133,9 +135,6 @@ def _view(snapshot: Any) -> RenderableType:
         flows.add_row(
             flow.tenant, f"{flow.weight_milli / 1_000:g}", *(f"{number:,}" for number in numbers)
         )
-    for table in (pools, flows):
-        for column in table.columns[1:]:
-            column.justify = "right"
     line = (
         f"policy {snapshot.policy}{', draining' if snapshot.draining else ''};"
         f" {totals.received:,} received, {totals.queued:,} queued, {totals.live_leases:,} running,"
@@ -144,3 +143,11 @@ def _view(snapshot: Any) -> RenderableType:
         f" of {totals.fairness_bound_micro / 1e6:,.0f} tokens"
     )
     return Group(line, pools, flows)
+
+
+def _table(name: str, *numbers: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(name, overflow="fold")
+    for number in numbers:
+        table.add_column(number, justify="right", no_wrap=True)
+    return table

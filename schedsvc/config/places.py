@@ -46,7 +46,7 @@ class YamlText:
         if key and path in self.keys:
             return self.keys[path]
         for length in range(len(path), -1, -1):
-            found = self.values.get(path[:length])
+            found = self.values.get(path[:length]) or self.keys.get(path[:length])
             if found is not None:
                 return found
         return Place(1, 1)
@@ -102,11 +102,12 @@ def _place(node: yaml.Node) -> Place:
 
 def _build(loader: Any, node: yaml.Node, path: Path, out: YamlText, seen: dict[int, Path]) -> Any:
     """Turn a node into data, and note the place of each piece."""
-    place = _place(node)
     if id(node) in seen:
+        # The node is the one that was built already; only its key tells where the alias is.
         message = f"an alias of {path_text(seen[id(node)]) or 'the document'}; write it out"
-        out.problems.append(Problem(place, path, message))
+        out.problems.append(Problem(out.place(path), path, message))
         return None
+    place = _place(node)
     if len(path) > _NESTING_MAX:
         out.problems.append(Problem(place, path, "nested too deeply"))
         return None

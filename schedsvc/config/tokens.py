@@ -20,24 +20,25 @@ def token_digest(
 ) -> bytes:
     """Return the SHA-256 of a token that is given by hash, environment variable or file.
 
-    Raises ValueError with a sentence that says what to do and never holds the token.
+    Raises ValueError with a sentence that says what to do. It repeats neither the token nor the
+    name of its source, because somebody may have written the token there.
     """
     if sha256 is not None:
         return bytes.fromhex(sha256)
     if env is not None:
         token = environ.get(env, "")
         if not token:
-            raise ValueError(f"the environment variable {env} is not set; export the token in it")
-        return _digest(token, f"the environment variable {env}")
+            raise ValueError("this environment variable is not set; export the token in it")
+        return _digest(token, "this environment variable")
     if file is not None:
         try:
             with file.open("rb") as stream:
                 token = stream.read(_FILE_BYTES_MAX + 1).decode().strip()
         except OSError as error:
-            raise ValueError(f"cannot read the token file {file}: {error.strerror}") from None
+            raise ValueError(f"cannot read this token file: {error.strerror}") from None
         except UnicodeDecodeError:
-            raise ValueError(f"the token file {file} is not text") from None
-        return _digest(token, f"the token file {file}")
+            raise ValueError("this token file is not text") from None
+        return _digest(token, "this token file")
     raise ValueError("give the token by one of sha256, env or file")
 
 

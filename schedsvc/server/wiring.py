@@ -69,6 +69,9 @@ class Server:
         try:
             await self._start()
         except BaseException:
+            # Only a server that runs gives its addresses back when it stops.
+            for server in self._grpc:
+                await server.start()
             await self.stop(None)
             raise
 

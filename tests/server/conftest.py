@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc
 import pytest
-from schedsvc.config import Config
-from schedsvc.server import Server
-
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
+
+from schedsvc.config import Config
+from schedsvc.server import Server
 
 POOL = {"name": "pool", "capacity_tokens": 1_600, "block_size_tokens": 16}
 

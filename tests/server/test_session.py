@@ -7,9 +7,9 @@ from typing import Any
 
 import grpc
 import pytest
-from schedsvc.server import Server
-
 from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from schedsvc.server import Server
 
 from .conftest import ask, calling, failure, open_channel, serving, totals, until
 

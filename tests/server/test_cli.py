@@ -1,0 +1,207 @@
+"""The command line, and the scheduler as a process."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from click.testing import CliRunner, Result
+from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
+
+from schedsvc.cli import main
+
+from .conftest import ask, serving
+
+CONFIG = """
+listeners: [{unix: s.sock}, {tcp: "127.0.0.1:0"}]
+metrics: {listen: "127.0.0.1:0"}
+limits: {drain_ms: 20000}
+pools: [{name: pool, capacity_tokens: 1600}]
+tenants: [{name: "a"}, {name: "[red]b[/]", weight: 3}]
+"""
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    file = tmp_path / "c.yaml"
+    file.write_text(CONFIG)
+    return file
+
+
+def test_help_imports_no_command() -> None:
+    code = "import sys; from schedsvc.cli import main; main(['--help'], standalone_mode=False)"
+    heavy = "print([m for m in ('grpc', 'pydantic', 'aiohttp', 'numpy') if m in sys.modules])"
+    shown = subprocess.run(
+        [sys.executable, "-c", f"{code}; {heavy}"], capture_output=True, text=True, check=True
+    ).stdout
+    assert shown.rstrip().endswith("[]")
+    for command in ("serve", "check", "stats", "emulate", "load", "demo"):
+        assert f"\n  {command} " in shown
+
+
+def test_version() -> None:
+    assert run("--version").output.startswith("schedsvc 0.")
+
+
+def test_check_sums_a_valid_file_up(config_file: Path) -> None:
+    result = run("check", config_file)
+    assert result.exit_code == 0
+    # Long lines are wrapped.
+    flat = "".join(result.output.split())
+    for part in ("isvalid", f"unix:{config_file.parent}/s.sock", "[red]b[/]:weight3", "noauth"):
+        assert part in flat
+    shown = json.loads(run("check", config_file, "--json").output)
+    assert shown["valid"] is True
+    assert shown["errors"] == []
+    assert "weight 3" in shown["summary"]["tenants"]
+
+
+def test_check_names_errors_and_fails(config_file: Path) -> None:
+    config_file.write_text("listeners: [{tcp: x}]\nlog: {format: xml}\n")
+    result = run("check", config_file)
+    assert result.exit_code == 1
+    assert f"{config_file}:1:19: listeners[0].tcp: has to be HOST:PORT" in result.output
+    assert f"{config_file}:2:15: log.format: has to be 'json' or 'console'" in result.output
+    assert "2 errors" in result.output
+    shown = run("check", config_file, "--json")
+    assert shown.exit_code == 1
+    [first, second] = json.loads(shown.output)["errors"]
+    assert (first["line"], first["column"], first["path"]) == (1, 19, "listeners[0].tcp")
+    assert second["file"] == str(config_file)
+
+
+def test_serve_refuses_a_wrong_file(tmp_path: Path) -> None:
+    result = run("serve", "--config", tmp_path / "nowhere.yaml")
+    assert result.exit_code == 1
+    assert "nowhere.yaml:1:1: cannot read the file" in result.output
+    assert "Traceback" not in result.output
+
+
+async def test_stats_shows_a_running_scheduler() -> None:
+    async with serving(tenants=[{"name": "[red]x[/]"}]) as server:
+        target = server.targets[0]
+        shown = await asyncio.to_thread(run, "stats", "--target", target)
+        assert shown.exit_code == 0, shown.output
+        assert "[red]x[/]" in shown.output
+        assert "1,600" in shown.output
+        plain = await asyncio.to_thread(run, "stats", "--target", target, "--json")
+        snapshot = json.loads(plain.output)
+        assert snapshot["pools"][0]["capacity_tokens"] == 1_600
+        assert snapshot["totals"]["queued"] == 0
+    gone = await asyncio.to_thread(run, "stats", "--target", target)
+    assert gone.exit_code == 1
+    assert target in gone.output
+
+
+def test_an_unexpected_error_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def defect(*_: Any) -> None:
+        raise RuntimeError("something odd")
+
+    monkeypatch.setattr("schedsvc.cli.check.read", defect)
+    result = run("check", tmp_path)
+    assert result.exit_code == 1
+    assert result.output.splitlines() == [
+        "Error: RuntimeError: something odd (schedsvc --debug ... shows where)"
+    ]
+    assert isinstance(run("--debug", "check", tmp_path).exception, RuntimeError)
+
+
+@contextmanager
+def scheduler(config_file: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """Run `schedsvc serve`, and hand over the process and what its ready file says."""
+    ready = config_file.parent / "ready.json"
+    command = [sys.executable, "-m", "schedsvc", "serve", "--config", str(config_file)]
+    process = subprocess.Popen(
+        [*command, "--ready-file", str(ready)], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        until = time.monotonic() + 20
+        while not ready.exists():
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < until, "not ready within 20 s"
+            time.sleep(0.02)
+        yield process, json.loads(ready.read_text())
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def events_of(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """What the process logged, once it has ended."""
+    return [json.loads(line) for line in process.communicate(timeout=10)[1].splitlines()]
+
+
+def test_a_process_serves_drains_and_ends(config_file: Path) -> None:
+    with scheduler(config_file) as (process, ready):
+        socket, port = ready["targets"]
+        assert socket == f"unix:{config_file.parent}/s.sock"
+        assert ready["metrics"].startswith("http://127.0.0.1:")
+        with grpc.insecure_channel(port) as channel:
+            stub = stubs.SchedulerServiceStub(channel)
+            granted = stub.Admit(ask(1_500))
+            waiting = stub.Admit.future(ask(1_500))
+            while stub.Stats(pb.StatsRequest()).totals.queued == 0:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGTERM)
+            while not stub.Stats(pb.StatsRequest()).draining:
+                time.sleep(0.01)
+            lease = {"lease_id": granted.grant.lease_id, "pool_epoch": 1}
+            stub.Complete(pb.CompleteRequest(**lease))
+            grant = waiting.result(timeout=5).grant
+            stub.Complete(pb.CompleteRequest(lease_id=grant.lease_id, pool_epoch=1))
+        events = events_of(process)
+        assert process.returncode == 0
+        names = [event["event"] for event in events]
+        assert names == ["listening"] * 3 + ["ready", "signal", "draining", "drained", "stopped"]
+        assert all(event["timestamp"] and event["level"] == "info" for event in events)
+    assert not (config_file.parent / "s.sock").exists()
+
+
+def test_a_second_signal_stops_at_once(config_file: Path) -> None:
+    with scheduler(config_file) as (process, ready):
+        with grpc.insecure_channel(ready["targets"][1]) as channel:
+            stub = stubs.SchedulerServiceStub(channel)
+            stub.Admit(ask(100))
+            process.send_signal(signal.SIGINT)
+            while not stub.Stats(pb.StatsRequest()).draining:
+                time.sleep(0.01)
+            began = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=5) == 0
+            assert time.monotonic() - began < 3
+        assert events_of(process)[-1]["event"] == "stopped"
+
+
+def test_a_pause_expires_nothing(config_file: Path) -> None:
+    config_file.write_text(CONFIG + "scheduler: {lease_ttl_ms: 800, lease_grace_ms: 700}\n")
+    with (
+        scheduler(config_file) as (process, ready),
+        grpc.insecure_channel(ready["targets"][0]) as channel,
+    ):
+        stub = stubs.SchedulerServiceStub(channel)
+        granted = stub.Admit(ask(100))
+        report = pb.LeaseProgress(lease_id=granted.grant.lease_id, pool_epoch=1)
+        os.kill(process.pid, signal.SIGSTOP)
+        # The renewal waits in the socket while the lease's TTL and grace pass.
+        told = stub.Progress.future(pb.ProgressRequest(leases=[report]))
+        time.sleep(2.5)
+        os.kill(process.pid, signal.SIGCONT)
+        assert told.result(timeout=5).leases[0].state == pb.LEASE_STATE_LIVE
+        assert stub.Stats(pb.StatsRequest()).totals.expired == 0

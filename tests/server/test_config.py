@@ -1,0 +1,294 @@
+"""The configuration file: what it means, and how wrong ones are named."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from schedsvc.config import ConfigError, Reading, load, path_text, problem_text, read
+from schedsvc.driver import new_core
+
+from .certificates import Authority
+
+SAMPLE = Path(__file__).parents[2] / "schedsvc" / "data" / "schedsvc.yaml"
+MINIMAL = "listeners: [{tcp: '127.0.0.1:0'}]\n"
+
+
+def reading(tmp_path: Path, text: str, **environ: str) -> Reading:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    return read(file, environ)
+
+
+def found(tmp_path: Path, text: str, **environ: str) -> list[str]:
+    """Each problem as `line:column path: message`."""
+    return [
+        f"{problem.place.line}:{problem.place.column} {path_text(problem.path)}: {problem.message}"
+        for problem in reading(tmp_path, text, **environ).problems
+    ]
+
+
+def test_the_sample_is_valid_and_shows_the_defaults(tmp_path: Path) -> None:
+    sample = load(SAMPLE)
+    (tmp_path / "minimal.yaml").write_text(MINIMAL)
+    minimal = load(tmp_path / "minimal.yaml")
+    assert sample.scheduler == minimal.scheduler
+    assert sample.limits == minimal.limits
+    assert sample.auth == minimal.auth
+    assert sample.log == minimal.log
+    assert sample.unknown_tenants == minimal.unknown_tenants
+    assert sample.unknown_weight_milli == minimal.unknown_weight_milli
+    assert {tenant.name: tenant.weight_milli for tenant in sample.tenants} == {
+        "research": 1_000,
+        "production": 4_000,
+    }
+
+
+def test_every_key_of_the_models_stands_in_the_sample() -> None:
+    text = SAMPLE.read_text()
+    config = load(SAMPLE)
+    for section in (config, config.scheduler, config.scheduler.prices, config.limits, config.log):
+        for name, field in type(section).model_fields.items():
+            assert f"{field.alias or name}:" in text
+
+
+def test_numbers_become_integers_of_the_core(tmp_path: Path) -> None:
+    text = MINIMAL + (
+        "scheduler: {prices: {input: 0.5, output: 1.25, cached: 0.05}, headroom: 0.123456,"
+        " quantile: 0.95, lease_ttl_ms: 1500}\n"
+        "tenants: [{name: x, weight: 0.125}]\n"
+    )
+    config = reading(tmp_path, text).config
+    assert config is not None
+    options = config.core_options()
+    assert options["input_price_micro"] == 500_000
+    assert options["output_price_micro"] == 1_250_000
+    assert options["cached_price_ppm"] == 50_000
+    assert options["headroom_ppm"] == 123_456
+    assert options["quantile_ppm"] == 950_000
+    assert options["lease_ttl_ns"] == 1_500_000_000
+    assert config.tenants[0].weight_milli == 125
+
+
+def test_the_largest_values_suit_the_core(tmp_path: Path) -> None:
+    text = MINIMAL + (
+        "scheduler: {queue_ttl_ms: 3600000, lease_ttl_ms: 3600000, lease_grace_ms: 3600000,"
+        " flow_queue_max: 1000000, queue_max: 1000000, leases_max: 1000000,"
+        " answers_max: 10000000, answer_ttl_ms: 86400000, samples_min: 1000,"
+        " headroom: 0.9, quantile: 0.999, prices: {input: 10, output: 10, cached: 1}}\n"
+        "limits: {sessions_max: 1000000, session_open_max: 1000000}\n"
+        "tenants: [{name: x, weight: 1000000}, {name: y, weight: 0.001}]\n"
+        f"pools: [{{name: p, capacity_tokens: {1 << 27}, epoch: {1 << 62}, max_running: 1000000}}]"
+    )
+    config = reading(tmp_path, text).config
+    assert config is not None
+    new_core(config, 0).check()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ["1:1 : the key 'listeners' is missing; add it"]),
+        ("listeners: []", ["1:12 listeners: must not be empty"]),
+        ("[]", ["1:1 : has to be a mapping of keys to values, not a list"]),
+        (
+            MINIMAL + "schedular: {}",
+            ["2:1 schedular: unknown key 'schedular'; did you mean 'scheduler'?"],
+        ),
+        (
+            MINIMAL + "tenants:\n  - name: a\n    wieght: 2",
+            ["4:5 tenants[0].wieght: unknown key 'wieght'; did you mean 'weight'?"],
+        ),
+        (
+            MINIMAL + "log: {zzz: 1}",
+            ["2:7 log.zzz: unknown key 'zzz'; known here: format, level"],
+        ),
+        (
+            MINIMAL + "log: {}\nlog: {}",
+            ["3:1 log: this key stands twice, first on line 2; remove one of them"],
+        ),
+        (
+            MINIMAL + "scheduler: {queue_ttl_ms: '5'}",
+            ["2:27 scheduler.queue_ttl_ms: has to be a whole number, not text"],
+        ),
+        (
+            MINIMAL + "scheduler: {queue_ttl_ms: 0}",
+            ["2:27 scheduler.queue_ttl_ms: is 0; it has to be at least 1"],
+        ),
+        (
+            MINIMAL + "scheduler: {policy: lottery}",
+            ["2:21 scheduler.policy: has to be 'vtc' or 'fcfs'"],
+        ),
+        (
+            MINIMAL + "tenants: [{name: x, weight: 0.0005}, {name: y, weight: 1.0005}]",
+            [
+                "2:29 tenants[0].weight: has to lie between 0.001 and 1000000",
+                "2:56 tenants[1].weight: has more than 3 decimals",
+            ],
+        ),
+        (
+            MINIMAL + "tenants: [{name: x, weight: .nan}, {name: y, weight: true}]",
+            [
+                "2:29 tenants[0].weight: has to lie between 0.001 and 1000000",
+                "2:54 tenants[1].weight: has to be a number",
+            ],
+        ),
+        (
+            MINIMAL + "tenants: [{name: x}, {name: x}, {name: other}]",
+            [
+                "2:29 tenants[1].name: this tenant stands twice, first at tenants[0].name;"
+                " remove one",
+                "2:40 tenants[2].name: 'other' is reserved; choose another name",
+            ],
+        ),
+        (
+            "listeners: [{}, {tcp: 'a:1', unix: b}, {tcp: nowhere}]",
+            [
+                "1:13 listeners[0]: has to have one of tcp or unix",
+                "1:36 listeners[1].unix: stands beside tcp; keep one of tcp or unix",
+                "1:46 listeners[2].tcp: has to be HOST:PORT, such as 127.0.0.1:7600",
+            ],
+        ),
+        (
+            "listeners: [{tcp: 'a:1', auth: token}, {tcp: 'a:1', auth: certificate}]",
+            [
+                "1:32 listeners[0].auth: asks for tokens, and auth.tokens lists none",
+                "1:46 listeners[1].tcp: this address stands twice, first at listeners[0].tcp;"
+                " remove one",
+                "1:59 listeners[1].auth: asks for client certificates; give tls.client_ca",
+            ],
+        ),
+        (
+            MINIMAL + "auth: {tokens: [{name: x, env: NOT_SET}, {name: y}]}",
+            [
+                "2:32 auth.tokens[0].env: this environment variable is not set;"
+                " export the token in it",
+                "2:42 auth.tokens[1]: has to have one of sha256, env or file",
+            ],
+        ),
+        (
+            MINIMAL + "pools: [{name: p, capacity_tokens: 8}]",
+            ["2:36 pools[0].capacity_tokens: is smaller than one block (16 tokens)"],
+        ),
+        (
+            MINIMAL + "tenants: &t [{name: x}]\npools: *t",
+            [
+                "3:1 pools: an alias of tenants; write it out",
+                "3:1 pools: has to be a list, not nothing",
+            ],
+        ),
+        ("listeners: [\n", ["2:1 : not valid YAML: while parsing a flow node, did not find"]),
+        ("a: b: c", ["1:5 : not valid YAML: mapping values are not allowed in this context"]),
+        ("a: \x01", ["1:4 : not valid YAML: "]),
+    ],
+)
+def test_a_wrong_file_is_named_by_place(text: str, expected: list[str], tmp_path: Path) -> None:
+    problems = found(tmp_path, text)
+    assert len(problems) == len(expected), problems
+    for problem, start in zip(problems, expected, strict=True):
+        assert problem.startswith(start)
+
+
+def test_all_errors_are_named_at_once(tmp_path: Path) -> None:
+    text = (
+        "listeners:\n  - {tcp: '127.0.0.1:70000', mode: '999'}\n"
+        "scheduler: {policy: x, flow_queue_max: 20000}\n"
+        "tenants: [{name: a, api_keys_sha256: [zz]}, {name: a}]\n"
+        "unknown: 1\n"
+    )
+    paths = [problem.path for problem in reading(tmp_path, text).problems]
+    assert paths == [
+        ("listeners", 0, "tcp"),
+        ("listeners", 0, "mode"),
+        ("listeners", 0, "mode"),
+        ("scheduler", "policy"),
+        ("scheduler", "flow_queue_max"),
+        ("tenants", 0, "api_keys_sha256", 0),
+        ("tenants", 1, "name"),
+        ("unknown",),
+    ]
+
+
+SECRET = "hunter2-hunter2-hunter2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"auth: {{tokens: [{{name: x, sha256: {SECRET}}}]}}",
+        f"auth: {{tokens: [{{name: x, env: '{SECRET} '}}]}}",
+        f"auth: {{tokens: [{{name: x, env: {SECRET.replace('-', '_')}}}]}}",
+        f"auth: {{tokens: [{{name: x, file: {SECRET}}}]}}",
+        f"tenants: [{{name: x, api_keys_sha256: [{SECRET}]}}]",
+        f"tenants: [{{name: x, api_keys_sha256: {SECRET}}}]",
+    ],
+)
+def test_a_secret_in_the_wrong_place_is_not_repeated(text: str, tmp_path: Path) -> None:
+    problems = found(tmp_path, MINIMAL + text)
+    assert problems
+    assert "hunter2" not in " ".join(problems)
+
+
+@pytest.mark.parametrize(
+    "token", ["short", "two\nlines-of-a-token", "x" * 5_000, "tökens-tökens-tökens"]
+)
+def test_a_poor_token_is_refused(token: str, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(token)
+    text = MINIMAL + "auth: {tokens: [{name: x, file: token}]}"
+    [problem] = found(tmp_path, text)
+    assert problem.startswith("2:33 auth.tokens[0].file: this token file")
+    assert token not in problem
+
+
+def test_a_token_stands_once(tmp_path: Path) -> None:
+    token = "a-token-of-enough-length"
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    text = MINIMAL + f"auth: {{tokens: [{{name: x, sha256: {digest}}}, {{name: y, env: T}}]}}"
+    [problem] = found(tmp_path, text, T=token)
+    assert "this token stands twice" in problem
+
+
+def test_tls_files_have_to_match(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    one, two = authority.issue("one"), authority.issue("two")
+    (tmp_path / "empty.pem").write_text("")
+
+    def problems(cert: str, key: str, ca: str) -> list[str]:
+        tls = f"{{cert: {cert}, key: {key}, client_ca: {ca}}}"
+        return found(tmp_path, f"listeners: [{{tcp: 'h:1', tls: {tls}}}]")
+
+    assert problems(one.cert_file.name, one.key_file.name, authority.file.name) == []
+    [problem] = problems(one.cert_file.name, two.key_file.name, authority.file.name)
+    assert "listeners[0].tls.cert: and tls.key are no matching pair" in problem
+    [problem] = problems(one.cert_file.name, one.key_file.name, "empty.pem")
+    assert "listeners[0].tls.client_ca: holds no certificate" in problem
+    [problem] = problems("nowhere.pem", one.key_file.name, authority.file.name)
+    assert "listeners[0].tls.cert: cannot read" in problem
+
+
+def test_what_is_allowed_and_doubtful_is_a_warning(tmp_path: Path) -> None:
+    text = "listeners: [{tcp: '0.0.0.0:1'}, {tcp: '127.0.0.1:1'}]\nunknown_tenants: refuse\n"
+    result = reading(tmp_path, text)
+    assert result.config is not None
+    warnings = [problem_text(Path("c"), problem) for problem in result.warnings]
+    assert warnings == [
+        "c:1:13: listeners[0]: 0.0.0.0:1 has no TLS: anyone who can reach it may call",
+        "c:2:18: unknown_tenants: refuses every request, because no tenants are listed",
+    ]
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for name, what in [("nowhere", "No such file"), ("binary", "not UTF-8"), (".", "Is a dir")]:
+        with pytest.raises(ConfigError, match=what) as caught:
+            load(tmp_path / name)
+        assert str(caught.value).startswith(f"{tmp_path / name}:1:1: ")
+
+
+def test_a_short_file_cannot_become_large(tmp_path: Path) -> None:
+    bomb = "a: &a [x, x]\n" + "".join(
+        f"{chr(98 + i)}: &{chr(98 + i)} [*{chr(97 + i)}, *{chr(97 + i)}]\n" for i in range(20)
+    )
+    assert len(reading(tmp_path, bomb).problems) < 100
+    assert found(tmp_path, "a: " + "[" * 200 + "]" * 200)
+    assert found(tmp_path, "&a [*a]")

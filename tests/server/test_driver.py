@@ -1,0 +1,139 @@
+"""The driver without gRPC: who gets which verdict, and what a cancelled wait undoes."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from schedsvc._core import COMPLETED, CallerError
+from schedsvc.clock import PAUSE_NS, SteadyClock
+from schedsvc.driver import Broken, Driver, Waiting, new_core
+
+from .conftest import ask, config_of, until
+
+
+def new_driver(**keys: Any) -> Driver:
+    clock = SteadyClock()
+    return Driver(new_core(config_of(**keys), clock.now_ns()), clock)
+
+
+def verdict_of(answer: object) -> pb.AdmitResponse:
+    assert isinstance(answer, bytes)
+    return pb.AdmitResponse.FromString(answer)
+
+
+def hold(driver: Driver) -> pb.Grant:
+    """Fill the pool."""
+    return verdict_of(driver.admit(0, ask(1_500).SerializeToString())).grant
+
+
+def end(driver: Driver, grant: pb.Grant) -> None:
+    assert driver.complete(grant.lease_id, grant.pool_epoch, COMPLETED, -1, -1, -1, 0)
+
+
+def queue(driver: Driver, request: pb.AdmitRequest | None = None) -> Waiting:
+    waiting = driver.admit(0, (request or ask(1_000)).SerializeToString())
+    assert isinstance(waiting, Waiting)
+    return waiting
+
+
+def totals(driver: Driver) -> dict[str, int]:
+    return driver.stats(0)["totals"]
+
+
+async def test_a_call_cancelled_after_the_grant_gives_the_lease_back() -> None:
+    driver = new_driver()
+    held = hold(driver)
+    task = asyncio.ensure_future(driver.wait(queue(driver)))
+    await asyncio.sleep(0)
+    end(driver, held)
+    assert totals(driver)["live_leases"] == 1
+    task.cancel()  # The verdict has fallen, and the call has not seen it.
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert totals(driver)["live_leases"] == 0
+    assert totals(driver)["promised_tokens"] == 0
+    assert totals(driver)["cancelled"] == 1
+
+
+async def test_a_lease_that_somebody_got_is_left_to_him() -> None:
+    driver = new_driver()
+    held = hold(driver)
+    request = ask(1_000)
+    tasks = [asyncio.ensure_future(driver.wait(queue(driver, request))) for _ in range(2)]
+    await asyncio.sleep(0)
+    end(driver, held)
+    tasks[1].cancel()
+    verdict = verdict_of(await tasks[0])
+    assert verdict.outcome == pb.OUTCOME_GRANTED
+    assert totals(driver)["live_leases"] == 1
+
+
+@pytest.mark.parametrize("steps", range(1, 6))
+async def test_cancelling_at_any_step_leaves_nothing_behind(steps: int) -> None:
+    driver = new_driver()
+    held = hold(driver)
+    waiting = queue(driver)
+    task = asyncio.ensure_future(driver.wait(waiting))
+    for step in range(steps):
+        if step == 2:
+            end(driver, held)
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    if not task.cancelled():
+        end(driver, verdict_of(task.result()).grant)
+    if steps <= 2:
+        end(driver, held)
+    assert totals(driver)["queued"] == totals(driver)["promised_tokens"] == 0
+    assert not driver._waiting
+    driver._core.check()
+
+
+async def test_the_timer_evicts_in_time() -> None:
+    driver = new_driver(scheduler={"headroom": 0, "queue_ttl_ms": 60})
+    hold(driver)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    answers = await asyncio.gather(*(driver.wait(queue(driver)) for _ in range(3)))
+    assert 0.055 < loop.time() - began < 0.5
+    assert {verdict_of(answer).outcome for answer in answers} == {pb.OUTCOME_EVICTED_TTL}
+
+
+async def test_a_lease_that_nobody_renews_expires_by_itself() -> None:
+    settings = {"headroom": 0, "lease_ttl_ms": 100, "lease_grace_ms": 50}
+    driver = new_driver(scheduler=settings)
+    hold(driver)
+    await until(lambda: totals(driver)["expired"] == 1, "it expires", 2)
+    assert totals(driver)["promised_tokens"] == 0
+
+
+async def test_after_the_end_every_call_fails() -> None:
+    driver = new_driver()
+    driver.close()
+    with pytest.raises(Broken, match="stopped"):
+        driver.admit(0, ask(10).SerializeToString())
+
+
+async def test_errors_of_the_caller_break_nothing() -> None:
+    driver = new_driver()
+    for _ in range(3):
+        with pytest.raises(CallerError) as caught:
+            driver.admit(0, b"\xff")
+        assert caught.value.code == 3
+    assert not driver.broken
+    hold(driver)
+
+
+def test_the_clock_leaves_out_pauses() -> None:
+    now = [1_000]
+    clock = SteadyClock(lambda: now[0])
+    began = clock.now_ns()
+    now[0] += PAUSE_NS
+    assert clock.now_ns() == began + PAUSE_NS
+    now[0] += 30 * PAUSE_NS
+    assert clock.now_ns() == began + 2 * PAUSE_NS
+    assert clock.skipped_ns == 29 * PAUSE_NS
+    now[0] += 5
+    assert clock.now_ns() == began + 2 * PAUSE_NS + 5

@@ -1,0 +1,124 @@
+"""The Prometheus page."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
+
+from schedsvc.server import Server
+
+from .conftest import ask, calling, failure, serving, until
+from .test_session import stream
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+async def scrape(server: Server) -> Samples:
+    assert server.metrics_url is not None
+    async with aiohttp.ClientSession() as http, http.get(server.metrics_url) as answer:
+        assert answer.status == 200
+        assert answer.headers["Content-Type"].startswith("text/plain")
+        text = await answer.text()
+    return samples_of(text)
+
+
+def samples_of(text: str) -> Samples:
+    found: Samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = (sample.name.removeprefix("schedsvc_"), tuple(sorted(sample.labels.items())))
+            assert key not in found
+            found[key] = sample.value
+    return found
+
+
+def of(samples: Samples, name: str, **labels: str) -> float:
+    return samples[name, tuple(sorted(labels.items()))]
+
+
+def metered(**keys: Any) -> Any:
+    return serving(metrics={"listen": "127.0.0.1:0", "tenants_max": 2}, **keys)
+
+
+async def use(stub: SchedulerServiceStub, tenant: str, output_tokens: int) -> None:
+    granted = await stub.Admit(ask(64, tenant=tenant))
+    ended = pb.CompleteRequest(
+        lease_id=granted.grant.lease_id,
+        pool_epoch=1,
+        input_tokens=64,
+        cached_input_tokens=16,
+        output_tokens=output_tokens,
+    )
+    await stub.Complete(ended)
+
+
+async def test_usage_of_each_tenant_is_counted_to_the_token() -> None:
+    async with metered() as server, calling(server.targets[0]) as stub:
+        for tenant, output_tokens in [("a", 3), ("a", 4), ("b", 5)]:
+            await use(stub, tenant, output_tokens)
+        held = await stub.Admit(ask(1_500, tenant="b"))
+        waiting = asyncio.ensure_future(stub.Admit(ask(1_500, tenant="b")))
+        await stub.Admit(ask(100_000, tenant="a"))
+        await failure(stub.Complete(pb.CompleteRequest(lease_id=1)))
+        async with stream(server):
+            await asyncio.sleep(0.05)
+            samples = await scrape(server)
+        for tenant, output_tokens, requests in [("a", 7, 3), ("b", 5, 3)]:
+            assert of(samples, "output_tokens_total", tenant=tenant) == output_tokens
+            assert of(samples, "requests_received_total", tenant=tenant) == requests
+        assert of(samples, "input_tokens_total", tenant="a") == 128
+        assert of(samples, "cached_input_tokens_total", tenant="a") == 32
+        assert of(samples, "requests_completed_total", tenant="a") == 2
+        assert of(samples, "refusals_total", tenant="a", reason="rejected_too_large") == 1
+        reserved = held.grant.reserved_tokens
+        assert of(samples, "kv_promised_tokens", tenant="b") == reserved
+        assert of(samples, "pool_promised_tokens", pool="pool") == reserved
+        assert of(samples, "queued_requests", tenant="b") == 1
+        assert of(samples, "oldest_queued_seconds", tenant="b") >= 0.04
+        assert of(samples, "open_sessions") == 1
+        assert of(samples, "up") == 1
+        assert of(samples, "rpc_failures_total", method="Complete", code="NOT_FOUND") == 1
+        waiting.cancel()
+
+
+async def test_tenants_beyond_the_cap_are_summed_up() -> None:
+    tenants = [{"name": f"t{i}"} for i in range(200)]
+    async with metered(tenants=tenants) as server, calling(server.targets[0]) as stub:
+        for i in range(5):
+            await use(stub, f"t{i}", 10 + i)
+        await stub.Admit(ask(100_000, tenant="t150"))
+        samples = await scrape(server)
+        shown = {labels[0][1] for name, labels in samples if name == "output_tokens_total"}
+        assert shown == {"t0", "t1", "other"}
+        assert of(samples, "output_tokens_total", tenant="t1") == 11
+        assert of(samples, "output_tokens_total", tenant="other") == 12 + 13 + 14
+        assert of(samples, "refusals_total", tenant="other", reason="rejected_too_large") == 1
+
+
+async def test_a_tenants_name_cannot_forge_series() -> None:
+    name = 'x"} 1\\nschedsvc_up{y="'
+    async with metered(tenants=[{"name": name}]) as server:
+        samples = await scrape(server)
+        assert of(samples, "queued_requests", tenant=name) == 0
+        assert of(samples, "up") == 1
+
+
+async def test_the_event_loop_measures_its_lag() -> None:
+    async with metered() as server:
+        await asyncio.sleep(0)
+
+        def beats() -> float:
+            page, _ = server.metrics._render(None, "")
+            return of(samples_of(page.decode()), "event_loop_lag_seconds_count")
+
+        await until(lambda: beats() >= 1, "the heart beats")
+
+
+async def test_other_paths_are_not_found() -> None:
+    async with metered() as server, aiohttp.ClientSession() as http:
+        assert server.metrics_url is not None
+        async with http.get(server.metrics_url.removesuffix("metrics")) as answer:
+            assert answer.status == 404
