@@ -107,8 +107,7 @@ def _plain(message: Any) -> dict[str, Any]:
 
 def _view(snapshot: Any) -> RenderableType:
     totals = snapshot.totals
-    columns = ("promised", "posted", "capacity", "leases", "queued", "waits for")
-    pools = _table("pool", *columns)
+    pools = _table("pool", "promised", "posted", "capacity", "leases", "queued", "waits for")
     for pool in snapshot.pools:
         state = "" if pool.attached else " (detached)"
         pools.add_row(
@@ -120,8 +119,7 @@ def _view(snapshot: Any) -> RenderableType:
             f"{pool.queued:,}",
             pool.wait_reason,
         )
-    columns = ("weight", "queued", "leases", "input", "cached", "output", "granted", "refused")
-    flows = _table("tenant", *columns)
+    flows = _table("tenant", "weight", "queued", "leases", "input", "cached", "output", "refused")
     for flow in snapshot.flows:
         numbers = (
             flow.queued,
@@ -129,7 +127,6 @@ def _view(snapshot: Any) -> RenderableType:
             flow.input_tokens,
             flow.cached_input_tokens,
             flow.output_tokens,
-            flow.granted,
             sum(entry.count for entry in flow.refusals),
         )
         flows.add_row(
@@ -147,7 +144,7 @@ def _view(snapshot: Any) -> RenderableType:
 
 def _table(name: str, *numbers: str) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(name, overflow="fold")
+    table.add_column(name, overflow="fold", min_width=16)
     for number in numbers:
         table.add_column(number, justify="right", no_wrap=True)
     return table
