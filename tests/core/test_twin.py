@@ -48,6 +48,7 @@ asks = st.fixed_dictionaries(
         "output": st.sampled_from((1, 2, 8, 30)),
         "pool": st.sampled_from((-1, -1, -1, 0, 1, 2)),
         "sequences": st.sampled_from((1, 1, 1, 2, 4)),
+        "n": st.sampled_from((1, 1, 2, 4)),
         "queue_ttl_ns": st.sampled_from((0, 0, 5 * SECOND)),
         "deadline_ns": st.sampled_from((0, 0, 0, 2 * SECOND)),
         "reports_progress": st.booleans(),
@@ -98,6 +99,7 @@ class Twins(RuleBasedStateMachine):
         self.admit(asks=asks, polls=True)
 
     def ask(self, flow: int, request_id: int, prompt: int, output: int, **more: Any) -> None:
+        more["sequences"] *= more["n"]
         if more["pool"] >= len(self.pair.twin.pools):
             more["pool"] = -1
         handle = self.pair.both(
@@ -263,7 +265,7 @@ QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too
 
 class TestTwins(Twins.TestCase):  # type: ignore[misc,valid-type]
     settings = settings(
-        max_examples=250,
+        max_examples=200,
         stateful_step_count=60,
         deadline=None,
         derandomize=True,

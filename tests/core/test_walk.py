@@ -64,7 +64,7 @@ def twin_walk(seed: int, events: int) -> None:
         dice = rnd.random()
         live = pair.twin.leases()
         if dice < 0.45:
-            sequences = rnd.choice((1, 1, 1, 3))
+            sequences, copies = rnd.choice(((1, 1), (1, 1), (3, 1), (2, 2), (4, 2)))
             handle = pair.both(
                 "admit", rnd.choice(flows), b"r%d" % (n if rnd.random() < 0.9 else n - 9),
                 sequences * rnd.randint(1, 60), rnd.choice((2, 20, 60)),

@@ -36,14 +36,17 @@ class Twin(State):
         reports_progress: bool = False,
         principal: int = 0,
         tag: int = 0,
+        n: int = 1,
     ) -> int:
         self.enter(now_ns)
-        longest = -(-input_tokens // sequences)
-        payload = (input_tokens, longest, max_output_tokens, sequences, pool)
+        longest = -(-input_tokens // (sequences // n))
+        payload = (input_tokens, longest, max_output_tokens, sequences, n, pool)
         for known in self.requests:
             if (known.flow, known.request_id) == (flow, request_id):
-                if (known.payload, known.principal) != (payload, principal):
+                if known.payload not in (None, payload) or known.principal != principal:
                     raise TwinError(6, "request_id")
+                if not known.told and known.state != ENDED:  # a restored lease has a holder again
+                    known.told, known.tag = True, tag
                 return known.seq
         waits = [self.limits["queue_ttl_ns"], queue_ttl_ns, deadline_ns]
         due_ns = now_ns + min(w for w in waits if w)
@@ -57,6 +60,7 @@ class Twin(State):
             longest,
             max_output_tokens,
             sequences,
+            n,
             principal,
             tag,
             reports_progress,
@@ -72,7 +76,6 @@ class Twin(State):
             return -refused
         self.seq += 1
         self.prompt_seen = max(self.prompt_seen, input_tokens)
-        self.output_seen = max(self.output_seen, max_output_tokens * sequences)
         self.lift(flow)
         r.ordinal = self.arrivals[flow, pool]
         self.arrivals[flow, pool] += 1
@@ -179,9 +182,10 @@ class Twin(State):
         if not self.can_hold(pool, r):
             self._evict(r, core.EVICTED_TOO_LARGE)
             return True
-        predicted = self.predictor.quantile(r.flow)
+        live = len(self.leases(lambda q: q.flow == r.flow))
+        predicted = self.predictor.promise(r.flow, live)
         output = min(predicted or r.output_max_tokens, r.output_max_tokens)
-        need = self.blocks(pool, r.prompt_tokens + output * r.sequences, r.sequences)
+        need = self.blocks(pool, r.prompt_tokens * r.n + output * r.sequences, r.sequences)
         p.reason = self._reason_to_wait(pool, r, need)
         if p.reason == "NONE":
             r.by_lengths = predicted is not None
@@ -290,9 +294,10 @@ class Twin(State):
         if each > r.predicted_output:
             more = min(self.predictor.beyond(r.flow, each), r.output_max_tokens)
             r.predicted_output = max(each, more)
-            tokens = r.prompt_tokens + r.predicted_output * r.sequences
+            tokens = r.prompt_tokens * r.n + r.predicted_output * r.sequences
             r.reserved_blocks = max(r.reserved_blocks, self.blocks(r.pool, tokens, r.sequences))
-        held = (r.prompt_tokens if r.output_tokens else r.input_tokens or 0) + r.output_tokens
+        computed = r.prompt_tokens if r.output_tokens else r.input_tokens or 0
+        held = computed * r.n + r.output_tokens
         if held:
             r.posted_blocks = max(r.posted_blocks, self.blocks(r.pool, held, r.sequences))
         r.reserved_blocks = max(r.reserved_blocks, r.posted_blocks)
@@ -418,17 +423,17 @@ class Twin(State):
                 return core.LEASE_UNKNOWN
             self.lift(flow)
             self.seq += 1
-            payload = (prompt_tokens, prompt_tokens, max_output_tokens, sequences, pool)
             r = Request(
                 self.seq,
                 flow,
                 request_id,
-                payload,
+                None,
                 pool,
                 prompt_tokens,
                 prompt_tokens,
                 max_output_tokens,
                 sequences,
+                1,
                 principal,
                 0,
                 True,
@@ -468,7 +473,7 @@ class Twin(State):
 
     def reset_learned(self) -> None:
         self.predictor.forget()
-        self.prompt_seen = self.output_seen = 0
+        self.prompt_seen = 0
         for i, f in enumerate(self.flows):
             f.interval_ns, f.granted_at_ns = 0, None
             if not self.is_active(i):

@@ -6,6 +6,7 @@ of what is specified (below 128 a bucket for each length, above 64 buckets an oc
 
 LENGTH_MAX = (1 << 17) - 1
 WINDOW = 512
+NEWCOMER_LEASES = 4
 
 
 def bucket(length: int) -> tuple[int, int]:
@@ -91,6 +92,13 @@ class Predictor:
     def quantile(self, flow: int) -> int | None:
         """What the ledger reserves for each sequence of this flow."""
         return self._at_least_one(flow, self.ppm)
+
+    def promise(self, flow: int, live: int) -> int | None:
+        """On the evidence of other flows only a few leases of a newcomer may run at once."""
+        own = self.flows.get(flow)
+        if live >= NEWCOMER_LEASES and (own is None or own.samples < self.samples_min):
+            return None
+        return self.quantile(flow)
 
     def median(self, flow: int) -> int | None:
         return self._at_least_one(flow, 500_000)

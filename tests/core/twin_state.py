@@ -41,7 +41,7 @@ class State:
         self.arrivals: Counter[tuple[int, int]] = Counter()  # by flow and target
         self.now_ns = self.seq = self.idle_vtc = 0
         self.lease_next = 1
-        self.prompt_seen = self.output_seen = 0
+        self.prompt_seen = 0
         self.draining = False
 
     def enter(self, now_ns: int) -> None:
@@ -119,7 +119,7 @@ class State:
             return False
         if p.max_running and r.sequences > p.max_running:
             return False
-        tokens = r.prompt_tokens + r.output_max_tokens * r.sequences
+        tokens = r.prompt_tokens * r.n + r.output_max_tokens * r.sequences
         return self.blocks(pool, tokens, r.sequences) <= p.capacity_blocks
 
     def find(self, handle: int) -> Request | None:

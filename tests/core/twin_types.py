@@ -67,12 +67,13 @@ class Request:
     seq: int
     flow: int
     request_id: bytes
-    payload: tuple[int, ...]
+    payload: tuple[int, ...] | None  # None: of a restored lease, nobody told it
     target: int
     prompt_tokens: int
     prompt_max_tokens: int
     output_max_tokens: int
-    sequences: int
+    sequences: int  # prompts times n
+    n: int
     principal: int
     tag: int
     reports_progress: bool

@@ -97,7 +97,8 @@ def _flow(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
 def _totals(twin: Twin) -> dict[str, Any]:
     backlogged = [twin.flows[r.flow].vtc for r in twin.queued()]
     prices = twin.limits["input_price_micro"], twin.limits["output_price_micro"]
-    longest = max(twin.prompt_seen * prices[0], twin.output_seen * prices[1])
+    batch = sum(p.capacity_blocks * p.block_size for p in twin.pools)
+    longest = max(twin.prompt_seen * prices[0], batch * prices[1])
     weight = min((f.weight_milli for f in twin.flows), default=10**9)
     p = twin.predictor
     counted = ("received", "granted", "completed", "cancelled", "expired", "rejected", "evicted")

@@ -1,0 +1,275 @@
+"""The life of a lease in every order of events: none leaks, none raises (invariants 3, 5, 6)."""
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+
+from schedsvc import _core as core
+
+from .pair import Pair
+from .support import SECOND, admit, grant, is_drained, make, outcomes, pool, totals
+
+TTL, GRACE = 10 * SECOND, 20 * SECOND
+
+
+def ask(pair: Pair) -> None:
+    pair.both("admit", 0, b"r", 10, 10)
+
+
+def poll(pair: Pair) -> None:
+    pair.poll()
+
+
+def report(pair: Pair) -> None:
+    pair.both("progress", 1, 1, 10, 2, 5)
+
+
+def finish(pair: Pair) -> None:
+    pair.both("complete", 1, 1, core.COMPLETED, 10, 2, 7)
+
+
+def withdraw(pair: Pair) -> None:
+    pair.cancel(next(iter(pair.seq_of)))
+
+
+def pass_ttl(pair: Pair) -> None:
+    pair.now_ns += TTL
+    pair.poll()
+
+
+def pass_grace(pair: Pair) -> None:
+    pair.now_ns += TTL + GRACE
+    pair.poll()
+
+
+def restart(pair: Pair) -> None:
+    pair.both("set_pool", b"p", pair.twin.pools[0].epoch + 1, 40, 1)
+
+
+def tell_again(pair: Pair) -> None:
+    pair.both("replay", 0, b"r", 1, 0, pair.twin.pools[0].epoch, 20, 10, 10, 10, 0, 4)
+
+
+EVENTS: tuple[Callable[[Pair], None], ...] = (
+    ask,
+    report,
+    finish,
+    withdraw,
+    pass_ttl,
+    pass_grace,
+    restart,
+    tell_again,
+)
+
+
+def play(events: tuple[Callable[[Pair], None], ...], *, granted: bool) -> None:
+    pair = Pair("vtc", headroom_ppm=0)
+    pair.flow(b"f", 1000)
+    pair.both("set_pool", b"p", 1, 40, 1)
+    if not granted:  # the pool is full: the request waits
+        pair.both("replay", 0, b"other", 77, 0, 1, 40, 20, 20)
+    ask(pair)
+    pair.poll()
+    for event in events:
+        event(pair)
+        pair.poll()
+    pair.compare()
+    pair.drain()
+    sums = pair.core.stats(pair.now_ns)["totals"]
+    assert sums["granted"] == sums["completed"] + sums["cancelled"] + sums["expired"]
+    assert sums["received"] == sums["granted"] + sums["rejected"] + sums["evicted"]
+
+
+@pytest.mark.parametrize("granted", [True, False])
+@pytest.mark.parametrize("first", EVENTS)
+def test_every_order_of_four_events(first: Callable[[Pair], None], granted: bool) -> None:
+    for length in range(4):
+        for rest in product(EVENTS, repeat=length):
+            play((first, *rest), granted=granted)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", EVENTS)
+def test_every_order_of_five_events(first: Callable[[Pair], None]) -> None:
+    for rest in product(EVENTS, repeat=4):
+        play((first, *rest), granted=True)
+
+
+def test_a_lease_is_suspect_after_its_ttl_and_expired_after_the_grace() -> None:
+    s = make()
+    d = grant(s, 0, "r")
+    assert s.poll(TTL - 1) == []
+    assert pool(s, TTL - 1)["suspect_leases"] == 0
+    assert s.poll(TTL) == []
+    assert pool(s, TTL)["suspect_leases"] == 1
+    assert pool(s, TTL)["promised_tokens"] == 20  # it still counts
+    assert s.poll(TTL + GRACE - 1) == []
+    (expired,) = s.poll(TTL + GRACE)
+    assert (expired.outcome, expired.lease_id) == (core.EXPIRED, d.lease_id)
+    assert s.progress(TTL + GRACE, d.lease_id, 1) == core.LEASE_ENDED
+    ended = s.complete(TTL + GRACE, d.lease_id, 1, output_tokens=9)
+    assert ended == core.Ended(core.EXPIRED, 10, 0, 0, True)
+    assert is_drained(s, TTL + GRACE)
+
+
+def test_a_suspect_lease_that_reports_is_live_again() -> None:
+    s = make()
+    d = grant(s, 0, "r")
+    s.poll(TTL)
+    assert s.progress(TTL + 5, d.lease_id, 1) == core.LEASE_LIVE
+    assert pool(s, TTL + 5)["suspect_leases"] == 0
+    assert s.poll(2 * TTL + 4) == []
+    assert pool(s, 2 * TTL + 4)["suspect_leases"] == 0
+    s.poll(2 * TTL + 5)
+    assert pool(s, 2 * TTL + 5)["suspect_leases"] == 1
+
+
+def test_without_grace_the_ttl_ends_it() -> None:
+    s = make(lease_grace_ns=0)
+    grant(s, 0, "r")
+    assert s.poll(TTL - 1) == []
+    assert outcomes(s.poll(TTL)) == [core.EXPIRED]
+    assert is_drained(s, TTL)
+
+
+def test_a_live_lease_that_renews_never_expires() -> None:
+    # A known bug of others: a reaper that frees leases of live requests after five minutes.
+    s = make()
+    d = grant(s, 0, "r")
+    for i in range(1, 200):
+        now_ns = i * (TTL - 1)
+        assert s.progress(now_ns, d.lease_id, 1) == core.LEASE_LIVE
+        assert s.poll(now_ns) == []
+    assert pool(s, 200 * TTL)["live_leases"] == 1
+
+
+def test_a_suspect_or_void_lease_of_an_old_epoch_ends_like_any_other() -> None:
+    s = make()
+    suspect, void = grant(s, 0, "r1"), grant(s, 0, "r2")
+    s.poll(TTL)
+    s.set_pool(TTL, b"p", 2, 1_000, 1)
+    assert pool(s, TTL)["suspect_leases"] == 0
+    assert s.complete(TTL, void.lease_id, 1, output_tokens=3)
+    (expired,) = s.poll(TTL + GRACE)
+    assert expired.lease_id == suspect.lease_id
+    assert is_drained(s, TTL + GRACE)
+
+
+def test_a_stale_epoch_charges_usage_and_does_not_renew() -> None:
+    s = make()
+    d = grant(s, 0, "r", reports_progress=True)
+    assert s.progress(TTL - 1, d.lease_id, 0, 10, 0, 6) == core.LEASE_VOID
+    assert s.flow_stats(TTL, 0)["output_tokens"] == 6
+    assert pool(s, TTL)["posted_tokens"] == 0
+    s.poll(TTL)
+    assert pool(s, TTL)["suspect_leases"] == 1
+
+
+def test_nobody_touches_the_lease_of_another_principal() -> None:
+    s = make()
+    d = grant(s, 0, "r", principal=5)
+    for stranger in (0, 6, -1):
+        assert s.progress(1, d.lease_id, 1, principal=stranger) == core.LEASE_UNKNOWN
+        assert s.complete(1, d.lease_id, 1, principal=stranger) is None
+        state = s.replay(1, 0, b"r", d.lease_id, 0, 1, 20, 10, 10, principal=stranger)
+        assert state == core.LEASE_UNKNOWN
+    assert s.progress(1, d.lease_id, 1, principal=5) == core.LEASE_LIVE
+    assert totals(s, 1)["live_leases"] == 1
+
+
+def test_the_final_totals_are_the_truth_also_where_they_are_smaller() -> None:
+    s = make()
+    d = grant(s, 0, "r", reports_progress=True)
+    s.progress(1, d.lease_id, 1, 10, 8, 9)
+    ended = s.complete(2, d.lease_id, 1, core.COMPLETED, 10, 4, 7)
+    assert ended == core.Ended(core.COMPLETED, 10, 4, 7, False)
+    flow = s.flow_stats(2, 0)
+    told = (flow["input_tokens"], flow["cached_input_tokens"], flow["output_tokens"])
+    assert told == (10, 4, 7)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reported", "final", "charged"),
+    [
+        (core.COMPLETED, (-1, -1, -1), (-1, -1, -1), (10, 0, 0)),  # nobody counted the input
+        (core.COMPLETED, (-1, -1, 5), (-1, -1, -1), (10, 0, 5)),
+        (core.COMPLETED, (10, 20, 5), (-1, -1, -1), (10, 10, 5)),  # cached is part of the input
+        (core.COMPLETED, (6, 0, 0), (0, 0, 0), (0, 0, 0)),
+        (core.CANCELLED, (-1, -1, -1), (-1, -1, -1), (0, 0, 0)),  # nothing is known to have run
+        (core.CANCELLED, (-1, -1, 3), (-1, -1, -1), (10, 0, 3)),  # output: so the input was read
+        (core.CANCELLED, (4, -1, -1), (-1, -1, -1), (4, 0, 0)),
+        (core.CANCELLED, (10, 5, 3), (-1, -1, 4), (10, 5, 4)),
+    ],
+)
+def test_usage_of_the_end(
+    outcome: int,
+    reported: tuple[int, int, int],
+    final: tuple[int, int, int],
+    charged: tuple[int, int, int],
+) -> None:
+    s = make()
+    d = grant(s, 0, "r")
+    s.progress(1, d.lease_id, 1, *reported)
+    ended = s.complete(2, d.lease_id, 1, outcome, *final)
+    assert ended == core.Ended(outcome, *charged, False)
+    flow = s.flow_stats(2, 0)
+    assert charged == tuple(
+        flow[k] for k in ("input_tokens", "cached_input_tokens", "output_tokens")
+    )
+    price = charged[0] - charged[1] + charged[1] * 0.1 + charged[2] * 2
+    assert flow["vtc_micro"] == price * 1_000_000
+
+
+def test_cancelling_a_grant_takes_back_what_was_reported() -> None:
+    s = make()
+    handle = admit(s, 0, "r")
+    (d,) = s.poll(0)
+    s.progress(1, d.lease_id, 1, 10, 5, 3)
+    assert s.cancel(2, handle)
+    flow = s.flow_stats(2, 0)
+    assert (flow["input_tokens"], flow["output_tokens"], flow["vtc_micro"]) == (0, 0, 0)
+    assert flow["cancelled"] == 1
+    assert s.progress(3, d.lease_id, 1) == core.LEASE_UNKNOWN  # forgotten: a retry is new
+    assert not s.cancel(3, handle)
+    assert admit(s, 3, "r") != handle
+    assert outcomes(s.poll(3)) == [core.GRANTED]
+
+
+@pytest.mark.parametrize("lease_id", [0, -1, -(1 << 63), (1 << 62) + 1, (1 << 63) - 1])
+def test_a_replay_cannot_spoil_the_numbering(lease_id: int) -> None:
+    s = make()
+    assert s.replay(0, 0, b"r", lease_id, 0, 1, 10, 5, 5) == core.LEASE_UNKNOWN
+    assert grant(s, 0, "next").lease_id == 1
+    s.check()
+
+
+def test_a_replay_moves_the_numbering_past_it() -> None:
+    s = make()
+    assert s.replay(0, 0, b"r", 500, 0, 1, 10, 5, 5) == core.LEASE_LIVE
+    assert s.replay(0, 0, b"q", 400, 0, 1, 10, 5, 5) == core.LEASE_LIVE
+    assert grant(s, 0, "next").lease_id == 501
+
+
+def test_a_replay_of_an_unknown_lease_needs_the_pools_epoch() -> None:
+    s = make()
+    s.set_pool(0, b"p", 5, 1_000, 1)
+    for epoch in (4, 6):
+        assert s.replay(0, 0, b"r", 9, 0, epoch, 10, 5, 5) == core.LEASE_VOID
+    assert totals(s, 0)["live_leases"] == 0
+    assert s.replay(0, 0, b"r", 9, 0, 5, 10, 5, 5) == core.LEASE_LIVE
+
+
+def test_a_replay_of_a_request_id_that_is_queued_is_refused() -> None:
+    s = make(capacity=20)
+    grant(s, 0, "runs")
+    admit(s, 0, "waits")
+    assert s.replay(0, 0, b"waits", 9, 0, 1, 20, 10, 10) == core.LEASE_UNKNOWN
+    s.check()
+
+
+def test_restored_leases_are_bounded() -> None:
+    s = make(leases_max=3)
+    states = [s.replay(0, 0, b"r%d" % i, 10 + i, 0, 1, 20, 10, 10) for i in range(5)]
+    assert states == [core.LEASE_LIVE] * 3 + [core.LEASE_UNKNOWN] * 2
