@@ -1,9 +1,10 @@
 """The emulator as an ASGI application."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from importlib.metadata import version
 
@@ -16,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from schedsvc.emulator.endpoints import ClientGoneError, GenerateEndpoint, read_body
-from schedsvc.emulator.errors import ApiError
+from schedsvc.emulator.errors import ApiError, stopping
 from schedsvc.emulator.intake import Intake
 from schedsvc.emulator.metrics import EngineMetrics
 from schedsvc.emulator.protocol import (
@@ -31,6 +32,8 @@ from schedsvc.emulator.realtime import Generation, RealTimeEngine
 from schedsvc.emulator.settings import ConfigView, EmulatorSettings, EngineTelemetry
 from schedsvc.emulator.tokenizer import Tokenizer
 from schedsvc.sim.engine import Engine
+
+_log = logging.getLogger(__name__)
 
 # A pure ASGI class: made with the app inside it, and nothing else.
 Layer = Callable[[ASGIApp], ASGIApp]
@@ -95,13 +98,19 @@ class Emulator:
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         task = asyncio.create_task(self.driver.run())
+        task.add_done_callback(self._engine_stopped)
         try:
             yield
         finally:
             self.driver.close()
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait([task])
+
+    def _engine_stopped(self, task: asyncio.Task[None]) -> None:
+        """Answer everything with 503 where the engine has died of a defect."""
+        if not task.cancelled():
+            _log.critical("the engine has died", exc_info=task.exception())
+            self.driver.close()
 
     def _ended(self, generation: Generation) -> None:
         self._metrics.end(generation, time.monotonic_ns())
@@ -146,6 +155,8 @@ class Emulator:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def _health(self, request: Request) -> Response:
+        if self.driver.closed:
+            raise stopping()
         return Response()
 
     async def _version(self, request: Request) -> Response:

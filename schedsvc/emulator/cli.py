@@ -1,6 +1,7 @@
 """The command `schedsvc emulate`."""
 
 import inspect
+import math
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -149,6 +150,8 @@ def load_layer(path: str) -> Layer:
 def _settings(
     profile_name: str, model: str, speed: float, sizes: dict[str, Any]
 ) -> EmulatorSettings:
+    if math.isnan(speed):
+        raise click.UsageError("--speed: must be a number")
     if not model:
         raise click.UsageError("--model: must not be empty")
     try:

@@ -34,5 +34,5 @@ class ApiError(Exception):
 
 
 def stopping() -> ApiError:
-    """Make the error of a request that the stop of the server cuts off."""
-    return ApiError("the server is stopping", status=HTTPStatus.SERVICE_UNAVAILABLE)
+    """Make the error of a request that the end of the engine cuts off."""
+    return ApiError("the engine has stopped", status=HTTPStatus.SERVICE_UNAVAILABLE)

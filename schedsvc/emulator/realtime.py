@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from schedsvc.emulator.output import Output
@@ -129,17 +129,24 @@ class RealTimeEngine:
         on_first_token: Callable[[Generation], None],
         on_end: Callable[[Generation], None],
         clock: Callable[[], int] = time.monotonic_ns,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.engine = engine
         self.lost_ns = 0
         self._speed = speed
         self._clock = clock
+        self._sleep = sleep
         self._on_first_token = on_first_token
         self._on_end = on_end
         self._generations: dict[RequestId, tuple[Generation, int]] = {}
         self._engine_ids = 0
         self._work = asyncio.Event()
         self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether every request is cut off."""
+        return self._closed
 
     @property
     def live(self) -> int:
@@ -180,7 +187,7 @@ class RealTimeEngine:
         self._on_end(generation)
 
     def close(self) -> None:
-        """Cut off every generation, and every later one."""
+        """Cut off every generation, and every later one. Idempotent."""
         self._closed = True
         for generation, _ in list(self._generations.values()):
             self.abort(generation)
@@ -206,14 +213,14 @@ class RealTimeEngine:
                 await self._sleep_until(due_ns)
                 in_a_row = 0
             elif in_a_row == STEPS_IN_A_ROW:
-                await asyncio.sleep(0)
+                await self._sleep(0)
                 in_a_row = 0
             self._deliver(self.engine.finish_step())
 
     async def _sleep_until(self, due_ns: int) -> None:
         while (left_ns := due_ns - self._clock()) > 0:
             ticks = -(-left_ns // TICK_NS)
-            await asyncio.sleep(ticks * TICK_NS / 1e9)
+            await self._sleep(ticks * TICK_NS / 1e9)
 
     def _deliver(self, result: StepResult) -> None:
         for sequence in result.produced:
