@@ -1,0 +1,86 @@
+"""Unary calls, one after the other, to the scheduler and to the echo."""
+
+import time
+from types import TracebackType
+
+import grpc
+import numpy as np
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from bench.echo import ANSWER_METHOD
+from bench.messages import INPUT_TOKENS, OUTPUT_TOKENS, admits
+from bench.peers import FLOWS, Peer
+from schedsvc.service import SERVICE_NAME
+
+__all__ = ["Admits", "give_answer"]
+
+
+def _method(channel: grpc.Channel, name: str) -> "grpc.UnaryUnaryMultiCallable[bytes, bytes]":
+    return channel.unary_unary(name, request_serializer=None, response_deserializer=None)
+
+
+def give_answer(peer: Peer, answer: bytes) -> None:
+    """Tell an echo what to answer from now on."""
+    with grpc.insecure_channel(peer.unix) as channel:
+        _method(channel, ANSWER_METHOD)(answer)
+
+
+class Admits:
+    """A caller of Admit on one target, over a channel of its own."""
+
+    def __init__(self, peer: Peer, target: str, *, is_scheduler: bool) -> None:
+        self._peer = peer
+        self._channel = grpc.insecure_channel(target)
+        self.admit = _method(self._channel, f"/{SERVICE_NAME}/Admit")
+        self._complete = _method(self._channel, f"/{SERVICE_NAME}/Complete")
+        self._is_scheduler = is_scheduler
+        self._requests = admits(FLOWS)
+
+    def __enter__(self) -> "Admits":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._channel.close()
+
+    def next_request(self) -> bytes:
+        """Return a serialised AdmitRequest that was not sent before."""
+        return next(self._requests)
+
+    def end(self, answers: list[bytes]) -> None:
+        """End the leases that were granted. Raises ValueError where one was not."""
+        if not self._is_scheduler:
+            return
+        ended = []
+        for answer in answers:
+            grant = pb.AdmitResponse.FromString(answer).grant
+            if not grant.lease_id:
+                raise ValueError(f"not granted: {pb.AdmitResponse.FromString(answer)}")
+            request = pb.CompleteRequest(
+                lease_id=grant.lease_id,
+                pool_epoch=grant.pool_epoch,
+                input_tokens=INPUT_TOKENS,
+                output_tokens=OUTPUT_TOKENS,
+            )
+            ended.append(self._complete.future(request.SerializeToString()))
+        for call in ended:
+            call.result()
+
+    def slice(self, calls: int) -> list[float]:
+        """Return the median round trip and the server's CPU time a call, in ns."""
+        requests = [self.next_request() for _ in range(calls)]
+        admit, clock = self.admit, time.perf_counter_ns
+        answers, spent = [], []
+        cpu_ns = self._peer.cpu_ns()
+        for request in requests:
+            began_ns = clock()
+            answer = admit(request)
+            spent.append(clock() - began_ns)
+            answers.append(answer)
+        cpu_ns = self._peer.cpu_ns() - cpu_ns
+        self.end(answers)
+        return [float(np.median(spent)), cpu_ns / calls]

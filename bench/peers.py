@@ -1,0 +1,95 @@
+"""The two server processes: the scheduler as `schedsvc serve`, and the echo."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.machine import cpu_ns, pinned, server_cores
+from bench.messages import POOL_EPOCH, tenant
+
+__all__ = ["FLOWS", "Peer", "echo", "scheduler"]
+
+#: Tenants of the scheduler.
+FLOWS = 1_000
+
+_START_S_MAX = 60.0
+_STOP_S_MAX = 10.0
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A server process, pinned to its core, and the targets it serves on."""
+
+    process: "subprocess.Popen[bytes]"
+    unix: str
+    tcp: str
+
+    def cpu_ns(self) -> int:
+        """Return the CPU time that it has used, in ns."""
+        return cpu_ns(self.process.pid)
+
+
+@contextmanager
+def scheduler(folder: Path) -> Iterator[Peer]:
+    """Run a scheduler whose one pool has room for all that is asked, with 1,000 tenants."""
+    config = folder / "scheduler.yaml"
+    settings = {
+        "listeners": [{"unix": str(folder / "scheduler.sock")}, {"tcp": "127.0.0.1:0"}],
+        "scheduler": {"lease_ttl_ms": 600_000},
+        # What a stream leaves behind is not waited for.
+        "limits": {"drain_ms": 0},
+        "tenants": [{"name": tenant(flow)} for flow in range(FLOWS)],
+        "pools": [{"name": "gpu-0", "capacity_tokens": 1 << 27, "epoch": POOL_EPOCH}],
+        "log": {"level": "warning"},
+    }
+    # JSON is YAML.
+    config.write_text(json.dumps(settings))
+    ready = folder / "scheduler.ready"
+    command = ["-m", "schedsvc", "serve", "--config", str(config), "--ready-file", str(ready)]
+    with _running(command, ready) as peer:
+        yield peer
+
+
+@contextmanager
+def echo(folder: Path) -> Iterator[Peer]:
+    """Run the reference server."""
+    with _running(["-m", "bench.echo", "--folder", str(folder)], folder / "echo.ready") as peer:
+        yield peer
+
+
+@contextmanager
+def _running(arguments: list[str], ready: Path) -> Iterator[Peer]:
+    log = ready.with_suffix(".log")
+    ready.unlink(missing_ok=True)
+    with log.open("wb") as output, pinned(server_cores()):
+        process = subprocess.Popen(
+            [sys.executable, *arguments], cwd=_ROOT, stdout=output, stderr=output
+        )
+    try:
+        targets = _when_ready(process, ready, log)
+        yield Peer(process, *targets)
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _when_ready(process: "subprocess.Popen[bytes]", ready: Path, log: Path) -> tuple[str, str]:
+    deadline = time.monotonic() + _START_S_MAX
+    while not ready.exists():
+        if process.poll() is not None:
+            raise RuntimeError(f"a server did not start:\n{log.read_text(errors='replace')}")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"a server is not ready:\n{log.read_text(errors='replace')}")
+        time.sleep(0.01)
+    unix, tcp = json.loads(ready.read_text())["targets"]
+    return unix, tcp

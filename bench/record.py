@@ -1,0 +1,92 @@
+"""What a measurement leaves for the report, kept with pytest-benchmark's own figures."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bench.compare import Comparison
+
+__all__ = ["CONTROLS", "RUNGS", "Benchmark", "Recorder"]
+
+#: pytest-benchmark's fixture; the package has no types.
+Benchmark = Any
+Setup = Callable[[], tuple[Any, ...]]
+
+#: Keys of a test's `extra_info`.
+RUNGS = "rungs"
+CONTROLS = "controls"
+
+
+class Recorder:
+    """Measures with pytest-benchmark, and records the rungs and controls of one test."""
+
+    def __init__(self, benchmark: Benchmark) -> None:
+        self._benchmark = benchmark
+        self._rungs: list[dict[str, Any]] = []
+        self._controls: list[dict[str, Any]] = []
+        self._stepwise: dict[str, float] = {}
+        benchmark.extra_info[RUNGS] = self._rungs
+        benchmark.extra_info[CONTROLS] = self._controls
+
+    def steps(self, step: Callable[..., object], setup: Setup, rounds: int) -> dict[str, float]:
+        """Time a step by itself, again and again; `setup` makes its arguments, untimed.
+
+        Returns median and 99th percentile in ns.
+        """
+        self._benchmark.pedantic(
+            step,
+            setup=lambda: (setup(), {}),
+            rounds=rounds,
+            warmup_rounds=max(1, rounds // 20),
+        )
+        if self._benchmark.disabled:
+            return self._stepwise
+        median, high = np.quantile(self._benchmark.stats.stats.data, [0.5, 0.99]) * 1e9
+        self._stepwise = {"median_ns": float(median), "p99_ns": float(high)}
+        return self._stepwise
+
+    def once(self, work: Callable[[], object]) -> None:
+        """Run what is no repeated step."""
+        self._benchmark.pedantic(work)
+
+    def rung(
+        self,
+        name: str,
+        label: str,
+        sizes: dict[str, int],
+        *,
+        figures: dict[str, float],
+        reference: str | None = None,
+        comparison: Comparison | None = None,
+        reference_ns: float | None = None,
+        digest: int | None = None,
+        events: int = 1,
+    ) -> None:
+        """Record one rung: its figures, and how it compares to its reference.
+
+        Figures of `steps()` are those of so many events each. The digest is the core's, of all
+        that it decided meanwhile.
+        """
+        entry: dict[str, Any] = {"name": name, "label": label, "sizes": sizes, **figures}
+        entry["timed_steps"] = figures is self._stepwise
+        entry["events"] = events
+        if comparison is not None:
+            entry["reference"] = reference
+            entry["reference_ns"] = reference_ns
+            entry["ratio"] = comparison.ratio
+            entry["ratio_ci95"] = [comparison.low, comparison.high]
+        if digest is not None:
+            entry["digest"] = f"{digest:016x}"
+        self._rungs.append(entry)
+
+    def control(self, name: str, comparison: Comparison) -> None:
+        """Record how a thing compares to itself."""
+        self._controls.append(
+            {
+                "name": name,
+                "ratio": comparison.ratio,
+                "ratio_ci95": [comparison.low, comparison.high],
+                "contains_one": comparison.contains_one,
+            }
+        )

@@ -1,0 +1,25 @@
+"""The reference: how the artifact of the VTC paper finds whom to serve next."""
+
+__all__ = ["DictScan"]
+
+
+class DictScan:
+    """Counters in a dict, the least found by looking at each (arXiv 2401.00588, artifact).
+
+    As in its `generate_new_batch`, the pick is `min(counters, key=counters.get)`, and the input's
+    price over the flow's weight is then charged. What it does besides for each pick (queues, the
+    memory test) and for each batch (a copy of the dict) is left out.
+    """
+
+    def __init__(self, names: list[str], input_tokens: int, input_price: float = 1.0) -> None:
+        self._served = dict.fromkeys(names, 0.0)
+        self._weights = dict.fromkeys(names, 1.0)
+        self._input_tokens = input_tokens
+        self._input_price = input_price
+
+    def pick(self) -> str:
+        """Return the flow with the least service, and charge it. O(flows)."""
+        served = self._served
+        name = min(served, key=served.get)  # type: ignore[arg-type] # every name is in it
+        served[name] += self._input_tokens * self._input_price / self._weights[name]
+        return name
