@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
 from schedsvc import _core as core
 
 SECOND = 10**9
@@ -51,6 +53,14 @@ def grant(
     decisions = [d for d in scheduler.poll(now_ns) if d.handle == handle]
     assert [d.outcome for d in decisions] == [core.GRANTED]
     return decisions[0]
+
+
+def admit_message(
+    request_id: str, prompts: Iterable[int] = (10,), **fields: Any
+) -> pb.AdmitRequest:
+    """An AdmitRequest of tenant `f` for 10 output tokens, where `fields` says nothing else."""
+    given: dict[str, Any] = {"tenant": "f", "max_output_tokens": 10} | fields
+    return pb.AdmitRequest(request_id=request_id, input_tokens=prompts, **given)
 
 
 def outcomes(decisions: Iterable[core.Decision]) -> list[int]:

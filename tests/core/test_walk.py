@@ -68,7 +68,7 @@ def twin_walk(seed: int, events: int) -> None:
             handle = pair.both(
                 "admit", rnd.choice(flows), b"r%d" % (n if rnd.random() < 0.9 else n - 9),
                 sequences * rnd.randint(1, 60), rnd.choice((2, 20, 60)),
-                pool=rnd.choice((-1, -1, 0, 1, 2)), sequences=sequences,
+                pool=rnd.choice((-1, -1, 0, 1, 2)), sequences=sequences, n=copies,
                 reports_progress=rnd.random() < 0.5,
             )  # fmt: skip
             if handle is not None and handle > 0:
