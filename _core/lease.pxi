@@ -80,15 +80,17 @@ cdef int grow_lease(Scheduler core, int32_t i) except -1:
     cdef Pool* p = &core.ledger.pools[r.pool]
     cdef int64_t each = (r.output_tokens + r.sequences - 1) // r.sequences
     cdef int64_t input_tokens, held, reserved = r.reserved_blocks
+    # However wrong a report is, a lease cannot hold more than there is.
+    cdef int64_t most = min(p.capacity_blocks, <int64_t>1 << 30)
     if each > r.predicted_output:
         r.predicted_output = <int32_t>max(
             each, min(core.predictor.beyond(r.flow, each), r.output_max_tokens)
         )
-        reserved = max(reserved, core.ledger.need(r.pool, r, r.predicted_output))
+        reserved = max(reserved, min(core.ledger.need(r.pool, r, r.predicted_output), most))
     # Output means that all input is in the cache, also where nobody counts it.
     input_tokens = r.prompt_tokens if r.output_tokens else max(0, r.input_tokens)
     held = input_tokens * r.n + r.output_tokens
-    held = blocks_for(p, held, r.sequences) if held else 0
+    held = min(blocks_for(p, held, r.sequences), most) if held else 0
     held = max(held, <int64_t>r.posted_blocks)
     return core.ledger.resize(i, max(reserved, held), held)
 
