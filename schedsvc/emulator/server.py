@@ -131,10 +131,15 @@ def run(emulator: Emulator, address: Address, on_ready: Callable[[Listening], No
 def _bind(address: Address) -> socket.socket:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
-        return socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
+        listener = socket.create_server(
+            (address.host, address.port), family=family, backlog=BACKLOG
+        )
     except OSError as error:
         where = f"{address.host}:{address.port}"
         raise AddressError(f"cannot listen on {where}: {error.strerror or error}") from error
+    # Connections inherit it; asyncio's own loop would not set it on those of a foreign socket.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _clear_unix_path(path: str) -> None:
