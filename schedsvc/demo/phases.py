@@ -16,7 +16,7 @@ from schedsvc.demo.scheduler import Books, write_config
 from schedsvc.demo.traffic import TENANTS, WARMUP_S, only
 from schedsvc.load.generator import LoadRun, Pace, RunResult
 from schedsvc.load.table import View, watch
-from schedsvc.load.target import OutputMode, Target
+from schedsvc.load.target import TENANT_HEADER, OutputMode, Target
 from schedsvc.workload import TraceRequest
 
 PROFILE = Path(__file__).with_name("engine.yaml")
@@ -96,7 +96,12 @@ async def _scheduled(setting: Setting) -> AsyncIterator[tuple[tuple[Program, ...
                 "with",
                 "--middleware",
                 "schedsvc_vllm.gate.Gate",
-                environment={"SCHEDSVC_TARGET": address},
+                environment={
+                    "SCHEDSVC_TARGET": address,
+                    "SCHEDSVC_TENANT_HEADERS": TENANT_HEADER,
+                    # Should the scheduler be away, the demo fails rather than measure without it.
+                    "SCHEDSVC_UNREACHABLE": "closed",
+                },
             ) as (engine, url),
             grpc.aio.insecure_channel(address) as channel,
         ):

@@ -55,7 +55,7 @@ async def running(
     log, ready = folder / f"{name}.log", folder / f"{name}.ready"
     ready.unlink(missing_ok=True)
     command = [sys.executable, "-m", "schedsvc", *arguments, "--ready-file", str(ready)]
-    with log.open("ab") as output:
+    with log.open("wb") as output:
         # A group of its own: Ctrl-C is for the demo, which then ends its programs in order.
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -71,6 +71,7 @@ async def running(
         yield Program(name, process, log, text)
     finally:
         await asyncio.shield(_stop(process))
+        ready.unlink(missing_ok=True)
 
 
 async def _read_when_ready(program: Program, ready: Path) -> str:

@@ -25,7 +25,7 @@ def show(report: Report, details: Report, bars: list[Bar], console: Console) -> 
 
 def _latencies(report: Report) -> Table:
     table = Table(title="Time to first token", title_justify="left")
-    table.add_column("tenant")
+    table.add_column("\ntenant")
     for point in ("p50", "p99"):
         for arm in ("alone", "without", "with"):
             table.add_column(f"{point}\n{arm}", justify="right")
@@ -44,12 +44,14 @@ def _ttft(tenant: Report | None, point: str) -> str:
 
 
 def _fates(report: Report, details: Report) -> Table:
-    table = Table(title="What became of the requests", title_justify="left")
-    for name in ("tenant", "sent", "completed\nwithout", "completed\nwith", "refused\nwith"):
-        table.add_column(name, justify="left" if name == "tenant" else "right")
-    table.add_column("told to come back\nin (median)", justify="right")
-    table.add_column("output tokens\nwithout", justify="right")
-    table.add_column("output tokens\nwith", justify="right")
+    table = Table(
+        title="Requests (retry after: median), and their output tokens", title_justify="left"
+    )
+    table.add_column("\ntenant")
+    for name in ("\nsent", "done\nwithout", "done\nwith", "refused\nwith", "retry\nafter"):
+        table.add_column(name, justify="right")
+    table.add_column("output\nwithout", justify="right")
+    table.add_column("output\nwith", justify="right")
     for name, without in report["without"]["tenants"].items():
         with_it = report["with"]["tenants"][name]
         retry_ms = details["with"]["tenants"][name]["refusals"]["retry_after_ms"]["p50"]

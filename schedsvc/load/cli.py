@@ -17,7 +17,7 @@ from schedsvc.load.files import write_report, write_requests
 from schedsvc.load.generator import LoadRun, Pace, RunResult, TargetError
 from schedsvc.load.report import CLIENT_LAG_MS_MAX, full_report
 from schedsvc.load.table import View, duration, watch
-from schedsvc.load.target import OutputMode, Target
+from schedsvc.load.target import TENANT_HEADER, OutputMode, Target
 from schedsvc.workload import TraceError, TraceRequest, read_trace, rescale
 
 _POSITIVE = click.FloatRange(min=0, min_open=True)
@@ -123,7 +123,7 @@ def _failure(report: dict[str, Any]) -> str:
 @click.option("--model", default="", help="Model name; default: the first that is served.")
 @click.option(
     "--tenant-header",
-    default="x-tenant-id",
+    default=TENANT_HEADER,
     show_default=True,
     help='Header that carries the tenant; "" for none.',
 )

@@ -9,6 +9,8 @@ import numpy as np
 
 from schedsvc.workload import TraceRequest
 
+TENANT_HEADER = "x-tenant-id"
+
 
 class OutputMode(Enum):
     """Who decides how long an answer gets.
@@ -36,7 +38,7 @@ class Target:
 
     url: str
     model: str = ""
-    tenant_header: str = "x-tenant-id"
+    tenant_header: str = TENANT_HEADER
     api_keys: Mapping[str, str] = field(default_factory=dict)
     output: OutputMode = OutputMode.FORCED
     max_tokens: int = 1024
