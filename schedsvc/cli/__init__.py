@@ -1,12 +1,17 @@
 """The command line: `schedsvc COMMAND`. A command's code is imported when it is asked for."""
 
 import importlib
+import os
 from collections.abc import Iterator, MutableMapping
 from importlib import metadata
 
 import click
 
 __all__ = ["main"]
+
+# grpc's C core writes to stderr by itself, once for each failed handshake of anybody. It reads this
+# when it is imported, which no command has done yet; what concerns us it also raises.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 #: Command to where it is defined and what it does in one line.
 _COMMANDS = {

@@ -28,7 +28,7 @@ A second signal stops at once.
 @click.option(
     "--ready-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help='Write {"targets": [...], "metrics": URL} here as JSON once listening.',
+    help='Write {"targets": [...], "metrics": URL} here as JSON while listening.',
 )
 def serve(config_file: Path, ready_file: Path | None) -> None:
     """Serve admission over gRPC until SIGTERM or SIGINT."""

@@ -53,6 +53,10 @@ def advice(data: Any) -> Iterator[Finding]:
         auth = entry.get("auth") or ("token" if tokens else "none")
         what = "anyone who can reach it may call" if auth == "none" else "tokens travel in clear"
         yield ("listeners", i), f"{tcp} has no TLS: {what}"
+    listen = _mapping(data.get("metrics")).get("listen")
+    if isinstance(listen, str) and not listen.startswith(_LOOPBACK):
+        what = "shows the tenants and their usage to anyone who can reach it"
+        yield ("metrics", "listen"), f"{listen} {what}"
     if data.get("unknown_tenants") == "refuse" and not data.get("tenants"):
         yield ("unknown_tenants",), "refuses every request, because no tenants are listed"
 

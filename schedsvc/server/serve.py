@@ -23,10 +23,17 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def serve(config: Config, ready_file: Path | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises ListenError.
 
-    Once listening, `ready_file` gets `{"targets": [...], "metrics": URL}` as JSON.
+    While listening, `ready_file` holds `{"targets": [...], "metrics": URL}` as JSON.
     """
     configure_logs(config.log.format, config.log.level)
-    uvloop.run(_serve(config, ready_file))
+    # One of an earlier run would tell of addresses that are gone.
+    if ready_file is not None:
+        ready_file.unlink(missing_ok=True)
+    try:
+        uvloop.run(_serve(config, ready_file))
+    finally:
+        if ready_file is not None:
+            ready_file.unlink(missing_ok=True)
 
 
 async def _serve(config: Config, ready_file: Path | None) -> None:
@@ -41,7 +48,7 @@ async def _serve(config: Config, ready_file: Path | None) -> None:
     gc.freeze()
     _log.info("ready", pid=os.getpid(), targets=server.targets, metrics=server.metrics_url)
     if ready_file is not None:
-        write_ready(ready_file, server.targets, server.metrics_url)
+        _write_ready(ready_file, server.targets, server.metrics_url)
     first = await signals.get()
     _log.info("signal", name=first.name)
     drain = loop.create_task(server.drain())
@@ -57,7 +64,7 @@ async def _serve(config: Config, ready_file: Path | None) -> None:
     _log.info("stopped")
 
 
-def write_ready(file: Path, targets: list[str], metrics: str | None) -> None:
+def _write_ready(file: Path, targets: list[str], metrics: str | None) -> None:
     """Write the ready file in one step, so that nobody reads half of it."""
     partial = file.with_name(file.name + ".partial")
     partial.write_text(json.dumps({"targets": targets, "metrics": metrics}) + "\n")

@@ -4,11 +4,12 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc.cli import main
 
+from .certificates import Authority
 from .conftest import ask, serving
 
 CONFIG = """
@@ -150,8 +152,8 @@ def events_of(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 def test_a_process_serves_drains_and_ends(config_file: Path) -> None:
     with scheduler(config_file) as (process, ready):
-        socket, port = ready["targets"]
-        assert socket == f"unix:{config_file.parent}/s.sock"
+        path, port = ready["targets"]
+        assert path == f"unix:{config_file.parent}/s.sock"
         assert ready["metrics"].startswith("http://127.0.0.1:")
         with grpc.insecure_channel(port) as channel:
             stub = stubs.SchedulerServiceStub(channel)
@@ -171,7 +173,26 @@ def test_a_process_serves_drains_and_ends(config_file: Path) -> None:
         names = [event["event"] for event in events]
         assert names == ["listening"] * 3 + ["ready", "signal", "draining", "drained", "stopped"]
         assert all(event["timestamp"] and event["level"] == "info" for event in events)
-    assert not (config_file.parent / "s.sock").exists()
+    for name in ("s.sock", "ready.json"):
+        assert not (config_file.parent / name).exists()
+
+
+def test_strangers_write_nothing_into_the_log(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    own = authority.issue("scheduler")
+    tls = f"{{cert: {own.cert_file.name}, key: {own.key_file.name}}}"
+    (tmp_path / "c.yaml").write_text(f"listeners: [{{tcp: '127.0.0.1:0', tls: {tls}}}]\n")
+    with scheduler(tmp_path / "c.yaml") as (process, ready):
+        host, _, port = ready["targets"][0].rpartition(":")
+        for hello in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff" + b"x" * 999):
+            with socket.create_connection((host, int(port)), 5) as stranger:
+                stranger.sendall(hello)
+                stranger.settimeout(1)
+                with suppress(OSError):
+                    stranger.recv(1)
+        process.terminate()
+        names = [event["event"] for event in events_of(process)]
+        assert names == ["listening", "ready", "signal", "draining", "drained", "stopped"]
 
 
 def test_a_second_signal_stops_at_once(config_file: Path) -> None:

@@ -267,12 +267,17 @@ def test_tls_files_have_to_match(tmp_path: Path) -> None:
 
 
 def test_what_is_allowed_and_doubtful_is_a_warning(tmp_path: Path) -> None:
-    text = "listeners: [{tcp: '0.0.0.0:1'}, {tcp: '127.0.0.1:1'}]\nunknown_tenants: refuse\n"
+    text = (
+        "listeners: [{tcp: '0.0.0.0:1'}, {tcp: '127.0.0.1:1'}]\nunknown_tenants: refuse\n"
+        "metrics: {listen: '[::]:2'}\n"
+    )
     result = reading(tmp_path, text)
     assert result.config is not None
     warnings = [problem_text(Path("c"), problem) for problem in result.warnings]
     assert warnings == [
         "c:1:13: listeners[0]: 0.0.0.0:1 has no TLS: anyone who can reach it may call",
+        "c:3:19: metrics.listen: [::]:2 shows the tenants and their usage to anyone who can reach"
+        " it",
         "c:2:18: unknown_tenants: refuses every request, because no tenants are listed",
     ]
 
