@@ -132,7 +132,7 @@ def test_growth_beyond_the_promise_overdraws_and_nothing_is_granted() -> None:
     d = grant(s, 0, "r", 50, 20)
     grant(s, 0, "other", 20, 10)
     s.progress(1, d.lease_id, 1, 50, 0, 60)  # three times what was asked for
-    assert pool(s, 1)["promised_tokens"] >= 140
+    assert pool(s, 1)["promised_tokens"] == 100 + 30  # it cannot hold more than there is
     assert pool(s, 1)["overdrawn"]
     admit(s, 1, "later", 1, 1)
     assert s.poll(1) == []
@@ -141,6 +141,18 @@ def test_growth_beyond_the_promise_overdraws_and_nothing_is_granted() -> None:
     s.complete(2, d.lease_id, 1, output_tokens=60)
     assert outcomes(s.poll(2)) == [core.GRANTED]
     assert not pool(s, 2)["overdrawn"]
+
+
+@pytest.mark.parametrize(("sequences", "n"), [(1, 1), (1_000, 1_000)])
+def test_an_absurd_report_takes_at_most_the_pool(sequences: int, n: int) -> None:
+    s = make(capacity=1 << 40)
+    d = grant(s, 0, "r", 1_000, 10, sequences=sequences, n=n)
+    s.progress(1, d.lease_id, 1, 1 << 27, 1 << 27, 1 << 27)
+    s.check()
+    assert pool(s, 1)["promised_tokens"] <= 1 << 30
+    assert s.flow_stats(1, 0)["input_tokens"] == 1 << 27  # charged as reported
+    s.complete(2, d.lease_id, 1)
+    assert is_drained(s, 2)
 
 
 def test_a_smaller_pool_keeps_its_leases_and_grants_nothing() -> None:

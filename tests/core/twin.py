@@ -291,15 +291,18 @@ class Twin(State):
 
     def _grow(self, r: Request) -> None:
         each = -(-r.output_tokens // r.sequences)
+        most = self.pools[r.pool].capacity_blocks  # however wrong a report is
         if each > r.predicted_output:
             more = min(self.predictor.beyond(r.flow, each), r.output_max_tokens)
             r.predicted_output = max(each, more)
             tokens = r.prompt_tokens * r.n + r.predicted_output * r.sequences
-            r.reserved_blocks = max(r.reserved_blocks, self.blocks(r.pool, tokens, r.sequences))
+            need = self.blocks(r.pool, tokens, r.sequences)
+            r.reserved_blocks = max(r.reserved_blocks, min(need, most))
         computed = r.prompt_tokens if r.output_tokens else r.input_tokens or 0
         held = computed * r.n + r.output_tokens
         if held:
-            r.posted_blocks = max(r.posted_blocks, self.blocks(r.pool, held, r.sequences))
+            full = self.blocks(r.pool, held, r.sequences)
+            r.posted_blocks = max(r.posted_blocks, min(full, most))
         r.reserved_blocks = max(r.reserved_blocks, r.posted_blocks)
 
     def complete(

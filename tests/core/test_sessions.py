@@ -1,0 +1,526 @@
+"""The Session protocol: a state machine of bytes."""
+
+import pytest
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from schedsvc import _core as core
+
+from .stream import (
+    HELLO,
+    Stream,
+    asking,
+    cancelling,
+    completing,
+    fates,
+    faults,
+    notices,
+    offering,
+    replaying,
+    reporting,
+)
+from .support import SECOND, admit, is_drained, make, pool, totals, vtc
+
+TTL, GRACE = 10 * SECOND, 20 * SECOND
+
+
+def refused(stream: Stream, *events: pb.SessionEvent) -> str:
+    """The field for which the stream cannot go on."""
+    with pytest.raises(core.CallerError) as caught:
+        stream.push(0, *events)
+    assert caught.value.code == 3
+    stream.core.check()
+    return caught.value.field
+
+
+# Greeting and numbering.
+
+
+def test_hello_is_welcomed_and_acknowledged() -> None:
+    s = core.Scheduler(incarnation=77, lease_ttl_ns=3 * SECOND, session_open_max=9)
+    answer = Stream(s, greets=False).send(0, HELLO)
+    assert answer.ack_seq == 1
+    assert answer.welcome == pb.SessionWelcome(
+        incarnation=77, lease_ttl_ms=3_000, open_requests_max=9
+    )
+
+
+def test_the_first_event_is_hello_and_only_the_first() -> None:
+    for event in (asking(1, "r"), offering("q"), reporting(1), cancelling(1)):
+        assert refused(Stream(make(), greets=False), event) == "events"
+    assert refused(Stream(make()), HELLO) == "hello"
+
+
+@pytest.mark.parametrize("client_id", ["", "x" * 129])
+def test_hello_names_the_shim(client_id: str) -> None:
+    hello = pb.SessionEvent(hello=pb.SessionHello(client_id=client_id))
+    assert refused(Stream(make(), greets=False), hello) == "hello.client_id"
+
+
+@pytest.mark.parametrize("seq", [0, 1, 3, 1 << 63, (1 << 64) - 1])
+def test_numbers_grow_by_one(seq: int) -> None:
+    stream = Stream(make())
+    stream.seq = seq - 1
+    with pytest.raises(core.CallerError) as caught:
+        stream.session.receive(0, pb.SessionRequest(seq=seq).SerializeToString())
+    assert caught.value.field == "seq"
+    assert totals(stream.core, 0)["received"] == 0
+
+
+def test_a_message_without_events_is_fine() -> None:
+    stream = Stream(make())
+    for _ in range(3):
+        assert stream.send(0) == pb.SessionResponse()
+
+
+def test_a_torn_message_is_refused_before_anything_is_applied() -> None:
+    stream = Stream(make())
+    whole = pb.SessionRequest(seq=2, events=[asking(1, "r")]).SerializeToString()
+    for cut in range(1, len(whole)):
+        with pytest.raises(core.CallerError):
+            stream.session.receive(0, whole[:cut])
+    assert totals(stream.core, 0)["received"] == 0
+    stream.session.receive(0, whole)
+    assert totals(stream.core, 0)["received"] == 1
+
+
+def test_a_message_has_at_most_4096_events() -> None:
+    stream = Stream(make(queue_max=1 << 20, flow_queue_max=1 << 20))
+    assert fates(stream.send(0, *(asking(i + 1, f"r{i}") for i in range(4_096))))
+    stream = Stream(make())
+    assert refused(stream, *(cancelling(9) for _ in range(4_097))) == "events"
+
+
+# Requests.
+
+
+def test_verdicts_carry_their_tags_in_order() -> None:
+    stream = Stream(make(capacity=40, queue_max=2))
+    answer = stream.send(0, *(asking(tag, f"r{tag}") for tag in (7, 3, 9, 4, 5)))
+    full = core.REJECTED_QUEUE_FULL  # nothing is granted before the poll
+    assert fates(answer) == [(9, full), (4, full), (5, full), (7, core.GRANTED), (3, core.GRANTED)]
+    assert answer.ack_seq == 2
+
+
+def test_a_verdict_says_what_a_unary_answer_says() -> None:
+    for prompts, fields in (((10, 5), {"n": 2}), ((2_000,), {}), ((1,), {"pool": "none"})):
+        stream, unary = Stream(make(block=16)), make(block=16)
+        (verdict,) = stream.send(0, asking(5, "r", *prompts, **fields)).verdicts  # type: ignore[arg-type]
+        message = asking(5, "r", *prompts, **fields).admit.request  # type: ignore[arg-type]
+        answer = unary.admit_wire(0, 0, message.SerializeToString())
+        assert isinstance(answer, bytes)
+        said, told = verdict.response, pb.AdmitResponse.FromString(answer)
+        for response in (said, told):  # spread so that not all return together
+            assert response.refusal.retry_after_ms in range(5_501)
+            response.refusal.retry_after_ms = 0
+            for limit in response.refusal.quota.limits:
+                limit.reset_ms = 0
+        assert said == told
+
+
+def test_a_tag_is_free_again_after_its_verdict() -> None:
+    stream = Stream(make())
+    for i in range(5):
+        stream.grant(0, 1, f"r{i}")
+
+
+def test_wrong_events_are_faults_and_the_others_stand() -> None:
+    stream = Stream(make(capacity=25))
+    stream.grant(0, 1, "runs")
+    answer = stream.send(
+        0,
+        asking(2, "waits"),
+        asking(2, "same-tag"),
+        asking(0, "no-tag"),
+        asking(3, "waits"),
+        asking(4, ""),
+        asking(5, "r5", 0),
+        asking(6, "r6", max_output_tokens=0),
+        offering("q", capacity=0),
+        offering("p", epoch=0),
+        reporting(1, output_tokens=-5),
+        completing(1, outcome=core.EXPIRED),
+        replaying(9, "x", prompt_tokens=0),
+        pb.SessionEvent(telemetry=pb.EngineTelemetry(pool="none")),
+        pb.SessionEvent(),
+        asking(7, "r7"),
+    )
+    assert faults(answer) == [
+        (2, 3, "admit.tag"),
+        (0, 3, "admit.tag"),
+        (3, 6, "admit.request.request_id"),
+        (4, 3, "admit.request.request_id"),
+        (5, 3, "admit.request.input_tokens[0]"),
+        (6, 3, "admit.request.max_output_tokens"),
+        (0, 3, "pool.capacity_tokens"),
+        (0, 9, "pool.epoch"),
+        (0, 3, "progress.output_tokens"),
+        (0, 3, "complete.outcome"),
+        (0, 3, "replay.prompt_tokens"),
+        (0, 5, "telemetry.pool"),
+        (0, 3, "events"),
+    ]
+    assert fates(answer) == []
+    assert totals(stream.core, 0)["queued"] == 2
+    assert totals(stream.core, 0)["live_leases"] == 1
+    stream.core.check()
+
+
+def test_tenants_by_name_by_key_and_unknown() -> None:
+    s = make(("f", 1000), ("keyed", 1000))
+    s.set_key(b"k" * 32, 1)
+    stream = Stream(s)
+    unknown = core.REJECTED_UNKNOWN_TENANT
+    answer = stream.send(
+        0,
+        asking(1, "r1"),
+        asking(2, "r2", tenant="", api_key_sha256=b"k" * 32),
+        asking(3, "r3", tenant="", api_key_sha256=b"x" * 32),
+        asking(4, "r4", tenant=""),
+        asking(5, "r5", tenant="nobody", api_key_sha256=b"k" * 32),
+    )
+    assert sorted(fates(answer)) == [(1, 1), (2, 1), (3, unknown), (4, unknown), (5, unknown)]
+    assert [s.flow_stats(0, i)["granted"] for i in range(2)] == [1, 1]
+    s.set_unknown(0)
+    assert fates(stream.send(0, asking(6, "r6", tenant="nobody"))) == [(6, 1)]
+
+
+def test_cancel_withdraws_what_has_no_verdict_yet() -> None:
+    stream = Stream(make(capacity=20))
+    lease_id = stream.grant(0, 1, "runs")
+    assert fates(stream.send(0, asking(2, "waits"))) == []
+    assert fates(stream.send(0, cancelling(2))) == [(2, core.EVICTED_CANCELLED)]
+    assert stream.send(0, cancelling(1), cancelling(2), cancelling(99)) == pb.SessionResponse()
+    assert notices(stream.send(0, reporting(lease_id))) == []  # it runs as if nothing had been
+    # Cancelled in the message that asks: it never waits.
+    assert fates(stream.send(0, asking(3, "r3"), cancelling(3))) == [(3, core.EVICTED_CANCELLED)]
+    stream.core.check()
+
+
+def test_open_requests_of_a_stream_are_bounded() -> None:
+    stream = Stream(make(capacity=20, session_open_max=2))
+    stream.grant(0, 1, "runs")
+    answer = stream.send(0, asking(2, "waits"), asking(3, "one-more"))
+    assert fates(answer) == [(3, core.REJECTED_LIMIT)]
+    stream.send(0, cancelling(2))
+    assert fates(stream.send(0, asking(4, "waits"))) == []
+
+
+def test_verdicts_come_in_portions() -> None:
+    stream = Stream(make(capacity=1 << 20, queue_max=1 << 20, flow_queue_max=1 << 20))
+    for batch in range(3):
+        stream.push(0, *(asking(batch * 2_000 + i + 1, f"r{batch}-{i}") for i in range(2_000)))
+    while stream.core.next_deadline() == 0:
+        stream.core.poll(0)
+    sizes = []
+    while (data := stream.session.take(0)) is not None:
+        sizes.append(len(pb.SessionResponse.FromString(data).verdicts))
+    assert sizes == [4_096, 1_904]
+
+
+# Leases.
+
+
+def test_completes_are_acknowledged_and_unknown_ones_noticed() -> None:
+    stream = Stream(make())
+    lease_id = stream.grant(0, 1, "r")
+    answer = stream.send(0, completing(lease_id, output_tokens=4))
+    assert (answer.ack_seq, notices(answer)) == (3, [])
+    answer = stream.send(0, completing(lease_id, output_tokens=4), completing(999))
+    assert (answer.ack_seq, notices(answer)) == (4, [(999, core.LEASE_UNKNOWN)])
+    assert notices(stream.send(0, reporting(lease_id), reporting(998))) == [
+        (lease_id, core.LEASE_ENDED),
+        (998, core.LEASE_UNKNOWN),
+    ]
+    assert stream.core.flow_stats(0, 0)["output_tokens"] == 4
+
+
+def test_a_new_epoch_is_noticed_by_those_who_hold_leases() -> None:
+    s = make()
+    holder, engine = Stream(s), Stream(s)
+    lease_id = holder.grant(0, 1, "r")
+    engine.send(0, offering("p", epoch=2, capacity=500))
+    assert holder.session.owner in s.ready()
+    assert notices(holder.pull(0)) == [(lease_id, core.LEASE_VOID)]
+    assert notices(holder.send(0, reporting(lease_id))) == [(lease_id, core.LEASE_VOID)]
+    assert notices(holder.send(0, completing(lease_id))) == []
+    s.check()
+
+
+def test_an_expiry_is_noticed() -> None:
+    stream = Stream(make())
+    lease_id = stream.grant(0, 1, "r")
+    assert stream.core.poll(TTL + GRACE) == []
+    assert notices(stream.pull(TTL + GRACE)) == [(lease_id, core.LEASE_ENDED)]
+
+
+@pytest.mark.parametrize("stranger", [0, 2])
+def test_principals_cannot_touch_each_others_leases(stranger: int) -> None:
+    s = make()
+    owner, other = Stream(s, principal=1), Stream(s, principal=stranger)
+    lease_id = owner.grant(0, 1, "r")
+    unknown = [(lease_id, core.LEASE_UNKNOWN)]
+    assert notices(other.send(0, reporting(lease_id, output_tokens=5))) == unknown
+    assert notices(other.send(0, completing(lease_id))) == unknown
+    assert notices(other.send(0, replaying(lease_id, "r"))) == unknown
+    assert notices(other.send(0, replaying(lease_id, "s"))) == unknown
+    assert notices(other.send(0, replaying(lease_id + 50, "r"))) == [
+        (lease_id + 50, core.LEASE_UNKNOWN)
+    ]
+    assert faults(other.send(0, asking(1, "r"))) == [(1, 6, "admit.request.request_id")]
+    other.session.close(0)
+    assert totals(s, 0)["live_leases"] == 1
+    assert s.flow_stats(0, 0)["output_tokens"] == 0
+    assert notices(owner.send(0, reporting(lease_id))) == []
+
+
+# The end of a stream.
+
+
+def test_close_withdraws_what_is_queued() -> None:
+    s = make(capacity=20)
+    keeper, leaver = Stream(s), Stream(s)
+    keeper.grant(0, 1, "runs")
+    keeper.send(0, asking(2, "stays"))
+    leaver.send(0, asking(1, "goes1"), asking(2, "goes2"))
+    leaver.session.close(0)
+    leaver.session.close(0)
+    assert totals(s, 0)["queued"] == 1
+    assert s.flow_stats(0, 0)["refusals"] == {core.EVICTED_CANCELLED: 2}
+    s.check()
+    keeper.session.close(0)
+    assert totals(s, 0)["queued"] == 0
+    assert totals(s, 0)["open_sessions"] == 0
+    s.poll(TTL + GRACE)
+    assert is_drained(s, TTL + GRACE)
+
+
+def test_a_grant_that_nobody_took_is_taken_back() -> None:
+    s = make()
+    stream = Stream(s)
+    stream.push(0, asking(1, "r"))
+    assert totals(s, 0)["live_leases"] == 1
+    stream.session.close(0)
+    assert totals(s, 0)["live_leases"] == 0
+    assert (vtc(s, 0), pool(s, 0)["promised_tokens"]) == (0, 0)
+    assert Stream(s).grant(0, 1, "r")  # a retry is a new request
+    s.check()
+
+
+def test_a_lease_outlives_its_stream_until_its_ttl() -> None:
+    s = make()
+    stream = Stream(s)
+    lease_id = stream.grant(0, 1, "r")
+    stream.session.close(0)
+    assert s.progress(0, lease_id, 1) == core.LEASE_LIVE
+    assert s.poll(TTL + GRACE) == []  # it belonged to nobody
+    assert is_drained(s, TTL + GRACE)
+    assert totals(s, TTL + GRACE)["expired"] == 1
+
+
+def test_a_repeated_grant_that_nobody_took_leaves_the_lease_alone() -> None:
+    s = make()
+    stream = Stream(s)
+    lease_id = stream.grant(0, 1, "r")
+    stream.push(0, asking(2, "r"))  # a hedge; its answer is on the way when the stream ends
+    stream.session.close(0)
+    assert s.progress(0, lease_id, 1) == core.LEASE_LIVE
+    s.check()
+
+
+def test_a_reconnect_takes_its_leases_over() -> None:
+    s = make()
+    first = Stream(s)
+    lease_id = first.grant(0, 1, "r")
+    first.session.close(0)
+    second = Stream(s)
+    answer = second.send(TTL - 1, replaying(lease_id, "r", output_tokens=3))
+    assert (answer.ack_seq, notices(answer)) == (2, [])
+    assert s.flow_stats(TTL, 0)["output_tokens"] == 3
+    assert totals(s, TTL)["granted"] == 1
+    s.poll(2 * TTL + GRACE)
+    assert notices(second.pull(2 * TTL + GRACE)) == [(lease_id, core.LEASE_ENDED)]
+
+
+def test_a_half_open_stream_loses_its_lease_to_the_new_one() -> None:
+    s = make(capacity=40)
+    old, new = Stream(s), Stream(s)
+    lease_id = old.grant(0, 1, "r")
+    old.send(0, asking(2, "big", 20, max_output_tokens=15))
+    new.send(0, replaying(lease_id, "r"), asking(7, "big", 20, max_output_tokens=15))
+    old.session.close(0)
+    assert totals(s, 0)["live_leases"] == 1
+    assert totals(s, 0)["queued"] == 1
+    answer = new.send(0, completing(lease_id))
+    assert fates(answer) == [(7, core.GRANTED)]
+    s.check()
+
+
+def test_replay_to_a_restarted_scheduler_grants_nothing_above_capacity() -> None:
+    s = make(capacity=100)
+    stream = Stream(s)
+    answer = stream.send(0, *(replaying(100 + i, f"r{i}") for i in range(4)), asking(1, "new", 30))
+    assert notices(answer) == []
+    assert fates(answer) == []
+    assert pool(s, 0)["promised_tokens"] == 80
+    answer = stream.send(0, completing(100), completing(101))
+    assert fates(answer) == [(1, core.GRANTED)]
+    assert answer.verdicts[0].response.grant.lease_id == 104
+    s.check()
+
+
+def test_a_replay_of_what_cannot_be_is_noticed() -> None:
+    s = make()
+    stream = Stream(s)
+    answer = stream.send(
+        0,
+        replaying(5, "a", tenant="nobody"),
+        replaying(6, "b", pool="none"),
+        replaying(7, "c", pool_epoch=9),
+        replaying(0, "d"),
+    )
+    assert notices(answer) == [
+        (5, core.LEASE_UNKNOWN),
+        (6, core.LEASE_UNKNOWN),
+        (7, core.LEASE_VOID),
+        (0, core.LEASE_UNKNOWN),
+    ]
+    assert totals(s, 0)["live_leases"] == 0
+
+
+def test_a_closed_stream_takes_and_gives_nothing() -> None:
+    stream = Stream(make())
+    stream.push(0, asking(1, "r"))
+    stream.session.close(0)
+    assert stream.session.take(0) is None
+    with pytest.raises(core.CallerError, match="closed"):
+        stream.push(0)
+    assert stream.core.ready() == []
+
+
+def test_ready_names_each_session_once_and_never_a_closed_one() -> None:
+    s = make()
+    a, b = Stream(s), Stream(s)
+    s.ready()
+    a.push(0, asking(1, "r1"), asking(2, "r2"))
+    b.push(0, asking(1, "r3"))
+    a.push(0, asking(3, "r4"))
+    assert sorted(s.ready()) == sorted([a.session.owner, b.session.owner])
+    assert s.ready() == []
+    assert len(fates(a.pull(0))) == 3
+    a.push(0, asking(4, "r5"))
+    a.session.close(0)
+    reused = Stream(s, greets=False)
+    assert reused.session.owner == a.session.owner
+    assert s.ready() == []
+    assert reused.session.take(0) is None
+
+
+def test_sessions_are_bounded() -> None:
+    s = make(sessions_max=2)
+    streams = [Stream(s) for _ in range(2)]
+    with pytest.raises(core.CallerError) as caught:
+        s.open_session()
+    assert caught.value.code == 8
+    streams[0].session.close(0)
+    Stream(s)
+
+
+# Pools.
+
+
+def test_a_pool_is_attached_while_a_stream_offers_it() -> None:
+    s = core.Scheduler(headroom_ppm=0)
+    s.set_flow(b"f", 1000)
+    gate, first, second = Stream(s), Stream(s), Stream(s)
+    assert fates(gate.send(0, asking(1, "r"))) == [(1, core.REJECTED_NO_POOL)]
+    first.send(0, offering("p"), offering("p", capacity=120))
+    second.send(0, offering("p", capacity=120))
+    gate.grant(0, 2, "r", 100)
+    gate.send(0, asking(3, "waits", 100))
+    first.session.close(0)
+    assert pool(s, 0)["attached"]
+    second.session.close(0)
+    assert not pool(s, 0)["attached"]
+    s.poll(0)
+    assert pool(s, 0)["wait_reason"] == "DETACHED"
+    assert fates(gate.send(0, completing(1))) == []
+    assert fates(gate.send(0, asking(4, "new"))) == [(4, core.REJECTED_NO_POOL)]
+    assert fates(Stream(s).send(0, offering("p", epoch=2))) == []
+    s.check()
+
+
+def test_a_reattached_pool_serves_what_waited() -> None:
+    s = core.Scheduler(headroom_ppm=0)
+    s.set_flow(b"f", 1000)
+    gate, engine = Stream(s), Stream(s)
+    engine.send(0, offering("p", capacity=20))
+    lease_id = gate.grant(0, 1, "runs")
+    gate.send(0, asking(2, "waits"))
+    engine.session.close(0)
+    gate.send(0, completing(lease_id))
+    Stream(s).send(0, offering("p", epoch=2, capacity=20))
+    assert fates(gate.pull(0)) == [(2, core.GRANTED)]
+
+
+def test_pools_of_a_stream_are_bounded() -> None:
+    stream = Stream(make())
+    answer = stream.send(0, *(offering(f"q{i}") for i in range(9)), offering("q0", capacity=50))
+    assert faults(answer) == [(0, 8, "pool.pool")]
+    assert len(stream.core.stats(0)["pools"]) == 1 + 8
+    stream.session.close(0)
+    attached = [p["attached"] for p in stream.core.stats(0)["pools"]]
+    assert attached == [True] + [False] * 8
+
+
+def test_telemetry_of_the_pools_epoch_is_shown() -> None:
+    stream = Stream(make())
+    for epoch, used in ((1, 40), (2, 99)):
+        stream.send(0, pb.SessionEvent(
+            telemetry=pb.EngineTelemetry(pool="p", epoch=epoch, used_tokens=used)
+        ))  # fmt: skip
+    assert pool(stream.core, 0)["engine_used_tokens"] == 40
+
+
+# Streams beside unary calls.
+
+
+def test_a_unary_call_and_a_stream_may_ask_for_the_same() -> None:
+    s = make(capacity=20)
+    stream = Stream(s)
+    lease_id = stream.grant(0, 1, "runs")
+    stream.send(0, asking(2, "r"))
+    message = asking(2, "r").admit.request.SerializeToString()
+    handle = s.admit_wire(0, 0, message)  # whoever asked last is told
+    assert isinstance(handle, int)
+    stream.session.receive(
+        0, pb.SessionRequest(seq=4, events=[completing(lease_id)]).SerializeToString()
+    )
+    (granted,) = s.poll(0)
+    assert (granted.handle, granted.outcome) == (handle, core.GRANTED)
+    assert fates(stream.pull(0)) == []
+    stream.seq = 4
+    assert fates(stream.send(0, asking(3, "r"))) == [(3, core.GRANTED)]  # the stored answer
+    assert totals(s, 0)["granted"] == 2
+    s.check()
+
+
+def test_draining_is_a_verdict_on_a_stream() -> None:
+    s = make(capacity=20)
+    stream = Stream(s)
+    stream.grant(0, 1, "runs")
+    stream.send(0, asking(2, "waits"))
+    s.drain(0)
+    assert fates(stream.send(0, asking(3, "new"))) == [(3, core.REJECTED_DRAINING)]
+    assert s.evict_queued(0) == 1
+    assert fates(stream.pull(0)) == [(2, core.EVICTED_DRAINING)]
+
+
+def test_verdicts_of_unary_calls_stay_out_of_streams() -> None:
+    s = make(capacity=40)
+    stream = Stream(s)
+    handle = admit(s, 0, "unary")
+    stream.session.receive(
+        0, pb.SessionRequest(seq=2, events=[asking(1, "streamed")]).SerializeToString()
+    )
+    assert [d.handle for d in s.poll(0)] == [handle]
+    assert fates(stream.pull(0)) == [(1, core.GRANTED)]
