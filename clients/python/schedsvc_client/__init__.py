@@ -1,6 +1,6 @@
 """Client of the schedsvc scheduler: admissions as context managers, sessions, exceptions."""
 
-from schedsvc_client.channel import ClientOptions, Token, tls_credentials
+from schedsvc_client.channel import ChannelCredentials, ClientOptions, Token, tls_credentials
 from schedsvc_client.errors import (
     CallError,
     InvalidRequest,
@@ -19,6 +19,7 @@ from schedsvc_client.requests import api_key_hash
 
 __all__ = [
     "CallError",
+    "ChannelCredentials",
     "ClientOptions",
     "InvalidRequest",
     "LeaseNotFound",

@@ -11,6 +11,8 @@ import grpc
 Token = str | Callable[[], str]
 """A bearer token, or a function that gives the one in force (read anew for each call)."""
 
+ChannelCredentials = grpc.ChannelCredentials
+
 # Held calls and streams may be silent for long: pings find a dead peer within 15 s. Retries by
 # grpc would ask for the same verdict twice, so they are off.
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (

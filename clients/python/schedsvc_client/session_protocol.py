@@ -4,7 +4,8 @@ The caller passes monotonic nanoseconds in, sends the messages that `data_to_sen
 what it reads to `receive`, and comes back at `next_deadline_ns`. The state survives streams:
 `disconnected` and `connected` may follow each other any number of times, and each new stream
 begins with Hello, the pools, a replay of every open lease, and the Completes nobody acknowledged;
-after the Welcome it asks again for the requests that have no verdict. Memory is bounded by `SessionLimits`.
+after the Welcome it asks again for the requests that have no verdict. Memory is bounded by
+`SessionLimits`.
 """
 
 from __future__ import annotations

@@ -399,7 +399,9 @@ class SchedulerSession(Asker):
         if isinstance(error, _HOPELESS):
             if self._given_up is None:
                 _log.error("the scheduler at %s refuses this client: %s", self.target, error)
-            self._stop_asking(error)
+            # Of the stream, not of any admission: for them the scheduler is unavailable.
+            wrong_stream = isinstance(error, InvalidRequest)
+            self._stop_asking(_unavailable(str(error)) if wrong_stream else error)
         else:
             self._watch(asyncio.get_running_loop())
 

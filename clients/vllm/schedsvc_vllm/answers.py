@@ -1,0 +1,154 @@
+"""Answers that the gate gives itself, in OpenAI's form."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from schedsvc_client import Limit, LimitKind, Outcome, Refused
+
+from schedsvc_vllm.asgi import Headers, Send
+
+REFUSAL_RETRY_MS = 1_000
+_BAD, _FORBIDDEN, _TOO_MANY, _BUSY = 400, 403, 429, 503
+
+
+@dataclass(frozen=True, slots=True)
+class Face:
+    """How an outcome looks in HTTP."""
+
+    status: int
+    type: str
+    code: str
+
+
+_RATE_LIMIT = Face(_TOO_MANY, "rate_limit_error", "rate_limit_exceeded")
+_SLOW_DOWN = Face(_TOO_MANY, "rate_limit_error", "slow_down")
+_TOO_LONG = Face(_BAD, "invalid_request_error", "context_length_exceeded")
+OVERLOADED = Face(_BUSY, "service_unavailable_error", "server_is_overloaded")
+_UNKNOWN = Face(_FORBIDDEN, "permission_error", "unknown_tenant")
+
+# The table of the contract's section "HTTP face". What is missing here is OVERLOADED.
+FACES: dict[Outcome, Face] = {
+    Outcome.REJECTED_FLOW_QUEUE_FULL: _SLOW_DOWN,
+    Outcome.REJECTED_TOO_LARGE: _TOO_LONG,
+    Outcome.EVICTED_TOO_LARGE: _TOO_LONG,
+    Outcome.REJECTED_UNKNOWN_TENANT: _UNKNOWN,
+    Outcome.REJECTED_QUOTA: _RATE_LIMIT,
+    Outcome.REJECTED_DEADLINE: _RATE_LIMIT,
+    Outcome.EVICTED_TTL: _RATE_LIMIT,
+}
+_HEADER_OF_LIMIT = {LimitKind.QUEUED_REQUESTS: "requests", LimitKind.POOL_TOKENS: "tokens"}
+
+
+class BadRequestError(Exception):
+    """The caller's request is wrong: a sentence, and the field at fault."""
+
+    def __init__(
+        self, message: str, param: str | None = None, *, status: int = _BAD, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.status = status
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete answer."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+    async def send(self, send: Send) -> None:
+        """Send it."""
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": False})
+
+
+def bad_request(error: BadRequestError, request_id: str) -> Answer:
+    """Answer a request that is wrong: a repeat would be wrong too."""
+    kind = "invalid_request_error"
+    fields = (error.message, kind, error.param, error.code)
+    return _answer(error.status, fields, request_id, [("x-should-retry", "false")])
+
+
+def refusal(refused: Refused, request_id: str, param: str) -> Answer:
+    """Answer with the scheduler's refusal. `param`: the field that makes a request too large."""
+    face = FACES.get(refused.outcome, OVERLOADED)
+    message = refused.message or _reason(refused.outcome).replace("_", " ")
+    headers = [("x-schedsvc-dropped-reason", _reason(refused.outcome))]
+    headers.append(queue_duration(refused.queue_duration_us))
+    for limit in refused.quota:
+        headers += _limit_headers(limit)
+    if face.status in (_TOO_MANY, _BUSY):
+        headers += _retry_headers(refused.retry_after_ms or REFUSAL_RETRY_MS)
+    else:
+        headers.append(("x-should-retry", "false"))
+    fields = (message, face.type, param if face is _TOO_LONG else None, face.code)
+    return _answer(face.status, fields, request_id, headers)
+
+
+def unavailable(message: str, reason: str, request_id: str, retry_after_ms: int = 0) -> Answer:
+    """Answer for a scheduler that cannot be asked."""
+    headers = [("x-schedsvc-dropped-reason", reason), queue_duration(0)]
+    headers += _retry_headers(retry_after_ms or REFUSAL_RETRY_MS)
+    fields = (message, OVERLOADED.type, None, OVERLOADED.code)
+    return _answer(OVERLOADED.status, fields, request_id, headers)
+
+
+def queue_duration(duration_us: int) -> tuple[str, str]:
+    """Return the header that tells how long a request has waited."""
+    return ("x-schedsvc-queue-duration-ms", f"{duration_us / 1_000:.3f}")
+
+
+def duration_text(duration_ms: int) -> str:
+    """Write a time in OpenAI's format, as in `120ms`, `1s`, `6m0s`, `1h0m2.5s`."""
+    if duration_ms < 1_000:
+        return f"{max(0, duration_ms)}ms"
+    minutes, ms = divmod(duration_ms, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    seconds = f"{ms / 1_000:.3f}".rstrip("0").rstrip(".") + "s"
+    if hours:
+        return f"{hours}h{minutes}m{seconds}"
+    return f"{minutes}m{seconds}" if minutes else seconds
+
+
+def _reason(outcome: Outcome) -> str:
+    return outcome.name.lower()
+
+
+def _retry_headers(retry_after_ms: int) -> list[tuple[str, str]]:
+    seconds = max(1, -(-retry_after_ms // 1_000))
+    return [("retry-after", str(seconds)), ("retry-after-ms", str(retry_after_ms))]
+
+
+def _limit_headers(limit: Limit) -> list[tuple[str, str]]:
+    name = _HEADER_OF_LIMIT.get(limit.kind)
+    if name is None:
+        return []
+    return [
+        (f"x-ratelimit-limit-{name}", str(limit.limit)),
+        (f"x-ratelimit-remaining-{name}", str(limit.remaining)),
+        (f"x-ratelimit-reset-{name}", duration_text(limit.reset_ms)),
+    ]
+
+
+def _answer(
+    status: int,
+    fields: tuple[str, str, str | None, str | None],
+    request_id: str,
+    headers: list[tuple[str, str]],
+) -> Answer:
+    message, kind, param, code = fields
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    body = json.dumps({"error": error}).encode()
+    common = [
+        ("content-type", "application/json"),
+        ("content-length", str(len(body))),
+        ("x-request-id", request_id),
+    ]
+    encoded = [(name.encode(), value.encode("latin-1")) for name, value in common + headers]
+    return Answer(status, encoded, body)

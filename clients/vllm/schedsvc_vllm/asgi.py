@@ -1,0 +1,95 @@
+"""ASGI's types, and the request's body read once and played again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+
+class ClientLeftError(Exception):
+    """The client left before its request was complete."""
+
+
+class BodyTooLargeError(Exception):
+    """The body has more bytes than allowed."""
+
+
+def header(scope: Scope, name: bytes) -> bytes:
+    """Return the first header of that name (lower case), or b"". O(headers)."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return b""
+
+
+def path_of(scope: Scope) -> str:
+    """Return the path that the app will route by: without the root path it is mounted at."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
+async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
+    """Read the whole body. Raises ClientLeftError or BodyTooLargeError."""
+    told = header(scope, b"content-length")
+    if told.isdigit() and int(told) > bytes_max:
+        raise BodyTooLargeError
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeftError
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > bytes_max:
+            raise BodyTooLargeError
+        if not message.get("more_body", False):
+            return b"".join(parts) if len(parts) > 1 else parts[0]
+
+
+class Mailbox:
+    """The `receive` that the app gets: the body again, then the server's own messages.
+
+    While the request waits for its turn, `departure` watches for a client that leaves; the app
+    later reads what that watch has read.
+    """
+
+    def __init__(self, receive: Receive, body: bytes) -> None:
+        self._receive = receive
+        self._body: bytes | None = body
+        self._watch: asyncio.Task[Message] | None = None
+
+    async def __call__(self) -> Message:
+        """Give the next message."""
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        if self._watch is not None:
+            watch, self._watch = self._watch, None
+            return await watch
+        return await self._receive()
+
+    def departure(self) -> asyncio.Task[Message]:
+        """Return a task that is done when the client has left."""
+        if self._watch is None:
+            self._watch = asyncio.ensure_future(self._next_disconnect())
+        return self._watch
+
+    def close(self) -> None:
+        """End the watch, where the app did not take it over."""
+        if self._watch is not None:
+            self._watch.cancel()
+
+    async def _next_disconnect(self) -> Message:
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                return message

@@ -1,0 +1,326 @@
+"""The gate: pure ASGI around a server that generates.
+
+A request for a gated endpoint is sized, admitted, run, reported and completed. Whatever way it
+ends (an answer, an error, a client that leaves while queued or streaming, a cancelled task), its
+lease is ended exactly once: by a plain `finally` without a single await.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import TypeVar
+
+from schedsvc_client import CallError, InvalidRequest, LimitExceeded, Refused, api_key_hash
+
+from schedsvc_vllm import answers
+from schedsvc_vllm.answers import Answer, BadRequestError
+from schedsvc_vllm.asgi import (
+    App,
+    BodyTooLargeError,
+    ClientLeftError,
+    Mailbox,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    header,
+    path_of,
+    read_body,
+)
+from schedsvc_vllm.engine import EngineView
+from schedsvc_vllm.flight import Flight
+from schedsvc_vllm.identity import Identifier, Identity, key_is_known
+from schedsvc_vllm.intake import ROUTES, Call, Route, parse_json, size_call
+from schedsvc_vllm.limit import LocalLimitError
+from schedsvc_vllm.runtime import Runtime, now_ns
+from schedsvc_vllm.settings import Settings, SettingsError
+
+T = TypeVar("T")
+
+# They generate too, but this version does not size them yet.
+UNGATED_PATHS = frozenset(
+    {
+        "/v1/chat/completions/batch",
+        "/v1/responses",
+        "/v1/messages",
+        "/inference/v1/generate",
+        "/invocations",
+        "/cohere/v2/chat",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+    }
+)
+# Most verdicts come sooner; only a request that really waits is watched for a client that leaves.
+WATCH_AFTER_S = 0.005
+# While the scheduler is away, nobody waits longer than this for a place.
+LOCAL_WAIT_S_MAX = 30.0
+# Set by whoever spreads requests over ranks: never by a caller.
+RANK_HEADER = b"x-data-parallel-rank"
+_ASK_AGAIN = Answer(0, [], b"")
+_log = logging.getLogger("schedsvc_vllm")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request that has been taken in."""
+
+    route: Route
+    call: Call
+    identity: Identity
+    id: str
+    mailbox: Mailbox
+
+
+class Gate:
+    """An ASGI middleware: `vllm serve MODEL --middleware schedsvc_vllm.gate.Gate`.
+
+    Without `settings` they are read from the environment. A setting that is wrong does not raise
+    here, where some servers would swallow it: the server's start fails with it, and every gated
+    request is answered with 503.
+    """
+
+    def __init__(self, app: App, settings: Settings | None = None) -> None:
+        self.app = app
+        self._started_ns = now_ns()
+        self._settings: Settings | None = settings
+        self._broken: SettingsError | None = None
+        self._runtime: Runtime | None = None
+        self._api_keys: frozenset[bytes] = frozenset()
+        try:
+            self._settings = settings or Settings.from_environment()
+            self._identifier = Identifier(self._settings)
+        except SettingsError as error:
+            _log.error("the gate cannot work: %s", error)
+            self._broken = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one scope."""
+        kind = scope["type"]
+        if kind == "http" and scope["method"] == "POST":
+            path = path_of(scope)
+            route = ROUTES.get(path)
+            if route is not None:
+                await self._gated(route, scope, receive, send)
+                return
+            if path in UNGATED_PATHS and (self._settings is None or self._settings.refuse_ungated):
+                await self._refuse_ungated(path, scope, send)
+                return
+        elif kind == "lifespan":
+            await self._lifespan(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    # One request.
+
+    async def _gated(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._broken is None:
+            self._start(scope)
+        runtime = self._runtime
+        if runtime is None or self._settings is None:
+            await answers.unavailable(
+                "the gate of this server is misconfigured", "gate_misconfigured", "-"
+            ).send(send)
+            return
+        request_id = self._identifier.request_id(scope)
+        try:
+            if self._api_keys and not key_is_known(scope, self._api_keys):
+                raise BadRequestError("the API key is wrong", status=401, code="invalid_api_key")
+            raw = await read_body(scope, receive, self._settings.body_bytes_max)
+            body = parse_json(raw)
+            identity = self._identifier.identity(scope, body)
+            call = size_call(
+                route,
+                raw,
+                body,
+                sizes=runtime.pool.sizes,
+                count=runtime.engine.count_prompt_tokens,
+                ratios=runtime.ratios,
+                tenant=identity.key,
+            )
+        except ClientLeftError:
+            return
+        except BodyTooLargeError:
+            error = BadRequestError(
+                f"the body has more than {self._settings.body_bytes_max} bytes", status=413
+            )
+            await answers.bad_request(error, request_id).send(send)
+            return
+        except BadRequestError as error:
+            await answers.bad_request(error, request_id).send(send)
+            return
+        request = Request(route, call, identity, request_id, Mailbox(receive, call.body))
+        await self._run(runtime, request, scope, send)
+
+    async def _run(self, runtime: Runtime, request: Request, scope: Scope, send: Send) -> None:
+        """Wait for its turn, run it, and close its books on every way out."""
+        scope = _scope_for_app(scope, request.call)
+        flight = Flight(runtime, request.call, request.identity.key, send)
+        try:
+            refusal = await self._turn(runtime, request, flight)
+            if refusal is not None:
+                await refusal.send(send)
+            else:
+                await self.app(scope, request.mailbox, flight.send)
+        except ClientLeftError:
+            pass  # there is nobody to answer
+        finally:
+            flight.finish(scope)
+            request.mailbox.close()
+
+    async def _turn(self, runtime: Runtime, request: Request, flight: Flight) -> Answer | None:
+        """Wait until the request may run (None) or is refused. Raises ClientLeftError."""
+        while True:
+            if runtime.session.available:
+                try:
+                    return await self._ask(runtime, request, flight)
+                except CallError as error:
+                    flight.admission = None
+                    cause = error.message
+            else:
+                last = runtime.session.last_error
+                cause = last.message if last else "not connected"
+            if self._settings is not None and not self._settings.fail_open:
+                _log.debug("refused while the scheduler is away: %s", cause)
+                message = "the admission scheduler cannot be reached"
+                return answers.unavailable(message, "scheduler_unreachable", request.id)
+            answer = await self._run_without(runtime, request, flight)
+            if answer is not _ASK_AGAIN:
+                return answer
+
+    async def _ask(self, runtime: Runtime, request: Request, flight: Flight) -> Answer | None:
+        """Ask the scheduler. Raises CallError where it cannot be asked."""
+        call, identity = request.call, request.identity
+        try:
+            flight.admission = runtime.session.admission(
+                tenant=identity.tenant,
+                api_key_sha256=identity.api_key_sha256,
+                pool=runtime.pool.name,
+                input_tokens=call.prompts.tokens,
+                n=call.n,
+                max_output_tokens=call.max_output_tokens,
+            )
+            await _first(flight.admission.submit(), request.mailbox)
+        except Refused as refused:
+            return answers.refusal(refused, request.id, request.route.prompt_field)
+        except InvalidRequest as error:
+            return answers.bad_request(_wrong_field(error, request), request.id)
+        except LimitExceeded as error:
+            return answers.unavailable(
+                error.message, "scheduler_limit", request.id, error.retry_after_ms
+            )
+        flight.granted()
+        return None
+
+    async def _run_without(
+        self, runtime: Runtime, request: Request, flight: Flight
+    ) -> Answer | None:
+        """Wait for a place under the local limit, while the scheduler is away."""
+        started_s = time.monotonic()
+        try:
+            flight.place = runtime.limit.ask()
+            runs = await _first(flight.place, request.mailbox, LOCAL_WAIT_S_MAX)
+        except (LocalLimitError, asyncio.TimeoutError):
+            message = "the admission scheduler cannot be reached, and this server is full"
+            return answers.unavailable(message, "scheduler_unreachable", request.id)
+        flight.local_wait_us = int((time.monotonic() - started_s) * 1e6)
+        return None if runs else _ASK_AGAIN
+
+    async def _refuse_ungated(self, path: str, scope: Scope, send: Send) -> None:
+        error = BadRequestError(
+            f"{path} is not served here: this server's admission gate does not cover it yet",
+            status=501,
+            code="not_gated",
+        )
+        request_id = self._identifier.request_id(scope) if self._broken is None else "-"
+        await answers.bad_request(error, request_id).send(send)
+
+    # The server's start and end.
+
+    def _start(self, scope: Scope) -> None:
+        """Connect, once. A failure is remembered: nothing is ever let through ungated."""
+        if self._runtime is not None or self._settings is None:
+            return
+        engine = EngineView(scope, self.app)
+        try:
+            self._runtime = Runtime(self._settings, engine, self._started_ns)
+        except SettingsError as error:
+            self._broken = error
+            _log.error("the gate cannot work: %s", error)
+            return
+        keys = {api_key_hash(key) for key in engine.api_keys}
+        self._api_keys = self._settings.api_keys_sha256 | keys
+
+    async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_runtime(message: Message) -> None:
+            kind = message["type"]
+            if kind == "lifespan.startup.complete" and self._broken is None:
+                self._start(scope)
+            if kind == "lifespan.startup.complete" and self._broken is not None:
+                text = f"schedsvc gate: {self._broken}"
+                message = {"type": "lifespan.startup.failed", "message": text}
+            elif kind.startswith("lifespan.shutdown."):
+                await self._close()
+            await send(message)
+
+        try:
+            await self.app(scope, receive, with_runtime)
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        runtime, self._runtime = self._runtime, None
+        if runtime is not None:
+            await runtime.close()
+
+
+async def _first(future: asyncio.Future[T], mailbox: Mailbox, wait_s_max: float | None = None) -> T:
+    """Wait for a future, unless the client leaves first; it is cancelled on every other way out.
+
+    Raises ClientLeftError, TimeoutError, or what the future holds.
+    """
+    try:
+        if not future.done():
+            await asyncio.wait((future,), timeout=WATCH_AFTER_S)
+        if not future.done():
+            left = mailbox.departure()
+            await asyncio.wait(
+                (future, left), timeout=wait_s_max, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not future.done():
+                raise ClientLeftError if left.done() else asyncio.TimeoutError
+        return future.result()
+    finally:
+        future.cancel()
+
+
+def _scope_for_app(scope: Scope, call: Call) -> Scope:
+    """Return the scope with the headers that go with the body; `state` stays the same object."""
+    scope.setdefault("state", {})
+    changed = call.rewritten or header(scope, RANK_HEADER)
+    if not changed:
+        return scope
+    dropped = {RANK_HEADER}
+    if call.rewritten:
+        # A compressed stream could not be read.
+        dropped |= {b"content-length", b"transfer-encoding", b"accept-encoding"}
+    headers = [pair for pair in scope["headers"] if pair[0] not in dropped]
+    if call.rewritten:
+        headers.append((b"content-length", str(len(call.body)).encode()))
+    return {**scope, "headers": headers}
+
+
+def _wrong_field(error: InvalidRequest, request: Request) -> BadRequestError:
+    """Name the field of the body that the scheduler's complaint is about."""
+    field = error.violations[0].field if error.violations else ""
+    names = {
+        "input_tokens": request.route.prompt_field,
+        "max_output_tokens": request.call.limit_field,
+        "n": "n",
+    }
+    for theirs, ours in names.items():
+        if field.rpartition(".")[2].startswith(theirs):
+            return BadRequestError(f"{ours}: {error.violations[0].description}", ours)
+    return BadRequestError(error.message)

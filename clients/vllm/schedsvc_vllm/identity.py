@@ -1,0 +1,91 @@
+"""Who asks: the tenant that a trusted header names, an API key's hash, or a field of the body."""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schedsvc_client import api_key_hash
+
+from schedsvc_vllm.answers import BadRequestError
+from schedsvc_vllm.asgi import Scope, header
+from schedsvc_vllm.settings import Settings
+
+_TENANT_BYTES_MAX = 256
+_REQUEST_ID_CHARS_MAX = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One of the two is set, or neither: an unknown tenant."""
+
+    tenant: str = ""
+    api_key_sha256: bytes = b""
+
+    @property
+    def key(self) -> str | bytes:
+        """What tells tenants apart in tables of the gate."""
+        return self.tenant or self.api_key_sha256
+
+
+class Identifier:
+    """Applies the settings' order: trusted headers, API key, `safety_identifier`, `user`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._headers = [name.encode() for name in settings.tenant_headers]
+        self._trust_api_key = settings.trust_api_key
+        self._trust_user_field = settings.trust_user_field
+        self._prefix = secrets.token_hex(8)
+        self._numbers = itertools.count(1)
+
+    def identity(self, scope: Scope, body: Mapping[str, Any]) -> Identity:
+        """Find the tenant. Raises BadRequestError where a trusted name is no name."""
+        for name in self._headers:
+            value = header(scope, name).strip()
+            if value:
+                return Identity(tenant=_name(value, name.decode()))
+        if self._trust_api_key:
+            key = bearer(scope)
+            if key:
+                return Identity(api_key_sha256=api_key_hash(key))
+        if self._trust_user_field:
+            for field in ("safety_identifier", "user"):
+                named = body.get(field)
+                if isinstance(named, str) and named:
+                    return Identity(tenant=_name(named.encode("utf-8", "replace"), field))
+        return Identity()
+
+    def request_id(self, scope: Scope) -> str:
+        """Return the caller's x-request-id where it is fit to be sent back, else a new one."""
+        value = header(scope, b"x-request-id").decode("latin-1")
+        if value.isascii() and value.isprintable() and 0 < len(value) <= _REQUEST_ID_CHARS_MAX:
+            return value
+        return f"{self._prefix}-{next(self._numbers)}"
+
+
+def bearer(scope: Scope) -> str:
+    """Return the API key of the Authorization header, or ""."""
+    scheme, _, key = header(scope, b"authorization").decode("latin-1").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def key_is_known(scope: Scope, keys_sha256: frozenset[bytes]) -> bool:
+    """Compare the caller's API key with those that are allowed, in constant time."""
+    given = api_key_hash(bearer(scope))
+    found = False
+    for known in keys_sha256:
+        found |= hmac.compare_digest(given, known)
+    return found
+
+
+def _name(value: bytes, where: str) -> str:
+    if len(value) > _TENANT_BYTES_MAX:
+        raise BadRequestError(f"{where}: has more than {_TENANT_BYTES_MAX} bytes", where)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise BadRequestError(f"{where}: is not UTF-8", where) from None

@@ -1,0 +1,190 @@
+"""The gate's settings: environment variables, read and checked once at the start."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from schedsvc_client import api_key_hash
+from schedsvc_client.channel import Token, check_target
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
+
+
+class SettingsError(ValueError):
+    """A setting is missing or wrong; the message names its variable."""
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """The pool as the environment tells it; 0: as the engine says."""
+
+    name: str = "default"
+    capacity_tokens: int = 0
+    block_size_tokens: int = 0
+    max_running: int = 0
+    max_model_tokens: int = 0
+    epoch: int = 0
+
+
+@dataclass(frozen=True)
+class TlsSettings:
+    """Files for TLS to the scheduler; without a CA grpc's own roots are trusted."""
+
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one gate does. README.md describes each variable."""
+
+    target: str
+    token: Token | None = None
+    tls: TlsSettings | None = None
+    client_id: str = ""
+    pool: PoolSettings = PoolSettings()
+    tenant_headers: tuple[str, ...] = ()
+    trust_api_key: bool = True
+    trust_user_field: bool = False
+    api_keys_sha256: frozenset[bytes] = frozenset()
+    fail_open: bool = True
+    fail_open_concurrency_min: int = 1
+    refuse_ungated: bool = True
+    body_bytes_max: int = 32 << 20
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Read the settings. Raises SettingsError, which names the variable at fault."""
+        read = _Reader(os.environ if environment is None else environment)
+        pool = PoolSettings(
+            name=read.text("SCHEDSVC_POOL", "default"),
+            capacity_tokens=read.number("SCHEDSVC_POOL_CAPACITY_TOKENS"),
+            block_size_tokens=read.number("SCHEDSVC_POOL_BLOCK_SIZE_TOKENS", maximum=65_536),
+            max_running=read.number("SCHEDSVC_POOL_MAX_RUNNING"),
+            max_model_tokens=read.number("SCHEDSVC_POOL_MAX_MODEL_TOKENS"),
+            epoch=read.number("SCHEDSVC_POOL_EPOCH"),
+        )
+        default_id = f"{socket.gethostname()}/{pool.name}/{os.getpid()}"[:128]
+        return cls(
+            target=read.checked("SCHEDSVC_TARGET", check_target),
+            token=read.token(),
+            tls=read.tls(),
+            client_id=read.text("SCHEDSVC_CLIENT_ID", default_id),
+            pool=pool,
+            tenant_headers=read.headers("SCHEDSVC_TENANT_HEADERS"),
+            trust_api_key=read.flag("SCHEDSVC_TRUST_API_KEY", True),
+            trust_user_field=read.flag("SCHEDSVC_TRUST_USER_FIELD", False),
+            api_keys_sha256=read.api_keys(),
+            fail_open=read.choice("SCHEDSVC_UNREACHABLE", ("open", "closed")) == "open",
+            fail_open_concurrency_min=read.number("SCHEDSVC_UNREACHABLE_CONCURRENCY_MIN", 1),
+            refuse_ungated=read.choice("SCHEDSVC_UNGATED", ("refuse", "pass")) == "refuse",
+            body_bytes_max=read.number("SCHEDSVC_BODY_BYTES_MAX", 32 << 20),
+        )
+
+
+class _Reader:
+    """Reads variables; whatever is wrong becomes a SettingsError with the variable's name."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+
+    def raw(self, name: str) -> str:
+        return self._environment.get(name, "").strip()
+
+    def text(self, name: str, default: str) -> str:
+        value = self.raw(name) or default
+        if len(value.encode()) > 128:
+            raise SettingsError(f"{name}: has more than 128 bytes")
+        return value
+
+    def checked(self, name: str, check: Callable[[str], str]) -> str:
+        value = self.raw(name)
+        if not value:
+            raise SettingsError(f"{name} is not set: host:port or unix:/path of the scheduler")
+        try:
+            return check(value)
+        except ValueError as error:
+            raise SettingsError(f"{name}: {error}") from None
+
+    def number(self, name: str, default: int = 0, maximum: int = (1 << 62)) -> int:
+        value = self.raw(name)
+        if not value:
+            return default
+        if not (value.isascii() and value.isdigit()) or not 1 <= int(value) <= maximum:
+            raise SettingsError(f"{name}: must be a whole number from 1 to {maximum}, not {value}")
+        return int(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.raw(name).lower()
+        if not value:
+            return default
+        if value not in _TRUE + _FALSE:
+            raise SettingsError(f"{name}: must be one of {', '.join(_TRUE + _FALSE)}, not {value}")
+        return value in _TRUE
+
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        """Return one of the choices; the first is the default."""
+        value = self.raw(name).lower() or choices[0]
+        if value not in choices:
+            raise SettingsError(f"{name}: must be {' or '.join(choices)}, not {value}")
+        return value
+
+    def headers(self, name: str) -> tuple[str, ...]:
+        names = tuple(part.strip().lower() for part in self.raw(name).split(",") if part.strip())
+        for header in names:
+            if not _HEADER.fullmatch(header):
+                raise SettingsError(f"{name}: {header!r} is not the name of an HTTP header")
+        return names
+
+    def file(self, name: str) -> str | None:
+        """Return a path after trying to read it."""
+        value = self.raw(name)
+        if not value:
+            return None
+        try:
+            Path(value).read_bytes()
+        except OSError as error:
+            raise SettingsError(f"{name}: cannot read {value}: {error.strerror}") from None
+        return value
+
+    def token(self) -> Token | None:
+        """Return the token, or a function that reads its file anew, so that it may be rotated."""
+        value, file = self.raw("SCHEDSVC_TOKEN"), self.file("SCHEDSVC_TOKEN_FILE")
+        if value and file:
+            raise SettingsError("SCHEDSVC_TOKEN and SCHEDSVC_TOKEN_FILE: give only one of them")
+        if file is None:
+            return value or None
+        path = Path(file)
+        if not path.read_text().strip():
+            raise SettingsError(f"SCHEDSVC_TOKEN_FILE: {file} is empty")
+        return lambda: path.read_text().strip()
+
+    def tls(self) -> TlsSettings | None:
+        files = {
+            name: self.file(f"SCHEDSVC_TLS_{name}") for name in ("CA_FILE", "CERT_FILE", "KEY_FILE")
+        }
+        if bool(files["CERT_FILE"]) != bool(files["KEY_FILE"]):
+            missing = "KEY_FILE" if files["CERT_FILE"] else "CERT_FILE"
+            raise SettingsError(f"SCHEDSVC_TLS_{missing}: belongs to the other, give both or none")
+        if not self.flag("SCHEDSVC_TLS", any(files.values())):
+            if any(files.values()):
+                raise SettingsError("SCHEDSVC_TLS is off, but SCHEDSVC_TLS_..._FILE are given")
+            return None
+        return TlsSettings(files["CA_FILE"], files["CERT_FILE"], files["KEY_FILE"])
+
+    def api_keys(self) -> frozenset[bytes]:
+        """Return the SHA-256 of each API key a caller may use; empty: the gate checks none."""
+        keys = [self.raw("VLLM_API_KEY")]
+        file = self.file("SCHEDSVC_API_KEYS_FILE")
+        if file is not None:
+            keys += [line.strip() for line in Path(file).read_text().splitlines()]
+            if not any(keys[1:]):
+                raise SettingsError(f"SCHEDSVC_API_KEYS_FILE: {file} holds no key")
+        return frozenset(api_key_hash(key) for key in keys if key)

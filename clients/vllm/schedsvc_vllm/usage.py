@@ -1,0 +1,142 @@
+"""Reads token counts out of a stream of server-sent events, and takes out what was not asked for.
+
+The gate asks the engine for usage in every chunk, because vLLM merges deltas under load: events
+are not tokens. What the client did not ask for is cut out again, so that it sees the stream it
+would have got. Sans-IO; O(bytes).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+_KEY = b',"usage":'
+_COUNTS = re.compile(
+    rb'"prompt_tokens":\s*(?P<prompt>\d+)|"completion_tokens":\s*(?P<completion>\d+)'
+)
+# An event that grows beyond this without an end is no event of ours: let everything pass.
+_EVENT_BYTES_MAX = 4 << 20
+
+
+class UsageFilter:
+    """One stream.
+
+    `keep_last`: the client asked for the usage at the end; `keep_all`: in every chunk.
+    """
+
+    __slots__ = ("_keep_all", "_keep_last", "_passing", "_rest", "input_tokens", "output_tokens")
+
+    def __init__(self, *, keep_last: bool, keep_all: bool) -> None:
+        self._keep_last = keep_last or keep_all
+        self._keep_all = keep_all
+        self._passing = keep_all
+        self._rest = b""
+        # The largest counts seen. Where a request has several sequences, an engine may count each
+        # by itself: then these are what one of them has, never too many.
+        self.input_tokens = 0
+        self.output_tokens = 0
+
+    def feed(self, body: bytes, last: bool) -> bytes:
+        """Take a piece of the stream (`last`: nothing follows); what the client is to get."""
+        if self._passing:
+            self._glance(body)
+            return body
+        data = self._rest + body if self._rest else body
+        parts: list[bytes] = []
+        start = 0
+        while start < len(data):
+            end, after = _event_end(data, start)
+            if end < 0:
+                break
+            kept = self._event(data[start:end])
+            if kept:
+                parts += (kept, data[end:after])
+            start = after
+        self._rest = data[start:]
+        if last and self._rest:
+            parts.append(self._event(self._rest))
+            self._rest = b""
+        elif len(self._rest) > _EVENT_BYTES_MAX:
+            self._passing = True
+            parts.append(self._rest)
+            self._rest = b""
+        return b"".join(parts)
+
+    def _event(self, event: bytes) -> bytes:
+        """Return one event as the client gets it; b"" drops it.
+
+        Engines write usage last, without spaces: then it is the text between the key and the
+        final brace, and no other text of the event is looked at. Quotes inside strings are
+        escaped, so the key can only be a key.
+        """
+        at = event.rfind(_KEY)
+        if at < 0 and b'"usage"' not in event:
+            return event
+        if at < 0 or not event.startswith(b"data: {"):
+            return self._any_event(event)
+        if not event.endswith(b"}"):
+            return self._any_event(event)
+        try:
+            usage = json.loads(event[at + len(_KEY) : -1])
+        except ValueError:
+            return self._any_event(event)
+        if usage is None:
+            return event if self._keep_last else event[:at] + b"}"
+        self._note(usage)
+        if b'"choices":[]' in event[:at]:
+            return event if self._keep_last else b""
+        return event[:at] + (b',"usage":null}' if self._keep_last else b"}")
+
+    def _any_event(self, event: bytes) -> bytes:
+        """Do the same for an event in any form that the standard allows."""
+        lines = event.splitlines()
+        data = b"\n".join(line[5:].removeprefix(b" ") for line in lines if line[:5] == b"data:")
+        try:
+            chunk = json.loads(data)
+        except ValueError:
+            return event
+        if not isinstance(chunk, dict) or "usage" not in chunk:
+            return event
+        self._note(chunk["usage"])
+        if not chunk.get("choices", True):
+            return event if self._keep_last else b""
+        del chunk["usage"]
+        if self._keep_last:
+            chunk["usage"] = None
+        text = json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode(
+            "utf-8", "surrogatepass"
+        )
+        others = [line for line in lines if line[:5] != b"data:"]
+        return b"\n".join([*others, b"data: " + text])
+
+    def _note(self, usage: Any) -> None:
+        if not isinstance(usage, dict):
+            return
+        prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        if type(prompt) is int:
+            self.input_tokens = max(self.input_tokens, prompt)
+        if type(completion) is int:
+            self.output_tokens = max(self.output_tokens, completion)
+
+    def _glance(self, body: bytes) -> None:
+        """Read the last counts of a piece that passes as it is."""
+        at = body.rfind(b'"usage":{')
+        if at < 0:
+            return
+        for match in _COUNTS.finditer(body, at):
+            prompt, completion = match["prompt"], match["completion"]
+            if prompt is not None:
+                self.input_tokens = max(self.input_tokens, int(prompt))
+            if completion is not None:
+                self.output_tokens = max(self.output_tokens, int(completion))
+
+
+def _event_end(data: bytes, start: int) -> tuple[int, int]:
+    """Return where the event ends and where the next begins; (-1, -1): it is not complete."""
+    end = data.find(b"\n\n", start)
+    if b"\r" in data:
+        other = data.find(b"\r\n\r\n", start)
+        if other >= 0 and (end < 0 or other < end):
+            return other, other + 4
+    return (end, end + 2) if end >= 0 else (-1, -1)
