@@ -2,6 +2,7 @@
 
 from operator import attrgetter
 
+import numpy as np
 import pytest
 
 from bench.calls import Admits, give_answer
@@ -25,7 +26,7 @@ def test_unary(record: Recorder, ours: Peer, theirs: Peer, transport: str) -> No
     ):
         answers = [admits.admit(admits.next_request())]
         give_answer(theirs, answers[0])
-        figures = record.steps(
+        record.steps(
             lambda data: answers.append(admits.admit(data)),
             lambda: (admits.next_request(),),
             SIZES.calls,
@@ -34,13 +35,14 @@ def test_unary(record: Recorder, ours: Peer, theirs: Peer, transport: str) -> No
         control = abba(lambda: echoes.slice(calls), lambda: again.slice(calls), rounds)
         pairs = abba(lambda: admits.slice(calls), lambda: echoes.slice(calls), rounds)
     record.control(f"unary, {name}: the echo beside itself", compare(control[:, :, 0]))
+    p99_ns = float(np.quantile(admits.spent_ns, 0.99))
     round_trip, cpu = (compare(pairs[:, :, figure]) for figure in range(2))
     sizes = {"callers": 1}
     record.rung(
         f"unary.{transport}",
         f"Admit, {name}: round trip",
         sizes,
-        figures=figures,
+        figures={"median_ns": round_trip.a, "p99_ns": p99_ns},
         reference="empty echo",
         comparison=round_trip,
         reference_ns=round_trip.b,
