@@ -33,6 +33,8 @@ async def serving(**keys: Any) -> AsyncIterator[Server]:
     await server.start()
     try:
         yield server
+        if not server.driver.broken:
+            server.driver._core.check()
     finally:
         await server.stop(None)
 

@@ -88,6 +88,21 @@ async def test_a_call_that_is_cancelled_leaves_the_queue(
     assert totals(server)["evicted"] == 1
 
 
+async def test_a_request_that_was_withdrawn_can_be_asked_for_again(
+    server: Server, stub: SchedulerServiceStub
+) -> None:
+    held = await stub.Admit(ask(1_500))
+    request = ask(1_000)
+    call = stub.Admit(request)
+    await until(lambda: totals(server)["queued"] == 1, "it waits")
+    call.cancel()
+    await until(lambda: totals(server)["queued"] == 0, "it leaves")
+    again = asyncio.ensure_future(stub.Admit(request))
+    await until(lambda: totals(server)["queued"] == 1, "it waits again")
+    await stub.Complete(pb.CompleteRequest(lease_id=held.grant.lease_id, pool_epoch=1))
+    assert (await again).outcome == pb.OUTCOME_GRANTED
+
+
 async def test_a_client_that_vanishes_leaves_the_queue(server: Server) -> None:
     async with calling(server.targets[0]) as stub:
         await stub.Admit(ask(1_500))
