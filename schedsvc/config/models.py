@@ -1,4 +1,4 @@
-"""What a configuration file may hold, with defaults; docs/ and the sample explain each key."""
+"""What a configuration file may hold, with defaults; the sample file explains each key."""
 
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
