@@ -91,7 +91,7 @@ class Session:
     def take(self, now_ns: int) -> bytes | None:
         """Take the next SessionResponse (at most 4,096 verdicts), or None."""
     def close(self, now_ns: int) -> None:
-        """The stream ended: withdraw what is queued on it; leases keep their TTL. Idempotent."""
+        """End the stream: withdraw what is queued on it; leases keep their TTL. Idempotent."""
 
 class Scheduler:
     """Queues, counters, ledger and leases of one scheduler process."""
@@ -167,8 +167,9 @@ class Scheduler:
         """Ask for one request. Returns a handle (> 0), or the negated outcome where refused.
 
         `input_tokens` is the sum over prompts, each of which gets `n` completions, so that there
-        are `sequences` = prompts * n; `max_output_tokens` is the most of each sequence. A repeat with the same payload returns the same handle; with another
-        payload raises CallerError (6). A refusal is not remembered. The verdict comes from
+        are `sequences` = prompts * n; `max_output_tokens` is the most of each sequence. A repeat
+        with the same payload returns the same handle; with another payload it raises
+        CallerError (6). A refusal is not remembered. The verdict comes from
         `poll()`. O(log n).
         """
     def admit_wire(
@@ -181,7 +182,7 @@ class Scheduler:
         `queue_ttl_ns` caps the wait (0: no cap). Raises CallerError with a field.
         """
     def encode(self, decision: Decision) -> bytes:
-        """A decision as a serialised AdmitResponse."""
+        """Serialise a decision as an AdmitResponse."""
     def progress(
         self,
         now_ns: int,
@@ -209,9 +210,12 @@ class Scheduler:
     ) -> Ended | None:
         """End a lease; a repeat gets the stored answer; None where it is unknown. O(log n)."""
     def cancel(self, now_ns: int, handle: int) -> bool:
-        """Withdraw a request: queued, it leaves the queue (the verdict EVICTED_CANCELLED comes
-        from `poll()`); granted, its lease ends as CANCELLED with nothing used. False where it had
-        ended or is unknown. O(log n)."""
+        """Withdraw a request:
+
+        queued, it leaves the queue (the verdict EVICTED_CANCELLED comes from `poll()`); granted,
+        its lease ends as CANCELLED with nothing used. False where it had ended or is unknown. O(log
+        n).
+        """
     def replay(
         self,
         now_ns: int,
@@ -229,9 +233,11 @@ class Scheduler:
         sequences: int = 1,
         principal: int = 0,
     ) -> int:
-        """Tell a lease that its holder still runs. A known one is renewed; an unknown one, whose
-        epoch is the pool's, is restored as granted, also where that overdraws the pool. Returns a
-        LEASE_* state. O(log n)."""
+        """Tell a lease that its holder still runs.
+
+        A known one is renewed; an unknown one, whose epoch is the pool's, is restored as granted,
+        also where that overdraws the pool. Returns a LEASE_* state. O(log n).
+        """
     def telemetry(
         self,
         now_ns: int,
@@ -247,8 +253,10 @@ class Scheduler:
     def evict_queued(self, now_ns: int) -> int:
         """Evict all that is queued (EVICTED_DRAINING). Returns how many. O(queued * log n)."""
     def poll(self, now_ns: int) -> list[Decision]:
-        """Handle what is due, grant what fits, and return the verdicts that belong to no session
-        (and expiries of their leases), in the order in which they fell. O(work_max * log n)."""
+        """Handle what is due, grant what fits, and return the verdicts that belong to no session (and expiries of their leases), in the order in which they fell.
+
+        O(work_max * log n).
+        """
     def next_deadline(self) -> int:
         """When `poll()` has to be called next (ns), -1: not before the next event. O(1)."""
 
@@ -263,15 +271,20 @@ class Scheduler:
         """Index of a pool, or -1."""
     def pool_name(self, pool: int) -> bytes: ...
     def stats(self, now_ns: int, flow_limit: int = 1_000) -> dict[str, Any]:
-        """A snapshot: {"pools": [...], "flows": [...], "totals": {...}, "policy", "digest",
-        "draining"}, keys as in schedsvc.v1.StatsResponse. O(flows)."""
+        """Return a snapshot:
+
+        {"pools": [...], "flows": [...], "totals": {...}, "policy", "digest", "draining"}, keys as
+        in schedsvc.v1.StatsResponse. O(flows).
+        """
     def flow_stats(self, now_ns: int, flow: int) -> dict[str, Any]: ...
     def check(self) -> None:
         """Verify every invariant, also those in O(n); raises InvariantError naming the one."""
     def digest(self) -> int:
         """64-bit digest of all decisions so far."""
     def describe(self, now_ns: int) -> str:
-        """The state as text, for a person and for the log when an invariant breaks."""
+        """Show the state as text, for a person and for the log when an invariant breaks."""
     def reset_learned(self) -> None:
-        """Forget counters, rates and predictions; queues and leases stay. After it a drained
-        scheduler decides a run exactly as a fresh one would."""
+        """Forget counters, rates and predictions; queues and leases stay.
+
+        After it a drained scheduler decides a run exactly as a fresh one would.
+        """

@@ -103,7 +103,7 @@ ROOMS: dict[str, Room] = {
         "schedsvc schedsvc._core schedsvc.driver schedsvc.service schedsvc.server schedsvc.config"
         " schedsvc.clock schedsvc.emulator schedsvc.load schedsvc.workload schedsvc_client"
         " schedsvc_client.v1",
-        "grpc google numpy pytest pytest_benchmark uvloop",
+        "click google grpc matplotlib numpy pytest pytest_benchmark rich uvloop",
         clock=WALL,
         prints=True,
     ),

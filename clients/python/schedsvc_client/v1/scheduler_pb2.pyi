@@ -745,7 +745,7 @@ class PoolStats(_message.Message):
     attached: _builtins.bool
     """A shim is connected, or the pool is from the configuration."""
     wait_reason: _builtins.str
-    """Why the next request waits: NONE, KV, MAX_RUNNING, STRICT (its turn is behind one that waits for
+    """Why the next request waits: NONE, KV, MAX_RUNNING, STRICT (it is behind one that waits for
     another pool), OVERDRAWN, DETACHED, LIMIT (leases_max).
     """
     max_running: _builtins.int
