@@ -169,8 +169,7 @@ class Scheduler:
         `input_tokens` is the sum over prompts, each of which gets `n` completions, so that there
         are `sequences` = prompts * n; `max_output_tokens` is the most of each sequence. A repeat
         with the same payload returns the same handle; with another payload it raises
-        CallerError (6). A refusal is not remembered. The verdict comes from
-        `poll()`. O(log n).
+        CallerError (6). A refusal is not remembered. The verdict comes from `poll()`. O(log n).
         """
     def admit_wire(
         self, now_ns: int, principal: int, data: bytes, queue_ttl_ns: int = 0
@@ -210,11 +209,11 @@ class Scheduler:
     ) -> Ended | None:
         """End a lease; a repeat gets the stored answer; None where it is unknown. O(log n)."""
     def cancel(self, now_ns: int, handle: int) -> bool:
-        """Withdraw a request:
+        """Withdraw a request.
 
-        queued, it leaves the queue (the verdict EVICTED_CANCELLED comes from `poll()`); granted,
-        its lease ends as CANCELLED with nothing used. False where it had ended or is unknown. O(log
-        n).
+        Queued, it leaves the queue (the verdict EVICTED_CANCELLED comes from `poll()`); granted,
+        its lease ends as CANCELLED with nothing used. False where it had ended or is unknown.
+        O(log n).
         """
     def replay(
         self,
@@ -253,9 +252,10 @@ class Scheduler:
     def evict_queued(self, now_ns: int) -> int:
         """Evict all that is queued (EVICTED_DRAINING). Returns how many. O(queued * log n)."""
     def poll(self, now_ns: int) -> list[Decision]:
-        """Handle what is due, grant what fits, and return the verdicts that belong to no session (and expiries of their leases), in the order in which they fell.
+        """Handle what is due, and grant what fits.
 
-        O(work_max * log n).
+        Returns the verdicts that belong to no session, and expiries of their leases, in the order
+        in which they fell. O(work_max * log n).
         """
     def next_deadline(self) -> int:
         """When `poll()` has to be called next (ns), -1: not before the next event. O(1)."""
@@ -271,7 +271,7 @@ class Scheduler:
         """Index of a pool, or -1."""
     def pool_name(self, pool: int) -> bytes: ...
     def stats(self, now_ns: int, flow_limit: int = 1_000) -> dict[str, Any]:
-        """Return a snapshot:
+        """Return a snapshot.
 
         {"pools": [...], "flows": [...], "totals": {...}, "policy", "digest", "draining"}, keys as
         in schedsvc.v1.StatsResponse. O(flows).
