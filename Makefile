@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STUBS := clients/python
+VLLM_VENV := .venv-vllm
 
-.PHONY: help env build proto check test test-slow demo bench clean
+.PHONY: help env build proto check test test-slow test-vllm demo bench clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -40,10 +41,18 @@ check: build ## Lint, types, contract drift, house rules.
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/tidy
 
 test: build ## The whole suite: no GPU, no network.
-	$(BIN)/python -m pytest -q -m 'not slow'
+	$(BIN)/python -m pytest -q -m 'not slow and not vllm'
 
 test-slow: build ## What is too slow for every change.
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m 'slow and not vllm'
+
+test-vllm: build $(VLLM_VENV)/.installed ## The gate on the real vLLM: its CPU build, no GPU, 4 GB.
+	$(BIN)/python -m pytest -q -m vllm tests/vllm
+
+$(VLLM_VENV)/.installed: tests/vllm/install.sh tests/vllm/make_model.py tests/vllm/sched_yield.c \
+		clients/python/pyproject.toml clients/vllm/pyproject.toml
+	PYTHON=$(PYTHON) tests/vllm/install.sh $(VLLM_VENV)
+	touch $@
 
 demo: build ## The noisy neighbour, without and with the scheduler, on the embedded emulator.
 	$(BIN)/schedsvc demo --out out/demo
@@ -52,4 +61,4 @@ bench: build ## Admission latency at every rung, each beside its reference.
 	$(BIN)/python -m bench --out out/bench
 
 clean: ## Remove what was built.
-	rm -rf $(VENV) build out schedsvc/*.so _core/*.c clients/node/node_modules
+	rm -rf $(VENV) $(VLLM_VENV) build out schedsvc/*.so _core/*.c clients/node/node_modules
