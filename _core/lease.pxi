@@ -44,7 +44,7 @@ cdef int account(Scheduler core, int32_t i, Usage* u, bint is_final) except -1:
     if u.input_tokens >= 0 and (is_final or u.input_tokens > known):
         f.input_tokens += u.input_tokens - known
         r.input_tokens = <int32_t>u.input_tokens
-    known = max(0, r.input_tokens)
+    known = r.input_tokens if r.input_tokens >= 0 else r.prompt_tokens
     if u.cached_tokens >= 0 and (is_final or u.cached_tokens > r.cached_tokens):
         f.cached_tokens += min(u.cached_tokens, known) - r.cached_tokens
         r.cached_tokens = <int32_t>min(u.cached_tokens, known)
@@ -148,6 +148,9 @@ cdef int end_lease(Scheduler core, int32_t i, int outcome) except -1:
         )
         f.input_tokens += input_tokens
         r.input_tokens = <int32_t>input_tokens
+        if input_tokens == 0:
+            f.cached_tokens -= r.cached_tokens
+            r.cached_tokens = 0
     recharge(core, i, input_tokens, r.cached_tokens, r.output_tokens)
     if outcome == OUT_COMPLETED:
         f.completed += 1

@@ -208,8 +208,10 @@ cdef class Scheduler:
         return session
 
     def ready(self):
-        out = self.ready_slots
+        cdef list out = self.ready_slots
         self.ready_slots = []
+        for owner in out:
+            (<Session>self.sessions[owner]).is_listed = False
         return out
 
     def admit(
@@ -408,9 +410,9 @@ cdef class Scheduler:
 
     def stats(self, int64_t now_ns, int flow_limit=1_000):
         cdef int32_t i
-        order = sorted(
-            range(self.flows.count), key=lambda f: (-service_of(self, f), f)
-        )[:flow_limit]
+        order = nlargest(
+            flow_limit, range(self.flows.count), key=lambda f: (service_of(self, f), -f)
+        )
         return {
             "pools": [pool_stats(self, now_ns, i) for i in range(self.ledger.count)],
             "flows": [self.flow_stats(now_ns, i) for i in order],

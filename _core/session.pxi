@@ -19,7 +19,7 @@ cdef class Session:
     cdef Scheduler core
     cdef readonly int32_t owner
     cdef int32_t principal, open_count, first
-    cdef bint greeted, closed, welcome_due, ack_due, is_ready
+    cdef bint greeted, closed, welcome_due, ack_due, is_ready, is_listed
     cdef uint64_t seq
     cdef Verdict* box
     cdef Notice* notices
@@ -85,8 +85,9 @@ cdef class Session:
         return self.wake()
 
     cdef int wake(self) except -1:
-        if not self.is_ready:
-            self.is_ready = True
+        self.is_ready = True
+        if not self.is_listed:
+            self.is_listed = True
             self.core.ready_slots.append(self.owner)
         return 0
 
@@ -400,9 +401,7 @@ cdef class Session:
             i = after
         for key in self.pools:
             self.core.ledger.pools[<int32_t>self.core.pool_names[key]].attached -= 1
-        if self.is_ready:
-            self.is_ready = False
-            if self.owner in self.core.ready_slots:
-                self.core.ready_slots.remove(self.owner)
+        if self.is_listed:
+            self.core.ready_slots.remove(self.owner)
         self.core.sessions[self.owner] = None
         self.core.free_slots.append(self.owner)

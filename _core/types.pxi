@@ -1,6 +1,7 @@
 # Words of the contract as C types: outcomes, states, the two families of errors.
 
 from collections import namedtuple
+from heapq import nlargest
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
@@ -89,6 +90,8 @@ cdef enum:
     POOLS_MAX = 64
     NAME_BYTES_MAX = 256
     ID_BYTES_MAX = 128
+
+TOTAL_TOKENS_MAX = TOKENS_MAX
 
 cdef int64_t LEASE_ID_MAX = <int64_t>1 << 62
 cdef int64_t NS_PER_MS = 1_000_000

@@ -33,6 +33,8 @@ LEASE_LIVE: int
 LEASE_VOID: int
 LEASE_ENDED: int
 
+TOTAL_TOKENS_MAX: int  # the largest total that a report may give
+
 OUTCOME_TEXT: dict[int, str]  # one sentence for each outcome
 
 class CallerError(ValueError):

@@ -11,7 +11,15 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from schedsvc._core import CallerError, Ended, InvariantError, Scheduler, Session
+from schedsvc._core import (
+    EVICTED_TTL,
+    CallerError,
+    Decision,
+    Ended,
+    InvariantError,
+    Scheduler,
+    Session,
+)
 from schedsvc.clock import SteadyClock
 from schedsvc.config import Config, configure
 
@@ -46,6 +54,14 @@ def new_core(config: Config, now_ns: int, **options: Any) -> Scheduler:
     core = Scheduler(**config.core_options(), **options)
     configure(core, config, now_ns)
     return core
+
+
+def _out_of_patience(waited_ns: int) -> Decision:
+    """Give the verdict for a call that joined in, and whose own TTL passed before the request's."""
+    fields = dict.fromkeys(Decision._fields, 0)
+    return Decision(
+        **{**fields, "outcome": EVICTED_TTL, "retry_after_ms": 1_000, "waited_ns": waited_ns}
+    )
 
 
 def _guarded(
@@ -111,23 +127,33 @@ class Driver:
         self._settle(now_ns)
         return waiting
 
-    async def wait(self, waiting: Waiting) -> bytes:
+    async def wait(self, waiting: Waiting, queue_ttl_ns: int = 0) -> bytes:
         """Wait for the verdict, as a serialised AdmitResponse.
 
-        When the last call that waits is cancelled, the request is withdrawn; where it was granted
-        and nobody had the answer yet, its lease is cancelled.
+        The core keeps the queue TTL of the call that asked first; one that joined in is answered
+        after its own `queue_ttl_ns` (0: none). When the last call that waits is cancelled, the
+        request is withdrawn; where it was granted and nobody had the answer yet, its lease is
+        cancelled.
         """
+        patience_s = queue_ttl_ns / 1e9 if queue_ttl_ns and waiting.calls > 1 else None
         try:
-            answer = await asyncio.shield(waiting.verdict)
+            async with asyncio.timeout(patience_s):
+                answer = await asyncio.shield(waiting.verdict)
+        except TimeoutError:
+            self._leave(waiting)
+            return self._core.encode(_out_of_patience(queue_ttl_ns))
         except asyncio.CancelledError:
-            waiting.calls -= 1
-            if waiting.calls == 0 and not waiting.delivered:
-                with suppress(Broken):
-                    self._withdraw(waiting.handle)
+            self._leave(waiting)
             raise
         waiting.calls -= 1
         waiting.delivered = True
         return answer
+
+    def _leave(self, waiting: Waiting) -> None:
+        waiting.calls -= 1
+        if waiting.calls == 0 and not waiting.delivered:
+            with suppress(Broken):
+                self._withdraw(waiting.handle)
 
     @_guarded
     def _withdraw(self, handle: int) -> None:

@@ -9,7 +9,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc._core import COMPLETED, CallerError
+from schedsvc._core import COMPLETED, TOTAL_TOKENS_MAX, CallerError
 from schedsvc.driver import Broken, Driver
 from schedsvc.service.auth import Authenticator, Unauthenticated
 from schedsvc.service.session import Stream
@@ -82,13 +82,13 @@ class Service:
         remaining_s = context.time_remaining()
         try:
             principal = self._principal(context)
-            if remaining_s is None:
-                answer = self._driver.admit(principal, data)
-            else:
+            queue_ttl_ns = 0
+            if remaining_s is not None:
                 left_ns = int((remaining_s - _ANSWER_AHEAD_S) * 1e9)
-                answer = self._driver.admit(principal, data, max(left_ns, _QUEUE_TTL_MIN_NS))
+                queue_ttl_ns = max(left_ns, _QUEUE_TTL_MIN_NS)
+            answer = self._driver.admit(principal, data, queue_ttl_ns)
             if not isinstance(answer, bytes):
-                answer = await self._driver.wait(answer)
+                answer = await self._driver.wait(answer, queue_ttl_ns)
         except (CallerError, Broken, Unauthenticated) as error:
             await self._fail(context, "Admit", error)
         # The outcome is the message's first field and below 128: the second byte.
@@ -109,15 +109,20 @@ class Service:
     def _progress(self, request: pb.ProgressRequest, principal: int) -> bytes:
         if len(request.leases) > _BATCH_MAX:
             raise _invalid("leases", f"has more than {_BATCH_MAX:,} entries; send several calls")
+        # All or nothing: the core is told of none before all are known to be right.
+        totals = [_totals(lease, f"leases[{i}].") for i, lease in enumerate(request.leases)]
         response = pb.ProgressResponse()
-        for i, lease in enumerate(request.leases):
-            field = f"leases[{i}]."
-            lease_id, epoch = _lease_id(lease), lease.pool_epoch
-            totals = _totals(lease, field)
-            try:
-                state = self._driver.progress(lease_id, epoch, *totals, principal)
-            except CallerError as error:
-                raise CallerError(error.code, field + error.field, error.description) from None
+        for lease, (input_tokens, cached_tokens, output_tokens) in zip(
+            request.leases, totals, strict=True
+        ):
+            state = self._driver.progress(
+                _lease_id(lease),
+                lease.pool_epoch,
+                input_tokens,
+                cached_tokens,
+                output_tokens,
+                principal,
+            )
             response.leases.add(lease_id=lease.lease_id, state=pb.LeaseState.ValueType(state))
         self._driver.settle()
         return response.SerializeToString()
@@ -223,7 +228,7 @@ def _totals(message: pb.LeaseProgress | pb.CompleteRequest, path: str = "") -> t
     totals = []
     for name in ("input_tokens", "cached_input_tokens", "output_tokens"):
         value = getattr(message, name) if message.HasField(name) else -1
-        if value < 0 and message.HasField(name):
-            raise _invalid(path + name, "must not be negative")
+        if message.HasField(name) and not 0 <= value <= TOTAL_TOKENS_MAX:
+            raise _invalid(path + name, f"must be from 0 to {TOTAL_TOKENS_MAX:,}, not {value:,}")
         totals.append(value)
     return totals[0], totals[1], totals[2]

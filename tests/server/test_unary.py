@@ -143,6 +143,32 @@ async def test_two_calls_that_wait_for_one_request(
     assert totals(server)["live_leases"] == 1
 
 
+async def test_a_call_that_joins_in_keeps_its_own_deadline(
+    server: Server, stub: SchedulerServiceStub
+) -> None:
+    await stub.Admit(ask(1_500))
+    request = ask(1_000)
+    first = stub.Admit(request)
+    await until(lambda: totals(server)["queued"] == 1, "the first call waits")
+    joined = await stub.Admit(request, timeout=0.3)
+    assert joined.outcome == pb.OUTCOME_EVICTED_TTL
+    assert joined.refusal.retry_after_ms > 0
+    assert totals(server)["queued"] == 1
+    first.cancel()
+    await until(lambda: totals(server)["queued"] == 0, "the first call left")
+
+
+async def test_a_wrong_report_spoils_none_of_its_batch(stub: SchedulerServiceStub) -> None:
+    grant = (await stub.Admit(ask(100, reports_progress=True))).grant
+    lease = {"lease_id": grant.lease_id, "pool_epoch": grant.pool_epoch}
+    reports = [pb.LeaseProgress(**lease, output_tokens=n) for n in (7, (1 << 27) + 1)]
+    error = await failure(stub.Progress(pb.ProgressRequest(leases=reports)))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "leases[1].output_tokens" in str(error.details())
+    ended = await stub.Complete(pb.CompleteRequest(**lease))
+    assert ended.output_tokens == 0
+
+
 async def test_the_last_of_two_calls_withdraws(server: Server, stub: SchedulerServiceStub) -> None:
     await stub.Admit(ask(1_500))
     request = ask(1_000)

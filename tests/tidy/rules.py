@@ -111,7 +111,7 @@ ROOMS: dict[str, Room] = {
 
 # The compiled core stands on libc and CPython's C interface alone.
 CORE_CIMPORTS = frozenset({"libc", "cpython", "cython"})
-CORE_IMPORTS = frozenset({"collections", "typing"})
+CORE_IMPORTS = frozenset({"collections", "heapq", "typing"})
 
 WALL_CLOCKS = frozenset(
     {
