@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from schedsvc_vllm.settings import Settings
 
+from .bench import Bench
 from .fake_scheduler import FakeScheduler
 
 
@@ -15,6 +17,14 @@ async def fake(tmp_path: Path) -> AsyncIterator[FakeScheduler]:
     await scheduler.start()
     yield scheduler
     await scheduler.stop()
+
+
+@pytest.fixture
+async def bench(fake: FakeScheduler) -> AsyncIterator[Bench]:
+    settings = Settings(target=fake.target, client_id="g", tenant_headers=("x-tenant-id",))
+    made = Bench(fake, settings)
+    yield made
+    await made.gate._close()
 
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]

@@ -80,7 +80,6 @@ def refusal(refused: Refused, request_id: str, param: str) -> Answer:
     face = FACES.get(refused.outcome, OVERLOADED)
     message = refused.message or _reason(refused.outcome).replace("_", " ")
     headers = [("x-schedsvc-dropped-reason", _reason(refused.outcome))]
-    headers.append(queue_duration(refused.queue_duration_us))
     for limit in refused.quota:
         headers += _limit_headers(limit)
     if face.status in (_TOO_MANY, _BUSY):
@@ -88,12 +87,12 @@ def refusal(refused: Refused, request_id: str, param: str) -> Answer:
     else:
         headers.append(("x-should-retry", "false"))
     fields = (message, face.type, param if face is _TOO_LONG else None, face.code)
-    return _answer(face.status, fields, request_id, headers)
+    return _answer(face.status, fields, request_id, headers, refused.queue_duration_us)
 
 
 def unavailable(message: str, reason: str, request_id: str, retry_after_ms: int = 0) -> Answer:
     """Answer for a scheduler that cannot be asked."""
-    headers = [("x-schedsvc-dropped-reason", reason), queue_duration(0)]
+    headers = [("x-schedsvc-dropped-reason", reason)]
     headers += _retry_headers(retry_after_ms or REFUSAL_RETRY_MS)
     fields = (message, OVERLOADED.type, None, OVERLOADED.code)
     return _answer(OVERLOADED.status, fields, request_id, headers)
@@ -141,6 +140,7 @@ def _answer(
     fields: tuple[str, str, str | None, str | None],
     request_id: str,
     headers: list[tuple[str, str]],
+    queue_duration_us: int = 0,
 ) -> Answer:
     message, kind, param, code = fields
     error = {"message": message, "type": kind, "param": param, "code": code}
@@ -149,6 +149,7 @@ def _answer(
         ("content-type", "application/json"),
         ("content-length", str(len(body))),
         ("x-request-id", request_id),
+        queue_duration(queue_duration_us),
     ]
     encoded = [(name.encode(), value.encode("latin-1")) for name, value in common + headers]
     return Answer(status, encoded, body)

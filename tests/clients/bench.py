@@ -1,0 +1,38 @@
+"""A gate between a scripted engine and a scripted scheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schedsvc_vllm.gate import Gate
+from schedsvc_vllm.settings import Settings
+
+from .asgi import Engine, Exchange, ask, owner
+from .fake_scheduler import FakeScheduler
+
+TRUST = {"x-tenant-id": "acme"}
+
+
+class Bench:
+    """A gate, its engine and its scheduler."""
+
+    def __init__(self, fake: FakeScheduler, settings: Settings) -> None:
+        self.fake = fake
+        self.engine = Engine()
+        self.owner = owner()
+        self.gate = Gate(self.engine, settings)
+
+    def exchange(self, body: bytes = b"", **changes: Any) -> Exchange:
+        given: dict[str, Any] = {"headers": TRUST, "owner": self.owner}
+        return Exchange(self.gate, body or ask(), **(given | changes))
+
+    async def ask(self, body: bytes = b"", **changes: Any) -> Exchange:
+        return await self.exchange(body, **changes).run()
+
+    async def settled(self) -> None:
+        """Wait until the scheduler knows all that the gate knows."""
+        assert self.gate._runtime is not None
+        await self.gate._runtime.session.flush(5)
+        assert not self.fake.live
+        assert self.gate._runtime.limit.running == 0
+        assert self.gate._runtime.session.open_requests == 0

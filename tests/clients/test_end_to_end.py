@@ -1,0 +1,315 @@
+"""The real scheduler, the real gate, the emulated engine: three parts, two processes, one wire."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from schedsvc_client.aio import AsyncScheduler
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+CONFIG = {
+    "scheduler": {"flow_queue_max": 4, "queue_ttl_ms": 5_000},
+    "tenants": [{"name": name, "weight": 1} for name in ("a", "b", "c")],
+    "limits": {"drain_ms": 100},
+}
+CAPACITY_TOKENS, CONTEXT_TOKENS = 4_096, 2_048
+
+
+class Programs:
+    """A scheduler and an engine with the gate, in a short folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.target = f"unix:{folder}/s"
+        self.engine_url = ""
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, *arguments: str, **environment: str) -> None:
+        ready = self.folder / f"{name}.ready"
+        ready.unlink(missing_ok=True)
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, "-m", "schedsvc", *arguments, "--ready-file", str(ready)],
+                env=os.environ | environment,
+                stdout=log,
+                stderr=log,
+            )
+        deadline_s = time.monotonic() + 30
+        while not (ready.exists() and ready.read_text()):
+            assert self.running[name].poll() is None, self.log(name)
+            assert time.monotonic() < deadline_s, self.log(name)
+            time.sleep(0.02)
+
+    def start_scheduler(self) -> None:
+        config = CONFIG | {"listeners": [{"unix": f"{self.folder}/s"}]}
+        (self.folder / "c.yaml").write_text(json.dumps(config))
+        self.start("scheduler", "serve", "--config", str(self.folder / "c.yaml"))
+
+    def start_engine(self) -> None:
+        sizes = ("--kv-tokens", str(CAPACITY_TOKENS), "--max-model-len", str(CONTEXT_TOKENS))
+        sizes += ("--block-size", "16")
+        gate = ("--middleware", "schedsvc_vllm.gate.Gate")
+        self.start(
+            "engine",
+            *("emulate", "--profile", "tiny-cpu", "--port", "0", *sizes, *gate),
+            SCHEDSVC_TARGET=self.target,
+            SCHEDSVC_TENANT_HEADERS="x-tenant-id",
+        )
+        self.engine_url = json.loads((self.folder / "engine.ready").read_text())["base_url"]
+
+    def kill(self, name: str) -> None:
+        process = self.running.pop(name)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def stop(self) -> None:
+        for process in self.running.values():
+            process.terminate()
+        for process in self.running.values():
+            process.wait(10)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def programs() -> Iterator[Programs]:
+    folder = Path(tempfile.mkdtemp(prefix="e2e-"))
+    made = Programs(folder)
+    try:
+        made.start_scheduler()
+        made.start_engine()
+        yield made
+    finally:
+        made.stop()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+async def http(programs: Programs) -> AsyncIterator[aiohttp.ClientSession]:
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(programs.engine_url, connector=connector) as session:
+        yield session
+
+
+@pytest.fixture
+async def scheduler(programs: Programs) -> AsyncIterator[AsyncScheduler]:
+    async with AsyncScheduler(programs.target) as client:
+        yield client
+
+
+async def ask(
+    http: aiohttp.ClientSession, tenant: str, path: str = "/v1/completions", **fields: Any
+) -> tuple[int, dict[str, Any]]:
+    """Ask, and give the status and the usage (or the error)."""
+    body = {"prompt": [1] * 20, "max_tokens": 8} | fields
+    if path != "/v1/completions":
+        del body["prompt"]
+    async with http.post(path, json=body, headers={"x-tenant-id": tenant}) as response:
+        text = await response.text()
+        if response.status != 200:
+            return response.status, json.loads(text)["error"]
+        assert response.headers["x-schedsvc-mode"] == "enforced"
+        assert float(response.headers["x-schedsvc-queue-duration-ms"]) >= 0
+        if not body.get("stream"):
+            return 200, json.loads(text)["usage"]
+        events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+        usages = [event["usage"] for event in events if event.get("usage")]
+        return 200, usages[-1] if usages else {}
+
+
+async def eventually(
+    scheduler: AsyncScheduler, condition: Callable[[pb.StatsResponse], bool], within_s: float = 5
+) -> float:
+    """Wait for a condition on Stats; how long it took."""
+    started_s = time.monotonic()
+    while True:
+        stats = await scheduler.stats()
+        elapsed_s = time.monotonic() - started_s
+        if condition(stats):
+            return elapsed_s
+        assert elapsed_s < within_s, stats
+        await asyncio.sleep(0.02)
+
+
+def empty(stats: pb.StatsResponse) -> bool:
+    totals = stats.totals
+    return not (totals.live_leases or totals.queued or totals.promised_tokens)
+
+
+async def test_usage_is_recorded_to_the_token(
+    http: aiohttp.ClientSession, scheduler: AsyncScheduler
+) -> None:
+    before = {flow.tenant: flow for flow in (await scheduler.stats()).flows}
+    chat = "/v1/chat/completions"
+    messages = [{"role": "user", "content": "tell me a story of three little words"}]
+    usage_of = {"stream_options": {"include_usage": True}}
+    shapes: list[dict[str, Any]] = [
+        {},
+        {"max_tokens": 30, "ignore_eos": True},
+        {"n": 3, "max_tokens": 12},
+        {"prompt": [[1, 2, 3], [4] * 50], "n": 2},
+        {"prompt": "some words to begin with"},
+        {"stream": True, **usage_of, "max_tokens": 40},
+        {"stream": True, **usage_of, "n": 2, "max_tokens": 20},
+        {"path": chat, "messages": messages, "max_tokens": 25},
+        {"path": chat, "messages": messages, "stream": True, **usage_of, "max_tokens": 25},
+    ]
+    sums: dict[str, Counter[str]] = {name: Counter() for name in "ab"}
+
+    async def one(tenant: str, shape: dict[str, Any]) -> None:
+        status, usage = await ask(http, tenant, **shape)
+        assert status == 200, usage
+        for name in ("prompt_tokens", "completion_tokens"):
+            sums[tenant][name] += usage[name]
+
+    for shape in shapes:
+        await asyncio.gather(*(one(tenant, shape) for tenant in "ab"))
+    await eventually(scheduler, empty)
+    for flow in (await scheduler.stats()).flows:
+        if flow.tenant in sums:
+            old = before.get(flow.tenant, pb.FlowStats())
+            assert flow.input_tokens - old.input_tokens == sums[flow.tenant]["prompt_tokens"]
+            output = flow.output_tokens - old.output_tokens
+            assert output == sums[flow.tenant]["completion_tokens"]
+            assert flow.completed - old.completed == len(shapes)
+
+
+async def test_a_client_that_leaves_frees_its_lease_within_a_second(
+    http: aiohttp.ClientSession, scheduler: AsyncScheduler
+) -> None:
+    body = {"prompt": [1] * 20, "max_tokens": 1_500, "ignore_eos": True, "stream": True}
+    response = await http.post("/v1/completions", json=body, headers={"x-tenant-id": "a"})
+    await response.content.readuntil(b"\n\n")
+    assert (await scheduler.stats()).totals.live_leases == 1
+    response.close()
+    assert await eventually(scheduler, empty) < 1
+    async with http.get("/load") as load:
+        assert (await load.json())["server_load"] == 0
+
+
+async def test_a_client_that_leaves_the_queue_and_a_full_queue(
+    http: aiohttp.ClientSession, scheduler: AsyncScheduler
+) -> None:
+    """One request holds the pool, four fill the queue, the sixth is refused, and one leaves."""
+    hold = {"prompt": [1] * 1_500, "n": 2, "max_tokens": 440, "ignore_eos": True}
+    holding = asyncio.ensure_future(ask(http, "b", **hold, stream=True))
+    await eventually(scheduler, lambda stats: stats.totals.live_leases == 1)
+    big = {"prompt": [1] * 1_900, "max_tokens": 8}
+    waiting = [asyncio.ensure_future(ask(http, "b", **big)) for _ in range(4)]
+    await eventually(scheduler, lambda stats: stats.totals.queued == 4)
+    async with http.post(
+        "/v1/completions", json=big, headers={"x-tenant-id": "b", "x-request-id": "me"}
+    ) as refused:
+        assert refused.status == 429
+        assert (await refused.json())["error"]["code"] == "slow_down"
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.headers["x-ratelimit-limit-requests"] == "4"
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        assert refused.headers["x-request-id"] == "me"
+        assert refused.headers["x-schedsvc-dropped-reason"] == "rejected_flow_queue_full"
+    waiting[0].cancel()
+    await eventually(scheduler, lambda stats: stats.totals.queued <= 3, within_s=1)
+    done = await asyncio.gather(holding, *waiting[1:])
+    assert [status for status, _ in done] == [200] * 4
+    await eventually(scheduler, empty)
+
+
+async def test_the_openai_sdk_works_unchanged(
+    programs: Programs, scheduler: AsyncScheduler
+) -> None:
+    client = openai.AsyncOpenAI(base_url=f"{programs.engine_url}/v1", api_key="any", max_retries=4)
+    headers = {"x-tenant-id": "c"}
+    whole = await client.completions.create(
+        model="emulated", prompt="hello there", max_tokens=6, extra_headers=headers
+    )
+    assert whole.usage is not None
+    stream = await client.chat.completions.create(
+        model="emulated",
+        messages=[{"role": "user", "content": "hello"}],
+        max_tokens=6,
+        stream=True,
+        extra_headers=headers,
+    )
+    chunks = [chunk async for chunk in stream]
+    assert all(chunk.usage is None for chunk in chunks)
+    assert all(chunk.choices for chunk in chunks)
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.completions.create(
+            model="emulated", prompt=[1] * CONTEXT_TOKENS, max_tokens=6, extra_headers=headers
+        )
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.param == "prompt"
+    # Twelve at once for a queue of four: the SDK's retries bring all of them home.
+    shape: dict[str, Any] = {"prompt": [1] * 1_900, "max_tokens": 2}
+    done = await asyncio.gather(
+        *(
+            client.completions.create(model="emulated", extra_headers=headers, **shape)
+            for _ in range(12)
+        )
+    )
+    assert all(answer.usage is not None for answer in done)
+    await eventually(scheduler, empty)
+    await client.close()
+
+
+async def test_a_storm_of_clients_that_leave_anywhere_ends_with_empty_books(
+    http: aiohttp.ClientSession, scheduler: AsyncScheduler
+) -> None:
+    async def one(number: int) -> int:
+        await asyncio.sleep(number * 0.004)
+        work = ask(http, "abc"[number % 3], max_tokens=20, stream=number % 2 == 0)
+        if number % 4 == 0:
+            try:
+                return (await asyncio.wait_for(work, 0.002 * (number % 23)))[0]
+            except asyncio.TimeoutError:
+                return 0
+        return (await work)[0]
+
+    statuses = Counter(await asyncio.gather(*(one(number) for number in range(200))))
+    assert set(statuses) <= {0, 200, 429}
+    assert statuses[200] > 20
+    await eventually(scheduler, empty)
+
+
+async def test_a_scheduler_that_dies_and_comes_back_takes_the_leases_over(
+    programs: Programs, http: aiohttp.ClientSession
+) -> None:
+    long = asyncio.ensure_future(
+        ask(
+            http,
+            "a",
+            max_tokens=1_000,
+            ignore_eos=True,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    async with AsyncScheduler(programs.target) as before:
+        await eventually(before, lambda stats: stats.totals.live_leases == 1)
+    programs.kill("scheduler")
+    programs.start_scheduler()
+    async with AsyncScheduler(programs.target) as after:
+        await eventually(after, lambda stats: stats.totals.live_leases == 1)
+        status, usage = await long
+        assert status == 200
+        assert usage["completion_tokens"] == 1_000
+        await eventually(after, empty)
+        flows = {flow.tenant: flow for flow in (await after.stats()).flows}
+        assert flows["a"].completed == 1
+        assert (await ask(http, "a"))[0] == 200

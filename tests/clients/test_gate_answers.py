@@ -1,0 +1,199 @@
+"""What the gate answers itself: refusals, wrong requests, wrong keys."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_vllm.settings import Settings
+
+from .asgi import Exchange, ask
+from .bench import TRUST, Bench
+from .fake_scheduler import FakeScheduler, refusal
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "kind", "code"),
+    [
+        (pb.OUTCOME_REJECTED_QUOTA, 429, "rate_limit_error", "rate_limit_exceeded"),
+        (pb.OUTCOME_EVICTED_TTL, 429, "rate_limit_error", "rate_limit_exceeded"),
+        (pb.OUTCOME_REJECTED_DEADLINE, 429, "rate_limit_error", "rate_limit_exceeded"),
+        (pb.OUTCOME_REJECTED_FLOW_QUEUE_FULL, 429, "rate_limit_error", "slow_down"),
+        (pb.OUTCOME_REJECTED_NO_POOL, 503, "service_unavailable_error", "server_is_overloaded"),
+        (pb.OUTCOME_REJECTED_DRAINING, 503, "service_unavailable_error", "server_is_overloaded"),
+        (pb.OUTCOME_REJECTED_QUEUE_FULL, 503, "service_unavailable_error", "server_is_overloaded"),
+        (pb.OUTCOME_EVICTED_DRAINING, 503, "service_unavailable_error", "server_is_overloaded"),
+    ],
+)
+async def test_refusals_that_may_be_retried(
+    bench: Bench, outcome: pb.Outcome.ValueType, status: int, kind: str, code: str
+) -> None:
+    limits = [
+        pb.Limit(kind=pb.LIMIT_KIND_QUEUED_REQUESTS, limit=8, remaining=0, reset_ms=360_000),
+        pb.Limit(kind=pb.LIMIT_KIND_POOL_TOKENS, limit=4_000, remaining=12, reset_ms=120),
+    ]
+    bench.fake.decide = lambda request: refusal(
+        outcome, retry_after_ms=1_200, message="no", quota=pb.QuotaSnapshot(limits=limits)
+    )
+    refused = await bench.ask(headers=TRUST | {"x-request-id": "abc"})
+    assert refused.status == status
+    assert refused.error == {"message": "no", "type": kind, "param": None, "code": code}
+    reason = pb.Outcome.Name(outcome).removeprefix("OUTCOME_").lower()
+    expected = {
+        "retry-after": "2",
+        "retry-after-ms": "1200",
+        "x-ratelimit-limit-requests": "8",
+        "x-ratelimit-remaining-requests": "0",
+        "x-ratelimit-reset-requests": "6m0s",
+        "x-ratelimit-limit-tokens": "4000",
+        "x-ratelimit-remaining-tokens": "12",
+        "x-ratelimit-reset-tokens": "120ms",
+        "x-request-id": "abc",
+        "x-schedsvc-dropped-reason": reason,
+        "x-schedsvc-queue-duration-ms": "2000.000",
+    }
+    assert expected.items() <= refused.answer_headers.items()
+    assert bench.engine.bodies == []
+    await bench.settled()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "code"),
+    [
+        (pb.OUTCOME_REJECTED_TOO_LARGE, 400, "context_length_exceeded"),
+        (pb.OUTCOME_EVICTED_TOO_LARGE, 400, "context_length_exceeded"),
+        (pb.OUTCOME_REJECTED_UNKNOWN_TENANT, 403, "unknown_tenant"),
+    ],
+)
+async def test_refusals_that_stay_so(
+    bench: Bench, outcome: pb.Outcome.ValueType, status: int, code: str
+) -> None:
+    bench.fake.decide = lambda request: refusal(outcome, message="no")
+    refused = await bench.ask()
+    assert (refused.status, refused.error["code"]) == (status, code)
+    assert refused.answer_headers["x-should-retry"] == "false"
+    assert "retry-after" not in refused.answer_headers
+    assert refused.error["param"] == ("prompt" if status == 400 else None)
+
+
+async def test_wrong_bodies_name_the_field(bench: Bench) -> None:
+    chat = "/v1/chat/completions"
+    wrong: list[tuple[str, bytes, str | None]] = [
+        ("/v1/completions", b"", None),
+        ("/v1/completions", b"{", None),
+        ("/v1/completions", b"[]", None),
+        ("/v1/completions", b"\xff\xfe{}", None),
+        ("/v1/completions", b"[" * 100_000, None),
+        ("/v1/completions", b'{"prompt": 1' + b"0" * 5_000 + b"}", None),
+        ("/v1/completions", b"{}", "prompt"),
+        ("/v1/completions", ask(prompt=[]), "prompt"),
+        ("/v1/completions", ask(prompt=[[]]), "prompt"),
+        ("/v1/completions", ask(prompt=[1.5]), "prompt"),
+        ("/v1/completions", ask(prompt=["a"] * 1_025), "prompt"),
+        ("/v1/completions", ask(n=0), "n"),
+        ("/v1/completions", ask(n="5"), "n"),
+        ("/v1/completions", ask(n=True), "n"),
+        ("/v1/completions", ask(n=2_000), "n"),
+        ("/v1/completions", ask(max_tokens=2**31), "max_tokens"),
+        ("/v1/completions", ask(max_tokens=-1), "max_tokens"),
+        ("/v1/completions", ask(max_tokens=1.0), "max_tokens"),
+        ("/v1/completions", ask(max_tokens=1_022), "max_tokens"),
+        ("/v1/completions", ask(prompt=[1] * 1_024), "prompt"),
+        ("/v1/completions", ask(stream="true"), "stream"),
+        ("/v1/completions", ask(stream=1), "stream"),
+        ("/v1/completions", ask(stream=True, stream_options=[]), "stream_options"),
+        (
+            "/v1/completions",
+            ask(stream=True, stream_options={"include_usage": 1}),
+            "stream_options",
+        ),
+        (chat, ask(), "messages"),
+        (chat, ask(messages=[]), "messages"),
+        (chat, ask(messages=["hi"]), "messages"),
+        (chat, ask(messages=[{}], max_completion_tokens=-1), "max_completion_tokens"),
+    ]
+    for path, body, param in wrong:
+        refused = (
+            await bench.ask(body, path=path)
+            if body
+            else await Exchange(bench.gate, b"", path, owner=bench.owner).run()
+        )
+        assert (refused.status, refused.error["param"]) == (400, param), (path, body[:60])
+        assert refused.error["type"] == "invalid_request_error"
+        assert refused.answer_headers["x-should-retry"] == "false"
+    assert bench.engine.bodies == []
+    assert bench.fake.admits == []
+
+
+async def test_a_field_that_only_the_scheduler_dislikes_is_named_too(bench: Bench) -> None:
+    fault = pb.SessionFault(code=3, field="request.max_output_tokens", description="is absurd")
+    bench.fake.faults = [fault]
+    refused = await bench.ask()
+    assert refused.status == 400
+    assert (refused.error["param"], refused.error["message"]) == (
+        "max_tokens",
+        "max_tokens: is absurd",
+    )
+
+
+async def test_too_large_bodies_are_refused_before_and_while_they_come(
+    fake: FakeScheduler,
+) -> None:
+    bench = Bench(fake, Settings(target=fake.target, body_bytes_max=1_000))
+    for headers in ({}, {"content-length": "chunked"}):
+        big = await bench.ask(ask(prompt="x" * 2_000), headers=headers, chunks=5)
+        assert big.status == 413
+        assert "1000 bytes" in big.error["message"]
+    fine = await bench.ask(ask(prompt="x" * 100), chunks=5)
+    assert fine.status == 200
+    await bench.gate._close()
+
+
+async def test_who_asks(fake: FakeScheduler, tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"sk-1").digest()
+    key = {"authorization": "Bearer sk-1"}
+    trusting = Settings(
+        target=fake.target, tenant_headers=("x-a", "x-b"), trust_api_key=True, trust_user_field=True
+    )
+    cases: list[tuple[Settings, dict[str, str], dict[str, str], str, bytes]] = [
+        (trusting, {"x-b": "b", "x-a": "a"} | key, {}, "a", b""),
+        (trusting, {"x-b": "b", "x-a": " "} | key, {}, "b", b""),
+        (trusting, {"x-tenant-id": "c"} | key, {"user": "u"}, "", digest),
+        (trusting, {}, {"user": "u", "safety_identifier": "s"}, "s", b""),
+        (trusting, {"authorization": "Basic x"}, {"user": "u"}, "u", b""),
+        (Settings(target=fake.target), {"x-tenant-id": "c"} | key, {"user": "u"}, "", digest),
+        (
+            Settings(target=fake.target, trust_api_key=False),
+            {"x-tenant-id": "c"} | key,
+            {"user": "u"},
+            "",
+            b"",
+        ),
+    ]
+    for settings, headers, fields, tenant, sha256 in cases:
+        bench = Bench(fake, settings)
+        assert (await bench.ask(ask(**fields), headers=headers)).status == 200
+        admit = fake.admits[-1]
+        assert (admit.tenant, admit.api_key_sha256) == (tenant, sha256)
+        await bench.gate._close()
+    bench = Bench(fake, trusting)
+    for headers in ({"x-a": "x" * 257}, {"x-a": "\xff"}):
+        exchange = bench.exchange(headers=headers)
+        if headers["x-a"] == "\xff":
+            exchange.scope["headers"].insert(0, (b"x-a", b"\xff"))
+        await exchange.run()
+        assert (exchange.status, exchange.error["param"]) == (400, "x-a")
+    await bench.gate._close()
+
+
+async def test_a_wrong_key_never_reaches_the_scheduler(fake: FakeScheduler) -> None:
+    bench = Bench(fake, Settings(target=fake.target))
+    bench.owner.state.args = type("Args", (), {"api_key": ["sk-right"]})
+    for headers in ({}, {"authorization": "Bearer sk-wrong"}):
+        refused = await bench.ask(headers=headers)
+        assert (refused.status, refused.error["code"]) == (401, "invalid_api_key")
+    assert fake.admits == []
+    assert (await bench.ask(headers={"authorization": "bearer sk-right"})).status == 200
+    await bench.gate._close()
