@@ -18,21 +18,17 @@ from schedsvc.demo.verdict import judge
 from schedsvc.load.files import write_report, write_requests
 from schedsvc.load.report import full_report, run_report
 
-QUICK_S = 9.0
 
-
-def run_demo(out: Path, *, seed: int | None, quick: bool, as_json: bool) -> bool:
+def run_demo(out: Path, *, seed: int | None, as_json: bool) -> bool:
     """Run the demo into a folder; True where every bar holds.
 
-    `seed` draws another workload than the bundled one, `quick` sends only its first QUICK_S.
-    Raises DemoError, TargetError, OSError; asyncio.CancelledError on SIGTERM and SIGHUP and
-    KeyboardInterrupt on Ctrl-C, with every program ended.
+    `seed` draws another workload than the bundled one. Raises DemoError, TargetError, OSError;
+    asyncio.CancelledError on SIGTERM and SIGHUP and KeyboardInterrupt on Ctrl-C, with every program
+    ended.
     """
     started = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     trace = bundled() if seed is None else generate(seed)
-    if quick:
-        trace = [request for request in trace if request.arrival_s < QUICK_S]
     console = Console(stderr=as_json)
     name = TRACE_FILE.name if seed is None else f"drawn with seed {seed}"
     console.print(

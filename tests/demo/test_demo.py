@@ -12,7 +12,7 @@ from schedsvc.demo.verdict import RUNS, judge
 
 from .test_processes import gone
 
-COMMAND = (sys.executable, "-m", "schedsvc", "demo", "--quick", "--out")
+COMMAND = (sys.executable, "-m", "schedsvc", "demo", "--out")
 
 
 async def until_the_engine_runs(out: Path) -> int:
