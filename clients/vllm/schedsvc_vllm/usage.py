@@ -99,7 +99,7 @@ class UsageFilter:
         if not isinstance(chunk, dict) or "usage" not in chunk:
             return event
         self._note(chunk["usage"])
-        if not chunk.get("choices", True):
+        if chunk["usage"] is not None and not chunk.get("choices", True):
             return event if self._keep_last else b""
         del chunk["usage"]
         if self._keep_last:
