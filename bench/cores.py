@@ -49,7 +49,8 @@ class Overload:
 
     RUNNING = 256
 
-    def __init__(self, flows: int, queued: int) -> None:
+    def __init__(self, flows: int, queued: int, answers: int = 0) -> None:
+        """Begin once so many answers are stored: then memory no longer grows."""
         self.core = _core(flows, self.RUNNING)
         self._draws = zipf(flows)
         self._now_ns = 0
@@ -61,6 +62,10 @@ class Overload:
             now_ns, flow, request_id = self.next_ask()
             self.core.admit(now_ns, flow, request_id, INPUT_TOKENS, OUTPUT_TOKENS_MAX)
             self._collect()
+        if queued:
+            for _ in range(answers):
+                self.end_one()
+                self.admit(*self.next_ask())
 
     def tick(self) -> int:
         """Return the next moment."""
@@ -119,7 +124,7 @@ class Running(Overload):
 
     def __init__(self, flows: int, answers: int) -> None:
         """Begin once so many answers are stored."""
-        super().__init__(flows, 0)
+        super().__init__(flows, queued=0)
         self.core.set_pool(self.tick(), b"gpu-0", POOL_EPOCH, max_running=0, **_POOL)
         self._reports = 0
         for _ in range(answers):

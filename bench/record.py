@@ -1,6 +1,7 @@
 """What a measurement leaves for the report, kept with pytest-benchmark's own figures."""
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,10 @@ RUNGS = "rungs"
 CONTROLS = "controls"
 
 
+def _empty_step(first: object, second: object = None, third: object = None) -> None:
+    pass
+
+
 class Recorder:
     """Measures with pytest-benchmark, and records the rungs and controls of one test."""
 
@@ -25,26 +30,39 @@ class Recorder:
         self._benchmark = benchmark
         self._rungs: list[dict[str, Any]] = []
         self._controls: list[dict[str, Any]] = []
-        self._stepwise: dict[str, float] = {}
         benchmark.extra_info[RUNGS] = self._rungs
         benchmark.extra_info[CONTROLS] = self._controls
 
-    def steps(self, step: Callable[..., object], setup: Setup, rounds: int) -> dict[str, float]:
+    def steps(
+        self, step: Callable[..., object], setup: Setup, rounds: int, events: int = 1
+    ) -> dict[str, float]:
         """Time a step by itself, again and again; `setup` makes its arguments, untimed.
 
-        Returns median and 99th percentile in ns.
+        Returns median and 99th percentile in ns for each of the step's events, and what timing
+        costs by itself, which is taken off: an empty step is timed beside each one.
         """
+        timing: list[float] = []
+
+        def prepared() -> tuple[tuple[Any, ...], dict[str, Any]]:
+            arguments = setup()
+            named: dict[str, Any] = {}
+            began = perf_counter()
+            _empty_step(*arguments, **named)
+            timing.append(perf_counter() - began)
+            return arguments, named
+
         self._benchmark.pedantic(
-            step,
-            setup=lambda: (setup(), {}),
-            rounds=rounds,
-            warmup_rounds=max(1, rounds // 20),
+            step, setup=prepared, rounds=rounds, warmup_rounds=max(1, rounds // 20)
         )
         if self._benchmark.disabled:
-            return self._stepwise
+            return {"median_ns": 0.0}
+        timing_ns = float(np.median(timing)) * 1e9
         median, high = np.quantile(self._benchmark.stats.stats.data, [0.5, 0.99]) * 1e9
-        self._stepwise = {"median_ns": float(median), "p99_ns": float(high)}
-        return self._stepwise
+        return {
+            "median_ns": max(1.0, float(median) - timing_ns) / events,
+            "p99_ns": max(1.0, float(high) - timing_ns) / events,
+            "timing_ns": timing_ns / events,
+        }
 
     def once(self, work: Callable[[], object]) -> None:
         """Run what is no repeated step."""
@@ -61,16 +79,12 @@ class Recorder:
         comparison: Comparison | None = None,
         reference_ns: float | None = None,
         digest: int | None = None,
-        events: int = 1,
     ) -> None:
         """Record one rung: its figures, and how it compares to its reference.
 
-        Figures of `steps()` are those of so many events each. The digest is the core's, of all
-        that it decided meanwhile.
+        The digest is the core's, of all that it decided meanwhile.
         """
         entry: dict[str, Any] = {"name": name, "label": label, "sizes": sizes, **figures}
-        entry["timed_steps"] = figures is self._stepwise
-        entry["events"] = events
         if comparison is not None:
             entry["reference"] = reference
             entry["reference_ns"] = reference_ns

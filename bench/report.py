@@ -12,7 +12,6 @@ __all__ = ["LEVELS", "Report", "Rung", "build", "level_of"]
 Report = dict[str, Any]
 Rung = dict[str, Any]
 
-_EMPTY_STEP = "core.empty_step"
 #: Names of rungs begin with their level; from the inside outwards.
 LEVELS = {
     "core": "Core, each event",
@@ -32,9 +31,8 @@ def build(measured: Path, machine: dict[str, Any], commit: str | None, sizes: st
     tests = json.loads(measured.read_text())["benchmarks"]
     rungs = [rung for test in tests for rung in test["extra_info"][RUNGS]]
     controls = [control for test in tests for control in test["extra_info"][CONTROLS]]
-    overhead_ns = next((r["median_ns"] for r in rungs if r["name"] == _EMPTY_STEP), 0.0)
     order = list(LEVELS)
-    finished = [_finished(rung, overhead_ns) for rung in rungs]
+    finished = [_finished(rung) for rung in rungs]
     finished.sort(key=lambda rung: order.index(level_of(rung)))
     return {
         "machine": machine,
@@ -45,8 +43,8 @@ def build(measured: Path, machine: dict[str, Any], commit: str | None, sizes: st
     }
 
 
-def _finished(rung: Rung, overhead_ns: float) -> Rung:
-    """Take off what timing costs where steps were timed one by one, and judge."""
+def _finished(rung: Rung) -> Rung:
+    """Give a rung every key, and judge it."""
     out: Rung = {
         "name": rung["name"],
         "label": rung["label"],
@@ -60,12 +58,8 @@ def _finished(rung: Rung, overhead_ns: float) -> Rung:
         "ratio": rung.get("ratio"),
         "ratio_ci95": rung.get("ratio_ci95"),
         "digest": rung.get("digest"),
-        "timing_ns": None,
+        "timing_ns": rung.get("timing_ns"),
     }
-    if rung["timed_steps"] and rung["name"] != _EMPTY_STEP:
-        out["timing_ns"] = overhead_ns
-        for figure in ("median_ns", "p99_ns"):
-            out[figure] = (out[figure] - overhead_ns) / rung["events"]
     if out["events_per_s"] is None:
         out["events_per_s"] = 1e9 / out["median_ns"]
     return {**out, **judge(out)}

@@ -33,7 +33,7 @@ def test_session_wire(record: Recorder, events: int) -> None:
     count = max(10, 4 * SIZES.steps // events)
     # One message in twenty warms up.
     prepared = iter(traffic.take(2 * count))
-    figures = record.steps(world.exchange, lambda: (next(prepared),), count)
+    figures = record.steps(world.exchange, lambda: (next(prepared),), count, events)
     world.core.check()
     record.rung(
         "wire.session",
@@ -41,5 +41,4 @@ def test_session_wire(record: Recorder, events: int) -> None:
         {"events_per_message": events, "answers": SIZES.answers},
         figures=figures,
         digest=world.core.digest(),
-        events=events,
     )

@@ -45,7 +45,6 @@ def report(out: Path) -> dict[str, Any]:
 def test_every_rung_is_there(report: dict[str, Any]) -> None:
     names = [rung["name"] for rung in report["rungs"]]
     assert set(names) == {
-        "core.empty_step",
         "core.admit",
         "core.admit_by_flows",
         "core.complete",
@@ -80,15 +79,7 @@ def test_rungs_have_their_figures(report: dict[str, Any]) -> None:
             low, high = rung["ratio_ci95"]
             assert 0 < low <= rung["ratio"] <= high, rung
             assert rung["reference_ns"] > 0
-        assert (rung["digest"] is not None) == (
-            rung["level"] in ("core", "wire") and rung["name"] != "core.empty_step"
-        )
-
-
-def test_a_pick_is_told_from_a_scan(report: dict[str, Any]) -> None:
-    few, many = (rung for rung in report["rungs"] if rung["name"] == "core.pick")
-    assert (few["sizes"]["flows"], many["sizes"]["flows"]) == (10, 100)
-    assert many["reference_ns"] > 2 * few["reference_ns"], "a scan costs what there is to scan"
+        assert (rung["digest"] is not None) == (rung["level"] in ("core", "wire"))
 
 
 def test_a_stream_costs_less_an_event_the_more_there_are(report: dict[str, Any]) -> None:
