@@ -16,9 +16,9 @@ def asking(tag: int, request_id: str, *prompts: int, **fields: Any) -> pb.Sessio
     return pb.SessionEvent(admit=pb.SessionAdmit(tag=tag, request=request))
 
 
-def completing(lease_id: int, epoch: int = 1, **totals: int) -> pb.SessionEvent:
+def completing(lease_id: int, epoch: int = 1, **totals: Any) -> pb.SessionEvent:
     return pb.SessionEvent(
-        complete=pb.CompleteRequest(lease_id=lease_id, pool_epoch=epoch, **totals)  # type: ignore[arg-type]
+        complete=pb.CompleteRequest(lease_id=lease_id, pool_epoch=epoch, **totals)
     )
 
 

@@ -20,7 +20,8 @@ def make(
     **limits: int,
 ) -> core.Scheduler:
     """A scheduler with one pool `p` at epoch 1 and these flows; without any, `f` of weight 1."""
-    scheduler = core.Scheduler(policy=policy, **({"headroom_ppm": 0} | limits))  # type: ignore[arg-type]
+    given: dict[str, Any] = {"headroom_ppm": 0} | limits
+    scheduler = core.Scheduler(policy=policy, **given)
     for name, weight in flows or (("f", 1000),):
         scheduler.set_flow(name.encode(), weight)
     scheduler.set_pool(0, b"p", 1, capacity, block, max_running, max_model)

@@ -196,6 +196,9 @@ def test_the_final_totals_are_the_truth_also_where_they_are_smaller() -> None:
         (core.COMPLETED, (-1, -1, -1), (-1, -1, -1), (10, 0, 0)),  # nobody counted the input
         (core.COMPLETED, (-1, -1, 5), (-1, -1, -1), (10, 0, 5)),
         (core.COMPLETED, (10, 20, 5), (-1, -1, -1), (10, 10, 5)),  # cached is part of the input
+        (core.COMPLETED, (-1, 4, 5), (-1, -1, -1), (10, 4, 5)),  # part of what nobody counted
+        (core.COMPLETED, (-1, -1, -1), (-1, 99, 5), (10, 10, 5)),
+        (core.CANCELLED, (-1, 4, -1), (-1, -1, -1), (0, 0, 0)),
         (core.COMPLETED, (6, 0, 0), (0, 0, 0), (0, 0, 0)),
         (core.CANCELLED, (-1, -1, -1), (-1, -1, -1), (0, 0, 0)),  # nothing is known to have run
         (core.CANCELLED, (-1, -1, 3), (-1, -1, -1), (10, 0, 3)),  # output: so the input was read
@@ -218,8 +221,8 @@ def test_usage_of_the_end(
     assert charged == tuple(
         flow[k] for k in ("input_tokens", "cached_input_tokens", "output_tokens")
     )
-    price = charged[0] - charged[1] + charged[1] * 0.1 + charged[2] * 2
-    assert flow["vtc_micro"] == price * 1_000_000
+    inputs, cached, outputs = charged
+    assert flow["vtc_micro"] == ((inputs - cached) * 10 + cached + outputs * 20) * 100_000
 
 
 def test_cancelling_a_grant_takes_back_what_was_reported() -> None:

@@ -283,7 +283,7 @@ class Twin(State):
         f.cached_input_tokens -= r.cached_tokens
         f.output_tokens -= r.output_tokens
         r.input_tokens = inputs
-        r.cached_tokens = min(cached, inputs or 0)
+        r.cached_tokens = min(cached, r.prompt_tokens if inputs is None else inputs)
         r.output_tokens = outputs
         f.input_tokens += r.input_tokens or 0
         f.cached_input_tokens += r.cached_tokens
