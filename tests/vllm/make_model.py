@@ -64,7 +64,7 @@ def config() -> LlamaConfig:
         max_position_embeddings=POSITIONS,
         bos_token_id=SPECIAL.index("<s>"),
         eos_token_id=SPECIAL.index("</s>"),
-        dtype="bfloat16",
+        dtype="float32",
     )
 
 

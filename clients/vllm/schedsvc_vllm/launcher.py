@@ -1,0 +1,160 @@
+"""`schedsvc-vllm serve MODEL ...`: vLLM's own command with the gate in front of it.
+
+It takes out its own options, checks them, puts them into the environment, adds the middleware, and
+becomes `vllm` (exec): signals, exit status and output are vLLM's own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import sys
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
+
+from schedsvc_vllm.runtime import now_ns
+from schedsvc_vllm.settings import Settings, SettingsError
+
+MIDDLEWARE = "schedsvc_vllm.gate.Gate"
+OPTION_PREFIX = "--schedsvc-"
+EXIT_USAGE = 2
+
+# Each is also a variable: `--schedsvc-pool-epoch` is SCHEDSVC_POOL_EPOCH.
+OPTIONS = {
+    "target": "HOST:PORT or unix:/PATH of the scheduler",
+    "token-file": "file with the bearer token for the scheduler, read anew for each connection",
+    "tls": "on or off; on where a file below is given",
+    "tls-ca-file": "PEM of who signs the scheduler's certificate",
+    "tls-cert-file": "PEM of this host's certificate",
+    "tls-key-file": "PEM of its key",
+    "client-id": "how the scheduler's logs call this server",
+    "pool": "name of this engine's pool",
+    "pool-capacity-tokens": "tokens of the KV cache; default: as vLLM says",
+    "pool-block-size-tokens": "tokens of a KV block; default: as vLLM says",
+    "pool-max-running": "most sequences at once; default: as vLLM says",
+    "pool-max-model-tokens": "the model's context; default: as vLLM says",
+    "pool-epoch": "grows with each start of the engine; default: the time of this start",
+    "tenant-headers": "headers that name the tenant, trusted, comma-separated",
+    "trust-api-key": "on or off: an API key's hash names the tenant",
+    "trust-user-field": "on or off: safety_identifier and user of the body name the tenant",
+    "api-keys-file": "file with the API keys that callers may use, one on each line",
+    "unreachable": "open or closed: what to do while the scheduler is away",
+    "unreachable-concurrency-min": "requests that always run while it is away",
+    "ungated": "refuse or pass: what to do with endpoints that are not covered yet",
+    "body-bytes-max": "largest body of a request",
+}
+
+
+class LaunchError(ValueError):
+    """The command line cannot be used; the message says which part and what to do."""
+
+
+def prepare(arguments: Sequence[str], environment: MutableMapping[str, str]) -> list[str]:
+    """Return vLLM's own arguments; the gate's settings go into `environment`.
+
+    Raises LaunchError or SettingsError.
+    """
+    rest, own = split(arguments)
+    environment.update(own)
+    if rest[:1] != ["serve"]:
+        raise LaunchError("only `schedsvc-vllm serve MODEL ...` is there; see --help")
+    _check_front_end(rest, environment)
+    # All processes of one start tell the same epoch, and a later start a higher one.
+    environment.setdefault("SCHEDSVC_POOL_EPOCH", str(now_ns()))
+    Settings.from_environment(environment)
+    return [*rest, "--middleware", MIDDLEWARE]
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Part vLLM's arguments from ours, which become variables. Raises LaunchError."""
+    rest: list[str] = []
+    own: dict[str, str] = {}
+    waiting = iter(arguments)
+    for argument in waiting:
+        if not argument.startswith(OPTION_PREFIX):
+            rest.append(argument)
+            continue
+        option, is_joined, value = argument.partition("=")
+        name = option.removeprefix(OPTION_PREFIX)
+        if name not in OPTIONS:
+            raise LaunchError(_unknown(name, option))
+        if not is_joined:
+            value = next(waiting, "")
+        if not value or (not is_joined and value.startswith("--")):
+            raise LaunchError(f"{option} needs a value: {OPTIONS[name]}")
+        own[f"SCHEDSVC_{name.upper().replace('-', '_')}"] = value
+    return rest, own
+
+
+def _unknown(name: str, option: str) -> str:
+    if name == "token":
+        return f"{option}: other users of this host could read it; give --schedsvc-token-file"
+    close = difflib.get_close_matches(name, OPTIONS, n=1)
+    hint = f"; did you mean {OPTION_PREFIX}{close[0]}?" if close else "; see --help"
+    return f"there is no option {option}{hint}"
+
+
+def _check_front_end(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Refuse what would serve without running Python middleware, or run the gate twice."""
+    if environment.get("VLLM_USE_RUST_FRONTEND", "0") not in ("", "0"):
+        raise LaunchError(
+            "VLLM_USE_RUST_FRONTEND is set: that front end cannot run the gate; unset it"
+        )
+    for argument in arguments:
+        if argument == "--grpc":
+            raise LaunchError("--grpc: vLLM's gRPC server cannot run the gate; leave it out")
+        if argument.removeprefix("--middleware=") == MIDDLEWARE:
+            raise LaunchError(f"--middleware {MIDDLEWARE}: is added by this command; leave it out")
+
+
+def find_vllm(environment: Mapping[str, str]) -> str:
+    """Find `vllm`: beside this interpreter first, so that both are of one environment."""
+    beside = str(Path(sys.executable).parent)
+    places = os.pathsep.join((beside, environment.get("PATH", os.defpath)))
+    found = shutil.which("vllm", path=places)
+    if found is None:
+        raise LaunchError(f"the command vllm is neither in {beside} nor in PATH; install vllm")
+    return found
+
+
+def usage() -> str:
+    """Explain the command."""
+    width = max(map(len, OPTIONS)) + len(OPTION_PREFIX)
+    lines = [f"  {OPTION_PREFIX + name:<{width}}  {text}" for name, text in OPTIONS.items()]
+    return "\n".join(
+        (
+            "Usage: schedsvc-vllm serve MODEL [options below] [vllm serve's own options]",
+            "",
+            "Runs `vllm serve` with the schedsvc gate in front of it. Each option is also a",
+            "variable: --schedsvc-pool-epoch is SCHEDSVC_POOL_EPOCH; the option goes first.",
+            "",
+            *lines,
+            "",
+            "Example:",
+            "  schedsvc-vllm serve MODEL --schedsvc-target unix:/run/schedsvc.sock \\",
+            "      --schedsvc-tenant-headers x-tenant-id --max-model-len 8192",
+            "",
+            "`schedsvc-vllm serve --help=all` shows vLLM's own options.",
+        )
+    )
+
+
+def main() -> None:
+    """Become `vllm serve`; exit status 2 where the command line or a setting is wrong."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("--help", "-h", "help"):
+        sys.stdout.write(usage() + "\n")
+        sys.exit(0 if arguments else EXIT_USAGE)
+    environment = dict(os.environ)
+    try:
+        help_only = arguments[0] == "serve" and any(
+            argument.split("=")[0] in ("--help", "-h") for argument in arguments
+        )
+        command = [find_vllm(environment)]
+        command += arguments if help_only else prepare(arguments, environment)
+    except (LaunchError, SettingsError) as error:
+        sys.stderr.write(f"schedsvc-vllm: {error}\n")
+        sys.exit(EXIT_USAGE)
+    sys.stdout.flush()
+    os.execve(command[0], command, environment)  # noqa: S606 - it is vLLM's own command
