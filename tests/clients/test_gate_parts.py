@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,13 @@ from schedsvc_vllm.settings import Settings, SettingsError
 from schedsvc_vllm.usage import UsageFilter
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.just(',"usage":{"a":1}')
-usages = st.fixed_dictionaries(
-    {"prompt_tokens": st.integers(0, 99), "completion_tokens": st.integers(0, 99)},
+counts = st.integers(0, 99)
+usual = st.fixed_dictionaries(
+    {"prompt_tokens": counts, "total_tokens": counts, "completion_tokens": counts},
+    optional={"prompt_tokens_details": st.none()},
+)
+usages = usual | st.fixed_dictionaries(
+    {"prompt_tokens": counts, "completion_tokens": counts},
     optional={"details": st.dictionaries(texts, st.integers(), max_size=2) | texts},
 )
 chunks = st.fixed_dictionaries(
@@ -36,7 +42,7 @@ chunks = st.fixed_dictionaries(
     comments=st.booleans(),
     keep_last=st.booleans(),
     keep_all=st.booleans(),
-    size=st.integers(1, 60),
+    size=st.integers(1, 60) | st.none(),
 )
 def test_any_stream_keeps_all_but_the_usage(
     stream: list[dict[str, Any]],
@@ -46,18 +52,22 @@ def test_any_stream_keeps_all_but_the_usage(
     comments: bool,
     keep_last: bool,
     keep_all: bool,
-    size: int,
+    size: int | None,
 ) -> None:
     data = b""
+    ends = []
     for chunk in stream:
         if comments:
             data += b': a comment, "usage":{}' + separator
         style = (",", ":") if compact else None
         text = json.dumps(chunk, separators=style, ensure_ascii=ascii_only)
         data += b"data: " + text.encode() + separator
+        ends.append(len(data))
     data += b"data: [DONE]" + separator
     usage_filter = UsageFilter(keep_last=keep_last, keep_all=keep_all)
-    pieces = [data[i : i + size] for i in range(0, len(data), size)]
+    # By bytes, or one event in each message, as servers mostly send them.
+    cuts = [0, *(range(size, len(data), size) if size else ends), len(data)]
+    pieces = [data[start:end] for start, end in pairwise(cuts)]
     out = b"".join(
         usage_filter.feed(piece, number == len(pieces) - 1) for number, piece in enumerate(pieces)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any, NamedTuple
 
 from schedsvc_client import LeaseState, Outcome
@@ -15,6 +16,7 @@ from schedsvc_vllm.intake import Call
 from schedsvc_vllm.runtime import Runtime
 from schedsvc_vllm.usage import UsageFilter
 
+REPORT_PERIOD_S = 0.02
 _EVENT_STREAM = b"text/event-stream"
 _log = logging.getLogger("schedsvc_vllm")
 
@@ -32,8 +34,8 @@ class Flight:
 
     __slots__ = (
         "_call",
-        "_counts",
         "_filter",
+        "_report_s",
         "_running",
         "_runtime",
         "_send",
@@ -51,7 +53,7 @@ class Flight:
         self._tenant = tenant
         self._send = send
         self._filter: UsageFilter | None = None
-        self._counts = (0, 0)
+        self._report_s = 0.0
         self._status = 0
         self._whole = False
         self._running = False
@@ -120,16 +122,22 @@ class Flight:
         return {**message, "headers": headers}
 
     def _report(self, counted: UsageFilter) -> None:
-        counts = (counted.input_tokens, counted.output_tokens)
-        if counts == self._counts or self.admission is None:
+        """Tell the counts, at most as often as the session sends them."""
+        now_s = time.monotonic()
+        if now_s < self._report_s or self.admission is None:
             return
-        self._counts = counts
+        self._report_s = now_s + REPORT_PERIOD_S
+        input_tokens, _, output_tokens = self._counted()
+        self.admission.progress(input_tokens=input_tokens, output_tokens=output_tokens)
+
+    def _counted(self) -> tuple[int | None, int | None, int | None]:
+        """Return what the stream has told so far: input, cached input and output tokens."""
+        counted = self._filter
+        if counted is None or not counted.input_tokens:
+            return None, None, None
         # Of several prompts, a chunk counts only its own.
         alone = len(self._call.prompts.tokens) == 1
-        self.admission.progress(
-            input_tokens=counted.input_tokens if alone else None,
-            output_tokens=counted.output_tokens,
-        )
+        return counted.input_tokens if alone else None, None, counted.output_tokens
 
     def _complete(self, admission: Admission, usage: FinalUsage | None) -> None:
         if usage is not None:
@@ -143,8 +151,14 @@ class Flight:
             admission.give_back()
         else:
             # Cut off: what was told so far is what it has used.
-            done = self._whole and self._counts[1] > 0
-            admission.complete(outcome=Outcome.COMPLETED if done else Outcome.CANCELLED)
+            input_tokens, cached_input_tokens, output_tokens = self._counted()
+            done = self._whole and bool(output_tokens)
+            admission.complete(
+                outcome=Outcome.COMPLETED if done else Outcome.CANCELLED,
+                input_tokens=input_tokens,
+                cached_input_tokens=cached_input_tokens,
+                output_tokens=output_tokens,
+            )
 
     def _lost(self, state: LeaseState) -> None:
         _log.warning("the scheduler gave up a lease (%s) whose request still runs", state.name)

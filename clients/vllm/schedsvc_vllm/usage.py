@@ -15,6 +15,11 @@ _KEY = b',"usage":'
 _COUNTS = re.compile(
     rb'"prompt_tokens":\s*(?P<prompt>\d+)|"completion_tokens":\s*(?P<completion>\d+)'
 )
+# How vLLM ends nearly every message: a flat usage, last in the only event.
+_USUAL_END = re.compile(
+    rb',"usage":\{"prompt_tokens":(\d+),"total_tokens":\d+,"completion_tokens":(\d+)'
+    rb'(?:,"prompt_tokens_details":null)?\}\}\n\n'
+)
 # An event that grows beyond this without an end is no event of ours: let everything pass.
 _EVENT_BYTES_MAX = 4 << 20
 
@@ -42,6 +47,11 @@ class UsageFilter:
         if self._passing:
             self._glance(body)
             return body
+        if not self._rest:
+            at = body.rfind(_KEY)
+            usual = _USUAL_END.fullmatch(body, at) if at >= 0 else None
+            if usual and body.startswith(b"data: {") and body.find(b"\n") == len(body) - 2:
+                return self._usual(body, at, usual)
         data = self._rest + body if self._rest else body
         parts: list[bytes] = []
         start = 0
@@ -62,6 +72,17 @@ class UsageFilter:
             parts.append(self._rest)
             self._rest = b""
         return b"".join(parts)
+
+    def _usual(self, body: bytes, at: int, usual: re.Match[bytes]) -> bytes:
+        """Do what `_event` does, for a message in the usual form."""
+        prompt, completion = int(usual[1]), int(usual[2])
+        if prompt > self.input_tokens:
+            self.input_tokens = prompt
+        if completion > self.output_tokens:
+            self.output_tokens = completion
+        if body.find(b'"choices":[]', 0, at) >= 0:
+            return body if self._keep_last else b""
+        return body[:at] + (b',"usage":null}\n\n' if self._keep_last else b"}\n\n")
 
     def _event(self, event: bytes) -> bytes:
         """Return one event as the client gets it; b"" drops it.
