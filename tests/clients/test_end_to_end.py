@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -19,7 +20,8 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from schedsvc_client.aio import AsyncScheduler
+from schedsvc_client import ClientOptions
+from schedsvc_client.aio import AsyncScheduler, SchedulerSession
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 CONFIG = {
@@ -313,3 +315,79 @@ async def test_a_scheduler_that_dies_and_comes_back_takes_the_leases_over(
         flows = {flow.tenant: flow for flow in (await after.stats()).flows}
         assert flows["a"].completed == 1
         assert (await ask(http, "a"))[0] == 200
+
+
+class Cable:
+    """A relay in front of the scheduler's socket, that can be cut."""
+
+    def __init__(self, target: str, path: str) -> None:
+        self.target = f"unix:{path}"
+        self._upstream, self._path = target.removeprefix("unix:"), path
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def __aenter__(self) -> Cable:
+        self._server = await asyncio.start_unix_server(self._serve, self._path)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.cut()
+
+    def cut(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upstream_reader, upstream_writer = await asyncio.open_unix_connection(self._upstream)
+        self._writers |= {writer, upstream_writer}
+        await asyncio.gather(
+            self._copy(reader, upstream_writer), self._copy(upstream_reader, writer)
+        )
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+        writer.close()
+
+
+async def test_a_cut_cable_costs_neither_lease_nor_place(
+    programs: Programs, scheduler: AsyncScheduler
+) -> None:
+    """Cut while one runs, one waits, and one ends: all go on, and the books are right."""
+    before = {flow.tenant: flow for flow in (await scheduler.stats()).flows}["a"]
+    options = ClientOptions(backoff_min_s=0.01, unavailable_after_s=5)
+    async with (
+        Cable(programs.target, f"{programs.folder}/cable") as cable,
+        SchedulerSession(
+            cable.target, client_id="cable", incarnation=1, options=options
+        ) as session,
+    ):
+        session.register_pool(
+            pool="small", epoch=1, capacity_tokens=1_000, block_size_tokens=10, max_running=1
+        )
+        shape: dict[str, Any] = {
+            "tenant": "a",
+            "pool": "small",
+            "input_tokens": 50,
+            "max_output_tokens": 50,
+        }
+        for _ in range(5):
+            first = await session.admission(**shape).__aenter__()
+            first.progress(input_tokens=50, output_tokens=10)
+            waiting = asyncio.ensure_future(session.admission(**shape).__aenter__())
+            gone = asyncio.ensure_future(session.admission(**shape).__aenter__())
+            await eventually(scheduler, lambda stats: stats.totals.queued == 2)
+            cable.cut()
+            gone.cancel()
+            first.complete(output_tokens=20)
+            second = await asyncio.wait_for(waiting, 5)
+            second.complete(input_tokens=50, output_tokens=5)
+            await asyncio.gather(gone, return_exceptions=True)
+            assert await session.flush(5)
+            await eventually(scheduler, empty)
+    after = {flow.tenant: flow for flow in (await scheduler.stats()).flows}["a"]
+    assert after.completed - before.completed == 10
+    assert after.output_tokens - before.output_tokens == 5 * 25
+    assert after.input_tokens - before.input_tokens == 5 * 100
