@@ -39,7 +39,7 @@ cdef dict LIMITS = {
     "cached_price_ppm": (100_000, 0, 1_000_000),
     "headroom_ppm": (20_000, 0, 900_000),
     "quantile_ppm": (900_000, 1, 1_000_000),
-    "samples_min": (20, 1, 1_000),
+    "samples_min": (10, 1, 1_000),
     "session_open_max": (16_384, 1, 1 << 20),
     "sessions_max": (4_096, 1, 1 << 20),
     "work_max": (4_096, 1, 1 << 30),

@@ -118,7 +118,7 @@ class Scheduler:
         cached_price_ppm: int = 100_000,
         headroom_ppm: int = 20_000,
         quantile_ppm: int = 900_000,
-        samples_min: int = 20,
+        samples_min: int = 10,
         session_open_max: int = 16_384,
         sessions_max: int = 4_096,
         work_max: int = 4_096,  # expiries and evictions handled by one poll()

@@ -123,7 +123,7 @@ class Scheduler(Section):
     answer_ttl_ms: Annotated[int, Field(ge=1, le=86_400_000)] = 300_000
     headroom_ppm: Annotated[HeadroomPpm, Field(alias="headroom")] = 20_000
     quantile_ppm: Annotated[QuantilePpm, Field(alias="quantile")] = 900_000
-    samples_min: Annotated[int, Field(ge=1, le=1_000)] = 20
+    samples_min: Annotated[int, Field(ge=1, le=1_000)] = 10
 
 
 class Limits(Section):

@@ -14,6 +14,7 @@ READY_S_MAX = 30.0
 STOP_S_MAX = 10.0
 TAIL_LINES = 15
 _POLL_S = 0.02
+_GUARD_SAYS_S = 0.3
 
 T = TypeVar("T")
 
@@ -95,16 +96,20 @@ def _read(ready: Path) -> str:
 async def guarded(work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, None]) -> T:
     """Await some work while guards run beside it.
 
-    A guard ends only by raising; the work is then cancelled, and the guard's error raised.
+    A guard ends only by raising; the work is then cancelled, and the error of the first guard that
+    ended is raised, also where the work failed before it.
     """
     main = asyncio.create_task(work)
     beside = [asyncio.create_task(guard) for guard in guards]
     try:
         done, _ = await asyncio.wait({main, *beside}, return_when=asyncio.FIRST_COMPLETED)
+        if main not in done or main.exception() is not None:
+            # What failed first often failed because a program died: the first guards say so.
+            done, _ = await asyncio.wait(beside, timeout=_GUARD_SAYS_S) if beside else (done, None)
         for guard in beside:
             if guard in done:
                 guard.result()
-        return main.result()
+        return await main
     finally:
         for task in (main, *beside):
             task.cancel()

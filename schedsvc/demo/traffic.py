@@ -26,12 +26,10 @@ import numpy as np
 from schedsvc.workload import TraceRequest, read_trace
 
 SEED = 1
-DURATION_S = 15.0
+DURATION_S = 14.0
 HOG_START_S = 2.0
-WARMUP_S = 6.0
-"""Throughput counts from here. By then the flood has filled the engine in every run, and a
-scheduler that was started for the run has seen some of its tenants' answers. At its start it knew
-none of them, so its first grants reserve the longest answer that was asked for."""
+WARMUP_S = 4.0
+"""Throughput counts from here to the last arrival: the flood has begun to fill the engine."""
 
 TRACE_FILE = Path(__file__).with_name("trace.csv")
 

@@ -25,7 +25,7 @@ class State:
             "cached_price_ppm": 100_000,
             "headroom_ppm": 20_000,
             "quantile_ppm": 900_000,
-            "samples_min": 20,
+            "samples_min": 10,
         }
         self.limits = defaults | limits
         self.fcfs = policy == "fcfs"
