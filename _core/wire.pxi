@@ -242,7 +242,9 @@ cdef int parse_admit(AdmitMessage* m, Cursor c) except -1:
         elif tag == 7 << 3 | VARINT:
             m.max_output_tokens = <int64_t>read_varint(&c)
         elif tag == 8 << 3 | LENGTH:
-            m.hashes += read_slice(&c).size >> 3
+            packed = read_message(&c)
+            m.hashes += (packed.end - packed.at) >> 3
+            c.bad = c.bad or packed.bad or (packed.end - packed.at) & 7 != 0
         elif tag == 8 << 3 | FIXED64:
             read_fixed64(&c)
             m.hashes += 1
