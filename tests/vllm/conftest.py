@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from . import programs
+from .stack import Stack
+
+# Each test file has tenants of its own, so that none learns the lengths of another's.
+TENANTS = [
+    f"{part}-{number}" for part in ("usage", "leave", "busy", "sdk", "away") for number in range(4)
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder needs the real vLLM."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.vllm)
+            item.add_marker(pytest.mark.timeout(240))
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not (programs.ENVIRONMENT / ".installed").exists():
+        pytest.skip("the real vLLM is not installed; `make test-vllm` does it")
+    return tmp_path_factory.mktemp("v")
+
+
+@pytest.fixture(scope="session")
+def stack(folder: Path) -> Iterator[Stack]:
+    """The scheduler, and vLLM behind the gate."""
+    with programs.scheduler(folder, TENANTS), programs.vllm(folder, gated=True) as url:
+        yield Stack(url, f"unix:{folder / 's'}")
+
+
+@pytest.fixture(autouse=True)
+def at_rest(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test engine and scheduler are at rest, and nothing has expired."""
+    yield
+    if "stack" in request.fixturenames:
+        stack = request.getfixturevalue("stack")
+        stack.rest()
+        assert stack.stats().totals.expired == 0
