@@ -46,14 +46,15 @@ cdef int dispatch(Scheduler core) except -1:
     cdef uint64_t blocked = 0
     cdef int64_t work = 0
     cdef int32_t pool
-    cdef bint served
     while True:
         pool = emptiest(core, blocked)
         if pool == NONE:
             return 0
-        served = serve_pool(core, pool)
+        if not serve_pool(core, pool):
+            blocked |= <uint64_t>1 << pool
+            continue
         # Whoever was served makes way for another head, which a blocked pool may hold.
-        blocked = 0 if served else blocked | <uint64_t>1 << pool
+        blocked = 0
         work += 1
         if work >= core.work_max:
             core.has_more = True

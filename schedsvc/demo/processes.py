@@ -105,9 +105,9 @@ async def guarded(work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, Non
         done, _ = await asyncio.wait({main, *beside}, return_when=asyncio.FIRST_COMPLETED)
         if main not in done or main.exception() is not None:
             # What failed first often failed because a program died: the first guards say so.
-            done, _ = await asyncio.wait(beside, timeout=_GUARD_SAYS_S) if beside else (done, None)
+            await asyncio.wait({main, *beside}, timeout=_GUARD_SAYS_S)
         for guard in beside:
-            if guard in done:
+            if guard.done():
                 guard.result()
         return await main
     finally:
