@@ -2,6 +2,7 @@
 
 Read from `scope["app"].state`, under the names that vLLM's server uses: `vllm_config`, and, where
 offered, `engine_telemetry()` and `count_prompt_tokens(body)`. The environment goes before it.
+vLLM's own telemetry comes through the plugin of stat_logger.py.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from schedsvc_vllm.asgi import Scope
 from schedsvc_vllm.intake import CountTokens, Sizes
 from schedsvc_vllm.settings import PoolSettings, SettingsError
+from schedsvc_vllm.telemetry import READINGS
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,15 @@ class EngineView:
 
     @property
     def offers_telemetry(self) -> bool:
-        """Whether `telemetry` has something to give."""
-        return callable(getattr(self._state, "engine_telemetry", None))
+        """Whether `telemetry` has something to give, now or later."""
+        return callable(getattr(self._state, "engine_telemetry", None)) or READINGS.expected
 
-    def telemetry(self) -> dict[str, int]:
-        """Return running, waiting, used_tokens and preemptions of this moment."""
-        told: Any = self._state.engine_telemetry()  # type: ignore[union-attr]
+    def telemetry(self) -> dict[str, int] | None:
+        """Return running, waiting, used_tokens and preemptions of this moment; None: not known."""
+        ask = getattr(self._state, "engine_telemetry", None) or READINGS.totals
+        told: Any = ask()
+        if told is None:
+            return None
         names = ("running", "waiting", "used_tokens", "preemptions")
         return {name: int(getattr(told, name)) for name in names}
 

@@ -69,7 +69,8 @@ class Runtime:
                 # Telemetry is a hint: the scheduler's own ledger goes on without it.
                 _log.exception("the engine's telemetry cannot be read; it is not reported any more")
                 return
-            self.session.telemetry(pool=self.pool.name, epoch=self.pool.epoch, **told)
+            if told is not None:
+                self.session.telemetry(pool=self.pool.name, epoch=self.pool.epoch, **told)
             await asyncio.sleep(TELEMETRY_PERIOD_S)
 
 

@@ -1,0 +1,34 @@
+"""The plugin that vLLM loads (entry point group `vllm.stat_logger_plugins`) to tell its steps."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from schedsvc_vllm.telemetry import READINGS
+
+# vLLM is this module's host, not a dependency: nobody else loads it.
+_host: Any = importlib.import_module("vllm.v1.metrics.loggers")
+
+
+class StatLogger(_host.StatLoggerBase):  # type: ignore[misc] # known only inside vLLM
+    """Notes each step of one engine for the gate of this process."""
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        self._cache = vllm_config.cache_config
+        self._engine = engine_index
+        READINGS.attach(engine_index)
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        """Take in one step."""
+        capacity_tokens = getattr(self._cache, "kv_cache_size_tokens", None) or 0
+        READINGS.record(self._engine, capacity_tokens, scheduler_stats, iteration_stats)
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to log: the scheduler shows it."""
