@@ -54,21 +54,23 @@ def main(out: Path, sizes: str, only: tuple[str, ...], as_json: bool) -> None:
     """Measure what an admission costs at every rung, each beside its reference."""
     out.mkdir(parents=True, exist_ok=True)
     about, commit = machine.describe(), machine.commit()
-    measured = out / "pytest-benchmark.json"
+    measured, written = out / "pytest-benchmark.json", out / "report.json"
+    # Nothing of an earlier run is taken for this one's.
+    for file in (measured, written, out / "ladder.png"):
+        file.unlink(missing_ok=True)
     _measure(measured, out / "bench.log", sizes, only or tuple(LEVELS))
     report = build(measured, about, commit, sizes)
-    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    written.write_text(json.dumps(report, indent=1) + "\n")
     chart.draw(report, out / "ladder.png")
     if as_json:
         click.echo(json.dumps(report))
         return
     show.show(report)
-    click.echo(f"{out / 'report.json'}, {out / 'ladder.png'}")
+    click.echo(f"{written}, {out / 'ladder.png'}")
 
 
 def _measure(measured: Path, log: Path, sizes: str, levels: tuple[str, ...]) -> None:
     """Run the measurements in a process of their own. Raises ClickException where one fails."""
-    measured.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider"]
     command += ["-o", "timeout=900", "--benchmark-only", f"--benchmark-json={measured.resolve()}"]
     command += [_FILES[level] for level in LEVELS if level in levels]
