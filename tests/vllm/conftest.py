@@ -32,8 +32,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def stack(folder: Path) -> Iterator[Stack]:
     """The scheduler, and vLLM behind the gate."""
-    with programs.scheduler(folder, TENANTS), programs.vllm(folder, gated=True) as url:
-        yield Stack(url, f"unix:{folder / 's'}")
+    with (
+        programs.Scheduler(folder, TENANTS) as scheduler,
+        programs.vllm(folder, gated=True) as url,
+    ):
+        yield Stack(url, scheduler)
 
 
 @pytest.fixture(autouse=True)

@@ -73,28 +73,43 @@ def stop(process: subprocess.Popen[bytes]) -> None:
             process.wait(STOP_S_MAX)
 
 
-@contextlib.contextmanager
-def scheduler(
-    folder: Path, tenants: list[str], queue_ttl_ms: int = QUEUE_TTL_MS
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `schedsvc serve` on the Unix socket `folder/s`."""
-    config = folder / "scheduler.yaml"
-    config.write_text(
-        yaml.safe_dump(
-            {
-                "listeners": [{"unix": str(folder / "s")}],
-                "scheduler": {"queue_ttl_ms": queue_ttl_ms, "flow_queue_max": FLOW_QUEUE_MAX},
-                "tenants": [{"name": name} for name in tenants],
-                "limits": {"drain_ms": 1_000},
-            }
-        )
-    )
-    ready = folder / "ready"
-    ready.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "schedsvc", "serve"]
-    command += ["--config", str(config), "--ready-file", str(ready)]
-    with program(command, folder / "scheduler.log", ready.exists, {}) as process:
-        yield process
+class Scheduler:
+    """`schedsvc serve` on the Unix socket `folder/s`. It can be killed and started again."""
+
+    def __init__(self, folder: Path, tenants: list[str]) -> None:
+        self.target = f"unix:{folder / 's'}"
+        self._folder = folder
+        self._programs = contextlib.ExitStack()
+        self._process: subprocess.Popen[bytes] | None = None
+        config = {
+            "listeners": [{"unix": str(folder / "s")}],
+            "scheduler": {"queue_ttl_ms": QUEUE_TTL_MS, "flow_queue_max": FLOW_QUEUE_MAX},
+            "tenants": [{"name": name} for name in tenants],
+            "limits": {"drain_ms": 1_000},
+        }
+        (folder / "scheduler.yaml").write_text(yaml.safe_dump(config))
+
+    def start(self) -> None:
+        """Start it, and wait until it listens."""
+        ready = self._folder / "ready"
+        ready.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "schedsvc", "serve", "--ready-file", str(ready)]
+        command += ["--config", str(self._folder / "scheduler.yaml")]
+        log = self._folder / "scheduler.log"
+        self._process = self._programs.enter_context(program(command, log, ready.exists, {}))
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Scheduler:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._programs.close()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import grpc
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
-from .programs import MODEL
+from .programs import MODEL, Scheduler
 
 SETTLE_S_MAX = 30.0
 _SAMPLE = re.compile(r"^vllm:(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
@@ -25,11 +25,11 @@ class Stack:
     """Scheduler and gated vLLM."""
 
     url: str
-    target: str
+    scheduler: Scheduler
 
     def stats(self) -> pb.StatsResponse:
         """Ask the scheduler."""
-        with grpc.insecure_channel(self.target) as channel:
+        with grpc.insecure_channel(self.scheduler.target) as channel:
             stub: Any = SchedulerServiceStub(channel)
             answer: pb.StatsResponse = stub.Stats(pb.StatsRequest(), timeout=5, wait_for_ready=True)
         return answer
@@ -37,6 +37,11 @@ class Stack:
     def flow(self, tenant: str) -> pb.FlowStats:
         """Read one tenant's books."""
         return next(flow for flow in self.stats().flows if flow.tenant == tenant)
+
+    @property
+    def pool(self) -> pb.PoolStats:
+        """Read the books of the one pool."""
+        return self.stats().pools[0]
 
     def gauges(self) -> dict[str, float]:
         """Scrape the engine: each of its metrics, summed over labels."""

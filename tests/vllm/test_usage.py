@@ -36,7 +36,8 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def test_the_pool_is_what_the_engine_has(stack: Stack) -> None:
-    (pool,) = stack.stats().pools
+    assert len(stack.stats().pools) == 1
+    pool = stack.pool
     assert pool.capacity_tokens == programs.CAPACITY_TOKENS
     assert pool.block_size_tokens == programs.BLOCK_TOKENS
     assert pool.max_running == programs.MAX_RUNNING

@@ -1,0 +1,84 @@
+"""Many tenants at once, more than the cache holds."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from typing import Any
+
+import aiohttp
+
+from . import programs
+from .stack import Stack, chat, completion
+
+TENANTS = ("busy-0", "busy-1", "busy-2")
+REQUESTS = 40
+
+
+async def ask(session: aiohttp.ClientSession, tenant: str, path: str, body: dict[str, Any]) -> Any:
+    async with session.post(path, json=body, headers={"x-tenant-id": tenant}) as response:
+        text = await response.text()
+        assert response.status == 200, text
+        return await response.json(content_type=None)
+
+
+async def test_the_books_of_many_are_exact(stack: Stack) -> None:
+    draw = random.Random(3)
+    preempted = stack.gauges()["num_preemptions_total"]
+    before = {tenant: stack.flow(tenant) for tenant in TENANTS}
+    promised, seen = [], Counter[str]()
+
+    async def watch() -> None:
+        while True:
+            stats, gauges = await asyncio.to_thread(lambda: (stack.stats(), stack.gauges()))
+            promised.append(stats.totals.promised_tokens)
+            seen["queued"] += stats.totals.queued > 0
+            seen["waiting"] += gauges["num_requests_waiting"] > 0
+            await asyncio.sleep(0.1)
+
+    async with aiohttp.ClientSession(stack.url) as session:
+        watcher = asyncio.create_task(watch())
+        tasks = []
+        for number in range(REQUESTS * len(TENANTS)):
+            tenant = TENANTS[number % len(TENANTS)]
+            length = draw.randint(60, 220)
+            if draw.random() < 0.5:
+                made = ("/v1/completions", completion(draw.randint(20, 400), length))
+            else:
+                made = ("/v1/chat/completions", chat("Hi. " * draw.randint(1, 60), length))
+            tasks.append((tenant, asyncio.create_task(ask(session, tenant, *made))))
+        answers = [(tenant, await task) for tenant, task in tasks]
+        watcher.cancel()
+    await asyncio.to_thread(stack.rest)
+    for tenant in TENANTS:
+        after, told = stack.flow(tenant), Counter[str]()
+        for name, answer in answers:
+            if name == tenant:
+                told.update(
+                    {key: answer["usage"][key] for key in ("prompt_tokens", "completion_tokens")}
+                )
+        assert after.completed - before[tenant].completed == REQUESTS
+        assert after.input_tokens - before[tenant].input_tokens == told["prompt_tokens"]
+        assert after.output_tokens - before[tenant].output_tokens == told["completion_tokens"]
+    # The load was more than the cache, it waited before the engine and not in it.
+    assert seen["queued"] > 0
+    assert max(promised) <= programs.CAPACITY_TOKENS
+    assert stack.gauges()["num_preemptions_total"] == preempted
+
+
+async def test_the_engines_telemetry_reaches_the_scheduler(stack: Stack) -> None:
+    async with aiohttp.ClientSession(stack.url) as session:
+        tasks = [
+            asyncio.create_task(ask(session, "busy-3", "/v1/completions", completion(200, 800)))
+            for _ in range(5)
+        ]
+        await asyncio.to_thread(stack.until, lambda: stack.pool.engine_running == 5)
+        pool = stack.pool
+        assert pool.telemetry_age_ms < 2_000
+        assert 5 * 200 <= pool.engine_used_tokens <= 5 * 1_024
+        await asyncio.gather(*tasks)
+    await asyncio.to_thread(stack.until, lambda: stack.pool.engine_running == 0)
+    pool = stack.pool
+    assert (pool.engine_waiting, pool.engine_used_tokens) == (0, 0)
+    assert pool.engine_preemptions == stack.gauges()["num_preemptions_total"]
