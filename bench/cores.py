@@ -1,6 +1,5 @@
 """Cores in the states that are measured. Their time is made up, so each run decides the same."""
 
-import math
 import time
 from collections import deque
 
@@ -156,24 +155,24 @@ class Picks:
     """
 
     AT_ONCE = 64
-    _MESSAGE_ADMITS_MAX = 4_000
+    _DEPTH = 2
 
-    def __init__(self, flows: int, picks: int) -> None:
-        """Queue enough for so many picks."""
+    def __init__(self, flows: int) -> None:
         self.core = _core(flows, self.AT_ONCE)
         self.stream = self.core.open_session()
         self._now_ns = 1
         self._lease_id = 1
-        depth = 2 + picks // flows
-        each = math.gcd(flows, self._MESSAGE_ADMITS_MAX)
-        traffic = Traffic(2 * each, range(flows))
-        self.stream.receive(self._now_ns, traffic.hello())
-        for _ in range(depth * flows // each):
-            self.stream.receive(self._now_ns, traffic.asks())
+        self._traffic = Traffic(2 * self.AT_ONCE, range(flows))
+        self.stream.receive(self._now_ns, self._traffic.hello())
+        for _ in range(1 + self._DEPTH * flows // self.AT_ONCE):
+            self._ask()
         self.core.poll(self._now_ns)
         #: What the shim was told, serialised.
         self.answers: list[bytes] = []
         self._take()
+
+    def _ask(self) -> None:
+        self.stream.receive(self._now_ns, self._traffic.asks())
 
     def _take(self) -> None:
         while (answer := self.stream.take(self._now_ns)) is not None:
@@ -192,6 +191,8 @@ class Picks:
             self.core.poll(self._now_ns)
             spent_ns += time.perf_counter_ns() - began_ns
             self._take()
+            # Equal requests are picked in the order of the flows, so each stays as backlogged.
+            self._ask()
         return [spent_ns / times / self.AT_ONCE]
 
 

@@ -108,7 +108,7 @@ def test_pick(record: Recorder, flows: int) -> None:
     scans = max(1, 20_000 // flows)
     # Long enough that it matters little what the scan left of the caches.
     polls = 8
-    world = Picks(flows, 2 * (rounds + 2) * polls * Picks.AT_ONCE)
+    world = Picks(flows)
 
     def picked() -> list[float]:
         return world.slice(polls)

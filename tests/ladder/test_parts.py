@@ -130,7 +130,7 @@ def test_the_queue_stays_as_long_as_it_is() -> None:
 
 def test_heap_and_scan_pick_the_same_flows() -> None:
     flows = 100
-    world = Picks(flows, picks=640)
+    world = Picks(flows)
     world.slice(times=9)
     verdicts = [v for data in world.answers for v in pb.SessionResponse.FromString(data).verdicts]
     first_tag = verdicts[0].tag
