@@ -13,7 +13,7 @@ core = Extension(
     sources=["_core/core.pyx"],
     depends=sorted(glob("_core/*.pxi") + glob("_core/*.h")),
     define_macros=macros,
-    extra_compile_args=["-O2", "-fno-strict-aliasing"],
+    extra_compile_args=["-O3", "-fno-strict-aliasing"],
 )
 
 setup(ext_modules=cythonize([core], compiler_directives={"language_level": "3"}))

@@ -201,9 +201,13 @@ cdef int64_t admit_message(
 
 
 cdef int32_t flow_of(Scheduler core, Slice* tenant, Slice* key) except? -1:
+    cdef Hash128 h
+    cdef int32_t flow
     known = None
     if tenant.size:
-        known = core.flow_names.get(slice_bytes(tenant))
+        h = sip128(core.k0, core.k1 ^ NAME_SALT, tenant.at, tenant.size)
+        flow = core.names.get(h.hi, h.lo)
+        return core.unknown_flow if flow == NONE else flow
     elif key.size:
         known = core.keys.get(slice_bytes(key))
     return core.unknown_flow if known is None else known

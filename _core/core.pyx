@@ -9,6 +9,8 @@
 Order matters: each file uses only those above it. `schedsvc/_core.pyi` documents the interface.
 """
 
+cimport cython
+
 include "types.pxi"
 include "hash.pxi"
 include "table.pxi"

@@ -1,11 +1,11 @@
 # What is due, who runs next, and who is told.
 
 cdef object as_decision(Scheduler core, Verdict* v):
-    return Decision(
+    return new_tuple(Decision, (
         v.handle, v.tag, v.outcome, v.lease_id, v.pool, v.epoch, v.reserved_tokens,
         v.retry_after_ms, v.position, v.waited_ns, v.queue_max, v.queue_left,
         v.pool_capacity_tokens, v.pool_free_tokens,
-    )
+    ))
 
 
 cdef int run_timers(Scheduler core) except -1:

@@ -1,6 +1,7 @@
 # Writing messages. A Writer fills its buffer from the end towards the start, fields last to
 # first, so that the length of a nested message is known when its head is written.
 
+@cython.final
 cdef class Writer:
     cdef uint8_t* buffer
     cdef size_t size

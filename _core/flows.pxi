@@ -44,6 +44,7 @@ ctypedef struct Queue:
     int32_t ordinal  # of the next arrival
 
 
+@cython.final
 cdef class Flows:
     cdef Flow* items
     cdef Queue* queues

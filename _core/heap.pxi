@@ -12,6 +12,7 @@ cdef inline bint less(Node* a, Node* b) noexcept nogil:
     return a.key < b.key or (a.key == b.key and a.tie < b.tie)
 
 
+@cython.final
 cdef class Heap:
     cdef Node* nodes
     cdef int32_t* places  # id -> index in nodes, plus one; 0: not in the heap

@@ -185,11 +185,28 @@ cdef int end_lease(Scheduler core, int32_t i, int outcome) except -1:
     return 0
 
 
+cdef void fetch_oldest(Scheduler core) noexcept:
+    # Answers are forgotten long after they were last touched, in the order of this chain: so the
+    # next one's places in the tables are fetched now, and the record of the one behind it.
+    cdef int32_t i = core.answers.head
+    cdef size_t at
+    cdef Request* r
+    if i == NONE:
+        return
+    r = &core.requests.items[i]
+    core.ids.prefetch(r.key_hi, r.key_lo)
+    core.leases.prefetch(<uint64_t>r.lease_id, 0)
+    if r.next != NONE:
+        for at in range(0, sizeof(Request), 64):
+            prefetch_line(<uint8_t*>&core.requests.items[r.next] + at)
+
+
 cdef int forget(Scheduler core, int32_t i) except -1:
     cdef Request* r = &core.requests.items[i]
     if r.state != ENDED:
         return 0  # forgotten already, where no answers are stored
     chain_remove(&core.answers, core.requests.items, i)
+    fetch_oldest(core)
     core.ids.remove(r.key_hi, r.key_lo)
     core.leases.remove(<uint64_t>r.lease_id, 0)
     core.requests.release(i)

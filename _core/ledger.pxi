@@ -37,6 +37,7 @@ cdef inline int64_t blocks_for(const Pool* p, int64_t tokens, int64_t sequences)
     return (tokens + p.block_size - 1) // p.block_size + sequences - 1
 
 
+@cython.final
 cdef class Ledger:
     cdef Pool pools[POOLS_MAX]
     cdef int32_t count

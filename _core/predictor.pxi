@@ -107,6 +107,7 @@ ctypedef struct FlowLengths:
     int32_t count
 
 
+@cython.final
 cdef class Predictor:
     """A sketch for each flow that has samples enough, and one over all flows.
 

@@ -49,6 +49,7 @@ ctypedef struct Request:
     bint is_void  # the engine restarted: no reservation
 
 
+@cython.final
 cdef class Requests:
     cdef Request* items
     cdef int32_t size, used, first_free

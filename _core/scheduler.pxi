@@ -42,7 +42,7 @@ cdef dict LIMITS = {
     "samples_min": (10, 1, 1_000),
     "session_open_max": (16_384, 1, 1 << 20),
     "sessions_max": (4_096, 1, 1 << 20),
-    "work_max": (4_096, 1, 1 << 30),
+    "work_max": (1_024, 1, 1 << 30),
 }
 
 
@@ -58,6 +58,7 @@ cdef dict checked_limits(dict given):
     return limits
 
 
+@cython.final
 cdef class Scheduler:
     cdef readonly int64_t queue_ttl_ns, lease_ttl_ns, lease_grace_ns, answer_ttl_ns
     cdef readonly int64_t flow_queue_max, queue_max, leases_max, answers_max
@@ -70,13 +71,13 @@ cdef class Scheduler:
     cdef Ledger ledger
     cdef Predictor predictor
     cdef Heap deadlines  # every queued request and every lease, by due_ns or earlier
-    cdef Table ids, leases, tags
+    cdef Table ids, leases, tags, names
     cdef dict flow_names, keys, pool_names
     cdef list flow_list, pool_list, sessions, ready_slots, free_slots
     cdef Writer writer
     cdef Chain answers  # ended requests, oldest first
     cdef Verdict* verdicts  # that belong to no session
-    cdef int32_t verdict_count, verdicts_max
+    cdef int32_t verdict_count, verdict_taken, verdicts_max
     cdef Verdict captured  # verdict of the request that admit_wire() just asked for
     cdef int64_t capture
     cdef int64_t now_ns, seq, lease_next
@@ -116,7 +117,7 @@ cdef class Scheduler:
         )
         self.predictor = Predictor(limits["quantile_ppm"], limits["samples_min"])
         self.deadlines = Heap()
-        self.ids, self.leases, self.tags = Table(), Table(), Table()
+        self.ids, self.leases, self.tags, self.names = Table(), Table(), Table(), Table()
         self.flow_names, self.keys, self.pool_names = {}, {}, {}
         self.flow_list, self.pool_list = [], []
         self.sessions, self.ready_slots, self.free_slots = [None], [], []
@@ -129,6 +130,7 @@ cdef class Scheduler:
         free(self.verdicts)
 
     def set_flow(self, bytes name, int64_t weight_milli):
+        cdef Hash128 h
         if not 0 < len(name) <= NAME_BYTES_MAX:
             invalid("tenant", f"a name has 1 to {NAME_BYTES_MAX} bytes")
         if not 0 < weight_milli <= WEIGHT_MILLI_MAX:
@@ -139,6 +141,8 @@ cdef class Scheduler:
             return known
         flow = self.flows.add(<int32_t>weight_milli)
         self.flow_names[name] = flow
+        h = sip128(self.k0, self.k1 ^ NAME_SALT, <const uint8_t*><const char*>name, len(name))
+        self.names.put(h.hi, h.lo, flow)
         self.flow_list.append(name)
         return flow
 
@@ -287,8 +291,13 @@ cdef class Scheduler:
         dispatch(self)
         if self.verdict_count == 0:
             return []
-        out = [as_decision(self, &self.verdicts[i]) for i in range(self.verdict_count)]
-        self.verdict_count = 0
+        cdef int32_t first = self.verdict_taken
+        # More than timers and grants can make: only evict_queued() leaves a rest for later.
+        cdef int32_t last = <int32_t>min(self.verdict_count, first + 4 * self.work_max)
+        out = [as_decision(self, &self.verdicts[i]) for i in range(first, last)]
+        self.verdict_taken = last
+        if last == self.verdict_count:
+            self.verdict_count = self.verdict_taken = 0
         return out
 
     def next_deadline(self):
@@ -331,9 +340,9 @@ cdef class Scheduler:
             return None
         repeated = not complete_lease(self, i, outcome, &u)
         r = &self.requests.items[i]
-        return Ended(
+        return new_tuple(Ended, (
             r.outcome, max(0, r.input_tokens), r.cached_tokens, r.output_tokens, repeated
-        )
+        ))
 
     def replay(
         self, int64_t now_ns, int32_t flow, bytes request_id, int64_t lease_id, int32_t pool,

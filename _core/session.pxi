@@ -6,7 +6,7 @@
 #   any        close()                            closed: what is queued is withdrawn
 
 cdef enum:
-    VERDICTS_PER_MESSAGE = 4096
+    ANSWERS_PER_MESSAGE = 4096  # of each kind
     SESSION_POOLS_MAX = 8
 
 
@@ -15,6 +15,7 @@ cdef tuple EVENT_NAMES = (
 )
 
 
+@cython.final
 cdef class Session:
     cdef Scheduler core
     cdef readonly int32_t owner
@@ -23,7 +24,7 @@ cdef class Session:
     cdef uint64_t seq
     cdef Verdict* box
     cdef Notice* notices
-    cdef int32_t box_count, box_taken, box_max, notice_count, notices_max
+    cdef int32_t box_count, box_taken, box_max, notice_count, notice_taken, notices_max
     cdef list faults, pools
     cdef readonly bytes client_id
 
@@ -100,6 +101,8 @@ cdef class Session:
         cdef int events = 0
         if self.closed:
             invalid("", "the stream is closed")
+        if self._untaken() > 2 * (self.core.session_open_max + SESSION_EVENTS_MAX):
+            raise CallerError(CODE_RESOURCE_EXHAUSTED, "", "too many answers wait to be read")
         enter(self.core, now_ns)
         self._check_message(c)
         while True:
@@ -116,6 +119,12 @@ cdef class Session:
                 self._event(event)
             else:
                 skip(&c, tag)
+
+    cdef int64_t _untaken(self) noexcept:
+        return (
+            self.box_count - self.box_taken + self.notice_count - self.notice_taken
+            + len(self.faults)
+        )
 
     cdef int _check_message(self, Cursor c) except -1:
         # Before anything is applied: the message is whole, and its seq is the next.
@@ -333,11 +342,13 @@ cdef class Session:
         cdef Writer w = self.core.writer
         cdef size_t before
         cdef int32_t first = self.box_taken
-        cdef int32_t last = min(self.box_count, first + VERDICTS_PER_MESSAGE)
+        cdef int32_t last = min(self.box_count, first + ANSWERS_PER_MESSAGE)
+        cdef int32_t first_notice = self.notice_taken
+        cdef int32_t last_notice = min(self.notice_count, first_notice + ANSWERS_PER_MESSAGE)
         cdef int32_t i
         if self.closed or not self.is_ready:
             return None
-        for tag, code, field, description in reversed(self.faults):
+        for tag, code, field, description in reversed(self.faults[:ANSWERS_PER_MESSAGE]):
             before = w.length()
             w.text(4, description)
             w.text(3, field)
@@ -350,7 +361,7 @@ cdef class Session:
             w.varint(2, self.core.lease_ttl_ns // NS_PER_MS)
             w.fixed64(1, <uint64_t>self.core.incarnation)
             w.close(4, before)
-        for i in range(self.notice_count - 1, -1, -1):
+        for i in range(last_notice - 1, first_notice - 1, -1):
             before = w.length()
             w.varint(2, self.notices[i].state)
             w.fixed64(1, <uint64_t>self.notices[i].lease_id)
@@ -358,13 +369,15 @@ cdef class Session:
         for i in range(last - 1, first - 1, -1):
             self._write_verdict(w, &self.box[i])
         w.varint(1, <int64_t>self.seq)
-        self.faults.clear()
-        self.notice_count = 0
+        del self.faults[:ANSWERS_PER_MESSAGE]
         self.welcome_due = self.ack_due = False
         self.box_taken = last
+        self.notice_taken = last_notice
         if last == self.box_count:
             self.box_count = self.box_taken = 0
-            self.is_ready = False
+        if last_notice == self.notice_count:
+            self.notice_count = self.notice_taken = 0
+        self.is_ready = self._untaken() > 0
         return w.take()
 
     cdef int _write_verdict(self, Writer w, Verdict* v) except -1:

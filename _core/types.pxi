@@ -7,6 +7,17 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset
 
+cdef extern from *:
+    """
+    #if defined(__GNUC__)
+    #define prefetch_line(p) __builtin_prefetch(p)
+    #else
+    #define prefetch_line(p) ((void)(p))
+    #endif
+    """
+    void prefetch_line(const void* p) noexcept nogil
+
+
 cdef enum Outcome:
     OUT_GRANTED = 1
     OUT_REJECTED_FLOW_QUEUE_FULL = 16
@@ -94,6 +105,8 @@ cdef enum:
 TOTAL_TOKENS_MAX = TOKENS_MAX
 
 cdef int64_t LEASE_ID_MAX = <int64_t>1 << 62
+# Names of flows and ids of requests are hashed with the same key, as different kinds.
+cdef uint64_t NAME_SALT = <uint64_t>0xA5A5A5A5A5A5A5A5
 cdef int64_t NS_PER_MS = 1_000_000
 cdef int64_t NS_PER_S = 1_000_000_000
 
@@ -105,6 +118,9 @@ Decision = namedtuple(
 Ended = namedtuple(
     "Ended", "outcome input_tokens cached_input_tokens output_tokens repeated"
 )
+
+
+cdef object new_tuple = tuple.__new__  # without the namedtuple's own Python frame
 
 
 class CallerError(ValueError):
@@ -121,6 +137,7 @@ class InvariantError(RuntimeError):
     """The books do not balance: a defect of ours."""
 
 
+@cython.final
 cdef class Fuse:
     """Blows at the first broken invariant and stays blown: nothing is granted after it."""
 

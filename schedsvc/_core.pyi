@@ -121,7 +121,7 @@ class Scheduler:
         samples_min: int = 10,
         session_open_max: int = 16_384,
         sessions_max: int = 4_096,
-        work_max: int = 4_096,  # expiries and evictions handled by one poll()
+        work_max: int = 1_024,  # expiries, and grants, of one poll()
     ) -> None: ...
 
     # Configuration. Names are UTF-8 bytes.

@@ -33,6 +33,10 @@ def server_options(limits: Limits) -> list[tuple[str, int]]:
         # A held Admit is silent: its client may ping as often as it likes.
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+        # Of a burst, gRPC cancels what exceeds 1,000 calls that wait for a handler, whatever they
+        # are. A Complete must never be shed.
+        ("grpc.server.max_pending_requests", limits.streams_max),
+        ("grpc.server.max_pending_requests_hard_limit", limits.streams_max),
     ]
 
 

@@ -1,6 +1,7 @@
 """One Session stream: bytes between a gRPC context and the core's session."""
 
 import asyncio
+import math
 from collections.abc import Awaitable
 from typing import Any
 
@@ -38,6 +39,8 @@ class Stream:
         self._writer: asyncio.Task[None] | None = None
         #: Somebody is about to send whatever the core has.
         self.writing = False
+        #: When the write began that is under way; never, where none is.
+        self._write_began_s = math.inf
 
     async def run(self, principal: int) -> Failure | None:
         """Serve until the peer or `end()` ends the stream; return how it failed, or None."""
@@ -45,10 +48,13 @@ class Stream:
             self._session = session = self._driver.open_session(principal, self._wake)
         except CallerError as error:
             return caller_failure(error)
+        # One timer for all writes: one for each would cost more than the core does.
+        self._watch()
         reader = self._loop.create_task(self._guard(self._read(session)))
         try:
             return await self._ended
         finally:
+            self._watcher.cancel()
             tasks = [reader] if self._writer is None else [reader, self._writer]
             for task in tasks:
                 task.cancel()
@@ -90,13 +96,19 @@ class Stream:
         write, take = self._context.write, self._driver.take
         try:
             while (data := take(session)) is not None:
-                stall = self._loop.call_later(self._write_stall_s, self._stalled)
-                try:
-                    await write(data)
-                finally:
-                    stall.cancel()
+                self._write_began_s = self._loop.time()
+                await write(data)
         finally:
+            self._write_began_s = math.inf
             self.writing = False
+
+    def _watch(self) -> None:
+        """End the stream where a write has been blocked too long; else look again later."""
+        blocked_s = max(0.0, self._loop.time() - self._write_began_s)
+        if blocked_s >= self._write_stall_s:
+            self._stalled()
+        else:
+            self._watcher = self._loop.call_later(self._write_stall_s - blocked_s, self._watch)
 
     def _wake(self) -> None:
         """Hear from the driver that the core has something to send, or that it is broken."""

@@ -143,6 +143,12 @@ async def test_two_calls_that_wait_for_one_request(
     assert totals(server)["live_leases"] == 1
 
 
+async def test_a_burst_is_answered_to_the_last_call(stub: SchedulerServiceStub) -> None:
+    calls = [stub.Complete(pb.CompleteRequest(lease_id=n + 1)) for n in range(3_000)]
+    errors = await asyncio.gather(*(failure(call) for call in calls))
+    assert {error.code() for error in errors} == {grpc.StatusCode.NOT_FOUND}
+
+
 async def test_a_call_that_joins_in_keeps_its_own_deadline(
     server: Server, stub: SchedulerServiceStub
 ) -> None:
