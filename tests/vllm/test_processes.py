@@ -1,0 +1,53 @@
+"""Several API processes before one engine: one pool, one epoch, each its own Session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from . import programs
+from .stack import Stack, completion
+
+REQUESTS = 40
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> Iterator[Stack]:
+    """An engine of its own, with two API processes."""
+    own = folder / "pair"
+    own.mkdir()
+    with (
+        programs.Scheduler(own, ["t"]) as scheduler,
+        programs.vllm(own, gated=True, arguments=("--api-server-count", "2")) as url,
+    ):
+        yield Stack(url, scheduler)
+
+
+async def test_two_api_processes_share_the_pool(pair: Stack) -> None:
+    pair.until(lambda: pair.stats().totals.open_sessions == 2)
+    assert len(pair.stats().pools) == 1
+    assert pair.pool.capacity_tokens == programs.CAPACITY_TOKENS
+    epoch = pair.pool.epoch
+
+    async def ask(number: int) -> None:
+        # A connection of its own: the kernel spreads them over the processes.
+        async with (
+            aiohttp.ClientSession(pair.url, headers={"x-tenant-id": "t"}) as session,
+            session.post("/v1/completions", json=completion(50 + number, 200)) as response,
+        ):
+            assert response.status == 200
+            assert response.headers["x-schedsvc-mode"] == "enforced"
+            assert (await response.json())["usage"]["completion_tokens"] == 200
+
+    await asyncio.gather(*(ask(number) for number in range(REQUESTS)))
+    await asyncio.to_thread(pair.rest)
+    books = pair.flow("t")
+    assert (books.completed, books.expired, books.cancelled) == (REQUESTS, 0, 0)
+    assert books.output_tokens == REQUESTS * 200
+    assert books.input_tokens == sum(50 + number for number in range(REQUESTS))
+    assert pair.pool.epoch == epoch
+    assert pair.gauges()["generation_tokens_total"] == REQUESTS * 200
