@@ -18,7 +18,7 @@ from .stream import (
     replaying,
     reporting,
 )
-from .support import SECOND, admit, make, pool, totals
+from .support import SECOND, admit, is_drained, make, pool, totals
 
 TTL, GRACE = 10 * SECOND, 20 * SECOND
 
@@ -216,6 +216,30 @@ def test_verdicts_come_in_portions() -> None:
     while (data := stream.session.take(0)) is not None:
         sizes.append(len(pb.SessionResponse.FromString(data).verdicts))
     assert sizes == [4_096, 1_904]
+
+
+def test_faults_and_notices_come_in_portions_too() -> None:
+    stream = Stream(make())
+    stream.push(0, *(asking(0, "r") for _ in range(3_000)))
+    stream.push(0, *(completing(10**6 + i) for i in range(3_000)))
+    stream.push(0, *(event for i in range(2_000) for event in (asking(0, "r"), reporting(7 + i))))
+    sizes = []
+    while (data := stream.session.take(0)) is not None:
+        answer = pb.SessionResponse.FromString(data)
+        sizes.append((len(answer.faults), len(answer.leases)))
+    assert sizes == [(4_096, 4_096), (904, 904)]
+
+
+def test_a_stream_that_is_not_read_cannot_go_on() -> None:
+    stream = Stream(make(session_open_max=8))
+    wrong = [asking(0, "r")] * 4_096
+    for _ in range(3):
+        stream.push(0, *wrong)
+    with pytest.raises(core.CallerError) as caught:
+        stream.push(0, *wrong)
+    assert caught.value.code == 8
+    stream.session.close(0)
+    assert is_drained(stream.core, 0)
 
 
 # Leases.
