@@ -16,7 +16,7 @@ from schedsvc_client.sync import Scheduler
 _EPILOG = """\b
 Example:
   schedsvc stats --target unix:/run/schedsvc/schedsvc.sock
-  schedsvc stats --target 127.0.0.1:7600 --watch 1
+  schedsvc stats --target 127.0.0.1:7600 --watch
   schedsvc stats --json | jq '.totals.queued'
 """
 
@@ -37,7 +37,14 @@ Example:
 @click.option("--tenant", "tenants", multiple=True, help="Only this tenant; may be repeated.")
 @click.option("--flows", default=20, show_default=True, type=click.IntRange(1, 10_000))
 @click.option("--json", "as_json", is_flag=True, help="Print the snapshot as JSON.")
-@click.option("--watch", type=click.FloatRange(min=0.1), help="Refresh every so many seconds.")
+@click.option(
+    "--watch",
+    type=click.FloatRange(min=0.1),
+    is_flag=False,
+    flag_value=1.0,
+    metavar="[SECONDS]",
+    help="Refresh every so many seconds; alone, every second.",
+)
 def stats(
     target: str,
     tls_ca: str | None,

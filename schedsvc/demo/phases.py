@@ -15,6 +15,7 @@ from schedsvc.demo.processes import Program, guarded, running
 from schedsvc.demo.scheduler import Books, write_config
 from schedsvc.demo.traffic import TENANTS, WARMUP_S, only
 from schedsvc.load.generator import LoadRun, Pace, RunResult
+from schedsvc.load.report import CLIENT_LAG_MS_MAX, client_lag_ms_p99
 from schedsvc.load.table import View, watch
 from schedsvc.load.target import TENANT_HEADER, OutputMode, Target
 from schedsvc.workload import TraceRequest
@@ -116,6 +117,27 @@ async def _run(
     url: str,
     programs: tuple[Program, ...],
     books: Books | None = None,
+) -> Phase:
+    """Drive one run; once more where this machine was too busy for its figures to mean anything."""
+    phase = await _drive(setting, name, title, trace, url, programs, books)
+    lag_ms = client_lag_ms_p99(phase.result)
+    if lag_ms <= CLIENT_LAG_MS_MAX:
+        return phase
+    setting.console.print(
+        f"{title}: void, the load generator was late by {lag_ms:.0f} ms (p99); once more",
+        highlight=False,
+    )
+    return await _drive(setting, name, title, trace, url, programs, books)
+
+
+async def _drive(
+    setting: Setting,
+    name: str,
+    title: str,
+    trace: Sequence[TraceRequest],
+    url: str,
+    programs: tuple[Program, ...],
+    books: Books | None,
 ) -> Phase:
     """Drive one run, show it, and count the engine's preemptions."""
     target = Target(

@@ -101,5 +101,8 @@ def _health(report: Report) -> Bar:
     return Bar(
         f"the load generator kept its own pace (lag p99 at most {CLIENT_LAG_MS_MAX:.0f} ms)",
         lag_ms <= CLIENT_LAG_MS_MAX,
-        f"{lag_ms:.1f} ms" + ("" if lag_ms <= CLIENT_LAG_MS_MAX else ": the run is void"),
+        f"{lag_ms:.1f} ms"
+        + (
+            "" if lag_ms <= CLIENT_LAG_MS_MAX else ": void, this machine was too busy; run it again"
+        ),
     )

@@ -104,9 +104,10 @@ async def test_stats_shows_a_running_scheduler() -> None:
         snapshot = json.loads(plain.output)
         assert snapshot["pools"][0]["capacity_tokens"] == 1_600
         assert snapshot["totals"]["queued"] == 0
-    gone = await asyncio.to_thread(run, "stats", "--target", target)
-    assert gone.exit_code == 1
-    assert target in gone.output
+    for more in ([], ["--watch"], ["--watch", "0.5"]):
+        gone = await asyncio.to_thread(run, "stats", "--target", target, *more)
+        assert gone.exit_code == 1, gone.output
+        assert target in gone.output
 
 
 def test_an_unexpected_error_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
