@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.gate import Gate
+from schedsvc_vllm.runtime import PROGRESS_DELAY_S
 from schedsvc_vllm.settings import Settings
 
 from .asgi import Exchange, ask
@@ -89,6 +90,19 @@ async def test_a_stream_reports_progress_while_it_runs(bench: Bench, until: Unti
     assert totals[-1] <= end.output_tokens <= 1_000
     assert end.output_tokens % 2 == 0
     assert bench.engine.aborted == 1
+
+
+async def test_reports_of_a_stream_are_gathered(bench: Bench) -> None:
+    """Each costs the engine's API process a write: ten a second are enough."""
+    bench.engine.output_tokens, bench.engine.tokens_per_event = 60, 1
+    bench.engine.step_s = 0.005
+    started_s = time.monotonic()
+    await bench.ask(ask(max_tokens=60, stream=True))
+    took_s = time.monotonic() - started_s
+    await bench.settled()
+    book = bench.fake.books[1]
+    assert 1 <= len(book.progress) <= 1 + took_s / PROGRESS_DELAY_S
+    assert book.end.output_tokens == 60
 
 
 async def test_chat_is_sized_by_the_server_or_estimated_and_learned(bench: Bench) -> None:

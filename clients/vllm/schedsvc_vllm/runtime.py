@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 
-from schedsvc_client import ChannelCredentials, tls_credentials
+from schedsvc_client import ChannelCredentials, ClientOptions, tls_credentials
 from schedsvc_client.aio import SchedulerSession, SessionState
 
 from schedsvc_vllm.engine import EngineView, Pool
@@ -15,6 +15,9 @@ from schedsvc_vllm.limit import LocalLimit
 from schedsvc_vllm.settings import Settings, SettingsError
 
 TELEMETRY_PERIOD_S = 1.0
+# Every report costs the engine's API process a write. In this time a sequence grows by a few
+# tokens of a block, and ends carry their totals themselves.
+PROGRESS_DELAY_S = 0.1
 _log = logging.getLogger("schedsvc_vllm")
 
 
@@ -35,6 +38,7 @@ class Runtime:
             incarnation=started_ns,
             credentials=_credentials(settings),
             token=settings.token,
+            options=ClientOptions(progress_delay_s=PROGRESS_DELAY_S),
             on_state=self._state_changed,
         )
         self.session.register_pool(
