@@ -107,6 +107,8 @@ cdef int reason_to_refuse(Scheduler core, Request* r) except -1:
 cdef int refuse(Scheduler core, int32_t flow, int outcome, uint64_t tag) noexcept:
     if flow != NONE:
         core.flows.items[flow].refusals[refusal_place(outcome)] += 1
+    else:
+        core.refusals[refusal_place(outcome)] += 1
     core.rejected += 1
     log_decision(core, flow, outcome, 0, 0, NONE, tag)
     return outcome
@@ -121,6 +123,11 @@ cdef void log_decision(
     cdef uint64_t d = mix(core.digest_value, (<uint64_t>outcome << 32) | <uint32_t>flow)
     d = mix(d, <uint64_t>waited_ns)
     core.digest_value = mix(d, (<uint64_t>blocks << 24) ^ (<uint64_t>(pool + 1) << 56) ^ tag)
+
+
+cdef inline int64_t spread(uint64_t key, int64_t value) noexcept nogil:
+    # Deterministic jitter of +-10 %, so that those refused together do not return together.
+    return value * (900 + <int64_t>(key % 201)) // 1000
 
 
 cdef int64_t retry_after_ms(Scheduler core, int32_t flow, int outcome, uint64_t key) noexcept:

@@ -22,51 +22,82 @@ cdef int known_flow(Scheduler core, int32_t flow) except -1:
     return 0
 
 
-cdef int32_t register_pool(
-    Scheduler core, bytes name, int64_t epoch, int64_t capacity_tokens, int64_t block_size,
-    int64_t max_running, int64_t max_model_tokens,
-) except -1:
-    """Register a pool, or give a known one new figures. O(1), O(leases of it) on a new epoch."""
-    cdef int32_t pool
-    cdef Pool* p
+# What a pool is registered with.
+ctypedef struct PoolFigures:
+    int64_t epoch, capacity_tokens, block_size, max_running, max_model_tokens
+    int32_t principal  # who offers it; -1: the configuration
+
+
+cdef int check_pool(bytes name, PoolFigures* f) except -1:
     if not 0 < len(name) <= ID_BYTES_MAX:
         invalid("pool", f"a name has 1 to {ID_BYTES_MAX} bytes")
-    if epoch < 0:
+    if f.epoch < 0:
         invalid("epoch", "must not be negative")
-    if not 1 <= block_size <= 65_536:
-        invalid("block_size_tokens", f"must be from 1 to 65,536, not {block_size}")
-    if not block_size <= capacity_tokens <= <int64_t>1 << 40:
-        invalid(
-            "capacity_tokens", f"must be from one block to 2^40, not {capacity_tokens}"
-        )
-    if not 0 <= max_running <= 1 << 24:
-        invalid("max_running", f"must be from 0 to {1 << 24}, not {max_running}")
-    if not 0 <= max_model_tokens <= TOKENS_MAX:
-        invalid("max_model_tokens", f"must be from 0 to {TOKENS_MAX}, not {max_model_tokens}")
+    check_range("block_size_tokens", f.block_size, 1, 65_536)
+    check_range("capacity_tokens", f.capacity_tokens, f.block_size, <int64_t>1 << 40)
+    check_range("max_running", f.max_running, 0, 1 << 24)
+    check_range("max_model_tokens", f.max_model_tokens, 0, TOKENS_MAX)
+    return 0
+
+
+cdef int32_t register_pool(Scheduler core, bytes name, PoolFigures* f) except -1:
+    """Register a pool, or give a known one new figures. O(1), O(leases of it) on a new epoch.
+
+    While somebody offers it, its epoch cannot go back, and nobody else can change it. What nobody
+    offers any more may begin anew: an engine's wall clock may have been put back.
+    """
+    cdef int32_t pool
+    cdef Pool* p
+    check_pool(name, f)
     known = core.pool_names.get(name)
     if known is None:
-        if core.ledger.count == POOLS_MAX:
-            raise CallerError(
-                CODE_RESOURCE_EXHAUSTED, "pool", f"at most {POOLS_MAX} pools can be registered"
-            )
-        pool = core.ledger.add()
-        core.pool_names[name] = pool
-        core.pool_list.append(name)
-        core.flows.candidates.append(Heap())
+        pool = new_pool(core, name)
+        p = &core.ledger.pools[pool]
     else:
         pool = known
         p = &core.ledger.pools[pool]
-        if epoch < p.epoch:
+        if p.attached > p.configured and f.principal not in (NONE, p.principal):
+            raise CallerError(
+                CODE_FAILED_PRECONDITION, "pool", "is offered by another caller at this time"
+            )
+        if p.attached and f.epoch < p.epoch:
             raise CallerError(
                 CODE_FAILED_PRECONDITION, "epoch",
                 f"the pool is already at the later epoch {p.epoch}",
             )
-        if epoch > p.epoch:
+        if f.epoch != p.epoch:
             void_leases(core, pool)
-        elif p.live and block_size != p.block_size:
+        elif p.live and f.block_size != p.block_size:
             invalid("block_size_tokens", "cannot change without a new epoch while leases live")
-    core.ledger.pools[pool].epoch = epoch
-    core.ledger.size(pool, capacity_tokens, block_size, max_running, max_model_tokens)
+    p.principal = f.principal
+    p.epoch = f.epoch
+    core.ledger.size(pool, f.capacity_tokens, f.block_size, f.max_running, f.max_model_tokens)
+    return pool
+
+
+cdef int32_t new_pool(Scheduler core, bytes name) except -1:
+    # A place of its own, or where there is none left that of a pool which nobody offers or uses.
+    cdef int32_t pool
+    if core.ledger.count < POOLS_MAX:
+        pool = core.ledger.add()
+        core.pool_list.append(name)
+        core.flows.candidates.append(Heap())
+    else:
+        for pool in range(POOLS_MAX):
+            if (
+                core.ledger.pools[pool].attached == 0
+                and core.ledger.pools[pool].live == 0
+                and (<Heap>core.flows.candidates[pool + 1]).count == 0
+            ):
+                break
+        else:
+            raise CallerError(
+                CODE_RESOURCE_EXHAUSTED, "pool", f"at most {POOLS_MAX} pools can be in use"
+            )
+        del core.pool_names[core.pool_list[pool]]
+        core.pool_list[pool] = name
+        core.ledger.clear(pool)
+    core.pool_names[name] = pool
     return pool
 
 

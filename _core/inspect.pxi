@@ -75,6 +75,7 @@ cdef totals_of(Scheduler core):
         "reserved_to_used_ppm": (
             core.predictor.reserved_tokens * 1_000_000 // used if used else 0
         ),
+        "refusals": refusal_counts(core.refusals),
         "open_sessions": sum(s is not None for s in core.sessions),
         "stored_answers": core.answers.count,
     }
@@ -84,6 +85,14 @@ cdef int require(Scheduler core, bint holds, str what) except -1:
     if not holds:
         raise core.fuse.blow(what)
     return 0
+
+
+cdef dict refusal_counts(int64_t* counts):
+    return {
+        outcome: counts[refusal_place(outcome)]
+        for outcome in REFUSALS
+        if counts[refusal_place(outcome)]
+    }
 
 
 cdef list queued_requests(Scheduler core):
@@ -192,14 +201,16 @@ cdef int check_candidates(Scheduler core) except -1:
 
 cdef int check_pools(Scheduler core) except -1:
     cdef int32_t p, i, f
-    cdef int64_t promised, posted, live, of_pools = 0, of_flows = 0
+    cdef int64_t promised, posted, live, suspect, sequences, of_pools = 0, of_flows = 0
     for p in range(core.ledger.count):
-        promised = posted = live = 0
+        promised = posted = live = suspect = sequences = 0
         i = core.ledger.pools[p].first_lease
         while i != NONE:
             promised += core.requests.items[i].reserved_blocks
             posted += core.requests.items[i].posted_blocks
             live += 1
+            suspect += core.requests.items[i].state == SUSPECT
+            sequences += core.requests.items[i].sequences
             i = core.requests.items[i].pool_next
         require(
             core, promised == core.ledger.pools[p].promised_blocks
@@ -207,7 +218,13 @@ cdef int check_pools(Scheduler core) except -1:
             and live == core.ledger.pools[p].live,
             "promised and posted = sums over live leases",
         )
-        of_pools += promised * core.ledger.pools[p].block_size
+        require(
+            core,
+            suspect == core.ledger.pools[p].suspect
+            and sequences == core.ledger.pools[p].running_sequences,
+            "suspect leases and running sequences = sums over live leases",
+        )
+        of_pools += (promised + posted) * core.ledger.pools[p].block_size
     for f in range(core.flows.count):
-        of_flows += core.flows.items[f].promised_tokens
-    return require(core, of_pools == of_flows, "promised = sum over flows")
+        of_flows += core.flows.items[f].promised_tokens + core.flows.items[f].posted_tokens
+    return require(core, of_pools == of_flows, "promised and posted = sums over flows")

@@ -27,6 +27,7 @@ ctypedef struct Pool:
     int32_t first_lease  # chain through pool_next and pool_prev
     int32_t attached  # sessions that offer it, plus one where it is configured
     int32_t configured
+    int32_t principal  # who offers it
     int32_t reason
     int64_t engine_running, engine_waiting, engine_used_tokens, engine_preemptions
     int64_t telemetry_at_ns
@@ -55,12 +56,14 @@ cdef class Ledger:
         self.fuse = fuse
 
     cdef int32_t add(self) except -1:
-        cdef Pool* p = &self.pools[self.count]
-        memset(p, 0, sizeof(Pool))
-        p.first_lease = NONE
-        p.telemetry_at_ns = NONE
+        self.clear(self.count)
         self.count += 1
         return self.count - 1
+
+    cdef void clear(self, int32_t pool) noexcept:
+        memset(&self.pools[pool], 0, sizeof(Pool))
+        self.pools[pool].first_lease = NONE
+        self.pools[pool].telemetry_at_ns = NONE
 
     cdef void size(
         self, int32_t pool, int64_t capacity_tokens, int64_t block_size, int64_t max_running,

@@ -81,6 +81,7 @@ cdef class Scheduler:
     cdef Verdict captured  # verdict of the request that admit_wire() just asked for
     cdef int64_t capture
     cdef int64_t now_ns, seq, lease_next
+    cdef int64_t refusals[REFUSAL_KINDS]  # of requests whose tenant has no flow
     cdef int64_t received, granted, completed, cancelled, expired, rejected, evicted
     cdef int64_t prompt_seen_max
     cdef uint64_t digest_value
@@ -172,9 +173,10 @@ cdef class Scheduler:
         int64_t block_size_tokens, int64_t max_running=0, int64_t max_model_tokens=0,
     ):
         enter(self, now_ns)
-        cdef int32_t pool = register_pool(
-            self, name, epoch, capacity_tokens, block_size_tokens, max_running, max_model_tokens
-        )
+        cdef PoolFigures f
+        f.epoch, f.capacity_tokens, f.block_size = epoch, capacity_tokens, block_size_tokens
+        f.max_running, f.max_model_tokens, f.principal = max_running, max_model_tokens, NONE
+        cdef int32_t pool = register_pool(self, name, &f)
         if not self.ledger.pools[pool].configured:
             self.ledger.pools[pool].configured = 1
             self.ledger.pools[pool].attached += 1
@@ -461,10 +463,7 @@ cdef class Scheduler:
             "cancelled": f.cancelled,
             "expired": f.expired,
             "oldest_queued_ms": (now_ns - oldest) // NS_PER_MS,
-            "refusals": {
-                out: f.refusals[refusal_place(out)] for out in REFUSALS
-                if f.refusals[refusal_place(out)]
-            },
+            "refusals": refusal_counts(f.refusals),
             "predicted_p50_tokens": max(0, self.predictor.quantile(flow, 1)),
             "predicted_quantile_tokens": max(0, self.predictor.quantile(flow, 0)),
         }
@@ -492,8 +491,3 @@ cdef class Scheduler:
         )
         require(self, self.deadlines.valid() and self.flows.active.valid(), "heap order")
         require(self, self.answers.count == self.requests.states[ENDED], "stored answers")
-
-
-cdef inline int64_t spread(uint64_t key, int64_t value) noexcept nogil:
-    # Deterministic jitter of +-10 %, so that those refused together do not return together.
-    return value * (900 + <int64_t>(key % 201)) // 1000

@@ -218,8 +218,8 @@ cdef class Session:
 
     cdef int _register(self, Cursor c) except -1:
         cdef Slice name
+        cdef PoolFigures f
         cdef int64_t v[6]
-        cdef int64_t tag
         cdef int32_t pool
         read_figures(&c, &name, v, 6)
         check_whole(&c, "pool")
@@ -229,7 +229,9 @@ cdef class Session:
             raise CallerError(
                 CODE_RESOURCE_EXHAUSTED, "pool", f"a stream offers at most {SESSION_POOLS_MAX}"
             )
-        pool = register_pool(self.core, key, v[0], v[1], v[2], v[3], v[4])
+        f.epoch, f.capacity_tokens, f.block_size = v[0], v[1], v[2]
+        f.max_running, f.max_model_tokens, f.principal = v[3], v[4], self.principal
+        pool = register_pool(self.core, key, &f)
         if key not in self.pools:
             self.pools.append(key)
             self.core.ledger.pools[pool].attached += 1

@@ -50,7 +50,7 @@ _FLOW_ROWS = (
 )
 _POOL_ROWS = (
     _Row("pool_capacity_tokens", False, "capacity_tokens", "KV cache of the pool, in tokens."),
-    _Row("pool_headroom_tokens", False, "headroom_tokens", "Part that is never promised."),
+    _Row("pool_headroom_tokens", False, "headroom_tokens", "Part kept for growth."),
     _Row("pool_promised_tokens", False, "promised_tokens", "Reserved by live leases."),
     _Row("pool_posted_tokens", False, "posted_tokens", "Of these, materialised."),
     _Row("pool_live_leases", False, "live_leases", "Requests that run."),
@@ -208,11 +208,15 @@ def _families(taken: _Snapshot | None) -> Iterator[Metric]:
     yield from _rows(_POOL_ROWS, "pool", ((pool["name"], pool) for pool in taken.pools))
     yield from _rows(_TOTAL_ROWS, "", [("", taken.totals)])
     refusals = CounterMetricFamily(
-        "schedsvc_refusals", "Requests refused or evicted.", labels=("tenant", "reason")
+        "schedsvc_refusals",
+        "Requests refused or evicted; without tenant those of nobody's flow.",
+        labels=("tenant", "reason"),
     )
     for tenant, flow in taken.flows.items():
         for outcome, count in flow["refusals"].items():
             refusals.add_metric((tenant, OUTCOMES[outcome].name), count)
+    for outcome, count in taken.totals["refusals"].items():
+        refusals.add_metric(("", OUTCOMES[outcome].name), count)
     yield refusals
 
 

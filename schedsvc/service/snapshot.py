@@ -29,8 +29,8 @@ def snapshot(driver: Driver, request: pb.StatsRequest, incarnation: int) -> pb.S
         flows = stats["flows"]
     return pb.StatsResponse(
         pools=[pb.PoolStats(**_only(pool, _POOL_FIELDS)) for pool in stats["pools"]],
-        flows=[_flow(flow) for flow in flows],
-        totals=pb.Totals(**_only(stats["totals"], _TOTALS_FIELDS)),
+        flows=[pb.FlowStats(**_counted(flow, _FLOW_FIELDS)) for flow in flows],
+        totals=pb.Totals(**_counted(stats["totals"], _TOTALS_FIELDS)),
         policy=stats["policy"],
         digest=stats["digest"],
         incarnation=incarnation,
@@ -38,13 +38,13 @@ def snapshot(driver: Driver, request: pb.StatsRequest, incarnation: int) -> pb.S
     )
 
 
-def _flow(values: dict[str, Any]) -> pb.FlowStats:
-    kept = _only(values, _FLOW_FIELDS)
+def _counted(values: dict[str, Any], fields: frozenset[str]) -> dict[str, Any]:
+    kept = _only(values, fields)
     kept["refusals"] = [
         pb.OutcomeCount(outcome=outcome, count=count)
         for outcome, count in values["refusals"].items()
     ]
-    return pb.FlowStats(**kept)
+    return kept
 
 
 def _only(values: dict[str, Any], fields: frozenset[str]) -> dict[str, Any]:

@@ -397,3 +397,52 @@ def test_verdicts_of_unary_calls_stay_out_of_streams() -> None:
     )
     assert [d.handle for d in s.poll(0)] == [handle]
     assert fates(stream.pull(0)) == [(1, core.GRANTED)]
+
+
+# Pools that come and go.
+
+
+def test_names_of_pools_that_nobody_offers_are_given_away() -> None:
+    s = core.Scheduler()
+    for n in range(200):
+        stream = Stream(s)
+        assert not faults(stream.send(0, offering(f"pool-{n}")))
+        stream.session.close(0)
+    assert len(s.stats(0)["pools"]) == 64
+    assert s.pool_index(b"pool-199") >= 0
+    assert s.pool_index(b"pool-0") == -1
+    open_streams = [Stream(s) for _ in range(9)]
+    answers = [
+        stream.send(0, *(offering(f"held-{k}-{n}") for n in range(8)))
+        for k, stream in enumerate(open_streams)
+    ]
+    assert [len(faults(answer)) for answer in answers] == [0] * 8 + [8]
+
+
+def test_a_pool_that_nobody_offers_may_begin_at_an_earlier_epoch() -> None:
+    s = make()
+    first = Stream(s)
+    first.send(0, offering("q", epoch=9))
+    assert faults(first.send(0, offering("q", epoch=8)))
+    lease = first.send(0, asking(1, "r", pool="q")).verdicts[0].response.grant
+    first.session.close(0)
+    again = Stream(s)
+    assert not faults(again.send(0, offering("q", epoch=8)))
+    assert s.stats(0)["pools"][1]["epoch"] == 8
+    assert s.stats(0)["pools"][1]["promised_tokens"] == 0
+    state = again.send(0, reporting(lease.lease_id, epoch=9)).leases[0].state
+    assert state == pb.LEASE_STATE_VOID
+    s.check()
+
+
+def test_a_pool_is_its_principals_while_it_is_offered() -> None:
+    s = make()
+    owner, other = Stream(s, principal=1), Stream(s, principal=2)
+    owner.send(0, offering("q", epoch=1, capacity=100))
+    fault = other.send(0, offering("q", epoch=2, capacity=1 << 30)).faults[0]
+    assert (fault.code, fault.field) == (9, "pool.pool")
+    assert s.stats(0)["pools"][1]["capacity_tokens"] == 100
+    assert not faults(owner.send(0, offering("q", epoch=2, capacity=200)))
+    owner.session.close(0)
+    assert not faults(other.send(0, offering("q", epoch=2, capacity=300)))
+    s.check()

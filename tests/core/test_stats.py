@@ -29,13 +29,12 @@ def test_a_snapshot_fits_the_messages() -> None:
     admit(s, 0, "waits", flow=1)
     admit(s, 0, "big", 100)
     stats = s.stats(SECOND)
-    flows = []
-    for row in stats["flows"]:
+    for row in (*stats["flows"], stats["totals"]):
         row["refusals"] = [
             pb.OutcomeCount(outcome=outcome, count=count)
             for outcome, count in row["refusals"].items()
         ]
-        flows.append(pb.FlowStats(**row))
+    flows = [pb.FlowStats(**row) for row in stats["flows"]]
     pb.StatsResponse(
         pools=[pb.PoolStats(**row) for row in stats["pools"]],
         flows=flows,

@@ -103,6 +103,7 @@ def _totals(twin: Twin) -> dict[str, Any]:
     p = twin.predictor
     counted = ("received", "granted", "completed", "cancelled", "expired", "rejected", "evicted")
     return {name: twin.totals[name] for name in counted} | {
+        "refusals": {},  # every request of the twin has a flow
         "queued": len(twin.queued()),
         "live_leases": len(twin.leases()),
         "promised_tokens": sum(

@@ -300,3 +300,5 @@ async def test_unknown_tenants_can_be_refused() -> None:
     async with serving(unknown_tenants="refuse") as server, calling(server.targets[0]) as stub:
         refused = await stub.Admit(ask(10, tenant="stranger"))
         assert refused.outcome == pb.OUTCOME_REJECTED_UNKNOWN_TENANT
+        counted = (await stub.Stats(pb.StatsRequest())).totals.refusals
+        assert [(entry.outcome, entry.count) for entry in counted] == [(refused.outcome, 1)]

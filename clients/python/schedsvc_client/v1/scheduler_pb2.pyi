@@ -921,6 +921,7 @@ class Totals(_message.Message):
     RESERVED_TO_USED_PPM_FIELD_NUMBER: _builtins.int
     OPEN_SESSIONS_FIELD_NUMBER: _builtins.int
     STORED_ANSWERS_FIELD_NUMBER: _builtins.int
+    REFUSALS_FIELD_NUMBER: _builtins.int
     received: _builtins.int
     granted: _builtins.int
     queued: _builtins.int
@@ -943,6 +944,10 @@ class Totals(_message.Message):
     """Reserved over used output tokens of completed requests."""
     open_sessions: _builtins.int
     stored_answers: _builtins.int
+    @_builtins.property
+    def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutcomeCount]:
+        """Refusals of requests whose tenant has no flow."""
+
     def __init__(
         self,
         *,
@@ -963,10 +968,11 @@ class Totals(_message.Message):
         reserved_to_used_ppm: _builtins.int = ...,
         open_sessions: _builtins.int = ...,
         stored_answers: _builtins.int = ...,
+        refusals: _abc.Iterable[Global___OutcomeCount] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "completed", b"completed", "evicted", b"evicted", "expired", b"expired", "fairness_bound_micro", b"fairness_bound_micro", "fairness_gap_micro", b"fairness_gap_micro", "granted", b"granted", "live_leases", b"live_leases", "open_sessions", b"open_sessions", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_samples", b"predictor_samples", "promised_tokens", b"promised_tokens", "queued", b"queued", "received", b"received", "rejected", b"rejected", "reserved_to_used_ppm", b"reserved_to_used_ppm", "stored_answers", b"stored_answers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "completed", b"completed", "evicted", b"evicted", "expired", b"expired", "fairness_bound_micro", b"fairness_bound_micro", "fairness_gap_micro", b"fairness_gap_micro", "granted", b"granted", "live_leases", b"live_leases", "open_sessions", b"open_sessions", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_samples", b"predictor_samples", "promised_tokens", b"promised_tokens", "queued", b"queued", "received", b"received", "refusals", b"refusals", "rejected", b"rejected", "reserved_to_used_ppm", b"reserved_to_used_ppm", "stored_answers", b"stored_answers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
