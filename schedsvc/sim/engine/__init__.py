@@ -7,13 +7,14 @@ the same model runs under the simulator in virtual time and under the emulator i
 
 from schedsvc.sim.engine.blocks import BlockPool
 from schedsvc.sim.engine.config import EngineConfig
-from schedsvc.sim.engine.engine import Engine, EngineGauges, Step, StepResult
+from schedsvc.sim.engine.engine import DecodeRun, Engine, EngineGauges, Step, StepResult
 from schedsvc.sim.engine.errors import EngineInvariantError, EngineRequestError
 from schedsvc.sim.engine.profile import Profile, ProfileError, load_profile, profile_names
-from schedsvc.sim.engine.sequence import EngineRequest, Sequence
+from schedsvc.sim.engine.sequence import EngineRequest, Sequence, SequenceState
 
 __all__ = [
     "BlockPool",
+    "DecodeRun",
     "Engine",
     "EngineConfig",
     "EngineGauges",
@@ -23,6 +24,7 @@ __all__ = [
     "Profile",
     "ProfileError",
     "Sequence",
+    "SequenceState",
     "Step",
     "StepResult",
     "load_profile",

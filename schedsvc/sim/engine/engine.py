@@ -45,6 +45,15 @@ class Step(NamedTuple):
     kv_tokens: int
 
 
+class DecodeRun(NamedTuple):
+    """Decode steps that could be done at once; the first of them reads `kv_tokens`."""
+
+    steps: int
+    duration_ns: int
+    decodes: int
+    kv_tokens: int
+
+
 class StepResult(NamedTuple):
     """What a step, or a run of decode steps, brought about.
 
@@ -190,25 +199,43 @@ class Engine:
         or after `duration_max_ns`. None where not even one step is of that kind.
         O(running * log(steps)).
         """
+        run = self.plan_decodes(steps_max, duration_max_ns)
+        return None if run is None else self.finish_decodes(run, run.steps)
+
+    def plan_decodes(self, steps_max: int, duration_max_ns: int | None = None) -> DecodeRun | None:
+        """Foresee what `run_decodes()` would do, and change nothing. O(running * log(steps))."""
         if self._step is not None:
             raise EngineInvariantError("a step is under way; finish it first")
         running = self._running
         if not running or not self._only_decodes():
             return None
-        steps = min(steps_max, min(s.output_tokens - s.produced_tokens for s in running))
-        kv_tokens = sum(s.computed_tokens for s in running) + len(running)
+        steps = min(steps_max, min([s.output_tokens - s.produced_tokens for s in running]))
+        kv_tokens = sum([s.computed_tokens for s in running]) + len(running)
         if duration_max_ns is not None:
             steps = self._steps_within(steps, kv_tokens, duration_max_ns)
         steps = self._steps_in_blocks(steps)
         if steps < 1:
             return None
+        duration_ns = self.cost.decode_run_ns(steps, len(running), kv_tokens)
+        return DecodeRun(steps, duration_ns, len(running), kv_tokens)
+
+    def finish_decodes(self, run: DecodeRun, steps: int) -> StepResult:
+        """Apply the first `steps` steps of a run; nothing may have been added or aborted since.
+
+        O(running + blocks allocated).
+        """
+        running, pool = self._running, self.blocks
+        block_size = pool.block_size_tokens
+        if self._step is not None or len(running) != run.decodes or not 1 <= steps <= run.steps:
+            raise EngineInvariantError("this is no run of decodes that was planned just now")
         finished = []
         for sequence in running:
-            sequence.computed_tokens += steps
+            computed = sequence.computed_tokens + steps
+            sequence.computed_tokens = computed
             sequence.produced_tokens += steps
-            count = self._blocks_for(sequence.computed_tokens) - len(sequence.blocks)
+            count = -(-computed // block_size) - len(sequence.blocks)
             if count:
-                self.blocks.allocate(count, sequence.blocks)
+                pool.allocate(count, sequence.blocks)
             if sequence.produced_tokens == sequence.output_tokens:
                 finished.append(sequence)
         produced = list(running)
@@ -216,7 +243,7 @@ class Engine:
         self._generation_tokens += steps * len(produced)
         for sequence in finished:
             self._finish(sequence)
-        duration_ns = self.cost.decode_run_ns(steps, len(produced), kv_tokens)
+        duration_ns = self.cost.decode_run_ns(steps, run.decodes, run.kv_tokens)
         return StepResult(duration_ns, steps, produced, finished, [])
 
     def gauges(self) -> EngineGauges:
@@ -379,6 +406,9 @@ class Engine:
     def _steps_in_blocks(self, steps: int) -> int:
         """Find the most steps, up to `steps`, for which the free blocks suffice."""
         free = self.blocks.free
+        # No sequence takes more than this; where even that fits, nothing has to be counted.
+        if len(self._running) * (steps // self.blocks.block_size_tokens + 1) <= free:
+            return steps
 
         def needed(n: int) -> int:
             return sum(

@@ -1,0 +1,203 @@
+"""What stands between arrivals and engines: the production core, or nothing."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from schedsvc import _core as core_module
+from schedsvc._core import COMPLETED, EXPIRED, GRANTED, REJECTED_UNKNOWN_TENANT, Scheduler
+from schedsvc.sim.requests import NEVER, Requests
+from schedsvc.sim.runner import EngineRunner
+
+__all__ = ["CoreFront", "DirectFront", "Front", "Verdict", "outcome_name"]
+
+_NAMES = {
+    value: name
+    for name, value in vars(core_module).items()
+    if isinstance(value, int) and name.startswith(("GRANTED", "REJECTED_", "EVICTED_"))
+}
+
+
+def outcome_name(outcome: int) -> str:
+    """Name an outcome as the contract does."""
+    return _NAMES.get(outcome, str(outcome))
+
+
+class Verdict(NamedTuple):
+    """The verdict on one request: GRANTED in a pool, or why not."""
+
+    request: int
+    outcome: int
+    pool: int
+
+
+class Front(Protocol):
+    """Decides which request goes to which engine, and when. Times are virtual."""
+
+    def arrive(self, now_ns: int, index: int) -> None:
+        """Take in a request."""
+
+    def progress(self, now_ns: int, index: int, output_tokens: int) -> None:
+        """Hear how far a running request is."""
+
+    def complete(self, now_ns: int, index: int) -> None:
+        """Hear that a request has ended."""
+
+    def poll(self, now_ns: int) -> list[Verdict]:
+        """Give the verdicts that have fallen."""
+
+    def next_ns(self) -> int:
+        """When to poll without another event; NEVER: not."""
+
+    def reserved_tokens(self, now_ns: int) -> int | None:
+        """KV cache promised in all pools; None where nobody promises."""
+
+    def digest(self) -> int:
+        """Digest of all decisions."""
+
+    def check(self, now_ns: int, *, ended: bool) -> None:
+        """Verify the books. Raises InvariantError, also where `ended` and something is left."""
+
+
+class CoreFront:
+    """Drives the production core as the server does, with one lease for each running request.
+
+    `flows[c]` is the flow of client c (-1: refused as unknown). A request asks for
+    `output_tokens_max`, or for exactly its output where that is 0 or less than its output.
+    """
+
+    def __init__(
+        self, core: Scheduler, requests: Requests, flows: Sequence[int], output_tokens_max: int
+    ) -> None:
+        self.core = core
+        self._requests = requests
+        self._flows = flows
+        self._output_tokens_max = output_tokens_max
+        self._leases: dict[int, tuple[int, int]] = {}
+        self._refused: list[Verdict] = []
+        self.expired = 0
+
+    def arrive(self, now_ns: int, index: int) -> None:
+        """Ask the core. O(log n)."""
+        requests = self._requests
+        flow = self._flows[requests.client[index]]
+        if flow < 0:
+            self._refused.append(Verdict(index, REJECTED_UNKNOWN_TENANT, NEVER))
+            return
+        answer = self.core.admit(
+            now_ns,
+            flow,
+            index.to_bytes(8, "little"),
+            requests.prompt_tokens[index],
+            max(self._output_tokens_max, requests.output_tokens[index]),
+            reports_progress=True,
+            tag=index,
+        )
+        if answer < 0:
+            self._refused.append(Verdict(index, -answer, NEVER))
+
+    def progress(self, now_ns: int, index: int, output_tokens: int) -> None:
+        """Renew the lease and charge what was produced. O(log n)."""
+        lease_id, epoch = self._leases[index]
+        self.core.progress(
+            now_ns, lease_id, epoch, self._requests.prompt_tokens[index], 0, output_tokens
+        )
+
+    def complete(self, now_ns: int, index: int) -> None:
+        """End the lease with the exact usage. O(log n)."""
+        lease_id, epoch = self._leases.pop(index)
+        requests = self._requests
+        self.core.complete(
+            now_ns,
+            lease_id,
+            epoch,
+            COMPLETED,
+            requests.prompt_tokens[index],
+            0,
+            requests.output_tokens[index],
+        )
+
+    def poll(self, now_ns: int) -> list[Verdict]:
+        """Let the core decide."""
+        verdicts, self._refused = self._refused, []
+        for decision in self.core.poll(now_ns):
+            if decision.outcome == GRANTED:
+                self._leases[decision.tag] = (decision.lease_id, decision.pool_epoch)
+            elif decision.outcome == EXPIRED:
+                self.expired += 1
+                continue
+            verdicts.append(Verdict(decision.tag, decision.outcome, decision.pool))
+        return verdicts
+
+    def next_ns(self) -> int:
+        """Ask the core for its next deadline."""
+        return self.core.next_deadline()
+
+    def reserved_tokens(self, now_ns: int) -> int | None:
+        """Sum what the ledger has promised. O(pools)."""
+        pools = self.core.stats(now_ns, 0)["pools"]
+        return sum(int(pool["promised_tokens"]) for pool in pools)
+
+    def digest(self) -> int:
+        """Digest of the core's decision log."""
+        return self.core.digest()
+
+    def check(self, now_ns: int, *, ended: bool) -> None:
+        """Verify every invariant of the core, and at the end that it holds nothing. O(n)."""
+        self.core.check()
+        if not ended:
+            return
+        stats = self.core.stats(now_ns, 0)
+        left = {
+            f"{pool['name']}.{key}": pool[key]
+            for pool in stats["pools"]
+            for key in ("promised_tokens", "posted_tokens", "live_leases")
+            if pool[key]
+        }
+        if left or self._leases:
+            raise core_module.InvariantError(f"after the run the core still holds {left}")
+
+
+class DirectFront:
+    """No scheduler: every request goes at once to the engine with the fewest open requests."""
+
+    def __init__(self, runners: Sequence[EngineRunner]) -> None:
+        self._runners = runners
+        self._added = [0] * len(runners)
+        self._pool_of: dict[int, int] = {}
+        self._verdicts: list[Verdict] = []
+
+    def arrive(self, now_ns: int, index: int) -> None:
+        """Pick an engine. O(engines)."""
+        pool = min(range(len(self._added)), key=self._added.__getitem__)
+        self._added[pool] += 1
+        self._pool_of[index] = pool
+        self._verdicts.append(Verdict(index, GRANTED, pool))
+
+    def progress(self, now_ns: int, index: int, output_tokens: int) -> None:
+        """Nobody asks."""
+
+    def complete(self, now_ns: int, index: int) -> None:
+        """Forget it."""
+        self._added[self._pool_of.pop(index)] -= 1
+
+    def poll(self, now_ns: int) -> list[Verdict]:
+        """Let everything in."""
+        verdicts, self._verdicts = self._verdicts, []
+        return verdicts
+
+    def next_ns(self) -> int:
+        """Nothing is due without an event."""
+        return NEVER
+
+    def reserved_tokens(self, now_ns: int) -> int | None:
+        """Nobody promises."""
+        return None
+
+    def digest(self) -> int:
+        """There are no decisions."""
+        return 0
+
+    def check(self, now_ns: int, *, ended: bool) -> None:
+        """At the end nothing is open."""
+        if ended and self._pool_of:
+            raise core_module.InvariantError(f"{len(self._pool_of)} requests never ended")

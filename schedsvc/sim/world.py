@@ -1,0 +1,228 @@
+"""The world of a run in virtual time: arrivals, what decides, engines, reports on their way."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import NamedTuple
+
+from schedsvc._core import GRANTED, REJECTED_TOO_LARGE, InvariantError
+from schedsvc.sim.engine import EngineRequestError
+from schedsvc.sim.front import Front
+from schedsvc.sim.requests import NEVER, Outcomes, Requests
+from schedsvc.sim.runner import EngineRunner
+
+_COMPLETE = -1
+"""In place of a total: the request has ended."""
+
+_SAMPLES_PER_CHECK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the shims report and how often the world looks. Times in ns.
+
+    Each engine's shim reports all its running requests every `progress_ns`, and each end at once;
+    every report reaches the scheduler `report_delay_ns` later. With `round_steps` > 0 the
+    scheduler is asked for new work only every so many decode steps, right after a report, or when
+    the engine is idle (the server of the VTC paper).
+    """
+
+    progress_ns: int = 200_000_000
+    report_delay_ns: int = 0
+    sample_ns: int = 1_000_000_000
+    round_steps: int = 0
+
+
+class Occupancy(NamedTuple):
+    """KV cache of all engines at one moment, in tokens; `reserved` is None without scheduler."""
+
+    at_ns: int
+    used: int
+    reserved: int | None
+
+
+class World:
+    """One run: `run()` serves every request, and verifies the books on the way and at the end.
+
+    At one moment things happen in this order: steps end, reports arrive, requests arrive, the
+    scheduler decides, engines begin their next steps. Raises InvariantError or
+    EngineInvariantError where a request is lost or served twice, or books do not balance.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        front: Front,
+        runners: Sequence[EngineRunner],
+        settings: Settings,
+    ) -> None:
+        if settings.round_steps and len(runners) > 1:
+            raise ValueError("round_steps: needs exactly one engine")
+        self.requests = requests
+        self.outcomes = Outcomes(len(requests))
+        self.occupancy: list[Occupancy] = []
+        self.now_ns = 0
+        self.ended = 0
+        self._front = front
+        self._runners = runners
+        self._settings = settings
+        self._arrived = 0
+        self._reports: deque[tuple[int, int, int]] = deque()  # due, request, total or _COMPLETE
+        self._tick_ns = settings.progress_ns
+        self._sample_ns = 0
+
+    def run(self, watch: Callable[[int], None] | None = None) -> None:
+        """Serve all requests; `watch` hears now and then how many have ended."""
+        while self.ended < len(self.requests) or self._reports:
+            self._step(self._next_ns())
+            if watch is not None and self._sample_ns == self.now_ns + self._settings.sample_ns:
+                watch(self.ended)
+        self._check(ended=True)
+        if watch is not None:
+            watch(self.ended)
+
+    def digest(self) -> str:
+        """Digest of all verdicts in their order, of every request's times, and of the core's log.
+
+        16 hexadecimal digits. O(requests).
+        """
+        outcomes = self.outcomes
+        sum_ = blake2b(digest_size=8)
+        for column in (
+            outcomes.order,
+            outcomes.decided_ns,
+            outcomes.outcome,
+            outcomes.pool,
+            outcomes.first_ns,
+            outcomes.end_ns,
+        ):
+            sum_.update(column)
+        sum_.update((self._front.digest() & (2**64 - 1)).to_bytes(8, "little"))
+        return sum_.hexdigest()
+
+    def preemptions(self) -> int:
+        """Count the sequences that engines threw out."""
+        return sum(runner.engine.gauges().preemptions for runner in self._runners)
+
+    def _next_ns(self) -> int:
+        """Find when something happens next. O(engines)."""
+        times = [runner.end_ns for runner in self._runners if runner.end_ns != NEVER]
+        if self._arrived < len(self.requests):
+            times.append(self.requests.arrival_ns[self._arrived])
+        if self._reports:
+            times.append(self._reports[0][0])
+        if not self._settings.round_steps:
+            if any(runner.live for runner in self._runners):
+                times.append(self._tick_ns)
+            deadline_ns = self._front.next_ns()
+            if deadline_ns >= 0:
+                times.append(deadline_ns)
+        if not times:
+            lost = len(self.requests) - self.ended
+            raise InvariantError(f"{lost} requests wait and nothing will ever happen")
+        return max(self.now_ns, min(times))
+
+    def _step(self, now_ns: int) -> None:
+        """Let everything of one moment happen."""
+        self.now_ns = now_ns
+        for runner in self._runners:
+            if runner.end_ns == now_ns:
+                self._finish(runner)
+        rounds = self._settings.round_steps > 0
+        is_round = rounds and self._runners[0].round_is_due()
+        if is_round or (not rounds and now_ns >= self._tick_ns):
+            self._tick()
+        while self._reports and self._reports[0][0] <= now_ns:
+            _, index, total = self._reports.popleft()
+            self._report(index, total)
+        arrivals = self.requests.arrival_ns
+        while self._arrived < len(arrivals) and arrivals[self._arrived] <= now_ns:
+            self._front.arrive(now_ns, self._arrived)
+            self._arrived += 1
+        if is_round or not rounds:
+            self._decide()
+        for runner in self._runners:
+            runner.plan(now_ns)
+        if now_ns >= self._sample_ns:
+            self._sample()
+
+    def _finish(self, runner: EngineRunner) -> None:
+        """Note first tokens and ends of the step that is over, and report the ends."""
+        first, finished = runner.finish()
+        for index in first:
+            self.outcomes.first_ns[index] = self.now_ns
+        for index in finished:
+            self._end(index)
+            self._tell(index, _COMPLETE)
+
+    def _tick(self) -> None:
+        """Let every shim report its running requests."""
+        for runner in self._runners:
+            for index, total in runner.totals(self.now_ns):
+                self._tell(index, total)
+        self._tick_ns = self.now_ns + self._settings.progress_ns
+
+    def _tell(self, index: int, total: int) -> None:
+        if self._settings.report_delay_ns:
+            due_ns = self.now_ns + self._settings.report_delay_ns
+            self._reports.append((due_ns, index, total))
+        else:
+            self._report(index, total)
+
+    def _report(self, index: int, total: int) -> None:
+        if total == _COMPLETE:
+            self._front.complete(self.now_ns, index)
+        else:
+            self._front.progress(self.now_ns, index, total)
+
+    def _decide(self) -> None:
+        """Take the verdicts that have fallen, and hand what was granted to its engine."""
+        outcomes, requests = self.outcomes, self.requests
+        for index, outcome, pool in self._front.poll(self.now_ns):
+            if outcomes.outcome[index]:
+                raise InvariantError(f"request {index} got a second verdict")
+            outcomes.decided_ns[index] = self.now_ns
+            outcomes.order.append(index)
+            if outcome == GRANTED:
+                try:
+                    self._runners[pool].add(
+                        self.now_ns,
+                        index,
+                        requests.prompt_tokens[index],
+                        requests.output_tokens[index],
+                    )
+                except EngineRequestError:
+                    self._front.complete(self.now_ns, index)
+                    outcome = REJECTED_TOO_LARGE
+                else:
+                    outcomes.pool[index] = pool
+            outcomes.outcome[index] = outcome
+            if outcome != GRANTED:
+                self.ended += 1
+        if self._settings.round_steps:
+            self._runners[0].round_done()
+
+    def _end(self, index: int) -> None:
+        if self.outcomes.end_ns[index] != NEVER:
+            raise InvariantError(f"request {index} has ended twice")
+        self.outcomes.end_ns[index] = self.now_ns
+        self.ended += 1
+
+    def _sample(self) -> None:
+        used = sum(runner.used_tokens(self.now_ns) for runner in self._runners)
+        reserved = self._front.reserved_tokens(self.now_ns)
+        self.occupancy.append(Occupancy(self.now_ns, used, reserved))
+        self._sample_ns = self.now_ns + self._settings.sample_ns
+        if len(self.occupancy) % _SAMPLES_PER_CHECK == 0:
+            self._check(ended=False)
+
+    def _check(self, *, ended: bool) -> None:
+        self._front.check(self.now_ns, ended=ended)
+        for runner in self._runners:
+            runner.engine.check()
+            gauges = runner.engine.gauges()
+            if ended and (gauges.running or gauges.waiting or gauges.used_blocks):
+                raise InvariantError(f"after the run an engine still holds work: {gauges}")
+        if ended and len(self.outcomes.order) != len(self.requests):
+            raise InvariantError("a request has no verdict")
