@@ -32,52 +32,33 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRow:
-    """What an outcome is called in metrics and to a person, and the unary call's answer."""
+    """What an outcome is called in metrics, and the unary call's answer.
+
+    Its sentence for a person is the core's, `OUTCOME_TEXT`.
+    """
 
     #: In metrics and logs.
     name: str
-    #: To a person.
-    sentence: str
     #: None: an OK status that carries the verdict.
     code: grpc.StatusCode | None = None
 
 
 OUTCOMES: dict[int, OutcomeRow] = {
-    _core.GRANTED: OutcomeRow("granted", "granted"),
-    _core.REJECTED_FLOW_QUEUE_FULL: OutcomeRow(
-        "rejected_flow_queue_full", "the queue of this tenant is full"
-    ),
-    _core.REJECTED_QUEUE_FULL: OutcomeRow("rejected_queue_full", "all queues together are full"),
-    _core.REJECTED_TOO_LARGE: OutcomeRow(
-        "rejected_too_large", "larger than the pool, or than the model's context"
-    ),
-    _core.REJECTED_NO_POOL: OutcomeRow(
-        "rejected_no_pool", "no pool of that name is registered, or none at all"
-    ),
-    _core.REJECTED_DRAINING: OutcomeRow(
-        "rejected_draining",
-        "the scheduler drains; try another, or come back",
-        grpc.StatusCode.UNAVAILABLE,
-    ),
-    _core.REJECTED_UNKNOWN_TENANT: OutcomeRow(
-        "rejected_unknown_tenant", "the tenant is unknown, and unknown tenants are refused"
-    ),
-    _core.REJECTED_LIMIT: OutcomeRow(
-        "rejected_limit",
-        "a limit of the scheduler itself is reached",
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-    ),
-    _core.EVICTED_TTL: OutcomeRow("evicted_ttl", "it waited for the whole queue TTL"),
-    _core.EVICTED_CANCELLED: OutcomeRow("evicted_cancelled", "withdrawn by its caller"),
-    _core.EVICTED_DRAINING: OutcomeRow(
-        "evicted_draining", "the scheduler stopped before its turn came"
-    ),
-    _core.EVICTED_TOO_LARGE: OutcomeRow(
-        "evicted_too_large", "no registered pool can hold it any more"
-    ),
-    _core.COMPLETED: OutcomeRow("completed", "completed"),
-    _core.CANCELLED: OutcomeRow("cancelled", "ended before it was done"),
-    _core.EXPIRED: OutcomeRow("expired", "nobody renewed its lease"),
+    _core.GRANTED: OutcomeRow("granted"),
+    _core.REJECTED_FLOW_QUEUE_FULL: OutcomeRow("rejected_flow_queue_full"),
+    _core.REJECTED_QUEUE_FULL: OutcomeRow("rejected_queue_full"),
+    _core.REJECTED_TOO_LARGE: OutcomeRow("rejected_too_large"),
+    _core.REJECTED_NO_POOL: OutcomeRow("rejected_no_pool"),
+    _core.REJECTED_DRAINING: OutcomeRow("rejected_draining", grpc.StatusCode.UNAVAILABLE),
+    _core.REJECTED_UNKNOWN_TENANT: OutcomeRow("rejected_unknown_tenant"),
+    _core.REJECTED_LIMIT: OutcomeRow("rejected_limit", grpc.StatusCode.RESOURCE_EXHAUSTED),
+    _core.EVICTED_TTL: OutcomeRow("evicted_ttl"),
+    _core.EVICTED_CANCELLED: OutcomeRow("evicted_cancelled"),
+    _core.EVICTED_DRAINING: OutcomeRow("evicted_draining"),
+    _core.EVICTED_TOO_LARGE: OutcomeRow("evicted_too_large"),
+    _core.COMPLETED: OutcomeRow("completed"),
+    _core.CANCELLED: OutcomeRow("cancelled"),
+    _core.EXPIRED: OutcomeRow("expired"),
 }
 
 #: Outcomes that a unary Admit answers with a gRPC error.
@@ -111,7 +92,7 @@ def refusal_failure(outcome: int, retry_after_ms: int) -> Failure:
     row = OUTCOMES[outcome]
     if row.code is None:
         raise ValueError(f"{row.name} is a verdict, not a failure")
-    status = status_pb2.Status(code=row.code.value[0], message=row.sentence)
+    status = status_pb2.Status(code=row.code.value[0], message=_core.OUTCOME_TEXT[outcome])
     if retry_after_ms > 0:
         status.details.add().Pack(_retry_info(retry_after_ms))
     return _failure(status)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import click
 
 from schedsvc.emulator.app import Emulator, Layer
-from schedsvc.emulator.server import Address, AddressError, Listening, run
+from schedsvc.emulator.server import Address, Listening, StartError, run
 from schedsvc.emulator.settings import EmulatorSettings
 from schedsvc.sim.engine import EngineConfig, Profile, ProfileError, load_profile, profile_names
 from schedsvc.sim.engine.config import Prefill
@@ -27,7 +27,8 @@ _SIZE = click.IntRange(1, 1 << 40)
 _EPILOG = """\b
 Examples:
   schedsvc emulate --port 8000 --profile tiny-cpu
-  schedsvc emulate --port 8000 --middleware schedsvc_vllm.Gate
+  SCHEDSVC_TARGET=unix:/run/schedsvc.sock \\
+    schedsvc emulate --port 8000 --middleware schedsvc_vllm.gate.Gate
 """
 
 
@@ -120,7 +121,7 @@ def emulate(
 
     try:
         run(emulator, Address(host, port, uds), ready)
-    except AddressError as error:
+    except StartError as error:
         raise click.ClickException(str(error)) from error
     finally:
         if ready_file is not None:

@@ -22,7 +22,11 @@ STOP_GRACE_S = 0.5
 KEEP_ALIVE_S = 75
 
 
-class AddressError(OSError):
+class StartError(Exception):
+    """The server cannot start; the message says why."""
+
+
+class AddressError(StartError, OSError):
     """The address cannot be listened on; the message names it and says why."""
 
 
@@ -80,12 +84,18 @@ class EmulatorServer(uvicorn.Server):
         self._on_ready = on_ready
 
     async def listen(self) -> None:
-        """Listen and serve until told to stop. Raises AddressError."""
-        if self._address.uds is not None:
-            _clear_unix_path(self._address.uds)
-            await self.serve()
-        else:
-            await self.serve([_bind(self._address)])
+        """Listen and serve until told to stop. Raises StartError."""
+        try:
+            if self._address.uds is not None:
+                _clear_unix_path(self._address.uds)
+                await self.serve()
+            else:
+                await self.serve([_bind(self._address)])
+        except SystemExit:
+            # So uvicorn ends where a layer refuses to start, having logged what the layer said.
+            # The layers below it did start.
+            await self.lifespan.shutdown()
+            raise StartError("a middleware refused to start; its reason stands above") from None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening, then tell where."""
@@ -123,7 +133,7 @@ class EmulatorServer(uvicorn.Server):
 
 
 def run(emulator: Emulator, address: Address, on_ready: Callable[[Listening], None]) -> None:
-    """Serve until SIGTERM or SIGINT. Raises AddressError."""
+    """Serve until SIGTERM or SIGINT. Raises StartError."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(EmulatorServer(emulator, address, on_ready).listen())
 

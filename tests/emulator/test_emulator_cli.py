@@ -122,6 +122,37 @@ def test_the_process_tells_its_address_and_stops_within_a_second(tmp_path, numbe
         process.stdout.close()
 
 
+REFUSAL = """
+class Layer:
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        async def refuse(message):
+            if message["type"] == "lifespan.startup.complete":
+                message = {"type": "lifespan.startup.failed", "message": "no scheduler is named"}
+            await send(message)
+        await self.app(scope, receive, refuse)
+"""
+
+
+def test_a_layer_that_refuses_to_start_is_an_error_and_no_traceback(tmp_path):
+    (tmp_path / "refusing_layer.py").write_text(REFUSAL)
+    done = subprocess.run(
+        [sys.executable, "-m", "schedsvc", "emulate", "--uds", str(tmp_path / "e.sock")]
+        + ["--middleware", "refusing_layer.Layer"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert "no scheduler is named" in done.stderr
+    assert "Error: a middleware refused to start" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_layers_are_put_around_the_server_the_last_one_outermost(tmp_path):
     for name in ("inner", "outer"):
         (tmp_path / f"{name}_layer.py").write_text(f"NAME = b'{name}'\n{LAYER}")
