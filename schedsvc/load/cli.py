@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +47,16 @@ def _read_keys(path: Path) -> dict[str, str]:
     return {str(tenant): key for tenant, key in keys.items()}
 
 
-def _checked(path: Path, requests: Iterator[TraceRequest]) -> list[TraceRequest]:
+def _read(path: Path, tenant: str, rate_scale: float, duration_s: float) -> list[TraceRequest]:
     """Read the whole trace before anything is sent: an error in its last line is told first."""
+    skipped: Counter[str] = Counter()
     try:
-        trace = list(requests)
+        requests = read_trace(path, tenant=tenant, skipped=skipped)
+        trace = list(rescale(requests, rate_scale=rate_scale, duration_s=duration_s))
     except (TraceError, OSError) as error:
         raise click.ClickException(str(error)) from None
+    for reason, count in skipped.items():
+        click.echo(f"{path}: {count:,} records left out: {reason}", err=True)
     if not trace:
         raise click.ClickException(f"{path}: no request arrives within --duration")
     return trace
@@ -117,7 +121,7 @@ def _failure(report: dict[str, Any]) -> str:
     "trace_file",
     required=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="CSV trace in the LMSYS or the Azure form.",
+    help="Trace with times and lengths, in any form that `schedsvc workload` knows.",
 )
 @click.option("--tenant", default="default", show_default=True, help="For traces without tenants.")
 @click.option("--model", default="", help="Model name; default: the first that is served.")
@@ -196,12 +200,7 @@ def load(
         raise click.BadParameter(
             f"must begin with http:// or https://, is {url!r}", param_hint="--url"
         )
-    trace = _checked(
-        trace_file,
-        rescale(
-            read_trace(trace_file, tenant=tenant), rate_scale=rate_scale, duration_s=duration_s
-        ),
-    )
+    trace = _read(trace_file, tenant, rate_scale, duration_s)
     target = Target(
         url=url,
         model=model,

@@ -79,6 +79,22 @@ def test_the_table_for_a_person(tmp_path: Path, server: Thread) -> None:
     assert "output tokens/s while load was offered" in result.output
 
 
+def test_any_form_with_times_and_lengths(tmp_path: Path, server: Thread) -> None:
+    trace = (
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,"
+        "Log Type\n0,1,1,GPT-4,20,3,23,API log\n0,1,1,GPT-4,9,0,9,API log\n"
+    )
+    fake = server.serve()
+    result = run(tmp_path, fake.url, "--json", "--tenant", "burst", trace=trace)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["tenants"]["burst"]["output_tokens"] == 3
+    assert "1 records left out: failed: 0 response tokens" in result.stderr
+    conversations = '[{"conversations": [{"from": "human", "value": "x"}]}]'
+    result = run(tmp_path, fake.url, trace=conversations)
+    assert result.exit_code == 1
+    assert "trace.csv:1:arrival_s: no arrival time: this trace cannot be replayed" in result.output
+
+
 def test_an_api_key_file(tmp_path: Path, server: Thread) -> None:
     keys = tmp_path / "keys.yaml"
     keys.write_text("hog: sk-1\n")

@@ -63,12 +63,16 @@ ROOMS: dict[str, Room] = {
     ),
     # Also drives, in virtual time.
     "schedsvc.workload": room(packages="numpy", never=IO, clock=NO_CLOCK, seeded=True),
+    "schedsvc.workload.plot": room("schedsvc.workload", "matplotlib"),
     "schedsvc.sim": room(
         "schedsvc._core schedsvc.config schedsvc.sim.engine schedsvc.workload",
         "numpy",
         never=IO,
         clock=NO_CLOCK,
         seeded=True,
+    ),
+    "schedsvc.sim.figures": room(
+        "schedsvc.sim", "matplotlib numpy", never=IO, clock=NO_CLOCK, seeded=True
     ),
     # One engine model for the simulator and the emulator, so it knows neither.
     "schedsvc.sim.engine": room(packages="pydantic yaml", never=IO, clock=NO_CLOCK, seeded=True),
@@ -93,6 +97,14 @@ ROOMS: dict[str, Room] = {
     "schedsvc.emulator.cli": room("schedsvc.emulator schedsvc.sim.engine", "click", prints=True),
     "schedsvc.load.cli": room(
         "schedsvc.load schedsvc.workload", "click rich uvloop yaml", prints=True
+    ),
+    "schedsvc.workload.cli": room(
+        "schedsvc.workload schedsvc.workload.plot", "click rich", prints=True
+    ),
+    "schedsvc.sim.cli": room(
+        "schedsvc.config schedsvc.sim schedsvc.sim.engine schedsvc.sim.figures schedsvc.workload",
+        "click rich",
+        prints=True,
     ),
     "schedsvc.demo.cli": room("schedsvc.demo schedsvc.load", "click", prints=True),
     # Pure Python that knows nothing of the server: an engine host never compiles anything.

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from schedsvc.workload import TraceError, TraceRequest, read_trace, rescale
-from schedsvc.workload.trace import timestamp_ns
+from schedsvc.workload.times import timestamp_ns
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 LMSYS = "arrival_s,client,prompt_tokens,output_tokens\n"
@@ -70,7 +70,7 @@ def test_timestamp_forms(text: str, ns: int) -> None:
         (AZURE + "yesterday,1,1\n", "trace.csv:2:TIMESTAMP: not a time: 'yesterday'"),
         (AZURE + "2023-11-16 18:15:46.,1,1\n", "trace.csv:2:TIMESTAMP: not a time"),
         (AZURE + "2023-11-16 18:15:46,1,\n", "trace.csv:2:GeneratedTokens: not a whole number"),
-        ((LMSYS + "0,").encode() + b"\xff,1,1\n", "trace.csv:1:row: not UTF-8"),
+        ((LMSYS + "0,").encode() + b"\xff,1,1\n", "trace.csv:2:3: not UTF-8"),
     ],
 )
 def test_errors_name_file_line_column_and_reason(
