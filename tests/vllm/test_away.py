@@ -29,6 +29,8 @@ async def test_no_request_fails_while_the_scheduler_is_away(stack: Stack) -> Non
         await asyncio.to_thread(stack.until, lambda: stack.flow("away-0").live_leases == 4)
         # So many run at the last grant, and so many may run without the scheduler.
         await asyncio.gather(*(ask(session, 100) for _ in range(8)))
+        # An end that is not acknowledged would be told to the next scheduler.
+        await asyncio.to_thread(stack.until, lambda: stack.flow("away-0").completed == 8)
         modes.clear()
         before = stack.stats().incarnation
         stack.scheduler.kill()

@@ -76,7 +76,8 @@ async def test_the_engines_telemetry_reaches_the_scheduler(stack: Stack) -> None
         await asyncio.to_thread(stack.until, lambda: stack.pool.engine_running == 5)
         pool = stack.pool
         assert pool.telemetry_age_ms < 2_000
-        assert 5 * 200 <= pool.engine_used_tokens <= 5 * 1_024
+        # The first block of their prompt is the same, and the engine keeps it once.
+        assert 6 * 128 <= pool.engine_used_tokens <= 5 * 1_024
         await asyncio.gather(*tasks)
     await asyncio.to_thread(stack.until, lambda: stack.pool.engine_running == 0)
     pool = stack.pool
