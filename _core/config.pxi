@@ -69,7 +69,8 @@ cdef int32_t register_pool(Scheduler core, bytes name, PoolFigures* f) except -1
             void_leases(core, pool)
         elif p.live and f.block_size != p.block_size:
             invalid("block_size_tokens", "cannot change without a new epoch while leases live")
-    p.principal = f.principal
+    if f.principal != NONE:
+        p.principal = f.principal
     p.epoch = f.epoch
     core.ledger.size(pool, f.capacity_tokens, f.block_size, f.max_running, f.max_model_tokens)
     return pool

@@ -8,7 +8,10 @@ cdef bytes encode_verdict(Scheduler core, Verdict* v):
 
 cdef service_of(Scheduler core, int32_t flow):
     cdef Flow* f = &core.flows.items[flow]
-    return f.input_tokens * core.input_price + f.output_tokens * core.output_price
+    # As Python numbers: over years the product outgrows 64 bits.
+    return (
+        <object>f.input_tokens * core.input_price + <object>f.output_tokens * core.output_price
+    )
 
 
 cdef pool_stats(Scheduler core, int64_t now_ns, int32_t pool):

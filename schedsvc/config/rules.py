@@ -48,13 +48,19 @@ def advice(data: Any) -> Iterator[Finding]:
     tokens = _items(_mapping(data.get("auth")).get("tokens"))
     for i, entry in _items(data.get("listeners")):
         tcp = entry.get("tcp")
-        if not isinstance(tcp, str) or tcp.startswith(_LOOPBACK) or "tls" in entry:
+        if not isinstance(tcp, str) or tcp.startswith(_LOOPBACK):
             continue
-        auth = entry.get("auth") or ("token" if tokens else "none")
-        what = "anyone who can reach it may call" if auth == "none" else "tokens travel in clear"
-        yield ("listeners", i), f"{tcp} has no TLS: {what}"
+        certified = "client_ca" in _mapping(entry.get("tls"))
+        auth = entry.get("auth") or ("certificate" if certified else "token" if tokens else "none")
+        if auth == "none":
+            yield (
+                ("listeners", i),
+                f"{tcp} has no authentication: anyone who can reach it may call",
+            )
+        elif "tls" not in entry:
+            yield ("listeners", i), f"{tcp} has no TLS: tokens travel in clear"
     listen = _mapping(data.get("metrics")).get("listen")
-    if isinstance(listen, str) and not listen.startswith(_LOOPBACK):
+    if isinstance(listen, str) and ":" in listen and not listen.startswith(_LOOPBACK):
         what = "shows the tenants and their usage to anyone who can reach it"
         yield ("metrics", "listen"), f"{listen} {what}"
     if data.get("unknown_tenants") == "refuse" and not data.get("tenants"):

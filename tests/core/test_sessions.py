@@ -442,6 +442,10 @@ def test_a_pool_is_its_principals_while_it_is_offered() -> None:
     fault = other.send(0, offering("q", epoch=2, capacity=1 << 30)).faults[0]
     assert (fault.code, fault.field) == (9, "pool.pool")
     assert s.stats(0)["pools"][1]["capacity_tokens"] == 100
+    telemetry = pb.EngineTelemetry(pool="q", epoch=1, running=3)
+    fault = other.send(0, pb.SessionEvent(telemetry=telemetry)).faults[0]
+    assert (fault.code, fault.field) == (9, "telemetry.pool")
+    assert not faults(owner.send(0, pb.SessionEvent(telemetry=telemetry)))
     assert not faults(owner.send(0, offering("q", epoch=2, capacity=200)))
     owner.session.close(0)
     assert not faults(other.send(0, offering("q", epoch=2, capacity=300)))

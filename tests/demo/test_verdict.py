@@ -36,6 +36,7 @@ def test_a_good_report_holds_every_bar() -> None:
         ("with.output_tokens_per_s", 849.0, "output tokens/s at least 0.85 of without"),
         ("without.output_tokens_per_s", 0.0, "output tokens/s at least 0.85 of without"),
         ("with.preemptions", 4, "preemptions at most 5% of without"),
+        ("without.preemptions", 0, "preemptions at most 5% of without"),
         (
             "with_again.tenants.hog.completed",
             40,

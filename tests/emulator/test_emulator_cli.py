@@ -139,8 +139,10 @@ class Layer:
 def test_a_layer_that_refuses_to_start_is_an_error_and_no_traceback(tmp_path):
     (tmp_path / "refusing_layer.py").write_text(REFUSAL)
     done = subprocess.run(
-        [sys.executable, "-m", "schedsvc", "emulate", "--uds", str(tmp_path / "e.sock")]
-        + ["--middleware", "refusing_layer.Layer"],
+        [
+            *(sys.executable, "-m", "schedsvc", "emulate"),
+            *("--uds", str(tmp_path / "e.sock"), "--middleware", "refusing_layer.Layer"),
+        ],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,

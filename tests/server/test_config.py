@@ -275,10 +275,21 @@ def test_what_is_allowed_and_doubtful_is_a_warning(tmp_path: Path) -> None:
     assert result.config is not None
     warnings = [problem_text(Path("c"), problem) for problem in result.warnings]
     assert warnings == [
-        "c:1:13: listeners[0]: 0.0.0.0:1 has no TLS: anyone who can reach it may call",
+        "c:1:13: listeners[0]: 0.0.0.0:1 has no authentication: anyone who can reach it may call",
         "c:3:19: metrics.listen: [::]:2 shows the tenants and their usage to anyone who can reach"
         " it",
         "c:2:18: unknown_tenants: refuses every request, because no tenants are listed",
+    ]
+
+
+def test_tls_without_authentication_is_a_warning(tmp_path: Path) -> None:
+    tls = "tls: {cert: c.pem, key: k.pem"
+    text = (
+        f"listeners: [{{tcp: '0.0.0.0:1', {tls}}}}}, {{tcp: '0.0.0.0:2', {tls}, client_ca: a}}}}]"
+    )
+    warnings = [problem_text(Path("c"), problem) for problem in reading(tmp_path, text).warnings]
+    assert [line.split(": ", 2)[2] for line in warnings] == [
+        "0.0.0.0:1 has no authentication: anyone who can reach it may call"
     ]
 
 
