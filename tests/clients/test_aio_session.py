@@ -97,7 +97,7 @@ async def test_an_exception_and_a_cancellation_end_the_lease_as_cancelled(
         await until(lambda: 2 in fake.books)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await opened.flush(5)
+        await until(lambda: fake.books[2].completes)
     assert fake.books[1].end.outcome == pb.OUTCOME_CANCELLED
     assert fake.books[1].end.output_tokens == 3
     assert fake.books[2].end.outcome == pb.OUTCOME_CANCELLED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -36,9 +37,37 @@ def client(fake: FakeScheduler, **changes: Any) -> AsyncScheduler:
     return AsyncScheduler(fake.target, **({"options": QUICK} | changes))
 
 
+def wait(condition: Callable[[], object]) -> None:
+    """Wait in a thread for what others bring about; fail after 5 s."""
+    for _ in range(1_000):
+        if condition():
+            return
+        time.sleep(0.005)
+    pytest.fail("the condition never came true")
+
+
 async def in_thread(work: Callable[[], None]) -> None:
     """Run a test's threads beside the event loop that serves them."""
     await asyncio.to_thread(work)
+
+
+def fail(_: LeaseState) -> None:
+    raise ZeroDivisionError
+
+
+class RotatedToken:
+    """The token of a file: right, but absent while somebody writes it."""
+
+    def __init__(self) -> None:
+        self.absent = 0
+        self.failures = 0
+
+    def __call__(self) -> str:
+        if self.absent:
+            self.absent -= 1
+            self.failures += 1
+            raise FileNotFoundError("token")
+        return "right"
 
 
 class TestAsync:
@@ -120,6 +149,38 @@ class TestAsync:
                 pass
             assert fake.complete_errors == []
             assert len(fake.books[1].completes) == 1
+
+    async def test_a_token_that_is_away_for_a_moment_costs_no_lease(
+        self, fake: FakeScheduler, until: Until
+    ) -> None:
+        fake.token, fake.lease_ttl_ms, token = "right", 60, RotatedToken()
+        async with client(fake, token=token) as scheduler:
+            async with scheduler.admission(input_tokens=5, max_output_tokens=9):
+                token.absent = 2
+                await until(lambda: token.failures == 2)
+                renewed = len(fake.books[1].progress)
+                await until(lambda: len(fake.books[1].progress) > renewed)
+                token.absent = 2
+            assert token.failures == 4
+            assert fake.books[1].end.outcome == pb.OUTCOME_COMPLETED
+            token.absent = 1
+            with pytest.raises(SchedulerUnavailable, match="cannot get a token"):
+                await scheduler.stats()
+
+    async def test_a_callback_that_raises_costs_no_other_lease(
+        self, fake: FakeScheduler, until: Until
+    ) -> None:
+        fake.lease_ttl_ms = 60
+        async with (
+            client(fake) as scheduler,
+            scheduler.admission(input_tokens=5, max_output_tokens=9) as lost,
+            scheduler.admission(input_tokens=5, max_output_tokens=9),
+        ):
+            lost.on_lost = fail
+            fake.statuses[1] = pb.LEASE_STATE_VOID
+            await until(lambda: lost.lost is LeaseState.VOID)
+            renewed = len(fake.books[2].progress)
+            await until(lambda: len(fake.books[2].progress) > renewed + 1)
 
     async def test_a_complete_that_cannot_succeed_is_not_repeated(
         self, fake: FakeScheduler
@@ -230,6 +291,45 @@ class TestSync:
 
         await in_thread(work)
         assert len(fake.books[1].completes) == 1
+
+    async def test_a_token_that_is_away_for_a_moment_costs_no_lease(
+        self, fake: FakeScheduler
+    ) -> None:
+        fake.token, fake.lease_ttl_ms, token = "right", 60, RotatedToken()
+
+        def work() -> None:
+            with Scheduler(fake.target, options=QUICK, token=token) as scheduler:
+                with scheduler.admission(input_tokens=5, max_output_tokens=9):
+                    token.absent = 2
+                    wait(lambda: token.failures == 2)
+                    renewed = len(fake.books[1].progress)
+                    wait(lambda: len(fake.books[1].progress) > renewed)
+                    token.absent = 2
+                wait(lambda: fake.books[1].completes)
+                token.absent = 1
+                with pytest.raises(SchedulerUnavailable, match="cannot get a token"):
+                    scheduler.stats()
+
+        await in_thread(work)
+        assert token.failures == 5
+        assert fake.books[1].end.outcome == pb.OUTCOME_COMPLETED
+
+    async def test_a_callback_that_raises_costs_no_other_lease(self, fake: FakeScheduler) -> None:
+        fake.lease_ttl_ms = 60
+
+        def work() -> None:
+            with (
+                Scheduler(fake.target, options=QUICK) as scheduler,
+                scheduler.admission(input_tokens=5, max_output_tokens=9) as lost,
+                scheduler.admission(input_tokens=5, max_output_tokens=9),
+            ):
+                lost.on_lost = fail
+                fake.statuses[1] = pb.LEASE_STATE_VOID
+                wait(lambda: lost.lost is LeaseState.VOID)
+                renewed = len(fake.books[2].progress)
+                wait(lambda: len(fake.books[2].progress) > renewed + 1)
+
+        await in_thread(work)
 
 
 class _Failed(grpc.RpcError):

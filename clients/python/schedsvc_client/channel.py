@@ -8,6 +8,8 @@ from pathlib import Path
 
 import grpc
 
+from schedsvc_client.errors import SchedulerUnavailable
+
 Token = str | Callable[[], str]
 """A bearer token, or a function that gives the one in force (read anew for each call)."""
 
@@ -82,8 +84,17 @@ def check_target(target: str) -> str:
 
 
 def bearer_metadata(token: Token | None) -> tuple[tuple[str, str], ...]:
-    """Call metadata that carries the token; empty without one."""
-    value = token() if callable(token) else token
+    """Call metadata that carries the token; empty without one.
+
+    Raises SchedulerUnavailable where the token's function fails: the next call asks it anew.
+    """
+    try:
+        value = token() if callable(token) else token
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise SchedulerUnavailable(
+            grpc.StatusCode.UNAVAILABLE, f"cannot get a token: {cause}"
+        ) from error
     return (("authorization", f"Bearer {value}"),) if value else ()
 
 

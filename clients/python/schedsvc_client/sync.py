@@ -80,6 +80,15 @@ class Admission:
             totals = (input_tokens, cached_input_tokens, output_tokens)
             self._scheduler._end(self.lease, outcome, totals)
 
+    def _notify_lost(self, state: LeaseState) -> None:
+        self.lost = state
+        if self.on_lost is not None:
+            try:
+                self.on_lost(state)
+            except Exception:
+                # Of the caller; it must not end the thread that renews everybody's leases.
+                _log.exception("on_lost failed")
+
     def __enter__(self) -> Admission:
         if self.lease is not None:
             raise RuntimeError("an Admission asks only once; make another one")
@@ -333,6 +342,4 @@ class Scheduler:
                     admission = self._running[status.lease_id]
                     lost.append((admission, LeaseState(status.state)))
         for admission, state in lost:
-            admission.lost = state
-            if admission.on_lost is not None:
-                admission.on_lost(state)
+            admission._notify_lost(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
@@ -11,6 +12,8 @@ from schedsvc_client.leases import Lease, Totals
 from schedsvc_client.outcomes import LeaseState, Outcome
 from schedsvc_client.requests import RequestIds, admit_request
 from schedsvc_client.v1 import scheduler_pb2 as pb
+
+_log = logging.getLogger("schedsvc_client.admission")
 
 
 class Holder(Protocol):
@@ -102,7 +105,11 @@ class Admission:
         """Take note that the scheduler gave the lease up (called by the holder)."""
         self.lost = state
         if self.on_lost is not None:
-            self.on_lost(state)
+            try:
+                self.on_lost(state)
+            except Exception:
+                # Of the caller; it must not end what renews everybody's leases.
+                _log.exception("on_lost failed")
 
     async def __aenter__(self) -> Admission:
         future = self.submit()

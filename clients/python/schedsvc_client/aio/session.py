@@ -265,8 +265,8 @@ class SchedulerSession(Asker):
         """Open a stream and serve it; why it ended."""
         try:
             metadata = bearer_metadata(self._token)
-        except (OSError, ValueError) as error:
-            return call_error(grpc.StatusCode.UNAUTHENTICATED, f"cannot get a token: {error}")
+        except SchedulerUnavailable as error:
+            return error
         call = open_stream(metadata=metadata)
         self._protocol.connected(time.monotonic_ns())
         writer = asyncio.create_task(self._write(call))

@@ -22,7 +22,13 @@ from schedsvc_client.channel import (
     bearer_metadata,
     check_target,
 )
-from schedsvc_client.errors import SchedulerUnavailable, from_rpc_error, is_final, refused
+from schedsvc_client.errors import (
+    CallError,
+    SchedulerUnavailable,
+    from_rpc_error,
+    is_final,
+    refused,
+)
 from schedsvc_client.leases import PROGRESS_LEASES_MAX, Lease, LeaseTable, Totals, lease_of
 from schedsvc_client.outcomes import LeaseState, Outcome
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -88,12 +94,7 @@ class AsyncScheduler(Asker):
     async def stats(self, tenants: Sequence[str] = (), flow_limit: int = 0) -> pb.StatsResponse:
         """Take a snapshot of pools, flows and counters. Raises CallError."""
         request = pb.StatsRequest(tenants=tenants, flow_limit=flow_limit)
-        try:
-            response: pb.StatsResponse = await self._stub().Stats(
-                request, timeout=self._options.call_deadline_s, metadata=self._metadata()
-            )
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+        response: pb.StatsResponse = await self._call(self._stub().Stats, request)
         return response
 
     # For its Admissions (the Holder protocol).
@@ -137,12 +138,18 @@ class AsyncScheduler(Asker):
             self._calls = SchedulerServiceStub(self._channel)
         return self._calls
 
-    def _metadata(self) -> tuple[tuple[str, str], ...]:
-        return bearer_metadata(self._token)
+    async def _call(self, method: Any, request: Any) -> Any:
+        metadata = bearer_metadata(self._token)
+        try:
+            return await method(request, timeout=self._options.call_deadline_s, metadata=metadata)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
 
     async def _ask(self, admission: Admission) -> None:
         call = self._stub().Admit(
-            admission.request, timeout=self._options.admit_deadline_s, metadata=self._metadata()
+            admission.request,
+            timeout=self._options.admit_deadline_s,
+            metadata=bearer_metadata(self._token),
         )
         try:
             response: pb.AdmitResponse = await call
@@ -178,15 +185,12 @@ class AsyncScheduler(Asker):
         failures = 0
         while True:
             try:
-                await self._stub().Complete(
-                    request, timeout=self._options.call_deadline_s, metadata=self._metadata()
-                )
-            except grpc.RpcError as failed:
-                error = from_rpc_error(failed)
+                await self._call(self._stub().Complete, request)
+            except CallError as error:
+                if is_final(error) or time.monotonic() > expired_s:
+                    _log.warning("Complete of lease %d was not taken: %s", lease.lease_id, error)
+                    return
             else:
-                return
-            if is_final(error) or time.monotonic() > expired_s:
-                _log.warning("Complete of lease %d was not taken: %s", lease.lease_id, error)
                 return
             failures += 1
             ceiling_s = backoff_ceiling_s(self._options, failures)
@@ -216,11 +220,8 @@ class AsyncScheduler(Asker):
     async def _progress(self, leases: list[Lease]) -> None:
         request = pb.ProgressRequest(leases=[lease.progress() for lease in leases])
         try:
-            response: pb.ProgressResponse = await self._stub().Progress(
-                request, timeout=self._options.call_deadline_s, metadata=self._metadata()
-            )
-        except grpc.RpcError as failed:
-            error = from_rpc_error(failed)
+            response: pb.ProgressResponse = await self._call(self._stub().Progress, request)
+        except CallError as error:
             # The next renewal, a third of the TTL later, tells the same totals.
             level = logging.DEBUG if isinstance(error, SchedulerUnavailable) else logging.WARNING
             _log.log(level, "%d leases were not renewed: %s", len(leases), error)
