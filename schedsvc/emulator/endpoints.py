@@ -62,6 +62,8 @@ class GenerateEndpoint:
             answer = self._answer(work, generation)
             respond = self._stream if work.stream else self._whole
             await respond(send, answer, generation, metadata)
+        except ClientGoneError:
+            return
         finally:
             # Also where the response was cancelled or could not be sent.
             self._driver.abort(generation)
@@ -83,6 +85,7 @@ class GenerateEndpoint:
     async def _watch(self, receive: Receive, generation: Generation) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
+        generation.client_gone = True
         self._driver.abort(generation)
 
     async def _whole(
@@ -90,7 +93,7 @@ class GenerateEndpoint:
     ) -> None:
         await generation.wait_finished()
         if generation.cut_off:
-            error = stopping()
+            error = _cause(generation)
             await send_json(send, error.status, error.body())
             return
         metadata.final_usage_info = UsageInfo.of(generation)
@@ -105,7 +108,7 @@ class GenerateEndpoint:
         while not finished:
             await generation.wait()
             if generation.cut_off:
-                body = error_event(stopping()) + DONE
+                body = error_event(_cause(generation)) + DONE
                 finished = True
             else:
                 body = answer.events(generation.take())
@@ -114,6 +117,13 @@ class GenerateEndpoint:
                     metadata.final_usage_info = UsageInfo.of(generation)
                     body += answer.usage_event() + DONE
             await send({"type": "http.response.body", "body": body, "more_body": not finished})
+
+
+def _cause(generation: Generation) -> ApiError:
+    """Say to the client why its generation was cut off. Raises ClientGoneError if it left."""
+    if generation.client_gone:
+        raise ClientGoneError
+    return stopping()
 
 
 async def read_body(receive: Receive) -> bytes:

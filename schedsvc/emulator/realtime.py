@@ -45,6 +45,7 @@ class Generation:
         "_dirty",
         "_taken",
         "arrived_ns",
+        "client_gone",
         "cut_off",
         "engine_ids",
         "first_token_ns",
@@ -63,6 +64,7 @@ class Generation:
         self.arrived_ns = arrived_ns
         self.first_token_ns = 0
         self.cut_off = False
+        self.client_gone = False
         self._taken = [0] * len(self.outputs)
         self._dirty: set[int] = set()
         self._changed = asyncio.Event()

@@ -97,6 +97,8 @@ class Engine:
     running_max: int = 0
     aborted: int = 0
     gate: asyncio.Event | None = None
+    # vLLM's sign of a request that the engine aborted: a whole stream, and no usage of it.
+    aborts: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"
@@ -155,7 +157,8 @@ class Engine:
         details = None
         if self.cached_tokens is not None:
             details = SimpleNamespace(cached_tokens=self.cached_tokens)
-        metadata.final_usage_info = SimpleNamespace(**completed, prompt_tokens_details=details)
+        if not self.aborts:
+            metadata.final_usage_info = SimpleNamespace(**completed, prompt_tokens_details=details)
         if stream:
             tail = b""
             if options.get("include_usage"):

@@ -195,12 +195,17 @@ async def test_usage_is_recorded_to_the_token(
 async def test_a_client_that_leaves_frees_its_lease_within_a_second(
     http: aiohttp.ClientSession, scheduler: AsyncScheduler
 ) -> None:
+    before = (await scheduler.stats(tenants=["a"])).flows[0]
     body = {"prompt": [1] * 20, "max_tokens": 1_500, "ignore_eos": True, "stream": True}
     response = await http.post("/v1/completions", json=body, headers={"x-tenant-id": "a"})
     await response.content.readuntil(b"\n\n")
     assert (await scheduler.stats()).totals.live_leases == 1
     response.close()
     assert await eventually(scheduler, empty) < 1
+    flow = (await scheduler.stats(tenants=["a"])).flows[0]
+    assert flow.cancelled - before.cancelled == 1
+    assert flow.completed == before.completed
+    assert 0 < flow.output_tokens - before.output_tokens < 1_500
     async with http.get("/load") as load:
         assert (await load.json())["server_load"] == 0
 

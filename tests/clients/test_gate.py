@@ -189,6 +189,15 @@ async def test_an_error_of_the_app_frees_the_lease(bench: Bench) -> None:
     assert second.HasField("input_tokens")
 
 
+async def test_a_whole_stream_without_the_engines_usage_was_aborted(bench: Bench) -> None:
+    bench.engine.aborts = True
+    await bench.ask(ask(stream=True))
+    await bench.settled()
+    end = bench.fake.books[1].end
+    assert end.outcome == pb.OUTCOME_CANCELLED
+    assert end.output_tokens == 5
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("how", ["cancel", "leave"])
 async def test_cancel_at_every_suspension_leaks_nothing(

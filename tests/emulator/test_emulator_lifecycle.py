@@ -14,6 +14,7 @@ class Recorder:
     """A pure ASGI layer, as vLLM loads one: it keeps what it sees of each request."""
 
     seen: ClassVar[list] = []
+    sent: ClassVar[list] = []
 
     def __init__(self, app):
         self.app = app
@@ -22,8 +23,13 @@ class Recorder:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+
+        async def record(message):
+            self.sent.append(message)
+            await send(message)
+
         try:
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, record)
         finally:
             self.seen.append((scope["path"], scope["state"].get("request_metadata"), scope["app"]))
 
@@ -32,6 +38,7 @@ class Recorder:
 def seen(monkeypatch):
     records = []
     monkeypatch.setattr(Recorder, "seen", records)
+    monkeypatch.setattr(Recorder, "sent", [])
     return records
 
 
@@ -49,6 +56,9 @@ async def test_a_streaming_client_that_leaves_frees_its_blocks(running, start, s
         assert running.gauges.steps <= steps + 1
         await running.until(lambda g: len(seen) == 1)
         assert seen[0][1].final_usage_info is None
+        # Nothing is said to a client that left.
+        assert not any(b"[DONE]" in message.get("body", b"") for message in Recorder.sent)
+        assert all(message.get("more_body", True) for message in Recorder.sent)
         samples = await running.metrics()
         assert samples['vllm:request_success_total{finished_reason="abort"}'] == 1
         assert samples["vllm:generation_tokens_total"] == running.gauges.generation_tokens < 50

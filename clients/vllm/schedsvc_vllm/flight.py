@@ -91,7 +91,7 @@ class Flight:
         place, self.place = self.place, None
         usage = final_usage(scope)
         if admission is not None:
-            self._complete(admission, usage)
+            self._complete(admission, usage, aborted=usage is None and _metadata(scope) is not None)
         if usage is not None:
             prompts = self._call.prompts
             learned = usage.input_tokens - prompts.frame_tokens
@@ -139,7 +139,7 @@ class Flight:
         alone = len(self._call.prompts.tokens) == 1
         return counted.input_tokens if alone else None, None, counted.output_tokens
 
-    def _complete(self, admission: Admission, usage: FinalUsage | None) -> None:
+    def _complete(self, admission: Admission, usage: FinalUsage | None, *, aborted: bool) -> None:
         if usage is not None:
             admission.complete(
                 input_tokens=usage.input_tokens,
@@ -152,7 +152,7 @@ class Flight:
         else:
             # Cut off: what was told so far is what it has used.
             input_tokens, cached_input_tokens, output_tokens = self._counted()
-            done = self._whole and bool(output_tokens)
+            done = self._whole and bool(output_tokens) and not aborted
             admission.complete(
                 outcome=Outcome.COMPLETED if done else Outcome.CANCELLED,
                 input_tokens=input_tokens,
@@ -166,8 +166,7 @@ class Flight:
 
 def final_usage(scope: Scope) -> FinalUsage | None:
     """Return the usage that vLLM leaves in the request's state when it has finished."""
-    metadata = (scope.get("state") or {}).get("request_metadata")
-    info: Any = getattr(metadata, "final_usage_info", None)
+    info: Any = getattr(_metadata(scope), "final_usage_info", None)
     if info is None:
         return None
     details = getattr(info, "prompt_tokens_details", None)
@@ -176,6 +175,10 @@ def final_usage(scope: Scope) -> FinalUsage | None:
         int(getattr(details, "cached_tokens", None) or 0),
         int(info.completion_tokens or 0),
     )
+
+
+def _metadata(scope: Scope) -> object:
+    return (scope.get("state") or {}).get("request_metadata")
 
 
 def _holds_place(place: asyncio.Future[bool] | None) -> bool:
