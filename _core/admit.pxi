@@ -24,14 +24,20 @@ cdef uint64_t tenant_salt(Scheduler core, int32_t flow, Slice* tenant, Slice* ke
 
 cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
     """A handle, or the negated outcome of a refusal. O(log n)."""
-    cdef int32_t i = core.ids.get(ask.key.hi, ask.key.lo)
     cdef Flow* f = &core.flows.items[ask.flow]
     cdef Request* r
     cdef int outcome
+    cdef int32_t i
+    # Among many flows nothing of this one is in the processor's cache: fetch all at once.
+    core.flows.prefetch(ask.flow)
+    core.requests.prefetch()
+    i = core.ids.get(ask.key.hi, ask.key.lo)
     if i != NONE:
         return answer_repeat(core, i, ask)
     f.received += 1
     core.received += 1
+    if f.first_queue != NONE:
+        prefetch_line(&core.flows.queues[f.first_queue])
     i = core.requests.allocate()
     r = &core.requests.items[i]
     r.flow = ask.flow
@@ -58,6 +64,8 @@ cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
     r.arrival_ns = core.now_ns
     r.due_ns = core.now_ns + shortest(core.queue_ttl_ns, ask.queue_ttl_ns)
     core.prompt_seen_max = max(core.prompt_seen_max, r.prompt_tokens)
+    if f.queued:  # the last in line gets a neighbour
+        prefetch_line(&core.requests.items[core.flows.queues[f.first_queue].chain.tail].next)
     core.ids.put(r.key_hi, r.key_lo, i)
     core.deadlines.put(i, r.due_ns, r.seq)
     core.flows.enqueue(i)
