@@ -20,7 +20,7 @@ _COMMANDS = {
     "stats": ("schedsvc.cli.stats:stats", "Show what a running scheduler does."),
     "emulate": ("schedsvc.emulator.cli:emulate", "Serve an emulated engine in OpenAI's format."),
     "load": ("schedsvc.load.cli:load", "Send a trace of requests to an OpenAI-compatible server."),
-    "workload": ("schedsvc.workload.cli:workload", "Read, describe and convert traces."),
+    "workload": ("schedsvc.workload.cli:workload", "Read, describe, convert and make traces."),
     "sim": ("schedsvc.sim.cli:sim", "Simulate what a configuration does to a trace."),
     "demo": ("schedsvc.demo.cli:demo", "Show a noisy neighbour, without and with the scheduler."),
 }

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from schedsvc.workload import zipf
 from schedsvc.workload.record import Record
 
 WINDOWS_S = (1, 10, 60)
@@ -172,6 +173,11 @@ class Description:
         """From the first arrival to the last."""
         return 0.0 if self._first_s is None else self._last_s - self._first_s
 
+    @property
+    def rate_per_s(self) -> float | None:
+        """Mean requests per second; None for fewer than two different times."""
+        return self.gaps.count / self.duration_s if self.duration_s else None
+
     def dispersion(self, window_s: int) -> float | None:
         """Index of dispersion: variance over mean of the counts in whole windows; Poisson: 1."""
         windows = int(self.duration_s) // window_s
@@ -203,18 +209,17 @@ class Description:
     def summary(self, tenants_max: int = 100) -> dict[str, Any]:
         """Return everything as plain data for JSON; of the tenants, the `tenants_max` largest."""
         timed = self._first_s is not None
-        duration_s = self.duration_s
         window_s, rate = self.rate()
         return {
             "requests": self.requests,
             "tenants": len(self.tenants),
-            "duration_s": duration_s,
+            "duration_s": self.duration_s,
             "input_tokens": self.lengths["input"].tokens,
             "output_tokens": self.lengths["output"].tokens,
             "conversations": len(self.conversations),
             "requests_without_input_tokens": self.requests - self.lengths["input"].counts.total(),
             "requests_without_output_tokens": self.requests - self.lengths["output"].counts.total(),
-            "rate_per_s": self.gaps.count / duration_s if duration_s else None,
+            "rate_per_s": self.rate_per_s,
             "gap_cv": self.gaps.cv,
             "dispersion": {str(window): self.dispersion(window) for window in WINDOWS_S},
             "rate_over_time": {"window_s": window_s, "requests_per_s": rate} if timed else None,
@@ -230,5 +235,6 @@ class Description:
                 }
                 for name, share in self.shares()[:tenants_max]
             ],
+            "zipf_exponent": zipf.exponent_of([share.requests for _, share in self.shares()]),
             "sharing": [sharing.summary() for sharing in self.sharing.values()],
         }

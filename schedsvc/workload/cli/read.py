@@ -1,49 +1,31 @@
-"""`schedsvc workload`: read traces of every known form, describe them, write them anew."""
+"""`schedsvc workload convert` and `describe`: read traces of every known form."""
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from schedsvc.workload.cli.common import (
+    FROM,
+    SORT,
+    TRACE,
+    open_trace,
+    progress,
+    records_of,
+    tell_skipped,
+    told,
+)
 from schedsvc.workload.convert import WRITTEN_FORMS, line_writer, partial_path, write_trace
-from schedsvc.workload.order import in_order_of_arrival
-from schedsvc.workload.reader import FORMS, TraceReader
-from schedsvc.workload.record import Record, TraceError
+from schedsvc.workload.record import TraceError
 from schedsvc.workload.statistics import Description
 
-_PROGRESS_EVERY = 1_000
 _TENANTS_SHOWN = 10
 _LENGTHS_SHOWN = ("mean", "min", "p10", "p50", "p90", "p99", "max")
-
-_TRACE = click.argument(
-    "trace", type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
-)
-_FROM = click.option(
-    "--from",
-    "form",
-    type=click.Choice(["auto", *FORMS]),
-    default="auto",
-    show_default=True,
-    help="Form of the trace; auto: told by the header or the keys of the first object.",
-)
-_SORT = click.option(
-    "--sort",
-    is_flag=True,
-    help="Put the requests into the order of arrival first, on disk (WildChat needs it).",
-)
-
-EPILOG = """\b
-Example:
-  schedsvc workload describe AzureLLMInferenceTrace_conv.csv
-  schedsvc workload convert BurstGPT_3.csv --out burstgpt.jsonl
-"""
 
 CONVERT_EPILOG = """\b
 Example:
@@ -61,70 +43,15 @@ Example:
 """
 
 
-@click.group("workload", epilog=EPILOG)
-def workload() -> None:
-    """Read, describe and convert traces of requests."""
-
-
-@contextmanager
-def _progress(reader: TraceReader, records: Iterable[Record]) -> Iterator[Iterator[Record]]:
-    """Show how much of the trace was read, where a person is watching."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TextColumn("{task.fields[requests]:,} requests"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        # A pipe has no size; its bar moves without an end.
-        task = progress.add_task(reader.path.name, total=reader.size_bytes or None, requests=0)
-
-        def counted() -> Iterator[Record]:
-            count = 0
-            for count, record in enumerate(records, 1):
-                if count % _PROGRESS_EVERY == 0:
-                    progress.update(task, completed=reader.bytes_read, requests=count)
-                yield record
-            progress.update(task, completed=reader.size_bytes, requests=count)
-
-        yield counted()
-
-
-def _records(reader: TraceReader, sort: bool) -> Iterable[Record]:
-    if not sort:
-        return reader
-    return in_order_of_arrival(
-        reader, lambda: reader.wrong("arrival_s", "no arrival time to sort by; leave out --sort")
-    )
-
-
-def _open(trace: Path, form: str, sort: bool) -> TraceReader:
-    return TraceReader(trace, form=None if form == "auto" else form, in_order=not sort)
-
-
-def _told(error: Exception) -> click.ClickException:
-    text = str(error)
-    hint = " (--sort does it)" if "sort the trace by arrival" in text else ""
-    return click.ClickException(text + hint)
-
-
-def _skipped(reader: TraceReader) -> None:
-    """Tell a person what was left out."""
-    for reason, count in reader.skipped.most_common():
-        click.echo(f"{count:,} records left out: {reason}", err=True)
-
-
-@workload.command(epilog=CONVERT_EPILOG)
-@_TRACE
+@click.command(epilog=CONVERT_EPILOG)
+@TRACE
 @click.option(
     "--out",
     required=True,
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="File to write.",
 )
-@_FROM
+@FROM
 @click.option(
     "--to",
     "written",
@@ -133,16 +60,16 @@ def _skipped(reader: TraceReader) -> None:
     show_default=True,
     help="Form to write: the project's own, or Mooncake's, which vLLM, guidellm and AIPerf replay.",
 )
-@_SORT
+@SORT
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 def convert(trace: Path, out: Path, form: str, written: str, sort: bool, as_json: bool) -> None:
     """Write a TRACE of any known form as JSON lines, one request each."""
-    reader = _open(trace, form, sort)
+    reader = open_trace(trace, form, sort)
     try:
-        with _progress(reader, _records(reader, sort)) as records:
+        with progress(reader, records_of(reader, sort)) as records:
             count = write_trace(records, out, line_writer(written), reader.wrong)
     except (TraceError, OSError) as error:
-        raise _told(error) from None
+        raise told(error) from None
     except KeyboardInterrupt:
         raise click.ClickException(
             f"interrupted; the requests so far are in {partial_path(out)}"
@@ -152,13 +79,13 @@ def convert(trace: Path, out: Path, form: str, written: str, sort: bool, as_json
         click.echo(json.dumps({**result, "out": str(out)}, indent=2))
         return
     click.echo(f"{count:,} requests of form {reader.form} written to {out}")
-    _skipped(reader)
+    tell_skipped(reader)
 
 
-@workload.command(epilog=DESCRIBE_EPILOG)
-@_TRACE
-@_FROM
-@_SORT
+@click.command(epilog=DESCRIBE_EPILOG)
+@TRACE
+@FROM
+@SORT
 @click.option("--tenant", default="default", show_default=True, help="For traces without tenants.")
 @click.option("--json", "as_json", is_flag=True, help="Print the statistics as JSON.")
 @click.option(
@@ -170,14 +97,14 @@ def describe(
     trace: Path, form: str, sort: bool, tenant: str, as_json: bool, out: Path | None
 ) -> None:
     """Tell a TRACE's rate, burstiness, lengths, tenants and prefix sharing."""
-    reader = _open(trace, form, sort)
+    reader = open_trace(trace, form, sort)
     described = Description(tenant)
     try:
-        with _progress(reader, _records(reader, sort)) as records:
+        with progress(reader, records_of(reader, sort)) as records:
             for record in records:
                 described.add(record)
     except (TraceError, OSError) as error:
-        raise _told(error) from None
+        raise told(error) from None
     summary = {**described.summary(), "form": reader.form, "skipped": dict(reader.skipped)}
     text = json.dumps(summary, indent=2)
     if out is not None:
@@ -191,7 +118,7 @@ def describe(
         click.echo(text)
         return
     _show(summary, Console())
-    _skipped(reader)
+    tell_skipped(reader)
 
 
 def _show(summary: dict[str, Any], console: Console) -> None:
@@ -235,6 +162,8 @@ def _notes(summary: dict[str, Any]) -> Iterator[str]:
     for what in ("input", "output"):
         if count := summary[f"requests_without_{what}_tokens"]:
             yield f"{count:,} requests do not tell their {what} tokens"
+    if summary["zipf_exponent"] is not None:
+        yield f"tenants' shares: Zipf exponent {summary['zipf_exponent']:.2f}"
     if summary["classes"]:
         yield "classes: " + ", ".join(
             f"{name} {count:,}" for name, count in summary["classes"].items()

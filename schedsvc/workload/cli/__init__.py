@@ -1,0 +1,24 @@
+"""`schedsvc workload`: read, describe, convert and make traces."""
+
+import click
+
+from schedsvc.workload.cli.make import label, scale, synth
+from schedsvc.workload.cli.read import convert, describe
+
+__all__ = ["workload"]
+
+EPILOG = """\b
+Example:
+  schedsvc workload describe AzureLLMInferenceTrace_conv.csv
+  schedsvc workload convert BurstGPT_3.csv --out burstgpt.jsonl
+  schedsvc workload synth --requests 1000 --rate 5 --tenants 27 --out synthetic.jsonl
+"""
+
+
+@click.group("workload", epilog=EPILOG)
+def workload() -> None:
+    """Read, describe, convert and make traces of requests."""
+
+
+for _command in (describe, convert, synth, label, scale):
+    workload.add_command(_command)

@@ -1,0 +1,100 @@
+"""What the commands on traces share: options, progress, errors."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from schedsvc.workload.convert import partial_path, write_trace
+from schedsvc.workload.json_forms import own_line
+from schedsvc.workload.order import in_order_of_arrival
+from schedsvc.workload.reader import FORMS, TraceReader
+from schedsvc.workload.record import Record
+
+_PROGRESS_EVERY = 1_000
+
+TRACE = click.argument(
+    "trace", type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
+)
+FROM = click.option(
+    "--from",
+    "form",
+    type=click.Choice(["auto", *FORMS]),
+    default="auto",
+    show_default=True,
+    help="Form of the trace; auto: told by the header or the keys of the first object.",
+)
+SORT = click.option(
+    "--sort",
+    is_flag=True,
+    help="Put the requests into the order of arrival first, on disk (WildChat needs it).",
+)
+
+
+@contextmanager
+def progress(reader: TraceReader, records: Iterable[Record]) -> Iterator[Iterator[Record]]:
+    """Show how much of the trace was read, where a person is watching."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TextColumn("{task.fields[requests]:,} requests"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        # A pipe has no size; its bar moves without an end.
+        task = progress.add_task(reader.path.name, total=reader.size_bytes or None, requests=0)
+
+        def counted() -> Iterator[Record]:
+            count = 0
+            for count, record in enumerate(records, 1):
+                if count % _PROGRESS_EVERY == 0:
+                    progress.update(task, completed=reader.bytes_read, requests=count)
+                yield record
+            progress.update(task, completed=reader.size_bytes, requests=count)
+
+        yield counted()
+
+
+def records_of(reader: TraceReader, sort: bool) -> Iterable[Record]:
+    """Return the requests, put into order where that was asked."""
+    if not sort:
+        return reader
+    return in_order_of_arrival(
+        reader, lambda: reader.wrong("arrival_s", "no arrival time to sort by; leave out --sort")
+    )
+
+
+def open_trace(trace: Path, form: str, sort: bool) -> TraceReader:
+    """Return the reader that the options ask for."""
+    return TraceReader(trace, form=None if form == "auto" else form, in_order=not sort)
+
+
+def told(error: Exception) -> click.ClickException:
+    """Return what a person is told of an error in a trace."""
+    text = str(error)
+    hint = " (--sort does it)" if "sort the trace by arrival" in text else ""
+    return click.ClickException(text + hint)
+
+
+def tell_skipped(reader: TraceReader) -> None:
+    """Tell a person what was left out."""
+    for reason, count in reader.skipped.most_common():
+        click.echo(f"{count:,} records left out: {reason}", err=True)
+
+
+def write_own(records: Iterable[Record], out: Path) -> int:
+    """Write records in the project's own form, and return how many.
+
+    Raises what the records raise, OSError, and ClickException where a person interrupts it.
+    """
+    try:
+        return write_trace(records, out, own_line, ValueError)
+    except KeyboardInterrupt:
+        raise click.ClickException(
+            f"interrupted; the requests so far are in {partial_path(out)}"
+        ) from None

@@ -1,0 +1,315 @@
+"""`schedsvc workload synth`, `label` and `scale`: make traces."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from schedsvc.workload.arrivals import REQUESTS_MAX, Arrivals
+from schedsvc.workload.cli.common import (
+    FROM,
+    SORT,
+    TRACE,
+    open_trace,
+    progress,
+    records_of,
+    tell_skipped,
+    told,
+    write_own,
+)
+from schedsvc.workload.lengths import KNOWN, Lengths
+from schedsvc.workload.make import (
+    LABEL_RULES,
+    Synthesis,
+    labeller,
+    long_threshold,
+    synthesize,
+    total_tokens,
+)
+from schedsvc.workload.make import scale as scaled
+from schedsvc.workload.record import Record, TraceError
+from schedsvc.workload.statistics import Description
+
+_POSITIVE = click.FloatRange(min=0, min_open=True)
+_TENANTS_MAX = 1_000_000
+_CV_MAX = 10
+
+_OUT = click.option(
+    "--out",
+    required=True,
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="File to write, in the project's own form.",
+)
+_SEED = click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of all that is drawn."
+)
+_ZIPF = click.option(
+    "--zipf",
+    type=click.FloatRange(0, 20),
+    default=1.0,
+    show_default=True,
+    help="Exponent: the i-th tenant has a share proportional to i^-exponent; 0: all alike.",
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+SYNTH_EPILOG = """\b
+Example:
+  schedsvc workload synth --requests 1000 --rate 5 --tenants 27 --zipf 1.1 --out synthetic.jsonl
+  schedsvc workload synth --duration 600 --rate 2 --arrivals on-off --on 60 --off 60 \\
+    --input uniform:256:512 --output lognormal:200:1.0:2048 --out bursts.jsonl
+"""
+
+LABEL_EPILOG = """\b
+Example:
+  schedsvc workload label azure.csv --tenants 50 --rule zipf --zipf 1.2 --out azure-50.jsonl
+"""
+
+SCALE_EPILOG = """\b
+Example:
+  schedsvc workload scale azure.csv --speed 100 --out azure-fast.jsonl
+  schedsvc workload scale azure.csv --rate 2.5 --out azure-slow.jsonl
+"""
+
+
+def _lengths(_: click.Context, __: click.Parameter, text: str) -> Lengths:
+    try:
+        return Lengths.parse(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command(epilog=SYNTH_EPILOG)
+@_OUT
+@click.option("--requests", type=click.IntRange(1, REQUESTS_MAX), help="How many.")
+@click.option("--duration", "duration_s", type=_POSITIVE, help="Seconds of arrivals.")
+@click.option("--rate", "rate_per_s", type=_POSITIVE, required=True, help="Requests per second.")
+@click.option(
+    "--arrivals",
+    "kind",
+    type=click.Choice(["constant", "poisson", "gamma", "on-off", "ramp"]),
+    default="poisson",
+    show_default=True,
+)
+@click.option(
+    "--cv",
+    type=click.FloatRange(0, _CV_MAX),
+    help="Coefficient of variation of the gaps, for gamma, on-off and ramp; default 1: Poisson."
+    " vLLM's burstiness is 1/cv^2.",
+)
+@click.option("--on", "on_s", type=_POSITIVE, help="on-off: seconds with arrivals; default 60.")
+@click.option("--off", "off_s", type=_POSITIVE, help="on-off: seconds without; default 60.")
+@click.option(
+    "--end-rate", "end_rate_per_s", type=_POSITIVE, help="ramp: rate at the end of --duration."
+)
+@click.option("--tenants", type=click.IntRange(1, _TENANTS_MAX), default=1, show_default=True)
+@_ZIPF
+@click.option(
+    "--input",
+    "inputs",
+    callback=_lengths,
+    metavar="KIND:VALUE:...",
+    default="lognormal:500:1.0:8192",
+    show_default=True,
+    help=f"Prompt tokens: {KNOWN}.",
+)
+@click.option(
+    "--output",
+    "outputs",
+    callback=_lengths,
+    metavar="KIND:VALUE:...",
+    default="lognormal:150:1.0:2048",
+    show_default=True,
+    help="Output tokens, in the same way.",
+)
+@_SEED
+@_JSON
+def synth(
+    out: Path,
+    requests: int | None,
+    duration_s: float | None,
+    rate_per_s: float,
+    kind: str,
+    cv: float | None,
+    on_s: float | None,
+    off_s: float | None,
+    end_rate_per_s: float | None,
+    tenants: int,
+    zipf: float,
+    inputs: Lengths,
+    outputs: Lengths,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Draw a workload: arrivals, tenants and lengths. The same seed draws the same file.
+
+    With --requests the mean rate is exactly the asked one.
+    """
+    if requests is None and duration_s is None:
+        raise click.UsageError("give --requests, --duration or both")
+    for option, value, kinds in (
+        ("--cv", cv, {"gamma", "on-off", "ramp"}),
+        ("--on", on_s, {"on-off"}),
+        ("--off", off_s, {"on-off"}),
+        ("--end-rate", end_rate_per_s, {"ramp"}),
+    ):
+        if value is not None and kind not in kinds:
+            raise click.UsageError(f"{option} is for --arrivals {', '.join(sorted(kinds))}")
+    arrivals = Arrivals(
+        rate_per_s=rate_per_s, cv=0.0 if kind == "constant" else 1.0 if cv is None else cv
+    )
+    if kind == "on-off":
+        arrivals = replace(arrivals, shape="on-off", on_s=on_s or 60.0, off_s=off_s or 60.0)
+    if kind == "ramp":
+        if duration_s is None or end_rate_per_s is None:
+            raise click.UsageError("--arrivals ramp needs --duration and --end-rate")
+        arrivals = replace(arrivals, shape="ramp", ramp_s=duration_s, end_rate_per_s=end_rate_per_s)
+    wanted = Synthesis(
+        arrivals=arrivals,
+        inputs=inputs,
+        outputs=outputs,
+        tenants=tenants,
+        zipf_exponent=zipf,
+        requests=requests,
+        duration_s=math.inf if duration_s is None else duration_s,
+        seed=seed,
+    )
+    try:
+        _write(synthesize(wanted), out, as_json)
+    except (ValueError, OSError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _write(records: Iterable[Record], out: Path, as_json: bool) -> None:
+    """Write records and tell what they are like."""
+    described = Description()
+
+    def counted() -> Iterator[Record]:
+        for record in records:
+            described.add(record)
+            yield record
+
+    if write_own(counted(), out) == 0:
+        raise click.ClickException(f"no request arrives within --duration; {out} is empty")
+    summary = described.summary(tenants_max=0)
+    keys = ("requests", "tenants", "duration_s", "input_tokens", "output_tokens")
+    told_keys = (*keys, "rate_per_s", "gap_cv")
+    if as_json:
+        result = {key: summary[key] for key in told_keys}
+        click.echo(json.dumps({**result, "out": str(out)}, indent=2))
+        return
+    rate, cv = summary["rate_per_s"], summary["gap_cv"]
+    click.echo(
+        f"{summary['requests']:,} requests, tenants: {summary['tenants']:,}, "
+        f"{summary['duration_s']:,.1f} s"
+        + (f", {rate:,.3f} requests/s" if rate is not None else "")
+        + (f", cv of the gaps {cv:.3f}" if cv is not None else "")
+        + f"; written to {out}"
+    )
+
+
+def _rewrite(
+    trace: Path,
+    form: str,
+    sort: bool,
+    out: Path,
+    change: Callable[[Iterable[Record]], Iterable[Record]],
+    as_json: bool,
+) -> None:
+    """Write a trace anew, changed record by record."""
+    reader = open_trace(trace, form, sort)
+    try:
+        with progress(reader, records_of(reader, sort)) as records:
+            _write(change(records), out, as_json)
+    except (TraceError, OSError) as error:
+        raise told(error) from None
+    tell_skipped(reader)
+
+
+def _through(trace: Path, form: str, sort: bool) -> Iterator[Record]:
+    """Read a trace for what must be known before it is changed."""
+    reader = open_trace(trace, form, sort)
+    try:
+        with progress(reader, records_of(reader, sort)) as records:
+            yield from records
+    except (TraceError, OSError) as error:
+        raise told(error) from None
+
+
+@click.command(epilog=LABEL_EPILOG)
+@TRACE
+@_OUT
+@click.option("--tenants", type=click.IntRange(2, _TENANTS_MAX), required=True, help="How many.")
+@click.option(
+    "--rule",
+    type=click.Choice(LABEL_RULES),
+    default="zipf",
+    show_default=True,
+    help="random: all alike. zipf: shares by Zipf's law. sticky: so, but a conversation stays with"
+    " its tenant. adversarial: the first asks the longest requests, half of all tokens.",
+)
+@_ZIPF
+@FROM
+@SORT
+@_SEED
+@_JSON
+def label(
+    trace: Path,
+    out: Path,
+    tenants: int,
+    rule: str,
+    zipf: float,
+    form: str,
+    sort: bool,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Write a TRACE with tenants by a rule; those that it has are replaced."""
+    long_tokens = 0
+    if rule == "adversarial":
+        lengths = Counter(total_tokens(record) for record in _through(trace, form, sort))
+        long_tokens = long_threshold(lengths)
+        if long_tokens == 0:
+            raise click.UsageError("--rule adversarial needs a trace that tells its tokens")
+    named = labeller(rule, tenants, zipf, seed, long_tokens)
+
+    def change(records: Iterable[Record]) -> Iterator[Record]:
+        for record in records:
+            yield replace(record, tenant=named(record))
+
+    _rewrite(trace, form, sort, out, change, as_json)
+
+
+@click.command(epilog=SCALE_EPILOG)
+@TRACE
+@_OUT
+@click.option("--speed", type=_POSITIVE, help="Divide all times by this.")
+@click.option("--rate", "rate_per_s", type=_POSITIVE, help="Mean requests per second to reach.")
+@FROM
+@SORT
+@_JSON
+def scale(
+    trace: Path,
+    out: Path,
+    speed: float | None,
+    rate_per_s: float | None,
+    form: str,
+    sort: bool,
+    as_json: bool,
+) -> None:
+    """Write a TRACE faster or slower. Its changing density stays; nothing but times changes."""
+    if (speed is None) == (rate_per_s is None):
+        raise click.UsageError("give one of --speed and --rate")
+    if rate_per_s is not None:
+        described = Description()
+        for record in _through(trace, form, sort):
+            described.add(record)
+        if described.rate_per_s is None:
+            raise click.UsageError("--rate needs a trace with at least two different times")
+        speed = rate_per_s / described.rate_per_s
+    assert speed is not None
+    factor = speed
+    _rewrite(trace, form, sort, out, lambda records: scaled(records, factor), as_json)
