@@ -72,6 +72,7 @@ class FakeScheduler:
         self.replays: list[pb.LeaseReplay] = []
         self.messages: list[bytes] = []
         self.faults: list[pb.SessionFault] = []
+        self.pool_fault: pb.SessionFault | None = None
         self.statuses: dict[int, pb.LeaseState.ValueType] = {}
         self.swallow_acks = False
         self.complete_errors: list[tuple[grpc.StatusCode, str]] = []
@@ -284,6 +285,8 @@ class _Stream:
             answer.welcome.open_requests_max = fake.open_requests_max
         elif kind == "pool":
             fake.pools.append(event.pool)
+            if fake.pool_fault is not None:
+                answer.faults.append(fake.pool_fault)
         elif kind == "telemetry":
             fake.telemetry.append(event.telemetry)
         elif kind == "replay":

@@ -278,8 +278,10 @@ def test_open_requests_are_bounded_here_and_by_the_scheduler() -> None:
 
 def test_only_the_latest_telemetry_of_a_pool_is_sent() -> None:
     protocol = SessionProtocol("s", 1)
+    protocol.register_pool(pb.PoolRegistration(pool="p", epoch=1))
     protocol.telemetry(pb.EngineTelemetry(pool="p", running=1))
     opened(protocol)
+    protocol.telemetry(pb.EngineTelemetry(pool="nobody's", running=1))
     for running in (2, 3):
         protocol.telemetry(pb.EngineTelemetry(pool="p", running=running))
     (event,) = sent(protocol)

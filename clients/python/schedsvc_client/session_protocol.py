@@ -70,7 +70,14 @@ class LeaseLost:
     state: LeaseState
 
 
-Notice = Welcomed | Verdict | Faulted | LeaseLost
+@dataclass(frozen=True, slots=True)
+class PoolRefused:
+    """A pool that this stream offers was refused; only another stream offers it again."""
+
+    error: CallError
+
+
+Notice = Welcomed | Verdict | Faulted | LeaseLost | PoolRefused
 
 
 @dataclass(slots=True)
@@ -156,8 +163,8 @@ class SessionProtocol:
             self._control_out.append(event)
 
     def telemetry(self, telemetry: pb.EngineTelemetry) -> None:
-        """Report what the engine says: the latest of each pool, while there is a stream."""
-        if self._connected:
+        """Report what the engine says: the latest of each pool, while a stream offers it."""
+        if self._connected and telemetry.pool in self._pools:
             event = self._checked(pb.SessionEvent(telemetry=telemetry), "telemetry")
             self._telemetry_out[telemetry.pool] = event
 
@@ -324,10 +331,12 @@ class SessionProtocol:
             self._lost[lease.lease_id] = lease
         return LeaseLost(lease.lease_id, state)
 
-    def _faulted(self, fault: pb.SessionFault) -> Faulted:
+    def _faulted(self, fault: pb.SessionFault) -> Faulted | PoolRefused:
         pending = self._pending.pop(fault.tag, None) if fault.tag else None
         violations = (Violation(fault.field, fault.description),) if fault.field else ()
         error = call_error(fault.code, fault.description, violations=violations)
+        if not fault.tag and fault.field.startswith("pool"):
+            return PoolRefused(error)
         wanted = pending is not None and not pending.cancelled
         return Faulted(fault.tag if wanted else 0, error)
 

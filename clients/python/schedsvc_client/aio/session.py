@@ -38,6 +38,7 @@ from schedsvc_client.session_protocol import (
     Faulted,
     LeaseLost,
     Notice,
+    PoolRefused,
     SessionLimits,
     SessionProtocol,
     Verdict,
@@ -269,15 +270,17 @@ class SchedulerSession(Asker):
             return error
         call = open_stream(metadata=metadata)
         self._protocol.connected(time.monotonic_ns())
-        writer = asyncio.create_task(self._write(call))
         reader = asyncio.create_task(self._read(call))
+        writer = asyncio.create_task(self._write(call, reader))
+        both, first = (reader, writer), asyncio.FIRST_COMPLETED
         try:
             # Not wait_for: before Python 3.12 it may swallow a cancellation.
-            await asyncio.wait((reader,), timeout=self._options.connect_deadline_s)
-            if not reader.done() and self.state is not SessionState.CONNECTED:
-                return _unavailable(f"no Welcome within {self._options.connect_deadline_s:g} s")
-            await asyncio.wait((reader,))
-            return reader.result()
+            connect_s = self._options.connect_deadline_s
+            done, _ = await asyncio.wait(both, timeout=connect_s, return_when=first)
+            if not done and self.state is not SessionState.CONNECTED:
+                return _unavailable(f"no Welcome within {connect_s:g} s")
+            done, _ = await asyncio.wait(both, return_when=first)
+            return done.pop().result()
         finally:
             self._protocol.disconnected()
             writer.cancel()
@@ -291,25 +294,43 @@ class SchedulerSession(Asker):
                 response = await call.read()
                 if not isinstance(response, pb.SessionResponse):
                     return _unavailable("the scheduler ended the stream")
-                self._take(response)
+                wrong = self._take(response)
+                if wrong is not None:
+                    return wrong
         except grpc.RpcError as error:
             return from_rpc_error(error)
         except Exception as error:
             # A defect of ours or of a callback must not end the session for good.
             _log.exception("cannot handle a message of the scheduler")
-            return call_error(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+            return _defect(error)
 
-    def _take(self, response: pb.SessionResponse) -> None:
-        for notice in self._protocol.receive(time.monotonic_ns(), response):
-            self._notice(notice)
+    def _take(self, response: pb.SessionResponse) -> CallError | None:
+        """Take one message. Returns why the stream is of no use, where it says so."""
+        notices = self._protocol.receive(time.monotonic_ns(), response)
+        wrong = next((n.error for n in notices if isinstance(n, PoolRefused)), None)
+        for notice in notices:
+            # A stream whose pool is refused is none to ask on: it never counts as connected.
+            if wrong is None or not isinstance(notice, Welcomed):
+                self._notice(notice)
         if self._flushed and not self._protocol.unacknowledged:
             for future in self._flushed:
                 if not future.done():
                     future.set_result(None)
             self._flushed.clear()
         self._wake.set()
+        return wrong
 
-    async def _write(self, call: Any) -> None:
+    async def _write(self, call: Any, reader: asyncio.Task[CallError]) -> CallError:
+        """Send until the stream ends; why it did."""
+        try:
+            await self._send_all(call)
+        except Exception as error:
+            # A defect of ours must not leave a stream that says nothing.
+            _log.exception("cannot make a message for the scheduler")
+            return _defect(error)
+        return await asyncio.shield(reader)
+
+    async def _send_all(self, call: Any) -> None:
         """Send what the protocol has, whenever something is new or due.
 
         Waking takes one round of the event loop, in which everything that happened in the last
@@ -347,7 +368,7 @@ class SchedulerSession(Asker):
             admission = self._running.get(notice.lease_id)
             if admission is not None:
                 admission.notify_lost(notice.state)
-        else:
+        elif isinstance(notice, Faulted):
             self._fault(notice)
 
     def _judge(self, verdict: Verdict) -> None:
@@ -396,12 +417,12 @@ class SchedulerSession(Asker):
         if self.state is SessionState.CONNECTED:
             _log.warning("lost the scheduler at %s: %s", self.target, error)
         self._set_state(SessionState.CONNECTING)
-        if isinstance(error, _HOPELESS):
+        if isinstance(error, _HOPELESS) or _refuses_pool(error):
             if self._given_up is None:
                 _log.error("the scheduler at %s refuses this client: %s", self.target, error)
             # Of the stream, not of any admission: for them the scheduler is unavailable.
-            wrong_stream = isinstance(error, InvalidRequest)
-            self._stop_asking(_unavailable(str(error)) if wrong_stream else error)
+            of_caller = isinstance(error, Unauthenticated)
+            self._stop_asking(error if of_caller else _unavailable(str(error)))
         else:
             self._watch(asyncio.get_running_loop())
 
@@ -440,6 +461,14 @@ def _limits(options: ClientOptions) -> SessionLimits:
         unacknowledged_max=options.unacknowledged_max,
         progress_delay_ns=int(options.progress_delay_s * 1e9),
     )
+
+
+def _refuses_pool(error: CallError) -> bool:
+    return any(violation.field.startswith("pool") for violation in error.violations)
+
+
+def _defect(error: Exception) -> CallError:
+    return call_error(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
 
 
 def _unavailable(message: str) -> SchedulerUnavailable:

@@ -1,0 +1,107 @@
+"""What ends a stream from inside: a refused pool, a defect of the writer."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from schedsvc_client import ClientOptions, SchedulerUnavailable
+from schedsvc_client.aio import SchedulerSession, SessionState
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from .conftest import Until
+from .fake_scheduler import FakeScheduler
+from .test_end_to_end import Programs
+
+QUICK = ClientOptions(backoff_min_s=0.01, backoff_max_s=0.05, unavailable_after_s=5)
+POOL = {"pool": "p", "epoch": 1, "capacity_tokens": 1_000, "block_size_tokens": 10}
+
+
+def session(target: str, **changes: str) -> SchedulerSession:
+    return SchedulerSession(target, client_id="shim", incarnation=1, options=QUICK, **changes)
+
+
+async def ask(opened: SchedulerSession) -> None:
+    async with opened.admission(input_tokens=5, max_output_tokens=9):
+        pass
+
+
+async def test_a_refused_pool_is_offered_again_until_it_is_taken(
+    fake: FakeScheduler, until: Until
+) -> None:
+    states: list[SessionState] = []
+    fake.pool_fault = pb.SessionFault(code=9, field="pool", description="is offered by another")
+    opened = SchedulerSession(
+        fake.target, client_id="shim", incarnation=1, options=QUICK, on_state=states.append
+    )
+    opened.register_pool(**POOL)
+    async with opened:
+        await until(lambda: len(fake.pools) > 3)
+        assert not opened.available
+        assert states == []  # a welcome to such a stream is none
+        with pytest.raises(SchedulerUnavailable, match="pool: is offered by another"):
+            await ask(opened)
+        fake.pool_fault = None
+        await until(lambda: opened.state is SessionState.CONNECTED)
+        await ask(opened)
+        streams = len(fake.hellos)
+        opened.telemetry(pool="other", epoch=1, running=0, waiting=0, used_tokens=0, preemptions=0)
+        opened.telemetry(pool="p", epoch=1, running=0, waiting=0, used_tokens=0, preemptions=0)
+        await until(lambda: fake.telemetry)
+        assert [report.pool for report in fake.telemetry] == ["p"]
+        assert len(fake.hellos) == streams
+
+
+async def test_a_pool_of_another_caller_is_taken_over_when_that_one_leaves(until: Until) -> None:
+    """The real scheduler, and a shim that starts with a new token before the old one is gone."""
+    with tempfile.TemporaryDirectory(prefix="own-") as name:
+        folder = Path(name)
+        tokens = [
+            {"name": name, "sha256": hashlib.sha256(name.encode()).hexdigest()}
+            for name in ("old", "new")
+        ]
+        listener = {"unix": f"{folder}/s", "auth": "token"}
+        config = folder / "c.yaml"
+        config.write_text(json.dumps({"auth": {"tokens": tokens}, "listeners": [listener]}))
+        programs = Programs(folder)
+        try:
+            programs.start("scheduler", "serve", "--config", str(config))
+            old = session(programs.target, token="old")
+            new = session(programs.target, token="new")
+            old.register_pool(**POOL)
+            new.register_pool(**POOL)
+            async with old:
+                await ask(old)
+                async with new:
+                    await until(lambda: not new.available)
+                    assert "offered by another caller" in str(new.last_error)
+                    with pytest.raises(SchedulerUnavailable):
+                        await ask(new)
+                    await ask(old)
+                    await old.close()
+                    await until(lambda: new.available)
+                    await ask(new)
+        finally:
+            programs.stop()
+
+
+async def test_a_defect_of_the_writer_ends_the_stream_not_the_session(
+    fake: FakeScheduler, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with session(fake.target) as opened:
+        await ask(opened)
+        protocol = opened._protocol
+        real = protocol.data_to_send
+
+        def fail(_: int) -> bytes:
+            monkeypatch.setattr(protocol, "data_to_send", real)
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(protocol, "data_to_send", fail)
+        await asyncio.wait_for(ask(opened), 5)
+        assert len(fake.hellos) == 2
+        assert "ZeroDivisionError" in str(opened.last_error)
