@@ -112,9 +112,20 @@ class LoadRun:
     async def _send_all(
         self, http: aiohttp.ClientSession, requests: Iterable[TraceRequest]
     ) -> float:
-        """Send everything on time and wait for the end. Returns the last arrival."""
+        """Send everything on time and wait for the end. Returns the last arrival.
+
+        Raises the first exception of a request that is no fate of it, after the wait.
+        """
         self._started = time.perf_counter()
         tasks: set[asyncio.Task[None]] = set()
+        defects: list[BaseException] = []
+
+        def settle(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                defects.append(error)
+
         arrival_s = 0.0
         try:
             for index, request in enumerate(requests):
@@ -124,7 +135,7 @@ class LoadRun:
                 await asyncio.sleep(max(0.0, arrival_s - self.now_s()))
                 task = asyncio.create_task(self._send(http, request, body, index))
                 tasks.add(task)
-                task.add_done_callback(tasks.discard)
+                task.add_done_callback(settle)
             if tasks:
                 await asyncio.wait(set(tasks), timeout=self._pace.drain_s)
         finally:
@@ -132,6 +143,9 @@ class LoadRun:
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
+        if defects:
+            # Of the generator itself: figures that lack these requests would mislead.
+            raise defects[0]
         return arrival_s
 
     async def _send(

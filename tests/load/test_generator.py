@@ -58,6 +58,23 @@ async def test_the_emulated_length_is_no_cap() -> None:
     assert "ignore_eos" not in fake.bodies[0]
 
 
+async def test_a_defect_of_the_generator_is_no_missing_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answered = LoadRun._stream
+
+    async def fail_once(run: LoadRun, response: Any, sample: Any) -> None:
+        if sample.tenant == "bad":
+            raise ZeroDivisionError
+        await answered(run, response, sample)
+
+    monkeypatch.setattr(LoadRun, "_stream", fail_once)
+    async with serving() as fake:
+        with pytest.raises(ZeroDivisionError):
+            await drive(fake, requests((0.0, "bad", 1, 1), (0.05, "a", 1, 1)))
+    assert len(fake.bodies) == 2
+
+
 async def test_request_ids_are_never_used_twice() -> None:
     async with serving() as fake:
         for _ in range(2):
