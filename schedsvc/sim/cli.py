@@ -2,11 +2,13 @@
 
 import json
 import time
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -30,6 +32,7 @@ from schedsvc.sim.scenario import (
     engine_configs,
     simulate,
 )
+from schedsvc.sim.suite import SEEDS, Row, VtcPaper, run_count
 from schedsvc.sim.world import Settings
 from schedsvc.workload import TraceError, read_trace
 
@@ -42,6 +45,7 @@ EPILOG = """\b
 Example:
   schedsvc sim --trace trace.csv --policy engine --policy fcfs --policy vtc --out out/sim
   schedsvc sim --trace trace.csv --policy vtc --config schedsvc.yaml --seeds 5 --jitter 50 --json
+  schedsvc sim --suite vtc-paper
 
 Policies: engine (no scheduler), fcfs, vtc. The same arguments give the same digests.
 """
@@ -79,6 +83,18 @@ def _read_config(path: Path | None) -> Config | None:
         raise click.ClickException(f"{error}\n{path} is not valid; nothing was started") from None
 
 
+def _progress_bar(console: Console, unit: str) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )
+
+
 def _watch(progress: Progress, task: TaskID, ended: int) -> None:
     progress.update(task, completed=ended)
 
@@ -88,14 +104,7 @@ def _simulate_all(
 ) -> list[tuple[Run, float]]:
     """Run every policy with every seed. Returns each run with the CPU seconds that it took."""
     runs = []
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("requests"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with _progress_bar(console, "requests") as progress:
         for policy in policies:
             for seed in range(seeds):
                 task = progress.add_task(f"{policy}, seed {seed}", total=len(requests))
@@ -181,11 +190,62 @@ def _show_clients(report: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
+def _refuse_others(ctx: click.Context) -> None:
+    """Refuse options that would have no effect: a suite fixes everything but its seeds."""
+    for parameter in ctx.command.params:
+        name = str(parameter.name)
+        given = ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE
+        if given and name not in ("suite", "seeds", "as_json", "out"):
+            raise click.UsageError(f"{parameter.opts[0]} cannot be given with --suite")
+
+
+def _run_suite(seeds: int, out: Path | None, as_json: bool) -> None:
+    """Run the suite, and fail where a row misses."""
+    with _progress_bar(Console(stderr=True), "runs") as progress:
+        task = progress.add_task("vtc-paper", total=run_count(seeds))
+        rows = list(VtcPaper(seeds, partial(_watch, progress, task)).rows())
+    report = {"suite": "vtc-paper", "seeds": seeds, "rows": [asdict(row) for row in rows]}
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_report(report, out / "vtc-paper.json")
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        _show_rows(rows, Console())
+    missed = sum(row.verdict == "misses" for row in rows)
+    if missed:
+        raise click.ClickException(f"{missed} of {len(rows)} rows miss")
+
+
+def _show_rows(rows: list[Row], console: Console) -> None:
+    table = Table(title="VTC paper (arXiv 2401.00588)", title_justify="left")
+    for name in ("workload", "policy", "figure"):
+        table.add_column(name)
+    for name in ("simulated", "published"):
+        table.add_column(name, justify="right")
+    table.add_column("rule")
+    table.add_column("verdict")
+    for row in rows:
+        style = "bold red" if row.verdict == "misses" else None
+        numbers = (_number(row.value), "-" if row.published is None else _number(row.published))
+        table.add_row(
+            row.workload, row.policy, row.figure, *numbers, row.rule, row.verdict, style=style
+        )
+    console.print(table)
+    console.print(
+        "artifact: the paper's server, first come, first served. vtc and fcfs: the production "
+        "core, whose memory test is the sum form; shown rows are of a server in peak form."
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1_000 else f"{value:,.3g}"
+
+
 @click.command("sim", epilog=EPILOG)
 @click.option(
     "--trace",
     "trace_file",
-    required=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Trace with times and lengths; CSV in the LMSYS or the Azure form among others.",
 )
@@ -193,7 +253,6 @@ def _show_clients(report: dict[str, Any], console: Console) -> None:
 @click.option(
     "--policy",
     "policies",
-    required=True,
     multiple=True,
     type=click.Choice(list(POLICIES)),
     help="Who decides; give several to compare them.",
@@ -218,7 +277,7 @@ def _show_clients(report: dict[str, Any], console: Console) -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     help="The server's configuration file; without it nobody is refused, all weigh the same.",
 )
-@click.option("--seeds", type=click.IntRange(1, 1_000), default=1, show_default=True)
+@click.option("--seeds", type=click.IntRange(1, 1_000), help="How many; default: 1, of a suite 5.")
 @click.option(
     "--jitter",
     "jitter_ms",
@@ -263,30 +322,44 @@ def _show_clients(report: dict[str, Any], console: Console) -> None:
     type=_POSITIVE,
     help="Seconds over which service differences are measured; default: to the last arrival.",
 )
+@click.option(
+    "--suite",
+    type=click.Choice(["vtc-paper"]),
+    help="Published experiments instead of a trace, each figure with a verdict.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for report.json, requests and decisions as CSV, and PNG figures.",
 )
+@click.pass_context
 def sim(
-    trace_file: Path,
+    ctx: click.Context,
+    trace_file: Path | None,
     tenant: str,
     policies: tuple[str, ...],
     engine_name: str,
     engines: int,
     config_file: Path | None,
-    seeds: int,
+    seeds: int | None,
     jitter_ms: float,
     max_tokens: int,
     progress_ms: float,
     report_delay_ms: float,
     round_steps: int,
     span_s: float | None,
+    suite: str | None,
     as_json: bool,
     out: Path | None,
 ) -> None:
     """Simulate engines behind the scheduler, in virtual time, under one or several policies."""
+    if suite is not None:
+        _refuse_others(ctx)
+        _run_suite(SEEDS if seeds is None else seeds, out, as_json)
+        return
+    if trace_file is None or not policies:
+        raise click.UsageError("give --trace FILE and at least one --policy, or --suite NAME")
     scenario = Scenario(
         profile=_read_profile(engine_name),
         config=_read_config(config_file),
@@ -306,7 +379,7 @@ def sim(
     requests = _read_trace(trace_file, tenant)
     policies = tuple(dict.fromkeys(policies))
     console = Console(stderr=True)
-    runs = _simulate_all(scenario, requests, policies, seeds, console)
+    runs = _simulate_all(scenario, requests, policies, seeds or 1, console)
     report: dict[str, Any] = {
         "engine": scenario.profile.name,
         "policies": {policy: [] for policy in policies},

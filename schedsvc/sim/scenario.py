@@ -7,6 +7,7 @@ from schedsvc._core import Scheduler
 from schedsvc.config import UNKNOWN_TENANT, Config, configure
 from schedsvc.sim.engine import Engine, EngineConfig, Profile
 from schedsvc.sim.front import CoreFront, DirectFront, Front
+from schedsvc.sim.peak import PeakFront
 from schedsvc.sim.requests import Outcomes, Requests
 from schedsvc.sim.runner import EngineRunner
 from schedsvc.sim.world import Occupancy, Settings, World
@@ -20,6 +21,8 @@ POLICIES = {
 # Without a configuration nobody is refused: everybody waits, for up to an hour.
 _PATIENT = {"queue_ttl_ns": 3_600 * 10**9, "flow_queue_max": 10**6, "queue_max": 10**6}
 _EPOCH = 1
+# The VTC paper's server admits max(pool / 6, this) input tokens in one round.
+_BATCH_TOKENS = 3_072
 
 
 class ScenarioError(ValueError):
@@ -100,6 +103,9 @@ def simulate(
 ) -> Run:
     """Serve all requests under a policy. `watch` hears how many have ended.
 
+    Policies are those of POLICIES, and "artifact": the VTC paper's own server, first come, first
+    served, which needs `round_steps` and one engine.
+
     The seed draws the jitter of the arrivals; the same seed gives the same run.
     """
     jittered = requests.jittered(seed, scenario.jitter_ns)
@@ -116,6 +122,9 @@ def simulate(
     front: Front
     if policy == "engine":
         front = DirectFront(runners)
+    elif policy == "artifact":
+        capacity_tokens = runners[0].engine.config.capacity_tokens
+        front = PeakFront(jittered, capacity_tokens, max(capacity_tokens // 6, _BATCH_TOKENS))
     else:
         front = _core_front(scenario, jittered, policy, configs)
     world = World(jittered, front, runners, scenario.settings)
