@@ -2,16 +2,18 @@
 // and it is completed on every way out.
 
 import { randomUUID } from 'node:crypto';
-import { credentials, Metadata } from '@grpc/grpc-js';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { credentials, Metadata, status } from '@grpc/grpc-js';
 import { errorDetails, serviceClient } from './contract.mjs';
 
 const SERVICE = 'schedsvc.v1.SchedulerService';
 
-// Progress and Complete carry totals, so a repeat is harmless. Admit is for its caller to repeat.
+// Progress carries totals, so a repeat is harmless. Admit is for its caller to repeat; Complete is
+// repeated below, for as long as the lease may live.
 const SERVICE_CONFIG = {
   methodConfig: [
     {
-      name: ['Progress', 'Complete'].map((method) => ({ service: SERVICE, method })),
+      name: [{ service: SERVICE, method: 'Progress' }],
       retryPolicy: {
         maxAttempts: 5,
         initialBackoff: '0.1s',
@@ -22,6 +24,16 @@ const SERVICE_CONFIG = {
     },
   ],
 };
+
+// Of one attempt to end a lease.
+const END_DEADLINE_MS = 5_000;
+const END_BACKOFF_MIN_MS = 50;
+const END_BACKOFF_MAX_MS = 2_000;
+// How long the scheduler keeps an expired lease: past it a Complete is no longer repeated.
+const LEASE_GRACE_MS = 20_000;
+// How long withAdmission() holds its result back for an end that has to be repeated.
+const END_WAIT_MS = 1_000;
+const PASSING = [status.UNAVAILABLE, status.DEADLINE_EXCEEDED];
 
 /** The scheduler's verdict is that the request does not run. */
 export class Refused extends Error {
@@ -110,9 +122,13 @@ export class Scheduler {
       return result;
     } finally {
       // The books must not cost the caller its result, nor hide its error.
-      await admission.end(outcome).catch((error) => {
+      const ended = admission.end(outcome).catch((error) => {
         process.emitWarning(`lease ${admission.leaseId} was not ended, it will expire: ${error}`);
       });
+      const waited = new AbortController();
+      const wait = sleep(END_WAIT_MS, undefined, { signal: waited.signal }).catch(() => {});
+      await Promise.race([ended, wait]);
+      waited.abort();
     }
   }
 
@@ -147,6 +163,7 @@ export class Scheduler {
 export class Admission {
   #scheduler;
   #lease;
+  #ttlMs;
   #totals = {};
   #timer;
   #lost = new AbortController();
@@ -161,8 +178,9 @@ export class Admission {
     /** Lower runs first. */
     this.enginePriority = grant.enginePriority;
     this.queueDurationMs = Number(queueDurationUs) / 1_000;
+    this.#ttlMs = Number(grant.ttlMs);
     // Two renewals may be lost before the lease is.
-    this.#timer = setInterval(() => this.#renew(), Number(grant.ttlMs) / 3);
+    this.#timer = setInterval(() => this.#renew(), this.#ttlMs / 3);
     this.#timer.unref();
   }
 
@@ -189,7 +207,10 @@ export class Admission {
     return this.end('OUTCOME_CANCELLED', totals);
   }
 
-  /** End the lease, once: a second call returns the books of the first. */
+  /**
+   * End the lease, once: a second call returns the books of the first. Where the scheduler is away
+   * it is tried again, until the lease has surely expired.
+   */
   end(outcome, totals) {
     this.#books ??= this.#end(outcome, totals);
     return this.#books;
@@ -204,13 +225,27 @@ export class Admission {
     clearInterval(this.#timer);
     this.report(totals);
     const request = { ...this.#lease, outcome, ...this.#totals };
-    const books = await this.#scheduler.call('Complete', request);
+    const books = await this.#deliver(request);
     return {
       outcome: books.outcome,
       inputTokens: Number(books.inputTokens),
       cachedInputTokens: Number(books.cachedInputTokens),
       outputTokens: Number(books.outputTokens),
     };
+  }
+
+  async #deliver(request) {
+    const expiredMs = Date.now() + this.#ttlMs + LEASE_GRACE_MS;
+    let ceilingMs = END_BACKOFF_MIN_MS;
+    for (;;) {
+      try {
+        return await this.#scheduler.call('Complete', request, { deadlineMs: END_DEADLINE_MS });
+      } catch (error) {
+        if (!PASSING.includes(error.code) || Date.now() > expiredMs) throw error;
+      }
+      await sleep(ceilingMs * (0.5 + 0.5 * Math.random()));
+      ceilingMs = Math.min(2 * ceilingMs, END_BACKOFF_MAX_MS);
+    }
   }
 
   async #renew() {

@@ -39,6 +39,17 @@ def test_client(tmp_path: Path, node: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_end_of_a_lease_without_scheduler(node: str) -> None:
+    done = subprocess.run(
+        [node, "--test", str(FOLDER / "end.test.mjs")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def run_sample(
     node: str, target: str, engine: str, prompt: str
 ) -> subprocess.CompletedProcess[str]:
