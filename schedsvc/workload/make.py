@@ -5,6 +5,7 @@ change no arrival.
 """
 
 import math
+from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -13,23 +14,30 @@ from hashlib import blake2b
 from itertools import accumulate
 
 import numpy as np
+from numpy.typing import NDArray
 
 from schedsvc.workload import zipf
 from schedsvc.workload.arrivals import Arrivals, draw_arrivals, gap_error
 from schedsvc.workload.lengths import Lengths
 from schedsvc.workload.record import Record
 
+Pairs = NDArray[np.int64]
 LABEL_RULES = ("random", "zipf", "sticky", "adversarial")
 _ARRIVALS, _TENANTS, _INPUTS, _OUTPUTS = range(4)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Synthesis:
-    """A workload to draw: arrivals, lengths, and tenants whose shares follow Zipf's law."""
+    """A workload to draw: arrivals, lengths, and tenants whose shares follow Zipf's law.
+
+    `pairs` (rows of input and output tokens) replaces the two distributions by rows drawn with
+    replacement, so that outputs depend on inputs as they do in the rows.
+    """
 
     arrivals: Arrivals
     inputs: Lengths
     outputs: Lengths
+    pairs: Pairs | None = None
     tenants: int = 1
     zipf_exponent: float = 1.0
     requests: int | None = None
@@ -58,8 +66,11 @@ def synthesize(wanted: Synthesis) -> Iterator[Record]:
     names = tenant_names(wanted.tenants)
     weights = zipf.shares(wanted.tenants, wanted.zipf_exponent)
     tenants = streams[_TENANTS].choice(wanted.tenants, count, p=weights)
-    inputs = wanted.inputs.draw(streams[_INPUTS], count)
-    outputs = wanted.outputs.draw(streams[_OUTPUTS], count)
+    if wanted.pairs is None:
+        inputs = wanted.inputs.draw(streams[_INPUTS], count)
+        outputs = wanted.outputs.draw(streams[_OUTPUTS], count)
+    else:
+        inputs, outputs = wanted.pairs[streams[_INPUTS].integers(len(wanted.pairs), size=count)].T
     for at in range(count):
         yield Record(
             # To the microsecond: shorter files, and the same on every machine.
@@ -68,6 +79,15 @@ def synthesize(wanted: Synthesis) -> Iterator[Record]:
             input_tokens=int(inputs[at]),
             output_tokens=int(outputs[at]),
         )
+
+
+def length_pairs(records: Iterable[Record]) -> Pairs:
+    """Gather the input and output tokens of the records that tell both, one row each."""
+    flat = array("q")
+    for record in records:
+        if record.input_tokens is not None and record.output_tokens is not None:
+            flat.extend((record.input_tokens, record.output_tokens))
+    return np.array(flat, np.int64).reshape(-1, 2)
 
 
 def scale(records: Iterable[Record], speed: float) -> Iterator[Record]:

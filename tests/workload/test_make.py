@@ -198,6 +198,23 @@ def test_the_seed_is_all_that_matters(tmp_path: Path) -> None:
     assert first == other
 
 
+def test_lengths_of_a_trace_keep_their_dependence(tmp_path: Path) -> None:
+    trace, out = tmp_path / "in", tmp_path / "out"
+    trace.write_text(
+        lines(*({"arrival_s": 0, "input_tokens": n, "output_tokens": 2 * n} for n in (1, 5, 5, 9)))
+        + lines({"arrival_s": 0, "input_tokens": 7})
+    )
+    result = synth(out, "--lengths-from", trace)
+    assert result.exit_code == 0, result.output
+    drawn = Counter((record.input_tokens, record.output_tokens) for record in TraceReader(out))
+    assert drawn.keys() == {(1, 2), (5, 10), (9, 18)}
+    assert 200 < drawn[5, 10] < 300
+    result = synth(out, "--lengths-from", trace, "--input", "fixed:1")
+    assert "give --lengths-from, or --input and --output" in result.output
+    trace.write_text(json.dumps(SHAREGPT))
+    assert "tells no lengths" in synth(out, "--lengths-from", trace).output
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -35,8 +35,11 @@ SORT = click.option(
 
 
 @contextmanager
-def progress(reader: TraceReader, records: Iterable[Record]) -> Iterator[Iterator[Record]]:
-    """Show how much of the trace was read, where a person is watching."""
+def progress(reader: TraceReader, sort: bool) -> Iterator[Iterator[Record]]:
+    """Give the requests, put into order where that was asked, and show how much was read.
+
+    The bar is shown where a person is watching.
+    """
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -45,28 +48,22 @@ def progress(reader: TraceReader, records: Iterable[Record]) -> Iterator[Iterato
         TextColumn("{task.fields[requests]:,} requests"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         # A pipe has no size; its bar moves without an end.
-        task = progress.add_task(reader.path.name, total=reader.size_bytes or None, requests=0)
+        task = bar.add_task(reader.path.name, total=reader.size_bytes or None, requests=0)
 
         def counted() -> Iterator[Record]:
             count = 0
-            for count, record in enumerate(records, 1):
+            for count, record in enumerate(reader, 1):
                 if count % _PROGRESS_EVERY == 0:
-                    progress.update(task, completed=reader.bytes_read, requests=count)
+                    bar.update(task, completed=reader.bytes_read, requests=count)
                 yield record
-            progress.update(task, completed=reader.size_bytes, requests=count)
+            bar.update(task, completed=reader.size_bytes, requests=count)
 
-        yield counted()
+        def untimed() -> Exception:
+            return reader.wrong("arrival_s", "no arrival time to sort by; leave out --sort")
 
-
-def records_of(reader: TraceReader, sort: bool) -> Iterable[Record]:
-    """Return the requests, put into order where that was asked."""
-    if not sort:
-        return reader
-    return in_order_of_arrival(
-        reader, lambda: reader.wrong("arrival_s", "no arrival time to sort by; leave out --sort")
-    )
+        yield in_order_of_arrival(counted(), untimed) if sort else counted()
 
 
 def open_trace(trace: Path, form: str, sort: bool) -> TraceReader:

@@ -16,7 +16,6 @@ from schedsvc.workload.cli.common import (
     TRACE,
     open_trace,
     progress,
-    records_of,
     tell_skipped,
     told,
     write_own,
@@ -24,19 +23,23 @@ from schedsvc.workload.cli.common import (
 from schedsvc.workload.lengths import KNOWN, Lengths
 from schedsvc.workload.make import (
     LABEL_RULES,
+    Pairs,
     Synthesis,
     labeller,
+    length_pairs,
     long_threshold,
     synthesize,
     total_tokens,
 )
 from schedsvc.workload.make import scale as scaled
+from schedsvc.workload.reader import TraceReader
 from schedsvc.workload.record import Record, TraceError
 from schedsvc.workload.statistics import Description
 
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 _TENANTS_MAX = 1_000_000
 _CV_MAX = 10
+_INPUTS, _OUTPUTS = "lognormal:500:1.0:8192", "lognormal:150:1.0:2048"
 
 _OUT = click.option(
     "--out",
@@ -75,9 +78,9 @@ Example:
 """
 
 
-def _lengths(_: click.Context, __: click.Parameter, text: str) -> Lengths:
+def _lengths(_: click.Context, __: click.Parameter, text: str | None) -> Lengths | None:
     try:
-        return Lengths.parse(text)
+        return None if text is None else Lengths.parse(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -112,18 +115,19 @@ def _lengths(_: click.Context, __: click.Parameter, text: str) -> Lengths:
     "inputs",
     callback=_lengths,
     metavar="KIND:VALUE:...",
-    default="lognormal:500:1.0:8192",
-    show_default=True,
-    help=f"Prompt tokens: {KNOWN}.",
+    help=f"Prompt tokens: {KNOWN}. Default: {_INPUTS}.",
 )
 @click.option(
     "--output",
     "outputs",
     callback=_lengths,
     metavar="KIND:VALUE:...",
-    default="lognormal:150:1.0:2048",
-    show_default=True,
-    help="Output tokens, in the same way.",
+    help=f"Output tokens, in the same way. Default: {_OUTPUTS}.",
+)
+@click.option(
+    "--lengths-from",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Instead draw requests of this trace, and take both of their lengths.",
 )
 @_SEED
 @_JSON
@@ -139,8 +143,9 @@ def synth(
     end_rate_per_s: float | None,
     tenants: int,
     zipf: float,
-    inputs: Lengths,
-    outputs: Lengths,
+    inputs: Lengths | None,
+    outputs: Lengths | None,
+    lengths_from: Path | None,
     seed: int,
     as_json: bool,
 ) -> None:
@@ -158,6 +163,8 @@ def synth(
     ):
         if value is not None and kind not in kinds:
             raise click.UsageError(f"{option} is for --arrivals {', '.join(sorted(kinds))}")
+    if lengths_from is not None and (inputs or outputs):
+        raise click.UsageError("give --lengths-from, or --input and --output")
     arrivals = Arrivals(
         rate_per_s=rate_per_s, cv=0.0 if kind == "constant" else 1.0 if cv is None else cv
     )
@@ -169,8 +176,9 @@ def synth(
         arrivals = replace(arrivals, shape="ramp", ramp_s=duration_s, end_rate_per_s=end_rate_per_s)
     wanted = Synthesis(
         arrivals=arrivals,
-        inputs=inputs,
-        outputs=outputs,
+        inputs=inputs or Lengths.parse(_INPUTS),
+        outputs=outputs or Lengths.parse(_OUTPUTS),
+        pairs=None if lengths_from is None else _pairs(lengths_from),
         tenants=tenants,
         zipf_exponent=zipf,
         requests=requests,
@@ -181,6 +189,13 @@ def synth(
         _write(synthesize(wanted), out, as_json)
     except (ValueError, OSError) as error:
         raise click.ClickException(str(error)) from None
+
+
+def _pairs(trace: Path) -> Pairs:
+    pairs = length_pairs(_through(TraceReader(trace, in_order=False)))
+    if not len(pairs):
+        raise click.UsageError(f"--lengths-from: {trace} tells no lengths")
+    return pairs
 
 
 def _write(records: Iterable[Record], out: Path, as_json: bool) -> None:
@@ -222,18 +237,17 @@ def _rewrite(
     """Write a trace anew, changed record by record."""
     reader = open_trace(trace, form, sort)
     try:
-        with progress(reader, records_of(reader, sort)) as records:
+        with progress(reader, sort) as records:
             _write(change(records), out, as_json)
     except (TraceError, OSError) as error:
         raise told(error) from None
     tell_skipped(reader)
 
 
-def _through(trace: Path, form: str, sort: bool) -> Iterator[Record]:
-    """Read a trace for what must be known before it is changed."""
-    reader = open_trace(trace, form, sort)
+def _through(reader: TraceReader, sort: bool = False) -> Iterator[Record]:
+    """Read a trace for what must be known before something is made of it."""
     try:
-        with progress(reader, records_of(reader, sort)) as records:
+        with progress(reader, sort) as records:
             yield from records
     except (TraceError, OSError) as error:
         raise told(error) from None
@@ -270,7 +284,7 @@ def label(
     """Write a TRACE with tenants by a rule; those that it has are replaced."""
     long_tokens = 0
     if rule == "adversarial":
-        lengths = Counter(total_tokens(record) for record in _through(trace, form, sort))
+        lengths = Counter(map(total_tokens, _through(open_trace(trace, form, sort))))
         long_tokens = long_threshold(lengths)
         if long_tokens == 0:
             raise click.UsageError("--rule adversarial needs a trace that tells its tokens")
@@ -305,7 +319,7 @@ def scale(
         raise click.UsageError("give one of --speed and --rate")
     if rate_per_s is not None:
         described = Description()
-        for record in _through(trace, form, sort):
+        for record in _through(open_trace(trace, form, sort), sort):
             described.add(record)
         if described.rate_per_s is None:
             raise click.UsageError("--rate needs a trace with at least two different times")

@@ -16,7 +16,6 @@ from schedsvc.workload.cli.common import (
     TRACE,
     open_trace,
     progress,
-    records_of,
     tell_skipped,
     told,
 )
@@ -66,7 +65,7 @@ def convert(trace: Path, out: Path, form: str, written: str, sort: bool, as_json
     """Write a TRACE of any known form as JSON lines, one request each."""
     reader = open_trace(trace, form, sort)
     try:
-        with progress(reader, records_of(reader, sort)) as records:
+        with progress(reader, sort) as records:
             count = write_trace(records, out, line_writer(written), reader.wrong)
     except (TraceError, OSError) as error:
         raise told(error) from None
@@ -100,7 +99,7 @@ def describe(
     reader = open_trace(trace, form, sort)
     described = Description(tenant)
     try:
-        with progress(reader, records_of(reader, sort)) as records:
+        with progress(reader, sort) as records:
             for record in records:
                 described.add(record)
     except (TraceError, OSError) as error:
