@@ -69,7 +69,7 @@ def _preemptions(report: Report) -> Bar:
     without, with_it = (report[run]["preemptions"] for run in ("without", "with"))
     return Bar(
         f"preemptions at most {PREEMPTIONS_RATIO_MAX:.0%} of without",
-        0 < without and with_it <= PREEMPTIONS_RATIO_MAX * without,
+        without > 0 and with_it <= PREEMPTIONS_RATIO_MAX * without,
         f"{with_it} of {without}" if without else "the plain engine never preempted: no comparison",
     )
 

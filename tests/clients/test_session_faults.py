@@ -89,6 +89,34 @@ async def test_a_pool_of_another_caller_is_taken_over_when_that_one_leaves(until
             programs.stop()
 
 
+async def test_a_token_that_is_away_and_a_callback_that_raises_cost_only_time(
+    fake: FakeScheduler, until: Until
+) -> None:
+    fake.token = "right"
+    absent = [FileNotFoundError("token"), RuntimeError("no vault")]
+    told: list[SessionState] = []
+
+    def token() -> str:
+        if absent:
+            raise absent.pop(0)
+        return "right"
+
+    def on_state(state: SessionState) -> None:
+        told.append(state)
+        raise ZeroDivisionError
+
+    opened = SchedulerSession(
+        fake.target, client_id="s", incarnation=1, options=QUICK, token=token, on_state=on_state
+    )
+    async with opened:
+        await ask(opened)
+        assert not absent
+        fake.hang_up()
+        await until(lambda: len(fake.hellos) == 2)
+        await ask(opened)
+    assert told[:3] == [SessionState.CONNECTED, SessionState.CONNECTING, SessionState.CONNECTED]
+
+
 async def test_a_defect_of_the_writer_ends_the_stream_not_the_session(
     fake: FakeScheduler, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:

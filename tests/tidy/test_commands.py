@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+
 from schedsvc.cli import main
 
 from .sources import ROOT, files, relative

@@ -450,7 +450,11 @@ class SchedulerSession(Asker):
         if state is not self.state:
             self.state = state
             if self._on_state is not None:
-                self._on_state(state)
+                try:
+                    self._on_state(state)
+                except Exception:
+                    # Of the caller; it must not end the session.
+                    _log.exception("on_state failed")
 
 
 def _limits(options: ClientOptions) -> SessionLimits:
