@@ -43,17 +43,24 @@ class Synthesis:
     requests: int | None = None
     duration_s: float = math.inf
     seed: int = 0
+    #: Tells the random streams of workloads with the same seed apart.
+    stream: tuple[int, ...] = ()
+    #: The tenant's name; of several, what their names begin with.
+    name: str = "tenant"
+    request_class: str | None = None
+    adapter: str | None = None
+    deadline_ms: int | None = None
 
 
-def tenant_names(count: int) -> list[str]:
+def tenant_names(count: int, name: str = "tenant") -> list[str]:
     """Name tenants by rank, so that they sort."""
     digits = len(str(count))
-    return [f"tenant-{rank:0{digits}}" for rank in range(1, count + 1)]
+    return [f"{name}-{rank:0{digits}}" for rank in range(1, count + 1)]
 
 
 def synthesize(wanted: Synthesis) -> Iterator[Record]:
     """Yield the requests of a drawn workload by arrival. Raises ValueError where it cannot be."""
-    streams = [np.random.default_rng([wanted.seed, aspect]) for aspect in range(4)]
+    streams = [np.random.default_rng([wanted.seed, *wanted.stream, aspect]) for aspect in range(4)]
     times_s = draw_arrivals(
         wanted.arrivals,
         streams[_ARRIVALS],
@@ -63,7 +70,8 @@ def synthesize(wanted: Synthesis) -> Iterator[Record]:
     if missed := gap_error(wanted.arrivals, times_s):
         raise RuntimeError(f"the drawn arrivals are not what was asked: {missed}")
     count = len(times_s)
-    names = tenant_names(wanted.tenants)
+    single = wanted.tenants == 1
+    names = [wanted.name] if single else tenant_names(wanted.tenants, wanted.name)
     weights = zipf.shares(wanted.tenants, wanted.zipf_exponent)
     tenants = streams[_TENANTS].choice(wanted.tenants, count, p=weights)
     if wanted.pairs is None:
@@ -78,6 +86,9 @@ def synthesize(wanted: Synthesis) -> Iterator[Record]:
             tenant=names[tenants[at]],
             input_tokens=int(inputs[at]),
             output_tokens=int(outputs[at]),
+            adapter=wanted.adapter,
+            request_class=wanted.request_class,
+            deadline_ms=wanted.deadline_ms,
         )
 
 

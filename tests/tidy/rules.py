@@ -62,7 +62,9 @@ ROOMS: dict[str, Room] = {
         "aiohttp grpc grpc_health grpc_reflection prometheus_client structlog uvloop",
     ),
     # Also drives, in virtual time.
-    "schedsvc.workload": room(packages="numpy", never=IO, clock=NO_CLOCK, seeded=True),
+    "schedsvc.workload": room(
+        packages="numpy pydantic yaml", never=IO, clock=NO_CLOCK, seeded=True
+    ),
     "schedsvc.workload.plot": room("schedsvc.workload", "matplotlib"),
     "schedsvc.sim": room(
         "schedsvc._core schedsvc.config schedsvc.sim.engine schedsvc.workload",
@@ -99,7 +101,7 @@ ROOMS: dict[str, Room] = {
         "schedsvc.load schedsvc.workload", "click rich uvloop yaml", prints=True
     ),
     "schedsvc.workload.cli": room(
-        "schedsvc.workload schedsvc.workload.plot", "click rich", prints=True
+        "schedsvc.workload schedsvc.workload.plot", "click pydantic rich", prints=True
     ),
     "schedsvc.sim.cli": room(
         "schedsvc.config schedsvc.sim schedsvc.sim.engine schedsvc.sim.figures schedsvc.workload",

@@ -219,13 +219,17 @@ def test_lengths_of_a_trace_keep_their_dependence(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (("--rate", 1), "give --requests, --duration or both"),
-        (("--rate", 1, "--requests", 5, "--cv", 2), "--cv is for --arrivals gamma, on-off, ramp"),
-        (("--rate", 1, "--requests", 5, "--on", 2), "--on is for --arrivals on-off"),
-        (("--rate", 1, "--requests", 5, "--arrivals", "ramp"), "needs --duration and --end-rate"),
+        (("--rate", 1, "--requests", 5, "--cv", 2), "cv is for arrivals of kind gamma, on-off"),
+        (("--rate", 1, "--requests", 5, "--on", 2), "on_s is for arrivals of kind on-off"),
+        (("--rate", 1, "--requests", 5, "--arrivals", "ramp"), "kind ramp need end_rate"),
+        (
+            ("--rate", 1, "--requests", 5, "--arrivals", "ramp", "--end-rate", 2),
+            "--arrivals ramp needs --duration",
+        ),
         (("--rate", 1, "--requests", 5, "--input", "x"), "is none of fixed:TOKENS"),
         (("--rate", 1e9, "--duration", 1e9), "at most 50,000,000 requests"),
         (("--rate", 1e-9, "--duration", 1), "no request arrives within --duration"),
-        (("--requests", 5), "--rate"),
+        (("--requests", 5), "give --rate or --profiles"),
     ],
 )
 def test_wrong_options(tmp_path: Path, options: tuple[object, ...], message: str) -> None:
@@ -311,3 +315,68 @@ def test_label_changes_tenants_alone(tmp_path: Path) -> None:
     assert "needs a trace that tells its tokens" in result.output
     assert run("label", trace, "--tenants", 3, "--rule", "sticky", "--out", out).exit_code == 0
     assert all(record.tenant for record in TraceReader(out))
+
+
+PROFILES = """\
+profiles:
+  chat: {rate: 20, tenants: 12, zipf: 1.1, arrivals: gamma, cv: 2, request_class: interactive}
+  batch:
+    rate: 2
+    arrivals: on-off
+    on_s: 5
+    off_s: 15
+    input: uniform:4000:5000
+    output: fixed:10
+    adapter: summary
+    deadline_ms: 60000
+"""
+
+
+def profiled(tmp_path: Path, text: str, *options: object) -> tuple[Result, list[Record]]:
+    path, out = tmp_path / "profiles.yaml", tmp_path / "out"
+    path.write_text(text)
+    result = run("synth", "--profiles", path, "--duration", 400, "--out", out, *options)
+    return result, list(TraceReader(out)) if result.exit_code == 0 else []
+
+
+def test_each_profile_has_its_own_arrivals_lengths_and_class(tmp_path: Path) -> None:
+    result, records = profiled(tmp_path, PROFILES)
+    assert result.exit_code == 0, result.output
+    batch = [record for record in records if record.tenant == "batch"]
+    chat = [record for record in records if record.tenant != "batch"]
+    assert len(batch) == pytest.approx(800, rel=0.15)
+    assert len(chat) == pytest.approx(8_000, rel=0.1)
+    assert {(record.adapter, record.deadline_ms, record.output_tokens) for record in batch} == {
+        ("summary", 60_000, 10)
+    }
+    assert all((record.arrival_s or 0) % 20 < 5.001 for record in batch)
+    assert {record.request_class for record in chat} == {"interactive"}
+    assert {record.tenant for record in chat} == {f"chat-{rank:02}" for rank in range(1, 13)}
+    # Without the one profile the other is as it was.
+    alone, _, _ = PROFILES.partition("  batch:")
+    assert profiled(tmp_path, alone)[1] == chat
+    assert profiled(tmp_path, PROFILES, "--seed", 1)[1] != records
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("profiles: {a: {}}", "profiles.yaml: profiles.a.rate: Field required"),
+        ("profiles: {a: {rate: 0}}", "profiles.a.rate: Input should be greater than 0"),
+        ("profiles: {a: {rate: 1, input: x}}", "profiles.a.input: 'x' is none of fixed:TOKENS"),
+        ("profiles: {a: {rate: 1, cv: 2}}", "profiles.a: cv is for arrivals of kind gamma"),
+        ("profiles: {a: {rate: 1, weight: 2}}", "profiles.a.weight: Extra inputs"),
+        ("profiles: {}", "profiles.yaml: profiles: Dictionary should have at least 1 item"),
+        ("profiles: {", "profiles.yaml: not YAML"),
+        ("", "profiles.yaml: file: Input should be"),
+    ],
+)
+def test_wrong_profiles(tmp_path: Path, text: str, message: str) -> None:
+    result, _ = profiled(tmp_path, text)
+    assert result.exit_code == 1
+    assert message in result.output
+
+
+def test_profiles_go_alone(tmp_path: Path) -> None:
+    result, _ = profiled(tmp_path, PROFILES, "--rate", 3)
+    assert "--profiles goes with --duration, --seed and --out alone" in result.output

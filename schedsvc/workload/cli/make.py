@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, get_args
 
 import click
+from pydantic import ValidationError
 
-from schedsvc.workload.arrivals import REQUESTS_MAX, Arrivals
+from schedsvc.workload.arrivals import REQUESTS_MAX
 from schedsvc.workload.cli.common import (
     FROM,
     SORT,
@@ -32,14 +34,23 @@ from schedsvc.workload.make import (
     total_tokens,
 )
 from schedsvc.workload.make import scale as scaled
+from schedsvc.workload.profiles import (
+    CV_MAX,
+    INPUT,
+    OUTPUT,
+    TENANTS_MAX,
+    Kind,
+    Profile,
+    complaints,
+    read_profiles,
+    synthesize_profiles,
+)
 from schedsvc.workload.reader import TraceReader
 from schedsvc.workload.record import Record, TraceError
 from schedsvc.workload.statistics import Description
 
 _POSITIVE = click.FloatRange(min=0, min_open=True)
-_TENANTS_MAX = 1_000_000
-_CV_MAX = 10
-_INPUTS, _OUTPUTS = "lognormal:500:1.0:8192", "lognormal:150:1.0:2048"
+_ZIPF_HELP = "Exponent: the i-th tenant has a share proportional to i^-exponent; 0: all alike."
 
 _OUT = click.option(
     "--out",
@@ -55,7 +66,7 @@ _ZIPF = click.option(
     type=click.FloatRange(0, 20),
     default=1.0,
     show_default=True,
-    help="Exponent: the i-th tenant has a share proportional to i^-exponent; 0: all alike.",
+    help=_ZIPF_HELP,
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
@@ -78,56 +89,47 @@ Example:
 """
 
 
-def _lengths(_: click.Context, __: click.Parameter, text: str | None) -> Lengths | None:
-    try:
-        return None if text is None else Lengths.parse(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
 @click.command(epilog=SYNTH_EPILOG)
 @_OUT
 @click.option("--requests", type=click.IntRange(1, REQUESTS_MAX), help="How many.")
 @click.option("--duration", "duration_s", type=_POSITIVE, help="Seconds of arrivals.")
-@click.option("--rate", "rate_per_s", type=_POSITIVE, required=True, help="Requests per second.")
+@click.option("--rate", type=_POSITIVE, help="Requests per second.")
 @click.option(
     "--arrivals",
-    "kind",
-    type=click.Choice(["constant", "poisson", "gamma", "on-off", "ramp"]),
-    default="poisson",
-    show_default=True,
+    type=click.Choice(get_args(Kind)),
+    help="Default: poisson.",
 )
 @click.option(
     "--cv",
-    type=click.FloatRange(0, _CV_MAX),
+    type=click.FloatRange(0, CV_MAX),
     help="Coefficient of variation of the gaps, for gamma, on-off and ramp; default 1: Poisson."
     " vLLM's burstiness is 1/cv^2.",
 )
 @click.option("--on", "on_s", type=_POSITIVE, help="on-off: seconds with arrivals; default 60.")
 @click.option("--off", "off_s", type=_POSITIVE, help="on-off: seconds without; default 60.")
-@click.option(
-    "--end-rate", "end_rate_per_s", type=_POSITIVE, help="ramp: rate at the end of --duration."
-)
-@click.option("--tenants", type=click.IntRange(1, _TENANTS_MAX), default=1, show_default=True)
-@_ZIPF
+@click.option("--end-rate", type=_POSITIVE, help="ramp: rate at the end of --duration.")
+@click.option("--tenants", type=click.IntRange(1, TENANTS_MAX), help="How many; default 1.")
+@click.option("--zipf", type=click.FloatRange(0, 20), help=f"{_ZIPF_HELP} Default: 1.")
 @click.option(
     "--input",
-    "inputs",
-    callback=_lengths,
     metavar="KIND:VALUE:...",
-    help=f"Prompt tokens: {KNOWN}. Default: {_INPUTS}.",
+    help=f"Prompt tokens: {KNOWN}. Default: {INPUT}.",
 )
 @click.option(
     "--output",
-    "outputs",
-    callback=_lengths,
     metavar="KIND:VALUE:...",
-    help=f"Output tokens, in the same way. Default: {_OUTPUTS}.",
+    help=f"Output tokens, in the same way. Default: {OUTPUT}.",
 )
 @click.option(
     "--lengths-from",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Instead draw requests of this trace, and take both of their lengths.",
+)
+@click.option(
+    "--profiles",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="YAML file of several kinds of tenants, instead of the options on rate, arrivals, tenants "
+    "and lengths; needs --duration.",
 )
 @_SEED
 @_JSON
@@ -135,60 +137,62 @@ def synth(
     out: Path,
     requests: int | None,
     duration_s: float | None,
-    rate_per_s: float,
-    kind: str,
-    cv: float | None,
-    on_s: float | None,
-    off_s: float | None,
-    end_rate_per_s: float | None,
-    tenants: int,
-    zipf: float,
-    inputs: Lengths | None,
-    outputs: Lengths | None,
     lengths_from: Path | None,
+    profiles: Path | None,
     seed: int,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Draw a workload: arrivals, tenants and lengths. The same seed draws the same file.
 
     With --requests the mean rate is exactly the asked one.
     """
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        if profiles is not None:
+            if given or lengths_from or requests is not None or duration_s is None:
+                raise click.UsageError("--profiles goes with --duration, --seed and --out alone")
+            records = synthesize_profiles(read_profiles(profiles), duration_s, seed)
+        else:
+            wanted = _wanted(given, requests, duration_s, lengths_from, seed)
+            records = synthesize(wanted)
+        _write(records, out, as_json)
+    except (ValueError, OSError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _wanted(
+    given: dict[str, Any],
+    requests: int | None,
+    duration_s: float | None,
+    lengths_from: Path | None,
+    seed: int,
+) -> Synthesis:
+    """Make what the options ask for."""
     if requests is None and duration_s is None:
         raise click.UsageError("give --requests, --duration or both")
-    for option, value, kinds in (
-        ("--cv", cv, {"gamma", "on-off", "ramp"}),
-        ("--on", on_s, {"on-off"}),
-        ("--off", off_s, {"on-off"}),
-        ("--end-rate", end_rate_per_s, {"ramp"}),
-    ):
-        if value is not None and kind not in kinds:
-            raise click.UsageError(f"{option} is for --arrivals {', '.join(sorted(kinds))}")
-    if lengths_from is not None and (inputs or outputs):
+    if "rate" not in given:
+        raise click.UsageError("give --rate or --profiles")
+    if lengths_from is not None and given.keys() & {"input", "output"}:
         raise click.UsageError("give --lengths-from, or --input and --output")
-    arrivals = Arrivals(
-        rate_per_s=rate_per_s, cv=0.0 if kind == "constant" else 1.0 if cv is None else cv
-    )
-    if kind == "on-off":
-        arrivals = replace(arrivals, shape="on-off", on_s=on_s or 60.0, off_s=off_s or 60.0)
-    if kind == "ramp":
-        if duration_s is None or end_rate_per_s is None:
-            raise click.UsageError("--arrivals ramp needs --duration and --end-rate")
-        arrivals = replace(arrivals, shape="ramp", ramp_s=duration_s, end_rate_per_s=end_rate_per_s)
-    wanted = Synthesis(
-        arrivals=arrivals,
-        inputs=inputs or Lengths.parse(_INPUTS),
-        outputs=outputs or Lengths.parse(_OUTPUTS),
+    try:
+        profile = Profile.model_validate(given)
+    except ValidationError as error:
+        found = (f"--{field}: {reason}" if field else reason for field, reason in complaints(error))
+        raise click.UsageError("; ".join(found)) from None
+    if profile.arrivals == "ramp" and duration_s is None:
+        raise click.UsageError("--arrivals ramp needs --duration")
+    return Synthesis(
+        arrivals=profile.arriving(duration_s),
+        inputs=Lengths.parse(profile.input),
+        outputs=Lengths.parse(profile.output),
         pairs=None if lengths_from is None else _pairs(lengths_from),
-        tenants=tenants,
-        zipf_exponent=zipf,
+        tenants=profile.tenants,
+        zipf_exponent=profile.zipf,
         requests=requests,
         duration_s=math.inf if duration_s is None else duration_s,
         seed=seed,
     )
-    try:
-        _write(synthesize(wanted), out, as_json)
-    except (ValueError, OSError) as error:
-        raise click.ClickException(str(error)) from None
 
 
 def _pairs(trace: Path) -> Pairs:
@@ -256,7 +260,7 @@ def _through(reader: TraceReader, sort: bool = False) -> Iterator[Record]:
 @click.command(epilog=LABEL_EPILOG)
 @TRACE
 @_OUT
-@click.option("--tenants", type=click.IntRange(2, _TENANTS_MAX), required=True, help="How many.")
+@click.option("--tenants", type=click.IntRange(2, TENANTS_MAX), required=True, help="How many.")
 @click.option(
     "--rule",
     type=click.Choice(LABEL_RULES),
