@@ -41,10 +41,9 @@ class MooncakeLines:
         return json.dumps(line)
 
     def _ids(self, record: Record, input_tokens: int) -> list[int]:
+        count = block_count(input_tokens, MOONCAKE_BLOCK_TOKENS)
         if not record.blocks or record.block_tokens is None:
-            count = block_count(input_tokens, MOONCAKE_BLOCK_TOKENS)
-            self._next += count
-            return list(range(self._next - count, self._next))
+            return self._fresh(count)
         if MOONCAKE_BLOCK_TOKENS % record.block_tokens:
             raise Bad(
                 "block_tokens",
@@ -61,7 +60,13 @@ class MooncakeLines:
                 self._next += 1
             before = self._id_of[key]
             ids.append(before)
-        return ids
+        # Short by one where the last block was partial and had no hash.
+        return ids + self._fresh(count - len(ids))
+
+    def _fresh(self, count: int) -> list[int]:
+        """Return ids that nothing shares."""
+        self._next += count
+        return list(range(self._next - count, self._next))
 
 
 def line_writer(form: str) -> Line:

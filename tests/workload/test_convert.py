@@ -47,7 +47,8 @@ def records(draw: st.DrawFn) -> Record:
     if draw(st.booleans()):
         block_tokens = draw(st.integers(1, 512))
         fields["input_tokens"] = draw(st.integers(1, 5 * block_tokens))
-        count = block_count(fields["input_tokens"], block_tokens)
+        whole = fields["input_tokens"] // block_tokens
+        count = draw(st.sampled_from([whole, block_count(fields["input_tokens"], block_tokens)]))
         ids = st.lists(st.integers(0, 2**63 - 1), min_size=count, max_size=count)
         fields |= {"block_tokens": block_tokens, "blocks": tuple(draw(ids))}
     for name in ("tenant", "conversation", "model", "adapter", "request_class"):
@@ -195,6 +196,9 @@ def test_small_blocks_are_joined_and_nothing_else_is_shared() -> None:
     assert ids((77, *first[1:]), 513) == [5, 6]
     assert ids((*first[:31], 50, first[32]), 513) == [7, 8]
     assert ids(first, 520) == [0, 1]
+    # Without a hash for the partial last block.
+    assert ids(first[:32], 520) == [0, 9]
+    assert ids(first[:32], 512) == [0]
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,13 @@ def test_qwen_follows_conversations(tmp_path: Path) -> None:
         request(162, 161, 9.0, 3, 48),
         request(170, 7, 9.5, 4, 1),
     )
+    # The published description says nothing of hashes for partial blocks.
+    without = {**request(171, -1, 9.6, 1, 31), "hash_ids": [5]}
+    assert read(tmp_path, lines(without), "qwen")[0].blocks == (5,)
+    del without["hash_ids"]
+    assert read(tmp_path, lines(without), "qwen")[0].blocks == ()
+    with pytest.raises(TraceError, match=":1:hash_ids: 3 blocks, but 31 tokens fill 2 of 16"):
+        list(reader(tmp_path, lines({**without, "hash_ids": [5, 6, 7]})))
     records = read(tmp_path, text, "qwen")
     assert [record.conversation for record in records] == ["159", "160", "159", "159", "7"]
     assert [record.turn for record in records] == [1, 1, 2, 3, 4]
@@ -258,6 +265,7 @@ MOON = '{"timestamp": 0, "input_length": 513, "output_length": 3, "hash_ids": [0
         (MOON + MOON.replace("0,", '"0",', 1), ":2:timestamp: not a number: '0'"),
         (MOON + MOON.replace("513", "5.5"), ":2:input_length: not a whole number: 5.5"),
         (MOON + MOON.replace("513", "512"), ":2:hash_ids: 2 blocks, but 512 tokens fill 1 of 512"),
+        (MOON + MOON.replace("[0, 1]", "[0]"), ":2:hash_ids: 1 blocks, but 513 tokens fill 2"),
         (MOON + MOON.replace("[0, 1]", "[0, true]"), ":2:hash_ids[1]: not a whole number: True"),
         (MOON.replace(": 0,", ": 5,") + MOON, ":2:timestamp: arrives before the row above it"),
         (MOON.replace(": 0,", ": NaN,"), ":1:timestamp: must be a finite number"),
