@@ -13,6 +13,8 @@ from schedsvc.sim.requests import NEVER
 from schedsvc.sim.scenario import Run
 
 CLIENTS_MAX = 8
+POINTS_MAX = 4_000
+"""More points than this show nothing more and take memory: every n-th is drawn."""
 _COLORS = (
     "#d1495b", "#00798c", "#edae49", "#4a4e69", "#2a9d8f", "#9c6644", "#8ab17d", "#b56576",
 )  # fmt: skip
@@ -116,7 +118,8 @@ def _response(axes: Axes, run: Run) -> None:
     end = np.array(run.outcomes.end_ns)
     client = np.array(run.requests.client)
     for place, at in enumerate(shown_clients(run)):
-        mine = (client == at) & (end != NEVER)
+        mine = np.flatnonzero((client == at) & (end != NEVER))
+        mine = mine[:: _stride(len(mine))]
         axes.plot(
             arrival[mine],
             end[mine] / _NS - arrival[mine],
@@ -129,14 +132,19 @@ def _response(axes: Axes, run: Run) -> None:
 
 def _occupancy(axes: Axes, run: Run) -> None:
     """KV cache in use, and what is reserved beyond it."""
-    at_s = [sample.at_ns / _NS for sample in run.occupancy]
-    used = np.array([sample.used for sample in run.occupancy]) / run.capacity_tokens
-    if run.occupancy and run.occupancy[0].reserved is not None:
-        reserved = np.array([s.reserved for s in run.occupancy], dtype=float)
+    samples = run.occupancy[:: _stride(len(run.occupancy))]
+    at_s = [sample.at_ns / _NS for sample in samples]
+    used = np.array([sample.used for sample in samples]) / run.capacity_tokens
+    if samples and samples[0].reserved is not None:
+        reserved = np.array([sample.reserved for sample in samples], dtype=float)
         top = np.maximum(used, reserved / run.capacity_tokens)
         axes.fill_between(at_s, used, top, color=_RESERVED, label="reserved", linewidth=0)
     axes.fill_between(at_s, 0, used, color=_COLORS[1], label="used", linewidth=0)
     axes.set_ylim(0, 1.05)
+
+
+def _stride(count: int) -> int:
+    return -(-count // POINTS_MAX) or 1
 
 
 def _clean(axes: Axes) -> None:

@@ -31,7 +31,12 @@ class Verdict(NamedTuple):
 
 
 class Front(Protocol):
-    """Decides which request goes to which engine, and when. Times are virtual."""
+    """Decides which request goes to which engine, and when. Times are virtual.
+
+    Shims send progress only where it `listens`.
+    """
+
+    listens: bool
 
     def arrive(self, now_ns: int, index: int) -> None:
         """Take in a request."""
@@ -64,6 +69,8 @@ class CoreFront:
     `flows[c]` is the flow of client c (-1: refused as unknown). A request asks for
     `output_tokens_max`, or for exactly its output where that is 0 or less than its output.
     """
+
+    listens = True
 
     def __init__(
         self, core: Scheduler, requests: Requests, flows: Sequence[int], output_tokens_max: int
@@ -159,6 +166,8 @@ class CoreFront:
 
 class DirectFront:
     """No scheduler: every request goes at once to the engine with the fewest open requests."""
+
+    listens = False
 
     def __init__(self, runners: Sequence[EngineRunner]) -> None:
         self._runners = runners

@@ -17,6 +17,8 @@ class PeakFront:
     each request that it considers.
     """
 
+    listens = True
+
     def __init__(self, requests: Requests, capacity_tokens: int, batch_tokens_max: int) -> None:
         self._requests = requests
         self._capacity_tokens = capacity_tokens

@@ -113,7 +113,7 @@ class World:
         if self._reports:
             times.append(self._reports[0][0])
         if not self._settings.round_steps:
-            if any(runner.live for runner in self._runners):
+            if self._front.listens and any(runner.live for runner in self._runners):
                 times.append(self._tick_ns)
             deadline_ns = self._front.next_ns()
             if deadline_ns >= 0:
@@ -131,7 +131,7 @@ class World:
                 self._finish(runner)
         rounds = self._settings.round_steps > 0
         is_round = rounds and self._runners[0].round_is_due()
-        if is_round or (not rounds and now_ns >= self._tick_ns):
+        if self._front.listens and (is_round or (not rounds and now_ns >= self._tick_ns)):
             self._tick()
         while self._reports and self._reports[0][0] <= now_ns:
             _, index, total = self._reports.popleft()

@@ -178,6 +178,8 @@ def test_rounds_admit_only_every_so_many_decode_steps():
 class Broken:
     """A front that keeps requests, or says everything twice."""
 
+    listens = False
+
     def __init__(self, verdicts):
         self.verdicts = verdicts
 
