@@ -167,12 +167,23 @@ def test_what_no_engine_can_hold_is_refused_under_every_policy():
 def test_rounds_admit_only_every_so_many_decode_steps():
     slow = load_profile("a10g-llama2-7b")
     settings = Settings(round_steps=10)
-    two = Requests(("a",), [(0, 0, 10, 50), (SECOND // 10, 0, 10, 50)])
-    run = simulate(Scenario(slow, settings=settings), two, "fcfs")
-    step_ns = slow.step_cost(4).decode_run_ns(10, 1, 11)
-    assert run.outcomes.decided_ns[1] == run.outcomes.first_ns[0] + step_ns
+    # The second waits for the first round, the third for the one after it.
+    rows = [(0, 0, 10, 50), (SECOND // 10, 0, 10, 50), (SECOND // 2, 0, 10, 50)]
+    run = simulate(Scenario(slow, settings=settings), Requests(("a",), rows), "fcfs")
+    cost = slow.step_cost(4)
+    decided, first = run.outcomes.decided_ns, run.outcomes.first_ns
+    assert decided[1] == first[0] + cost.decode_run_ns(10, 1, 11)
+    # By then the first holds 20 tokens, the second its 10.
+    assert decided[2] == first[1] + cost.decode_run_ns(10, 2, 21 + 11)
     with pytest.raises(ScenarioError, match="one engine"):
-        simulate(Scenario(slow, settings=settings, engines=2), two, "fcfs")
+        simulate(Scenario(slow, settings=settings, engines=2), Requests(("a",), rows), "fcfs")
+
+
+def test_without_scheduler_a_request_goes_where_least_is_open():
+    rows = [(0, 0, 10, 2), (1, 0, 10, 900), (SECOND, 0, 10, 2), (SECOND + 1, 0, 10, 900)]
+    slow = load_profile("a10g-llama2-7b")
+    run = simulate(Scenario(slow, engines=2), Requests(("a",), rows), "engine")
+    assert list(run.outcomes.pool) == [0, 1, 0, 0]
 
 
 class Broken:
