@@ -20,6 +20,7 @@ from schedsvc.workload.cli import workload
 from schedsvc.workload.convert import MooncakeLines, write_trace
 from schedsvc.workload.fields import Fields
 from schedsvc.workload.json_forms import own_line, own_record
+from schedsvc.workload.order import in_order_of_arrival
 from schedsvc.workload.record import block_count
 
 from .test_forms import DATA, SHAREGPT, lines, wildchat
@@ -118,6 +119,12 @@ def test_sorting_puts_the_first_arrival_at_zero(tmp_path: Path) -> None:
     ]
     result = convert(tmp_path, json.dumps(SHAREGPT), "--sort")
     assert "/in:1:arrival_s: no arrival time to sort by" in result.output
+
+
+def test_sorting_keeps_the_order_of_equal_arrivals() -> None:
+    trace = [Record(arrival_s=float(at * 7 % 3), turn=at + 1) for at in range(1_000)]
+    found = list(in_order_of_arrival(trace, ValueError))
+    assert found == sorted(trace, key=lambda record: record.arrival_s or 0.0)
 
 
 def test_an_error_leaves_the_good_lines_marked_as_partial(tmp_path: Path) -> None:

@@ -193,6 +193,7 @@ SHAREGPT = [
         "conversations": [
             {"role": "system", "content": "be kind"},
             {"role": "user", "content": "x"},
+            {"role": "system", "content": "be brief"},
             {"role": "assistant", "content": "y"},
         ]
     },
@@ -219,7 +220,11 @@ def test_sharegpt_both_dialects_as_array_and_lines(tmp_path: Path, text: str) ->
             turn=2,
         ),
         Record(
-            messages=(Message("system", "be kind"), Message("user", "x")),
+            messages=(
+                Message("system", "be kind"),
+                Message("user", "x"),
+                Message("system", "be brief"),
+            ),
             answer="y",
             conversation="line-7",
             turn=1,

@@ -291,6 +291,27 @@ def test_label_rules() -> None:
     assert hog["tenant-01"] == 200 * (102 - long_tokens) < 6_500
 
 
+def test_only_sticky_looks_at_conversations() -> None:
+    trace = [Record(conversation="c")] * 500
+    assert len(labels("sticky", trace)) == 1
+    assert len(labels("zipf", trace)) == len(labels("random", trace)) == 10
+
+
+def test_inputs_outputs_and_gaps_are_independent() -> None:
+    wanted = Synthesis(
+        arrivals=Arrivals(rate_per_s=1),
+        inputs=Lengths.parse("uniform:1:1000"),
+        outputs=Lengths.parse("uniform:1:1000"),
+        requests=20_000,
+    )
+    records = list(synthesize(wanted))
+    gaps_s = np.diff([record.arrival_s or 0.0 for record in records], prepend=0.0)
+    inputs = [record.input_tokens or 0 for record in records]
+    outputs = [record.output_tokens or 0 for record in records]
+    found = np.corrcoef([gaps_s, inputs, outputs])
+    assert np.abs(found - np.eye(3)).max() < 0.03
+
+
 def test_sticky_conversations_stay_and_spread() -> None:
     named = labeller("sticky", 50, 0.0, 1)
     trace = [Record(conversation=f"c{at % 500}") for at in range(5_000)]
@@ -356,6 +377,14 @@ def test_each_profile_has_its_own_arrivals_lengths_and_class(tmp_path: Path) -> 
     alone, _, _ = PROFILES.partition("  batch:")
     assert profiled(tmp_path, alone)[1] == chat
     assert profiled(tmp_path, PROFILES, "--seed", 1)[1] != records
+
+
+def test_like_profiles_are_drawn_apart(tmp_path: Path) -> None:
+    _, records = profiled(tmp_path, "profiles: {a: {rate: 1}, b: {rate: 1}}")
+    first, other = ({r.arrival_s for r in records if r.tenant == name} for name in "ab")
+    assert first
+    assert other
+    assert len(first & other) < 3
 
 
 @pytest.mark.parametrize(
