@@ -4,7 +4,14 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from schedsvc import _core as core_module
-from schedsvc._core import COMPLETED, EXPIRED, GRANTED, REJECTED_UNKNOWN_TENANT, Scheduler
+from schedsvc._core import (
+    CANCELLED,
+    COMPLETED,
+    EXPIRED,
+    GRANTED,
+    REJECTED_UNKNOWN_TENANT,
+    Scheduler,
+)
 from schedsvc.sim.requests import NEVER, Requests
 from schedsvc.sim.runner import EngineRunner
 
@@ -44,8 +51,8 @@ class Front(Protocol):
     def progress(self, now_ns: int, index: int, output_tokens: int) -> None:
         """Hear how far a running request is."""
 
-    def complete(self, now_ns: int, index: int) -> None:
-        """Hear that a request has ended."""
+    def complete(self, now_ns: int, index: int, *, served: bool = True) -> None:
+        """Hear that a request has ended, or that its engine did not take it."""
 
     def poll(self, now_ns: int) -> list[Verdict]:
         """Give the verdicts that have fallen."""
@@ -109,19 +116,15 @@ class CoreFront:
             now_ns, lease_id, epoch, self._requests.prompt_tokens[index], 0, output_tokens
         )
 
-    def complete(self, now_ns: int, index: int) -> None:
-        """End the lease with the exact usage. O(log n)."""
+    def complete(self, now_ns: int, index: int, *, served: bool = True) -> None:
+        """End the lease with the exact usage: none where it was not served. O(log n)."""
         lease_id, epoch = self._leases.pop(index)
-        requests = self._requests
-        self.core.complete(
-            now_ns,
-            lease_id,
-            epoch,
-            COMPLETED,
-            requests.prompt_tokens[index],
-            0,
-            requests.output_tokens[index],
-        )
+        outcome, prompt, output = CANCELLED, 0, 0
+        if served:
+            outcome = COMPLETED
+            prompt = self._requests.prompt_tokens[index]
+            output = self._requests.output_tokens[index]
+        self.core.complete(now_ns, lease_id, epoch, outcome, prompt, 0, output)
 
     def poll(self, now_ns: int) -> list[Verdict]:
         """Let the core decide."""
@@ -185,7 +188,7 @@ class DirectFront:
     def progress(self, now_ns: int, index: int, output_tokens: int) -> None:
         """Nobody asks."""
 
-    def complete(self, now_ns: int, index: int) -> None:
+    def complete(self, now_ns: int, index: int, *, served: bool = True) -> None:
         """Forget it."""
         self._added[self._pool_of.pop(index)] -= 1
 

@@ -34,7 +34,7 @@ class PeakFront:
         """Note how far a running request is."""
         self._produced[index] = output_tokens
 
-    def complete(self, now_ns: int, index: int) -> None:
+    def complete(self, now_ns: int, index: int, *, served: bool = True) -> None:
         """Forget a request."""
         del self._produced[index]
 

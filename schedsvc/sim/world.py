@@ -193,7 +193,7 @@ class World:
                         requests.output_tokens[index],
                     )
                 except EngineRequestError:
-                    self._front.complete(self.now_ns, index)
+                    self._front.complete(self.now_ns, index, served=False)
                     outcome = REJECTED_TOO_LARGE
                 else:
                     outcomes.pool[index] = pool

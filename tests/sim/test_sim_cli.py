@@ -61,7 +61,10 @@ def test_report_files_and_figures(trace, tmp_path):
             assert (entry["kv_reserved_mean"] is None) == (policy == "engine")
             assert 0 < entry["kv_used_mean"] <= 1
         assert (out / f"requests_{policy}_1.csv").exists()
-        assert len((out / f"decisions_{policy}_1.csv").read_text().splitlines()) == 901
+        decisions = list(csv.DictReader((out / f"decisions_{policy}_1.csv").open()))
+        times = [float(decision["decided_s"]) for decision in decisions]
+        assert times == sorted(times)
+        assert sorted(int(decision["request"]) for decision in decisions) == list(range(900))
     for name in ("service", "service_difference", "response_time", "kv_occupancy"):
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 

@@ -8,9 +8,11 @@ import pytest
 from schedsvc import _core
 from schedsvc._core import GRANTED, InvariantError
 from schedsvc.config import load
-from schedsvc.sim.engine import load_profile
+from schedsvc.sim.engine import Engine, load_profile
+from schedsvc.sim.front import CoreFront
 from schedsvc.sim.report import summarise
 from schedsvc.sim.requests import NEVER, Requests
+from schedsvc.sim.runner import EngineRunner
 from schedsvc.sim.scenario import Scenario, ScenarioError, simulate
 from schedsvc.sim.world import Settings, World
 
@@ -162,6 +164,23 @@ def test_what_no_engine_can_hold_is_refused_under_every_policy():
         run = simulate(Scenario(FAST), big, policy)
         assert list(run.outcomes.outcome) == [_core.REJECTED_TOO_LARGE, GRANTED]
         assert run.outcomes.end_ns[0] == NEVER
+
+
+def test_what_the_engine_does_not_take_is_not_charged():
+    core = _core.Scheduler()
+    flow = core.set_flow(b"a", 1_000)
+    # Nobody told the core that the engine's context is shorter than its memory.
+    core.set_pool(0, b"engine", 1, FAST.engine.kv_tokens, 16)
+    requests = Requests(("a",), [(0, 0, 3_000, 10), (0, 0, 100, 10)])
+    front = CoreFront(core, requests, [flow], 0)
+    config = FAST.config()
+    runner = EngineRunner(Engine(config, FAST.step_cost(config.sequences_max)))
+    world = World(requests, front, [runner], Settings())
+    world.run()
+    assert list(world.outcomes.outcome) == [_core.REJECTED_TOO_LARGE, GRANTED]
+    stats = core.flow_stats(world.now_ns, flow)
+    assert (stats["completed"], stats["cancelled"]) == (1, 1)
+    assert (stats["input_tokens"], stats["output_tokens"]) == (100, 10)
 
 
 def test_rounds_admit_only_every_so_many_decode_steps():
