@@ -20,7 +20,7 @@ cdef class Session:
     cdef Scheduler core
     cdef readonly int32_t owner
     cdef int32_t principal, open_count, first
-    cdef bint greeted, closed, welcome_due, ack_due, is_ready, is_listed
+    cdef bint greeted, closed, welcome_due, is_ready, is_listed
     cdef uint64_t seq
     cdef Verdict* box
     cdef Notice* notices
@@ -213,7 +213,7 @@ cdef class Session:
         check_whole(&c, "hello")
         check_text("client_id", &client, 1, ID_BYTES_MAX)
         self.client_id = slice_bytes(&client)
-        self.greeted = self.welcome_due = self.ack_due = True
+        self.greeted = self.welcome_due = True
         return self.wake()
 
     cdef int _register(self, Cursor c) except -1:
@@ -310,8 +310,7 @@ cdef class Session:
         cdef int32_t i
         read_lease(&c, &m, 4)
         check_whole(&c, "complete")
-        self.ack_due = True
-        self.wake()
+        self.wake()  # every answer acknowledges
         i = find_lease(self.core, m.lease_id, self.principal)
         if i == NONE:
             return self.notice(m.lease_id, LS_UNKNOWN)
@@ -330,8 +329,7 @@ cdef class Session:
         cdef int64_t lease_id, epoch, reserved
         cdef int state
         memset(&ask, 0, sizeof(Ask))
-        self.ack_due = True
-        self.wake()
+        self.wake()  # every answer acknowledges
         read_replay(self.core, &c, &ask, &usage, &lease_id, &epoch, &reserved)
         if ask.flow == NONE or ask.target == NONE:
             return self.notice(lease_id, LS_UNKNOWN)
@@ -374,7 +372,7 @@ cdef class Session:
             self._write_verdict(w, &self.box[i])
         w.varint(1, <int64_t>self.seq)
         del self.faults[:ANSWERS_PER_MESSAGE]
-        self.welcome_due = self.ack_due = False
+        self.welcome_due = False
         self.box_taken = last
         self.notice_taken = last_notice
         if last == self.box_count:

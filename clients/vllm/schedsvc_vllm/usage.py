@@ -30,11 +30,10 @@ class UsageFilter:
     `keep_last`: the client asked for the usage at the end; `keep_all`: in every chunk.
     """
 
-    __slots__ = ("_keep_all", "_keep_last", "_passing", "_rest", "input_tokens", "output_tokens")
+    __slots__ = ("_keep_last", "_passing", "_rest", "input_tokens", "output_tokens")
 
     def __init__(self, *, keep_last: bool, keep_all: bool) -> None:
         self._keep_last = keep_last or keep_all
-        self._keep_all = keep_all
         self._passing = keep_all
         self._rest = b""
         # The largest counts seen. Where a request has several sequences, an engine may count each
