@@ -7,7 +7,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 STUBS := clients/python
 VLLM_VENV := .venv-vllm
 
-.PHONY: help env build proto check test test-slow test-vllm demo bench clean
+.PHONY: help env build proto check test test-slow test-faults \
+	test-vllm test-vllm-slow vllm-pairs vllm-cost \
+	demo bench clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -27,11 +29,18 @@ build: $(STAMP) ## Rebuild the compiled core after a change in _core/.
 	$(BIN)/python setup.py --quiet build_ext --inplace
 
 proto: $(STAMP) ## Generate the stubs of proto/ anew.
-	$(BIN)/python -m grpc_tools.protoc -Ischedsvc_client/v1=proto/schedsvc/v1 \
+	rm -rf build/stubs && mkdir -p build/stubs
+	$(BIN)/python -m grpc_tools.protoc -Iproto \
 		--plugin=$(BIN)/protoc-gen-mypy --plugin=$(BIN)/protoc-gen-mypy_grpc \
-		--python_out=$(STUBS) --mypy_out=quiet:$(STUBS) \
-		--grpc_python_out=$(STUBS) --mypy_grpc_out=quiet:$(STUBS) \
-		schedsvc_client/v1/scheduler.proto
+		--python_out=build/stubs --mypy_out=quiet:build/stubs \
+		--grpc_python_out=build/stubs --mypy_grpc_out=quiet:build/stubs \
+		proto/schedsvc/v1/*.proto
+	rm -f $(foreach name,pool quota,build/stubs/schedsvc/v1/$(name)_pb2_grpc.py*)
+	@# The package of the stubs is schedsvc_client; protoc names it after the folder of the .proto.
+	sed -i -E 's/\bschedsvc\.v1(\.\w+_pb2|  *import )/schedsvc_client.v1\1/g' \
+		build/stubs/schedsvc/v1/*.py*
+	mkdir -p $(STUBS)/schedsvc_client/v1
+	cp build/stubs/schedsvc/v1/*.py* $(STUBS)/schedsvc_client/v1/
 
 check: build ## Lint, types, contract drift, house rules.
 	$(BIN)/ruff format --check .
@@ -46,8 +55,21 @@ test: build ## The whole suite: no GPU, no network.
 test-slow: build ## What is too slow for every change.
 	$(BIN)/python -m pytest -q -m 'slow and not vllm'
 
+test-faults: build ## Every seed that has failed once, and a minute of fresh ones (docs/faults.md).
+	$(BIN)/schedsvc simtest --regressions
+	$(BIN)/schedsvc simtest --minutes 1
+
 test-vllm: build $(VLLM_VENV)/.installed ## The gate on the real vLLM: its CPU build, no GPU, 4 GB.
-	$(BIN)/python -m pytest -q -m vllm tests/vllm
+	$(BIN)/python -m pytest -q -m 'vllm and not slow' tests/vllm
+
+test-vllm-slow: build $(VLLM_VENV)/.installed ## What takes too long there for every change.
+	$(BIN)/python -m pytest -q -m 'vllm and slow' tests/vllm
+
+vllm-pairs: build $(VLLM_VENV)/.installed ## The noisy neighbour on the real vLLM: 15 minutes.
+	$(BIN)/python -m tests.vllm.pairs --pairs 5 --null 2 --out out/vllm
+
+vllm-cost: build $(VLLM_VENV)/.installed ## The gate's cost in CPU of the API server.
+	$(BIN)/python -m tests.vllm.cost --rounds 8 --out out/vllm/cost.json
 
 $(VLLM_VENV)/.installed: tests/vllm/install.sh tests/vllm/make_model.py tests/vllm/sched_yield.c \
 		clients/python/pyproject.toml clients/vllm/pyproject.toml

@@ -11,8 +11,25 @@ cdef void identify(
     h = mix(h, ask.prompt_tokens)
     h = mix(h, ask.prompt_max_tokens)
     h = mix(h, ask.output_max_tokens)
+    if ask.adapter.size:
+        h = mix(h, ask.adapter_key.lo)
     h = mix(h, (<uint64_t>ask.n << 32) | <uint64_t>ask.sequences)
     ask.payload = mix(h, <uint64_t>(ask.target + 1)) | 1
+
+
+cdef int take_adapter(Scheduler core, Ask* ask, bytes name) except -1:
+    ask.adapter.at = <const uint8_t*>PyBytes_AS_STRING(name)
+    ask.adapter.size = PyBytes_GET_SIZE(name)
+    check_text("adapter", &ask.adapter, 0, NAME_BYTES_MAX)
+    hash_adapter(core, ask)
+    return 0
+
+
+cdef inline void hash_adapter(Scheduler core, Ask* ask) noexcept:
+    if ask.adapter.size:
+        ask.adapter_key = sip128(
+            core.k0, core.k1 ^ ADAPTER_SALT, ask.adapter.at, ask.adapter.size
+        )
 
 
 cdef uint64_t tenant_salt(Scheduler core, int32_t flow, Slice* tenant, Slice* key) noexcept:
@@ -45,10 +62,20 @@ cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
     r.prompt_tokens = ask.prompt_tokens
     r.prompt_max_tokens = ask.prompt_max_tokens
     r.output_max_tokens = ask.output_max_tokens
+    r.told_output = ask.told_output
     r.sequences = ask.sequences
     r.n = ask.n
+    if ask.adapter.size:
+        r.adapter = core.adapters.hold(&ask.adapter_key, &ask.adapter)
     outcome = reason_to_refuse(core, r)
+    if (not outcome or f.audits) and r.adapter == NONE and ask.adapter.size:
+        outcome = OUT_REJECTED_LIMIT
+    if outcome == 0 and core.quotas.count:
+        outcome = quota_refusal(core, i)
+    if f.audits:
+        outcome = note_audit(core, i, outcome)
     if outcome:
+        core.adapters.let_go(r.adapter)
         core.requests.release(i)
         return -refuse(core, ask.flow, outcome, ask.tag)
     core.seq += 1
@@ -68,7 +95,11 @@ cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
         prefetch_line(&core.requests.items[core.flows.queues[f.first_queue].chain.tail].next)
     core.ids.put(r.key_hi, r.key_lo, i)
     core.deadlines.put(i, r.due_ns, r.seq)
+    if f.refuses or f.audits:
+        take_quota(core, i)
     core.flows.enqueue(i)
+    if f.audits:
+        core.auditing.put(r.flow, r.flow, 0)
     core.requests.enter(i, QUEUED)
     link_owner(core, i)
     return core.requests.handle(i)
@@ -138,17 +169,25 @@ cdef inline int64_t spread(uint64_t key, int64_t value) noexcept nogil:
     return value * (900 + <int64_t>(key % 201)) // 1000
 
 
+cdef inline int64_t later(uint64_t key, int64_t wait_ns) noexcept nogil:
+    # At least a second, never before the time that is known, up to 10 % after it.
+    wait_ns = min(max(wait_ns, NS_PER_S), RETRY_MAX_NS)
+    return (wait_ns + NS_PER_MS - 1) // NS_PER_MS * (1000 + <int64_t>(key % 101)) // 1000
+
+
 cdef int64_t retry_after_ms(Scheduler core, int32_t flow, int outcome, uint64_t key) noexcept:
     """When to come back: the time in which half of the flow's queue drains. 0: no use. O(1)."""
     cdef Flow* f
     cdef int64_t wait_ns
     if outcome in (
         OUT_REJECTED_TOO_LARGE, OUT_REJECTED_UNKNOWN_TENANT, OUT_EVICTED_TOO_LARGE,
-        OUT_EVICTED_CANCELLED,
+        OUT_EVICTED_CANCELLED, OUT_REJECTED_QUOTA_SIZE,
     ):
         return 0
     if outcome in (OUT_REJECTED_NO_POOL, OUT_REJECTED_DRAINING, OUT_EVICTED_DRAINING):
         return spread(key, 5_000)
+    if outcome == OUT_REJECTED_QUOTA:
+        return later(key, core.quotas.refused_until_ns - core.now_ns)
     f = &core.flows.items[flow]
     wait_ns = min(f.interval_ns if f.interval_ns else NS_PER_S, 100 * NS_PER_S)
     wait_ns *= f.queued // 2 + 1
@@ -164,6 +203,7 @@ cdef void fill_refusal(
     memset(v, 0, sizeof(Verdict))
     v.outcome = outcome
     v.pool = target
+    v.flow = flow
     if flow == NONE:
         return
     v.retry_after_ms = retry_after_ms(core, flow, outcome, key)
@@ -195,6 +235,8 @@ cdef int64_t admit_message(
     if ask.flow == NONE:
         core.received += 1
         return -refuse(core, NONE, OUT_REJECTED_UNKNOWN_TENANT, tag)
+    if core.unknown_refused and ask.flow == core.unknown_flow:
+        count_audit(core, ask.flow, refusal_place(OUT_REJECTED_UNKNOWN_TENANT))
     if ask.target == NONE and m.pool.size:
         core.received += 1
         core.flows.items[ask.flow].received += 1
@@ -208,6 +250,9 @@ cdef int64_t admit_message(
         queue_ttl_ns, shortest(m.queue_ttl_ms, m.deadline_ms) * NS_PER_MS
     )
     ask.reports_progress = m.reports_progress
+    ask.told_output = 0
+    ask.adapter = m.adapter
+    hash_adapter(core, &ask)
     identify(
         core, &ask, m.request_id.at, m.request_id.size,
         tenant_salt(core, ask.flow, &m.tenant, &m.key), m.prompts_hash,

@@ -6,7 +6,8 @@ cdef int enter(Scheduler core, int64_t now_ns) except -1:
         raise InvariantError(core.fuse.what)
     if now_ns < core.now_ns:
         invalid("now_ns", f"time went back by {core.now_ns - now_ns} ns")
-    core.now_ns = now_ns
+    core.now_ns = core.quotas.now_ns = now_ns
+    core.flows.enter(now_ns)
     return 0
 
 
@@ -67,6 +68,8 @@ cdef int32_t register_pool(Scheduler core, bytes name, PoolFigures* f) except -1
             )
         if f.epoch != p.epoch:
             void_leases(core, pool)
+            p.foreign_tokens = 0
+            p.telemetry_at_ns = NONE
         elif p.live and f.block_size != p.block_size:
             invalid("block_size_tokens", "cannot change without a new epoch while leases live")
     if f.principal != NONE:
@@ -88,7 +91,7 @@ cdef int32_t new_pool(Scheduler core, bytes name) except -1:
             if (
                 core.ledger.pools[pool].attached == 0
                 and core.ledger.pools[pool].live == 0
-                and (<Heap>core.flows.candidates[pool + 1]).count == 0
+                and core.flows.queued_for[pool + 1] == 0
             ):
                 break
         else:
@@ -99,6 +102,7 @@ cdef int32_t new_pool(Scheduler core, bytes name) except -1:
         core.pool_list[pool] = name
         core.ledger.clear(pool)
     core.pool_names[name] = pool
+    core.ledger.pools[pool].quota = core.pool_models.get(name, NONE)
     return pool
 
 
@@ -107,6 +111,7 @@ cdef int take_telemetry(
     int64_t used_tokens, int64_t preemptions,
 ) except -1:
     cdef Pool* p = &core.ledger.pools[pool]
+    cdef int64_t elapsed_ns = 0, fresh = 0
     for field, value in (
         ("running", running), ("waiting", waiting), ("used_tokens", used_tokens),
         ("preemptions", preemptions),
@@ -115,9 +120,14 @@ cdef int take_telemetry(
             invalid(field, f"must not be negative, not {value:,}")
     if epoch != p.epoch:
         return 0
+    if p.telemetry_at_ns >= 0:
+        elapsed_ns = core.now_ns - p.telemetry_at_ns
+        fresh = max(<int64_t>0, preemptions - p.engine_preemptions)
     p.engine_running = running
     p.engine_waiting = waiting
     p.engine_used_tokens = used_tokens
     p.engine_preemptions = preemptions
     p.telemetry_at_ns = core.now_ns
+    p.foreign_tokens = max(<int64_t>0, used_tokens - p.promised_blocks * p.block_size)
+    adapt_headroom(core, p, fresh, elapsed_ns)
     return 0

@@ -4,7 +4,7 @@ cdef object as_decision(Scheduler core, Verdict* v):
     return new_tuple(Decision, (
         v.handle, v.tag, v.outcome, v.lease_id, v.pool, v.epoch, v.reserved_tokens,
         v.retry_after_ms, v.position, v.waited_ns, v.queue_max, v.queue_left,
-        v.pool_capacity_tokens, v.pool_free_tokens,
+        v.pool_capacity_tokens, v.pool_free_tokens, v.flow,
     ))
 
 
@@ -13,6 +13,8 @@ cdef int run_timers(Scheduler core) except -1:
     cdef int64_t work = 0
     cdef int32_t i
     cdef Request* r
+    if core.quotas.wakes.count:
+        work = core.quotas.run_timers(core.work_max)
     while core.deadlines.count and core.deadlines.nodes[0].key <= core.now_ns:
         if work >= core.work_max:
             core.has_more = True
@@ -41,12 +43,16 @@ cdef int run_timers(Scheduler core) except -1:
 
 
 cdef int dispatch(Scheduler core) except -1:
-    """Grant while a pool has room for its next request. Strict: a head that does not fit holds
-    its pool (section 3). O(grants * (log n + pools))."""
+    """Grant while a pool has room for its next request. O(grants * (log n + pools)), in the peak
+    form with the leases of a pool for each."""
     cdef uint64_t blocked = 0
     cdef int64_t work = 0
     cdef int32_t pool
+    if core.auditing.count:
+        grant_audited(core)
     while True:
+        if core.quotas.has_work:
+            run_quotas(core)
         pool = emptiest(core, blocked)
         if pool == NONE:
             return 0
@@ -79,58 +85,6 @@ cdef int32_t emptiest(Scheduler core, uint64_t blocked) noexcept:
     return best
 
 
-cdef int32_t head_for(Scheduler core, int32_t pool) except -2:
-    """The request that is next for a pool: the least (counter, seq) among those that must run
-    there and those that may. -1: none. O(1)."""
-    cdef Heap own = <Heap>core.flows.candidates[pool + 1]
-    cdef Heap free = <Heap>core.flows.candidates[0]
-    cdef int32_t shared = NONE
-    if free.count:
-        shared = core.flows.queues[free.nodes[0].id].chain.head
-        if not core.ledger.can_hold(pool, &core.requests.items[shared]):
-            shared = NONE  # another pool's
-    if own.count == 0:
-        return shared
-    if shared != NONE and less(&free.nodes[0], &own.nodes[0]):
-        return shared
-    return core.flows.queues[own.nodes[0].id].chain.head
-
-
-cdef int serve_pool(Scheduler core, int32_t pool) except -1:
-    """Grant or evict one request at the head of a pool: 1; 0 where the pool has to wait."""
-    cdef Pool* p = &core.ledger.pools[pool]
-    cdef int32_t i
-    cdef Request* r
-    cdef int64_t output_tokens, blocks
-    if not p.attached:
-        p.reason = WAIT_DETACHED
-        return 0
-    i = head_for(core, pool)
-    if i == NONE:
-        p.reason = WAIT_STRICT if (<Heap>core.flows.candidates[0]).count else WAIT_NONE
-        return evict_unholdable(core)
-    r = &core.requests.items[i]
-    if r.due_ns <= core.now_ns:  # its timer has not been reached yet
-        evict(core, i, OUT_EVICTED_TTL)
-        return 1
-    if not core.ledger.can_hold(pool, r):  # the pool has shrunk
-        evict(core, i, OUT_EVICTED_TOO_LARGE)
-        return 1
-    if core.requests.states[LIVE] + core.requests.states[SUSPECT] >= core.leases_max:
-        p.reason = WAIT_LIMIT
-        return 0
-    output_tokens = core.predictor.promise(r.flow, core.flows.items[r.flow].live)
-    r.by_sketch = output_tokens != NONE
-    if not r.by_sketch or output_tokens > r.output_max_tokens:
-        output_tokens = r.output_max_tokens
-    blocks = core.ledger.need(pool, r, output_tokens)
-    p.reason = core.ledger.verdict(pool, r, blocks)
-    if p.reason != WAIT_NONE:
-        return 0
-    grant(core, i, pool, blocks, output_tokens)
-    return 1
-
-
 cdef int evict_unholdable(Scheduler core) except -1:
     # A request for any pool, at the head of all, that no registered pool can hold any more: 1.
     cdef Heap free = <Heap>core.flows.candidates[0]
@@ -152,8 +106,10 @@ cdef int grant(
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]
     cdef Verdict v
+    r.ahead_output = output_ahead(core, r)
     core.flows.dequeue(i)
     f.live += 1
+    core.flows.settle(r.flow)
     f.granted += 1
     core.granted += 1
     core.flows.note_grant(r.flow, core.now_ns)
@@ -162,24 +118,36 @@ cdef int grant(
     r.weight_milli = f.weight_milli
     r.waited_ns = core.now_ns - r.arrival_ns
     r.predicted_output = r.promised_output = <int32_t>output_tokens
-    if not r.reports_progress:
-        r.median_output = <int32_t>min(
-            max(<int64_t>0, core.predictor.quantile(r.flow, 1)), r.output_max_tokens
-        )
     r.lease_id = core.lease_next
     core.lease_next += 1
     core.leases.put(<uint64_t>r.lease_id, 0, i)
     core.requests.enter(i, LIVE)
     untag(core, i)
+    if core.ledger.pools[pool].quota != NONE:
+        take_model_quota(core, i)
     core.ledger.reserve(i, blocks)
     r.granted_tokens = r.reserved_blocks * core.ledger.pools[pool].block_size
     renew(core, i)
-    recharge(core, i, r.prompt_tokens, 0, <int64_t>r.median_output * r.sequences)
+    recharge(core, i, r.prompt_tokens, 0, <int64_t>r.ahead_output * r.sequences)
     log_decision(core, r.flow, OUT_GRANTED, r.waited_ns, blocks, pool, r.tag)
     if r.owner >= 0:
         fill_grant(core, &v, i)
         tell(core, &v, r.owner)
     return 0
+
+
+cdef int32_t output_ahead(Scheduler core, const Request* r) noexcept:
+    """What of the output is charged at the grant, of each sequence (section 1). O(1)."""
+    cdef int64_t tokens = 0
+    cdef Asked asked
+    if core.ahead == AHEAD_AVERAGE:
+        tokens = core.flows.items[r.flow].average_milli // 1000
+    elif core.ahead == AHEAD_TOLD:
+        tokens = r.told_output
+    elif not r.reports_progress:
+        asked_of(core, r, &asked)
+        tokens = max(<int64_t>0, core.predictor.quantile(&asked, MEDIAN))
+    return <int32_t>min(tokens, <int64_t>r.output_max_tokens)
 
 
 cdef void fill_grant(Scheduler core, Verdict* v, int32_t i) noexcept:
@@ -193,17 +161,19 @@ cdef void fill_grant(Scheduler core, Verdict* v, int32_t i) noexcept:
     v.epoch = r.epoch
     v.waited_ns = r.waited_ns
     v.reserved_tokens = r.granted_tokens
+    v.flow = r.flow
 
 
 cdef int evict(Scheduler core, int32_t i, int outcome) except -1:
     """Take a queued request out and tell its caller. It is not remembered. O(log n)."""
     cdef Request* r = &core.requests.items[i]
     cdef int32_t flow = r.flow
-    cdef int64_t ahead = core.flows.ahead_of(i)
+    cdef int64_t ahead = core.flows.ahead_of(i), quota_ns = quota_wait_ns(core, i)
     cdef Verdict v
     if r.state != QUEUED:
         raise core.fuse.blow("queue: a request that is not queued was evicted")
     core.flows.dequeue(i)
+    close_bill(core, i, False)
     core.flows.items[flow].refusals[refusal_place(outcome)] += 1
     core.evicted += 1
     log_decision(core, flow, outcome, core.now_ns - r.arrival_ns, 0, r.target, r.tag)
@@ -211,6 +181,8 @@ cdef int evict(Scheduler core, int32_t i, int outcome) except -1:
         fill_refusal(core, &v, flow, r.target, outcome, r.key_lo)
         v.handle = core.requests.handle(i)
         v.tag = r.tag
+        if quota_ns and v.retry_after_ms:
+            v.retry_after_ms = max(v.retry_after_ms, later(r.key_lo, quota_ns))
         v.position = <int32_t>ahead
         v.waited_ns = core.now_ns - r.arrival_ns
         tell(core, &v, r.owner)
@@ -218,6 +190,7 @@ cdef int evict(Scheduler core, int32_t i, int outcome) except -1:
     core.deadlines.remove(i)
     unlink_owner(core, i)
     core.ids.remove(r.key_hi, r.key_lo)
+    core.adapters.let_go(r.adapter)
     core.requests.release(i)
     core.flows.settle(flow)
     return 0
@@ -253,6 +226,7 @@ cdef bint cancel_request(Scheduler core, int32_t i) except -1:
     # Granted, but its caller never heard of it: nothing ran, and a retry is a new request.
     nothing.input_tokens = nothing.cached_tokens = nothing.output_tokens = 0
     account(core, i, &nothing, True)
+    close_bill(core, i, False)
     end_lease(core, i, OUT_CANCELLED)
     forget(core, i)
     return True

@@ -94,10 +94,24 @@ cdef int write_limit(Writer w, int kind, int64_t limit, int64_t left, int64_t re
     return w.close(1, before)
 
 
+# Kinds of limits in the contract, by their place in told_limits().
+cdef int32_t* LIMIT_KINDS = [3, 4, 5, 6, 7]
+
+
+cdef int write_quotas(Writer w, Quotas quotas, int32_t node) except -1:
+    cdef Told told[RATES + 1]
+    cdef int k
+    quotas.tell(node, 0, told)
+    for k in range(RATES, -1, -1):
+        if told[k].limit:
+            write_limit(w, LIMIT_KINDS[k], told[k].limit, told[k].left, told[k].reset_ms)
+    return 0
+
+
 cdef int write_admit_response(
-    Writer w, Verdict* v, bytes pool_name, int64_t lease_ttl_ms
+    Writer w, Verdict* v, bytes pool_name, int64_t lease_ttl_ms, Quotas quotas, int32_t node
 ) except -1:
-    """Fields of an AdmitResponse."""
+    """Fields of an AdmitResponse; `node` begins the chain of quotas that is told, -1: none."""
     cdef size_t before, quota
     w.varint(4, v.waited_ns // 1000)
     before = w.length()
@@ -112,6 +126,8 @@ cdef int write_admit_response(
         w.text(4, OUTCOME_BYTES[v.outcome])
         w.varint(3, v.position)
         quota = w.length()
+        if node != NONE:
+            write_quotas(w, quotas, node)
         if v.pool_capacity_tokens:
             write_limit(w, 2, v.pool_capacity_tokens, v.pool_free_tokens, v.retry_after_ms)
         if v.queue_max:

@@ -77,12 +77,12 @@ cdef int read_replay(
     int64_t* reserved,
 ) except -1:
     """Read, check and resolve a LeaseReplay."""
-    cdef Slice request_id, tenant, key, pool
+    cdef Slice request_id, tenant, key, pool, adapter
     cdef int64_t v[8]  # fields 6 to 13, by number - 6
     cdef int64_t tag
     memset(v, 0, sizeof(v))
     request_id.at, request_id.size = c.at, 0
-    tenant = key = pool = request_id
+    tenant = key = pool = adapter = request_id
     lease_id[0] = 0
     while True:
         tag = read_tag(c)
@@ -91,26 +91,31 @@ cdef int read_replay(
         if tag == 1 << 3 | FIXED64:
             lease_id[0] = <int64_t>read_fixed64(c)
         elif tag == 2 << 3 | LENGTH:
-            request_id = read_slice(c)
+            read_text(c, &request_id)
         elif tag == 3 << 3 | LENGTH:
-            tenant = read_slice(c)
+            read_text(c, &tenant)
         elif tag == 4 << 3 | LENGTH:
             key = read_slice(c)
         elif tag == 5 << 3 | LENGTH:
-            pool = read_slice(c)
+            read_text(c, &pool)
         elif tag & 7 == VARINT and 6 <= tag >> 3 <= 13:
             v[(tag >> 3) - 6] = <int64_t>read_varint(c)
+        elif tag == 14 << 3 | LENGTH:
+            read_text(c, &adapter)
         else:
             skip(c, tag)
     check_whole(c, "replay")
     check_text("request_id", &request_id, 1, ID_BYTES_MAX)
     check_text("tenant", &tenant, 0, NAME_BYTES_MAX)
+    check_text("adapter", &adapter, 0, NAME_BYTES_MAX)
     check_range("reserved_tokens", v[1], 0, TOKENS_MAX)
     check_range("prompt_tokens", v[2], 1, TOKENS_MAX)
     check_range("sequences", v[7], 0, SEQUENCES_MAX)
     check_output(v[2], v[3], max(<int64_t>1, v[7]))
     epoch[0], reserved[0] = v[0], v[1]
     usage[0] = checked_usage(v[4], v[5], v[6])
+    ask.adapter = adapter
+    hash_adapter(core, ask)
     ask.flow = flow_of(core, &tenant, &key)
     ask.target = target_of(core, &pool)
     ask.prompt_tokens = ask.prompt_max_tokens = <int32_t>v[2]

@@ -5,7 +5,7 @@
 # by (counter, sequence number of the head). Under FCFS the counter's place in the key is 0.
 
 cdef enum:
-    REFUSAL_KINDS = 13
+    REFUSAL_KINDS = 14
 
 
 # A counter and the largest charge (2.7 * 10^18) together stay below 2^63.
@@ -14,17 +14,22 @@ cdef int64_t VTC_MAX = <int64_t>1 << 62
 
 
 cdef inline int refusal_place(int outcome) noexcept nogil:
-    return outcome - 16 if outcome < 32 else outcome - 32 + 9
+    return outcome - 16 if outcome < 32 else outcome - 32 + 10
 
 
 REFUSALS = (
-    list(range(OUT_REJECTED_FLOW_QUEUE_FULL, OUT_REJECTED_LIMIT + 1))
+    list(range(OUT_REJECTED_FLOW_QUEUE_FULL, OUT_REJECTED_QUOTA_SIZE + 1))
     + list(range(OUT_EVICTED_TTL, OUT_EVICTED_TOO_LARGE + 1))
 )
 
 
+# For so long an idle flow counts among those that share the pools.
+cdef int64_t LINGER_NS = 10_000_000_000
+
+
 ctypedef struct Flow:
     int64_t vtc
+    int64_t average_milli  # moving average of its outputs, in thousandths of a token
     int64_t interval_ns  # moving average of the time between two grants
     int64_t granted_at_ns  # -1: never
     int64_t promised_tokens, posted_tokens
@@ -33,7 +38,15 @@ ctypedef struct Flow:
     int64_t refusals[REFUSAL_KINDS]
     int32_t weight_milli
     int32_t queued, live
+    int32_t linger_next, linger_prev  # among the flows that were active lately
+    int64_t linger_until_ns  # 0: it does not linger
     int32_t first_queue
+    int32_t quota, own_quota  # first node of its chain; the node of its own limits; -1: none
+    int32_t waits_at  # node whose quota it waits for; -1: none
+    int32_t wait_head, wait_slot  # the request it waits with; its place among the waiters
+    int64_t wait_lift  # of the node, when the flow began to wait
+    bint refuses  # it would rather be refused than wait for its quotas
+    bint audits  # its requests are decided and counted, and all granted at once
 
 
 ctypedef struct Queue:
@@ -51,15 +64,28 @@ cdef class Flows:
     cdef int32_t count, size, queue_count, queue_size
     cdef Heap active  # flows that have something queued or in flight, by counter
     cdef list candidates  # heap of queues for each target
-    cdef bint fcfs
-    cdef int64_t idle_vtc  # counter of the flow that was active last
+    cdef int order  # ORDER_*
+    cdef bint lifts
+    cdef bint lifts_queued  # a flow is active while it has something queued, as in the paper
+    cdef int32_t last_active  # the flow that was active last; -1: none
+    cdef int64_t now_ns
+    cdef int64_t recent_weight  # of the flows that are active or were lately
+    cdef int32_t recent_count
+    cdef int32_t linger_first, linger_last  # those that were, in the order in which they went idle
+    cdef int32_t queued_for[POOLS_MAX + 1]  # requests for each target
     cdef Requests requests
+    cdef Quotas quotas
 
-    def __cinit__(self, bint fcfs, Requests requests):
-        self.fcfs = fcfs
+    def __cinit__(self, int order, bint lifts, bint lifts_queued, Requests requests, Quotas quotas):
+        self.order = order
+        self.lifts = lifts
+        self.lifts_queued = lifts_queued
+        self.last_active = NONE
         self.requests = requests
+        self.quotas = quotas
         self.active = Heap()
         self.candidates = [Heap()]
+        self.linger_first = self.linger_last = NONE
 
     def __dealloc__(self):
         free(self.items)
@@ -74,6 +100,8 @@ cdef class Flows:
         self.items[self.count].weight_milli = weight_milli
         self.items[self.count].first_queue = NONE
         self.items[self.count].granted_at_ns = NONE
+        self.items[self.count].quota = self.items[self.count].own_quota = NONE
+        self.items[self.count].waits_at = self.items[self.count].wait_head = NONE
         self.count += 1
         return self.count - 1
 
@@ -104,16 +132,29 @@ cdef class Flows:
         self.items[flow].first_queue = q
         return q
 
+    cdef int64_t key_of(self, int32_t q) noexcept:
+        """What orders the heads; ties go by arrival. O(1)."""
+        if self.order == ORDER_COUNTER:
+            return self.items[self.queues[q].flow].vtc
+        if self.order == ORDER_INPUT:
+            return self.requests.items[self.queues[q].chain.head].prompt_tokens
+        return 0
+
     cdef int _rank(self, int32_t q) except -1:
         """Give the queue its place among the candidates of its target. O(log n)."""
         cdef Queue* queue = &self.queues[q]
         cdef Heap heap = <Heap>self.candidates[queue.target]
-        if queue.chain.count == 0:
+        if queue.chain.count == 0 or not self.is_billed(queue):
             heap.remove(q)
+            if self.items[queue.flow].quota != NONE:
+                self.ask(queue.flow)
             return 0
+        if self.items[queue.flow].waits_at != NONE:
+            lift_from(self, queue.flow, self.items[queue.flow].waits_at)
+            rekey_waiting(self, queue.flow)
         heap.put(
             q,
-            0 if self.fcfs else self.items[queue.flow].vtc,
+            self.key_of(q),
             self.requests.items[queue.chain.head].seq,
         )
         return 0
@@ -122,8 +163,9 @@ cdef class Flows:
         """Queue request i at the end of its flow. O(log n)."""
         cdef Request* r = &self.requests.items[i]
         cdef int32_t q = self.queue_of(r.flow, r.target + 1)
-        self.activate(r.flow)
+        self.activate(r.flow, True)
         self.items[r.flow].queued += 1
+        self.queued_for[r.target + 1] += 1
         r.ordinal = self.queues[q].ordinal
         self.queues[q].ordinal += 1
         chain_push(&self.queues[q].chain, self.requests.items, i)
@@ -139,8 +181,70 @@ cdef class Flows:
         cdef bint was_head = self.queues[q].chain.head == i
         chain_remove(&self.queues[q].chain, self.requests.items, i)
         self.items[r.flow].queued -= 1
+        self.queued_for[r.target + 1] -= 1
         if was_head:
             self._rank(q)
+        if self.items[r.flow].wait_head == i:
+            quota_lost_head(self, r.flow, i)
+        return 0
+
+    cdef inline bint is_billed(self, Queue* queue) noexcept:
+        """Whether the head of a queue has what its quotas ask."""
+        return (
+            self.items[queue.flow].quota == NONE
+            or self.requests.items[queue.chain.head].bill != 0
+        )
+
+    cdef int ask(self, int32_t flow) except -1:
+        """Note that a flow has a head without a bill, unless it waits already; and that it may
+        be no candidate any more."""
+        cdef Flow* f = &self.items[flow]
+        if f.waits_at != NONE:
+            return self.retire(flow)
+        self.quotas.has_work = True
+        return self.quotas.asking.put(flow, flow, 0)
+
+    cdef bint has_candidate(self, int32_t flow):
+        cdef int32_t q = self.items[flow].first_queue
+        while q != NONE:
+            if (<Heap>self.candidates[self.queues[q].target]).has(q):
+                return True
+            q = self.queues[q].next_queue
+        return False
+
+    cdef int retire(self, int32_t flow) except -1:
+        """A flow that waits for its quota, with no head in the line, is no part of the minimum.
+        O(targets + log n)."""
+        cdef Flow* f = &self.items[flow]
+        if not self.active.has(flow) or self.has_candidate(flow):
+            return 0
+        self.active.remove(flow)
+        self.last_active = flow
+        f.wait_lift = self.quotas.nodes[f.waits_at].lift
+        return rekey_waiting(self, flow)
+
+    cdef int32_t head_without_bill(self, int32_t flow) noexcept:
+        """The oldest head of a flow that has no bill; -1: none. O(targets)."""
+        cdef int32_t q = self.items[flow].first_queue, i, oldest = NONE
+        while q != NONE:
+            i = self.queues[q].chain.head
+            if i != NONE and not self.is_billed(&self.queues[q]):
+                if oldest == NONE or self.requests.items[i].seq < self.requests.items[oldest].seq:
+                    oldest = i
+            q = self.queues[q].next_queue
+        return oldest
+
+    cdef int rank_of(self, int32_t i) except -1:
+        """Give the queue of request i its place."""
+        cdef Request* r = &self.requests.items[i]
+        return self._rank(self.queue_of(r.flow, r.target + 1))
+
+    cdef int rank_all(self, int32_t flow) except -1:
+        """Give all queues of a flow their places. O(targets * log n)."""
+        cdef int32_t q = self.items[flow].first_queue
+        while q != NONE:
+            self._rank(q)
+            q = self.queues[q].next_queue
         return 0
 
     cdef int64_t ahead_of(self, int32_t i) except -1:
@@ -149,23 +253,79 @@ cdef class Flows:
         cdef Queue* queue = &self.queues[self.queue_of(r.flow, r.target + 1)]
         return max(0, r.ordinal - self.requests.items[queue.chain.head].ordinal)
 
-    cdef int activate(self, int32_t flow) except -1:
-        """Lift: a flow that was idle is not served for the time it was away (section 4.1)."""
+    cdef int activate(self, int32_t flow, bint queues) except -1:
+        """The flow gets something queued, or in flight. Lift: one that was idle is not served for
+        the time it was away (section 4.1). O(log n)."""
         cdef Flow* f = &self.items[flow]
-        cdef int64_t least
-        if f.queued or f.live:
+        if f.linger_until_ns:
+            self._unlinger(flow)
+        elif f.queued == 0 and f.live == 0:
+            self.recent_count += 1
+            self.recent_weight += f.weight_milli
+        if self.active.has(flow) or f.waits_at != NONE or (self.lifts_queued and not queues):
             return 0
-        least = self.active.nodes[0].key if self.active.count else self.idle_vtc
-        f.vtc = max(f.vtc, least)
-        self.active.put(flow, f.vtc, flow)
-        return 0
+        if self.lifts:
+            f.vtc = max(f.vtc, self.least_vtc())
+        return self.active.put(flow, f.vtc, flow)
+
+    cdef int64_t least_vtc(self) noexcept:
+        """What a flow is lifted to: the least active counter, else that of the last that was."""
+        if self.active.count:
+            return self.active.nodes[0].key
+        return self.items[self.last_active].vtc if self.last_active != NONE else 0
 
     cdef void settle(self, int32_t flow) noexcept:
-        """The flow may have become idle."""
+        """The flow may have become idle. O(log n)."""
         cdef Flow* f = &self.items[flow]
-        if f.queued == 0 and f.live == 0 and self.active.has(flow):
+        if f.queued:
+            return
+        if self.active.has(flow) and (f.live == 0 or self.lifts_queued):
             self.active.remove(flow)
-            self.idle_vtc = f.vtc
+            self.last_active = flow
+        if f.live or f.linger_until_ns:
+            return
+        f.linger_until_ns = self.now_ns + LINGER_NS
+        f.linger_next = NONE
+        f.linger_prev = self.linger_last
+        if self.linger_last == NONE:
+            self.linger_first = flow
+        else:
+            self.items[self.linger_last].linger_next = flow
+        self.linger_last = flow
+
+    cdef void _unlinger(self, int32_t flow) noexcept:
+        cdef Flow* f = &self.items[flow]
+        f.linger_until_ns = 0
+        if f.linger_prev == NONE:
+            self.linger_first = f.linger_next
+        else:
+            self.items[f.linger_prev].linger_next = f.linger_next
+        if f.linger_next == NONE:
+            self.linger_last = f.linger_prev
+        else:
+            self.items[f.linger_next].linger_prev = f.linger_prev
+
+    cdef void enter(self, int64_t now_ns) noexcept:
+        """Let flows go that have been idle for long. O(1) amortised."""
+        cdef int32_t flow
+        self.now_ns = now_ns
+        while self.linger_first != NONE:
+            flow = self.linger_first
+            if self.items[flow].linger_until_ns > now_ns:
+                break
+            self._leave(flow)
+
+    cdef void _leave(self, int32_t flow) noexcept:
+        self._unlinger(flow)
+        self.recent_count -= 1
+        self.recent_weight -= self.items[flow].weight_milli
+
+    cdef void reweigh(self, int32_t flow, int32_t weight_milli) noexcept:
+        """Give a flow another weight; leases keep theirs. O(1)."""
+        cdef Flow* f = &self.items[flow]
+        if f.linger_until_ns or f.queued or f.live:
+            self.recent_weight += weight_milli - f.weight_milli
+        f.weight_milli = weight_milli
 
     cdef int charge(self, int32_t flow, int64_t weighted_micro) except -1:
         """Add weighted service to the counter; negative: a refund. O(log n)."""
@@ -178,7 +338,9 @@ cdef class Flows:
             self._rebase()
         if self.active.has(flow):
             self.active.put(flow, f.vtc, flow)
-        if self.fcfs:
+        if f.waits_at != NONE:
+            rekey_waiting(self, flow)
+        if self.order != ORDER_COUNTER:
             return 0
         q = f.first_queue
         while q != NONE:
@@ -200,7 +362,8 @@ cdef class Flows:
             self.items[i].vtc = max(<int64_t>0, self.items[i].vtc - base)
             if self.active.has(i):
                 self.active.put(i, self.items[i].vtc, i)
-        self.idle_vtc = max(<int64_t>0, self.idle_vtc - base)
+            if self.items[i].waits_at != NONE:
+                rekey_waiting(self, i)
         for i in range(self.queue_count):
             if self.queues[i].chain.count:
                 self._rank(i)
@@ -215,12 +378,21 @@ cdef class Flows:
             f.interval_ns += (gap - f.interval_ns) // 5 if f.interval_ns else gap
         f.granted_at_ns = now_ns
 
+    cdef void average(self, int32_t flow, int64_t output_tokens) noexcept:
+        """Learn an output, of each sequence: n = (4 n + output) / 5 (section 4.4 of the paper)."""
+        cdef Flow* f = &self.items[flow]
+        if f.average_milli:
+            f.average_milli = (4 * f.average_milli + output_tokens * 1000) // 5
+        else:
+            f.average_milli = output_tokens * 1000
+
     cdef int64_t fairness_gap(self) noexcept:
-        """Largest difference of counters between flows that are backlogged. O(queues)."""
+        """Largest difference of counters between flows that are backlogged, and not by their own
+        quotas. O(queues)."""
         cdef int64_t low = -1, high = -1, vtc
         cdef int32_t q
         for q in range(self.queue_count):
-            if self.queues[q].chain.count:
+            if (<Heap>self.candidates[self.queues[q].target]).has(q):
                 vtc = self.items[self.queues[q].flow].vtc
                 low = vtc if low < 0 else min(low, vtc)
                 high = max(high, vtc)
@@ -232,7 +404,10 @@ cdef class Flows:
         for i in range(self.count):
             self.items[i].interval_ns = 0
             self.items[i].granted_at_ns = NONE
-            if not self.active.has(i):
+            self.items[i].average_milli = 0
+            if self.items[i].queued == 0 and self.items[i].live == 0:
                 self.items[i].vtc = 0
         if self.active.count == 0:
-            self.idle_vtc = 0
+            self.last_active = NONE
+        while self.linger_first != NONE:
+            self._leave(self.linger_first)

@@ -112,3 +112,10 @@ cdef class Heap:
             if self.places[self.nodes[i].id] != i + 1:
                 return False
         return True
+
+
+cdef inline int64_t first_key(Heap heap, int64_t other) noexcept:
+    """The lesser of a heap's least key and another one, where -1 stands for none."""
+    if heap.count == 0 or 0 <= other <= heap.nodes[0].key:
+        return other
+    return heap.nodes[0].key

@@ -1,11 +1,22 @@
 # The life of a lease: Progress, Complete, expiry, void, replay.
 #
-#   event          LIVE              SUSPECT           ENDED (stored answer)   unknown
-#   Progress       renew             renew, LIVE       ENDED                   UNKNOWN
-#   Complete       end               end               the stored answer       NOT_FOUND
-#   TTL passes     SUSPECT           EXPIRED           forgotten               -
-#   new epoch      void, timed on    void, timed on    -                       -
-#   Replay         renew             renew, LIVE       ENDED                   restored LIVE
+# What each event makes of a request. tests/core/test_transitions.py plays every order of events up
+# to a length, and reads what has to come out of this table. none: never asked for, or forgotten.
+# VOID: it lives, but its engine has restarted, so nothing is reserved. "time": the queue TTL
+# passes, or the lease TTL, or, where it is SUSPECT, the grace. "room": another lease ends.
+#
+#   event       none    QUEUED  LIVE    SUSPECT       VOID          VOID_SUSPECT  ENDED
+#   admit       QUEUED  QUEUED  LIVE    SUSPECT       VOID          VOID_SUSPECT  ENDED
+#   room        none    LIVE    LIVE    SUSPECT       VOID          VOID_SUSPECT  ENDED
+#   cancel      none    none    LIVE    SUSPECT       VOID          VOID_SUSPECT  ENDED
+#   progress    none    QUEUED  LIVE    LIVE          VOID          VOID          ENDED
+#   complete    none    QUEUED  ENDED   ENDED         ENDED         ENDED         ENDED
+#   time        none    none    SUSPECT ENDED         VOID_SUSPECT  ENDED         ENDED
+#   epoch       none    QUEUED  VOID    VOID_SUSPECT  VOID          VOID_SUSPECT  ENDED
+#   disconnect  none    none    LIVE    SUSPECT       VOID          VOID_SUSPECT  ENDED
+#   replay      LIVE    QUEUED  LIVE    LIVE          VOID          VOID          ENDED
+#
+# Whatever is not named in a state has no effect there, and never raises.
 
 cdef int32_t find_lease(Scheduler core, int64_t lease_id, int32_t principal) noexcept:
     # Of somebody else's lease nothing is said.
@@ -28,11 +39,13 @@ cdef int renew(Scheduler core, int32_t i) except -1:
     return 0
 
 
-cdef void set_suspect(Scheduler core, int32_t i, bint suspect) noexcept:
+cdef int set_suspect(Scheduler core, int32_t i, bint suspect) except -1:
     cdef Request* r = &core.requests.items[i]
     core.requests.enter(i, SUSPECT if suspect else LIVE)
     if not r.is_void:
         core.ledger.pools[r.pool].suspect += 1 if suspect else -1
+        core.ledger.place(i)
+    return 0
 
 
 cdef int account(Scheduler core, int32_t i, Usage* u, bint is_final) except -1:
@@ -80,11 +93,15 @@ cdef int grow_lease(Scheduler core, int32_t i) except -1:
     cdef Pool* p = &core.ledger.pools[r.pool]
     cdef int64_t each = (r.output_tokens + r.sequences - 1) // r.sequences
     cdef int64_t input_tokens, held, reserved = r.reserved_blocks
+    cdef Asked asked
     # However wrong a report is, a lease cannot hold more than there is.
     cdef int64_t most = min(p.capacity_blocks, <int64_t>1 << 30)
     if each > r.predicted_output:
+        core.predictor.judge(r.flow, adapter_of(core, r), r.evidence, False)
+        r.evidence = BY_NOTHING
+        asked_of(core, r, &asked)
         r.predicted_output = <int32_t>max(
-            each, min(core.predictor.beyond(r.flow, each), r.output_max_tokens)
+            each, min(core.predictor.beyond(&asked, each), r.output_max_tokens)
         )
         reserved = max(reserved, min(core.ledger.need(r.pool, r, r.predicted_output), most))
     # Output means that all input is in the cache, also where nobody counts it.
@@ -92,7 +109,8 @@ cdef int grow_lease(Scheduler core, int32_t i) except -1:
     held = input_tokens * r.n + r.output_tokens
     held = min(blocks_for(p, held, r.sequences), most) if held else 0
     held = max(held, <int64_t>r.posted_blocks)
-    return core.ledger.resize(i, max(reserved, held), held)
+    core.ledger.resize(i, max(reserved, held), held)
+    return core.ledger.place(i)
 
 
 cdef int progress_lease(Scheduler core, int64_t lease_id, int64_t epoch, Usage* u, int32_t principal
@@ -108,12 +126,15 @@ cdef int progress_lease(Scheduler core, int64_t lease_id, int64_t epoch, Usage* 
     account(core, i, u, False)
     recharge(
         core, i, max(r.prompt_tokens, r.input_tokens), r.cached_tokens,
-        max(<int64_t>r.output_tokens, <int64_t>r.median_output * r.sequences),
+        max(<int64_t>r.output_tokens, <int64_t>r.ahead_output * r.sequences),
     )
+    if r.bill:
+        raise_bill(core, i)
     if r.is_void:
         renew(core, i)
         return LS_VOID
     if epoch != r.epoch:
+        core.ledger.place(i)  # its totals are known better; what is reserved stays
         return LS_VOID
     renew(core, i)
     grow_lease(core, i)
@@ -139,6 +160,7 @@ cdef int end_lease(Scheduler core, int32_t i, int outcome) except -1:
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]
     cdef int64_t input_tokens = r.input_tokens, each
+    cdef uint64_t adapter
     if r.state != LIVE and r.state != SUSPECT:
         raise core.fuse.blow("lease: ended twice")
     if input_tokens < 0:  # never reported
@@ -152,12 +174,18 @@ cdef int end_lease(Scheduler core, int32_t i, int outcome) except -1:
             f.cached_tokens -= r.cached_tokens
             r.cached_tokens = 0
     recharge(core, i, input_tokens, r.cached_tokens, r.output_tokens)
+    if r.bill:
+        core.quotas.correct(i, input_tokens, r.output_tokens)
+        core.quotas.settle(i, True)
     if outcome == OUT_COMPLETED:
         f.completed += 1
         core.completed += 1
         each = (r.output_tokens + r.sequences - 1) // r.sequences
-        core.predictor.judge(r.promised_output, each, r.by_sketch)
-        core.predictor.learn(r.flow, each)
+        adapter = adapter_of(core, r)
+        core.predictor.judge(r.flow, adapter, r.evidence, each <= r.promised_output)
+        core.predictor.book(r.flow, r.promised_output, each)
+        core.flows.average(r.flow, each)
+        core.predictor.learn(r.flow, adapter, each)
     elif outcome == OUT_CANCELLED:
         f.cancelled += 1
         core.cancelled += 1
@@ -169,6 +197,8 @@ cdef int end_lease(Scheduler core, int32_t i, int outcome) except -1:
         set_suspect(core, i, False)
     if not r.is_void:
         core.ledger.release(i)
+    core.adapters.let_go(r.adapter)
+    r.adapter = NONE
     core.deadlines.remove(i)
     unlink_owner(core, i)
     log_decision(core, r.flow, outcome, core.now_ns - r.arrival_ns, r.output_tokens, r.pool, r.tag)
@@ -255,6 +285,7 @@ cdef int replay_lease(
             not 0 < lease_id <= LEASE_ID_MAX
             or core.leases.get(<uint64_t>lease_id, 0) != NONE
             or core.ids.get(ask.key.hi, ask.key.lo) != NONE
+            or (ask.adapter.size and not core.adapters.has_room(&ask.adapter_key))
         ):
             return LS_UNKNOWN
         if core.requests.states[LIVE] + core.requests.states[SUSPECT] >= core.leases_max:
@@ -281,6 +312,8 @@ cdef int32_t restore_lease(
     r.flow, r.target, r.pool, r.epoch = ask.flow, ask.target, ask.target, p.epoch
     r.principal, r.weight_milli = ask.principal, f.weight_milli
     r.sequences, r.n = ask.sequences, ask.n
+    if ask.adapter.size:
+        r.adapter = core.adapters.hold(&ask.adapter_key, &ask.adapter)
     r.prompt_tokens, r.prompt_max_tokens = ask.prompt_tokens, ask.prompt_max_tokens
     r.output_max_tokens = ask.output_max_tokens
     r.predicted_output = r.promised_output = ask.output_max_tokens
@@ -289,7 +322,10 @@ cdef int32_t restore_lease(
     r.arrival_ns = core.now_ns
     r.lease_id = lease_id
     r.owner = NONE
-    core.flows.activate(r.flow)
+    take_quota(core, i)
+    if p.quota != NONE:
+        take_model_quota(core, i)
+    core.flows.activate(r.flow, False)
     f.live += 1
     f.received += 1
     f.granted += 1

@@ -1,8 +1,10 @@
-# The KV ledger: blocks promised to leases, pool by pool (sum form).
+# The KV ledger: blocks promised to leases, pool by pool.
 #
-# promised = sum of the reservations of live leases; posted is the part that is materialised. A
-# grant needs promised + need <= capacity - headroom. Growth, replay or a smaller capacity may
-# push promised beyond capacity: the pool is then OVERDRAWN and grants nothing.
+# promised = sum of the reservations of live leases; posted is the part that is materialised. The
+# load of a pool is that sum (sum form) or the greatest load to come (peak form, see peak.pxi), and
+# what the engine says to hold beyond all that was promised. A grant needs load <= capacity -
+# headroom with the new lease counted. Growth, replay or a smaller capacity may push the load beyond
+# what the test allows: the pool is then OVERDRAWN and grants nothing.
 
 cdef enum:  # why a pool grants nothing
     WAIT_NONE = 0
@@ -12,25 +14,38 @@ cdef enum:  # why a pool grants nothing
     WAIT_DETACHED = 4
     WAIT_LIMIT = 5
     WAIT_STRICT = 6
+    WAIT_HEADROOM = 7
+    WAIT_QUOTA = 8
 
-WAIT_REASONS = ["NONE", "KV", "MAX_RUNNING", "OVERDRAWN", "DETACHED", "LIMIT", "STRICT"]
+WAIT_REASONS = [
+    "NONE", "KV", "MAX_RUNNING", "OVERDRAWN", "DETACHED", "LIMIT", "STRICT", "HEADROOM", "QUOTA",
+]
 
 
 ctypedef struct Pool:
     int64_t epoch
-    int64_t capacity_blocks, headroom_blocks
+    int64_t capacity_blocks
+    int64_t headroom_blocks  # less than 0: more is promised than there is
     int64_t promised_blocks, posted_blocks
     int64_t block_size
     int64_t max_running, max_model_tokens
     int64_t live, suspect
     int64_t running_sequences
+    Runs runs
     int32_t first_lease  # chain through pool_next and pool_prev
     int32_t attached  # sessions that offer it, plus one where it is configured
     int32_t configured
     int32_t principal  # who offers it
     int32_t reason
+    int32_t quota  # node of its model; -1: none
     int64_t engine_running, engine_waiting, engine_used_tokens, engine_preemptions
     int64_t telemetry_at_ns
+    int64_t headroom_ppm
+    bint probes  # no preemption has been seen yet
+    bint pressed  # something has waited for cache since the last report of the engine
+    int64_t light_since_ns  # start of the window that runs; -1: none
+    int64_t light_milli, kept_milli  # milli-tokens that flows below their share took, see headroom
+    int64_t foreign_tokens  # that the engine holds beyond all that was promised
 
 
 cdef inline int64_t blocks_for(const Pool* p, int64_t tokens, int64_t sequences) noexcept nogil:
@@ -43,13 +58,15 @@ cdef class Ledger:
     cdef Pool pools[POOLS_MAX]
     cdef int32_t count
     cdef int64_t headroom_ppm
+    cdef bint by_peak
     cdef Requests requests
     cdef Flows flows
     cdef Fuse fuse
 
     def __cinit__(
-        self, int64_t headroom_ppm, Requests requests, Flows flows, Fuse fuse
+        self, bint by_peak, int64_t headroom_ppm, Requests requests, Flows flows, Fuse fuse
     ):
+        self.by_peak = by_peak
         self.headroom_ppm = headroom_ppm
         self.requests = requests
         self.flows = flows
@@ -60,10 +77,34 @@ cdef class Ledger:
         self.count += 1
         return self.count - 1
 
+    def __dealloc__(self):
+        cdef int32_t pool
+        for pool in range(self.count):
+            free(self.pools[pool].runs.items)
+
     cdef void clear(self, int32_t pool) noexcept:
+        free(self.pools[pool].runs.items)  # of a pool that held nothing any more
         memset(&self.pools[pool], 0, sizeof(Pool))
         self.pools[pool].first_lease = NONE
         self.pools[pool].telemetry_at_ns = NONE
+        self.pools[pool].quota = NONE
+        self.learn_anew(pool)
+
+    cdef void learn_anew(self, int32_t pool) noexcept:
+        cdef Pool* p = &self.pools[pool]
+        p.headroom_ppm = self.headroom_ppm
+        p.headroom_blocks = p.capacity_blocks * p.headroom_ppm // 1_000_000
+        p.probes = True
+        p.pressed = False
+        p.light_since_ns = NONE
+        p.light_milli = p.kept_milli = 0
+        p.foreign_tokens = 0
+
+    cdef void forget(self) noexcept:
+        """Headroom and what is kept as new. O(pools)."""
+        cdef int32_t pool
+        for pool in range(self.count):
+            self.learn_anew(pool)
 
     cdef void size(
         self, int32_t pool, int64_t capacity_tokens, int64_t block_size, int64_t max_running,
@@ -72,7 +113,7 @@ cdef class Ledger:
         cdef Pool* p = &self.pools[pool]
         p.block_size = block_size
         p.capacity_blocks = capacity_tokens // block_size
-        p.headroom_blocks = p.capacity_blocks * self.headroom_ppm // 1_000_000
+        p.headroom_blocks = p.capacity_blocks * p.headroom_ppm // 1_000_000
         p.max_running = max_running
         p.max_model_tokens = max_model_tokens
 
@@ -93,18 +134,68 @@ cdef class Ledger:
             r.sequences,
         )
 
-    cdef int verdict(self, int32_t pool, const Request* r, int64_t blocks) noexcept:
-        """Why the request cannot be granted now; WAIT_NONE where it can. O(1)."""
+    cdef int64_t load(self, int32_t pool, const Run* one_more) noexcept:
+        """Tokens that the pool has to hold at worst, with one more lease where it is given.
+        O(1), in the peak form O(leases of the pool)."""
         cdef const Pool* p = &self.pools[pool]
+        cdef int64_t load
+        if self.by_peak:
+            load = runs_peak(&self.pools[pool].runs, self.requests, one_more)
+        else:
+            load = p.promised_blocks * p.block_size
+            if one_more != NULL:
+                load += one_more.whole
+        return load + p.foreign_tokens
+
+    cdef int64_t allowance(self, int32_t pool) noexcept:
+        """The load that the pool's test allows once it is there: what exceeds it, overdraws."""
+        cdef const Pool* p = &self.pools[pool]
+        return (p.capacity_blocks - min(<int64_t>0, p.headroom_blocks)) * p.block_size
+
+    cdef Run figures(self, int32_t pool, const Request* r, int64_t blocks, int64_t output) noexcept:
+        """What a lease adds to the load, with so many blocks reserved and so much output of each
+        sequence to come in all."""
+        cdef const Pool* p = &self.pools[pool]
+        cdef int64_t whole = blocks * p.block_size, each
+        cdef Run run
+        run.left = run.width = 0
+        run.held = run.whole = whole
+        run.id = NONE
+        if not r.reports_progress or r.state == SUSPECT:
+            return run
+        each = (r.output_tokens + r.sequences - 1) // r.sequences
+        run.width = r.sequences
+        run.left = max(<int64_t>0, output - each)
+        run.held = min(<int64_t>r.prompt_tokens * r.n + r.output_tokens, whole)
+        run.left = min(run.left, (whole - run.held) // run.width)
+        run.held += min(
+            run.width * (p.block_size - 1) // 2, whole - run.held - run.width * run.left
+        )
+        return run
+
+    cdef int verdict(
+        self, int32_t pool, const Request* r, int64_t blocks, int64_t output, int64_t kept_tokens
+    ) noexcept:
+        """Why the request cannot be granted now, so many tokens being kept for others; WAIT_NONE
+        where it can. O(1), in the peak form O(leases of the pool)."""
+        cdef const Pool* p = &self.pools[pool]
+        cdef int64_t load
+        cdef Run run
         if p.attached == 0:
             return WAIT_DETACHED
-        if p.promised_blocks > p.capacity_blocks:
+        if self.load(pool, NULL) > self.allowance(pool):
             return WAIT_OVERDRAWN
         if p.max_running and p.running_sequences + r.sequences > p.max_running:
             return WAIT_MAX_RUNNING
         # Headroom is for growth; what is alone in the pool may use it all.
-        if p.live and p.promised_blocks + blocks > p.capacity_blocks - p.headroom_blocks:
+        if p.live == 0:
+            return WAIT_NONE
+        run = self.figures(pool, r, blocks, output)
+        load = self.load(pool, &run)
+        if load > self.allowance(pool):
             return WAIT_KV
+        if load > (p.capacity_blocks - p.headroom_blocks) * p.block_size - kept_tokens:
+            return WAIT_HEADROOM
         return WAIT_NONE
 
     cdef int reserve(self, int32_t i, int64_t blocks) except -1:
@@ -118,7 +209,34 @@ cdef class Ledger:
         p.first_lease = i
         p.live += 1
         p.running_sequences += r.sequences
-        return self.resize(i, blocks, 0)
+        self.resize(i, blocks, 0)
+        return self.place(i)
+
+    cdef int place(self, int32_t i) except -1:
+        """Count a lease in the load as it is now: it was reported, grew or changed its state.
+        O(1)."""
+        cdef Request* r = &self.requests.items[i]
+        cdef Runs* runs = &self.pools[r.pool].runs
+        cdef Run run
+        run = self.figures(r.pool, r, r.reserved_blocks, r.predicted_output)
+        if run.width == 0:
+            self.unplace(i)
+            r.fixed_tokens = run.held
+            runs.fixed_tokens += run.held
+            return 0
+        if r.run == NONE:
+            self.unplace(i)
+            runs_add(runs, self.requests, i)
+        runs_put(runs, r.run, &run)
+        return 0
+
+    cdef void unplace(self, int32_t i) noexcept:
+        cdef Request* r = &self.requests.items[i]
+        cdef Runs* runs = &self.pools[r.pool].runs
+        if r.run != NONE:
+            runs_remove(runs, self.requests, i)
+        runs.fixed_tokens -= r.fixed_tokens
+        r.fixed_tokens = 0
 
     cdef int resize(self, int32_t i, int64_t reserved, int64_t posted) except -1:
         """Let a lease hold `reserved` blocks, `posted` of them materialised. O(1)."""
@@ -142,6 +260,7 @@ cdef class Ledger:
         """Give a lease's reservation back. O(1)."""
         cdef Request* r = &self.requests.items[i]
         cdef Pool* p = &self.pools[r.pool]
+        self.unplace(i)
         self.resize(i, 0, 0)
         if r.pool_prev == NONE:
             p.first_lease = r.pool_next

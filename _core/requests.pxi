@@ -20,12 +20,15 @@ ctypedef struct Request:
     int64_t waited_ns
     int64_t epoch  # of the pool, at the grant
     int64_t granted_tokens  # reserved at the grant
+    int64_t fixed_tokens  # what it adds to the load where it is not among those that grow
+    int64_t bypassed_ns  # when one did for the first time
     int64_t charged  # what the flow's counter carries for it now, in weighted micro-tokens
     int32_t flow
     int32_t target  # pool it has to run in, -1: any
     int32_t pool  # pool of its lease
     int32_t owner  # session slot; 0: unary; -1: nobody listens
     int32_t principal
+    int32_t adapter  # index of its LoRA adapter while it is queued or runs; -1: none
     int32_t weight_milli  # of the flow, at the grant
     int32_t sequences  # prompts times n
     int32_t n  # completions of each prompt
@@ -34,9 +37,12 @@ ctypedef struct Request:
     int32_t output_max_tokens  # of each sequence
     int32_t promised_output  # first prediction, of each sequence
     int32_t predicted_output  # prediction in force, of each sequence
-    int32_t median_output  # charged at the grant, of each sequence
+    int32_t ahead_output  # charged at the grant, of each sequence
+    int32_t told_output  # foretold by the caller, of each sequence
     int32_t input_tokens, cached_tokens, output_tokens  # totals as reported
     int32_t reserved_blocks, posted_blocks
+    int32_t bypassed  # how often another went first while it was the head
+    int32_t run  # place among the leases that grow; -1: none
     int32_t next, prev  # neighbours in the queue, or among the answers
     int32_t owner_next, owner_prev
     int32_t pool_next, pool_prev
@@ -45,8 +51,10 @@ ctypedef struct Request:
     uint8_t state
     uint8_t outcome  # once ENDED
     bint reports_progress
-    bint by_sketch  # the prediction came from samples
+    uint8_t evidence  # what its promise was made from; 0: nothing, or it has been judged
     bint is_void  # the engine restarted: no reservation
+    int32_t bill  # what it took from its quotas; 0: nothing
+    int32_t quota_output  # of all sequences, as it asked its quotas for; 0: it has not asked
 
 
 @cython.final
@@ -87,7 +95,8 @@ cdef class Requests:
         self.items[i].next = self.items[i].prev = NONE
         self.items[i].owner_next = self.items[i].owner_prev = NONE
         self.items[i].pool_next = self.items[i].pool_prev = NONE
-        self.items[i].pool = NONE
+        self.items[i].pool = self.items[i].adapter = NONE
+        self.items[i].run = NONE
         self.states[FREE] += 1
         return i
 

@@ -3,76 +3,29 @@
 cdef class Session
 
 
-# What a caller asks for, checked, names resolved.
-ctypedef struct Ask:
-    Hash128 key
-    uint64_t payload
-    uint64_t tag
-    int64_t queue_ttl_ns  # 0: the default
-    int32_t flow
-    int32_t target  # pool, -1: any
-    int32_t prompt_tokens, prompt_max_tokens, output_max_tokens, sequences, n
-    int32_t owner, principal
-    bint reports_progress
-
-
-# Totals of a report; -1: absent.
-ctypedef struct Usage:
-    int64_t input_tokens, cached_tokens, output_tokens
-
-
-POLICIES = ("fcfs", "vtc")
-
-# Settings of the constructor: default, least and greatest value.
-cdef dict LIMITS = {
-    "lease_id_base": (1, 1, 1 << 62),
-    "queue_ttl_ns": (30 * NS_PER_S, 1, 1 << 60),
-    "lease_ttl_ns": (10 * NS_PER_S, 1, 1 << 60),
-    "lease_grace_ns": (20 * NS_PER_S, 0, 1 << 60),
-    "flow_queue_max": (1_000, 1, 1 << 24),
-    "queue_max": (10_000, 1, 1 << 24),
-    "leases_max": (65_536, 1, 1 << 24),
-    "answers_max": (100_000, 0, 1 << 24),
-    "answer_ttl_ns": (300 * NS_PER_S, 1, 1 << 60),
-    "input_price_micro": (1_000_000, 0, PRICE_MICRO_MAX),
-    "output_price_micro": (2_000_000, 0, PRICE_MICRO_MAX),
-    "cached_price_ppm": (100_000, 0, 1_000_000),
-    "headroom_ppm": (20_000, 0, 900_000),
-    "quantile_ppm": (900_000, 1, 1_000_000),
-    "samples_min": (10, 1, 1_000),
-    "session_open_max": (16_384, 1, 1 << 20),
-    "sessions_max": (4_096, 1, 1 << 20),
-    "work_max": (1_024, 1, 1 << 30),
-}
-
-
-cdef dict checked_limits(dict given):
-    cdef dict limits = {}
-    for name in given:
-        if name not in LIMITS:
-            invalid(name, f"unknown setting; known: {', '.join(LIMITS)}")
-    for name, (default, low, high) in LIMITS.items():
-        limits[name] = given.get(name, default)
-        if not low <= limits[name] <= high:
-            invalid(name, f"must be from {low} to {high}, not {limits[name]}")
-    return limits
-
-
 @cython.final
 cdef class Scheduler:
     cdef readonly int64_t queue_ttl_ns, lease_ttl_ns, lease_grace_ns, answer_ttl_ns
     cdef readonly int64_t flow_queue_max, queue_max, leases_max, answers_max
     cdef readonly int64_t session_open_max, sessions_max, work_max
     cdef int64_t input_price, output_price, cached_ppm
+    cdef int64_t headroom_min_ppm, headroom_max_ppm
+    cdef int64_t bypass_max, bypass_ns
+    cdef bint backfills
+    cdef str policy
+    cdef int ahead  # AHEAD_*
     cdef readonly uint64_t incarnation
     cdef uint64_t k0, k1
     cdef Requests requests
     cdef Flows flows
     cdef Ledger ledger
+    cdef Quotas quotas
     cdef Predictor predictor
     cdef Heap deadlines  # every queued request and every lease, by due_ns or earlier
     cdef Table ids, leases, tags, names
+    cdef Adapters adapters
     cdef dict flow_names, keys, pool_names
+    cdef dict quota_names, pool_models  # nodes of groups and models by name, and of pools' models
     cdef list flow_list, pool_list, sessions, ready_slots, free_slots
     cdef Writer writer
     cdef Chain answers  # ended requests, oldest first
@@ -87,65 +40,108 @@ cdef class Scheduler:
     cdef uint64_t digest_value
     cdef int32_t unknown_flow
     cdef bint draining, has_more
+    cdef dict settings  # as they are now
+    cdef bint unknown_refused  # but for the audit, unknown tenants would be refused
+    cdef Heap auditing  # flows with something queued that is granted whatever it costs
+    cdef dict audited  # flow: what its requests would have met
     cdef Fuse fuse
 
     def __cinit__(
-        self, *, bytes hash_key=b"\0" * 16, str policy="vtc", uint64_t incarnation=1, **limits
+        self, *, bytes hash_key=b"\0" * 16, str policy="vtc", str lift="active", str ledger="peak",
+        str dispatch="backfill", uint64_t incarnation=1, **limits
     ):
         if policy not in POLICIES:
             invalid("policy", f"unknown policy {policy!r}; known: {', '.join(POLICIES)}")
+        if lift not in LIFTS:
+            invalid("lift", f"unknown mode {lift!r}; known: {', '.join(LIFTS)}")
+        if ledger not in LEDGER_FORMS:
+            invalid("ledger", f"unknown form {ledger!r}; known: {', '.join(LEDGER_FORMS)}")
+        if dispatch not in DISPATCH_ORDERS:
+            invalid("dispatch", f"unknown order {dispatch!r}; known: {', '.join(DISPATCH_ORDERS)}")
         if len(hash_key) != 16:
             invalid("hash_key", "must be 16 bytes")
         limits = checked_limits(limits)
-        self.queue_ttl_ns, self.lease_ttl_ns = limits["queue_ttl_ns"], limits["lease_ttl_ns"]
-        self.lease_grace_ns = limits["lease_grace_ns"]
-        self.answer_ttl_ns, self.answers_max = limits["answer_ttl_ns"], limits["answers_max"]
-        self.flow_queue_max, self.queue_max = limits["flow_queue_max"], limits["queue_max"]
-        self.leases_max, self.work_max = limits["leases_max"], limits["work_max"]
-        self.session_open_max = limits["session_open_max"]
-        self.sessions_max = limits["sessions_max"]
-        self.input_price = limits["input_price_micro"]
-        self.output_price = limits["output_price_micro"]
-        self.cached_ppm = limits["cached_price_ppm"]
+        take_settings(self, limits)
+        self.work_max = limits["work_max"]
+        self.backfills = dispatch == "backfill"
+        self.bypass_max, self.bypass_ns = limits["bypass_max"], limits["bypass_ns"]
+        self.headroom_min_ppm = min(limits["headroom_min_ppm"], limits["headroom_ppm"])
+        self.headroom_max_ppm = max(limits["headroom_max_ppm"], limits["headroom_ppm"])
         self.lease_next = limits["lease_id_base"]
         memcpy(&self.k0, <const char*>hash_key, 8)
         memcpy(&self.k1, <const char*>hash_key + 8, 8)
         self.requests = Requests()
-        self.flows = Flows(policy == "fcfs", self.requests)
+        self.policy = policy
+        order, lifts, self.ahead = POLICIES[policy]
         self.fuse = Fuse()
+        self.quotas = Quotas(self.requests, self.fuse)
+        self.flows = Flows(order, lifts, lift == "queued", self.requests, self.quotas)
         self.ledger = Ledger(
-            limits["headroom_ppm"], self.requests, self.flows, self.fuse
+            ledger == "peak", limits["headroom_ppm"], self.requests, self.flows, self.fuse
         )
         self.predictor = Predictor(limits["quantile_ppm"], limits["samples_min"])
+        self.adapters = Adapters(<int32_t>limits["adapters_max"])
         self.deadlines = Heap()
         self.ids, self.leases, self.tags, self.names = Table(), Table(), Table(), Table()
         self.flow_names, self.keys, self.pool_names = {}, {}, {}
+        self.quota_names, self.pool_models = {}, {}
         self.flow_list, self.pool_list = [], []
         self.sessions, self.ready_slots, self.free_slots = [None], [], []
         self.writer = Writer()
         self.incarnation = incarnation
         self.answers.head = self.answers.tail = NONE
         self.unknown_flow = NONE
+        self.auditing = Heap()
+        self.audited = {}
 
     def __dealloc__(self):
         free(self.verdicts)
 
     def set_flow(self, bytes name, int64_t weight_milli):
-        cdef Hash128 h
         if not 0 < len(name) <= NAME_BYTES_MAX:
             invalid("tenant", f"a name has 1 to {NAME_BYTES_MAX} bytes")
         if not 0 < weight_milli <= WEIGHT_MILLI_MAX:
             invalid("weight", f"must be from 0.001 to {WEIGHT_MILLI_MAX // 1000}")
         known = self.flow_names.get(name)
         if known is not None:
-            self.flows.items[<int32_t>known].weight_milli = <int32_t>weight_milli
+            self.flows.reweigh(<int32_t>known, <int32_t>weight_milli)
+            put_name(self, name, known)  # it may have been gone
             return known
         flow = self.flows.add(<int32_t>weight_milli)
         self.flow_names[name] = flow
-        h = sip128(self.k0, self.k1 ^ NAME_SALT, <const uint8_t*><const char*>name, len(name))
-        self.names.put(h.hi, h.lo, flow)
+        put_name(self, name, flow)
         self.flow_list.append(name)
         return flow
+
+    def set_quota(
+        self, int64_t now_ns, bytes name, int32_t parent=NONE, int64_t requests=0,
+        int64_t input_tokens=0, int64_t output_tokens=0, int64_t total_tokens=0,
+        int64_t concurrency=0,
+    ):
+        cdef QuotaLimits limits
+        enter(self, now_ns)
+        if not 0 < len(name) <= NAME_BYTES_MAX:
+            invalid("quota", f"a name has 1 to {NAME_BYTES_MAX} bytes")
+        limits = checked_quota(requests, input_tokens, output_tokens, total_tokens, concurrency)
+        return set_named_quota(self, name, parent, &limits)
+
+    def set_flow_quota(
+        self, int64_t now_ns, int32_t flow, int32_t parent=NONE, bint refuse=False,
+        int64_t requests=0, int64_t input_tokens=0, int64_t output_tokens=0,
+        int64_t total_tokens=0, int64_t concurrency=0,
+    ):
+        cdef QuotaLimits limits
+        enter(self, now_ns)
+        known_flow(self, flow)
+        limits = checked_quota(requests, input_tokens, output_tokens, total_tokens, concurrency)
+        limit_flow(self, flow, parent, refuse, &limits)
+
+    def set_pool_quota(self, int64_t now_ns, bytes pool, int32_t quota):
+        enter(self, now_ns)
+        check_parent(self, quota, 1)
+        self.pool_models[pool] = quota
+        if pool in self.pool_names:
+            self.ledger.pools[<int32_t>self.pool_names[pool]].quota = quota
 
     def set_key(self, bytes api_key_sha256, int32_t flow):
         if len(api_key_sha256) != 32:
@@ -153,10 +149,27 @@ cdef class Scheduler:
         known_flow(self, flow)
         self.keys[api_key_sha256] = flow
 
-    def set_unknown(self, int32_t flow):
+    def set_no_keys(self):
+        self.keys = {}
+
+    def set_unknown(self, int32_t flow, bint refused=False):
         if flow != NONE:
             known_flow(self, flow)
         self.unknown_flow = flow
+        self.unknown_refused = refused
+
+    def set_gone(self, int64_t now_ns, bytes name):
+        enter(self, now_ns)
+        put_name(self, name, NONE)
+
+    def set_flow_mode(self, int64_t now_ns, int32_t flow, bint audit):
+        enter(self, now_ns)
+        known_flow(self, flow)
+        set_audit(self, flow, audit)
+
+    def set_options(self, int64_t now_ns, *, policy=None, **limits):
+        enter(self, now_ns)
+        change_settings(self, policy, limits)
 
     def flow_index(self, bytes name):
         return self.flow_names.get(name, NONE)
@@ -224,7 +237,7 @@ cdef class Scheduler:
         self, int64_t now_ns, int32_t flow, bytes request_id, int64_t input_tokens,
         int64_t max_output_tokens, int32_t pool=NONE, int64_t sequences=1, int64_t queue_ttl_ns=0,
         int64_t deadline_ns=0, bint reports_progress=False, int32_t principal=0, uint64_t tag=0,
-        int64_t n=1,
+        int64_t n=1, bytes adapter=b"", int64_t told_output=0,
     ):
         cdef Ask ask
         cdef int64_t prompts
@@ -240,6 +253,7 @@ cdef class Scheduler:
         check_output(input_tokens * n, max_output_tokens, sequences)
         check_range("queue_ttl_ns", queue_ttl_ns, 0, <int64_t>1 << 60)
         check_range("deadline_ns", deadline_ns, 0, <int64_t>1 << 60)
+        check_range("told_output", told_output, 0, PROMPT_TOKENS_MAX)
         if not NONE <= pool < self.ledger.count:
             invalid("pool", f"no pool has the index {pool}")
         ask.flow = flow
@@ -249,11 +263,13 @@ cdef class Scheduler:
         ask.output_max_tokens = <int32_t>max_output_tokens
         ask.sequences = <int32_t>sequences
         ask.n = <int32_t>n
+        ask.told_output = <int32_t>told_output
         ask.queue_ttl_ns = shortest(queue_ttl_ns, deadline_ns)
         ask.reports_progress = reports_progress
         ask.owner = 0
         ask.principal = principal
         ask.tag = tag
+        take_adapter(self, &ask, adapter)
         identify(self, &ask, <const uint8_t*><const char*>request_id, len(request_id), 0, 0)
         return admit_request(self, &ask)
 
@@ -305,7 +321,8 @@ cdef class Scheduler:
     def next_deadline(self):
         if self.has_more or self.verdict_count:
             return self.now_ns
-        return self.deadlines.nodes[0].key if self.deadlines.count else NONE
+        cdef int64_t first = first_key(self.deadlines, NONE)
+        return first_key(self.quotas.model_wakes, first_key(self.quotas.wakes, first))
 
     def evict_queued(self, int64_t now_ns):
         enter(self, now_ns)
@@ -350,7 +367,7 @@ cdef class Scheduler:
         self, int64_t now_ns, int32_t flow, bytes request_id, int64_t lease_id, int32_t pool,
         int64_t pool_epoch, int64_t reserved_tokens, int64_t prompt_tokens,
         int64_t max_output_tokens, int64_t input_tokens=0, int64_t cached_input_tokens=0,
-        int64_t output_tokens=0, int64_t sequences=1, int32_t principal=0,
+        int64_t output_tokens=0, int64_t sequences=1, int32_t principal=0, bytes adapter=b"",
     ):
         cdef Ask ask
         cdef Usage u
@@ -371,6 +388,7 @@ cdef class Scheduler:
         ask.sequences = <int32_t>sequences
         ask.n = 1
         ask.principal = principal
+        take_adapter(self, &ask, adapter)
         identify(self, &ask, <const uint8_t*><const char*>request_id, len(request_id), 0, 0)
         return replay_lease(self, &ask, lease_id, pool_epoch, reserved_tokens, &u)
 
@@ -379,7 +397,7 @@ cdef class Scheduler:
         (
             v.handle, v.tag, v.outcome, v.lease_id, v.pool, v.epoch, v.reserved_tokens,
             v.retry_after_ms, v.position, v.waited_ns, v.queue_max, v.queue_left,
-            v.pool_capacity_tokens, v.pool_free_tokens,
+            v.pool_capacity_tokens, v.pool_free_tokens, v.flow,
         ) = decision
         if v.outcome not in OUTCOME_BYTES:
             invalid("outcome", f"unknown outcome {v.outcome}")
@@ -391,31 +409,13 @@ cdef class Scheduler:
         return self.digest_value
 
     def describe(self, int64_t now_ns):
-        """The state as text. O(flows + queued)."""
-        stats = self.stats(now_ns, 50)
-        lines = [
-            f"schedsvc core: policy {stats['policy']}, {stats['totals']['queued']} queued,"
-            f" {stats['totals']['live_leases']} leases, digest {stats['digest']:016x}"
-            + (f", HALTED: {self.fuse.what}" if self.fuse.what is not None else "")
-        ]
-        for p in stats["pools"]:
-            lines.append(
-                f"pool {p['name']} epoch {p['epoch']}: {p['promised_tokens']} promised and"
-                f" {p['posted_tokens']} posted of {p['capacity_tokens']} tokens,"
-                f" {p['live_leases']} leases ({p['suspect_leases']} suspect), {p['queued']} queued,"
-                f" waits for {p['wait_reason']}"
-            )
-        for f in stats["flows"]:
-            lines.append(
-                f"flow {f['tenant']} weight {f['weight_milli']}: vtc {f['vtc_micro']},"
-                f" {f['queued']} queued, {f['live_leases']} leases,"
-                f" {f['promised_tokens']} tokens promised"
-            )
-        return "\n".join(lines)
+        return state_text(self, now_ns)
 
     def reset_learned(self):
         self.predictor.forget()
         self.flows.forget()
+        self.ledger.forget()
+        self.quotas.fill_up()
         self.digest_value = 0
         self.prompt_seen_max = 0
 
@@ -428,45 +428,14 @@ cdef class Scheduler:
             "pools": [pool_stats(self, now_ns, i) for i in range(self.ledger.count)],
             "flows": [self.flow_stats(now_ns, i) for i in order],
             "totals": totals_of(self),
-            "policy": "fcfs" if self.flows.fcfs else "vtc",
+            "policy": self.policy,
             "digest": self.digest_value,
             "draining": bool(self.draining),
         }
 
     def flow_stats(self, int64_t now_ns, int32_t flow):
-        cdef Flow* f
-        cdef int32_t q
-        cdef int64_t oldest = now_ns
         known_flow(self, flow)
-        f = &self.flows.items[flow]
-        q = f.first_queue
-        while q != NONE:
-            if self.flows.queues[q].chain.count:
-                oldest = min(
-                    oldest, self.requests.items[self.flows.queues[q].chain.head].arrival_ns
-                )
-            q = self.flows.queues[q].next_queue
-        return {
-            "tenant": self.flow_list[flow].decode(),
-            "weight_milli": f.weight_milli,
-            "vtc_micro": f.vtc,
-            "queued": f.queued,
-            "live_leases": f.live,
-            "promised_tokens": f.promised_tokens,
-            "posted_tokens": f.posted_tokens,
-            "input_tokens": f.input_tokens,
-            "cached_input_tokens": f.cached_tokens,
-            "output_tokens": f.output_tokens,
-            "received": f.received,
-            "granted": f.granted,
-            "completed": f.completed,
-            "cancelled": f.cancelled,
-            "expired": f.expired,
-            "oldest_queued_ms": (now_ns - oldest) // NS_PER_MS,
-            "refusals": refusal_counts(f.refusals),
-            "predicted_p50_tokens": max(0, self.predictor.quantile(flow, 1)),
-            "predicted_quantile_tokens": max(0, self.predictor.quantile(flow, 0)),
-        }
+        return flow_row(self, now_ns, flow)
 
     def check(self):
         """Verify every invariant. O(n)."""
@@ -475,6 +444,7 @@ cdef class Scheduler:
         check_requests(self)
         check_flows(self)
         check_pools(self)
+        check_quotas(self)
         cdef int64_t live = self.requests.states[LIVE] + self.requests.states[SUSPECT]
         require(
             self, self.received == self.granted + self.requests.states[QUEUED] + self.rejected
@@ -489,5 +459,6 @@ cdef class Scheduler:
             self, <int64_t>self.deadlines.count == self.requests.states[QUEUED] + live,
             "every queued request and every lease is timed",
         )
-        require(self, self.deadlines.valid() and self.flows.active.valid(), "heap order")
+        require(self, self.deadlines.valid() and self.flows.active.valid()
+            and self.quotas.wakes.valid(), "heap order")
         require(self, self.answers.count == self.requests.states[ENDED], "stored answers")

@@ -387,7 +387,10 @@ cdef class Session:
         cdef bytes name = b""
         if v.outcome == OUT_GRANTED:
             name = self.core.pool_list[v.pool]
-        write_admit_response(w, v, name, self.core.lease_ttl_ns // NS_PER_MS)
+        write_admit_response(
+            w, v, name, self.core.lease_ttl_ns // NS_PER_MS, self.core.quotas,
+            told_quota(self.core, v),
+        )
         w.close(2, inner)
         w.varint(1, <int64_t>v.tag)
         return w.close(2, before)

@@ -14,7 +14,9 @@ cdef extern from *:
     #else
     #define prefetch_line(p) ((void)(p))
     #endif
+    typedef __int128 wide;
     """
+    ctypedef long long wide  # 128 bits
     void prefetch_line(const void* p) noexcept nogil
 
 
@@ -26,7 +28,9 @@ cdef enum Outcome:
     OUT_REJECTED_NO_POOL = 19
     OUT_REJECTED_DRAINING = 20
     OUT_REJECTED_UNKNOWN_TENANT = 21
+    OUT_REJECTED_QUOTA = 22
     OUT_REJECTED_LIMIT = 24
+    OUT_REJECTED_QUOTA_SIZE = 25
     OUT_EVICTED_TTL = 32
     OUT_EVICTED_CANCELLED = 33
     OUT_EVICTED_DRAINING = 34
@@ -42,7 +46,9 @@ REJECTED_TOO_LARGE = OUT_REJECTED_TOO_LARGE
 REJECTED_NO_POOL = OUT_REJECTED_NO_POOL
 REJECTED_DRAINING = OUT_REJECTED_DRAINING
 REJECTED_UNKNOWN_TENANT = OUT_REJECTED_UNKNOWN_TENANT
+REJECTED_QUOTA = OUT_REJECTED_QUOTA
 REJECTED_LIMIT = OUT_REJECTED_LIMIT
+REJECTED_QUOTA_SIZE = OUT_REJECTED_QUOTA_SIZE
 EVICTED_TTL = OUT_EVICTED_TTL
 EVICTED_CANCELLED = OUT_EVICTED_CANCELLED
 EVICTED_DRAINING = OUT_EVICTED_DRAINING
@@ -60,7 +66,9 @@ OUTCOME_TEXT = {
     OUT_REJECTED_NO_POOL: "no engine of that name is registered",
     OUT_REJECTED_DRAINING: "the scheduler is draining",
     OUT_REJECTED_UNKNOWN_TENANT: "the tenant is unknown and unknown tenants are refused",
+    OUT_REJECTED_QUOTA: "a quota of the tenant is spent",
     OUT_REJECTED_LIMIT: "a limit of the scheduler itself is reached",
+    OUT_REJECTED_QUOTA_SIZE: "larger than a quota of the tenant can ever hold",
     OUT_EVICTED_TTL: "it waited for the whole queue TTL",
     OUT_EVICTED_CANCELLED: "withdrawn by its caller",
     OUT_EVICTED_DRAINING: "the scheduler stopped before its turn came",
@@ -105,15 +113,17 @@ cdef enum:
 TOTAL_TOKENS_MAX = TOKENS_MAX
 
 cdef int64_t LEASE_ID_MAX = <int64_t>1 << 62
-# Names of flows and ids of requests are hashed with the same key, as different kinds.
+# Names of flows and adapters, and ids of requests, have the same key, as different kinds.
 cdef uint64_t NAME_SALT = <uint64_t>0xA5A5A5A5A5A5A5A5
+cdef uint64_t ADAPTER_SALT = <uint64_t>0x5A5A5A5A5A5A5A5A
 cdef int64_t NS_PER_MS = 1_000_000
 cdef int64_t NS_PER_S = 1_000_000_000
 
 Decision = namedtuple(
     "Decision",
     "handle tag outcome lease_id pool pool_epoch reserved_tokens retry_after_ms position"
-    " waited_ns queue_max queue_left pool_capacity_tokens pool_free_tokens",
+    " waited_ns queue_max queue_left pool_capacity_tokens pool_free_tokens"
+    " flow",
 )
 Ended = namedtuple(
     "Ended", "outcome input_tokens cached_input_tokens output_tokens repeated"
@@ -165,6 +175,7 @@ ctypedef struct Verdict:
     int32_t position
     int32_t queue_max
     int32_t queue_left
+    int32_t flow  # whose quotas are told; -1: nobody's
 
 
 cdef int invalid(str field, str description) except -1:

@@ -178,6 +178,13 @@ cdef int check_text(str field, Slice* s, int64_t least, int64_t most) except -1:
     return 0
 
 
+cdef inline void read_text(Cursor* c, Slice* s) noexcept:
+    # The last of several counts, but none may be wrong.
+    if s.size and not is_utf8(s):
+        c.bad = True
+    s[0] = read_slice(c)
+
+
 cdef int check_id(bytes request_id) except -1:
     if not 1 <= len(request_id) <= ID_BYTES_MAX:
         invalid("request_id", f"must have 1 to {ID_BYTES_MAX} bytes, not {len(request_id):,}")
@@ -223,13 +230,13 @@ cdef int parse_admit(AdmitMessage* m, Cursor c) except -1:
         if tag == 0:
             break
         if tag == 1 << 3 | LENGTH:
-            m.request_id = read_slice(&c)
+            read_text(&c, &m.request_id)
         elif tag == 2 << 3 | LENGTH:
-            m.tenant = read_slice(&c)
+            read_text(&c, &m.tenant)
         elif tag == 3 << 3 | LENGTH:
             m.key = read_slice(&c)
         elif tag == 4 << 3 | LENGTH:
-            m.pool = read_slice(&c)
+            read_text(&c, &m.pool)
         elif tag == 5 << 3 | LENGTH:
             packed = read_message(&c)
             while packed.at < packed.end and not packed.bad:
@@ -249,9 +256,9 @@ cdef int parse_admit(AdmitMessage* m, Cursor c) except -1:
             read_fixed64(&c)
             m.hashes += 1
         elif tag == 9 << 3 | LENGTH:
-            m.adapter = read_slice(&c)
+            read_text(&c, &m.adapter)
         elif tag == 10 << 3 | LENGTH:
-            m.request_class = read_slice(&c)
+            read_text(&c, &m.request_class)
         elif tag == 11 << 3 | VARINT:
             m.deadline_ms = <int64_t>read_varint(&c)
         elif tag == 12 << 3 | VARINT:

@@ -18,7 +18,9 @@ REJECTED_TOO_LARGE: int
 REJECTED_NO_POOL: int
 REJECTED_DRAINING: int
 REJECTED_UNKNOWN_TENANT: int
+REJECTED_QUOTA: int
 REJECTED_LIMIT: int
+REJECTED_QUOTA_SIZE: int
 EVICTED_TTL: int
 EVICTED_CANCELLED: int
 EVICTED_DRAINING: int
@@ -32,6 +34,11 @@ LEASE_UNKNOWN: int
 LEASE_LIVE: int
 LEASE_VOID: int
 LEASE_ENDED: int
+
+QUOTA_LIMIT_MAX: int  # the largest limit of a quota
+QUOTA_LEVELS_MAX: int  # a tenant's own limits and the groups above it
+
+LIVE_SETTINGS: frozenset[str]  # that set_options() can change
 
 TOTAL_TOKENS_MAX: int  # the largest total that a report may give
 
@@ -69,6 +76,7 @@ class Decision(NamedTuple):
     queue_left: int
     pool_capacity_tokens: int  # of the pool that it waited for, and what is unpromised
     pool_free_tokens: int
+    flow: int  # whose quotas `encode()` tells; -1: nobody's
 
 class Ended(NamedTuple):
     """The books of a lease after its end."""
@@ -104,19 +112,27 @@ class Scheduler:
         hash_key: bytes = ...,  # 16 bytes; keys every hash of caller-chosen bytes
         lease_id_base: int = 1,  # first lease id; later ones count up
         incarnation: int = 1,  # told to shims, so that they notice a restart
-        policy: str = "vtc",  # "vtc" or "fcfs"
+        policy: str = "vtc",  # a key of POLICIES
+        lift: str = "active",  # "active" or "queued"
+        ledger: str = "peak",  # "peak" or "sum"
+        dispatch: str = "backfill",  # "backfill" or "strict"
         queue_ttl_ns: int = 30_000_000_000,
         lease_ttl_ns: int = 10_000_000_000,
         lease_grace_ns: int = 20_000_000_000,
         flow_queue_max: int = 1_000,
         queue_max: int = 10_000,
         leases_max: int = 65_536,
+        adapters_max: int = 1_024,  # LoRA adapters of queued and running requests
         answers_max: int = 100_000,
         answer_ttl_ns: int = 300_000_000_000,
         input_price_micro: int = 1_000_000,
         output_price_micro: int = 2_000_000,
         cached_price_ppm: int = 100_000,
+        bypass_max: int = 32,
+        bypass_ns: int = 5_000_000_000,
         headroom_ppm: int = 20_000,
+        headroom_min_ppm: int = -300_000,
+        headroom_max_ppm: int = 300_000,
         quantile_ppm: int = 900_000,
         samples_min: int = 10,
         session_open_max: int = 16_384,
@@ -127,10 +143,74 @@ class Scheduler:
     # Configuration. Names are UTF-8 bytes.
     def set_flow(self, name: bytes, weight_milli: int) -> int:
         """Add a flow, or give a known one another weight. Returns its index (from 0)."""
+    def set_quota(
+        self,
+        now_ns: int,
+        name: bytes,
+        parent: int = -1,
+        requests: int = 0,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+        total_tokens: int = 0,
+        concurrency: int = 0,
+    ) -> int:
+        """Add the quota of a group or a model, or give a known one new limits; 0 is no limit.
+
+        The first four are token buckets: so much a minute, and at most so much
+        at once. `parent` is the index of the next level up, -1: none; at most QUOTA_LEVELS_MAX
+        levels, no circle, else CallerError. A bucket starts full; a changed limit leaves taken what
+        was taken. Returns its index (from 0). O(1); O(quotas) where a known one changes parents.
+        """
+    def set_flow_quota(
+        self,
+        now_ns: int,
+        flow: int,
+        parent: int = -1,
+        refuse: bool = False,
+        requests: int = 0,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+        total_tokens: int = 0,
+        concurrency: int = 0,
+    ) -> None:
+        """Give a flow limits of its own (0: none), below the quota `parent` (-1: none).
+
+        A request takes from every level its prompts and its outputs as predicted, before it runs;
+        what it used is settled at its end. Where a level does not hold enough, the flow waits for
+        it, or, where it `refuse`s, the request gets REJECTED_QUOTA at once and those in its queue
+        hold what they took. A request larger than a bucket gets REJECTED_QUOTA_SIZE.
+        O(targets * log n), and O(flows * log n) at the next `poll()`.
+        """
+    def set_pool_quota(self, now_ns: int, pool: bytes, quota: int) -> None:
+        """Let whatever runs in the pool of this name, also a later one, take from a quota too.
+
+        -1: from none. The pool waits while that does not hold enough for its next request.
+        """
+    def set_flow_mode(self, now_ns: int, flow: int, audit: bool) -> None:
+        """Enforce decisions on a flow, or audit it.
+
+        Under audit each request is decided and counted (`audited_refusals`, `audited_waits` of its
+        stats), and granted at the next `poll()`, also where that overdraws a pool or a bucket.
+        Refused are only those that nobody can serve: NO_POOL, DRAINING, LIMIT. What is queued when
+        it begins is granted too. O(1).
+        """
+    def set_gone(self, now_ns: int, name: bytes) -> None:
+        """Let a tenant's name be unknown; its flow serves what it has. `set_flow()` undoes it."""
+    def set_options(self, now_ns: int, *, policy: str | None = None, **limits: int) -> None:
+        """Change settings of the constructor while everything runs, all or none.
+
+        Those of LIVE_SETTINGS, and the policy; another one, or a wrong value, raises CallerError.
+        Leases and queued requests keep their deadlines. O(1), O(queues * log n) for a policy.
+        """
+    def set_no_keys(self) -> None:
+        """Forget all key hashes."""
     def set_key(self, api_key_sha256: bytes, flow: int) -> None:
         """Let this key hash (32 bytes) stand for the flow."""
-    def set_unknown(self, flow: int) -> None:
-        """Serve unknown tenants in this flow; -1 (the default) refuses them."""
+    def set_unknown(self, flow: int, refused: bool = False) -> None:
+        """Serve unknown tenants in this flow; -1 (the default) refuses them.
+
+        `refused`: they would be, but the flow is in audit: each counts as such.
+        """
     def flow_index(self, name: bytes) -> int:
         """Index of a flow, or -1."""
     def set_pool(
@@ -165,13 +245,18 @@ class Scheduler:
         principal: int = 0,
         tag: int = 0,
         n: int = 1,
+        adapter: bytes = b"",
+        told_output: int = 0,
     ) -> int:
         """Ask for one request. Returns a handle (> 0), or the negated outcome where refused.
 
         `input_tokens` is the sum over prompts, each of which gets `n` completions, so that there
         are `sequences` = prompts * n; `max_output_tokens` is the most of each sequence. A repeat
         with the same payload returns the same handle; with another payload it raises
-        CallerError (6). A refusal is not remembered. The verdict comes from `poll()`. O(log n).
+        CallerError (6). A refusal is not remembered. The verdict comes from `poll()`. `adapter`
+        names a LoRA adapter (UTF-8, at most 256 bytes); more than `adapters_max` of them in use at
+        once are refused as REJECTED_LIMIT. `told_output` is what an oracle says of each sequence's
+        output, for the policy vtc-oracle (0: nothing). O(log n).
         """
     def admit_wire(
         self, now_ns: int, principal: int, data: bytes, queue_ttl_ns: int = 0
@@ -233,6 +318,7 @@ class Scheduler:
         output_tokens: int = 0,
         sequences: int = 1,
         principal: int = 0,
+        adapter: bytes = b"",
     ) -> int:
         """Tell a lease that its holder still runs.
 

@@ -21,7 +21,7 @@ from schedsvc._core import (
     Session,
 )
 from schedsvc.clock import SteadyClock
-from schedsvc.config import Config, configure
+from schedsvc.config import Config, configure, reconfigure
 
 __all__ = ["Broken", "Driver", "Waiting", "new_core"]
 
@@ -58,10 +58,8 @@ def new_core(config: Config, now_ns: int, **options: Any) -> Scheduler:
 
 def _out_of_patience(waited_ns: int) -> Decision:
     """Give the verdict for a call that joined in, and whose own TTL passed before the request's."""
-    fields = dict.fromkeys(Decision._fields, 0)
-    return Decision(
-        **{**fields, "outcome": EVICTED_TTL, "retry_after_ms": 1_000, "waited_ns": waited_ns}
-    )
+    nothing = Decision(**dict.fromkeys(Decision._fields, 0))
+    return nothing._replace(outcome=EVICTED_TTL, retry_after_ms=1_000, waited_ns=waited_ns, flow=-1)
 
 
 def _guarded(
@@ -261,6 +259,14 @@ class Driver:
         now_ns = self.clock.now_ns()
         self._core.drain(now_ns)
         self._settle(now_ns)
+
+    @_guarded
+    def reconfigure(self, config: Config, before: Config) -> list[tuple[str, str]]:
+        """Let another configuration be in force from now on; see `config.reconfigure()`."""
+        now_ns = self.clock.now_ns()
+        kept = reconfigure(self._core, config, before, now_ns)
+        self._settle(now_ns)
+        return kept
 
     @_guarded
     def evict_queued(self) -> int:

@@ -10,7 +10,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from schedsvc.driver import Broken, Driver
-from schedsvc.status import OUTCOMES
+from schedsvc.status import LIMIT_KINDS, OUTCOMES
 
 __all__ = ["OTHER", "Metrics"]
 
@@ -47,10 +47,15 @@ _FLOW_ROWS = (
     _Row("requests_completed", True, "completed", "Requests ended as done."),
     _Row("requests_cancelled", True, "cancelled", "Requests ended before they were done."),
     _Row("requests_expired", True, "expired", "Requests whose lease nobody renewed."),
+    _Row("waits_for_quota", False, "waits_for_quota", "1 while a quota holds its next request."),
+    _Row("audit", False, "audit", "1 where decisions are only counted."),
+    _Row("audited_waits", True, "audited_waits", "Requests that would have waited, in audit."),
 )
 _POOL_ROWS = (
     _Row("pool_capacity_tokens", False, "capacity_tokens", "KV cache of the pool, in tokens."),
-    _Row("pool_headroom_tokens", False, "headroom_tokens", "Part kept for growth."),
+    _Row("pool_headroom_tokens", False, "headroom_tokens", "Not promised; below 0: overcommitted."),
+    _Row("pool_load_tokens", False, "load_tokens", "The most it will have to hold at one time."),
+    _Row("pool_kept_tokens", False, "kept_tokens", "Part left for tenants below their share."),
     _Row("pool_promised_tokens", False, "promised_tokens", "Reserved by live leases."),
     _Row("pool_posted_tokens", False, "posted_tokens", "Of these, materialised."),
     _Row("pool_live_leases", False, "live_leases", "Requests that run."),
@@ -82,6 +87,13 @@ _TOTAL_ROWS = (
         "Part of outputs within the predicted quantile.",
         1_000_000,
     ),
+    _Row(
+        "predictor_level_ratio",
+        False,
+        "predictor_level_ppm",
+        "Quantile of all output lengths in use, steered by the coverage.",
+        1_000_000,
+    ),
     _Row("predictor_samples", False, "predictor_samples", "Outputs the predictor knows, decayed."),
     _Row(
         "reserved_to_used_ratio",
@@ -94,7 +106,7 @@ _TOTAL_ROWS = (
     _Row("stored_answers", False, "stored_answers", "Verdicts kept for repeated calls."),
 )
 # Ages and predictions of several flows cannot be summed; the oldest stands for all.
-_MAX_KEYS = frozenset({"oldest_queued_ms"})
+_MAX_KEYS = frozenset({"oldest_queued_ms", "waits_for_quota", "audit"})
 
 
 @dataclass
@@ -113,8 +125,8 @@ class Metrics:
     def __init__(self, driver: Driver, tenants: Sequence[str], tenants_max: int) -> None:
         """Show these tenants; those beyond `tenants_max` are summed up as `other`."""
         self._driver = driver
-        self._shown = tenants[:tenants_max]
-        self._rest = tenants[tenants_max:]
+        self._tenants_max = tenants_max
+        self.show(tenants)
         self._registry = CollectorRegistry(auto_describe=False)
         self._lag = Histogram(
             "schedsvc_event_loop_lag_seconds",
@@ -128,6 +140,11 @@ class Metrics:
             ("method", "code"),
             registry=self._registry,
         )
+
+    def show(self, tenants: Sequence[str]) -> None:
+        """Show these tenants from now on."""
+        self._shown = tenants[: self._tenants_max]
+        self._rest = tenants[self._tenants_max :]
 
     def observe_lag(self, seconds: float) -> None:
         """Note how late a timer was."""
@@ -190,9 +207,12 @@ def _add(total: dict[str, Any], flow: dict[str, Any]) -> None:
     for row in _FLOW_ROWS:
         old, new = total.get(row.key, 0), flow[row.key]
         total[row.key] = max(old, new) if row.key in _MAX_KEYS else old + new
-    refusals = total.setdefault("refusals", {})
-    for outcome, count in flow["refusals"].items():
-        refusals[outcome] = refusals.get(outcome, 0) + count
+    for key in ("refusals", "audited_refusals"):
+        counts = total.setdefault(key, {})
+        for outcome, count in flow[key].items():
+            counts[outcome] = counts.get(outcome, 0) + count
+    # What is left of several tenants' quotas says nothing about any of them.
+    total["quotas"] = []
 
 
 def _families(taken: _Snapshot | None) -> Iterator[Metric]:
@@ -218,6 +238,31 @@ def _families(taken: _Snapshot | None) -> Iterator[Metric]:
     for outcome, count in taken.totals["refusals"].items():
         refusals.add_metric(("", OUTCOMES[outcome].name), count)
     yield refusals
+    audited = CounterMetricFamily(
+        "schedsvc_audited_refusals",
+        "Requests that would have been refused, had the tenant not been in audit.",
+        labels=("tenant", "reason"),
+    )
+    for tenant, flow in taken.flows.items():
+        for outcome, count in flow["audited_refusals"].items():
+            audited.add_metric((tenant, OUTCOMES[outcome].name), count)
+    yield audited
+    yield from _quotas(taken)
+
+
+def _quotas(taken: _Snapshot) -> Iterator[Metric]:
+    labels = ("tenant", "kind")
+    limits = GaugeMetricFamily(
+        "schedsvc_quota_limit", "What a tenant may use, a minute or at once.", labels=labels
+    )
+    left = GaugeMetricFamily("schedsvc_quota_remaining", "What is left of it.", labels=labels)
+    for tenant, flow in taken.flows.items():
+        for row in flow["quotas"]:
+            kind = LIMIT_KINDS[row["kind"]]
+            limits.add_metric((tenant, kind), row["limit"])
+            left.add_metric((tenant, kind), row["remaining"])
+    yield limits
+    yield left
 
 
 def _rows(

@@ -10,11 +10,13 @@ from google.rpc import (  # type: ignore[import-untyped]
     status_pb2,
 )
 from grpc_status import rpc_status
+from schedsvc_client.v1 import quota_pb2
 
 from schedsvc import _core
 from schedsvc._core import CallerError
 
 __all__ = [
+    "LIMIT_KINDS",
     "OUTCOMES",
     "UNARY_ERRORS",
     "Failure",
@@ -51,6 +53,8 @@ OUTCOMES: dict[int, OutcomeRow] = {
     _core.REJECTED_NO_POOL: OutcomeRow("rejected_no_pool"),
     _core.REJECTED_DRAINING: OutcomeRow("rejected_draining", grpc.StatusCode.UNAVAILABLE),
     _core.REJECTED_UNKNOWN_TENANT: OutcomeRow("rejected_unknown_tenant"),
+    _core.REJECTED_QUOTA: OutcomeRow("rejected_quota"),
+    _core.REJECTED_QUOTA_SIZE: OutcomeRow("rejected_quota_size"),
     _core.REJECTED_LIMIT: OutcomeRow("rejected_limit", grpc.StatusCode.RESOURCE_EXHAUSTED),
     _core.EVICTED_TTL: OutcomeRow("evicted_ttl"),
     _core.EVICTED_CANCELLED: OutcomeRow("evicted_cancelled"),
@@ -59,6 +63,13 @@ OUTCOMES: dict[int, OutcomeRow] = {
     _core.COMPLETED: OutcomeRow("completed"),
     _core.CANCELLED: OutcomeRow("cancelled"),
     _core.EXPIRED: OutcomeRow("expired"),
+}
+
+#: What a limit counts, by the number of its kind in the contract, as metrics call it.
+LIMIT_KINDS = {
+    number: name.removeprefix("LIMIT_KIND_").lower()
+    for name, number in quota_pb2.LimitKind.items()
+    if number
 }
 
 #: Outcomes that a unary Admit answers with a gRPC error.

@@ -6,7 +6,8 @@ import { loadPackageDefinition } from '@grpc/grpc-js';
 import { loadSync } from '@grpc/proto-loader';
 import protobuf from 'protobufjs';
 
-const PROTO = fileURLToPath(new URL('../../proto/schedsvc/v1/scheduler.proto', import.meta.url));
+const FOLDER = fileURLToPath(new URL('../../proto', import.meta.url));
+const PROTO = 'schedsvc/v1/scheduler.proto';
 
 // 64-bit numbers stay text, because a lease id does not fit into a JavaScript number.
 const OPTIONS = { longs: String, enums: String, bytes: String, defaults: true };
@@ -15,8 +16,8 @@ const OPTIONS = { longs: String, enums: String, bytes: String, defaults: true };
  * The class of raw service clients. With `keepCase`, fields are spelled as in the .proto file,
  * else in camel case.
  */
-export function serviceClient({ keepCase = false, proto = PROTO } = {}) {
-  const definition = loadSync(proto, { ...OPTIONS, keepCase });
+export function serviceClient({ keepCase = false, folder = FOLDER } = {}) {
+  const definition = loadSync(PROTO, { ...OPTIONS, keepCase, includeDirs: [folder] });
   return loadPackageDefinition(definition).schedsvc.v1.SchedulerService;
 }
 

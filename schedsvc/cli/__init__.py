@@ -21,7 +21,17 @@ _COMMANDS = {
     "emulate": ("schedsvc.emulator.cli:emulate", "Serve an emulated engine in OpenAI's format."),
     "load": ("schedsvc.load.cli:load", "Send a trace of requests to an OpenAI-compatible server."),
     "workload": ("schedsvc.workload.cli:workload", "Read, describe, convert and make traces."),
+    "converse": (
+        "schedsvc.workload.cli.conversations:converse",
+        "Hold conversations with an OpenAI-compatible server.",
+    ),
+    "prefix": ("schedsvc.workload.cli.prefix:prefix", "Tell what the prompts of a trace share."),
     "sim": ("schedsvc.sim.cli:sim", "Simulate what a configuration does to a trace."),
+    "simtest": ("schedsvc.sim.faults.cli:simtest", "Test the scheduler against every fault."),
+    "predict": (
+        "schedsvc.sim.cli.predict:predict",
+        "Measure what output lengths are promised to a trace.",
+    ),
     "demo": ("schedsvc.demo.cli:demo", "Show a noisy neighbour, without and with the scheduler."),
 }
 

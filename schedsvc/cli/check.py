@@ -101,12 +101,34 @@ def _summary(config: Config) -> list[tuple[str, str]]:
             f"renewed within {settings.lease_ttl_ms / 1_000:g} s,"
             f" released {settings.lease_grace_ms / 1_000:g} s later",
         ),
+        ("mode", _mode(config)),
         ("tenants", _tenants(config)),
+        ("quotas", _quotas(config)),
         ("unknown tenants", unknown),
         ("pools", ", ".join(pool.name for pool in config.pools) or "as shims register them"),
         ("metrics", metrics),
         ("log", f"{config.log.format}, {config.log.level}"),
     ]
+
+
+def _mode(config: Config) -> str:
+    others = [tenant.name for tenant in config.tenants if tenant.mode not in (None, config.mode)]
+    but = f"; not so for {', '.join(others[:_TENANTS_SHOWN])}" if others else ""
+    return f"{config.mode}{but}{' and others' if len(others) > _TENANTS_SHOWN else ''}"
+
+
+def _quotas(config: Config) -> str:
+    own = sum(tenant.quota is not None for tenant in config.tenants)
+    parts = [
+        f"{count:,} {name}{'s' if count != 1 else ''}"
+        for count, name in (
+            (own, "tenant"),
+            (len(config.groups), "group"),
+            (len(config.models), "model"),
+        )
+        if count
+    ]
+    return f"of {', '.join(parts)}" if parts else "none"
 
 
 def _listener(config: Config, listener: Listener) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from schedsvc.config import ConfigError, load
-from schedsvc.server import ListenError
+from schedsvc.server import ListenError, RecordingError
 from schedsvc.server import serve as run
 
 _EPILOG = """\b
@@ -13,7 +13,8 @@ Example:
   schedsvc serve --config schedsvc.yaml
 
 SIGTERM or SIGINT drains: nothing new is admitted, what is queued and running gets limits.drain_ms.
-A second signal stops at once.
+A second signal stops at once. SIGHUP reloads the file: policy, prices, limits, tenants, weights,
+keys, quotas and modes change while everything runs; a file with an error changes nothing.
 """
 
 
@@ -30,7 +31,14 @@ A second signal stops at once.
     type=click.Path(dir_okay=False, path_type=Path),
     help='Write {"targets": [...], "metrics": URL} here as JSON while listening.',
 )
-def serve(config_file: Path, ready_file: Path | None) -> None:
+@click.option(
+    "--watch-config",
+    "watch_s",
+    type=click.FloatRange(min=0.1),
+    metavar="SECONDS",
+    help="Also reload the file when it has changed; look this often.",
+)
+def serve(config_file: Path, ready_file: Path | None, watch_s: float | None) -> None:
     """Serve admission over gRPC until SIGTERM or SIGINT."""
     try:
         config = load(config_file)
@@ -43,6 +51,6 @@ def serve(config_file: Path, ready_file: Path | None) -> None:
             f"the folder of {ready_file} does not exist", param_hint="--ready-file"
         )
     try:
-        run(config, ready_file)
-    except ListenError as error:
+        run(config, ready_file, config_file=config_file, watch_s=watch_s or 0.0)
+    except (ListenError, RecordingError) as error:
         raise click.ClickException(str(error)) from None

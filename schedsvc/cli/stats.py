@@ -13,6 +13,8 @@ from rich.table import Table
 from schedsvc_client import SchedulerError, tls_credentials
 from schedsvc_client.sync import Scheduler
 
+#: Kinds of schedsvc.v1.LimitKind, short.
+_UNITS = {3: "req/min", 4: "in/min", 5: "out/min", 6: "tok/min", 7: "at once"}
 _EPILOG = """\b
 Example:
   schedsvc stats --target unix:/run/schedsvc/schedsvc.sock
@@ -126,7 +128,9 @@ def _view(snapshot: Any) -> RenderableType:
             f"{pool.queued:,}",
             pool.wait_reason,
         )
-    flows = _table("tenant", "weight", "queued", "leases", "input", "cached", "output", "refused")
+    flows = _table(
+        "tenant", "weight", "queued", "leases", "input", "cached", "output", "refused", "quota left"
+    )
     for flow in snapshot.flows:
         numbers = (
             flow.queued,
@@ -137,7 +141,10 @@ def _view(snapshot: Any) -> RenderableType:
             sum(entry.count for entry in flow.refusals),
         )
         flows.add_row(
-            flow.tenant, f"{flow.weight_milli / 1_000:g}", *(f"{number:,}" for number in numbers)
+            flow.tenant + (" (audit)" if flow.audit else ""),
+            f"{flow.weight_milli / 1_000:g}",
+            *(f"{number:,}" for number in numbers),
+            _quota_left(flow),
         )
     line = (
         f"policy {snapshot.policy}{', draining' if snapshot.draining else ''};"
@@ -147,6 +154,16 @@ def _view(snapshot: Any) -> RenderableType:
         f" of {totals.fairness_bound_micro / 1e6:,.0f} tokens"
     )
     return Group(line, pools, flows)
+
+
+def _quota_left(flow: Any) -> str:
+    """Return how much is left of the tightest of a tenant's quotas."""
+    if not flow.quotas:
+        return ""
+    tightest = min(flow.quotas, key=lambda limit: limit.remaining / limit.limit)
+    unit = _UNITS.get(tightest.kind, "")
+    waits = ", waits" if flow.waits_for_quota else ""
+    return f"{tightest.remaining:,} of {tightest.limit:,} {unit}{waits}"
 
 
 def _table(name: str, *numbers: str) -> Table:

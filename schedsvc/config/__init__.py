@@ -4,10 +4,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import ValidationError
 
+from schedsvc.config.apply import Configurable, configure, needs_restart, reconfigure
 from schedsvc.config.explain import explain
 from schedsvc.config.models import Config
 from schedsvc.config.places import Place, Problem, YamlText, path_text, read_yaml
@@ -24,9 +24,11 @@ __all__ = [
     "Reading",
     "configure",
     "load",
+    "needs_restart",
     "path_text",
     "problem_text",
     "read",
+    "reconfigure",
     "token_digest",
 ]
 
@@ -108,48 +110,3 @@ def _check(source: YamlText, folder: Path, environ: Mapping[str, str]) -> Readin
     ordered = sorted(found.values(), key=lambda problem: problem.place)
     warnings = [Problem(source.place(path), path, message) for path, message in advice(data)]
     return Reading(None if ordered else config, ordered, warnings)
-
-
-class Configurable(Protocol):
-    """What `configure` needs of the core's Scheduler."""
-
-    def set_flow(self, name: bytes, weight_milli: int) -> int:
-        """Add a flow."""
-
-    def set_key(self, api_key_sha256: bytes, flow: int) -> None:
-        """Let a key hash stand for a flow."""
-
-    def set_unknown(self, flow: int) -> None:
-        """Serve unknown tenants in a flow."""
-
-    def set_pool(
-        self,
-        now_ns: int,
-        name: bytes,
-        epoch: int,
-        capacity_tokens: int,
-        block_size_tokens: int,
-        max_running: int = 0,
-        max_model_tokens: int = 0,
-    ) -> int:
-        """Register a pool."""
-
-
-def configure(core: Configurable, config: Config, now_ns: int) -> None:
-    """Tell a fresh core its flows, keys and pools. O(tenants + pools)."""
-    for tenant in config.tenants:
-        flow = core.set_flow(tenant.name.encode(), tenant.weight_milli)
-        for key in tenant.api_keys_sha256:
-            core.set_key(bytes.fromhex(key), flow)
-    if config.unknown_tenants == "share":
-        core.set_unknown(core.set_flow(UNKNOWN_TENANT.encode(), config.unknown_weight_milli))
-    for pool in config.pools:
-        core.set_pool(
-            now_ns,
-            pool.name.encode(),
-            pool.epoch,
-            pool.capacity_tokens,
-            pool.block_size_tokens,
-            pool.max_running,
-            pool.max_model_tokens,
-        )

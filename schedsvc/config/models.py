@@ -10,14 +10,18 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 __all__ = [
     "Auth",
     "Config",
+    "Group",
     "Limits",
     "Listener",
     "Log",
     "Metrics",
+    "Model",
     "Pool",
     "Prices",
+    "Quota",
     "Scheduler",
     "Tenant",
+    "TenantQuota",
     "Tls",
     "Token",
 ]
@@ -52,6 +56,7 @@ WeightMilli = Annotated[int, BeforeValidator(_fixed_point(3, "0.001", "1000000")
 PriceMicro = Annotated[int, BeforeValidator(_fixed_point(6, "0", "10"))]
 RatioPpm = Annotated[int, BeforeValidator(_fixed_point(6, "0", "1"))]
 HeadroomPpm = Annotated[int, BeforeValidator(_fixed_point(6, "0", "0.9"))]
+HeadroomMinPpm = Annotated[int, BeforeValidator(_fixed_point(6, "-0.9", "0.9"))]
 QuantilePpm = Annotated[int, BeforeValidator(_fixed_point(6, "0.5", "0.999"))]
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
 TenantName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -59,6 +64,14 @@ Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[
 FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$")]
 AuthKind = Literal["none", "token", "certificate"]
+#: The core's own bound.
+_QUOTA_MAX = 1_000_000_000_000
+
+Requests = Annotated[int, Field(ge=1, le=_QUOTA_MAX)]
+Tokens = Annotated[int, Field(ge=1, le=_QUOTA_MAX)]
+#: The least request has a token of input and one of output.
+AllTokens = Annotated[int, Field(ge=2, le=_QUOTA_MAX)]
+Mode = Literal["enforce", "audit"]
 
 
 class Section(BaseModel):
@@ -111,7 +124,8 @@ class Prices(Section):
 class Scheduler(Section):
     """The core's settings."""
 
-    policy: Literal["vtc", "fcfs"] = "vtc"
+    policy: Literal["vtc", "vtc-predict", "lcf", "fcfs", "sif"] = "vtc"
+    lift: Literal["active", "queued"] = "active"
     prices: Prices = Prices()
     queue_ttl_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 30_000
     lease_ttl_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 10_000
@@ -119,9 +133,16 @@ class Scheduler(Section):
     flow_queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
     queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     leases_max: Annotated[int, Field(ge=1, le=1_000_000)] = 65_536
+    adapters_max: Annotated[int, Field(ge=1, le=65_536)] = 1_024
     answers_max: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
     answer_ttl_ms: Annotated[int, Field(ge=1, le=86_400_000)] = 300_000
+    ledger: Literal["peak", "sum"] = "peak"
+    dispatch: Literal["backfill", "strict"] = "backfill"
+    bypass_max: Annotated[int, Field(ge=0, le=1_000_000)] = 32
+    bypass_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 5_000
     headroom_ppm: Annotated[HeadroomPpm, Field(alias="headroom")] = 20_000
+    headroom_min_ppm: Annotated[HeadroomMinPpm, Field(alias="headroom_min")] = -300_000
+    headroom_max_ppm: Annotated[HeadroomPpm, Field(alias="headroom_max")] = 300_000
     quantile_ppm: Annotated[QuantilePpm, Field(alias="quantile")] = 900_000
     samples_min: Annotated[int, Field(ge=1, le=1_000)] = 10
 
@@ -137,6 +158,49 @@ class Limits(Section):
     drain_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 30_000
     handshake_ms: Annotated[int, Field(ge=100, le=120_000)] = 10_000
     keepalive_ms: Annotated[int, Field(ge=1_000, le=7_200_000)] = 30_000
+    record_max_mb: Annotated[int, Field(ge=1, le=1_000_000)] = 1_024
+
+
+class Quota(Section):
+    """Limits of one level; one that is absent does not limit."""
+
+    requests_per_minute: Requests | None = None
+    input_tokens_per_minute: Tokens | None = None
+    output_tokens_per_minute: Tokens | None = None
+    tokens_per_minute: AllTokens | None = None
+    concurrency: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+
+    def core_limits(self) -> dict[str, int]:
+        """Keyword arguments for the core; 0 is no limit."""
+        return {
+            "requests": self.requests_per_minute or 0,
+            "input_tokens": self.input_tokens_per_minute or 0,
+            "output_tokens": self.output_tokens_per_minute or 0,
+            "total_tokens": self.tokens_per_minute or 0,
+            "concurrency": self.concurrency or 0,
+        }
+
+
+class TenantQuota(Quota):
+    """Limits of one tenant, and what becomes of a request that exceeds them."""
+
+    over: Literal["wait", "refuse"] = "wait"
+
+
+class Group(Section):
+    """A quota that tenants and other groups share."""
+
+    name: Name
+    parent: Name | None = None
+    quota: Quota = Quota()
+
+
+class Model(Section):
+    """A quota of whatever runs in some pools, for all tenants."""
+
+    name: Name
+    pools: Annotated[list[Name], Field(min_length=1, max_length=64)]
+    quota: Quota = Quota()
 
 
 class Tenant(Section):
@@ -145,6 +209,9 @@ class Tenant(Section):
     name: TenantName
     weight_milli: Annotated[WeightMilli, Field(alias="weight")] = 1_000
     api_keys_sha256: list[Sha256] = []
+    group: Name | None = None
+    quota: TenantQuota | None = None
+    mode: Mode | None = None
 
 
 class Pool(Section):
@@ -178,19 +245,27 @@ class Config(Section):
     listeners: Annotated[list[Listener], Field(min_length=1, max_length=64)]
     auth: Auth = Auth()
     scheduler: Scheduler = Scheduler()
+    mode: Mode = "enforce"
     limits: Limits = Limits()
     unknown_tenants: Literal["share", "refuse"] = "share"
     unknown_weight_milli: Annotated[WeightMilli, Field(alias="unknown_tenants_weight")] = 100
     tenants: list[Tenant] = []
+    groups: Annotated[list[Group], Field(max_length=1_000)] = []
+    models: Annotated[list[Model], Field(max_length=64)] = []
     pools: Annotated[list[Pool], Field(max_length=64)] = []
     metrics: Metrics | None = None
     log: Log = Log()
+    record: FilePath | None = None
 
     _folder: Path = PrivateAttr(default=Path())
 
     def resolve(self, path: str) -> Path:
         """Return a path of the file; a relative one starts in the file's own folder."""
         return self._folder / Path(path).expanduser()
+
+    def audits(self, tenant: Tenant) -> bool:
+        """Whether the requests of a tenant are decided and counted, but never refused."""
+        return (tenant.mode or self.mode) == "audit"
 
     def auth_kind(self, listener: Listener) -> AuthKind:
         """Return how callers of a listener prove who they are."""
@@ -211,12 +286,20 @@ class Config(Section):
             "flow_queue_max": settings.flow_queue_max,
             "queue_max": settings.queue_max,
             "leases_max": settings.leases_max,
+            "adapters_max": settings.adapters_max,
             "answers_max": settings.answers_max,
             "answer_ttl_ns": settings.answer_ttl_ms * _MS,
             "input_price_micro": settings.prices.input_micro,
             "output_price_micro": settings.prices.output_micro,
             "cached_price_ppm": settings.prices.cached_ppm,
+            "lift": settings.lift,
+            "ledger": settings.ledger,
+            "dispatch": settings.dispatch,
+            "bypass_max": settings.bypass_max,
+            "bypass_ns": settings.bypass_ms * _MS,
             "headroom_ppm": settings.headroom_ppm,
+            "headroom_min_ppm": settings.headroom_min_ppm,
+            "headroom_max_ppm": settings.headroom_max_ppm,
             "quantile_ppm": settings.quantile_ppm,
             "samples_min": settings.samples_min,
             "session_open_max": self.limits.session_open_max,

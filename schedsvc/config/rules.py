@@ -4,6 +4,7 @@ They read the plain data, so that they are heard also where some field elsewhere
 skips quietly what has another type than it needs, because the models name that.
 """
 
+import os
 import ssl
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +12,9 @@ from functools import partial
 from pathlib import Path as FilePath
 from typing import Any
 
-from schedsvc.config.places import Path, path_text
+from schedsvc.config.places import Path
+from schedsvc.config.plain import Finding, Once, items, mapping, name_bytes
+from schedsvc.config.quota_rules import quota_findings
 from schedsvc.config.tokens import token_digest
 
 __all__ = ["RESERVED_TENANTS", "UNKNOWN_TENANT", "advice", "broken_rules"]
@@ -23,8 +26,6 @@ RESERVED_TENANTS = (UNKNOWN_TENANT, "other")
 _UNIX_PATH_BYTES_MAX = 107
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
-Finding = tuple[Path, str]
-
 
 def broken_rules(data: Any, folder: FilePath, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Yield path and message of each broken rule. O(file)."""
@@ -34,7 +35,9 @@ def broken_rules(data: Any, folder: FilePath, environ: Mapping[str, str]) -> Ite
     yield from _tokens(data, folder, environ)
     yield from _tenants(data)
     yield from _pools(data)
-    scheduler = _mapping(data.get("scheduler"))
+    yield from quota_findings(data)
+    yield from _record(data, folder)
+    scheduler = mapping(data.get("scheduler"))
     flow_max, queue_max = scheduler.get("flow_queue_max"), scheduler.get("queue_max", 10_000)
     if isinstance(flow_max, int) and isinstance(queue_max, int) and flow_max > queue_max:
         message = f"is larger than queue_max ({queue_max}), so it would never be reached"
@@ -45,12 +48,12 @@ def advice(data: Any) -> Iterator[Finding]:
     """Yield path and message of what is allowed and yet worth a second look. O(file)."""
     if not isinstance(data, dict):
         return
-    tokens = _items(_mapping(data.get("auth")).get("tokens"))
-    for i, entry in _items(data.get("listeners")):
+    tokens = items(mapping(data.get("auth")).get("tokens"))
+    for i, entry in items(data.get("listeners")):
         tcp = entry.get("tcp")
         if not isinstance(tcp, str) or tcp.startswith(_LOOPBACK):
             continue
-        certified = "client_ca" in _mapping(entry.get("tls"))
+        certified = "client_ca" in mapping(entry.get("tls"))
         auth = entry.get("auth") or ("certificate" if certified else "token" if tokens else "none")
         if auth == "none":
             yield (
@@ -59,36 +62,12 @@ def advice(data: Any) -> Iterator[Finding]:
             )
         elif "tls" not in entry:
             yield ("listeners", i), f"{tcp} has no TLS: tokens travel in clear"
-    listen = _mapping(data.get("metrics")).get("listen")
+    listen = mapping(data.get("metrics")).get("listen")
     if isinstance(listen, str) and ":" in listen and not listen.startswith(_LOOPBACK):
         what = "shows the tenants and their usage to anyone who can reach it"
         yield ("metrics", "listen"), f"{listen} {what}"
     if data.get("unknown_tenants") == "refuse" and not data.get("tenants"):
         yield ("unknown_tenants",), "refuses every request, because no tenants are listed"
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _items(value: Any) -> list[tuple[int, dict[str, Any]]]:
-    """Return the mappings of a list, with their positions."""
-    if not isinstance(value, list):
-        return []
-    return [(i, entry) for i, entry in enumerate(value) if isinstance(entry, dict)]
-
-
-class _Once:
-    """Finds what stands twice."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._first: dict[Any, Path] = {}
-
-    def see(self, key: Any, path: Path) -> Iterator[Finding]:
-        first = self._first.setdefault(key, path)
-        if first is not path:
-            yield path, f"{self._what} stands twice, first at {path_text(first)}; remove one"
 
 
 def _one_of(entry: dict[str, Any], names: tuple[str, ...], path: Path) -> Iterator[Finding]:
@@ -101,12 +80,12 @@ def _one_of(entry: dict[str, Any], names: tuple[str, ...], path: Path) -> Iterat
 
 
 def _listeners(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
-    tokens = _mapping(data.get("auth")).get("tokens")
-    addresses = _Once("this address")
-    for i, entry in _items(data.get("listeners")):
+    tokens = mapping(data.get("auth")).get("tokens")
+    addresses = Once("this address")
+    for i, entry in items(data.get("listeners")):
         path: Path = ("listeners", i)
         yield from _one_of(entry, ("tcp", "unix"), path)
-        tcp, unix, tls = entry.get("tcp"), entry.get("unix"), _mapping(entry.get("tls"))
+        tcp, unix, tls = entry.get("tcp"), entry.get("unix"), mapping(entry.get("tls"))
         if isinstance(tcp, str):
             yield from _port(tcp, (*path, "tcp"))
             if not tcp.endswith(":0"):
@@ -125,7 +104,7 @@ def _listeners(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
         if entry.get("auth") == "certificate" and not tls.get("client_ca"):
             yield (*path, "auth"), "asks for client certificates; give tls.client_ca"
         yield from _tls(tls, (*path, "tls"), folder)
-    listen = _mapping(data.get("metrics")).get("listen")
+    listen = mapping(data.get("metrics")).get("listen")
     if isinstance(listen, str):
         yield from _port(listen, ("metrics", "listen"))
         if not listen.endswith(":0"):
@@ -178,8 +157,8 @@ def _unreadable(path: FilePath) -> str:
 def _tokens(
     data: dict[str, Any], folder: FilePath, environ: Mapping[str, str]
 ) -> Iterator[Finding]:
-    names, digests = _Once("this name"), _Once("this token")
-    for i, entry in _items(_mapping(data.get("auth")).get("tokens")):
+    names, digests = Once("this name"), Once("this token")
+    for i, entry in items(mapping(data.get("auth")).get("tokens")):
         path: Path = ("auth", "tokens", i)
         yield from _one_of(entry, ("sha256", "env", "file"), path)
         if isinstance(entry.get("name"), str):
@@ -199,13 +178,13 @@ def _tokens(
 
 
 def _tenants(data: dict[str, Any]) -> Iterator[Finding]:
-    names, keys = _Once("this tenant"), _Once("this API key")
-    for i, entry in _items(data.get("tenants")):
+    names, keys = Once("this tenant"), Once("this API key")
+    for i, entry in items(data.get("tenants")):
         path: Path = ("tenants", i)
         name = entry.get("name")
         if isinstance(name, str):
             yield from names.see(name, (*path, "name"))
-            yield from _name_bytes(name, (*path, "name"), 256)
+            yield from name_bytes(name, (*path, "name"), 256)
             if name in RESERVED_TENANTS:
                 yield (*path, "name"), f"{name!r} is reserved; choose another name"
         hashes = entry.get("api_keys_sha256")
@@ -215,18 +194,25 @@ def _tenants(data: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _pools(data: dict[str, Any]) -> Iterator[Finding]:
-    names = _Once("this pool")
-    for i, entry in _items(data.get("pools")):
+    names = Once("this pool")
+    for i, entry in items(data.get("pools")):
         path: Path = ("pools", i)
         name, capacity = entry.get("name"), entry.get("capacity_tokens")
         block = entry.get("block_size_tokens", 16)
         if isinstance(name, str):
             yield from names.see(name, (*path, "name"))
-            yield from _name_bytes(name, (*path, "name"), 128)
+            yield from name_bytes(name, (*path, "name"), 128)
         if isinstance(capacity, int) and isinstance(block, int) and 0 < capacity < block:
             yield (*path, "capacity_tokens"), f"is smaller than one block ({block} tokens)"
 
 
-def _name_bytes(name: str, path: Path, bytes_max: int) -> Iterator[Finding]:
-    if len(name) <= bytes_max < len(name.encode(errors="replace")):
-        yield path, f"is longer than {bytes_max} bytes"
+def _record(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
+    if not isinstance(data.get("record"), str):
+        return
+    path = folder / FilePath(data["record"]).expanduser()
+    if path.is_dir():
+        yield ("record",), f"{path} is a folder; name a file"
+    elif not path.parent.is_dir():
+        yield ("record",), f"the folder {path.parent} does not exist; make it"
+    elif not os.access(path.parent, os.W_OK):
+        yield ("record",), f"cannot write to the folder {path.parent}"

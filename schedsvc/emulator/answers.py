@@ -7,8 +7,8 @@ from typing import Literal
 from schedsvc.emulator.errors import ApiError
 from schedsvc.emulator.realtime import Delta, Generation
 
-Kind = Literal["completion", "chat"]
-DONE = b"data: [DONE]\n\n"
+Kind = Literal["completion", "chat", "generate"]
+_DONE = b"data: [DONE]\n\n"
 
 _ID_PREFIX = {"completion": "cmpl", "chat": "chatcmpl"}
 _OBJECT = {"completion": "text_completion", "chat": "chat.completion"}
@@ -79,13 +79,17 @@ class Answer:
             parts.append(self._event(self._choice(delta)))
         return "".join(parts).encode()
 
-    def usage_event(self) -> bytes:
-        """Write the last event's usage, or nothing where it was not asked for."""
+    def end(self) -> bytes:
+        """Write the last events: the usage, where it was asked for, and the end of the stream."""
         if not self._include_usage:
-            return b""
+            return _DONE
         usage = UsageInfo.of(self._generation).json()
         head = f'{self._head},"object":"{_CHUNK_OBJECT[self._kind]}"'
-        return f'data: {{{head},"choices":[],"usage":{usage}}}\n\n'.encode()
+        return f'data: {{{head},"choices":[],"usage":{usage}}}\n\n'.encode() + _DONE
+
+    def cut(self, error: ApiError) -> bytes:
+        """Write the end of a stream that has begun and cannot go on."""
+        return b"data: " + error.body() + b"\n\n" + _DONE
 
     def whole(self) -> bytes:
         """Write the answer in one piece."""
@@ -125,8 +129,3 @@ class Answer:
             f'{{"index":{delta.choice},{content},"logprobs":null,'
             f'"finish_reason":{finish},"stop_reason":{stop}}}'
         )
-
-
-def error_event(error: ApiError) -> bytes:
-    """Write the event that ends a stream which has already begun."""
-    return b"data: " + error.body() + b"\n\n"

@@ -30,7 +30,6 @@ from schedsvc.emulator.protocol import (
 )
 from schedsvc.emulator.realtime import Generation, RealTimeEngine
 from schedsvc.emulator.settings import ConfigView, EmulatorSettings, EngineTelemetry
-from schedsvc.emulator.tokenizer import Tokenizer
 from schedsvc.sim.engine import Engine
 
 _log = logging.getLogger(__name__)
@@ -46,14 +45,14 @@ class Emulator:
 
     - `vllm_config`: sizes under vLLM's names (see ConfigView);
     - `engine_telemetry()`: an EngineTelemetry of this moment;
-    - `tokenizer`: counts, encodes and decodes as the server does (see Tokenizer);
+    - `tokenizer`: counts, encodes and decodes as the server does (see TextTokenizer);
     - `count_prompt_tokens(body)`: the tokens of each prompt of a completion or chat body.
     """
 
     def __init__(self, settings: EmulatorSettings, middleware: Sequence[Layer] = ()) -> None:
         self.settings = settings
         self._config = ConfigView.of(settings)
-        self._tokenizer = Tokenizer()
+        self._tokenizer = settings.tokenizer
         self._created_s = int(time.time())
         config = settings.config
         self._metrics = EngineMetrics(settings.model, self._config.cache_config)
@@ -64,16 +63,27 @@ class Emulator:
             on_end=self._ended,
         )
         self._metrics.watch(self.driver)
-        self._intake = Intake(self._tokenizer, settings.model, config.context_tokens_max)
+        self._intake = Intake(
+            self._tokenizer,
+            settings.model,
+            config.context_tokens_max,
+            config.block_size_tokens if config.prefix_cache != "off" else 0,
+        )
         self.app = self._build(middleware)
 
     def _build(self, middleware: Sequence[Layer]) -> Starlette:
         chat = GenerateEndpoint(self._intake.chat, self.driver, self.settings.model)
         completion = GenerateEndpoint(self._intake.completion, self.driver, self.settings.model)
+        generate, generate_stream = (
+            GenerateEndpoint(take_in, self.driver, self.settings.model)
+            for take_in in (self._intake.generate, self._intake.generate_stream)
+        )
         app = Starlette(
             routes=[
                 _post("/v1/completions", completion),
                 _post("/v1/chat/completions", chat),
+                _post("/generate", generate),
+                _post("/generate_stream", generate_stream),
                 Route("/tokenize", self._tokenize, methods=["POST"]),
                 Route("/detokenize", self._detokenize, methods=["POST"]),
                 Route("/v1/models", self._models),
@@ -123,8 +133,10 @@ class Emulator:
         text = body.prompt
         if text is None:
             messages = parse_messages(body.messages)
-            text = self._tokenizer.chat_text(messages, body.add_generation_prompt)
-        ids = self._tokenizer.encode(text)
+            text = self._intake.chat_text(messages, body.add_generation_prompt)
+        special = body.add_special_tokens
+        special = body.messages is None if special is None else special
+        ids = self._tokenizer.encode(text, special)
         strings = [self._tokenizer.decode([i]) for i in ids] if body.return_token_strs else None
         return JSONResponse(
             {
@@ -138,7 +150,7 @@ class Emulator:
     async def _detokenize(self, request: Request) -> Response:
         body = parse_body(DetokenizeBody, parse_json(await _body(request)))
         self._intake.check_model(body.model)
-        ids = parse_ids(body.tokens, "tokens")
+        ids = parse_ids(body.tokens, "tokens", self._tokenizer.vocab_size)
         return JSONResponse({"prompt": self._tokenizer.decode(ids)})
 
     async def _models(self, request: Request) -> Response:

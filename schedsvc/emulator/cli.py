@@ -2,6 +2,8 @@
 
 import inspect
 import math
+import re
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -9,8 +11,10 @@ from typing import Any, cast
 import click
 
 from schedsvc.emulator.app import Emulator, Layer
+from schedsvc.emulator.replay_cli import replay
 from schedsvc.emulator.server import Address, Listening, StartError, run
 from schedsvc.emulator.settings import EmulatorSettings
+from schedsvc.emulator.tokenizer import TextTokenizer
 from schedsvc.sim.engine import EngineConfig, Profile, ProfileError, load_profile, profile_names
 from schedsvc.sim.engine.config import Prefill
 
@@ -27,6 +31,7 @@ _SIZE = click.IntRange(1, 1 << 40)
 _EPILOG = """\b
 Examples:
   schedsvc emulate --port 8000 --profile tiny-cpu
+  schedsvc emulate --trace mooncake.jsonl --enable-prefix-caching --speed 10
   SCHEDSVC_TARGET=unix:/run/schedsvc.sock \\
     schedsvc emulate --port 8000 --middleware schedsvc_vllm.gate.Gate
 """
@@ -71,7 +76,22 @@ Examples:
     default=None,
     help="Whether prompts are cut to the step's tokens.  [default: the profile's]",
 )
+@click.option(
+    "--enable-prefix-caching/--no-enable-prefix-caching",
+    "prefix_caching",
+    default=None,
+    help="Whether blocks of earlier prompts are found again; the least recently used goes first.  "
+    "[default: the profile's]",
+)
 @click.option("--model", default="emulated", metavar="NAME", help="Name of the model it serves.")
+@click.option(
+    "--tokenizer",
+    "tokenizer_path",
+    type=click.Path(exists=True, path_type=Path),
+    metavar="DIR",
+    help="Count with the tokenizer and chat template in this folder, as the model's server would."
+    "  [default: about four letters a token]",
+)
 @click.option(
     "--middleware",
     multiple=True,
@@ -86,6 +106,13 @@ Examples:
     help="Runs so many times as fast as the profile.",
 )
 @click.option(
+    "--trace",
+    "trace_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Serve nobody: replay this trace inside the emulator, print what came of it, and end.",
+)
+@click.option("--json", "as_json", is_flag=True, help="With --trace: print the result as JSON.")
+@click.option(
     "--ready-file",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the address here, as JSON, when the server listens; removed at its end.",
@@ -96,8 +123,11 @@ def emulate(
     uds: str | None,
     profile_name: str,
     model: str,
+    tokenizer_path: Path | None,
     middleware: tuple[str, ...],
     speed: float,
+    trace_file: Path | None,
+    as_json: bool,
     ready_file: Path | None,
     **sizes: Any,
 ) -> None:
@@ -108,6 +138,13 @@ def emulate(
     SIGTERM or Ctrl-C.
     """
     settings = _settings(profile_name, model, speed, sizes)
+    if tokenizer_path is not None:
+        settings = replace(settings, tokenizer=_tokenizer(tokenizer_path))
+    if trace_file is not None:
+        if middleware or ready_file is not None or uds is not None:
+            raise click.UsageError("--trace: serves nobody; leave out --middleware and addresses")
+        replay(settings, trace_file, as_json)
+        return
     emulator = Emulator(settings, [load_layer(path) for path in middleware])
     if ready_file is not None:
         if not ready_file.absolute().parent.is_dir():
@@ -148,6 +185,16 @@ def load_layer(path: str) -> Layer:
     return cast(Layer, layer)
 
 
+def _tokenizer(path: Path) -> TextTokenizer:
+    # Takes a moment to import, which only this needs.
+    from schedsvc.workload.tokenizers import ModelTokenizer
+
+    try:
+        return ModelTokenizer.load(path)
+    except ValueError as error:
+        raise click.UsageError(f"--tokenizer: {error}") from error
+
+
 def _settings(
     profile_name: str, model: str, speed: float, sizes: dict[str, Any]
 ) -> EmulatorSettings:
@@ -163,7 +210,7 @@ def _settings(
 
 
 def _config(profile: Profile, sizes: dict[str, Any]) -> EngineConfig:
-    chunked = sizes["chunked"]
+    chunked, caching = sizes["chunked"], sizes["prefix_caching"]
     prefill: Prefill | None = None if chunked is None else "chunked" if chunked else "whole"
     try:
         return profile.config(
@@ -174,9 +221,14 @@ def _config(profile: Profile, sizes: dict[str, Any]) -> EngineConfig:
             context_tokens_max=sizes["max_model_len"],
             policy=sizes["scheduling_policy"],
             prefill=prefill,
+            prefix_cache=None if caching is None else "lru" if caching else "off",
         )
     except ValueError as error:
-        message = str(error)
-        for field, flag in _FLAGS.items():
-            message = message.replace(field, flag)
-        raise click.UsageError(message) from error
+        raise click.UsageError(_with_flags(str(error))) from error
+
+
+def _with_flags(message: str) -> str:
+    """Name flags where the engine's configuration names its fields; "62 blocks" are no field."""
+    message = re.sub(r"^blocks:", f"{_FLAGS['blocks']}:", message)
+    others = "|".join(field for field in _FLAGS if field != "blocks")
+    return re.sub(rf"\b({others})\b", lambda found: _FLAGS[found[0]], message)

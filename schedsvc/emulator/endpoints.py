@@ -10,8 +10,9 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from schedsvc.emulator.answers import DONE, Answer, UsageInfo, error_event
+from schedsvc.emulator.answers import Answer, UsageInfo
 from schedsvc.emulator.errors import ApiError, stopping
+from schedsvc.emulator.generate import TokenAnswer
 from schedsvc.emulator.intake import Work
 from schedsvc.emulator.protocol import parse_json
 from schedsvc.emulator.realtime import Generation, RealTimeEngine
@@ -71,7 +72,9 @@ class GenerateEndpoint:
             with suppress(asyncio.CancelledError):
                 await watcher
 
-    def _answer(self, work: Work, generation: Generation) -> Answer:
+    def _answer(self, work: Work, generation: Generation) -> Answer | TokenAnswer:
+        if work.kind == "generate":
+            return TokenAnswer(generation)
         return Answer(
             work.kind,
             generation,
@@ -89,7 +92,11 @@ class GenerateEndpoint:
         self._driver.abort(generation)
 
     async def _whole(
-        self, send: Send, answer: Answer, generation: Generation, metadata: RequestMetadata
+        self,
+        send: Send,
+        answer: Answer | TokenAnswer,
+        generation: Generation,
+        metadata: RequestMetadata,
     ) -> None:
         await generation.wait_finished()
         if generation.cut_off:
@@ -100,7 +107,11 @@ class GenerateEndpoint:
         await send_json(send, HTTPStatus.OK, answer.whole())
 
     async def _stream(
-        self, send: Send, answer: Answer, generation: Generation, metadata: RequestMetadata
+        self,
+        send: Send,
+        answer: Answer | TokenAnswer,
+        generation: Generation,
+        metadata: RequestMetadata,
     ) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -108,14 +119,14 @@ class GenerateEndpoint:
         while not finished:
             await generation.wait()
             if generation.cut_off:
-                body = error_event(_cause(generation)) + DONE
+                body = answer.cut(_cause(generation))
                 finished = True
             else:
                 body = answer.events(generation.take())
                 finished = generation.finished
                 if finished:
                     metadata.final_usage_info = UsageInfo.of(generation)
-                    body += answer.usage_event() + DONE
+                    body += answer.end()
             await send({"type": "http.response.body", "body": body, "more_body": not finished})
 
 

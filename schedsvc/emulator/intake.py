@@ -2,12 +2,13 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
 from schedsvc.emulator.answers import Kind
 from schedsvc.emulator.errors import ApiError
+from schedsvc.emulator.generate import parse_generate
 from schedsvc.emulator.output import OutputRule, plan_output, prompt_digest
 from schedsvc.emulator.protocol import (
     INT64_MAX,
@@ -22,10 +23,12 @@ from schedsvc.emulator.protocol import (
     prompt_tokens,
 )
 from schedsvc.emulator.realtime import PromptPlan
-from schedsvc.emulator.tokenizer import Tokenizer
+from schedsvc.emulator.tokenizer import TextTokenizer
+from schedsvc.sim.engine.prefix import keys_of_tokens
 
 PRIORITY_HEADER = b"x-vllm-priority"
 REQUEST_ID_HEADER = b"x-request-id"
+_PROMPT_FIELDS = {"completion": "prompt", "chat": "messages", "generate": "inputs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,38 +45,67 @@ class Work:
 
 
 class Intake:
-    """Turns requests into work for an engine of one model and context length."""
+    """Turns requests into work for an engine of one model and context length.
 
-    def __init__(self, tokenizer: Tokenizer, model: str, context_tokens_max: int) -> None:
+    Where `cached_block_tokens` is not 0, blocks of so many tokens get keys for a prefix cache.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        model: str,
+        context_tokens_max: int,
+        cached_block_tokens: int = 0,
+    ) -> None:
         self._tokenizer = tokenizer
         self._model = model
         self._context_tokens_max = context_tokens_max
+        self._cached_block_tokens = cached_block_tokens
 
     def completion(self, data: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> Work:
         """Take in a request for /v1/completions. O(prompt tokens). Raises ApiError."""
         body = parse_body(CompletionBody, data)
-        prompts = parse_prompts(body.prompt)
+        prompts = parse_prompts(body.prompt, self._tokenizer.vocab_size)
         return self._work("completion", body, prompts, ("max_tokens", body.max_tokens), headers)
 
     def chat(self, data: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> Work:
         """Take in a request for /v1/chat/completions. O(prompt tokens). Raises ApiError."""
         body = parse_body(ChatBody, data)
         messages = parse_messages(body.messages)
-        text = self._tokenizer.chat_text(messages, body.add_generation_prompt)
+        text = self.chat_text(messages, body.add_generation_prompt)
         limit = ("max_tokens", body.max_tokens)
         if body.max_completion_tokens is not None:
             limit = ("max_completion_tokens", body.max_completion_tokens)
         return self._work("chat", body, [text], limit, headers)
 
-    def count_prompt_tokens(self, data: Mapping[str, Any]) -> list[int]:
-        """Count the tokens of each prompt of a completion or chat body. O(length).
+    def generate(self, data: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> Work:
+        """Take in a request for /generate. O(prompt tokens). Raises ApiError."""
+        inputs, body = parse_generate(data)
+        return self._work("generate", body, [inputs], ("max_new_tokens", body.max_tokens), headers)
 
-        Raises ApiError where there is neither a valid `prompt` nor valid `messages`.
+    def generate_stream(self, data: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> Work:
+        """Take in a request for /generate_stream. O(prompt tokens). Raises ApiError."""
+        return replace(self.generate(data, headers), stream=True)
+
+    def count_prompt_tokens(self, data: Mapping[str, Any]) -> list[int]:
+        """Count the tokens of each prompt of a body. O(length).
+
+        Raises ApiError where there are no valid `prompt`, `messages` or `inputs`.
         """
+        if "inputs" in data:
+            return [prompt_tokens(self._tokenizer, parse_generate(data)[0], True)]
         if "messages" in data:
             messages = parse_messages(data["messages"])
-            return [self._tokenizer.count(self._tokenizer.chat_text(messages))]
-        return [prompt_tokens(self._tokenizer, p) for p in parse_prompts(data.get("prompt"))]
+            return [self._tokenizer.count(self.chat_text(messages))]
+        prompts = parse_prompts(data.get("prompt"), self._tokenizer.vocab_size)
+        return [prompt_tokens(self._tokenizer, prompt, True) for prompt in prompts]
+
+    def chat_text(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Join messages as the model sees them. Raises ApiError where its template refuses them."""
+        try:
+            return self._tokenizer.chat_text(messages, add_generation_prompt)
+        except ValueError as error:
+            raise ApiError(f"messages: {error}", "messages") from error
 
     def check_model(self, model: str | None) -> None:
         """Refuse another model's name; no name means this one."""
@@ -97,7 +129,7 @@ class Intake:
                 f"{SEQUENCES_MAX} sequences that a request may have",
                 "n",
             )
-        field = "messages" if kind == "chat" else "prompt"
+        field = _PROMPT_FIELDS[kind]
         options = body.stream_options
         include_usage = bool(options and options.include_usage)
         return Work(
@@ -119,11 +151,20 @@ class Intake:
         limit: tuple[str, int | None],
         field: str,
     ) -> PromptPlan:
-        tokens = prompt_tokens(self._tokenizer, prompt)
+        special = body.add_special_tokens
+        special = field != "messages" if special is None else special
+        tokens = prompt_tokens(self._tokenizer, prompt, special)
         rule = self._rule(body, tokens, limit, field)
         digest = prompt_digest(prompt, body.seed)
         outputs = [plan_output(digest, choice, rule) for choice in range(choices)]
-        return PromptPlan(tokens, outputs)
+        return PromptPlan(tokens, outputs, self._prefix_keys(prompt, special))
+
+    def _prefix_keys(self, prompt: Prompt, special: bool) -> tuple[int, ...]:
+        """Name the prompt's blocks by their tokens. O(length), nothing without a prefix cache."""
+        if not self._cached_block_tokens:
+            return ()
+        ids = self._tokenizer.encode(prompt, special) if isinstance(prompt, str) else prompt
+        return keys_of_tokens(ids, self._cached_block_tokens)
 
     def _rule(
         self, body: GenerationBody, tokens: int, limit: tuple[str, int | None], field: str

@@ -92,6 +92,10 @@ class _EngineCollector(Collector):
         yield self._counter(
             "generation_tokens", "Output tokens produced.", gauges.generation_tokens
         )
+        yield self._counter(
+            "prefix_cache_queries", "Prompt tokens looked up.", gauges.cache_query_tokens
+        )
+        yield self._counter("prefix_cache_hits", "Those found.", gauges.cache_hit_tokens)
         lost = CounterMetricFamily(
             "schedsvc_emulator_lost_seconds",
             "Time by which steps ended late for want of CPU, and which was not caught up.",

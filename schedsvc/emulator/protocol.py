@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from schedsvc.emulator.errors import ApiError
-from schedsvc.emulator.tokenizer import VOCAB_SIZE, Tokenizer
+from schedsvc.emulator.tokenizer import TextTokenizer
 
 # What one HTTP request may fan out to.
 SEQUENCES_MAX = 1_024
@@ -24,15 +24,16 @@ Ids = list[int]
 Prompt = str | Ids
 
 
-class _Body(BaseModel):
-    # Numbers must be numbers: strict refuses "5", 5.0 and true where an integer is wanted.
+class StrictBody(BaseModel):
+    """An object whose numbers must be numbers: "5", 5.0 and true are no integers."""
+
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
-BodyT = TypeVar("BodyT", bound=_Body)
+BodyT = TypeVar("BodyT", bound=StrictBody)
 
 
-class StreamOptions(_Body):
+class StreamOptions(StrictBody):
     """What a stream reports beside the text."""
 
     include_usage: bool | None = None
@@ -45,7 +46,7 @@ def _unsupported(value: object) -> object:
     return value
 
 
-class GenerationBody(_Body):
+class GenerationBody(StrictBody):
     """What completions and chat have in common."""
 
     model: str | None = None
@@ -54,6 +55,8 @@ class GenerationBody(_Body):
     stream_options: StreamOptions | None = None
     min_tokens: Count | None = None
     ignore_eos: bool = False
+    # None: as vLLM has it, true for a prompt and false for a chat, whose template writes them.
+    add_special_tokens: bool | None = None
     priority: Int64 = 0
     seed: Int64 | None = None
     stop: str | list[str] | None = None
@@ -111,17 +114,18 @@ class ChatBody(GenerationBody):
     _refuse = field_validator("logprobs", "prompt_logprobs")(_unsupported)
 
 
-class TokenizeBody(_Body):
+class TokenizeBody(StrictBody):
     """A request for /tokenize: a prompt or messages."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Any = None
     add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
 
-class DetokenizeBody(_Body):
+class DetokenizeBody(StrictBody):
     """A request for /detokenize."""
 
     model: str | None = None
@@ -139,24 +143,28 @@ def parse_json(data: bytes) -> dict[str, Any]:
     return body
 
 
-def parse_body(kind: type[BodyT], body: Mapping[str, Any]) -> BodyT:
-    """Check an object against a model; the error names the first field that is wrong."""
+def parse_body(
+    kind: type[BodyT],
+    body: Mapping[str, Any],
+    nested: frozenset[str] = frozenset(StreamOptions.model_fields),
+) -> BodyT:
+    """Check an object against a model; the error names the first field that is wrong.
+
+    `nested` are the names of fields of the objects in it.
+    """
     try:
         return kind.model_validate(body)
     except ValidationError as error:
         first = error.errors()[0]
         # Of a union's branches, the location names the type last; the field is what matters.
-        where = ".".join(str(part) for part in first["loc"] if part in body or part in _NESTED)
+        where = ".".join(str(part) for part in first["loc"] if part in body or part in nested)
         where = where or str(first["loc"][0])
         message = first["msg"].removeprefix("Value error, ")
         raise ApiError(f"{where}: {message}", where) from error
 
 
-_NESTED = frozenset(StreamOptions.model_fields)
-
-
-def parse_prompts(prompt: object) -> list[Prompt]:
-    """Take a prompt apart: a string, strings, token ids, or lists of token ids.
+def parse_prompts(prompt: object, vocab_size: int) -> list[Prompt]:
+    """Take a prompt apart: a string, strings, token ids below `vocab_size`, or lists of those.
 
     O(length). Raises ApiError naming `prompt` or its entry.
     """
@@ -167,24 +175,26 @@ def parse_prompts(prompt: object) -> list[Prompt]:
     if not prompt:
         raise ApiError("prompt: must not be empty", "prompt")
     if isinstance(prompt[0], int):
-        return [_ids(prompt, "prompt")]
+        return [_ids(prompt, "prompt", vocab_size)]
     if len(prompt) > SEQUENCES_MAX:
         raise ApiError(f"prompt: at most {SEQUENCES_MAX} prompts are allowed", "prompt")
     return [
-        _text(part, f"prompt[{i}]") if isinstance(part, str) else _ids(part, f"prompt[{i}]")
+        _text(part, f"prompt[{i}]")
+        if isinstance(part, str)
+        else _ids(part, f"prompt[{i}]", vocab_size)
         for i, part in enumerate(prompt)
     ]
 
 
-def parse_ids(ids: object, where: str) -> Ids:
-    """Check a list of token ids, which may be empty. O(length)."""
+def parse_ids(ids: object, where: str, vocab_size: int) -> Ids:
+    """Check a list of token ids below `vocab_size`, which may be empty. O(length)."""
     if not isinstance(ids, list):
         raise ApiError(f"{where}: must be an array of token ids, not {_type_name(ids)}", where)
     # In C where all is well: a prompt can be thousands of ids long.
-    if ids and not (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < VOCAB_SIZE):
-        bad = next(i for i, t in enumerate(ids) if type(t) is not int or not 0 <= t < VOCAB_SIZE)
+    if ids and not (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size):
+        bad = next(i for i, t in enumerate(ids) if type(t) is not int or not 0 <= t < vocab_size)
         raise ApiError(
-            f"{where}[{bad}]: must be a token id from 0 to {VOCAB_SIZE - 1}, "
+            f"{where}[{bad}]: must be a token id from 0 to {vocab_size - 1}, "
             f"not {_shown(ids[bad])}",
             where,
         )
@@ -202,9 +212,9 @@ def parse_messages(messages: object) -> list[dict[str, str]]:
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def prompt_tokens(tokenizer: Tokenizer, prompt: Prompt) -> int:
-    """Count the tokens of one prompt. O(length)."""
-    return tokenizer.count(prompt) if isinstance(prompt, str) else len(prompt)
+def prompt_tokens(tokenizer: TextTokenizer, prompt: Prompt, add_special_tokens: bool) -> int:
+    """Count the tokens of one prompt; ids get no special tokens. O(length)."""
+    return tokenizer.count(prompt, add_special_tokens) if isinstance(prompt, str) else len(prompt)
 
 
 def _text(text: str, where: str) -> str:
@@ -213,7 +223,7 @@ def _text(text: str, where: str) -> str:
     return text
 
 
-def _ids(ids: object, where: str) -> Ids:
+def _ids(ids: object, where: str, vocab_size: int) -> Ids:
     if not isinstance(ids, list):
         raise ApiError(
             f"{where}: must be a string or an array of token ids, not {_type_name(ids)}", "prompt"
@@ -221,7 +231,7 @@ def _ids(ids: object, where: str) -> Ids:
     if not ids:
         raise ApiError(f"{where}: must not be empty", "prompt")
     try:
-        return parse_ids(ids, where)
+        return parse_ids(ids, where, vocab_size)
     except ApiError as error:
         raise ApiError(error.message, "prompt") from error
 

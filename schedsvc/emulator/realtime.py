@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from schedsvc.emulator.output import Output
 from schedsvc.sim.engine import Engine, EngineRequest, StepResult
@@ -19,10 +19,11 @@ STEPS_IN_A_ROW = 32
 
 
 class PromptPlan(NamedTuple):
-    """One prompt of a request, and the answers to it."""
+    """One prompt of a request, the answers to it, and its blocks' keys in the prefix cache."""
 
     prompt_tokens: int
     outputs: Sequence[Output]
+    prefix_keys: tuple[Any, ...] = ()
 
 
 class Delta(NamedTuple):
@@ -169,7 +170,16 @@ class RealTimeEngine:
             for plan in plans:
                 engine_id = self._engine_ids
                 lengths = tuple(output.tokens for output in plan.outputs)
-                self.engine.add(EngineRequest(engine_id, plan.prompt_tokens, lengths, priority))
+                self.engine.add(
+                    EngineRequest(
+                        engine_id,
+                        plan.prompt_tokens,
+                        lengths,
+                        priority,
+                        prefix_keys=plan.prefix_keys,
+                    ),
+                    self._engine_ns(generation.arrived_ns),
+                )
                 self._engine_ids += 1
                 self._generations[engine_id] = (generation, choice)
                 generation.engine_ids.append(engine_id)
@@ -199,7 +209,7 @@ class RealTimeEngine:
         due_ns = self._clock()
         in_a_row = 0
         while True:
-            step = self.engine.plan_step()
+            step = self.engine.plan_step(self._engine_ns(due_ns))
             if step is None:
                 self._work.clear()
                 await self._work.wait()
@@ -218,6 +228,10 @@ class RealTimeEngine:
                 await self._sleep(0)
                 in_a_row = 0
             self._deliver(self.engine.finish_step())
+
+    def _engine_ns(self, clock_ns: int) -> int:
+        """Turn a time of the clock into the engine's, which goes `speed` times as fast."""
+        return round(clock_ns * self._speed)
 
     async def _sleep_until(self, due_ns: int) -> None:
         while (left_ns := due_ns - self._clock()) > 0:

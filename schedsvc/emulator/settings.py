@@ -4,20 +4,22 @@ The views carry vLLM's names, so that a middleware reads the same attributes of
 `scope["app"].state.vllm_config` here and inside `vllm serve`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from schedsvc.emulator.tokenizer import TextTokenizer, Tokenizer
 from schedsvc.sim.engine import Engine, EngineConfig, Profile
 
 
 @dataclass(frozen=True, slots=True)
 class EmulatorSettings:
-    """One emulated engine: its costs, its sizes, its name, and how fast its time goes."""
+    """One emulated engine: costs, sizes, name, how fast its time goes, how it counts tokens."""
 
     profile: Profile
     config: EngineConfig
     model: str
     speed: float = 1.0
+    tokenizer: TextTokenizer = field(default_factory=Tokenizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,12 @@ class ConfigView:
         """Show an emulator's settings."""
         config = settings.config
         return cls(
-            CacheView(config.block_size_tokens, config.blocks, config.capacity_tokens, False),
+            CacheView(
+                config.block_size_tokens,
+                config.blocks,
+                config.capacity_tokens,
+                config.prefix_cache != "off",
+            ),
             ModelView(settings.model, settings.model, config.context_tokens_max),
             SchedulerView(
                 config.sequences_max,

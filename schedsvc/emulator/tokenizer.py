@@ -1,8 +1,9 @@
-"""A deterministic tokenizer without data files, that round-trips any text.
+"""How the emulator counts: by a model's own tokenizer, or by this one.
 
-A token is an optional space with one to four letters a-z after it, or else one byte of UTF-8. The
-text is cut from the left, greedily, so English takes about four characters a token, and a text's
-tokens begin with the tokens of any part of it that ends at a word.
+This one needs no data files, is deterministic and round-trips any text. A token is an optional
+space with one to four letters a-z after it, or else one byte of UTF-8. The text is cut from the
+left, greedily, so English takes about four characters a token, and a text's tokens begin with the
+tokens of any part of it that ends at a word.
 
 Ids 0 to 255 are the bytes; then come the letter groups without a space, and those with one, each
 by length and alphabet. A single letter without a space is its byte.
@@ -10,6 +11,7 @@ by length and alphabet. A single letter without a space is its byte.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 BYTES = 256
 LETTERS_MAX = 4
@@ -21,8 +23,30 @@ _PIECE = re.compile(rb" ?[a-z]{1,4}|[\x00-\xff]")
 _A = ord("a")
 
 
+class TextTokenizer(Protocol):
+    """What the emulator needs of a tokenizer; the names are those of Hugging Face's."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are below this."""
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Give the ids of a text, with what the tokenizer adds to one where that is asked."""
+
+    def count(self, text: str, add_special_tokens: bool = False) -> int:
+        """Count what `encode` gives."""
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Give the text of ids."""
+
+    def chat_text(
+        self, messages: Sequence[Mapping[str, object]], add_generation_prompt: bool = True
+    ) -> str:
+        """Join messages as the model sees them, special tokens included. Raises ValueError."""
+
+
 class Tokenizer:
-    """Encodes and decodes under the names that Hugging Face's tokenizers use."""
+    """A TextTokenizer without special tokens."""
 
     vocab_size = VOCAB_SIZE
 
@@ -33,7 +57,7 @@ class Tokenizer:
         """
         return [_to_id(piece) for piece in _PIECE.findall(text.encode("utf-8", "replace"))]
 
-    def count(self, text: str) -> int:
+    def count(self, text: str, add_special_tokens: bool = False) -> int:
         """Count the tokens of a text without making them. O(length)."""
         return len(_PIECE.findall(text.encode("utf-8", "replace")))
 

@@ -95,7 +95,8 @@ def run_report(result: RunResult, preemptions: int | None = None) -> Report:
     }
 
 
-def _refusals(samples: Sequence[Sample]) -> Report:
+def refusals(samples: Sequence[Sample]) -> Report:
+    """Count refusals by reason, and say how many told when to come back."""
     refused = [sample for sample in samples if sample.fate is Fate.REFUSED]
     told = [float(sample.retry_after_ms) for sample in refused if sample.retry_after_ms >= 0]
     return {
@@ -116,7 +117,7 @@ def full_report(result: RunResult, preemptions: int | None = None) -> Report:
         errors = Counter(sample.reason for sample in samples if sample.fate is Fate.ERROR)
         report["tenants"][name] |= {
             "prompt_tokens": sum(sample.prompt_tokens for sample in samples),
-            "refusals": _refusals(samples),
+            "refusals": refusals(samples),
             "errors_by_reason": dict(errors),
             "queue_ms": _percentiles([sample.queue_ms for sample in samples]),
         }

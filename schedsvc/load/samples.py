@@ -1,39 +1,48 @@
 """What became of each request, and running sums for whoever watches."""
 
 import math
+from array import array
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
-BIN_S = 0.25
-"""Width of the bins in which arriving output is counted."""
+import numpy as np
+from numpy.typing import NDArray
 
 RECENT_S = 5.0
 """How far back a live view looks."""
 
+_START_S = 0.25
+
 
 class Fate(Enum):
-    """How a request ended, as its client saw it."""
+    """How a request ended, as its client saw it; INTERRUPTED: the run was stopped before it."""
 
     OPEN = "open"
     COMPLETED = "completed"
     REFUSED = "refused"
     ERROR = "error"
+    INTERRUPTED = "interrupted"
 
 
 @dataclass(slots=True)
 class Sample:
     """One request. Times in seconds since the run's start; NaN or -1 where it never happened.
 
-    `intended_s` is when the trace says that it is sent; every latency counts from there, so a
-    generator that falls behind makes latencies longer, never shorter. `events_of_bin` counts the
-    events with output by the bin in which they came.
+    `intended_s` is when the trace says that it is sent (in a closed loop, when its turn came);
+    every latency counts from there, so a generator that falls behind makes latencies longer, never
+    shorter. `itls_s` are the times between events with output: 0 within one piece of the answer.
+    `asked_prompt_tokens` and `asked_output_tokens` are what the trace says, the other two what the
+    server's usage says.
     """
 
     tenant: str
     intended_s: float
+    asked_prompt_tokens: int = 0
+    asked_output_tokens: int = 0
     sent_s: float = math.nan
     first_s: float = math.nan
+    last_s: float = math.nan
     end_s: float = math.nan
     fate: Fate = Fate.OPEN
     reason: str = ""
@@ -42,7 +51,7 @@ class Sample:
     prompt_tokens: int = 0
     output_tokens: int = 0
     events: int = 0
-    events_of_bin: dict[int, int] = field(default_factory=dict)
+    itls_s: "array[float]" = field(default_factory=lambda: array("d"))
 
     @property
     def ttft_ms(self) -> float:
@@ -54,16 +63,22 @@ class Sample:
         """Intended send time to the end."""
         return (self.end_s - self.intended_s) * 1e3
 
+    def event_times_s(self) -> NDArray[np.float64]:
+        """When each event with output arrived. O(events)."""
+        if not self.events:
+            return np.empty(0)
+        return np.cumsum(np.concatenate(([self.first_s], np.frombuffer(self.itls_s))))
+
     def output_tokens_between(self, from_s: float, until_s: float) -> float:
-        """Output tokens that arrived in a window, to the bin.
+        """Output tokens that arrived in a window. O(events).
 
         An engine may put several tokens into one event, so the total that the usage states is
         spread over the events.
         """
         if not self.events:
             return 0.0
-        low, high = round(from_s / BIN_S), round(until_s / BIN_S)
-        inside = sum(count for at, count in self.events_of_bin.items() if low <= at < high)
+        times_s = self.event_times_s()
+        inside = int(((times_s >= from_s) & (times_s < until_s)).sum())
         return inside * (self.output_tokens or self.events) / self.events
 
 
@@ -89,7 +104,7 @@ class Tally:
 
     def events_per_s(self, now_s: float) -> float:
         """Rate of events with output over the last RECENT_S."""
-        return sum(count for _, count in self.recent_events) / min(RECENT_S, max(now_s, BIN_S))
+        return sum(count for _, count in self.recent_events) / min(RECENT_S, max(now_s, _START_S))
 
 
 class Recorder:
@@ -119,14 +134,17 @@ class Recorder:
     def output(self, sample: Sample, events: int, now_s: float) -> None:
         """Note that events with output arrived."""
         tally = self.tallies[sample.tenant]
-        if not sample.events:
+        if sample.events:
+            sample.itls_s.append(now_s - sample.last_s)
+        else:
             sample.first_s = now_s
             tally.waiting -= 1
             tally.streaming += 1
             tally.recent_ttft_ms.append((now_s, sample.ttft_ms))
+        if events > 1:
+            sample.itls_s.extend([0.0] * (events - 1))
+        sample.last_s = now_s
         sample.events += events
-        at = int(now_s / BIN_S)
-        sample.events_of_bin[at] = sample.events_of_bin.get(at, 0) + events
         tally.events += events
         tally.recent_events.append((now_s, events))
 
@@ -142,5 +160,5 @@ class Recorder:
             tally.completed += 1
         elif fate is Fate.REFUSED:
             tally.refused += 1
-        else:
+        elif fate is Fate.ERROR:
             tally.errors += 1

@@ -11,20 +11,25 @@ from typing import Any
 _DONE = b"[DONE]"
 _CHOICE = b'"choices":[{'
 _USAGE = b'"usage":{'
+# A token's event before the last, whatever its text: quotes inside a text are escaped.
+_OPEN = b'"finished":false'
+_OPEN_SPACED = b'"finished": false'
 
 
 class Scanner:
     """Scans one stream of events, in pieces of any size.
 
     `done` says that the closing `[DONE]` came, `usage` is the last usage object and `error` the
-    first error object that the server sent inside the stream.
+    first error object that the server sent inside the stream; `refused` says why the server gave
+    the request up.
     """
 
-    __slots__ = ("_rest", "done", "error", "usage")
+    __slots__ = ("_rest", "done", "error", "refused", "usage")
 
     def __init__(self) -> None:
         self._rest = b""
         self.done = False
+        self.refused = ""
         self.usage: dict[str, Any] | None = None
         self.error: dict[str, Any] | None = None
 
@@ -61,6 +66,54 @@ class Scanner:
         if _USAGE in tight:
             self.usage = _object(data, "usage") or self.usage
         return 1 if _CHOICE in tight else 0
+
+
+class TokenScanner(Scanner):
+    """Scans the events of LightLLM's and S-LoRA's generate_stream.
+
+    Each event holds one token; `"finished"` is true in the last one, and -1 where S-LoRA gave the
+    request up. The protocol counts nothing, so `usage` counts the events; a server that puts
+    `details` with counts into its last event, as text-generation-inference does, is believed.
+    """
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tokens = 0
+
+    def _take(self, data: bytes) -> int:
+        if _OPEN in data or _OPEN_SPACED in data:
+            self._tokens += 1
+            return 1
+        if not data:
+            return 0
+        event = json.loads(data)
+        if not isinstance(event, dict):
+            raise ValueError("an event is no object")
+        if "error" in event:
+            self.error = self.error or _error(event["error"])
+            return 0
+        finished = event.get("finished")
+        if finished == -1:
+            self.refused = "finished: -1"
+            return 0
+        if not isinstance(event.get("token"), dict):
+            return 0
+        self._tokens += 1
+        if finished:
+            self.done = True
+            details = event.get("details")
+            told = details if isinstance(details, dict) else {}
+            self.usage = {
+                "prompt_tokens": told.get("prompt_tokens"),
+                "completion_tokens": told.get("generated_tokens", self._tokens),
+            }
+        return 1
+
+
+def _error(error: object) -> dict[str, Any]:
+    return error if isinstance(error, dict) else {"code": str(error)}
 
 
 def _without_carriage_returns(data: bytes) -> bytes:

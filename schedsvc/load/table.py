@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -15,6 +16,9 @@ from schedsvc.load.samples import RECENT_S, Tally
 
 TABLE_PERIOD_S = 0.5
 LINE_PERIOD_S = 5.0
+TENANTS_MAX = 20
+LINE_TENANTS_MAX = 5
+BAR_CHARS = 24
 
 COLUMNS = ("sent", "waiting", "streaming", "done", "refused", "errors")
 
@@ -53,29 +57,58 @@ def duration(value_ms: float | None) -> str:
     return f"{value_ms:.0f} ms" if value_ms < 1000 else f"{value_ms / 1000:.1f} s"
 
 
-def table(run: LoadRun, view: View) -> Group:
-    """Draw the state of a run. TTFT and rate are of the last few seconds."""
+def head(run: LoadRun, view: View) -> str:
+    """Write how far a run is, and at what rate it sends and completes."""
     now_s = run.now_s()
-    rows = Table(title=f"{view.title}  {now_s:5.1f} s", title_justify="left")
+    tallies = run.recorder.tallies.values()
+    sent = sum(tally.sent for tally in tallies)
+    ended = sum(tally.completed + tally.refused + tally.errors for tally in tallies)
+    done = sum(tally.completed for tally in tallies)
+    elapsed_s = max(now_s, 0.1)
+    rates = f"sent {sent / elapsed_s:,.1f}/s, completed {done / elapsed_s:,.1f}/s"
+    if not run.offered:
+        return f"{view.title}  {now_s:5.1f} s  {sent:,} sent, {rates}"
+    filled = round(BAR_CHARS * ended / run.offered)
+    bar = "━" * filled + "╌" * (BAR_CHARS - filled)
+    return f"{view.title}  {now_s:5.1f} s  {bar} {ended:,} of {run.offered:,}, {rates}"
+
+
+def table(run: LoadRun, view: View) -> Group:
+    """Draw the state of a run. TTFT and rate are of the last few seconds.
+
+    Of many tenants, those with the most requests are shown.
+    """
+    now_s = run.now_s()
+    rows = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     rows.add_column("tenant")
     for name in (*COLUMNS, "TTFT p50", "TTFT p99", "output/s"):
         rows.add_column(name, justify="right")
-    for name, tally in sorted(run.recorder.tallies.items()):
-        rows.add_row(name, *_cells(tally, now_s))
-    notes = (f"TTFT and output are of the last {RECENT_S:.0f} s", *view.notes())
-    return Group(rows, *(Text(note, style="dim") for note in notes))
+    tallies = run.recorder.tallies
+    shown = sorted(tallies, key=lambda name: (-tallies[name].sent, name))[:TENANTS_MAX]
+    for name in sorted(shown):
+        rows.add_row(name, *_cells(tallies[name], now_s))
+    notes = [f"TTFT and output are of the last {RECENT_S:.0f} s", *view.notes()]
+    if len(tallies) > len(shown):
+        notes.insert(0, f"the {len(shown)} busiest of {len(tallies)} tenants")
+    title = Text(head(run, view), no_wrap=True, overflow="ellipsis")
+    return Group(title, rows, *(Text(note, style="dim") for note in notes))
 
 
 def line(run: LoadRun, view: View) -> str:
     """Write the same on one line."""
     now_s = run.now_s()
     parts = []
-    for name, tally in sorted(run.recorder.tallies.items()):
+    tallies = run.recorder.tallies
+    shown = sorted(tallies, key=lambda name: (-tallies[name].sent, name))[:LINE_TENANTS_MAX]
+    for name in sorted(shown):
+        tally = tallies[name]
         cells = _cells(tally, now_s)
         parts.append(
             f"{name}: sent {tally.sent} done {tally.completed} refused {tally.refused} "
             f"waiting {tally.waiting} ttft {cells[-3]}/{cells[-2]} {cells[-1]} tok/s"
         )
+    if len(tallies) > len(shown):
+        parts.append(f"and {len(tallies) - len(shown)} more tenants")
     return " | ".join((f"{view.title} {now_s:.0f} s", *parts, *view.notes()))
 
 

@@ -1,7 +1,8 @@
 """The gRPC server: wiring, health, reflection, metrics, drain."""
 
+from schedsvc.recording.writer import RecordingError
 from schedsvc.server.listeners import ListenError
 from schedsvc.server.serve import serve
 from schedsvc.server.wiring import Server
 
-__all__ = ["ListenError", "Server", "serve"]
+__all__ = ["ListenError", "RecordingError", "Server", "serve"]

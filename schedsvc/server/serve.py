@@ -12,6 +12,7 @@ import uvloop
 
 from schedsvc.config import Config
 from schedsvc.server.logs import configure_logs
+from schedsvc.server.reload import Reloader
 from schedsvc.server.wiring import Server
 
 __all__ = ["serve"]
@@ -20,8 +21,17 @@ _log = structlog.get_logger("schedsvc.server")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def serve(config: Config, ready_file: Path | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ListenError.
+def serve(
+    config: Config,
+    ready_file: Path | None = None,
+    *,
+    config_file: Path | None = None,
+    watch_s: float = 0.0,
+) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ListenError, and RecordingError.
+
+    On SIGHUP `config_file` is read again, and also when it has changed, looked at every `watch_s`
+    seconds (0: not). One that is wrong changes nothing.
 
     While listening, `ready_file` holds `{"targets": [...], "metrics": URL}` as JSON.
     """
@@ -30,19 +40,22 @@ def serve(config: Config, ready_file: Path | None = None) -> None:
     if ready_file is not None:
         ready_file.unlink(missing_ok=True)
     try:
-        uvloop.run(_serve(config, ready_file))
+        uvloop.run(_serve(config, ready_file, config_file, watch_s))
     finally:
         if ready_file is not None:
             ready_file.unlink(missing_ok=True)
 
 
-async def _serve(config: Config, ready_file: Path | None) -> None:
+async def _serve(
+    config: Config, ready_file: Path | None, config_file: Path | None, watch_s: float
+) -> None:
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in _SIGNALS:
         loop.add_signal_handler(number, signals.put_nowait, number)
     server = Server(config)
     await server.start()
+    reloads = _start_reloads(server, config_file, watch_s)
     # What lives as long as the process need not be looked at by each garbage collection.
     gc.collect()
     gc.freeze()
@@ -50,6 +63,8 @@ async def _serve(config: Config, ready_file: Path | None) -> None:
     if ready_file is not None:
         _write_ready(ready_file, server.targets, server.metrics_url)
     first = await signals.get()
+    for task in reloads:
+        task.cancel()
     _log.info("signal", name=first.name)
     drain = loop.create_task(server.drain())
     second = loop.create_task(signals.get())
@@ -62,6 +77,29 @@ async def _serve(config: Config, ready_file: Path | None) -> None:
         second.cancel()
         await server.stop()
     _log.info("stopped")
+
+
+def _start_reloads(
+    server: Server, config_file: Path | None, watch_s: float
+) -> list[asyncio.Task[None]]:
+    """Begin to reload the file on SIGHUP, and to watch it where that is wanted."""
+    if config_file is None:
+        return []
+    loop = asyncio.get_running_loop()
+    reloader = Reloader(config_file, server.reconfigure)
+    hangups: asyncio.Queue[None] = asyncio.Queue()
+    loop.add_signal_handler(signal.SIGHUP, hangups.put_nowait, None)
+    tasks = [loop.create_task(_reload_on(hangups, reloader))]
+    if watch_s:
+        tasks.append(loop.create_task(reloader.watch(watch_s)))
+    return tasks
+
+
+async def _reload_on(hangups: asyncio.Queue[None], reloader: Reloader) -> None:
+    while True:
+        await hangups.get()
+        _log.info("signal", name="SIGHUP")
+        await reloader.reload()
 
 
 def _write_ready(file: Path, targets: list[str], metrics: str | None) -> None:

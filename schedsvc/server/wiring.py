@@ -12,10 +12,12 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from schedsvc.clock import HEARTBEAT_NS, SteadyClock
-from schedsvc.config import UNKNOWN_TENANT, Config, token_digest
+from schedsvc.config import UNKNOWN_TENANT, Config, needs_restart, token_digest
 from schedsvc.driver import Broken, Driver, new_core
 from schedsvc.metrics import Metrics
+from schedsvc.recording.start import Recording
 from schedsvc.server.listeners import bind, server_options
+from schedsvc.server.logs import configure_logs
 from schedsvc.server.page import MetricsPage
 from schedsvc.server.reflection import add_reflection
 from schedsvc.service import SERVICE_NAME, Authenticator, Credentials, Service
@@ -36,24 +38,33 @@ class Server:
     """One scheduler: a core behind all listeners of a configuration."""
 
     def __init__(self, config: Config) -> None:
-        """Make a server; nothing listens yet. Has to be called in the event loop."""
+        """Make a server; nothing listens yet. Has to be called in the event loop.
+
+        Raises RecordingError where the configuration records to a file that cannot be written.
+        """
         self._config = config
         self._clock = SteadyClock()
         self._incarnation = secrets.randbits(63) + 1
-        core = new_core(
-            config,
-            self._clock.now_ns(),
-            hash_key=secrets.token_bytes(16),
+        options = {
+            "hash_key": secrets.token_bytes(16),
             # Far from every other process's ids, and not to be guessed.
-            lease_id_base=secrets.randbits(61) + 1,
-            incarnation=self._incarnation,
-        )
+            "lease_id_base": secrets.randbits(61) + 1,
+            "incarnation": self._incarnation,
+        }
+        self._recording: Recording | None = None
+        if config.record is None:
+            core = new_core(config, self._clock.now_ns(), **options)
+        else:
+            self._recording = Recording(
+                config, self._clock.now_ns(), _on_recording_stopped, **options
+            )
+            core = self._recording.core
+            _log.info("recording", file=str(self._recording.path))
         self.driver = Driver(core, self._clock, self._on_defect)
-        tenants = [tenant.name for tenant in config.tenants]
-        if config.unknown_tenants == "share":
-            tenants.append(UNKNOWN_TENANT)
         tenants_max = 0 if config.metrics is None else config.metrics.tenants_max
-        self.metrics = Metrics(self.driver, tenants, tenants_max)
+        self.metrics = Metrics(self.driver, _tenants(config), tenants_max)
+        #: What the parts that cannot change were made of.
+        self._first_config = config
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # not in the stubs
         self._services: list[Service] = []
         self._grpc: list[grpc.aio.Server] = []
@@ -121,6 +132,23 @@ class Server:
         add_reflection(server, authenticator)
         return server
 
+    def reconfigure(self, config: Config) -> None:
+        """Let another valid configuration be in force, as far as a running server can."""
+        if config == self._config:
+            _log.info("config_unchanged")
+            return
+        kept = self.driver.reconfigure(config, self._config)
+        self.metrics.show(_tenants(config))
+        if config.log != self._config.log:
+            configure_logs(config.log.format, config.log.level)
+        self._config = config
+        _log.info("config_reloaded", tenants=len(config.tenants), mode=config.mode)
+        for pool, reason in kept:
+            _log.warning("pool_unchanged", pool=pool, reason=reason)
+        needed = needs_restart(config, self._first_config)
+        if needed:
+            _log.warning("config_needs_restart", keys=needed, effect="these stay as they were")
+
     async def drain(self) -> None:
         """Refuse what is new, serve what is queued and running, then evict; close the streams.
 
@@ -154,6 +182,8 @@ class Server:
             await self._page.stop()
             self._page = None
         self.driver.close()
+        if self._recording is not None:
+            await asyncio.to_thread(self._recording.close)
 
     def _is_idle(self) -> bool:
         totals = self.driver.stats(0)["totals"]
@@ -189,6 +219,18 @@ class Server:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _tenants(config: Config) -> list[str]:
+    tenants = [tenant.name for tenant in config.tenants]
+    if config.unknown_tenants == "share" or config.mode == "audit":
+        tenants.append(UNKNOWN_TENANT)
+    return tenants
+
+
+def _on_recording_stopped(reason: str) -> None:
+    """Say that serving goes on without being recorded."""
+    _log.error("recording_stopped", reason=reason)
 
 
 async def _until(holds: Callable[[], bool], at_most_s: float, look_every_s: float) -> None:

@@ -58,8 +58,10 @@ class Stream:
             tasks = [reader] if self._writer is None else [reader, self._writer]
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._driver.close_session(session)
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:  # also where the call is cancelled in this very moment
+                self._driver.close_session(session)
 
     def end(self, failure: Failure | None) -> None:
         """End the stream from our side. Idempotent."""

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from schedsvc_client.v1 import pool_pb2, quota_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.driver import Driver
@@ -12,8 +13,10 @@ FLOW_LIMIT_DEFAULT = 1_000
 #: What a client reads under gRPC's default limit of 4 MiB a message.
 FLOW_LIMIT_MAX = 10_000
 
-_POOL_FIELDS = frozenset(pb.PoolStats.DESCRIPTOR.fields_by_name)
+_POOL_FIELDS = frozenset(pool_pb2.PoolStats.DESCRIPTOR.fields_by_name)
 _FLOW_FIELDS = frozenset(pb.FlowStats.DESCRIPTOR.fields_by_name)
+#: Numbers by outcome.
+_COUNTS = frozenset({"refusals", "audited_refusals"})
 _TOTALS_FIELDS = frozenset(pb.Totals.DESCRIPTOR.fields_by_name)
 
 
@@ -28,7 +31,7 @@ def snapshot(driver: Driver, request: pb.StatsRequest, incarnation: int) -> pb.S
         stats = driver.stats(limit)
         flows = stats["flows"]
     return pb.StatsResponse(
-        pools=[pb.PoolStats(**_only(pool, _POOL_FIELDS)) for pool in stats["pools"]],
+        pools=[pool_pb2.PoolStats(**_only(pool, _POOL_FIELDS)) for pool in stats["pools"]],
         flows=[pb.FlowStats(**_counted(flow, _FLOW_FIELDS)) for flow in flows],
         totals=pb.Totals(**_counted(stats["totals"], _TOTALS_FIELDS)),
         policy=stats["policy"],
@@ -40,10 +43,12 @@ def snapshot(driver: Driver, request: pb.StatsRequest, incarnation: int) -> pb.S
 
 def _counted(values: dict[str, Any], fields: frozenset[str]) -> dict[str, Any]:
     kept = _only(values, fields)
-    kept["refusals"] = [
-        pb.OutcomeCount(outcome=outcome, count=count)
-        for outcome, count in values["refusals"].items()
-    ]
+    for key in kept.keys() & _COUNTS:
+        kept[key] = [
+            pb.OutcomeCount(outcome=outcome, count=count) for outcome, count in values[key].items()
+        ]
+    if "quotas" in kept:
+        kept["quotas"] = [quota_pb2.Limit(**limit) for limit in kept["quotas"]]
     return kept
 
 

@@ -15,7 +15,7 @@ from schedsvc._core import (
 from schedsvc.sim.requests import NEVER, Requests
 from schedsvc.sim.runner import EngineRunner
 
-__all__ = ["CoreFront", "DirectFront", "Front", "Verdict", "outcome_name"]
+__all__ = ["CoreFront", "DirectFront", "Front", "Telemetry", "Verdict", "outcome_name"]
 
 _NAMES = {
     value: name
@@ -37,6 +37,15 @@ class Verdict(NamedTuple):
     pool: int
 
 
+class Telemetry(NamedTuple):
+    """What a shim tells of its engine; `preemptions` since the engine's start."""
+
+    running: int
+    waiting: int
+    used_tokens: int
+    preemptions: int
+
+
 class Front(Protocol):
     """Decides which request goes to which engine, and when. Times are virtual.
 
@@ -44,6 +53,7 @@ class Front(Protocol):
     """
 
     listens: bool
+    expired: int  # leases that ended because nobody renewed them in time
 
     def arrive(self, now_ns: int, index: int) -> None:
         """Take in a request."""
@@ -51,8 +61,16 @@ class Front(Protocol):
     def progress(self, now_ns: int, index: int, output_tokens: int) -> None:
         """Hear how far a running request is."""
 
-    def complete(self, now_ns: int, index: int, *, served: bool = True) -> None:
-        """Hear that a request has ended, or that its engine did not take it."""
+    def complete(
+        self, now_ns: int, index: int, *, served: bool = True, cached_tokens: int = 0
+    ) -> None:
+        """Hear that a request has ended, or that its engine did not take it.
+
+        `cached_tokens` of its prompt came from the prefix cache.
+        """
+
+    def telemetry(self, now_ns: int, pool: int, told: Telemetry) -> None:
+        """Hear how an engine is."""
 
     def poll(self, now_ns: int) -> list[Verdict]:
         """Give the verdicts that have fallen."""
@@ -74,18 +92,28 @@ class CoreFront:
     """Drives the production core as the server does, with one lease for each running request.
 
     `flows[c]` is the flow of client c (-1: refused as unknown). A request asks for
-    `output_tokens_max`, or for exactly its output where that is 0 or less than its output.
+    `output_tokens_max`, or for exactly its output where that is 0 or less than its output. What an
+    oracle says of its output is in `told`.
     """
 
     listens = True
 
     def __init__(
-        self, core: Scheduler, requests: Requests, flows: Sequence[int], output_tokens_max: int
+        self,
+        core: Scheduler,
+        requests: Requests,
+        flows: Sequence[int],
+        output_tokens_max: int,
+        told: Sequence[int] | None = None,
     ) -> None:
+        # The epochs do not change while it runs.
+        self._epochs = [int(pool["epoch"]) for pool in core.stats(0, 0)["pools"]]
         self.core = core
+        self.expired = 0
         self._requests = requests
         self._flows = flows
         self._output_tokens_max = output_tokens_max
+        self._told = told
         self._leases: dict[int, tuple[int, int]] = {}
         self._refused: list[Verdict] = []
 
@@ -104,6 +132,7 @@ class CoreFront:
             max(self._output_tokens_max, requests.output_tokens[index]),
             reports_progress=True,
             tag=index,
+            told_output=0 if self._told is None else self._told[index],
         )
         if answer < 0:
             self._refused.append(Verdict(index, -answer, NEVER))
@@ -115,7 +144,9 @@ class CoreFront:
             now_ns, lease_id, epoch, self._requests.prompt_tokens[index], 0, output_tokens
         )
 
-    def complete(self, now_ns: int, index: int, *, served: bool = True) -> None:
+    def complete(
+        self, now_ns: int, index: int, *, served: bool = True, cached_tokens: int = 0
+    ) -> None:
         """End the lease with the exact usage: none where it was not served. O(log n)."""
         lease_id, epoch = self._leases.pop(index)
         outcome, prompt, output = CANCELLED, 0, 0
@@ -123,7 +154,11 @@ class CoreFront:
             outcome = COMPLETED
             prompt = self._requests.prompt_tokens[index]
             output = self._requests.output_tokens[index]
-        self.core.complete(now_ns, lease_id, epoch, outcome, prompt, 0, output)
+        self.core.complete(now_ns, lease_id, epoch, outcome, prompt, cached_tokens, output)
+
+    def telemetry(self, now_ns: int, pool: int, told: Telemetry) -> None:
+        """Tell the core. O(1)."""
+        self.core.telemetry(now_ns, pool, self._epochs[pool], *told)
 
     def poll(self, now_ns: int) -> list[Verdict]:
         """Let the core decide."""
@@ -132,6 +167,7 @@ class CoreFront:
             if decision.outcome == GRANTED:
                 self._leases[decision.tag] = (decision.lease_id, decision.pool_epoch)
             elif decision.outcome == EXPIRED:
+                self.expired += 1
                 continue  # reported too seldom: the engine runs it all the same
             verdicts.append(Verdict(decision.tag, decision.outcome, decision.pool))
         return verdicts
@@ -169,6 +205,7 @@ class DirectFront:
     """No scheduler: every request goes at once to the engine with the fewest open requests."""
 
     listens = False
+    expired = 0
 
     def __init__(self, runners: Sequence[EngineRunner]) -> None:
         self._runners = runners
@@ -186,9 +223,14 @@ class DirectFront:
     def progress(self, now_ns: int, index: int, output_tokens: int) -> None:
         """Nobody asks."""
 
-    def complete(self, now_ns: int, index: int, *, served: bool = True) -> None:
+    def complete(
+        self, now_ns: int, index: int, *, served: bool = True, cached_tokens: int = 0
+    ) -> None:
         """Forget it."""
         self._added[self._pool_of.pop(index)] -= 1
+
+    def telemetry(self, now_ns: int, pool: int, told: Telemetry) -> None:
+        """Nobody asks."""
 
     def poll(self, now_ns: int) -> list[Verdict]:
         """Let everything in."""

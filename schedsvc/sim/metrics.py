@@ -114,3 +114,27 @@ def cumulative_gap(service: Service, duration_s: float) -> float:
     """Return the greatest difference of accumulated service between two clients, at any point."""
     sums = accumulated(service, duration_s)
     return float((sums.max(axis=1) - sums.min(axis=1)).max())
+
+
+def throughput(tokens: Floats, first_s: Floats, end_s: Floats, edges_s: Floats) -> Floats:
+    """Return the tokens per second between edges; a request's are spread from first to end.
+
+    What was not served has NaN times. A request that ended with its first token counts there.
+    O(n log n + edges).
+    """
+    done = ~np.isnan(end_s)
+    begin, end, weight = first_s[done], end_s[done], tokens[done]
+    # The sum of ramps: each rises by its tokens between its begin and its end.
+    at = np.concatenate([begin, end])
+    span = end - begin
+    with np.errstate(divide="ignore"):
+        slope = np.where(span > 0, weight / span, 0.0)
+    order = np.argsort(at, kind="stable")
+    slopes = np.cumsum(np.concatenate([slope, -slope])[order])
+    at = at[order]
+    sums = np.concatenate([[0.0], np.cumsum(slopes[:-1] * np.diff(at))]) if len(at) else at
+    ramped = np.interp(edges_s, at, sums) if len(at) else np.zeros(len(edges_s))
+    single = span <= 0
+    jumps = np.histogram(begin[single], edges_s, weights=weight[single])[0]
+    rates: Floats = (np.diff(ramped) + jumps) / np.diff(edges_s)
+    return rates

@@ -30,6 +30,16 @@ def steady(rate: float, first_s: float, *, on_off: bool = False) -> Arrivals:
     return arrivals
 
 
+def late(rate: float, from_s: float) -> Arrivals:
+    """Ask every 1/rate seconds from some time on."""
+
+    def arrivals(_draws: Random, duration_s: float) -> Iterator[float]:
+        for number in range(round((duration_s - from_s) * rate)):
+            yield from_s + number / rate
+
+    return arrivals
+
+
 def poisson(rate: float) -> Arrivals:
     """Exponential gaps."""
 
@@ -84,6 +94,8 @@ WORKLOADS = {
         PaperWorkload("short-long", (poisson(8.0), poisson(1.5)), tokens=(64, 256)),
         PaperWorkload("on-off-less", (steady(0.5, 2.7491, on_off=True), steady(2.0, 0.9754))),
         PaperWorkload("on-off-overload", (steady(2.0, 0.6873, on_off=True), steady(3.0, 0.6502))),
+        # Nothing was measured of this one: one client is away for half of the time.
+        PaperWorkload("newcomer", (late(3.0, 300.0), steady(3.0, 0.6502))),
         PaperWorkload("increase", (steady(0.5, 2.0), rising(0.2, 2.0))),
     )
 }

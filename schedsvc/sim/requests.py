@@ -1,9 +1,10 @@
 """The requests of one run, in columns: what was asked, and what became of each."""
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 
+from schedsvc.sim.contents import Contents
 from schedsvc.workload import TraceRequest
 
 NEVER = -1
@@ -15,18 +16,31 @@ _NS_PER_S = 1_000_000_000
 class Requests:
     """What was asked, sorted by arrival. Times are ns after the trace's start.
 
-    `clients` are the tenants in order of name, `client[i]` is an index into them. Some 40 bytes
-    for each request.
+    `clients` are the tenants in order of name, `client[i]` is an index into them. `place[i]` is
+    the request's place in the trace, by which `contents` knows what the prompt holds. Some 40
+    bytes for each request.
     """
 
-    __slots__ = ("arrival_ns", "client", "clients", "output_tokens", "prompt_tokens")
+    __slots__ = (
+        "arrival_ns",
+        "client",
+        "clients",
+        "contents",
+        "output_tokens",
+        "place",
+        "prompt_tokens",
+    )
 
     def __init__(
         self,
         clients: Sequence[str],
         rows: Iterable[tuple[int, int, int, int]],
+        *,
+        place: Sequence[int] | None = None,
+        contents: Contents | None = None,
     ) -> None:
         self.clients = tuple(clients)
+        self.contents = contents
         self.arrival_ns = array("q")
         self.client = array("i")
         self.prompt_tokens = array("i")
@@ -36,23 +50,27 @@ class Requests:
             self.client.append(client)
             self.prompt_tokens.append(prompt_tokens)
             self.output_tokens.append(output_tokens)
+        self.place = range(len(self.arrival_ns)) if place is None else place
 
     @classmethod
     def from_trace(cls, trace: Iterable[TraceRequest]) -> "Requests":
         """Take over a trace, which is in order of arrival. O(requests)."""
         seen: dict[str, int] = {}
-        rows = cls(
-            (),
-            (
-                (
+        contents = Contents()
+
+        def columns() -> Iterator[tuple[int, int, int, int]]:
+            for request in trace:
+                contents.append(request.record)
+                yield (
                     round(request.arrival_s * _NS_PER_S),
                     seen.setdefault(request.tenant, len(seen)),
                     request.prompt_tokens,
                     request.output_tokens,
                 )
-                for request in trace
-            ),
-        )
+
+        rows = cls((), columns())
+        if contents.has_prefixes or contents.adapters:
+            rows.contents = contents
         rows.clients = tuple(sorted(seen))
         place = {name: index for index, name in enumerate(rows.clients)}
         renamed = [place[name] for name in seen]
@@ -77,6 +95,8 @@ class Requests:
                 (arrival_ns, self.client[at], self.prompt_tokens[at], self.output_tokens[at])
                 for arrival_ns, at in rows
             ),
+            place=array("q", (self.place[at] for _, at in rows)),
+            contents=self.contents,
         )
 
 

@@ -1,6 +1,7 @@
 """One engine in virtual time: steps and runs of decodes, cut where something arrives."""
 
 from bisect import bisect_right
+from collections.abc import Hashable
 
 from schedsvc.sim.engine import DecodeRun, Engine, EngineRequest, Sequence, SequenceState
 from schedsvc.sim.requests import NEVER
@@ -22,6 +23,7 @@ class EngineRunner:
         "_round_steps",
         "_run",
         "_start_ns",
+        "cached",
         "end_ns",
         "engine",
         "live",
@@ -30,24 +32,38 @@ class EngineRunner:
     def __init__(self, engine: Engine, round_steps: int = 0) -> None:
         self.engine = engine
         self.live: dict[int, Sequence] = {}
+        self.cached: dict[int, int] = {}
         self.end_ns = NEVER  # of what is under way
         self._start_ns = 0
         self._run: DecodeRun | None = None
         self._round_steps = round_steps
         self._decodes = 0
 
-    def add(self, now_ns: int, index: int, prompt_tokens: int, output_tokens: int) -> None:
-        """Hand in a request. Raises EngineRequestError where it can never run."""
+    def add(
+        self,
+        now_ns: int,
+        index: int,
+        prompt_tokens: int,
+        output_tokens: int,
+        keys: tuple[Hashable, ...] = (),
+        adapter: str | None = None,
+    ) -> None:
+        """Hand in a request. Raises EngineRequestError where it can never run.
+
+        `keys` name what the blocks of its prompt hold.
+        """
         self._cut(now_ns)
-        request = EngineRequest(index, prompt_tokens, (output_tokens,))
-        self.live[index] = self.engine.add(request)[0]
+        request = EngineRequest(
+            index, prompt_tokens, (output_tokens,), prefix_keys=keys, adapter=adapter
+        )
+        self.live[index] = self.engine.add(request, now_ns)[0]
 
     def plan(self, now_ns: int) -> None:
         """Begin the next step or run, unless one is under way or there is nothing to do."""
         if self.end_ns != NEVER:
             return
         steps_max = self._round_steps - self._decodes if self._round_steps else _STEPS_MAX
-        self._run = self.engine.plan_decodes(steps_max)
+        self._run = self.engine.plan_decodes(steps_max, now_ns=now_ns)
         if self._run is not None:
             self._start_ns = now_ns
             self.end_ns = now_ns + self._run.duration_ns
@@ -55,7 +71,10 @@ class EngineRunner:
             self._plan_step(now_ns)
 
     def finish(self) -> tuple[list[int], list[int]]:
-        """Apply what ends at `end_ns`: requests with their first token, and those complete."""
+        """Apply what ends at `end_ns`: requests with their first token, and those complete.
+
+        How much of the latters' prompts was found in the prefix cache is in `cached`.
+        """
         self.end_ns = NEVER
         first: list[int] = []
         if self._run is not None:
@@ -67,8 +86,13 @@ class EngineRunner:
             first = [_index(s) for s in result.produced if s.produced_tokens == 1]
             if len(first) < len(result.produced):
                 self._decodes += 1
-        finished = [_index(s) for s in result.finished]
-        for index in finished:
+        self.cached.clear()
+        finished = []
+        for sequence in result.finished:
+            index = _index(sequence)
+            finished.append(index)
+            if sequence.cached_tokens:
+                self.cached[index] = sequence.cached_tokens
             del self.live[index]
         return first, finished
 
@@ -97,9 +121,13 @@ class EngineRunner:
         """KV cache held, in tokens of whole blocks. O(live)."""
         done = self._steps_done(now_ns)
         size = self.engine.config.block_size_tokens
-        if not done:
-            return self.engine.blocks.used * size
-        return sum(-(-(s.computed_tokens + done) // size) for s in self.engine.running()) * size
+        blocks = self.engine.blocks.used
+        if done:
+            blocks += sum(
+                -(-(s.computed_tokens + done) // size) - len(s.blocks)
+                for s in self.engine.running()
+            )
+        return blocks * size
 
     def _steps_done(self, now_ns: int) -> int:
         """Count the steps of the run under way that have ended. O(log(steps))."""
@@ -129,7 +157,7 @@ class EngineRunner:
             self._plan_step(self._start_ns)
 
     def _plan_step(self, now_ns: int) -> None:
-        step = self.engine.plan_step()
+        step = self.engine.plan_step(now_ns)
         if step is not None:
             self.end_ns = now_ns + step.duration_ns
 

@@ -1,13 +1,14 @@
 """What a run is made of: an engine profile, a configuration, a policy, a seed."""
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 from schedsvc._core import Scheduler
 from schedsvc.config import UNKNOWN_TENANT, Config, configure
-from schedsvc.sim.engine import Engine, EngineConfig, Profile
+from schedsvc.sim.engine import Engine, EngineConfig, EngineGauges, Future, Profile
 from schedsvc.sim.front import CoreFront, DirectFront, Front
-from schedsvc.sim.peak import PeakFront
 from schedsvc.sim.requests import Outcomes, Requests
 from schedsvc.sim.runner import EngineRunner
 from schedsvc.sim.world import Occupancy, Settings, World
@@ -16,13 +17,17 @@ POLICIES = {
     "engine": "no scheduler: the engine's own queue, first come, first served",
     "fcfs": "the scheduler, first come, first served",
     "vtc": "the scheduler, fair by virtual token counters",
+    "vtc-predict": "VTC that charges the average output at once, and settles at the end",
+    "vtc-oracle": "VTC that charges the true output at once (see oracle_error_ppm)",
+    "lcf": "least counter first: VTC without lift",
+    "sif": "shortest input first",
 }
 
 # Without a configuration nobody is refused: everybody waits, for up to an hour.
-_PATIENT = {"queue_ttl_ns": 3_600 * 10**9, "flow_queue_max": 10**6, "queue_max": 10**6}
+_PATIENT = {"queue_ttl_ms": 3_600_000, "flow_queue_max": 10**6, "queue_max": 10**6}
 _EPOCH = 1
-# The VTC paper's server admits max(pool / 6, this) input tokens in one round.
-_BATCH_TOKENS = 3_072
+_ORACLE = "vtc-oracle"
+_PPM = 1_000_000
 
 
 class ScenarioError(ValueError):
@@ -35,7 +40,8 @@ class Scenario:
 
     Without `config`, each client is a flow of weight 1 and nobody is refused. The pools of the
     configuration are the engines; where it names none, there are `engines` like the profile.
-    `output_tokens_max` is what every request asks for; 0: exactly what it will produce.
+    `output_tokens_max` is what every request asks for; 0: exactly what it will produce. What an
+    oracle foretells is off by up to `oracle_error_ppm` of it, drawn from the seed.
     """
 
     profile: Profile
@@ -44,6 +50,7 @@ class Scenario:
     settings: Settings = field(default_factory=Settings)
     jitter_ns: int = 0
     output_tokens_max: int = 0
+    oracle_error_ppm: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +64,14 @@ class Run:
     occupancy: list[Occupancy]
     capacity_tokens: int
     end_ns: int
-    preemptions: int
+    engines: list[EngineGauges]
+    expired: int
     digest: str
+
+    @property
+    def preemptions(self) -> int:
+        """How many sequences the engines threw out."""
+        return sum(each.preemptions for each in self.engines)
 
 
 def engine_configs(scenario: Scenario) -> dict[str, EngineConfig]:
@@ -72,7 +85,7 @@ def engine_configs(scenario: Scenario) -> dict[str, EngineConfig]:
             made = profile.config(
                 block_size_tokens=1 if rounds else None,
                 prefill="separate" if rounds else None,
-                step_tokens_max=max(profile.engine.step_tokens_max, profile.engine.kv_tokens)
+                step_tokens_max=max(profile.engine.step_tokens_max, profile.kv_tokens)
                 if rounds
                 else None,
             )
@@ -103,8 +116,7 @@ def simulate(
 ) -> Run:
     """Serve all requests under a policy. `watch` hears how many have ended.
 
-    Policies are those of POLICIES, and "artifact": the VTC paper's own server, first come, first
-    served, which needs `round_steps` and one engine.
+    Policies are those of POLICIES.
 
     The seed draws the jitter of the arrivals; the same seed gives the same run.
     """
@@ -112,9 +124,15 @@ def simulate(
     configs = engine_configs(scenario)
     if scenario.settings.round_steps and len(configs) > 1:
         raise ScenarioError("rounds of admission need exactly one engine")
+    if len(configs) > 1 and "belady" in {config.prefix_cache for config in configs.values()}:
+        raise ScenarioError("prefix_cache: belady foresees one engine; there are more")
     runners = [
         EngineRunner(
-            Engine(config, scenario.profile.step_cost(config.sequences_max)),
+            Engine(
+                config,
+                scenario.profile.step_cost(config.sequences_max),
+                _future(jittered, config),
+            ),
             scenario.settings.round_steps,
         )
         for config in configs.values()
@@ -122,11 +140,9 @@ def simulate(
     front: Front
     if policy == "engine":
         front = DirectFront(runners)
-    elif policy == "artifact":
-        capacity_tokens = runners[0].engine.config.capacity_tokens
-        front = PeakFront(jittered, capacity_tokens, max(capacity_tokens // 6, _BATCH_TOKENS))
     else:
-        front = _core_front(scenario, jittered, policy, configs)
+        told = _foretold(jittered, seed, scenario.oracle_error_ppm) if policy == _ORACLE else None
+        front = _core_front(scenario, jittered, policy, configs, told)
     world = World(jittered, front, runners, scenario.settings)
     world.run(watch)
     return Run(
@@ -137,25 +153,66 @@ def simulate(
         occupancy=world.occupancy,
         capacity_tokens=sum(config.capacity_tokens for config in configs.values()),
         end_ns=world.now_ns,
-        preemptions=world.preemptions(),
+        engines=world.gauges(),
+        expired=front.expired,
         digest=world.digest(),
     )
 
 
+def _future(requests: Requests, config: EngineConfig) -> Future | None:
+    """Foresee which blocks will be asked for, where the engine's cache wants to know."""
+    if config.prefix_cache != "belady":
+        return None
+    if requests.contents is None:
+        return Future(())
+    return requests.contents.future(
+        requests.place, requests.prompt_tokens, config.block_size_tokens
+    )
+
+
+def patient_config(clients: Sequence[str]) -> Config:
+    """Configure a scheduler that refuses nobody and in which all weigh the same. O(clients).
+
+    Raises ScenarioError where a client cannot be the name of a tenant.
+    """
+    try:
+        return Config.model_validate(
+            {
+                "listeners": [{"tcp": "127.0.0.1:0"}],
+                "scheduler": _PATIENT,
+                "unknown_tenants": "refuse",
+                "tenants": [{"name": client} for client in clients],
+            }
+        )
+    except ValueError as error:
+        raise ScenarioError(f"the trace's clients: {error}") from None
+
+
+def _foretold(requests: Requests, seed: int, error_ppm: int) -> "array[int]":
+    """Draw what an oracle says of each request's output, at least one token. O(requests)."""
+    draws = Random(f"oracle {seed}")  # noqa: S311 - a simulation, no secret
+    return array(
+        "i",
+        (
+            max(1, tokens * (_PPM + draws.randint(-error_ppm, error_ppm)) // _PPM)
+            for tokens in requests.output_tokens
+        ),
+    )
+
+
 def _core_front(
-    scenario: Scenario, requests: Requests, policy: str, configs: dict[str, EngineConfig]
+    scenario: Scenario,
+    requests: Requests,
+    policy: str,
+    configs: dict[str, EngineConfig],
+    told: "array[int] | None",
 ) -> CoreFront:
-    config = scenario.config
-    options = dict(_PATIENT) if config is None else config.core_options()
-    core = Scheduler(**{**options, "policy": policy})
-    if config is None:
-        flows = [core.set_flow(client.encode(), 1_000) for client in requests.clients]
-    else:
-        configure(core, config, 0)
-        unknown = core.flow_index(UNKNOWN_TENANT.encode())
-        known = [core.flow_index(client.encode()) for client in requests.clients]
-        flows = [unknown if flow < 0 else flow for flow in known]
-    if config is None or not config.pools:
+    config = scenario.config or patient_config(requests.clients)
+    core = Scheduler(**{**config.core_options(), "policy": policy})
+    configure(core, config, 0)
+    unknown = core.flow_index(UNKNOWN_TENANT.encode())
+    known = [core.flow_index(client.encode()) for client in requests.clients]
+    if not config.pools:
         for name, engine in configs.items():
             core.set_pool(
                 0,
@@ -166,4 +223,5 @@ def _core_front(
                 engine.sequences_max,
                 engine.context_tokens_max,
             )
-    return CoreFront(core, requests, flows, scenario.output_tokens_max)
+    flows = [unknown if flow < 0 else flow for flow in known]
+    return CoreFront(core, requests, flows, scenario.output_tokens_max, told)

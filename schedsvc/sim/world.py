@@ -7,8 +7,8 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from schedsvc._core import GRANTED, REJECTED_TOO_LARGE, InvariantError
-from schedsvc.sim.engine import EngineRequestError
-from schedsvc.sim.front import Front
+from schedsvc.sim.engine import EngineGauges, EngineRequestError
+from schedsvc.sim.front import Front, Telemetry
 from schedsvc.sim.requests import NEVER, Outcomes, Requests
 from schedsvc.sim.runner import EngineRunner
 
@@ -22,7 +22,8 @@ _SAMPLES_PER_CHECK = 64
 class Settings:
     """How the shims report and how often the world looks. Times in ns.
 
-    Each engine's shim reports all its running requests every `progress_ns`, and each end at once;
+    Each engine's shim reports all its running requests and the engine's own figures every
+    `progress_ns`, and each end at once;
     every report reaches the scheduler `report_delay_ns` later. With `round_steps` > 0 the
     scheduler is asked for new work only every so many decode steps, right after a report, or when
     the engine is idle (the server of the VTC paper).
@@ -68,7 +69,9 @@ class World:
         self._runners = runners
         self._settings = settings
         self._arrived = 0
+        self._cached: dict[int, int] = {}  # tokens from the prefix cache, until they are told
         self._reports: deque[tuple[int, int, int]] = deque()  # due, request, total or _COMPLETE
+        self._telemetry: deque[tuple[int, int, Telemetry]] = deque()  # due, pool, what
         self._tick_ns = settings.progress_ns
         self._sample_ns = 0
 
@@ -101,9 +104,9 @@ class World:
         sum_.update((self._front.digest() & (2**64 - 1)).to_bytes(8, "little"))
         return sum_.hexdigest()
 
-    def preemptions(self) -> int:
-        """Count the sequences that engines threw out."""
-        return sum(runner.engine.gauges().preemptions for runner in self._runners)
+    def gauges(self) -> list[EngineGauges]:
+        """Take the figures of each engine."""
+        return [runner.engine.gauges() for runner in self._runners]
 
     def _next_ns(self) -> int:
         """Find when something happens next. O(engines)."""
@@ -112,6 +115,8 @@ class World:
             times.append(self.requests.arrival_ns[self._arrived])
         if self._reports:
             times.append(self._reports[0][0])
+        if self._telemetry:
+            times.append(self._telemetry[0][0])
         if not self._settings.round_steps:
             if self._front.listens and any(runner.live for runner in self._runners):
                 times.append(self._tick_ns)
@@ -136,6 +141,9 @@ class World:
         while self._reports and self._reports[0][0] <= now_ns:
             _, index, total = self._reports.popleft()
             self._report(index, total)
+        while self._telemetry and self._telemetry[0][0] <= now_ns:
+            _, pool, told = self._telemetry.popleft()
+            self._front.telemetry(now_ns, pool, told)
         arrivals = self.requests.arrival_ns
         while self._arrived < len(arrivals) and arrivals[self._arrived] <= now_ns:
             self._front.arrive(now_ns, self._arrived)
@@ -154,13 +162,21 @@ class World:
             self.outcomes.first_ns[index] = self.now_ns
         for index in finished:
             self._end(index)
+            if index in runner.cached:
+                self._cached[index] = runner.cached[index]
             self._tell(index, _COMPLETE)
 
     def _tick(self) -> None:
-        """Let every shim report its running requests."""
-        for runner in self._runners:
+        """Let every shim report its running requests, and how its engine is."""
+        due_ns = self.now_ns + self._settings.report_delay_ns
+        for pool, runner in enumerate(self._runners):
             for index, total in runner.totals(self.now_ns):
                 self._tell(index, total)
+            gauges = runner.engine.gauges()
+            told = Telemetry(
+                gauges.running, gauges.waiting, runner.used_tokens(self.now_ns), gauges.preemptions
+            )
+            self._telemetry.append((due_ns, pool, told))
         self._tick_ns = self.now_ns + self._settings.progress_ns
 
     def _tell(self, index: int, total: int) -> None:
@@ -172,7 +188,7 @@ class World:
 
     def _report(self, index: int, total: int) -> None:
         if total == _COMPLETE:
-            self._front.complete(self.now_ns, index)
+            self._front.complete(self.now_ns, index, cached_tokens=self._cached.pop(index, 0))
         else:
             self._front.progress(self.now_ns, index, total)
 
@@ -191,6 +207,7 @@ class World:
                         index,
                         requests.prompt_tokens[index],
                         requests.output_tokens[index],
+                        *self._contents(index, pool),
                     )
                 except EngineRequestError:
                     self._front.complete(self.now_ns, index, served=False)
@@ -202,6 +219,18 @@ class World:
                 self.ended += 1
         if self._settings.round_steps:
             self._runners[0].round_done()
+
+    def _contents(self, index: int, pool: int) -> tuple[tuple[tuple[int, int], ...], str | None]:
+        """Say what an engine may know of a prompt: the keys of its blocks, and its adapter."""
+        contents = self.requests.contents
+        if contents is None:
+            return (), None
+        config, place = self._runners[pool].engine.config, self.requests.place[index]
+        adapter = contents.adapter(place) if config.adapters_max else None
+        if config.prefix_cache == "off":
+            return (), adapter
+        prompt_tokens = self.requests.prompt_tokens[index]
+        return contents.keys(place, prompt_tokens, config.block_size_tokens), adapter
 
     def _end(self, index: int) -> None:
         if self.outcomes.end_ns[index] != NEVER:
@@ -222,7 +251,8 @@ class World:
         for runner in self._runners:
             runner.engine.check()
             gauges = runner.engine.gauges()
-            if ended and (gauges.running or gauges.waiting or gauges.used_blocks):
+            held = gauges.used_blocks - gauges.adapters_loaded * runner.engine.config.adapter_blocks
+            if ended and (gauges.running or gauges.waiting or gauges.swapped or held):
                 raise InvariantError(f"after the run an engine still holds work: {gauges}")
         if ended and len(self.outcomes.order) != len(self.requests):
             raise InvariantError("a request has no verdict")

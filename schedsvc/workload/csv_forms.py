@@ -101,6 +101,32 @@ def _burstgpt() -> Parse:
     return parse
 
 
+def _chutes() -> Parse:
+    since = Since()
+
+    def parse(cell: Cell) -> Record:
+        text = cell("started_at")
+        try:
+            arrival_s = since(timestamp_ns(text))
+        except ValueError as error:
+            raise Bad("started_at", f"not a time: {text!r} ({error})") from None
+        counts = {column: cell(column) for column in ("it", "ot")}
+        if not all(counts.values()) or "0" in counts.values():
+            raise Skip("no input or output tokens")
+        # Names are hashed anew every three months, so only with the round they mean one user.
+        user, turn = cell("user_id"), cell("rehash_round")
+        return Record(
+            arrival_s=arrival_s,
+            tenant=f"{user}-{turn}" if user and turn else user or None,
+            input_tokens=_whole(cell, "it"),
+            output_tokens=_whole(cell, "ot"),
+            model=cell("chute_id") or None,
+            request_class=cell("function_name") or None,
+        )
+
+    return parse
+
+
 _BURSTGPT_COLUMNS = ("Timestamp", "Model", "Request tokens", "Response tokens", "Log Type")
 
 CSV_FORMS = (
@@ -124,5 +150,13 @@ CSV_FORMS = (
         _BURSTGPT_COLUMNS,
         "Timestamp",
         _burstgpt,
+    ),
+    CsvForm(
+        "chutes",
+        "Chutes, a year of a public inference service (HarvardMadSys/chutes_workload), as parquet "
+        "or exported to CSV",
+        ("user_id", "started_at", "it", "ot"),
+        "started_at",
+        _chutes,
     ),
 )

@@ -1,12 +1,16 @@
-"""The picture of a trace."""
+"""The pictures of a trace and of its users."""
 
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from schedsvc.workload import zipf
+from schedsvc.workload.powerlaw import hurwitz
 from schedsvc.workload.statistics import WINDOWS_S, Description
+from schedsvc.workload.users import Users
 
 _INK, _GRID = "#2b2d42", "#e6e8ec"
 _COLORS = {"input": "#00798c", "output": "#d1495b"}
@@ -111,3 +115,37 @@ def _sharing(axes: Axes, described: Description) -> None:
     _style(axes, "Prefix sharing", "shared % of a prompt", "share of requests up to this")
     axes.set_ylim(0, 1.05)
     axes.legend(frameon=False)
+
+
+def draw_users(users: Users, title: str, path: Path) -> None:
+    """Draw requests by rank, the distribution of requests per user, and the Lorenz curve."""
+    figure = Figure(figsize=(13, 4.4), dpi=130, facecolor="white", layout="constrained")
+    ranks, tail, lorenz = figure.subplots(1, 3)
+    counts = users.counts
+    places = np.arange(1, len(counts) + 1)
+    ranks.plot(places, counts, "o", color=_COLORS["input"], markersize=3, label="the trace")
+    law = zipf.shares(len(counts), users.zipf.exponent) * counts.sum()
+    ranks.plot(places, law, color=_COLORS["output"], label=f"Zipf, {users.zipf.exponent:.2f}")
+    _style(ranks, "Requests by rank", "rank of the user", "requests")
+    values = np.unique(counts)
+    above = [(counts >= value).mean() for value in values]
+    tail.plot(values, above, "o", color=_COLORS["input"], markersize=3, label="the trace")
+    fitted = users.power_law
+    reached = values[values >= fitted.least]
+    share = (counts >= fitted.least).mean() / hurwitz(fitted.alpha, fitted.least)
+    model = [share * hurwitz(fitted.alpha, float(value)) for value in reached]
+    label = f"power law, {fitted.alpha:.2f}, from {fitted.least}"
+    tail.plot(reached, model, color=_COLORS["output"], label=label)
+    _style(tail, "Requests per user", "requests", "share of users with so many or more")
+    for axes in (ranks, tail):
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.legend(frameon=False)
+    ascending = np.concatenate(([0], np.cumsum(counts[::-1]))) / counts.sum()
+    across = np.linspace(0, 100, len(ascending))
+    lorenz.plot(across, 100 * ascending, color=_COLORS["input"], label="the trace")
+    lorenz.plot((0, 100), (0, 100), color=_INK, linestyle="--", label="all alike")
+    _style(lorenz, f"Concentration, Gini {users.gini:.2f}", "% of users", "% of requests")
+    lorenz.legend(frameon=False)
+    figure.suptitle(title, fontsize=14, fontweight="bold", color=_INK)
+    figure.savefig(path)

@@ -9,19 +9,22 @@ from contextlib import closing
 from io import BufferedReader, FileIO, TextIOWrapper
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from schedsvc.workload.csv_forms import CSV_FORMS, CsvForm
 from schedsvc.workload.fields import Fields
 from schedsvc.workload.json_array import ArrayReader, Malformed
 from schedsvc.workload.json_forms import JSON_FORMS, JsonForm, is_own
+from schedsvc.workload.parquet import ParquetError
+from schedsvc.workload.parquet import rows as parquet_rows
 from schedsvc.workload.record import Bad, Record, Skip, TraceError
 
+_KEYED = tuple(form for form in JSON_FORMS if form.keys)
 FORMS: dict[str, CsvForm | JsonForm] = {form.name: form for form in (*JSON_FORMS, *CSV_FORMS)}
 LINE_CHARS_MAX = 1 << 26
 _HEAD_BYTES = 1 << 16
+_PARQUET = b"PAR1"
 _PACKED = {
-    b"PAR1": "a parquet file; write it as JSON lines first, for example with DuckDB: "
-    "COPY (FROM 'in.parquet') TO 'out.jsonl' (FORMAT json)",
     b"\x1f\x8b": "a gzip file; unpack it first",
     b"PK\x03\x04": "a zip file; unpack it first",
     b"\x28\xb5\x2f\xfd": "a zstd file; unpack it first",
@@ -90,6 +93,9 @@ class TraceReader:
         for magic, what in _PACKED.items():
             if head.startswith(magic):
                 raise TraceError(self.path, 1, "1", what)
+        if head.startswith(_PARQUET):
+            yield from self._parse_parquet()
+            return
         sign = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
         file = TextIOWrapper(buffered, encoding="utf-8-sig", newline="")
         try:
@@ -147,6 +153,47 @@ class TraceReader:
                         raise self.wrong(bad.column, str(bad)) from None
         except csv.Error as error:
             raise TraceError(self.path, rows.line_num + notes, "row", str(error)) from None
+
+    def _parse_parquet(self) -> Iterator[Record]:
+        """Read a parquet file by the JSON form or, where its columns are flat, the CSV form.
+
+        An error names the row in place of the line.
+        """
+        items = self._parquet_rows()
+        first = next(items, None)
+        if first is None:
+            return
+        items = chain((first,), items)
+        known = any(first.keys() >= set(form.keys) for form in _KEYED) or is_own(first)
+        if known if self.form is None else isinstance(FORMS[self.form], JsonForm):
+            yield from self._parse_objects(items)
+        else:
+            yield from self._parse_cells(list(first), items)
+
+    def _parquet_rows(self) -> Iterator[dict[str, Any]]:
+        try:
+            for at, row in enumerate(parquet_rows(self.path), 1):
+                self._line = at
+                yield row
+        except ParquetError as error:
+            raise self.wrong("1", str(error)) from None
+
+    def _parse_cells(self, header: list[str], items: Iterator[dict[str, Any]]) -> Iterator[Record]:
+        form = self._csv_form(header)
+        self.form, self._time = form.name, form.time
+        parse = form.parser()
+        for row in items:
+
+            def cell(column: str, row: dict[str, Any] = row) -> str:
+                value = row.get(column)
+                return "" if value is None else str(value).strip()
+
+            try:
+                yield parse(cell)
+            except Skip as skip:
+                self.skipped[str(skip)] += 1
+            except Bad as bad:
+                raise self.wrong(bad.column, str(bad)) from None
 
     def _csv_form(self, header: list[str]) -> CsvForm:
         names = set(header)

@@ -102,6 +102,9 @@ class Engine:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"
+        if scope["path"] == "/metrics":
+            await send(start(404, b"text/plain"))
+            return
         message = await receive()
         body = json.loads(message["body"])
         assert not message["more_body"]

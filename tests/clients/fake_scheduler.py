@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 _UNARY = {
@@ -67,12 +68,14 @@ class FakeScheduler:
         self.held: dict[str, Callable[[pb.AdmitResponse], None]] = {}
         self.cancelled: list[str] = []
         self.hellos: list[pb.SessionHello] = []
-        self.pools: list[pb.PoolRegistration] = []
-        self.telemetry: list[pb.EngineTelemetry] = []
+        self.pools: list[pool_pb2.PoolRegistration] = []
+        self.telemetry: list[pool_pb2.EngineTelemetry] = []
         self.replays: list[pb.LeaseReplay] = []
         self.messages: list[bytes] = []
         self.faults: list[pb.SessionFault] = []
+        # Of each pool, or of the one named.
         self.pool_fault: pb.SessionFault | None = None
+        self.faulty_pool = ""
         self.statuses: dict[int, pb.LeaseState.ValueType] = {}
         self.swallow_acks = False
         self.complete_errors: list[tuple[grpc.StatusCode, str]] = []
@@ -285,7 +288,7 @@ class _Stream:
             answer.welcome.open_requests_max = fake.open_requests_max
         elif kind == "pool":
             fake.pools.append(event.pool)
-            if fake.pool_fault is not None:
+            if fake.pool_fault is not None and fake.faulty_pool in ("", event.pool.pool):
                 answer.faults.append(fake.pool_fault)
         elif kind == "telemetry":
             fake.telemetry.append(event.telemetry)

@@ -19,6 +19,7 @@ from schedsvc_client import (
     Unauthenticated,
 )
 from schedsvc_client.aio import SchedulerSession, SessionState
+from schedsvc_client.v1 import quota_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from .conftest import Until
@@ -104,12 +105,14 @@ async def test_an_exception_and_a_cancellation_end_the_lease_as_cancelled(
 
 
 async def test_a_refusal_says_all_it_knows(fake: FakeScheduler) -> None:
-    limit = pb.Limit(kind=pb.LIMIT_KIND_QUEUED_REQUESTS, limit=8, remaining=0, reset_ms=1_200)
+    limit = quota_pb2.Limit(
+        kind=quota_pb2.LIMIT_KIND_QUEUED_REQUESTS, limit=8, remaining=0, reset_ms=1_200
+    )
     fake.decide = lambda request: refusal(
         retry_after_ms=1_500,
         queue_position=8,
         message="full",
-        quota=pb.QuotaSnapshot(limits=[limit]),
+        quota=quota_pb2.QuotaSnapshot(limits=[limit]),
     )
     async with session(fake) as opened:
         with pytest.raises(Refused) as caught:

@@ -25,6 +25,7 @@ from schedsvc_client import (
 from schedsvc_client.aio import AsyncScheduler
 from schedsvc_client.channel import backoff_ceiling_s, bearer_metadata, check_target
 from schedsvc_client.requests import RequestIds, admit_request
+from schedsvc_client.v1 import quota_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from .fake_scheduler import FakeScheduler
@@ -35,7 +36,7 @@ from .fake_scheduler import FakeScheduler
     [
         (Outcome, pb.Outcome, "OUTCOME_"),
         (LeaseState, pb.LeaseState, "LEASE_STATE_"),
-        (LimitKind, pb.LimitKind, "LIMIT_KIND_"),
+        (LimitKind, quota_pb2.LimitKind, "LIMIT_KIND_"),
     ],
 )
 def test_enums_mirror_the_contract(ours: type[IntEnum], theirs: object, prefix: str) -> None:

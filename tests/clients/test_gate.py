@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.gate import Gate
-from schedsvc_vllm.runtime import PROGRESS_DELAY_S
+from schedsvc_vllm.runtime import PROGRESS_PERIOD_S
 from schedsvc_vllm.settings import Settings
 
 from .asgi import Exchange, ask
@@ -77,7 +77,7 @@ async def test_a_stream_reports_progress_while_it_runs(bench: Bench, until: Unti
     bench.engine.output_tokens, bench.engine.step_s = 1_000, 0.001
     running = bench.exchange(ask(stream=True))
     task = asyncio.ensure_future(running.run())
-    await until(lambda: bench.fake.books and len(bench.fake.books[1].progress) > 3)
+    await until(lambda: bench.fake.books and len(bench.fake.books[1].progress) > 1)
     running.left.set()
     await task
     await bench.settled()
@@ -101,7 +101,7 @@ async def test_reports_of_a_stream_are_gathered(bench: Bench) -> None:
     took_s = time.monotonic() - started_s
     await bench.settled()
     book = bench.fake.books[1]
-    assert 1 <= len(book.progress) <= 1 + took_s / PROGRESS_DELAY_S
+    assert 1 <= len(book.progress) <= 1 + took_s / PROGRESS_PERIOD_S
     assert book.end.output_tokens == 60
 
 
@@ -293,11 +293,13 @@ async def test_generation_that_is_not_gated_yet_is_refused_unless_allowed(
         seen.append(scope["path"])
 
     settings = Settings(target=fake.target)
-    refused = await Exchange(Gate(app, settings), b"{}", "/v1/responses").run()
+    refused = await Exchange(Gate(app, settings), b"{}", "/generative_scoring").run()
     assert (refused.status, refused.error["code"]) == (501, "not_gated")
     assert refused.answer_headers["x-should-retry"] == "false"
-    await Exchange(Gate(app, replace(settings, refuse_ungated=False)), b"", "/invocations").run()
-    assert seen == ["/invocations"]
+    await Exchange(
+        Gate(app, replace(settings, refuse_ungated=False)), b"", "/v1/audio/translations"
+    ).run()
+    assert seen == ["/v1/audio/translations"]
 
 
 async def test_the_root_path_and_foreign_headers(bench: Bench) -> None:

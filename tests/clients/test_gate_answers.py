@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from schedsvc_client.v1 import quota_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.settings import Settings
 
@@ -31,11 +32,15 @@ async def test_refusals_that_may_be_retried(
     bench: Bench, outcome: pb.Outcome.ValueType, status: int, kind: str, code: str
 ) -> None:
     limits = [
-        pb.Limit(kind=pb.LIMIT_KIND_QUEUED_REQUESTS, limit=8, remaining=0, reset_ms=360_000),
-        pb.Limit(kind=pb.LIMIT_KIND_POOL_TOKENS, limit=4_000, remaining=12, reset_ms=120),
+        quota_pb2.Limit(
+            kind=quota_pb2.LIMIT_KIND_QUEUED_REQUESTS, limit=8, remaining=0, reset_ms=360_000
+        ),
+        quota_pb2.Limit(
+            kind=quota_pb2.LIMIT_KIND_POOL_TOKENS, limit=4_000, remaining=12, reset_ms=120
+        ),
     ]
     bench.fake.decide = lambda request: refusal(
-        outcome, retry_after_ms=1_200, message="no", quota=pb.QuotaSnapshot(limits=limits)
+        outcome, retry_after_ms=1_200, message="no", quota=quota_pb2.QuotaSnapshot(limits=limits)
     )
     refused = await bench.ask(headers=TRUST | {"x-request-id": "abc"})
     assert refused.status == status
@@ -56,6 +61,46 @@ async def test_refusals_that_may_be_retried(
     }
     assert expected.items() <= refused.answer_headers.items()
     assert bench.engine.bodies == []
+    await bench.settled()
+
+
+async def test_quotas_of_a_minute_come_before_places_and_pools(bench: Bench) -> None:
+    given = (("TOKENS_PER_MINUTE", 600), ("POOL_TOKENS", 1), ("CONCURRENT_REQUESTS", 3))
+    given += (("QUEUED_REQUESTS", 2), ("REQUESTS_PER_MINUTE", 60), ("INPUT_TOKENS_PER_MINUTE", 500))
+    limits = [
+        quota_pb2.Limit(
+            kind=quota_pb2.LimitKind.Value(f"LIMIT_KIND_{name}"), limit=limit, reset_ms=1_000
+        )
+        for name, limit in given
+    ]
+    bench.fake.decide = lambda request: refusal(
+        pb.OUTCOME_REJECTED_QUOTA,
+        retry_after_ms=1_200,
+        quota=quota_pb2.QuotaSnapshot(limits=limits),
+    )
+    refused = await bench.ask(headers=TRUST)
+    prefix = "x-ratelimit-limit-"
+    told = {
+        name.removeprefix(prefix): value
+        for name, value in refused.answer_headers.items()
+        if name.startswith(prefix)
+    }
+    assert told == {
+        "requests": "60",
+        "tokens": "600",
+        "input-tokens": "500",
+        "concurrent-requests": "3",
+    }
+    await bench.settled()
+
+
+async def test_a_request_that_no_quota_can_hold_is_not_worth_a_retry(bench: Bench) -> None:
+    bench.fake.decide = lambda request: refusal(pb.OUTCOME_REJECTED_QUOTA_SIZE, message="no")
+    refused = await bench.ask(headers=TRUST)
+    assert refused.status == 429
+    assert refused.error["code"] == "request_too_large"
+    assert refused.answer_headers["x-should-retry"] == "false"
+    assert "retry-after" not in refused.answer_headers
     await bench.settled()
 
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from schedsvc_vllm.answers import duration_text
 from schedsvc_vllm.estimate import RATIO_START, TENANTS_MAX, TokenRatios
-from schedsvc_vllm.intake import ROUTES, Call, Sizes, parse_json, size_call
+from schedsvc_vllm.intake import Call, Sizes, parse_json, size_call
 from schedsvc_vllm.limit import WAITING_MAX, LocalLimit, LocalLimitError
+from schedsvc_vllm.routes import ROUTES
 from schedsvc_vllm.settings import Settings, SettingsError
 from schedsvc_vllm.usage import UsageFilter
 
@@ -118,6 +119,7 @@ def size(path: str = "/v1/completions", context: int = 1_000, **fields: Any) -> 
         count=None,
         ratios=TokenRatios(),
         tenant="t",
+        reads_answer=True,
     )
 
 
@@ -170,7 +172,8 @@ def test_only_streams_are_rewritten_and_nothing_else_in_them() -> None:
     options = {"include_usage": True, "other": 1}
     call = size(**body, stream_options=options)
     assert json.loads(call.body)["stream_options"] == options | {"continuous_usage_stats": True}
-    assert (call.keep_last_usage, call.keep_all_usage) == (True, False)
+    assert call.asked is not None
+    assert (call.asked.keep_last, call.asked.keep_all) == (True, False)
     everything = {"include_usage": True, "continuous_usage_stats": True}
     assert not size(**body, stream_options=everything).rewritten
     for raw in (b' {"prompt":[1],"stream":true} ', '{"prompt":[1],"stream":true}'.encode("utf-16")):
@@ -183,6 +186,7 @@ def test_only_streams_are_rewritten_and_nothing_else_in_them() -> None:
             count=None,
             ratios=TokenRatios(),
             tenant="",
+            reads_answer=True,
         )
         assert json.loads(call.body) == parsed | {"stream_options": everything}
 
@@ -207,6 +211,7 @@ def test_the_servers_own_count_is_asked_with_the_endpoints_own_prompt() -> None:
             count=counter,
             ratios=TokenRatios(),
             tenant="",
+            reads_answer=True,
         )
 
     assert sized(count).prompts.tokens == [3]

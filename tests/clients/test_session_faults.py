@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import tempfile
 from pathlib import Path
 
@@ -25,9 +26,9 @@ def session(target: str, **changes: str) -> SchedulerSession:
     return SchedulerSession(target, client_id="shim", incarnation=1, options=QUICK, **changes)
 
 
-async def ask(opened: SchedulerSession) -> None:
+async def ask(opened: SchedulerSession, runs_s: float = 0.0) -> None:
     async with opened.admission(input_tokens=5, max_output_tokens=9):
-        pass
+        await asyncio.sleep(runs_s)
 
 
 async def test_a_refused_pool_is_offered_again_until_it_is_taken(
@@ -54,6 +55,32 @@ async def test_a_refused_pool_is_offered_again_until_it_is_taken(
         await until(lambda: fake.telemetry)
         assert [report.pool for report in fake.telemetry] == ["p"]
         assert len(fake.hellos) == streams
+
+
+async def test_one_refused_pool_of_several_leaves_the_others_usable(
+    fake: FakeScheduler, until: Until, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.pool_fault = pb.SessionFault(code=9, field="pool", description="is offered by another")
+    fake.faulty_pool = "q"
+    opened = session(fake.target)
+    opened.register_pool(**POOL)
+    opened.register_pool(**{**POOL, "pool": "q"})
+    with caplog.at_level(logging.ERROR, logger="schedsvc_client.session"):
+        async with opened:
+            await until(lambda: opened.state is SessionState.CONNECTED)
+            await ask(opened)
+            await until(lambda: caplog.records)
+            assert len(fake.hellos) == 1
+            # Offered again and refused again, it is still but one of them.
+            opened.register_pool(**{**POOL, "pool": "q"})
+            await until(lambda: len(fake.pools) == 3)
+            await ask(opened)
+            fake.faulty_pool = ""
+            for name in ("p", "q"):
+                opened.register_pool(**{**POOL, "pool": name})
+            await until(lambda: len(fake.hellos) > 1)
+            assert not opened.available
+    assert "refused a pool of this client: " in caplog.records[0].getMessage()
 
 
 async def test_a_pool_of_another_caller_is_taken_over_when_that_one_leaves(until: Until) -> None:
@@ -133,3 +160,24 @@ async def test_a_defect_of_the_writer_ends_the_stream_not_the_session(
         await asyncio.wait_for(ask(opened), 5)
         assert len(fake.hellos) == 2
         assert "ZeroDivisionError" in str(opened.last_error)
+
+
+async def test_an_end_waits_a_moment_for_something_to_leave_with(
+    fake: FakeScheduler, until: Until
+) -> None:
+    options = ClientOptions(end_delay_s=0.2)
+    opened = SchedulerSession(fake.target, client_id="shim", incarnation=1, options=options)
+    opened.register_pool(**POOL)
+    async with opened:
+        await ask(opened, 0.02)
+        await asyncio.sleep(0.05)
+        assert not fake.books[1].completes
+        await ask(opened, 0.02)  # takes it along
+        assert fake.books[1].completes
+        assert not fake.books[2].completes
+        await until(lambda: fake.books[2].completes)
+        # Whoever waits for the ends does not wait for more.
+        await ask(opened, 0.02)
+        assert await opened.flush(0.15)
+    with pytest.raises(ValueError, match="end_delay_s"):
+        ClientOptions(end_delay_s=-1)

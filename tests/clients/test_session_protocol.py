@@ -13,6 +13,7 @@ from schedsvc_client.session_protocol import (
     Verdict,
     Welcomed,
 )
+from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from .fake_scheduler import grant
@@ -61,7 +62,7 @@ def granted(protocol: SessionProtocol, lease_id: int = 1, ttl_ms: int = 9_000) -
 
 def test_nothing_is_sent_without_a_stream_and_little_before_the_welcome() -> None:
     protocol = SessionProtocol("shim", 1)
-    protocol.register_pool(pb.PoolRegistration(pool="p"))
+    protocol.register_pool(pool_pb2.PoolRegistration(pool="p"))
     protocol.admit(ask())
     assert sent(protocol) == []
     protocol.connected(0)
@@ -80,7 +81,7 @@ def test_messages_are_numbered_from_one_on_each_stream() -> None:
     protocol = SessionProtocol("shim", 1, SessionLimits(events_max=1))
     for _ in range(2):
         protocol.connected(0)
-        protocol.register_pool(pb.PoolRegistration(pool="p"))
+        protocol.register_pool(pool_pb2.PoolRegistration(pool="p"))
         seqs = []
         while (data := protocol.data_to_send(0)) is not None:
             seqs.append(pb.SessionRequest.FromString(data).seq)
@@ -278,12 +279,12 @@ def test_open_requests_are_bounded_here_and_by_the_scheduler() -> None:
 
 def test_only_the_latest_telemetry_of_a_pool_is_sent() -> None:
     protocol = SessionProtocol("s", 1)
-    protocol.register_pool(pb.PoolRegistration(pool="p", epoch=1))
-    protocol.telemetry(pb.EngineTelemetry(pool="p", running=1))
+    protocol.register_pool(pool_pb2.PoolRegistration(pool="p", epoch=1))
+    protocol.telemetry(pool_pb2.EngineTelemetry(pool="p", running=1))
     opened(protocol)
-    protocol.telemetry(pb.EngineTelemetry(pool="nobody's", running=1))
+    protocol.telemetry(pool_pb2.EngineTelemetry(pool="nobody's", running=1))
     for running in (2, 3):
-        protocol.telemetry(pb.EngineTelemetry(pool="p", running=running))
+        protocol.telemetry(pool_pb2.EngineTelemetry(pool="p", running=running))
     (event,) = sent(protocol)
     assert event.telemetry.running == 3
 

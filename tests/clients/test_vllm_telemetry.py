@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 from schedsvc_vllm import engine
 from schedsvc_vllm.engine import EngineView
-from schedsvc_vllm.telemetry import Readings
+from schedsvc_vllm.telemetry import Reading, Readings
+
+
+async def nowhere(*_: Any) -> None:
+    raise AssertionError("nobody is served here")
 
 
 def step(running: int, waiting: int, skipped: int, usage: float) -> Any:
@@ -17,6 +21,13 @@ def step(running: int, waiting: int, skipped: int, usage: float) -> Any:
         num_skipped_waiting_reqs=skipped,
         kv_cache_usage=usage,
     )
+
+
+def record(readings: Readings, engine: int, capacity: int, scheduler: Any, iteration: Any) -> None:
+    """Tell a step as the plugin does."""
+    engines = readings._engines
+    engines[engine].capacity_tokens = capacity
+    engines[engine].record(scheduler, iteration)
 
 
 def preempted(number: int) -> Any:
@@ -35,8 +46,8 @@ def test_the_last_step_counts_and_preemptions_add_up() -> None:
     assert not readings.expected
     readings.attach(0)
     assert readings.expected
-    readings.record(0, 1_000, step(3, 1, 2, 0.5), preempted(2))
-    readings.record(0, 1_000, step(2, 0, 1, 0.25), preempted(1))
+    record(readings, 0, 1_000, step(3, 1, 2, 0.5), preempted(2))
+    record(readings, 0, 1_000, step(2, 0, 1, 0.25), preempted(1))
     assert told(readings) == (2, 1, 250, 3)
 
 
@@ -45,7 +56,7 @@ def test_nothing_is_told_before_the_first_step() -> None:
     readings.attach(0)
     assert told(readings) is None
     # In one of several API processes vLLM tells no scheduler's statistics.
-    readings.record(0, 1_000, None, preempted(1))
+    record(readings, 0, 1_000, None, preempted(1))
     assert told(readings) is None
 
 
@@ -53,7 +64,7 @@ def test_engines_are_summed_up_and_a_new_one_starts_anew() -> None:
     readings = Readings()
     for number in range(2):
         readings.attach(number)
-        readings.record(number, 1_000, step(number + 1, 4, 0, 0.1), preempted(5))
+        record(readings, number, 1_000, step(number + 1, 4, 0, 0.1), preempted(5))
     assert told(readings) == (3, 8, 200, 10)
     readings.attach(1)
     assert told(readings) == (1, 4, 100, 5)
@@ -64,12 +75,12 @@ def test_what_cannot_be_read_is_said_once_and_never_raised(
 ) -> None:
     readings = Readings()
     readings.attach(0)
-    readings.record(0, 1_000, step(1, 0, 0, 0.1), None)
+    record(readings, 0, 1_000, step(1, 0, 0, 0.1), None)
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
-            readings.record(0, 1_000, SimpleNamespace(), None)
+            record(readings, 0, 1_000, SimpleNamespace(), SimpleNamespace())
+            assert told(readings) is None
     assert len(caplog.records) == 1
-    assert told(readings) is None
 
 
 def test_the_gate_reads_it_where_the_server_offers_nothing(
@@ -77,15 +88,10 @@ def test_the_gate_reads_it_where_the_server_offers_nothing(
 ) -> None:
     readings = Readings()
     monkeypatch.setattr(engine, "READINGS", readings)
-    view = EngineView({"app": SimpleNamespace(state=SimpleNamespace())}, None)
+    view = EngineView({"app": SimpleNamespace(state=SimpleNamespace())}, nowhere)
     assert not view.offers_telemetry
     readings.attach(0)
     assert view.offers_telemetry
     assert view.telemetry() is None
-    readings.record(0, 20_480, step(7, 2, 0, 0.5), preempted(1))
-    assert view.telemetry() == {
-        "running": 7,
-        "waiting": 2,
-        "used_tokens": 10_240,
-        "preemptions": 1,
-    }
+    record(readings, 0, 20_480, step(7, 2, 0, 0.5), preempted(1))
+    assert view.telemetry() == Reading(7, 2, 10_240, 1, known=True)

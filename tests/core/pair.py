@@ -12,9 +12,10 @@ from .twin_view import core_view, view, wait_reasons
 class Pair:
     """Drives both, and compares what they answer, decide and show."""
 
-    def __init__(self, policy: str, **limits: int) -> None:
-        self.core = core.Scheduler(policy=policy, **limits)  # type: ignore[arg-type]
-        self.twin = Twin(policy, **limits)
+    def __init__(self, policy: str, modes: dict[str, str] | None = None, **limits: int) -> None:
+        given: dict[str, Any] = {"policy": policy} | (modes or {}) | limits
+        self.core = core.Scheduler(**given)
+        self.twin = Twin(**given)
         self.now_ns = 0
         self.seq_of: dict[int, int] = {}  # core handle -> twin's
         self.leases: list[tuple[int, int]] = []  # (lease id, epoch) of every grant, oldest first
@@ -62,6 +63,7 @@ class Pair:
         want = self.twin.poll(self.now_ns)
         assert [self._plain(d) for d in got] == [self._wanted(v) for v in want]
         for d, v in zip(got, want, strict=True):
+            assert d.flow == v.flow
             assert v.retry_ms * 900 // 1000 <= d.retry_after_ms <= v.retry_ms * 1100 // 1000
             if d.outcome == core.GRANTED:
                 self.leases.append((d.lease_id, d.pool_epoch))
@@ -90,7 +92,14 @@ class Pair:
         got = core_view(self.core.stats(self.now_ns))
         want = view(self.twin, self.now_ns)
         for section in want:
-            assert got[section] == want[section], section
+            assert got[section] == want[section], difference(got[section], want[section])
+        by_queue = self.twin.lift_mode == "queued"
+        assert self.twin.in_minimum == {
+            i
+            for i in range(len(self.twin.flows))
+            if (self.twin.quotas.heads(i) if by_queue else self.twin.is_active(i))
+            and not self.twin.quotas.is_out(i)
+        }
         assert self.twin.totals["granted"] == sum(f.granted for f in self.twin.flows)
 
     def drain(self) -> None:
@@ -108,3 +117,14 @@ class Pair:
         gauges += [row[k] for row in stats["pools"] + stats["flows"] for k in keys]
         assert not any(gauges)
         assert self.core.next_deadline() == -1
+
+
+def difference(got: Any, want: Any) -> str:
+    """What of two sections differs, and how."""
+    if isinstance(got, list):
+        got, want = dict(enumerate(got)), dict(enumerate(want))
+    return "\n".join(
+        f"{key}: core {got.get(key)}\n{' ' * len(str(key))}  twin {want.get(key)}"
+        for key in want
+        if got.get(key) != want[key]
+    )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc import _core as core
@@ -32,7 +33,7 @@ def cancelling(tag: int) -> pb.SessionEvent:
 
 def offering(pool: str, epoch: int = 1, capacity: int = 100, block: int = 1) -> pb.SessionEvent:
     return pb.SessionEvent(
-        pool=pb.PoolRegistration(
+        pool=pool_pb2.PoolRegistration(
             pool=pool, epoch=epoch, capacity_tokens=capacity, block_size_tokens=block
         )
     )

@@ -17,10 +17,11 @@ def make(
     max_running: int = 0,
     max_model: int = 0,
     policy: str = "vtc",
-    **limits: int,
+    **limits: Any,
 ) -> core.Scheduler:
     """A scheduler with one pool `p` at epoch 1 and these flows; without any, `f` of weight 1."""
-    given: dict[str, Any] = {"headroom_ppm": 0} | limits
+    still = {"headroom_ppm": 0, "headroom_min_ppm": 0, "headroom_max_ppm": 0}
+    given: dict[str, Any] = {"ledger": "sum", "dispatch": "strict"} | still | limits
     scheduler = core.Scheduler(policy=policy, **given)
     for name, weight in flows or (("f", 1000),):
         scheduler.set_flow(name.encode(), weight)

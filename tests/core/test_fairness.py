@@ -258,7 +258,7 @@ def test_a_smaller_or_repeated_total_charges_nothing() -> None:
 
 
 def test_without_progress_the_median_is_charged_and_settled() -> None:
-    s = make(capacity=10_000, samples_min=3)
+    s = make(capacity=10_000, samples_min=3, quantile_ppm=700_000)
     for i, length in enumerate((20, 20, 20, 90)):
         d = grant(s, i, f"learn{i}", 10, 100)
         s.complete(i, d.lease_id, 1, output_tokens=length)
@@ -273,7 +273,7 @@ def test_without_progress_the_median_is_charged_and_settled() -> None:
 
 
 def test_the_median_is_charged_at_most_up_to_max_tokens() -> None:
-    s = make(capacity=10_000, samples_min=1)
+    s = make(capacity=10_000, samples_min=1, quantile_ppm=500_000)
     d = grant(s, 0, "learn", 10, 100)
     s.complete(0, d.lease_id, 1, output_tokens=100)
     before = vtc(s, 0)

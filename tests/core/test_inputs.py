@@ -158,7 +158,7 @@ def test_the_outcome_of_complete_is_checked_before_anything_else() -> None:
         ("sessions_max", (0,)),
         ("work_max", (0,)),
         ("lease_id_base", (0, (1 << 62) + 1)),
-        ("policy", ("lcf", "")),
+        ("policy", ("vtcs", "")),
         ("hash_key", (b"", b"x" * 15, b"x" * 17)),
         ("no_such_setting", (1,)),
     ],

@@ -47,7 +47,7 @@ def test_headroom_is_not_granted_from() -> None:
     grant(s, 0, "b", 30, 9)  # up to exactly 80
     admit(s, 0, "c", 1, 1)
     assert s.poll(0) == []
-    assert pool(s, 0)["wait_reason"] == "KV"
+    assert pool(s, 0)["wait_reason"] == "HEADROOM"
 
 
 def test_what_is_alone_in_the_pool_may_use_the_headroom() -> None:

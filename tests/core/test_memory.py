@@ -32,7 +32,7 @@ def growth(work: Callable[[], None]) -> int:
 def test_schedulers_with_open_sessions_are_freed() -> None:
     def work() -> None:
         for _ in range(150):
-            s = make(samples_min=1)
+            s = make(samples_min=1, quantile_ppm=500_000)
             stream = Stream(s)
             lease_id = stream.grant(0, 1, "r")
             stream.push(0, asking(2, "untaken"), completing(lease_id, output_tokens=3))
@@ -50,7 +50,8 @@ def test_a_busy_scheduler_stays_as_large_as_it_is() -> None:
         nonlocal serial
         for _ in range(15_000):
             serial += 1
-            d = grant(s, serial, f"r{serial}", flow=serial % 2)
+            adapter = b"a%d" % (serial % 40)
+            d = grant(s, serial, f"r{serial}", flow=serial % 2, adapter=adapter)
             s.complete(serial, d.lease_id, 1, output_tokens=serial % 300)
             admit(s, serial, f"big{serial}", 9_990, 20)
 

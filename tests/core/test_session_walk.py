@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc import _core as core
@@ -66,14 +67,18 @@ events = st.one_of(
     built(
         pb.SessionEvent,
         pool=built(
-            pb.PoolRegistration, pool=names, epoch=numbers, capacity_tokens=numbers,
+            pool_pb2.PoolRegistration, pool=names, epoch=numbers, capacity_tokens=numbers,
             block_size_tokens=numbers, max_running=numbers, max_model_tokens=numbers,
         ),
     ),
     built(
         pb.SessionEvent,
         telemetry=built(
-            pb.EngineTelemetry, pool=names, epoch=numbers, running=numbers, used_tokens=numbers
+            pool_pb2.EngineTelemetry,
+            pool=names,
+            epoch=numbers,
+            running=numbers,
+            used_tokens=numbers,
         ),
     ),
     built(

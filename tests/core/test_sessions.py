@@ -1,6 +1,7 @@
 """The Session protocol: a state machine of bytes."""
 
 import pytest
+from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc import _core as core
@@ -141,7 +142,7 @@ def test_wrong_events_are_faults_and_the_others_stand() -> None:
         reporting(1, output_tokens=-5),
         completing(1, outcome=core.EXPIRED),
         replaying(9, "x", prompt_tokens=0),
-        pb.SessionEvent(telemetry=pb.EngineTelemetry(pool="none")),
+        pb.SessionEvent(telemetry=pool_pb2.EngineTelemetry(pool="none")),
         pb.SessionEvent(),
         asking(7, "r7"),
     )
@@ -349,7 +350,7 @@ def test_telemetry_of_the_pools_epoch_is_shown() -> None:
     stream = Stream(make())
     for epoch, used in ((1, 40), (2, 99)):
         stream.send(0, pb.SessionEvent(
-            telemetry=pb.EngineTelemetry(pool="p", epoch=epoch, used_tokens=used)
+            telemetry=pool_pb2.EngineTelemetry(pool="p", epoch=epoch, used_tokens=used)
         ))  # fmt: skip
     assert pool(stream.core, 0)["engine_used_tokens"] == 40
 
@@ -442,7 +443,7 @@ def test_a_pool_is_its_principals_while_it_is_offered() -> None:
     fault = other.send(0, offering("q", epoch=2, capacity=1 << 30)).faults[0]
     assert (fault.code, fault.field) == (9, "pool.pool")
     assert s.stats(0)["pools"][1]["capacity_tokens"] == 100
-    telemetry = pb.EngineTelemetry(pool="q", epoch=1, running=3)
+    telemetry = pool_pb2.EngineTelemetry(pool="q", epoch=1, running=3)
     fault = other.send(0, pb.SessionEvent(telemetry=telemetry)).faults[0]
     assert (fault.code, fault.field) == (9, "telemetry.pool")
     assert not faults(owner.send(0, pb.SessionEvent(telemetry=telemetry)))

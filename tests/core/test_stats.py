@@ -1,6 +1,7 @@
 """What the core shows: the names of the contract, and figures that add up."""
 
 import pytest
+from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc import _core as core
@@ -18,7 +19,7 @@ def test_keys_are_the_fields_of_the_contract() -> None:
     stats = s.stats(0)
     assert set(stats) == names(pb.StatsResponse) - {"incarnation"}
     assert set(stats["totals"]) == names(pb.Totals)
-    assert set(stats["pools"][0]) == names(pb.PoolStats)
+    assert set(stats["pools"][0]) == names(pool_pb2.PoolStats)
     assert set(stats["flows"][0]) == names(pb.FlowStats)
     assert set(s.flow_stats(0, 0)) == names(pb.FlowStats)
 
@@ -36,7 +37,7 @@ def test_a_snapshot_fits_the_messages() -> None:
         ]
     flows = [pb.FlowStats(**row) for row in stats["flows"]]
     pb.StatsResponse(
-        pools=[pb.PoolStats(**row) for row in stats["pools"]],
+        pools=[pool_pb2.PoolStats(**row) for row in stats["pools"]],
         flows=flows,
         totals=pb.Totals(**stats["totals"]),
         policy=stats["policy"],

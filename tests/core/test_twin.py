@@ -1,5 +1,6 @@
 """The core beside its dumb twin: same events, same decisions, same books."""
 
+import random
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from schedsvc import _core as core
 
 from .pair import Pair
+from .quota_limits import QuotaLimits
 
 SECOND = 10**9
 FLOWS = ((b"a", 1000), (b"b", 3000), (b"c", 100), (b"d", 1000))
@@ -54,6 +56,8 @@ asks = st.fixed_dictionaries(
         "reports_progress": st.booleans(),
         "principal": st.sampled_from((0, 0, 0, 0, 7)),
         "tag": st.integers(0, 3),
+        "told_output": st.integers(0, 20),
+        "adapter": st.sampled_from((b"", b"", b"x", b"y", b"z")),
     }
 )
 
@@ -62,17 +66,30 @@ class Twins(RuleBasedStateMachine):
     """Every rule compares what both answer; after it, all that they show."""
 
     @initialize(
-        policy=st.sampled_from(("vtc", "vtc", "fcfs")),
+        policy=st.sampled_from(
+            ("vtc", "vtc", "vtc", "fcfs", "vtc-predict", "vtc-oracle", "lcf", "sif")
+        ),
+        modes=st.fixed_dictionaries(
+            {
+                "lift": st.sampled_from(("active", "active", "queued")),
+                "ledger": st.sampled_from(("peak", "peak", "sum")),
+                "dispatch": st.sampled_from(("backfill", "backfill", "strict")),
+            }
+        ),
+        bypass_max=st.sampled_from((0, 1, 3, 32)),
         pools=st.integers(1, len(POOLS)),
         headroom_ppm=st.sampled_from((0, 20_000, 300_000)),
         grace=st.sampled_from((0, 20 * SECOND)),
         leases_max=st.sampled_from((2, 5, 50)),
         answers_max=st.sampled_from((0, 3, 50)),
+        adapters_max=st.sampled_from((1, 2, 50)),
         samples_min=st.sampled_from((1, 3)),
-        quantile_ppm=st.sampled_from((500_000, 900_000, 1_000_000)),
+        quantile_ppm=st.sampled_from((500_000, 500_000, 700_000, 900_000)),
     )
-    def begin(self, policy: str, pools: int, grace: int, **limits: int) -> None:
-        self.pair = Pair(policy, lease_grace_ns=grace, **LIMITS, **limits)
+    def begin(
+        self, policy: str, modes: dict[str, str], pools: int, grace: int, **limits: int
+    ) -> None:
+        self.pair = Pair(policy, modes, lease_grace_ns=grace, **LIMITS, **limits)
         for name, weight in FLOWS:
             self.pair.flow(name, weight)
         for name, *figures in POOLS[:pools]:
@@ -184,8 +201,9 @@ class Twins(RuleBasedStateMachine):
         output=st.integers(1, 30),
         produced=st.integers(0, 40),
         sequences=st.sampled_from((1, 1, 3)),
+        adapter=st.sampled_from((b"", b"", b"x", b"y")),
     )
-    def replay(self, flow: int, request_id: int, index: int, pool: int, **lease: int) -> None:
+    def replay(self, flow: int, request_id: int, index: int, pool: int, **lease: Any) -> None:
         lease_id, epoch = self.lease(index)
         pool %= len(self.pair.twin.pools)
         if lease_id >= 10**6:
@@ -202,6 +220,7 @@ class Twins(RuleBasedStateMachine):
             lease["output"],
             output_tokens=lease["produced"],
             sequences=lease["sequences"],
+            adapter=lease["adapter"],
         )
         if state == core.LEASE_LIVE and (lease_id, epoch) not in self.pair.leases:
             self.pair.leases.append((lease_id, epoch))
@@ -222,6 +241,19 @@ class Twins(RuleBasedStateMachine):
         )
         self.then(polls=True)
 
+    @rule(
+        pool=pool_of,
+        stale=st.sampled_from((0, 0, 0, 0, 1)),
+        used=st.sampled_from((0, 20, 60, 110, 125, 200)),
+        preempted=st.sampled_from((0, 0, 0, 0, 1, 3, 30)),
+    )
+    def telemetry(self, pool: int, stale: int, used: int, preempted: int) -> None:
+        pool %= len(self.pair.twin.pools)
+        p = self.pair.twin.pools[pool]
+        figures = (1, 0, used, p.preemptions + preempted)
+        self.pair.both("telemetry", pool, p.epoch + stale, *figures)
+        self.then(polls=True)
+
     @rule(step=st.sampled_from(STEPS))
     def wait(self, step: int) -> None:
         self.pair.now_ns += step
@@ -236,6 +268,11 @@ class Twins(RuleBasedStateMachine):
     def reweight(self, flow: int, weight: int) -> None:
         self.pair.flow(FLOWS[flow][0], weight)
         self.then(polls=False)
+
+    @rule(seed=st.integers(0, 10**6))
+    def limit(self, seed: int) -> None:
+        QuotaLimits(random.Random(seed), self.pair)
+        self.then(polls=True)
 
     @precondition(lambda self: self.pair.now_ns > 40 * SECOND)
     @rule()
@@ -279,7 +316,7 @@ class TestTwins(Twins.TestCase):  # type: ignore[misc,valid-type]
 @pytest.mark.timeout(900)
 class TestTwinsLonger(Twins.TestCase):  # type: ignore[misc,valid-type]
     settings = settings(
-        max_examples=1500,
+        max_examples=300,
         stateful_step_count=120,
         deadline=None,
         database=None,

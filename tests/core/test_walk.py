@@ -7,6 +7,7 @@ import pytest
 from schedsvc import _core as core
 
 from .pair import Pair
+from .quota_limits import QuotaLimits
 from .support import SECOND, is_drained
 from .walk import Walk
 
@@ -47,8 +48,15 @@ def twin_walk(seed: int, events: int) -> None:
     """Denser than Hypothesis: most events do something, and queues stay full."""
     rnd = random.Random(seed)
     pair = Pair(
-        rnd.choice(("vtc", "vtc", "fcfs")),
+        rnd.choice(("vtc", "vtc", "vtc-predict", "vtc-oracle", "lcf", "fcfs", "sif")),
+        {
+            "lift": rnd.choice(("active", "active", "queued")),
+            "ledger": rnd.choice(("peak", "peak", "sum")),
+            "dispatch": rnd.choice(("backfill", "backfill", "strict")),
+        },
+        bypass_max=rnd.choice((2, 32)),
         samples_min=3,
+        quantile_ppm=rnd.choice((500_000, 700_000, 900_000)),
         flow_queue_max=8,
         queue_max=24,
         leases_max=rnd.choice((6, 30)),
@@ -60,6 +68,7 @@ def twin_walk(seed: int, events: int) -> None:
     for i, (capacity, block) in enumerate(((300, 1), (640, 16), (210, 7))):
         pair.both("set_pool", b"p%d" % i, 1, capacity, block, (0, 6, 0)[i])
     handles: list[int] = []
+    limits = QuotaLimits(rnd, pair)
     for n in range(events):
         dice = rnd.random()
         live = pair.twin.leases()
@@ -70,6 +79,7 @@ def twin_walk(seed: int, events: int) -> None:
                 sequences * rnd.randint(1, 60), rnd.choice((2, 20, 60)),
                 pool=rnd.choice((-1, -1, 0, 1, 2)), sequences=sequences, n=copies,
                 reports_progress=rnd.random() < 0.5,
+                adapter=rnd.choice((b"", b"a%d" % (rnd.randrange(400) ** 2 // 8_000))),
             )  # fmt: skip
             if handle is not None and handle > 0:
                 handles.append(handle)
@@ -84,12 +94,16 @@ def twin_walk(seed: int, events: int) -> None:
         elif dice < 0.89:
             epoch = pair.twin.pools[0].epoch + rnd.choice((0, 1))
             pair.both("set_pool", b"p0", epoch, rnd.choice((200, 300, 400)), 1)
+        elif dice < 0.893:
+            limits.change()
         else:
             pair.now_ns += rnd.choice((1, 10**7, SECOND))
         if rnd.random() < 0.7:
             pair.poll()
         if n % 20 == 0:
             pair.compare()
+            limits.look()
+    assert not limits.used or limits.blocked
     granted = pair.core.stats(pair.now_ns)["totals"]["granted"]
     assert granted > events // 20
     pair.drain()

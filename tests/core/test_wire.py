@@ -6,6 +6,7 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
+from schedsvc_client.v1 import quota_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc import _core as core
@@ -205,6 +206,12 @@ def test_overlong_numbers(padding: int, tag_padding: int) -> None:
     judge(whole + field(5, LENGTH, varint(3, padding)) + field(7, VARINT, 1))
 
 
+def test_a_replaced_text_must_be_valid_too() -> None:
+    bad = field(1, LENGTH, b"\x80")
+    judge(bad + message(VALID))
+    judge(message(VALID) + bad + field(1, LENGTH, b"r"))
+
+
 @QUICK
 @given(asks, st.integers(0, 400), st.binary(max_size=6), st.integers(0, 2))
 def test_mutated_bytes(ask: dict[str, Any], place: int, junk: bytes, drop: int) -> None:
@@ -354,12 +361,14 @@ def test_every_refusal_says_why_and_when(outcome: int) -> None:
         assert response.HasField("grant") != response.HasField("refusal")
         return
     limits = [
-        pb.Limit(kind=pb.LIMIT_KIND_QUEUED_REQUESTS, limit=10, remaining=4, reset_ms=7),
-        pb.Limit(kind=pb.LIMIT_KIND_POOL_TOKENS, limit=100, remaining=30, reset_ms=7),
+        quota_pb2.Limit(
+            kind=quota_pb2.LIMIT_KIND_QUEUED_REQUESTS, limit=10, remaining=4, reset_ms=7
+        ),
+        quota_pb2.Limit(kind=quota_pb2.LIMIT_KIND_POOL_TOKENS, limit=100, remaining=30, reset_ms=7),
     ]
     assert response.refusal == pb.Refusal(
         retry_after_ms=7,
-        quota=pb.QuotaSnapshot(limits=limits),
+        quota=quota_pb2.QuotaSnapshot(limits=limits),
         queue_position=3,
         message=core.OUTCOME_TEXT[outcome],
     )

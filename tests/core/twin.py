@@ -6,20 +6,11 @@ no sessions and no bytes, and does all that is due in one poll (`work_max` witho
 
 from schedsvc import _core as core
 
-from .twin_state import State
+from .twin_choose import Choice
 from .twin_types import ENDED, LIVE, QUEUED, SUSPECT, Request, TwinError, Verdict
 
-RETRY_CONSTANT_MS = 5_000
-NO_RETRY = (
-    core.REJECTED_TOO_LARGE,
-    core.REJECTED_UNKNOWN_TENANT,
-    core.EVICTED_TOO_LARGE,
-    core.EVICTED_CANCELLED,
-)
-RETRY_LATER = (core.REJECTED_NO_POOL, core.REJECTED_DRAINING, core.EVICTED_DRAINING)
 
-
-class Twin(State):
+class Twin(Choice):
     """Same methods, arguments and results as the core's Scheduler; a handle is a seq."""
 
     def admit(
@@ -37,10 +28,12 @@ class Twin(State):
         principal: int = 0,
         tag: int = 0,
         n: int = 1,
+        adapter: bytes = b"",
+        told_output: int = 0,
     ) -> int:
         self.enter(now_ns)
         longest = -(-input_tokens // (sequences // n))
-        payload = (input_tokens, longest, max_output_tokens, sequences, n, pool)
+        payload = (input_tokens, longest, max_output_tokens, sequences, n, pool, adapter)
         for known in self.requests:
             if (known.flow, known.request_id) == (flow, request_id):
                 if known.payload not in (None, payload) or known.principal != principal:
@@ -66,10 +59,13 @@ class Twin(State):
             reports_progress,
             now_ns,
             due_ns,
+            adapter,
         )
+        r.told_output = told_output
         self.flows[flow].received += 1
         self.totals["received"] += 1
-        refused = self._reason_to_refuse(r)
+        refused = self._reason_to_refuse(r) or self.quotas.refusal(r)
+        refused = self.audit.outcome(r, refused)
         if refused:
             self.flows[flow].refusals[refused] += 1
             self.totals["rejected"] += 1
@@ -80,51 +76,36 @@ class Twin(State):
         r.ordinal = self.arrivals[flow, pool]
         self.arrivals[flow, pool] += 1
         self.requests.append(r)
+        if flow in self.quotas.refusing or flow in self.audit.flows:
+            self.quotas.bill_chain(r)
+            self.quotas.rejoin(flow)
         return r.seq
-
-    def _reason_to_refuse(self, r: Request) -> int:
-        if self.draining:
-            return core.REJECTED_DRAINING
-        pools = [p for p in range(len(self.pools)) if r.target in (-1, p)]
-        if not pools:
-            return core.REJECTED_NO_POOL
-        if not any(self.can_hold(p, r) for p in pools):
-            return core.REJECTED_TOO_LARGE
-        if len(self.queued(lambda q: q.flow == r.flow)) >= self.limits["flow_queue_max"]:
-            return core.REJECTED_FLOW_QUEUE_FULL
-        if len(self.queued()) >= self.limits["queue_max"]:
-            return core.REJECTED_QUEUE_FULL
-        return 0
-
-    def _retry_ms(self, flow: int, outcome: int) -> int:
-        if outcome in NO_RETRY:
-            return 0
-        if outcome in RETRY_LATER:
-            return RETRY_CONSTANT_MS
-        queued = len(self.queued(lambda r: r.flow == flow))
-        interval_ns = self.flows[flow].interval_ns or 10**9
-        return min(max(interval_ns * (queued // 2 + 1), 10**9), 100 * 10**9) // 10**6
 
     def _evict(self, r: Request, outcome: int) -> None:
         queue = self.queued(lambda q: (q.flow, q.target) == (r.flow, r.target))
+        quota_ms = self.quotas.wait_ms(r)
         self.requests.remove(r)
+        self.quotas.gone(r)
+        self.quotas.close(r, False)
         self.flows[r.flow].refusals[outcome] += 1
         self.totals["evicted"] += 1
         queued = len(self.queued(lambda q: q.flow == r.flow))
         capacity, free = self.limits_told(r.target)
+        retry_ms = self._retry_ms(r.flow, outcome)
         self.verdicts.append(
             Verdict(
                 handle=r.seq,
                 tag=r.tag,
                 outcome=outcome,
                 pool=r.target,
-                retry_ms=self._retry_ms(r.flow, outcome),
+                retry_ms=max(retry_ms, quota_ms) if retry_ms else 0,
                 position=r.ordinal - queue[0].ordinal,
                 waited_ns=self.now_ns - r.arrival_ns,
                 queue_max=self.limits["flow_queue_max"],
                 queue_left=max(0, self.limits["flow_queue_max"] - queued),
                 pool_capacity_tokens=capacity,
                 pool_free_tokens=free,
+                flow=r.flow,
             )
         )
         self.settle(r.flow)
@@ -151,13 +132,18 @@ class Twin(State):
 
     def next_due(self) -> int:
         """When something has to be done at the latest; -1: never."""
-        return min((r.due_ns for r in self.requests if r.state != ENDED), default=-1)
+        dues = [r.due_ns for r in self.requests if r.state != ENDED]
+        dues += [due for due in (self.quotas.next_due(), *self.model_due.values()) if due >= 0]
+        return min(dues, default=-1)
 
     def _dispatch(self) -> None:
         blocked: set[int] = set()
+        self.audit.grant_all()
+        self.quotas.run()
         while unblocked := [p for p in range(len(self.pools)) if p not in blocked]:
             pool = min(unblocked, key=lambda p: (self.share(p), p))
             if self._serve(pool):
+                self.quotas.run()
                 blocked.clear()  # counters and queues moved: every pool may have another head
             else:
                 blocked.add(pool)
@@ -165,6 +151,7 @@ class Twin(State):
     def _serve(self, pool: int) -> bool:
         """Grant or evict one request; False where the pool waits, for the reason it keeps."""
         p = self.pools[pool]
+        self.model_due.pop(pool, None)
         own, shared = self.least(pool), self.least(-1)
         heads = [own] if own else []
         if shared and self.can_hold(pool, shared):
@@ -182,30 +169,32 @@ class Twin(State):
         if not self.can_hold(pool, r):
             self._evict(r, core.EVICTED_TOO_LARGE)
             return True
-        live = len(self.leases(lambda q: q.flow == r.flow))
-        predicted = self.predictor.promise(r.flow, live)
-        output = min(predicted or r.output_max_tokens, r.output_max_tokens)
-        need = self.blocks(pool, r.prompt_tokens * r.n + output * r.sequences, r.sequences)
-        p.reason = self._reason_to_wait(pool, r, need)
-        if p.reason == "NONE":
-            r.by_lengths = predicted is not None
-            self._grant(r, pool, need, output)
-        return p.reason == "NONE"
-
-    def _reason_to_wait(self, pool: int, r: Request, need: int) -> str:
-        p, live = self.pools[pool], self.leases_of(pool)
         if len(self.leases()) >= self.limits["leases_max"]:
-            return "LIMIT"
-        if self.promised(pool) > p.capacity_blocks:
-            return "OVERDRAWN"
-        if p.max_running and sum(q.sequences for q in live) + r.sequences > p.max_running:
-            return "MAX_RUNNING"
-        if live and self.promised(pool) + need > p.capacity_blocks - p.headroom_blocks:
-            return "KV"
-        return "NONE"
+            p.reason = "LIMIT"
+            return False
+        if self.quotas.model_waits(r, pool):
+            p.reason = "QUOTA"
+            return False
+        plan = self.plan(pool, r)
+        p.reason = plan.reason
+        if plan.reason != "NONE":
+            if plan.reason not in ("KV", "HEADROOM"):
+                return False
+            p.pressed = True
+            passing = self.who_may_pass(pool, r, plan)
+            if passing is None:
+                return False
+            r, plan = passing
+        r.evidence = plan.evidence
+        alone = len(self.queued(lambda q: q.flow == r.flow)) == 1
+        if not plan.above and alone and self.has_shares():
+            self.note_light(pool, plan.blocks * p.block_size)
+        self.grant(r, pool, plan.blocks, plan.output)
+        return True
 
-    def _grant(self, r: Request, pool: int, need: int, output: int) -> None:
+    def grant(self, r: Request, pool: int, need: int, output: int) -> None:
         f = self.flows[r.flow]
+        r.ahead_output = min(self._ahead(r), r.output_max_tokens)
         f.granted += 1
         self.totals["granted"] += 1
         if f.granted_at_ns is not None:
@@ -215,17 +204,18 @@ class Twin(State):
             f.interval_ns = f.interval_ns + fifth if f.interval_ns else gap
         f.granted_at_ns = self.now_ns
         r.state, r.pool, r.epoch = LIVE, pool, self.pools[pool].epoch
+        self.quotas.gone(r)
+        self.settle(r.flow)
+        self.quotas.bill_model(r)
         r.weight_milli = f.weight_milli
         r.waited_ns = self.now_ns - r.arrival_ns
         r.promised_output = r.predicted_output = output
-        if not r.reports_progress:
-            r.median_output = min(self.predictor.median(r.flow) or 0, r.output_max_tokens)
         r.lease_id = self.lease_next
         self.lease_next += 1
         r.reserved_blocks = need
         r.granted_tokens = need * self.pools[pool].block_size
         r.due_ns = self.now_ns + self.limits["lease_ttl_ns"]
-        self.recharge(r, r.prompt_tokens, 0, r.median_output * r.sequences)
+        self.recharge(r, r.prompt_tokens, 0, r.ahead_output * r.sequences)
         self.verdicts.append(
             Verdict(
                 r.seq,
@@ -236,8 +226,17 @@ class Twin(State):
                 r.epoch,
                 r.granted_tokens,
                 waited_ns=r.waited_ns,
+                flow=r.flow,
             )
         )
+
+    def _ahead(self, r: Request) -> int:
+        """Output of each sequence that is charged before it comes."""
+        if self.policy == "vtc-predict":
+            return self.flows[r.flow].average_milli // 1000
+        if self.policy == "vtc-oracle":
+            return r.told_output
+        return 0 if r.reports_progress else self.predictor.median(self.asked(r)) or 0
 
     # The life of a lease.
 
@@ -267,8 +266,9 @@ class Twin(State):
             r,
             max(r.prompt_tokens, r.input_tokens or 0),
             r.cached_tokens,
-            max(r.output_tokens, r.median_output * r.sequences),
+            max(r.output_tokens, r.ahead_output * r.sequences),
         )
+        self.quotas.report(r)
         if r.is_void or pool_epoch == r.epoch:
             r.state, r.due_ns = LIVE, now_ns + self.limits["lease_ttl_ns"]
         if r.is_void or pool_epoch != r.epoch:
@@ -293,7 +293,9 @@ class Twin(State):
         each = -(-r.output_tokens // r.sequences)
         most = self.pools[r.pool].capacity_blocks  # however wrong a report is
         if each > r.predicted_output:
-            more = min(self.predictor.beyond(r.flow, each), r.output_max_tokens)
+            self.predictor.judge(r.flow, r.adapter, r.evidence, False)
+            r.evidence = 0
+            more = min(self.predictor.beyond(self.asked(r), each), r.output_max_tokens)
             r.predicted_output = max(each, more)
             tokens = r.prompt_tokens * r.n + r.predicted_output * r.sequences
             need = self.blocks(r.pool, tokens, r.sequences)
@@ -343,11 +345,16 @@ class Twin(State):
             inputs = 0 if unseen else r.prompt_tokens
             self._account(r, inputs, r.cached_tokens, r.output_tokens)
         self.recharge(r, r.input_tokens or 0, r.cached_tokens, r.output_tokens)
+        self.quotas.correct(r, r.input_tokens or 0, r.output_tokens)
+        self.quotas.close(r, True)
         if outcome == core.COMPLETED:
             each = -(-r.output_tokens // r.sequences)
             f.completed += 1
-            self.predictor.judge(r.promised_output, each, r.by_lengths)
-            self.predictor.learn(r.flow, each)
+            average = f.average_milli
+            f.average_milli = (4 * average + each * 1000) // 5 if average else each * 1000
+            self.predictor.judge(r.flow, r.adapter, r.evidence, each <= r.promised_output)
+            self.predictor.book(r.flow, r.promised_output, each)
+            self.predictor.learn(r.flow, r.adapter, each)
         elif outcome == core.CANCELLED:
             f.cancelled += 1
         else:
@@ -376,6 +383,7 @@ class Twin(State):
                     r.epoch,
                     r.granted_tokens,
                     waited_ns=r.waited_ns,
+                    flow=r.flow,
                 )
             )
 
@@ -392,6 +400,7 @@ class Twin(State):
             self._evict(r, core.EVICTED_CANCELLED)
             return True
         self._account(r, 0, 0, 0)
+        self.quotas.close(r, False)
         self._end(r, core.CANCELLED)
         if r in self.answers:
             self._forget(r)
@@ -413,6 +422,7 @@ class Twin(State):
         output_tokens: int = 0,
         sequences: int = 1,
         principal: int = 0,
+        adapter: bytes = b"",
     ) -> int:
         self.enter(now_ns)
         if self.find_lease(lease_id, principal) is None:
@@ -422,9 +432,11 @@ class Twin(State):
                 r.lease_id == lease_id or (r.flow, r.request_id) == (flow, request_id)
                 for r in self.requests
             )
-            if taken or len(self.leases()) >= self.limits["leases_max"]:
+            full = len(self.leases()) >= self.limits["leases_max"]
+            if taken or full or not self.has_room(adapter):
                 return core.LEASE_UNKNOWN
-            self.lift(flow)
+            if self.lift_mode == "active":
+                self.lift(flow)
             self.seq += 1
             r = Request(
                 self.seq,
@@ -442,12 +454,14 @@ class Twin(State):
                 True,
                 now_ns,
                 0,
+                adapter,
             )
             r.told, r.state, r.lease_id = False, LIVE, lease_id
             r.pool, r.epoch, r.weight_milli = pool, pool_epoch, self.flows[flow].weight_milli
             r.promised_output = r.predicted_output = max_output_tokens
             r.reserved_blocks = -(-reserved_tokens // self.pools[pool].block_size)
             r.granted_tokens = r.reserved_blocks * self.pools[pool].block_size
+            self.quotas.bill_chain(r, with_model=True)
             self.requests.append(r)
             self.flows[flow].received += 1
             self.flows[flow].granted += 1
@@ -473,13 +487,3 @@ class Twin(State):
         for r in queued:
             self._evict(r, core.EVICTED_DRAINING)
         return len(queued)
-
-    def reset_learned(self) -> None:
-        self.predictor.forget()
-        self.prompt_seen = 0
-        for i, f in enumerate(self.flows):
-            f.interval_ns, f.granted_at_ns = 0, None
-            if not self.is_active(i):
-                f.vtc = 0
-        if all(r.state == ENDED for r in self.requests):
-            self.idle_vtc = 0

@@ -4,9 +4,15 @@ The decay is by halving counts, so sorted samples would not give the same answer
 of what is specified (below 128 a bucket for each length, above 64 buckets an octave).
 """
 
+from typing import NamedTuple
+
 LENGTH_MAX = (1 << 17) - 1
 WINDOW = 512
 NEWCOMER_LEASES = 4
+PAIRS_MAX = 16
+WARM = 3
+STEP_PPM = 4_000
+NOTHING, ALL, FLOW, PAIR = range(4)
 
 
 def bucket(length: int) -> tuple[int, int]:
@@ -32,10 +38,11 @@ def middle(low_width: tuple[int, int]) -> int:
 
 
 class Lengths:
-    """Counts of one flow, or of all."""
+    """Counts of one kind of request; `level` is the quantile in use."""
 
-    def __init__(self) -> None:
+    def __init__(self, level: int = 900_000) -> None:
         self.samples = 0
+        self.level = level
         self.counts: dict[tuple[int, int], int] = {}
 
     def learn(self, length: int) -> None:
@@ -55,71 +62,137 @@ class Lengths:
         self.counts = halved
 
     def quantile(self, ppm: int, beyond: int = -1) -> int | None:
-        """The least bucket's middle with at least so much of the mass longer than `beyond`."""
+        """The least bucket's middle with so much of the mass, and of one length more, up to it;
+        of lengths longer than `beyond`. The last bucket where that is more than there is."""
         after = bucket(beyond) if beyond >= 0 else (-1, 0)
         kept = sorted((where, n) for where, n in self.counts.items() if where > after)
         mass = sum(n for _, n in kept)
         seen = 0
         for where, n in kept:
             seen += n
-            if seen * 1_000_000 >= ppm * mass:
+            if seen * 1_000_000 >= ppm * (mass + 1):
                 return middle(where)
-        return None
+        return middle(kept[-1][0]) if kept else None
+
+
+class Asked(NamedTuple):
+    """Whose output is to be predicted, and how many leases run."""
+
+    flow: int
+    adapter: bytes
+    live: int  # of the flow
+    live_of_all: int
+
+
+class Promise(NamedTuple):
+    """Output tokens (None: unknown) and what they were predicted from."""
+
+    tokens: int | None
+    by: int
+
+
+class Judged:
+    """Promises, those that held, and tokens reserved and used."""
+
+    def __init__(self) -> None:
+        self.judged = self.covered = self.reserved = self.used = 0
 
 
 class Predictor:
-    """The flow's own lengths, else those of all flows, else nothing."""
+    """A flow's lengths with the adapter, else of the flow, else of all flows, else nothing."""
 
     def __init__(self, quantile_ppm: int, samples_min: int) -> None:
-        self.ppm, self.samples_min = quantile_ppm, samples_min
+        self.ppm = quantile_ppm
+        # So many that the quantile is not beyond the largest of them, but at most half a window.
+        least = next(
+            (n for n in range(1, WINDOW // 2) if ppm_rank(quantile_ppm, n) <= n), WINDOW // 2
+        )
+        self.enough = max(samples_min, least)
         self.forget()
 
     def forget(self) -> None:
-        self.overall = Lengths()
+        self.overall = Lengths(self.ppm)
         self.flows: dict[int, Lengths] = {}
-        self.judged = self.covered = self.reserved = self.used = 0
+        self.pairs: dict[int, dict[bytes, Lengths]] = {}  # the one learned last comes last
+        self.total = Judged()
+        self.of_flow: dict[int, Judged] = {}
 
-    def learn(self, flow: int, length: int) -> None:
-        self.flows.setdefault(flow, Lengths()).learn(length)
+    def learn(self, flow: int, adapter: bytes, length: int) -> None:
+        self.flows.setdefault(flow, Lengths(self.ppm)).learn(length)
         self.overall.learn(length)
+        if adapter:
+            pairs = self.pairs.setdefault(flow, {})
+            lengths = pairs.pop(adapter, None) or Lengths(self.ppm)
+            if len(pairs) == PAIRS_MAX:
+                del pairs[next(iter(pairs))]
+            pairs[adapter] = lengths
+            lengths.learn(length)
 
-    def evidence(self, flow: int) -> Lengths | None:
-        for lengths in (self.flows.get(flow), self.overall):
-            if lengths is not None and lengths.samples >= self.samples_min:
-                return lengths
-        return None
+    def _kinds(self, flow: int, adapter: bytes) -> dict[int, Lengths | None]:
+        return {
+            PAIR: self.pairs.get(flow, {}).get(adapter),
+            FLOW: self.flows.get(flow),
+            ALL: self.overall,
+        }
 
-    def quantile(self, flow: int) -> int | None:
-        """What the ledger reserves for each sequence of this flow."""
-        return self._at_least_one(flow, self.ppm)
+    def evidence(self, asked: Asked) -> tuple[Lengths | None, int]:
+        for by, lengths in self._kinds(asked.flow, asked.adapter).items():
+            live = asked.live_of_all if by == ALL else asked.live
+            if lengths and lengths.samples >= max(self.enough, WARM * live):
+                return lengths, by
+        return None, NOTHING
 
-    def promise(self, flow: int, live: int) -> int | None:
-        """On the evidence of other flows only a few leases of a newcomer may run at once."""
-        own = self.flows.get(flow)
-        if live >= NEWCOMER_LEASES and (own is None or own.samples < self.samples_min):
-            return None
-        return self.quantile(flow)
+    def promise(self, asked: Asked) -> Promise:
+        """What the ledger reserves for each sequence of the next request."""
+        lengths, by = self.evidence(asked)
+        own = self.flows.get(asked.flow)
+        ended = own.samples if own else 0
+        if lengths is None or (by == ALL and asked.live >= NEWCOMER_LEASES * (1 + ended)):
+            return Promise(None, NOTHING)
+        return Promise(_at_least_one(lengths.quantile(lengths.level)), by)
 
-    def median(self, flow: int) -> int | None:
-        return self._at_least_one(flow, 500_000)
+    def quantile(self, asked: Asked) -> int | None:
+        lengths, _ = self.evidence(asked)
+        return _at_least_one(lengths.quantile(lengths.level)) if lengths else None
 
-    def _at_least_one(self, flow: int, ppm: int) -> int | None:
-        lengths = self.evidence(flow)
-        if lengths is None:
-            return None
-        found = lengths.quantile(ppm)
-        assert found is not None
-        return max(1, found)
+    def median(self, asked: Asked) -> int | None:
+        lengths, _ = self.evidence(asked)
+        return _at_least_one(lengths.quantile(500_000)) if lengths else None
 
-    def beyond(self, flow: int, produced: int) -> int:
+    def beyond(self, asked: Asked, produced: int) -> int:
         """The conditional quantile, but at least a quarter more than was produced."""
-        lengths = self.evidence(flow)
-        found = lengths.quantile(self.ppm, produced) if lengths else None
+        lengths, _ = self.evidence(asked)
+        found = lengths.quantile(lengths.level, produced) if lengths else None
         return max(found or 0, produced + max(16, produced // 4))
 
-    def judge(self, promised: int, used: int, by_lengths: bool) -> None:
-        self.reserved += promised
-        self.used += used
-        if by_lengths:
-            self.judged += 1
-            self.covered += used <= promised
+    def judge(self, flow: int, adapter: bytes, by: int, covered: bool) -> None:
+        if by == NOTHING:
+            return
+        for sums in (self.total, self.sums(flow)):
+            sums.judged += 1
+            sums.covered += covered
+        lengths = self._kinds(flow, adapter)[by]
+        # Forgotten since, it may have begun anew.
+        if lengths and lengths.samples >= self.enough:
+            missed = 1_000_000 - self.ppm
+            step = -(STEP_PPM * missed // 10**6) if covered else STEP_PPM * self.ppm // 10**6
+            lengths.level = max(lengths.level + step, 1_000_000 - 3 * missed, 1)
+            lengths.level = min(lengths.level, 1_000_000)
+
+    def book(self, flow: int, reserved: int, used: int) -> None:
+        for sums in (self.total, self.sums(flow)):
+            sums.reserved += reserved
+            sums.used += used
+
+    def sums(self, flow: int) -> Judged:
+        return self.of_flow.setdefault(flow, Judged())
+
+
+def ppm_rank(ppm: int, samples: int) -> int:
+    """Which of so many lengths, in order, covers the next one with this probability."""
+    return -(-ppm * (samples + 1) // 1_000_000)
+
+
+def _at_least_one(tokens: int | None) -> int:
+    assert tokens is not None
+    return max(1, tokens)

@@ -2,15 +2,25 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
-from .twin_lengths import Predictor
+from .twin_lengths import Asked, Predictor
+from .twin_mode import Audit
+from .twin_quota import Quotas
 from .twin_types import ENDED, QUEUED, Flow, Pool, Request, TwinError, Verdict
 
 
 class State:
     """Flows, pools and requests; whatever else there is to know is found by looking at them all."""
 
-    def __init__(self, policy: str = "vtc", **limits: int) -> None:
+    def __init__(
+        self,
+        policy: str = "vtc",
+        lift: str = "active",
+        ledger: str = "peak",
+        dispatch: str = "backfill",
+        **limits: int,
+    ) -> None:
         defaults = {
             "queue_ttl_ns": 30 * 10**9,
             "lease_ttl_ns": 10 * 10**9,
@@ -18,17 +28,24 @@ class State:
             "flow_queue_max": 1_000,
             "queue_max": 10_000,
             "leases_max": 65_536,
+            "adapters_max": 1_024,
             "answers_max": 100_000,
             "answer_ttl_ns": 300 * 10**9,
             "input_price_micro": 1_000_000,
             "output_price_micro": 2_000_000,
             "cached_price_ppm": 100_000,
+            "bypass_max": 32,
+            "bypass_ns": 5 * 10**9,
             "headroom_ppm": 20_000,
+            "headroom_min_ppm": -300_000,
+            "headroom_max_ppm": 300_000,
             "quantile_ppm": 900_000,
             "samples_min": 10,
         }
         self.limits = defaults | limits
-        self.fcfs = policy == "fcfs"
+        self.policy, self.lift_mode = policy, lift
+        self.form = ledger
+        self.backfills = dispatch == "backfill"
         self.predictor = Predictor(self.limits["quantile_ppm"], self.limits["samples_min"])
         self.flows: list[Flow] = []
         self.flow_names: list[bytes] = []
@@ -38,8 +55,13 @@ class State:
         self.answers: list[Request] = []  # those that ended, oldest first
         self.verdicts: list[Verdict] = []
         self.totals: Counter[str] = Counter()
+        self.in_minimum: set[int] = set()  # active flows that their quotas do not block
+        self.quotas = Quotas(self)
+        self.audit = Audit(self)
+        self.model_due: dict[int, int] = {}  # pools that wait for their model's quota
         self.arrivals: Counter[tuple[int, int]] = Counter()  # by flow and target
-        self.now_ns = self.seq = self.idle_vtc = 0
+        self.now_ns = self.seq = 0
+        self.last_active: int | None = None
         self.lease_next = 1
         self.prompt_seen = 0
         self.draining = False
@@ -71,8 +93,14 @@ class State:
     ) -> int:
         self.enter(now_ns)
         capacity = capacity_tokens // block_size_tokens
-        headroom = capacity * self.limits["headroom_ppm"] // 1_000_000
-        new = Pool(epoch, capacity, headroom, block_size_tokens, max_running, max_model_tokens)
+        new = Pool(
+            epoch,
+            capacity,
+            self.limits["headroom_ppm"],
+            block_size_tokens,
+            max_running,
+            max_model_tokens,
+        )
         if name not in self.pool_names:
             self.pool_names.append(name)
             self.pools.append(new)
@@ -87,9 +115,46 @@ class State:
                 r.reserved_blocks = r.posted_blocks = 0
         elif block_size_tokens != old.block_size and self.leases_of(index):
             raise TwinError(3, "block_size_tokens")
-        new.reason = old.reason
-        self.pools[index] = new
+        restarted = {} if epoch == old.epoch else {"told_at_ns": None, "foreign_tokens": 0}
+        kept = ("headroom_ppm", "reason", "probes", "pressed", "told_at_ns", "preemptions")
+        kept += ("foreign_tokens", "light")
+        for name in kept:
+            setattr(new, name, getattr(old, name))
+        self.pools[index] = replace(new, **restarted)
         return index
+
+    def set_quota(
+        self, now_ns: int, name: bytes, parent: int = -1, requests: int = 0, input_tokens: int = 0,
+        output_tokens: int = 0, total_tokens: int = 0, concurrency: int = 0,
+    ) -> int:  # fmt: skip
+        self.enter(now_ns)
+        limits = (requests, input_tokens, output_tokens, total_tokens)
+        return self.quotas.set_named(name, parent, limits, concurrency)
+
+    def set_flow_quota(
+        self, now_ns: int, flow: int, parent: int = -1, refuse: bool = False, requests: int = 0,
+        input_tokens: int = 0, output_tokens: int = 0, total_tokens: int = 0, concurrency: int = 0,
+    ) -> None:  # fmt: skip
+        self.enter(now_ns)
+        limits = (requests, input_tokens, output_tokens, total_tokens)
+        self.quotas.set_flow(flow, parent, refuse, limits, concurrency)
+
+    def set_flow_mode(self, now_ns: int, flow: int, audit: bool) -> None:
+        self.enter(now_ns)
+        self.audit.set_mode(flow, audit)
+
+    def set_options(self, now_ns: int, *, policy: str | None = None, **limits: int) -> None:
+        self.enter(now_ns)
+        if policy is not None and policy != self.policy:
+            self.policy = policy
+            self.quotas.is_new = True
+        self.limits |= limits
+        while len(self.answers) > self.limits["answers_max"]:
+            self.requests.remove(self.answers.pop(0))
+
+    def set_pool_quota(self, now_ns: int, pool: bytes, quota: int) -> None:
+        self.enter(now_ns)
+        self.quotas.models[pool] = quota
 
     # What the state is, by looking at everything.
 
@@ -102,6 +167,12 @@ class State:
     def leases_of(self, pool: int) -> list[Request]:
         """Leases that hold a reservation in the pool."""
         return self.leases(lambda r: r.pool == pool and not r.is_void)
+
+    def asked(self, r: Request) -> Asked:
+        return Asked(r.flow, r.adapter, self.live(r.flow), len(self.leases()))
+
+    def live(self, flow: int) -> int:
+        return len(self.leases(lambda r: r.flow == flow))
 
     def is_active(self, flow: int) -> bool:
         return any(r.flow == flow and r.state != ENDED for r in self.requests)
@@ -122,6 +193,11 @@ class State:
         tokens = r.prompt_tokens * r.n + r.output_max_tokens * r.sequences
         return self.blocks(pool, tokens, r.sequences) <= p.capacity_blocks
 
+    def has_room(self, adapter: bytes) -> bool:
+        """Whether a request may name one adapter more, or one that is in use."""
+        used = {r.adapter for r in self.requests if r.state != ENDED and r.adapter}
+        return len(used | {adapter or next(iter(used), b"")}) <= self.limits["adapters_max"]
+
     def find(self, handle: int) -> Request | None:
         return next((r for r in self.requests if r.seq == handle), None)
 
@@ -131,15 +207,30 @@ class State:
             (r for r in self.requests if r.lease_id and (r.lease_id, r.principal) == wanted), None
         )
 
+    def is_lifted(self, flow: int) -> bool:
+        """Whether the flow keeps its place among those whose least counter lifts others."""
+        return flow in self.in_minimum
+
     def lift(self, flow: int) -> None:
-        if not self.is_active(flow):
-            others = [f.vtc for i, f in enumerate(self.flows) if self.is_active(i)]
-            f = self.flows[flow]
-            f.vtc = max(f.vtc, min(others) if others else self.idle_vtc)
+        if not self.is_lifted(flow) and flow not in self.quotas.waits:
+            if self.policy != "lcf":
+                self.flows[flow].vtc = max(self.flows[flow].vtc, self.least_vtc())
+            self.in_minimum.add(flow)
+
+    def least_vtc(self) -> int:
+        """What a flow is lifted to."""
+        last = 0 if self.last_active is None else self.flows[self.last_active].vtc
+        return min((self.flows[i].vtc for i in self.in_minimum), default=last)
 
     def settle(self, flow: int) -> None:
+        stays = self.queued(lambda r: r.flow == flow) or (
+            self.lift_mode != "queued" and self.is_active(flow)
+        )
+        if self.is_lifted(flow) and not stays:
+            self.in_minimum.discard(flow)
+            self.last_active = flow
         if not self.is_active(flow):
-            self.idle_vtc = self.flows[flow].vtc
+            self.flows[flow].idle_at_ns = self.now_ns
 
     def recharge(self, r: Request, inputs: int, cached: int, outputs: int) -> None:
         """Take back what the flow was charged for the request, and charge this instead."""
@@ -160,13 +251,19 @@ class State:
 
     def least(self, target: int) -> Request | None:
         """Head of the line for one target: the least (counter, seq) of the flows' heads."""
+        return min(self.heads(target), key=self.rank, default=None)
+
+    def heads(self, target: int) -> list[Request]:
+        """The first request of each flow for one target."""
         heads: dict[int, Request] = {}
         for r in self.queued(lambda r: r.target == target):
             heads.setdefault(r.flow, r)
-        return min(heads.values(), key=self.rank, default=None)
+        return [r for r in heads.values() if self.quotas.is_candidate(r)]
 
     def rank(self, r: Request) -> tuple[int, int]:
-        return (0 if self.fcfs else self.flows[r.flow].vtc), r.seq
+        if self.policy == "sif":
+            return r.prompt_tokens, r.seq
+        return (0 if self.policy == "fcfs" else self.flows[r.flow].vtc), r.seq
 
     def limits_told(self, target: int) -> tuple[int, int]:
         if target == -1 and len(self.pools) == 1:
@@ -176,3 +273,18 @@ class State:
         p = self.pools[target]
         free = p.capacity_blocks - p.headroom_blocks - self.promised(target)
         return p.capacity_blocks * p.block_size, max(0, free * p.block_size)
+
+    def reset_learned(self) -> None:
+        self.predictor.forget()
+        self.prompt_seen = 0
+        for i, f in enumerate(self.flows):
+            f.interval_ns, f.granted_at_ns = 0, None
+            f.idle_at_ns, f.average_milli = None, 0
+            if not self.is_active(i):
+                f.vtc = 0
+        for p in self.pools:
+            p.headroom_ppm, p.probes, p.pressed = self.limits["headroom_ppm"], True, False
+            p.light, p.foreign_tokens = [], 0
+        if not any(self.is_lifted(i) for i in range(len(self.flows))):
+            self.last_active = None
+        self.quotas.fill_up()

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 QUEUED, LIVE, SUSPECT, ENDED = "queued", "live", "suspect", "ended"
 
@@ -32,6 +32,7 @@ class Verdict(NamedTuple):
     queue_left: int = 0
     pool_capacity_tokens: int = 0
     pool_free_tokens: int = 0
+    flow: int = -1
 
 
 @dataclass
@@ -49,17 +50,30 @@ class Flow:
     cancelled: int = 0
     expired: int = 0
     refusals: Counter[int] = field(default_factory=Counter)
+    average_milli: int = 0
+    idle_at_ns: int | None = None  # when it was left last, since anything was learnt
 
 
 @dataclass
 class Pool:
     epoch: int
     capacity_blocks: int
-    headroom_blocks: int
+    headroom_ppm: int
     block_size: int
     max_running: int
     max_model_tokens: int
     reason: str = "NONE"
+    probes: bool = True
+    pressed: bool = False
+    told_at_ns: int | None = None
+    preemptions: int = 0
+    foreign_tokens: int = 0
+    light: list[tuple[int, int]] = field(default_factory=list)  # when, tokens
+
+    @property
+    def headroom_blocks(self) -> int:
+        blocks = self.capacity_blocks * abs(self.headroom_ppm) // 1_000_000
+        return blocks if self.headroom_ppm > 0 else -blocks
 
 
 @dataclass
@@ -67,7 +81,7 @@ class Request:
     seq: int
     flow: int
     request_id: bytes
-    payload: tuple[int, ...] | None  # None: of a restored lease, nobody told it
+    payload: tuple[Any, ...] | None  # None: of a restored lease, nobody told it
     target: int
     prompt_tokens: int
     prompt_max_tokens: int
@@ -79,6 +93,7 @@ class Request:
     reports_progress: bool
     arrival_ns: int
     due_ns: int
+    adapter: bytes = b""
     told: bool = True  # whoever polls hears of it
     state: str = QUEUED
     outcome: int = 0
@@ -92,14 +107,17 @@ class Request:
     charged: int = 0
     promised_output: int = 0
     predicted_output: int = 0
-    by_lengths: bool = False
-    median_output: int = 0
+    evidence: int = 0  # what its promise was made from; 0: nothing, or judged
+    ahead_output: int = 0
+    told_output: int = 0
     input_tokens: int | None = None
     cached_tokens: int = 0
     output_tokens: int = 0
     reserved_blocks: int = 0
     posted_blocks: int = 0
     is_void: bool = False
+    bypassed: int = 0
+    bypassed_ns: int = 0
 
     @property
     def lives(self) -> bool:

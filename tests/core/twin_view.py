@@ -3,6 +3,7 @@
 from typing import Any
 
 from .twin import Twin
+from .twin_lengths import Asked, Judged, Lengths
 from .twin_types import SUSPECT
 
 # Of `stats()`, what the twin does not have.
@@ -21,7 +22,7 @@ UNSEEN = frozenset(
 
 def view(twin: Twin, now_ns: int) -> dict[str, Any]:
     return {
-        "pools": [_pool(twin, p) for p in range(len(twin.pools))],
+        "pools": [_pool(twin, now_ns, p) for p in range(len(twin.pools))],
         "flows": {name: _flow(twin, now_ns, i) for i, name in enumerate(twin.flow_names)},
         "totals": _totals(twin),
         "draining": twin.draining,
@@ -47,7 +48,7 @@ def core_view(stats: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _pool(twin: Twin, pool: int) -> dict[str, Any]:
+def _pool(twin: Twin, now_ns: int, pool: int) -> dict[str, Any]:
     p, held = twin.pools[pool], twin.leases_of(pool)
     return {
         "name": twin.pool_names[pool].decode(),
@@ -59,10 +60,12 @@ def _pool(twin: Twin, pool: int) -> dict[str, Any]:
         "live_leases": len(held),
         "suspect_leases": sum(r.state == SUSPECT for r in held),
         "queued": len(twin.queued(lambda r: r.target == pool)),
-        "overdrawn": twin.promised(pool) > p.capacity_blocks,
+        "overdrawn": twin.load(pool) > twin.allowance(pool),
         "attached": True,
         "max_running": p.max_running,
         "headroom_tokens": p.headroom_blocks * p.block_size,
+        "kept_tokens": twin.kept_tokens(pool, now_ns),
+        "load_tokens": twin.load(pool),
     }
 
 
@@ -70,6 +73,7 @@ def _flow(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
     f = twin.flows[flow]
     queued = twin.queued(lambda r: r.flow == flow)
     live = twin.leases(lambda r: r.flow == flow)
+    asked = Asked(flow, b"", len(live), len(twin.leases()))
     sizes = [(r, twin.pools[r.pool].block_size) for r in live]
     return {
         "tenant": twin.flow_names[flow].decode(),
@@ -89,13 +93,31 @@ def _flow(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
         "expired": f.expired,
         "oldest_queued_ms": (now_ns - min((r.arrival_ns for r in queued), default=now_ns)) // 10**6,
         "refusals": dict(f.refusals),
-        "predicted_p50_tokens": twin.predictor.median(flow) or 0,
-        "predicted_quantile_tokens": twin.predictor.quantile(flow) or 0,
+        "quotas": twin.quotas.rows(flow, now_ns),
+        "waits_for_quota": flow in twin.quotas.waits,
+        "audit": flow in twin.audit.flows,
+        "audited_refusals": dict(twin.audit.refusals.get(flow, {})),
+        "audited_waits": twin.audit.waits[flow],
+        "predicted_p50_tokens": twin.predictor.median(asked) or 0,
+        "predicted_quantile_tokens": twin.predictor.quantile(asked) or 0,
+        **_promises(twin, twin.predictor.of_flow.get(flow), twin.predictor.flows.get(flow)),
+    }
+
+
+def _promises(twin: Twin, sums: Judged | None, lengths: Lengths | None) -> dict[str, int]:
+    s = sums or Judged()
+    known = lengths is not None and lengths.samples >= twin.predictor.enough
+    return {
+        "predictor_judged": s.judged,
+        "predictor_coverage_ppm": s.covered * 1_000_000 // s.judged if s.judged else 0,
+        "predictor_level_ppm": lengths.level if lengths and known else 0,
+        "reserved_to_used_ppm": s.reserved * 1_000_000 // s.used if s.used else 0,
     }
 
 
 def _totals(twin: Twin) -> dict[str, Any]:
-    backlogged = [twin.flows[r.flow].vtc for r in twin.queued()]
+    heads = [r for i in range(len(twin.flows)) for r in twin.quotas.heads(i)]
+    backlogged = [twin.flows[r.flow].vtc for r in heads if twin.quotas.is_candidate(r)]
     prices = twin.limits["input_price_micro"], twin.limits["output_price_micro"]
     batch = sum(p.capacity_blocks * p.block_size for p in twin.pools)
     longest = max(twin.prompt_seen * prices[0], batch * prices[1])
@@ -111,8 +133,7 @@ def _totals(twin: Twin) -> dict[str, Any]:
         ),
         "fairness_gap_micro": max(backlogged) - min(backlogged) if backlogged else 0,
         "fairness_bound_micro": 2 * longest * 1000 // weight,
-        "predictor_coverage_ppm": p.covered * 1_000_000 // p.judged if p.judged else 0,
         "predictor_samples": p.overall.samples,
-        "reserved_to_used_ppm": p.reserved * 1_000_000 // p.used if p.used else 0,
+        **_promises(twin, p.total, p.overall),
         "stored_answers": len(twin.answers),
     }

@@ -18,6 +18,7 @@ LIMITS = {
     "flow_queue_max": 12,
     "queue_max": 200,
     "leases_max": 150,
+    "adapters_max": 8,
     "answers_max": 500,
     "answer_ttl_ns": 5 * SECOND,
     "work_max": 16,
@@ -81,6 +82,7 @@ class Walk:
             queue_ttl_ns=ask.choice((0, 0, SECOND)),
             reports_progress=ask.random() < 0.5,
             tag=serial % 5,
+            adapter=ask.choice((b"", b"", b"x", b"y", b"adapter%d" % (serial % 30))),
         )
         # A repeat of one that was refused or evicted is a new request.
         if handle > 0 and handle not in self.handles:

@@ -33,10 +33,10 @@ def plans(*lengths, prompt_tokens=8):
 
 @pytest.fixture
 def make():
-    def make(late_ns=0, speed=1.0, profile="tiny-cpu"):
+    def make(late_ns=0, speed=1.0, profile="tiny-cpu", **options):
         clock = Clock(late_ns)
         profile = load_profile(profile)
-        config = profile.config()
+        config = profile.config(**options)
         ends = []
         driver = RealTimeEngine(
             Engine(config, profile.step_cost(config.sequences_max)),
@@ -129,3 +129,26 @@ async def test_a_request_of_which_one_prompt_is_too_long_leaves_nothing_behind(m
         driver.submit([*plans([5]), *plans([5], prompt_tokens=99_999)], 0)
     assert driver.live == 0
     assert driver.engine.gauges().waiting == 0
+
+
+@pytest.mark.parametrize("speed", [1.0, 4.0])
+async def test_the_delay_factor_counts_in_the_engines_time(make, speed):
+    """Half a second in the engine is an eighth of one outside of it at four times the speed."""
+
+    async def first_token_ns(**options):
+        driver, clock, _ = make(speed=speed, **options)
+        task = asyncio.create_task(driver.run())
+        busy = driver.submit(plans([2_000]), 0)
+        async with asyncio.timeout(5):
+            await busy.wait()
+            arrived_ns = clock.now_ns
+            held = driver.submit(plans([2]), 0)
+            await held.wait_finished()
+        task.cancel()
+        return held.first_token_ns - arrived_ns
+
+    prompt_ns = load_profile("tiny-cpu").step_cost(64).duration_ns(8, 0, 0)
+    factor = 500_000_000 * 1_000_000 // prompt_ns
+    at_once = await first_token_ns()
+    delayed = await first_token_ns(delay_factor_ppm=factor)
+    assert delayed - at_once == pytest.approx(500_000_000 / speed, rel=0.05)

@@ -71,7 +71,8 @@ async def serving(answer: Answer = obey) -> AsyncIterator[Fake]:
     """Run the server on a free port."""
     fake = Fake(answer)
     app = web.Application()
-    app.router.add_post("/v1/completions", fake.completions)
+    for path in ("/v1/completions", "/v1/chat/completions", "/generate_stream"):
+        app.router.add_post(path, fake.completions)
     app.router.add_get("/v1/models", _models)
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()

@@ -61,9 +61,10 @@ def test_json_and_files(tmp_path: Path, server: Thread) -> None:
     result = run(tmp_path, fake.url, "--duration", "1", "--json", "--out", str(out))
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
-    assert report == json.loads((out / "report.json").read_text())
-    assert report["tenants"]["hog"]["output_tokens"] == 3
-    assert report["preemptions"] is None
+    assert report == json.loads((out / "result.json").read_text())
+    assert report["tenants"]["hog"]["total_output_tokens"] == 3
+    assert report["interrupted"] is False
+    assert (out / "load.png").read_bytes().startswith(b"\x89PNG")
     with (out / "requests.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["tenant"], row["fate"], row["prompt_tokens"]) for row in rows] == [
@@ -76,7 +77,7 @@ def test_the_table_for_a_person(tmp_path: Path, server: Thread) -> None:
     result = run(tmp_path, server.serve().url, "--duration", "1")
     assert result.exit_code == 0, result.output
     assert "hog" in result.output
-    assert "output tokens/s while load was offered" in result.output
+    assert "generator: lag p99" in result.output
 
 
 def test_any_form_with_times_and_lengths(tmp_path: Path, server: Thread) -> None:
@@ -87,7 +88,7 @@ def test_any_form_with_times_and_lengths(tmp_path: Path, server: Thread) -> None
     fake = server.serve()
     result = run(tmp_path, fake.url, "--json", "--tenant", "burst", trace=trace)
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["tenants"]["burst"]["output_tokens"] == 3
+    assert json.loads(result.stdout)["tenants"]["burst"]["total_output_tokens"] == 3
     assert "1 records left out: failed: 0 response tokens" in result.stderr
     conversations = '[{"conversations": [{"from": "human", "value": "x"}]}]'
     result = run(tmp_path, fake.url, trace=conversations)
@@ -151,3 +152,69 @@ def test_an_unreachable_url(tmp_path: Path) -> None:
     assert "http://127.0.0.1:9" in result.output
     result = run(tmp_path, "127.0.0.1:9")
     assert "--url" in result.output
+
+
+def test_goals_are_given_as_vllm_takes_them(tmp_path: Path, server: Thread) -> None:
+    options = ("--duration", "1", "--json", "--goodput", "ttft:60000", "tpot:50000", "--detail")
+    result = run(tmp_path, server.serve().url, *options, "--percentiles", "25,99.9")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["request_goodput"] == pytest.approx(2 / report["duration"])
+    assert {"p25_ttft_ms", "p99.9_itl_ms", "p99_e2el_ms"} <= set(report)
+    assert report["output_lens"] == [3, 2]
+
+
+def test_headers_and_extra_fields(tmp_path: Path, server: Thread) -> None:
+    headers = tmp_path / "headers.yaml"
+    headers.write_text("hog: {X-Team: blue, x-n: 1}\n")
+    fake = server.serve()
+    options = ("--duration", "1", "--headers-of", str(headers), "--header", "X-All: yes")
+    result = run(tmp_path, fake.url, *options, "--extra-body", '{"temperature": 0.5}')
+    assert result.exit_code == 0, result.output
+    assert {headers["x-all"] for headers in fake.headers} == {"yes"}
+    teams = {(h["x-tenant-id"], h.get("x-team"), h.get("x-n")) for h in fake.headers}
+    assert teams == {("hog", "blue", "1"), ("quiet", None, None)}
+    assert {body["temperature"] for body in fake.bodies} == {0.5}
+
+
+def test_a_number_of_requests_in_a_closed_loop(tmp_path: Path, server: Thread) -> None:
+    options = ("--concurrency", "1", "--requests", "2", "--warmup", "0", "--json", "--label", "x")
+    result = run(tmp_path, server.serve().url, *options)
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert (report["loop"], report["sent"], report["label"]) == ("closed", 2, "x")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--goodput", "ttft"), "--goodput"),
+        (("--goodput", "speed:3"), "one of ttft, tpot, e2el"),
+        (("--goodput", "ttft:-1"), "--goodput"),
+        (("--goodput", "ttft:nan"), "--goodput"),
+        (("--percentiles", "50,101"), "--percentiles"),
+        (("--percentiles", "x"), "--percentiles"),
+        (("--header", "nothing"), "'NAME: VALUE'"),
+        (("--extra-body", "{"), "--extra-body"),
+        (("--extra-body", "[1]"), "must be a JSON object"),
+        (("--tokenizer", "no/such/folder"), "--tokenizer"),
+        (("--backend", "telepathy"), "'openai', 'openai-chat', 'generate_stream'"),
+        (("--backend", "openai-chat", "--model", "m"), "--tokenizer DIR"),
+        (("--concurrency", "0"), "--concurrency"),
+        (("--ramp", "-1"), "--ramp"),
+    ],
+)
+def test_wrong_options_are_named(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    result = run(tmp_path, "http://127.0.0.1:9", *options)
+    assert result.exit_code != 0
+    assert message in result.output
+
+
+@pytest.mark.parametrize("text", ["hog: 3\n", "- a\n", "hog: {\n"])
+def test_a_bad_file_of_headers(tmp_path: Path, text: str) -> None:
+    headers = tmp_path / "headers.yaml"
+    headers.write_text(text)
+    result = run(tmp_path, "http://127.0.0.1:9", "--headers-of", str(headers))
+    assert result.exit_code != 0
+    assert "--headers-of" in result.output
+    assert "headers.yaml" in result.output

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from schedsvc.load.exchange import Exchange
 from schedsvc.load.generator import LoadRun, Pace, RunResult, TargetError
 from schedsvc.load.report import full_report, run_report
 from schedsvc.load.samples import Fate
@@ -61,14 +62,14 @@ async def test_the_emulated_length_is_no_cap() -> None:
 async def test_a_defect_of_the_generator_is_no_missing_sample(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answered = LoadRun._stream
+    answered = Exchange._stream
 
-    async def fail_once(run: LoadRun, response: Any, sample: Any) -> None:
+    async def fail_once(run: Exchange, response: Any, sample: Any) -> None:
         if sample.tenant == "bad":
             raise ZeroDivisionError
         await answered(run, response, sample)
 
-    monkeypatch.setattr(LoadRun, "_stream", fail_once)
+    monkeypatch.setattr(Exchange, "_stream", fail_once)
     async with serving() as fake:
         with pytest.raises(ZeroDivisionError):
             await drive(fake, requests((0.0, "bad", 1, 1), (0.05, "a", 1, 1)))

@@ -122,8 +122,9 @@ async def test_reflection_describes_the_messages(server: Server) -> None:
         symbol = "schedsvc.v1.SchedulerService"
         await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol))
         answer = await call.read()
-        [described] = answer.file_descriptor_response.file_descriptor_proto
+        described = b"".join(answer.file_descriptor_response.file_descriptor_proto)
         assert b"AdmitRequest" in described
+        assert b"PoolRegistration" in described
         await call.done_writing()
 
 

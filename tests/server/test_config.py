@@ -117,7 +117,7 @@ def test_the_largest_values_suit_the_core(tmp_path: Path) -> None:
         ),
         (
             MINIMAL + "scheduler: {policy: lottery}",
-            ["2:21 scheduler.policy: has to be 'vtc' or 'fcfs'"],
+            ["2:21 scheduler.policy: has to be 'vtc', 'vtc-predict', 'lcf', 'fcfs' or 'sif'"],
         ),
         (
             MINIMAL + "tenants: [{name: x, weight: 0.0005}, {name: y, weight: 1.0005}]",
@@ -308,3 +308,104 @@ def test_a_short_file_cannot_become_large(tmp_path: Path) -> None:
     assert len(reading(tmp_path, bomb).problems) < 100
     assert found(tmp_path, "a: " + "[" * 200 + "]" * 200)
     assert found(tmp_path, "&a [*a]")
+
+
+def test_quotas_of_tenants_groups_and_models_reach_the_core(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        MINIMAL
+        + "groups:\n"
+        + "  - {name: inner, parent: outer, quota: {tokens_per_minute: 50}}\n"
+        + "  - {name: outer, quota: {concurrency: 3}}\n"
+        + "models: [{name: m, pools: [p], quota: {requests_per_minute: 2}}]\n"
+        + "pools: [{name: p, capacity_tokens: 1000}]\n"
+        + "tenants:\n"
+        + "  - {name: a, group: inner, quota: {requests_per_minute: 9, over: refuse}}\n"
+        + "  - {name: b, group: outer, mode: audit}\n"
+        + "  - {name: c}\n"
+    )
+    core = new_core(load(file), 0)
+
+    def limits(tenant: bytes) -> dict[int, int]:
+        rows = core.flow_stats(0, core.flow_index(tenant))["quotas"]
+        return {row["kind"]: row["limit"] for row in rows}
+
+    assert limits(b"a") == {3: 9, 6: 50, 7: 3}
+    assert limits(b"b") == {7: 3}
+    assert limits(b"c") == {}
+    assert core.flow_stats(0, core.flow_index(b"b"))["audit"]
+    # A tenant that refuses is refused at once.
+    a = core.flow_index(b"a")
+    assert core.admit(0, a, b"r1", 20, 20) > 0
+    assert core.admit(0, a, b"r2", 20, 20) == -22
+    core.check()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "tenants:\n  - {name: x, quota: {requests_per_minute: 0}}\n",
+            ["3:44 tenants[0].quota.requests_per_minute: is 0; it has to be at least 1"],
+        ),
+        (
+            "tenants:\n  - {name: x, quota: {tokens_per_minute: 1, concurrency: 0.5}}\n",
+            [
+                "3:42 tenants[0].quota.tokens_per_minute: is 1; it has to be at least 2",
+                "3:58 tenants[0].quota.concurrency: has to be a whole number, not a fraction",
+            ],
+        ),
+        (
+            "tenants:\n  - {name: x, quota: {over: sometimes}}\n",
+            ["3:29 tenants[0].quota.over: has to be 'wait' or 'refuse'"],
+        ),
+        (
+            "tenants:\n  - {name: x, weight: -1}\n",
+            ["3:23 tenants[0].weight: has to lie between 0.001 and 1000000"],
+        ),
+        (
+            "scheduler: {policy: fair}\n",
+            ["2:21 scheduler.policy: has to be 'vtc', 'vtc-predict', 'lcf', 'fcfs' or 'sif'"],
+        ),
+        (
+            "tenants:\n  - {name: x, quota: {tokens_a_minute: 5}}\n",
+            [
+                "3:23 tenants[0].quota.tokens_a_minute: unknown key 'tokens_a_minute';"
+                " did you mean 'tokens_per_minute'?"
+            ],
+        ),
+        (
+            "groups: [{name: a}]\ntenants:\n  - {name: x, group: b}\n",
+            ["4:22 tenants[0].group: 'b' is no group; add it to groups (known: 'a')"],
+        ),
+        (
+            "groups:\n  - {name: a, parent: b}\n  - {name: b, parent: c}\n"
+            "  - {name: c, parent: a}\n",
+            [
+                "3:23 groups[0].parent: the groups form a circle, a -> b -> c -> a; remove one",
+                "4:23 groups[1].parent: the groups form a circle, b -> c -> a -> b; remove one",
+                "5:23 groups[2].parent: the groups form a circle, c -> a -> b -> c; remove one",
+            ],
+        ),
+        (
+            "groups: [{name: a, parent: a}]\n",
+            ["2:28 groups[0].parent: the groups form a circle, a -> a; remove one"],
+        ),
+        (
+            "groups: [{name: a}, {name: b, parent: a}, {name: c, parent: b},"
+            " {name: d, parent: c}, {name: e, parent: d}]\n",
+            ["2:105 groups[4].parent: at most 4 groups may stand above one another"],
+        ),
+        (
+            "models: [{name: m, pools: [p, q]}, {name: m, pools: [q]}]\n",
+            [
+                "2:43 models[1].name: this model stands twice, first at models[0].name; remove one",
+                "2:54 models[1].pools[0]: this pool stands twice, first at models[0].pools[1];"
+                " remove one",
+            ],
+        ),
+        ("mode: off\n", ["2:7 mode: has to be 'enforce' or 'audit'"]),
+    ],
+)
+def test_wrong_quotas_are_named_by_place(text: str, expected: list[str], tmp_path: Path) -> None:
+    assert found(tmp_path, MINIMAL + text) == expected

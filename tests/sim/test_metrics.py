@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from schedsvc.sim import metrics
-from schedsvc.sim.metrics import Service, cumulative_gap, service_difference
+from schedsvc.sim.metrics import Service, cumulative_gap, service_difference, throughput
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "data" / "reference" / "vtc_a10g"
 
@@ -100,3 +100,27 @@ def test_measured_files_give_the_published_figures(name, greatest, mean, gap):
     assert difference.max == pytest.approx(greatest, abs=0.5)
     assert difference.mean == pytest.approx(mean, abs=0.5)
     assert cumulative_gap(measured, 600.0) == pytest.approx(gap, abs=1)
+
+
+def test_throughput_by_hand():
+    """10 tokens over [0, 2], 4 at once at 1.5, one that was not served."""
+    rates = throughput(
+        np.array([10.0, 4.0, 99.0]),
+        np.array([0.0, 1.5, np.nan]),
+        np.array([2.0, 1.5, np.nan]),
+        np.array([0.0, 1.0, 2.0, 4.0]),
+    )
+    assert rates.tolist() == pytest.approx([5, 9, 0])
+    assert throughput(*[np.array([])] * 3, np.array([0.0, 1.0])).tolist() == [0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_throughput_adds_up_to_the_tokens(seed):
+    draws = np.random.default_rng(seed)
+    begin = draws.uniform(0, 100, 200)
+    end = begin + draws.choice([0, 1], 200) * draws.uniform(0, 50, 200)
+    tokens = draws.integers(1, 1_000, 200).astype(float)
+    edges = np.sort(np.append(draws.uniform(0, 151, 30), [0, 151]))
+    rates = throughput(tokens, begin, end, edges)
+    assert (rates * np.diff(edges)).sum() == pytest.approx(tokens.sum())
+    assert rates.min() >= -1e-9

@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from statistics import median
 
 import pytest
 from click.testing import CliRunner
@@ -14,6 +15,16 @@ TRACES = Path(__file__).parents[3] / "shared" / "data" / "traces"
 REFERENCE_COLUMNS = (
     "arrival_s,client,prompt_tokens,output_tokens,first_token_latency_s,request_latency_s"
 )
+PICTURES = {
+    "service",
+    "accumulated_service",
+    "service_difference",
+    "throughput",
+    "response_time",
+    "first_token",
+    "kv_occupancy",
+    "refusals",
+}
 RUN_KEYS = {
     "seed",
     "digest",
@@ -65,7 +76,8 @@ def test_report_files_and_figures(trace, tmp_path):
         times = [float(decision["decided_s"]) for decision in decisions]
         assert times == sorted(times)
         assert sorted(int(decision["request"]) for decision in decisions) == list(range(900))
-    for name in ("service", "service_difference", "response_time", "kv_occupancy"):
+    assert {file.stem for file in out.glob("*.png")} == PICTURES
+    for name in PICTURES:
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -116,6 +128,17 @@ def test_refused_requests_have_empty_latencies(trace, tmp_path):
     assert result.exit_code == 0, result.output
     entry = json.loads((tmp_path / "report.json").read_text())["policies"]["fcfs"][0]
     rows = list(csv.DictReader((tmp_path / "requests_fcfs_0.csv").open()))
+    assert "2 of 2 clients are no tenants of the configuration ('a' is one)" in result.stderr
+    details = json.loads((tmp_path / "details.json").read_text())
+    [detail] = details["policies"]["fcfs"]
+    assert detail["refused"] == {"REJECTED_FLOW_QUEUE_FULL": entry["refused"]}
+    assert details["peak_memory_bytes"] > 10**7
+    for name, client in detail["clients"].items():
+        mine = [row for row in rows if row["client"] == name]
+        waits = [float(r["first_token_latency_s"]) for r in mine if r["first_token_latency_s"]]
+        assert (client["requests"], client["refused"]) == (len(mine), len(mine) - len(waits))
+        assert client["first_token_s"]["p50"] == pytest.approx(median(waits), rel=1e-4)
+        assert client["queued_s"]["p50"] < client["first_token_s"]["p50"]
     empty = [row for row in rows if not row["request_latency_s"]]
     assert len(empty) == entry["refused"] > 0
     assert not any(row["first_token_latency_s"] for row in empty)

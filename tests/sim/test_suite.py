@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from random import Random
 
 import pytest
 from click.testing import CliRunner
@@ -11,10 +10,9 @@ from schedsvc.cli import main
 from schedsvc.sim import suite
 from schedsvc.sim.engine import load_profile
 from schedsvc.sim.paper import WORKLOADS
-from schedsvc.sim.peak import PeakFront
 from schedsvc.sim.report import summarise
 from schedsvc.sim.requests import Requests
-from schedsvc.sim.scenario import Scenario, simulate
+from schedsvc.sim.scenario import Scenario, _foretold, simulate
 from schedsvc.sim.world import Settings
 from schedsvc.workload import read_trace
 
@@ -60,48 +58,49 @@ def test_the_poisson_workload_has_its_rates_and_depends_on_the_seed():
     assert len({each.arrival_ns[0] for each in draws}) == 10
 
 
-def test_the_papers_server_gives_the_measured_figures_of_short_and_long():
-    requests = reference("fcfs_poisson_short_long.csv")
-    settings = Settings(round_steps=10)
-    run = simulate(
-        Scenario(load_profile("a10g-llama2-7b"), settings=settings), requests, "artifact"
+def test_a_limit_of_requests_idles_the_engine_or_is_unfair() -> None:
+    paper = suite.VtcPaper(1)
+    fair, low, high = (
+        paper._entry("overload-360s", policy, 0) for policy in ("vtc", "rpm 30", "rpm 120")
     )
+    assert low["throughput_tokens_per_s"] < 0.7 * fair["throughput_tokens_per_s"]
+    assert low["refused"] > high["refused"] > 0
+    assert high["cumulative_gap"] > 10 * fair["cumulative_gap"]
+
+
+def test_the_core_gives_the_measured_figures_of_short_and_long():
+    """Of the very requests that were measured, first come, first served."""
+    requests = reference("fcfs_poisson_short_long.csv")
+    scenario = Scenario(
+        load_profile("a10g-llama2-7b"),
+        config=suite._config(suite.Variant("fcfs")),
+        settings=Settings(round_steps=10),
+    )
+    run = simulate(scenario, requests, "fcfs")
     entry = summarise(run, 1.0, 600.0)
     assert entry["throughput_tokens_per_s"] == pytest.approx(1_475, rel=0.05)
     assert entry["cumulative_gap"] == pytest.approx(204_786, rel=0.05)
     assert entry["first_token_s"]["client-0"] == pytest.approx(69.2, rel=0.10)
     assert entry["first_token_s"]["client-1"] == pytest.approx(67.7, rel=0.10)
-    assert run.preemptions == 0
+    # The ledger hears of progress only between rounds: its picture is a little old.
+    assert run.preemptions <= 5
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_the_peak_form_admits_exactly_what_never_overflows(seed):
-    """Beside playing out what was admitted, step by step."""
-    draws = Random(seed)
-    rows = [(0, 0, draws.randint(1, 60), draws.randint(1, 60)) for _ in range(30)]
-    capacity = 400
-    front = PeakFront(Requests(("a",), rows), capacity, 10**6)
-    for index in range(len(rows)):
-        front.arrive(0, index)
-    admitted = [verdict.request for verdict in front.poll(0)]
-
-    def peak(count):
-        # A request's last token is held until its step ends.
-        steps = range(61)
-        return max(
-            sum(prompt + step for _, _, prompt, output in rows[:count] if step <= output)
-            for step in steps
-        )
-
-    assert admitted == list(range(len(admitted)))
-    assert peak(len(admitted)) < capacity <= peak(len(admitted) + 1)
-
-
-def test_the_peak_form_limits_the_input_of_a_round():
-    front = PeakFront(Requests(("a",), [(0, 0, 100, 10)] * 5), 10**6, 250)
-    for index in range(5):
-        front.arrive(0, index)
-    assert [len(front.poll(0)) for _ in range(4)] == [2, 2, 1, 0]
+@pytest.mark.parametrize("error_ppm", [0, 500_000])
+def test_an_oracle_is_off_by_as_much_as_was_asked_and_draws_from_the_seed(error_ppm):
+    rows = [(number, 0, 10, number % 300 + 1) for number in range(3_000)]
+    requests = Requests(("a",), rows)
+    told = _foretold(requests, 1, error_ppm)
+    assert told == _foretold(requests, 1, error_ppm)
+    parts = [each / true for each, true in zip(told, requests.output_tokens, strict=True)]
+    long = [part for part, true in zip(parts, requests.output_tokens, strict=True) if true > 100]
+    if error_ppm == 0:
+        assert set(parts) == {1.0}
+    else:
+        assert told != _foretold(requests, 2, error_ppm)
+        assert 0.49 < min(long) < 0.52 < 1.48 < max(long) <= 1.5
+        assert sum(long) / len(long) == pytest.approx(1, abs=0.02)
+    assert min(told) >= 1
 
 
 def test_a_scaled_profile_costs_more_by_that_much():
@@ -112,18 +111,22 @@ def test_a_scaled_profile_costs_more_by_that_much():
 
 
 def test_a_row_that_misses_fails_the_command(monkeypatch, tmp_path):
-    monkeypatch.setattr(suite, "FCFS_ROWS", (("increase", suite.THROUGHPUT, 743, 5),
-                                             ("increase", suite.THROUGHPUT, 999, 5)))  # fmt: skip
-    monkeypatch.setattr(suite, "SWEEP_ROWS", (("increase", suite.FIRST_0, 99.0),))
+    row = ("increase", "fcfs", suite.THROUGHPUT)
+    monkeypatch.setattr(suite, "PUBLISHED", ((*row, 743, 5), (*row, 999, 5)))
+    monkeypatch.setattr(suite, "SWEEPS", (("increase", "fcfs", suite.FIRST_0, 99.0),))
     monkeypatch.setattr(suite, "VTC_WORKLOADS", ())
-    monkeypatch.setattr(suite, "VTC_SHOWN", ())
+    monkeypatch.setattr(suite, "ORDERS", (("increase", suite.FIRST_0, ("fcfs", "vtc")),))
+    monkeypatch.setattr(suite, "SHOWN", ())
     result = CliRunner().invoke(
         main, ["sim", "--suite", "vtc-paper", "--seeds", "1", "--out", str(tmp_path)]
     )
     assert result.exit_code == 1
-    assert "2 of 4 rows miss" in result.output
+    assert "3 of 5 rows miss" in result.output
+    counts = []
+    list(suite.VtcPaper(1, counts.append).rows())
+    assert counts == list(range(1, suite.run_count(1) + 1))
     rows = json.loads((tmp_path / "vtc-paper.json").read_text())["rows"]
-    assert [row["verdict"] for row in rows] == ["holds", "misses", "misses", "holds"]
+    assert [row["verdict"] for row in rows] == ["holds", "misses", "misses", "misses", "holds"]
 
 
 @pytest.mark.parametrize("arguments", [["--policy", "vtc"], ["--jitter", "5"], ["--span", "9"]])
@@ -134,11 +137,12 @@ def test_a_suite_takes_no_option_without_effect(arguments):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_row_holds_with_five_seeds():
     result = CliRunner().invoke(main, ["sim", "--suite", "vtc-paper", "--json"])
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["seeds"] == 5
     verdicts = [row["verdict"] for row in report["rows"]]
-    assert verdicts.count("holds") == 27
-    assert verdicts.count("shown") == 9
+    assert verdicts.count("holds") == 44
+    assert verdicts.count("shown") == 8

@@ -1,6 +1,7 @@
 """The world: order, conservation, determinism, and what the policies do in it."""
 
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -10,10 +11,11 @@ from schedsvc._core import GRANTED, InvariantError
 from schedsvc.config import load
 from schedsvc.sim.engine import Engine, load_profile
 from schedsvc.sim.front import CoreFront
+from schedsvc.sim.overrides import override
 from schedsvc.sim.report import summarise
 from schedsvc.sim.requests import NEVER, Requests
 from schedsvc.sim.runner import EngineRunner
-from schedsvc.sim.scenario import Scenario, ScenarioError, simulate
+from schedsvc.sim.scenario import Scenario, ScenarioError, patient_config, simulate
 from schedsvc.sim.world import Settings, World
 
 MS = 10**6
@@ -64,7 +66,9 @@ def test_every_request_is_served_once_and_again_alike(policy, delay_ms, engines)
 
 
 def test_the_fair_policy_protects_who_asks_for_little():
-    scenario = Scenario(FAST)
+    # With backfill even FCFS lets the small pass; strict, the policy alone decides.
+    _, config = override(FAST, patient_config(("hog", "quiet")), {"scheduler.dispatch": "strict"})
+    scenario = Scenario(FAST, config=config)
     waits = {policy: first_token_s(simulate(scenario, flood(), policy)) for policy in
              ("engine", "fcfs", "vtc")}  # fmt: skip
     assert waits["vtc"]["quiet"] < 0.1 * waits["fcfs"]["quiet"]
@@ -236,3 +240,27 @@ def test_a_request_that_is_lost_or_answered_twice_is_noticed(verdicts, complaint
     world = World(Requests(("a",), [(0, 0, 1, 1)]), Broken(verdicts), [], Settings())
     with pytest.raises(InvariantError, match=complaint):
         world.run()
+
+
+@pytest.mark.parametrize("delay_ms", [0, 30])
+def test_the_scheduler_hears_how_the_engine_is(monkeypatch, delay_ms):
+    """Every tick, as late as other reports, with the engine's own figures of that time."""
+    told = []
+    real = CoreFront.telemetry
+
+    def telemetry(self, now_ns, pool, what):
+        told.append((now_ns, pool, what))
+        real(self, now_ns, pool, what)
+
+    monkeypatch.setattr(CoreFront, "telemetry", telemetry)
+    settings = Settings(progress_ns=20 * MS, report_delay_ns=delay_ms * MS, sample_ns=20 * MS)
+    run = simulate(Scenario(FAST, engines=2, settings=settings), flood(), "vtc")
+    assert {pool for _, pool, _ in told} == {0, 1}
+    # The world's own samples are taken at other moments.
+    assert max(what.used_tokens for *_, what in told) > max(s.used for s in run.occupancy) / 4
+    assert max(what.running for *_, what in told) > 3
+    for pool in (0, 1):
+        times = [now_ns - delay_ms * MS for now_ns, which, _ in told if which == pool]
+        gaps = {late - early for early, late in pairwise(times)}
+        assert min(gaps) >= 20 * MS
+        assert times[0] <= 40 * MS

@@ -51,6 +51,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc.config": room(packages="pydantic pydantic_core yaml"),
     "schedsvc.status": room("schedsvc._core schedsvc_client.v1", "grpc google grpc_status"),
     "schedsvc.driver": room("schedsvc._core schedsvc.clock schedsvc.config"),
+    "schedsvc.recording": room("schedsvc._core schedsvc.config"),
     "schedsvc.service": room(
         "schedsvc._core schedsvc.driver schedsvc.status schedsvc_client.v1",
         "grpc google structlog",
@@ -58,14 +59,31 @@ ROOMS: dict[str, Room] = {
     "schedsvc.metrics": room("schedsvc.driver schedsvc.status", "prometheus_client"),
     "schedsvc.server": room(
         "schedsvc.service schedsvc.status schedsvc.driver schedsvc.config schedsvc.metrics"
-        " schedsvc.clock schedsvc_client.v1",
+        " schedsvc.clock schedsvc.recording schedsvc_client.v1",
         "aiohttp grpc grpc_health grpc_reflection prometheus_client structlog uvloop",
     ),
     # Also drives, in virtual time.
     "schedsvc.workload": room(
-        packages="numpy pydantic yaml", never=IO, clock=NO_CLOCK, seeded=True
+        "schedsvc.workload.chat schedsvc.workload.tokenizers",
+        "numpy pyarrow pydantic yaml",
+        never=IO,
+        clock=NO_CLOCK,
+        seeded=True,
     ),
-    "schedsvc.workload.plot": room("schedsvc.workload", "matplotlib"),
+    # As a model's own server counts. The emulator uses them too, so they know nothing of traces.
+    "schedsvc.workload.chat": room(packages="jinja2", never=IO, clock=NO_CLOCK, seeded=True),
+    "schedsvc.workload.tokenizers": room(
+        "schedsvc.workload.chat", "tokenizers", never=IO, clock=NO_CLOCK, seeded=True
+    ),
+    # Talks to the publishers of traces.
+    "schedsvc.workload.fetch": room(packages="yaml"),
+    "schedsvc.workload.plot": room("schedsvc.workload", "matplotlib numpy"),
+    "schedsvc.workload.prefix.figures": room("schedsvc.workload", "matplotlib numpy"),
+    # Holds conversations with a server, in real time.
+    "schedsvc.workload.conversations_client": room("schedsvc.workload", "aiohttp"),
+    "schedsvc.workload.conversations_report": room(
+        "schedsvc.workload.conversations_client", "numpy"
+    ),
     "schedsvc.sim": room(
         "schedsvc._core schedsvc.config schedsvc.sim.engine schedsvc.workload",
         "numpy",
@@ -74,7 +92,22 @@ ROOMS: dict[str, Room] = {
         seeded=True,
     ),
     "schedsvc.sim.figures": room(
-        "schedsvc.sim", "matplotlib numpy", never=IO, clock=NO_CLOCK, seeded=True
+        "schedsvc._core schedsvc.sim", "matplotlib numpy", never=IO, clock=NO_CLOCK, seeded=True
+    ),
+    "schedsvc.sim.overrides": room(
+        "schedsvc.config schedsvc.sim.engine",
+        "pydantic yaml",
+        never=IO,
+        clock=NO_CLOCK,
+        seeded=True,
+    ),
+    # Reads the messages of the contract that a recording holds.
+    "schedsvc.sim.replay": room(
+        "schedsvc._core schedsvc.config schedsvc.recording schedsvc.sim schedsvc_client.v1",
+        "google numpy",
+        never=IO,
+        clock=NO_CLOCK,
+        seeded=True,
     ),
     # One engine model for the simulator and the emulator, so it knows neither.
     "schedsvc.sim.engine": room(packages="pydantic yaml", never=IO, clock=NO_CLOCK, seeded=True),
@@ -85,6 +118,13 @@ ROOMS: dict[str, Room] = {
         clock=WALL,
     ),
     "schedsvc.load": room("schedsvc.workload", "aiohttp numpy rich", clock=WALL, seeded=True),
+    # The service difference is defined once: a pure function of what was served when.
+    "schedsvc.load.fairness": room("schedsvc.load schedsvc.sim", "numpy"),
+    "schedsvc.load.result": room("schedsvc.load schedsvc.load.fairness", "numpy"),
+    "schedsvc.load.plot": room("schedsvc.load", "matplotlib numpy"),
+    "schedsvc.load.texts": room(
+        "schedsvc.load schedsvc.workload schedsvc.workload.tokenizers", "numpy", seeded=True
+    ),
     # Starts the other programs as processes: it imports none of them.
     "schedsvc.demo": room(
         "schedsvc.load schedsvc.workload schedsvc_client schedsvc_client.v1",
@@ -96,15 +136,45 @@ ROOMS: dict[str, Room] = {
     "schedsvc.cli": room(
         "schedsvc schedsvc.config schedsvc.server schedsvc_client", "click rich", prints=True
     ),
-    "schedsvc.emulator.cli": room("schedsvc.emulator schedsvc.sim.engine", "click", prints=True),
+    "schedsvc.emulator.cli": room(
+        "schedsvc.emulator schedsvc.emulator.replay_cli schedsvc.sim.engine"
+        " schedsvc.workload.tokenizers",
+        "click",
+        prints=True,
+    ),
+    "schedsvc.emulator.replay_cli": room(
+        "schedsvc.emulator schedsvc.workload", "click uvloop", prints=True
+    ),
     "schedsvc.load.cli": room(
-        "schedsvc.load schedsvc.workload", "click rich uvloop yaml", prints=True
+        "schedsvc.load schedsvc.load.plot schedsvc.load.result schedsvc.load.texts"
+        " schedsvc.workload schedsvc.workload.tokenizers",
+        "click rich uvloop yaml",
+        clock=WALL,
+        prints=True,
     ),
     "schedsvc.workload.cli": room(
-        "schedsvc.workload schedsvc.workload.plot", "click pydantic rich", prints=True
+        "schedsvc.workload schedsvc.workload.chat schedsvc.workload.conversations_client"
+        " schedsvc.workload.conversations_report schedsvc.workload.fetch schedsvc.workload.plot"
+        " schedsvc.workload.prefix.figures schedsvc.workload.tokenizers",
+        "click pydantic rich",
+        prints=True,
     ),
+    # Drives the core and the client's half of the Session protocol against each other.
+    "schedsvc.sim.faults": room(
+        "schedsvc._core schedsvc.clock schedsvc_client schedsvc_client.v1"
+        " schedsvc.sim.faults.auditor",
+        never=IO,
+        clock=NO_CLOCK,
+        seeded=True,
+    ),
+    # Believes nothing of the core: it knows the contract alone.
+    "schedsvc.sim.faults.auditor": room(
+        "schedsvc_client.v1", never=IO, clock=NO_CLOCK, seeded=True
+    ),
+    "schedsvc.sim.faults.cli": room("schedsvc.sim.faults", "click rich", prints=True),
     "schedsvc.sim.cli": room(
-        "schedsvc.config schedsvc.sim schedsvc.sim.engine schedsvc.sim.figures schedsvc.workload",
+        "schedsvc.config schedsvc.sim schedsvc.sim.engine schedsvc.sim.figures"
+        " schedsvc.sim.overrides schedsvc.sim.replay schedsvc.workload",
         "click rich",
         prints=True,
     ),
@@ -113,9 +183,12 @@ ROOMS: dict[str, Room] = {
     "schedsvc_client": room("schedsvc_client.v1", "grpc google grpc_status"),
     "schedsvc_client.v1": room(packages="grpc google"),
     "schedsvc_vllm": room("schedsvc_client", clock=WALL),
+    # A process of its own, where the gate cannot be loaded; the gate needs none of its packages.
+    "schedsvc_vllm.proxy": room("schedsvc_vllm schedsvc_client", "aiohttp yarl"),
     "bench": room(
         "schedsvc schedsvc._core schedsvc.driver schedsvc.service schedsvc.server schedsvc.config"
-        " schedsvc.clock schedsvc.emulator schedsvc.load schedsvc.workload schedsvc_client"
+        " schedsvc.clock schedsvc.emulator schedsvc.load schedsvc.load.result schedsvc.workload"
+        " schedsvc_client"
         " schedsvc_client.v1",
         "click google grpc matplotlib numpy pytest pytest_benchmark rich uvloop",
         clock=WALL,

@@ -16,11 +16,20 @@ from .sources import ROOT, files, relative
 DOCUMENTS = [path for path in files(".md") if "clients/node" not in relative(path)]
 
 
+def below(command: click.Command) -> dict[str, click.Command]:
+    """The commands of a group, those that it imports when they are asked for included."""
+    if not isinstance(command, click.Group):
+        return {}
+    context = click.Context(command)
+    found = {name: command.get_command(context, name) for name in command.list_commands(context)}
+    return {name: child for name, child in found.items() if child is not None}
+
+
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """The argument path of a command and of everything below it."""
     yield path
-    for name, below in getattr(command, "commands", {}).items():
-        yield from commands(below, (*path, name))
+    for name, child in below(command).items():
+        yield from commands(child, (*path, name))
 
 
 @pytest.mark.parametrize("path", list(commands(main)), ids=lambda path: " ".join(path) or "main")
@@ -61,9 +70,10 @@ def unknown(words: list[str]) -> str:
     for name in words[1:]:
         if not isinstance(command, click.Group) or name.startswith("-"):
             break
-        if name not in command.commands:
+        children = below(command)
+        if name not in children:
             return f"no command {name}"
-        command = command.commands[name]
+        command = children[name]
     known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
     options = [word.split("=")[0] for word in words if word.startswith("--")]
     return next((f"no option {name}" for name in options if name not in known), "")

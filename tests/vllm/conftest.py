@@ -8,9 +8,16 @@ import pytest
 from . import programs
 from .stack import Stack
 
+# Those of the LMSYS arena trace.
+CLIENTS = [f"client-{number:02}" for number in range(27)]
 # Each test file has tenants of its own, so that none learns the lengths of another's.
 TENANTS = [
-    f"{part}-{number}" for part in ("usage", "leave", "busy", "sdk", "away") for number in range(4)
+    *(
+        f"{part}-{number}"
+        for part in ("usage", "leave", "busy", "sdk", "away", "bench")
+        for number in range(4)
+    ),
+    *CLIENTS,
 ]
 
 
@@ -24,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not (programs.ENVIRONMENT / ".installed").exists():
+    if not programs.installed():
         pytest.skip("the real vLLM is not installed; `make test-vllm` does it")
     return tmp_path_factory.mktemp("v")
 
@@ -34,9 +41,9 @@ def stack(folder: Path) -> Iterator[Stack]:
     """The scheduler, and vLLM behind the gate."""
     with (
         programs.Scheduler(folder, TENANTS) as scheduler,
-        programs.vllm(folder, gated=True) as url,
+        programs.vllm(folder, gated=True, arguments=("--enable-scale-out",)) as server,
     ):
-        yield Stack(url, scheduler)
+        yield Stack(server, scheduler)
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -25,6 +27,9 @@ CAPACITY_TOKENS = 160 * BLOCK_TOKENS
 MAX_RUNNING = 64
 QUEUE_TTL_MS = 4_000
 FLOW_QUEUE_MAX = 60
+# Of the tests: what waits is refused soon.
+SETTINGS = {"queue_ttl_ms": QUEUE_TTL_MS, "flow_queue_max": FLOW_QUEUE_MAX}
+GATE = "schedsvc_vllm.gate.Gate"
 START_S_MAX = 100.0
 STOP_S_MAX = 20.0
 _TAIL_LINES = 25
@@ -36,6 +41,16 @@ ENGINE = (
     *("--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", str(MAX_RUNNING)),
     *("--num-gpu-blocks-override", str(CAPACITY_TOKENS // BLOCK_TOKENS), "--enforce-eager"),
 )
+
+
+def installed() -> bool:
+    """Whether `make test-vllm` has made the environment."""
+    return (ENVIRONMENT / ".installed").exists()
+
+
+def end_on_signal() -> None:
+    """Let SIGTERM unwind as Ctrl-C does, so that no program is left behind."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 @contextlib.contextmanager
@@ -76,14 +91,16 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 class Scheduler:
     """`schedsvc serve` on the Unix socket `folder/s`. It can be killed and started again."""
 
-    def __init__(self, folder: Path, tenants: list[str]) -> None:
+    def __init__(
+        self, folder: Path, tenants: list[str], settings: Mapping[str, Any] | None = None
+    ) -> None:
         self.target = f"unix:{folder / 's'}"
         self._folder = folder
         self._programs = contextlib.ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
         config = {
             "listeners": [{"unix": str(folder / "s")}],
-            "scheduler": {"queue_ttl_ms": QUEUE_TTL_MS, "flow_queue_max": FLOW_QUEUE_MAX},
+            "scheduler": SETTINGS if settings is None else dict(settings),
             "tenants": [{"name": name} for name in tenants],
             "limits": {"drain_ms": 1_000},
         }
@@ -112,27 +129,79 @@ class Scheduler:
         self._programs.close()
 
 
+@dataclass(frozen=True)
+class Server:
+    """A running vLLM. Its process is the API server; the engine is a child of it."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def cpu_s(self) -> float:
+        """Return the processor time that the API server has used, without the engine's."""
+        stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+        fields = stat.rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def engine_pids(self) -> list[int]:
+        """Return the processes that the API server has started: the engine's."""
+        text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in text.split()]
+
+    @contextlib.contextmanager
+    def engine_paused(self) -> Iterator[None]:
+        """Let the engine stand still while the block runs."""
+        pids = self.engine_pids()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
+
 @contextlib.contextmanager
-def vllm(folder: Path, *, gated: bool, arguments: tuple[str, ...] = ()) -> Iterator[str]:
-    """Run vLLM on the tiny model, through the launcher where it is gated; gives its URL."""
+def vllm(
+    folder: Path,
+    *,
+    gated: bool,
+    edge: bool = False,
+    arguments: tuple[str, ...] = (),
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """Run vLLM on the tiny model, through the launcher where it is gated.
+
+    `edge`: with the clock of edge.py around everything, which the launcher cannot add.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    name = "schedsvc-vllm" if gated else "vllm"
+    own = {"SCHEDSVC_TARGET": f"unix:{folder / 's'}", "SCHEDSVC_TENANT_HEADERS": "x-tenant-id"}
+    launched = gated and not edge
+    name = "schedsvc-vllm" if launched else "vllm"
     command = [str(ENVIRONMENT / "bin" / name), "serve", str(ENVIRONMENT / "model"), *ENGINE]
     command += ["--host", "127.0.0.1", "--port", str(port), *arguments]
-    if gated:
-        command += ["--schedsvc-target", f"unix:{folder / 's'}"]
+    if launched:
+        command += ["--schedsvc-target", own["SCHEDSVC_TARGET"]]
         command += ["--schedsvc-tenant-headers=x-tenant-id"]
-    variables = {
+    elif gated:
+        command += ["--middleware", GATE]
+    if edge:
+        command += ["--middleware", "edge.Edge"]
+    environment = {
         "LD_PRELOAD": str(ENVIRONMENT / "sched_yield.so"),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
+        **({"PYTHONPATH": str(Path(__file__).parent)} if edge else {}),
+        **(own if gated and edge else {}),
+        **(variables or {}),
     }
-    with program(command, folder / "vllm.log", lambda: _answers(url), variables):
-        yield url
+    log = folder / f"{name}.log"
+    with program(command, log, lambda: _answers(url), environment) as process:
+        yield Server(url, process, log)
 
 
 def _answers(url: str) -> bool:

@@ -8,13 +8,15 @@ import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
+from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
-from .programs import MODEL, Scheduler
+from .programs import MODEL, Scheduler, Server
 
 SETTLE_S_MAX = 30.0
 _SAMPLE = re.compile(r"^vllm:(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
@@ -24,8 +26,18 @@ _SAMPLE = re.compile(r"^vllm:(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 class Stack:
     """Scheduler and gated vLLM."""
 
-    url: str
+    server: Server
     scheduler: Scheduler
+
+    @property
+    def url(self) -> str:
+        """Where vLLM answers."""
+        return self.server.url
+
+    @property
+    def log(self) -> Path:
+        """What vLLM has written."""
+        return self.server.log
 
     def stats(self) -> pb.StatsResponse:
         """Ask the scheduler."""
@@ -39,7 +51,7 @@ class Stack:
         return next(flow for flow in self.stats().flows if flow.tenant == tenant)
 
     @property
-    def pool(self) -> pb.PoolStats:
+    def pool(self) -> pool_pb2.PoolStats:
         """Read the books of the one pool."""
         return self.stats().pools[0]
 

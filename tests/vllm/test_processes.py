@@ -1,4 +1,7 @@
-"""Several API processes before one engine: one pool, one epoch, each its own Session."""
+"""Several API processes before one engine: one pool, one epoch, each its own Session.
+
+The engine runs requests by priority, so that the gate tells it one.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import pytest
 from . import programs
 from .stack import Stack, completion
 
-REQUESTS = 40
+REQUESTS, OUTPUT_TOKENS = 40, 400
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +25,13 @@ def pair(folder: Path) -> Iterator[Stack]:
     own.mkdir()
     with (
         programs.Scheduler(own, ["t"]) as scheduler,
-        programs.vllm(own, gated=True, arguments=("--api-server-count", "2")) as url,
+        programs.vllm(
+            own,
+            gated=True,
+            arguments=("--api-server-count", "2", "--scheduling-policy", "priority"),
+        ) as server,
     ):
-        yield Stack(url, scheduler)
+        yield Stack(server, scheduler)
 
 
 async def test_two_api_processes_share_the_pool(pair: Stack) -> None:
@@ -37,17 +44,20 @@ async def test_two_api_processes_share_the_pool(pair: Stack) -> None:
         # A connection of its own: the kernel spreads them over the processes.
         async with (
             aiohttp.ClientSession(pair.url, headers={"x-tenant-id": "t"}) as session,
-            session.post("/v1/completions", json=completion(50 + number, 200)) as response,
+            session.post(
+                "/v1/completions", json=completion(50 + number, OUTPUT_TOKENS)
+            ) as response,
         ):
-            assert response.status == 200
+            text = await response.text()
+            assert response.status == 200, text
             assert response.headers["x-schedsvc-mode"] == "enforced"
-            assert (await response.json())["usage"]["completion_tokens"] == 200
+            assert (await response.json())["usage"]["completion_tokens"] == OUTPUT_TOKENS
 
     await asyncio.gather(*(ask(number) for number in range(REQUESTS)))
     await asyncio.to_thread(pair.rest)
     books = pair.flow("t")
     assert (books.completed, books.expired, books.cancelled) == (REQUESTS, 0, 0)
-    assert books.output_tokens == REQUESTS * 200
+    assert books.output_tokens == REQUESTS * OUTPUT_TOKENS
     assert books.input_tokens == sum(50 + number for number in range(REQUESTS))
     assert pair.pool.epoch == epoch
-    assert pair.gauges()["generation_tokens_total"] == REQUESTS * 200
+    assert pair.gauges()["generation_tokens_total"] == REQUESTS * OUTPUT_TOKENS

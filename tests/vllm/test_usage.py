@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import aiohttp
@@ -98,6 +99,7 @@ async def test_a_prompt_of_text_is_charged_as_counted(stack: Stack) -> None:
         for _ in range(2):
             async with session.post(path, json={**body, "prompt": text}) as response:
                 used = (await response.json())["usage"]
+    await asyncio.to_thread(stack.rest)  # an end is told a moment after the answer
     books = stack.flow("usage-1")
     assert books.input_tokens == 2 * used["prompt_tokens"]
 
@@ -116,19 +118,6 @@ async def test_what_does_not_generate_is_not_gated(stack: Stack, path: str) -> N
         assert response.status == 200, await response.text()
         assert "x-schedsvc-mode" not in response.headers
     assert stack.stats().totals.received == before
-
-
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/invocations"])
-async def test_nothing_generates_beside_the_gate(stack: Stack, path: str) -> None:
-    before = stack.gauges()["generation_tokens_total"]
-    body = chat("Hello", 4) | {"input": "Hello"}
-    async with (
-        aiohttp.ClientSession(stack.url) as session,
-        session.post(path, json=body) as response,
-    ):
-        assert response.status == 501
-        assert (await response.json())["error"]["code"] == "not_gated"
-    assert stack.gauges()["generation_tokens_total"] == before
 
 
 async def test_the_apps_own_complaint_costs_nothing(stack: Stack) -> None:

@@ -234,7 +234,7 @@ def test_what_mooncakes_form_cannot_hold(
 
 
 def test_an_unknown_form_lists_the_known(tmp_path: Path) -> None:
-    result = convert(tmp_path, "a,b\n", "--from", "chutes")
+    result = convert(tmp_path, "a,b\n", "--from", "alien")
     assert result.exit_code == 2
     assert all(name in result.output for name in ("azure", "burstgpt", "mooncake", "sharegpt"))
 

@@ -290,7 +290,7 @@ MOON = '{"timestamp": 0, "input_length": 513, "output_length": 3, "hash_ids": [0
         (lines({"input_tokens": 2, "token_ids": [1]}), ":1:input_tokens: is 2 for 1 token_ids"),
         (lines({"input_tokens": 2, "blocks": [1]}), ":1:block_tokens: missing"),
         (lines({"input_tokens": 2, "tenant": "\ud800"}), ":1:tenant: half of a surrogate pair"),
-        (b"PAR1rest", ":1:1: a parquet file"),
+        (b"PAR1rest", ":1:1: not a readable parquet file"),
         (b"\x1f\x8brest", ":1:1: a gzip file"),
     ],
 )  # fmt: skip

@@ -46,6 +46,8 @@ class ClientOptions:
     backoff_max_s: float = 2.0
     # Progress of all leases is gathered this long; other events go out at once.
     progress_delay_s: float = 0.02
+    # A Session's ends wait so long for another event to leave with; 0: they go out at once.
+    end_delay_s: float = 0.0
     # How long the scheduler keeps an expired lease: past it a Complete is no longer retried.
     lease_grace_s: float = 20.0
     # The scheduler's limits for one message and one stream.
@@ -58,7 +60,7 @@ class ClientOptions:
     def __post_init__(self) -> None:
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if value <= 0:
+            if value <= 0 and (value, entry.name) != (0, "end_delay_s"):
                 raise ValueError(f"{entry.name} must be positive, not {value}")
         if self.message_bytes_max < 1_024:
             raise ValueError(f"message_bytes_max must be at least 1024: {self.message_bytes_max}")

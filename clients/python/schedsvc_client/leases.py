@@ -88,6 +88,7 @@ class Lease:
             cached_input_tokens=self.cached_input_tokens or 0,
             output_tokens=self.output_tokens or 0,
             sequences=len(prompts) * max(1, request.n),
+            adapter=request.adapter,
         )
 
 

@@ -19,6 +19,7 @@ class Outcome(enum.IntEnum):
     REJECTED_QUOTA = 22
     REJECTED_DEADLINE = 23
     REJECTED_LIMIT = 24
+    REJECTED_QUOTA_SIZE = 25
     EVICTED_TTL = 32
     EVICTED_CANCELLED = 33
     EVICTED_DRAINING = 34
@@ -52,6 +53,11 @@ class LimitKind(enum.IntEnum):
     UNSPECIFIED = 0
     QUEUED_REQUESTS = 1
     POOL_TOKENS = 2
+    REQUESTS_PER_MINUTE = 3
+    INPUT_TOKENS_PER_MINUTE = 4
+    OUTPUT_TOKENS_PER_MINUTE = 5
+    TOKENS_PER_MINUTE = 6
+    CONCURRENT_REQUESTS = 7
 
     @classmethod
     def _missing_(cls, value: object) -> LimitKind:

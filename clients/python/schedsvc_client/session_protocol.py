@@ -18,6 +18,7 @@ import grpc
 from schedsvc_client.errors import CallError, InvalidRequest, LimitExceeded, Violation, call_error
 from schedsvc_client.leases import Lease, LeaseTable, Totals, lease_of
 from schedsvc_client.outcomes import LeaseState, Outcome
+from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 # The seq field of a message: a tag and a varint of at most ten bytes.
@@ -72,9 +73,13 @@ class LeaseLost:
 
 @dataclass(frozen=True, slots=True)
 class PoolRefused:
-    """A pool that this stream offers was refused; only another stream offers it again."""
+    """A pool that this stream offers was refused; only another stream offers it again.
+
+    `of_all`: so were all others, and the stream is of no use.
+    """
 
     error: CallError
+    of_all: bool = True
 
 
 Notice = Welcomed | Verdict | Faulted | LeaseLost | PoolRefused
@@ -137,6 +142,7 @@ class SessionProtocol:
         self._cancel_out: deque[int] = deque()
         self._admit_out: dict[int, None] = {}
         self._unacknowledged: deque[tuple[int, int]] = deque()
+        self._pools_refused = 0
 
     @property
     def open_requests(self) -> int:
@@ -155,14 +161,16 @@ class SessionProtocol:
 
     # What the shim wants.
 
-    def register_pool(self, pool: pb.PoolRegistration) -> None:
+    def register_pool(self, pool: pool_pb2.PoolRegistration) -> None:
         """Offer a pool, now and on every later stream."""
         event = self._checked(pb.SessionEvent(pool=pool), "pool")
         self._pools[pool.pool] = event
         if self._connected:
             self._control_out.append(event)
+            # A fault does not name its pool; another attempt may be for one that was refused.
+            self._pools_refused = 0
 
-    def telemetry(self, telemetry: pb.EngineTelemetry) -> None:
+    def telemetry(self, telemetry: pool_pb2.EngineTelemetry) -> None:
         """Report what the engine says: the latest of each pool, while a stream offers it."""
         if self._connected and telemetry.pool in self._pools:
             event = self._checked(pb.SessionEvent(telemetry=telemetry), "telemetry")
@@ -336,7 +344,8 @@ class SessionProtocol:
         violations = (Violation(fault.field, fault.description),) if fault.field else ()
         error = call_error(fault.code, fault.description, violations=violations)
         if not fault.tag and fault.field.startswith("pool"):
-            return PoolRefused(error)
+            self._pools_refused += 1
+            return PoolRefused(error, of_all=self._pools_refused >= len(self._pools))
         wanted = pending is not None and not pending.cancelled
         return Faulted(fault.tag if wanted else 0, error)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schedsvc_client import Limit, LimitKind, Outcome, Refused
@@ -23,6 +25,8 @@ class Face:
 
 
 _RATE_LIMIT = Face(_TOO_MANY, "rate_limit_error", "rate_limit_exceeded")
+# A quota that can never hold the request: as a rate limit, but no retry helps.
+_NEVER = Face(_TOO_MANY, "rate_limit_error", "request_too_large")
 _SLOW_DOWN = Face(_TOO_MANY, "rate_limit_error", "slow_down")
 _TOO_LONG = Face(_BAD, "invalid_request_error", "context_length_exceeded")
 OVERLOADED = Face(_BUSY, "service_unavailable_error", "server_is_overloaded")
@@ -35,10 +39,26 @@ FACES: dict[Outcome, Face] = {
     Outcome.EVICTED_TOO_LARGE: _TOO_LONG,
     Outcome.REJECTED_UNKNOWN_TENANT: _UNKNOWN,
     Outcome.REJECTED_QUOTA: _RATE_LIMIT,
+    Outcome.REJECTED_QUOTA_SIZE: _NEVER,
     Outcome.REJECTED_DEADLINE: _RATE_LIMIT,
     Outcome.EVICTED_TTL: _RATE_LIMIT,
 }
-_HEADER_OF_LIMIT = {LimitKind.QUEUED_REQUESTS: "requests", LimitKind.POOL_TOKENS: "tokens"}
+# What each x-ratelimit header tells: of the limits that are told, the first of these.
+_LIMITS_OF_HEADER = {
+    "requests": (LimitKind.REQUESTS_PER_MINUTE, LimitKind.QUEUED_REQUESTS),
+    "tokens": (LimitKind.TOKENS_PER_MINUTE, LimitKind.POOL_TOKENS),
+    "input-tokens": (LimitKind.INPUT_TOKENS_PER_MINUTE,),
+    "output-tokens": (LimitKind.OUTPUT_TOKENS_PER_MINUTE,),
+    "concurrent-requests": (LimitKind.CONCURRENT_REQUESTS,),
+}
+
+
+class Dialect(enum.Enum):
+    """Whose form an error has. Each is OpenAI's with what the others' SDKs look for besides."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    COHERE = "cohere"
 
 
 class BadRequestError(Exception):
@@ -62,6 +82,20 @@ class Answer:
     headers: Headers
     body: bytes
 
+    def spoken(self, dialect: Dialect) -> Answer:
+        """Return the same error in another form."""
+        if dialect is Dialect.OPENAI:
+            return self
+        error = json.loads(self.body)
+        if dialect is Dialect.ANTHROPIC:
+            error = {"type": "error", **error}
+        else:
+            error = {"message": error["error"]["message"], **error}
+        body = json.dumps(error).encode()
+        size = (b"content-length", str(len(body)).encode())
+        headers = [size if name == b"content-length" else (name, v) for name, v in self.headers]
+        return Answer(self.status, headers, body)
+
     async def send(self, send: Send) -> None:
         """Send it."""
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
@@ -80,9 +114,8 @@ def refusal(refused: Refused, request_id: str, param: str) -> Answer:
     face = FACES.get(refused.outcome, OVERLOADED)
     message = refused.message or _reason(refused.outcome).replace("_", " ")
     headers = [("x-schedsvc-dropped-reason", _reason(refused.outcome))]
-    for limit in refused.quota:
-        headers += _limit_headers(limit)
-    if face.status in (_TOO_MANY, _BUSY):
+    headers += _limit_headers(refused.quota)
+    if face.status in (_TOO_MANY, _BUSY) and face is not _NEVER:
         headers += _retry_headers(refused.retry_after_ms or REFUSAL_RETRY_MS)
     else:
         headers.append(("x-should-retry", "false"))
@@ -124,15 +157,18 @@ def _retry_headers(retry_after_ms: int) -> list[tuple[str, str]]:
     return [("retry-after", str(seconds)), ("retry-after-ms", str(retry_after_ms))]
 
 
-def _limit_headers(limit: Limit) -> list[tuple[str, str]]:
-    name = _HEADER_OF_LIMIT.get(limit.kind)
-    if name is None:
-        return []
-    return [
-        (f"x-ratelimit-limit-{name}", str(limit.limit)),
-        (f"x-ratelimit-remaining-{name}", str(limit.remaining)),
-        (f"x-ratelimit-reset-{name}", duration_text(limit.reset_ms)),
-    ]
+def _limit_headers(quota: Sequence[Limit]) -> list[tuple[str, str]]:
+    limits = {limit.kind: limit for limit in quota}
+    headers = []
+    for name, kinds in _LIMITS_OF_HEADER.items():
+        limit = next((limits[kind] for kind in kinds if kind in limits), None)
+        if limit is not None:
+            headers += [
+                (f"x-ratelimit-limit-{name}", str(limit.limit)),
+                (f"x-ratelimit-remaining-{name}", str(limit.remaining)),
+                (f"x-ratelimit-reset-{name}", duration_text(limit.reset_ms)),
+            ]
+    return headers
 
 
 def _answer(

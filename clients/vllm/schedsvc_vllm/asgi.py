@@ -66,6 +66,8 @@ class Mailbox:
         self._receive = receive
         self._body: bytes | None = body
         self._watch: asyncio.Task[Message] | None = None
+        # The app has been told that the client is gone: what it sends from now on, nobody gets.
+        self.left = False
 
     async def __call__(self) -> Message:
         """Give the next message."""
@@ -74,8 +76,11 @@ class Mailbox:
             return {"type": "http.request", "body": body, "more_body": False}
         if self._watch is not None:
             watch, self._watch = self._watch, None
-            return await watch
-        return await self._receive()
+            message = await watch
+        else:
+            message = await self._receive()
+        self.left = self.left or message["type"] == "http.disconnect"
+        return message
 
     def departure(self) -> asyncio.Task[Message]:
         """Return a task that is done when the client has left."""

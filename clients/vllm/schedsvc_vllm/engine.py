@@ -1,8 +1,9 @@
 """What the app around the gate shows of its engine: sizes, telemetry, a tokenizer.
 
 Read from `scope["app"].state`, under the names that vLLM's server uses: `vllm_config`, and, where
-offered, `engine_telemetry()` and `count_prompt_tokens(body)`. The environment goes before it.
-vLLM's own telemetry comes through the plugin of stat_logger.py.
+offered, `engine_telemetry()`, `count_prompt_tokens(body)`, `fetch_metrics()` and
+`engine_started_ns`. The environment goes before it.
+vLLM's own telemetry comes through the plugin of stat_logger.py, else from `/metrics`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from schedsvc_vllm.asgi import Scope
+from schedsvc_vllm.asgi import App, Scope
 from schedsvc_vllm.intake import CountTokens, Sizes
+from schedsvc_vllm.scrape import Fetch, fetch_from_app
 from schedsvc_vllm.settings import PoolSettings, SettingsError
-from schedsvc_vllm.telemetry import READINGS
+from schedsvc_vllm.tally import Counter
+from schedsvc_vllm.telemetry import READINGS, Reading
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,9 @@ class Pool:
 class EngineView:
     """One engine as the gate sees it."""
 
-    def __init__(self, scope: Scope, app: object) -> None:
+    def __init__(self, scope: Scope, app: App) -> None:
+        self._app = app
+        self._scope = scope
         self._state = getattr(scope.get("app") or app, "state", None)
 
     @property
@@ -52,24 +57,58 @@ class EngineView:
         return [keys] if isinstance(keys, str) else [key for key in keys if key]
 
     @property
+    def obeys_priority(self) -> bool:
+        """Whether the engine runs requests by their priority; under fcfs it ignores them."""
+        return getattr(self._config("scheduler_config"), "policy", "") == "priority"
+
+    def adapter(self, model: object) -> str:
+        """Return the LoRA adapter that a model's name stands for; "" for the base model. O(1)."""
+        served = getattr(self._state, "openai_serving_models", None)
+        adapters = getattr(served, "lora_requests", None)
+        known = isinstance(model, str) and isinstance(adapters, dict) and model in adapters
+        return str(model) if known else ""
+
+    @property
     def offers_telemetry(self) -> bool:
         """Whether `telemetry` has something to give, now or later."""
         return callable(getattr(self._state, "engine_telemetry", None)) or READINGS.expected
 
-    def telemetry(self) -> dict[str, int] | None:
+    @property
+    def is_vllm(self) -> bool:
+        """Whether vLLM's own engine client is here."""
+        return getattr(self._state, "engine_client", None) is not None
+
+    def counter(self) -> Counter | None:
+        """Begin to count tokens inside the engine's client; None: that is not possible here."""
+        return Counter.attach(self._state)
+
+    @property
+    def metrics(self) -> Fetch | None:
+        """Fetches the engine's `/metrics`; None where the app is not vLLM's."""
+        own: Fetch | None = getattr(self._state, "fetch_metrics", None)
+        if own is None and getattr(self._state, "vllm_config", None) is None:
+            return None
+        return own or (lambda: fetch_from_app(self._app, self._scope))
+
+    def telemetry(self) -> Reading | None:
         """Return running, waiting, used_tokens and preemptions of this moment; None: not known."""
         ask = getattr(self._state, "engine_telemetry", None) or READINGS.totals
         told: Any = ask()
         if told is None:
             return None
         names = ("running", "waiting", "used_tokens", "preemptions")
-        return {name: int(getattr(told, name)) for name in names}
+        return Reading(**{name: int(getattr(told, name)) for name in names}, known=True)
 
     def pool(self, settings: PoolSettings, started_ns: int) -> Pool:
-        """Work out the pool. Raises SettingsError where its sizes are not known."""
-        config = getattr(self._state, "vllm_config", None)
-        cache = getattr(config, "cache_config", None)
-        capacity = settings.capacity_tokens or _number(cache, "kv_cache_size_tokens")
+        """Work out the pool. Raises SettingsError where its sizes are not known.
+
+        Several data-parallel engines behind one server are one pool: their sum. One request runs
+        in one of them, so that none may be longer than an engine's share.
+        """
+        cache, scheduler = self._config("cache_config"), self._config("scheduler_config")
+        engines = self._engines()
+        of_one = _number(cache, "kv_cache_size_tokens")
+        capacity = settings.capacity_tokens or of_one * engines
         block_size = settings.block_size_tokens or _number(cache, "block_size")
         for size, variable, name in (
             (capacity, "SCHEDSVC_POOL_CAPACITY_TOKENS", "KV cache in tokens"),
@@ -79,16 +118,27 @@ class EngineView:
                 raise SettingsError(
                     f"{variable} is not set, and the server does not tell it: give the {name}"
                 )
-        model = getattr(config, "model_config", None)
-        scheduler = getattr(config, "scheduler_config", None)
+        context = _number(self._config("model_config"), "max_model_len")
+        if engines > 1 and of_one:
+            context = min(context or of_one, of_one)
         return Pool(
             name=settings.name,
-            epoch=settings.epoch or started_ns,
+            epoch=settings.epoch or _number(self._state, "engine_started_ns") or started_ns,
             capacity_tokens=capacity,
             block_size_tokens=block_size,
-            max_running=settings.max_running or _number(scheduler, "max_num_seqs"),
-            max_model_tokens=settings.max_model_tokens or _number(model, "max_model_len"),
+            max_running=settings.max_running or _number(scheduler, "max_num_seqs") * engines,
+            max_model_tokens=settings.max_model_tokens or context,
         )
+
+    def _engines(self) -> int:
+        """Return how many engines this server spreads its requests over."""
+        parallel = self._config("parallel_config")
+        local = getattr(parallel, "local_engines_only", False) is True
+        name = "data_parallel_size_local" if local else "data_parallel_size"
+        return max(1, _number(parallel, name))
+
+    def _config(self, part: str) -> object:
+        return getattr(getattr(self._state, "vllm_config", None), part, None)
 
 
 def _number(config: object, name: str) -> int:

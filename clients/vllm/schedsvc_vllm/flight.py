@@ -1,32 +1,23 @@
-"""One request on its way through the app: headers added, output counted, books closed."""
+"""One request on its way through the app: headers added, tokens counted, books closed."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from schedsvc_client import LeaseState, Outcome
 from schedsvc_client.aio import Admission
 
 from schedsvc_vllm.answers import queue_duration
-from schedsvc_vllm.asgi import Message, Scope, Send
+from schedsvc_vllm.asgi import Mailbox, Message, Scope, Send
 from schedsvc_vllm.intake import Call
 from schedsvc_vllm.runtime import Runtime
-from schedsvc_vllm.usage import UsageFilter
+from schedsvc_vllm.tally import Tally, Usage
+from schedsvc_vllm.usage import UsageFilter, UsageReader
 
-REPORT_PERIOD_S = 0.02
 _EVENT_STREAM = b"text/event-stream"
 _log = logging.getLogger("schedsvc_vllm")
-
-
-class FinalUsage(NamedTuple):
-    """What the engine says that a finished request has used."""
-
-    input_tokens: int
-    cached_input_tokens: int
-    output_tokens: int
 
 
 class Flight:
@@ -34,12 +25,13 @@ class Flight:
 
     __slots__ = (
         "_call",
-        "_filter",
-        "_report_s",
+        "_mailbox",
+        "_reader",
         "_running",
         "_runtime",
         "_send",
         "_status",
+        "_tally",
         "_tenant",
         "_whole",
         "admission",
@@ -47,13 +39,22 @@ class Flight:
         "place",
     )
 
-    def __init__(self, runtime: Runtime, call: Call, tenant: str | bytes, send: Send) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        call: Call,
+        tenant: str | bytes,
+        mailbox: Mailbox,
+        send: Send,
+        tally: Tally | None,
+    ) -> None:
         self._runtime = runtime
         self._call = call
         self._tenant = tenant
+        self._mailbox = mailbox
         self._send = send
-        self._filter: UsageFilter | None = None
-        self._report_s = 0.0
+        self._tally = tally
+        self._reader: UsageFilter | UsageReader | None = None
         self._status = 0
         self._whole = False
         self._running = False
@@ -62,40 +63,59 @@ class Flight:
         self.place: asyncio.Future[bool] | None = None
         self.local_wait_us = 0
 
+    @property
+    def engine_priority(self) -> int:
+        """What the scheduler suggests; lower runs first."""
+        lease = self.admission.lease if self.admission is not None else None
+        return lease.engine_priority if lease is not None else 0
+
     def granted(self) -> None:
         """Take note that the scheduler lets it run."""
         self._runtime.limit.granted()
         self._running = True
         if self.admission is not None:
             self.admission.on_lost = self._lost
+        self._runtime.watch(self)
 
     async def send(self, message: Message) -> None:
         """Pass a message of the app on."""
         kind = message["type"]
-        if kind == "http.response.start":
-            message = self._begun(message)
-        elif kind == "http.response.body":
+        if kind == "http.response.body":
             more = message.get("more_body", False)
-            if self._filter is not None:
-                body = self._filter.feed(message.get("body", b""), not more)
-                self._report(self._filter)
+            if self._reader is not None:
+                body = self._reader.feed(message.get("body", b""), not more)
                 if not body and more:
                     return
                 message = {**message, "body": body}
-            self._whole = not more
+            if not more:
+                self._whole = not self._mailbox.left
+        elif kind == "http.response.start":
+            message = self._begun(message)
         await self._send(message)
+
+    def report(self) -> None:
+        """Tell what has been counted so far."""
+        if self.admission is not None and not self._call.beams:
+            counted = self._counted()
+            if counted is not None and counted[2]:
+                input_tokens, cached_tokens, output_tokens = counted
+                self.admission.progress(
+                    input_tokens=input_tokens,
+                    cached_input_tokens=cached_tokens,
+                    output_tokens=output_tokens,
+                )
 
     def finish(self, scope: Scope) -> None:
         """Close the books, without waiting. The first call counts."""
+        self._runtime.unwatch(self)
         admission, self.admission = self.admission, None
         place, self.place = self.place, None
-        usage = final_usage(scope)
+        told = final_usage(scope)
         if admission is not None:
-            self._complete(admission, usage, aborted=usage is None and _metadata(scope) is not None)
-        if usage is not None:
-            prompts = self._call.prompts
-            learned = usage.input_tokens - prompts.frame_tokens
-            self._runtime.ratios.learn(self._tenant, prompts.text_bytes, learned)
+            self._complete(admission, scope, told)
+        self._learn(told)
+        if self._tally is not None:
+            self._tally.close()
         if self._running or _holds_place(place):
             self._running = False
             self._runtime.limit.ended()
@@ -103,74 +123,93 @@ class Flight:
     def _begun(self, message: Message) -> Message:
         self._status = message["status"]
         headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
-        plain = True
-        for name, value in headers:
-            lower = name.lower()
-            if lower == b"content-type" and value.lower().startswith(_EVENT_STREAM):
-                self._filter = UsageFilter(
-                    keep_last=self._call.keep_last_usage, keep_all=self._call.keep_all_usage
-                )
-            elif lower == b"content-encoding":
-                plain = False
-        if not plain:
-            self._filter = None
+        if self._tally is None or self._tally.broken:
+            self._reader = self._reader_of(headers)
         enforced = self.admission is not None
+        counts = self._runtime.counts
+        if enforced:
+            counts.enforced += 1
+        else:
+            counts.fail_open += 1
         waited_us = self.admission.queue_duration_us if self.admission else self.local_wait_us
         waited = queue_duration(waited_us)
         mode = b"enforced" if enforced else b"fail-open"
         headers += [(waited[0].encode(), waited[1].encode()), (b"x-schedsvc-mode", mode)]
         return {**message, "headers": headers}
 
-    def _report(self, counted: UsageFilter) -> None:
-        """Tell the counts, at most as often as the session sends them."""
-        now_s = time.monotonic()
-        if now_s < self._report_s or self.admission is None:
-            return
-        self._report_s = now_s + REPORT_PERIOD_S
-        input_tokens, _, output_tokens = self._counted()
-        self.admission.progress(input_tokens=input_tokens, output_tokens=output_tokens)
+    def _reader_of(self, headers: list[tuple[bytes, bytes]]) -> UsageFilter | UsageReader | None:
+        told = {name.lower(): value.lower() for name, value in headers}
+        if b"content-encoding" in told:
+            return None
+        asked = self._call.asked
+        if asked is not None and told.get(b"content-type", b"").startswith(_EVENT_STREAM):
+            return UsageFilter(keep_last=asked.keep_last, keep_all=asked.keep_all)
+        return UsageReader()
 
-    def _counted(self) -> tuple[int | None, int | None, int | None]:
-        """Return what the stream has told so far: input, cached input and output tokens."""
-        counted = self._filter
-        if counted is None or not counted.input_tokens:
-            return None, None, None
-        # Of several prompts, a chunk counts only its own.
-        alone = len(self._call.prompts.tokens) == 1
-        return counted.input_tokens if alone else None, None, counted.output_tokens
+    def _counted(self) -> tuple[int | None, int | None, int | None] | None:
+        """Return input, cached input and output tokens, as far as they have been counted."""
+        if self._tally is not None and not self._tally.broken:
+            return self._tally.usage()
+        reader = self._reader
+        if reader is None or not (reader.input_tokens or reader.output_tokens):
+            return None
+        # Of several prompts, an event counts only its own.
+        alone = len(self._call.prompts.tokens) == 1 and reader.input_tokens > 0
+        if not alone:
+            return None, None, reader.output_tokens
+        return reader.input_tokens, reader.cached_input_tokens, reader.output_tokens
 
-    def _complete(self, admission: Admission, usage: FinalUsage | None, *, aborted: bool) -> None:
-        if usage is not None:
+    def _complete(self, admission: Admission, scope: Scope, told: Usage | None) -> None:
+        counted = None if self._call.beams else self._counted()
+        if told is not None:
+            # vLLM tells cached tokens only where it was started so; its states always do.
+            cached_tokens = counted[1] if counted is not None else None
             admission.complete(
-                input_tokens=usage.input_tokens,
-                cached_input_tokens=usage.cached_input_tokens,
-                output_tokens=usage.output_tokens,
+                input_tokens=told.input_tokens,
+                cached_input_tokens=max(told.cached_input_tokens, cached_tokens or 0),
+                output_tokens=told.output_tokens,
             )
-        elif not self._running or self._status >= 400:
+            return
+        input_tokens, cached_tokens, output_tokens = counted or (None, None, None)
+        if not self._running or (self._status >= 400 and not output_tokens):
             # It never reached the engine, or the app refused it.
             admission.give_back()
+            return
+        # vLLM's sign of a request that the engine aborted: no usage where it leaves one.
+        aborted = self._call.route.leaves_usage and _metadata(scope) is not None
+        done = self._whole and self._status < 400 and bool(output_tokens) and not aborted
+        admission.complete(
+            outcome=Outcome.COMPLETED if done else Outcome.CANCELLED,
+            input_tokens=input_tokens,
+            cached_input_tokens=cached_tokens,
+            output_tokens=output_tokens,
+        )
+
+    def _learn(self, told: Usage | None) -> None:
+        """Teach the tenant's ratio what its text was in tokens."""
+        prompts = self._call.prompts
+        if not prompts.text_bytes:
+            return
+        if told is not None:
+            input_tokens: int | None = told.input_tokens
         else:
-            # Cut off: what was told so far is what it has used.
-            input_tokens, cached_input_tokens, output_tokens = self._counted()
-            done = self._whole and bool(output_tokens) and not aborted
-            admission.complete(
-                outcome=Outcome.COMPLETED if done else Outcome.CANCELLED,
-                input_tokens=input_tokens,
-                cached_input_tokens=cached_input_tokens,
-                output_tokens=output_tokens,
-            )
+            counted = self._counted() if self._whole and self._status < 400 else None
+            input_tokens = counted[0] if counted is not None else None
+        if input_tokens:
+            learned = input_tokens - prompts.frame_tokens
+            self._runtime.ratios.learn(self._tenant, prompts.text_bytes, learned)
 
     def _lost(self, state: LeaseState) -> None:
         _log.warning("the scheduler gave up a lease (%s) whose request still runs", state.name)
 
 
-def final_usage(scope: Scope) -> FinalUsage | None:
+def final_usage(scope: Scope) -> Usage | None:
     """Return the usage that vLLM leaves in the request's state when it has finished."""
     info: Any = getattr(_metadata(scope), "final_usage_info", None)
     if info is None:
         return None
     details = getattr(info, "prompt_tokens_details", None)
-    return FinalUsage(
+    return Usage(
         int(info.prompt_tokens or 0),
         int(getattr(details, "cached_tokens", None) or 0),
         int(info.completion_tokens or 0),

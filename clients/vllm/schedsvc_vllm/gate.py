@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from schedsvc_client import CallError, InvalidRequest, LimitExceeded, Refused, api_key_hash
 
-from schedsvc_vllm import answers
-from schedsvc_vllm.answers import Answer, BadRequestError
+from schedsvc_vllm import answers, page
+from schedsvc_vllm.answers import Answer, BadRequestError, Dialect
 from schedsvc_vllm.asgi import (
     App,
     BodyTooLargeError,
@@ -33,22 +33,19 @@ from schedsvc_vllm.asgi import (
 from schedsvc_vllm.engine import EngineView
 from schedsvc_vllm.flight import Flight
 from schedsvc_vllm.identity import Identifier, Identity, key_is_known
-from schedsvc_vllm.intake import ROUTES, Call, Route, parse_json, size_call
+from schedsvc_vllm.intake import Call, parse_json, size_call
 from schedsvc_vllm.limit import LocalLimitError
+from schedsvc_vllm.routes import GATED_PATHS, ROUTES, route_of
 from schedsvc_vllm.runtime import Runtime, now_ns
 from schedsvc_vllm.settings import Settings, SettingsError
 
 T = TypeVar("T")
 
-# They generate too, but this version does not size them yet.
+# They keep the engine busy too, but this version does not size them.
 UNGATED_PATHS = frozenset(
     {
-        "/v1/chat/completions/batch",
-        "/v1/responses",
-        "/v1/messages",
-        "/inference/v1/generate",
-        "/invocations",
-        "/cohere/v2/chat",
+        "/generative_scoring",
+        "/v1/systemone",
         "/v1/audio/transcriptions",
         "/v1/audio/translations",
     }
@@ -59,6 +56,7 @@ WATCH_AFTER_S = 0.005
 LOCAL_WAIT_S_MAX = 30.0
 # Set by whoever spreads requests over ranks: never by a caller.
 RANK_HEADER = b"x-data-parallel-rank"
+PRIORITY_HEADER = b"x-vllm-priority"
 _ASK_AGAIN = Answer(0, [], b"")
 _log = logging.getLogger("schedsvc_vllm")
 
@@ -67,9 +65,10 @@ _log = logging.getLogger("schedsvc_vllm")
 class Request:
     """One request that has been taken in."""
 
-    route: Route
     call: Call
     identity: Identity
+    request_class: str
+    adapter: str
     id: str
     mailbox: Mailbox
 
@@ -101,13 +100,17 @@ class Gate:
         kind = scope["type"]
         if kind == "http" and scope["method"] == "POST":
             path = path_of(scope)
-            route = ROUTES.get(path)
-            if route is not None:
-                await self._gated(route, scope, receive, send)
+            if path in GATED_PATHS:
+                await self._gated(path, scope, receive, send)
                 return
             if path in UNGATED_PATHS and (self._settings is None or self._settings.refuse_ungated):
                 await self._refuse_ungated(path, scope, send)
                 return
+        elif kind == "http" and self._runtime is not None and path_of(scope) == page.PATH:
+            await self.app(
+                page.plain_scope(scope), receive, page.adding(self._runtime.counts, send)
+            )
+            return
         elif kind == "lifespan":
             await self._lifespan(scope, receive, send)
             return
@@ -115,14 +118,14 @@ class Gate:
 
     # One request.
 
-    async def _gated(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _gated(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         if self._broken is None:
             self._start(scope)
         runtime = self._runtime
         if runtime is None or self._settings is None:
-            await answers.unavailable(
-                "the gate of this server is misconfigured", "gate_misconfigured", "-"
-            ).send(send)
+            message = "the gate of this server is misconfigured"
+            answer = answers.unavailable(message, "gate_misconfigured", "-")
+            await answer.spoken(_dialect(path)).send(send)
             return
         request_id = self._identifier.request_id(scope)
         try:
@@ -130,7 +133,9 @@ class Gate:
                 raise BadRequestError("the API key is wrong", status=401, code="invalid_api_key")
             raw = await read_body(scope, receive, self._settings.body_bytes_max)
             body = parse_json(raw)
+            route = route_of(path, body)
             identity = self._identifier.identity(scope, body)
+            tally = runtime.counter.tally() if runtime.counter is not None else None
             call = size_call(
                 route,
                 raw,
@@ -139,31 +144,39 @@ class Gate:
                 count=runtime.engine.count_prompt_tokens,
                 ratios=runtime.ratios,
                 tenant=identity.key,
+                reads_answer=tally is None,
             )
+            request_class = self._identifier.request_class(body)
         except ClientLeftError:
             return
         except BodyTooLargeError:
             error = BadRequestError(
                 f"the body has more than {self._settings.body_bytes_max} bytes", status=413
             )
-            await answers.bad_request(error, request_id).send(send)
+            await answers.bad_request(error, request_id).spoken(_dialect(path)).send(send)
             return
         except BadRequestError as error:
-            await answers.bad_request(error, request_id).send(send)
+            await answers.bad_request(error, request_id).spoken(_dialect(path)).send(send)
             return
-        request = Request(route, call, identity, request_id, Mailbox(receive, call.body))
-        await self._run(runtime, request, scope, send)
+        mailbox = Mailbox(receive, call.body)
+        flight = Flight(runtime, call, identity.key, mailbox, send, tally)
+        adapter = runtime.engine.adapter(body.get("model"))
+        request = Request(call, identity, request_class, adapter, request_id, mailbox)
+        await self._run(runtime, request, flight, scope, send)
 
-    async def _run(self, runtime: Runtime, request: Request, scope: Scope, send: Send) -> None:
+    async def _run(
+        self, runtime: Runtime, request: Request, flight: Flight, scope: Scope, send: Send
+    ) -> None:
         """Wait for its turn, run it, and close its books on every way out."""
-        scope = _scope_for_app(scope, request.call)
-        flight = Flight(runtime, request.call, request.identity.key, send)
+        scope.setdefault("state", {})
         try:
             refusal = await self._turn(runtime, request, flight)
             if refusal is not None:
-                await refusal.send(send)
+                await refusal.spoken(request.call.route.dialect).send(send)
             else:
-                await self.app(scope, request.mailbox, flight.send)
+                priority = flight.engine_priority if runtime.sets_priority else None
+                inner = _scope_for_app(scope, request.call, priority)
+                await self.app(inner, request.mailbox, flight.send)
         except ClientLeftError:
             pass  # there is nobody to answer
         finally:
@@ -201,10 +214,12 @@ class Gate:
                 input_tokens=call.prompts.tokens,
                 n=call.n,
                 max_output_tokens=call.max_output_tokens,
+                request_class=request.request_class,
+                adapter=request.adapter,
             )
             await _first(flight.admission.submit(), request.mailbox)
         except Refused as refused:
-            return answers.refusal(refused, request.id, request.route.prompt_field)
+            return answers.refusal(refused, request.id, call.route.prompt_field)
         except InvalidRequest as error:
             return answers.bad_request(_wrong_field(error, request), request.id)
         except LimitExceeded as error:
@@ -230,7 +245,7 @@ class Gate:
 
     async def _refuse_ungated(self, path: str, scope: Scope, send: Send) -> None:
         error = BadRequestError(
-            f"{path} is not served here: this server's admission gate does not cover it yet",
+            f"{path} is not served here: this server's admission gate does not cover it",
             status=501,
             code="not_gated",
         )
@@ -296,29 +311,40 @@ async def _first(future: asyncio.Future[T], mailbox: Mailbox, wait_s_max: float 
         future.cancel()
 
 
-def _scope_for_app(scope: Scope, call: Call) -> Scope:
-    """Return the scope with the headers that go with the body; `state` stays the same object."""
-    scope.setdefault("state", {})
-    changed = call.rewritten or header(scope, RANK_HEADER)
-    if not changed:
+def _scope_for_app(scope: Scope, call: Call, priority: int | None) -> Scope:
+    """Return the scope with the headers that go with the body; `state` stays the same object.
+
+    `priority`: what the scheduler suggests; None where the engine would ignore it.
+    """
+    if not call.reads_answer and priority is None and not header(scope, RANK_HEADER):
         return scope
     dropped = {RANK_HEADER}
+    added: list[tuple[bytes, bytes]] = []
+    if priority is not None:
+        dropped.add(PRIORITY_HEADER)
+        added.append((PRIORITY_HEADER, str(priority).encode()))
+    if call.reads_answer:
+        dropped.add(b"accept-encoding")  # what is compressed cannot be read
     if call.rewritten:
-        # A compressed stream could not be read.
-        dropped |= {b"content-length", b"transfer-encoding", b"accept-encoding"}
+        dropped |= {b"content-length", b"transfer-encoding"}
+        added.append((b"content-length", str(len(call.body)).encode()))
     headers = [pair for pair in scope["headers"] if pair[0] not in dropped]
-    if call.rewritten:
-        headers.append((b"content-length", str(len(call.body)).encode()))
-    return {**scope, "headers": headers}
+    return {**scope, "headers": headers + added}
+
+
+def _dialect(path: str) -> Dialect:
+    route = ROUTES.get(path)
+    return route.dialect if route is not None else Dialect.OPENAI
 
 
 def _wrong_field(error: InvalidRequest, request: Request) -> BadRequestError:
     """Name the field of the body that the scheduler's complaint is about."""
     field = error.violations[0].field if error.violations else ""
     names = {
-        "input_tokens": request.route.prompt_field,
+        "input_tokens": request.call.route.prompt_field,
         "max_output_tokens": request.call.limit_field,
         "n": "n",
+        "request_class": "service_tier",
     }
     for theirs, ours in names.items():
         if field.rpartition(".")[2].startswith(theirs):

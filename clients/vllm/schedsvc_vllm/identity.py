@@ -16,6 +16,7 @@ from schedsvc_vllm.asgi import Scope, header
 from schedsvc_vllm.settings import Settings
 
 _TENANT_BYTES_MAX = 256
+_CLASS_BYTES_MAX = 64
 _REQUEST_ID_CHARS_MAX = 128
 
 
@@ -39,6 +40,7 @@ class Identifier:
         self._headers = [name.encode() for name in settings.tenant_headers]
         self._trust_api_key = settings.trust_api_key
         self._trust_user_field = settings.trust_user_field
+        self._class_from_tier = settings.class_from_service_tier
         self._prefix = secrets.token_hex(8)
         self._numbers = itertools.count(1)
 
@@ -58,6 +60,17 @@ class Identifier:
                 if isinstance(named, str) and named:
                     return Identity(tenant=_name(named.encode("utf-8", "replace"), field))
         return Identity()
+
+    def request_class(self, body: Mapping[str, Any]) -> str:
+        """Return the priority class that the body's `service_tier` asks for; "": the default."""
+        tier = body.get("service_tier") if self._class_from_tier else None
+        if not isinstance(tier, str) or tier in ("auto", "default"):
+            return ""
+        if not tier.isprintable() or len(tier.encode("utf-8", "replace")) > _CLASS_BYTES_MAX:
+            raise BadRequestError(
+                f"service_tier: at most {_CLASS_BYTES_MAX} printable bytes", "service_tier"
+            )
+        return tier
 
     def request_id(self, scope: Scope) -> str:
         """Return the caller's x-request-id where it is fit to be sent back, else a new one."""

@@ -1,9 +1,4 @@
-"""From a request's body to what the scheduler has to know of it.
-
-Only the fields that decide about tokens are looked at, and strictly: where the gate and the app
-could read a value differently ("n": "5"), the gate refuses it. Everything else is the app's to
-judge.
-"""
+"""From a request's body to what the scheduler has to know of it: prompts, limit, sequences."""
 
 from __future__ import annotations
 
@@ -11,39 +6,18 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from schedsvc_vllm.answers import BadRequestError
-from schedsvc_vllm.estimate import MESSAGE_TOKENS, PART_TOKENS, TokenRatios
+from schedsvc_vllm.estimate import TokenRatios
+from schedsvc_vllm.routes import PROMPTS_MAX, Measured, Route
 
 INT_MAX = (1 << 31) - 1
-PROMPTS_MAX = 1_024
-# vLLM's default for /v1/completions; chat runs to the end of the context.
-COMPLETION_TOKENS_DEFAULT = 16
 _PROMPT_FIELDS = frozenset({"prompt", "messages"})
 _ASK_ALL = {"include_usage": True, "continuous_usage_stats": True}
 _ASK_ALL_TAIL = b',"stream_options":' + json.dumps(_ASK_ALL, separators=(",", ":")).encode() + b"}"
 
 CountTokens = Callable[[Mapping[str, Any]], Sequence[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One gated endpoint."""
-
-    path: str
-    prompt_field: str
-    limit_fields: tuple[str, ...]
-    output_tokens_default: int | None
-
-
-ROUTES = {
-    route.path: route
-    for route in (
-        Route("/v1/completions", "prompt", ("max_tokens",), COMPLETION_TOKENS_DEFAULT),
-        Route("/v1/chat/completions", "messages", ("max_completion_tokens", "max_tokens"), None),
-    )
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +34,30 @@ class Prompts:
     frame_tokens: int = 0
 
 
+class Asked(NamedTuple):
+    """A body that asks for usage in every event, and what of it the client is to get."""
+
+    body: bytes
+    keep_last: bool
+    keep_all: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One request, sized."""
 
+    route: Route
     body: bytes  # as the app gets it
     rewritten: bool
+    # Usage is read from the answer, for nothing else counts it.
+    reads_answer: bool
+    asked: Asked | None
     prompts: Prompts
     n: int
     max_output_tokens: int
-    stream: bool
-    keep_last_usage: bool
-    keep_all_usage: bool
     limit_field: str
-
-    @property
-    def sequences(self) -> int:
-        """Sequences that the engine will run."""
-        return len(self.prompts.tokens) * self.n
+    # A beam search is many short sequences in the engine: only their end tells what it used.
+    beams: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +88,17 @@ def size_call(
     count: CountTokens | None,
     ratios: TokenRatios,
     tenant: str | bytes,
+    reads_answer: bool,
 ) -> Call:
-    """Work out what a request may use. O(prompt). Raises BadRequestError naming the field."""
-    n = max(_count(body, "n", 1), _count(body, "best_of", 1))
+    """Work out what a request may use. O(prompt). Raises BadRequestError naming the field.
+
+    `reads_answer`: nothing but the answer tells the usage, so a stream is to tell it all along.
+    """
+    params = _params(route, body)
+    n = max(_count(params, "n", 1), _count(params, "best_of", 1)) if route.has_n else 1
     stream = _flag(body, "stream")
-    limit_field, limit = _limit(route, body)
-    prompts = _prompts(route, body, count, ratios, tenant)
+    limit_field, limit = _limit(route, params)
+    prompts = _prompts(route, body, count if route.countable else None, ratios, tenant)
     tokens = prompts.tokens
     if len(tokens) * n > PROMPTS_MAX:
         raise BadRequestError(
@@ -122,18 +107,32 @@ def size_call(
     if sizes.context_tokens:
         _fit(route, prompts, limit_field, limit, sizes.context_tokens)
     room = (sizes.context_tokens or sizes.capacity_tokens or INT_MAX) - max(tokens)
-    keep_last, keep_all, sent = _usage_options(raw, body) if stream else (False, False, raw)
+    asks = stream and reads_answer and route.stream_options
+    asked = _ask_usage(raw, body) if asks else None
+    sent = raw if asked is None else asked.body
     return Call(
+        route=route,
         body=sent,
         rewritten=sent is not raw,
+        reads_answer=reads_answer,
+        asked=asked,
         prompts=prompts,
         n=n,
         max_output_tokens=max(1, room if limit is None else limit),
-        stream=stream,
-        keep_last_usage=keep_last,
-        keep_all_usage=keep_all,
         limit_field=limit_field,
+        beams=bool(body.get("use_beam_search")),
     )
+
+
+def _params(route: Route, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not route.params_field:
+        return body
+    params = body.get(route.params_field)
+    if params is None and route.params_optional:
+        return {}
+    if not isinstance(params, dict):
+        raise BadRequestError(f"{route.params_field}: must be an object", route.params_field)
+    return params
 
 
 def _fit(route: Route, prompts: Prompts, name: str, limit: int | None, context: int) -> None:
@@ -177,10 +176,10 @@ def _flag(body: Mapping[str, Any], name: str) -> bool:
     return bool(value)
 
 
-def _limit(route: Route, body: Mapping[str, Any]) -> tuple[str, int | None]:
+def _limit(route: Route, params: Mapping[str, Any]) -> tuple[str, int | None]:
     """Return the most output tokens and their field; None: up to the context."""
     for name in route.limit_fields:
-        value = body.get(name)
+        value = params.get(name)
         if value is None:
             continue
         # vLLM lets 0 through where only the prompt is to be scored.
@@ -188,7 +187,7 @@ def _limit(route: Route, body: Mapping[str, Any]) -> tuple[str, int | None]:
             raise BadRequestError(f"{name}: must be a whole number from 1 to {INT_MAX}", name)
         return name, max(1, value)
     name = route.limit_fields[-1]
-    return name, None if name in body else route.output_tokens_default
+    return name, None if name in params else route.output_tokens_default
 
 
 def _prompts(
@@ -199,14 +198,10 @@ def _prompts(
     tenant: str | bytes,
 ) -> Prompts:
     """Size each prompt: exactly for token ids or where the server counts, else estimated."""
-    value = body.get(route.prompt_field)
-    if route.prompt_field == "messages":
-        sized, learnable = _messages(value, _template_bytes(body))
-    else:
-        sized = _prompt_parts(value)
-        learnable = all(tokens == 0 for tokens, _ in sized)
-    if not any(text_bytes for _, text_bytes in sized):
-        return Prompts([_truncated(body, tokens) for tokens, _ in sized], exact=True)
+    measured: Measured = route.measure(body)
+    sized = measured.prompts
+    if measured.exact:
+        return Prompts([_truncated(body, size.tokens) for size in sized], exact=True)
     if count is not None:
         others = _PROMPT_FIELDS - {route.prompt_field}
         with contextlib.suppress(Exception):  # the app will say what it dislikes
@@ -218,7 +213,7 @@ def _prompts(
         _truncated(body, tokens + (ratios.tokens(tenant, size) if size else 0))
         for tokens, size in sized
     ]
-    if not learnable:
+    if not measured.only_text:
         return Prompts(estimated, exact=False)
     frame_tokens, text_bytes = (sum(column) for column in zip(*sized, strict=True))
     return Prompts(estimated, False, text_bytes, frame_tokens)
@@ -229,75 +224,8 @@ def _truncated(body: Mapping[str, Any], tokens: int) -> int:
     return min(tokens, most) if type(most) is int and most > 0 else tokens
 
 
-def _prompt_parts(prompt: object) -> list[tuple[int, int]]:
-    """Size each prompt of a completion: (tokens, 0) for ids, (0, bytes) for text."""
-    if isinstance(prompt, str):
-        return [(0, _text_bytes(prompt))]
-    if not isinstance(prompt, list) or not prompt:
-        raise BadRequestError(
-            "prompt: must be a string, a list of strings, a list of token ids, or a list of lists "
-            "of token ids, and not empty",
-            "prompt",
-        )
-    if type(prompt[0]) is int:
-        return [(len(prompt), 0)]
-    if len(prompt) > PROMPTS_MAX:
-        raise BadRequestError(f"prompt: at most {PROMPTS_MAX} prompts are allowed", "prompt")
-    parts: list[tuple[int, int]] = []
-    for number, part in enumerate(prompt):
-        if isinstance(part, str):
-            parts.append((0, _text_bytes(part)))
-        elif isinstance(part, list) and part and type(part[0]) is int:
-            parts.append((len(part), 0))
-        else:
-            raise BadRequestError(
-                f"prompt[{number}]: must be a string or a list of token ids, and not empty",
-                "prompt",
-            )
-    return parts
-
-
-def _messages(messages: object, text_bytes: int) -> tuple[list[tuple[int, int]], bool]:
-    """Size a conversation, and tell whether it is text alone.
-
-    Gives the tokens of its frame and of what is no text, and the bytes of its text, to which the
-    template adds `text_bytes`.
-    """
-    if not isinstance(messages, list) or not messages:
-        raise BadRequestError("messages: must be a list of messages, and not empty", "messages")
-    tokens, only_text = 0, True
-    for number, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise BadRequestError(f"messages[{number}]: must be an object", "messages")
-        tokens += MESSAGE_TOKENS
-        content = message.get("content")
-        if isinstance(content, str):
-            text_bytes += _text_bytes(content)
-        elif isinstance(content, list):
-            for part in content:
-                text = part.get("text") if isinstance(part, dict) else part
-                if isinstance(text, str):
-                    text_bytes += _text_bytes(text)
-                else:
-                    tokens, only_text = tokens + PART_TOKENS, False
-        for field in ("tool_calls", "reasoning", "reasoning_content"):
-            if message.get(field):
-                text_bytes += len(json.dumps(message[field]))
-    return [(tokens, max(1, text_bytes))], only_text
-
-
-def _template_bytes(body: Mapping[str, Any]) -> int:
-    """Return the bytes of what a chat template writes besides the messages."""
-    return sum(len(json.dumps(body[name])) for name in ("tools", "documents") if body.get(name))
-
-
-def _text_bytes(text: str) -> int:
-    size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-    return max(1, size)
-
-
-def _usage_options(raw: bytes, body: Mapping[str, Any]) -> tuple[bool, bool, bytes]:
-    """Return what usage the client asked for (last, all), and the body that asks for all."""
+def _ask_usage(raw: bytes, body: Mapping[str, Any]) -> Asked:
+    """Return the body that asks for usage in every event."""
     options = body.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise BadRequestError("stream_options: must be an object", "stream_options")
@@ -305,13 +233,13 @@ def _usage_options(raw: bytes, body: Mapping[str, Any]) -> tuple[bool, bool, byt
     last = _option(options, "include_usage")
     every = last and _option(options, "continuous_usage_stats")
     if every:
-        return last, every, raw
+        return Asked(raw, last, every)
     if "stream_options" not in body:
         text = raw.rstrip(b" \t\r\n")
         if raw[:1] == b"{" and b"\0" not in raw[:4]:
-            return last, every, text[:-1] + _ASK_ALL_TAIL
+            return Asked(text[:-1] + _ASK_ALL_TAIL, last, every)
     asked = {**body, "stream_options": {**options, **_ASK_ALL}}
-    return last, every, json.dumps(asked).encode()
+    return Asked(json.dumps(asked).encode(), last, every)
 
 
 def _option(options: Mapping[str, Any], name: str) -> bool:

@@ -38,10 +38,11 @@ OPTIONS = {
     "tenant-headers": "headers that name the tenant, trusted, comma-separated",
     "trust-api-key": "on or off: an API key's hash names the tenant",
     "trust-user-field": "on or off: safety_identifier and user of the body name the tenant",
+    "class-from-service-tier": "on or off: service_tier of the body names the priority class",
     "api-keys-file": "file with the API keys that callers may use, one on each line",
     "unreachable": "open or closed: what to do while the scheduler is away",
     "unreachable-concurrency-min": "requests that always run while it is away",
-    "ungated": "refuse or pass: what to do with endpoints that are not covered yet",
+    "ungated": "refuse or pass: what to do with endpoints that are not covered",
     "body-bytes-max": "largest body of a request",
 }
 
@@ -99,7 +100,8 @@ def _check_front_end(arguments: Sequence[str], environment: Mapping[str, str]) -
     """Refuse what would serve without running Python middleware, or run the gate twice."""
     if environment.get("VLLM_USE_RUST_FRONTEND", "0") not in ("", "0"):
         raise LaunchError(
-            "VLLM_USE_RUST_FRONTEND is set: that front end cannot run the gate; unset it"
+            "VLLM_USE_RUST_FRONTEND is set: that front end cannot run the gate; unset it, or put "
+            "schedsvc-proxy before it"
         )
     for argument in arguments:
         if argument == "--grpc":
@@ -118,10 +120,14 @@ def find_vllm(environment: Mapping[str, str]) -> str:
     return found
 
 
+def options_text() -> str:
+    """Write a line for each of our options."""
+    width = max(map(len, OPTIONS)) + len(OPTION_PREFIX)
+    return "\n".join(f"  {OPTION_PREFIX + name:<{width}}  {text}" for name, text in OPTIONS.items())
+
+
 def usage() -> str:
     """Explain the command."""
-    width = max(map(len, OPTIONS)) + len(OPTION_PREFIX)
-    lines = [f"  {OPTION_PREFIX + name:<{width}}  {text}" for name, text in OPTIONS.items()]
     return "\n".join(
         (
             "Usage: schedsvc-vllm serve MODEL [options below] [vllm serve's own options]",
@@ -129,7 +135,7 @@ def usage() -> str:
             "Runs `vllm serve` with the schedsvc gate in front of it. Each option is also a",
             "variable: --schedsvc-pool-epoch is SCHEDSVC_POOL_EPOCH; the option goes first.",
             "",
-            *lines,
+            options_text(),
             "",
             "Example:",
             "  schedsvc-vllm serve MODEL --schedsvc-target unix:/run/schedsvc.sock \\",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
+from typing import Protocol
 
 from schedsvc_client import ChannelCredentials, ClientOptions, tls_credentials
 from schedsvc_client.aio import SchedulerSession, SessionState
@@ -12,13 +14,34 @@ from schedsvc_client.aio import SchedulerSession, SessionState
 from schedsvc_vllm.engine import EngineView, Pool
 from schedsvc_vllm.estimate import TokenRatios
 from schedsvc_vllm.limit import LocalLimit
+from schedsvc_vllm.page import Counts
+from schedsvc_vllm.scrape import (
+    SCRAPE_PERIOD_S,
+    SCRAPE_PERIOD_S_MAX,
+    Fetch,
+    ScrapeError,
+    parse,
+    within,
+)
 from schedsvc_vllm.settings import Settings, SettingsError
+from schedsvc_vllm.telemetry import Reading
 
 TELEMETRY_PERIOD_S = 1.0
 # Every report costs the engine's API process a write. In this time a sequence grows by a few
 # tokens of a block, and ends carry their totals themselves.
-PROGRESS_DELAY_S = 0.1
+PROGRESS_PERIOD_S = 0.2
+# The reports of one round are made together: they leave in one message.
+_GATHER_S = 0.001
+# An end waits so long for something that it can leave with: mostly the next request of its client.
+_END_DELAY_S = 0.003
 _log = logging.getLogger("schedsvc_vllm")
+
+
+class Reporter(Protocol):
+    """Something that has running totals to tell."""
+
+    def report(self) -> None:
+        """Tell them."""
 
 
 class Runtime:
@@ -29,6 +52,8 @@ class Runtime:
 
     def __init__(self, settings: Settings, engine: EngineView, started_ns: int) -> None:
         self.engine = engine
+        self.counter = engine.counter()
+        self.sets_priority = engine.obeys_priority
         self.pool: Pool = engine.pool(settings.pool, started_ns)
         self.ratios = TokenRatios()
         self.limit = LocalLimit(settings.fail_open_concurrency_min)
@@ -38,7 +63,7 @@ class Runtime:
             incarnation=started_ns,
             credentials=_credentials(settings),
             token=settings.token,
-            options=ClientOptions(progress_delay_s=PROGRESS_DELAY_S),
+            options=ClientOptions(progress_delay_s=_GATHER_S, end_delay_s=_END_DELAY_S),
             on_state=self._state_changed,
         )
         self.session.register_pool(
@@ -50,32 +75,99 @@ class Runtime:
             max_model_tokens=self.pool.max_model_tokens,
         )
         self.session.start()
-        self._telemetry: asyncio.Task[None] | None = None
-        if engine.offers_telemetry:
-            self._telemetry = asyncio.ensure_future(self._report())
+        if self.counter is None and engine.is_vllm:
+            _log.warning(
+                "this vLLM cannot be counted inside: usage is read from answers, at a cost"
+            )
+        self.counts = Counts(
+            lambda: self.session.state is SessionState.CONNECTED, lambda: self.limit.running
+        )
+        self._running: set[Reporter] = set()
+        self._busy = asyncio.Event()
+        self._round: asyncio.TimerHandle | None = None
+        self._telemetry = asyncio.ensure_future(self._report_telemetry())
 
     async def close(self) -> None:
         """Cancel what is open, and hang up."""
-        if self._telemetry is not None:
-            self._telemetry.cancel()
+        self._telemetry.cancel()
+        if self._round is not None:
+            self._round.cancel()
+        if self.counter is not None:
+            self.counter.close()
         await self.session.close()
+
+    def watch(self, reporter: Reporter) -> None:
+        """Ask for running totals from time to time, until `unwatch`."""
+        self._running.add(reporter)
+        self._busy.set()
+        if self._round is None:
+            self._next_round()
+
+    def unwatch(self, reporter: Reporter) -> None:
+        """Ask no more. Idempotent."""
+        self._running.discard(reporter)
+        if not self._running:
+            self._busy.clear()
+
+    def _next_round(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._round = loop.call_later(PROGRESS_PERIOD_S, self._report_progress)
+
+    def _report_progress(self) -> None:
+        """Let everything that runs tell its totals. O(sequences)."""
+        self._round = None
+        for reporter in self._running:
+            reporter.report()
+        if self._running:
+            self._next_round()
 
     def _state_changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:
             self.limit.scheduler_is_back()
 
-    async def _report(self) -> None:
-        """Tell the engine's state each second."""
+    async def _report_telemetry(self) -> None:
+        """Tell the engine's state: each second what it tells by itself, else what it is asked."""
+        try:
+            if self.engine.offers_telemetry:
+                while True:
+                    self._tell(self.engine.telemetry())
+                    await asyncio.sleep(TELEMETRY_PERIOD_S)
+            elif self.engine.metrics is not None:
+                await self._scrape(self.engine.metrics)
+        except Exception:
+            # Telemetry is a hint: the scheduler's own ledger goes on without it.
+            _log.exception("the engine's telemetry cannot be read; it is not reported any more")
+
+    async def _scrape(self, fetch: Fetch) -> None:
+        """Ask the engine's `/metrics`; ever more seldom while it tells nothing."""
+        failures = 0
         while True:
             try:
-                told = self.engine.telemetry()
-            except Exception:
-                # Telemetry is a hint: the scheduler's own ledger goes on without it.
-                _log.exception("the engine's telemetry cannot be read; it is not reported any more")
-                return
-            if told is not None:
-                self.session.telemetry(pool=self.pool.name, epoch=self.pool.epoch, **told)
-            await asyncio.sleep(TELEMETRY_PERIOD_S)
+                self._tell(parse(await fetch(), self.pool.capacity_tokens))
+                failures = 0
+            except (ScrapeError, OSError, asyncio.TimeoutError) as error:
+                level = logging.DEBUG if failures else logging.WARNING
+                _log.log(level, "no telemetry: %s", error or type(error).__name__)
+                failures += 1
+            if failures:
+                await asyncio.sleep(min(SCRAPE_PERIOD_S * 2**failures, SCRAPE_PERIOD_S_MAX))
+            elif not self._running:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await within(self._busy.wait(), SCRAPE_PERIOD_S)
+            if self._running:
+                # The scheduler steers by what a busy engine says of itself.
+                await asyncio.sleep(TELEMETRY_PERIOD_S)
+
+    def _tell(self, reading: Reading | None) -> None:
+        if reading is not None:
+            self.session.telemetry(
+                pool=self.pool.name,
+                epoch=self.pool.epoch,
+                running=reading.running,
+                waiting=reading.waiting,
+                used_tokens=reading.used_tokens,
+                preemptions=reading.preemptions,
+            )
 
 
 def now_ns() -> int:

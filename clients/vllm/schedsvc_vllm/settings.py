@@ -53,6 +53,7 @@ class Settings:
     tenant_headers: tuple[str, ...] = ()
     trust_api_key: bool = True
     trust_user_field: bool = False
+    class_from_service_tier: bool = False
     api_keys_sha256: frozenset[bytes] = frozenset()
     fail_open: bool = True
     fail_open_concurrency_min: int = 1
@@ -81,6 +82,7 @@ class Settings:
             tenant_headers=read.headers("SCHEDSVC_TENANT_HEADERS"),
             trust_api_key=read.flag("SCHEDSVC_TRUST_API_KEY", True),
             trust_user_field=read.flag("SCHEDSVC_TRUST_USER_FIELD", False),
+            class_from_service_tier=read.flag("SCHEDSVC_CLASS_FROM_SERVICE_TIER", False),
             api_keys_sha256=read.api_keys(),
             fail_open=read.choice("SCHEDSVC_UNREACHABLE", ("open", "closed")) == "open",
             fail_open_concurrency_min=read.number("SCHEDSVC_UNREACHABLE_CONCURRENCY_MIN", 1),

@@ -16,8 +16,7 @@ class StatLogger(_host.StatLoggerBase):  # type: ignore[misc] # known only insid
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self._cache = vllm_config.cache_config
-        self._engine = engine_index
-        READINGS.attach(engine_index)
+        self._step = READINGS.attach(engine_index)
 
     def record(
         self,
@@ -26,9 +25,10 @@ class StatLogger(_host.StatLoggerBase):  # type: ignore[misc] # known only insid
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        """Take in one step."""
-        capacity_tokens = getattr(self._cache, "kv_cache_size_tokens", None) or 0
-        READINGS.record(self._engine, capacity_tokens, scheduler_stats, iteration_stats)
+        """Take in one step. vLLM runs this where it hands out answers, so nothing is worked out."""
+        self._step.record(scheduler_stats, iteration_stats)
+        if not self._step.capacity_tokens:
+            self._step.capacity_tokens = getattr(self._cache, "kv_cache_size_tokens", None) or 0
 
     def log_engine_initialized(self) -> None:
         """Nothing to log: the scheduler shows it."""

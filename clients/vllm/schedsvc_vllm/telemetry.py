@@ -11,7 +11,7 @@ _log = logging.getLogger("schedsvc_vllm")
 
 @dataclass(slots=True)
 class Reading:
-    """One engine; `preemptions` since its start."""
+    """The engines at one moment; `preemptions` since their start."""
 
     running: int = 0
     waiting: int = 0
@@ -20,58 +20,64 @@ class Reading:
     known: bool = False
 
 
-class Readings:
-    """The last reading of each engine. Written in each engine step, read once a second."""
+class Step:
+    """The last that one engine has told: written in each of its steps, so it only keeps it."""
+
+    __slots__ = ("capacity_tokens", "preemptions", "scheduler")
 
     def __init__(self) -> None:
-        self._engines: dict[int, Reading] = {}
+        self.capacity_tokens = 0
+        self.preemptions = 0
+        self.scheduler: Any = None
+
+    def record(self, scheduler: Any, iteration: Any) -> None:
+        """Keep one step's SchedulerStats and IterationStats; either may be None."""
+        if iteration is not None:
+            self.preemptions += getattr(iteration, "num_preempted_reqs", 0)
+        if scheduler is not None:
+            self.scheduler = scheduler
+
+
+class Readings:
+    """The last step of each engine. Written in each engine step, read once a second."""
+
+    def __init__(self) -> None:
+        self._engines: dict[int, Step] = {}
         self._broken = False
 
-    def attach(self, engine: int) -> None:
+    def attach(self, engine: int) -> Step:
         """Take note of an engine that will be heard of; a new one in the place of an old."""
-        self._engines[engine] = Reading()
+        self._engines[engine] = step = Step()
+        return step
 
     @property
     def expected(self) -> bool:
         """Whether any engine will be heard of."""
         return bool(self._engines)
 
-    def record(self, engine: int, capacity_tokens: int, scheduler: Any, iteration: Any) -> None:
-        """Take in one step's SchedulerStats and IterationStats; either may be None. O(1).
-
-        vLLM does not promise these types. It runs this where it hands out answers, so nothing is
-        raised: what cannot be read is said once, and nothing is reported any more.
-        """
-        if self._broken:
-            return
-        try:
-            reading = self._engines[engine]
-            if iteration is not None:
-                reading.preemptions += iteration.num_preempted_reqs
-            if scheduler is not None:
-                reading.running = scheduler.num_running_reqs
-                reading.waiting = scheduler.num_waiting_reqs + scheduler.num_skipped_waiting_reqs
-                reading.used_tokens = round(scheduler.kv_cache_usage * capacity_tokens)
-                reading.known = True
-        except Exception:
-            _log.exception("vLLM's statistics cannot be read; they are not reported")
-            self._broken = True
-
     def totals(self) -> Reading | None:
         """Sum all engines up; None: none of them has been heard of, or not to be understood.
 
-        Where several API processes share an engine, vLLM tells each step to one of them.
+        Where several API processes share an engine, vLLM tells each step to one of them. vLLM does
+        not promise these types: what cannot be read is said once, and nothing is reported any more.
         """
-        known = [reading for reading in self._engines.values() if reading.known]
-        if not known or self._broken:
+        if self._broken:
             return None
-        return Reading(
-            sum(reading.running for reading in known),
-            sum(reading.waiting for reading in known),
-            sum(reading.used_tokens for reading in known),
-            sum(reading.preemptions for reading in known),
-            known=True,
-        )
+        total = Reading()
+        try:
+            for step in self._engines.values():
+                told = step.scheduler
+                if told is not None:
+                    total.running += told.num_running_reqs
+                    total.waiting += told.num_waiting_reqs + told.num_skipped_waiting_reqs
+                    total.used_tokens += round(told.kv_cache_usage * step.capacity_tokens)
+                    total.preemptions += step.preemptions
+                    total.known = True
+        except Exception:
+            _log.exception("vLLM's statistics cannot be read; they are not reported")
+            self._broken = True
+            return None
+        return total if total.known else None
 
 
 READINGS = Readings()

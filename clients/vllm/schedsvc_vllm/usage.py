@@ -1,8 +1,9 @@
-"""Reads token counts out of a stream of server-sent events, and takes out what was not asked for.
+"""Reads token counts out of answers, where nothing counts them inside the engine (tally.py).
 
-The gate asks the engine for usage in every chunk, because vLLM merges deltas under load: events
-are not tokens. What the client did not ask for is cut out again, so that it sees the stream it
-would have got. Sans-IO; O(bytes).
+UsageFilter is for streams that the gate has asked for usage in every chunk, because engines merge
+deltas under load: events are not tokens. What the client did not ask for is cut out again, so that
+it sees the stream it would have got. UsageReader is for all other answers, and changes nothing.
+Sans-IO; O(bytes).
 """
 
 from __future__ import annotations
@@ -20,6 +21,13 @@ _USUAL_END = re.compile(
     rb',"usage":\{"prompt_tokens":(\d+),"total_tokens":\d+,"completion_tokens":(\d+)'
     rb'(?:,"prompt_tokens_details":null)?\}\}\n\n'
 )
+_TOLD = re.compile(
+    rb'"(?:(?P<input>prompt_tokens|input_tokens)'
+    rb"|(?P<output>completion_tokens|output_tokens|generated_tokens|count_output_tokens)"
+    rb'|(?P<cached>cached_tokens|cache_read_input_tokens))":\s*(?P<count>\d{1,12})(?=[^\d])'
+)
+# Longer than any match of it.
+_CARRY_BYTES = 64
 # An event that grows beyond this without an end is no event of ours: let everything pass.
 _EVENT_BYTES_MAX = 4 << 20
 
@@ -40,6 +48,11 @@ class UsageFilter:
         # by itself: then these are what one of them has, never too many.
         self.input_tokens = 0
         self.output_tokens = 0
+
+    @property
+    def cached_input_tokens(self) -> int | None:
+        """Not told in chunks."""
+        return None
 
     def feed(self, body: bytes, last: bool) -> bytes:
         """Take a piece of the stream (`last`: nothing follows); what the client is to get."""
@@ -150,6 +163,46 @@ class UsageFilter:
                 self.input_tokens = max(self.input_tokens, int(prompt))
             if completion is not None:
                 self.output_tokens = max(self.output_tokens, int(completion))
+
+
+class UsageReader:
+    """One answer that passes as it is: the largest counts that it tells, under any of their names.
+
+    Quotes inside strings are escaped, so that a key can only be a key. Until usage is told, each
+    event of a stream counts as one token: engines merge tokens, so that these are never too many
+    by more than the few events that frame a message.
+    """
+
+    __slots__ = ("_events", "_rest", "_told", "_whole", "cached_input_tokens", "input_tokens")
+
+    def __init__(self) -> None:
+        self._events = 0
+        self._told = 0
+        self._rest = b""
+        self._whole = False
+        self.input_tokens = 0
+        self.cached_input_tokens: int | None = None
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens told, or events seen."""
+        return self._told if self._told and self._whole else max(self._told, self._events)
+
+    def feed(self, body: bytes, last: bool) -> bytes:
+        """Take a piece (`last`: nothing follows); returns it."""
+        self._events += body.count(b"data: {") + body.count(b"data:{")
+        data = self._rest + body
+        for match in _TOLD.finditer(data):
+            count = int(match["count"])
+            if match["input"]:
+                self.input_tokens = max(self.input_tokens, count)
+            elif match["output"]:
+                self._told = max(self._told, count)
+            else:
+                self.cached_input_tokens = max(self.cached_input_tokens or 0, count)
+        self._rest = data[-_CARRY_BYTES:]
+        self._whole = last
+        return body
 
 
 def _event_end(data: bytes, start: int) -> tuple[int, int]:

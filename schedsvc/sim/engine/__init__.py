@@ -7,26 +7,43 @@ the same model runs under the simulator in virtual time and under the emulator i
 
 from schedsvc.sim.engine.blocks import BlockPool
 from schedsvc.sim.engine.config import EngineConfig
-from schedsvc.sim.engine.engine import DecodeRun, Engine, EngineGauges, Step, StepResult
+from schedsvc.sim.engine.engine import Engine
 from schedsvc.sim.engine.errors import EngineInvariantError, EngineRequestError
-from schedsvc.sim.engine.profile import Profile, ProfileError, load_profile, profile_names
+from schedsvc.sim.engine.eviction import Future
+from schedsvc.sim.engine.prefix import keys_of_hashes, keys_of_tokens
+from schedsvc.sim.engine.profile import (
+    CostFields,
+    EngineFields,
+    Profile,
+    ProfileError,
+    dump_profile,
+    load_profile,
+    profile_names,
+)
 from schedsvc.sim.engine.sequence import EngineRequest, Sequence, SequenceState
+from schedsvc.sim.engine.step import DecodeRun, EngineGauges, Step, StepResult
 
 __all__ = [
     "BlockPool",
+    "CostFields",
     "DecodeRun",
     "Engine",
     "EngineConfig",
+    "EngineFields",
     "EngineGauges",
     "EngineInvariantError",
     "EngineRequest",
     "EngineRequestError",
+    "Future",
     "Profile",
     "ProfileError",
     "Sequence",
     "SequenceState",
     "Step",
     "StepResult",
+    "dump_profile",
+    "keys_of_hashes",
+    "keys_of_tokens",
     "load_profile",
     "profile_names",
 ]

@@ -5,6 +5,19 @@ from typing import Literal
 
 Policy = Literal["fcfs", "priority"]
 Prefill = Literal["chunked", "whole", "separate"]
+Groups = Literal["fan-out", "fork"]
+Preemption = Literal["recompute", "swap"]
+Resume = Literal["arrival", "front"]
+Eviction = Literal["off", "lru", "fifo", "lfu", "belady"]
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "policy": ("fcfs", "priority"),
+    "prefill": ("chunked", "whole", "separate"),
+    "groups": ("fan-out", "fork"),
+    "preemption": ("recompute", "swap"),
+    "resume": ("arrival", "front"),
+    "prefix_cache": ("off", "lru", "fifo", "lfu", "belady"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +28,20 @@ class EngineConfig:
     `prefill`: "chunked" cuts prompts to the step's token budget and mixes them with decodes
     (vLLM V1's default); "whole" mixes them uncut; "separate" computes whole prompts in steps of
     their own, before any decode (vLLM V0, S-LoRA).
+    `groups`: with "fan-out" each answer to a prompt is a sequence of its own (vLLM V1); with
+    "fork" the answers run as a group that computes the prompt once and shares its blocks (V0).
+    `preemption`: "recompute" throws away what was computed; "swap" moves it to `swap_blocks` of
+    host memory and back, and recomputes only where these are full.
+    `resume`: preempted work goes on in the order of its arrival, or, with "front", each step's
+    victims are put in front of the queue as they were thrown out, the youngest first.
+    `delay_factor_ppm`: while sequences run, nothing is admitted before the first in the queue has
+    waited for so many millionths of the last prompt step's duration (vLLM V0's delay factor).
+    `prefix_cache`: which block of the prefix cache is given up first, or "off". At most
+    `cache_blocks_max` blocks stay cached that nobody holds; None: as many as there is room for.
+    `reserve_prompt`: a prompt that is computed in pieces is admitted only where all of it fits
+    (vLLM 0.32), not just its first piece.
+    `adapters_max` LoRA adapters may be loaded at a time, each as large as `adapter_tokens` tokens
+    of KV cache (0: their memory is set aside beforehand).
     """
 
     blocks: int
@@ -24,18 +51,39 @@ class EngineConfig:
     context_tokens_max: int
     policy: Policy = "fcfs"
     prefill: Prefill = "chunked"
+    groups: Groups = "fan-out"
+    preemption: Preemption = "recompute"
+    resume: Resume = "arrival"
+    swap_blocks: int = 0
+    delay_factor_ppm: int = 0
+    prefix_cache: Eviction = "off"
+    cache_blocks_max: int | None = None
+    adapters_max: int = 0
+    adapter_tokens: int = 0
+    reserve_prompt: bool = False
 
     def __post_init__(self) -> None:
         """Refuse sizes under which some request could never end."""
-        _positive("blocks", self.blocks)
-        _positive("block_size_tokens", self.block_size_tokens)
-        _positive("sequences_max", self.sequences_max)
-        _positive("step_tokens_max", self.step_tokens_max)
-        _positive("context_tokens_max", self.context_tokens_max)
-        if self.policy not in ("fcfs", "priority"):
-            raise ValueError(f"policy: must be fcfs or priority, not {self.policy!r}")
-        if self.prefill not in ("chunked", "whole", "separate"):
-            raise ValueError(f"prefill: must be chunked, whole or separate, not {self.prefill!r}")
+        for name in (
+            "blocks",
+            "block_size_tokens",
+            "sequences_max",
+            "step_tokens_max",
+            "context_tokens_max",
+        ):
+            _at_least(1, name, getattr(self, name))
+        for name in ("swap_blocks", "delay_factor_ppm", "adapters_max", "adapter_tokens"):
+            _at_least(0, name, getattr(self, name))
+        if self.cache_blocks_max is not None:
+            _at_least(0, "cache_blocks_max", self.cache_blocks_max)
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                listed = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
+                raise ValueError(f"{name}: must be {listed}, not {value!r}")
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
         if self.context_tokens_max > self.capacity_tokens:
             raise ValueError(
                 f"context_tokens_max: {self.context_tokens_max} does not fit into the KV cache "
@@ -48,13 +96,28 @@ class EngineConfig:
                 f"({self.context_tokens_max}) unless prefill is chunked, "
                 f"not {self.step_tokens_max}"
             )
+        if self.preemption == "swap" and not self.swap_blocks:
+            raise ValueError("swap_blocks: must be at least 1 where preemption is swap")
+        if self.adapter_tokens and not self.adapters_max:
+            raise ValueError("adapters_max: must be at least 1 where adapter_tokens is given")
+        room = self.blocks - self.adapter_blocks
+        if self.context_tokens_max > room * self.block_size_tokens:
+            raise ValueError(
+                f"adapter_tokens: beside an adapter of {self.adapter_tokens} tokens there is no "
+                f"room for context_tokens_max ({self.context_tokens_max})"
+            )
 
     @property
     def capacity_tokens(self) -> int:
         """KV cache in tokens."""
         return self.blocks * self.block_size_tokens
 
+    @property
+    def adapter_blocks(self) -> int:
+        """Blocks that one loaded adapter takes."""
+        return -(-self.adapter_tokens // self.block_size_tokens)
 
-def _positive(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name}: must be an integer of at least 1, not {value!r}")
+
+def _at_least(least: int, name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name}: must be an integer of at least {least}, not {value!r}")

@@ -13,6 +13,8 @@ class StepCost:
     decode is piecewise linear between the points (sequences, ns) and goes on with the last slope.
     A step that does both reads the weights once, so of the two fixed parts (prefill, and decode of
     no sequence) only the larger one is paid, and everything that grows with the work is added up.
+    Blocks that are swapped between device and host, or copied, and adapters that are loaded take
+    their time before the step.
     """
 
     step_ns: int
@@ -20,6 +22,9 @@ class StepCost:
     prefill_token_ns: int
     decode_kv_token_ns: int
     decode_table_ns: tuple[int, ...]
+    swap_token_ns: int = 0
+    copy_token_ns: int = 0
+    adapter_load_ns: int = 0
 
     @classmethod
     def build(
@@ -31,11 +36,31 @@ class StepCost:
         decode_kv_token_ns: int,
         decode_points: Points[tuple[int, int]],
         sequences_max: int,
+        swap_token_ns: int = 0,
+        copy_token_ns: int = 0,
+        adapter_load_ns: int = 0,
     ) -> "StepCost":
         """Tabulate the decode cost of 0..sequences_max sequences. O(sequences_max)."""
         points = tuple(decode_points)
         table = tuple(_interpolate(points, n) for n in range(sequences_max + 1))
-        return cls(step_ns, prefill_ns, prefill_token_ns, decode_kv_token_ns, table)
+        return cls(
+            step_ns,
+            prefill_ns,
+            prefill_token_ns,
+            decode_kv_token_ns,
+            table,
+            swap_token_ns,
+            copy_token_ns,
+            adapter_load_ns,
+        )
+
+    def swap_ns(self, tokens: int) -> int:
+        """Return how long blocks of so many tokens take to the host or back. O(1)."""
+        return self.swap_token_ns * tokens
+
+    def copy_ns(self, tokens: int) -> int:
+        """Return how long a copy of so many tokens within the device takes. O(1)."""
+        return self.copy_token_ns * tokens
 
     def duration_ns(self, prompt_tokens: int, decodes: int, kv_tokens: int) -> int:
         """Return the duration of one step. O(1).

@@ -2,8 +2,13 @@
 
 import click
 
+from schedsvc.workload.cli.conversations import conversations
+from schedsvc.workload.cli.fetch import fetch
 from schedsvc.workload.cli.make import label, scale, synth
+from schedsvc.workload.cli.prompts import prompts
 from schedsvc.workload.cli.read import convert, describe
+from schedsvc.workload.cli.servegen import servegen
+from schedsvc.workload.cli.users import users
 
 __all__ = ["workload"]
 
@@ -20,5 +25,16 @@ def workload() -> None:
     """Read, describe, convert and make traces of requests."""
 
 
-for _command in (describe, convert, synth, label, scale):
+for _command in (
+    describe,
+    convert,
+    synth,
+    label,
+    scale,
+    prompts,
+    conversations,
+    fetch,
+    users,
+    servegen,
+):
     workload.add_command(_command)

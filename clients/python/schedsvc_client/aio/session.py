@@ -44,6 +44,7 @@ from schedsvc_client.session_protocol import (
     Verdict,
     Welcomed,
 )
+from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 _METHOD = "/schedsvc.v1.SchedulerService/Session"
@@ -95,6 +96,7 @@ class SchedulerSession(Asker):
         # None while admissions are worth a try, else why they are not.
         self._given_up: CallError | None = None
         self._give_up_timer: asyncio.TimerHandle | None = None
+        self._ends_timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
     # For the shim.
@@ -133,8 +135,9 @@ class SchedulerSession(Asker):
         if self.state is SessionState.CONNECTED:
             await self.flush(flush_deadline_s)
         self._set_state(SessionState.CLOSED)
-        if self._give_up_timer is not None:
-            self._give_up_timer.cancel()
+        for timer in (self._give_up_timer, self._ends_timer):
+            if timer is not None:
+                timer.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -162,7 +165,7 @@ class SchedulerSession(Asker):
         max_model_tokens: int = 0,
     ) -> None:
         """Offer the engine's KV cache; told again on every new stream."""
-        registration = pb.PoolRegistration(
+        registration = pool_pb2.PoolRegistration(
             pool=pool,
             epoch=epoch,
             capacity_tokens=capacity_tokens,
@@ -184,7 +187,7 @@ class SchedulerSession(Asker):
         preemptions: int,
     ) -> None:
         """Report what the engine says of itself; dropped while there is no stream."""
-        report = pb.EngineTelemetry(
+        report = pool_pb2.EngineTelemetry(
             pool=pool,
             epoch=epoch,
             running=running,
@@ -199,6 +202,7 @@ class SchedulerSession(Asker):
         """Wait until every Complete is acknowledged; False where the deadline came first."""
         if not self._protocol.unacknowledged:
             return True
+        self._wake.set()
         future = asyncio.get_running_loop().create_future()
         self._flushed.append(future)
         done, _ = await asyncio.wait((future,), timeout=deadline_s)
@@ -232,6 +236,14 @@ class SchedulerSession(Asker):
         """Queue a Complete; the protocol repeats it until it is acknowledged."""
         self._running.pop(lease.lease_id, None)
         self._protocol.complete(time.monotonic_ns(), lease.lease_id, outcome, totals)
+        if not self._options.end_delay_s:
+            self._wake.set()
+        elif self._ends_timer is None:
+            loop = asyncio.get_running_loop()
+            self._ends_timer = loop.call_later(self._options.end_delay_s, self._send_ends)
+
+    def _send_ends(self) -> None:
+        self._ends_timer = None
         self._wake.set()
 
     async def settled(self, lease: Lease) -> None:
@@ -307,9 +319,10 @@ class SchedulerSession(Asker):
     def _take(self, response: pb.SessionResponse) -> CallError | None:
         """Take one message. Returns why the stream is of no use, where it says so."""
         notices = self._protocol.receive(time.monotonic_ns(), response)
-        wrong = next((n.error for n in notices if isinstance(n, PoolRefused)), None)
+        refused_pools = [n for n in notices if isinstance(n, PoolRefused)]
+        wrong = next((n.error for n in refused_pools if n.of_all), None)
         for notice in notices:
-            # A stream whose pool is refused is none to ask on: it never counts as connected.
+            # A stream whose pools are all refused is none to ask on: it never counts as connected.
             if wrong is None or not isinstance(notice, Welcomed):
                 self._notice(notice)
         if self._flushed and not self._protocol.unacknowledged:
@@ -370,6 +383,8 @@ class SchedulerSession(Asker):
                 admission.notify_lost(notice.state)
         elif isinstance(notice, Faulted):
             self._fault(notice)
+        elif not notice.of_all:
+            _log.error("the scheduler refused a pool of this client: %s", notice.error)
 
     def _judge(self, verdict: Verdict) -> None:
         admission, future = self._waiting.pop(verdict.tag, (None, None))

@@ -22,6 +22,8 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from schedsvc_client.v1 import pool_pb2 as _pool_pb2
+from schedsvc_client.v1 import quota_pb2 as _quota_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -60,6 +62,8 @@ class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.Value
     """The predicted wait is beyond the request's deadline."""
     OUTCOME_REJECTED_LIMIT: _Outcome.ValueType  # 24
     """A limit of the scheduler itself (Session; the unary call answers RESOURCE_EXHAUSTED)."""
+    OUTCOME_REJECTED_QUOTA_SIZE: _Outcome.ValueType  # 25
+    """Larger than a quota of the tenant can ever hold; a retry cannot help."""
     OUTCOME_EVICTED_TTL: _Outcome.ValueType  # 32
     """Waited for the whole queue TTL."""
     OUTCOME_EVICTED_CANCELLED: _Outcome.ValueType  # 33
@@ -101,6 +105,8 @@ OUTCOME_REJECTED_DEADLINE: Outcome.ValueType  # 23
 """The predicted wait is beyond the request's deadline."""
 OUTCOME_REJECTED_LIMIT: Outcome.ValueType  # 24
 """A limit of the scheduler itself (Session; the unary call answers RESOURCE_EXHAUSTED)."""
+OUTCOME_REJECTED_QUOTA_SIZE: Outcome.ValueType  # 25
+"""Larger than a quota of the tenant can ever hold; a retry cannot help."""
 OUTCOME_EVICTED_TTL: Outcome.ValueType  # 32
 """Waited for the whole queue TTL."""
 OUTCOME_EVICTED_CANCELLED: Outcome.ValueType  # 33
@@ -116,24 +122,6 @@ OUTCOME_CANCELLED: Outcome.ValueType  # 49
 OUTCOME_EXPIRED: Outcome.ValueType  # 50
 """Nobody renewed it: its TTL and its grace passed."""
 Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
-
-class _LimitKind:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _LimitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LimitKind.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    LIMIT_KIND_UNSPECIFIED: _LimitKind.ValueType  # 0
-    LIMIT_KIND_QUEUED_REQUESTS: _LimitKind.ValueType  # 1
-    LIMIT_KIND_POOL_TOKENS: _LimitKind.ValueType  # 2
-
-class LimitKind(_LimitKind, metaclass=_LimitKindEnumTypeWrapper):
-    """What a limit counts: places in the tenant's queue, or KV tokens of the pool."""
-
-LIMIT_KIND_UNSPECIFIED: LimitKind.ValueType  # 0
-LIMIT_KIND_QUEUED_REQUESTS: LimitKind.ValueType  # 1
-LIMIT_KIND_POOL_TOKENS: LimitKind.ValueType  # 2
-Global___LimitKind: _TypeAlias = LimitKind  # noqa: Y015
 
 class _LeaseState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -342,14 +330,14 @@ class Refusal(_message.Message):
     message: _builtins.str
     """One sentence for a person."""
     @_builtins.property
-    def quota(self) -> Global___QuotaSnapshot:
+    def quota(self) -> _quota_pb2.QuotaSnapshot:
         """What limits this tenant now."""
 
     def __init__(
         self,
         *,
         retry_after_ms: _builtins.int = ...,
-        quota: Global___QuotaSnapshot | None = ...,
+        quota: _quota_pb2.QuotaSnapshot | None = ...,
         queue_position: _builtins.int = ...,
         message: _builtins.str = ...,
     ) -> None: ...
@@ -360,62 +348,6 @@ class Refusal(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
-
-@_typing.final
-class QuotaSnapshot(_message.Message):
-    """The limits of a flow at one moment, at most one of each kind."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LIMITS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Limit]: ...
-    def __init__(
-        self,
-        *,
-        limits: _abc.Iterable[Global___Limit] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___QuotaSnapshot: _TypeAlias = QuotaSnapshot  # noqa: Y015
-
-@_typing.final
-class Limit(_message.Message):
-    """One limit."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    KIND_FIELD_NUMBER: _builtins.int
-    LIMIT_FIELD_NUMBER: _builtins.int
-    REMAINING_FIELD_NUMBER: _builtins.int
-    RESET_MS_FIELD_NUMBER: _builtins.int
-    kind: Global___LimitKind.ValueType
-    """What it counts."""
-    limit: _builtins.int
-    """Its size."""
-    remaining: _builtins.int
-    """What is left of it."""
-    reset_ms: _builtins.int
-    """When more of it is expected to be free."""
-    def __init__(
-        self,
-        *,
-        kind: Global___LimitKind.ValueType = ...,
-        limit: _builtins.int = ...,
-        remaining: _builtins.int = ...,
-        reset_ms: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "limit", b"limit", "remaining", b"remaining", "reset_ms", b"reset_ms"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Limit: _TypeAlias = Limit  # noqa: Y015
 
 @_typing.final
 class LeaseProgress(_message.Message):
@@ -673,7 +605,7 @@ class StatsResponse(_message.Message):
     draining: _builtins.bool
     """The server drains."""
     @_builtins.property
-    def pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolStats]:
+    def pools(self) -> _containers.RepeatedCompositeFieldContainer[_pool_pb2.PoolStats]:
         """In the order of registration."""
 
     @_builtins.property
@@ -687,7 +619,7 @@ class StatsResponse(_message.Message):
     def __init__(
         self,
         *,
-        pools: _abc.Iterable[Global___PoolStats] | None = ...,
+        pools: _abc.Iterable[_pool_pb2.PoolStats] | None = ...,
         flows: _abc.Iterable[Global___FlowStats] | None = ...,
         totals: Global___Totals | None = ...,
         policy: _builtins.str = ...,
@@ -702,92 +634,6 @@ class StatsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatsResponse: _TypeAlias = StatsResponse  # noqa: Y015
-
-@_typing.final
-class PoolStats(_message.Message):
-    """One pool."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
-    CAPACITY_TOKENS_FIELD_NUMBER: _builtins.int
-    BLOCK_SIZE_TOKENS_FIELD_NUMBER: _builtins.int
-    PROMISED_TOKENS_FIELD_NUMBER: _builtins.int
-    POSTED_TOKENS_FIELD_NUMBER: _builtins.int
-    LIVE_LEASES_FIELD_NUMBER: _builtins.int
-    SUSPECT_LEASES_FIELD_NUMBER: _builtins.int
-    QUEUED_FIELD_NUMBER: _builtins.int
-    OVERDRAWN_FIELD_NUMBER: _builtins.int
-    ATTACHED_FIELD_NUMBER: _builtins.int
-    WAIT_REASON_FIELD_NUMBER: _builtins.int
-    MAX_RUNNING_FIELD_NUMBER: _builtins.int
-    HEADROOM_TOKENS_FIELD_NUMBER: _builtins.int
-    ENGINE_RUNNING_FIELD_NUMBER: _builtins.int
-    ENGINE_WAITING_FIELD_NUMBER: _builtins.int
-    ENGINE_USED_TOKENS_FIELD_NUMBER: _builtins.int
-    ENGINE_PREEMPTIONS_FIELD_NUMBER: _builtins.int
-    TELEMETRY_AGE_MS_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    epoch: _builtins.int
-    capacity_tokens: _builtins.int
-    block_size_tokens: _builtins.int
-    promised_tokens: _builtins.int
-    """Reserved by live leases."""
-    posted_tokens: _builtins.int
-    """Of these, materialised."""
-    live_leases: _builtins.int
-    suspect_leases: _builtins.int
-    queued: _builtins.int
-    """Requests that wait for this pool alone."""
-    overdrawn: _builtins.bool
-    """The promises exceed the capacity; nothing is granted."""
-    attached: _builtins.bool
-    """A shim is connected, or the pool is from the configuration."""
-    wait_reason: _builtins.str
-    """Why the next request waits: NONE, KV, MAX_RUNNING, STRICT (it is behind one that waits for
-    another pool), OVERDRAWN, DETACHED, LIMIT (leases_max).
-    """
-    max_running: _builtins.int
-    headroom_tokens: _builtins.int
-    """Headroom in force."""
-    engine_running: _builtins.int
-    """Last telemetry of the engine; 0 where there was none."""
-    engine_waiting: _builtins.int
-    engine_used_tokens: _builtins.int
-    engine_preemptions: _builtins.int
-    telemetry_age_ms: _builtins.int
-    """Age of that telemetry; -1 where there was none."""
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        epoch: _builtins.int = ...,
-        capacity_tokens: _builtins.int = ...,
-        block_size_tokens: _builtins.int = ...,
-        promised_tokens: _builtins.int = ...,
-        posted_tokens: _builtins.int = ...,
-        live_leases: _builtins.int = ...,
-        suspect_leases: _builtins.int = ...,
-        queued: _builtins.int = ...,
-        overdrawn: _builtins.bool = ...,
-        attached: _builtins.bool = ...,
-        wait_reason: _builtins.str = ...,
-        max_running: _builtins.int = ...,
-        headroom_tokens: _builtins.int = ...,
-        engine_running: _builtins.int = ...,
-        engine_waiting: _builtins.int = ...,
-        engine_used_tokens: _builtins.int = ...,
-        engine_preemptions: _builtins.int = ...,
-        telemetry_age_ms: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "engine_preemptions", b"engine_preemptions", "engine_running", b"engine_running", "engine_used_tokens", b"engine_used_tokens", "engine_waiting", b"engine_waiting", "epoch", b"epoch", "headroom_tokens", b"headroom_tokens", "live_leases", b"live_leases", "max_running", b"max_running", "name", b"name", "overdrawn", b"overdrawn", "posted_tokens", b"posted_tokens", "promised_tokens", b"promised_tokens", "queued", b"queued", "suspect_leases", b"suspect_leases", "telemetry_age_ms", b"telemetry_age_ms", "wait_reason", b"wait_reason"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PoolStats: _TypeAlias = PoolStats  # noqa: Y015
 
 @_typing.final
 class FlowStats(_message.Message):
@@ -814,6 +660,15 @@ class FlowStats(_message.Message):
     REFUSALS_FIELD_NUMBER: _builtins.int
     PREDICTED_P50_TOKENS_FIELD_NUMBER: _builtins.int
     PREDICTED_QUANTILE_TOKENS_FIELD_NUMBER: _builtins.int
+    QUOTAS_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_QUOTA_FIELD_NUMBER: _builtins.int
+    AUDIT_FIELD_NUMBER: _builtins.int
+    AUDITED_REFUSALS_FIELD_NUMBER: _builtins.int
+    AUDITED_WAITS_FIELD_NUMBER: _builtins.int
+    PREDICTOR_JUDGED_FIELD_NUMBER: _builtins.int
+    PREDICTOR_COVERAGE_PPM_FIELD_NUMBER: _builtins.int
+    PREDICTOR_LEVEL_PPM_FIELD_NUMBER: _builtins.int
+    RESERVED_TO_USED_PPM_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     weight_milli: _builtins.int
     vtc_micro: _builtins.int
@@ -839,9 +694,34 @@ class FlowStats(_message.Message):
     predicted_p50_tokens: _builtins.int
     """Output-length predictions in force, in tokens; 0: falls back."""
     predicted_quantile_tokens: _builtins.int
+    waits_for_quota: _builtins.bool
+    """Its next request waits for a quota: of the tenant, or of a group above it."""
+    audit: _builtins.bool
+    """Its requests are decided and counted, and all granted at once."""
+    audited_waits: _builtins.int
+    predictor_judged: _builtins.int
+    """Promises that were made from what is known of output lengths and have been judged: by an
+    output that outgrew its promise, or by its end.
+    """
+    predictor_coverage_ppm: _builtins.int
+    """Share of these that held."""
+    predictor_level_ppm: _builtins.int
+    """The quantile of the flow's own lengths that is reserved now, steered so that the share that
+    holds is the configured one. 0: too few lengths.
+    """
+    reserved_to_used_ppm: _builtins.int
+    """Reserved at the grant over used output tokens of completed requests."""
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutcomeCount]:
         """Refusals and evictions by reason."""
+
+    @_builtins.property
+    def quotas(self) -> _containers.RepeatedCompositeFieldContainer[_quota_pb2.Limit]:
+        """What is left of its quotas, as in a refusal."""
+
+    @_builtins.property
+    def audited_refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutcomeCount]:
+        """What would have been refused at its arrival, by reason, and how many would have waited."""
 
     def __init__(
         self,
@@ -865,10 +745,19 @@ class FlowStats(_message.Message):
         refusals: _abc.Iterable[Global___OutcomeCount] | None = ...,
         predicted_p50_tokens: _builtins.int = ...,
         predicted_quantile_tokens: _builtins.int = ...,
+        quotas: _abc.Iterable[_quota_pb2.Limit] | None = ...,
+        waits_for_quota: _builtins.bool = ...,
+        audit: _builtins.bool = ...,
+        audited_refusals: _abc.Iterable[Global___OutcomeCount] | None = ...,
+        audited_waits: _builtins.int = ...,
+        predictor_judged: _builtins.int = ...,
+        predictor_coverage_ppm: _builtins.int = ...,
+        predictor_level_ppm: _builtins.int = ...,
+        reserved_to_used_ppm: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_input_tokens", b"cached_input_tokens", "cancelled", b"cancelled", "completed", b"completed", "expired", b"expired", "granted", b"granted", "input_tokens", b"input_tokens", "live_leases", b"live_leases", "oldest_queued_ms", b"oldest_queued_ms", "output_tokens", b"output_tokens", "posted_tokens", b"posted_tokens", "predicted_p50_tokens", b"predicted_p50_tokens", "predicted_quantile_tokens", b"predicted_quantile_tokens", "promised_tokens", b"promised_tokens", "queued", b"queued", "received", b"received", "refusals", b"refusals", "tenant", b"tenant", "vtc_micro", b"vtc_micro", "weight_milli", b"weight_milli"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "audited_refusals", b"audited_refusals", "audited_waits", b"audited_waits", "cached_input_tokens", b"cached_input_tokens", "cancelled", b"cancelled", "completed", b"completed", "expired", b"expired", "granted", b"granted", "input_tokens", b"input_tokens", "live_leases", b"live_leases", "oldest_queued_ms", b"oldest_queued_ms", "output_tokens", b"output_tokens", "posted_tokens", b"posted_tokens", "predicted_p50_tokens", b"predicted_p50_tokens", "predicted_quantile_tokens", b"predicted_quantile_tokens", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "promised_tokens", b"promised_tokens", "queued", b"queued", "quotas", b"quotas", "received", b"received", "refusals", b"refusals", "reserved_to_used_ppm", b"reserved_to_used_ppm", "tenant", b"tenant", "vtc_micro", b"vtc_micro", "waits_for_quota", b"waits_for_quota", "weight_milli", b"weight_milli"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -921,6 +810,8 @@ class Totals(_message.Message):
     RESERVED_TO_USED_PPM_FIELD_NUMBER: _builtins.int
     OPEN_SESSIONS_FIELD_NUMBER: _builtins.int
     STORED_ANSWERS_FIELD_NUMBER: _builtins.int
+    PREDICTOR_JUDGED_FIELD_NUMBER: _builtins.int
+    PREDICTOR_LEVEL_PPM_FIELD_NUMBER: _builtins.int
     REFUSALS_FIELD_NUMBER: _builtins.int
     received: _builtins.int
     granted: _builtins.int
@@ -938,12 +829,15 @@ class Totals(_message.Message):
     """
     fairness_bound_micro: _builtins.int
     predictor_coverage_ppm: _builtins.int
-    """Share of completed requests whose output stayed within the predicted quantile."""
+    """Share of judged promises that held: the output was no longer."""
     predictor_samples: _builtins.int
     reserved_to_used_ppm: _builtins.int
     """Reserved over used output tokens of completed requests."""
     open_sessions: _builtins.int
     stored_answers: _builtins.int
+    predictor_judged: _builtins.int
+    """As in FlowStats; the level is that of the lengths of all flows."""
+    predictor_level_ppm: _builtins.int
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutcomeCount]:
         """Refusals of requests whose tenant has no flow."""
@@ -968,11 +862,13 @@ class Totals(_message.Message):
         reserved_to_used_ppm: _builtins.int = ...,
         open_sessions: _builtins.int = ...,
         stored_answers: _builtins.int = ...,
+        predictor_judged: _builtins.int = ...,
+        predictor_level_ppm: _builtins.int = ...,
         refusals: _abc.Iterable[Global___OutcomeCount] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "completed", b"completed", "evicted", b"evicted", "expired", b"expired", "fairness_bound_micro", b"fairness_bound_micro", "fairness_gap_micro", b"fairness_gap_micro", "granted", b"granted", "live_leases", b"live_leases", "open_sessions", b"open_sessions", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_samples", b"predictor_samples", "promised_tokens", b"promised_tokens", "queued", b"queued", "received", b"received", "refusals", b"refusals", "rejected", b"rejected", "reserved_to_used_ppm", b"reserved_to_used_ppm", "stored_answers", b"stored_answers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "completed", b"completed", "evicted", b"evicted", "expired", b"expired", "fairness_bound_micro", b"fairness_bound_micro", "fairness_gap_micro", b"fairness_gap_micro", "granted", b"granted", "live_leases", b"live_leases", "open_sessions", b"open_sessions", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "predictor_samples", b"predictor_samples", "promised_tokens", b"promised_tokens", "queued", b"queued", "received", b"received", "refusals", b"refusals", "rejected", b"rejected", "reserved_to_used_ppm", b"reserved_to_used_ppm", "stored_answers", b"stored_answers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1023,9 +919,9 @@ class SessionEvent(_message.Message):
     @_builtins.property
     def hello(self) -> Global___SessionHello: ...
     @_builtins.property
-    def pool(self) -> Global___PoolRegistration: ...
+    def pool(self) -> _pool_pb2.PoolRegistration: ...
     @_builtins.property
-    def telemetry(self) -> Global___EngineTelemetry: ...
+    def telemetry(self) -> _pool_pb2.EngineTelemetry: ...
     @_builtins.property
     def replay(self) -> Global___LeaseReplay: ...
     @_builtins.property
@@ -1040,8 +936,8 @@ class SessionEvent(_message.Message):
         self,
         *,
         hello: Global___SessionHello | None = ...,
-        pool: Global___PoolRegistration | None = ...,
-        telemetry: Global___EngineTelemetry | None = ...,
+        pool: _pool_pb2.PoolRegistration | None = ...,
+        telemetry: _pool_pb2.EngineTelemetry | None = ...,
         replay: Global___LeaseReplay | None = ...,
         admit: Global___SessionAdmit | None = ...,
         progress: Global___LeaseProgress | None = ...,
@@ -1087,85 +983,6 @@ class SessionHello(_message.Message):
 Global___SessionHello: _TypeAlias = SessionHello  # noqa: Y015
 
 @_typing.final
-class PoolRegistration(_message.Message):
-    """The pool that the shim's engine offers. May be sent again with new figures."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    POOL_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
-    CAPACITY_TOKENS_FIELD_NUMBER: _builtins.int
-    BLOCK_SIZE_TOKENS_FIELD_NUMBER: _builtins.int
-    MAX_RUNNING_FIELD_NUMBER: _builtins.int
-    MAX_MODEL_TOKENS_FIELD_NUMBER: _builtins.int
-    pool: _builtins.str
-    """1 to 128 bytes."""
-    epoch: _builtins.int
-    """Start time of the engine in ns. A larger one voids the leases of the old."""
-    capacity_tokens: _builtins.int
-    """KV cache in tokens."""
-    block_size_tokens: _builtins.int
-    """1 to 65,536."""
-    max_running: _builtins.int
-    """Most sequences at once; 0: no limit but the scheduler's."""
-    max_model_tokens: _builtins.int
-    """The model's context; 0: as large as the pool."""
-    def __init__(
-        self,
-        *,
-        pool: _builtins.str = ...,
-        epoch: _builtins.int = ...,
-        capacity_tokens: _builtins.int = ...,
-        block_size_tokens: _builtins.int = ...,
-        max_running: _builtins.int = ...,
-        max_model_tokens: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "epoch", b"epoch", "max_model_tokens", b"max_model_tokens", "max_running", b"max_running", "pool", b"pool"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PoolRegistration: _TypeAlias = PoolRegistration  # noqa: Y015
-
-@_typing.final
-class EngineTelemetry(_message.Message):
-    """What the engine says of itself."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    POOL_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
-    RUNNING_FIELD_NUMBER: _builtins.int
-    WAITING_FIELD_NUMBER: _builtins.int
-    USED_TOKENS_FIELD_NUMBER: _builtins.int
-    PREEMPTIONS_FIELD_NUMBER: _builtins.int
-    pool: _builtins.str
-    epoch: _builtins.int
-    running: _builtins.int
-    waiting: _builtins.int
-    used_tokens: _builtins.int
-    preemptions: _builtins.int
-    """Since the engine's start."""
-    def __init__(
-        self,
-        *,
-        pool: _builtins.str = ...,
-        epoch: _builtins.int = ...,
-        running: _builtins.int = ...,
-        waiting: _builtins.int = ...,
-        used_tokens: _builtins.int = ...,
-        preemptions: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "pool", b"pool", "preemptions", b"preemptions", "running", b"running", "used_tokens", b"used_tokens", "waiting", b"waiting"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___EngineTelemetry: _TypeAlias = EngineTelemetry  # noqa: Y015
-
-@_typing.final
 class LeaseReplay(_message.Message):
     """A lease that the shim still runs, told again after a reconnect."""
 
@@ -1184,6 +1001,7 @@ class LeaseReplay(_message.Message):
     CACHED_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
@@ -1201,6 +1019,8 @@ class LeaseReplay(_message.Message):
     output_tokens: _builtins.int
     sequences: _builtins.int
     """Sequences: prompts times n."""
+    adapter: _builtins.str
+    """LoRA adapter, as admitted."""
     def __init__(
         self,
         *,
@@ -1217,10 +1037,11 @@ class LeaseReplay(_message.Message):
         cached_input_tokens: _builtins.int = ...,
         output_tokens: _builtins.int = ...,
         sequences: _builtins.int = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key_sha256", b"api_key_sha256", "cached_input_tokens", b"cached_input_tokens", "input_tokens", b"input_tokens", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "output_tokens", b"output_tokens", "pool", b"pool", "pool_epoch", b"pool_epoch", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "reserved_tokens", b"reserved_tokens", "sequences", b"sequences", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "cached_input_tokens", b"cached_input_tokens", "input_tokens", b"input_tokens", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "output_tokens", b"output_tokens", "pool", b"pool", "pool_epoch", b"pool_epoch", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "reserved_tokens", b"reserved_tokens", "sequences", b"sequences", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

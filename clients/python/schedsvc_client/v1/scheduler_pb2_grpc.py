@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from schedsvc_client.v1 import scheduler_pb2 as schedsvc__client_dot_v1_dot_scheduler__pb2
+from schedsvc_client.v1 import scheduler_pb2 as schedsvc_dot_v1_dot_scheduler__pb2
 
 GRPC_GENERATED_VERSION = '1.73.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + f' but the generated code in schedsvc_client/v1/scheduler_pb2_grpc.py depends on'
+        + f' but the generated code in schedsvc/v1/scheduler_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,28 +37,28 @@ class SchedulerServiceStub(object):
         """
         self.Admit = channel.unary_unary(
                 '/schedsvc.v1.SchedulerService/Admit',
-                request_serializer=schedsvc__client_dot_v1_dot_scheduler__pb2.AdmitRequest.SerializeToString,
-                response_deserializer=schedsvc__client_dot_v1_dot_scheduler__pb2.AdmitResponse.FromString,
+                request_serializer=schedsvc_dot_v1_dot_scheduler__pb2.AdmitRequest.SerializeToString,
+                response_deserializer=schedsvc_dot_v1_dot_scheduler__pb2.AdmitResponse.FromString,
                 _registered_method=True)
         self.Progress = channel.unary_unary(
                 '/schedsvc.v1.SchedulerService/Progress',
-                request_serializer=schedsvc__client_dot_v1_dot_scheduler__pb2.ProgressRequest.SerializeToString,
-                response_deserializer=schedsvc__client_dot_v1_dot_scheduler__pb2.ProgressResponse.FromString,
+                request_serializer=schedsvc_dot_v1_dot_scheduler__pb2.ProgressRequest.SerializeToString,
+                response_deserializer=schedsvc_dot_v1_dot_scheduler__pb2.ProgressResponse.FromString,
                 _registered_method=True)
         self.Complete = channel.unary_unary(
                 '/schedsvc.v1.SchedulerService/Complete',
-                request_serializer=schedsvc__client_dot_v1_dot_scheduler__pb2.CompleteRequest.SerializeToString,
-                response_deserializer=schedsvc__client_dot_v1_dot_scheduler__pb2.CompleteResponse.FromString,
+                request_serializer=schedsvc_dot_v1_dot_scheduler__pb2.CompleteRequest.SerializeToString,
+                response_deserializer=schedsvc_dot_v1_dot_scheduler__pb2.CompleteResponse.FromString,
                 _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/schedsvc.v1.SchedulerService/Stats',
-                request_serializer=schedsvc__client_dot_v1_dot_scheduler__pb2.StatsRequest.SerializeToString,
-                response_deserializer=schedsvc__client_dot_v1_dot_scheduler__pb2.StatsResponse.FromString,
+                request_serializer=schedsvc_dot_v1_dot_scheduler__pb2.StatsRequest.SerializeToString,
+                response_deserializer=schedsvc_dot_v1_dot_scheduler__pb2.StatsResponse.FromString,
                 _registered_method=True)
         self.Session = channel.stream_stream(
                 '/schedsvc.v1.SchedulerService/Session',
-                request_serializer=schedsvc__client_dot_v1_dot_scheduler__pb2.SessionRequest.SerializeToString,
-                response_deserializer=schedsvc__client_dot_v1_dot_scheduler__pb2.SessionResponse.FromString,
+                request_serializer=schedsvc_dot_v1_dot_scheduler__pb2.SessionRequest.SerializeToString,
+                response_deserializer=schedsvc_dot_v1_dot_scheduler__pb2.SessionResponse.FromString,
                 _registered_method=True)
 
 
@@ -111,28 +111,28 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Admit': grpc.unary_unary_rpc_method_handler(
                     servicer.Admit,
-                    request_deserializer=schedsvc__client_dot_v1_dot_scheduler__pb2.AdmitRequest.FromString,
-                    response_serializer=schedsvc__client_dot_v1_dot_scheduler__pb2.AdmitResponse.SerializeToString,
+                    request_deserializer=schedsvc_dot_v1_dot_scheduler__pb2.AdmitRequest.FromString,
+                    response_serializer=schedsvc_dot_v1_dot_scheduler__pb2.AdmitResponse.SerializeToString,
             ),
             'Progress': grpc.unary_unary_rpc_method_handler(
                     servicer.Progress,
-                    request_deserializer=schedsvc__client_dot_v1_dot_scheduler__pb2.ProgressRequest.FromString,
-                    response_serializer=schedsvc__client_dot_v1_dot_scheduler__pb2.ProgressResponse.SerializeToString,
+                    request_deserializer=schedsvc_dot_v1_dot_scheduler__pb2.ProgressRequest.FromString,
+                    response_serializer=schedsvc_dot_v1_dot_scheduler__pb2.ProgressResponse.SerializeToString,
             ),
             'Complete': grpc.unary_unary_rpc_method_handler(
                     servicer.Complete,
-                    request_deserializer=schedsvc__client_dot_v1_dot_scheduler__pb2.CompleteRequest.FromString,
-                    response_serializer=schedsvc__client_dot_v1_dot_scheduler__pb2.CompleteResponse.SerializeToString,
+                    request_deserializer=schedsvc_dot_v1_dot_scheduler__pb2.CompleteRequest.FromString,
+                    response_serializer=schedsvc_dot_v1_dot_scheduler__pb2.CompleteResponse.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
-                    request_deserializer=schedsvc__client_dot_v1_dot_scheduler__pb2.StatsRequest.FromString,
-                    response_serializer=schedsvc__client_dot_v1_dot_scheduler__pb2.StatsResponse.SerializeToString,
+                    request_deserializer=schedsvc_dot_v1_dot_scheduler__pb2.StatsRequest.FromString,
+                    response_serializer=schedsvc_dot_v1_dot_scheduler__pb2.StatsResponse.SerializeToString,
             ),
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
-                    request_deserializer=schedsvc__client_dot_v1_dot_scheduler__pb2.SessionRequest.FromString,
-                    response_serializer=schedsvc__client_dot_v1_dot_scheduler__pb2.SessionResponse.SerializeToString,
+                    request_deserializer=schedsvc_dot_v1_dot_scheduler__pb2.SessionRequest.FromString,
+                    response_serializer=schedsvc_dot_v1_dot_scheduler__pb2.SessionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -161,8 +161,8 @@ class SchedulerService(object):
             request,
             target,
             '/schedsvc.v1.SchedulerService/Admit',
-            schedsvc__client_dot_v1_dot_scheduler__pb2.AdmitRequest.SerializeToString,
-            schedsvc__client_dot_v1_dot_scheduler__pb2.AdmitResponse.FromString,
+            schedsvc_dot_v1_dot_scheduler__pb2.AdmitRequest.SerializeToString,
+            schedsvc_dot_v1_dot_scheduler__pb2.AdmitResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -188,8 +188,8 @@ class SchedulerService(object):
             request,
             target,
             '/schedsvc.v1.SchedulerService/Progress',
-            schedsvc__client_dot_v1_dot_scheduler__pb2.ProgressRequest.SerializeToString,
-            schedsvc__client_dot_v1_dot_scheduler__pb2.ProgressResponse.FromString,
+            schedsvc_dot_v1_dot_scheduler__pb2.ProgressRequest.SerializeToString,
+            schedsvc_dot_v1_dot_scheduler__pb2.ProgressResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -215,8 +215,8 @@ class SchedulerService(object):
             request,
             target,
             '/schedsvc.v1.SchedulerService/Complete',
-            schedsvc__client_dot_v1_dot_scheduler__pb2.CompleteRequest.SerializeToString,
-            schedsvc__client_dot_v1_dot_scheduler__pb2.CompleteResponse.FromString,
+            schedsvc_dot_v1_dot_scheduler__pb2.CompleteRequest.SerializeToString,
+            schedsvc_dot_v1_dot_scheduler__pb2.CompleteResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -242,8 +242,8 @@ class SchedulerService(object):
             request,
             target,
             '/schedsvc.v1.SchedulerService/Stats',
-            schedsvc__client_dot_v1_dot_scheduler__pb2.StatsRequest.SerializeToString,
-            schedsvc__client_dot_v1_dot_scheduler__pb2.StatsResponse.FromString,
+            schedsvc_dot_v1_dot_scheduler__pb2.StatsRequest.SerializeToString,
+            schedsvc_dot_v1_dot_scheduler__pb2.StatsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -269,8 +269,8 @@ class SchedulerService(object):
             request_iterator,
             target,
             '/schedsvc.v1.SchedulerService/Session',
-            schedsvc__client_dot_v1_dot_scheduler__pb2.SessionRequest.SerializeToString,
-            schedsvc__client_dot_v1_dot_scheduler__pb2.SessionResponse.FromString,
+            schedsvc_dot_v1_dot_scheduler__pb2.SessionRequest.SerializeToString,
+            schedsvc_dot_v1_dot_scheduler__pb2.SessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

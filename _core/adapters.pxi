@@ -1,0 +1,98 @@
+# Names of LoRA adapters as small numbers, for as long as a queued or running request uses them.
+#
+# A caller chooses the names, so there is room for `adapters_max` of them, and the one that has
+# been idle longest gives its number to a newcomer. Whoever keeps something about an adapter for
+# longer keeps it by the name's hash, not by the number.
+
+ctypedef struct Adapter:
+    uint64_t hi, lo  # keyed hash of the name
+    int32_t users  # requests that are queued or run with it
+    int32_t next, prev  # neighbours among the idle ones, idle longest first
+
+
+@cython.final
+cdef class Adapters:
+    cdef Adapter* items
+    cdef list names  # index -> bytes
+    cdef Table index
+    cdef int32_t size, count, size_max
+    cdef int32_t idle_head, idle_tail
+
+    def __cinit__(self, int32_t size_max):
+        self.size_max = size_max
+        self.names = []
+        self.index = Table()
+        self.idle_head = self.idle_tail = NONE
+
+    def __dealloc__(self):
+        free(self.items)
+
+    cdef inline int32_t find(self, Hash128* name) noexcept:
+        """Index of a name that has one, or -1. O(1)."""
+        return self.index.get(name.hi, name.lo)
+
+    cdef inline bint has_room(self, Hash128* name) noexcept:
+        """Whether `hold` would find an index for the name. O(1)."""
+        return (
+            self.count < self.size_max or self.idle_head != NONE or self.find(name) != NONE
+        )
+
+    cdef int32_t hold(self, Hash128* name, Slice* text) except -2:
+        """Index of the name, for one request more; -1 where all are in use. O(1) amortised."""
+        cdef int32_t i = self.find(name), size
+        cdef Adapter* a
+        if i == NONE and self.count < self.size_max:
+            if self.count == self.size:
+                size = max(16, self.size * 2)
+                self.items = <Adapter*>grow(self.items, self.size, size, sizeof(Adapter))
+                self.size = size
+            i = self.count
+            self.count += 1
+            self.names.append(slice_bytes(text))
+            self._name(i, name)
+        elif i == NONE:
+            i = self.idle_head
+            if i == NONE:
+                return NONE
+            self._unlink(i)
+            self.index.remove(self.items[i].hi, self.items[i].lo)
+            self.names[i] = slice_bytes(text)
+            self._name(i, name)
+        else:
+            a = &self.items[i]
+            if a.users == 0:
+                self._unlink(i)
+        self.items[i].users += 1
+        return i
+
+    cdef int _name(self, int32_t i, Hash128* name) except -1:
+        self.items[i].hi, self.items[i].lo = name.hi, name.lo
+        return self.index.put(name.hi, name.lo, i)
+
+    cdef void let_go(self, int32_t i) noexcept:
+        """One request less uses it. O(1)."""
+        cdef Adapter* a
+        if i == NONE:
+            return
+        a = &self.items[i]
+        a.users -= 1
+        if a.users == 0:
+            a.next = NONE
+            a.prev = self.idle_tail
+            if self.idle_tail == NONE:
+                self.idle_head = i
+            else:
+                self.items[self.idle_tail].next = i
+            self.idle_tail = i
+
+    cdef void _unlink(self, int32_t i) noexcept:
+        cdef Adapter* a = &self.items[i]
+        if a.prev == NONE:
+            self.idle_head = a.next
+        else:
+            self.items[a.prev].next = a.next
+        if a.next == NONE:
+            self.idle_tail = a.prev
+        else:
+            self.items[a.next].prev = a.prev
+        a.next = a.prev = NONE

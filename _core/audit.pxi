@@ -1,0 +1,229 @@
+# The proof that the books balance: every invariant, verified anew. O(n).
+
+cdef int require(Scheduler core, bint holds, str what) except -1:
+    if not holds:
+        raise core.fuse.blow(what)
+    return 0
+
+
+cdef int check_requests(Scheduler core) except -1:
+    cdef int32_t i
+    cdef Request* r
+    cdef int64_t kept = 0
+    for i in range(core.requests.used):
+        r = &core.requests.items[i]
+        if r.state == FREE:
+            continue
+        kept += 1
+        require(core, core.ids.get(r.key_hi, r.key_lo) == i, "request_id finds its request")
+        if r.state == QUEUED:
+            require(core, r.lease_id == 0 and r.charged == 0, "queued holds no lease")
+        else:
+            require(
+                core, core.leases.get(<uint64_t>r.lease_id, 0) == i, "lease_id finds its lease"
+            )
+        if r.state != ENDED:
+            at = core.deadlines.places[i] - 1 if core.deadlines.has(i) else -1
+            require(
+                core, at >= 0 and core.deadlines.nodes[<int32_t>at].key <= r.due_ns, "timed in time"
+            )
+            require(
+                core, r.owner <= 0 or core.sessions[r.owner] is not None, "its session is open"
+            )
+        require(core, r.posted_blocks <= r.reserved_blocks, "posted <= reserved")
+        require(
+            core,
+            r.reserved_blocks == 0
+            or ((r.state == LIVE or r.state == SUSPECT) and not r.is_void),
+            "only a lease that is not void holds a reservation",
+        )
+    require(core, kept == <int64_t>core.ids.count, "no request_id without a request")
+    return check_adapters(core)
+
+
+cdef int check_adapters(Scheduler core) except -1:
+    cdef Adapters adapters = core.adapters
+    cdef int32_t i
+    cdef int64_t idle = 0
+    users = [0] * adapters.count
+    for i in range(core.requests.used):
+        if core.requests.items[i].state != FREE and core.requests.items[i].adapter != NONE:
+            users[core.requests.items[i].adapter] += 1
+    for i in range(adapters.count):
+        require(
+            core, users[i] == adapters.items[i].users,
+            "users of an adapter = requests that are queued or run with it",
+        )
+        require(
+            core, adapters.index.get(adapters.items[i].hi, adapters.items[i].lo) == i,
+            "a name finds its adapter",
+        )
+        idle += users[i] == 0
+    i = adapters.idle_head
+    while i != NONE:
+        require(core, adapters.items[i].users == 0, "an idle adapter has no users")
+        idle -= 1
+        i = adapters.items[i].next
+    require(core, idle == 0, "every idle adapter is in the chain")
+    return require(
+        core, <int32_t>adapters.index.count == adapters.count, "no name without an adapter"
+    )
+
+
+cdef int check_flows(Scheduler core) except -1:
+    cdef int32_t f, q, i
+    cdef int64_t queued, seq, received = 0, everything = 0
+    cdef Heap heap
+    for f in range(core.flows.count):
+        queued = 0
+        q = core.flows.items[f].first_queue
+        while q != NONE:
+            heap = <Heap>core.flows.candidates[core.flows.queues[q].target]
+            require(
+                core,
+                heap.has(q) == (
+                    core.flows.queues[q].chain.count > 0
+                    and core.flows.is_billed(&core.flows.queues[q])
+                ),
+                "a queue whose head has its quota is a candidate",
+            )
+            seq = -1
+            i = core.flows.queues[q].chain.head
+            while i != NONE:
+                require(
+                    core,
+                    core.requests.items[i].seq > seq
+                    and core.requests.items[i].state == QUEUED,
+                    "FIFO inside the flow",
+                )
+                seq = core.requests.items[i].seq
+                queued += 1
+                i = core.requests.items[i].next
+            q = core.flows.queues[q].next_queue
+        require(core, queued == core.flows.items[f].queued, "queued = sum of queues")
+        require(
+            core, core.flows.active.has(f) == (
+                (queued > 0 or (core.flows.items[f].live > 0 and not core.flows.lifts_queued))
+                and (core.flows.items[f].waits_at == NONE or core.flows.has_candidate(f))
+            ),
+            "active = queued or in flight, and not blocked by its quota",
+        )
+        require(core, core.flows.items[f].vtc >= 0, "a counter is never negative")
+        everything += queued
+        received += core.flows.items[f].received
+    require(core, everything == core.requests.states[QUEUED], "queued = sum of flows")
+    require(core, received <= core.received, "received >= sum of flows")
+    return check_candidates(core)
+
+
+cdef int check_candidates(Scheduler core) except -1:
+    cdef Heap heap
+    cdef int32_t k, q
+    for heap in core.flows.candidates:
+        require(core, heap.valid(), "candidate heap order")
+        for k in range(heap.count):
+            q = heap.nodes[k].id
+            require(
+                core, heap.nodes[k].tie == core.requests.items[core.flows.queues[q].chain.head].seq
+                and heap.nodes[k].key == core.flows.key_of(q),
+                "a candidate stands at its counter and its head",
+            )
+    return 0
+
+
+cdef int check_pools(Scheduler core) except -1:
+    cdef int32_t p, i, f
+    cdef int64_t promised, posted, live, suspect, sequences, of_pools = 0, of_flows = 0
+    for p in range(core.ledger.count):
+        promised = posted = live = suspect = sequences = 0
+        i = core.ledger.pools[p].first_lease
+        while i != NONE:
+            promised += core.requests.items[i].reserved_blocks
+            posted += core.requests.items[i].posted_blocks
+            live += 1
+            suspect += core.requests.items[i].state == SUSPECT
+            sequences += core.requests.items[i].sequences
+            i = core.requests.items[i].pool_next
+        require(
+            core, promised == core.ledger.pools[p].promised_blocks
+            and posted == core.ledger.pools[p].posted_blocks
+            and live == core.ledger.pools[p].live,
+            "promised and posted = sums over live leases",
+        )
+        require(
+            core,
+            suspect == core.ledger.pools[p].suspect
+            and sequences == core.ledger.pools[p].running_sequences,
+            "suspect leases and running sequences = sums over live leases",
+        )
+        check_load(core, p)
+        of_pools += (promised + posted) * core.ledger.pools[p].block_size
+    for f in range(core.flows.count):
+        of_flows += core.flows.items[f].promised_tokens + core.flows.items[f].posted_tokens
+    return require(core, of_pools == of_flows, "promised and posted = sums over flows")
+
+
+cdef int check_load(Scheduler core, int32_t pool) except -1:
+    cdef Runs* runs = &core.ledger.pools[pool].runs
+    cdef int32_t i = core.ledger.pools[pool].first_lease, growing = 0
+    cdef int64_t held = 0
+    cdef Request* r
+    cdef Run run
+    while i != NONE:
+        r = &core.requests.items[i]
+        run = core.ledger.figures(pool, r, r.reserved_blocks, r.predicted_output)
+        growing += r.run != NONE
+        held += r.fixed_tokens
+        if r.run != NONE:
+            require(
+                core,
+                runs.items[r.run].id == i and runs.items[r.run].left == run.left
+                and runs.items[r.run].held == run.held and runs.items[r.run].width == run.width,
+                "a lease that grows counts as it was last reported",
+            )
+        else:
+            require(core, r.fixed_tokens == run.held and run.width == 0, "a lease counts in full")
+        i = r.pool_next
+    return require(
+        core, growing == runs.count and held == runs.fixed_tokens, "the load counts every lease"
+    )
+
+
+cdef int check_quotas(Scheduler core) except -1:
+    """Concurrency and waiters, and that nothing is owed to a bucket beyond what it holds."""
+    cdef int32_t i, n, f, waiting = 0
+    cdef int k
+    cdef Bill* b
+    cdef Heap heap
+    cdef list live = [0] * core.quotas.count
+    for i in range(core.requests.used):
+        if core.requests.items[i].state != FREE and core.requests.items[i].bill:
+            require(core, core.requests.items[i].state != ENDED, "who has ended has no bill")
+            b = &core.quotas.bills[core.requests.items[i].bill]
+            for k in range(b.count):
+                live[b.nodes[k]] += 1
+    for n in range(core.quotas.count):
+        require(core, core.quotas.nodes[n].live == live[n], "concurrency = bills of the node")
+        for k in range(RATES):
+            require(
+                core, core.quotas.nodes[n].level[k] <= core.quotas.nodes[n].rate[k] * MICRO,
+                "a bucket holds at most a minute's limit",
+            )
+        heap = core.quotas.waiting[n]
+        if heap is None:
+            continue
+        require(core, heap.valid(), "order of a quota's waiters")
+        for k in range(heap.count):
+            f = <int32_t>heap.nodes[k].tie
+            require(
+                core,
+                core.flows.items[f].waits_at == n
+                and core.flows.items[f].wait_slot == heap.nodes[k].id
+                and core.requests.items[core.flows.items[f].wait_head].state == QUEUED
+                and core.requests.items[core.flows.items[f].wait_head].bill == 0,
+                "a flow waits where it says, with a head that has no bill",
+            )
+        waiting += heap.count
+    for f in range(core.flows.count):
+        waiting -= core.flows.items[f].waits_at != NONE
+    return require(core, waiting == 0, "every flow that waits for a quota is among its waiters")

@@ -1,0 +1,100 @@
+# Limits of tenants, groups and models, as the configuration declares them.
+
+ctypedef struct QuotaLimits:
+    int64_t rates[RATES]
+    int64_t concurrency
+
+
+cdef QuotaLimits checked_quota(
+    int64_t requests, int64_t input_tokens, int64_t output_tokens, int64_t total_tokens,
+    int64_t concurrency,
+) except *:
+    cdef QuotaLimits limits
+    for name, value in (
+        ("requests", requests), ("input_tokens", input_tokens), ("output_tokens", output_tokens),
+        ("total_tokens", total_tokens), ("concurrency", concurrency),
+    ):
+        check_range(name, value, 0, QUOTA_LIMIT_MAX)
+    limits.rates[RATE_REQUESTS] = requests
+    limits.rates[RATE_INPUT] = input_tokens
+    limits.rates[RATE_OUTPUT] = output_tokens
+    limits.rates[RATE_TOTAL] = total_tokens
+    limits.concurrency = concurrency
+    return limits
+
+
+cdef int64_t height(Scheduler core, int32_t node) noexcept:
+    """Levels from a node up, itself counted; more than there can be where they form a circle."""
+    cdef int levels = 0
+    while node != NONE and levels <= QUOTA_LEVELS_MAX:
+        levels += 1
+        node = core.quotas.nodes[node].parent
+    return levels
+
+
+cdef int check_parent(Scheduler core, int32_t parent, int64_t below) except -1:
+    # With so many levels below it.
+    if not NONE <= parent < core.quotas.count:
+        invalid("quota", f"no quota has the index {parent}")
+    if height(core, parent) + below > QUOTA_LEVELS_MAX:
+        invalid("parent", f"at most {QUOTA_LEVELS_MAX} levels of quotas, and no circle")
+    return 0
+
+
+cdef int set_limits(Scheduler core, int32_t node, const QuotaLimits* limits) except -1:
+    cdef int k
+    for k in range(RATES):
+        core.quotas.limit(node, k, limits.rates[k])
+    core.quotas.nodes[node].concurrency = limits.concurrency
+    core.quotas.changed = core.quotas.has_work = True
+    return 0
+
+
+cdef int32_t set_named_quota(
+    Scheduler core, bytes name, int32_t parent, const QuotaLimits* limits
+) except -1:
+    """Add a group or a model, or give a known one new limits. O(1); O(quotas) where a known one
+    gets another parent."""
+    cdef int32_t node, n, before
+    known = core.quota_names.get(name)
+    check_parent(core, parent, 2)  # a tenant's own limits may come below
+    if known is None:
+        node = core.quotas.add()
+        core.quota_names[name] = node
+        core.quotas.nodes[node].parent = parent
+    else:
+        node = known
+        before = core.quotas.nodes[node].parent
+        if parent != before:
+            core.quotas.nodes[node].parent = parent
+            for n in range(core.quotas.count):
+                if height(core, n) > QUOTA_LEVELS_MAX:
+                    core.quotas.nodes[node].parent = before
+                    invalid("parent", f"at most {QUOTA_LEVELS_MAX} levels of quotas, no circle")
+    set_limits(core, node, limits)
+    return node
+
+
+cdef int limit_flow(
+    Scheduler core, int32_t flow, int32_t parent, bint refuse, const QuotaLimits* limits
+) except -1:
+    """Give a flow limits of its own, or none, below a group, or none. O(targets * log n)."""
+    cdef Flow* f = &core.flows.items[flow]
+    cdef bint is_limited = limits.concurrency > 0
+    cdef int k
+    for k in range(RATES):
+        is_limited = is_limited or limits.rates[k] > 0
+    check_parent(core, parent, 1)
+    if f.waits_at != NONE:
+        come_back(core.flows, flow)
+    f.refuses = refuse
+    f.quota = parent
+    if is_limited or f.own_quota != NONE:
+        if f.own_quota == NONE:
+            f.own_quota = core.quotas.add()
+        core.quotas.nodes[f.own_quota].parent = parent
+        set_limits(core, f.own_quota, limits)
+        if is_limited:
+            f.quota = f.own_quota
+    core.quotas.changed = core.quotas.has_work = True
+    return core.flows.rank_all(flow)

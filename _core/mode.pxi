@@ -1,0 +1,200 @@
+# Enforce or audit, and settings that change while everything runs.
+#
+# Under audit a flow's requests are decided like all others, what would have become of them is
+# counted, and they are granted at once, also where that overdraws a pool or a bucket. Refused are
+# only those that nobody can serve: no engine, a draining scheduler, its own limits.
+
+cdef enum:
+    AUDIT_WAIT = REFUSAL_KINDS  # place of the requests that would have waited
+
+LIVE_SETTINGS = frozenset((
+    "queue_ttl_ns", "lease_ttl_ns", "lease_grace_ns", "flow_queue_max", "queue_max", "leases_max",
+    "answers_max", "answer_ttl_ns", "input_price_micro", "output_price_micro", "cached_price_ppm",
+    "session_open_max", "sessions_max",
+))
+
+
+cdef int take_settings(Scheduler core, dict limits) except -1:
+    core.settings = limits
+    core.queue_ttl_ns, core.lease_ttl_ns = limits["queue_ttl_ns"], limits["lease_ttl_ns"]
+    core.lease_grace_ns = limits["lease_grace_ns"]
+    core.answer_ttl_ns, core.answers_max = limits["answer_ttl_ns"], limits["answers_max"]
+    core.flow_queue_max, core.queue_max = limits["flow_queue_max"], limits["queue_max"]
+    core.leases_max = limits["leases_max"]
+    core.session_open_max = limits["session_open_max"]
+    core.sessions_max = limits["sessions_max"]
+    core.input_price = limits["input_price_micro"]
+    core.output_price = limits["output_price_micro"]
+    core.cached_ppm = limits["cached_price_ppm"]
+    return 0
+
+
+cdef int change_settings(Scheduler core, policy, dict limits) except -1:
+    """Give a running core other settings; all that is checked first. O(1), O(queues * log n) for
+    another policy."""
+    for name in limits:
+        if name not in LIVE_SETTINGS:
+            invalid(name, f"cannot change while it runs; what can: {', '.join(LIVE_SETTINGS)}")
+    if policy is not None and policy not in POLICIES:
+        invalid("policy", f"unknown policy {policy!r}; known: {', '.join(POLICIES)}")
+    take_settings(core, checked_limits({**core.settings, **limits}))
+    while core.answers.count > core.answers_max:
+        forget(core, core.answers.head)
+    if policy is not None and policy != core.policy:
+        core.policy = policy
+        core.flows.order, core.flows.lifts, core.ahead = POLICIES[policy]
+        ask_all_anew(core)
+    return 0
+
+
+cdef int put_name(Scheduler core, bytes name, int32_t flow) except -1:
+    """Let a name stand for a flow, or for none where it is gone."""
+    cdef Hash128 h = sip128(
+        core.k0, core.k1 ^ NAME_SALT, <const uint8_t*><const char*>name, len(name)
+    )
+    if flow == NONE:
+        core.names.remove(h.hi, h.lo)
+    else:
+        core.names.put(h.hi, h.lo, flow)
+    return 0
+
+
+cdef int set_audit(Scheduler core, int32_t flow, bint audit) except -1:
+    cdef Flow* f = &core.flows.items[flow]
+    f.audits = audit
+    if audit:
+        core.audited.setdefault(flow, [0] * (REFUSAL_KINDS + 1))
+        if f.queued:
+            core.auditing.put(flow, flow, 0)
+    else:
+        core.auditing.remove(flow)
+    return 0
+
+
+cdef int count_audit(Scheduler core, int32_t flow, int place) except -1:
+    if core.flows.items[flow].audits:
+        core.audited[flow][place] += 1
+    return 0
+
+
+cdef int note_audit(Scheduler core, int32_t i, int outcome) except -1:
+    """Count what would become of a request: the outcome that refuses it nevertheless, or 0."""
+    cdef Request* r = &core.requests.items[i]
+    if outcome in (OUT_REJECTED_NO_POOL, OUT_REJECTED_DRAINING, OUT_REJECTED_LIMIT):
+        return outcome
+    if outcome:
+        count_audit(core, r.flow, refusal_place(outcome))
+    elif would_wait(core, i):
+        count_audit(core, r.flow, AUDIT_WAIT)
+    return 0
+
+
+cdef bint would_wait(Scheduler core, int32_t i) except -1:
+    """Whether a request that arrives now would not be granted at once. O(pools + levels)."""
+    cdef Request* r = &core.requests.items[i]
+    cdef int32_t node = core.flows.items[r.flow].quota, pool = audit_pool(core, i)
+    cdef Take t
+    if node != NONE:
+        t = take_for(core, i)
+        while node != NONE:
+            if not core.quotas.fits(node, &t) or core.quotas.is_awaited(node):
+                return True
+            node = core.quotas.nodes[node].parent
+    if pool == NONE or core.flows.queued_for[pool + 1] or core.flows.queued_for[0]:
+        return True
+    node = core.ledger.pools[pool].quota
+    if node != NONE:
+        t = take_for(core, i)
+        if not core.quotas.fits(node, &t):
+            return True
+    if is_full(core):
+        return True
+    forget_foreign(core, &core.ledger.pools[pool])
+    return plan_for(core, pool, r).reason != WAIT_NONE
+
+
+cdef int32_t audit_pool(Scheduler core, int32_t i) noexcept:
+    """Where an audited request runs: its pool, or the one that has promised the least of those
+    that can hold it, else of all; -1: none is attached. O(pools^2), which are few."""
+    cdef Request* r = &core.requests.items[i]
+    cdef uint64_t left = 0
+    cdef int32_t p, first = NONE
+    if r.target != NONE:
+        return r.target if core.ledger.pools[r.target].attached else NONE
+    while True:
+        p = emptiest(core, left)
+        if p == NONE or (left >> p) & 1:
+            return first
+        left |= <uint64_t>1 << p
+        if core.ledger.pools[p].attached:
+            if core.ledger.can_hold(p, r):
+                return p
+            if first == NONE:
+                first = p
+        if core.ledger.count == 1:
+            return first
+
+
+cdef int grant_audited(Scheduler core) except -1:
+    """Grant all that is queued of audited flows, each in the order of arrival, at most `work_max`.
+    O(grants * (targets * pools + log n))."""
+    cdef int64_t work = 0
+    cdef int32_t flow, i
+    cdef list stay = []
+    while core.auditing.count and work < core.work_max:
+        flow = core.auditing.nodes[0].id
+        core.auditing.remove(flow)
+        while work < core.work_max:
+            i = next_audited(core, flow)
+            if i == NONE:
+                break
+            work += 1
+            grant_anyway(core, i, audit_pool(core, i))
+        if core.flows.items[flow].queued:
+            stay.append(flow)
+    core.has_more = core.has_more or work == core.work_max
+    for flow in stay:
+        core.auditing.put(flow, flow, 0)
+    return 0
+
+
+cdef int32_t next_audited(Scheduler core, int32_t flow) noexcept:
+    # The oldest head that has a pool, while there is a lease to give.
+    cdef int32_t q = core.flows.items[flow].first_queue, i, oldest = NONE
+    while q != NONE and not is_full(core):
+        i = core.flows.queues[q].chain.head
+        if i != NONE and audit_pool(core, i) != NONE:
+            if oldest == NONE or core.requests.items[i].seq < core.requests.items[oldest].seq:
+                oldest = i
+        q = core.flows.queues[q].next_queue
+    return oldest
+
+
+cdef inline bint is_full(Scheduler core) noexcept:
+    return core.requests.states[LIVE] + core.requests.states[SUSPECT] >= core.leases_max
+
+
+cdef int grant_anyway(Scheduler core, int32_t i, int32_t pool) except -1:
+    cdef Request* r = &core.requests.items[i]
+    cdef Plan plan = plan_for(core, pool, r)
+    cdef Take t = take_for(core, i)
+    r.evidence = plan.evidence
+    r.quota_output = <int32_t>t.output_tokens
+    if r.bill == 0:
+        take_quota(core, i)
+    return grant(
+        core, i, pool, min(plan.blocks, core.ledger.pools[pool].capacity_blocks),
+        plan.output_tokens,
+    )
+
+
+cdef dict audit_counts(Scheduler core, int32_t flow):
+    counts = core.audited.get(flow)
+    return {
+        "audited_refusals": {
+            outcome: counts[refusal_place(outcome)]
+            for outcome in REFUSALS
+            if counts[refusal_place(outcome)]
+        } if counts else {},
+        "audited_waits": counts[AUDIT_WAIT] if counts else 0,
+    }

@@ -1,0 +1,71 @@
+"""The gate's own lines at the end of the engine's `/metrics`: whether it enforces, and how often.
+
+The page is asked for as plain text, without compression, so that lines can be added to it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from schedsvc_vllm.asgi import Message, Scope, Send
+
+PATH = "/metrics"
+_NEGOTIATED = frozenset({b"accept", b"accept-encoding"})
+
+
+class Counts:
+    """What the gate tells of itself. `connected` and `running` are asked when the page is."""
+
+    def __init__(self, connected: Callable[[], bool], running: Callable[[], int]) -> None:
+        self.enforced = 0
+        self.fail_open = 0
+        self._connected = connected
+        self._running = running
+
+    def text(self) -> str:
+        """Write the lines. Each API process of a server tells its own."""
+        label = f'{{process="{os.getpid()}"}}'
+        lines = []
+        for name, kind, meaning, value in (
+            ("connected", "gauge", "1 while the scheduler answers.", int(self._connected())),
+            ("running", "gauge", "Requests that run behind the gate.", self._running()),
+            ("enforced_total", "counter", "Requests the scheduler let run.", self.enforced),
+            ("fail_open_total", "counter", "Requests run without the scheduler.", self.fail_open),
+        ):
+            full = f"schedsvc_gate_{name}"
+            lines += [f"# HELP {full} {meaning}", f"# TYPE {full} {kind}", f"{full}{label} {value}"]
+        return "\n".join(lines) + "\n"
+
+
+def plain_scope(scope: Scope) -> Scope:
+    """Return the scope as of a client that takes plain text alone."""
+    headers = [pair for pair in scope["headers"] if pair[0] not in _NEGOTIATED]
+    return {**scope, "headers": headers}
+
+
+def adding(counts: Counts, send: Send) -> Send:
+    """Return a `send` that puts the gate's lines behind a page of plain text."""
+    ours = b""
+
+    async def send_more(message: Message) -> None:
+        nonlocal ours
+        if message["type"] == "http.response.start":
+            headers = [(bytes(name).lower(), bytes(value)) for name, value in message["headers"]]
+            told = dict(headers)
+            is_page = message["status"] == 200 and told.get(b"content-type", b"").startswith(
+                b"text/plain"
+            )
+            if is_page and b"content-encoding" not in told:
+                ours = counts.text().encode()
+                size = int(told.get(b"content-length", b"0")) + len(ours)
+                headers = [
+                    (name, str(size).encode() if name == b"content-length" else value)
+                    for name, value in headers
+                ]
+                message = {**message, "headers": headers}
+        elif ours and not message.get("more_body", False):
+            message = {**message, "body": bytes(message.get("body", b"")) + ours}
+        await send(message)
+
+    return send_more

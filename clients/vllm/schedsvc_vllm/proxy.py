@@ -1,0 +1,265 @@
+"""A reverse proxy as an ASGI app: what the gate stands in front of where it cannot be loaded.
+
+It needs aiohttp (`pip install schedsvc-vllm[proxy]`); the gate inside an engine does not. A client
+that leaves closes the connection to the upstream server, which ends its generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from schedsvc_vllm import answers
+from schedsvc_vllm.answers import BadRequestError
+from schedsvc_vllm.asgi import (
+    BodyTooLargeError,
+    ClientLeftError,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    header,
+    read_body,
+)
+from schedsvc_vllm.scrape import ScrapeError
+
+PROBE_PERIOD_S = 1.0
+CONNECT_S_MAX = 10.0
+SCRAPE_S_MAX = 5.0
+# Of one connection, and what must not be passed on as it is.
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+# By the HTTP client, where the caller sent none.
+_NOT_ADDED = ("accept", "accept-encoding", "content-type", "user-agent")
+_BODILESS = frozenset({"GET", "HEAD", "OPTIONS"})
+_CACHE = re.compile(r"^vllm:cache_config_info\{([^}\n]*)\}", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_STARTED = re.compile(r"^process_start_time_seconds (\S+)$", re.MULTILINE)
+_log = logging.getLogger("schedsvc_vllm")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What an upstream server tells of its engine; 0: it does not."""
+
+    capacity_tokens: int
+    block_size_tokens: int
+    context_tokens: int
+    started_ns: int
+
+
+class Upstream:
+    """Forwards every HTTP request to one server. `url` is its root, without a path.
+
+    `wait_s`: how long its start waits for a server that does not answer yet.
+    """
+
+    def __init__(self, url: str, *, wait_s: float = 600.0, body_bytes_max: int = 64 << 20) -> None:
+        self.url = url.rstrip("/")
+        # Under vLLM's names: the gate reads the engine's sizes here.
+        self.state = SimpleNamespace(vllm_config=None, fetch_metrics=self.metrics)
+        self.told: Told | None = None
+        self._wait_s = wait_s
+        self._body_bytes_max = body_bytes_max
+        self._http: aiohttp.ClientSession | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one scope."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1011, "reason": "not proxied"})
+        else:
+            await self._forward(scope, receive, send)
+
+    async def metrics(self) -> str:
+        """Return the text of the upstream's `/metrics`. Raises ScrapeError."""
+        return await self._text("/metrics")
+
+    # One request.
+
+    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = None
+        if scope["method"] not in _BODILESS or header(scope, b"content-length"):
+            try:
+                body = await read_body(scope, receive, self._body_bytes_max)
+            except ClientLeftError:
+                return
+            except BodyTooLargeError:
+                text = f"the body has more than {self._body_bytes_max} bytes"
+                await answers.bad_request(BadRequestError(text, status=413), "-").send(send)
+                return
+        answering = asyncio.ensure_future(self._answer(scope, body, send))
+        leaving = asyncio.ensure_future(_departure(receive))
+        try:
+            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                answering.result()
+        finally:
+            leaving.cancel()
+            answering.cancel()
+            # Its end closes the connection, by which the upstream learns that nobody listens.
+            with contextlib.suppress(BaseException):
+                await answering
+
+    async def _answer(self, scope: Scope, body: bytes | None, send: Send) -> None:
+        """Ask the upstream, and pass its answer on as it comes.
+
+        Raises aiohttp.ClientError where it breaks off: the client's connection then does too.
+        """
+        path = scope.get("raw_path") or str(scope["path"]).encode()
+        query = scope.get("query_string") or b""
+        target = self.url + (path + b"?" + query if query else path).decode("latin-1")
+        begun = False
+        try:
+            async with self._session().request(
+                scope["method"],
+                URL(target, encoded=True),
+                data=body,
+                headers=_headers_for(scope),
+                allow_redirects=False,
+            ) as response:
+                headers = [
+                    (name.lower(), value)
+                    for name, value in response.raw_headers
+                    if name.lower() not in _HOP_BY_HOP
+                ]
+                begun = True
+                await send(
+                    {"type": "http.response.start", "status": response.status, "headers": headers}
+                )
+                async for piece in response.content.iter_any():
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            if begun:
+                raise
+            _log.warning("the upstream cannot be reached: %s", error or type(error).__name__)
+            message = "the server behind this one cannot be reached"
+            await answers.unavailable(message, "upstream_unreachable", "-").send(send)
+
+    # The upstream's start, and ours.
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            await self._wait()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+        except ScrapeError as error:
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+        finally:
+            if self._http is not None:
+                await self._http.close()
+
+    async def _wait(self) -> None:
+        """Wait until the upstream answers, and read its sizes. Raises ScrapeError."""
+        deadline_s = time.monotonic() + self._wait_s
+        while True:
+            try:
+                await self._text("/health")
+                break
+            except ScrapeError as error:
+                if time.monotonic() > deadline_s:
+                    waited = f"{self._wait_s:g} s"
+                    raise ScrapeError(f"--upstream: after {waited} still {error}") from None
+                _log.info("waiting for the upstream: %s", error)
+                await asyncio.sleep(PROBE_PERIOD_S)
+        self.told = told = await self._ask()
+        self.state.engine_started_ns = told.started_ns
+        self.state.vllm_config = SimpleNamespace(
+            cache_config=SimpleNamespace(
+                kv_cache_size_tokens=told.capacity_tokens, block_size=told.block_size_tokens
+            ),
+            model_config=SimpleNamespace(max_model_len=told.context_tokens),
+            scheduler_config=SimpleNamespace(),
+        )
+
+    async def _ask(self) -> Told:
+        """Read what the upstream tells: of its cache in vLLM's metrics, summed over engines."""
+        try:
+            page = await self.metrics()
+        except ScrapeError:
+            page = ""
+        engines = [dict(_LABEL.findall(labels)) for labels in _CACHE.findall(page)]
+        started = _STARTED.search(page)
+        return Told(
+            capacity_tokens=sum(_whole(engine.get("kv_cache_size_tokens")) for engine in engines),
+            block_size_tokens=_whole(engines[0].get("block_size")) if engines else 0,
+            context_tokens=await self._context(),
+            started_ns=int(float(started[1]) * 1e9) if started else 0,
+        )
+
+    async def _context(self) -> int:
+        """Return the model's context as `/v1/models` tells it."""
+        try:
+            async with self._session().get(f"{self.url}/v1/models") as response:
+                listed: Any = await response.json(content_type=None)
+            return _whole(listed["data"][0].get("max_model_len"))
+        except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError, AttributeError):
+            return 0
+
+    async def _text(self, path: str) -> str:
+        timeout = aiohttp.ClientTimeout(total=SCRAPE_S_MAX)
+        try:
+            async with self._session().get(self.url + path, timeout=timeout) as response:
+                text = await response.text(errors="replace")
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            reason = str(error) or type(error).__name__
+            raise ScrapeError(f"{self.url}{path}: {reason}") from None
+        if response.status != 200:
+            raise ScrapeError(f"{self.url}{path} answers {response.status}")
+        return text
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._http is None:
+            self._http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX),
+                skip_auto_headers=_NOT_ADDED,
+                auto_decompress=False,
+                read_bufsize=1 << 18,
+            )
+        return self._http
+
+
+def _headers_for(scope: Scope) -> list[tuple[str, str]]:
+    """Return the caller's headers, but those of its connection."""
+    dropped = _HOP_BY_HOP | {b"host", b"content-length"}
+    headers: Headers = [pair for pair in scope["headers"] if pair[0] not in dropped]
+    client = scope.get("client")
+    if client:
+        headers.append((b"x-forwarded-for", str(client[0]).encode("latin-1")))
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+
+
+async def _departure(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _whole(text: object) -> int:
+    return int(text) if isinstance(text, str | int) and str(text).isdecimal() else 0

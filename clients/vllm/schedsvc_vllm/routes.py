@@ -1,0 +1,306 @@
+"""The gated endpoints, and how each writes its prompts.
+
+Only the fields that decide about tokens are looked at, and strictly: where the gate and the app
+could read a value differently, the gate refuses it. Everything else is the app's to judge.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from schedsvc_vllm.answers import BadRequestError, Dialect
+from schedsvc_vllm.estimate import MESSAGE_TOKENS, PART_TOKENS
+
+PROMPTS_MAX = 1_024
+# vLLM's default for /v1/completions; the others run to the end of the context.
+COMPLETION_TOKENS_DEFAULT = 16
+# Parts of a message that a template writes as text; of others (images, sounds) only the engine
+# knows the tokens.
+_WRITTEN_PARTS = frozenset(
+    {
+        "function_call",
+        "function_call_output",
+        "reasoning",
+        "refusal",
+        "thinking",
+        "tool_call",
+        "tool_result",
+        "tool_use",
+    }
+)
+
+
+class Size(NamedTuple):
+    """One prompt: tokens that are known or guessed without its text, and the bytes of its text."""
+
+    tokens: int
+    text_bytes: int
+
+
+class Measured(NamedTuple):
+    """The prompts of a body.
+
+    `only_text`: what the engine counts teaches tokens for each byte. `exact`: nothing is guessed.
+    """
+
+    prompts: list[Size]
+    only_text: bool
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One gated endpoint."""
+
+    path: str
+    prompt_field: str
+    measure: Callable[[Mapping[str, Any]], Measured]
+    limit_fields: tuple[str, ...] = ("max_tokens",)
+    output_tokens_default: int | None = None
+    # The object that holds the limit and `n`; empty: the body.
+    params_field: str = ""
+    params_optional: bool = False
+    has_n: bool = False
+    # The app can count its body's prompts (`count_prompt_tokens`).
+    countable: bool = False
+    # Its streams tell usage as `stream_options` ask.
+    stream_options: bool = False
+    # vLLM leaves the final usage in the request's state.
+    leaves_usage: bool = True
+    dialect: Dialect = Dialect.OPENAI
+
+
+def route_of(path: str, body: Mapping[str, Any]) -> Route:
+    """Return the route of a gated path; that of /invocations depends on its body."""
+    if path != INVOCATIONS:
+        return ROUTES[path]
+    fields = [name for name in ("messages", "prompt") if name in body]
+    if len(fields) != 1:
+        raise BadRequestError(
+            f"{INVOCATIONS}: the body must have either messages or a prompt, to be served as a "
+            "chat or as a completion",
+            fields[0] if fields else None,
+        )
+    return ROUTES["/v1/chat/completions" if fields[0] == "messages" else "/v1/completions"]
+
+
+# Prompts of each form.
+
+
+def _completion(body: Mapping[str, Any]) -> Measured:
+    """Size each prompt of a completion: tokens for ids, bytes for text."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, str):
+        return Measured([Size(0, text_bytes(prompt))], True)
+    if not isinstance(prompt, list) or not prompt:
+        raise BadRequestError(
+            "prompt: must be a string, a list of strings, a list of token ids, or a list of lists "
+            "of token ids, and not empty",
+            "prompt",
+        )
+    if type(prompt[0]) is int:
+        return Measured([Size(len(prompt), 0)], False, exact=True)
+    _check_number("prompt", prompt)
+    sizes: list[Size] = []
+    for number, part in enumerate(prompt):
+        if isinstance(part, str):
+            sizes.append(Size(0, text_bytes(part)))
+        elif isinstance(part, list) and part and type(part[0]) is int:
+            sizes.append(Size(len(part), 0))
+        else:
+            raise BadRequestError(
+                f"prompt[{number}]: must be a string or a list of token ids, and not empty",
+                "prompt",
+            )
+    only_text = all(size.tokens == 0 for size in sizes)
+    return Measured(sizes, only_text, exact=not any(size.text_bytes for size in sizes))
+
+
+def _chat(body: Mapping[str, Any]) -> Measured:
+    written = _written(body, "tools", "documents")
+    size, only_text = _conversation(body.get("messages"), "messages", written)
+    return Measured([size], only_text)
+
+
+def _batch(body: Mapping[str, Any]) -> Measured:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise BadRequestError(
+            "messages: must be a list of conversations, and not empty", "messages"
+        )
+    _check_number("messages", messages)
+    measured = [
+        _conversation(conversation, f"messages[{number}]", 0)
+        for number, conversation in enumerate(messages)
+    ]
+    return Measured([size for size, _ in measured], all(text for _, text in measured))
+
+
+def _anthropic(body: Mapping[str, Any]) -> Measured:
+    written = _written(body, "tools")
+    size, only_text = _conversation(body.get("messages"), "messages", written)
+    system = _content(body.get("system"))
+    return Measured([_sum((size, system))], only_text and not system.tokens)
+
+
+def _responses(body: Mapping[str, Any]) -> Measured:
+    """Size a response's input, which is a text or a list of items."""
+    if body.get("background"):
+        raise BadRequestError(
+            "background: a response that outlives its request cannot run behind this server's "
+            "admission gate; leave it out, and stream",
+            "background",
+        )
+    written = _written(body, "tools", "instructions")
+    value = body.get("input")
+    if isinstance(value, str):
+        size, only_text = Size(MESSAGE_TOKENS, text_bytes(value) + written), True
+    else:
+        size, only_text = _conversation(value, "input", written)
+    # Kept at the server, and unknown to the gate.
+    earlier = [name for name in ("previous_response_id", "prompt") if body.get(name)]
+    size = Size(size.tokens + PART_TOKENS * len(earlier), size.text_bytes)
+    return Measured([size], only_text and not earlier)
+
+
+def _generate(body: Mapping[str, Any]) -> Measured:
+    token_ids = body.get("token_ids")
+    if not isinstance(token_ids, list) or not token_ids:
+        raise BadRequestError("token_ids: must be a list of token ids, and not empty", "token_ids")
+    parts = body.get("content_parts")
+    unknown = PART_TOKENS * len(parts) if isinstance(parts, list) else 0
+    return Measured([Size(len(token_ids) + unknown, 0)], False, exact=not unknown)
+
+
+def _inputs(body: Mapping[str, Any]) -> Measured:
+    inputs = body.get("inputs")
+    if not isinstance(inputs, str) or not inputs:
+        raise BadRequestError("inputs: must be a text, and not empty", "inputs")
+    return Measured([Size(0, text_bytes(inputs))], True)
+
+
+INVOCATIONS = "/invocations"
+ROUTES = {
+    route.path: route
+    for route in (
+        Route(
+            "/v1/completions",
+            "prompt",
+            _completion,
+            output_tokens_default=COMPLETION_TOKENS_DEFAULT,
+            has_n=True,
+            countable=True,
+            stream_options=True,
+        ),
+        Route(
+            "/v1/chat/completions",
+            "messages",
+            _chat,
+            ("max_completion_tokens", "max_tokens"),
+            has_n=True,
+            countable=True,
+            stream_options=True,
+        ),
+        Route(
+            "/v1/chat/completions/batch",
+            "messages",
+            _batch,
+            ("max_completion_tokens", "max_tokens"),
+            has_n=True,
+        ),
+        Route("/v1/responses", "input", _responses, ("max_output_tokens",), leaves_usage=False),
+        Route("/v1/messages", "messages", _anthropic, dialect=Dialect.ANTHROPIC),
+        Route(
+            "/inference/v1/generate",
+            "token_ids",
+            _generate,
+            params_field="sampling_params",
+            has_n=True,
+            stream_options=True,
+        ),
+        Route("/cohere/v2/chat", "messages", _chat, dialect=Dialect.COHERE),
+        *(
+            Route(
+                path,
+                "inputs",
+                _inputs,
+                ("max_new_tokens",),
+                output_tokens_default=COMPLETION_TOKENS_DEFAULT,
+                params_field="parameters",
+                params_optional=True,
+                leaves_usage=False,
+            )
+            for path in ("/generate", "/generate_stream")  # of LightLLM and S-LoRA
+        ),
+    )
+}
+GATED_PATHS = frozenset(ROUTES) | {INVOCATIONS}
+
+
+def text_bytes(text: str) -> int:
+    """Return the bytes of a text, at least 1. O(text)."""
+    size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    return max(1, size)
+
+
+def _conversation(messages: object, field: str, written_bytes: int) -> tuple[Size, bool]:
+    """Size a list of messages or items, and tell whether it is text alone.
+
+    The template writes `written_bytes` besides.
+    """
+    outer = field.partition("[")[0]
+    if not isinstance(messages, list) or not messages:
+        raise BadRequestError(f"{field}: must be a list of messages, and not empty", outer)
+    sizes = [Size(0, written_bytes)]
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise BadRequestError(f"{field}[{number}]: must be an object", outer)
+        if "content" not in message and message.get("type") in _WRITTEN_PARTS:
+            sizes.append(_part(message))
+            continue
+        sizes.append(_content(message.get("content")))
+        sizes.append(Size(0, _written(message, "tool_calls", "reasoning", "reasoning_content")))
+    parts = _sum(sizes)
+    size = Size(parts.tokens + MESSAGE_TOKENS * len(messages), max(1, parts.text_bytes))
+    return size, not parts.tokens
+
+
+def _content(content: object) -> Size:
+    """Size what a message says: a text, or a list of parts."""
+    if isinstance(content, str):
+        return Size(0, text_bytes(content))
+    if isinstance(content, list):
+        return _sum(_part(part) for part in content)
+    return Size(0, 0)
+
+
+def _part(part: object) -> Size:
+    if isinstance(part, str):
+        return Size(0, text_bytes(part))
+    if isinstance(part, dict):
+        text = part.get("text")
+        if isinstance(text, str):
+            return Size(0, text_bytes(text))
+        if part.get("type") in _WRITTEN_PARTS:
+            return Size(0, len(json.dumps(part)))
+    return Size(PART_TOKENS, 0)
+
+
+def _sum(sizes: Iterable[Size]) -> Size:
+    tokens = size = 0
+    for each in sizes:
+        tokens, size = tokens + each.tokens, size + each.text_bytes
+    return Size(tokens, size)
+
+
+def _written(body: Mapping[str, Any], *names: str) -> int:
+    """Return the bytes of fields that a template writes besides the messages."""
+    return sum(len(json.dumps(body[name])) for name in names if body.get(name))
+
+
+def _check_number(field: str, prompts: list[Any]) -> None:
+    if len(prompts) > PROMPTS_MAX:
+        raise BadRequestError(f"{field}: at most {PROMPTS_MAX} prompts are allowed", field)

@@ -1,0 +1,241 @@
+"""Tells a core what a configuration says: a fresh one everything, a running one what is new."""
+
+from typing import Any, Protocol
+
+from schedsvc.config.models import Config, Pool
+from schedsvc.config.rules import UNKNOWN_TENANT
+
+__all__ = ["LIVE_OPTIONS", "Configurable", "configure", "needs_restart", "reconfigure"]
+
+_NO_QUOTA = -1
+
+#: Settings of the core that it can change while it runs.
+LIVE_OPTIONS = frozenset(
+    {
+        "policy",
+        "queue_ttl_ns",
+        "lease_ttl_ns",
+        "lease_grace_ns",
+        "flow_queue_max",
+        "queue_max",
+        "leases_max",
+        "answers_max",
+        "answer_ttl_ns",
+        "input_price_micro",
+        "output_price_micro",
+        "cached_price_ppm",
+        "session_open_max",
+        "sessions_max",
+    }
+)
+
+
+class Configurable(Protocol):
+    """What `configure` and `reconfigure` need of the core's Scheduler; see there."""
+
+    def set_options(self, now_ns: int, **options: Any) -> None:
+        """Give the core other settings."""
+
+    def set_flow(self, name: bytes, weight_milli: int) -> int:
+        """Add a flow."""
+
+    def set_flow_mode(self, now_ns: int, flow: int, audit: bool) -> None:
+        """Enforce decisions on a flow, or only count them."""
+
+    def set_gone(self, now_ns: int, name: bytes) -> None:
+        """Let a name be unknown from now on."""
+
+    def set_quota(
+        self,
+        now_ns: int,
+        name: bytes,
+        parent: int = -1,
+        requests: int = 0,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+        total_tokens: int = 0,
+        concurrency: int = 0,
+    ) -> int:
+        """Add a quota that several share."""
+
+    def set_flow_quota(
+        self,
+        now_ns: int,
+        flow: int,
+        parent: int = -1,
+        refuse: bool = False,
+        requests: int = 0,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+        total_tokens: int = 0,
+        concurrency: int = 0,
+    ) -> None:
+        """Give a flow limits."""
+
+    def set_pool_quota(self, now_ns: int, pool: bytes, quota: int) -> None:
+        """Give a pool the quota of its model."""
+
+    def set_key(self, api_key_sha256: bytes, flow: int) -> None:
+        """Let a key hash stand for a flow."""
+
+    def set_no_keys(self) -> None:
+        """Let no key hash stand for any flow."""
+
+    def set_unknown(self, flow: int, refused: bool = False) -> None:
+        """Serve unknown tenants in a flow."""
+
+    def set_pool(
+        self,
+        now_ns: int,
+        name: bytes,
+        epoch: int,
+        capacity_tokens: int,
+        block_size_tokens: int,
+        max_running: int = 0,
+        max_model_tokens: int = 0,
+    ) -> int:
+        """Register a pool."""
+
+
+def configure(core: Configurable, config: Config, now_ns: int) -> None:
+    """Tell a fresh core its flows, keys, quotas and pools. O(tenants + pools)."""
+    _apply(core, config, None, now_ns)
+    for pool in config.pools:
+        _pool(core, pool, pool, now_ns)
+
+
+def reconfigure(
+    core: Configurable, config: Config, before: Config, now_ns: int
+) -> list[tuple[str, str]]:
+    """Tell a running core what differs from the configuration before. O(tenants + queued).
+
+    Leases keep what they have; of a tenant that is gone what is queued is still served; what
+    `needs_restart()` names stays as it was. Returns pools, each with the reason why the core keeps
+    its old figures.
+    """
+    options = {k: v for k, v in config.core_options().items() if k in LIVE_OPTIONS}
+    core.set_options(now_ns, **options)
+    names = {tenant.name for tenant in config.tenants}
+    for tenant in before.tenants:
+        if tenant.name not in names:
+            core.set_gone(now_ns, tenant.name.encode())
+    _apply(core, config, before, now_ns)
+    kept = []
+    old_pools = {pool.name: pool for pool in before.pools}
+    for pool in config.pools:
+        old = old_pools.get(pool.name)
+        if old is None or pool != old:
+            try:
+                _pool(core, pool, old or pool, now_ns)
+            except ValueError as error:  # a shim offers it by now, in another way
+                kept.append((pool.name, str(error)))
+    return kept
+
+
+def needs_restart(config: Config, before: Config) -> list[str]:
+    """Name the keys whose changes a running server cannot follow."""
+    found = []
+    for key in ("listeners", "auth", "metrics", "record"):
+        if getattr(config, key) != getattr(before, key):
+            found.append(key)
+    names = set(type(config.limits).model_fields) - LIVE_OPTIONS - {"drain_ms"}
+    found += [
+        f"limits.{name}"
+        for name in sorted(names)
+        if getattr(config.limits, name) != getattr(before.limits, name)
+    ]
+    options, old_options = config.core_options(), before.core_options()
+    found += [
+        f"scheduler.{name}"
+        for name, value in options.items()
+        if name not in LIVE_OPTIONS and value != old_options[name]
+    ]
+    pools = {pool.name: pool for pool in config.pools}
+    for old in before.pools:
+        new = pools.get(old.name)
+        fixed = ("epoch", "block_size_tokens")
+        if new is None or any(getattr(new, key) != getattr(old, key) for key in fixed):
+            found.append(f"pools ({old.name})")
+    return found
+
+
+def _apply(core: Configurable, config: Config, before: Config | None, now_ns: int) -> None:
+    groups = _shared_quotas(core, config, before, now_ns)
+    limited = {tenant.name for tenant in before.tenants} if before else set()
+    if before is not None:
+        core.set_no_keys()
+    for tenant in config.tenants:
+        flow = core.set_flow(tenant.name.encode(), tenant.weight_milli)
+        if tenant.quota is not None or tenant.group is not None or tenant.name in limited:
+            quota = tenant.quota
+            parent = _NO_QUOTA if tenant.group is None else groups[tenant.group]
+            refuse = quota is not None and quota.over == "refuse"
+            core.set_flow_quota(
+                now_ns, flow, parent, refuse, **(quota.core_limits() if quota else {})
+            )
+        if before is not None or config.audits(tenant):
+            core.set_flow_mode(now_ns, flow, config.audits(tenant))
+        for key in tenant.api_keys_sha256:
+            core.set_key(bytes.fromhex(key), flow)
+    _unknown(core, config, before, now_ns)
+
+
+def _pool(core: Configurable, pool: Pool, old: Pool, now_ns: int) -> None:
+    core.set_pool(
+        now_ns,
+        pool.name.encode(),
+        old.epoch,
+        pool.capacity_tokens,
+        old.block_size_tokens,
+        pool.max_running,
+        pool.max_model_tokens,
+    )
+
+
+def _unknown(core: Configurable, config: Config, before: Config | None, now_ns: int) -> None:
+    audits, refused = config.mode == "audit", config.unknown_tenants == "refuse"
+    if refused and not audits:
+        if before is not None:
+            core.set_unknown(-1)
+        return
+    flow = core.set_flow(UNKNOWN_TENANT.encode(), config.unknown_weight_milli)
+    if before is not None or audits:
+        core.set_flow_mode(now_ns, flow, audits)
+    core.set_unknown(flow, refused)
+
+
+def _shared_quotas(
+    core: Configurable, config: Config, before: Config | None, now_ns: int
+) -> dict[str, int]:
+    """Declare groups, parents first, and models; return the groups' indices."""
+    found: dict[str, int] = {}
+    limits = {group.name: group.quota.core_limits() for group in config.groups}
+    # First without parents: a group may change places with the one above it.
+    for group in before.groups if before else []:
+        core.set_quota(now_ns, _group_name(group.name), **limits.get(group.name, {}))
+    waiting = list(config.groups)
+    while waiting:
+        later = []
+        for group in waiting:
+            if group.parent is None or group.parent in found:
+                parent = _NO_QUOTA if group.parent is None else found[group.parent]
+                found[group.name] = core.set_quota(
+                    now_ns, _group_name(group.name), parent, **limits[group.name]
+                )
+            else:
+                later.append(group)
+        waiting = later
+    pools = {pool for model in config.models for pool in model.pools}
+    for model in before.models if before else []:
+        for pool in model.pools:
+            if pool not in pools:
+                core.set_pool_quota(now_ns, pool.encode(), _NO_QUOTA)
+    for model in config.models:
+        node = core.set_quota(now_ns, b"model:" + model.name.encode(), **model.quota.core_limits())
+        for pool in model.pools:
+            core.set_pool_quota(now_ns, pool.encode(), node)
+    return found
+
+
+def _group_name(name: str) -> bytes:
+    return b"group:" + name.encode()

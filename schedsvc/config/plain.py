@@ -1,0 +1,43 @@
+"""Helpers for rules that look at the plain data of a file, whatever is wrong with it elsewhere."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from schedsvc.config.places import Path, path_text
+
+__all__ = ["Finding", "Once", "items", "mapping", "name_bytes"]
+
+#: Where something is wrong, and what to do.
+Finding = tuple[Path, str]
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """Return a mapping, an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def items(value: Any) -> list[tuple[int, dict[str, Any]]]:
+    """Return the mappings of a list, with their positions."""
+    if not isinstance(value, list):
+        return []
+    return [(i, entry) for i, entry in enumerate(value) if isinstance(entry, dict)]
+
+
+def name_bytes(name: str, path: Path, bytes_max: int) -> Iterator[Finding]:
+    """Find a name that is longer in bytes than in letters."""
+    if len(name) <= bytes_max < len(name.encode(errors="replace")):
+        yield path, f"is longer than {bytes_max} bytes"
+
+
+class Once:
+    """Finds what stands twice."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._first: dict[Any, Path] = {}
+
+    def see(self, key: Any, path: Path) -> Iterator[Finding]:
+        """Find a key that was seen before."""
+        first = self._first.setdefault(key, path)
+        if first is not path:
+            yield path, f"{self._what} stands twice, first at {path_text(first)}; remove one"

@@ -1,0 +1,72 @@
+"""Rules of quotas that look at more than one field."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from schedsvc.config.places import Path
+from schedsvc.config.plain import Finding, Once, items, name_bytes
+
+__all__ = ["quota_findings"]
+
+#: Groups above one another; the core's own bound, less the tenant's level.
+_LEVELS_MAX = 4
+
+
+def quota_findings(data: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield path and message of each broken rule of groups, models and tenants' quotas. O(file)."""
+    parents = _parents(data)
+    names = Once("this group")
+    for i, entry in items(data.get("groups")):
+        path: Path = ("groups", i)
+        name = entry.get("name")
+        if isinstance(name, str):
+            yield from names.see(name, (*path, "name"))
+            yield from name_bytes(name, (*path, "name"), 128)
+        yield from _group(entry.get("parent"), parents, (*path, "parent"))
+        if isinstance(name, str) and isinstance(entry.get("parent"), str):
+            yield from _tower(name, parents, (*path, "parent"))
+    for i, entry in items(data.get("tenants")):
+        yield from _group(entry.get("group"), parents, ("tenants", i, "group"))
+    yield from _models(data)
+
+
+def _parents(data: Mapping[str, Any]) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for _, entry in items(data.get("groups")):
+        name, parent = entry.get("name"), entry.get("parent")
+        if isinstance(name, str):
+            found.setdefault(name, parent if isinstance(parent, str) else None)
+    return found
+
+
+def _group(name: Any, parents: Mapping[str, str | None], path: Path) -> Iterator[Finding]:
+    if isinstance(name, str) and name not in parents:
+        known = ", ".join(repr(group) for group in list(parents)[:8]) or "none"
+        yield path, f"{name[:80]!r} is no group; add it to groups (known: {known})"
+
+
+def _tower(name: str, parents: Mapping[str, str | None], path: Path) -> Iterator[Finding]:
+    above = [name]
+    while (parent := parents.get(above[-1])) is not None:
+        if parent == name:
+            yield path, f"the groups form a circle, {' -> '.join([*above, name])}; remove one"
+            return
+        if parent in above or len(above) > _LEVELS_MAX:
+            break  # a circle further up is named there
+        above.append(parent)
+    if len(above) > _LEVELS_MAX:
+        yield path, f"at most {_LEVELS_MAX} groups may stand above one another"
+
+
+def _models(data: Mapping[str, Any]) -> Iterator[Finding]:
+    names, pools = Once("this model"), Once("this pool")
+    for i, entry in items(data.get("models")):
+        path: Path = ("models", i)
+        name, listed = entry.get("name"), entry.get("pools")
+        if isinstance(name, str):
+            yield from names.see(name, (*path, "name"))
+            yield from name_bytes(name, (*path, "name"), 128)
+        for k, pool in enumerate(listed if isinstance(listed, list) else []):
+            if isinstance(pool, str):
+                yield from pools.see(pool, (*path, "pools", k))
+                yield from name_bytes(pool, (*path, "pools", k), 128)

@@ -1,0 +1,1 @@
+"""Records what a scheduler was told, so that it can be replayed."""

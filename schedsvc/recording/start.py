@@ -1,0 +1,60 @@
+"""Begins a recording: a core as the configuration says, its settings in the file's header."""
+
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any, cast
+
+from schedsvc._core import Scheduler
+from schedsvc.config import Config, Configurable, configure
+from schedsvc.recording.form import VERSION
+from schedsvc.recording.recorder import SetupLog, check_event, record
+from schedsvc.recording.writer import RecordingWriter
+
+__all__ = ["Recording"]
+
+#: Settings that change no decision, and that nobody else should know.
+_SECRET = frozenset({"hash_key"})
+
+
+class Recording:
+    """A core made as `new_core()` makes it, whose events go to the configuration's file."""
+
+    def __init__(
+        self,
+        config: Config,
+        now_ns: int,
+        on_stop: Callable[[str], None] | None = None,
+        **options: Any,
+    ) -> None:
+        """Make the core and begin the file.
+
+        `on_stop` is told, in any thread, why nothing is recorded any more. Raises RecordingError
+        where the file cannot be written.
+        """
+        if config.record is None:
+            raise ValueError("record: the configuration names no file")
+        given = {**config.core_options(), **options}
+        core = Scheduler(**given)
+        setup = SetupLog(core)
+        configure(cast(Configurable, setup), config, now_ns)
+        header = {
+            "version": VERSION,
+            "schedsvc": metadata.version("schedsvc"),
+            "options": {name: value for name, value in given.items() if name not in _SECRET},
+            "setup": setup.calls,
+        }
+        #: Where it is written.
+        self.path = config.resolve(config.record)
+        self._writer = RecordingWriter(
+            self.path, header, bytes_max=config.limits.record_max_mb << 20, on_stop=on_stop
+        )
+        #: What the driver drives.
+        self.core = record(core, self._writer)
+
+    def close(self) -> None:
+        """Note the last digest and end the file. Blocks for the disk. Idempotent.
+
+        Nothing may be told to the core after it.
+        """
+        self._writer.put(check_event(self.core))
+        self._writer.close()

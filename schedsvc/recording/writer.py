@@ -1,0 +1,123 @@
+"""Writes a recording beside the event loop: events are put into a queue, a thread writes them."""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from schedsvc.recording.form import FIRST_LINE, frame, header_bytes
+
+__all__ = ["FLUSH_S", "QUEUED_BYTES_MAX", "RecordingError", "RecordingWriter"]
+
+#: A killed process loses the events of so long, at most.
+FLUSH_S = 0.2
+#: Events that wait for the disk. Beyond it the recording stops: serving goes on.
+QUEUED_BYTES_MAX = 64 << 20
+#: A frame is closed when it holds so much.
+_FRAME_BYTES = 4 << 20
+
+
+class RecordingError(OSError):
+    """The file cannot be written; the message names it."""
+
+
+class RecordingWriter:
+    """Appends events to a file; a recording that cannot go on ends, and `on_stop` is told why.
+
+    An existing file is kept as FILE.1, in the place of an older one. The file is readable by its
+    owner alone: it names tenants, request ids and lease ids.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        header: Mapping[str, Any],
+        *,
+        bytes_max: int,
+        on_stop: Callable[[str], None] | None = None,
+    ) -> None:
+        """Begin a file and write its header. Raises RecordingError."""
+        self.path = path
+        #: Why nothing is recorded any more; empty while it is.
+        self.stopped = ""
+        self._bytes_max = bytes_max
+        self._on_stop = on_stop
+        self._events: deque[bytes] = deque()
+        self._put_bytes = 0
+        self._taken_bytes = 0
+        self._frames = 0
+        self._wake = threading.Event()
+        self._closing = False
+        first = FIRST_LINE + self._frame(header_bytes(header))
+        try:
+            if path.exists():
+                path.replace(path.with_name(path.name + ".1"))
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+            self._write(first)
+        except OSError as error:
+            raise RecordingError(f"cannot record to {path}: {error.strerror}") from error
+        self._size = len(first)
+        self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
+        self._thread.start()
+
+    def put(self, event: bytes) -> None:
+        """Queue an event; never blocks. O(1)."""
+        if self.stopped:
+            return
+        self._events.append(event)
+        self._put_bytes += len(event)
+        if self._put_bytes - self._taken_bytes > QUEUED_BYTES_MAX:
+            self._stop(f"the disk is too slow: {QUEUED_BYTES_MAX >> 20} MiB of events wait for it")
+
+    def close(self) -> None:
+        """Write what is queued, and end the file. Blocks for the disk. Idempotent."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._wake.wait(FLUSH_S)
+                self._flush()
+            self._flush()
+            os.fsync(self._file)
+        except OSError as error:
+            self._stop(f"cannot write to {self.path}: {error.strerror}")
+        finally:
+            os.close(self._file)
+
+    def _flush(self) -> None:
+        """Write what is queued, in frames."""
+        while self._events and not self.stopped:
+            parts, size = [], 0
+            while self._events and size < _FRAME_BYTES:
+                parts.append(self._events.popleft())
+                size += len(parts[-1])
+            self._taken_bytes += size
+            data = self._frame(b"".join(parts))
+            if self._size + len(data) > self._bytes_max:
+                self._stop(f"{self.path} has reached {self._bytes_max >> 20} MiB")
+                return
+            self._write(data)
+            self._size += len(data)
+
+    def _frame(self, raw: bytes) -> bytes:
+        data = frame(self._frames, raw)
+        self._frames += 1
+        return data
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._file, view) :]
+
+    def _stop(self, reason: str) -> None:
+        """End the recording: one with a gap could not be replayed."""
+        if not self.stopped:
+            self.stopped = reason
+            self._events.clear()
+            if self._on_stop is not None:
+                self._on_stop(reason)

@@ -1,0 +1,144 @@
+"""What has to hold whenever the scheduler is at rest, and between its figures and the books."""
+
+from collections.abc import Iterable
+
+from schedsvc.sim.faults.auditor.ledger import Books
+from schedsvc.sim.faults.auditor.records import ENDED, Pool, Request, Stats, require
+
+
+def end_round(books: Books, now_ns: int) -> list[tuple[int, int, int]]:
+    """Close one round of events: order and capacity of its grants, and what has run out.
+
+    Returns (stream, lease, state) of what a stream that lags has still to be told.
+    """
+    _let_orphans_expire(books, now_ns)
+    if books.fresh:
+        if not books.lagging:
+            _check_order(books)
+            _check_bypasses(books)
+            books.fairness.check(books.live)
+            for pool in books.pools.values():
+                if pool.granted:
+                    _check_capacity(books, pool)
+        for pool in books.pools.values():
+            pool.granted = False
+        books.fresh.clear()
+    owed = _let_unread_expire(books, now_ns) if books.lagging else []
+    while books.ended:
+        oldest = next(iter(books.ended.values()))
+        if oldest.forgotten_ns > now_ns:
+            break
+        books.forget(oldest)
+    books.last_ns = now_ns
+    books.resumed = False
+    return owed
+
+
+def _let_unread_expire(books: Books, now_ns: int) -> list[tuple[int, int, int]]:
+    """Leases whose holder does not read end in time; he is told later."""
+    life_ns = books.terms.lease_ttl_ns + books.terms.lease_grace_ns
+    owed = []
+    for lease in list(books.live.values()):
+        if lease.request.conn in books.lagging and now_ns >= lease.renewed_ns + life_ns:
+            books.expire(now_ns, lease, late=True)
+            owed.append((lease.request.conn, lease.lease_id, ENDED))
+    return owed
+
+
+def _check_order(books: Books) -> None:
+    """Inside a flow and a target the first to come is the first to go (invariant 10)."""
+    for r in books.fresh:
+        queue = books.queues.get((r.flow, r.ask.pool if r.ask else ""))
+        if queue:
+            first = next(iter(queue.values()))
+            require(first.seq > r.seq, "granted before one that came earlier", *first.key, *r.key)
+
+
+def _check_bypasses(books: Books) -> None:
+    """Who is next is bypassed a few times at most (invariant 9). O(queued) for each round."""
+    most = books.terms.bypass_max
+    if most is None:
+        return
+    # Lease ids tell the order of the grants: whoever was granted later still waited.
+    granted = sorted(books.fresh, key=lambda r: r.lease.lease_id if r.lease else 0)
+    still = [r for queue in books.queues.values() for r in queue.values()]
+    first = min(still, key=lambda r: r.seq, default=None)
+    for at, r in enumerate(granted):
+        head = min(granted[at + 1 :], key=lambda r: r.seq, default=first)
+        if first is not None and head is not None and first.seq < head.seq:
+            head = first
+        if head is not None and head.seq < r.seq:
+            head.bypassed += 1
+            require(head.bypassed <= most, "bypassed too often", *head.key, head.bypassed, most)
+
+
+def _check_capacity(books: Books, pool: Pool) -> None:
+    """No grant is made while the ledger's test fails (invariant 1)."""
+    if not books.terms.sum_form:
+        return
+    headroom = pool.capacity_blocks * books.terms.headroom_ppm // 1_000_000
+    limit = pool.capacity_blocks - (headroom if len(pool.leases) > 1 else 0)
+    require(pool.low <= limit, "granted above the capacity", pool.name, pool.low, limit)
+    if pool.max_running:
+        running = sum(lease.request.sequences for lease in pool.leases.values())
+        require(running <= pool.max_running, "granted above max_running", pool.name, running)
+
+
+def _let_orphans_expire(books: Books, now_ns: int) -> None:
+    """Leases that nobody listens for end in silence."""
+    if books.orphans:
+        life_ns = books.terms.lease_ttl_ns + books.terms.lease_grace_ns
+        for lease in list(books.orphans.values()):
+            if now_ns >= lease.renewed_ns + life_ns:
+                books.expire(now_ns, lease)
+
+
+def compare(books: Books, stats: Stats) -> None:
+    """Hold the scheduler's figures to those of the books (invariants 1, 2, 6, 7, 8)."""
+    totals = stats["totals"]
+    for name, count in books.counts.items():
+        require(totals[name] == count, f"the count of {name} is wrong", totals[name], count)
+    held = {"queued": books.queued, "live_leases": len(books.live)}
+    held["stored_answers"] = len(books.ended)
+    for name, count in held.items():
+        require(totals[name] == count, f"the gauge {name} is wrong", totals[name], count)
+    for row in stats["pools"]:
+        if row["name"] in books.pools:
+            _compare_pool(books, books.pools[row["name"]], row)
+    for row in stats["flows"]:
+        told = [row["input_tokens"], row["cached_input_tokens"], row["output_tokens"]]
+        used = books.usage.get(row["tenant"], [0, 0, 0])
+        require(told == used, f"the usage of {row['tenant']} is wrong", told, used)
+
+
+def _compare_pool(books: Books, pool: Pool, row: Stats) -> None:
+    live, promised = row["live_leases"], row["promised_tokens"]
+    require(live == len(pool.leases), f"leases of {pool.name}", live, len(pool.leases))
+    low, high = pool.low * pool.block, pool.high * pool.block
+    require(low <= promised <= high, f"promised of {pool.name}", low, promised, high)
+    attached = bool(pool.offers)
+    require(row["attached"] == attached, f"{pool.name} is attached", row["attached"], attached)
+    if row["queued"]:
+        require(row["wait_reason"] != "NONE", f"{pool.name} waits for no reason")
+    if attached and books.queued and books.terms.work_conserving:
+        _check_work(pool, list(_waiting(books, pool)), books)
+
+
+def _waiting(books: Books, pool: Pool) -> Iterable[Request]:
+    for (_, target), queue in books.queues.items():
+        if target in ("", pool.name):
+            yield from queue.values()
+
+
+def _check_work(pool: Pool, waiting: list[Request], books: Books) -> None:
+    """Nobody waits for room that is there (invariant 7)."""
+    if not waiting or not all(pool.can_hold(r) for r in waiting):
+        return  # the next may be one that only another pool can hold
+    require(len(pool.leases) > 0, "an idle engine while requests wait", pool.name, len(waiting))
+    headroom = pool.capacity_blocks * books.terms.headroom_most_ppm // 1_000_000
+    room = pool.capacity_blocks - headroom - pool.high
+    running = sum(lease.request.sequences for lease in pool.leases.values())
+    fits = all(pool.need(r, r.max_output_tokens) <= room for r in waiting) and (
+        not pool.max_running or all(running + r.sequences <= pool.max_running for r in waiting)
+    )
+    require(not fits, "requests wait for room that is there", pool.name, len(waiting), room)

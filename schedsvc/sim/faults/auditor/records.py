@@ -1,0 +1,157 @@
+"""What the auditor writes down: requests, leases, pools, and the terms it holds the core to."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+# Outcomes and lease states, as the contract numbers them.
+GRANTED = 1
+REJECTED_TOO_LARGE, REJECTED_NO_POOL = 18, 19
+REJECTED_FIRST, REJECTED_LAST = 16, 31
+EVICTED_TTL, EVICTED_CANCELLED, EVICTED_DRAINING, EVICTED_TOO_LARGE = 32, 33, 34, 35
+COMPLETED, CANCELLED, EXPIRED = 48, 49, 50
+UNKNOWN, LIVE, VOID, ENDED = 1, 2, 3, 4
+
+# Limits of the contract (proto/README.md).
+PROMPT_TOKENS_MAX = 1 << 24
+SEQUENCES_MAX, COMPLETIONS_MAX = 1_024, 128
+TOTAL_TOKENS_MAX = 1 << 27
+ID_BYTES_MAX, NAME_BYTES_MAX = 128, 256
+
+
+class ViolationError(Exception):
+    """The scheduler broke a promise."""
+
+
+def require(holds: bool, what: str, *figures: object) -> None:
+    """Raise ViolationError unless it holds."""
+    if not holds:
+        raise ViolationError(": ".join([what, ", ".join(map(str, figures))]) if figures else what)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What this scheduler was configured to promise. Times in ns, prices in micro-tokens."""
+
+    tenants: dict[str, int]  # weight in thousandths
+    shares_unknown: bool
+    queue_ttl_ns: int
+    lease_ttl_ns: int
+    lease_grace_ns: int
+    answer_ttl_ns: int
+    answers_max: int
+    flow_queue_max: int
+    queue_max: int
+    headroom_ppm: int  # at least; less than 0: so much more than there is may be promised
+    headroom_most_ppm: int
+    tick_ns: int
+    input_price: int
+    output_price: int
+    cached_price: int
+    # The test that grants have to pass: the sum of reservations, or none that is known here.
+    sum_form: bool
+    # Nothing holds a request back but the ledger: no quota, delay or deadline.
+    work_conserving: bool
+    # In one pool, first come, first served: a head is bypassed so often at most; None: no rule.
+    bypass_max: int | None
+    # One pool, and nobody reports what he did not use: the bound of VTC applies.
+    fair: bool
+
+
+class Ask(NamedTuple):
+    """What a request asked for."""
+
+    tenant: str
+    request_id: str
+    pool: str
+    prompts: tuple[int, ...]
+    n: int
+    max_output_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request that the scheduler has taken in."""
+
+    ask: Ask | None  # None: of a restored lease, whose payload nobody told
+    key: tuple[str, str, str]
+    flow: str
+    principal: int
+    seq: int
+    asked_ns: int
+    due_ns: int
+    conn: int  # stream on which it was last asked for; 0: a unary call, -1: nobody listens
+    tag: int
+    reports_progress: bool
+    prompt_tokens: int
+    sequences: int
+    n: int
+    max_output_tokens: int
+    queued: bool = True
+    withdrawn: bool = False
+    bypassed: int = 0  # by requests that came later, while it was the next
+    lease: "Lease | None" = None
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A lease from its grant until its answer is forgotten."""
+
+    lease_id: int
+    request: Request
+    pool: "Pool"
+    epoch: int
+    renewed_ns: int
+    weight_milli: int
+    reserved_tokens: int  # as granted
+    low: int = 0  # blocks that it holds at least, and at most
+    high: int = 0
+    input_tokens: int = -1  # as reported; -1: never
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    served: int = 0  # weighted micro-tokens that its flow was charged
+    is_void: bool = False
+    outcome: int = 0  # once it has ended
+    forgotten_ns: int = 0
+
+    def usage(self) -> tuple[int, int, int]:
+        """Totals as an answer tells them."""
+        return max(0, self.input_tokens), self.cached_tokens, self.output_tokens
+
+
+@dataclass(slots=True, eq=False)
+class Pool:
+    """One engine's KV cache, as it was registered."""
+
+    name: str
+    epoch: int
+    capacity_blocks: int
+    block: int
+    max_running: int
+    max_model_tokens: int
+    principal: int
+    offers: set[int]  # streams that offer it
+    leases: dict[int, Lease]  # live, not void
+    low: int = 0  # sums over them
+    high: int = 0
+    granted: bool = False  # in this round
+
+    def blocks(self, tokens: int, sequences: int) -> int:
+        """Blocks for so many tokens; each sequence may leave its last block partly filled."""
+        return -(-tokens // self.block) + sequences - 1
+
+    def need(self, r: Request, output_tokens: int) -> int:
+        """Blocks of a request that produces so much in each sequence."""
+        tokens = r.prompt_tokens * r.n + output_tokens * r.sequences
+        return self.blocks(tokens, r.sequences)
+
+    def can_hold(self, r: Request) -> bool:
+        """Whether it could ever run here, all its output counted."""
+        longest = max(r.ask.prompts) if r.ask else r.prompt_tokens
+        if self.max_model_tokens and longest + r.max_output_tokens > self.max_model_tokens:
+            return False
+        if self.max_running and r.sequences > self.max_running:
+            return False
+        return self.need(r, r.max_output_tokens) <= self.capacity_blocks
+
+
+Stats = dict[str, Any]

@@ -1,0 +1,93 @@
+"""What clients ask for: requests, and what becomes of each on its client's side."""
+
+from __future__ import annotations
+
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from schedsvc.sim.faults.agenda import Agenda
+from schedsvc.sim.faults.options import Options
+
+_SEASON, _ALONE = 130, 40
+"""Of so many requests, the first so many come from one tenant alone."""
+
+
+class Job:
+    """One request of a client, from its arrival to its end."""
+
+    __slots__ = (
+        "epoch", "has_left", "input_tokens", "is_over", "lease_id", "output_tokens", "produced",
+        "request", "steps_left", "tag", "tries",
+    )  # fmt: skip
+
+    def __init__(self, request: pb.AdmitRequest, output_tokens: int, steps: int) -> None:
+        self.request = request
+        self.input_tokens = sum(request.input_tokens)
+        self.output_tokens = output_tokens  # what it will produce
+        self.steps_left = steps  # until it has
+        self.produced = 0
+        self.tag = 0
+        self.lease_id = 0  # once it runs
+        self.epoch = 0
+        self.tries = 0
+        self.has_left = False
+        self.is_over = False
+
+
+class JobMaker:
+    """Draws requests."""
+
+    def __init__(self, agenda: Agenda, options: Options, prefix: str = "r") -> None:
+        self._prefix = prefix
+        self._agenda = agenda
+        self._options = options
+        self._tenants = list(options.tenants)
+        self._made = 0
+
+    def next_id(self) -> str:
+        """Return an id that no request had."""
+        self._made += 1
+        return f"{self._prefix}{self._made}"
+
+    def job(self, pool: str = "", tenant: str | None = None) -> Job:
+        """Draw a request; half of them for any pool."""
+        options, random = self._options, self._agenda.rnd.random
+        if tenant is None:
+            tenant = self._tenants[self._whose(random())]
+        n = 1 if random() < 0.9 else 2
+        prompts = [1 + int(random() * options.prompt_max)]
+        if random() < 0.05:
+            prompts.append(1 + int(random() * options.prompt_max))
+        most = 1 + int(random() * options.output_max)
+        draw = random()
+        request = pb.AdmitRequest(
+            request_id=self.next_id(),
+            tenant=tenant,
+            pool=pool if draw < 0.5 else "",
+            input_tokens=prompts,
+            n=n,
+            max_output_tokens=most,
+            reports_progress=random() * 1_000 < options.reports_permille,
+            queue_ttl_ms=500 if draw < 0.05 else 0,
+        )
+        used = 1 + int(random() * random() * most)
+        return Job(request, used * n * len(prompts), 1 + int(random() * 3))
+
+    def _whose(self, draw: float) -> int:
+        """Draw a tenant: the first ask most, or they come and go."""
+        count = len(self._tenants)
+        if not self._options.fair:
+            return int(draw * draw * count)
+        season, at = divmod(self._made, _SEASON)
+        return season % count if at < _ALONE else int(draw * count)
+
+    def conflict(self, job: Job) -> pb.AdmitRequest:
+        """Another request under the id of this one."""
+        other = pb.AdmitRequest()
+        other.CopyFrom(job.request)
+        other.max_output_tokens += 1
+        return other
+
+
+def totals(job: Job) -> tuple[int, int, int]:
+    """Return what the job has used so far."""
+    return job.input_tokens, 0, job.produced

@@ -1,0 +1,1 @@
+"""What the output-length predictor would have promised to the requests of a trace."""

@@ -1,0 +1,1 @@
+"""Replays what a server recorded: exactly, or under another configuration."""

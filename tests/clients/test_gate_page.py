@@ -1,0 +1,83 @@
+"""The gate's own lines on the engine's page of metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from schedsvc_vllm.gate import Gate
+from schedsvc_vllm.settings import Settings
+
+from .asgi import Exchange, ask, owner, start
+from .fake_scheduler import FakeScheduler
+
+PAGE = b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3.0\n"
+
+
+class Serving:
+    """Answers its page in two pieces, and everything else with nothing."""
+
+    def __init__(self) -> None:
+        self.kind = b"text/plain; version=0.0.4"
+        self.encoding: bytes | None = None
+        self.headers: dict[bytes, bytes] = {}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] != "/metrics":
+            await receive()
+            await send(start(200, b"application/json"))
+            await send({"type": "http.response.body", "body": b"{}"})
+            return
+        self.headers = dict(scope["headers"])
+        message = start(200, self.kind)
+        message["headers"].append((b"Content-Length", str(len(PAGE)).encode()))
+        if self.encoding:
+            message["headers"].append((b"content-encoding", self.encoding))
+        await send(message)
+        await send({"type": "http.response.body", "body": PAGE[:9], "more_body": True})
+        await send({"type": "http.response.body", "body": PAGE[9:]})
+
+
+async def page(gate: Gate) -> Exchange:
+    headers = {"accept": "application/openmetrics-text", "accept-encoding": "gzip"}
+    return await Exchange(gate, b"", "/metrics", headers, method="GET", owner=owner()).run()
+
+
+async def test_the_page_tells_whether_the_gate_enforces(fake: FakeScheduler) -> None:
+    app = Serving()
+    gate = Gate(app, Settings(target=fake.target))
+    # Before its first request, or the server's start, the gate has nothing to tell.
+    assert (await page(gate)).answer == PAGE
+    for _ in range(2):
+        await Exchange(gate, ask(), owner=owner()).run()
+    await fake.stop()
+    await Exchange(gate, ask(), owner=owner()).run()
+    shown = await page(gate)
+    assert {b"accept", b"accept-encoding"}.isdisjoint(app.headers)
+    assert shown.answer.startswith(PAGE)
+    assert shown.answer_headers["content-length"] == str(len(shown.answer))
+    families = {
+        family.name: family.samples[0]
+        for family in text_string_to_metric_families(shown.answer.decode())
+    }
+    told = {name: sample.value for name, sample in families.items() if "gate" in name}
+    assert told == {
+        "schedsvc_gate_connected": 0,
+        "schedsvc_gate_running": 0,
+        "schedsvc_gate_enforced": 2,
+        "schedsvc_gate_fail_open": 1,
+    }
+    await gate._close()
+
+
+@pytest.mark.parametrize(("kind", "encoding"), [(b"text/html", None), (b"text/plain", b"gzip")])
+async def test_a_page_of_another_form_passes(
+    fake: FakeScheduler, kind: bytes, encoding: bytes | None
+) -> None:
+    app = Serving()
+    gate = Gate(app, Settings(target=fake.target))
+    await Exchange(gate, ask(), owner=owner()).run()
+    app.kind, app.encoding = kind, encoding
+    assert (await page(gate)).answer == PAGE
+    await gate._close()

@@ -1,0 +1,280 @@
+"""`schedsvc-proxy` before the emulator and before servers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_vllm import proxy_cli
+from schedsvc_vllm.gate import Gate
+from schedsvc_vllm.launcher import LaunchError
+from schedsvc_vllm.proxy import Told, Upstream
+from schedsvc_vllm.settings import PoolSettings, Settings, SettingsError
+
+from .asgi import Exchange, ask
+from .conftest import Until
+from .fake_scheduler import FakeScheduler
+
+MODELS = {"data": [{"id": "m", "max_model_len": 1_024}]}
+PAGE = """\
+process_start_time_seconds 1.5e+09
+vllm:cache_config_info{block_size="16",engine="0",kv_cache_size_tokens="2048"} 1.0
+vllm:cache_config_info{block_size="16",engine="1",kv_cache_size_tokens="2048"} 1.0
+vllm:num_requests_running{engine="0"} 3.0
+vllm:kv_cache_usage_perc{engine="0"} 0.5
+"""
+
+
+class Server:
+    """A scripted server behind the proxy."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.left = 0
+        self.pieces = 5
+        self.held = asyncio.Event()
+        self.held.set()
+        self.breaks = False
+        self.healthy = True
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        path = request.path
+        if path == "/health":
+            return web.Response(status=200 if self.healthy else 503)
+        if path == "/metrics":
+            return web.Response(text=PAGE)
+        if path == "/v1/models":
+            return web.json_response(MODELS)
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.seen.append((request.method, request.path_qs, headers, body))
+        if not json.loads(body or b"{}").get("stream"):
+            usage = {"prompt_tokens": 7, "completion_tokens": 5}
+            return web.json_response({"choices": [], "usage": usage}, headers={"x-own": "1"})
+        return await self.stream(request)
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        try:
+            for number in range(self.pieces):
+                usage = {"prompt_tokens": 7, "total_tokens": 0, "completion_tokens": number + 1}
+                chunk = {"choices": [{"index": 0, "text": "w"}], "usage": usage}
+                text = json.dumps(chunk, separators=(",", ":"))
+                await response.write(f"data: {text}\n\n".encode())
+            if self.breaks:
+                assert request.transport is not None
+                request.transport.abort()
+            await self.held.wait()
+            await response.write(b"data: [DONE]\n\n")
+        except (asyncio.CancelledError, ConnectionError):
+            self.left += 1
+            raise
+        return response
+
+
+@pytest.fixture
+async def behind() -> AsyncIterator[tuple[Server, str]]:
+    server = Server()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", server.handle)
+    runner = web.AppRunner(app, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    yield server, f"http://127.0.0.1:{port}"
+    server.held.set()
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def gate(fake: FakeScheduler, behind: tuple[Server, str]) -> AsyncIterator[Gate]:
+    """A gate before an upstream, started as a server starts it."""
+    upstream = Upstream(behind[1])
+    made = Gate(upstream, Settings(target=fake.target))
+    inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    started = asyncio.Event()
+
+    async def send(message: Any) -> None:
+        assert message["type"] in ("lifespan.startup.complete", "lifespan.shutdown.complete")
+        started.set()
+
+    life = asyncio.ensure_future(made({"type": "lifespan"}, inbox.get, send))
+    inbox.put_nowait({"type": "lifespan.startup"})
+    await started.wait()
+    yield made
+    inbox.put_nowait({"type": "lifespan.shutdown"})
+    await life
+
+
+async def test_sizes_come_from_the_upstream(gate: Gate, fake: FakeScheduler, until: Until) -> None:
+    assert gate._runtime is not None
+    assert isinstance(gate.app, Upstream)
+    assert gate.app.told == Told(4_096, 16, 1_024, 1_500_000_000 * 10**9)
+    await until(lambda: fake.pools)
+    pool = fake.pools[0]
+    assert (pool.capacity_tokens, pool.block_size_tokens, pool.max_model_tokens) == (
+        4_096,
+        16,
+        1_024,
+    )
+    assert pool.epoch == 1_500_000_000 * 10**9
+    await until(lambda: fake.telemetry)
+    assert (fake.telemetry[0].running, fake.telemetry[0].used_tokens) == (3, 2_048)
+
+
+async def test_requests_pass_both_ways_and_are_billed(
+    gate: Gate, behind: tuple[Server, str], fake: FakeScheduler
+) -> None:
+    headers = {"x-a": "1", "connection": "x", "transfer-encoding": "chunked", "host": "outside"}
+    whole = await Exchange(gate, ask(), headers=headers).run()
+    assert (whole.status, whole.answer_headers["x-own"]) == (200, "1")
+    assert json.loads(whole.answer)["usage"]["completion_tokens"] == 5
+    assert "transfer-encoding" not in whole.answer_headers
+    method, path, seen, body = behind[0].seen[0]
+    assert (method, path, body) == ("POST", "/v1/completions", ask())
+    assert seen["x-a"] == "1"
+    assert seen["host"].startswith("127.0.0.1")
+    assert {"user-agent", "accept-encoding"}.isdisjoint(seen)
+    streamed = await Exchange(gate, ask(stream=True)).run()
+    assert streamed.answer.count(b"data: ") == 6
+    # The proxy asked for usage in every event, and took it out again.
+    assert b"continuous_usage_stats" in behind[0].seen[1][3]
+    assert b"usage" not in streamed.answer
+    assert gate._runtime is not None
+    await gate._runtime.session.flush(5)
+    ends = [book.end for book in fake.books.values()]
+    assert [(e.outcome, e.input_tokens, e.output_tokens) for e in ends] == [
+        (pb.OUTCOME_COMPLETED, 7, 5)
+    ] * 2
+
+
+async def test_what_is_not_gated_passes_with_its_query(
+    gate: Gate, behind: tuple[Server, str], fake: FakeScheduler
+) -> None:
+    for method, path, body in (("GET", "/v1/x%2Fy", b""), ("POST", "/tokenize", b"{}")):
+        exchange = Exchange(gate, body, path, method=method)
+        exchange.scope["query_string"] = b"a=1&b=%20"
+        exchange.scope["raw_path"] = path.encode()
+        if not body:
+            exchange.scope["headers"] = []
+        await exchange.run()
+        assert exchange.status == 200
+        assert behind[0].seen[-1][:2] == (method, f"{path}?a=1&b=%20")
+    assert fake.admits == []
+
+
+async def test_a_client_that_leaves_ends_the_upstreams_stream(
+    gate: Gate, behind: tuple[Server, str], fake: FakeScheduler, until: Until
+) -> None:
+    behind[0].held.clear()
+    exchange = Exchange(gate, ask(stream=True))
+    task = asyncio.ensure_future(exchange.run())
+    await until(lambda: exchange.answer.count(b"data: ") == 5)
+    exchange.left.set()
+    await asyncio.wait_for(task, 2)
+    await until(lambda: behind[0].left == 1)
+    assert gate._runtime is not None
+    await gate._runtime.session.flush(5)
+    end = fake.books[1].end
+    assert (end.outcome, end.output_tokens) == (pb.OUTCOME_CANCELLED, 5)
+
+
+async def test_an_upstream_that_breaks_off_breaks_the_answer_off(
+    gate: Gate, behind: tuple[Server, str], fake: FakeScheduler
+) -> None:
+    behind[0].breaks = True
+    exchange = Exchange(gate, ask(stream=True))
+    with pytest.raises(aiohttp.ClientError):
+        await exchange.run()
+    assert exchange.sent[-1].get("more_body")
+    assert gate._runtime is not None
+    await gate._runtime.session.flush(5)
+    assert fake.books[1].end.outcome == pb.OUTCOME_CANCELLED
+
+
+async def test_an_upstream_that_is_away_is_a_clean_error(fake: FakeScheduler) -> None:
+    pool = PoolSettings(capacity_tokens=4_096, block_size_tokens=16)
+    gate = Gate(Upstream("http://127.0.0.1:9"), Settings(target=fake.target, pool=pool))
+    refused = await Exchange(gate, ask()).run()
+    assert (refused.status, refused.error["code"]) == (503, "server_is_overloaded")
+    assert refused.answer_headers["x-schedsvc-dropped-reason"] == "upstream_unreachable"
+    assert gate._runtime is not None
+    await gate._runtime.session.flush(5)
+    assert fake.books[1].end.outcome == pb.OUTCOME_CANCELLED
+    assert fake.books[1].end.output_tokens == 0
+    assert isinstance(gate.app, Upstream)
+    await gate.app._session().close()
+    await gate._close()
+
+
+async def test_the_start_waits_for_the_upstream_and_gives_up(behind: tuple[Server, str]) -> None:
+    server, url = behind
+    server.healthy = False
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    inbox.put_nowait({"type": "lifespan.startup"})
+    inbox.put_nowait({"type": "lifespan.shutdown"})
+    await Upstream(url, wait_s=0.0)({"type": "lifespan"}, inbox.get, send)
+    assert sent[0]["type"] == "lifespan.startup.failed"
+    assert "--upstream: after 0 s still" in sent[0]["message"]
+    assert "/health answers 503" in sent[0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--upstream", "localhost:8000"], "--upstream"),
+        (["--upstream", "http://h:1/v1"], "without /v1"),
+        (["--upstream", "http://h:1", "--port", "70000"], "--port"),
+        (["--upstream", "http://h:1", "--wait-s", "-1"], "--wait-s"),
+        (["--upstream", "http://h:1", "--schedsvc-pol", "x"], "--schedsvc-pol"),
+        (["--upstream", "http://h:1"], "SCHEDSVC_TARGET"),
+    ],
+)
+def test_a_wrong_command_line_is_named(arguments: list[str], named: str) -> None:
+    with pytest.raises((LaunchError, SettingsError), match=named):
+        proxy_cli.prepare(arguments, {})
+
+
+def test_the_command_explains_itself_and_fails_with_two() -> None:
+    command = [sys.executable, "-c", "from schedsvc_vllm.proxy_cli import main; main()"]
+    shown = subprocess.run([*command, "--help"], check=True, capture_output=True, text=True)
+    assert "--schedsvc-tenant-headers" in shown.stdout
+    assert "example:" in shown.stdout
+    failed = subprocess.run(
+        [*command, "--upstream", "nonsense"], check=False, capture_output=True, text=True
+    )
+    assert failed.returncode == 2
+    assert failed.stderr.startswith("schedsvc-proxy: --upstream nonsense")
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    options, settings = proxy_cli.prepare(
+        ["--upstream", "http://h:1"], {"SCHEDSVC_TARGET": "unix:/s"}
+    )
+
+    def absent(name: str) -> Any:
+        raise ModuleNotFoundError(name=name)
+
+    monkeypatch.setattr(proxy_cli.importlib, "import_module", absent)
+    for call in (
+        lambda: proxy_cli.build(options, settings),
+        lambda: proxy_cli.serve(None, options),
+    ):
+        with pytest.raises(LaunchError, match=re.escape("schedsvc-vllm[proxy]")):
+            call()  # type: ignore[no-untyped-call]

@@ -1,0 +1,205 @@
+"""`schedsvc-proxy` as a process of its own, before the emulator and the real scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from schedsvc_client.aio import AsyncScheduler
+
+from .test_end_to_end import CAPACITY_TOKENS, CONTEXT_TOKENS, Programs
+
+
+class Proxied(Programs):
+    """A scheduler, an engine that knows nothing of it, and the proxy between."""
+
+    proxy_url = ""
+
+    def start_engine(self) -> None:
+        sizes = ("--kv-tokens", str(CAPACITY_TOKENS), "--max-model-len", str(CONTEXT_TOKENS))
+        self.start(
+            "engine",
+            *("emulate", "--profile", "tiny-cpu", "--port", "0", "--block-size", "16", *sizes),
+        )
+        self.engine_url = json.loads((self.folder / "engine.ready").read_text())["base_url"]
+
+    def start_proxy(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.proxy_url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-c", "from schedsvc_vllm.proxy_cli import main; main()"]
+        command += ["--upstream", self.engine_url, "--port", str(port)]
+        command += ["--schedsvc-target", self.target, "--schedsvc-tenant-headers=x-tenant-id"]
+        with (self.folder / "proxy.log").open("wb") as log:
+            self.running["proxy"] = subprocess.Popen(
+                command, stdout=log, stderr=log, env=os.environ
+            )
+        deadline_s = time.monotonic() + 30
+        while not self.is_up():
+            assert self.running["proxy"].poll() is None, self.log("proxy")
+            assert time.monotonic() < deadline_s, self.log("proxy")
+            time.sleep(0.02)
+
+    def is_up(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.proxy_url}/health", timeout=1) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
+
+
+@pytest.fixture(scope="module")
+def programs() -> Iterator[Proxied]:
+    folder = Path(tempfile.mkdtemp(prefix="e2e-"))
+    made = Proxied(folder)
+    try:
+        made.start_scheduler()
+        made.start_engine()
+        made.start_proxy()
+        yield made
+    finally:
+        made.stop()
+        shutil.rmtree(folder)
+
+
+async def running(programs: Proxied) -> int:
+    """Ask the engine how many requests it runs."""
+    async with aiohttp.ClientSession(programs.engine_url) as http, http.get("/metrics") as page:
+        lines = (await page.text()).splitlines()
+    (line,) = [line for line in lines if line.startswith("vllm:num_requests_running{")]
+    return round(float(line.split()[-1]))
+
+
+async def at_rest(scheduler: AsyncScheduler, programs: Proxied, within_s: float) -> Any:
+    """Wait until nothing is promised and nothing runs; return the scheduler's books."""
+    deadline_s = time.monotonic() + within_s
+    while True:
+        stats = await scheduler.stats()
+        if not stats.totals.live_leases and not await running(programs):
+            return stats
+        assert time.monotonic() < deadline_s, stats.totals
+        await asyncio.sleep(0.02)
+
+
+def body(output_tokens: int, **fields: Any) -> dict[str, Any]:
+    exact = {"emulated_output_tokens": output_tokens}
+    return {"model": "emulated", "prompt": [5] * 40, "max_tokens": 900} | exact | fields
+
+
+async def test_streams_pass_and_are_billed_to_the_token(programs: Proxied) -> None:
+    async with (
+        AsyncScheduler(programs.target) as scheduler,
+        aiohttp.ClientSession(programs.proxy_url, headers={"x-tenant-id": "a"}) as http,
+    ):
+        before = await scheduler.stats()
+        assert before.pools[0].capacity_tokens == CAPACITY_TOKENS
+        for stream in (False, True):
+            async with http.post("/v1/completions", json=body(30, stream=stream)) as response:
+                text = await response.text()
+                assert response.status == 200, text
+                assert response.headers["x-schedsvc-mode"] == "enforced"
+                assert text.endswith("data: [DONE]\n\n") is stream
+        stats = await at_rest(scheduler, programs, 5)
+    flow = next(flow for flow in stats.flows if flow.tenant == "a")
+    assert (flow.completed, flow.input_tokens, flow.output_tokens) == (2, 80, 60)
+
+
+async def test_the_protocol_of_lightllm_is_billed_to_the_token(programs: Proxied) -> None:
+    asked = {"inputs": "one two three", "parameters": {"max_new_tokens": 25, "ignore_eos": True}}
+    async with (
+        AsyncScheduler(programs.target) as scheduler,
+        aiohttp.ClientSession(programs.proxy_url, headers={"x-tenant-id": "a"}) as http,
+    ):
+        before = used(await at_rest(scheduler, programs, 5), "a")
+        async with http.post("/generate", json=asked) as response:
+            assert response.headers["x-schedsvc-mode"] == "enforced"
+            counted = (await response.json())["prompt_tokens"]
+        async with http.post("/generate_stream", json=asked) as response:
+            assert response.headers["x-schedsvc-mode"] == "enforced"
+            text = await response.text()
+        assert text.count("data:") == 25
+        async with http.post("/generate", json={"inputs": ""}) as response:
+            assert response.status == 400
+            assert "inputs" in await response.text()
+        stats = await at_rest(scheduler, programs, 5)
+    after = used(stats, "a")
+    assert [new - old for old, new in zip(before, after, strict=True)] == [2, 2 * counted, 50]
+
+
+def used(stats: Any, tenant: str) -> tuple[int, int, int]:
+    """What the books have of a tenant: requests, input and output tokens."""
+    flow = next(flow for flow in stats.flows if flow.tenant == tenant)
+    return flow.completed, flow.input_tokens, flow.output_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_frees_engine_and_lease_in_a_second(
+    programs: Proxied, stream: bool
+) -> None:
+    async with (
+        AsyncScheduler(programs.target) as scheduler,
+        aiohttp.ClientSession(programs.proxy_url, headers={"x-tenant-id": "b"}) as http,
+    ):
+        asked = asyncio.ensure_future(http.post("/v1/completions", json=body(900, stream=stream)))
+        for _ in range(500):
+            if await running(programs):
+                break
+            await asyncio.sleep(0.01)
+        if stream:
+            response = await asked
+            await response.content.readany()
+            response.close()
+        else:
+            asked.cancel()
+        stats = await at_rest(scheduler, programs, 1.0)
+    flow = next(flow for flow in stats.flows if flow.tenant == "b")
+    assert flow.cancelled == 1 + stream
+    assert flow.output_tokens < 900
+
+
+async def test_an_engine_that_dies_is_told_and_serves_again(programs: Proxied) -> None:
+    async with (
+        AsyncScheduler(programs.target) as scheduler,
+        aiohttp.ClientSession(programs.proxy_url, headers={"x-tenant-id": "c"}) as http,
+    ):
+        streaming = await http.post("/v1/completions", json=body(900, stream=True))
+        port = programs.engine_url.rsplit(":", 1)[1]
+        programs.kill("engine")
+        with pytest.raises(aiohttp.ClientError):
+            await streaming.read()
+        async with http.post("/v1/completions", json=body(5)) as refused:
+            assert refused.status == 503
+            assert refused.headers["x-schedsvc-dropped-reason"] == "upstream_unreachable"
+        sizes = ("--kv-tokens", str(CAPACITY_TOKENS), "--max-model-len", str(CONTEXT_TOKENS))
+        programs.start(
+            "engine",
+            *("emulate", "--profile", "tiny-cpu", "--port", port, "--block-size", "16", *sizes),
+        )
+        async with http.post("/v1/completions", json=body(5)) as again:
+            assert again.status == 200, await again.text()
+        stats = await at_rest(scheduler, programs, 5)
+    flow = next(flow for flow in stats.flows if flow.tenant == "c")
+    # The proxy learns by the last request that it is another engine, whose epoch voids the leases
+    # of the old: if that is told before its end, it ends as one of them.
+    assert (flow.completed, flow.cancelled) in ((1, 2), (0, 3))
+
+
+def test_a_signal_ends_it(programs: Proxied) -> None:
+    process = programs.running.pop("proxy")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) in (0, -signal.SIGTERM)

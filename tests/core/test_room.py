@@ -1,0 +1,224 @@
+"""The peak form, headroom that adapts, and what is kept for flows below their share."""
+
+from typing import Any
+
+from schedsvc import _core as core
+
+from .support import SECOND, admit, grant, is_drained, make, outcomes, pool
+
+MS = 10**6
+
+
+def peak(capacity: int, *flows: tuple[str, int], **more: Any) -> core.Scheduler:
+    return make(*flows, capacity=capacity, ledger="peak", **more)
+
+
+def tell(s: core.Scheduler, now_ns: int, used: int, preemptions: int = 0, epoch: int = 1) -> None:
+    s.telemetry(now_ns, 0, epoch, 1, 0, used, preemptions)
+
+
+def test_what_ends_early_makes_room_for_what_ends_late() -> None:
+    # By hand, block 1. a: 10 in, 10 out; b: 10 in, 50 out. When a ends both hold 20: 40 in all;
+    # when b ends it holds 60. The sum form would promise 20 + 60 = 80.
+    s = peak(60)
+    grant(s, 0, "a", 10, 10, reports_progress=True)
+    grant(s, 0, "b", 10, 50, reports_progress=True)
+    assert pool(s, 0)["load_tokens"] == 60
+    assert pool(s, 0)["promised_tokens"] == 80
+    # One more like a would make 60 when both end, which is no more than b alone at its end.
+    grant(s, 0, "c", 10, 10, reports_progress=True)
+    assert pool(s, 0)["load_tokens"] == 60
+    admit(s, 0, "d", 10, 10, reports_progress=True)
+    assert s.poll(0) == []
+    assert pool(s, 0)["wait_reason"] == "KV"
+    # When b has made 45 more, a and c have ended and little of b is to come.
+    for lease_id in (1, 3):
+        s.complete(1, lease_id, 1, output_tokens=10)
+    s.progress(1, 2, 1, 10, output_tokens=45)
+    assert outcomes(s.poll(1)) == []  # 60 at b's end, and 10 + 5 of d
+    assert pool(s, 1)["load_tokens"] == 60
+
+
+def test_the_peak_is_the_largest_of_all_moments() -> None:
+    s = peak(1_000)
+    for i, (prompt, output) in enumerate(((100, 10), (50, 30), (10, 100), (5, 100))):
+        grant(s, 0, f"r{i}", prompt, output, reports_progress=True)
+    # at 100: 110 + 105; at 30: 40 + 35 + 80; at 10: 20 + 15 + 60 + 110
+    assert pool(s, 0)["load_tokens"] == 215
+    s.progress(1, 3, 1, 10, output_tokens=60)
+    s.progress(1, 4, 1, 5, output_tokens=60)
+    # at 40: 110 + 105; at 30: 100 + 95 + 80; at 10: 80 + 75 + 60 + 110
+    assert pool(s, 1)["load_tokens"] == 325
+    s.check()
+
+
+def test_what_reports_nothing_or_is_silent_counts_in_full() -> None:
+    s = peak(200, lease_ttl_ns=SECOND, lease_grace_ns=SECOND)
+    grant(s, 0, "told", 10, 40, reports_progress=True)
+    grant(s, 0, "untold", 10, 60)
+    assert pool(s, 0)["load_tokens"] == 120
+    s.progress(0, 1, 1, 10, output_tokens=39)
+    assert pool(s, 0)["load_tokens"] == 120
+    grant(s, 0, "short", 10, 1, reports_progress=True)
+    assert pool(s, 0)["load_tokens"] == 49 + 70 + 12  # when both make their last token: 50 + 11
+    assert s.poll(SECOND) == []  # all are SUSPECT now
+    assert pool(s, SECOND)["load_tokens"] == 50 + 70 + 11
+    s.progress(SECOND, 1, 1)
+    s.check()
+
+
+def test_a_sequence_leaves_half_a_block_unused_but_never_more_than_its_reservation() -> None:
+    s = peak(1_600, block=16)
+    grant(s, 0, "tight", 10, 6, reports_progress=True)  # one block to the last token
+    assert pool(s, 0)["load_tokens"] == 16
+    grant(s, 0, "loose", 10, 7, reports_progress=True)  # two blocks, 15 tokens to spare
+    assert pool(s, 0)["load_tokens"] == 16 + 16 + 7
+    assert pool(s, 0)["promised_tokens"] == 48
+
+
+def test_what_the_engine_holds_beyond_all_promises_counts_while_it_is_known() -> None:
+    s = peak(100)
+    grant(s, 0, "a", 10, 10)
+    tell(s, 0, used=90)  # 70 of it are nobody's here
+    assert pool(s, 0)["load_tokens"] == 90
+    admit(s, 0, "b", 10, 10)
+    assert s.poll(0) == []
+    assert s.poll(5 * SECOND) == []
+    assert outcomes(s.poll(5 * SECOND + 1)) == [core.GRANTED]
+    tell(s, 6 * SECOND, used=101)
+    assert pool(s, 6 * SECOND)["overdrawn"]
+    tell(s, 7 * SECOND, used=40)
+    assert pool(s, 7 * SECOND)["load_tokens"] == 40
+
+
+def adaptive(**more: Any) -> core.Scheduler:
+    limits = {"headroom_ppm": 20_000, "headroom_min_ppm": -200_000, "headroom_max_ppm": 100_000}
+    return peak(10_000, **(limits | more))
+
+
+def test_headroom_rises_at_once_with_preemptions_and_falls_slowly_while_cache_is_wanted() -> None:
+    s = adaptive()
+    grant(s, 0, "a", 10, 9_000)
+    admit(s, 0, "b", 10, 9_000)
+    tell(s, 0, used=100)
+    headroom = []
+    for second in range(1, 4):
+        s.poll(second * SECOND)
+        tell(s, second * SECOND, used=100)
+        headroom.append(pool(s, second * SECOND)["headroom_tokens"])
+    assert headroom == [150, 100, 50]  # 0.5 % of the pool a second
+    tell(s, 4 * SECOND, used=100, preemptions=1)
+    assert pool(s, 4 * SECOND)["headroom_tokens"] == 50 + 220
+    for second in range(5, 9):
+        s.poll(second * SECOND)
+        tell(s, second * SECOND, used=100, preemptions=1)
+    assert pool(s, 8 * SECOND)["headroom_tokens"] == 270 - 4 * 5  # 0.05 % a second from now on
+    tell(s, 9 * SECOND, used=100, preemptions=1_000)
+    assert pool(s, 9 * SECOND)["headroom_tokens"] == 650
+    tell(s, 10 * SECOND, used=100, preemptions=2_000)
+    assert pool(s, 10 * SECOND)["headroom_tokens"] == 1_000  # headroom_max
+
+
+def test_headroom_stays_where_nothing_waits_or_the_cache_is_full() -> None:
+    s = adaptive()
+    grant(s, 0, "a", 10, 8_000)
+    for second in range(5):
+        s.poll(second * SECOND)
+        tell(s, second * SECOND, used=100)
+    assert pool(s, 4 * SECOND)["headroom_tokens"] == 200
+    admit(s, 5 * SECOND, "b", 10, 8_000)
+    for second in range(5, 9):
+        s.poll(second * SECOND)
+        tell(s, second * SECOND, used=9_600)
+    assert pool(s, 8 * SECOND)["headroom_tokens"] == 200
+
+
+def test_below_zero_more_is_promised_than_there_is() -> None:
+    s = adaptive(headroom_ppm=0, headroom_min_ppm=-100_000)
+    grant(s, 0, "a", 10, 5_490)
+    admit(s, 0, "b", 10, 5_490, queue_ttl_ns=25 * SECOND)
+    tell(s, 0, used=100)
+    granted_s = None
+    for second in range(1, 25):
+        if s.poll(second * SECOND):
+            granted_s = second
+            break
+        tell(s, second * SECOND, used=100)
+        s.progress(second * SECOND, 1, 1)
+    assert granted_s == 21  # after twenty times 0.5 %
+    assert pool(s, 21 * SECOND)["load_tokens"] == 11_000
+    assert not pool(s, 21 * SECOND)["overdrawn"]
+    tell(s, 22 * SECOND, used=100, preemptions=5)
+    assert pool(s, 22 * SECOND)["overdrawn"]
+
+
+def test_learning_starts_anew_after_reset() -> None:
+    s = adaptive()
+    grant(s, 0, "a", 10, 10)
+    tell(s, 0, used=0)
+    tell(s, 1, used=0, preemptions=4)
+    assert pool(s, 1)["headroom_tokens"] > 200
+    s.complete(2, 1, 1)
+    s.reset_learned()
+    assert pool(s, 2)["headroom_tokens"] == 200
+
+
+TWO = (("hog", 1000), ("quiet", 1000))
+
+
+def fill(s: core.Scheduler, now_ns: int, name: str, each: int = 100) -> int:
+    """Let the hog take all it is given; how much that is."""
+    for i in range(60):
+        admit(s, now_ns, f"{name}{i}", each - 10, 10, flow=0, reports_progress=True)
+    s.poll(now_ns)
+    return int(s.flow_stats(now_ns, 0)["promised_tokens"])
+
+
+def test_a_flow_above_its_share_leaves_what_the_others_took_lately() -> None:
+    s = peak(4_000, *TWO, dispatch="backfill")
+    for i in range(3):  # the quiet one comes first, with three requests of 50 in half a second
+        d = grant(s, i * 100 * MS, f"q{i}", 40, 10, flow=1)
+        s.complete(i * 100 * MS, d.lease_id, 1, output_tokens=10)
+        grant(s, i * 100 * MS, f"h{i}", 10, 10, flow=0)
+    assert fill(s, 400 * MS, "hog") == 3_760  # not 3_860: 160 of 4,000 are left
+    # Two of the quiet one's (it was alone at the first), three of the hog's while it was small.
+    assert pool(s, 400 * MS)["kept_tokens"] == 2 * 50 + 3 * 20
+    assert pool(s, 400 * MS)["wait_reason"] == "HEADROOM"
+    grant(s, 450 * MS, "q", 40, 10, flow=1)
+
+
+def test_what_is_kept_fades_and_a_flow_alone_takes_all() -> None:
+    s = peak(4_000, *TWO, queue_ttl_ns=600 * SECOND, lease_ttl_ns=600 * SECOND)
+    d = grant(s, 0, "h", 10, 10, flow=0)
+    q = grant(s, 0, "q", 400, 10, flow=1)
+    s.complete(1, q.lease_id, 1, output_tokens=10)
+    kept = [pool(s, t * 500 * MS)["kept_tokens"] for t in (0, 1, 2, 3, 17, 64)]
+    assert kept == [410, 410, 384, 360, 145, 0]
+    assert fill(s, 2 * SECOND, "hog") <= 3_700
+    s.complete(3 * SECOND, d.lease_id, 1, output_tokens=10)
+    assert fill(s, 12 * SECOND, "more") == 4_000  # the quiet one has not been seen for 10 s
+
+
+def test_two_flows_that_wait_both_leave_each_other_nothing() -> None:
+    s = peak(4_000, *TWO, queue_ttl_ns=60 * SECOND, lease_ttl_ns=60 * SECOND)
+    for i in range(60):
+        for flow in (0, 1):
+            admit(s, 0, f"{flow}.{i}", 90, 10, flow=flow)
+    assert len(s.poll(0)) == 40
+    assert pool(s, 0)["kept_tokens"] == 0
+
+
+def test_a_drained_pool_holds_no_load() -> None:
+    s = peak(500, answer_ttl_ns=SECOND)
+    for i in range(9):
+        admit(s, 0, f"r{i}", 10, 20 + i, reports_progress=i % 3 > 0)
+    leases = [d.lease_id for d in s.poll(0)]
+    for lease_id in leases:
+        s.progress(1, lease_id, 1, output_tokens=lease_id)
+        s.check()
+    for lease_id in leases[::2] + leases[1::2]:
+        s.complete(2, lease_id, 1)
+        s.check()
+    s.poll(2 * SECOND)
+    assert pool(s, 2 * SECOND)["load_tokens"] == 0
+    assert is_drained(s, 2 * SECOND)

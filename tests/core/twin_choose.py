@@ -1,0 +1,102 @@
+"""Who runs next in a pool of the twin: the head, or whom it lets pass."""
+
+from typing import NamedTuple
+
+from .twin_refusals import Refusals
+from .twin_room import FRESH_NS
+from .twin_types import Request
+
+LOOKAHEAD = 8
+NEVER = 1 << 62
+
+
+class Plan(NamedTuple):
+    """What a request would reserve, and why it has to wait."""
+
+    blocks: int
+    output: int
+    reason: str
+    evidence: int
+    above: bool
+
+
+class Choice(Refusals):
+    """Plans, and the choice among the heads of the flows."""
+
+    def plan(self, pool: int, r: Request) -> Plan:
+        its = self.reservation(pool, r)
+        return its._replace(reason=self._reason_to_wait(pool, r, its.blocks, its.output, its.above))
+
+    def reservation(self, pool: int, r: Request) -> Plan:
+        """A plan whose reason nobody asks for."""
+        predicted = self.predictor.promise(self.asked(r))
+        output = min(predicted.tokens or r.output_max_tokens, r.output_max_tokens)
+        need = self.blocks(pool, r.prompt_tokens * r.n + output * r.sequences, r.sequences)
+        above = self.is_above_share(r.flow, need * self.pools[pool].block_size)
+        # What is all that it may produce cannot fail.
+        evidence = predicted.by if output < r.output_max_tokens else 0
+        return Plan(need, output, "NONE", evidence, above)
+
+    def _reason_to_wait(self, pool: int, r: Request, need: int, output: int, above: bool) -> str:
+        p, live = self.pools[pool], self.leases_of(pool)
+        if len(self.leases()) >= self.limits["leases_max"]:
+            return "LIMIT"
+        if p.foreign_tokens and self.now_ns - (p.told_at_ns or 0) > FRESH_NS:
+            p.foreign_tokens = 0
+        if self.load(pool) > self.allowance(pool):
+            return "OVERDRAWN"
+        if p.max_running and sum(q.sequences for q in live) + r.sequences > p.max_running:
+            return "MAX_RUNNING"
+        if not live:
+            return "NONE"
+        load = self.load(pool, self.figures(pool, r, need, output), need)
+        if load > self.allowance(pool):
+            return "KV"
+        if load > self.limit(pool, above):
+            return "HEADROOM"
+        return "NONE"
+
+    def limit(self, pool: int, above: bool) -> int:
+        p = self.pools[pool]
+        kept = self.kept_tokens(pool) if above else 0
+        return (p.capacity_blocks - p.headroom_blocks) * p.block_size - kept
+
+    def who_may_pass(self, pool: int, head: Request, plan: Plan) -> tuple[Request, Plan] | None:
+        """The first of the next heads that fits now and, but for light ones that pass a flow above
+        its share, leaves the start of this head where it is."""
+        bypasses = (
+            self.backfills
+            and head.bypassed < self.limits["bypass_max"]
+            and (not head.bypassed or self.now_ns - head.bypassed_ns < self.limits["bypass_ns"])
+        )
+        when, spare = self._start(pool, self.limit(pool, plan.above), plan)
+        heads = sorted(self.heads(pool) + self.heads(-1), key=self.rank)
+        for r in heads[:LOOKAHEAD]:
+            if r is head or r.due_ns <= self.now_ns or not self.can_hold(pool, r):
+                continue
+            its = self.plan(pool, r)
+            if its.reason != "NONE":
+                continue
+            ends = r.reports_progress and its.output <= when
+            fits = its.blocks * self.pools[pool].block_size <= spare
+            light = plan.above and not its.above
+            passes = bypasses and (light or fits or ends or when == NEVER)
+            if passes and self.quotas.model_allows(r, pool):
+                head.bypassed_ns = head.bypassed_ns if head.bypassed else self.now_ns
+                head.bypassed += 1
+                return r, its
+        return None
+
+    def _start(self, pool: int, limit: int, plan: Plan) -> tuple[int, int]:
+        """After how many tokens of each sequence the head fits, and what is then spare."""
+        p = self.pools[pool]
+        room = limit - plan.blocks * p.block_size - p.foreign_tokens
+        leases = [
+            (self.figures(pool, r)[0], self.figures(pool, r)[2], r.reserved_blocks * p.block_size)
+            for r in self.leases_of(pool)
+        ]
+        for moment in sorted({0} | {left for left, width, _ in leases if width}):
+            held = sum(whole for left, width, whole in leases if left > moment or not width)
+            if held <= room:
+                return moment, room - held
+        return NEVER, 0

@@ -1,0 +1,428 @@
+"""The twin's quotas: dicts and scans; the moment when a bucket will do is found by bisection."""
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from schedsvc import _core as core
+
+from .twin_types import Request, TwinError
+
+if TYPE_CHECKING:
+    from .twin_state import State
+
+TICK_NS = 60_000
+TICKS_MAX = 10**12
+REQUESTS, INPUT, OUTPUT, TOTAL = range(4)
+RETRY_MAX_NS = 109 * 10**9
+
+
+@dataclass
+class Bucket:
+    """Millionths of a unit: so many a tick, up to a minute's worth."""
+
+    rate: int
+    level: int
+    at_ns: int
+
+    @property
+    def size(self) -> int:
+        return self.rate * 10**6
+
+    def level_at(self, now_ns: int) -> int:
+        return min(self.size, self.level + (now_ns - self.at_ns) // TICK_NS * self.rate)
+
+    def draw(self, now_ns: int, micro: int) -> None:
+        level = self.level_at(now_ns)
+        whole = (now_ns - self.at_ns) // TICK_NS * TICK_NS
+        self.at_ns = now_ns if level == self.size else self.at_ns + whole
+        self.level = min(self.size, level - micro)
+
+    def due_ns(self, micro: int) -> int:
+        """When it holds so much, or is full."""
+        wanted = min(micro, self.size)
+        after = range(TICKS_MAX)
+        ticks = bisect_left(after, wanted, key=lambda k: self.level_at(self.at_ns + k * TICK_NS))
+        return self.at_ns + ticks * TICK_NS
+
+
+@dataclass
+class Node:
+    parent: int = -1
+    buckets: dict[int, Bucket] = field(default_factory=dict)
+    concurrency: int = 0
+    lift: int = 0
+
+
+@dataclass
+class Bill:
+    nodes: list[int]
+    inputs: int
+    outputs: int
+
+
+@dataclass
+class Wait:
+    node: int
+    request: Request
+    lift: int
+
+
+def shares(inputs: int, outputs: int) -> tuple[int, int, int]:
+    return inputs, outputs, inputs + outputs
+
+
+class Quotas:
+    """Who may take how much; every question is answered by looking at all flows."""
+
+    def __init__(self, state: "State") -> None:
+        self.state = state
+        self.nodes: list[Node] = []
+        self.names: dict[bytes, int] = {}
+        self.first: dict[int, int] = {}  # flow -> first node of its chain
+        self.own: dict[int, int] = {}
+        self.refusing: set[int] = set()
+        self.models: dict[bytes, int] = {}  # pool -> node
+        self.bills: dict[int, Bill] = {}  # by seq
+        self.asked: dict[int, int] = {}  # seq -> output, as it asked for it
+        self.waits: dict[int, Wait] = {}  # by flow
+        self.is_new = False  # limits have changed since somebody asked
+
+    # Configuration.
+
+    def _limit(self, node: int, limits: tuple[int, ...], concurrency: int) -> None:
+        n, now_ns = self.nodes[node], self.state.now_ns
+        for which, rate in enumerate(limits):
+            old = n.buckets.pop(which, None)
+            if rate and old:
+                old.draw(now_ns, 0)
+                level = old.level + (rate - old.rate) * 10**6
+                n.buckets[which] = Bucket(rate, level, old.at_ns)
+            elif rate:
+                n.buckets[which] = Bucket(rate, rate * 10**6, now_ns)
+        n.concurrency = concurrency
+        self.is_new = True
+
+    def set_named(self, name: bytes, parent: int, limits: tuple[int, ...], together: int) -> int:
+        if not -1 <= parent < len(self.nodes):
+            raise TwinError(3, "quota")
+        if name not in self.names:
+            if len(self.chain(parent)) + 2 > core.QUOTA_LEVELS_MAX:
+                raise TwinError(3, "parent")
+            self.names[name] = len(self.nodes)
+            self.nodes.append(Node(parent))
+        node = self.names[name]
+        before, self.nodes[node].parent = self.nodes[node].parent, parent
+        chains = [self.chain(n) for n in range(len(self.nodes))]
+        most = core.QUOTA_LEVELS_MAX
+        if len(self.chain(parent)) + 2 > most or any(len(chain) > most for chain in chains):
+            self.nodes[node].parent = before
+            raise TwinError(3, "parent")
+        self._limit(node, limits, together)
+        return node
+
+    def set_flow(
+        self, flow: int, parent: int, refuse: bool, limits: tuple[int, ...], together: int
+    ) -> None:
+        if not -1 <= parent < len(self.nodes):
+            raise TwinError(3, "quota")
+        if len(self.chain(parent)) + 1 > core.QUOTA_LEVELS_MAX:
+            raise TwinError(3, "parent")
+        if flow in self.waits:
+            self._come_back(flow)
+        self.first[flow] = parent
+        (self.refusing.add if refuse else self.refusing.discard)(flow)
+        limited = any(limits) or together > 0
+        if limited and flow not in self.own:
+            self.own[flow] = len(self.nodes)
+            self.nodes.append(Node())
+        if flow in self.own:
+            self.nodes[self.own[flow]].parent = parent
+            self._limit(self.own[flow], limits, together)
+            if limited:
+                self.first[flow] = self.own[flow]
+        self.is_new = True
+
+    # What there is.
+
+    def chain(self, node: int) -> list[int]:
+        found = []
+        while node != -1 and len(found) <= core.QUOTA_LEVELS_MAX:
+            found.append(node)
+            node = self.nodes[node].parent
+        return found
+
+    def chain_of(self, flow: int) -> list[int]:
+        return self.chain(self.first.get(flow, -1))
+
+    def live(self, node: int) -> int:
+        return sum(bill.nodes.count(node) for bill in self.bills.values())
+
+    def is_candidate(self, r: Request) -> bool:
+        """Whether it may stand in the line, as the head of its queue."""
+        return not self.chain_of(r.flow) or r.seq in self.bills
+
+    def heads(self, flow: int) -> list[Request]:
+        found: dict[int, Request] = {}
+        for r in self.state.queued(lambda r: r.flow == flow):
+            found.setdefault(r.target, r)
+        return sorted(found.values(), key=lambda r: r.seq)
+
+    def is_out(self, flow: int) -> bool:
+        """Blocked by its quota: no candidate, and no part of the minimum."""
+        return flow in self.waits and not any(self.is_candidate(r) for r in self.heads(flow))
+
+    def take(self, r: Request) -> tuple[int, int]:
+        """Input and output tokens that it takes, or has taken."""
+        if r.seq in self.bills:
+            return self.bills[r.seq].inputs, self.bills[r.seq].outputs
+        if r.seq in self.asked:
+            return r.prompt_tokens, self.asked[r.seq]
+        promised = self.state.predictor.promise(self.state.asked(r)).tokens
+        each = min(promised or r.output_max_tokens, r.output_max_tokens)
+        return r.prompt_tokens, each * r.sequences
+
+    def needs(self, r: Request) -> dict[int, int]:
+        amounts = (1, *shares(*self.take(r)))
+        return {which: amount * 10**6 for which, amount in enumerate(amounts)}
+
+    def due_ns(self, node: int, r: Request) -> int:
+        """When the node holds enough for it; -1: when a request ends."""
+        n, needs = self.nodes[node], self.needs(r)
+        if n.concurrency and self.live(node) >= n.concurrency:
+            return -1
+        now_ns = self.state.now_ns
+        short = [
+            bucket.due_ns(needs[which])
+            for which, bucket in n.buckets.items()
+            if bucket.level_at(now_ns) < min(needs[which], bucket.size)
+        ]
+        return max(short, default=0)
+
+    def fits(self, node: int, r: Request) -> bool:
+        return 0 <= self.due_ns(node, r) <= self.state.now_ns
+
+    def can_hold(self, node: int, r: Request) -> bool:
+        needs = self.needs(r)
+        return all(needs[which] <= b.size for which, b in self.nodes[node].buckets.items())
+
+    # What happens.
+
+    def refusal(self, r: Request) -> int:
+        """Outcome of a request at its arrival, or 0."""
+        chain = self.chain_of(r.flow)
+        if not all(self.can_hold(node, r) for node in chain):
+            return core.REJECTED_QUOTA_SIZE
+        refused = self._model_refusal(r)
+        if refused or r.flow not in self.refusing:
+            return refused
+        fits = all(self.fits(node, r) and not self.waiters(node) for node in chain)
+        return 0 if fits else core.REJECTED_QUOTA
+
+    def _model_refusal(self, r: Request) -> int:
+        names = self.state.pool_names
+        pools = [p for p in range(len(names)) if r.target in (-1, p)]
+        nodes = [self.models.get(names[p], -1) for p in pools]
+        if -1 in nodes:
+            return 0
+        holding = [node for node in nodes if self.can_hold(node, r)]
+        if not holding:
+            return core.REJECTED_QUOTA_SIZE
+        waits = r.flow in self.refusing and not any(self.fits(node, r) for node in holding)
+        return core.REJECTED_QUOTA if waits else 0
+
+    def wait_ms(self, r: Request) -> int:
+        """What a queued request has to wait for its quotas at least."""
+        chain = [] if r.seq in self.bills else self.chain_of(r.flow)
+        wait_ns = max((self.due_ns(n, r) for n in chain), default=0) - self.state.now_ns
+        return -(-min(max(wait_ns, 10**9), RETRY_MAX_NS) // 10**6) if wait_ns > 0 else 0
+
+    def bill(self, r: Request, nodes: list[int]) -> None:
+        inputs, outputs = self.take(r)
+        bill = self.bills.setdefault(r.seq, Bill([], inputs, outputs))
+        for node in nodes:
+            bill.nodes.append(node)
+            self._draw(node, 1, bill.inputs, bill.outputs)
+
+    def bill_chain(self, r: Request, *, with_model: bool = False) -> None:
+        if chain := self.chain_of(r.flow):
+            self.bill(r, chain)
+        if with_model:
+            self.bill_model(r)
+
+    def bill_model(self, r: Request) -> None:
+        node = self.models.get(self.state.pool_names[r.pool], -1)
+        if node != -1:
+            self.bill(r, [node])
+
+    def model_waits(self, r: Request, pool: int) -> bool:
+        node = self.models.get(self.state.pool_names[pool], -1)
+        if node == -1:
+            return False
+        if self.fits(node, r):
+            self.asked[r.seq] = self.take(r)[1]
+            return False
+        self.state.model_due[pool] = self.due_ns(node, r)
+        return True
+
+    def model_allows(self, r: Request, pool: int) -> bool:
+        """Whether it may pass the pool's next, as far as the model's quota goes."""
+        node = self.models.get(self.state.pool_names[pool], -1)
+        if node == -1:
+            return True
+        self.asked[r.seq] = self.take(r)[1]
+        return self.fits(node, r)
+
+    def _draw(self, node: int, requests: int, inputs: int, outputs: int) -> None:
+        amounts = (requests, *shares(inputs, outputs))
+        for which, bucket in self.nodes[node].buckets.items():
+            bucket.draw(self.state.now_ns, amounts[which] * 10**6)
+
+    def correct(self, r: Request, inputs: int, outputs: int) -> None:
+        """Let a bill be about so much."""
+        if bill := self.bills.get(r.seq):
+            for node in bill.nodes:
+                self._draw(node, 0, inputs - bill.inputs, outputs - bill.outputs)
+            bill.inputs, bill.outputs = inputs, outputs
+
+    def report(self, r: Request) -> None:
+        if bill := self.bills.get(r.seq):
+            inputs = max(bill.inputs, r.input_tokens or 0)
+            self.correct(r, inputs, max(bill.outputs, r.output_tokens))
+
+    def close(self, r: Request, has_run: bool) -> None:
+        if bill := self.bills.get(r.seq):
+            if not has_run:
+                self.correct(r, 0, 0)
+                for node in bill.nodes:
+                    self._draw(node, -1, 0, 0)
+            del self.bills[r.seq]
+
+    def gone(self, r: Request) -> None:
+        """It has left its queue."""
+        if r.flow in self.waits and self.waits[r.flow].request is r:
+            self._come_back(r.flow)
+        self.retire(r.flow)
+
+    def retire(self, flow: int) -> None:
+        """It leaves the minimum where nothing of it stands in the line any more."""
+        if flow in self.waits and flow in self.state.in_minimum and self.is_out(flow):
+            self.state.in_minimum.discard(flow)
+            self.state.last_active = flow
+            self.waits[flow].lift = self.nodes[self.waits[flow].node].lift
+
+    def key(self, flow: int, r: Request, lift: int) -> tuple[int, int]:
+        if self.state.policy in ("fcfs", "sif"):
+            return (r.seq if self.state.policy == "fcfs" else r.prompt_tokens), flow
+        return self.state.flows[flow].vtc - lift, flow
+
+    def waiters(self, node: int) -> list[int]:
+        """Flows that wait at a node, the next first."""
+        found = [flow for flow, wait in self.waits.items() if wait.node == node]
+        return sorted(found, key=lambda f: self.key(f, self.waits[f].request, self.waits[f].lift))
+
+    def run(self) -> None:
+        """Let every head ask that has not, and serve waiters, until nothing changes."""
+        if self.is_new:
+            self.is_new = False
+            for flow in sorted(self.waits):
+                self._come_back(flow)
+        while any(self.chain_of(flow) for flow in self.first):
+            asking = [
+                flow
+                for flow in range(len(self.state.flows))
+                if flow not in self.waits
+                and any(not self.is_candidate(r) for r in self.heads(flow))
+            ]
+            if asking:
+                self._ask(asking[0], -1)
+                continue
+            for node in range(len(self.nodes)):
+                first = self.waiters(node)[:1]
+                if first and self.fits(node, self.waits[first[0]].request):
+                    self._come_back(first[0])
+                    self._ask(first[0], node)
+                    break
+            else:
+                return
+
+    def _ask(self, flow: int, served_by: int) -> None:
+        while heads := [r for r in self.heads(flow) if not self.is_candidate(r)]:
+            r = heads[0]
+            self.asked[r.seq] = self.take(r)[1]
+            for node in self.chain_of(flow):
+                first = self.waiters(node)[:1]
+                behind = False
+                if first and node != served_by:
+                    wait = self.waits[first[0]]
+                    mine = self.key(flow, r, self.nodes[node].lift)
+                    behind = self.key(first[0], wait.request, wait.lift) < mine
+                if behind or not self.fits(node, r):
+                    self.waits[flow] = Wait(node, r, self.nodes[node].lift)
+                    self.retire(flow)
+                    return
+            self.bill_chain(r)
+            served_by = -1
+
+    def _come_back(self, flow: int) -> None:
+        self._lift(flow, self.waits.pop(flow))
+
+    def rejoin(self, flow: int) -> None:
+        """It has a head in the line again, though another one still waits."""
+        if flow in self.waits and not self.is_out(flow):
+            wait = self.waits[flow]
+            self._lift(flow, wait)
+            wait.lift = self.nodes[wait.node].lift
+
+    def _lift(self, flow: int, wait: Wait) -> None:
+        state = self.state
+        if flow in state.in_minimum:
+            return
+        f, node = state.flows[flow], self.nodes[wait.node]
+        least = state.least_vtc()
+        f.vtc += node.lift - wait.lift
+        if f.vtc < least and state.policy != "lcf":
+            node.lift += least - f.vtc
+            f.vtc = least
+        state.in_minimum.add(flow)
+
+    def next_due(self) -> int:
+        """When a node holds enough for the first of its waiters."""
+        firsts = [(node, self.waiters(node)[:1]) for node in range(len(self.nodes))]
+        dues = [self.due_ns(node, self.waits[f[0]].request) for node, f in firsts if f]
+        return min((due for due in dues if due >= 0), default=-1)
+
+    def fill_up(self) -> None:
+        now_ns = self.state.now_ns
+        for n in self.nodes:
+            for bucket in n.buckets.values():
+                bucket.level, bucket.at_ns = bucket.size, now_ns
+        for bill in self.bills.values():
+            for node in bill.nodes:
+                self._draw(node, 1, bill.inputs, bill.outputs)
+
+    def rows(self, flow: int, now_ns: int) -> list[dict[str, Any]]:
+        """Of each kind the limit of which the least is left."""
+        found = []
+        for which in range(4):
+            kept = [
+                (bucket.level_at(now_ns), k, bucket)
+                for k, node in enumerate(self.chain_of(flow))
+                if (bucket := self.nodes[node].buckets.get(which))
+            ]
+            if kept:
+                level, _, bucket = min(kept, key=lambda e: (max(0, e[0] // 10**6), e[1]))
+                ticks = -(-(bucket.size - level) // bucket.rate)
+                reset_ms = -(-ticks * TICK_NS // 10**6)
+                left = max(0, level // 10**6)
+                found.append((3 + which, bucket.rate, left, reset_ms))
+        together = [
+            (max(0, n.concurrency - self.live(node)), k, n.concurrency)
+            for k, node in enumerate(self.chain_of(flow))
+            if (n := self.nodes[node]).concurrency
+        ]
+        if together:
+            left, _, limit = min(together)
+            found.append((7, limit, left, 0))
+        names = ("kind", "limit", "remaining", "reset_ms")
+        return [dict(zip(names, row, strict=True)) for row in found]

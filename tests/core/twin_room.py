@@ -1,0 +1,131 @@
+"""What the twin finds of a pool's load, headroom and shares, by looking at everything."""
+
+from collections import Counter
+
+from .twin_state import State
+from .twin_types import SUSPECT, Request
+
+WINDOW_NS = 500_000_000
+FRESH_NS = 5 * 10**9
+LINGER_NS = 10 * 10**9
+
+
+class Room(State):
+    """The load in both forms; headroom that adapts; what is kept for flows below their share."""
+
+    def load(self, pool: int, extra: tuple[int, int, int] | None = None, blocks: int = 0) -> int:
+        """Tokens at worst, with one more lease (left, held, width; width 0: held throughout)."""
+        p = self.pools[pool]
+        if self.form == "sum":
+            return (self.promised(pool) + blocks) * p.block_size + p.foreign_tokens
+        entries = [self.figures(pool, r) for r in self.leases_of(pool)]
+        if extra is not None:
+            entries.append(extra)
+        moments = {left for left, _, width in entries if width} | {0}
+        at_worst = max(
+            sum(held + width * moment for left, held, width in entries if width and left >= moment)
+            for moment in moments
+        )
+        fixed = sum(held for _, held, width in entries if not width)
+        return at_worst + fixed + p.foreign_tokens
+
+    def figures(
+        self, pool: int, r: Request, blocks: int | None = None, output: int | None = None
+    ) -> tuple[int, int, int]:
+        size = self.pools[pool].block_size
+        whole = (r.reserved_blocks if blocks is None else blocks) * size
+        if not r.reports_progress or r.state == SUSPECT:
+            return 0, whole, 0
+        output = r.predicted_output if output is None else output
+        held = min(r.prompt_tokens * r.n + r.output_tokens, whole)
+        left = max(0, output - -(-r.output_tokens // r.sequences))
+        left = min(left, (whole - held) // r.sequences)
+        unused = min(r.sequences * (size - 1) // 2, whole - held - r.sequences * left)
+        return left, held + unused, r.sequences
+
+    def allowance(self, pool: int) -> int:
+        p = self.pools[pool]
+        return (p.capacity_blocks + max(0, -p.headroom_blocks)) * p.block_size
+
+    # Headroom.
+
+    def telemetry(
+        self,
+        now_ns: int,
+        pool: int,
+        epoch: int,
+        running: int,
+        waiting: int,
+        used_tokens: int,
+        preemptions: int,
+    ) -> None:
+        self.enter(now_ns)
+        p = self.pools[pool]
+        if epoch != p.epoch:
+            return
+        known = p.told_at_ns is not None
+        fresh = max(0, preemptions - p.preemptions) if known else 0
+        elapsed_ns = now_ns - (p.told_at_ns or 0) if known else 0
+        p.told_at_ns, p.preemptions = now_ns, preemptions
+        p.foreign_tokens = max(0, used_tokens - self.promised(pool) * p.block_size)
+        ppm = p.headroom_ppm
+        if fresh:
+            p.probes = False
+            ppm += 20_000 + 2_000 * min(fresh, 10)
+        elif p.pressed and used_tokens * 100 < p.capacity_blocks * p.block_size * 95:
+            ppm -= (5_000 if p.probes else 500) * min(elapsed_ns, FRESH_NS) // 10**9
+        p.pressed = False
+        start = self.limits["headroom_ppm"]
+        least = min(start, self.limits["headroom_min_ppm"])
+        most = max(start, self.limits["headroom_max_ppm"])
+        p.headroom_ppm = min(max(ppm, least), most)
+
+    # Shares.
+
+    def has_shares(self) -> bool:
+        return len(self.recent_flows()) > 1 and self.policy not in ("fcfs", "sif")
+
+    def is_above_share(self, flow: int, tokens: int) -> bool:
+        recent = self.recent_flows()
+        if not self.has_shares():
+            return False
+        weights = sum(self.flows[i].weight_milli for i in recent)
+        size = sum(
+            p.block_size * max(p.capacity_blocks, self.promised(i))
+            for i, p in enumerate(self.pools)
+        )
+        held = sum(
+            r.reserved_blocks * self.pools[r.pool].block_size
+            for r in self.leases(lambda r: r.flow == flow)
+        )
+        return (held + tokens) * weights > size * self.flows[flow].weight_milli
+
+    def recent_flows(self) -> list[int]:
+        """Flows that are active, or were less than ten seconds ago."""
+        return [
+            i
+            for i, f in enumerate(self.flows)
+            if self.is_active(i)
+            or (f.idle_at_ns is not None and self.now_ns < f.idle_at_ns + LINGER_NS)
+        ]
+
+    def kept_tokens(self, pool: int, now_ns: int | None = None) -> int:
+        """The most that was taken in one window, a sixteenth less for each window since."""
+        p = self.pools[pool]
+        if not p.light:
+            return 0
+        start_ns = p.light[0][0]
+        taken: Counter[int] = Counter()
+        for at_ns, tokens in p.light:
+            taken[(at_ns - start_ns) // WINDOW_NS] += tokens * 1000
+        last = ((self.now_ns if now_ns is None else now_ns) - start_ns) // WINDOW_NS
+        kept = 0
+        for window in range(last):
+            kept = max(kept - kept // 16, taken[window])
+            if window - max(w for w in taken if w <= window) >= 63:
+                kept = 0  # for so long nobody took any
+        kept = max(kept, taken[last])
+        return min(kept // 1000, p.capacity_blocks // 8 * p.block_size)
+
+    def note_light(self, pool: int, tokens: int) -> None:
+        self.pools[pool].light.append((self.now_ns, tokens))

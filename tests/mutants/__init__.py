@@ -1,0 +1,1 @@
+"""Wrong cores, each of which the suite has to catch. A program: `python tests/mutants --help`."""

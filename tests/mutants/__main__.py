@@ -1,0 +1,55 @@
+"""`python tests/mutants NAME`: run what has to catch a known bug, with that bug in the core.
+
+    python tests/mutants --list
+    python tests/mutants leak-on-cancel
+    python tests/mutants none            the same build, without a bug: nothing may be caught
+
+The exit status is 0 where the bug was caught (for `none`: where nothing was).
+"""
+
+import os
+import sys
+from itertools import count, islice
+
+from bugs import MUTANTS, NUMBERS, Mutant
+from wrong_core import ROOT, VARIABLE, build, load
+
+NONE = Mutant("none", "no bug", (), 60)
+
+
+def caught(mutant: Mutant) -> bool:
+    """Run what is to catch it, in this process."""
+    os.environ[VARIABLE] = str(NUMBERS.get(mutant.name, 0))
+    load(build())
+    os.chdir(ROOT)
+    from schedsvc.sim.faults.options import draw
+    from schedsvc.sim.faults.run import EVENTS, Case, Tally, run_cases
+
+    tally = Tally()
+    numbers = (seed for seed in count() if draw(seed, EVENTS).fair or not mutant.fair)
+    cases = (Case(seed, only=mutant.only) for seed in islice(numbers, mutant.seeds))
+    for _ in run_cases(cases, tally):
+        for case, violation in tally.failures:
+            print(f"seed {case.seed}: {violation}")
+            return True
+    print(f"{tally.seeds} seeds, {tally.events:,} events: nothing was caught")
+    return False
+
+
+def main(arguments: list[str]) -> int:
+    """Run one mutant by its name."""
+    known = {mutant.name: mutant for mutant in (*MUTANTS, NONE)}
+    if arguments == ["--list"]:
+        for mutant in MUTANTS:
+            print(f"{mutant.name:24} {mutant.what}")
+        return 0
+    if len(arguments) != 1 or arguments[0] not in known:
+        print(__doc__)
+        print("names:", ", ".join(known))
+        return 0 if arguments in (["--help"], ["-h"]) else 2
+    mutant = known[arguments[0]]
+    return int(caught(mutant) == (mutant is NONE))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

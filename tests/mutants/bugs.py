@@ -1,0 +1,256 @@
+"""Known bugs, as lines that are inserted into a copy of the core's source, and what catches each.
+
+The production source holds none of this. An insertion names a file, a text that occurs in it
+exactly once, and the lines that go before it; in them BUG stands for "this bug is switched on".
+"""
+
+from dataclasses import dataclass
+
+RELEASE = "    if not r.is_void:\n        core.ledger.release(i)\n"
+HEADROOM = "        # Headroom is for growth; what is alone in the pool may use it all.\n"
+LIFT = "        if self.lifts:\n            f.vtc = max(f.vtc, self.least_vtc())\n"
+RENEWED = "        if r.due_ns > core.deadlines.nodes[0].key:  # renewed since\n"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One bug."""
+
+    name: str
+    what: str
+    insertions: tuple[tuple[str, str, str], ...]
+    seeds: int  # of the fault simulator, among which one at least catches it
+    only: frozenset[str] | None = None  # faults that may happen; None: those that a seed draws
+    fair: bool = False  # only seeds that measure who is served how much
+
+
+def leak(outcome: str) -> tuple[tuple[str, str, str], ...]:
+    """End a lease, and keep its blocks promised."""
+    line = (
+        f"    if BUG and outcome == {outcome} and not r.is_void:\n"
+        "        core.ledger.pools[r.pool].promised_blocks += r.reserved_blocks\n"
+    )
+    return (("lease.pxi", RELEASE, line),)
+
+
+MUTANTS = (
+    Mutant(
+        "leak-on-timeout", "a lease that expires keeps its reservation", leak("OUT_EXPIRED"), 40
+    ),
+    Mutant(
+        "leak-on-cancel",
+        "a lease that is cancelled keeps its reservation",
+        leak("OUT_CANCELLED"),
+        40,
+    ),
+    Mutant(
+        "leak-on-refusal",
+        "a request that is refused at once leaves a block promised",
+        (
+            (
+                "admit.pxi",
+                "        return -refuse(core, ask.flow, outcome, ask.tag)\n    core.seq += 1\n",
+                "        if BUG and core.ledger.count:\n"
+                "            core.ledger.pools[0].promised_blocks += 1\n",
+            ),
+        ),
+        40,
+    ),
+    Mutant(
+        "leak-on-exception",
+        "a request that ends in an error leaves a block promised",
+        (
+            (
+                "admit.pxi",
+                "        raise CallerError(\n"
+                '            CODE_ALREADY_EXISTS, "request_id", "was used for another',
+                "        if BUG:\n            core.ledger.pools[0].promised_blocks += 1\n",
+            ),
+        ),
+        100,
+    ),
+    Mutant(
+        "head-of-line",
+        "a pool that is full holds up all others",
+        (
+            (
+                "dispatch.pxi",
+                "            blocked |= <uint64_t>1 << pool\n",
+                "            if BUG:\n                return 0\n",
+            ),
+        ),
+        60,
+    ),
+    Mutant(
+        "starvation",
+        "whatever fits goes before a large request, as often as it likes",
+        (
+            (
+                "choose.pxi",
+                "    if not core.backfills or first.bypassed >= core.bypass_max or (\n",
+                "    if BUG:\n        first.bypassed = 0\n",
+            ),
+            (
+                "choose.pxi",
+                "        if not is_light and not leaves(",
+                "        if BUG:\n            is_light = True\n",
+            ),
+        ),
+        300,
+        frozenset({"burst", "client-leaves-run", "engine-slow"}),
+    ),
+    Mutant(
+        "lift-ignores-running",
+        "a newcomer is not lifted to flows that have nothing but running requests",
+        (
+            (
+                "flows.pxi",
+                LIFT,
+                "        if BUG:\n"
+                "            for other in range(self.count):\n"
+                "                if self.items[other].queued:\n"
+                "                    f.vtc = max(f.vtc, self.least_vtc())\n"
+                "                    break\n"
+                "            return self.active.put(flow, f.vtc, flow)\n",
+            ),
+        ),
+        200,
+        fair=True,
+    ),
+    Mutant(
+        "lift-after-eviction",
+        "a flow that was idle comes back with a counter of 0",
+        (
+            (
+                "flows.pxi",
+                LIFT,
+                "        if BUG:\n"
+                "            f.vtc = 0\n"
+                "            return self.active.put(flow, f.vtc, flow)\n",
+            ),
+        ),
+        200,
+        fair=True,
+    ),
+    Mutant(
+        "reverse-resume",
+        "what comes back to a queue goes before what it came behind",
+        (
+            (
+                "flows.pxi",
+                "        if self.queues[q].chain.count == 1:\n            self._rank(q)\n",
+                "        if BUG and self.queues[q].chain.count > 1:\n"
+                "            other = self.queues[q].chain.head\n"
+                "            chain_remove(&self.queues[q].chain, self.requests.items, other)\n"
+                "            chain_push(&self.queues[q].chain, self.requests.items, other)\n"
+                "            self._rank(q)\n",
+            ),
+        ),
+        40,
+    ),
+    Mutant(
+        "reaper",
+        "a lease ends after its first TTL, though its holder renews it",
+        (
+            (
+                "dispatch.pxi",
+                RENEWED,
+                "        if BUG and (r.state == LIVE or r.state == SUSPECT):\n"
+                "            end_lease(core, i, OUT_EXPIRED)\n"
+                "            continue\n",
+            ),
+        ),
+        40,
+    ),
+    Mutant(
+        "negative-after-flap",
+        "the end of a lease of an old epoch is booked on the new one",
+        (("lease.pxi", RELEASE, "    if BUG and r.is_void:\n        core.ledger.release(i)\n"),),
+        60,
+    ),
+    Mutant(
+        "stale-telemetry",
+        "the ledger believes what the engine said last, not what it has promised itself",
+        (
+            (
+                "ledger.pxi",
+                HEADROOM,
+                "        if BUG and p.telemetry_at_ns >= 0:\n"
+                "            if p.engine_used_tokens // p.block_size + blocks"
+                " <= p.capacity_blocks:\n"
+                "                return WAIT_NONE\n"
+                "            return WAIT_KV\n",
+            ),
+        ),
+        100,
+    ),
+    Mutant(
+        "over-holding",
+        "half of the cache is never granted, so that the engine idles",
+        (
+            (
+                "ledger.pxi",
+                HEADROOM,
+                "        if BUG and p.promised_blocks + blocks > p.capacity_blocks // 2:\n"
+                "            return WAIT_KV\n",
+            ),
+        ),
+        100,
+    ),
+    Mutant(
+        "suspect-does-not-count",
+        "while a lease is suspect, its pool grants what it holds to others",
+        (
+            (
+                "ledger.pxi",
+                HEADROOM,
+                "        if BUG and p.suspect:\n            return WAIT_NONE\n",
+            ),
+        ),
+        100,
+    ),
+    Mutant(
+        "repeat-is-new",
+        "a repeated request is taken for a new one: two reservations, two charges",
+        (
+            (
+                "admit.pxi",
+                "    if i != NONE:\n        return answer_repeat(core, i, ask)\n",
+                "    if BUG:\n        i = NONE\n",
+            ),
+        ),
+        40,
+    ),
+    Mutant(
+        "epoch-forgotten",
+        "leases of an engine that restarted keep their reservations",
+        (
+            (
+                "lease.pxi",
+                "    while i != NONE:\n        after = core.requests.items[i].pool_next\n",
+                "    if BUG:\n        return 0\n",
+            ),
+        ),
+        40,
+    ),
+    Mutant(
+        "overdue-grant",
+        "a request is granted after its queue TTL",
+        (
+            (
+                "choose.pxi",
+                "    if r.due_ns <= core.now_ns:  # its timer has not been reached yet\n",
+                "    if BUG:\n        r.due_ns = max(r.due_ns, core.now_ns + 1)\n",
+            ),
+            (
+                "dispatch.pxi",
+                RENEWED,
+                "        if BUG and r.state == QUEUED and r.due_ns <= core.now_ns:\n"
+                "            r.due_ns = core.now_ns + NS_PER_S\n",
+            ),
+        ),
+        60,
+    ),
+)
+
+NUMBERS = {mutant.name: number for number, mutant in enumerate(MUTANTS, 1)}

@@ -1,0 +1,48 @@
+"""Every known bug is caught, and the same build without a bug is not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+sys.path.insert(0, str(FOLDER))
+
+from bugs import MUTANTS  # noqa: E402 - a program
+from wrong_core import StaleMutantError, edited  # noqa: E402 - a program
+
+
+def run(name: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(FOLDER), name], capture_output=True, text=True, timeout=300
+    )
+
+
+def test_every_bug_has_its_place_in_the_source() -> None:
+    texts = edited()
+    for number, mutant in enumerate(MUTANTS, 1):
+        used = sum(text.count(f"MUTANT == {number}") for text in texts.values())
+        assert used >= len(mutant.insertions), mutant.name
+
+
+def test_a_place_that_has_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import wrong_core
+
+    gone = MUTANTS[0].__class__("gone", "", (("lease.pxi", "no such line", ""),), 1)
+    monkeypatch.setattr(wrong_core, "MUTANTS", (gone,))
+    monkeypatch.setitem(wrong_core.NUMBERS, "gone", 99)
+    with pytest.raises(StaleMutantError, match=r"gone: _core/lease\.pxi"):
+        edited()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["none", *(mutant.name for mutant in MUTANTS)])
+def test_it_is_caught(name: str) -> None:
+    result = run(name)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_wrong_name_is_refused() -> None:
+    assert run("no-such-bug").returncode == 2

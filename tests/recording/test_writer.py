@@ -1,0 +1,119 @@
+"""Writing beside the event loop: limits, failures, and the file that was there before."""
+
+import os
+import stat
+import threading
+import time
+
+import pytest
+
+from schedsvc.recording import writer as module
+from schedsvc.recording.form import Event, Kind, pack
+from schedsvc.recording.writer import RecordingError, RecordingWriter
+from schedsvc.sim.replay.reader import Recording
+
+HEADER = {"options": {}, "setup": []}
+MB = 1 << 20
+
+
+def polls(numbers):
+    return [Event(Kind.POLL, (number,)) for number in numbers]
+
+
+def write(path, events, **options):
+    writer = RecordingWriter(path, HEADER, **{"bytes_max": MB, **options})
+    for event in events:
+        writer.put(pack(event))
+    return writer
+
+
+def test_what_was_put_is_in_the_file_in_its_order(tmp_path):
+    writer = write(tmp_path / "r", polls(range(5_000)))
+    writer.close()
+    writer.close()
+    recording = Recording(tmp_path / "r")
+    assert list(recording.events()) == polls(range(5_000))
+    assert recording.header == HEADER
+    assert recording.cut_bytes == 0
+
+
+def test_only_its_owner_can_read_it(tmp_path):
+    write(tmp_path / "r", []).close()
+    assert stat.S_IMODE((tmp_path / "r").stat().st_mode) == 0o600
+
+
+def test_events_reach_the_file_while_it_is_open(tmp_path):
+    writer = write(tmp_path / "r", polls([1]))
+    until = time.monotonic() + 5
+    while not Recording(tmp_path / "r").frames:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert list(Recording(tmp_path / "r").events()) == polls([1])
+    writer.close()
+
+
+def test_the_last_recording_is_kept(tmp_path):
+    for run in range(3):
+        write(tmp_path / "r", polls([run])).close()
+    assert list(Recording(tmp_path / "r").events()) == polls([2])
+    assert list(Recording(tmp_path / "r.1").events()) == polls([1])
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["r", "r.1"]
+
+
+def test_a_recording_ends_at_its_size(tmp_path):
+    reasons = []
+    # Random bytes do not get smaller.
+    events = [Event(Kind.ADMIT, (0, 0, 0), os.urandom(50_000)) for _ in range(100)]
+    writer = write(tmp_path / "r", [], on_stop=reasons.append)
+    for event in events:
+        writer.put(pack(event))
+        writer._wake.set()
+        time.sleep(0.001)
+    writer.close()
+    assert reasons == [writer.stopped]
+    assert "has reached 1 MiB" in reasons[0]
+    assert (tmp_path / "r").stat().st_size <= MB
+    read = list(Recording(tmp_path / "r").events())
+    assert read == events[: len(read)]
+
+
+def test_a_slow_disk_stops_the_recording_and_not_the_server(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "QUEUED_BYTES_MAX", 10_000)
+    gate = threading.Event()
+    real = os.write
+
+    def slow(file, data):
+        gate.wait(10)
+        return real(file, data)
+
+    reasons = []
+    writer = write(tmp_path / "r", [], on_stop=reasons.append)
+    monkeypatch.setattr(module.os, "write", slow)
+    began = time.monotonic()
+    for event in polls(range(3_000)):
+        writer.put(pack(event))
+    assert time.monotonic() - began < 5
+    gate.set()
+    writer.close()
+    assert reasons == [writer.stopped]
+    assert "too slow" in reasons[0]
+    read = list(Recording(tmp_path / "r").events())
+    assert read == polls(range(len(read)))
+
+
+def test_a_full_disk_is_told(tmp_path, monkeypatch):
+    reasons = []
+    writer = write(tmp_path / "r", [], on_stop=reasons.append)
+
+    def full(file, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.os, "write", full)
+    writer.put(pack(polls([1])[0]))
+    writer.close()
+    assert reasons == [f"cannot write to {tmp_path / 'r'}: No space left on device"]
+
+
+def test_a_file_that_cannot_be_made_is_told(tmp_path):
+    with pytest.raises(RecordingError, match="cannot record to"):
+        write(tmp_path / "nowhere" / "r", [])

@@ -1,0 +1,227 @@
+"""The configuration of a running server: swapped whole, or not at all."""
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import structlog
+from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
+
+from schedsvc.config import Config, load, needs_restart, reconfigure
+from schedsvc.recording.start import Recording
+from schedsvc.server.reload import Reloader
+from schedsvc.sim.replay.exact import Exact
+from schedsvc.sim.replay.reader import Recording as Recorded
+
+from .conftest import ask, calling, config_of, serving, totals, until
+from .test_cli import events_of, scheduler
+
+MINIMAL = "listeners: [{tcp: '127.0.0.1:0'}]\n"
+
+
+def limit(**quota: Any) -> dict[str, Any]:
+    return {"name": "a", "quota": quota}
+
+
+async def test_quotas_weights_and_tenants_change_under_load() -> None:
+    async with serving() as server, calling(server.targets[0]) as stub:
+        runs = await stub.Admit(ask(1_500))
+        waiting = asyncio.ensure_future(stub.Admit(ask(1_500)))
+        await until(lambda: totals(server)["queued"] == 1, "queued")
+        server.reconfigure(
+            config_of(
+                tenants=[limit(requests_per_minute=3, over="refuse"), {"name": "c", "weight": 7}],
+                scheduler={"headroom": 0, "policy": "fcfs", "flow_queue_max": 5},
+            )
+        )
+        assert server.driver.stats(0)["policy"] == "fcfs"
+        assert totals(server)["live_leases"] == 1  # leases keep theirs
+        lease = {"lease_id": runs.grant.lease_id, "pool_epoch": 1}
+        await stub.Complete(pb.CompleteRequest(**lease))
+        assert (await waiting).outcome == pb.OUTCOME_GRANTED
+        row = server.driver.flow_stats(b"c")
+        assert row is not None
+        assert row["weight_milli"] == 7_000
+        # b is gone: it is unknown now, and shares the flow of the unknown.
+        before = server.driver.flow_stats(b"unknown")
+        answer = await stub.Admit(ask(1, tenant="b", queue_ttl_ms=20))
+        after = server.driver.flow_stats(b"unknown")
+        assert before is not None
+        assert after is not None
+        assert after["received"] == before["received"] + 1
+        assert answer.outcome
+
+
+async def test_capacity_below_what_is_promised_overdraws_and_revokes_nothing() -> None:
+    async with serving() as server, calling(server.targets[0]) as stub:
+        runs = await stub.Admit(ask(1_500))
+        small = {"name": "pool", "capacity_tokens": 800, "block_size_tokens": 16}
+        server.reconfigure(config_of(pools=[small]))
+        [pool] = server.driver.stats(0)["pools"]
+        assert pool["overdrawn"]
+        assert pool["live_leases"] == 1
+        answer = await stub.Admit(ask(100, queue_ttl_ms=30))
+        assert answer.outcome == pb.OUTCOME_EVICTED_TTL
+        lease = {"lease_id": runs.grant.lease_id, "pool_epoch": 1}
+        ended = await stub.Complete(pb.CompleteRequest(**lease, output_tokens=5))
+        assert ended.outcome == pb.OUTCOME_COMPLETED
+        assert (await stub.Admit(ask(100))).outcome == pb.OUTCOME_GRANTED
+
+
+async def test_audit_begins_and_ends_while_it_runs() -> None:
+    async with serving() as server, calling(server.targets[0]) as stub:
+        server.reconfigure(config_of(mode="audit", unknown_tenants="refuse"))
+        asks = [ask(1_500) for _ in range(3)] + [ask(100, tenant="stranger")]
+        answers = [await stub.Admit(request) for request in asks]
+        assert {answer.outcome for answer in answers} == {pb.OUTCOME_GRANTED}
+        snapshot = await stub.Stats(pb.StatsRequest())
+        rows = {flow.tenant: flow for flow in snapshot.flows}
+        assert rows["a"].audit
+        assert rows["a"].audited_waits == 2
+        assert [c.outcome for c in rows["unknown"].audited_refusals] == [
+            pb.OUTCOME_REJECTED_UNKNOWN_TENANT
+        ]
+        server.reconfigure(config_of(unknown_tenants="refuse"))
+        refused = await stub.Admit(ask(100, tenant="stranger"))
+        assert refused.outcome == pb.OUTCOME_REJECTED_UNKNOWN_TENANT
+
+
+async def test_quotas_are_told_by_stats_refusals_and_metrics() -> None:
+    tenants = [limit(tokens_per_minute=600, over="refuse"), {"name": "b"}]
+    metrics = {"listen": "127.0.0.1:0"}
+    async with (
+        serving(tenants=tenants, metrics=metrics) as server,
+        calling(server.targets[0]) as stub,
+    ):
+        assert (await stub.Admit(ask(400))).outcome == pb.OUTCOME_GRANTED
+        refused = await stub.Admit(ask(400))
+        assert refused.outcome == pb.OUTCOME_REJECTED_QUOTA
+        assert 20_000 <= refused.refusal.retry_after_ms <= 27_000
+        snapshot = await stub.Stats(pb.StatsRequest(tenants=["a"]))
+        [told] = snapshot.flows[0].quotas
+        assert (told.kind, told.limit) == (6, 600)
+        assert 184 <= told.remaining <= 200
+        page = (await server.metrics.page(""))[0].decode()
+        assert 'schedsvc_quota_limit{kind="tokens_per_minute",tenant="a"} 600.0' in page
+        assert 'schedsvc_refusals_total{reason="rejected_quota",tenant="a"} 1.0' in page
+        assert 'schedsvc_audit{tenant="a"} 0.0' in page
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("listeners: [{tcp: '127.0.0.1:1'}]\n", ["listeners"]),
+        (
+            MINIMAL + "limits: {message_max_bytes: 2000, drain_ms: 5}\n",
+            ["limits.message_max_bytes"],
+        ),
+        (MINIMAL + "scheduler: {policy: fcfs, headroom: 0.5}\n", ["scheduler.headroom_ppm"]),
+        (MINIMAL + "pools: [{name: p, capacity_tokens: 99}]\n", []),
+        (MINIMAL + "tenants: [{name: x}]\nmode: audit\nlog: {level: error}\n", []),
+    ],
+)
+def test_what_needs_a_restart_is_named(text: str, expected: list[str], tmp_path: Path) -> None:
+    (tmp_path / "old").write_text(MINIMAL)
+    (tmp_path / "new").write_text(text)
+    found = needs_restart(load(tmp_path / "new"), load(tmp_path / "old"))
+    assert found == expected
+
+
+def test_a_pool_that_vanished_or_changed_its_blocks_needs_a_restart(tmp_path: Path) -> None:
+    pool = "pools: [{{name: p, capacity_tokens: 999, block_size_tokens: {}}}]\n"
+    for name, text in (("old", pool.format(16)), ("new", pool.format(8)), ("none", "")):
+        (tmp_path / name).write_text(MINIMAL + text)
+    old = load(tmp_path / "old")
+    assert needs_restart(load(tmp_path / "new"), old) == ["pools (p)"]
+    assert needs_restart(load(tmp_path / "none"), old) == ["pools (p)"]
+
+
+async def test_a_broken_file_changes_nothing_and_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(MINIMAL)
+    taken: list[Config] = []
+    reloader = Reloader(file, taken.append)
+    file.write_text(MINIMAL + "tenants:\n  - {name: x, weight: -1}\n")
+    with structlog.testing.capture_logs() as logs:
+        assert not await reloader.reload()
+    assert taken == []
+    assert logs[0]["problem"].startswith(f"{file}:3:23: tenants[0].weight: has to lie between")
+    assert logs[-1]["event"] == "config_rejected"
+    file.write_text(MINIMAL + "tenants: [{name: x}]\n")
+    assert await reloader.reload()
+    assert [t.name for t in taken[0].tenants] == ["x"]
+
+
+async def test_a_watched_file_is_reloaded_when_it_changes(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(MINIMAL)
+    taken: list[Config] = []
+    watch = asyncio.ensure_future(Reloader(file, taken.append).watch(0.01))
+    await asyncio.sleep(0.05)
+    assert taken == []
+    (tmp_path / "new").write_text(MINIMAL + "mode: audit\n")
+    (tmp_path / "new").replace(file)
+    await until(lambda: len(taken) == 1, "reloaded")
+    file.unlink()
+    await asyncio.sleep(0.05)
+    assert not watch.done()
+    watch.cancel()
+
+
+def test_a_reload_is_recorded_and_replayed(tmp_path: Path) -> None:
+    old = config_of(record=str(tmp_path / "recording"))
+    new = config_of(
+        record=str(tmp_path / "recording"),
+        groups=[{"name": "g", "quota": {"concurrency": 1}}],
+        tenants=[{"name": "b", "group": "g", "api_keys_sha256": ["ab" * 32]}],
+        mode="audit",
+    )
+    recording = Recording(old, 5)
+    core = recording.core
+    core.admit_wire(10, 0, ask(100).SerializeToString())
+    core.poll(10)
+    reconfigure(core, new, old, 20)
+    core.admit_wire(30, 0, ask(100, tenant="b").SerializeToString())
+    core.poll(30)
+    digest = core.digest()
+    recording.close()
+    assert Exact(Recorded(tmp_path / "recording")).run().digest == digest
+
+
+def test_a_process_reloads_on_sighup(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    text = (
+        "listeners: [{tcp: '127.0.0.1:0'}]\npools: [{name: p, capacity_tokens: 1600}]\n"
+        "tenants: [{name: a, weight: WEIGHT}]\n"
+    )
+    file.write_text(text.replace("WEIGHT", "1"))
+    with scheduler(file) as (process, ready):
+        with grpc.insecure_channel(ready["targets"][0]) as channel:
+            stub = stubs.SchedulerServiceStub(channel)
+
+            def weight() -> int:
+                found = stub.Stats(pb.StatsRequest(tenants=["a"])).flows[0].weight_milli
+                return int(found)
+
+            file.write_text(text.replace("WEIGHT", "[oops"))
+            process.send_signal(signal.SIGHUP)
+            file_read = time.monotonic() + 0.5
+            while time.monotonic() < file_read:
+                assert weight() == 1_000
+                time.sleep(0.05)
+            file.write_text(text.replace("WEIGHT", "5"))
+            process.send_signal(signal.SIGHUP)
+            until_s = time.monotonic() + 5
+            while weight() != 5_000:
+                assert time.monotonic() < until_s
+                time.sleep(0.02)
+        process.terminate()
+        names = [event["event"] for event in events_of(process)]
+        assert process.returncode == 0
+    for name in ("config_problem", "config_rejected", "config_reloaded"):
+        assert name in names

@@ -1,0 +1,155 @@
+"""The fault simulator: seeds hold, one seed is one run, and its command says what it did."""
+
+import json
+from random import Random
+
+import pytest
+from click.testing import CliRunner
+
+from schedsvc.cli import main
+from schedsvc.sim.faults import run
+from schedsvc.sim.faults.agenda import Agenda
+from schedsvc.sim.faults.marathon import run_marathon
+from schedsvc.sim.faults.options import FAULTS, draw
+from schedsvc.sim.faults.run import Case, Tally, run_case, run_cases, shrink
+from schedsvc.sim.faults.world import Outcome
+
+
+def test_seeds_hold_and_every_fault_happens() -> None:
+    tally = Tally()
+    for _ in run_cases((Case(seed) for seed in range(40)), tally):
+        pass
+    assert tally.failures == []
+    assert tally.seeds == 40
+    assert tally.events > 40 * 2_000
+    missing = [name for name, times in tally.faults.items() if not times]
+    assert not missing
+
+
+def test_seeds_that_failed_once_hold() -> None:
+    result = CliRunner().invoke(main, ["simtest", "--regressions", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["seeds"] >= 14
+
+
+def test_one_seed_is_one_run() -> None:
+    first, second = run_case(Case(7)), run_case(Case(7))
+    assert first == second
+    assert first != run_case(Case(8))
+    assert draw(7, 2_000) == draw(7, 2_000)
+
+
+def test_only_the_faults_that_are_asked_for_happen() -> None:
+    asked = frozenset({"stream-cut", "admit-twice"})
+    faults = run_case(Case(3, 3_000, asked)).faults
+    assert {name for name, times in faults.items() if times} - {"message-reordered"} == asked
+
+
+def test_without_faults_nothing_goes_wrong() -> None:
+    for seed in range(5):
+        assert run_case(Case(seed, 1_000, frozenset())).violation == ""
+
+
+def test_the_agenda_keeps_order() -> None:
+    agenda, seen = Agenda(Random(1)), []
+    for time_ns, name in ((5, "c"), (3, "a"), (3, "b")):
+        agenda.at(time_ns, seen.append, name)
+    agenda.at(4, lambda _: agenda.after(1, seen.append, "d"))
+    while agenda.step():
+        pass
+    assert seen == ["a", "b", "c", "d"]
+    assert agenda.now_ns == 5
+    assert agenda.events == 5
+
+
+def broken(case: Case) -> Outcome:
+    """A wrong core: 300 events and one kind of fault show it."""
+    faults = draw(case.seed, case.events, case.only).faults
+    fails = case.events >= 300 and "stream-cut" in faults
+    return Outcome(case.events, "a promise: 1, 2" if fails else "", dict.fromkeys(FAULTS, 1), 0)
+
+
+def test_a_failing_seed_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "run_case", broken)
+    seed = next(s for s in range(50) if "stream-cut" in draw(s, 2_000).faults)
+    small = shrink(Case(seed), "a promise: 7, 8")
+    assert small == Case(seed, 500, frozenset({"stream-cut"}))
+    assert small.command() == f"schedsvc simtest --seed {seed} --events 500 --only stream-cut"
+    assert Case(4, 2_000, frozenset()).command() == "schedsvc simtest --seed 4 --only none"
+
+
+def test_a_broken_promise_is_shown_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "run_case", broken)
+    result = CliRunner().invoke(main, ["simtest", "--seeds", "40", "--json"])
+    assert result.exit_code == 1
+    report = json.loads(result.stdout)
+    assert report["violations"] == len(report["failures"]) == 5
+    assert report["failures"][0]["violation"] == "a promise: 1, 2"
+    assert "--only stream-cut" in report["failures"][0]["reproduce"]
+    shown = CliRunner().invoke(main, ["simtest", "--seeds", "40"]).stdout
+    assert "a promise: 1, 2" in shown
+    assert "schedsvc simtest --seed" in shown
+
+
+def test_the_report_has_its_keys() -> None:
+    result = CliRunner().invoke(main, ["simtest", "--seed", "5", "--seeds", "2", "--json"])
+    assert result.exit_code == 0
+    report = json.loads(result.stdout)
+    assert {"seeds", "events", "violations", "events_per_s"} <= set(report)
+    assert (report["seeds"], report["violations"], report["first_seed"]) == (2, 0, 5)
+    assert set(report["faults"]) == set(FAULTS)
+
+
+def test_minutes_begin_at_a_fresh_seed() -> None:
+    reports = [
+        json.loads(CliRunner().invoke(main, ["simtest", "--minutes", "0.003", "--json"]).stdout)
+        for _ in range(2)
+    ]
+    assert reports[0]["first_seed"] != reports[1]["first_seed"]
+    assert all(report["seeds"] >= 1 for report in reports)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "give --seed N"),
+        (["--seed", "-1"], "--seed"),
+        (["--minutes", "0"], "--minutes"),
+        (["--seed", "1", "--only", "stream-cut,nonsense"], "unknown: nonsense"),
+        (["--regressions", "--seed", "1"], "cannot be given with"),
+        (["--regressions", "--marathon", "1"], "cannot be given with"),
+        (["--marathon", "5", "--minutes", "1"], "--marathon cannot be given with"),
+        (["--seed", "1", "--events", "0"], "--events"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: list[str], complaint: str) -> None:
+    result = CliRunner().invoke(main, ["simtest", *arguments])
+    assert result.exit_code == 2
+    assert complaint in result.output
+
+
+def test_the_faults_are_listed() -> None:
+    result = CliRunner().invoke(main, ["simtest", "--faults"])
+    assert result.exit_code == 0
+    assert all(name in result.output for name in FAULTS)
+
+
+def test_nothing_is_left_of_a_marathon() -> None:
+    found = run_marathon(30_000, seed=3)
+    assert (found.promised_tokens, found.live_leases, found.queued) == (0, 0, 0)
+    assert found.cancelled == pytest.approx(0.20 * 30_000, rel=0.05)
+    assert found.lost == pytest.approx(0.05 * 0.80 * 30_000, rel=0.15)
+    assert found.expired == found.lost
+    assert found.completed + found.cancelled + found.expired + found.refused == 30_000
+    result = CliRunner().invoke(main, ["simtest", "--marathon", "2000", "--json"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["promised_tokens"] == 0
+    assert "0 tokens promised" in CliRunner().invoke(main, ["simtest", "--marathon", "500"]).stdout
+
+
+@pytest.mark.slow
+def test_many_seeds_hold() -> None:
+    tally = Tally()
+    for _ in run_cases((Case(seed) for seed in range(10_000, 10_250)), tally):
+        pass
+    assert tally.failures == []

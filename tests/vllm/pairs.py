@@ -1,0 +1,231 @@
+"""The noisy neighbour on the real vLLM, without the scheduler and with it, in interleaved pairs.
+
+    python -m tests.vllm.pairs --pairs 5 --null 2
+
+Open loop: `hog` sends 20 requests a second of 512/256 tokens, `quiet` 2 of 64/64. Two servers run
+side by side, one plain and one behind the gate; only one of them is busy at a time. A null pair is
+the plain server twice: what differs there is noise. TTFT is taken at the client and at the
+server's edge, by the same code in both arms. A run whose client was late is void, and repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schedsvc.load.generator import LoadRun, Pace, RunResult
+from schedsvc.load.report import percentile, run_report
+from schedsvc.load.target import Target
+from schedsvc.workload import TraceRequest
+
+from . import programs
+from .figures import CLIENT_LAG_MS_MAX, Report, judge, summary
+from .stack import Stack
+
+# Name, requests a second, input and output tokens.
+TENANTS = (("hog", 20.0, 512, 256), ("quiet", 2.0, 64, 64))
+WARMUP_S = 10.0
+DRAIN_S_MAX = 60.0
+TRIES = 3
+CLIENT_NICENESS = -15
+
+
+@dataclass(frozen=True)
+class Arms:
+    """The two servers."""
+
+    plain: Stack
+    gated: Stack
+
+
+def arrivals(seed: int, seconds: float) -> list[TraceRequest]:
+    """Draw Poisson arrivals of both tenants."""
+    streams = np.random.default_rng(seed).spawn(len(TENANTS))
+    drawn = []
+    for (name, rate, prompt_tokens, output_tokens), stream in zip(TENANTS, streams, strict=True):
+        at_s = 0.0
+        while (at_s := at_s + stream.exponential(1 / rate)) < seconds:
+            drawn.append(TraceRequest(at_s, name, prompt_tokens, output_tokens))
+    return sorted(drawn, key=lambda request: request.arrival_s)
+
+
+@contextlib.contextmanager
+def both() -> Iterator[Arms]:
+    """Run a scheduler with the defaults, and both servers."""
+    with tempfile.TemporaryDirectory(prefix="v") as name:
+        folders = [Path(name) / arm for arm in ("p", "g")]
+        for folder in folders:
+            folder.mkdir()
+        names = [tenant[0] for tenant in TENANTS]
+        with (
+            programs.Scheduler(folders[1], names, {}) as scheduler,
+            programs.vllm(folders[0], gated=False, edge=True) as plain,
+            programs.vllm(folders[1], gated=True, edge=True) as gated,
+        ):
+            yield Arms(Stack(plain, scheduler), Stack(gated, scheduler))
+
+
+def run_once(stack: Stack, seed: int, seconds: float, warmup_s: float) -> Report:
+    """Drive one run and sum it up; waits until the server is at rest."""
+    _edge(stack)
+    before, cpu_s = stack.gauges(), stack.server.cpu_s()
+    target = Target(url=stack.url, model=programs.MODEL)
+    pace = Pace(seed=seed, warmup_requests=3, warmup_s=warmup_s, drain_s=DRAIN_S_MAX)
+    result: RunResult = asyncio.run(LoadRun(target, arrivals(seed, seconds), pace).run())
+    cpu_s = stack.server.cpu_s() - cpu_s
+    preemptions = stack.gauges()["num_preemptions_total"] - before["num_preemptions_total"]
+    report = run_report(result, round(preemptions))
+    ended = sum(t["completed"] for t in report["tenants"].values())
+    report["api_server_cpu_ms_per_request"] = round(1e3 * cpu_s / max(1, ended), 3)
+    rows = _edge(stack)
+    for name, tenant in report["tenants"].items():
+        at_edge = [ttft_ms for who, status, ttft_ms in rows if (who, status) == (name, 200)]
+        tenant["edge_ttft_ms"] = {p: percentile(at_edge, int(p[1:])) for p in ("p50", "p99")}
+    stack.rest(DRAIN_S_MAX)
+    return report
+
+
+def run_sound(stack: Stack, seed: int, seconds: float, warmup_s: float) -> Report:
+    """Drive runs until the client was in time; the last one counts in any case."""
+    for _ in range(TRIES):
+        report = run_once(stack, seed, seconds, warmup_s)
+        if report["client_lag_ms_p99"] <= CLIENT_LAG_MS_MAX:
+            break
+        sys.stderr.write(f"void: client lag {report['client_lag_ms_p99']:.0f} ms; once more\n")
+    return report
+
+
+def _edge(stack: Stack) -> list[Any]:
+    with urllib.request.urlopen(f"{stack.url}/edge", timeout=10) as response:
+        rows: list[Any] = json.loads(response.read())
+    return rows
+
+
+def measure(
+    arms: Arms,
+    pairs: int,
+    null: int,
+    *,
+    seed: int,
+    seconds: float,
+    warmup_s: float,
+    keep: Callable[[Report], None] = lambda made: None,
+) -> Report:
+    """Run all pairs. The order within a pair alternates; null pairs go between the others.
+
+    `keep` is called after each pair, so that an interruption costs no more than one.
+    """
+    made: Report = {"pairs": [], "null": []}
+    started = time.monotonic()
+    # The client is to see the servers' delays and not its own; its children are started already.
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, CLIENT_NICENESS)
+    for number in range(max(pairs, null)):
+        if number < pairs:
+            sides = [("plain", arms.plain), ("with", arms.gated)]
+            pair = {
+                name: run_sound(stack, seed + 2 * number, seconds, warmup_s)
+                for name, stack in (sides if number % 2 == 0 else sides[::-1])
+            }
+            made["pairs"].append(pair)
+            keep(made)
+            _tell(f"pair {number + 1} of {pairs}", pair, started)
+        if number < null:
+            of_null = {
+                name: run_sound(arms.plain, seed + 2 * number + 1, seconds, warmup_s)
+                for name in ("a", "b")
+            }
+            made["null"].append(of_null)
+            keep(made)
+            _tell(f"null pair {number + 1} of {null}", of_null, started)
+    return made
+
+
+def _tell(title: str, pair: dict[str, Report], started: float) -> None:
+    parts = []
+    for name, run in pair.items():
+        quiet = run["tenants"]["quiet"]["ttft_ms"]
+        parts.append(
+            f"{name}: quiet {quiet['p50']:.0f} / {quiet['p99']:.0f} ms, "
+            f"{run['output_tokens_per_s']:.0f} tok/s, {run['preemptions']} preemptions"
+        )
+    sys.stderr.write(f"{title} ({time.monotonic() - started:.0f} s): {'; '.join(parts)}\n")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.vllm.pairs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--pairs", type=int, default=5, help="plain and gated (default 5)")
+    parser.add_argument("--null", type=int, default=2, help="plain and plain (default 2)")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of arrivals (default 40)")
+    parser.add_argument("--seed", type=int, default=1, help="of arrivals and prompts (default 1)")
+    parser.add_argument("--out", type=Path, default=Path("out/vllm"), help="folder of report.json")
+    parser.add_argument("--append", action="store_true", help="add to the pairs that are there")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    options = parser.parse_args()
+    if options.pairs < 1 or options.null < 0:
+        parser.error("--pairs must be at least 1, --null at least 0")
+    if options.seconds <= WARMUP_S:
+        parser.error(f"--seconds must be more than {WARMUP_S:g}: tokens count only after that")
+    if not programs.installed():
+        parser.error("the real vLLM is not installed; `make test-vllm` does it")
+    return options
+
+
+def main() -> None:
+    """Measure, write the report, print each figure beside its bar; status 1 where one is missed."""
+    options = _options()
+    programs.end_on_signal()
+    file: Path = options.out / "report.json"
+    earlier: Report = {"pairs": [], "null": []}
+    if options.append and file.exists():
+        earlier = json.loads(file.read_text())
+    options.out.mkdir(parents=True, exist_ok=True)
+    report: Report = {}
+
+    def keep(made: Report) -> None:
+        pairs, null = earlier["pairs"] + made["pairs"], earlier["null"] + made["null"]
+        bars = [vars(bar) for bar in judge(pairs)]
+        report.update(pairs=pairs, null=null, summary=summary(pairs, null), bars=bars)
+        file.write_text(json.dumps(report, indent=1) + "\n")
+
+    with both() as arms:
+        measure(
+            arms,
+            options.pairs,
+            options.null,
+            seed=options.seed + 1_000 * len(earlier["pairs"]),
+            seconds=options.seconds,
+            warmup_s=WARMUP_S,
+            keep=keep,
+        )
+    if options.json:
+        print(json.dumps({"summary": report["summary"], "bars": report["bars"]}, indent=1))
+    else:
+        for title, named in report["summary"].items():
+            for name, ratio in named.items():
+                spread = f"[{ratio['low']:.3f}, {ratio['high']:.3f}]"
+                print(f"{title:>10} {name:<11} {ratio['median']:.3f}  {spread}")
+        for bar in report["bars"]:
+            print(f"{'holds ' if bar['holds'] else 'MISSED'}  {bar['what']}: {bar['figure']}")
+    sys.exit(0 if all(bar["holds"] for bar in report["bars"]) else 1)
+
+
+if __name__ == "__main__":
+    main()
