@@ -37,6 +37,8 @@ from .stack import Stack
 
 # Name, requests a second, input and output tokens.
 TENANTS = (("hog", 20.0, 512, 256), ("quiet", 2.0, 64, 64))
+HOG = TENANTS[0]
+BURST = 96
 WARMUP_S = 10.0
 DRAIN_S_MAX = 60.0
 TRIES = 3
@@ -51,11 +53,12 @@ class Arms:
     gated: Stack
 
 
-def arrivals(seed: int, seconds: float) -> list[TraceRequest]:
+def arrivals(seed: int, seconds: float, hog_per_s: float = HOG[1]) -> list[TraceRequest]:
     """Draw Poisson arrivals of both tenants."""
     streams = np.random.default_rng(seed).spawn(len(TENANTS))
     drawn = []
-    for (name, rate, prompt_tokens, output_tokens), stream in zip(TENANTS, streams, strict=True):
+    for (name, per_s, prompt_tokens, output_tokens), stream in zip(TENANTS, streams, strict=True):
+        rate = hog_per_s if name == HOG[0] else per_s
         at_s = 0.0
         while (at_s := at_s + stream.exponential(1 / rate)) < seconds:
             drawn.append(TraceRequest(at_s, name, prompt_tokens, output_tokens))
@@ -78,13 +81,35 @@ def both() -> Iterator[Arms]:
             yield Arms(Stack(plain, scheduler), Stack(gated, scheduler))
 
 
-def run_once(stack: Stack, seed: int, seconds: float, warmup_s: float) -> Report:
+@dataclass(frozen=True)
+class Load:
+    """What every run is given: for how long, from when on tokens count, how large the flood is."""
+
+    seconds: float = 40.0
+    warmup_s: float = WARMUP_S
+    hog_per_s: float = HOG[1]
+
+
+def saturated_per_s(stack: Stack) -> float:
+    """Measure how many of the hog's requests the engine ends in a second when it is full."""
+    name, _, prompt_tokens, output_tokens = HOG
+    burst = [TraceRequest(0.0, name, prompt_tokens, output_tokens) for _ in range(BURST)]
+    pace = Pace(seed=0, warmup_requests=3, warmup_s=0.0, drain_s=DRAIN_S_MAX)
+    target = Target(url=stack.url, model=programs.MODEL)
+    result = asyncio.run(LoadRun(target, burst, pace).run())
+    stack.rest(DRAIN_S_MAX)
+    ends = [s.end_s for s in result.recorder.samples if s.end_s == s.end_s]
+    return len(ends) / max(ends)
+
+
+def run_once(stack: Stack, seed: int, load: Load) -> Report:
     """Drive one run and sum it up; waits until the server is at rest."""
     _edge(stack)
     before, cpu_s = stack.gauges(), stack.server.cpu_s()
     target = Target(url=stack.url, model=programs.MODEL)
-    pace = Pace(seed=seed, warmup_requests=3, warmup_s=warmup_s, drain_s=DRAIN_S_MAX)
-    result: RunResult = asyncio.run(LoadRun(target, arrivals(seed, seconds), pace).run())
+    pace = Pace(seed=seed, warmup_requests=3, warmup_s=load.warmup_s, drain_s=DRAIN_S_MAX)
+    drawn = arrivals(seed, load.seconds, load.hog_per_s)
+    result: RunResult = asyncio.run(LoadRun(target, drawn, pace).run())
     cpu_s = stack.server.cpu_s() - cpu_s
     preemptions = stack.gauges()["num_preemptions_total"] - before["num_preemptions_total"]
     report = run_report(result, round(preemptions))
@@ -98,10 +123,10 @@ def run_once(stack: Stack, seed: int, seconds: float, warmup_s: float) -> Report
     return report
 
 
-def run_sound(stack: Stack, seed: int, seconds: float, warmup_s: float) -> Report:
+def run_sound(stack: Stack, seed: int, load: Load) -> Report:
     """Drive runs until the client was in time; the last one counts in any case."""
     for _ in range(TRIES):
-        report = run_once(stack, seed, seconds, warmup_s)
+        report = run_once(stack, seed, load)
         if report["client_lag_ms_p99"] <= CLIENT_LAG_MS_MAX:
             break
         sys.stderr.write(f"void: client lag {report['client_lag_ms_p99']:.0f} ms; once more\n")
@@ -120,8 +145,7 @@ def measure(
     null: int,
     *,
     seed: int,
-    seconds: float,
-    warmup_s: float,
+    load: Load,
     keep: Callable[[Report], None] = lambda made: None,
 ) -> Report:
     """Run all pairs. The order within a pair alternates; null pairs go between the others.
@@ -137,7 +161,7 @@ def measure(
         if number < pairs:
             sides = [("plain", arms.plain), ("with", arms.gated)]
             pair = {
-                name: run_sound(stack, seed + 2 * number, seconds, warmup_s)
+                name: run_sound(stack, seed + 2 * number, load)
                 for name, stack in (sides if number % 2 == 0 else sides[::-1])
             }
             made["pairs"].append(pair)
@@ -145,8 +169,7 @@ def measure(
             _tell(f"pair {number + 1} of {pairs}", pair, started)
         if number < null:
             of_null = {
-                name: run_sound(arms.plain, seed + 2 * number + 1, seconds, warmup_s)
-                for name in ("a", "b")
+                name: run_sound(arms.plain, seed + 2 * number + 1, load) for name in ("a", "b")
             }
             made["null"].append(of_null)
             keep(made)
@@ -211,8 +234,7 @@ def main() -> None:
             options.pairs,
             options.null,
             seed=options.seed + 1_000 * len(earlier["pairs"]),
-            seconds=options.seconds,
-            warmup_s=WARMUP_S,
+            load=Load(seconds=options.seconds),
             keep=keep,
         )
     if options.json:
