@@ -43,6 +43,8 @@ class Server:
         self.pieces = 5
         self.held = asyncio.Event()
         self.held.set()
+        self.ended = asyncio.Event()
+        self.ended.set()
         self.breaks = False
         self.healthy = True
 
@@ -76,6 +78,7 @@ class Server:
                 request.transport.abort()
             await self.held.wait()
             await response.write(b"data: [DONE]\n\n")
+            await self.ended.wait()
         except (asyncio.CancelledError, ConnectionError):
             self.left += 1
             raise
@@ -94,6 +97,7 @@ async def behind() -> AsyncIterator[tuple[Server, str]]:
     port = runner.addresses[0][1]
     yield server, f"http://127.0.0.1:{port}"
     server.held.set()
+    server.ended.set()
     await runner.cleanup()
 
 
@@ -188,6 +192,23 @@ async def test_a_client_that_leaves_ends_the_upstreams_stream(
     await gate._runtime.session.flush(5)
     end = fake.books[1].end
     assert (end.outcome, end.output_tokens) == (pb.OUTCOME_CANCELLED, 5)
+
+
+async def test_a_client_that_leaves_at_the_last_event_has_its_answer(
+    gate: Gate, behind: tuple[Server, str], fake: FakeScheduler, until: Until
+) -> None:
+    """The upstream's stream ends a moment after its last event: there is nothing to cancel."""
+    behind[0].ended.clear()
+    exchange = Exchange(gate, ask(stream=True))
+    task = asyncio.ensure_future(exchange.run())
+    await until(lambda: exchange.answer.endswith(b"data: [DONE]\n\n"))
+    exchange.left.set()
+    await asyncio.wait_for(task, 2)
+    assert exchange.sent[-1]["more_body"]
+    assert gate._runtime is not None
+    await gate._runtime.session.flush(5)
+    end = fake.books[1].end
+    assert (end.outcome, end.output_tokens) == (pb.OUTCOME_COMPLETED, 5)
 
 
 async def test_an_upstream_that_breaks_off_breaks_the_answer_off(

@@ -11,6 +11,7 @@ from schedsvc_client.aio import Admission
 
 from schedsvc_vllm.answers import queue_duration
 from schedsvc_vllm.asgi import Mailbox, Message, Scope, Send
+from schedsvc_vllm.ending import Ending
 from schedsvc_vllm.intake import Call
 from schedsvc_vllm.runtime import Runtime
 from schedsvc_vllm.tally import Tally, Usage
@@ -25,6 +26,7 @@ class Flight:
 
     __slots__ = (
         "_call",
+        "_ending",
         "_mailbox",
         "_reader",
         "_running",
@@ -56,6 +58,7 @@ class Flight:
         self._tally = tally
         self._reader: UsageFilter | UsageReader | None = None
         self._status = 0
+        self._ending: Ending | None = None
         self._whole = False
         self._running = False
         # What lets it run: a lease of the scheduler, or a place under the local limit.
@@ -81,14 +84,14 @@ class Flight:
         """Pass a message of the app on."""
         kind = message["type"]
         if kind == "http.response.body":
-            more = message.get("more_body", False)
+            body, more = message.get("body", b""), message.get("more_body", False)
             if self._reader is not None:
-                body = self._reader.feed(message.get("body", b""), not more)
+                body = self._reader.feed(body, not more)
                 if not body and more:
                     return
                 message = {**message, "body": body}
-            if not more:
-                self._whole = not self._mailbox.left
+            if self._ending is not None and not (self._whole or self._mailbox.left):
+                self._whole = self._ending.after(body, not more)
         elif kind == "http.response.start":
             message = self._begun(message)
         await self._send(message)
@@ -125,6 +128,7 @@ class Flight:
         headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
         if self._tally is None or self._tally.broken:
             self._reader = self._reader_of(headers)
+        self._ending = Ending((name.lower(), value) for name, value in headers)
         enforced = self.admission is not None
         counts = self._runtime.counts
         if enforced:

@@ -1,0 +1,90 @@
+"""An answer is whole when its client has all of it, not only when the server says so."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_vllm.ending import Ending
+from schedsvc_vllm.gate import Gate
+from schedsvc_vllm.settings import Settings
+
+from .asgi import Exchange, ask, owner, start
+from .fake_scheduler import FakeScheduler
+
+STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
+ENDS = [
+    b"data: [DONE]\n\n",
+    b"data: [DONE]\r\n\r\n",
+    b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
+    b'event: response.completed\ndata: {"response":{"usage":{"output_tokens":5}}}\n\n',
+]
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("size", [1, 7, 1_000])
+def test_a_stream_is_whole_with_its_last_event(end: bytes, size: int) -> None:
+    stream = b'data: {"text":"a"}\n\n' * 3 + end
+    ending = Ending(STREAM)
+    pieces = [stream[i : i + size] for i in range(0, len(stream), size)]
+    *others, last = [ending.after(piece, False) for piece in pieces]
+    assert last
+    assert not any(others)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'data: {"text":"\\ndata: [DONE]\\n\\n"}\n\n',
+        b'data: {"text":"data: [DONE]"}\n\n',
+        b"data: [DONE]",
+        b"event: response.created\ndata: {}\n\n",
+    ],
+)
+def test_nothing_that_a_model_says_and_no_half_event_is_an_end(event: bytes) -> None:
+    ending = Ending(STREAM)
+    assert not ending.after(b'data: {"text":"a"}\n\n', False)
+    assert not ending.after(event, False)
+    assert ending.after(b"", True)
+
+
+def test_an_announced_length_is_the_end_of_what_is_no_stream() -> None:
+    ending = Ending([(b"content-type", b"application/json"), (b"content-length", b"5")])
+    assert not ending.after(b"abcd", False)
+    assert ending.after(b"e", False)
+    assert not Ending([]).after(b"data: [DONE]\n\n", False)
+    packed = Ending([*STREAM, (b"content-encoding", b"gzip")])
+    assert not packed.after(b"\ndata: [DONE]\n\n", False)
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome"), [(b"", pb.OUTCOME_COMPLETED), (b" ", pb.OUTCOME_CANCELLED)]
+)
+async def test_a_client_that_has_all_bytes_may_leave(
+    fake: FakeScheduler, body: bytes, outcome: int
+) -> None:
+    """`body`: what it did not wait for."""
+    answer = b'{"usage":{"prompt_tokens":7,"completion_tokens":5}}'
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/metrics":
+            await send(start(404, b"text/plain"))
+            return
+        await receive()
+        headers = [(b"content-length", str(len(answer + body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": answer, "more_body": True})
+        exchange.left.set()
+        assert (await receive())["type"] == "http.disconnect"
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    gate = Gate(app, Settings(target=fake.target))
+    exchange = Exchange(gate, ask(), owner=owner())
+    await asyncio.wait_for(exchange.run(), 5)
+    assert gate._runtime is not None
+    await gate._runtime.session.flush(5)
+    end = fake.books[1].end
+    assert (end.outcome, end.output_tokens) == (outcome, 5)
+    await gate._close()
