@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from schedsvc_vllm import runtime
+from schedsvc_vllm import engine, runtime
 from schedsvc_vllm.engine import EngineView
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.scrape import ScrapeError, fetch_from_app, parse
 from schedsvc_vllm.settings import PoolSettings, Settings
-from schedsvc_vllm.telemetry import Reading
+from schedsvc_vllm.telemetry import Reading, Readings
 
 from .asgi import Exchange, ask, owner, start
 from .conftest import Until
@@ -45,6 +45,21 @@ def test_a_page_is_summed_over_its_engines() -> None:
 def test_a_page_that_tells_nothing_is_an_error(page: str) -> None:
     with pytest.raises(ScrapeError, match="tells nothing"):
         parse(page, 8_000)
+
+
+# What two API processes show before the engine's first step: prometheus_client leaves out gauges of
+# the mode "mostrecent" that nobody has set yet.
+AT_REST = """\
+vllm:cache_config_info{block_size="128",engine="0",kv_cache_size_tokens="8000"} 1.0
+vllm:num_preemptions_total{engine="0",model_name="tiny"} 0.0
+vllm:num_preemptions_total{engine="1",model_name="tiny"} 0.0
+"""
+
+
+def test_engines_that_have_made_no_step_are_at_rest() -> None:
+    assert parse(AT_REST, 8_000) == Reading(0, 0, 0, 0, known=True)
+    one = AT_REST + 'vllm:kv_cache_usage_perc{engine="1"} 0.5\nvllm:num_requests_running 2.0\n'
+    assert parse(one, 8_000) == Reading(2, 0, 2_000, 0, known=True)
 
 
 class Serving:
@@ -118,6 +133,40 @@ async def test_a_page_that_fails_is_said_once_and_asked_ever_more_seldom(
     # At 0, 10, 30, 70 and 150 ms.
     assert 2 <= app.fetched <= 6
     assert fake.telemetry == []
+
+
+async def test_an_engine_that_others_keep_busy_is_asked_as_often(
+    fake: FakeScheduler, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several API processes share an engine, and only the first asks."""
+    monkeypatch.setattr(runtime, "SCRAPE_PERIOD_S", 600.0)
+    monkeypatch.setattr(runtime, "TELEMETRY_PERIOD_S", 0.005)
+    app = Serving()
+    gate = Gate(app, Settings(target=fake.target))
+    await Exchange(gate, ask(), owner=owner()).run()
+    await until(lambda: app.fetched > 3)
+    app.page = AT_REST
+    await until(lambda: fake.telemetry and fake.telemetry[-1].running == 0)
+    fetched = app.fetched
+    await asyncio.sleep(0.03)
+    assert app.fetched <= fetched + 1
+    await gate._close()
+
+
+@pytest.mark.parametrize(
+    ("count", "rank", "by_plugin", "by_page"),
+    [(1, 0, True, True), (1, -1, True, True), (2, 0, False, True), (2, 1, False, False)],
+)
+def test_of_several_api_processes_the_first_reads_the_common_page(
+    count: int, rank: int, by_plugin: bool, by_page: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each hears the steps that vLLM tells it, and counts the preemptions of its own requests."""
+    readings = Readings()
+    readings.attach(0)
+    monkeypatch.setattr(engine, "READINGS", readings)
+    view = engines(SimpleNamespace(_api_process_count=count, _api_process_rank=rank))
+    assert view.offers_telemetry is by_plugin
+    assert (view.metrics is not None) is by_page
 
 
 def engines(parallel: Any) -> EngineView:

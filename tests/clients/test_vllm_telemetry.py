@@ -55,7 +55,7 @@ def test_nothing_is_told_before_the_first_step() -> None:
     readings = Readings()
     readings.attach(0)
     assert told(readings) is None
-    # In one of several API processes vLLM tells no scheduler's statistics.
+    # A step's statistics may come without those of the scheduler.
     record(readings, 0, 1_000, None, preempted(1))
     assert told(readings) is None
 

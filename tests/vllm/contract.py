@@ -60,6 +60,7 @@ def missing() -> list[str]:
     parallel = fields(ParallelConfig) | set(dir(ParallelConfig))
     expect("ParallelConfig", parallel, "data_parallel_size", "data_parallel_size_local")
     expect("ParallelConfig", parallel, "local_engines_only")
+    expect("ParallelConfig", parallel, "_api_process_count", "_api_process_rank")
     scheduler = ("num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs")
     expect("SchedulerStats", fields(SchedulerStats), *scheduler, "kv_cache_usage")
     expect("IterationStats", set_in_init(IterationStats), "num_preempted_reqs")

@@ -53,8 +53,15 @@ async def test_two_api_processes_share_the_pool(pair: Stack) -> None:
             assert response.headers["x-schedsvc-mode"] == "enforced"
             assert (await response.json())["usage"]["completion_tokens"] == OUTPUT_TOKENS
 
-    await asyncio.gather(*(ask(number) for number in range(REQUESTS)))
+    asked = asyncio.gather(*(ask(number) for number in range(REQUESTS)))
+    # vLLM tells each step to one of the processes; their common page tells all that run.
+    await asyncio.to_thread(pair.until, lambda: pair.pool.engine_running > REQUESTS // 4)
+    assert pair.pool.engine_used_tokens > REQUESTS // 4 * 50
+    await asked
     await asyncio.to_thread(pair.rest)
+    await asyncio.to_thread(pair.until, lambda: pair.pool.engine_running == 0)
+    assert (pair.pool.engine_waiting, pair.pool.engine_used_tokens) == (0, 0)
+    assert pair.pool.engine_preemptions == pair.gauges()["num_preemptions_total"]
     books = pair.flow("t")
     assert (books.completed, books.expired, books.cancelled) == (REQUESTS, 0, 0)
     assert books.output_tokens == REQUESTS * OUTPUT_TOKENS

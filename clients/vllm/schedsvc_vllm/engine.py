@@ -3,7 +3,9 @@
 Read from `scope["app"].state`, under the names that vLLM's server uses: `vllm_config`, and, where
 offered, `engine_telemetry()`, `count_prompt_tokens(body)`, `fetch_metrics()` and
 `engine_started_ns`. The environment goes before it.
-vLLM's own telemetry comes through the plugin of stat_logger.py, else from `/metrics`.
+vLLM's own telemetry comes through the plugin of stat_logger.py, else from `/metrics`. Of several API
+processes each hears some of an engine's steps, and none hears of all: their common `/metrics` does,
+and the first of them reads it.
 """
 
 from __future__ import annotations
@@ -71,7 +73,10 @@ class EngineView:
     @property
     def offers_telemetry(self) -> bool:
         """Whether `telemetry` has something to give, now or later."""
-        return callable(getattr(self._state, "engine_telemetry", None)) or READINGS.expected
+        if callable(getattr(self._state, "engine_telemetry", None)):
+            return True
+        alone = _number(self._config("parallel_config"), "_api_process_count") <= 1
+        return alone and READINGS.expected
 
     @property
     def is_vllm(self) -> bool:
@@ -84,11 +89,15 @@ class EngineView:
 
     @property
     def metrics(self) -> Fetch | None:
-        """Fetches the engine's `/metrics`; None where the app is not vLLM's."""
+        """Fetches the engine's `/metrics`; None where the app is not vLLM's, or another process
+        of the same engine reads it."""
         own: Fetch | None = getattr(self._state, "fetch_metrics", None)
-        if own is None and getattr(self._state, "vllm_config", None) is None:
+        if own is not None:
+            return own
+        is_first = _number(self._config("parallel_config"), "_api_process_rank") == 0
+        if getattr(self._state, "vllm_config", None) is None or not is_first:
             return None
-        return own or (lambda: fetch_from_app(self._app, self._scope))
+        return lambda: fetch_from_app(self._app, self._scope)
 
     def telemetry(self) -> Reading | None:
         """Return running, waiting, used_tokens and preemptions of this moment; None: not known."""

@@ -140,22 +140,24 @@ class Runtime:
 
     async def _scrape(self, fetch: Fetch) -> None:
         """Ask the engine's `/metrics`; ever more seldom while it tells nothing."""
-        failures = 0
+        failures, runs = 0, False
         while True:
             try:
-                self._tell(parse(await fetch(), self.pool.capacity_tokens))
-                failures = 0
+                reading = parse(await fetch(), self.pool.capacity_tokens)
+                self._tell(reading)
+                failures, runs = 0, reading.running > 0
             except (ScrapeError, OSError, asyncio.TimeoutError) as error:
                 level = logging.DEBUG if failures else logging.WARNING
                 _log.log(level, "no telemetry: %s", error or type(error).__name__)
-                failures += 1
+                failures, runs = failures + 1, False
             if failures:
                 await asyncio.sleep(min(SCRAPE_PERIOD_S * 2**failures, SCRAPE_PERIOD_S_MAX))
-            elif not self._running:
+            elif not (self._running or runs):
                 with contextlib.suppress(asyncio.TimeoutError):
                     await within(self._busy.wait(), SCRAPE_PERIOD_S)
-            if self._running:
-                # The scheduler steers by what a busy engine says of itself.
+            if self._running or runs:
+                # The scheduler steers by what a busy engine says of itself: busy by what this
+                # process runs, or others that share the engine.
                 await asyncio.sleep(TELEMETRY_PERIOD_S)
 
     def _tell(self, reading: Reading | None) -> None:

@@ -29,6 +29,7 @@ _SAMPLE = re.compile(
     r"|num_preemptions(?:_total)?)(?:\{[^}\n]*\})? ([0-9.eE+-]+)$",
     re.MULTILINE,
 )
+_TOLD = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions")
 
 
 class ScrapeError(Exception):
@@ -36,18 +37,23 @@ class ScrapeError(Exception):
 
 
 def parse(text: str, capacity_tokens: int) -> Reading:
-    """Sum the engines of a page up; `capacity_tokens` is that of all. Raises ScrapeError."""
+    """Sum the engines of a page up; `capacity_tokens` is that of all. Raises ScrapeError.
+
+    Where several API processes share the page, an engine's gauges appear with its first step; its
+    counter is there from the start.
+    """
     told: dict[str, list[float]] = {}
     for name, value in _SAMPLE.findall(text):
         told.setdefault(name.removesuffix("_total"), []).append(float(value))
-    usage = told.get("kv_cache_usage_perc")
-    if not usage or "num_requests_running" not in told:
+    running, waiting, usage, preemptions = (told.get(name, []) for name in _TOLD)
+    if not preemptions and not (running and usage):
         raise ScrapeError("/metrics tells nothing of the engine")
+    engines = max(len(usage), len(preemptions))
     return Reading(
-        running=round(sum(told["num_requests_running"])),
-        waiting=round(sum(told.get("num_requests_waiting", []))),
-        used_tokens=round(sum(usage) / len(usage) * capacity_tokens),
-        preemptions=round(sum(told.get("num_preemptions", []))),
+        running=round(sum(running)),
+        waiting=round(sum(waiting)),
+        used_tokens=round(sum(usage) / engines * capacity_tokens),
+        preemptions=round(sum(preemptions)),
         known=True,
     )
 

@@ -58,8 +58,8 @@ class Readings:
     def totals(self) -> Reading | None:
         """Sum all engines up; None: none of them has been heard of, or not to be understood.
 
-        Where several API processes share an engine, vLLM tells each step to one of them. vLLM does
-        not promise these types: what cannot be read is said once, and nothing is reported any more.
+        vLLM does not promise these types: what cannot be read is said once, and nothing is
+        reported any more.
         """
         if self._broken:
             return None
