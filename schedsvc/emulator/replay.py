@@ -34,13 +34,22 @@ class _Ended:
 
 
 class Replay:
-    """One replay. `ended` and `refused` may be watched while it goes."""
+    """One replay. `ended` and `refused` may be watched while it goes.
 
-    def __init__(self, settings: EmulatorSettings, trace: Sequence[TraceRequest]) -> None:
+    `clock` tells nanoseconds, and goes as the event loop's timers do.
+    """
+
+    def __init__(
+        self,
+        settings: EmulatorSettings,
+        trace: Sequence[TraceRequest],
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         config = settings.config
         self.ended = 0
         self.refused: dict[str, int] = {}
         self._trace = trace
+        self._clock = clock
         self._speed = settings.speed
         self._block_tokens = config.block_size_tokens if config.prefix_cache != "off" else 0
         self._driver = RealTimeEngine(
@@ -48,6 +57,7 @@ class Replay:
             settings.speed,
             on_first_token=lambda _generation: None,
             on_end=self._end,
+            clock=clock,
         )
         self._asked: dict[int, TraceRequest] = {}
         self._rows: list[_Ended] = []
@@ -57,7 +67,7 @@ class Replay:
     async def run(self, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Send everything, wait for the end, and sum up. `tick` is called after each request."""
         engine = asyncio.create_task(self._driver.run())
-        self._started_ns = time.monotonic_ns()
+        self._started_ns = self._clock()
         try:
             for request in self._trace:
                 due_s = request.arrival_s / self._speed
@@ -78,7 +88,7 @@ class Replay:
         return self._summary()
 
     def _now_ns(self) -> int:
-        return time.monotonic_ns() - self._started_ns
+        return self._clock() - self._started_ns
 
     def _submit(self, request: TraceRequest) -> None:
         output = Output(0, 1, request.output_tokens, "length", None, None)

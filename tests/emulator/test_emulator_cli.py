@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 
 import pytest
@@ -99,9 +98,10 @@ def start_process(*args, **options):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_process_tells_its_address_and_stops_within_a_second(tmp_path, number):
+def test_the_process_tells_its_address_and_stops_at_once(tmp_path, number):
     ready = tmp_path / "ready.json"
-    process = start_process("--port", "0", "--profile", "fast", "--ready-file", str(ready))
+    profile = ("--profile", "a10g-llama2-7b")
+    process = start_process("--port", "0", *profile, "--ready-file", str(ready))
     try:
         line = process.stdout.readline()
         address = json.loads(ready.read_text())
@@ -115,11 +115,10 @@ def test_the_process_tells_its_address_and_stops_within_a_second(tmp_path, numbe
         )
         with urllib.request.urlopen(request) as stream:
             stream.readline()
-            began = time.monotonic()
             process.send_signal(number)
-            assert process.wait(timeout=5) == 0
-            # A second, and what a busy machine adds to it.
-            assert time.monotonic() - began < 2
+            # 2,000 steps of this engine would take a minute.
+            assert process.wait(timeout=20) == 0
+            assert b"the engine has stopped" in stream.read()
         assert not ready.exists()
     finally:
         process.kill()

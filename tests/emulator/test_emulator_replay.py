@@ -5,9 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
+import virtual
 from click.testing import CliRunner
 
 from schedsvc.cli import main
+from schedsvc.emulator.realtime import TICK_NS
 from schedsvc.emulator.replay import Replay
 from schedsvc.emulator.settings import EmulatorSettings
 from schedsvc.sim.engine import load_profile
@@ -22,7 +24,15 @@ def settings(profile: str = "a10g-llama2-7b", speed: float = 50.0, **options):
 
 
 def replay(trace, **options):
-    return asyncio.run(Replay(settings(**options), trace).run())
+    """Replay it in virtual time: to a tick of the event loop, on every machine."""
+
+    def now_ns():
+        return round(asyncio.get_running_loop().time() * 1e9)
+
+    async def replayed():
+        return await Replay(settings(**options), trace, now_ns).run()
+
+    return virtual.run(replayed())
 
 
 def requests(*rows):
@@ -31,14 +41,19 @@ def requests(*rows):
 
 def test_times_are_the_emulated_engines():
     trace = requests((0.0, "a", 500, 20), (2.0, "b", 500, 20))
-    slow, quick = (replay(trace, speed=speed) for speed in (10.0, 50.0))
-    for told in (slow, quick):
+    cost = load_profile("a10g-llama2-7b").step_cost(256)
+    # The same engine, however fast its time goes: prefill of 500 tokens, then 19 steps.
+    first_s = cost.duration_ns(500, 0, 0) / 1e9
+    steps_s = sum(cost.duration_ns(0, 1, 500 + at) for at in range(1, 20)) / 1e9
+    for speed in (1.0, 10.0, 50.0):
+        told = replay(trace, speed=speed)
         assert (told["completed"], told["output_tokens"]) == (2, 40)
-        # The same engine, however fast its time goes: prefill of 500 tokens, then 19 steps.
-        assert 50 < told["ttft_ms"]["p50"] < 400
-        assert 2.0 < told["duration_s"] < 4.0
+        tick_s = 2 * speed * TICK_NS / 1e9
+        assert told["ttft_ms"]["p50"] / 1e3 == pytest.approx(first_s, abs=tick_s)
+        assert told["e2e_ms"]["mean"] / 1e3 == pytest.approx(first_s + steps_s, abs=tick_s)
+        assert told["duration_s"] == pytest.approx(2 + first_s + steps_s, abs=tick_s)
+        assert told["lost_s"] == 0
         assert set(told["tenants"]) == {"a", "b"}
-    assert slow["e2e_ms"]["mean"] == pytest.approx(quick["e2e_ms"]["mean"], rel=0.4)
 
 
 def test_a_flood_waits_and_is_not_dropped():

@@ -42,6 +42,8 @@ def usage(prompt_tokens: int, completion_tokens: int) -> bytes:
 
 
 DONE = b"data: [DONE]\n\n"
+# In virtual time, where a message is on its way: until the next timer, which is that of the lag.
+TICK_S = 0.011
 
 
 async def stream(

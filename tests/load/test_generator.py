@@ -1,5 +1,4 @@
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from schedsvc.load.samples import Fate
 from schedsvc.load.target import OutputMode, Target
 from schedsvc.workload import TraceRequest
 
-from .fake import DONE, Fake, obey, serving, stream, token, usage
+from .fake import DONE, TICK_S, Answer, Fake, obey, serving, stream, token, usage
 
 
 def requests(*rows: tuple[float, str, int, int]) -> list[TraceRequest]:
@@ -23,6 +22,13 @@ async def drive(
     fake: Fake, trace: list[TraceRequest], pace: Pace | None = None, **target: Any
 ) -> RunResult:
     return await LoadRun(Target(fake.url, **target), trace, pace or Pace()).run()
+
+
+async def driven(
+    trace: list[TraceRequest], pace: Pace | None = None, answer: Answer = obey
+) -> RunResult:
+    async with serving(answer) as fake:
+        return await drive(fake, trace, pace)
 
 
 async def test_requests_are_exactly_as_the_trace_says() -> None:
@@ -92,39 +98,35 @@ async def test_equal_seeds_make_equal_prompts() -> None:
     assert first == second != third
 
 
-async def test_open_loop_sends_on_time_though_nothing_is_answered() -> None:
+def test_open_loop_sends_on_time_though_nothing_is_answered(in_virtual_time: Any) -> None:
     arrived: list[float] = []
 
     async def hang(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
-        arrived.append(time.perf_counter())
+        arrived.append(asyncio.get_running_loop().time())
         return await stream(request, 0.5, token(), usage(1, 1), DONE)
 
     trace = requests(*[(0.03 * index, "a", 1, 1) for index in range(10)])
-    async with serving(hang) as fake:
-        result = await drive(fake, trace)
+    result = in_virtual_time(driven(trace, answer=hang))
     gaps = [after - arrived[0] for after in arrived]
-    assert len(arrived) == 10
-    assert gaps[-1] == pytest.approx(0.27, abs=0.1)
+    assert gaps == pytest.approx([request.arrival_s for request in trace], abs=TICK_S)
     report = run_report(result)["tenants"]["a"]
     assert report["completed"] == 10
-    assert report["ttft_ms"]["p50"] == pytest.approx(500, abs=100)
+    assert report["ttft_ms"]["p50"] == pytest.approx(500, abs=TICK_S * 1e3)
 
 
-async def test_latency_counts_from_the_intended_time() -> None:
+def test_latency_counts_from_the_intended_time(in_virtual_time: Any) -> None:
     """A generator that is blocked for 0.3 s must not hide it."""
 
-    async def block() -> None:
-        await asyncio.sleep(0.02)
-        time.sleep(0.3)  # noqa: ASYNC251
+    async def blocked() -> RunResult:
+        loop: Any = asyncio.get_running_loop()
+        loop.call_later(0.02, loop.stall, 0.3)
+        return await driven(requests((0.0, "a", 1, 1), (0.1, "a", 1, 1)))
 
-    async with serving() as fake:
-        blocker = asyncio.create_task(block())
-        result = await drive(fake, requests((0.0, "a", 1, 1), (0.1, "a", 1, 1)))
-        await blocker
+    result = in_virtual_time(blocked())
     late = result.recorder.samples[1]
-    assert late.sent_s - late.intended_s > 0.1
-    assert late.ttft_ms > 100
-    assert run_report(result)["client_lag_ms_p99"] > 100
+    assert late.sent_s - late.intended_s == pytest.approx(0.22, abs=2 * TICK_S)
+    assert late.ttft_ms >= (late.sent_s - late.intended_s) * 1e3
+    assert run_report(result)["client_lag_ms_p99"] == pytest.approx(300, abs=2 * TICK_S * 1e3)
     assert full_report(result)["client"]["void"]
 
 
@@ -205,13 +207,13 @@ async def test_an_answer_that_does_not_stream_is_an_error() -> None:
     assert result.recorder.samples[0].reason.startswith("answered application/json")
 
 
-async def test_what_is_open_after_the_drain_is_an_error() -> None:
+def test_what_is_open_after_the_drain_is_an_error(in_virtual_time: Any) -> None:
     async def hang(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
         return await stream(request, token(), 30.0)
 
-    async with serving(hang) as fake:
-        result = await drive(fake, requests((0.0, "a", 1, 9)), Pace(drain_s=0.2))
-    assert result.wall_s < 5
+    trace, pace = requests((0.0, "a", 1, 9)), Pace(drain_s=0.2)
+    result = in_virtual_time(driven(trace, pace, answer=hang))
+    assert result.wall_s == pytest.approx(0.2, abs=TICK_S)
     report = full_report(result)["tenants"]["a"]
     assert report["errors_by_reason"] == {"unfinished": 1}
     assert report["output_tokens"] == 1

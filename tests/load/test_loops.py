@@ -15,12 +15,12 @@ import pytest
 from aiohttp import web
 
 from schedsvc.load.exchange import Exchange
-from schedsvc.load.generator import LoadRun, Pace
+from schedsvc.load.generator import LoadRun, Pace, RunResult
 from schedsvc.load.samples import Fate
 from schedsvc.load.target import Target
 from schedsvc.workload import TraceRequest, rescale
 
-from .fake import DONE, Fake, serving, stream, token, usage
+from .fake import DONE, TICK_S, Answer, Fake, serving, stream, token, usage
 from .test_cli import Thread, server
 
 __all__ = ["server"]
@@ -47,35 +47,37 @@ class Slow:
             self.open -= 1
 
 
-async def test_a_closed_loop_keeps_so_many_in_flight() -> None:
+async def driven(answer: Answer, requests: list[TraceRequest], pace: Pace) -> RunResult:
+    async with serving(answer) as fake:
+        return await LoadRun(Target(fake.url), requests, pace).run()
+
+
+def test_a_closed_loop_keeps_so_many_in_flight(in_virtual_time: Any) -> None:
     slow = Slow(0.03)
-    async with serving(slow) as fake:
-        # Times of the trace do not count: an open loop would take 100 s.
-        run = LoadRun(Target(fake.url), trace(20, 5.0), Pace(concurrency=4))
-        result = await run.run()
+    # Times of the trace do not count: an open loop would take 100 s.
+    result = in_virtual_time(driven(slow, trace(20, 5.0), Pace(concurrency=4)))
     assert slow.most == 4
     samples = result.recorder.samples
     assert [sample.fate for sample in samples] == [Fate.COMPLETED] * 20
-    assert result.wall_s < 2
+    assert result.wall_s == pytest.approx(5 * 0.03, abs=5 * TICK_S)
     # Latency counts from when it was a request's turn, so it holds no wait for that.
-    assert max(sample.ttft_ms for sample in samples) < 30 * 5
+    assert max(sample.ttft_ms for sample in samples) <= 30 + TICK_S * 1e3
 
 
-async def test_a_closed_loop_starts_its_users_over_the_ramp() -> None:
-    async with serving(Slow(0.001)) as fake:
-        run = LoadRun(Target(fake.url), trace(2), Pace(concurrency=2, ramp_s=0.4))
-        # The first user takes both requests before the second starts.
-        assert (await run.run()).wall_s >= 0.15
+def test_a_closed_loop_starts_its_users_over_the_ramp(in_virtual_time: Any) -> None:
+    result = in_virtual_time(driven(Slow(0.001), trace(2), Pace(concurrency=2, ramp_s=0.4)))
+    # The first user takes both requests before the second starts, after half of the ramp.
+    assert result.wall_s == pytest.approx(0.2, abs=TICK_S)
+    assert max(sample.end_s for sample in result.recorder.samples) <= 0.002 + 2 * TICK_S
     arrived: list[float] = []
 
     async def hang(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
-        arrived.append(time.perf_counter())
+        arrived.append(asyncio.get_running_loop().time())
         return await stream(request, 0.5, token(), usage(2, 1), DONE)
 
-    async with serving(hang) as fake:
-        await LoadRun(Target(fake.url), trace(4), Pace(concurrency=4, ramp_s=0.4)).run()
+    in_virtual_time(driven(hang, trace(4), Pace(concurrency=4, ramp_s=0.4)))
     gaps = [after - before for before, after in pairwise(arrived)]
-    assert gaps == pytest.approx([0.1] * 3, abs=0.05)
+    assert gaps == pytest.approx([0.1] * 3, abs=TICK_S)
 
 
 async def test_a_defect_in_a_closed_loop_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,16 +83,14 @@ def test_a_slow_disk_stops_the_recording_and_not_the_server(tmp_path, monkeypatc
     real = os.write
 
     def slow(file, data):
-        gate.wait(10)
+        gate.wait()
         return real(file, data)
 
     reasons = []
     writer = write(tmp_path / "r", [], on_stop=reasons.append)
     monkeypatch.setattr(module.os, "write", slow)
-    began = time.monotonic()
     for event in polls(range(3_000)):
-        writer.put(pack(event))
-    assert time.monotonic() - began < 5
+        writer.put(pack(event))  # or it would wait for ever
     gate.set()
     writer.close()
     assert reasons == [writer.stopped]

@@ -204,11 +204,11 @@ def test_a_second_signal_stops_at_once(config_file: Path) -> None:
             process.send_signal(signal.SIGINT)
             while not stub.Stats(pb.StatsRequest()).draining:
                 time.sleep(0.01)
-            began = time.monotonic()
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=5) == 0
-            assert time.monotonic() - began < 3
-        assert events_of(process)[-1]["event"] == "stopped"
+            assert process.wait(timeout=15) == 0
+        # The lease that lives would have let it drain for 20 s.
+        names = [event["event"] for event in events_of(process)]
+        assert names[-3:] == ["draining", "signal", "stopped"]
 
 
 def test_a_pause_expires_nothing(config_file: Path) -> None:

@@ -10,7 +10,7 @@ from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from schedsvc.server import Server
 
-from .conftest import ask, calling, failure, serving, until
+from .conftest import ask, calling, failure, serving, totals, until
 from .test_session import stream
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -64,7 +64,9 @@ async def test_usage_of_each_tenant_is_counted_to_the_token() -> None:
         await stub.Admit(ask(100_000, tenant="a"))
         await failure(stub.Complete(pb.CompleteRequest(lease_id=1)))
         async with stream(server):
-            await asyncio.sleep(0.05)
+            await until(lambda: totals(server)["queued"] == 1, "it waits")
+            await until(lambda: totals(server)["open_sessions"] == 1, "the stream is open")
+            await asyncio.sleep(0.05)  # so long at least
             samples = await scrape(server)
         for tenant, output_tokens, requests in [("a", 7, 3), ("b", 5, 3)]:
             assert of(samples, "output_tokens_total", tenant=tenant) == output_tokens

@@ -41,15 +41,25 @@ def recording_server(folder, config=CONFIG):
         process.stderr.close()
 
 
+def ask_until(target, holds):
+    """Ask for Stats until something holds of them."""
+    until = time.monotonic() + 20
+    with grpc.insecure_channel(target) as channel:
+        while True:
+            stats = stubs.SchedulerServiceStub(channel).Stats(pb.StatsRequest())
+            if holds(stats):
+                return stats
+            assert time.monotonic() < until, stats
+            time.sleep(0.05)
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """The file of a server that was asked, drained and stopped, and its own digest and totals."""
     folder = tmp_path_factory.mktemp("recorded")
     with recording_server(folder) as (process, target):
         granted = asyncio.run(drive(target))
-        time.sleep(0.5)  # leases of the lost expire
-        with grpc.insecure_channel(target) as channel:
-            stats = stubs.SchedulerServiceStub(channel).Stats(pb.StatsRequest())
+        stats = ask_until(target, lambda told: not told.totals.live_leases)  # the lost expire
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=10) == 0
     return folder / "recording", stats, granted
@@ -73,11 +83,15 @@ def test_a_replay_has_the_servers_digest_and_totals(recorded):
 def test_a_killed_server_leaves_what_can_be_replayed(tmp_path):
     with recording_server(tmp_path) as (process, target):
         asyncio.run(drive(target, requests=60, seed=2))
-        time.sleep(0.4)  # twice the flush
-        with grpc.insecure_channel(target) as channel:
-            stats = stubs.SchedulerServiceStub(channel).Stats(pb.StatsRequest())
+        path = tmp_path / "recording"
+
+        def is_flushed(told):
+            at_rest = not told.totals.live_leases
+            return at_rest and Exact(Recording(path)).run().digest == told.digest
+
+        stats = ask_until(target, is_flushed)
         process.kill()
-    replay = Exact(Recording(tmp_path / "recording"))
+    replay = Exact(Recording(path))
     assert replay.run().digest == stats.digest
     assert replay.core.stats(2**62, 0)["totals"]["granted"] == stats.totals.granted
 

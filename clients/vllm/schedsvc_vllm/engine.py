@@ -3,9 +3,9 @@
 Read from `scope["app"].state`, under the names that vLLM's server uses: `vllm_config`, and, where
 offered, `engine_telemetry()`, `count_prompt_tokens(body)`, `fetch_metrics()` and
 `engine_started_ns`. The environment goes before it.
-vLLM's own telemetry comes through the plugin of stat_logger.py, else from `/metrics`. Of several API
-processes each hears some of an engine's steps, and none hears of all: their common `/metrics` does,
-and the first of them reads it.
+vLLM's own telemetry comes through the plugin of stat_logger.py, else from `/metrics`. Of several
+API processes each hears some of an engine's steps, and none hears of all: their common `/metrics`
+does, and the first of them reads it.
 """
 
 from __future__ import annotations
@@ -89,8 +89,10 @@ class EngineView:
 
     @property
     def metrics(self) -> Fetch | None:
-        """Fetches the engine's `/metrics`; None where the app is not vLLM's, or another process
-        of the same engine reads it."""
+        """Fetches the engine's `/metrics`.
+
+        None where the app is not vLLM's, or where another process of the same engine reads it.
+        """
         own: Fetch | None = getattr(self._state, "fetch_metrics", None)
         if own is not None:
             return own
