@@ -133,9 +133,9 @@ cdef int check_candidates(Scheduler core) except -1:
 
 cdef int check_pools(Scheduler core) except -1:
     cdef int32_t p, i, f
-    cdef int64_t promised, posted, live, suspect, sequences, of_pools = 0, of_flows = 0
+    cdef int64_t promised, posted, live, suspect, sequences, waiting, of_pools = 0, of_flows = 0
     for p in range(core.ledger.count):
-        promised = posted = live = suspect = sequences = 0
+        promised = posted = live = suspect = sequences = waiting = 0
         i = core.ledger.pools[p].first_lease
         while i != NONE:
             promised += core.requests.items[i].reserved_blocks
@@ -143,6 +143,11 @@ cdef int check_pools(Scheduler core) except -1:
             live += 1
             suspect += core.requests.items[i].state == SUSPECT
             sequences += core.requests.items[i].sequences
+            if core.requests.items[i].in_round:
+                waiting += core.requests.items[i].prompt_tokens
+                require(
+                    core, not is_computed(&core.requests.items[i]), "a round is not computed yet"
+                )
             i = core.requests.items[i].pool_next
         require(
             core, promised == core.ledger.pools[p].promised_blocks
@@ -155,6 +160,9 @@ cdef int check_pools(Scheduler core) except -1:
             suspect == core.ledger.pools[p].suspect
             and sequences == core.ledger.pools[p].running_sequences,
             "suspect leases and running sequences = sums over live leases",
+        )
+        require(
+            core, waiting == core.ledger.pools[p].round.tokens, "a round = its leases' input"
         )
         check_load(core, p)
         of_pools += (promised + posted) * core.ledger.pools[p].block_size

@@ -67,6 +67,10 @@ cdef int32_t head_for(Scheduler core, int32_t pool) except -2:
     return core.flows.queues[own.nodes[0].id].chain.head
 
 
+cdef inline bint is_for_room(int32_t reason) noexcept nogil:
+    return reason == WAIT_KV or reason == WAIT_MAX_TOTAL or reason == WAIT_HEADROOM
+
+
 cdef inline void forget_foreign(Scheduler core, Pool* p) noexcept:
     if p.foreign_tokens and core.now_ns - p.telemetry_at_ns > TELEMETRY_FRESH_NS:
         p.foreign_tokens = 0  # nobody knows any more
@@ -78,8 +82,8 @@ cdef int serve_pool(Scheduler core, int32_t pool) except -1:
     cdef int32_t i
     cdef Request* r
     cdef Plan plan
-    if core.quotas.model_wakes.count:
-        core.quotas.model_wakes.remove(pool)
+    if core.pool_wakes.count:
+        core.pool_wakes.remove(pool)
     if not p.attached:
         p.reason = WAIT_DETACHED
         return 0
@@ -100,10 +104,13 @@ cdef int serve_pool(Scheduler core, int32_t pool) except -1:
     if model_waits(core, i, pool):
         return 0
     forget_foreign(core, p)
+    core.ledger.end_round(pool, core.now_ns)
     plan = plan_for(core, pool, r)
     p.reason = plan.reason
     if plan.reason != WAIT_NONE:
-        if plan.reason != WAIT_KV and plan.reason != WAIT_HEADROOM:
+        if plan.reason == WAIT_ROUND:
+            core.pool_wakes.put(pool, core.ledger.round_ends_ns(pool), pool)
+        if not is_for_room(plan.reason):
             return 0
         p.pressed = True
         i = who_may_pass(core, pool, i, &plan)

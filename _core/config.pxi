@@ -103,6 +103,7 @@ cdef int32_t new_pool(Scheduler core, bytes name) except -1:
         core.ledger.clear(pool)
     core.pool_names[name] = pool
     core.ledger.pools[pool].quota = core.pool_models.get(name, NONE)
+    limit_pool(core, pool)
     return pool
 
 

@@ -278,7 +278,7 @@ cdef bint model_waits(Scheduler core, int32_t i, int32_t pool) except -1:
         return False
     p.reason = WAIT_QUOTA
     if due_ns != NONE:
-        core.quotas.model_wakes.put(pool, due_ns, pool)
+        core.pool_wakes.put(pool, due_ns, pool)
     return True
 
 

@@ -124,6 +124,8 @@ cdef int progress_lease(Scheduler core, int64_t lease_id, int64_t epoch, Usage* 
     if r.state == ENDED:
         return LS_ENDED
     account(core, i, u, False)
+    if r.in_round and is_computed(r):
+        core.ledger.leave_round(i)
     recharge(
         core, i, max(r.prompt_tokens, r.input_tokens), r.cached_tokens,
         max(<int64_t>r.output_tokens, <int64_t>r.ahead_output * r.sequences),

@@ -16,14 +16,44 @@ cdef enum:  # why a pool grants nothing
     WAIT_STRICT = 6
     WAIT_HEADROOM = 7
     WAIT_QUOTA = 8
+    WAIT_MAX_TOTAL = 9
+    WAIT_ROUND = 10
 
 WAIT_REASONS = [
     "NONE", "KV", "MAX_RUNNING", "OVERDRAWN", "DETACHED", "LIMIT", "STRICT", "HEADROOM", "QUOTA",
+    "MAX_TOTAL", "ROUND",
 ]
+
+# The engine has begun with a request when so much time has passed, whatever is reported of it.
+cdef int64_t PREFILL_MAX_NS = 1_000_000_000
+
+cdef enum:
+    BATCH_AUTO = -1
+    ROUND_PART = 6  # of the capacity
+
+
+# What an operator allows a pool beside what its engine can (the limits of S-LoRA's queue, arXiv
+# 2311.03285 and its source). 0: no limit.
+ctypedef struct PoolLimits:
+    int64_t batch_max_tokens  # input of one round; -1: a sixth of the pool, at least its longest
+    int64_t max_total_tokens, max_running
+    int64_t max_request_total_tokens, max_request_input_tokens
+
+
+# A round is the input that was granted and has not been computed yet, as far as is known: until
+# the first tokens of a request are reported, at most for PREFILL_MAX_NS. Requests whose callers
+# report nothing are in no round.
+ctypedef struct Round:
+    Chain chain  # leases, in the order of their grants
+    int64_t tokens
+    int64_t max_tokens  # in force; 0: no limit
 
 
 ctypedef struct Pool:
     int64_t epoch
+    int64_t engine_tokens, engine_max_running  # as registered
+    PoolLimits limits
+    Round round
     int64_t capacity_blocks
     int64_t headroom_blocks  # less than 0: more is promised than there is
     int64_t promised_blocks, posted_blocks
@@ -51,6 +81,25 @@ ctypedef struct Pool:
 cdef inline int64_t blocks_for(const Pool* p, int64_t tokens, int64_t sequences) noexcept nogil:
     # Each sequence may leave its last block partly filled.
     return (tokens + p.block_size - 1) // p.block_size + sequences - 1
+
+
+cdef inline bint is_above(int64_t limit, int64_t value) noexcept nogil:
+    # 0: no limit.
+    return limit != 0 and value > limit
+
+
+cdef inline bint is_below_engine(const Pool* p) noexcept nogil:
+    """Whether the pool may hold less than its engine can."""
+    return p.capacity_blocks < p.engine_tokens // p.block_size
+
+
+cdef inline bint is_computed(const Request* r) noexcept nogil:
+    """Whether all input of a lease is known to be in the cache."""
+    return r.output_tokens > 0 or r.input_tokens >= r.prompt_tokens
+
+
+cdef inline int64_t granted_at_ns(const Request* r) noexcept nogil:
+    return r.arrival_ns + r.waited_ns
 
 
 @cython.final
@@ -88,6 +137,7 @@ cdef class Ledger:
         self.pools[pool].first_lease = NONE
         self.pools[pool].telemetry_at_ns = NONE
         self.pools[pool].quota = NONE
+        self.pools[pool].round.chain.head = self.pools[pool].round.chain.tail = NONE
         self.learn_anew(pool)
 
     cdef void learn_anew(self, int32_t pool) noexcept:
@@ -112,10 +162,29 @@ cdef class Ledger:
     ) noexcept:
         cdef Pool* p = &self.pools[pool]
         p.block_size = block_size
-        p.capacity_blocks = capacity_tokens // block_size
-        p.headroom_blocks = p.capacity_blocks * p.headroom_ppm // 1_000_000
-        p.max_running = max_running
+        p.engine_tokens = capacity_tokens
+        p.engine_max_running = max_running
         p.max_model_tokens = max_model_tokens
+        self.limit(pool, &p.limits)
+
+    cdef void limit(self, int32_t pool, const PoolLimits* limits) noexcept:
+        """Let a pool hold and run the less of what its engine can and what is allowed. O(1)."""
+        cdef Pool* p = &self.pools[pool]
+        cdef int64_t longest
+        p.limits = limits[0]
+        if p.block_size == 0:  # nobody has offered it yet
+            return
+        p.capacity_blocks = max(
+            <int64_t>1, shortest(p.engine_tokens, p.limits.max_total_tokens) // p.block_size
+        )
+        p.headroom_blocks = p.capacity_blocks * p.headroom_ppm // 1_000_000
+        p.max_running = shortest(p.engine_max_running, p.limits.max_running)
+        p.round.max_tokens = p.limits.batch_max_tokens
+        if p.limits.batch_max_tokens == BATCH_AUTO:
+            longest = shortest(p.limits.max_request_input_tokens, p.max_model_tokens)
+            longest = shortest(longest, p.limits.max_request_total_tokens)
+            longest = shortest(longest, p.engine_tokens)
+            p.round.max_tokens = max(p.capacity_blocks * p.block_size // ROUND_PART, longest)
 
     cdef bint can_hold(self, int32_t pool, const Request* r) noexcept:
         """Whether the request could ever run in the pool, all its output counted."""
@@ -123,6 +192,11 @@ cdef class Ledger:
         if p.max_model_tokens and r.prompt_max_tokens + r.output_max_tokens > p.max_model_tokens:
             return False
         if p.max_running and r.sequences > p.max_running:
+            return False
+        if is_above(p.limits.max_request_input_tokens, r.prompt_tokens) or is_above(
+            p.limits.max_request_total_tokens,
+            r.prompt_tokens + <int64_t>r.output_max_tokens * r.sequences,
+        ):
             return False
         return self.need(pool, r, r.output_max_tokens) <= p.capacity_blocks
 
@@ -187,13 +261,17 @@ cdef class Ledger:
             return WAIT_OVERDRAWN
         if p.max_running and p.running_sequences + r.sequences > p.max_running:
             return WAIT_MAX_RUNNING
+        if p.round.tokens and r.reports_progress and is_above(
+            p.round.max_tokens, p.round.tokens + r.prompt_tokens
+        ):
+            return WAIT_ROUND
         # Headroom is for growth; what is alone in the pool may use it all.
         if p.live == 0:
             return WAIT_NONE
         run = self.figures(pool, r, blocks, output)
         load = self.load(pool, &run)
         if load > self.allowance(pool):
-            return WAIT_KV
+            return WAIT_MAX_TOTAL if is_below_engine(p) else WAIT_KV
         if load > (p.capacity_blocks - p.headroom_blocks) * p.block_size - kept_tokens:
             return WAIT_HEADROOM
         return WAIT_NONE
@@ -210,7 +288,41 @@ cdef class Ledger:
         p.live += 1
         p.running_sequences += r.sequences
         self.resize(i, blocks, 0)
+        if r.reports_progress and not is_computed(r):
+            chain_push(&p.round.chain, self.requests.items, i)
+            p.round.tokens += r.prompt_tokens
+            r.in_round = True
         return self.place(i)
+
+    cdef void leave_round(self, int32_t i) noexcept:
+        """The engine has computed the input of a lease, or never will. O(1)."""
+        cdef Request* r = &self.requests.items[i]
+        cdef Pool* p = &self.pools[r.pool]
+        if r.in_round:
+            r.in_round = False
+            chain_remove(&p.round.chain, self.requests.items, i)
+            p.round.tokens -= r.prompt_tokens
+
+    cdef void end_round(self, int32_t pool, int64_t now_ns) noexcept:
+        """Take those out of the round that were granted long ago. O(those)."""
+        cdef Pool* p = &self.pools[pool]
+        while p.round.chain.count and self.round_ends_ns(pool) <= now_ns:
+            self.leave_round(p.round.chain.head)
+
+    cdef int64_t round_ends_ns(self, int32_t pool) noexcept:
+        """When the first of a round leaves it, whatever is reported. O(1)."""
+        return granted_at_ns(
+            &self.requests.items[self.pools[pool].round.chain.head]
+        ) + PREFILL_MAX_NS
+
+    cdef int64_t round_tokens(self, int32_t pool, int64_t now_ns) noexcept:
+        """The round as it is now; nothing changes. O(those that would leave it)."""
+        cdef int64_t tokens = self.pools[pool].round.tokens
+        cdef int32_t i = self.pools[pool].round.chain.head
+        while i != NONE and granted_at_ns(&self.requests.items[i]) + PREFILL_MAX_NS <= now_ns:
+            tokens -= self.requests.items[i].prompt_tokens
+            i = self.requests.items[i].next
+        return tokens
 
     cdef int place(self, int32_t i) except -1:
         """Count a lease in the load as it is now: it was reported, grew or changed its state.
@@ -261,6 +373,7 @@ cdef class Ledger:
         cdef Request* r = &self.requests.items[i]
         cdef Pool* p = &self.pools[r.pool]
         self.unplace(i)
+        self.leave_round(i)
         self.resize(i, 0, 0)
         if r.pool_prev == NONE:
             p.first_lease = r.pool_next

@@ -1,4 +1,4 @@
-# Limits of tenants, groups and models, as the configuration declares them.
+# Limits of tenants, groups, models and pools, as the configuration declares them.
 
 ctypedef struct QuotaLimits:
     int64_t rates[RATES]
@@ -98,3 +98,33 @@ cdef int limit_flow(
             f.quota = f.own_quota
     core.quotas.changed = core.quotas.has_work = True
     return core.flows.rank_all(flow)
+
+
+cdef int limit_pool(Scheduler core, int32_t pool) except -1:
+    """Give a pool its own limits, else those of all others. O(1)."""
+    cdef PoolLimits limits
+    known = core.pool_limits.get(core.pool_list[pool]) or core.pool_limits.get(b"")
+    memset(&limits, 0, sizeof(PoolLimits))
+    if known is not None:
+        limits = known
+    core.ledger.limit(pool, &limits)
+    return 0
+
+
+cdef int limit_pools(Scheduler core, bytes name, PoolLimits limits) except -1:
+    """Limit a pool, also a later one of that name; b"": all that have no limits of their own."""
+    cdef int32_t pool
+    if len(name) > ID_BYTES_MAX:
+        invalid("pool", f"a name has at most {ID_BYTES_MAX} bytes")
+    core.pool_limits[name] = limits
+    for pool in range(core.ledger.count):
+        limit_pool(core, pool)
+    return 0
+
+
+cdef int limit_no_pools(Scheduler core) except -1:
+    cdef int32_t pool
+    core.pool_limits = {}
+    for pool in range(core.ledger.count):
+        limit_pool(core, pool)
+    return 0

@@ -110,6 +110,7 @@ cdef bint would_wait(Scheduler core, int32_t i) except -1:
     if is_full(core):
         return True
     forget_foreign(core, &core.ledger.pools[pool])
+    core.ledger.end_round(pool, core.now_ns)
     return plan_for(core, pool, r).reason != WAIT_NONE
 
 

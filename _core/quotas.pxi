@@ -91,7 +91,6 @@ cdef class Quotas:
     cdef Heap wakes  # nodes that somebody waits for, by the time when they will hold enough
     cdef Heap asking  # flows whose heads have no bill yet
     cdef Heap stirred  # nodes whose waiters have to be looked at
-    cdef Heap model_wakes  # pools that wait for their model's quota, by the time when it suffices
     cdef bint has_work, changed  # there is something for run_quotas(); limits are new
     cdef int64_t now_ns
     cdef int64_t refused_until_ns  # when the last that was refused would have fitted
@@ -102,7 +101,7 @@ cdef class Quotas:
         self.requests = requests
         self.fuse = fuse
         self.waiting = []
-        self.wakes, self.model_wakes = Heap(), Heap()
+        self.wakes = Heap()
         self.asking, self.stirred = Heap(), Heap()
         self.bill_count = 1
 

@@ -43,7 +43,7 @@ ctypedef struct Request:
     int32_t reserved_blocks, posted_blocks
     int32_t bypassed  # how often another went first while it was the head
     int32_t run  # place among the leases that grow; -1: none
-    int32_t next, prev  # neighbours in the queue, or among the answers
+    int32_t next, prev  # neighbours in the queue, in the pool's round, or among the answers
     int32_t owner_next, owner_prev
     int32_t pool_next, pool_prev
     int32_t generation
@@ -53,6 +53,7 @@ ctypedef struct Request:
     bint reports_progress
     uint8_t evidence  # what its promise was made from; 0: nothing, or it has been judged
     bint is_void  # the engine restarted: no reservation
+    bint in_round  # its input has not been computed yet, as far as is known
     int32_t bill  # what it took from its quotas; 0: nothing
     int32_t quota_output  # of all sequences, as it asked its quotas for; 0: it has not asked
 

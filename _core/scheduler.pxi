@@ -22,10 +22,12 @@ cdef class Scheduler:
     cdef Quotas quotas
     cdef Predictor predictor
     cdef Heap deadlines  # every queued request and every lease, by due_ns or earlier
+    cdef Heap pool_wakes  # pools, by the time at which what their next request waits for has come
     cdef Table ids, leases, tags, names
     cdef Adapters adapters
     cdef dict flow_names, keys, pool_names
     cdef dict quota_names, pool_models  # nodes of groups and models by name, and of pools' models
+    cdef dict pool_limits  # by the names of pools; b"": of all others
     cdef list flow_list, pool_list, sessions, ready_slots, free_slots
     cdef Writer writer
     cdef Chain answers  # ended requests, oldest first
@@ -81,10 +83,10 @@ cdef class Scheduler:
         )
         self.predictor = Predictor(limits["quantile_ppm"], limits["samples_min"])
         self.adapters = Adapters(<int32_t>limits["adapters_max"])
-        self.deadlines = Heap()
+        self.deadlines, self.pool_wakes = Heap(), Heap()
         self.ids, self.leases, self.tags, self.names = Table(), Table(), Table(), Table()
         self.flow_names, self.keys, self.pool_names = {}, {}, {}
-        self.quota_names, self.pool_models = {}, {}
+        self.quota_names, self.pool_models, self.pool_limits = {}, {}, {}
         self.flow_list, self.pool_list = [], []
         self.sessions, self.ready_slots, self.free_slots = [None], [], []
         self.writer = Writer()
@@ -142,6 +144,28 @@ cdef class Scheduler:
         self.pool_models[pool] = quota
         if pool in self.pool_names:
             self.ledger.pools[<int32_t>self.pool_names[pool]].quota = quota
+
+    def set_pool_limits(
+        self, int64_t now_ns, bytes pool=b"", int64_t batch_max_tokens=0,
+        int64_t max_total_tokens=0, int64_t max_running=0, int64_t max_request_total_tokens=0,
+        int64_t max_request_input_tokens=0,
+    ):
+        cdef PoolLimits limits
+        enter(self, now_ns)
+        check_range("batch_max_tokens", batch_max_tokens, BATCH_AUTO, TOKENS_MAX)
+        check_range("max_total_tokens", max_total_tokens, 0, <int64_t>1 << 40)
+        check_range("max_running", max_running, 0, 1 << 24)
+        check_range("max_request_total_tokens", max_request_total_tokens, 0, TOKENS_MAX)
+        check_range("max_request_input_tokens", max_request_input_tokens, 0, TOKENS_MAX)
+        limits.batch_max_tokens, limits.max_total_tokens = batch_max_tokens, max_total_tokens
+        limits.max_running = max_running
+        limits.max_request_total_tokens = max_request_total_tokens
+        limits.max_request_input_tokens = max_request_input_tokens
+        limit_pools(self, pool, limits)
+
+    def set_no_pool_limits(self, int64_t now_ns):
+        enter(self, now_ns)
+        limit_no_pools(self)
 
     def set_key(self, bytes api_key_sha256, int32_t flow):
         if len(api_key_sha256) != 32:
@@ -322,7 +346,7 @@ cdef class Scheduler:
         if self.has_more or self.verdict_count:
             return self.now_ns
         cdef int64_t first = first_key(self.deadlines, NONE)
-        return first_key(self.quotas.model_wakes, first_key(self.quotas.wakes, first))
+        return first_key(self.pool_wakes, first_key(self.quotas.wakes, first))
 
     def evict_queued(self, int64_t now_ns):
         enter(self, now_ns)

@@ -186,6 +186,29 @@ class Scheduler:
 
         -1: from none. The pool waits while that does not hold enough for its next request.
         """
+    def set_pool_limits(
+        self,
+        now_ns: int,
+        pool: bytes = b"",
+        batch_max_tokens: int = 0,
+        max_total_tokens: int = 0,
+        max_running: int = 0,
+        max_request_total_tokens: int = 0,
+        max_request_input_tokens: int = 0,
+    ) -> None:
+        """Limit the pool of this name, also a later one; b"": all without limits of their own.
+
+        0 is no limit. Beside what the engine can: tokens in its cache (wait reason MAX_TOTAL) and
+        sequences at once (MAX_RUNNING); input tokens of one request, over all prompts, and with all
+        its output (else REJECTED_TOO_LARGE at once). `batch_max_tokens` bounds a round (ROUND): the
+        input of requests that were granted and of whose tokens nothing has been reported, a second
+        ago at most; -1: a sixth of the pool, at least its longest request. A request that is alone
+        in its round may be larger; those whose callers report nothing are in none. What no pool
+        can hold any more is evicted in its turn; leases stay. After S-LoRA's queue (arXiv
+        2311.03285). O(pools).
+        """
+    def set_no_pool_limits(self, now_ns: int) -> None:
+        """Forget all limits of `set_pool_limits()`. O(pools)."""
     def set_flow_mode(self, now_ns: int, flow: int, audit: bool) -> None:
         """Enforce decisions on a flow, or audit it.
 

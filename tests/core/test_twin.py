@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from schedsvc import _core as core
 
 from .pair import Pair
+from .pool_limits import change_pool_limits
 from .quota_limits import QuotaLimits
 
 SECOND = 10**9
@@ -272,6 +273,11 @@ class Twins(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 10**6))
     def limit(self, seed: int) -> None:
         QuotaLimits(random.Random(seed), self.pair)
+        self.then(polls=True)
+
+    @rule(seed=st.integers(0, 10**6))
+    def limit_pools(self, seed: int) -> None:
+        change_pool_limits(random.Random(seed), self.pair)
         self.then(polls=True)
 
     @precondition(lambda self: self.pair.now_ns > 40 * SECOND)

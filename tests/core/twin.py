@@ -7,6 +7,7 @@ no sessions and no bytes, and does all that is due in one poll (`work_max` witho
 from schedsvc import _core as core
 
 from .twin_choose import Choice
+from .twin_room import PREFILL_MAX_NS
 from .twin_types import ENDED, LIVE, QUEUED, SUSPECT, Request, TwinError, Verdict
 
 
@@ -133,7 +134,7 @@ class Twin(Choice):
     def next_due(self) -> int:
         """When something has to be done at the latest; -1: never."""
         dues = [r.due_ns for r in self.requests if r.state != ENDED]
-        dues += [due for due in (self.quotas.next_due(), *self.model_due.values()) if due >= 0]
+        dues += [due for due in (self.quotas.next_due(), *self.pool_due.values()) if due >= 0]
         return min(dues, default=-1)
 
     def _dispatch(self) -> None:
@@ -151,7 +152,7 @@ class Twin(Choice):
     def _serve(self, pool: int) -> bool:
         """Grant or evict one request; False where the pool waits, for the reason it keeps."""
         p = self.pools[pool]
-        self.model_due.pop(pool, None)
+        self.pool_due.pop(pool, None)
         own, shared = self.least(pool), self.least(-1)
         heads = [own] if own else []
         if shared and self.can_hold(pool, shared):
@@ -178,7 +179,10 @@ class Twin(Choice):
         plan = self.plan(pool, r)
         p.reason = plan.reason
         if plan.reason != "NONE":
-            if plan.reason not in ("KV", "HEADROOM"):
+            if plan.reason == "ROUND":
+                first = min(self.round_of(pool), key=lambda q: q.arrival_ns + q.waited_ns)
+                self.pool_due[pool] = first.arrival_ns + first.waited_ns + PREFILL_MAX_NS
+            if plan.reason not in ("KV", "MAX_TOTAL", "HEADROOM"):
                 return False
             p.pressed = True
             passing = self.who_may_pass(pool, r, plan)

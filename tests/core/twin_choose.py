@@ -47,11 +47,14 @@ class Choice(Refusals):
             return "OVERDRAWN"
         if p.max_running and sum(q.sequences for q in live) + r.sequences > p.max_running:
             return "MAX_RUNNING"
+        before = self.round_tokens(pool)
+        if r.reports_progress and before and 0 < p.round_max_tokens < before + r.prompt_tokens:
+            return "ROUND"
         if not live:
             return "NONE"
         load = self.load(pool, self.figures(pool, r, need, output), need)
         if load > self.allowance(pool):
-            return "KV"
+            return "MAX_TOTAL" if p.capacity_blocks < p.engine_tokens // p.block_size else "KV"
         if load > self.limit(pool, above):
             return "HEADROOM"
         return "NONE"

@@ -262,7 +262,7 @@ class Quotas:
         if self.fits(node, r):
             self.asked[r.seq] = self.take(r)[1]
             return False
-        self.state.model_due[pool] = self.due_ns(node, r)
+        self.state.pool_due[pool] = self.due_ns(node, r)
         return True
 
     def model_allows(self, r: Request, pool: int) -> bool:

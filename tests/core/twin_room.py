@@ -8,6 +8,7 @@ from .twin_types import SUSPECT, Request
 WINDOW_NS = 500_000_000
 FRESH_NS = 5 * 10**9
 LINGER_NS = 10 * 10**9
+PREFILL_MAX_NS = 10**9
 
 
 class Room(State):
@@ -46,6 +47,21 @@ class Room(State):
     def allowance(self, pool: int) -> int:
         p = self.pools[pool]
         return (p.capacity_blocks + max(0, -p.headroom_blocks)) * p.block_size
+
+    def round_of(self, pool: int, now_ns: int | None = None) -> list[Request]:
+        """Leases whose input is still to be computed, as far as reports tell."""
+        since_ns = (self.now_ns if now_ns is None else now_ns) - PREFILL_MAX_NS
+        return [
+            r
+            for r in self.leases_of(pool)
+            if r.reports_progress
+            and r.output_tokens == 0
+            and (r.input_tokens or 0) < r.prompt_tokens
+            and r.arrival_ns + r.waited_ns > since_ns
+        ]
+
+    def round_tokens(self, pool: int, now_ns: int | None = None) -> int:
+        return sum(r.prompt_tokens for r in self.round_of(pool, now_ns))
 
     # Headroom.
 

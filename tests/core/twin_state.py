@@ -58,7 +58,8 @@ class State:
         self.in_minimum: set[int] = set()  # active flows that their quotas do not block
         self.quotas = Quotas(self)
         self.audit = Audit(self)
-        self.model_due: dict[int, int] = {}  # pools that wait for their model's quota
+        self.pool_limits: dict[bytes, dict[str, int]] = {}
+        self.pool_due: dict[int, int] = {}  # when what a pool waits for has come
         self.arrivals: Counter[tuple[int, int]] = Counter()  # by flow and target
         self.now_ns = self.seq = 0
         self.last_active: int | None = None
@@ -92,14 +93,14 @@ class State:
         max_model_tokens: int = 0,
     ) -> int:
         self.enter(now_ns)
-        capacity = capacity_tokens // block_size_tokens
         new = Pool(
             epoch,
-            capacity,
+            capacity_tokens,
             self.limits["headroom_ppm"],
             block_size_tokens,
             max_running,
             max_model_tokens,
+            self.limits_of(name),
         )
         if name not in self.pool_names:
             self.pool_names.append(name)
@@ -122,6 +123,23 @@ class State:
             setattr(new, name, getattr(old, name))
         self.pools[index] = replace(new, **restarted)
         return index
+
+    def set_pool_limits(self, now_ns: int, pool: bytes = b"", **limits: int) -> None:
+        self.enter(now_ns)
+        self.pool_limits[pool] = limits
+        self._limit_pools()
+
+    def set_no_pool_limits(self, now_ns: int) -> None:
+        self.enter(now_ns)
+        self.pool_limits = {}
+        self._limit_pools()
+
+    def _limit_pools(self) -> None:
+        for name, p in zip(self.pool_names, self.pools, strict=True):
+            p.limits = self.limits_of(name)
+
+    def limits_of(self, pool: bytes) -> dict[str, int]:
+        return self.pool_limits.get(pool, self.pool_limits.get(b"", {}))
 
     def set_quota(
         self, now_ns: int, name: bytes, parent: int = -1, requests: int = 0, input_tokens: int = 0,
@@ -189,6 +207,11 @@ class State:
         if p.max_model_tokens and r.prompt_max_tokens + r.output_max_tokens > p.max_model_tokens:
             return False
         if p.max_running and r.sequences > p.max_running:
+            return False
+        if 0 < p.limits.get("max_request_input_tokens", 0) < r.prompt_tokens:
+            return False
+        total = r.prompt_tokens + r.output_max_tokens * r.sequences
+        if 0 < p.limits.get("max_request_total_tokens", 0) < total:
             return False
         tokens = r.prompt_tokens * r.n + r.output_max_tokens * r.sequences
         return self.blocks(pool, tokens, r.sequences) <= p.capacity_blocks

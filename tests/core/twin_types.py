@@ -57,11 +57,12 @@ class Flow:
 @dataclass
 class Pool:
     epoch: int
-    capacity_blocks: int
+    engine_tokens: int
     headroom_ppm: int
     block_size: int
-    max_running: int
+    engine_max_running: int
     max_model_tokens: int
+    limits: dict[str, int]
     reason: str = "NONE"
     probes: bool = True
     pressed: bool = False
@@ -69,6 +70,26 @@ class Pool:
     preemptions: int = 0
     foreign_tokens: int = 0
     light: list[tuple[int, int]] = field(default_factory=list)  # when, tokens
+
+    @property
+    def capacity_blocks(self) -> int:
+        tokens = [t for t in (self.engine_tokens, self.limits.get("max_total_tokens")) if t]
+        return max(1, min(tokens) // self.block_size)
+
+    @property
+    def max_running(self) -> int:
+        counts = [c for c in (self.engine_max_running, self.limits.get("max_running")) if c]
+        return min(counts, default=0)
+
+    @property
+    def round_max_tokens(self) -> int:
+        given = self.limits.get("batch_max_tokens", 0)
+        if given >= 0:
+            return given
+        keys = ("max_request_input_tokens", "max_request_total_tokens")
+        longest = [self.limits.get(key) for key in keys]
+        longest += [self.max_model_tokens, self.engine_tokens]
+        return max(self.capacity_blocks * self.block_size // 6, min(t for t in longest if t))
 
     @property
     def headroom_blocks(self) -> int:

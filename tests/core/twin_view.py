@@ -66,6 +66,9 @@ def _pool(twin: Twin, now_ns: int, pool: int) -> dict[str, Any]:
         "headroom_tokens": p.headroom_blocks * p.block_size,
         "kept_tokens": twin.kept_tokens(pool, now_ns),
         "load_tokens": twin.load(pool),
+        "engine_capacity_tokens": p.engine_tokens,
+        "round_tokens": twin.round_tokens(pool, now_ns),
+        "round_max_tokens": p.round_max_tokens,
     }
 
 
