@@ -75,6 +75,12 @@ class Configurable(Protocol):
     def set_pool_quota(self, now_ns: int, pool: bytes, quota: int) -> None:
         """Give a pool the quota of its model."""
 
+    def set_pool_limits(self, now_ns: int, pool: bytes = b"", **limits: int) -> None:
+        """Limit a pool, or all that have no limits of their own."""
+
+    def set_no_pool_limits(self, now_ns: int) -> None:
+        """Limit no pool."""
+
     def set_key(self, api_key_sha256: bytes, flow: int) -> None:
         """Let a key hash stand for a flow."""
 
@@ -100,6 +106,7 @@ class Configurable(Protocol):
 def configure(core: Configurable, config: Config, now_ns: int) -> None:
     """Tell a fresh core its flows, keys, quotas and pools. O(tenants + pools)."""
     _apply(core, config, None, now_ns)
+    _limit_pools(core, config, None, now_ns)
     for pool in config.pools:
         _pool(core, pool, pool, now_ns)
 
@@ -120,6 +127,7 @@ def reconfigure(
         if tenant.name not in names:
             core.set_gone(now_ns, tenant.name.encode())
     _apply(core, config, before, now_ns)
+    _limit_pools(core, config, before, now_ns)
     kept = []
     old_pools = {pool.name: pool for pool in before.pools}
     for pool in config.pools:
@@ -190,6 +198,16 @@ def _pool(core: Configurable, pool: Pool, old: Pool, now_ns: int) -> None:
         pool.max_running,
         pool.max_model_tokens,
     )
+
+
+def _limit_pools(core: Configurable, config: Config, before: Config | None, now_ns: int) -> None:
+    limits = config.limits_of_pools()
+    if before is not None:
+        if limits == before.limits_of_pools():
+            return
+        core.set_no_pool_limits(now_ns)
+    for pool, given in limits.items():
+        core.set_pool_limits(now_ns, pool.encode(), **given)
 
 
 def _unknown(core: Configurable, config: Config, before: Config | None, now_ns: int) -> None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 __all__ = [
     "Auth",
     "Config",
+    "EachPool",
     "Group",
     "Limits",
     "Listener",
@@ -17,6 +18,7 @@ __all__ = [
     "Metrics",
     "Model",
     "Pool",
+    "PoolLimits",
     "Prices",
     "Quota",
     "Scheduler",
@@ -29,6 +31,8 @@ __all__ = [
 _MS = 1_000_000
 #: The core's own bound: it keeps every product of tokens, price and weight in 64 bits.
 _TOKENS_MAX = 1 << 27
+#: The core sizes a round by the pool.
+BATCH_AUTO = -1
 
 
 def _fixed_point(places: int, low: str, high: str) -> Callable[[Any], int]:
@@ -50,6 +54,15 @@ def _fixed_point(places: int, low: str, high: str) -> Callable[[Any], int]:
         return int(units)
 
     return read
+
+
+def _batch_tokens(value: object) -> int:
+    """Read the input tokens of a round: a number, or `auto`."""
+    if value == "auto":
+        return BATCH_AUTO
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _TOKENS_MAX:
+        raise ValueError(f"has to be auto, or a whole number up to {_TOKENS_MAX}")
+    return value
 
 
 WeightMilli = Annotated[int, BeforeValidator(_fixed_point(3, "0.001", "1000000"))]
@@ -121,6 +134,32 @@ class Prices(Section):
     cached_ppm: Annotated[RatioPpm, Field(alias="cached")] = 100_000
 
 
+BatchTokens = Annotated[int, BeforeValidator(_batch_tokens)]
+SomeTokens = Annotated[int, Field(ge=0, le=_TOKENS_MAX)]
+Sequences = Annotated[int, Field(ge=0, le=1_000_000)]
+
+
+class EachPool(Section):
+    """Limits of every pool that has none of its own; 0 is no limit."""
+
+    batch_max_tokens: BatchTokens = BATCH_AUTO
+    max_total_tokens: SomeTokens = 0
+    max_running: Sequences = 1_000
+    max_request_total_tokens: SomeTokens = 0
+    max_request_input_tokens: SomeTokens = 0
+
+
+class PoolLimits(Section):
+    """Limits of some pools; one that is absent is that of every pool."""
+
+    pools: Annotated[list[Name], Field(min_length=1, max_length=64)]
+    batch_max_tokens: BatchTokens | None = None
+    max_total_tokens: SomeTokens | None = None
+    max_running: Sequences | None = None
+    max_request_total_tokens: SomeTokens | None = None
+    max_request_input_tokens: SomeTokens | None = None
+
+
 class Scheduler(Section):
     """The core's settings."""
 
@@ -145,6 +184,7 @@ class Scheduler(Section):
     headroom_max_ppm: Annotated[HeadroomPpm, Field(alias="headroom_max")] = 300_000
     quantile_ppm: Annotated[QuantilePpm, Field(alias="quantile")] = 900_000
     samples_min: Annotated[int, Field(ge=1, le=1_000)] = 10
+    each_pool: EachPool = EachPool()
 
 
 class Limits(Section):
@@ -253,6 +293,7 @@ class Config(Section):
     groups: Annotated[list[Group], Field(max_length=1_000)] = []
     models: Annotated[list[Model], Field(max_length=64)] = []
     pools: Annotated[list[Pool], Field(max_length=64)] = []
+    pool_limits: Annotated[list[PoolLimits], Field(max_length=64)] = []
     metrics: Metrics | None = None
     log: Log = Log()
     record: FilePath | None = None
@@ -266,6 +307,15 @@ class Config(Section):
     def audits(self, tenant: Tenant) -> bool:
         """Whether the requests of a tenant are decided and counted, but never refused."""
         return (tenant.mode or self.mode) == "audit"
+
+    def limits_of_pools(self) -> dict[str, dict[str, int]]:
+        """Keyword arguments for the core, by pool; "" stands for all that are not named."""
+        every = self.scheduler.each_pool.model_dump()
+        found = {"": every}
+        for entry in self.pool_limits:
+            own = entry.model_dump(exclude={"pools"}, exclude_none=True)
+            found |= dict.fromkeys(entry.pools, every | own)
+        return found
 
     def auth_kind(self, listener: Listener) -> AuthKind:
         """Return how callers of a listener prove who they are."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from schedsvc.config.places import Path
 from schedsvc.config.plain import Finding, Once, items, mapping, name_bytes
+from schedsvc.config.pool_rules import pool_findings
 from schedsvc.config.quota_rules import quota_findings
 from schedsvc.config.tokens import token_digest
 
@@ -36,6 +37,7 @@ def broken_rules(data: Any, folder: FilePath, environ: Mapping[str, str]) -> Ite
     yield from _tenants(data)
     yield from _pools(data)
     yield from quota_findings(data)
+    yield from pool_findings(data)
     yield from _record(data, folder)
     scheduler = mapping(data.get("scheduler"))
     flow_max, queue_max = scheduler.get("flow_queue_max"), scheduler.get("queue_max", 10_000)

@@ -140,9 +140,9 @@ class CoreFront:
     def progress(self, now_ns: int, index: int, output_tokens: int) -> None:
         """Renew the lease and charge what was produced. O(log n)."""
         lease_id, epoch = self._leases[index]
-        self.core.progress(
-            now_ns, lease_id, epoch, self._requests.prompt_tokens[index], 0, output_tokens
-        )
+        # A shim sees the first token, and knows by it that the prompt has been computed.
+        computed = self._requests.prompt_tokens[index] if output_tokens else -1
+        self.core.progress(now_ns, lease_id, epoch, computed, 0, output_tokens)
 
     def complete(
         self, now_ns: int, index: int, *, served: bool = True, cached_tokens: int = 0

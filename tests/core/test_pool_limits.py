@@ -98,7 +98,7 @@ def test_one_that_is_larger_than_a_round_is_alone_in_it() -> None:
     ask(s, 0, "tiny", 1)
     assert granted(s, 0) == [1]
     s.progress(1, 1, 1, output_tokens=1)
-    ask(s, 1, "another", 299)
+    ask(s, 1, "another", 290)
     assert granted(s, 1) == [2]  # behind the tiny one that runs now it is not alone
     s.progress(2, 2, 1, output_tokens=1)
     assert granted(s, 2) == [3]

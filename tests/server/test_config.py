@@ -47,7 +47,8 @@ def test_the_sample_is_valid_and_shows_the_defaults(tmp_path: Path) -> None:
 def test_every_key_of_the_models_stands_in_the_sample() -> None:
     text = SAMPLE.read_text()
     config = load(SAMPLE)
-    for section in (config, config.scheduler, config.scheduler.prices, config.limits, config.log):
+    sections = [config, config.scheduler, config.scheduler.prices, config.scheduler.each_pool]
+    for section in (*sections, config.limits, config.log):
         for name, field in type(section).model_fields.items():
             assert f"{field.alias or name}:" in text
 
@@ -409,3 +410,79 @@ def test_quotas_of_tenants_groups_and_models_reach_the_core(tmp_path: Path) -> N
 )
 def test_wrong_quotas_are_named_by_place(text: str, expected: list[str], tmp_path: Path) -> None:
     assert found(tmp_path, MINIMAL + text) == expected
+
+
+def test_limits_of_pools_reach_the_core_each_pool_with_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        MINIMAL
+        + "scheduler: {each_pool: {max_running: 9, max_request_input_tokens: 500}}\n"
+        + "pool_limits:\n"
+        + "  - {pools: [q], max_running: 0, batch_max_tokens: 70}\n"
+        + "  - {pools: [later], max_total_tokens: 640}\n"
+        + "pools: [{name: p, capacity_tokens: 9600}, {name: q, capacity_tokens: 9600}]\n"
+    )
+    core = new_core(load(file), 0)
+    core.set_pool(0, b"later", 1, 9_600, 16)
+    rows = core.stats(0)["pools"]
+    assert [row["max_running"] for row in rows] == [9, 0, 9]
+    assert [row["capacity_tokens"] for row in rows] == [9_600, 9_600, 640]
+    # A sixth of the pool is 1,600; the longest request is 500.
+    assert [row["round_max_tokens"] for row in rows] == [1_600, 70, 500]
+    flow = core.flow_index(b"unknown")
+    assert core.admit(0, flow, b"r", 501, 1) == -18
+
+
+def test_by_itself_a_pool_runs_a_thousand_and_its_round_is_a_sixth(tmp_path: Path) -> None:
+    text = MINIMAL + "pools: [{name: p, capacity_tokens: 96000, max_model_tokens: 8000}]"
+    config = reading(tmp_path, text).config
+    assert config is not None
+    [row] = new_core(config, 0).stats(0)["pools"]
+    assert (row["max_running"], row["round_max_tokens"]) == (1_000, 16_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "scheduler: {each_pool: {batch_max_tokens: many}}",
+            ["2:43 scheduler.each_pool.batch_max_tokens: has to be auto, or a whole number up to"],
+        ),
+        (
+            "scheduler: {each_pool: {max_runing: 1}}",
+            ["2:25 scheduler.each_pool.max_runing: unknown key 'max_runing'; did you mean"],
+        ),
+        (
+            "scheduler: {each_pool: {max_request_input_tokens: 9, max_request_total_tokens: 8}}",
+            [
+                "2:51 scheduler.each_pool.max_request_input_tokens: is larger than"
+                " max_request_total_tokens (8), so it would never be reached"
+            ],
+        ),
+        (
+            "scheduler: {each_pool: {max_request_total_tokens: 9}}\n"
+            "pool_limits: [{pools: [p], max_total_tokens: 8}]",
+            [
+                "3:46 pool_limits[0].max_total_tokens: is smaller than"
+                " max_request_total_tokens (9), which would never be reached"
+            ],
+        ),
+        (
+            "pool_limits: [{pools: [p, q]}, {pools: [q]}, {pools: []}, {max_running: -1}]",
+            [
+                "2:41 pool_limits[1].pools[0]: this pool stands twice, first at"
+                " pool_limits[0].pools[1]; remove one",
+                "2:54 pool_limits[2].pools: must not be empty",
+                "2:59 pool_limits[3]: the key 'pools' is missing; add it",
+                "2:73 pool_limits[3].max_running: is -1; it has to be at least 0",
+            ],
+        ),
+    ],
+)
+def test_wrong_limits_of_pools_are_named_by_place(
+    text: str, expected: list[str], tmp_path: Path
+) -> None:
+    problems = found(tmp_path, MINIMAL + text)
+    assert len(problems) == len(expected), problems
+    for problem, start in zip(problems, expected, strict=True):
+        assert problem.startswith(start)

@@ -12,7 +12,8 @@ import structlog
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
-from schedsvc.config import Config, load, needs_restart, reconfigure
+from schedsvc._core import Scheduler
+from schedsvc.config import Config, configure, load, needs_restart, reconfigure
 from schedsvc.recording.start import Recording
 from schedsvc.server.reload import Reloader
 from schedsvc.sim.replay.exact import Exact
@@ -71,6 +72,25 @@ async def test_capacity_below_what_is_promised_overdraws_and_revokes_nothing() -
         ended = await stub.Complete(pb.CompleteRequest(**lease, output_tokens=5))
         assert ended.outcome == pb.OUTCOME_COMPLETED
         assert (await stub.Admit(ask(100))).outcome == pb.OUTCOME_GRANTED
+
+
+def test_limits_of_pools_change_and_end_while_it_runs() -> None:
+    pools = [{"name": name, "capacity_tokens": 16_000} for name in ("p", "q")]
+    old = config_of(pools=pools, pool_limits=[{"pools": ["q"], "max_running": 7}])
+    core = Scheduler(**old.core_options())
+    configure(core, old, 0)
+
+    def most() -> list[int]:
+        return [pool["max_running"] for pool in core.stats(0)["pools"]]
+
+    assert most() == [1_000, 7]
+    every = {"each_pool": {"max_running": 9}}
+    new = config_of(pools=pools, scheduler=every)
+    assert needs_restart(new, old) == []
+    reconfigure(core, new, old, 0)
+    assert most() == [9, 9]
+    reconfigure(core, old, new, 0)
+    assert most() == [1_000, 7]
 
 
 async def test_audit_begins_and_ends_while_it_runs() -> None:

@@ -124,6 +124,9 @@ class PoolStats(_message.Message):
     TELEMETRY_AGE_MS_FIELD_NUMBER: _builtins.int
     LOAD_TOKENS_FIELD_NUMBER: _builtins.int
     KEPT_TOKENS_FIELD_NUMBER: _builtins.int
+    ENGINE_CAPACITY_TOKENS_FIELD_NUMBER: _builtins.int
+    ROUND_TOKENS_FIELD_NUMBER: _builtins.int
+    ROUND_MAX_TOKENS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     epoch: _builtins.int
     capacity_tokens: _builtins.int
@@ -143,7 +146,8 @@ class PoolStats(_message.Message):
     wait_reason: _builtins.str
     """Why the next request waits: NONE, KV, HEADROOM (the cache is kept for others or for growth),
     MAX_RUNNING, STRICT (it is behind one that waits for another pool), OVERDRAWN, DETACHED, LIMIT
-    (leases_max), QUOTA (of the pool's model).
+    (leases_max), QUOTA (of the pool's model), MAX_TOTAL (the engine could hold it, the limit is
+    lower), ROUND (the input of those granted before it is still to be computed).
     """
     max_running: _builtins.int
     headroom_tokens: _builtins.int
@@ -161,6 +165,13 @@ class PoolStats(_message.Message):
     """
     kept_tokens: _builtins.int
     """Of that, left by flows above their share for those below."""
+    engine_capacity_tokens: _builtins.int
+    """KV cache that the engine has; `capacity_tokens` is what of it may be used."""
+    round_tokens: _builtins.int
+    """Input that was granted and is still to be computed, as far as reports tell, and its limit;
+    0: none.
+    """
+    round_max_tokens: _builtins.int
     def __init__(
         self,
         *,
@@ -185,10 +196,13 @@ class PoolStats(_message.Message):
         telemetry_age_ms: _builtins.int = ...,
         load_tokens: _builtins.int = ...,
         kept_tokens: _builtins.int = ...,
+        engine_capacity_tokens: _builtins.int = ...,
+        round_tokens: _builtins.int = ...,
+        round_max_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "engine_preemptions", b"engine_preemptions", "engine_running", b"engine_running", "engine_used_tokens", b"engine_used_tokens", "engine_waiting", b"engine_waiting", "epoch", b"epoch", "headroom_tokens", b"headroom_tokens", "kept_tokens", b"kept_tokens", "live_leases", b"live_leases", "load_tokens", b"load_tokens", "max_running", b"max_running", "name", b"name", "overdrawn", b"overdrawn", "posted_tokens", b"posted_tokens", "promised_tokens", b"promised_tokens", "queued", b"queued", "suspect_leases", b"suspect_leases", "telemetry_age_ms", b"telemetry_age_ms", "wait_reason", b"wait_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "engine_capacity_tokens", b"engine_capacity_tokens", "engine_preemptions", b"engine_preemptions", "engine_running", b"engine_running", "engine_used_tokens", b"engine_used_tokens", "engine_waiting", b"engine_waiting", "epoch", b"epoch", "headroom_tokens", b"headroom_tokens", "kept_tokens", b"kept_tokens", "live_leases", b"live_leases", "load_tokens", b"load_tokens", "max_running", b"max_running", "name", b"name", "overdrawn", b"overdrawn", "posted_tokens", b"posted_tokens", "promised_tokens", b"promised_tokens", "queued", b"queued", "round_max_tokens", b"round_max_tokens", "round_tokens", b"round_tokens", "suspect_leases", b"suspect_leases", "telemetry_age_ms", b"telemetry_age_ms", "wait_reason", b"wait_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
