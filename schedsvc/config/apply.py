@@ -75,7 +75,16 @@ class Configurable(Protocol):
     def set_pool_quota(self, now_ns: int, pool: bytes, quota: int) -> None:
         """Give a pool the quota of its model."""
 
-    def set_pool_limits(self, now_ns: int, pool: bytes = b"", **limits: int) -> None:
+    def set_pool_limits(
+        self,
+        now_ns: int,
+        pool: bytes = b"",
+        batch_max_tokens: int = 0,
+        max_total_tokens: int = 0,
+        max_running: int = 0,
+        max_request_total_tokens: int = 0,
+        max_request_input_tokens: int = 0,
+    ) -> None:
         """Limit a pool, or all that have no limits of their own."""
 
     def set_no_pool_limits(self, now_ns: int) -> None:

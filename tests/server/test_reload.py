@@ -84,7 +84,7 @@ def test_limits_of_pools_change_and_end_while_it_runs() -> None:
         return [pool["max_running"] for pool in core.stats(0)["pools"]]
 
     assert most() == [1_000, 7]
-    every = {"each_pool": {"max_running": 9}}
+    every = {"headroom": 0, "each_pool": {"max_running": 9}}
     new = config_of(pools=pools, scheduler=every)
     assert needs_restart(new, old) == []
     reconfigure(core, new, old, 0)
