@@ -6,8 +6,13 @@ from random import Random
 from typing import Any
 
 from schedsvc import _core
+from schedsvc.sim.faults.auditor import Limits, Quotas
 
 _S, _MS = 1_000_000_000, 1_000_000
+
+_SECOND = 1 << 22
+"""Seeds below draw what the first ones drew, so that those that failed once fail as they did; the
+others also draw what the scheduler has learned since: quotas, and who counts as active."""
 
 FAULTS = {
     # name: (how often it is chosen, what it does)
@@ -99,6 +104,7 @@ class Options:
     fault_ns: int  # between two faults, on average
     faults: frozenset[str]
     fair: bool  # made to see who is served how much
+    quotas: Quotas | None = None
 
 
 def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Options:
@@ -123,6 +129,15 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
         core |= {name: "strict" for name in ("dispatch",) if name in core}
         drawn &= FAIR_FAULTS
     may = drawn if faults is None else faults
+    quotas = None
+    if seed >= _SECOND:
+        more = Random(seed ^ 0x0DDB)  # noqa: S311 - no secret: one seed is one run
+        if fair:
+            core["lift"] = more.choice(("queued", "active"))
+            if more.random() < 0.5:
+                tenants = {name: more.randrange(500, 3_000) for name in tenants}
+        elif more.random() < 0.3:
+            quotas = draw_quotas(more, list(tenants), pools)
     return Options(
         seed=seed,
         events=events,
@@ -141,6 +156,36 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
         fault_ns=round(10 ** rnd.uniform(6.8, 8.3)),
         faults=may,
         fair=fair,
+        quotas=quotas,
+    )
+
+
+def draw_limits(rnd: Random, pools: tuple[PoolOptions, ...]) -> Limits:
+    """Draw the limits of one node; the smallest stop much of what arrives."""
+
+    def some(*values: int) -> int:
+        return rnd.choice(values) if rnd.random() < 0.4 else 0
+
+    tokens = min(pool.capacity_tokens for pool in pools)
+    return Limits(
+        requests=some(30, 300, 3_000),
+        input_tokens=some(2 * tokens, 20 * tokens),
+        output_tokens=some(2 * tokens, 20 * tokens),
+        total_tokens=some(4 * tokens, 40 * tokens),
+        concurrency=some(1, 2, 8),
+    )
+
+
+def draw_quotas(rnd: Random, tenants: list[str], pools: tuple[PoolOptions, ...]) -> Quotas:
+    """Draw the quotas of tenants, of a group of them, and of the model on the first pool."""
+    members = frozenset(name for name in tenants if rnd.random() < 0.6)
+    return Quotas(
+        tenants={name: draw_limits(rnd, pools) for name in tenants if rnd.random() < 0.6},
+        refusing=frozenset(name for name in tenants if rnd.random() < 0.3),
+        members=members,
+        group=draw_limits(rnd, pools) if members and rnd.random() < 0.6 else None,
+        model=draw_limits(rnd, pools) if rnd.random() < 0.4 else None,
+        model_pool=pools[0].name,
     )
 
 

@@ -8,6 +8,7 @@ killed, stand still and start again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -15,7 +16,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc._core import EXPIRED, CallerError, InvariantError, Scheduler
 from schedsvc.clock import PAUSE_NS, SteadyClock
 from schedsvc.sim.faults.agenda import Agenda
-from schedsvc.sim.faults.auditor import Auditor, ViolationError
+from schedsvc.sim.faults.auditor import Auditor, Limits, ViolationError
 from schedsvc.sim.faults.link import Call, Connection
 from schedsvc.sim.faults.options import Options
 
@@ -28,6 +29,9 @@ _ANSWER_NS = 20_000
 """Between a verdict and the moment in which the waiting call takes it."""
 
 _LEASES_PER_PROCESS = 1_000_000_000
+
+UNKNOWN_WEIGHT = 100
+"""Of all tenants together that nobody knows, in thousandths."""
 
 
 class Waiting:
@@ -79,12 +83,34 @@ class Server:
         for name, weight in self._options.tenants.items():
             self.core.set_flow(name.encode(), weight)
         if self._options.shares_unknown:
-            self.core.set_unknown(self.core.set_flow(b"unknown", 100))
+            self.core.set_unknown(self.core.set_flow(b"unknown", UNKNOWN_WEIGHT))
         self._raw_ns = self.agenda.now_ns
         self._clock = SteadyClock(lambda: self._raw_ns)
         self._timer_ns = -1
         self.is_up = True
-        self.auditor.restart()
+        now_ns = self._clock.now_ns()
+        self._set_quotas(now_ns)
+        self.auditor.restart(now_ns)
+
+    def _set_quotas(self, now_ns: int) -> None:
+        """Give tenants, their group and a model their limits."""
+        core, quotas = self.core, self._options.quotas
+        if quotas is None:
+            return
+        group = model = -1
+        if quotas.group is not None:
+            group = core.set_quota(now_ns, b"group", -1, **asdict(quotas.group))
+        if quotas.model is not None:
+            model = core.set_quota(now_ns, b"model", -1, **asdict(quotas.model))
+            core.set_pool_quota(now_ns, quotas.model_pool.encode(), model)
+        for name in self._options.tenants:
+            core.set_flow_quota(
+                now_ns,
+                core.flow_index(name.encode()),
+                group if name in quotas.members else -1,
+                refuse=name in quotas.refusing,
+                **asdict(quotas.tenants.get(name, Limits())),
+            )
 
     def kill(self) -> None:
         """Let the process die: whoever is connected finds out by himself."""
@@ -298,7 +324,13 @@ class Server:
         """Give tenants other weights."""
         for name, weight in weights.items():
             self.core.set_flow(name.encode(), weight)
+        self.auditor.reweigh(weights)
         self._settle(self._now())
+
+    def forget(self) -> None:
+        """Let the core, which is at rest, forget what it has learned."""
+        self.core.reset_learned()
+        self.auditor.forget(self._now())
 
     def _settle(self, now_ns: int) -> None:
         """Let the core act on what it was told, and say what it has to say."""

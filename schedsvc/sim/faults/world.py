@@ -7,13 +7,15 @@ from random import Random
 from traceback import extract_tb
 from typing import NamedTuple
 
+from schedsvc_client.v1 import quota_pb2
+
 from schedsvc.sim.faults.agenda import Agenda
 from schedsvc.sim.faults.auditor import Auditor, Terms, ViolationError
 from schedsvc.sim.faults.caller import Caller
 from schedsvc.sim.faults.chaos import Chaos
 from schedsvc.sim.faults.jobs import JobMaker
 from schedsvc.sim.faults.options import FAULTS, Options
-from schedsvc.sim.faults.server import TICK_NS, Server
+from schedsvc.sim.faults.server import TICK_NS, UNKNOWN_WEIGHT, Server
 from schedsvc.sim.faults.shim import Engine, Shim
 
 _WALL_START_NS = 1_700_000_000_000_000_000
@@ -152,6 +154,11 @@ class World:
         is_open = bool(books.tags or books.lagging) and not books.is_lost
         if gauges or is_open:
             raise ViolationError(f"at rest something is open: {gauges} {list(books.tags)[:3]}")
+        for row in stats["flows"]:
+            for quota in row["quotas"]:
+                in_use = quota["remaining"] != quota["limit"]
+                if in_use and quota["kind"] == quota_pb2.LIMIT_KIND_CONCURRENT_REQUESTS:
+                    raise ViolationError(f"at rest a quota is in use: {row['tenant']}: {quota}")
         for shim in self.shims:
             p = shim.protocol
             left = {"requests": p.open_requests, "leases": p.open_leases, "ends": p.unacknowledged}
@@ -161,7 +168,7 @@ class World:
     def _probe(self, prefix: str) -> tuple[int, int]:
         """Let service go on: the same few requests, from a state that has forgotten all."""
         server = self.server
-        server.core.reset_learned()
+        server.forget()
         self.agenda.rnd.seed(self.options.seed)
         caller = Caller(self.agenda, server, self.options, 0)
         caller.lost_permille = 0
@@ -184,6 +191,8 @@ def _bypass_max(options: Options) -> int | None:
     core = options.core
     if core["policy"] != "fcfs" or len(options.pools) > 1 or "capacity-changed" in options.faults:
         return None
+    if options.quotas is not None:
+        return None
     backfills = core.get("dispatch", "strict") == "backfill"
     return int(core["bypass_max"]) if backfills else 0
 
@@ -194,6 +203,10 @@ def terms_of(options: Options) -> Terms:
     headroom = core["headroom_ppm"]
     # A core whose headroom adapts keeps more, and some for those below their share.
     adapts = "headroom_max_ppm" in core
+    limited = options.quotas is not None
+    all_report = options.reports_permille == 1_000
+    counts = core["policy"] in ("vtc", "lcf") and all_report and not limited
+    may_pass = core.get("dispatch", "strict") == "backfill"
     most = max(headroom, core["headroom_max_ppm"]) + _KEPT_PPM if adapts else headroom
     return Terms(
         tenants=options.tenants,
@@ -213,9 +226,16 @@ def terms_of(options: Options) -> Terms:
         cached_price=core["cached_price_ppm"],
         sum_form=core.get("ledger", "sum") == "sum",
         # What an engine holds beyond all promises is believed for a while, also where it is false.
-        work_conserving=not (adapts and "telemetry-false" in options.faults),
+        work_conserving=not (adapts and "telemetry-false" in options.faults) and not limited,
         bypass_max=_bypass_max(options),
         fair=options.fair and core["policy"] == "vtc",
+        lifts=core["policy"] == "vtc",
+        lift_queued=core.get("lift", "active") == "queued",
+        counts_exactly=counts,
+        serves_in_order=counts and not may_pass and len(options.pools) == 1,
+        unknown_weight=UNKNOWN_WEIGHT,
+        pools=len(options.pools),
+        quotas=options.quotas,
     )
 
 

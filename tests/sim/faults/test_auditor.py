@@ -30,6 +30,13 @@ TERMS = Terms(
     work_conserving=True,
     bypass_max=None,
     fair=True,
+    lifts=True,
+    lift_queued=True,
+    counts_exactly=False,
+    serves_in_order=False,
+    unknown_weight=100,
+    pools=1,
+    quotas=None,
 )
 
 

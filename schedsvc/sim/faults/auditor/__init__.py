@@ -5,6 +5,6 @@ it saw on the wire between clients and scheduler.
 """
 
 from schedsvc.sim.faults.auditor.books import Auditor
-from schedsvc.sim.faults.auditor.records import Terms, ViolationError
+from schedsvc.sim.faults.auditor.records import Limits, Quotas, Terms, ViolationError
 
-__all__ = ["Auditor", "Terms", "ViolationError"]
+__all__ = ["Auditor", "Limits", "Quotas", "Terms", "ViolationError"]

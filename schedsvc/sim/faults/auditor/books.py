@@ -57,12 +57,21 @@ class Auditor:
         """Whether nothing can be judged before the next process: see `Books.is_lost`."""
         return self.books.is_lost
 
-    def restart(self) -> None:
+    def restart(self, now_ns: int) -> None:
         """Another process, which knows nothing."""
-        self.books.restart()
+        self.books.restart(now_ns)
         self._faults.clear()
         self._owed.clear()
         self._stale.clear()
+
+    def forget(self, now_ns: int) -> None:
+        """Hear that the scheduler, which is at rest, forgot what it had learned and counted."""
+        self.books.counters.restart()
+        self.books.meters.restart(now_ns)
+
+    def reweigh(self, weights: dict[str, int]) -> None:
+        """Hear that tenants have other weights from now on."""
+        self.books.weights.update(weights)
 
     # Streams.
 
@@ -83,7 +92,7 @@ class Auditor:
                 r = self.books.tags.get((conn, event.cancel.tag))
                 wrong = False
                 if r is not None:
-                    r.withdrawn = True
+                    self.books.withdraw(r)
             elif kind == "replay":
                 wrong = not self._replay(now_ns, conn, principal, event.replay)
             elif kind == "pool":
@@ -219,6 +228,7 @@ class Auditor:
         """Read what the scheduler says on a stream."""
         if self.books.is_lost:
             return
+        self.books.counters.is_deciding = True
         for verdict in message.verdicts:
             self.events += 1
             r = self.books.tags.pop((conn, verdict.tag), None)
@@ -257,6 +267,7 @@ class Auditor:
         if self.books.is_lost:
             return
         outcome, books = response.outcome, self.books
+        books.counters.is_deciding = True
         late = bool(books.lagging)  # it may have fallen some time ago
         asked_ns = r.asked_ns + response.queue_duration_us * _NS_PER_US
         if outcome == GRANTED:
@@ -320,7 +331,7 @@ class Auditor:
         """Take note that the last call that waited for a request has left."""
         if self.books.is_lost:
             return
-        r.withdrawn = True
+        self.books.withdraw(r)
         if r.lease is not None and not r.lease.outcome:
             self.books.take_back(now_ns, r.lease)
 
@@ -355,6 +366,7 @@ class Auditor:
         lease = self.books.live.get(lease_id)
         require(lease is not None, "a lease expired that is not live", lease_id)
         if lease is not None:
+            self.books.counters.is_deciding = True
             require(lease.request.conn == 0, "an expiry was told to others than its holder")
             self.books.expire(now_ns, lease)
 

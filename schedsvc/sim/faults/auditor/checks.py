@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from schedsvc.sim.faults.auditor.ledger import Books
+from schedsvc.sim.faults.auditor.peak import greatest_load, least_load
 from schedsvc.sim.faults.auditor.records import ENDED, Pool, Request, Stats, require
 
 
@@ -11,7 +12,13 @@ def end_round(books: Books, now_ns: int) -> list[tuple[int, int, int]]:
 
     Returns (stream, lease, state) of what a stream that lags has still to be told.
     """
+    books.counters.is_deciding = True
     _let_orphans_expire(books, now_ns)
+    if books.lagging:  # what was decided is not known, nor in which order
+        books.counters.known = False
+        books.meters.forget()
+    books.counters.settle(books.heads())
+    books.fairness.settle()
     if books.fresh:
         if not books.lagging:
             _check_order(books)
@@ -20,6 +27,7 @@ def end_round(books: Books, now_ns: int) -> list[tuple[int, int, int]]:
             for pool in books.pools.values():
                 if pool.granted:
                     _check_capacity(books, pool)
+            books.meters.settle()
         for pool in books.pools.values():
             pool.granted = False
         books.fresh.clear()
@@ -73,12 +81,15 @@ def _check_bypasses(books: Books) -> None:
 
 
 def _check_capacity(books: Books, pool: Pool) -> None:
-    """No grant is made while the ledger's test fails (invariant 1)."""
-    if not books.terms.sum_form:
-        return
-    headroom = pool.capacity_blocks * books.terms.headroom_ppm // 1_000_000
-    limit = pool.capacity_blocks - (headroom if len(pool.leases) > 1 else 0)
-    require(pool.low <= limit, "granted above the capacity", pool.name, pool.low, limit)
+    """No grant is made while the ledger's test fails (invariant 1). O(leases of the pool)."""
+    terms = books.terms
+    headroom = pool.capacity_blocks * terms.headroom_ppm // 1_000_000
+    limit = (pool.capacity_blocks - (headroom if len(pool.leases) > 1 else 0)) * pool.block
+    if terms.sum_form:
+        load = pool.low * pool.block
+    else:  # what had missed its TTL when the last round ended, was suspect in this one
+        load = least_load(pool, books.last_ns - terms.lease_ttl_ns)
+    require(load <= limit, "granted above the capacity", pool.name, load, limit)
     if pool.max_running:
         running = sum(lease.request.sequences for lease in pool.leases.values())
         require(running <= pool.max_running, "granted above max_running", pool.name, running)
@@ -104,22 +115,28 @@ def compare(books: Books, stats: Stats) -> None:
         require(totals[name] == count, f"the gauge {name} is wrong", totals[name], count)
     for row in stats["pools"]:
         if row["name"] in books.pools:
-            _compare_pool(books, books.pools[row["name"]], row)
+            _compare_pool(books, books.pools[row["name"]], row, stats)
     for row in stats["flows"]:
         told = [row["input_tokens"], row["cached_input_tokens"], row["output_tokens"]]
         used = books.usage.get(row["tenant"], [0, 0, 0])
         require(told == used, f"the usage of {row['tenant']} is wrong", told, used)
+        if books.counters.known:
+            told_micro, micro = row["vtc_micro"], books.counters.of(row["tenant"])
+            wrong = f"the counter of {row['tenant']} is wrong"
+            require(told_micro == micro, wrong, told_micro, micro)
 
 
-def _compare_pool(books: Books, pool: Pool, row: Stats) -> None:
+def _compare_pool(books: Books, pool: Pool, row: Stats, stats: Stats) -> None:
     live, promised = row["live_leases"], row["promised_tokens"]
     require(live == len(pool.leases), f"leases of {pool.name}", live, len(pool.leases))
     low, high = pool.low * pool.block, pool.high * pool.block
     require(low <= promised <= high, f"promised of {pool.name}", low, promised, high)
     attached = bool(pool.offers)
     require(row["attached"] == attached, f"{pool.name} is attached", row["attached"], attached)
-    if row["queued"]:
-        require(row["wait_reason"] != "NONE", f"{pool.name} waits for no reason")
+    if row["queued"] and row["wait_reason"] == "NONE":
+        waiting = {f["tenant"] for f in stats["flows"] if f["waits_for_quota"]}
+        flows = {flow for (flow, target), q in books.queues.items() if target == pool.name and q}
+        require(flows <= waiting, f"{pool.name} waits for no reason", *(flows - waiting))
     if attached and books.queued and books.terms.work_conserving:
         _check_work(pool, list(_waiting(books, pool)), books)
 
@@ -136,7 +153,10 @@ def _check_work(pool: Pool, waiting: list[Request], books: Books) -> None:
         return  # the next may be one that only another pool can hold
     require(len(pool.leases) > 0, "an idle engine while requests wait", pool.name, len(waiting))
     headroom = pool.capacity_blocks * books.terms.headroom_most_ppm // 1_000_000
-    room = pool.capacity_blocks - headroom - pool.high
+    load = pool.high
+    if not books.terms.sum_form:
+        load = -(-greatest_load(pool, books.last_ns - books.terms.lease_ttl_ns) // pool.block)
+    room = pool.capacity_blocks - headroom - load
     running = sum(lease.request.sequences for lease in pool.leases.values())
     fits = all(pool.need(r, r.max_output_tokens) <= room for r in waiting) and (
         not pool.max_running or all(running + r.sequences <= pool.max_running for r in waiting)

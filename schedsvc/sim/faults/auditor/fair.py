@@ -1,24 +1,27 @@
 """The bound of VTC (arXiv 2401.00588, section 4), measured on what was served."""
 
+from schedsvc.sim.faults.auditor.counters import Counters
 from schedsvc.sim.faults.auditor.records import Lease, Request, Terms, require
 
 
 class Fairness:
-    """Service of flows, compared pair by pair from the moment both are backlogged.
+    """Service of flows, compared pair by pair from the round in which both are backlogged.
 
-    Counters and lifts are the core's business: here a flow that waits all the time has to get as
-    much as any other that waits all the time, give or take the bound. O(flows) for each change.
+    A flow that waits all the time has to get as much as any other that waits all the time, give or
+    take the bound. Where a running request keeps a flow active, it is not lifted when it waits
+    again: what its counter is behind then, it may catch up, and no more.
     """
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: Terms, counters: Counters) -> None:
         self._terms = terms
+        self._counters = counters
         self._weight_min = min(terms.tenants.values(), default=1_000)
         self.restart()
 
     def restart(self) -> None:
         """Forget everything: the scheduler did."""
         self.served: dict[str, int] = {}
-        self._since: dict[tuple[str, str], int] = {}
+        self._since: dict[tuple[str, str], tuple[int, int]] = {}  # difference served, of counters
         self._waiting: dict[str, int] = {}
         self._prompt_max = self._pool_tokens = 0
 
@@ -26,12 +29,7 @@ class Fairness:
         """Count a request that waits from now on."""
         self._prompt_max = max(self._prompt_max, r.prompt_tokens)
         waiting = self._waiting
-        if r.flow not in waiting:
-            served = self.served.get(r.flow, 0)
-            for other in waiting:
-                self._since[r.flow, other] = served - self.served.get(other, 0)
-            waiting[r.flow] = 0
-        waiting[r.flow] += 1
+        waiting[r.flow] = waiting.get(r.flow, 0) + 1
 
     def left(self, r: Request) -> None:
         """Count a request that waits no more."""
@@ -41,7 +39,7 @@ class Fairness:
             del waiting[r.flow]
             self._since = {pair: gap for pair, gap in self._since.items() if r.flow not in pair}
 
-    def charge(self, lease: Lease, *, final: bool) -> None:
+    def charge(self, lease: Lease, *, final: bool, granted_as: int = 0) -> None:
         """Let the flow's service hold what the lease has used so far."""
         terms = self._terms
         input_tokens = lease.input_tokens
@@ -55,12 +53,24 @@ class Fairness:
         served = micro * 1000 // lease.weight_milli
         flow = lease.request.flow
         self.served[flow] = self.served.get(flow, 0) + served - lease.served
+        self._counters.charged(flow, served - lease.served, granted_as)
         lease.served = served
+
+    def settle(self) -> None:
+        """Begin to compare those that both wait since this round. O(pairs)."""
+        waiting = sorted(self._waiting)
+        if not self._terms.fair or len(self._since) == len(waiting) * (len(waiting) - 1) // 2:
+            return
+        counter = self._counters.of
+        for at, one in enumerate(waiting):
+            for other in waiting[at + 1 :]:
+                served = self.served.get(one, 0) - self.served.get(other, 0)
+                self._since.setdefault((one, other), (served, counter(one) - counter(other)))
 
     def check(self, live: dict[int, Lease]) -> None:
         """Hold every pair to its bound. O(pairs + leases)."""
         terms = self._terms
-        if not terms.fair or not self._since:
+        if not terms.fair or not (terms.lift_queued or self._counters.known):
             return
         slack: dict[str, int] = {}
         for lease in live.values():
@@ -73,10 +83,13 @@ class Fairness:
             self._pool_tokens = max(self._pool_tokens, blocks * lease.pool.block)
         most = max(terms.input_price * self._prompt_max, terms.output_price * self._pool_tokens)
         bound = 2 * most * 1000 // self._weight_min
-        for (one, other), since in self._since.items():
-            gap = abs(self.served.get(one, 0) - self.served.get(other, 0) - since)
+        for (one, other), (since, behind) in self._since.items():
+            gap = self.served.get(one, 0) - self.served.get(other, 0) - since
+            allowed = bound + slack.get(one, 0) + slack.get(other, 0)
+            if not terms.lift_queued and gap * behind < 0:
+                allowed += abs(behind)
             require(
-                gap <= bound + slack.get(one, 0) + slack.get(other, 0),
+                abs(gap) <= allowed,
                 "two flows that waited all the time were served too differently",
-                f"{one} and {other} by {gap} micro-tokens, bound {bound}",
+                f"{one} and {other} by {gap} micro-tokens, bound {allowed}",
             )

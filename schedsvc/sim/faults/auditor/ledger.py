@@ -1,6 +1,8 @@
 """The auditor's books: what each event of the contract does to requests, leases and pools."""
 
+from schedsvc.sim.faults.auditor.counters import Counters
 from schedsvc.sim.faults.auditor.fair import Fairness
+from schedsvc.sim.faults.auditor.quotas import Meters
 from schedsvc.sim.faults.auditor.records import (
     CANCELLED,
     COMPLETED,
@@ -33,11 +35,13 @@ class Books:
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
         self.lease_ids: set[int] = set()  # ever granted, by any process
-        self.fairness = Fairness(terms)
+        self.counters = Counters(terms)
+        self.fairness = Fairness(terms, self.counters)
+        self.meters = Meters(terms.quotas, terms.pools)
         self.resumed = False  # the process was paused since the last round
-        self.restart()
+        self.restart(0)
 
-    def restart(self) -> None:
+    def restart(self, now_ns: int) -> None:
         """Another process, which knows nothing."""
         self.requests: dict[tuple[str, str, str], Request] = {}
         self.queues: dict[tuple[str, str], dict[int, Request]] = {}
@@ -56,7 +60,10 @@ class Books:
         self.seq = 0
         self.draining = False
         self.last_ns = -1
+        self.weights = {**self.terms.tenants, UNKNOWN_FLOW: self.terms.unknown_weight}
+        self.counters.restart()
         self.fairness.restart()
+        self.meters.restart(now_ns)
 
     # Requests.
 
@@ -92,6 +99,7 @@ class Books:
             self.requests[key] = r
             self.queues.setdefault((flow, ask.pool), {})[r.seq] = r
             self.queued += 1
+            self.counters.arrived(r)
             self.fairness.arrived(r)
         return r
 
@@ -113,17 +121,30 @@ class Books:
         else:
             self.orphans.pop(lease.lease_id, None)
 
-    def unqueue(self, r: Request) -> None:
-        """Take a request out of its queue, if it stands in one."""
+    def unqueue(self, r: Request, granted_as: int = 0) -> None:
+        """Take a request out of its queue, if it stands in one; `granted_as`: its lease."""
         r.queued = False
         queue = self.queues.get((r.flow, r.ask.pool if r.ask else ""))
         if queue is not None and queue.pop(r.seq, None) is not None:
             self.queued -= 1
+            if not r.withdrawn:
+                self.counters.left(r, granted_as)
             self.fairness.left(r)
+
+    def withdraw(self, r: Request) -> None:
+        """Note that its caller wants it no more: it leaves its queue at once, told or not."""
+        if r.queued and not r.withdrawn:
+            self.counters.left(r)
+        r.withdrawn = True
+
+    def heads(self) -> list[Request]:
+        """The first of each queue."""
+        return [next(iter(queue.values())) for queue in self.queues.values() if queue]
 
     def refuse(self, r: Request, count: str) -> None:
         """Forget a request that was rejected or evicted: a repeat is a new try."""
         require(r.queued and r.lease is None, "a request got a second verdict", *r.key)
+        r.refused_at_once = count == "rejected"
         self.unqueue(r)
         self.counts[count] += 1
         if self.requests.get(r.key) is r:
@@ -139,9 +160,11 @@ class Books:
         require(r.queued, "a request that does not wait was granted", *r.key)
         require(lease_id not in self.lease_ids, "a lease id was used again", lease_id)
         self.lease_ids.add(lease_id)
-        self.unqueue(r)
+        self.unqueue(r, lease_id)
         self.counts["granted"] += 1
         lease = self._open(now_ns, r, lease_id, pool, reserved_tokens)
+        self.fairness.charge(lease, final=False, granted_as=lease_id)
+        self.meters.grant(now_ns, lease)
         if not late:
             pool.granted = True
             self.fresh.append(r)
@@ -150,14 +173,14 @@ class Books:
     def _open(
         self, now_ns: int, r: Request, lease_id: int, pool: Pool, reserved_tokens: int
     ) -> Lease:
-        weight = self.terms.tenants.get(r.flow, 1_000)
+        weight = self.weights[r.flow]
         lease = Lease(lease_id, r, pool, pool.epoch, now_ns, weight, reserved_tokens)
+        lease.input_billed = r.prompt_tokens
         r.lease = lease
         self.live[lease_id] = lease
         pool.leases[lease_id] = lease
         blocks = -(-reserved_tokens // pool.block)
         self._hold(lease, blocks, blocks)
-        self.fairness.charge(lease, final=False)
         self._owned(lease)
         return lease
 
@@ -170,7 +193,10 @@ class Books:
         self.counts["granted"] += 1
         r.queued = False
         self.requests[r.key] = r
-        self._open(now_ns, r, lease_id, pool, reserved_tokens)
+        self.counters.restored(r)
+        lease = self._open(now_ns, r, lease_id, pool, reserved_tokens)
+        self.fairness.charge(lease, final=False)
+        self.meters.hold(lease)
 
     def _hold(self, lease: Lease, low: int, high: int) -> None:
         """Note how many blocks the lease holds, at least and at most."""
@@ -195,6 +221,7 @@ class Books:
         if input_tokens > max(0, lease.input_tokens):
             usage[0] += input_tokens - max(0, lease.input_tokens)
             lease.input_tokens = input_tokens
+            lease.input_billed = max(lease.input_billed, input_tokens)
         known = lease.input_tokens if lease.input_tokens >= 0 else lease.request.prompt_tokens
         if cached > lease.cached_tokens:
             usage[1] += min(cached, known) - lease.cached_tokens
@@ -229,8 +256,9 @@ class Books:
         self._hold(lease, low, high)
 
     def complete(
-        self, now_ns: int, lease: Lease, outcome: int, totals: tuple[int, int, int]
-    ) -> None:
+        self, now_ns: int, lease: Lease, outcome: int, totals: tuple[int, int, int], *,
+        has_run: bool = True,
+    ) -> None:  # fmt: skip
         """End a lease as its holder says. Final totals are the truth."""
         input_tokens, cached, output_tokens = totals
         usage = self._usage(lease)
@@ -244,9 +272,9 @@ class Books:
             lease.output_tokens = output_tokens
         for at, value in enumerate(lease.usage()):
             usage[at] += value
-        self.end(now_ns, lease, outcome)
+        self.end(now_ns, lease, outcome, has_run=has_run)
 
-    def end(self, now_ns: int, lease: Lease, outcome: int) -> None:
+    def end(self, now_ns: int, lease: Lease, outcome: int, *, has_run: bool = True) -> None:
         """Close a lease's books, and keep its answer for a while."""
         lease.outcome = outcome
         if lease.input_tokens < 0:
@@ -258,6 +286,8 @@ class Books:
                 usage[1] -= lease.cached_tokens
                 lease.cached_tokens = 0
         self.fairness.charge(lease, final=True)
+        self.counters.ended(lease.request.flow)
+        self.meters.end(now_ns, lease, has_run=has_run)
         self._release(lease)
         self.orphans.pop(lease.lease_id, None)
         del self.live[lease.lease_id]
@@ -279,7 +309,7 @@ class Books:
 
     def take_back(self, now_ns: int, lease: Lease) -> None:
         """Cancel a grant that its caller never saw: nothing was used, a repeat is a new try."""
-        self.complete(now_ns, lease, CANCELLED, (0, 0, 0))
+        self.complete(now_ns, lease, CANCELLED, (0, 0, 0), has_run=False)
         self.forget(lease)
 
     def expire(self, now_ns: int, lease: Lease, *, late: bool = False) -> None:
@@ -339,6 +369,7 @@ class Books:
         untold = len(waiting) - evicted
         require(untold >= 0, "more was withdrawn than waited on a stream", evicted, len(waiting))
         lagged = conn in self.lagging
+        self.counters.close_stream()
         require(untold == 0 or lagged, "a stream left requests in the queue", untold)
         self.is_lost = self.is_lost or untold > 0
         for r in waiting:

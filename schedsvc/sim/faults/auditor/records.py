@@ -29,6 +29,29 @@ def require(holds: bool, what: str, *figures: object) -> None:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What one node of quotas allows: units a minute, and requests at once; 0: no limit."""
+
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    total_tokens: int = 0
+    concurrency: int = 0
+
+
+@dataclass(frozen=True)
+class Quotas:
+    """Limits of tenants, of one group, and of the model on one pool."""
+
+    tenants: dict[str, Limits]
+    refusing: frozenset[str]  # tenants that are refused at once instead of waiting
+    members: frozenset[str]  # of the group
+    group: Limits | None
+    model: Limits | None
+    model_pool: str
+
+
+@dataclass(frozen=True)
 class Terms:
     """What this scheduler was configured to promise. Times in ns, prices in micro-tokens."""
 
@@ -47,14 +70,20 @@ class Terms:
     input_price: int
     output_price: int
     cached_price: int
-    # The test that grants have to pass: the sum of reservations, or none that is known here.
-    sum_form: bool
+    sum_form: bool  # the ledger's test adds reservations up; else it is the peak form
     # Nothing holds a request back but the ledger: no quota, delay or deadline.
     work_conserving: bool
     # In one pool, first come, first served: a head is bypassed so often at most; None: no rule.
     bypass_max: int | None
     # One pool, and nobody reports what he did not use: the bound of VTC applies.
     fair: bool
+    lifts: bool  # who was idle is lifted to the least served that is active
+    lift_queued: bool  # a flow is active while something of it waits, else also while it runs
+    counts_exactly: bool  # messages tell everything that counters are made of
+    serves_in_order: bool  # in one pool, whoever was served least, is next
+    unknown_weight: int  # of all unknown tenants together
+    pools: int
+    quotas: Quotas | None
 
 
 class Ask(NamedTuple):
@@ -88,6 +117,7 @@ class Request:
     max_output_tokens: int
     queued: bool = True
     withdrawn: bool = False
+    refused_at_once: bool = False
     bypassed: int = 0  # by requests that came later, while it was the next
     lease: "Lease | None" = None
 
@@ -109,6 +139,7 @@ class Lease:
     cached_tokens: int = 0
     output_tokens: int = 0
     served: int = 0  # weighted micro-tokens that its flow was charged
+    input_billed: int = 0  # the most input that its quotas were asked for
     is_void: bool = False
     outcome: int = 0  # once it has ended
     forgotten_ns: int = 0

@@ -1,0 +1,134 @@
+"""Quotas: what a tenant, a group or a model can have been given at most, seen from its grants.
+
+A request takes from its buckets when it comes to the head of its queue, and is granted later: of
+what the heads hold meanwhile, nobody is told. So a bucket may seem overdrawn by one request for
+each queue below it, and by no more; a model's is taken from at the grant itself. Output is taken
+as it was predicted, which nobody tells either: here only requests, input and concurrency count.
+What is taken beyond a grant (a lease that its holder brings along, input that nobody foresaw) is
+left out, and what is given back never is: a level here is never below the real one.
+"""
+
+from schedsvc.sim.faults.auditor.records import Lease, Limits, Quotas, require
+
+_MINUTE_NS = 60_000_000_000
+
+
+class Meter:
+    """One node: its cap on concurrent requests, and buckets of what it has granted.
+
+    Levels are in units times the ns of a minute, so that nothing is rounded.
+    """
+
+    def __init__(self, name: str, limits: Limits, queues: int, now_ns: int) -> None:
+        rates = {"requests": limits.requests, "input": limits.input_tokens}
+        self._name = name
+        self._concurrency = limits.concurrency
+        self._queues = queues  # heads that may have taken already
+        self.known = True  # when it granted, to the moment
+        self._rates = {kind: rate for kind, rate in rates.items() if rate}
+        self._levels = {kind: rate * _MINUTE_NS for kind, rate in self._rates.items()}
+        self._largest = dict.fromkeys(self._rates, 0)
+        self._at_ns = now_ns
+        self._live = 0
+        self._granted = False
+
+    def _refill(self, now_ns: int) -> None:
+        passed_ns = max(0, now_ns - self._at_ns)  # what is told late, has happened before
+        for kind, rate in self._rates.items():
+            self._levels[kind] = min(rate * _MINUTE_NS, self._levels[kind] + passed_ns * rate)
+        self._at_ns += passed_ns
+
+    def hold(self) -> None:
+        """Count a lease that its holder brought along."""
+        self._live += 1
+
+    def grant(self, now_ns: int, prompt_tokens: int) -> None:
+        """Take for a grant."""
+        self._refill(now_ns)
+        self._live += 1
+        self._granted = True
+        for kind, rate in self._rates.items():
+            units = 1 if kind == "requests" else prompt_tokens
+            self._levels[kind] -= units * _MINUTE_NS
+            self._largest[kind] = max(self._largest[kind], units)
+            low = -self._largest[kind] * self._queues * _MINUTE_NS
+            if self.known:
+                above = f"above the quota of {self._name}"
+                require(self._levels[kind] >= low, above, kind, self._levels[kind], low, rate)
+
+    def end(self, now_ns: int, unused_input: int, *, has_run: bool) -> None:
+        """Let a request end, and give back what it did not use."""
+        self._refill(now_ns)
+        self._live -= 1
+        for kind in self._rates:
+            units = unused_input if kind == "input" else int(not has_run)
+            self._levels[kind] += units * _MINUTE_NS
+        self._refill(now_ns)
+
+    def settle(self) -> None:
+        """Hold a round's grants to the cap on concurrent requests."""
+        most = self._concurrency
+        if self._granted and most:
+            require(self._live <= most, f"above the concurrency of {self._name}", self._live, most)
+        self._granted = False
+
+
+class Meters:
+    """All nodes. O(levels) for each change, O(nodes) for each round."""
+
+    def __init__(self, quotas: Quotas | None, pools: int) -> None:
+        self._quotas = quotas
+        self._queues = pools + 1  # of a flow
+        self._nodes: dict[str, Meter] = {}
+
+    def restart(self, now_ns: int) -> None:
+        """Another process: all buckets are full, nothing runs."""
+        quotas = self._quotas
+        if quotas is None:
+            return
+        self._nodes = {
+            f"tenant {name}": Meter(f"tenant {name}", limits, self._queues, now_ns)
+            for name, limits in quotas.tenants.items()
+        }
+        if quotas.group is not None:
+            below = self._queues * len(quotas.members)
+            self._nodes["group"] = Meter("the group", quotas.group, below, now_ns)
+        if quotas.model is not None:
+            self._nodes["model"] = Meter("the model", quotas.model, 0, now_ns)
+
+    def _chain(self, lease: Lease) -> list[Meter]:
+        quotas, flow = self._quotas, lease.request.flow
+        if quotas is None:
+            return []
+        names = [f"tenant {flow}"]
+        if flow in quotas.members:
+            names.append("group")
+        if lease.pool.name == quotas.model_pool:
+            names.append("model")
+        return [self._nodes[name] for name in names if name in self._nodes]
+
+    def hold(self, lease: Lease) -> None:
+        """Count a lease that its holder brought along."""
+        for meter in self._chain(lease):
+            meter.hold()
+
+    def grant(self, now_ns: int, lease: Lease) -> None:
+        """Take for a grant from all nodes that it is subject to."""
+        for meter in self._chain(lease):
+            meter.grant(now_ns, lease.request.prompt_tokens)
+
+    def end(self, now_ns: int, lease: Lease, *, has_run: bool) -> None:
+        """Let a lease end whose totals are final."""
+        unused = max(0, lease.input_billed - lease.input_tokens)
+        for meter in self._chain(lease):
+            meter.end(now_ns, unused, has_run=has_run)
+
+    def forget(self) -> None:
+        """Know no more when was granted: a stream reads late."""
+        for meter in self._nodes.values():
+            meter.known = False
+
+    def settle(self) -> None:
+        """Close a round."""
+        for meter in self._nodes.values():
+            meter.settle()
