@@ -17,7 +17,7 @@ def end_round(books: Books, now_ns: int) -> list[tuple[int, int, int]]:
     if books.lagging:  # what was decided is not known, nor in which order
         books.counters.known = False
         books.meters.forget()
-    books.counters.settle(books.heads())
+    books.counters.settle(books.heads)
     books.fairness.settle()
     if books.fresh:
         if not books.lagging:

@@ -5,7 +5,7 @@ are made of: every request reports its progress, nothing waits for a quota, and 
 unread by its stream.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 
 from schedsvc.sim.faults.auditor.records import Request, Terms, require
 
@@ -77,24 +77,23 @@ class Counters:
 
     # The end of a round.
 
-    def settle(self, heads: Iterable[Request]) -> None:
-        """Make the changes of a round; `heads` are those that still wait at its end."""
+    def settle(self, heads: Callable[[], list[Request]]) -> None:
+        """Make the changes of a round; `heads` tells who still waits at its end."""
         log, self._log = self._log, []
         self.is_deciding = False
         if not log or not self.known:
             return
         log.sort(key=lambda note: (note[0], note[1]))  # what ties, keeps its order
-        causes = {cause for cause, *_ in log}
-        in_order = self._terms.serves_in_order and not {_OTHER, _GRANT} <= causes
-        waiting = list(heads)
-        if in_order:
-            waiting += [note[5] for note in log if note[0] == _GRANT and note[5] is not None]
+        waiting: list[Request] = []
+        if self._terms.serves_in_order and all(note[0] != _OTHER for note in log):
+            granted = [note[5] for note in log if note[0] == _GRANT and note[5] is not None]
+            waiting = heads() + granted
         for cause, _, kind, flow, value, r in log:
             if kind == _ARRIVE and r is not None and not r.refused_at_once:
                 self._activate(flow, queues=True)
                 self._queued[flow] = self._queued.get(flow, 0) + 1
             elif kind == _LEAVE and r is not None and not r.refused_at_once:
-                if value and in_order:
+                if value and waiting:
                     self._check_turn(r, waiting)
                     waiting.remove(r)
                 self._queued[flow] -= 1

@@ -46,12 +46,15 @@ def greatest_load(pool: Pool, suspect_before_ns: int) -> int:
 
 def _steps_told(pool: Pool, lease: Lease) -> tuple[int, int]:
     """The least and the greatest output of each sequence for which so much was reserved."""
+    if lease.told is not None:
+        return lease.told
     r = lease.request
     blocks = -(-lease.reserved_tokens // pool.block)
     room = (blocks - r.sequences) * pool.block - r.prompt_tokens * r.n
     low = max(0, room // r.sequences + 1)
     high = max(low, (room + pool.block) // r.sequences)
-    return min(low, r.max_output_tokens), min(high, r.max_output_tokens)
+    lease.told = min(low, r.max_output_tokens), min(high, r.max_output_tokens)
+    return lease.told
 
 
 def _least(pool: Pool, lease: Lease, suspect_before_ns: int) -> Run:

@@ -140,6 +140,7 @@ class Lease:
     output_tokens: int = 0
     served: int = 0  # weighted micro-tokens that its flow was charged
     input_billed: int = 0  # the most input that its quotas were asked for
+    told: tuple[int, int] | None = None  # what its reservation says of its output, see peak.py
     is_void: bool = False
     outcome: int = 0  # once it has ended
     forgotten_ns: int = 0
