@@ -1,6 +1,7 @@
 """The auditor sees what is wrong: each promise, broken by hand."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,8 +44,8 @@ TERMS = Terms(
 class Desk:
     """An auditor, and one stream that offers a pool of 100 tokens."""
 
-    def __init__(self) -> None:
-        self.auditor = Auditor(TERMS)
+    def __init__(self, **terms: Any) -> None:
+        self.auditor = Auditor(replace(TERMS, **terms))
         self.say(
             0,
             pool=pool_pb2.PoolRegistration(
@@ -57,11 +58,14 @@ class Desk:
         data = pb.SessionRequest(seq=1, events=[pb.SessionEvent(**event)]).SerializeToString()
         self.auditor.request(now_ns, 1, 7, data)
 
-    def ask(self, now_ns: int, name: str, tokens: int = 10, tenant: str = "a") -> int:
+    def ask(
+        self, now_ns: int, name: str, tokens: int = 10, tenant: str = "a", output: int = 10
+    ) -> int:
         self.tags += 1
         request = pb.AdmitRequest(
-            request_id=name, tenant=tenant, input_tokens=[tokens], max_output_tokens=10
-        )
+            request_id=name, tenant=tenant, input_tokens=[tokens], max_output_tokens=output,
+            reports_progress=self.auditor.books.terms.counts_exactly,
+        )  # fmt: skip
         self.say(now_ns, admit=pb.SessionAdmit(tag=self.tags, request=request))
         return self.tags
 

@@ -40,7 +40,7 @@ class Counters:
         self.is_deciding = False  # what is noted now was caused by the scheduler, not by a message
 
     def of(self, flow: str) -> int:
-        """The counter of a flow, in weighted micro-tokens."""
+        """Return the counter of a flow, in weighted micro-tokens."""
         return self._counters.get(flow, 0)
 
     # Notes.
@@ -72,7 +72,7 @@ class Counters:
         self._note(0, _END, flow, 0, None)
 
     def close_stream(self) -> None:
-        """What a closed stream withdraws, it withdraws in an order that nobody tells."""
+        """Note that what follows is withdrawn in an order that nobody tells."""
         self.is_deciding = True
 
     # The end of a round.

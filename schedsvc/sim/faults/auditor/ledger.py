@@ -138,7 +138,7 @@ class Books:
         r.withdrawn = True
 
     def heads(self) -> list[Request]:
-        """The first of each queue."""
+        """Return the first of each queue."""
         return [next(iter(queue.values())) for queue in self.queues.values() if queue]
 
     def refuse(self, r: Request, count: str) -> None:

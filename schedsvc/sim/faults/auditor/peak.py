@@ -22,7 +22,7 @@ class Run(NamedTuple):
 
 
 def peak_of(runs: Iterable[Run]) -> int:
-    """The greatest load to come, in tokens. What has no width stays to the end. O(n log n)."""
+    """Return the greatest load to come; what has no width stays to the end. O(n log n)."""
     held = width = fixed = most = 0
     for run in sorted(runs, reverse=True):
         if not run.width:
@@ -35,17 +35,17 @@ def peak_of(runs: Iterable[Run]) -> int:
 
 
 def least_load(pool: Pool, suspect_before_ns: int) -> int:
-    """Tokens that the pool has to hold at least; leases last renewed by then count in full."""
+    """Return what a pool has to hold at least; leases last renewed by then count in full."""
     return peak_of(_least(pool, lease, suspect_before_ns) for lease in pool.leases.values())
 
 
 def greatest_load(pool: Pool, suspect_before_ns: int) -> int:
-    """Tokens that the pool may have to hold; leases last renewed by then count in full."""
+    """Return what a pool may have to hold; leases last renewed by then count in full."""
     return peak_of(_greatest(pool, lease, suspect_before_ns) for lease in pool.leases.values())
 
 
 def _steps_told(pool: Pool, lease: Lease) -> tuple[int, int]:
-    """The least and the greatest output of each sequence for which so much was reserved."""
+    """Return the least and the greatest output of each sequence that a reservation tells."""
     if lease.told is not None:
         return lease.told
     r = lease.request
