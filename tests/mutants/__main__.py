@@ -9,7 +9,6 @@ The exit status is 0 where the bug was caught (for `none`: where nothing was).
 
 import os
 import sys
-from itertools import count, islice
 
 from bugs import MUTANTS, NUMBERS, Mutant
 from wrong_core import ROOT, VARIABLE, build, load
@@ -22,12 +21,11 @@ def caught(mutant: Mutant) -> bool:
     os.environ[VARIABLE] = str(NUMBERS.get(mutant.name, 0))
     load(build())
     os.chdir(ROOT)
-    from schedsvc.sim.faults.options import draw
-    from schedsvc.sim.faults.run import EVENTS, Case, Tally, run_cases
+    from schedsvc.sim.faults.run import Case, Tally, run_cases
 
     tally = Tally()
-    numbers = (seed for seed in count() if draw(seed, EVENTS).fair or not mutant.fair)
-    cases = (Case(seed, only=mutant.only) for seed in islice(numbers, mutant.seeds))
+    seeds = range(mutant.first, mutant.first + mutant.seeds)
+    cases = (Case(seed, only=mutant.only) for seed in seeds)
     for _ in run_cases(cases, tally):
         for case, violation in tally.failures:
             print(f"seed {case.seed}: {violation}")

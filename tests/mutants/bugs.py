@@ -9,6 +9,7 @@ from dataclasses import dataclass
 RELEASE = "    if not r.is_void:\n        core.ledger.release(i)\n"
 HEADROOM = "        # Headroom is for growth; what is alone in the pool may use it all.\n"
 LIFT = "        if self.lifts:\n            f.vtc = max(f.vtc, self.least_vtc())\n"
+SECOND = 1 << 22
 RENEWED = "        if r.due_ns > core.deadlines.nodes[0].key:  # renewed since\n"
 
 
@@ -21,7 +22,7 @@ class Mutant:
     insertions: tuple[tuple[str, str, str], ...]
     seeds: int  # of the fault simulator, among which one at least catches it
     only: frozenset[str] | None = None  # faults that may happen; None: those that a seed draws
-    fair: bool = False  # only seeds that measure who is served how much
+    first: int = 0  # seed; those from SECOND on have quotas, and both kinds of lift
 
 
 def leak(outcome: str) -> tuple[tuple[str, str, str], ...]:
@@ -114,8 +115,7 @@ MUTANTS = (
                 "            return self.active.put(flow, f.vtc, flow)\n",
             ),
         ),
-        200,
-        fair=True,
+        60,
     ),
     Mutant(
         "lift-after-eviction",
@@ -129,8 +129,7 @@ MUTANTS = (
                 "            return self.active.put(flow, f.vtc, flow)\n",
             ),
         ),
-        200,
-        fair=True,
+        60,
     ),
     Mutant(
         "reverse-resume",
@@ -250,6 +249,56 @@ MUTANTS = (
             ),
         ),
         60,
+    ),
+    Mutant(
+        "peak-forgets-silent",
+        "the peak form does not count leases that report nothing, or are suspect",
+        (
+            (
+                "peak.pxi",
+                "    if one_more != NULL and one_more.width == 0:\n",
+                "    if BUG:\n        fixed = 0\n",
+            ),
+        ),
+        100,
+    ),
+    Mutant(
+        "peak-forgets-growth",
+        "the peak form counts what leases hold now, not what they will",
+        (
+            (
+                "peak.pxi",
+                "    return most + fixed\n",
+                "    if BUG:\n        most = held\n",
+            ),
+        ),
+        100,
+    ),
+    Mutant(
+        "quota-ignored",
+        "no bucket and no cap ever makes a request wait",
+        (
+            (
+                "quotas.pxi",
+                "        if n.concurrency and n.live >= n.concurrency:\n",
+                "        if BUG:\n            return 0\n",
+            ),
+        ),
+        100,
+        first=SECOND,
+    ),
+    Mutant(
+        "quota-leak",
+        "what is evicted at the head of its queue keeps what it took from its quotas",
+        (
+            (
+                "gate.pxi",
+                "    if core.requests.items[i].bill:\n        core.quotas.settle(i, has_run)\n",
+                "    if BUG:\n        core.requests.items[i].bill = 0\n        return 0\n",
+            ),
+        ),
+        100,
+        first=SECOND,
     ),
 )
 

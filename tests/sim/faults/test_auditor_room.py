@@ -79,6 +79,6 @@ def test_between_the_least_and_the_greatest_lies_what_a_block_hides() -> None:
     lease.request.max_output_tokens = 100
     assert least_load(pool, -1) == 10 + 23
     assert greatest_load(pool, -1) == 10 + 7 + 38
-    lease.request.max_output_tokens = 30
+    lease.request.max_output_tokens, lease.told = 30, None
     assert greatest_load(pool, -1) == 10 + 7 + 30
     assert greatest_load(pool, 0) == 48  # it may be suspect by now

@@ -117,14 +117,14 @@ def test_a_request_that_is_refused_at_once_was_never_there() -> None:
 def test_whoever_was_served_least_is_next() -> None:
     line = Line(serves_in_order=True)
     first, second, third = line.ask("a"), line.ask("a"), line.ask("b")
+    line.ask("b")
     line.settle()
     line.grant(first, 10)
     line.grant(third, 5)
     line.settle()  # by arrival, then b, which had nothing
-    line.ask("b")
     line.grant(second, 10)
     with pytest.raises(ViolationError, match="served before its turn"):
-        line.settle()
+        line.settle()  # b has got less
 
 
 def test_a_counter_that_the_scheduler_tells_otherwise_is_seen() -> None:

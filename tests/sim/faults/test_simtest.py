@@ -26,6 +26,18 @@ def test_seeds_hold_and_every_fault_happens() -> None:
     assert not missing
 
 
+def test_seeds_with_quotas_and_both_lifts_hold() -> None:
+    first = 1 << 22
+    drawn = [draw(seed, 2_000) for seed in range(first, first + 100)]
+    assert {options.core["lift"] for options in drawn if options.fair} == {"queued", "active"}
+    seeds = range(first, first + 20)
+    assert sum(options.quotas is not None for options in drawn[:20]) > 3
+    tally = Tally()
+    for _ in run_cases((Case(seed) for seed in seeds), tally):
+        pass
+    assert tally.failures == []
+
+
 def test_seeds_that_failed_once_hold() -> None:
     result = CliRunner().invoke(main, ["simtest", "--regressions", "--json"])
     assert result.exit_code == 0, result.output
