@@ -4,15 +4,16 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.machine import cpu_ns, pinned, server_cores
 from bench.messages import POOL_EPOCH, tenant
 
-__all__ = ["FLOWS", "Peer", "echo", "scheduler"]
+__all__ = ["FLOWS", "Peer", "echo", "scheduler", "serving"]
 
 #: Tenants of the scheduler.
 FLOWS = 1_000
@@ -38,9 +39,7 @@ class Peer:
 @contextmanager
 def scheduler(folder: Path) -> Iterator[Peer]:
     """Run a scheduler whose one pool has room for all that is asked, with 1,000 tenants."""
-    config = folder / "scheduler.yaml"
     settings = {
-        "listeners": [{"unix": str(folder / "scheduler.sock")}, {"tcp": "127.0.0.1:0"}],
         "scheduler": {"lease_ttl_ms": 600_000},
         # What a stream leaves behind is not waited for.
         "limits": {"drain_ms": 0},
@@ -48,11 +47,24 @@ def scheduler(folder: Path) -> Iterator[Peer]:
         "pools": [{"name": "gpu-0", "capacity_tokens": 1 << 27, "epoch": POOL_EPOCH}],
         "log": {"level": "warning"},
     }
+    with serving(folder, settings) as peer:
+        yield peer
+
+
+@contextmanager
+def serving(
+    folder: Path, settings: Mapping[str, Any], cores: Sequence[int] | None = None
+) -> Iterator[Peer]:
+    """Run a scheduler with these settings, on its core or on some; a Unix socket and a port.
+
+    Listeners of the settings replace those two; they have to be one of each, in this order.
+    """
+    config, ready = folder / "scheduler.yaml", folder / "scheduler.ready"
+    listeners = [{"unix": str(folder / "scheduler.sock")}, {"tcp": "127.0.0.1:0"}]
     # JSON is YAML.
-    config.write_text(json.dumps(settings))
-    ready = folder / "scheduler.ready"
+    config.write_text(json.dumps({"listeners": listeners, **settings}))
     command = ["-m", "schedsvc", "serve", "--config", str(config), "--ready-file", str(ready)]
-    with _running(command, ready) as peer:
+    with _running(command, ready, cores) as peer:
         yield peer
 
 
@@ -64,10 +76,13 @@ def echo(folder: Path) -> Iterator[Peer]:
 
 
 @contextmanager
-def _running(arguments: list[str], ready: Path) -> Iterator[Peer]:
+def _running(
+    arguments: list[str], ready: Path, cores: Sequence[int] | None = None
+) -> Iterator[Peer]:
     log = ready.with_suffix(".log")
     ready.unlink(missing_ok=True)
-    with log.open("wb") as output, pinned(server_cores()):
+    on = server_cores() if cores is None else list(cores)
+    with log.open("wb") as output, pinned(on):
         process = subprocess.Popen(
             [sys.executable, *arguments], cwd=_ROOT, stdout=output, stderr=output
         )

@@ -29,7 +29,11 @@ def server_options(limits: Limits) -> list[tuple[str, int]]:
         # Half-open connections are found and closed.
         ("grpc.keepalive_time_ms", limits.keepalive_ms),
         ("grpc.keepalive_timeout_ms", min(limits.keepalive_ms, 10_000)),
+        # Else a ping may wait a minute for its answer, whatever the keepalive says.
+        ("grpc.http2.ping_timeout_ms", min(limits.keepalive_ms, 10_000)),
         ("grpc.keepalive_permit_without_calls", 1),
+        # Else it gives up pinging after two pings in which it had nothing to say.
+        ("grpc.http2.max_pings_without_data", 0),
         # A held Admit is silent: its client may ping as often as it likes.
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 1_000),

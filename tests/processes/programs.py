@@ -1,0 +1,341 @@
+"""The programs of a stand: scheduler, emulated engine, proxy and shims, each a process of its own.
+
+They are killed, stopped and continued by signals. All files are in one short folder, since the path
+of a Unix socket has 107 bytes at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from schedsvc_client.aio import AsyncScheduler
+from schedsvc_client.v1 import pool_pb2
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+START_S_MAX = 60.0
+LOOK_S = 0.02
+TENANTS = ("a", "b", "c")
+# Leases end soon after nobody renews them, but later than a busy machine may pause a process.
+TTL_MS, GRACE_MS = 1_000, 1_000
+
+
+def config(**scheduler: Any) -> dict[str, Any]:
+    """A configuration whose promises are hard: no headroom, and room for every longest output."""
+    hard = {"ledger": "sum", "headroom": 0, "headroom_min": 0, "headroom_max": 0}
+    times = {"lease_ttl_ms": TTL_MS, "lease_grace_ms": GRACE_MS}
+    return {
+        "scheduler": hard | times | scheduler,
+        "tenants": [{"name": name, "weight": 1} for name in TENANTS],
+        "limits": {"drain_ms": 0},
+        "log": {"level": "warning"},
+    }
+
+
+@dataclass(frozen=True)
+class EngineSizes:
+    """An engine whose every step takes `step_ms`, whatever it computes."""
+
+    step_ms: int = 20
+    kv_tokens: int = 4_096
+    context_tokens: int = 2_048
+    sequences: int = 2_048
+    block_tokens: int = 16
+
+    def profile(self) -> dict[str, Any]:
+        step_ns = self.step_ms * 1_000_000
+        return {
+            "name": "steady",
+            "source": "No machine: every step takes the same time.",
+            "cost": {
+                "step_ns": 0,
+                "prefill_ns": step_ns,
+                "prefill_token_ns": 0,
+                "decode_kv_token_ns": 0,
+                "decode_ns": [[0, step_ns]],
+            },
+            "engine": {
+                "kv_tokens": self.kv_tokens,
+                "block_size_tokens": self.block_tokens,
+                "sequences_max": self.sequences,
+                "step_tokens_max": max(2_048, self.kv_tokens),
+                "context_tokens_max": self.context_tokens,
+            },
+        }
+
+
+class Programs:
+    """What runs, by name. `gated`: the gate is inside the engine; else nothing is before it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: dict[str, Any] | None = None,
+        sizes: EngineSizes | None = None,
+        *,
+        gated: bool = True,
+        gate_target: str = "",
+    ) -> None:
+        self.folder = folder
+        self.sizes = sizes or EngineSizes()
+        self.target = f"unix:{folder}/s"
+        self.engine_url = ""
+        self.proxy_url = ""
+        self._settings = settings or config()
+        self._gated = gated
+        self._gate_target = gate_target or self.target
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        # Written once, so that an engine that comes back is the same.
+        (folder / "steady.yaml").write_text(json.dumps(self.sizes.profile()))
+
+    # The programs.
+
+    def start_scheduler(self) -> None:
+        beside = {"unix": f"{self.folder}/s", "auth": "none"}
+        listeners = [beside, *self._settings.get("listeners", ())]
+        settings = self._settings | {"listeners": listeners}
+        (self.folder / "c.yaml").write_text(json.dumps(settings))
+        self._start("scheduler", "serve", "--config", str(self.folder / "c.yaml"))
+
+    @property
+    def scheduler_targets(self) -> list[str]:
+        """Where it listens: the Unix socket, and the further listeners of the settings."""
+        found: list[str] = json.loads(self._ready("scheduler").read_text())["targets"]
+        return found
+
+    def start_engine(self) -> None:
+        """Start it, on the port that it had before."""
+        port = self.engine_url.rpartition(":")[2] or "0"
+        gate = ("--middleware", "schedsvc_vllm.gate.Gate") if self._gated else ()
+        self._start(
+            "engine",
+            *("emulate", "--profile", str(self.folder / "steady.yaml"), "--port", port, *gate),
+            SCHEDSVC_TARGET=self._gate_target,
+            SCHEDSVC_TENANT_HEADERS="x-tenant-id",
+        )
+        self.engine_url = json.loads(self._ready("engine").read_text())["base_url"]
+
+    def start_proxy(self) -> None:
+        """Start the gate in a process of its own, before the engine."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.proxy_url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-c", "from schedsvc_vllm.proxy_cli import main; main()"]
+        command += ["--upstream", self.engine_url, "--port", str(port)]
+        command += ["--schedsvc-target", self._gate_target]
+        command += ["--schedsvc-tenant-headers=x-tenant-id"]
+        self._spawn("proxy", command, {}, self._proxy_answers)
+
+    def _proxy_answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.proxy_url}/health", timeout=1) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
+
+    def start_shim(self, name: str, *, wait: bool = True, **asked: Any) -> None:
+        """Start a shim (shim.py says what it may be asked); `wait` until it does all of it."""
+        ready = self._ready(name)
+        told = json.dumps({"target": self.target, "name": name, "ready": str(ready), **asked})
+        program = str(Path(__file__).parent / "shim.py")
+        self._spawn(name, [sys.executable, program, told], {}, None if wait else lambda: True)
+
+    def _start(self, name: str, *arguments: str, **environment: str) -> None:
+        ready = str(self._ready(name))
+        command = [sys.executable, "-m", "schedsvc", *arguments, "--ready-file", ready]
+        self._spawn(name, command, environment)
+
+    def _spawn(
+        self,
+        name: str,
+        command: list[str],
+        environment: dict[str, str],
+        is_up: Callable[[], bool] | None = None,
+    ) -> None:
+        """Start a program, and wait for its ready file, or for `is_up`."""
+        ready = self._ready(name)
+        ready.unlink(missing_ok=True)
+        is_up = is_up or (lambda: ready.exists() and bool(ready.read_text()))
+        with self._log(name).open("ab") as log:
+            process = subprocess.Popen(
+                command, env=os.environ | environment, stdout=log, stderr=log
+            )
+        self._running[name] = process
+        deadline_s = time.monotonic() + START_S_MAX
+        while not is_up():
+            assert process.poll() is None, self.log(name)
+            assert time.monotonic() < deadline_s, self.log(name)
+            time.sleep(LOOK_S)
+
+    def _ready(self, name: str) -> Path:
+        return self.folder / f"{name}.ready"
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def log(self, name: str) -> str:
+        return self._log(name).read_text(errors="replace")
+
+    # What is done to them.
+
+    def kill(self, name: str) -> None:
+        process = self._running.pop(name)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def pause(self, name: str) -> None:
+        """Stop it where it is, and wait until it stands still."""
+        process = self._running[name]
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+
+    def resume(self, name: str) -> None:
+        self._running[name].send_signal(signal.SIGCONT)
+
+    def is_running(self, name: str) -> bool:
+        return name in self._running and self._running[name].poll() is None
+
+    def resident_mb(self, name: str) -> float:
+        """Memory of a program that is in use now."""
+        pages = int(Path(f"/proc/{self._running[name].pid}/statm").read_text().split()[1])
+        return pages * resource.getpagesize() / 1e6
+
+    def stop(self) -> None:
+        for process in self._running.values():
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        for process in self._running.values():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def room_for(files: int) -> None:
+    """Let this process, and those that it starts, have so many files open; fail where it cannot."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < files:
+        assert hard == resource.RLIM_INFINITY or hard >= files, f"ulimit -Hn is {hard}"
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+
+
+# What clients see.
+
+
+@dataclass
+class Answer:
+    """What became of one HTTP request."""
+
+    status: int = 0
+    output_tokens: int = 0
+    whole: bool = False
+    first_s: float = 0.0
+    error: dict[str, Any] = field(default_factory=dict)
+    broken: str = ""
+
+    @property
+    def fate(self) -> str:
+        if self.broken:
+            return "broken"
+        if self.status != 200:
+            return str(self.status)
+        return "whole" if self.whole else "short"
+
+
+async def stream(
+    http: aiohttp.ClientSession, tenant: str, output_tokens: int, prompt_tokens: int = 16
+) -> Answer:
+    """Ask for a stream of exactly so many tokens, and read it to its end, whatever that is."""
+    body = {
+        "prompt": [1] * prompt_tokens,
+        "max_tokens": output_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    answer = Answer()
+    last = b""
+    try:
+        async with http.post(
+            "/v1/completions", json=body, headers={"x-tenant-id": tenant}
+        ) as response:
+            answer.status = response.status
+            if response.status != 200:
+                answer.error = (await response.json())["error"]
+                return answer
+            async for piece in response.content.iter_any():
+                answer.first_s = answer.first_s or time.monotonic()
+                last = (last + piece)[-4_096:]
+    except (aiohttp.ClientError, OSError) as error:
+        answer.broken = type(error).__name__
+        return answer
+    answer.whole = last.endswith(b"data: [DONE]\n\n")
+    usages = [line for line in last.split(b"\n\n") if b'"usage":{' in line.replace(b" ", b"")]
+    if answer.whole and usages:
+        answer.output_tokens = json.loads(usages[-1][6:])["usage"]["completion_tokens"]
+    return answer
+
+
+def fates(answers: list[Answer]) -> Counter[str]:
+    return Counter(answer.fate for answer in answers)
+
+
+# What the books say.
+
+
+async def eventually(
+    scheduler: AsyncScheduler, condition: Callable[[pb.StatsResponse], object], within_s: float = 10
+) -> pb.StatsResponse:
+    """Wait for a condition on Stats; return them."""
+    deadline_s = time.monotonic() + within_s
+    while True:
+        stats = await scheduler.stats()
+        if condition(stats):
+            return stats
+        assert time.monotonic() < deadline_s, stats
+        await asyncio.sleep(LOOK_S)
+
+
+async def at_rest(scheduler: AsyncScheduler, within_s: float = 15) -> pb.StatsResponse:
+    """Wait until nothing is held; check that every request has had its one fate."""
+
+    def empty(stats: pb.StatsResponse) -> bool:
+        totals = stats.totals
+        return not (totals.live_leases or totals.queued or totals.promised_tokens)
+
+    stats = await eventually(scheduler, empty, within_s)
+    totals = stats.totals
+    assert totals.received == totals.granted + totals.rejected + totals.evicted, totals
+    assert totals.granted == totals.completed + totals.cancelled + totals.expired, totals
+    for pool in stats.pools:
+        held = (pool.promised_tokens, pool.posted_tokens, pool.live_leases, pool.overdrawn)
+        assert not any(held), pool
+    return stats
+
+
+def pool_of(stats: pb.StatsResponse, name: str = "default") -> pool_pb2.PoolStats:
+    return next(pool for pool in stats.pools if pool.name == name)
+
+
+async def preemptions(engine_url: str) -> int:
+    """How often the engine had to throw out what it ran: more was let in than it holds."""
+    async with aiohttp.ClientSession(engine_url) as http, http.get("/metrics") as page:
+        lines = (await page.text()).splitlines()
+    (line,) = [line for line in lines if line.startswith("vllm:num_preemptions_total{")]
+    return round(float(line.split()[-1]))

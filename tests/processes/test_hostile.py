@@ -1,0 +1,110 @@
+"""Connections that mean harm, at a real scheduler: whoever behaves is served all the same.
+
+How much slower, `python -m bench.attack` measures with ten thousand of them.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from schedsvc_client import ClientOptions
+from schedsvc_client.aio import AsyncScheduler
+
+from bench.attackers import KINDS
+
+from .conftest import Stand
+from .programs import Programs, at_rest, config
+
+ROOT = Path(__file__).resolve().parents[2]
+CONNECTIONS = 100
+# At most 16,384 calls wait to be looked at, of about 20 KB each.
+GROWTH_MB_MAX = 400
+
+
+def settings(**limits: int) -> dict[str, Any]:
+    """A socket for the shim beside the engine, and a port for whoever has a token."""
+    whole = config()
+    whole["limits"] |= limits
+    tokens = [{"name": "other", "sha256": sha256(b"secret").hexdigest()}]
+    return whole | {
+        "listeners": [{"tcp": "127.0.0.1:0", "auth": "token"}],
+        "auth": {"tokens": tokens},
+        "pools": [{"name": "pool", "capacity_tokens": 100_000}],
+    }
+
+
+@contextmanager
+def attackers(programs: Programs, kind: str, *options: str) -> Iterator[dict[str, int]]:
+    """Let them attack; what they met is in the dict afterwards."""
+    ready, met = programs.folder / "attackers.ready", dict[str, int]()
+    target = programs.scheduler_targets[1]
+    command = [sys.executable, "-m", "bench.attackers", "--target", target, "--kind", kind]
+    command += ["--connections", str(CONNECTIONS), "--ready-file", str(ready), *options]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    try:
+        while not ready.exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        yield met
+        process.send_signal(signal.SIGTERM)
+        met |= json.loads(process.communicate(timeout=30)[0])
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def serve_conforming(programs: Programs) -> None:
+    """Ask and complete forty times; raises where one is not served."""
+    patient = ClientOptions(admit_deadline_s=30, call_deadline_s=30)
+    async with AsyncScheduler(programs.target, options=patient) as scheduler:
+        for _ in range(40):
+            async with scheduler.admission(
+                tenant="a", input_tokens=50, max_output_tokens=50
+            ) as held:
+                held.complete(input_tokens=50, output_tokens=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_hundred_hostile_connections_harm_nobody(stand: Stand, kind: str) -> None:
+    """Without a token nothing is decided for them, and nothing of theirs is kept."""
+    programs = stand(settings(handshake_ms=500, keepalive_ms=1_000))
+    programs.start_scheduler()
+    before_mb = programs.resident_mb("scheduler")
+    with attackers(programs, kind) as met:
+        await serve_conforming(programs)
+    assert met["connected"] >= CONNECTIONS
+    if kind in ("flood", "resets"):
+        assert met["sent"] >= CONNECTIONS
+    assert programs.is_running("scheduler")
+    assert programs.resident_mb("scheduler") - before_mb < GROWTH_MB_MAX
+    async with AsyncScheduler(programs.target) as scheduler:
+        totals = (await at_rest(scheduler)).totals
+    assert (totals.received, totals.completed) == (40, 40)
+
+
+async def test_a_flood_of_unknown_names_shares_one_flow(stand: Stand) -> None:
+    """With a token: every message of 64 KiB names another tenant, and all of them are one."""
+    programs = stand(settings())
+    programs.start_scheduler()
+    before_mb = programs.resident_mb("scheduler")
+    with attackers(programs, "flood", "--token", "secret") as met:
+        await serve_conforming(programs)
+    assert met["sent"] > CONNECTIONS
+    assert programs.resident_mb("scheduler") - before_mb < GROWTH_MB_MAX
+    async with AsyncScheduler(programs.target) as scheduler:
+        stats = await scheduler.stats()
+    flows = {flow.tenant: flow for flow in stats.flows}
+    assert set(flows) == {"a", "b", "c", "unknown"}
+    assert flows["a"].completed == 40
+    assert flows["unknown"].received > 0

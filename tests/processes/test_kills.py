@@ -1,0 +1,268 @@
+"""Scheduler, engine and shims are killed at work: no stream breaks, and the books balance."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import aiohttp
+import pytest
+from schedsvc_client import CallError
+from schedsvc_client.aio import AsyncScheduler
+
+from .conftest import Stand
+from .programs import (
+    GRACE_MS,
+    TENANTS,
+    TTL_MS,
+    Answer,
+    EngineSizes,
+    at_rest,
+    config,
+    eventually,
+    fates,
+    pool_of,
+    preemptions,
+    room_for,
+    stream,
+)
+
+PROMPT_TOKENS, BLOCK_TOKENS, RESERVED_TOKENS = 16, 64, 128
+LOOK_S = 0.05
+CLEAN_ERRORS = {"server_is_overloaded", "upstream_unreachable"}
+
+
+@asynccontextmanager
+async def client(url: str) -> AsyncIterator[aiohttp.ClientSession]:
+    """An HTTP client without limits of its own."""
+    timeout = aiohttp.ClientTimeout(total=None)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as http:
+        yield http
+
+
+def output_tokens(number: int) -> int:
+    """A length that fills the reservation's last block, another for each of 64 in a row."""
+    return RESERVED_TOKENS - PROMPT_TOKENS - (number * 37) % BLOCK_TOKENS
+
+
+@dataclass
+class Watch:
+    """What a poller of Stats has seen."""
+
+    looks: int = 0
+    promised_max: int = 0
+    overdrawn: int = 0
+    expired: int = 0
+
+    async def keep_looking(self, target: str) -> None:
+        async with AsyncScheduler(target) as scheduler:
+            while True:
+                with contextlib.suppress(CallError):
+                    stats = await scheduler.stats()
+                    self.looks += 1
+                    self.expired = max(self.expired, stats.totals.expired)
+                    for pool in stats.pools:
+                        self.promised_max = max(self.promised_max, pool.promised_tokens)
+                        self.overdrawn += pool.overdrawn
+                await asyncio.sleep(LOOK_S)
+
+
+@asynccontextmanager
+async def watched(target: str) -> AsyncIterator[Watch]:
+    watch = Watch()
+    looking = asyncio.ensure_future(watch.keep_looking(target))
+    try:
+        yield watch
+    finally:
+        looking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await looking
+
+
+async def fill(
+    scheduler: AsyncScheduler, http: aiohttp.ClientSession, streams: int
+) -> tuple[list[asyncio.Task[Answer]], list[asyncio.Task[Answer]]]:
+    """Fill the pool with streams, and let most of a tenth more wait; both, in their order."""
+
+    def ask(number: int) -> asyncio.Task[Answer]:
+        work = stream(http, TENANTS[number % 3], output_tokens(number), PROMPT_TOKENS)
+        return asyncio.ensure_future(work)
+
+    running = [ask(number) for number in range(streams)]
+    await eventually(scheduler, lambda stats: stats.totals.live_leases == streams, 30)
+    waiting = []
+    for number in range(streams // 10):
+        waiting.append(ask(number))
+        # One by one, so that the order of arrival is known.
+        received = streams + len(waiting)
+        await eventually(scheduler, lambda stats, r=received: stats.totals.received == r)
+    return running, waiting
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_the_scheduler_is_killed_with_a_thousand_streams_in_flight(stand: Stand) -> None:
+    """No stream breaks, nothing is granted above the capacity, the queue keeps its order."""
+    streams, step_ms = 1_000, 500
+    room_for(4 * streams + 200)
+    # A little more than they need: some of it is kept for tenants below their share.
+    capacity = (streams + streams // 50) * RESERVED_TOKENS
+    sizes = EngineSizes(
+        step_ms, capacity, RESERVED_TOKENS, sequences=2 * streams, block_tokens=BLOCK_TOKENS
+    )
+    settings = config(lease_ttl_ms=10_000, lease_grace_ms=5_000)
+    programs = stand(settings, sizes)
+    programs.start_scheduler()
+    programs.start_engine()
+    async with client(programs.engine_url) as http:
+        async with AsyncScheduler(programs.target) as scheduler:
+            running, waiting = await fill(scheduler, http, streams)
+        async with watched(programs.target) as watch:
+            assert not any(task.done() for task in running)
+            programs.kill("scheduler")
+            await asyncio.to_thread(programs.start_scheduler)
+            async with AsyncScheduler(programs.target) as scheduler:
+                await eventually(scheduler, lambda stats: stats.totals.live_leases >= streams)
+            assert not any(task.done() for task in running)
+            answers = await asyncio.gather(*running)
+            queued = await asyncio.gather(*waiting)
+        assert fates(answers) == {"whole": streams}
+        assert fates(queued) == {"whole": len(waiting)}
+        for number, answer in [*enumerate(answers), *enumerate(queued)]:
+            assert answer.output_tokens == output_tokens(number)
+        async with AsyncScheduler(programs.target) as scheduler:
+            await at_rest(scheduler, (10_000 + 5_000) / 1_000)
+    assert watch.looks > 10
+    assert watch.promised_max <= capacity
+    assert watch.overdrawn == watch.expired == 0
+    assert await preemptions(programs.engine_url) == 0
+    for tenant in range(3):
+        own = [answer.first_s for answer in queued[tenant::3]]
+        # Those that start in one step of the engine are heard of in any order.
+        assert all(b > a - step_ms / 1_000 for a, b in pairwise(own)), own
+
+
+async def test_the_engine_is_killed_and_the_queue_goes_on(stand: Stand) -> None:
+    """Its streams end in an error, its leases are void, and what waits for it runs on the next."""
+    programs = stand(sizes=EngineSizes(kv_tokens=40 * 128, context_tokens=2_048))
+    programs.start_scheduler()
+    programs.start_engine()
+    async with (
+        AsyncScheduler(programs.target) as scheduler,
+        AsyncScheduler(programs.target) as other,
+        client(programs.engine_url) as http,
+    ):
+        before = pool_of(await scheduler.stats())
+        streams = [asyncio.ensure_future(stream(http, "a", 500)) for _ in range(9)]
+        await eventually(scheduler, lambda stats: stats.totals.live_leases == 9)
+        shape: dict[str, Any] = {"pool": "default", "input_tokens": 1_000}
+        waiting = [other.admission(tenant="b", max_output_tokens=100, **shape) for _ in range(4)]
+        submitted = [admission.submit() for admission in waiting]
+        await eventually(scheduler, lambda stats: stats.totals.queued == 4)
+        programs.kill("engine")
+        answers = await asyncio.wait_for(asyncio.gather(*streams), 5)
+        assert fates(answers) == {"broken": 9}
+        stats = await eventually(scheduler, lambda stats: not pool_of(stats).attached)
+        assert stats.totals.queued == 4
+        await asyncio.to_thread(programs.start_engine)
+        # The first request makes the gate of this engine offer its pool.
+        assert (await stream(http, "a", 5)).fate == "whole"
+        await asyncio.wait_for(asyncio.gather(*submitted), 5)
+        after = pool_of(await scheduler.stats())
+        assert after.epoch > before.epoch
+        for admission in waiting:
+            assert admission.lease is not None
+            assert admission.lease.pool_epoch == after.epoch
+            admission.complete(input_tokens=1_000, output_tokens=10)
+        stats = await at_rest(scheduler, (TTL_MS + GRACE_MS) / 1_000 + 5)
+        flow = next(flow for flow in stats.flows if flow.tenant == "b")
+        assert (flow.completed, flow.output_tokens) == (4, 40)
+
+
+@pytest.mark.slow
+async def test_the_engine_behind_a_proxy_is_killed_and_its_clients_are_told(stand: Stand) -> None:
+    """Whoever has no answer yet gets a 503 in the protocol's form; nobody hangs; work goes on."""
+    programs = stand(sizes=EngineSizes(kv_tokens=10 * 128, context_tokens=512), gated=False)
+    programs.start_scheduler()
+    programs.start_engine()
+    programs.start_proxy()
+    async with (
+        AsyncScheduler(programs.target) as scheduler,
+        client(programs.proxy_url) as http,
+    ):
+        streams = [
+            asyncio.ensure_future(stream(http, TENANTS[number % 3], 100)) for number in range(30)
+        ]
+        stats = await eventually(scheduler, lambda stats: stats.totals.queued > 10)
+        assert stats.totals.live_leases >= 8
+        programs.kill("engine")
+        answers = await asyncio.wait_for(asyncio.gather(*streams), 10)
+        assert set(fates(answers)) <= {"503", "broken", "whole"}, fates(answers)
+        told = [answer for answer in answers if answer.status == 503]
+        assert len(told) >= 10
+        for answer in told:
+            assert answer.error["message"]
+            assert answer.error["code"] in CLEAN_ERRORS
+        await asyncio.to_thread(programs.start_engine)
+        again = await asyncio.gather(*(stream(http, "a", 20) for _ in range(15)))
+        assert fates(again) == {"whole": 15}
+        await at_rest(scheduler, (TTL_MS + GRACE_MS) / 1_000 + 5)
+
+
+def pooled() -> dict[str, Any]:
+    """A configuration with a pool for eight requests of the shims, that is always there."""
+    return config() | {
+        "pools": [{"name": "shared", "capacity_tokens": 8 * 160, "block_size_tokens": 16}]
+    }
+
+
+async def test_a_shim_is_killed_and_the_others_go_on(stand: Stand) -> None:
+    """What it had queued vanishes; its leases are SUSPECT, and count, until the grace is over."""
+    programs = stand(pooled())
+    programs.start_scheduler()
+    for name in ("one", "two"):
+        programs.start_shim(name, tenant="a", capacity_tokens=5 * 160, running=5, queued=3)
+    async with AsyncScheduler(programs.target) as scheduler:
+        stats = await scheduler.stats()
+        assert (stats.totals.live_leases, stats.totals.queued) == (10, 6)
+        killed_s = time.monotonic()
+        programs.kill("one")
+        await eventually(scheduler, lambda stats: stats.totals.queued == 3, 2)
+        stats = await eventually(scheduler, lambda stats: pool_of(stats, "one").suspect_leases == 5)
+        assert pool_of(stats, "one").promised_tokens == 5 * 160
+        stats = await eventually(scheduler, lambda stats: stats.totals.expired == 5)
+        assert time.monotonic() - killed_s > GRACE_MS / 1_000
+        assert (pool_of(stats, "one").promised_tokens, stats.totals.queued) == (0, 3)
+        assert (pool_of(stats, "two").live_leases, pool_of(stats, "two").suspect_leases) == (5, 0)
+        programs.kill("two")
+        await at_rest(scheduler, (TTL_MS + GRACE_MS) / 1_000 + 5)
+
+
+@pytest.mark.slow
+async def test_shims_are_killed_at_any_moment(stand: Stand) -> None:
+    """Ten shims of one pool are killed while they start, ask, run and wait; nothing leaks."""
+    programs = stand(pooled())
+    programs.start_scheduler()
+    names = [f"shim-{number}" for number in range(10)]
+    async with AsyncScheduler(programs.target) as scheduler:
+        for name in names:
+            programs.start_shim(name, wait=False, pool="shared", tenant="b", running=2, queued=2)
+        await eventually(scheduler, lambda stats: stats.totals.granted > 0, 30)
+        for name in names:
+            programs.kill(name)
+            await asyncio.sleep(0.03)
+        async with scheduler.admission(
+            tenant="a", pool="shared", input_tokens=80, max_output_tokens=80
+        ) as held:
+            held.complete(input_tokens=80, output_tokens=8)
+        stats = await at_rest(scheduler, (TTL_MS + GRACE_MS) / 1_000 + 5)
+    flows = {flow.tenant: flow for flow in stats.flows}
+    assert flows["a"].completed == 1
+    assert flows["b"].granted >= flows["b"].expired > 0
