@@ -1,8 +1,8 @@
 """A shim as a process that can be killed: `python shim.py JSON`.
 
 It offers a pool of its own (none where `capacity_tokens` is 0), takes `running` leases and keeps
-them, and has `queued` requests more waiting. It writes the ready file once all of that is so, and
-then renews until it is killed.
+them, and asks for `queued` requests more. Then it writes the ready file, and renews until it is
+killed.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ INPUT_TOKENS = OUTPUT_TOKENS = 80
 
 
 def tell(ready: Path) -> None:
-    """Say that all of it is so."""
+    """Say that it has asked."""
     ready.write_text("ready")
 
 
@@ -46,8 +46,7 @@ async def serve(asked: dict[str, Any]) -> None:
         for admission in held:
             await admission.submit()
         waiting = [session.admission(**shape).submit() for _ in range(asked["queued"])]
-        await session.flush(1)
-        asyncio.get_running_loop().call_later(0.1, tell, Path(asked["ready"]))
+        tell(Path(asked["ready"]))
         for step in range(1, OUTPUT_TOKENS):
             for admission in held:
                 admission.progress(input_tokens=INPUT_TOKENS, output_tokens=step)
