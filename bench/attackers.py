@@ -178,7 +178,9 @@ async def _attack(attack: Attack, target: str, connections: int, ready_file: Pat
     tasks = [
         asyncio.ensure_future(_connect(attack, host, int(port), gate)) for _ in range(connections)
     ]
-    while attack.counts["connected"] + attack.counts["refused"] < connections:  # noqa: ASYNC110 - a count
+    while True:
+        if attack.counts["connected"] + attack.counts["refused"] >= connections:
+            break
         await asyncio.sleep(0.05)
     ready_file.touch()  # noqa: ASYNC240 - nothing waits for it here
     await stop.wait()
