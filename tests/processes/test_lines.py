@@ -81,8 +81,8 @@ async def test_a_line_that_loses_connections_loses_no_request(stand: Stand, fold
             )
         assert fates(answers) == {"whole": 200}
         stats = await at_rest(scheduler, 35)
-        assert line.cuts >= 3
-        assert line.opened == line.cuts + 1
+        # Both directions of one connection may be cut at once.
+        assert 3 < line.opened <= line.cuts + 1
         assert stats.totals.completed <= 200
         assert sum(flow.output_tokens for flow in stats.flows) <= sum(
             answer.output_tokens for answer in answers
