@@ -108,25 +108,25 @@ class EngineRunner:
         """Begin to count decode steps anew."""
         self._decodes = 0
 
-    def totals(self, now_ns: int) -> list[tuple[int, int]]:
-        """List each live request with its output tokens so far. O(live)."""
+    def report(self, now_ns: int) -> tuple[list[tuple[int, int]], int]:
+        """List each live request with its output tokens so far; and `used_tokens`. O(live)."""
         done = self._steps_done(now_ns)
         running = SequenceState.RUNNING
-        return [
+        totals = [
             (index, s.produced_tokens + done if s.state is running else s.produced_tokens)
             for index, s in self.live.items()
         ]
+        return totals, self._used_tokens(done)
 
     def used_tokens(self, now_ns: int) -> int:
         """KV cache held, in tokens of whole blocks. O(live)."""
-        done = self._steps_done(now_ns)
+        return self._used_tokens(self._steps_done(now_ns))
+
+    def _used_tokens(self, done: int) -> int:
         size = self.engine.config.block_size_tokens
         blocks = self.engine.blocks.used
         if done:
-            blocks += sum(
-                -(-(s.computed_tokens + done) // size) - len(s.blocks)
-                for s in self.engine.running()
-            )
+            blocks += self.engine.blocks_ahead(done)
         return blocks * size
 
     def _steps_done(self, now_ns: int) -> int:

@@ -8,14 +8,13 @@ from typing import NamedTuple
 
 from schedsvc._core import GRANTED, REJECTED_TOO_LARGE, InvariantError
 from schedsvc.sim.engine import EngineGauges, EngineRequestError
-from schedsvc.sim.front import Front, Telemetry
+from schedsvc.sim.front import Front, Telemetry, Totals
 from schedsvc.sim.requests import NEVER, Outcomes, Requests
 from schedsvc.sim.runner import EngineRunner
 
-_COMPLETE = -1
-"""In place of a total: the request has ended."""
-
 _SAMPLES_PER_CHECK = 64
+# After everything that happens.
+_FAR_NS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,8 @@ class World:
         self._settings = settings
         self._arrived = 0
         self._cached: dict[int, int] = {}  # tokens from the prefix cache, until they are told
-        self._reports: deque[tuple[int, int, int]] = deque()  # due, request, total or _COMPLETE
+        # Due, the request that has ended (or NEVER), and the totals of those that run.
+        self._reports: deque[tuple[int, int, Totals]] = deque()
         self._telemetry: deque[tuple[int, int, Telemetry]] = deque()  # due, pool, what
         self._tick_ns = settings.progress_ns
         self._sample_ns = 0
@@ -110,23 +110,27 @@ class World:
 
     def _next_ns(self) -> int:
         """Find when something happens next. O(engines)."""
-        times = [runner.end_ns for runner in self._runners if runner.end_ns != NEVER]
-        if self._arrived < len(self.requests):
-            times.append(self.requests.arrival_ns[self._arrived])
-        if self._reports:
-            times.append(self._reports[0][0])
-        if self._telemetry:
-            times.append(self._telemetry[0][0])
+        next_ns, works = _FAR_NS, False
+        for runner in self._runners:
+            if runner.end_ns != NEVER and runner.end_ns < next_ns:
+                next_ns = runner.end_ns
+            works = works or bool(runner.live)
+        arrivals = self.requests.arrival_ns
+        if self._arrived < len(arrivals) and arrivals[self._arrived] < next_ns:
+            next_ns = arrivals[self._arrived]
+        for due in (self._reports, self._telemetry):
+            if due and due[0][0] < next_ns:
+                next_ns = due[0][0]
         if not self._settings.round_steps:
-            if self._front.listens and any(runner.live for runner in self._runners):
-                times.append(self._tick_ns)
+            if works and self._front.listens and self._tick_ns < next_ns:
+                next_ns = self._tick_ns
             deadline_ns = self._front.next_ns()
-            if deadline_ns >= 0:
-                times.append(deadline_ns)
-        if not times:
+            if 0 <= deadline_ns < next_ns:
+                next_ns = deadline_ns
+        if next_ns == _FAR_NS:
             lost = len(self.requests) - self.ended
             raise InvariantError(f"{lost} requests wait and nothing will ever happen")
-        return max(self.now_ns, min(times))
+        return max(self.now_ns, next_ns)
 
     def _step(self, now_ns: int) -> None:
         """Let everything of one moment happen."""
@@ -139,8 +143,8 @@ class World:
         if self._front.listens and (is_round or (not rounds and now_ns >= self._tick_ns)):
             self._tick()
         while self._reports and self._reports[0][0] <= now_ns:
-            _, index, total = self._reports.popleft()
-            self._report(index, total)
+            _, index, totals = self._reports.popleft()
+            self._report(index, totals)
         while self._telemetry and self._telemetry[0][0] <= now_ns:
             _, pool, told = self._telemetry.popleft()
             self._front.telemetry(now_ns, pool, told)
@@ -164,33 +168,33 @@ class World:
             self._end(index)
             if index in runner.cached:
                 self._cached[index] = runner.cached[index]
-            self._tell(index, _COMPLETE)
+            self._tell(index, ())
 
     def _tick(self) -> None:
         """Let every shim report its running requests, and how its engine is."""
         due_ns = self.now_ns + self._settings.report_delay_ns
         for pool, runner in enumerate(self._runners):
-            for index, total in runner.totals(self.now_ns):
-                self._tell(index, total)
-            gauges = runner.engine.gauges()
-            told = Telemetry(
-                gauges.running, gauges.waiting, runner.used_tokens(self.now_ns), gauges.preemptions
-            )
+            totals, used_tokens = runner.report(self.now_ns)
+            if totals:
+                self._tell(NEVER, totals)
+            running, waiting, preemptions = runner.engine.counts()
+            told = Telemetry(running, waiting, used_tokens, preemptions)
             self._telemetry.append((due_ns, pool, told))
         self._tick_ns = self.now_ns + self._settings.progress_ns
 
-    def _tell(self, index: int, total: int) -> None:
+    def _tell(self, ended: int, totals: Totals) -> None:
+        """Send the end of a request, or (NEVER) the totals of those that run."""
         if self._settings.report_delay_ns:
             due_ns = self.now_ns + self._settings.report_delay_ns
-            self._reports.append((due_ns, index, total))
+            self._reports.append((due_ns, ended, totals))
         else:
-            self._report(index, total)
+            self._report(ended, totals)
 
-    def _report(self, index: int, total: int) -> None:
-        if total == _COMPLETE:
-            self._front.complete(self.now_ns, index, cached_tokens=self._cached.pop(index, 0))
+    def _report(self, ended: int, totals: Totals) -> None:
+        if ended == NEVER:
+            self._front.progress(self.now_ns, totals)
         else:
-            self._front.progress(self.now_ns, index, total)
+            self._front.complete(self.now_ns, ended, cached_tokens=self._cached.pop(ended, 0))
 
     def _decide(self) -> None:
         """Take the verdicts that have fallen, and hand what was granted to its engine."""

@@ -205,6 +205,15 @@ class Engine:
             adapter_loads=0 if adapters is None else adapters.loads,
         )
 
+    def counts(self) -> tuple[int, int, int]:
+        """Count what runs, what waits, and preemptions since the start. O(1)."""
+        books = self._books
+        return len(books.running), len(books.waiting), books.preemptions
+
+    def blocks_ahead(self, steps: int) -> int:
+        """Count the blocks that what runs takes in so many steps of decoding. O(running)."""
+        return self._runs.blocks_ahead(steps)
+
     def running(self) -> list[Sequence]:
         """List the running sequences in order of service. O(running)."""
         return list(self._books.running)

@@ -95,16 +95,15 @@ class Runs:
         books = self._books
         free, size = self._free(), books.pool.block_size_tokens
         # No sequence takes more than this; where even that fits, nothing has to be counted.
-        if len(books.running) * (steps // size + 1) <= free:
-            return steps
-
-        def needed(n: int) -> int:
-            return sum([-(-(s.computed_tokens + n) // size) - len(s.blocks) for s in books.running])
-
-        if needed(steps) <= free:
+        if len(books.running) * (steps // size + 1) <= free or self.blocks_ahead(steps) <= free:
             return steps
         # The first count of steps that does not fit, less one.
-        return bisect_left(range(steps), free + 1, key=needed) - 1
+        return bisect_left(range(steps), free + 1, key=self.blocks_ahead) - 1
+
+    def blocks_ahead(self, steps: int) -> int:
+        """Count the blocks that so many steps take. O(running)."""
+        running, size = self._books.running, self._books.pool.block_size_tokens
+        return sum([-(-(s.computed_tokens + steps) // size) - len(s.blocks) for s in running])
 
     def _free(self) -> int:
         """Count the blocks that a run may take."""
