@@ -135,11 +135,13 @@ class Room(State):
         for at_ns, tokens in p.light:
             taken[(at_ns - start_ns) // WINDOW_NS] += tokens * 1000
         last = ((self.now_ns if now_ns is None else now_ns) - start_ns) // WINDOW_NS
-        kept = 0
-        for window in range(last):
-            kept = max(kept - kept // 16, taken[window])
-            if window - max(w for w in taken if w <= window) >= 63:
-                kept = 0  # for so long nobody took any
+        kept, windows = 0, sorted(taken)
+        for window, after in zip(windows, [*windows[1:], last], strict=True):
+            # A window without any is one of fading; 64 of them leave nothing.
+            for faded in range(window, min(after, window + 64)):
+                kept = max(kept - kept // 16, taken[faded])
+            if after - window >= 64:
+                kept = 0
         kept = max(kept, taken[last])
         return min(kept // 1000, p.capacity_blocks // 8 * p.block_size)
 
