@@ -191,6 +191,7 @@ class Limits(Section):
     """Limits of the service itself."""
 
     message_max_bytes: Annotated[int, Field(ge=1_024, le=16_777_216)] = 65_536
+    connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1_024
     streams_max: Annotated[int, Field(ge=1, le=1_000_000)] = 16_384
     sessions_max: Annotated[int, Field(ge=1, le=1_000_000)] = 4_096
     session_open_max: Annotated[int, Field(ge=1, le=1_000_000)] = 16_384

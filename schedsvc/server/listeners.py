@@ -24,6 +24,7 @@ def server_options(limits: Limits) -> list[tuple[str, int]]:
         # Else a second scheduler on the port would quietly split the ledger.
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", limits.message_max_bytes),
+        ("grpc.max_allowed_incoming_connections", limits.connections_max),
         ("grpc.max_concurrent_streams", limits.streams_max),
         ("grpc.server_handshake_timeout_ms", limits.handshake_ms),
         # Half-open connections are found and closed.

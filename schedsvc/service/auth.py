@@ -11,6 +11,9 @@ __all__ = ["Authenticator", "Credentials", "Unauthenticated"]
 _PRINCIPALS_MAX = 65_536
 _SCHEME = "bearer "
 
+#: Of a call, as gRPC gives it.
+Metadata = Iterable[tuple[str, str | bytes]] | None
+
 
 class Unauthenticated(Exception):
     """The caller is not who it has to be; the text may be told to it."""
@@ -57,15 +60,31 @@ class Authenticator:
 
     def __init__(self, credentials: Credentials, kind: Literal["token", "certificate"]) -> None:
         self._credentials = credentials
+        self._kind = kind
         self._of_context = self._by_token if kind == "token" else self._by_certificate
 
     def principal(self, context: Any) -> int:
         """Return the principal of a call (> 0). Raises Unauthenticated. O(metadata)."""
         return self._of_context(context)
 
+    def turned_away(self, metadata: Metadata) -> str:
+        """Say why a call with this metadata fails, before its message is read; "" where it may not.
+
+        A certificate is only known to the call itself: TLS has let nobody in without one.
+        """
+        try:
+            if self._kind == "token":
+                self._of_metadata(metadata)
+        except Unauthenticated as error:
+            return str(error)
+        return ""
+
     def _by_token(self, context: Any) -> int:
+        return self._of_metadata(context.invocation_metadata())
+
+    def _of_metadata(self, metadata: Metadata) -> int:
         header: str | bytes = ""
-        for key, value in context.invocation_metadata() or ():
+        for key, value in metadata or ():
             if key == "authorization":
                 header = value
                 break

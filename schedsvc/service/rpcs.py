@@ -12,6 +12,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc._core import COMPLETED, TOTAL_TOKENS_MAX, CallerError
 from schedsvc.driver import Broken, Driver
 from schedsvc.service.auth import Authenticator, Unauthenticated
+from schedsvc.service.door import Door
 from schedsvc.service.session import Stream
 from schedsvc.service.snapshot import snapshot
 from schedsvc.status import (
@@ -74,7 +75,10 @@ class Service:
             "Stats": unary(self.stats),
             "Session": grpc.stream_stream_rpc_method_handler(self.session),
         }
-        return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
+        handler = grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
+        if self._authenticator is None:
+            return handler
+        return Door(handler, self._authenticator, self._turn_away)
 
     async def admit(self, data: bytes, context: Any) -> bytes:
         """Answer Admit once the verdict has fallen."""
@@ -184,6 +188,9 @@ class Service:
 
     def _principal(self, context: Any) -> int:
         return 0 if self._authenticator is None else self._authenticator.principal(context)
+
+    async def _turn_away(self, context: Any, method: str, why: str) -> None:
+        await self._abort(context, method, unauthenticated_failure(why))
 
     async def _fail(self, context: Any, method: str, error: Exception) -> NoReturn:
         if isinstance(error, CallerError):

@@ -70,6 +70,19 @@ async def test_a_wrong_token_opens_nothing(metadata: Any) -> None:
         assert totals(server)["open_sessions"] == 0
 
 
+async def test_without_a_token_no_message_is_read() -> None:
+    """Who has one hears that the message is too large; who has none hears of the token alone."""
+    async with serving(auth=TOKENS) as server, calling(server.targets[0]) as stub:
+        large = ask(10, adapter="x" * 100_000)
+        assert (await failure(stub.Admit(large))).code() == UNAUTHENTICATED
+        known = await failure(stub.Admit(large, metadata=BEARER))
+        assert known.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        page, _ = await server.metrics.page("")
+        assert 'schedsvc_rpc_failures_total{code="UNAUTHENTICATED",method="Admit"} 1.0' in (
+            page.decode()
+        )
+
+
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
 async def test_a_token_opens_everything(scheme: str) -> None:
     async with serving(auth=TOKENS) as server, calling(server.targets[0]) as stub:

@@ -1,9 +1,11 @@
 """Addresses: what can be had, what cannot, and what is said then."""
 
+import asyncio
 import socket
 import stat
 from pathlib import Path
 
+import grpc
 import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
@@ -73,6 +75,40 @@ async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     assert path.read_text() == "data"
     missing = str(tmp_path / "nowhere" / "s.sock")
     assert missing in await refused([{"unix": missing}])
+
+
+async def test_connections_beyond_the_limit_are_closed_and_others_go_on() -> None:
+    async with serving(limits={"connections_max": 3}) as server:
+        target = server.targets[0]
+        async with calling(target) as stub:
+            assert (await stub.Admit(ask(10))).outcome == pb.OUTCOME_GRANTED
+            host, _, port = target.rpartition(":")
+            silent = [socket.create_connection((host, int(port))) for _ in range(6)]
+            for connection in silent:
+                connection.settimeout(5)
+            # A server that takes a connection begins to speak at once.
+            heard = [bool(await asyncio.to_thread(hear, connection)) for connection in silent]
+            assert heard.count(True) == 2
+            assert (await stub.Admit(ask(10))).outcome == pb.OUTCOME_GRANTED
+            for connection in silent:
+                connection.close()
+        for _ in range(100):
+            async with calling(target) as again:
+                try:
+                    answer = await again.Admit(ask(10))
+                except grpc.aio.AioRpcError:
+                    await asyncio.sleep(0.05)  # it has not yet heard that they have gone
+                    continue
+            assert answer.outcome == pb.OUTCOME_GRANTED
+            break
+
+
+def hear(connection: socket.socket) -> bytes:
+    """The first bytes that come; nothing where the other end hangs up."""
+    try:
+        return connection.recv(1)
+    except ConnectionError:
+        return b""
 
 
 async def test_a_start_that_fails_listens_nowhere(tmp_path: Path) -> None:
