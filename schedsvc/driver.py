@@ -23,7 +23,12 @@ from schedsvc._core import (
 from schedsvc.clock import SteadyClock
 from schedsvc.config import Config, configure, reconfigure
 
-__all__ = ["Broken", "Driver", "Waiting", "new_core"]
+__all__ = ["WORK_MAX", "Broken", "Driver", "Waiting", "new_core"]
+
+#: Of what is due at once (TTLs that pass, requests that may run) the core does so many of each kind
+#: in one poll; then the event loop has its turn. Each of them may wake a call that waits, which
+#: costs far more than the decision: with the core's own bound, 1,024, the loop stood for 20 ms.
+WORK_MAX = 128
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -13,7 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from schedsvc.clock import HEARTBEAT_NS, SteadyClock
 from schedsvc.config import UNKNOWN_TENANT, Config, needs_restart, token_digest
-from schedsvc.driver import Broken, Driver, new_core
+from schedsvc.driver import WORK_MAX, Broken, Driver, new_core
 from schedsvc.metrics import Metrics
 from schedsvc.recording.start import Recording
 from schedsvc.server.listeners import bind, server_options
@@ -50,6 +50,7 @@ class Server:
             # Far from every other process's ids, and not to be guessed.
             "lease_id_base": secrets.randbits(61) + 1,
             "incarnation": self._incarnation,
+            "work_max": WORK_MAX,
         }
         self._recording: Recording | None = None
         if config.record is None:

@@ -8,7 +8,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc._core import COMPLETED, CallerError
 from schedsvc.clock import PAUSE_NS, SteadyClock
-from schedsvc.driver import Broken, Driver, Waiting, new_core
+from schedsvc.driver import WORK_MAX, Broken, Driver, Waiting, new_core
 
 from .conftest import ask, config_of, until
 
@@ -107,6 +107,29 @@ async def test_a_lease_that_nobody_renews_expires_by_itself() -> None:
     hold(driver)
     await until(lambda: totals(driver)["expired"] == 1, "it expires", 2)
     assert totals(driver)["promised_tokens"] == 0
+
+
+async def test_what_is_due_at_once_is_told_in_parts() -> None:
+    """The event loop has its turn between them: others do not wait for a thousand evictions."""
+    clock = SteadyClock(lambda: now_ns)
+    now_ns = 0
+    config = config_of(scheduler={"queue_ttl_ms": 500, "headroom": 0})
+    driver = Driver(new_core(config, 0, work_max=WORK_MAX), clock)
+    calls = []
+    for _ in range(1_000):
+        waiting = driver.admit(0, ask(1_500).SerializeToString())
+        if isinstance(waiting, Waiting):
+            calls.append(waiting.verdict)
+    assert len(calls) == 999  # one has the pool
+    now_ns = 501_000_000
+    driver.settle()
+    told = [sum(call.done() for call in calls)]
+    while told[-1] < len(calls):
+        await asyncio.sleep(0.001)
+        told.append(sum(call.done() for call in calls))
+    assert 0 < told[0] <= 2 * WORK_MAX
+    assert len(told) > len(calls) // (2 * WORK_MAX)
+    driver.close()
 
 
 async def test_after_the_end_every_call_fails() -> None:
