@@ -2,7 +2,8 @@
 
 T9: everything that waits, or runs, is due in one moment. The core does a bounded part of it at each
 poll; between two parts the event loop serves whoever else is there. The stall is the longest time
-in which it cannot, in CPU time: what other programs take of it is not ours. T10: the memory of a process with 100,000 flows and 1,000,000 requests queued.
+in which it cannot, in CPU time: what other programs take of it is not ours. T10: the memory of a
+process with 100,000 flows and 1,000,000 requests queued.
 """
 
 import asyncio

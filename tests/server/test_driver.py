@@ -111,8 +111,8 @@ async def test_a_lease_that_nobody_renews_expires_by_itself() -> None:
 
 async def test_what_is_due_at_once_is_told_in_parts() -> None:
     """The event loop has its turn between them: others do not wait for a thousand evictions."""
-    clock = SteadyClock(lambda: now_ns)
     now_ns = 0
+    clock = SteadyClock(lambda: now_ns)
     config = config_of(scheduler={"queue_ttl_ms": 500, "headroom": 0})
     driver = Driver(new_core(config, 0, work_max=WORK_MAX), clock)
     calls = []
