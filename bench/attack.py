@@ -1,9 +1,10 @@
 """`python -m bench.attack`: what thousands of hostile connections cost a conforming tenant.
 
 A scheduler serves a Unix socket and a TCP port, as beside an engine and for other hosts. A
-conforming tenant asks, is granted, and completes, a hundred times a second. First it is alone; then
-attackers (bench/attackers.py) hold their connections and do their worst. They run at the lowest
-priority, as if on other machines: what they compute is not taken from the scheduler.
+conforming tenant asks, is granted, and completes, a hundred times a second, while attackers
+(bench/attackers.py) hold their connections, and in turns do their worst and stand still: quiet and
+attacked slices are interleaved, so that a drift of the machine falls on both. The attackers run at
+the lowest priority, as if on other machines: what they compute is not taken from the scheduler.
 """
 
 import json
@@ -25,6 +26,7 @@ from typing import Any
 import click
 import grpc
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -41,9 +43,12 @@ RATIO_MAX = 2.0
 #: Sockets and their buffers included.
 MEMORY_MB_MAX = 1_000.0
 
+Floats = NDArray[np.float64]
+
 _ROOT = Path(__file__).resolve().parents[1]
 _PERIOD_S = 0.010
-_SETTLE_S = 1.0
+_SETTLE_S = 0.5
+_SLICE_S = 1.0
 _READY_S_MAX = 120.0
 _FILES = 16_384
 _TOKENS = {"shim": secrets.token_hex(), "attacker": secrets.token_hex()}
@@ -109,7 +114,7 @@ class _Conforming:
         self._stub: Any = SchedulerServiceStub(self._channel)
         self._asked = 0
 
-    def measure(self, seconds: float) -> np.ndarray[Any, Any]:
+    def measure(self, seconds: float) -> Floats:
         """Ask and complete at a steady pace; returns the latencies of Admit in ms."""
         taken = []
         began_s = time.perf_counter()
@@ -142,10 +147,23 @@ class _Conforming:
         self._channel.close()
 
 
+class _Attackers:
+    """The attackers' process; what came of it is in `met` afterwards."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self.met: dict[str, Any] = {}
+        self._process = process
+
+    def attack(self, attacks: bool) -> None:
+        """Let them attack, or stand still; returns when what was under way is done with."""
+        self._process.send_signal(signal.SIGCONT if attacks else signal.SIGSTOP)
+        time.sleep(_SETTLE_S)
+
+
 @contextmanager
-def _attackers(case: Case, target: str, connections: int, folder: Path) -> Iterator[dict[str, Any]]:
-    """Run the attackers; what came of it is in the dict afterwards."""
-    ready, found = folder / "attackers.ready", dict[str, Any]()
+def _attackers(case: Case, target: str, connections: int, folder: Path) -> Iterator[_Attackers]:
+    """Run the attackers."""
+    ready = folder / "attackers.ready"
     ready.unlink(missing_ok=True)
     command = [sys.executable, "-m", "bench.attackers", "--target", target, "--kind", case.kind]
     command += ["--connections", str(connections), "--ready-file", str(ready)]
@@ -159,10 +177,12 @@ def _attackers(case: Case, target: str, connections: int, folder: Path) -> Itera
             if process.poll() is not None or time.monotonic() > deadline_s:
                 raise click.ClickException("the attackers did not get ready")
             time.sleep(0.05)
-        yield found
+        attackers = _Attackers(process)
+        yield attackers
+        attackers.attack(True)
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=30)
-        found |= json.loads(out)
+        out, _ = process.communicate(timeout=60)
+        attackers.met |= json.loads(out)
     finally:
         process.kill()
         process.wait()
@@ -181,17 +201,16 @@ def _measure(
 ) -> dict[str, Any]:
     pid = peer.process.pid
     tenant = _Conforming(peer.unix if case.listener == "unix" else peer.tcp)
-    tenant.measure(_SETTLE_S)
-    quiet = tenant.measure(seconds)
-    quiet_mb = memory.resident_mb(pid)
-    with _attackers(case, peer.tcp, connections, folder) as came:
-        time.sleep(_SETTLE_S)
-        cpu_ns, began_ns = peer.cpu_ns(), time.monotonic_ns()
-        attacked = tenant.measure(seconds)
-        busy = (peer.cpu_ns() - cpu_ns) / (time.monotonic_ns() - began_ns)
-    time.sleep(_SETTLE_S)
-    after = tenant.measure(seconds / 2)
+    alone = tenant.measure(max(_SLICE_S, seconds / 4))
+    alone_mb = memory.resident_mb(pid)
+    slices: dict[bool, list[Floats]] = {False: [], True: []}
+    with _attackers(case, peer.tcp, connections, folder) as attackers:
+        for _ in range(max(1, round(seconds / 2 / _SLICE_S))):
+            for attacks in (False, True, True, False):
+                attackers.attack(attacks)
+                slices[attacks].append(tenant.measure(_SLICE_S))
     tenant.close()
+    quiet, attacked = (np.concatenate(slices[attacks]) for attacks in (False, True))
     ratio = _p(attacked, 99) / _p(quiet, 99)
     return {
         "name": case.name,
@@ -202,18 +221,17 @@ def _measure(
         "message_bytes": MESSAGE_BYTES if case.kind == "flood" else 0,
         **{
             f"{when}_ms": {"p50": _p(taken, 50), "p99": _p(taken, 99)}
-            for when, taken in (("quiet", quiet), ("attacked", attacked), ("after", after))
+            for when, taken in (("alone", alone), ("quiet", quiet), ("attacked", attacked))
         },
         "p99_ratio": ratio,
-        "scheduler_cores": busy,
-        "quiet_mb": quiet_mb,
+        "alone_mb": alone_mb,
         "peak_mb": memory.peak_mb(pid),
         "holds": ratio <= RATIO_MAX and memory.peak_mb(pid) <= MEMORY_MB_MAX,
-        "attackers": came,
+        "attackers": attackers.met,
     }
 
 
-def _p(taken_ms: np.ndarray[Any, Any], percent: float) -> float:
+def _p(taken_ms: Floats, percent: float) -> float:
     return round(float(np.percentile(taken_ms, percent)), 3)
 
 
