@@ -99,6 +99,9 @@ def _settings(folder: Path) -> dict[str, Any]:
         "listeners": [unix, {"tcp": "127.0.0.1:0", "auth": "token"}],
         "auth": {"tokens": tokens},
         "limits": {"drain_ms": 0},
+        # Who may take leases under names of its own can also fill the engine: that is a question of
+        # shares and quotas, and not measured here.
+        "unknown_tenants": "refuse",
         "tenants": [{"name": "conforming"}],
         "pools": [{"name": "gpu-0", "capacity_tokens": 200_000}],
         "log": {"level": "warning"},

@@ -74,6 +74,8 @@ class Attack:
     ) -> None:
         self.kind = kind
         self.counts: Counter[str] = Counter()
+        #: What a call takes of the connection's window: the message and its head.
+        self.window_bytes = message_bytes + 5
         self._random = random.Random(seed)
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._message, self._id_at, self._tenant_at = _message(message_bytes)
@@ -137,8 +139,8 @@ class _Connection(asyncio.Protocol):
         if not self._next:
             self._stream += 2
             self._next = self._attack.call(self._stream)
-        if self._window >= len(self._next):
-            self._window -= len(self._next)
+        if self._window >= self._attack.window_bytes:
+            self._window -= self._attack.window_bytes
             self._open += 1
             self._attack.counts["sent"] += 1
             self._transport.write(self._next)

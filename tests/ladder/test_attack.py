@@ -1,0 +1,65 @@
+"""The measurements of overload and of attackers, as short as they can be."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bench import attack, http2, overload
+from bench.attackers import MESSAGE_BYTES, Attack
+
+
+def test_a_call_by_hand_is_what_http2_says() -> None:
+    written = bytearray(http2.call(3, "/path", b"x" * 20_000, (("k", "v" * 200),)))
+    headers, *data = http2.frames(written)
+    assert not written
+    assert (headers.kind, headers.stream, headers.flags) == (1, 3, http2.END_HEADERS)
+    assert headers.payload.endswith(b"\x00\x01k\x7f\x49" + b"v" * 200)
+    assert [frame.ends for frame in data] == [False, True]
+    body = b"".join(frame.payload for frame in data)
+    assert body == b"\x00" + (20_000).to_bytes(4, "big") + b"x" * 20_000
+
+
+def test_half_a_frame_waits_for_the_rest() -> None:
+    whole = http2.reset(5)
+    received = bytearray(whole[:7])
+    assert not list(http2.frames(received))
+    received += whole[7:] + whole[:2]
+    [reset] = http2.frames(received)
+    assert reset.ends
+    assert received == whole[:2]
+
+
+def test_every_call_of_a_flood_is_another_tenants_and_fits_the_window() -> None:
+    flood = Attack("flood", seed=1)
+    calls = [flood.call(2 * number + 1) for number in range(5)]
+    assert len({call[-MESSAGE_BYTES:] for call in calls}) == 5
+    assert flood.window_bytes == MESSAGE_BYTES + 5 <= http2.WINDOW
+
+
+@pytest.mark.slow
+def test_overload_is_measured(tmp_path: Path) -> None:
+    command = ["--levels", "0.5,4", "--seconds", "3", "--out", str(tmp_path), "--json"]
+    done = CliRunner().invoke(overload.main, command)
+    report: dict[str, Any] = json.loads(done.stdout)
+    low, high = report["levels"]
+    assert low["refused"] == low["errors"] == high["errors"] == 0
+    assert high["refused"] > high["asked"] // 3
+    assert high["goodput_tokens_per_s"] > low["goodput_tokens_per_s"] > 0
+    for name in ("progress_ms", "complete_ms"):
+        assert 0 < high[name]["p50"] <= high[name]["p99"]
+    assert json.loads((tmp_path / "report.json").read_text()) == report
+    assert (tmp_path / "overload.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_an_attack_is_measured() -> None:
+    case = next(case for case in attack.CASES if case.kind == "flood" and not case.known)
+    measured = attack.measure(case, connections=20, seconds=1.0)
+    assert measured["attackers"]["sent"] > 20
+    assert measured["attackers"]["connected"] >= 20
+    for when in ("alone_ms", "quiet_ms", "attacked_ms"):
+        assert 0 < measured[when]["p50"] <= measured[when]["p99"]
+    assert measured["peak_mb"] >= measured["alone_mb"] > 0
