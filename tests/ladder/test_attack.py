@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from bench import attack, http2, overload
+from bench import attack, bulk, http2, overload
 from bench.attackers import MESSAGE_BYTES, Attack
+from schedsvc.driver import WORK_MAX
 
 
 def test_a_call_by_hand_is_what_http2_says() -> None:
@@ -63,3 +64,16 @@ def test_an_attack_is_measured() -> None:
     for when in ("alone_ms", "quiet_ms", "attacked_ms"):
         assert 0 < measured[when]["p50"] <= measured[when]["p99"]
     assert measured["peak_mb"] >= measured["alone_mb"] > 0
+
+
+def test_many_expiries_are_done_in_parts() -> None:
+    for running in (False, True):
+        moment = bulk.of_core(1_000, running=running)
+        assert moment["polls"] >= 1_000 / (2 * WORK_MAX)
+        assert 0 < moment["stall_ms"] <= moment["all_ms"]
+    assert bulk.of_loop(600)["polls"] >= 600 / (2 * WORK_MAX)
+
+
+def test_memory_is_measured_in_a_process_of_its_own() -> None:
+    held = bulk.memory_of(flows=10, queued=20_000)
+    assert held["without_mb"] + 2 < held["resident_mb"] < 500
