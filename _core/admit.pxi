@@ -14,7 +14,49 @@ cdef void identify(
     if ask.adapter.size:
         h = mix(h, ask.adapter_key.lo)
     h = mix(h, (<uint64_t>ask.n << 32) | <uint64_t>ask.sequences)
-    ask.payload = mix(h, <uint64_t>(ask.target + 1)) | 1
+    h = mix(h, <uint64_t>(ask.target + 1))
+    if ask.cls:
+        h = mix(h, <uint64_t>ask.cls)
+    ask.payload = h | 1
+
+
+cdef int take_class(Scheduler core, Ask* ask, const uint8_t* name, int64_t size) except -1:
+    """Find the class that a request names, or its tenant's. O(classes)."""
+    cdef Flow* f = &core.flows.items[ask.flow]
+    cdef bint allowed
+    ask.cls = f.default_class
+    if size == 0:
+        return 0
+    ask.cls = core.classes.find_slice(name, size)
+    if ask.cls == NONE:
+        invalid("request_class", "unknown class; leave it empty, or name one that is configured")
+    allowed = not core.classes.items[ask.cls].exempt
+    if f.named_classes:
+        allowed = (f.named_classes >> ask.cls) & 1
+    if not allowed and ask.cls != f.default_class:
+        invalid("request_class", "the tenant may not name this class")
+    return 0
+
+
+cdef void replayed_class(Scheduler core, Ask* ask, const uint8_t* name, int64_t size) noexcept:
+    # A class that is unknown by now does not end what runs.
+    cdef int32_t cls = core.classes.find_slice(name, size)
+    ask.cls = core.flows.items[ask.flow].default_class if cls == NONE else cls
+
+
+cdef int enter_class(Scheduler core, Ask* ask) except -1:
+    """Let what is asked be of the tenant's flow in its class, made at its first request.
+    O(classes)."""
+    cdef int32_t base = ask.flow
+    while ask.flow != NONE:
+        if core.flows.items[ask.flow].cls == ask.cls:
+            return 0
+        ask.flow = core.flows.items[ask.flow].sibling
+    ask.flow = core.flows.add_sibling(base, ask.cls)
+    core.flow_list.append(core.flow_list[base])
+    if core.flows.items[base].audits:
+        core.audited[ask.flow] = [0] * (REFUSAL_KINDS + 1)
+    return 0
 
 
 cdef int take_adapter(Scheduler core, Ask* ask, bytes name) except -1:
@@ -123,6 +165,7 @@ cdef int64_t answer_repeat(Scheduler core, int32_t i, Ask* ask) except? -1:
 
 cdef int reason_to_refuse(Scheduler core, Request* r) except -1:
     """The outcome that refuses a request at its arrival, or 0. O(pools)."""
+    cdef int64_t queued = core.flows.exempt_queued
     cdef int32_t p
     cdef bint attached = False, fits = False
     if core.draining:
@@ -138,7 +181,9 @@ cdef int reason_to_refuse(Scheduler core, Request* r) except -1:
         return OUT_REJECTED_TOO_LARGE
     if core.flows.items[r.flow].queued >= core.flow_queue_max:
         return OUT_REJECTED_FLOW_QUEUE_FULL
-    if core.requests.states[QUEUED] >= core.queue_max:
+    if not core.flows.items[r.flow].exempt:  # these have as many places of their own
+        queued = core.requests.states[QUEUED] - queued
+    if queued >= core.queue_max:
         return OUT_REJECTED_QUEUE_FULL
     return 0
 
@@ -227,7 +272,7 @@ cdef int64_t admit_message(
 ) except? -1:
     """Admit a parsed message: a handle, or the negated outcome of a refusal."""
     cdef Ask ask
-    ask.flow = flow_of(core, &m.tenant, &m.key)
+    m.flow = ask.flow = flow_of(core, &m.tenant, &m.key)
     ask.target = target_of(core, &m.pool)
     ask.owner = owner
     ask.principal = principal
@@ -237,6 +282,7 @@ cdef int64_t admit_message(
         return -refuse(core, NONE, OUT_REJECTED_UNKNOWN_TENANT, tag)
     if core.unknown_refused and ask.flow == core.unknown_flow:
         count_audit(core, ask.flow, refusal_place(OUT_REJECTED_UNKNOWN_TENANT))
+    take_class(core, &ask, m.request_class.at, m.request_class.size)
     if ask.target == NONE and m.pool.size:
         core.received += 1
         core.flows.items[ask.flow].received += 1
@@ -257,6 +303,8 @@ cdef int64_t admit_message(
         core, &ask, m.request_id.at, m.request_id.size,
         tenant_salt(core, ask.flow, &m.tenant, &m.key), m.prompts_hash,
     )
+    enter_class(core, &ask)
+    m.flow = ask.flow
     return admit_request(core, &ask)
 
 

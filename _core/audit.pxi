@@ -72,16 +72,16 @@ cdef int check_adapters(Scheduler core) except -1:
 
 cdef int check_flows(Scheduler core) except -1:
     cdef int32_t f, q, i
-    cdef int64_t queued, seq, received = 0, everything = 0
-    cdef Heap heap
+    cdef int64_t queued, seq, received = 0, everything = 0, exempt = 0, exempt_live = 0
+    cdef Line line
     for f in range(core.flows.count):
         queued = 0
         q = core.flows.items[f].first_queue
         while q != NONE:
-            heap = <Heap>core.flows.candidates[core.flows.queues[q].target]
+            line = <Line>core.flows.candidates[core.flows.queues[q].target]
             require(
                 core,
-                heap.has(q) == (
+                line.has(core.flows.items[f].cls, q) == (
                     core.flows.queues[q].chain.count > 0
                     and core.flows.is_billed(&core.flows.queues[q])
                 ),
@@ -102,7 +102,7 @@ cdef int check_flows(Scheduler core) except -1:
             q = core.flows.queues[q].next_queue
         require(core, queued == core.flows.items[f].queued, "queued = sum of queues")
         require(
-            core, core.flows.active.has(f) == (
+            core, core.flows.active(f).has(f) == (
                 (queued > 0 or (core.flows.items[f].live > 0 and not core.flows.lifts_queued))
                 and (core.flows.items[f].waits_at == NONE or core.flows.has_candidate(f))
             ),
@@ -110,25 +110,51 @@ cdef int check_flows(Scheduler core) except -1:
         )
         require(core, core.flows.items[f].vtc >= 0, "a counter is never negative")
         everything += queued
+        if core.flows.items[f].exempt:
+            exempt += queued
+            exempt_live += core.flows.items[f].live
         received += core.flows.items[f].received
     require(core, everything == core.requests.states[QUEUED], "queued = sum of flows")
     require(core, received <= core.received, "received >= sum of flows")
+    require(
+        core, exempt == core.flows.exempt_queued and exempt_live == core.flows.exempt_live,
+        "what is exempt = sum of exempt flows",
+    )
     return check_candidates(core)
 
 
 cdef int check_candidates(Scheduler core) except -1:
+    cdef Line line
     cdef Heap heap
-    cdef int32_t k, q
-    for heap in core.flows.candidates:
-        require(core, heap.valid(), "candidate heap order")
-        for k in range(heap.count):
-            q = heap.nodes[k].id
-            require(
-                core, heap.nodes[k].tie == core.requests.items[core.flows.queues[q].chain.head].seq
-                and heap.nodes[k].key == core.flows.key_of(q),
-                "a candidate stands at its counter and its head",
-            )
+    cdef int32_t k, q, c
+    for c in range(CLASSES_MAX):
+        require(core, (<Heap>core.flows.actives[c]).valid(), "heap order of active flows")
+    for line in core.flows.candidates:
+        check_line(core, line)
+        for c in range(CLASSES_MAX):
+            heap = line.heap(c)
+            for k in range(heap.count):
+                q = heap.nodes[k].id
+                require(
+                    core,
+                    heap.nodes[k].tie == core.requests.items[core.flows.queues[q].chain.head].seq
+                    and heap.nodes[k].key == core.flows.key_of(q)
+                    and core.flows.items[core.flows.queues[q].flow].cls == c,
+                    "a candidate stands at its counter and its head, in its class",
+                )
     return 0
+
+
+cdef int check_line(Scheduler core, Line line) except -1:
+    cdef int32_t c, count = 0
+    for c in range(CLASSES_MAX):
+        require(core, line.heap(c).valid(), "heap order of a line")
+        require(
+            core, line.heap(c).count == 0 or line.since_ns[c] <= core.now_ns,
+            "a class that is in a line came before now",
+        )
+        count += line.heap(c).count
+    return require(core, count == line.count, "a line counts all classes")
 
 
 cdef int check_pools(Scheduler core) except -1:
@@ -197,12 +223,27 @@ cdef int check_load(Scheduler core, int32_t pool) except -1:
     )
 
 
+cdef int check_waiters(Scheduler core, int32_t node, Heap heap) except -1:
+    cdef int32_t k, f
+    for k in range(heap.count):
+        f = <int32_t>heap.nodes[k].tie
+        require(
+            core,
+            core.flows.items[f].waits_at == node
+            and core.flows.items[f].wait_slot == heap.nodes[k].id
+            and core.requests.items[core.flows.items[f].wait_head].state == QUEUED
+            and core.requests.items[core.flows.items[f].wait_head].bill == 0,
+            "a flow waits where it says, with a head that has no bill",
+        )
+    return 0
+
+
 cdef int check_quotas(Scheduler core) except -1:
     """Concurrency and waiters, and that nothing is owed to a bucket beyond what it holds."""
-    cdef int32_t i, n, f, waiting = 0
+    cdef int32_t i, n, f, c, waiting = 0
     cdef int k
     cdef Bill* b
-    cdef Heap heap
+    cdef Line line
     cdef list live = [0] * core.quotas.count
     for i in range(core.requests.used):
         if core.requests.items[i].state != FREE and core.requests.items[i].bill:
@@ -217,21 +258,36 @@ cdef int check_quotas(Scheduler core) except -1:
                 core, core.quotas.nodes[n].level[k] <= core.quotas.nodes[n].rate[k] * MICRO,
                 "a bucket holds at most a minute's limit",
             )
-        heap = core.quotas.waiting[n]
-        if heap is None:
+        line = core.quotas.waiting[n]
+        if line is None:
             continue
-        require(core, heap.valid(), "order of a quota's waiters")
-        for k in range(heap.count):
-            f = <int32_t>heap.nodes[k].tie
-            require(
-                core,
-                core.flows.items[f].waits_at == n
-                and core.flows.items[f].wait_slot == heap.nodes[k].id
-                and core.requests.items[core.flows.items[f].wait_head].state == QUEUED
-                and core.requests.items[core.flows.items[f].wait_head].bill == 0,
-                "a flow waits where it says, with a head that has no bill",
-            )
-        waiting += heap.count
+        check_line(core, line)
+        for c in range(CLASSES_MAX):
+            check_waiters(core, n, line.heap(c))
+        waiting += line.count
     for f in range(core.flows.count):
         waiting -= core.flows.items[f].waits_at != NONE
     return require(core, waiting == 0, "every flow that waits for a quota is among its waiters")
+
+
+cdef int check_all(Scheduler core) except -1:
+    cdef int64_t live = core.requests.states[LIVE] + core.requests.states[SUSPECT]
+    check_requests(core)
+    check_flows(core)
+    check_pools(core)
+    check_quotas(core)
+    require(
+        core, core.received == core.granted + core.requests.states[QUEUED] + core.rejected
+        + core.evicted,
+        "received = granted + queued + rejected + evicted",
+    )
+    require(
+        core, core.granted == live + core.completed + core.cancelled + core.expired,
+        "granted = live + completed + cancelled + expired",
+    )
+    require(
+        core, <int64_t>core.deadlines.count == core.requests.states[QUEUED] + live,
+        "every queued request and every lease is timed",
+    )
+    require(core, core.deadlines.valid() and core.quotas.wakes.valid(), "heap order")
+    return require(core, core.answers.count == core.requests.states[ENDED], "stored answers")

@@ -1,11 +1,12 @@
 # Who runs next in a pool.
 #
-# Least (counter, seq) first. Where that head does not fit, strict order stops; EASY backfill (Lifka
+# The best class first, or the one that ageing brings forward (see classes), at most every second
+# time; in it least (counter, seq) first. Where that head does not fit, strict order stops; EASY backfill (Lifka
 # 1995) lets a later request go first if it fits now and does not move the head's projected start.
 # The start is projected from what the running leases have left, counted in tokens, which is time on
 # an engine that batches. A request whose flow stays below its share may also go before a head whose
-# flow is above: for it something is kept free (see headroom). One head is bypassed `bypass_max`
-# times and for `bypass_ns` at most.
+# flow is above, in the same class: for it something is kept free (see headroom). One head is
+# bypassed `bypass_max` times and for `bypass_ns` at most, an exempt one never.
 
 cdef enum:
     LOOKAHEAD = 8  # so many heads of flows are looked at
@@ -36,25 +37,53 @@ cdef Plan plan_for(Scheduler core, int32_t pool, const Request* r) noexcept:
     cdef Plan plan
     cdef Asked asked
     cdef Pool* p = &core.ledger.pools[pool]
+    cdef bint exempt = core.flows.items[r.flow].exempt
     asked_of(core, r, &asked)
     plan.output_tokens = core.predictor.promise(&asked, &plan.evidence)
     if plan.output_tokens == NONE or plan.output_tokens >= r.output_max_tokens:
         plan.output_tokens = r.output_max_tokens
         plan.evidence = BY_NOTHING
     plan.blocks = core.ledger.need(pool, r, plan.output_tokens)
-    plan.above = is_above_share(core, r.flow, plan.blocks * p.block_size)
+    plan.above = not exempt and is_above_share(core, r.flow, plan.blocks * p.block_size)
     plan.reason = core.ledger.verdict(
         pool, r, plan.blocks, plan.output_tokens,
         kept_tokens(p, core.now_ns) if plan.above else 0,
     )
+    if exempt and plan.reason == WAIT_HEADROOM:
+        plan.reason = WAIT_NONE
     return plan
 
 
-cdef int32_t head_for(Scheduler core, int32_t pool) except -2:
-    """The request that is next for a pool: the least (counter, seq) among those that must run
-    there and those that may. -1: none. O(1)."""
-    cdef Heap own = <Heap>core.flows.candidates[pool + 1]
-    cdef Heap free = <Heap>core.flows.candidates[0]
+cdef int32_t head_for(Scheduler core, int32_t pool, bint* brought) except -2:
+    """The request that is next for a pool, and whether ageing brought it before better classes.
+    -1: none. O(classes)."""
+    cdef Line line
+    cdef int32_t k, c, target, best = NONE, i = NONE, head
+    cdef int64_t due_ns = core.now_ns + 1
+    brought[0] = False
+    for k in range(core.classes.count):
+        c = core.classes.order[k]
+        if best == NONE:
+            i = head_in_class(core, pool, c)
+            if i != NONE:
+                best = c
+                if core.classes.items[c].exempt or core.ledger.pools[pool].brought:
+                    break
+            continue
+        for target in (pool + 1, 0):
+            line = <Line>core.flows.candidates[target]
+            if line.heap(c).count and line.due_ns(c) < due_ns:
+                head = core.flows.queues[line.heap(c).nodes[0].id].chain.head
+                if target or core.ledger.can_hold(pool, &core.requests.items[head]):
+                    i, due_ns, brought[0] = head, line.due_ns(c), True
+    return i
+
+
+cdef int32_t head_in_class(Scheduler core, int32_t pool, int32_t cls) except -2:
+    """The least (counter, seq) of a class among those that must run in a pool and those that may.
+    -1: none. O(1)."""
+    cdef Heap own = (<Line>core.flows.candidates[pool + 1]).heap(cls)
+    cdef Heap free = (<Line>core.flows.candidates[0]).heap(cls)
     cdef int32_t shared = NONE
     if free.count:
         shared = core.flows.queues[free.nodes[0].id].chain.head
@@ -79,7 +108,8 @@ cdef inline void forget_foreign(Scheduler core, Pool* p) noexcept:
 cdef int serve_pool(Scheduler core, int32_t pool) except -1:
     """Grant or evict one request of a pool: 1; 0 where the pool has to wait."""
     cdef Pool* p = &core.ledger.pools[pool]
-    cdef int32_t i
+    cdef int32_t i, head
+    cdef bint brought
     cdef Request* r
     cdef Plan plan
     if core.pool_wakes.count:
@@ -87,9 +117,9 @@ cdef int serve_pool(Scheduler core, int32_t pool) except -1:
     if not p.attached:
         p.reason = WAIT_DETACHED
         return 0
-    i = head_for(core, pool)
+    head = i = head_for(core, pool, &brought)
     if i == NONE:
-        p.reason = WAIT_STRICT if (<Heap>core.flows.candidates[0]).count else WAIT_NONE
+        p.reason = WAIT_STRICT if (<Line>core.flows.candidates[0]).count else WAIT_NONE
         return evict_unholdable(core)
     r = &core.requests.items[i]
     if r.due_ns <= core.now_ns:  # its timer has not been reached yet
@@ -98,7 +128,7 @@ cdef int serve_pool(Scheduler core, int32_t pool) except -1:
     if not core.ledger.can_hold(pool, r):  # the pool has shrunk
         evict(core, i, OUT_EVICTED_TOO_LARGE)
         return 1
-    if core.requests.states[LIVE] + core.requests.states[SUSPECT] >= core.leases_max:
+    if is_full(core, r.flow):
         p.reason = WAIT_LIMIT
         return 0
     if model_waits(core, i, pool):
@@ -120,8 +150,26 @@ cdef int serve_pool(Scheduler core, int32_t pool) except -1:
     if not plan.above and core.flows.items[r.flow].queued == 1 and has_shares(core):
         note_light(p, core.now_ns, plan.blocks * p.block_size)
     r.evidence = plan.evidence
-    grant(core, i, pool, plan.blocks, plan.output_tokens)
+    if i == head:
+        note_turn(core, pool, r, brought)
+    grant(core, i, pool, plan.blocks, plan.output_tokens, i == head and brought)
     return 1
+
+
+cdef inline bint is_full(Scheduler core, int32_t flow) noexcept:
+    """Whether there is no lease left to give a flow; exempt ones have as many of their own."""
+    cdef int64_t leases = core.flows.exempt_live
+    if not core.flows.items[flow].exempt:
+        leases = core.requests.states[LIVE] + core.requests.states[SUSPECT] - leases
+    return leases >= core.leases_max
+
+
+cdef void note_turn(Scheduler core, int32_t pool, const Request* r, bint brought) noexcept:
+    # The class of the head has been served: it is due again when it has waited as long as now.
+    cdef int32_t cls = core.flows.items[r.flow].cls
+    (<Line>core.flows.candidates[r.target + 1]).since_ns[cls] = core.now_ns
+    core.ledger.pools[pool].brought = brought
+    core.classes.items[cls].brought += brought
 
 
 cdef int32_t who_may_pass(Scheduler core, int32_t pool, int32_t head, Plan* plan) except -2:
@@ -133,13 +181,13 @@ cdef int32_t who_may_pass(Scheduler core, int32_t pool, int32_t head, Plan* plan
     cdef Plan its
     cdef Projection start
     cdef bint is_light
-    cdef int32_t k, count
-    if not core.backfills or first.bypassed >= core.bypass_max or (
+    cdef int32_t k, count, cls = core.flows.items[first.flow].cls
+    if core.classes.items[cls].exempt or not core.backfills or first.bypassed >= core.bypass_max or (
         first.bypassed and core.now_ns - first.bypassed_ns >= core.bypass_ns
     ):
         return NONE
     start = project(core, pool, first, plan)
-    count = next_in_line(core, pool, found)
+    count = next_in_line(core, pool, cls, found)
     for k in range(count):
         r = &core.requests.items[found[k]]
         if found[k] == head or r.due_ns <= core.now_ns or not core.ledger.can_hold(pool, r):
@@ -147,7 +195,7 @@ cdef int32_t who_may_pass(Scheduler core, int32_t pool, int32_t head, Plan* plan
         its = plan_for(core, pool, r)
         if its.reason != WAIT_NONE:
             continue
-        is_light = plan.above and not its.above
+        is_light = plan.above and not its.above and core.flows.items[r.flow].cls == cls
         if not is_light and not leaves(&start, &core.ledger.pools[pool], r, &its):
             continue
         if not model_allows(core, found[k], pool):
@@ -191,15 +239,28 @@ cdef bint leaves(
     return start.left == NEVER or (r.reports_progress and its.output_tokens <= start.left)
 
 
-cdef int32_t next_in_line(Scheduler core, int32_t pool, int32_t* found) noexcept:
-    """The heads of the first flows in the pool's order, at most LOOKAHEAD; how many. Best first
-    through both heaps: O(LOOKAHEAD^2)."""
-    cdef Heap own = <Heap>core.flows.candidates[pool + 1]
-    cdef Heap free = <Heap>core.flows.candidates[0]
+cdef int32_t next_in_line(
+    Scheduler core, int32_t pool, int32_t first_class, int32_t* found
+) noexcept:
+    """The heads of the first flows in the pool's order, at most LOOKAHEAD; how many. Those of one
+    class first, then by class: O(LOOKAHEAD^2 + classes)."""
+    cdef int32_t k, taken = next_in_class(core, pool, first_class, found, 0)
+    for k in range(core.classes.count):
+        if core.classes.order[k] != first_class:
+            taken = next_in_class(core, pool, core.classes.order[k], found, taken)
+    return taken
+
+
+cdef int32_t next_in_class(
+    Scheduler core, int32_t pool, int32_t cls, int32_t* found, int32_t taken
+) noexcept:
+    """The same of one class, behind those that were taken. Best first through both heaps."""
+    cdef Heap own = (<Line>core.flows.candidates[pool + 1]).heap(cls)
+    cdef Heap free = (<Line>core.flows.candidates[0]).heap(cls)
     cdef Node* open[4 * LOOKAHEAD + 2]  # whoever may be next
     cdef bint is_free[4 * LOOKAHEAD + 2]
     cdef Node* base
-    cdef int32_t count = 0, taken = 0, k, best, at, child, size
+    cdef int32_t count = 0, k, best, at, child, size
     if own.count:
         open[count], is_free[count] = own.nodes, False
         count += 1

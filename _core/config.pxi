@@ -23,6 +23,46 @@ cdef int known_flow(Scheduler core, int32_t flow) except -1:
     return 0
 
 
+cdef int known_tenant(Scheduler core, int32_t flow) except -1:
+    # A tenant goes by its flow in the default class.
+    known_flow(core, flow)
+    if core.flows.items[flow].base != flow:
+        invalid("flow", f"{flow} is another one of the tenant {core.flows.items[flow].base}")
+    return 0
+
+
+cdef int32_t add_flow(Scheduler core, bytes name, int64_t weight_milli) except -1:
+    """Add a tenant, or give a known one another weight, in all its classes. O(classes)."""
+    cdef int32_t flow
+    known = core.flow_names.get(name)
+    if known is None:
+        flow = core.flows.add(<int32_t>weight_milli)
+        core.flow_names[name] = flow
+        core.flow_list.append(name)
+        put_name(core, name, flow)
+        return flow
+    put_name(core, name, known)  # it may have been gone
+    flow = known
+    while flow != NONE:
+        core.flows.reweigh(flow, <int32_t>weight_milli)
+        flow = core.flows.items[flow].sibling
+    return known
+
+
+cdef int set_classes_of(Scheduler core, int32_t flow, int32_t default_class, named) except -1:
+    """Which class a tenant's requests are of, and which they may name. O(named)."""
+    cdef uint32_t bits = 0
+    cdef int32_t c
+    for c in (default_class, *named):
+        if not 0 <= c < core.classes.count or core.classes.items[c].gone:
+            invalid("request_class", f"no class has the index {c}")
+    for c in named:
+        bits |= <uint32_t>1 << c
+    core.flows.items[flow].default_class = default_class
+    core.flows.items[flow].named_classes = bits
+    return 0
+
+
 # What a pool is registered with.
 ctypedef struct PoolFigures:
     int64_t epoch, capacity_tokens, block_size, max_running, max_model_tokens
@@ -85,7 +125,7 @@ cdef int32_t new_pool(Scheduler core, bytes name) except -1:
     if core.ledger.count < POOLS_MAX:
         pool = core.ledger.add()
         core.pool_list.append(name)
-        core.flows.candidates.append(Heap())
+        core.flows.candidates.append(Line(core.classes))
     else:
         for pool in range(POOLS_MAX):
             if (

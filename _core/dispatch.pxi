@@ -4,7 +4,7 @@ cdef object as_decision(Scheduler core, Verdict* v):
     return new_tuple(Decision, (
         v.handle, v.tag, v.outcome, v.lease_id, v.pool, v.epoch, v.reserved_tokens,
         v.retry_after_ms, v.position, v.waited_ns, v.queue_max, v.queue_left,
-        v.pool_capacity_tokens, v.pool_free_tokens, v.flow,
+        v.pool_capacity_tokens, v.pool_free_tokens, v.flow, v.engine_priority,
     ))
 
 
@@ -86,29 +86,40 @@ cdef int32_t emptiest(Scheduler core, uint64_t blocked) noexcept:
 
 
 cdef int evict_unholdable(Scheduler core) except -1:
-    # A request for any pool, at the head of all, that no registered pool can hold any more: 1.
-    cdef Heap free = <Heap>core.flows.candidates[0]
-    cdef int32_t i, p
-    if free.count == 0:
-        return 0
-    i = core.flows.queues[free.nodes[0].id].chain.head
-    for p in range(core.ledger.count):
-        if core.ledger.can_hold(p, &core.requests.items[i]):
-            return 0
-    evict(core, i, OUT_EVICTED_TOO_LARGE)
-    return 1
+    # A request for any pool, at the head of its class, that no registered pool can hold any more: 1.
+    cdef Line free = <Line>core.flows.candidates[0]
+    cdef int32_t i, p, k
+    cdef bint fits
+    cdef Heap heap
+    for k in range(core.classes.count):
+        heap = free.heap(core.classes.order[k])
+        if heap.count == 0:
+            continue
+        i = core.flows.queues[heap.nodes[0].id].chain.head
+        fits = False
+        for p in range(core.ledger.count):
+            fits = fits or core.ledger.can_hold(p, &core.requests.items[i])
+        if not fits:
+            evict(core, i, OUT_EVICTED_TOO_LARGE)
+            return 1
+    return 0
 
 
 cdef int grant(
-    Scheduler core, int32_t i, int32_t pool, int64_t blocks, int64_t output_tokens
+    Scheduler core, int32_t i, int32_t pool, int64_t blocks, int64_t output_tokens, bint brought
 ) except -1:
-    """Turn the head of a queue into a lease, and charge its flow. O(log n)."""
+    """Turn the head of a queue into a lease, and charge its flow. Where it was brought before
+    better classes, it is as urgent to the engine as they are. O(log n)."""
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]
     cdef Verdict v
     r.ahead_output = output_ahead(core, r)
     core.flows.dequeue(i)
     f.live += 1
+    core.flows.exempt_live += f.exempt
+    r.engine_priority = (
+        core.classes.best_priority() if brought else core.classes.priority(f.cls)
+    )
     core.flows.settle(r.flow)
     f.granted += 1
     core.granted += 1
@@ -162,6 +173,7 @@ cdef void fill_grant(Scheduler core, Verdict* v, int32_t i) noexcept:
     v.waited_ns = r.waited_ns
     v.reserved_tokens = r.granted_tokens
     v.flow = r.flow
+    v.engine_priority = r.engine_priority
 
 
 cdef int evict(Scheduler core, int32_t i, int outcome) except -1:

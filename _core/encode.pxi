@@ -116,6 +116,7 @@ cdef int write_admit_response(
     w.varint(4, v.waited_ns // 1000)
     before = w.length()
     if v.outcome == OUT_GRANTED:
+        w.varint(6, v.engine_priority)
         w.varint(5, v.reserved_tokens)
         w.varint(4, lease_ttl_ms)
         w.varint(3, v.epoch)

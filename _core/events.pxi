@@ -77,12 +77,12 @@ cdef int read_replay(
     int64_t* reserved,
 ) except -1:
     """Read, check and resolve a LeaseReplay."""
-    cdef Slice request_id, tenant, key, pool, adapter
+    cdef Slice request_id, tenant, key, pool, adapter, request_class
     cdef int64_t v[8]  # fields 6 to 13, by number - 6
     cdef int64_t tag
     memset(v, 0, sizeof(v))
     request_id.at, request_id.size = c.at, 0
-    tenant = key = pool = adapter = request_id
+    tenant = key = pool = adapter = request_class = request_id
     lease_id[0] = 0
     while True:
         tag = read_tag(c)
@@ -102,12 +102,15 @@ cdef int read_replay(
             v[(tag >> 3) - 6] = <int64_t>read_varint(c)
         elif tag == 14 << 3 | LENGTH:
             read_text(c, &adapter)
+        elif tag == 15 << 3 | LENGTH:
+            read_text(c, &request_class)
         else:
             skip(c, tag)
     check_whole(c, "replay")
     check_text("request_id", &request_id, 1, ID_BYTES_MAX)
     check_text("tenant", &tenant, 0, NAME_BYTES_MAX)
     check_text("adapter", &adapter, 0, NAME_BYTES_MAX)
+    check_text("request_class", &request_class, 0, NAME_BYTES_MAX)
     check_range("reserved_tokens", v[1], 0, TOKENS_MAX)
     check_range("prompt_tokens", v[2], 1, TOKENS_MAX)
     check_range("sequences", v[7], 0, SEQUENCES_MAX)
@@ -123,6 +126,7 @@ cdef int read_replay(
     ask.sequences = <int32_t>max(<int64_t>1, v[7])
     ask.n = 1  # what n adds to the prompts is part of what was reserved
     if ask.flow != NONE:
+        replayed_class(core, ask, request_class.at, request_class.size)
         identify(
             core, ask, request_id.at, request_id.size,
             tenant_salt(core, ask.flow, &tenant, &key), 0,

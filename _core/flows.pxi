@@ -1,8 +1,10 @@
 # Fair sharing by virtual token counters (Sheng et al., OSDI 2024, arXiv 2401.00588).
 #
-# A flow has one counter and a queue for each target: target 0 holds requests that may run in any
-# pool, target p + 1 those that must run in pool p. Each target has a heap of its non-empty queues
-# by (counter, sequence number of the head). Under FCFS the counter's place in the key is 0.
+# A flow is the queue of one tenant in one class. It has one counter and a queue for each target:
+# target 0 holds requests that may run in any pool, target p + 1 those that must run in pool p. Each
+# target has a line of its non-empty queues, in each class by (counter, sequence number of the
+# head). Under FCFS the counter's place in the key is 0. Counters are compared, and lifted, among the
+# flows of a class: those of a better class are ahead by what it had before the others.
 
 cdef enum:
     REFUSAL_KINDS = 14
@@ -47,6 +49,11 @@ ctypedef struct Flow:
     int64_t wait_lift  # of the node, when the flow began to wait
     bint refuses  # it would rather be refused than wait for its quotas
     bint audits  # its requests are decided and counted, and all granted at once
+    bint exempt  # its class is
+    int32_t cls  # its class
+    int32_t base, sibling  # the tenant's flow in the default class; another one of it, -1: none
+    int32_t default_class  # of requests that name none; here and below, of the base
+    uint32_t named_classes  # that requests may name, as bits; 0: all that are not exempt
 
 
 ctypedef struct Queue:
@@ -62,29 +69,37 @@ cdef class Flows:
     cdef Flow* items
     cdef Queue* queues
     cdef int32_t count, size, queue_count, queue_size
-    cdef Heap active  # flows that have something queued or in flight, by counter
-    cdef list candidates  # heap of queues for each target
+    cdef list actives  # of each class: flows that have something queued or in flight, by counter
+    cdef list candidates  # line of queues for each target
     cdef int order  # ORDER_*
     cdef bint lifts
     cdef bint lifts_queued  # a flow is active while it has something queued, as in the paper
-    cdef int32_t last_active  # the flow that was active last; -1: none
+    cdef int32_t last_active[CLASSES_MAX]  # of each class the flow that was so last; -1: none
     cdef int64_t now_ns
     cdef int64_t recent_weight  # of the flows that are active or were lately
     cdef int32_t recent_count
     cdef int32_t linger_first, linger_last  # those that were, in the order in which they went idle
     cdef int32_t queued_for[POOLS_MAX + 1]  # requests for each target
+    cdef int64_t exempt_queued, exempt_live  # requests and leases of exempt flows
     cdef Requests requests
     cdef Quotas quotas
+    cdef Classes classes
 
-    def __cinit__(self, int order, bint lifts, bint lifts_queued, Requests requests, Quotas quotas):
+    def __cinit__(
+        self, int order, bint lifts, bint lifts_queued, Requests requests, Quotas quotas,
+        Classes classes,
+    ):
+        cdef int32_t c
         self.order = order
         self.lifts = lifts
         self.lifts_queued = lifts_queued
-        self.last_active = NONE
+        for c in range(CLASSES_MAX):
+            self.last_active[c] = NONE
         self.requests = requests
         self.quotas = quotas
-        self.active = Heap()
-        self.candidates = [Heap()]
+        self.classes = classes
+        self.actives = [Heap() for _ in range(CLASSES_MAX)]
+        self.candidates = [Line(classes)]
         self.linger_first = self.linger_last = NONE
 
     def __dealloc__(self):
@@ -102,8 +117,26 @@ cdef class Flows:
         self.items[self.count].granted_at_ns = NONE
         self.items[self.count].quota = self.items[self.count].own_quota = NONE
         self.items[self.count].waits_at = self.items[self.count].wait_head = NONE
+        self.items[self.count].base = self.count
+        self.items[self.count].sibling = NONE
         self.count += 1
         return self.count - 1
+
+    cdef int32_t add_sibling(self, int32_t base, int32_t cls) except -1:
+        """A flow of the tenant in another class, with the same weight, quotas and mode."""
+        cdef int32_t flow = self.add(self.items[base].weight_milli)
+        cdef Flow* f = &self.items[flow]
+        f.base, f.cls = base, cls
+        f.sibling, self.items[base].sibling = self.items[base].sibling, flow
+        f.exempt = self.classes.items[cls].exempt
+        f.quota = NONE if f.exempt else self.items[base].quota
+        f.own_quota = self.items[base].own_quota
+        f.refuses, f.audits = self.items[base].refuses, self.items[base].audits
+        return flow
+
+    cdef inline Heap active(self, int32_t flow):
+        """The active flows of a flow's class."""
+        return <Heap>self.actives[self.items[flow].cls]
 
     cdef inline void prefetch(self, int32_t flow) noexcept:
         """Fetch a flow that is looked at soon."""
@@ -143,21 +176,19 @@ cdef class Flows:
     cdef int _rank(self, int32_t q) except -1:
         """Give the queue its place among the candidates of its target. O(log n)."""
         cdef Queue* queue = &self.queues[q]
-        cdef Heap heap = <Heap>self.candidates[queue.target]
+        cdef Line line = <Line>self.candidates[queue.target]
+        cdef int32_t cls = self.items[queue.flow].cls
         if queue.chain.count == 0 or not self.is_billed(queue):
-            heap.remove(q)
+            line.remove(cls, q)
             if self.items[queue.flow].quota != NONE:
                 self.ask(queue.flow)
             return 0
         if self.items[queue.flow].waits_at != NONE:
             lift_from(self, queue.flow, self.items[queue.flow].waits_at)
             rekey_waiting(self, queue.flow)
-        heap.put(
-            q,
-            self.key_of(q),
-            self.requests.items[queue.chain.head].seq,
+        return line.put(
+            cls, q, self.key_of(q), self.requests.items[queue.chain.head].seq, self.now_ns
         )
-        return 0
 
     cdef int enqueue(self, int32_t i) except -1:
         """Queue request i at the end of its flow. O(log n)."""
@@ -165,6 +196,7 @@ cdef class Flows:
         cdef int32_t q = self.queue_of(r.flow, r.target + 1)
         self.activate(r.flow, True)
         self.items[r.flow].queued += 1
+        self.exempt_queued += self.items[r.flow].exempt
         self.queued_for[r.target + 1] += 1
         r.ordinal = self.queues[q].ordinal
         self.queues[q].ordinal += 1
@@ -181,6 +213,7 @@ cdef class Flows:
         cdef bint was_head = self.queues[q].chain.head == i
         chain_remove(&self.queues[q].chain, self.requests.items, i)
         self.items[r.flow].queued -= 1
+        self.exempt_queued -= self.items[r.flow].exempt
         self.queued_for[r.target + 1] -= 1
         if was_head:
             self._rank(q)
@@ -207,7 +240,7 @@ cdef class Flows:
     cdef bint has_candidate(self, int32_t flow):
         cdef int32_t q = self.items[flow].first_queue
         while q != NONE:
-            if (<Heap>self.candidates[self.queues[q].target]).has(q):
+            if (<Line>self.candidates[self.queues[q].target]).has(self.items[flow].cls, q):
                 return True
             q = self.queues[q].next_queue
         return False
@@ -216,11 +249,11 @@ cdef class Flows:
         """A flow that waits for its quota, with no head in the line, is no part of the minimum.
         O(targets + log n)."""
         cdef Flow* f = &self.items[flow]
-        if not self.active.has(flow) or self.has_candidate(flow):
+        if not self.active(flow).has(flow) or self.has_candidate(flow):
             return 0
-        self.active.remove(flow)
-        self.last_active = flow
-        f.wait_lift = self.quotas.nodes[f.waits_at].lift
+        self.active(flow).remove(flow)
+        self.last_active[f.cls] = flow
+        f.wait_lift = self.quotas.nodes[f.waits_at].lift[f.cls]
         return rekey_waiting(self, flow)
 
     cdef int32_t head_without_bill(self, int32_t flow) noexcept:
@@ -262,26 +295,30 @@ cdef class Flows:
         elif f.queued == 0 and f.live == 0:
             self.recent_count += 1
             self.recent_weight += f.weight_milli
-        if self.active.has(flow) or f.waits_at != NONE or (self.lifts_queued and not queues):
+        if self.active(flow).has(flow) or f.waits_at != NONE or (
+            self.lifts_queued and not queues
+        ):
             return 0
         if self.lifts:
-            f.vtc = max(f.vtc, self.least_vtc())
-        return self.active.put(flow, f.vtc, flow)
+            f.vtc = max(f.vtc, self.least_vtc(f.cls))
+        return self.active(flow).put(flow, f.vtc, flow)
 
-    cdef int64_t least_vtc(self) noexcept:
-        """What a flow is lifted to: the least active counter, else that of the last that was."""
-        if self.active.count:
-            return self.active.nodes[0].key
-        return self.items[self.last_active].vtc if self.last_active != NONE else 0
+    cdef int64_t least_vtc(self, int32_t cls) noexcept:
+        """What a flow of a class is lifted to: the least active counter of it, else that of the
+        last that was."""
+        cdef Heap active = <Heap>self.actives[cls]
+        if active.count:
+            return active.nodes[0].key
+        return self.items[self.last_active[cls]].vtc if self.last_active[cls] != NONE else 0
 
     cdef void settle(self, int32_t flow) noexcept:
         """The flow may have become idle. O(log n)."""
         cdef Flow* f = &self.items[flow]
         if f.queued:
             return
-        if self.active.has(flow) and (f.live == 0 or self.lifts_queued):
-            self.active.remove(flow)
-            self.last_active = flow
+        if self.active(flow).has(flow) and (f.live == 0 or self.lifts_queued):
+            self.active(flow).remove(flow)
+            self.last_active[f.cls] = flow
         if f.live or f.linger_until_ns:
             return
         f.linger_until_ns = self.now_ns + LINGER_NS
@@ -334,10 +371,10 @@ cdef class Flows:
         if weighted_micro == 0:
             return 0
         f.vtc = min(max(<int64_t>0, f.vtc + weighted_micro), VTC_MAX)
-        if f.vtc > VTC_REBASE and self.active.count:
-            self._rebase()
-        if self.active.has(flow):
-            self.active.put(flow, f.vtc, flow)
+        if f.vtc > VTC_REBASE and self.active(flow).count:
+            self._rebase(f.cls)
+        if self.active(flow).has(flow):
+            self.active(flow).put(flow, f.vtc, flow)
         if f.waits_at != NONE:
             rekey_waiting(self, flow)
         if self.order != ORDER_COUNTER:
@@ -349,19 +386,22 @@ cdef class Flows:
             q = self.queues[q].next_queue
         return 0
 
-    cdef int _rebase(self) except -1:
+    cdef int _rebase(self, int32_t cls) except -1:
         # Once in about 2^60 micro-tokens. Where one flow runs so far ahead that the others have not
         # come half as far, it is held at VTC_MAX instead, and still is the last. Idle flows below
         # the least active one would be lifted to it on their return, so cutting them at 0 changes
         # no order.
-        cdef int64_t base = self.active.nodes[0].key
+        cdef Heap active = <Heap>self.actives[cls]
+        cdef int64_t base = active.nodes[0].key
         cdef int32_t i
         if base < VTC_REBASE // 2:
             return 0
         for i in range(self.count):
+            if self.items[i].cls != cls:
+                continue
             self.items[i].vtc = max(<int64_t>0, self.items[i].vtc - base)
-            if self.active.has(i):
-                self.active.put(i, self.items[i].vtc, i)
+            if active.has(i):
+                active.put(i, self.items[i].vtc, i)
             if self.items[i].waits_at != NONE:
                 rekey_waiting(self, i)
         for i in range(self.queue_count):
@@ -387,16 +427,23 @@ cdef class Flows:
             f.average_milli = output_tokens * 1000
 
     cdef int64_t fairness_gap(self) noexcept:
-        """Largest difference of counters between flows that are backlogged, and not by their own
-        quotas. O(queues)."""
-        cdef int64_t low = -1, high = -1, vtc
-        cdef int32_t q
+        """Largest difference of counters between flows of a class that are backlogged, and not by
+        their own quotas. O(queues + classes)."""
+        cdef int64_t low[CLASSES_MAX]
+        cdef int64_t high[CLASSES_MAX]
+        cdef int64_t widest = 0
+        cdef int32_t q, c
+        cdef Flow* f
+        for c in range(CLASSES_MAX):
+            low[c], high[c] = VTC_MAX, -1
         for q in range(self.queue_count):
-            if (<Heap>self.candidates[self.queues[q].target]).has(q):
-                vtc = self.items[self.queues[q].flow].vtc
-                low = vtc if low < 0 else min(low, vtc)
-                high = max(high, vtc)
-        return high - low
+            f = &self.items[self.queues[q].flow]
+            if (<Line>self.candidates[self.queues[q].target]).has(f.cls, q):
+                low[f.cls] = min(low[f.cls], f.vtc)
+                high[f.cls] = max(high[f.cls], f.vtc)
+        for c in range(CLASSES_MAX):
+            widest = max(widest, high[c] - low[c])
+        return widest
 
     cdef void forget(self) noexcept:
         """Counters and rates as new. Only while nothing is active does order stay the same."""
@@ -407,7 +454,8 @@ cdef class Flows:
             self.items[i].average_milli = 0
             if self.items[i].queued == 0 and self.items[i].live == 0:
                 self.items[i].vtc = 0
-        if self.active.count == 0:
-            self.last_active = NONE
+        for i in range(CLASSES_MAX):
+            if (<Heap>self.actives[i]).count == 0:
+                self.last_active[i] = NONE
         while self.linger_first != NONE:
             self._leave(self.linger_first)

@@ -3,9 +3,10 @@
 # A head that comes to stand without one asks. Where all nodes of its chain (tenant, groups) hold
 # enough, it takes from each; else the whole flow waits for the first node that does not: it is no
 # candidate, and unless an older head of it is in the line, no part of the minimum either, and is
-# lifted when it comes back (section 4.1). A node serves its waiting flows in the order of their
-# counters. A lift is the node's: flows that waited together keep their distances, so a group's
-# quota is shared by weight, however far the others have come meanwhile.
+# lifted when it comes back (section 4.1). A node serves its waiting flows by class, ageing included,
+# and in the order of their counters. A lift is the node's, for a class: flows that waited together
+# keep their distances, so a group's quota is shared by weight, however far the others have come
+# meanwhile. Exempt flows have no quotas.
 
 cdef Take take_for(Scheduler core, int32_t i) noexcept:
     """What a request takes from its quotas: its prompts, and its outputs as they were predicted
@@ -35,6 +36,8 @@ cdef int quota_refusal(Scheduler core, int32_t i) except -1:
     cdef int64_t due_ns, latest = core.now_ns
     cdef bint waits = False
     cdef int outcome
+    if f.exempt:
+        return 0
     while node != NONE:
         if not core.quotas.can_hold(node, &t):
             return OUT_REJECTED_QUOTA_SIZE
@@ -123,6 +126,7 @@ cdef int ask_quota(Scheduler core, int32_t flow, int32_t served_by) except -1:
             node = core.quotas.nodes[node].parent
         if node != NONE:
             return wait_at(core, flow, i, node)
+        pass_waiters(core, flow, served_by)
         take_quota(core, i)
         core.flows.rank_of(i)
         served_by = NONE
@@ -139,39 +143,59 @@ cdef int64_t waiting_key(Scheduler core, int32_t flow, int32_t i, int64_t lift) 
 
 cdef bint comes_behind(Scheduler core, int32_t flow, int32_t i, int32_t node):
     # Whether somebody waits at the node who is before this flow.
+    cdef int32_t cls = core.flows.items[flow].cls
+    cdef Line line
     cdef Node* first
     cdef int64_t key
     if not core.quotas.is_awaited(node):
         return False
-    first = (<Heap>core.quotas.waiting[node]).nodes
-    key = waiting_key(core, flow, i, core.quotas.nodes[node].lift)
+    line = <Line>core.quotas.waiting[node]
+    if line.heap(cls).count == 0:
+        return line.holds_up(cls, core.now_ns)
+    if line.first(core.now_ns) != cls:
+        return True
+    first = line.heap(cls).nodes
+    key = waiting_key(core, flow, i, core.quotas.nodes[node].lift[cls])
     return first.key < key or (first.key == key and first.tie < flow)
+
+
+cdef void pass_waiters(Scheduler core, int32_t flow, int32_t served_by) noexcept:
+    # Whoever goes before those who wait at a node is served by it as they are. O(levels * classes).
+    cdef int32_t node = core.flows.items[flow].quota
+    while node != NONE:
+        if node != served_by and core.quotas.is_awaited(node):
+            (<Line>core.quotas.waiting[node]).served(core.flows.items[flow].cls, core.now_ns)
+        node = core.quotas.nodes[node].parent
 
 
 cdef int wait_at(Scheduler core, int32_t flow, int32_t i, int32_t node) except -1:
     """Let a flow wait at a node until it holds enough for the head i. O(log n)."""
     cdef Flow* f = &core.flows.items[flow]
-    cdef Heap heap = core.quotas.queue_at(node)
+    cdef Line line = core.quotas.queue_at(node)
+    cdef Heap heap = line.heap(f.cls)
     f.waits_at = node
     f.wait_head = i
-    f.wait_lift = core.quotas.nodes[node].lift
+    f.wait_lift = core.quotas.nodes[node].lift[f.cls]
     # Places in a node's heap are numbered anew, so that it is no larger than what waits there.
     f.wait_slot = heap.count
-    heap.put(f.wait_slot, waiting_key(core, flow, i, f.wait_lift), flow)
+    line.put(f.cls, f.wait_slot, waiting_key(core, flow, i, f.wait_lift), flow, core.now_ns)
     core.flows.retire(flow)
-    if heap.nodes[0].tie == flow:
+    if heap.count == 1 or heap.nodes[0].tie == flow:
         set_wake(core, node)
     return 0
 
 
 cdef int set_wake(Scheduler core, int32_t node) except -1:
-    # When the first of the waiters will be served, if nothing else happens.
-    cdef Heap heap = <Heap>core.quotas.waiting[node]
+    # When the first of the waiters will be served, if nothing else happens, or another class may
+    # have become the first.
+    cdef Line line = <Line>core.quotas.waiting[node]
+    cdef int32_t cls = line.first(core.now_ns)
     cdef Take t
     cdef int64_t due_ns = NONE
-    if heap.count:
-        t = take_for(core, core.flows.items[<int32_t>heap.nodes[0].tie].wait_head)
+    if cls != NONE:
+        t = take_for(core, core.flows.items[<int32_t>line.heap(cls).nodes[0].tie].wait_head)
         due_ns = core.quotas.due(node, &t)
+        due_ns = earlier(due_ns, line.next_due_ns(cls, core.now_ns))
     if due_ns == NONE:
         core.quotas.wakes.remove(node)
     else:
@@ -181,14 +205,16 @@ cdef int set_wake(Scheduler core, int32_t node) except -1:
 
 cdef int serve_waiters(Scheduler core, int32_t node) except -1:
     """Serve the flows that wait at a node while it holds enough for the first. O(log n) each."""
-    cdef Heap heap = <Heap>core.quotas.waiting[node]
-    cdef int32_t flow
+    cdef Line line = <Line>core.quotas.waiting[node]
+    cdef int32_t flow, cls
     cdef Take t
-    while heap.count:
-        flow = <int32_t>heap.nodes[0].tie
+    while line.count:
+        cls = line.first(core.now_ns)
+        flow = <int32_t>line.heap(cls).nodes[0].tie
         t = take_for(core, core.flows.items[flow].wait_head)
         if not core.quotas.fits(node, &t):
             break
+        line.served(cls, core.now_ns)
         come_back(core.flows, flow)
         ask_quota(core, flow, node)
     return set_wake(core, node)
@@ -198,10 +224,11 @@ cdef int come_back(Flows flows, int32_t flow) except -1:
     """Take a flow out of a node's waiters, and lift it to the others. O(log n)."""
     cdef Flow* f = &flows.items[flow]
     cdef int32_t node = f.waits_at, last
-    cdef Heap heap = <Heap>flows.quotas.waiting[node]
+    cdef Line line = <Line>flows.quotas.waiting[node]
+    cdef Heap heap = line.heap(f.cls)
     cdef Node moved
-    heap.remove(f.wait_slot)
-    if heap.count == 0:
+    line.remove(f.cls, f.wait_slot)
+    if line.count == 0:
         flows.quotas.wakes.remove(node)
     if f.wait_slot != heap.count:  # the last slot moves into the gap
         last = heap.count
@@ -220,23 +247,23 @@ cdef int lift_from(Flows flows, int32_t flow, int32_t node) except -1:
     cdef Flow* f = &flows.items[flow]
     cdef Quota* n = &flows.quotas.nodes[node]
     cdef int64_t least
-    if flows.active.has(flow):
+    if flows.active(flow).has(flow):
         return 0
-    least = flows.least_vtc()
-    f.vtc += n.lift - f.wait_lift
+    least = flows.least_vtc(f.cls)
+    f.vtc += n.lift[f.cls] - f.wait_lift
     if flows.lifts and f.vtc < least:
-        n.lift += least - f.vtc
+        n.lift[f.cls] += least - f.vtc
         f.vtc = least
-    f.wait_lift = n.lift
-    return flows.active.put(flow, f.vtc, flow)
+    f.wait_lift = n.lift[f.cls]
+    return flows.active(flow).put(flow, f.vtc, flow)
 
 
 cdef int rekey_waiting(Flows flows, int32_t flow) except -1:
     # Its counter has changed while it waits.
     cdef Flow* f = &flows.items[flow]
-    cdef Heap heap = <Heap>flows.quotas.waiting[f.waits_at]
+    cdef Line line = <Line>flows.quotas.waiting[f.waits_at]
     if flows.order == ORDER_COUNTER:
-        heap.put(f.wait_slot, f.vtc - f.wait_lift, flow)
+        line.put(f.cls, f.wait_slot, f.vtc - f.wait_lift, flow, flows.now_ns)
         flows.quotas.stir(f.waits_at)
     return 0
 
@@ -270,7 +297,7 @@ cdef bint model_waits(Scheduler core, int32_t i, int32_t pool) except -1:
     cdef Pool* p = &core.ledger.pools[pool]
     cdef Take t = take_for(core, i)
     cdef int64_t due_ns
-    if p.quota == NONE:
+    if p.quota == NONE or core.flows.items[core.requests.items[i].flow].exempt:
         return False
     due_ns = core.quotas.due(p.quota, &t)
     if 0 <= due_ns <= core.now_ns:
@@ -286,7 +313,7 @@ cdef bint model_allows(Scheduler core, int32_t i, int32_t pool) noexcept:
     """Whether the quota of a pool's model holds enough for a request that may pass the next."""
     cdef int32_t node = core.ledger.pools[pool].quota
     cdef Take t
-    if node == NONE:
+    if node == NONE or core.flows.items[core.requests.items[i].flow].exempt:
         return True
     t = take_for(core, i)
     core.requests.items[i].quota_output = <int32_t>t.output_tokens
@@ -295,6 +322,8 @@ cdef bint model_allows(Scheduler core, int32_t i, int32_t pool) noexcept:
 
 cdef int take_model_quota(Scheduler core, int32_t i) except -1:
     cdef Take t = take_for(core, i)
+    if core.flows.items[core.requests.items[i].flow].exempt:
+        return 0
     return core.quotas.bill(i, &t, core.ledger.pools[core.requests.items[i].pool].quota)
 
 

@@ -114,6 +114,13 @@ cdef class Heap:
         return True
 
 
+cdef inline int64_t earlier(int64_t a, int64_t b) noexcept nogil:
+    """The earlier of two times, where -1 stands for none."""
+    if a < 0 or b < 0:
+        return max(a, b)
+    return min(a, b)
+
+
 cdef inline int64_t first_key(Heap heap, int64_t other) noexcept:
     """The lesser of a heap's least key and another one, where -1 stands for none."""
     if heap.count == 0 or 0 <= other <= heap.nodes[0].key:

@@ -69,6 +69,7 @@ cdef dict flow_row(Scheduler core, int64_t now_ns, int32_t flow):
         q = core.flows.queues[q].next_queue
     return {
         "tenant": core.flow_list[flow].decode(),
+        "request_class": core.classes.names[f.cls].decode(),
         "weight_milli": f.weight_milli,
         "vtc_micro": f.vtc,
         "queued": f.queued,
@@ -137,6 +138,38 @@ cdef list quota_rows(Scheduler core, int64_t now_ns, int32_t node):
     ]
 
 
+cdef list class_rows(Scheduler core):
+    """The classes, best first. O(flows + classes)."""
+    cdef int64_t queued[CLASSES_MAX]
+    cdef int64_t live[CLASSES_MAX]
+    cdef int64_t granted[CLASSES_MAX]
+    cdef int32_t c, i
+    cdef list rows = []
+    memset(queued, 0, sizeof(queued))
+    memset(live, 0, sizeof(live))
+    memset(granted, 0, sizeof(granted))
+    for i in range(core.flows.count):
+        c = core.flows.items[i].cls
+        queued[c] += core.flows.items[i].queued
+        live[c] += core.flows.items[i].live
+        granted[c] += core.flows.items[i].granted
+    for i in range(core.classes.count):
+        c = core.classes.order[i]
+        if core.classes.items[c].gone and not queued[c] and not live[c]:
+            continue
+        rows.append({
+            "name": core.classes.names[c].decode(),
+            "rank": core.classes.items[c].rank,
+            "ageing_ms": core.classes.items[c].ageing_ns // NS_PER_MS,
+            "exempt": bool(core.classes.items[c].exempt),
+            "queued": queued[c],
+            "live_leases": live[c],
+            "granted": granted[c],
+            "brought_forward": core.classes.items[c].brought,
+        })
+    return rows
+
+
 cdef totals_of(Scheduler core):
     cdef int32_t i
     cdef int64_t promised = 0, weight = WEIGHT_MILLI_MAX
@@ -188,7 +221,7 @@ cdef str state_text(Scheduler core, int64_t now_ns):
         )
     for f in stats["flows"]:
         lines.append(
-            f"flow {f['tenant']} weight {f['weight_milli']}: vtc {f['vtc_micro']},"
+            f"flow {f['tenant']} in class {f['request_class']}, weight {f['weight_milli']}: vtc {f['vtc_micro']},"
             f" {f['queued']} queued, {f['live_leases']} leases,"
             f" {f['promised_tokens']} tokens promised"
         )

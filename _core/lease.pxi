@@ -209,6 +209,7 @@ cdef int end_lease(Scheduler core, int32_t i, int outcome) except -1:
     r.due_ns = core.now_ns + core.answer_ttl_ns
     chain_push(&core.answers, core.requests.items, i)
     f.live -= 1
+    core.flows.exempt_live -= f.exempt
     if f.live < 0:
         raise core.fuse.blow("flow: more leases ended than granted")
     core.flows.settle(r.flow)
@@ -290,7 +291,8 @@ cdef int replay_lease(
             or (ask.adapter.size and not core.adapters.has_room(&ask.adapter_key))
         ):
             return LS_UNKNOWN
-        if core.requests.states[LIVE] + core.requests.states[SUSPECT] >= core.leases_max:
+        enter_class(core, ask)
+        if is_full(core, ask.flow):
             return LS_UNKNOWN
         i = restore_lease(core, ask, lease_id, reserved_tokens)
     r = &core.requests.items[i]
@@ -329,6 +331,8 @@ cdef int32_t restore_lease(
         take_model_quota(core, i)
     core.flows.activate(r.flow, False)
     f.live += 1
+    core.flows.exempt_live += f.exempt
+    r.engine_priority = core.classes.priority(f.cls)
     f.received += 1
     f.granted += 1
     core.received += 1

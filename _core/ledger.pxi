@@ -68,6 +68,7 @@ ctypedef struct Pool:
     int32_t principal  # who offers it
     int32_t reason
     int32_t quota  # node of its model; -1: none
+    bint brought  # whom it served last, ageing had brought before better classes
     int64_t engine_running, engine_waiting, engine_used_tokens, engine_preemptions
     int64_t telemetry_at_ns
     int64_t headroom_ppm
@@ -145,7 +146,7 @@ cdef class Ledger:
         p.headroom_ppm = self.headroom_ppm
         p.headroom_blocks = p.capacity_blocks * p.headroom_ppm // 1_000_000
         p.probes = True
-        p.pressed = False
+        p.pressed = p.brought = False
         p.light_since_ns = NONE
         p.light_milli = p.kept_milli = 0
         p.foreign_tokens = 0

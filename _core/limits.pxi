@@ -78,26 +78,33 @@ cdef int32_t set_named_quota(
 cdef int limit_flow(
     Scheduler core, int32_t flow, int32_t parent, bint refuse, const QuotaLimits* limits
 ) except -1:
-    """Give a flow limits of its own, or none, below a group, or none. O(targets * log n)."""
-    cdef Flow* f = &core.flows.items[flow]
+    """Give a tenant limits of its own, or none, below a group, or none, for all its flows but the
+    exempt ones. O(classes * targets * log n)."""
+    cdef int32_t own = core.flows.items[flow].own_quota
+    cdef Flow* f
     cdef bint is_limited = limits.concurrency > 0
     cdef int k
     for k in range(RATES):
         is_limited = is_limited or limits.rates[k] > 0
     check_parent(core, parent, 1)
-    if f.waits_at != NONE:
-        come_back(core.flows, flow)
-    f.refuses = refuse
-    f.quota = parent
-    if is_limited or f.own_quota != NONE:
-        if f.own_quota == NONE:
-            f.own_quota = core.quotas.add()
-        core.quotas.nodes[f.own_quota].parent = parent
-        set_limits(core, f.own_quota, limits)
-        if is_limited:
-            f.quota = f.own_quota
+    if is_limited or own != NONE:
+        if own == NONE:
+            own = core.quotas.add()
+        core.quotas.nodes[own].parent = parent
+        set_limits(core, own, limits)
     core.quotas.changed = core.quotas.has_work = True
-    return core.flows.rank_all(flow)
+    while flow != NONE:
+        f = &core.flows.items[flow]
+        if f.waits_at != NONE:
+            come_back(core.flows, flow)
+        f.refuses = refuse
+        f.own_quota = own
+        f.quota = own if is_limited else parent
+        if f.exempt:
+            f.quota = NONE
+        core.flows.rank_all(flow)
+        flow = f.sibling
+    return 0
 
 
 cdef int limit_pool(Scheduler core, int32_t pool) except -1:

@@ -60,14 +60,18 @@ cdef int put_name(Scheduler core, bytes name, int32_t flow) except -1:
 
 
 cdef int set_audit(Scheduler core, int32_t flow, bint audit) except -1:
-    cdef Flow* f = &core.flows.items[flow]
-    f.audits = audit
-    if audit:
-        core.audited.setdefault(flow, [0] * (REFUSAL_KINDS + 1))
-        if f.queued:
-            core.auditing.put(flow, flow, 0)
-    else:
-        core.auditing.remove(flow)
+    # Of a tenant, in all its classes.
+    cdef Flow* f
+    while flow != NONE:
+        f = &core.flows.items[flow]
+        f.audits = audit
+        if audit:
+            core.audited.setdefault(flow, [0] * (REFUSAL_KINDS + 1))
+            if f.queued:
+                core.auditing.put(flow, flow, 0)
+        else:
+            core.auditing.remove(flow)
+        flow = f.sibling
     return 0
 
 
@@ -93,6 +97,7 @@ cdef bint would_wait(Scheduler core, int32_t i) except -1:
     """Whether a request that arrives now would not be granted at once. O(pools + levels)."""
     cdef Request* r = &core.requests.items[i]
     cdef int32_t node = core.flows.items[r.flow].quota, pool = audit_pool(core, i)
+    cdef bint exempt = core.flows.items[r.flow].exempt
     cdef Take t
     if node != NONE:
         t = take_for(core, i)
@@ -100,14 +105,16 @@ cdef bint would_wait(Scheduler core, int32_t i) except -1:
             if not core.quotas.fits(node, &t) or core.quotas.is_awaited(node):
                 return True
             node = core.quotas.nodes[node].parent
-    if pool == NONE or core.flows.queued_for[pool + 1] or core.flows.queued_for[0]:
+    if pool == NONE:
+        return True
+    if not exempt and (core.flows.queued_for[pool + 1] or core.flows.queued_for[0]):
         return True
     node = core.ledger.pools[pool].quota
-    if node != NONE:
+    if node != NONE and not exempt:
         t = take_for(core, i)
         if not core.quotas.fits(node, &t):
             return True
-    if is_full(core):
+    if is_full(core, r.flow):
         return True
     forget_foreign(core, &core.ledger.pools[pool])
     core.ledger.end_round(pool, core.now_ns)
@@ -162,17 +169,13 @@ cdef int grant_audited(Scheduler core) except -1:
 cdef int32_t next_audited(Scheduler core, int32_t flow) noexcept:
     # The oldest head that has a pool, while there is a lease to give.
     cdef int32_t q = core.flows.items[flow].first_queue, i, oldest = NONE
-    while q != NONE and not is_full(core):
+    while q != NONE and not is_full(core, flow):
         i = core.flows.queues[q].chain.head
         if i != NONE and audit_pool(core, i) != NONE:
             if oldest == NONE or core.requests.items[i].seq < core.requests.items[oldest].seq:
                 oldest = i
         q = core.flows.queues[q].next_queue
     return oldest
-
-
-cdef inline bint is_full(Scheduler core) noexcept:
-    return core.requests.states[LIVE] + core.requests.states[SUSPECT] >= core.leases_max
 
 
 cdef int grant_anyway(Scheduler core, int32_t i, int32_t pool) except -1:
@@ -185,7 +188,7 @@ cdef int grant_anyway(Scheduler core, int32_t i, int32_t pool) except -1:
         take_quota(core, i)
     return grant(
         core, i, pool, min(plan.blocks, core.ledger.pools[pool].capacity_blocks),
-        plan.output_tokens,
+        plan.output_tokens, False,
     )
 
 

@@ -32,7 +32,7 @@ ctypedef struct Quota:
     int64_t level[RATES]  # millionths of a unit; below 0: overshot
     int64_t at_ns[RATES]  # start of the tick that runs
     int64_t concurrency, live  # 0: no cap; bills that name this node
-    int64_t lift  # what the waiting flows were lifted by in all, see gate.pxi
+    int64_t lift[CLASSES_MAX]  # what the waiting flows of a class were lifted by in all, see gate
     int32_t parent
 
 
@@ -87,7 +87,7 @@ cdef class Quotas:
     cdef int32_t count, size
     cdef Bill* bills  # 0 stands for none
     cdef int32_t bill_count, bill_size, first_free
-    cdef list waiting  # of each node: a heap of the flows that wait for it
+    cdef list waiting  # of each node: a line of the flows that wait for it
     cdef Heap wakes  # nodes that somebody waits for, by the time when they will hold enough
     cdef Heap asking  # flows whose heads have no bill yet
     cdef Heap stirred  # nodes whose waiters have to be looked at
@@ -95,10 +95,12 @@ cdef class Quotas:
     cdef int64_t now_ns
     cdef int64_t refused_until_ns  # when the last that was refused would have fitted
     cdef Requests requests
+    cdef Classes classes
     cdef Fuse fuse
 
-    def __cinit__(self, Requests requests, Fuse fuse):
+    def __cinit__(self, Requests requests, Classes classes, Fuse fuse):
         self.requests = requests
+        self.classes = classes
         self.fuse = fuse
         self.waiting = []
         self.wakes = Heap()
@@ -282,13 +284,13 @@ cdef class Quotas:
             self.stirred.put(node, node, 0)
         return 0
 
-    cdef Heap queue_at(self, int32_t node):
+    cdef Line queue_at(self, int32_t node):
         if self.waiting[node] is None:
-            self.waiting[node] = Heap()
-        return <Heap>self.waiting[node]
+            self.waiting[node] = Line(self.classes)
+        return <Line>self.waiting[node]
 
     cdef inline bint is_awaited(self, int32_t node):
-        return self.waiting[node] is not None and (<Heap>self.waiting[node]).count > 0
+        return self.waiting[node] is not None and (<Line>self.waiting[node]).count > 0
 
     cdef int run_timers(self, int64_t work_max) except -1:
         """Stir the nodes that hold enough now, at most `work_max`: how many. O(log n) each."""
@@ -310,6 +312,8 @@ cdef class Quotas:
             for k in range(RATES):
                 self.nodes[node].level[k] = self.nodes[node].rate[k] * MICRO
                 self.nodes[node].at_ns[k] = self.now_ns
+            if self.waiting[node] is not None:
+                (<Line>self.waiting[node]).brought = False
             self.stir(node)
         for i in range(self.requests.used):
             if self.requests.items[i].state != FREE and self.requests.items[i].bill:

@@ -48,6 +48,7 @@ ctypedef struct Request:
     int32_t pool_next, pool_prev
     int32_t generation
     int32_t ordinal  # place in its queue, counted from the queue's start
+    int32_t engine_priority  # told with the grant
     uint8_t state
     uint8_t outcome  # once ENDED
     bint reports_progress

@@ -20,6 +20,7 @@ cdef class Scheduler:
     cdef Flows flows
     cdef Ledger ledger
     cdef Quotas quotas
+    cdef Classes classes
     cdef Predictor predictor
     cdef Heap deadlines  # every queued request and every lease, by due_ns or earlier
     cdef Heap pool_wakes  # pools, by the time at which what their next request waits for has come
@@ -76,8 +77,11 @@ cdef class Scheduler:
         self.policy = policy
         order, lifts, self.ahead = POLICIES[policy]
         self.fuse = Fuse()
-        self.quotas = Quotas(self.requests, self.fuse)
-        self.flows = Flows(order, lifts, lift == "queued", self.requests, self.quotas)
+        self.classes = Classes()
+        self.quotas = Quotas(self.requests, self.classes, self.fuse)
+        self.flows = Flows(
+            order, lifts, lift == "queued", self.requests, self.quotas, self.classes
+        )
         self.ledger = Ledger(
             ledger == "peak", limits["headroom_ppm"], self.requests, self.flows, self.fuse
         )
@@ -104,16 +108,25 @@ cdef class Scheduler:
             invalid("tenant", f"a name has 1 to {NAME_BYTES_MAX} bytes")
         if not 0 < weight_milli <= WEIGHT_MILLI_MAX:
             invalid("weight", f"must be from 0.001 to {WEIGHT_MILLI_MAX // 1000}")
-        known = self.flow_names.get(name)
-        if known is not None:
-            self.flows.reweigh(<int32_t>known, <int32_t>weight_milli)
-            put_name(self, name, known)  # it may have been gone
-            return known
-        flow = self.flows.add(<int32_t>weight_milli)
-        self.flow_names[name] = flow
-        put_name(self, name, flow)
-        self.flow_list.append(name)
-        return flow
+        return add_flow(self, name, weight_milli)
+
+    def set_class(
+        self, bytes name, int64_t rank, int64_t ageing_ns=AGEING_NS, bint exempt=False
+    ):
+        if not 0 < len(name) <= NAME_BYTES_MAX:
+            invalid("classes", f"a name has 1 to {NAME_BYTES_MAX} bytes")
+        check_range("rank", rank, -RANK_MAX, RANK_MAX)
+        check_range("ageing_ns", ageing_ns, 1, <int64_t>1 << 60)
+        return self.classes.set(name, <int32_t>rank, ageing_ns, exempt)
+
+    def set_class_gone(self, bytes name):
+        cdef int32_t c = self.classes.find(name)
+        if c > 0:
+            self.classes.items[c].gone = True
+
+    def set_flow_class(self, int32_t flow, int32_t default_class=0, named=()):
+        known_tenant(self, flow)
+        set_classes_of(self, flow, default_class, named)
 
     def set_quota(
         self, int64_t now_ns, bytes name, int32_t parent=NONE, int64_t requests=0,
@@ -134,7 +147,7 @@ cdef class Scheduler:
     ):
         cdef QuotaLimits limits
         enter(self, now_ns)
-        known_flow(self, flow)
+        known_tenant(self, flow)
         limits = checked_quota(requests, input_tokens, output_tokens, total_tokens, concurrency)
         limit_flow(self, flow, parent, refuse, &limits)
 
@@ -170,7 +183,7 @@ cdef class Scheduler:
     def set_key(self, bytes api_key_sha256, int32_t flow):
         if len(api_key_sha256) != 32:
             invalid("api_key_sha256", "must be 32 bytes")
-        known_flow(self, flow)
+        known_tenant(self, flow)
         self.keys[api_key_sha256] = flow
 
     def set_no_keys(self):
@@ -178,7 +191,7 @@ cdef class Scheduler:
 
     def set_unknown(self, int32_t flow, bint refused=False):
         if flow != NONE:
-            known_flow(self, flow)
+            known_tenant(self, flow)
         self.unknown_flow = flow
         self.unknown_refused = refused
 
@@ -188,7 +201,7 @@ cdef class Scheduler:
 
     def set_flow_mode(self, int64_t now_ns, int32_t flow, bint audit):
         enter(self, now_ns)
-        known_flow(self, flow)
+        known_tenant(self, flow)
         set_audit(self, flow, audit)
 
     def set_options(self, int64_t now_ns, *, policy=None, **limits):
@@ -197,6 +210,14 @@ cdef class Scheduler:
 
     def flow_index(self, bytes name):
         return self.flow_names.get(name, NONE)
+
+    def flow_indices(self, bytes name):
+        cdef int32_t flow = self.flow_names.get(name, NONE)
+        cdef list found = []
+        while flow != NONE:
+            found.append(flow)
+            flow = self.flows.items[flow].sibling
+        return sorted(found)
 
     def pool_index(self, bytes name):
         return self.pool_names.get(name, NONE)
@@ -261,12 +282,12 @@ cdef class Scheduler:
         self, int64_t now_ns, int32_t flow, bytes request_id, int64_t input_tokens,
         int64_t max_output_tokens, int32_t pool=NONE, int64_t sequences=1, int64_t queue_ttl_ns=0,
         int64_t deadline_ns=0, bint reports_progress=False, int32_t principal=0, uint64_t tag=0,
-        int64_t n=1, bytes adapter=b"", int64_t told_output=0,
+        int64_t n=1, bytes adapter=b"", int64_t told_output=0, bytes request_class=b"",
     ):
         cdef Ask ask
         cdef int64_t prompts
         enter(self, now_ns)
-        known_flow(self, flow)
+        known_tenant(self, flow)
         check_id(request_id)
         check_range("sequences", sequences, 1, SEQUENCES_MAX)
         check_range("n", n, 1, sequences)
@@ -294,7 +315,9 @@ cdef class Scheduler:
         ask.principal = principal
         ask.tag = tag
         take_adapter(self, &ask, adapter)
+        take_class(self, &ask, <const uint8_t*><const char*>request_class, len(request_class))
         identify(self, &ask, <const uint8_t*><const char*>request_id, len(request_id), 0, 0)
+        enter_class(self, &ask)
         return admit_request(self, &ask)
 
     def admit_wire(self, int64_t now_ns, int32_t principal, bytes data, int64_t queue_ttl_ns=0):
@@ -308,8 +331,8 @@ cdef class Scheduler:
         handle = admit_message(self, &message, 0, principal, 0, queue_ttl_ns)
         if handle < 0:
             fill_refusal(
-                self, &refused, flow_of(self, &message.tenant, &message.key),
-                target_of(self, &message.pool), <int>-handle, <uint64_t>self.received,
+                self, &refused, message.flow, target_of(self, &message.pool), <int>-handle,
+                <uint64_t>self.received,
             )
             return encode_verdict(self, &refused)
         i = self.requests.lookup(handle)
@@ -392,11 +415,12 @@ cdef class Scheduler:
         int64_t pool_epoch, int64_t reserved_tokens, int64_t prompt_tokens,
         int64_t max_output_tokens, int64_t input_tokens=0, int64_t cached_input_tokens=0,
         int64_t output_tokens=0, int64_t sequences=1, int32_t principal=0, bytes adapter=b"",
+        bytes request_class=b"",
     ):
         cdef Ask ask
         cdef Usage u
         enter(self, now_ns)
-        known_flow(self, flow)
+        known_tenant(self, flow)
         check_id(request_id)
         check_range("reserved_tokens", reserved_tokens, 0, TOKENS_MAX)
         check_range("sequences", sequences, 1, SEQUENCES_MAX)
@@ -413,6 +437,7 @@ cdef class Scheduler:
         ask.n = 1
         ask.principal = principal
         take_adapter(self, &ask, adapter)
+        replayed_class(self, &ask, <const uint8_t*><const char*>request_class, len(request_class))
         identify(self, &ask, <const uint8_t*><const char*>request_id, len(request_id), 0, 0)
         return replay_lease(self, &ask, lease_id, pool_epoch, reserved_tokens, &u)
 
@@ -421,7 +446,7 @@ cdef class Scheduler:
         (
             v.handle, v.tag, v.outcome, v.lease_id, v.pool, v.epoch, v.reserved_tokens,
             v.retry_after_ms, v.position, v.waited_ns, v.queue_max, v.queue_left,
-            v.pool_capacity_tokens, v.pool_free_tokens, v.flow,
+            v.pool_capacity_tokens, v.pool_free_tokens, v.flow, v.engine_priority,
         ) = decision
         if v.outcome not in OUTCOME_BYTES:
             invalid("outcome", f"unknown outcome {v.outcome}")
@@ -451,6 +476,7 @@ cdef class Scheduler:
         return {
             "pools": [pool_stats(self, now_ns, i) for i in range(self.ledger.count)],
             "flows": [self.flow_stats(now_ns, i) for i in order],
+            "classes": class_rows(self),
             "totals": totals_of(self),
             "policy": self.policy,
             "digest": self.digest_value,
@@ -465,24 +491,4 @@ cdef class Scheduler:
         """Verify every invariant. O(n)."""
         if self.fuse.what is not None:
             raise InvariantError(self.fuse.what)
-        check_requests(self)
-        check_flows(self)
-        check_pools(self)
-        check_quotas(self)
-        cdef int64_t live = self.requests.states[LIVE] + self.requests.states[SUSPECT]
-        require(
-            self, self.received == self.granted + self.requests.states[QUEUED] + self.rejected
-            + self.evicted,
-            "received = granted + queued + rejected + evicted",
-        )
-        require(
-            self, self.granted == live + self.completed + self.cancelled + self.expired,
-            "granted = live + completed + cancelled + expired",
-        )
-        require(
-            self, <int64_t>self.deadlines.count == self.requests.states[QUEUED] + live,
-            "every queued request and every lease is timed",
-        )
-        require(self, self.deadlines.valid() and self.flows.active.valid()
-            and self.quotas.wakes.valid(), "heap order")
-        require(self, self.answers.count == self.requests.states[ENDED], "stored answers")
+        check_all(self)

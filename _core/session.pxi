@@ -277,13 +277,14 @@ cdef class Session:
         parse_admit(&message, body)
         if self.open_count >= self.core.session_open_max:
             self.core.received += 1
+            message.flow = flow_of(self.core, &message.tenant, &message.key)
             handle = -refuse(self.core, NONE, OUT_REJECTED_LIMIT, tag)
         else:
             handle = admit_message(self.core, &message, self.owner, self.principal, tag, 0)
         if handle < 0:
             fill_refusal(
-                self.core, &v, flow_of(self.core, &message.tenant, &message.key),
-                target_of(self.core, &message.pool), <int>-handle, tag,
+                self.core, &v, message.flow, target_of(self.core, &message.pool), <int>-handle,
+                tag,
             )
             v.tag = tag
             return self.post(&v)

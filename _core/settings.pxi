@@ -8,7 +8,8 @@ ctypedef struct Ask:
     Hash128 adapter_key
     Slice adapter  # its name; empty: none
     int64_t queue_ttl_ns  # 0: the default
-    int32_t flow
+    int32_t flow  # in the default class, until `enter_class()`
+    int32_t cls
     int32_t target  # pool, -1: any
     int32_t prompt_tokens, prompt_max_tokens, output_max_tokens, sequences, n
     int32_t owner, principal

@@ -5,7 +5,7 @@ from heapq import nlargest
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 cdef extern from *:
     """
@@ -123,7 +123,7 @@ Decision = namedtuple(
     "Decision",
     "handle tag outcome lease_id pool pool_epoch reserved_tokens retry_after_ms position"
     " waited_ns queue_max queue_left pool_capacity_tokens pool_free_tokens"
-    " flow",
+    " flow engine_priority",
 )
 Ended = namedtuple(
     "Ended", "outcome input_tokens cached_input_tokens output_tokens repeated"
@@ -176,6 +176,7 @@ ctypedef struct Verdict:
     int32_t queue_max
     int32_t queue_left
     int32_t flow  # whose quotas are told; -1: nobody's
+    int32_t engine_priority
 
 
 cdef int invalid(str field, str description) except -1:

@@ -30,6 +30,7 @@ ctypedef struct AdmitMessage:
     int64_t n, max_output_tokens, hashes, deadline_ms, queue_ttl_ms
     uint64_t prompts_hash
     bint reports_progress
+    int32_t flow  # whose it turned out to be; -1: nobody's
 
 
 cdef inline Cursor data_cursor(bytes data) noexcept:
@@ -279,8 +280,6 @@ cdef int check_admit(AdmitMessage* m) except -1:
     check_text("request_class", &m.request_class, 0, NAME_BYTES_MAX)
     if m.key.size != 0 and m.key.size != 32:
         invalid("api_key_sha256", f"must have 32 bytes, not {m.key.size:,}")
-    if m.request_class.size:
-        invalid("request_class", "unknown class; none is configured, leave it empty")
     if m.prompts == 0:
         invalid("input_tokens", "is missing: give one entry for each prompt")
     check_range("n", m.n, 0, 128)

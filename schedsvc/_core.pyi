@@ -77,6 +77,7 @@ class Decision(NamedTuple):
     pool_capacity_tokens: int  # of the pool that it waited for, and what is unpromised
     pool_free_tokens: int
     flow: int  # whose quotas `encode()` tells; -1: nobody's
+    engine_priority: int  # suggested, lower runs first; the rank of its class
 
 class Ended(NamedTuple):
     """The books of a lease after its end."""
@@ -142,7 +143,30 @@ class Scheduler:
 
     # Configuration. Names are UTF-8 bytes.
     def set_flow(self, name: bytes, weight_milli: int) -> int:
-        """Add a flow, or give a known one another weight. Returns its index (from 0)."""
+        """Add a tenant, or give a known one another weight.
+
+        Returns the index (from 0) of its flow in the default class; whatever takes a flow takes
+        that, and means all of the tenant's. O(classes).
+        """
+    def set_class(
+        self, name: bytes, rank: int, ageing_ns: int = 5_000_000_000, exempt: bool = False
+    ) -> int:
+        """Add a priority class, or change a known one; "default" is there from the start.
+
+        The least rank (-1,000 to 1,000) goes first. A class that has waited `ageing_ns` for its
+        turn goes before better ones, once. An `exempt` class goes before all and has no quotas,
+        no headroom and no share, and as many places in queues and leases as all others together;
+        it cannot cease to be. Returns the class's index. O(classes).
+        """
+    def set_class_gone(self, name: bytes) -> None:
+        """Let no request name this class; what it has is served. `set_class()` undoes it."""
+    def set_flow_class(
+        self, flow: int, default_class: int = 0, named: tuple[int, ...] = ()
+    ) -> None:
+        """Give a tenant the class of its requests that name none, and those that they may name.
+
+        Both are indices of classes. No `named`: all that are not exempt.
+        """
     def set_quota(
         self,
         now_ns: int,
@@ -235,7 +259,9 @@ class Scheduler:
         `refused`: they would be, but the flow is in audit: each counts as such.
         """
     def flow_index(self, name: bytes) -> int:
-        """Index of a flow, or -1."""
+        """Index of a tenant's flow in the default class, or -1."""
+    def flow_indices(self, name: bytes) -> list[int]:
+        """Indices of all flows of a tenant: one for each class that it has used. O(classes)."""
     def set_pool(
         self,
         now_ns: int,
@@ -270,6 +296,7 @@ class Scheduler:
         n: int = 1,
         adapter: bytes = b"",
         told_output: int = 0,
+        request_class: bytes = b"",
     ) -> int:
         """Ask for one request. Returns a handle (> 0), or the negated outcome where refused.
 
@@ -279,7 +306,9 @@ class Scheduler:
         CallerError (6). A refusal is not remembered. The verdict comes from `poll()`. `adapter`
         names a LoRA adapter (UTF-8, at most 256 bytes); more than `adapters_max` of them in use at
         once are refused as REJECTED_LIMIT. `told_output` is what an oracle says of each sequence's
-        output, for the policy vtc-oracle (0: nothing). O(log n).
+        output, for the policy vtc-oracle (0: nothing). `request_class` names its class (empty: the
+        tenant's); an unknown one, or one that the tenant may not name, raises CallerError.
+        O(log n).
         """
     def admit_wire(
         self, now_ns: int, principal: int, data: bytes, queue_ttl_ns: int = 0
@@ -342,6 +371,7 @@ class Scheduler:
         sequences: int = 1,
         principal: int = 0,
         adapter: bytes = b"",
+        request_class: bytes = b"",
     ) -> int:
         """Tell a lease that its holder still runs.
 
@@ -384,8 +414,8 @@ class Scheduler:
     def stats(self, now_ns: int, flow_limit: int = 1_000) -> dict[str, Any]:
         """Return a snapshot.
 
-        {"pools": [...], "flows": [...], "totals": {...}, "policy", "digest", "draining"}, keys as
-        in schedsvc.v1.StatsResponse. O(flows).
+        {"pools": [...], "flows": [...], "classes": [...], "totals": {...}, "policy", "digest",
+        "draining"}, keys as in schedsvc.v1.StatsResponse. O(flows).
         """
     def flow_stats(self, now_ns: int, flow: int) -> dict[str, Any]: ...
     def check(self) -> None:

@@ -253,10 +253,13 @@ class Driver:
         return self._core.stats(self.clock.now_ns(), flow_limit)
 
     @_guarded
-    def flow_stats(self, tenant: bytes) -> dict[str, Any] | None:
-        """Return the snapshot of one flow, or None where there is none of that name. O(1)."""
-        flow = self._core.flow_index(tenant)
-        return None if flow < 0 else self._core.flow_stats(self.clock.now_ns(), flow)
+    def tenant_stats(self, tenant: bytes) -> list[dict[str, Any]]:
+        """Return the snapshots of a tenant's flows, that in the default class first. O(classes).
+
+        Empty where there is no tenant of that name.
+        """
+        now_ns = self.clock.now_ns()
+        return [self._core.flow_stats(now_ns, flow) for flow in self._core.flow_indices(tenant)]
 
     @_guarded
     def drain(self) -> None:

@@ -78,6 +78,18 @@ _POOL_ROWS = (
         1_000,
     ),
 )
+# Only where there are several.
+_CLASS_ROWS = (
+    _Row("class_live_leases", False, "live_leases", "Requests of the class that run."),
+    _Row("class_queued_requests", False, "queued", "Requests of the class that wait."),
+    _Row("class_requests_granted", True, "granted", "Requests of the class granted."),
+    _Row(
+        "class_requests_brought_forward",
+        True,
+        "brought_forward",
+        "Of these, before better classes, because of the ageing time.",
+    ),
+)
 _TOTAL_ROWS = (
     _Row("fairness_gap_tokens", False, "fairness_gap_micro", "Weighted service gap.", 1_000_000),
     _Row("fairness_bound_tokens", False, "fairness_bound_micro", "VTC's bound of it.", 1_000_000),
@@ -116,6 +128,7 @@ class _Snapshot:
 
     pools: list[dict[str, Any]] = field(default_factory=list)
     totals: dict[str, Any] = field(default_factory=dict)
+    classes: list[dict[str, Any]] = field(default_factory=list)
     flows: dict[str, dict[str, Any]] = field(default_factory=dict)
     draining: bool = False
 
@@ -169,16 +182,16 @@ class Metrics:
         """Read the core; None where it is broken."""
         try:
             stats = self._driver.stats(0)
-            taken = _Snapshot(stats["pools"], stats["totals"], draining=stats["draining"])
+            taken = _Snapshot(
+                stats["pools"], stats["totals"], stats["classes"], draining=stats["draining"]
+            )
             rest: dict[str, Any] = {}
             for i, tenant in enumerate([*self._shown, *self._rest]):
-                flow = self._driver.flow_stats(tenant.encode())
-                if flow is None:
-                    continue
-                if i < len(self._shown):
-                    taken.flows[tenant] = flow
-                else:
-                    _add(rest, flow)
+                flows = self._driver.tenant_stats(tenant.encode())
+                if flows and i < len(self._shown):
+                    taken.flows[tenant] = _together(flows)
+                elif flows:
+                    _add(rest, _together(flows))
                 if i % _FLOWS_AT_ONCE == _FLOWS_AT_ONCE - 1:
                     await asyncio.sleep(0)
             if rest:
@@ -202,6 +215,16 @@ class _Page:
     def collect(self) -> Iterator[Metric]:
         yield from self._more
         yield from self._registry.collect()
+
+
+def _together(flows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Sum up a tenant's flows in several classes; its quotas are those of each."""
+    if len(flows) == 1:
+        return flows[0]
+    total: dict[str, Any] = {}
+    for flow in flows:
+        _add(total, flow)
+    return {**total, "quotas": flows[0]["quotas"]}
 
 
 def _add(total: dict[str, Any], flow: dict[str, Any]) -> None:
@@ -228,6 +251,8 @@ def _families(taken: _Snapshot | None) -> Iterator[Metric]:
     yield from _rows(_FLOW_ROWS, "tenant", taken.flows.items())
     yield from _rows(_POOL_ROWS, "pool", ((pool["name"], pool) for pool in taken.pools))
     yield from _rows(_TOTAL_ROWS, "", [("", taken.totals)])
+    if len(taken.classes) > 1:
+        yield from _rows(_CLASS_ROWS, "class", ((row["name"], row) for row in taken.classes))
     refusals = CounterMetricFamily(
         "schedsvc_refusals",
         "Requests refused or evicted; without tenant those of nobody's flow.",

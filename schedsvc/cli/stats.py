@@ -141,11 +141,16 @@ def _view(snapshot: Any) -> RenderableType:
             sum(entry.count for entry in flow.refusals),
         )
         flows.add_row(
-            flow.tenant + (" (audit)" if flow.audit else ""),
+            _flow_name(flow),
             f"{flow.weight_milli / 1_000:g}",
             *(f"{number:,}" for number in numbers),
             _quota_left(flow),
         )
+    classes = _table("class", "rank", "queued", "leases", "granted", "brought forward")
+    for entry in snapshot.classes:
+        numbers = (entry.queued, entry.live_leases, entry.granted, entry.brought_forward)
+        rank = "exempt" if entry.exempt else str(entry.rank)
+        classes.add_row(entry.name, rank, *(f"{number:,}" for number in numbers))
     line = (
         f"policy {snapshot.policy}{', draining' if snapshot.draining else ''};"
         f" {totals.received:,} received, {totals.queued:,} queued, {totals.live_leases:,} running,"
@@ -153,7 +158,14 @@ def _view(snapshot: Any) -> RenderableType:
         f" fairness gap {totals.fairness_gap_micro / 1e6:,.0f}"
         f" of {totals.fairness_bound_micro / 1e6:,.0f} tokens"
     )
-    return Group(line, pools, flows)
+    return Group(line, pools, *([classes] if len(snapshot.classes) > 1 else []), flows)
+
+
+def _flow_name(flow: Any) -> str:
+    name = flow.tenant
+    if flow.request_class not in ("", "default"):
+        name += f", {flow.request_class}"
+    return f"{name} (audit)" if flow.audit else str(name)
 
 
 def _quota_left(flow: Any) -> str:

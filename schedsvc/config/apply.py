@@ -2,12 +2,14 @@
 
 from typing import Any, Protocol
 
-from schedsvc.config.models import Config, Pool
+from schedsvc.config.class_rules import DEFAULT_CLASS
+from schedsvc.config.models import Class, Config, Pool
 from schedsvc.config.rules import UNKNOWN_TENANT
 
 __all__ = ["LIVE_OPTIONS", "Configurable", "configure", "needs_restart", "reconfigure"]
 
 _NO_QUOTA = -1
+_MS = 1_000_000
 
 #: Settings of the core that it can change while it runs.
 LIVE_OPTIONS = frozenset(
@@ -38,6 +40,15 @@ class Configurable(Protocol):
 
     def set_flow(self, name: bytes, weight_milli: int) -> int:
         """Add a flow."""
+
+    def set_class(self, name: bytes, rank: int, ageing_ns: int, exempt: bool) -> int:
+        """Add a priority class."""
+
+    def set_class_gone(self, name: bytes) -> None:
+        """Let no request name a class from now on."""
+
+    def set_flow_class(self, flow: int, default_class: int, named: tuple[int, ...]) -> None:
+        """Give a tenant its class, and those that its requests may name."""
 
     def set_flow_mode(self, now_ns: int, flow: int, audit: bool) -> None:
         """Enforce decisions on a flow, or only count them."""
@@ -167,6 +178,12 @@ def needs_restart(config: Config, before: Config) -> list[str]:
         for name, value in options.items()
         if name not in LIVE_OPTIONS and value != old_options[name]
     ]
+    exempt = {entry.name: entry.exempt for entry in before.classes}
+    found += [
+        f"classes ({entry.name})"
+        for entry in config.classes
+        if entry.exempt != exempt.get(entry.name, entry.exempt)
+    ]
     pools = {pool.name: pool for pool in config.pools}
     for old in before.pools:
         new = pools.get(old.name)
@@ -177,6 +194,7 @@ def needs_restart(config: Config, before: Config) -> list[str]:
 
 
 def _apply(core: Configurable, config: Config, before: Config | None, now_ns: int) -> None:
+    classes = _classes(core, config, before)
     groups = _shared_quotas(core, config, before, now_ns)
     limited = {tenant.name for tenant in before.tenants} if before else set()
     if before is not None:
@@ -190,11 +208,36 @@ def _apply(core: Configurable, config: Config, before: Config | None, now_ns: in
             core.set_flow_quota(
                 now_ns, flow, parent, refuse, **(quota.core_limits() if quota else {})
             )
+        if before is not None or tenant.request_class or tenant.classes:
+            core.set_flow_class(
+                flow,
+                classes[tenant.request_class or DEFAULT_CLASS],
+                tuple(classes[name] for name in tenant.classes or ()),
+            )
         if before is not None or config.audits(tenant):
             core.set_flow_mode(now_ns, flow, config.audits(tenant))
         for key in tenant.api_keys_sha256:
             core.set_key(bytes.fromhex(key), flow)
     _unknown(core, config, before, now_ns)
+
+
+def _classes(core: Configurable, config: Config, before: Config | None) -> dict[str, int]:
+    """Declare the classes; return their indices. What is exempt stays so while it runs."""
+    old = {entry.name: entry for entry in before.classes} if before else {}
+    entries = {entry.name: entry for entry in config.classes}
+    for name in old.keys() - entries.keys():
+        core.set_class_gone(name.encode())
+    if DEFAULT_CLASS in old:
+        entries.setdefault(DEFAULT_CLASS, Class(name=DEFAULT_CLASS))
+    found = {DEFAULT_CLASS: 0}
+    for name, entry in entries.items():
+        found[name] = core.set_class(
+            name.encode(),
+            entry.rank or 0,
+            entry.ageing_ms * _MS,
+            old[name].exempt if name in old else entry.exempt,
+        )
+    return found
 
 
 def _pool(core: Configurable, pool: Pool, old: Pool, now_ns: int) -> None:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 __all__ = [
     "Auth",
+    "Class",
     "Config",
     "EachPool",
     "Group",
@@ -244,8 +245,17 @@ class Model(Section):
     quota: Quota = Quota()
 
 
+class Class(Section):
+    """A priority class: the least rank goes first, and one that is exempt before all."""
+
+    name: Name
+    rank: Annotated[int, Field(ge=-1_000, le=1_000)] | None = None
+    ageing_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 5_000
+    exempt: bool = False
+
+
 class Tenant(Section):
-    """A tenant with a flow of its own."""
+    """A tenant with a flow of its own in each class."""
 
     name: TenantName
     weight_milli: Annotated[WeightMilli, Field(alias="weight")] = 1_000
@@ -253,6 +263,8 @@ class Tenant(Section):
     group: Name | None = None
     quota: TenantQuota | None = None
     mode: Mode | None = None
+    request_class: Annotated[Name | None, Field(alias="class")] = None
+    classes: Annotated[list[Name], Field(min_length=1, max_length=8)] | None = None
 
 
 class Pool(Section):
@@ -290,6 +302,8 @@ class Config(Section):
     limits: Limits = Limits()
     unknown_tenants: Literal["share", "refuse"] = "share"
     unknown_weight_milli: Annotated[WeightMilli, Field(alias="unknown_tenants_weight")] = 100
+    #: With `default`, which is always there, eight: half of what the core has places for.
+    classes: Annotated[list[Class], Field(max_length=7)] = []
     tenants: list[Tenant] = []
     groups: Annotated[list[Group], Field(max_length=1_000)] = []
     models: Annotated[list[Model], Field(max_length=64)] = []

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path as FilePath
 from typing import Any
 
+from schedsvc.config.class_rules import class_findings
 from schedsvc.config.places import Path
 from schedsvc.config.plain import Finding, Once, items, mapping, name_bytes
 from schedsvc.config.pool_rules import pool_findings
@@ -36,6 +37,7 @@ def broken_rules(data: Any, folder: FilePath, environ: Mapping[str, str]) -> Ite
     yield from _tokens(data, folder, environ)
     yield from _tenants(data)
     yield from _pools(data)
+    yield from class_findings(data)
     yield from quota_findings(data)
     yield from pool_findings(data)
     yield from _record(data, folder)

@@ -16,6 +16,7 @@ READS = frozenset(
         "next_deadline",
         "ready",
         "flow_index",
+        "flow_indices",
         "pool_index",
         "pool_name",
         "stats",

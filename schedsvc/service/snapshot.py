@@ -17,6 +17,7 @@ _POOL_FIELDS = frozenset(pool_pb2.PoolStats.DESCRIPTOR.fields_by_name)
 _FLOW_FIELDS = frozenset(pb.FlowStats.DESCRIPTOR.fields_by_name)
 #: Numbers by outcome.
 _COUNTS = frozenset({"refusals", "audited_refusals"})
+_CLASS_FIELDS = frozenset(pb.ClassStats.DESCRIPTOR.fields_by_name)
 _TOTALS_FIELDS = frozenset(pb.Totals.DESCRIPTOR.fields_by_name)
 
 
@@ -25,8 +26,8 @@ def snapshot(driver: Driver, request: pb.StatsRequest, incarnation: int) -> pb.S
     limit = min(request.flow_limit or FLOW_LIMIT_DEFAULT, FLOW_LIMIT_MAX)
     if request.tenants:
         stats = driver.stats(0)
-        found = (driver.flow_stats(tenant.encode()) for tenant in request.tenants)
-        flows = [flow for flow in found if flow is not None][:limit]
+        found = (driver.tenant_stats(tenant.encode()) for tenant in request.tenants)
+        flows = [flow for tenant in found for flow in tenant][:limit]
     else:
         stats = driver.stats(limit)
         flows = stats["flows"]
@@ -38,6 +39,7 @@ def snapshot(driver: Driver, request: pb.StatsRequest, incarnation: int) -> pb.S
         digest=stats["digest"],
         incarnation=incarnation,
         draining=stats["draining"],
+        classes=[pb.ClassStats(**_only(entry, _CLASS_FIELDS)) for entry in stats["classes"]],
     )
 
 

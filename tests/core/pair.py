@@ -25,6 +25,15 @@ class Pair:
         assert index == self.twin.set_flow(name, weight_milli)
         return index
 
+    def classes(self, *names: tuple[bytes, int, int, bool]) -> None:
+        """Priority classes: name, rank, ageing time, whether it is exempt."""
+        for given in names:
+            assert self.core.set_class(*given) == self.twin.classes.set(*given)
+
+    def class_of(self, flow: int, default_class: int, named: tuple[int, ...]) -> None:
+        for whom in (self.core, self.twin):
+            whom.set_flow_class(flow, default_class, named)
+
     def both(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """One event for both: the same result, or the same error. Returns it, None for an error."""
         want, wanted_error = self._ask(self.twin, method, args, kwargs)

@@ -39,12 +39,13 @@ class QuotaLimits:
             index = both("set_quota", name, rnd.choice(groups), **self.draw())
             if index is not None:
                 groups.append(index)
-        for flow in range(len(self.pair.twin.flows)):
+        tenants = [i for i, f in enumerate(self.pair.twin.flows) if f.base == i]
+        for flow in tenants:
             if rnd.random() < 0.7:
                 limits = self.draw() if rnd.random() < 0.6 else {}
                 refuse = rnd.random() < 0.25
                 both("set_flow_quota", flow, rnd.choice(groups), refuse, **limits)
-        for flow in range(len(self.pair.twin.flows)):
+        for flow in tenants:
             if rnd.random() < 0.1:
                 both("set_flow_mode", flow, rnd.random() < 0.5)
         model = both("set_quota", b"model", -1, **self.draw())

@@ -6,12 +6,11 @@ no sessions and no bytes, and does all that is due in one poll (`work_max` witho
 
 from schedsvc import _core as core
 
-from .twin_choose import Choice
-from .twin_room import PREFILL_MAX_NS
+from .twin_serve import Serve
 from .twin_types import ENDED, LIVE, QUEUED, SUSPECT, Request, TwinError, Verdict
 
 
-class Twin(Choice):
+class Twin(Serve):
     """Same methods, arguments and results as the core's Scheduler; a handle is a seq."""
 
     def admit(
@@ -31,12 +30,15 @@ class Twin(Choice):
         n: int = 1,
         adapter: bytes = b"",
         told_output: int = 0,
+        request_class: bytes = b"",
     ) -> int:
         self.enter(now_ns)
+        cls = self.classes.of(flow, request_class)
+        base, flow = flow, self.classes.flow(flow, cls)
         longest = -(-input_tokens // (sequences // n))
-        payload = (input_tokens, longest, max_output_tokens, sequences, n, pool, adapter)
+        payload = (input_tokens, longest, max_output_tokens, sequences, n, pool, adapter, cls)
         for known in self.requests:
-            if (known.flow, known.request_id) == (flow, request_id):
+            if (self.flows[known.flow].base, known.request_id) == (base, request_id):
                 if known.payload not in (None, payload) or known.principal != principal:
                     raise TwinError(6, "request_id")
                 if not known.told and known.state != ENDED:  # a restored lease has a holder again
@@ -80,36 +82,8 @@ class Twin(Choice):
         if flow in self.quotas.refusing or flow in self.audit.flows:
             self.quotas.bill_chain(r)
             self.quotas.rejoin(flow)
+        self.classes.note()
         return r.seq
-
-    def _evict(self, r: Request, outcome: int) -> None:
-        queue = self.queued(lambda q: (q.flow, q.target) == (r.flow, r.target))
-        quota_ms = self.quotas.wait_ms(r)
-        self.requests.remove(r)
-        self.quotas.gone(r)
-        self.quotas.close(r, False)
-        self.flows[r.flow].refusals[outcome] += 1
-        self.totals["evicted"] += 1
-        queued = len(self.queued(lambda q: q.flow == r.flow))
-        capacity, free = self.limits_told(r.target)
-        retry_ms = self._retry_ms(r.flow, outcome)
-        self.verdicts.append(
-            Verdict(
-                handle=r.seq,
-                tag=r.tag,
-                outcome=outcome,
-                pool=r.target,
-                retry_ms=max(retry_ms, quota_ms) if retry_ms else 0,
-                position=r.ordinal - queue[0].ordinal,
-                waited_ns=self.now_ns - r.arrival_ns,
-                queue_max=self.limits["flow_queue_max"],
-                queue_left=max(0, self.limits["flow_queue_max"] - queued),
-                pool_capacity_tokens=capacity,
-                pool_free_tokens=free,
-                flow=r.flow,
-            )
-        )
-        self.settle(r.flow)
 
     def poll(self, now_ns: int) -> list[Verdict]:
         self.enter(now_ns)
@@ -136,111 +110,6 @@ class Twin(Choice):
         dues = [r.due_ns for r in self.requests if r.state != ENDED]
         dues += [due for due in (self.quotas.next_due(), *self.pool_due.values()) if due >= 0]
         return min(dues, default=-1)
-
-    def _dispatch(self) -> None:
-        blocked: set[int] = set()
-        self.audit.grant_all()
-        self.quotas.run()
-        while unblocked := [p for p in range(len(self.pools)) if p not in blocked]:
-            pool = min(unblocked, key=lambda p: (self.share(p), p))
-            if self._serve(pool):
-                self.quotas.run()
-                blocked.clear()  # counters and queues moved: every pool may have another head
-            else:
-                blocked.add(pool)
-
-    def _serve(self, pool: int) -> bool:
-        """Grant or evict one request; False where the pool waits, for the reason it keeps."""
-        p = self.pools[pool]
-        self.pool_due.pop(pool, None)
-        own, shared = self.least(pool), self.least(-1)
-        heads = [own] if own else []
-        if shared and self.can_hold(pool, shared):
-            heads.append(shared)
-        if not heads:
-            p.reason = "STRICT" if shared else "NONE"
-            if shared and not any(self.can_hold(q, shared) for q in range(len(self.pools))):
-                self._evict(shared, core.EVICTED_TOO_LARGE)
-                return True
-            return False
-        r = min(heads, key=self.rank)
-        if r.due_ns <= self.now_ns:
-            self._evict(r, core.EVICTED_TTL)
-            return True
-        if not self.can_hold(pool, r):
-            self._evict(r, core.EVICTED_TOO_LARGE)
-            return True
-        if len(self.leases()) >= self.limits["leases_max"]:
-            p.reason = "LIMIT"
-            return False
-        if self.quotas.model_waits(r, pool):
-            p.reason = "QUOTA"
-            return False
-        plan = self.plan(pool, r)
-        p.reason = plan.reason
-        if plan.reason != "NONE":
-            if plan.reason == "ROUND":
-                first = min(self.round_of(pool), key=lambda q: q.arrival_ns + q.waited_ns)
-                self.pool_due[pool] = first.arrival_ns + first.waited_ns + PREFILL_MAX_NS
-            if plan.reason not in ("KV", "MAX_TOTAL", "HEADROOM"):
-                return False
-            p.pressed = True
-            passing = self.who_may_pass(pool, r, plan)
-            if passing is None:
-                return False
-            r, plan = passing
-        r.evidence = plan.evidence
-        alone = len(self.queued(lambda q: q.flow == r.flow)) == 1
-        if not plan.above and alone and self.has_shares():
-            self.note_light(pool, plan.blocks * p.block_size)
-        self.grant(r, pool, plan.blocks, plan.output)
-        return True
-
-    def grant(self, r: Request, pool: int, need: int, output: int) -> None:
-        f = self.flows[r.flow]
-        r.ahead_output = min(self._ahead(r), r.output_max_tokens)
-        f.granted += 1
-        self.totals["granted"] += 1
-        if f.granted_at_ns is not None:
-            gap = self.now_ns - f.granted_at_ns
-            change = gap - f.interval_ns  # a fifth of it, towards zero
-            fifth = abs(change) // 5 * (1 if change > 0 else -1)
-            f.interval_ns = f.interval_ns + fifth if f.interval_ns else gap
-        f.granted_at_ns = self.now_ns
-        r.state, r.pool, r.epoch = LIVE, pool, self.pools[pool].epoch
-        self.quotas.gone(r)
-        self.settle(r.flow)
-        self.quotas.bill_model(r)
-        r.weight_milli = f.weight_milli
-        r.waited_ns = self.now_ns - r.arrival_ns
-        r.promised_output = r.predicted_output = output
-        r.lease_id = self.lease_next
-        self.lease_next += 1
-        r.reserved_blocks = need
-        r.granted_tokens = need * self.pools[pool].block_size
-        r.due_ns = self.now_ns + self.limits["lease_ttl_ns"]
-        self.recharge(r, r.prompt_tokens, 0, r.ahead_output * r.sequences)
-        self.verdicts.append(
-            Verdict(
-                r.seq,
-                r.tag,
-                core.GRANTED,
-                r.lease_id,
-                pool,
-                r.epoch,
-                r.granted_tokens,
-                waited_ns=r.waited_ns,
-                flow=r.flow,
-            )
-        )
-
-    def _ahead(self, r: Request) -> int:
-        """Output of each sequence that is charged before it comes."""
-        if self.policy == "vtc-predict":
-            return self.flows[r.flow].average_milli // 1000
-        if self.policy == "vtc-oracle":
-            return r.told_output
-        return 0 if r.reports_progress else self.predictor.median(self.asked(r)) or 0
 
     # The life of a lease.
 
@@ -388,6 +257,7 @@ class Twin(Choice):
                     r.granted_tokens,
                     waited_ns=r.waited_ns,
                     flow=r.flow,
+                    engine_priority=r.engine_priority,
                 )
             )
 
@@ -427,17 +297,22 @@ class Twin(Choice):
         sequences: int = 1,
         principal: int = 0,
         adapter: bytes = b"",
+        request_class: bytes = b"",
     ) -> int:
         self.enter(now_ns)
+        cls = self.classes.replayed(flow, request_class)
         if self.find_lease(lease_id, principal) is None:
             if pool_epoch != self.pools[pool].epoch:
                 return core.LEASE_VOID
             taken = any(
-                r.lease_id == lease_id or (r.flow, r.request_id) == (flow, request_id)
+                r.lease_id == lease_id
+                or (self.flows[r.flow].base, r.request_id) == (flow, request_id)
                 for r in self.requests
             )
-            full = len(self.leases()) >= self.limits["leases_max"]
-            if taken or full or not self.has_room(adapter):
+            if taken or not self.has_room(adapter):
+                return core.LEASE_UNKNOWN
+            flow = self.classes.flow(flow, cls)
+            if self.is_full(flow):
                 return core.LEASE_UNKNOWN
             if self.lift_mode == "active":
                 self.lift(flow)
@@ -461,6 +336,7 @@ class Twin(Choice):
                 adapter,
             )
             r.told, r.state, r.lease_id = False, LIVE, lease_id
+            r.engine_priority = self.classes.priority(cls, False)
             r.pool, r.epoch, r.weight_milli = pool, pool_epoch, self.flows[flow].weight_milli
             r.promised_output = r.predicted_output = max_output_tokens
             r.reserved_blocks = -(-reserved_tokens // self.pools[pool].block_size)

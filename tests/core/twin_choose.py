@@ -1,6 +1,6 @@
 """Who runs next in a pool of the twin: the head, or whom it lets pass."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .twin_refusals import Refusals
 from .twin_room import FRESH_NS
@@ -32,14 +32,16 @@ class Choice(Refusals):
         predicted = self.predictor.promise(self.asked(r))
         output = min(predicted.tokens or r.output_max_tokens, r.output_max_tokens)
         need = self.blocks(pool, r.prompt_tokens * r.n + output * r.sequences, r.sequences)
-        above = self.is_above_share(r.flow, need * self.pools[pool].block_size)
+        above = not self.classes.is_exempt(r.flow) and self.is_above_share(
+            r.flow, need * self.pools[pool].block_size
+        )
         # What is all that it may produce cannot fail.
         evidence = predicted.by if output < r.output_max_tokens else 0
         return Plan(need, output, "NONE", evidence, above)
 
     def _reason_to_wait(self, pool: int, r: Request, need: int, output: int, above: bool) -> str:
         p, live = self.pools[pool], self.leases_of(pool)
-        if len(self.leases()) >= self.limits["leases_max"]:
+        if self.is_full(r.flow):
             return "LIMIT"
         if p.foreign_tokens and self.now_ns - (p.told_at_ns or 0) > FRESH_NS:
             p.foreign_tokens = 0
@@ -55,7 +57,7 @@ class Choice(Refusals):
         load = self.load(pool, self.figures(pool, r, need, output), need)
         if load > self.allowance(pool):
             return "MAX_TOTAL" if p.capacity_blocks < p.engine_tokens // p.block_size else "KV"
-        if load > self.limit(pool, above):
+        if load > self.limit(pool, above) and not self.classes.is_exempt(r.flow):
             return "HEADROOM"
         return "NONE"
 
@@ -64,17 +66,45 @@ class Choice(Refusals):
         kept = self.kept_tokens(pool) if above else 0
         return (p.capacity_blocks - p.headroom_blocks) * p.block_size - kept
 
+    def head_for(self, pool: int) -> tuple[Request | None, bool]:
+        """The pool's next, and whether ageing brought it before better classes."""
+        classes, best = self.classes, None
+        aged = []
+        for cls in classes.order():
+            own, shared = self.least(pool, cls), self.least(-1, cls)
+            if shared and not self.can_hold(pool, shared):
+                shared = None
+            heads = [r for r in (own, shared) if r]
+            if best is None:
+                best = min(heads, key=self.rank, default=None)
+                if best and (classes.items[cls].exempt or self.pools[pool].brought):
+                    break
+            else:
+                for r in heads:
+                    due_ns = classes.due_ns(("target", r.target), cls)
+                    if due_ns <= self.now_ns:
+                        aged.append((due_ns, classes.place(cls), r.target == -1, r))
+        if aged:
+            return min(aged, key=lambda entry: entry[:3])[-1], True
+        return best, False
+
     def who_may_pass(self, pool: int, head: Request, plan: Plan) -> tuple[Request, Plan] | None:
         """The first of the next heads that fits now and, but for light ones that pass a flow above
         its share, leaves the start of this head where it is."""
+        classes, cls = self.classes, self.flows[head.flow].cls
         bypasses = (
             self.backfills
+            and not classes.is_exempt(head.flow)
             and head.bypassed < self.limits["bypass_max"]
             and (not head.bypassed or self.now_ns - head.bypassed_ns < self.limits["bypass_ns"])
         )
         when, spare = self._start(pool, self.limit(pool, plan.above), plan)
-        heads = sorted(self.heads(pool) + self.heads(-1), key=self.rank)
-        for r in heads[:LOOKAHEAD]:
+
+        def place(r: Request) -> tuple[Any, ...]:
+            its = self.flows[r.flow].cls
+            return its != cls, classes.place(its), self.rank(r)
+
+        for r in sorted(self.heads(pool) + self.heads(-1), key=place)[:LOOKAHEAD]:
             if r is head or r.due_ns <= self.now_ns or not self.can_hold(pool, r):
                 continue
             its = self.plan(pool, r)
@@ -82,7 +112,7 @@ class Choice(Refusals):
                 continue
             ends = r.reports_progress and its.output <= when
             fits = its.blocks * self.pools[pool].block_size <= spare
-            light = plan.above and not its.above
+            light = plan.above and not its.above and self.flows[r.flow].cls == cls
             passes = bypasses and (light or fits or ends or when == NEVER)
             if passes and self.quotas.model_allows(r, pool):
                 head.bypassed_ns = head.bypassed_ns if head.bypassed else self.now_ns

@@ -29,6 +29,11 @@ class Audit:
         else:
             self.flows.discard(flow)
 
+    def copy(self, base: int, flow: int) -> None:
+        """A new flow of a tenant."""
+        if base in self.flows:
+            self.set_mode(flow, True)
+
     def outcome(self, r: Request, refused: int) -> int:
         """What refuses a request at its arrival nevertheless, or 0."""
         if r.flow not in self.flows or refused in NOBODY_CAN_SERVE:
@@ -54,11 +59,12 @@ class Audit:
         chain = quotas.chain_of(r.flow)
         if any(not quotas.fits(n, r) or quotas.waiters(n) for n in chain) or pool == -1:
             return True
-        if twin.queued(lambda q: q.target in (-1, pool)):
-            return True
-        model = quotas.models.get(twin.pool_names[pool], -1)
-        if model != -1 and not quotas.fits(model, r):
-            return True
+        if not twin.classes.is_exempt(r.flow):
+            if twin.queued(lambda q: q.target in (-1, pool)):
+                return True
+            model = quotas.models.get(twin.pool_names[pool], -1)
+            if model != -1 and not quotas.fits(model, r):
+                return True
         return twin.plan(pool, r).reason != "NONE"
 
     def grant_all(self) -> None:
@@ -66,8 +72,8 @@ class Audit:
         twin = self.twin
         for flow in sorted(self.flows):
             for r in twin.queued(lambda q, f=flow: q.flow == f):  # type: ignore[misc]
-                if len(twin.leases()) >= twin.limits["leases_max"]:
-                    return
+                if twin.is_full(flow):
+                    break
                 pool = self.pool_for(r)
                 plan = twin.reservation(pool, r)
                 r.evidence = plan.evidence
@@ -75,4 +81,4 @@ class Audit:
                 if r.seq not in twin.quotas.bills:
                     twin.quotas.bill_chain(r)
                 blocks = min(plan.blocks, twin.pools[pool].capacity_blocks)
-                twin.grant(r, pool, blocks, plan.output)
+                twin.grant(r, pool, blocks, plan.output, False)

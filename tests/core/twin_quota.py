@@ -1,6 +1,7 @@
 """The twin's quotas: dicts and scans; the moment when a bucket will do is found by bisection."""
 
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ class Node:
     parent: int = -1
     buckets: dict[int, Bucket] = field(default_factory=dict)
     concurrency: int = 0
-    lift: int = 0
+    lift: Counter[int] = field(default_factory=Counter)  # by class
 
 
 @dataclass
@@ -128,10 +129,6 @@ class Quotas:
             raise TwinError(3, "quota")
         if len(self.chain(parent)) + 1 > core.QUOTA_LEVELS_MAX:
             raise TwinError(3, "parent")
-        if flow in self.waits:
-            self._come_back(flow)
-        self.first[flow] = parent
-        (self.refusing.add if refuse else self.refusing.discard)(flow)
         limited = any(limits) or together > 0
         if limited and flow not in self.own:
             self.own[flow] = len(self.nodes)
@@ -139,9 +136,20 @@ class Quotas:
         if flow in self.own:
             self.nodes[self.own[flow]].parent = parent
             self._limit(self.own[flow], limits, together)
-            if limited:
-                self.first[flow] = self.own[flow]
+        for sibling in self.state.classes.siblings(flow):
+            if sibling in self.waits:
+                self._come_back(sibling)
+            (self.refusing.add if refuse else self.refusing.discard)(sibling)
+            self.first[sibling] = self.own[flow] if limited else parent
+            self.state.classes.note()
         self.is_new = True
+
+    def copy(self, base: int, flow: int) -> None:
+        """A new flow of a tenant."""
+        if base in self.first:
+            self.first[flow] = self.first[base]
+        if base in self.refusing:
+            self.refusing.add(flow)
 
     # What there is.
 
@@ -153,6 +161,8 @@ class Quotas:
         return found
 
     def chain_of(self, flow: int) -> list[int]:
+        if self.state.classes.is_exempt(flow):
+            return []
         return self.chain(self.first.get(flow, -1))
 
     def live(self, node: int) -> int:
@@ -211,6 +221,8 @@ class Quotas:
     def refusal(self, r: Request) -> int:
         """Outcome of a request at its arrival, or 0."""
         chain = self.chain_of(r.flow)
+        if self.state.classes.is_exempt(r.flow):
+            return 0
         if not all(self.can_hold(node, r) for node in chain):
             return core.REJECTED_QUOTA_SIZE
         refused = self._model_refusal(r)
@@ -250,13 +262,19 @@ class Quotas:
         if with_model:
             self.bill_model(r)
 
+    def model_of(self, r: Request, pool: int) -> int:
+        """The node of a pool's model, -1: none that binds the request."""
+        if self.state.classes.is_exempt(r.flow):
+            return -1
+        return self.models.get(self.state.pool_names[pool], -1)
+
     def bill_model(self, r: Request) -> None:
-        node = self.models.get(self.state.pool_names[r.pool], -1)
+        node = self.model_of(r, r.pool)
         if node != -1:
             self.bill(r, [node])
 
     def model_waits(self, r: Request, pool: int) -> bool:
-        node = self.models.get(self.state.pool_names[pool], -1)
+        node = self.model_of(r, pool)
         if node == -1:
             return False
         if self.fits(node, r):
@@ -267,7 +285,7 @@ class Quotas:
 
     def model_allows(self, r: Request, pool: int) -> bool:
         """Whether it may pass the pool's next, as far as the model's quota goes."""
-        node = self.models.get(self.state.pool_names[pool], -1)
+        node = self.model_of(r, pool)
         if node == -1:
             return True
         self.asked[r.seq] = self.take(r)[1]
@@ -307,9 +325,11 @@ class Quotas:
     def retire(self, flow: int) -> None:
         """It leaves the minimum where nothing of it stands in the line any more."""
         if flow in self.waits and flow in self.state.in_minimum and self.is_out(flow):
-            self.state.in_minimum.discard(flow)
-            self.state.last_active = flow
-            self.waits[flow].lift = self.nodes[self.waits[flow].node].lift
+            self.state.retire(flow)
+            self.waits[flow].lift = self.lift_of(flow, self.waits[flow].node)
+
+    def lift_of(self, flow: int, node: int) -> int:
+        return self.nodes[node].lift[self.state.flows[flow].cls]
 
     def key(self, flow: int, r: Request, lift: int) -> tuple[int, int]:
         if self.state.policy in ("fcfs", "sif"):
@@ -317,9 +337,30 @@ class Quotas:
         return self.state.flows[flow].vtc - lift, flow
 
     def waiters(self, node: int) -> list[int]:
-        """Flows that wait at a node, the next first."""
+        """Flows that wait at a node, those of the class that is served next first, by counter."""
         found = [flow for flow, wait in self.waits.items() if wait.node == node]
-        return sorted(found, key=lambda f: self.key(f, self.waits[f].request, self.waits[f].lift))
+        classes = self.state.classes
+        next_class = classes.first(("node", node)) if found else -1
+
+        def place(flow: int) -> tuple[Any, ...]:
+            cls, wait = classes.of_flow(flow), self.waits[flow]
+            return cls != next_class, cls, self.key(flow, wait.request, wait.lift)
+
+        return sorted(found, key=place)
+
+    def _behind(self, flow: int, r: Request, node: int) -> bool:
+        """Whether somebody waits at the node who goes before it."""
+        classes, cls = self.state.classes, self.state.flows[flow].cls
+        first = self.waiters(node)[:1]
+        if not first:
+            return False
+        if cls not in classes.present(("node", node)):
+            return classes.holds_up(("node", node), cls)
+        if classes.of_flow(first[0]) != cls:
+            return True
+        wait = self.waits[first[0]]
+        mine = self.key(flow, r, self.lift_of(flow, node))
+        return self.key(first[0], wait.request, wait.lift) < mine
 
     def run(self) -> None:
         """Let every head ask that has not, and serve waiters, until nothing changes."""
@@ -340,6 +381,8 @@ class Quotas:
             for node in range(len(self.nodes)):
                 first = self.waiters(node)[:1]
                 if first and self.fits(node, self.waits[first[0]].request):
+                    classes = self.state.classes
+                    classes.served(("node", node), classes.of_flow(first[0]))
                     self._come_back(first[0])
                     self._ask(first[0], node)
                     break
@@ -351,38 +394,39 @@ class Quotas:
             r = heads[0]
             self.asked[r.seq] = self.take(r)[1]
             for node in self.chain_of(flow):
-                first = self.waiters(node)[:1]
-                behind = False
-                if first and node != served_by:
-                    wait = self.waits[first[0]]
-                    mine = self.key(flow, r, self.nodes[node].lift)
-                    behind = self.key(first[0], wait.request, wait.lift) < mine
+                behind = node != served_by and self._behind(flow, r, node)
                 if behind or not self.fits(node, r):
-                    self.waits[flow] = Wait(node, r, self.nodes[node].lift)
+                    self.waits[flow] = Wait(node, r, self.lift_of(flow, node))
+                    self.state.classes.note()
                     self.retire(flow)
                     return
+            for node in self.chain_of(flow):
+                if node != served_by and self.waiters(node):
+                    self.state.classes.served(("node", node), self.state.flows[flow].cls)
             self.bill_chain(r)
+            self.state.classes.note()
             served_by = -1
 
     def _come_back(self, flow: int) -> None:
         self._lift(flow, self.waits.pop(flow))
+        self.state.classes.note()
 
     def rejoin(self, flow: int) -> None:
         """It has a head in the line again, though another one still waits."""
         if flow in self.waits and not self.is_out(flow):
             wait = self.waits[flow]
             self._lift(flow, wait)
-            wait.lift = self.nodes[wait.node].lift
+            wait.lift = self.lift_of(flow, wait.node)
 
     def _lift(self, flow: int, wait: Wait) -> None:
         state = self.state
         if flow in state.in_minimum:
             return
         f, node = state.flows[flow], self.nodes[wait.node]
-        least = state.least_vtc()
-        f.vtc += node.lift - wait.lift
+        least = state.least_vtc(f.cls)
+        f.vtc += node.lift[f.cls] - wait.lift
         if f.vtc < least and state.policy != "lcf":
-            node.lift += least - f.vtc
+            node.lift[f.cls] += least - f.vtc
             f.vtc = least
         state.in_minimum.add(flow)
 
@@ -390,6 +434,7 @@ class Quotas:
         """When a node holds enough for the first of its waiters."""
         firsts = [(node, self.waiters(node)[:1]) for node in range(len(self.nodes))]
         dues = [self.due_ns(node, self.waits[f[0]].request) for node, f in firsts if f]
+        dues += [self.state.classes.next_due(("node", node)) for node, f in firsts if f]
         return min((due for due in dues if due >= 0), default=-1)
 
     def fill_up(self) -> None:

@@ -29,7 +29,9 @@ class Refusals(Room):
             return core.REJECTED_TOO_LARGE
         if len(self.queued(lambda q: q.flow == r.flow)) >= self.limits["flow_queue_max"]:
             return core.REJECTED_FLOW_QUEUE_FULL
-        if len(self.queued()) >= self.limits["queue_max"]:
+        exempt = self.classes.is_exempt(r.flow)
+        alike = self.queued(lambda q: self.classes.is_exempt(q.flow) == exempt)
+        if len(alike) >= self.limits["queue_max"]:
             return core.REJECTED_QUEUE_FULL
         return 0 if self.has_room(r.adapter) else core.REJECTED_LIMIT
 

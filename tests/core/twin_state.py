@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+from .twin_classes import Classes
 from .twin_lengths import Asked, Predictor
 from .twin_mode import Audit
 from .twin_quota import Quotas
@@ -56,13 +57,14 @@ class State:
         self.verdicts: list[Verdict] = []
         self.totals: Counter[str] = Counter()
         self.in_minimum: set[int] = set()  # active flows that their quotas do not block
+        self.classes = Classes(self)
         self.quotas = Quotas(self)
         self.audit = Audit(self)
         self.pool_limits: dict[bytes, dict[str, int]] = {}
         self.pool_due: dict[int, int] = {}  # when what a pool waits for has come
         self.arrivals: Counter[tuple[int, int]] = Counter()  # by flow and target
         self.now_ns = self.seq = 0
-        self.last_active: int | None = None
+        self.last_active: dict[int, int] = {}  # by class
         self.lease_next = 1
         self.prompt_seen = 0
         self.draining = False
@@ -76,11 +78,17 @@ class State:
 
     def set_flow(self, name: bytes, weight_milli: int) -> int:
         if name in self.flow_names:
-            self.flows[self.flow_names.index(name)].weight_milli = weight_milli
+            for flow in self.classes.siblings(self.flow_names.index(name)):
+                self.flows[flow].weight_milli = weight_milli
         else:
             self.flow_names.append(name)
-            self.flows.append(Flow(weight_milli))
+            self.flows.append(Flow(weight_milli, base=len(self.flows)))
         return self.flow_names.index(name)
+
+    def set_flow_class(
+        self, flow: int, default_class: int = 0, named: tuple[int, ...] = ()
+    ) -> None:
+        self.classes.default[flow], self.classes.named[flow] = default_class, named
 
     def set_pool(
         self,
@@ -118,7 +126,7 @@ class State:
             raise TwinError(3, "block_size_tokens")
         restarted = {} if epoch == old.epoch else {"told_at_ns": None, "foreign_tokens": 0}
         kept = ("headroom_ppm", "reason", "probes", "pressed", "told_at_ns", "preemptions")
-        kept += ("foreign_tokens", "light")
+        kept += ("foreign_tokens", "light", "brought")
         for name in kept:
             setattr(new, name, getattr(old, name))
         self.pools[index] = replace(new, **restarted)
@@ -159,7 +167,8 @@ class State:
 
     def set_flow_mode(self, now_ns: int, flow: int, audit: bool) -> None:
         self.enter(now_ns)
-        self.audit.set_mode(flow, audit)
+        for sibling in self.classes.siblings(flow):
+            self.audit.set_mode(sibling, audit)
 
     def set_options(self, now_ns: int, *, policy: str | None = None, **limits: int) -> None:
         self.enter(now_ns)
@@ -185,6 +194,11 @@ class State:
     def leases_of(self, pool: int) -> list[Request]:
         """Leases that hold a reservation in the pool."""
         return self.leases(lambda r: r.pool == pool and not r.is_void)
+
+    def is_full(self, flow: int) -> bool:
+        exempt = self.classes.is_exempt(flow)
+        held = self.leases(lambda r: self.classes.is_exempt(r.flow) == exempt)
+        return len(held) >= self.limits["leases_max"]
 
     def asked(self, r: Request) -> Asked:
         return Asked(r.flow, r.adapter, self.live(r.flow), len(self.leases()))
@@ -237,21 +251,27 @@ class State:
     def lift(self, flow: int) -> None:
         if not self.is_lifted(flow) and flow not in self.quotas.waits:
             if self.policy != "lcf":
-                self.flows[flow].vtc = max(self.flows[flow].vtc, self.least_vtc())
+                least = self.least_vtc(self.flows[flow].cls)
+                self.flows[flow].vtc = max(self.flows[flow].vtc, least)
             self.in_minimum.add(flow)
 
-    def least_vtc(self) -> int:
-        """What a flow is lifted to."""
-        last = 0 if self.last_active is None else self.flows[self.last_active].vtc
-        return min((self.flows[i].vtc for i in self.in_minimum), default=last)
+    def least_vtc(self, cls: int) -> int:
+        """What a flow of a class is lifted to."""
+        last = self.flows[self.last_active[cls]].vtc if cls in self.last_active else 0
+        active = (self.flows[i].vtc for i in self.in_minimum if self.flows[i].cls == cls)
+        return min(active, default=last)
+
+    def retire(self, flow: int) -> None:
+        """It leaves those whose least counter lifts others."""
+        self.in_minimum.discard(flow)
+        self.last_active[self.flows[flow].cls] = flow
 
     def settle(self, flow: int) -> None:
         stays = self.queued(lambda r: r.flow == flow) or (
             self.lift_mode != "queued" and self.is_active(flow)
         )
         if self.is_lifted(flow) and not stays:
-            self.in_minimum.discard(flow)
-            self.last_active = flow
+            self.retire(flow)
         if not self.is_active(flow):
             self.flows[flow].idle_at_ns = self.now_ns
 
@@ -272,9 +292,10 @@ class State:
     def share(self, pool: int) -> int:
         return self.promised(pool) * 1_000_000 // self.pools[pool].capacity_blocks
 
-    def least(self, target: int) -> Request | None:
-        """Head of the line for one target: the least (counter, seq) of the flows' heads."""
-        return min(self.heads(target), key=self.rank, default=None)
+    def least(self, target: int, cls: int) -> Request | None:
+        """The least (counter, seq) of a class's heads for one target."""
+        heads = [r for r in self.heads(target) if self.flows[r.flow].cls == cls]
+        return min(heads, key=self.rank, default=None)
 
     def heads(self, target: int) -> list[Request]:
         """The first request of each flow for one target."""
@@ -307,7 +328,9 @@ class State:
                 f.vtc = 0
         for p in self.pools:
             p.headroom_ppm, p.probes, p.pressed = self.limits["headroom_ppm"], True, False
-            p.light, p.foreign_tokens = [], 0
-        if not any(self.is_lifted(i) for i in range(len(self.flows))):
-            self.last_active = None
+            p.light, p.foreign_tokens, p.brought = [], 0, False
+        self.classes.brought.clear()
+        for cls in list(self.last_active):
+            if not any(self.flows[i].cls == cls for i in self.in_minimum):
+                del self.last_active[cls]
         self.quotas.fill_up()

@@ -33,11 +33,14 @@ class Verdict(NamedTuple):
     pool_capacity_tokens: int = 0
     pool_free_tokens: int = 0
     flow: int = -1
+    engine_priority: int = 0
 
 
 @dataclass
 class Flow:
     weight_milli: int
+    base: int  # the tenant's flow in the default class
+    cls: int = 0
     vtc: int = 0
     interval_ns: int = 0
     granted_at_ns: int | None = None
@@ -70,6 +73,7 @@ class Pool:
     preemptions: int = 0
     foreign_tokens: int = 0
     light: list[tuple[int, int]] = field(default_factory=list)  # when, tokens
+    brought: bool = False  # whom it served last, came before better classes
 
     @property
     def capacity_blocks(self) -> int:
@@ -139,6 +143,7 @@ class Request:
     is_void: bool = False
     bypassed: int = 0
     bypassed_ns: int = 0
+    engine_priority: int = 0
 
     @property
     def lives(self) -> bool:

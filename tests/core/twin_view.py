@@ -23,10 +23,18 @@ UNSEEN = frozenset(
 def view(twin: Twin, now_ns: int) -> dict[str, Any]:
     return {
         "pools": [_pool(twin, now_ns, p) for p in range(len(twin.pools))],
-        "flows": {name: _flow(twin, now_ns, i) for i, name in enumerate(twin.flow_names)},
+        "flows": {
+            (name.decode(), _class(twin, i)): _flow(twin, now_ns, i)
+            for i, name in enumerate(twin.flow_names)
+        },
+        "classes": twin.classes.rows(),
         "totals": _totals(twin),
         "draining": twin.draining,
     }
+
+
+def _class(twin: Twin, flow: int) -> str:
+    return twin.classes.items[twin.flows[flow].cls].name.decode()
 
 
 def wait_reasons(twin: Twin) -> list[str]:
@@ -42,7 +50,8 @@ def core_view(stats: dict[str, Any]) -> dict[str, Any]:
 
     return {
         "pools": [seen(p) for p in stats["pools"]],
-        "flows": {f["tenant"].encode(): seen(f) for f in stats["flows"]},
+        "flows": {(f["tenant"], f["request_class"]): seen(f) for f in stats["flows"]},
+        "classes": stats["classes"],
         "totals": seen(stats["totals"]),
         "draining": stats["draining"],
     }
@@ -80,6 +89,7 @@ def _flow(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
     sizes = [(r, twin.pools[r.pool].block_size) for r in live]
     return {
         "tenant": twin.flow_names[flow].decode(),
+        "request_class": _class(twin, flow),
         "weight_milli": f.weight_milli,
         "vtc_micro": f.vtc,
         "queued": len(queued),
@@ -120,7 +130,8 @@ def _promises(twin: Twin, sums: Judged | None, lengths: Lengths | None) -> dict[
 
 def _totals(twin: Twin) -> dict[str, Any]:
     heads = [r for i in range(len(twin.flows)) for r in twin.quotas.heads(i)]
-    backlogged = [twin.flows[r.flow].vtc for r in heads if twin.quotas.is_candidate(r)]
+    backlogged = [twin.flows[r.flow] for r in heads if twin.quotas.is_candidate(r)]
+    counters = [[f.vtc for f in backlogged if f.cls == cls] for cls in twin.classes.order()]
     prices = twin.limits["input_price_micro"], twin.limits["output_price_micro"]
     batch = sum(p.capacity_blocks * p.block_size for p in twin.pools)
     longest = max(twin.prompt_seen * prices[0], batch * prices[1])
@@ -134,7 +145,7 @@ def _totals(twin: Twin) -> dict[str, Any]:
         "promised_tokens": sum(
             twin.promised(i) * pool.block_size for i, pool in enumerate(twin.pools)
         ),
-        "fairness_gap_micro": max(backlogged) - min(backlogged) if backlogged else 0,
+        "fairness_gap_micro": max((max(c) - min(c) for c in counters if c), default=0),
         "fairness_bound_micro": 2 * longest * 1000 // weight,
         "predictor_samples": p.overall.samples,
         **_promises(twin, p.total, p.overall),

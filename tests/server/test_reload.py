@@ -45,13 +45,13 @@ async def test_quotas_weights_and_tenants_change_under_load() -> None:
         lease = {"lease_id": runs.grant.lease_id, "pool_epoch": 1}
         await stub.Complete(pb.CompleteRequest(**lease))
         assert (await waiting).outcome == pb.OUTCOME_GRANTED
-        row = server.driver.flow_stats(b"c")
+        row = server.driver.tenant_stats(b"c")[0]
         assert row is not None
         assert row["weight_milli"] == 7_000
         # b is gone: it is unknown now, and shares the flow of the unknown.
-        before = server.driver.flow_stats(b"unknown")
+        before = server.driver.tenant_stats(b"unknown")[0]
         answer = await stub.Admit(ask(1, tenant="b", queue_ttl_ms=20))
-        after = server.driver.flow_stats(b"unknown")
+        after = server.driver.tenant_stats(b"unknown")[0]
         assert before is not None
         assert after is not None
         assert after["received"] == before["received"] + 1

@@ -324,7 +324,7 @@ async def test_the_tenants_keys_are_looked_up(stub: SchedulerServiceStub) -> Non
     async with serving(tenants=[{"name": "k", "api_keys_sha256": [key.hex()]}]) as server:
         async with calling(server.targets[0]) as other:
             await other.Admit(ask(10, tenant="", api_key_sha256=key))
-        assert server.driver.flow_stats(b"k")["granted"] == 1
+        assert server.driver.tenant_stats(b"k")[0]["granted"] == 1
 
 
 async def test_unknown_tenants_can_be_refused() -> None:

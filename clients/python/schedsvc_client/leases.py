@@ -89,6 +89,7 @@ class Lease:
             output_tokens=self.output_tokens or 0,
             sequences=len(prompts) * max(1, request.n),
             adapter=request.adapter,
+            request_class=request.request_class,
         )
 
 

@@ -1,0 +1,152 @@
+"""What the twin does about its queues: who is granted, and who is evicted."""
+
+from schedsvc import _core as core
+
+from .twin_choose import Choice
+from .twin_room import PREFILL_MAX_NS
+from .twin_types import LIVE, Request, Verdict
+
+
+class Serve(Choice):
+    """Dispatch, grant and eviction."""
+
+    def _dispatch(self) -> None:
+        blocked: set[int] = set()
+        self.audit.grant_all()
+        self.quotas.run()
+        while unblocked := [p for p in range(len(self.pools)) if p not in blocked]:
+            pool = min(unblocked, key=lambda p: (self.share(p), p))
+            if self._serve(pool):
+                self.quotas.run()
+                blocked.clear()  # counters and queues moved: every pool may have another head
+            else:
+                blocked.add(pool)
+
+    def _serve(self, pool: int) -> bool:
+        """Grant or evict one request; False where the pool waits, for the reason it keeps."""
+        p = self.pools[pool]
+        self.pool_due.pop(pool, None)
+        r, brought = self.head_for(pool)
+        if r is None:
+            p.reason = "STRICT" if self.heads(-1) else "NONE"
+            for cls in self.classes.order():
+                r = self.least(-1, cls)
+                if r and not any(self.can_hold(q, r) for q in range(len(self.pools))):
+                    self._evict(r, core.EVICTED_TOO_LARGE)
+                    return True
+            return False
+        if r.due_ns <= self.now_ns:
+            self._evict(r, core.EVICTED_TTL)
+            return True
+        if not self.can_hold(pool, r):
+            self._evict(r, core.EVICTED_TOO_LARGE)
+            return True
+        if self.is_full(r.flow):
+            p.reason = "LIMIT"
+            return False
+        if self.quotas.model_waits(r, pool):
+            p.reason = "QUOTA"
+            return False
+        plan = self.plan(pool, r)
+        p.reason = plan.reason
+        if plan.reason != "NONE":
+            if plan.reason == "ROUND":
+                first = min(self.round_of(pool), key=lambda q: q.arrival_ns + q.waited_ns)
+                self.pool_due[pool] = first.arrival_ns + first.waited_ns + PREFILL_MAX_NS
+            if plan.reason not in ("KV", "MAX_TOTAL", "HEADROOM"):
+                return False
+            p.pressed = True
+            passing = self.who_may_pass(pool, r, plan)
+            if passing is None:
+                return False
+            r, plan, brought = *passing, False
+        else:
+            cls = self.classes.of_flow(r.flow)
+            self.classes.since[("target", r.target), cls] = self.now_ns
+            self.classes.items[cls].brought += brought
+            p.brought = brought
+        r.evidence = plan.evidence
+        alone = len(self.queued(lambda q: q.flow == r.flow)) == 1
+        if not plan.above and alone and self.has_shares():
+            self.note_light(pool, plan.blocks * p.block_size)
+        self.grant(r, pool, plan.blocks, plan.output, brought)
+        return True
+
+    def grant(self, r: Request, pool: int, need: int, output: int, brought: bool) -> None:
+        f = self.flows[r.flow]
+        r.engine_priority = self.classes.priority(f.cls, brought)
+        r.ahead_output = min(self._ahead(r), r.output_max_tokens)
+        f.granted += 1
+        self.totals["granted"] += 1
+        if f.granted_at_ns is not None:
+            gap = self.now_ns - f.granted_at_ns
+            change = gap - f.interval_ns  # a fifth of it, towards zero
+            fifth = abs(change) // 5 * (1 if change > 0 else -1)
+            f.interval_ns = f.interval_ns + fifth if f.interval_ns else gap
+        f.granted_at_ns = self.now_ns
+        r.state, r.pool, r.epoch = LIVE, pool, self.pools[pool].epoch
+        self.quotas.gone(r)
+        self.settle(r.flow)
+        self.quotas.bill_model(r)
+        r.weight_milli = f.weight_milli
+        r.waited_ns = self.now_ns - r.arrival_ns
+        r.promised_output = r.predicted_output = output
+        r.lease_id = self.lease_next
+        self.lease_next += 1
+        r.reserved_blocks = need
+        r.granted_tokens = need * self.pools[pool].block_size
+        r.due_ns = self.now_ns + self.limits["lease_ttl_ns"]
+        self.recharge(r, r.prompt_tokens, 0, r.ahead_output * r.sequences)
+        self.verdicts.append(
+            Verdict(
+                r.seq,
+                r.tag,
+                core.GRANTED,
+                r.lease_id,
+                pool,
+                r.epoch,
+                r.granted_tokens,
+                waited_ns=r.waited_ns,
+                flow=r.flow,
+                engine_priority=r.engine_priority,
+            )
+        )
+        self.classes.note()
+
+    def _ahead(self, r: Request) -> int:
+        """Output of each sequence that is charged before it comes."""
+        if self.policy == "vtc-predict":
+            return self.flows[r.flow].average_milli // 1000
+        if self.policy == "vtc-oracle":
+            return r.told_output
+        return 0 if r.reports_progress else self.predictor.median(self.asked(r)) or 0
+
+    def _evict(self, r: Request, outcome: int) -> None:
+        queue = self.queued(lambda q: (q.flow, q.target) == (r.flow, r.target))
+        quota_ms = self.quotas.wait_ms(r)
+        self.requests.remove(r)
+        self.quotas.gone(r)
+        self.quotas.close(r, False)
+        self.flows[r.flow].refusals[outcome] += 1
+        self.totals["evicted"] += 1
+        queued = len(self.queued(lambda q: q.flow == r.flow))
+        capacity, free = self.limits_told(r.target)
+        retry_ms = self._retry_ms(r.flow, outcome)
+        self.verdicts.append(
+            Verdict(
+                handle=r.seq,
+                tag=r.tag,
+                outcome=outcome,
+                pool=r.target,
+                retry_ms=max(retry_ms, quota_ms) if retry_ms else 0,
+                position=r.ordinal - queue[0].ordinal,
+                waited_ns=self.now_ns - r.arrival_ns,
+                queue_max=self.limits["flow_queue_max"],
+                queue_left=max(0, self.limits["flow_queue_max"] - queued),
+                pool_capacity_tokens=capacity,
+                pool_free_tokens=free,
+                flow=r.flow,
+            )
+        )
+        self.settle(r.flow)
+        self.classes.note()
