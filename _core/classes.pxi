@@ -107,8 +107,8 @@ cdef class Classes:
         cdef int32_t k
         for k in range(self.count):
             if not self.items[self.order[k]].exempt:
-                break
-        return self.items[self.order[k]].rank
+                return self.items[self.order[k]].rank
+        return 0
 
 
 @cython.final

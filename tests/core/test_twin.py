@@ -44,6 +44,14 @@ flow_of = st.integers(0, len(FLOWS) - 1)
 pool_of = st.integers(0, len(POOLS) - 1)
 lease_of = st.integers(0, 13)  # see lease()
 totals = st.one_of(st.just(-1), st.integers(0, 80))
+CLASSES = (
+    (b"low", 5, 2 * SECOND, False),
+    (b"high", -5, SECOND, False),
+    (b"probe", 0, SECOND, True),
+    (b"slow", 9, 20 * SECOND, False),
+)
+NAMES = (b"", b"", b"default", *(name for name, *_ in CLASSES))
+class_of = st.sampled_from(NAMES)
 # Of a request, the simplest first. A draw costs Hypothesis more than both twins need to decide, so
 # each half is drawn as one number: below 2**24, where it draws evenly.
 ASK: tuple[dict[str, Any], ...] = (
@@ -64,6 +72,7 @@ ASK: tuple[dict[str, Any], ...] = (
         "tag": range(4),
         "told_output": range(21),
         "adapter": (b"", b"", b"x", b"y", b"z"),
+        "request_class": NAMES,
     },
 )
 
@@ -101,6 +110,7 @@ class Twins(RuleBasedStateMachine):
         ),
         bypass_max=st.sampled_from((0, 1, 3, 32)),
         pools=st.integers(1, len(POOLS)),
+        classes=st.sampled_from((0, 0, 1, 2, 3, 4)),
         headroom_ppm=st.sampled_from((0, 20_000, 300_000)),
         grace=st.sampled_from((0, 20 * SECOND)),
         leases_max=st.sampled_from((2, 5, 50)),
@@ -110,13 +120,22 @@ class Twins(RuleBasedStateMachine):
         quantile_ppm=st.sampled_from((500_000, 500_000, 700_000, 900_000)),
     )
     def begin(
-        self, policy: str, modes: dict[str, str], pools: int, grace: int, **limits: int
+        self,
+        policy: str,
+        modes: dict[str, str],
+        pools: int,
+        classes: int,
+        grace: int,
+        **limits: int,
     ) -> None:
         self.pair = Pair(policy, modes, lease_grace_ns=grace, **LIMITS, **limits)
         for name, weight in FLOWS:
             self.pair.flow(name, weight)
         for name, *figures in POOLS[:pools]:
             self.pair.both("set_pool", name, 1, *figures)
+        self.pair.classes(*CLASSES[:classes])
+        self.pair.class_of(0, 0, tuple(range(classes + 1)))  # may name the exempt one, too
+        self.pair.class_of(1, min(classes, 2), ())
         self.handles: list[int] = []
 
     def lease(self, index: int) -> tuple[int, int]:
@@ -142,6 +161,8 @@ class Twins(RuleBasedStateMachine):
         more["sequences"] *= more["n"]
         if more["pool"] >= len(self.pair.twin.pools):
             more["pool"] = -1
+        if self.pair.twin.classes.find(more["request_class"]) < 0:
+            more["request_class"] = b""
         handle = self.pair.both(
             "admit", flow, b"id%d" % request_id, max(prompt, more["sequences"]), output, **more
         )
@@ -225,6 +246,7 @@ class Twins(RuleBasedStateMachine):
         produced=st.integers(0, 40),
         sequences=st.sampled_from((1, 1, 3)),
         adapter=st.sampled_from((b"", b"", b"x", b"y")),
+        request_class=class_of,
     )
     def replay(self, flow: int, request_id: int, index: int, pool: int, **lease: Any) -> None:
         lease_id, epoch = self.lease(index)
@@ -244,6 +266,7 @@ class Twins(RuleBasedStateMachine):
             output_tokens=lease["produced"],
             sequences=lease["sequences"],
             adapter=lease["adapter"],
+            request_class=lease["request_class"],
         )
         if state == core.LEASE_LIVE and (lease_id, epoch) not in self.pair.leases:
             self.pair.leases.append((lease_id, epoch))
@@ -291,6 +314,15 @@ class Twins(RuleBasedStateMachine):
     def reweight(self, flow: int, weight: int) -> None:
         self.pair.flow(FLOWS[flow][0], weight)
         self.then(polls=False)
+
+    @rule(name=class_of, rank=st.sampled_from((-9, 0, 3, 7)), default=st.integers(0, 4))
+    def reclass(self, name: bytes, rank: int, default: int) -> None:
+        known = self.pair.twin.classes.items
+        found = next((c for c in known if c.name == name), None)
+        if found is not None:
+            self.pair.classes((name, rank, found.ageing_ns, found.exempt))
+            self.pair.class_of(2, default % len(known), ())
+        self.then(polls=True)
 
     @rule(seed=st.integers(0, 10**6))
     def limit(self, seed: int) -> None:

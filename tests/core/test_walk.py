@@ -68,18 +68,26 @@ def twin_walk(seed: int, events: int) -> None:
     for i, (capacity, block) in enumerate(((300, 1), (640, 16), (210, 7))):
         pair.both("set_pool", b"p%d" % i, 1, capacity, block, (0, 6, 0)[i])
     handles: list[int] = []
+    classes = ((b"low", 5, SECOND, False), (b"high", -5, SECOND, False), (b"probe", 0, 1, True))
+    classes = classes[: rnd.choice((0, 1, 2, 3))]
+    pair.classes(*classes)
+    pair.class_of(flows[0], 0, tuple(range(len(classes) + 1)))
+    names = [b"", *(name for name, *_, exempt in classes if not exempt)]
     limits = QuotaLimits(rnd, pair)
     for n in range(events):
         dice = rnd.random()
         live = pair.twin.leases()
         if dice < 0.45:
             sequences, copies = rnd.choice(((1, 1), (1, 1), (3, 1), (2, 2), (4, 2)))
+            flow = rnd.choice(flows)
+            probes = len(classes) == 3 and flow == flows[0] and rnd.random() < 0.2
             handle = pair.both(
-                "admit", rnd.choice(flows), b"r%d" % (n if rnd.random() < 0.9 else n - 9),
+                "admit", flow, b"r%d" % (n if rnd.random() < 0.9 else n - 9),
                 sequences * rnd.randint(1, 60), rnd.choice((2, 20, 60)),
                 pool=rnd.choice((-1, -1, 0, 1, 2)), sequences=sequences, n=copies,
                 reports_progress=rnd.random() < 0.5,
                 adapter=rnd.choice((b"", b"a%d" % (rnd.randrange(400) ** 2 // 8_000))),
+                request_class=b"probe" if probes else rnd.choice(names),
             )  # fmt: skip
             if handle is not None and handle > 0:
                 handles.append(handle)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 RELEASE = "    if not r.is_void:\n        core.ledger.release(i)\n"
 HEADROOM = "        # Headroom is for growth; what is alone in the pool may use it all.\n"
-LIFT = "        if self.lifts:\n            f.vtc = max(f.vtc, self.least_vtc())\n"
+LIFT = "        if self.lifts:\n            f.vtc = max(f.vtc, self.least_vtc(f.cls))\n"
 SECOND = 1 << 22
 RENEWED = "        if r.due_ns > core.deadlines.nodes[0].key:  # renewed since\n"
 
@@ -88,7 +88,7 @@ MUTANTS = (
         (
             (
                 "choose.pxi",
-                "    if not core.backfills or first.bypassed >= core.bypass_max or (\n",
+                "    if core.classes.items[cls].exempt or not core.backfills or first.bypassed >=",
                 "    if BUG:\n        first.bypassed = 0\n",
             ),
             (
@@ -110,9 +110,9 @@ MUTANTS = (
                 "        if BUG:\n"
                 "            for other in range(self.count):\n"
                 "                if self.items[other].queued:\n"
-                "                    f.vtc = max(f.vtc, self.least_vtc())\n"
+                "                    f.vtc = max(f.vtc, self.least_vtc(f.cls))\n"
                 "                    break\n"
-                "            return self.active.put(flow, f.vtc, flow)\n",
+                "            return self.active(flow).put(flow, f.vtc, flow)\n",
             ),
         ),
         60,
@@ -126,7 +126,7 @@ MUTANTS = (
                 LIFT,
                 "        if BUG:\n"
                 "            f.vtc = 0\n"
-                "            return self.active.put(flow, f.vtc, flow)\n",
+                "            return self.active(flow).put(flow, f.vtc, flow)\n",
             ),
         ),
         60,
