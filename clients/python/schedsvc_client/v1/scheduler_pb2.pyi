@@ -191,7 +191,9 @@ class AdmitRequest(_message.Message):
     adapter: _builtins.str
     """LoRA adapter, at most 256 bytes."""
     request_class: _builtins.str
-    """Priority class; empty is the default class."""
+    """Priority class, at most 256 bytes; empty is the tenant's own. One that is unknown, or that the
+    tenant may not name, is INVALID_ARGUMENT.
+    """
     deadline_ms: _builtins.int
     """First token wanted within this time of arrival; 0: no deadline."""
     queue_ttl_ms: _builtins.int
@@ -294,7 +296,9 @@ class Grant(_message.Message):
     reserved_tokens: _builtins.int
     """KV tokens reserved for it, in whole blocks."""
     engine_priority: _builtins.int
-    """Suggested engine priority, lower runs first; 0 where the policy suggests none."""
+    """Suggested engine priority, lower runs first: the rank of its class, less than any rank for an
+    exempt one. A request whose class has waited for its ageing time has that of the best class.
+    """
     def __init__(
         self,
         *,
@@ -596,6 +600,7 @@ class StatsResponse(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Policy in force: fcfs or vtc."""
     digest: _builtins.int
@@ -616,6 +621,10 @@ class StatsResponse(_message.Message):
     def totals(self) -> Global___Totals:
         """Over all flows."""
 
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassStats]:
+        """Priority classes, best first."""
+
     def __init__(
         self,
         *,
@@ -626,18 +635,65 @@ class StatsResponse(_message.Message):
         digest: _builtins.int = ...,
         incarnation: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        classes: _abc.Iterable[Global___ClassStats] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "draining", b"draining", "flows", b"flows", "incarnation", b"incarnation", "policy", b"policy", "pools", b"pools", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "digest", b"digest", "draining", b"draining", "flows", b"flows", "incarnation", b"incarnation", "policy", b"policy", "pools", b"pools", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatsResponse: _TypeAlias = StatsResponse  # noqa: Y015
 
 @_typing.final
+class ClassStats(_message.Message):
+    """One priority class."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    AGEING_MS_FIELD_NUMBER: _builtins.int
+    EXEMPT_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
+    LIVE_LEASES_FIELD_NUMBER: _builtins.int
+    GRANTED_FIELD_NUMBER: _builtins.int
+    BROUGHT_FORWARD_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    rank: _builtins.int
+    """The least goes first."""
+    ageing_ms: _builtins.int
+    """So long it waits for its turn at most, while requests of better classes are served."""
+    exempt: _builtins.bool
+    """It goes before all, and no quota, headroom or share binds it."""
+    queued: _builtins.int
+    live_leases: _builtins.int
+    granted: _builtins.int
+    brought_forward: _builtins.int
+    """Of these, before better classes that waited, because of the ageing time."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        ageing_ms: _builtins.int = ...,
+        exempt: _builtins.bool = ...,
+        queued: _builtins.int = ...,
+        live_leases: _builtins.int = ...,
+        granted: _builtins.int = ...,
+        brought_forward: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ageing_ms", b"ageing_ms", "brought_forward", b"brought_forward", "exempt", b"exempt", "granted", b"granted", "live_leases", b"live_leases", "name", b"name", "queued", b"queued", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassStats: _TypeAlias = ClassStats  # noqa: Y015
+
+@_typing.final
 class FlowStats(_message.Message):
-    """One flow: the queue of one tenant."""
+    """One flow: the queue of one tenant in one class."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -665,6 +721,7 @@ class FlowStats(_message.Message):
     AUDIT_FIELD_NUMBER: _builtins.int
     AUDITED_REFUSALS_FIELD_NUMBER: _builtins.int
     AUDITED_WAITS_FIELD_NUMBER: _builtins.int
+    REQUEST_CLASS_FIELD_NUMBER: _builtins.int
     PREDICTOR_JUDGED_FIELD_NUMBER: _builtins.int
     PREDICTOR_COVERAGE_PPM_FIELD_NUMBER: _builtins.int
     PREDICTOR_LEVEL_PPM_FIELD_NUMBER: _builtins.int
@@ -699,6 +756,8 @@ class FlowStats(_message.Message):
     audit: _builtins.bool
     """Its requests are decided and counted, and all granted at once."""
     audited_waits: _builtins.int
+    request_class: _builtins.str
+    """A tenant has a flow, with a counter of its own, in each class that its requests have used."""
     predictor_judged: _builtins.int
     """Promises that were made from what is known of output lengths and have been judged: by an
     output that outgrew its promise, or by its end.
@@ -750,6 +809,7 @@ class FlowStats(_message.Message):
         audit: _builtins.bool = ...,
         audited_refusals: _abc.Iterable[Global___OutcomeCount] | None = ...,
         audited_waits: _builtins.int = ...,
+        request_class: _builtins.str = ...,
         predictor_judged: _builtins.int = ...,
         predictor_coverage_ppm: _builtins.int = ...,
         predictor_level_ppm: _builtins.int = ...,
@@ -757,7 +817,7 @@ class FlowStats(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "audited_refusals", b"audited_refusals", "audited_waits", b"audited_waits", "cached_input_tokens", b"cached_input_tokens", "cancelled", b"cancelled", "completed", b"completed", "expired", b"expired", "granted", b"granted", "input_tokens", b"input_tokens", "live_leases", b"live_leases", "oldest_queued_ms", b"oldest_queued_ms", "output_tokens", b"output_tokens", "posted_tokens", b"posted_tokens", "predicted_p50_tokens", b"predicted_p50_tokens", "predicted_quantile_tokens", b"predicted_quantile_tokens", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "promised_tokens", b"promised_tokens", "queued", b"queued", "quotas", b"quotas", "received", b"received", "refusals", b"refusals", "reserved_to_used_ppm", b"reserved_to_used_ppm", "tenant", b"tenant", "vtc_micro", b"vtc_micro", "waits_for_quota", b"waits_for_quota", "weight_milli", b"weight_milli"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "audited_refusals", b"audited_refusals", "audited_waits", b"audited_waits", "cached_input_tokens", b"cached_input_tokens", "cancelled", b"cancelled", "completed", b"completed", "expired", b"expired", "granted", b"granted", "input_tokens", b"input_tokens", "live_leases", b"live_leases", "oldest_queued_ms", b"oldest_queued_ms", "output_tokens", b"output_tokens", "posted_tokens", b"posted_tokens", "predicted_p50_tokens", b"predicted_p50_tokens", "predicted_quantile_tokens", b"predicted_quantile_tokens", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "promised_tokens", b"promised_tokens", "queued", b"queued", "quotas", b"quotas", "received", b"received", "refusals", b"refusals", "request_class", b"request_class", "reserved_to_used_ppm", b"reserved_to_used_ppm", "tenant", b"tenant", "vtc_micro", b"vtc_micro", "waits_for_quota", b"waits_for_quota", "weight_milli", b"weight_milli"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -824,8 +884,8 @@ class Totals(_message.Message):
     evicted: _builtins.int
     promised_tokens: _builtins.int
     fairness_gap_micro: _builtins.int
-    """Widest spread of counters between flows that are backlogged now, in micro-tokens, beside the
-    bound that VTC promises (section 4 of arXiv 2401.00588).
+    """Widest spread of counters between flows of a class that are backlogged now, in micro-tokens,
+    beside the bound that VTC promises (section 4 of arXiv 2401.00588).
     """
     fairness_bound_micro: _builtins.int
     predictor_coverage_ppm: _builtins.int
@@ -1002,6 +1062,7 @@ class LeaseReplay(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    REQUEST_CLASS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
@@ -1021,6 +1082,8 @@ class LeaseReplay(_message.Message):
     """Sequences: prompts times n."""
     adapter: _builtins.str
     """LoRA adapter, as admitted."""
+    request_class: _builtins.str
+    """As admitted; one that is unknown by now counts as empty."""
     def __init__(
         self,
         *,
@@ -1038,10 +1101,11 @@ class LeaseReplay(_message.Message):
         output_tokens: _builtins.int = ...,
         sequences: _builtins.int = ...,
         adapter: _builtins.str = ...,
+        request_class: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "cached_input_tokens", b"cached_input_tokens", "input_tokens", b"input_tokens", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "output_tokens", b"output_tokens", "pool", b"pool", "pool_epoch", b"pool_epoch", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "reserved_tokens", b"reserved_tokens", "sequences", b"sequences", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "cached_input_tokens", b"cached_input_tokens", "input_tokens", b"input_tokens", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "output_tokens", b"output_tokens", "pool", b"pool", "pool_epoch", b"pool_epoch", "prompt_tokens", b"prompt_tokens", "request_class", b"request_class", "request_id", b"request_id", "reserved_tokens", b"reserved_tokens", "sequences", b"sequences", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
