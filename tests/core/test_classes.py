@@ -114,10 +114,8 @@ def test_counters_of_a_class_are_lifted_among_themselves() -> None:
             ask(s, "waits, too", LOW, 1, now_ns=i)
     ask(s, "old", HIGH, 0, now_ns=30, tag=1)
     ask(s, "new", HIGH, 2, now_ns=30, tag=2)
-    high = {i: s.flow_stats(30, i) for i in range(8)}
-    counters = {
-        row["tenant"]: row["vtc_micro"] for row in high.values() if row["request_class"] == "high"
-    }
+    flows = s.stats(30)["flows"]
+    counters = {f["tenant"]: f["vtc_micro"] for f in flows if f["request_class"] == "high"}
     assert counters["new"] == counters["old"] > 0
 
 
@@ -125,12 +123,12 @@ def test_counters_of_a_class_are_lifted_among_themselves() -> None:
 def test_a_class_that_waits_is_served_within_its_ageing_time(seed: int) -> None:
     """Endless better work: the class gets its turn, and takes no more than that."""
     rnd = random.Random(seed)
-    step_ns = rnd.choice((SECOND // 100, SECOND // 10, SECOND, 3 * SECOND))
+    step_ns = (SECOND // 20, SECOND // 2, SECOND, 3 * SECOND)[seed]
     s = classed(("a", 1000), ("b", 3000), capacity=20, queue_ttl_ns=1 << 50, ledger="peak",
                 lease_ttl_ns=1 << 50, dispatch=rnd.choice(("strict", "backfill")))  # fmt: skip
     handles: dict[int, bytes] = {}
     turns: list[tuple[int, bytes]] = []
-    for k in range(300):
+    for k in range(max(200, 40 * SECOND // step_ns)):
         now_ns = k * step_ns
         for cls, most in ((HIGH, 5), (LOW, 3)):
             while sum(c == cls for c in handles.values()) < most:
@@ -215,7 +213,6 @@ def test_nobody_passes_an_exempt_head_and_it_waits_for_room_alone() -> None:
     s = classed(("a", 1000), ("b", 1000), capacity=100, dispatch="backfill", bypass_max=9)
     long = grant(s, 0, "runs", 50, 30)
     assert ask(s, "probe", PROBE, tag=1) > 0
-    s.cancel(0, s.admit(0, 1, b"other", 1, 1, request_class=HIGH))
     admit(s, 0, "large", 50, 30, request_class=PROBE, tag=2)
     admit(s, 0, "small", 1, 1, 1, tag=3)
     assert [d.tag for d in s.poll(0)] == [1]
@@ -229,7 +226,7 @@ def test_a_light_request_of_a_lower_class_does_not_pass() -> None:
         s = classed(("hog", 1000), ("light", 1000), capacity=100, dispatch="backfill")
         for i in range(4):
             grant(s, 0, f"runs{i}", 10, 10, 0, request_class=HIGH, reports_progress=True)
-        admit(s, 0, "head", 10, 40, 0, request_class=HIGH)
+        admit(s, 0, "head", 15, 80, 0, request_class=HIGH)
         handle = admit(s, 0, "light", 10, 10, 1, request_class=cls)
         return handle in [d.handle for d in s.poll(0)]
 
@@ -246,7 +243,9 @@ def test_a_quota_is_shared_by_class_and_none_is_starved_there() -> None:
     for k in range(130):
         for cls, flow in ((LOW, 0), (HIGH, 1)):
             ask(s, f"{k}{cls.decode()}", cls, flow, now_ns=k * SECOND // 2, tag=cls == LOW)
-        turns += [(k, d.tag) for d in s.poll(k * SECOND // 2) if d.outcome == core.GRANTED]
+        for d in s.poll(k * SECOND // 2):
+            turns.append((k, d.tag))
+            s.complete(k * SECOND // 2, d.lease_id, 1, output_tokens=1)
     assert len(turns) >= 120  # the bucket was full: 60 at once, then one a second
     later = [tag for k, tag in turns if k > 65]
     # One a second, and an ageing time of two: the third of every three.
@@ -319,7 +318,7 @@ def test_weight_mode_and_quota_of_a_tenant_hold_in_all_its_classes() -> None:
     s = classed(capacity=1_000)
     grant(s, 0, "first", request_class=HIGH)
     s.set_flow(b"f", 4000)
-    s.set_flow_quota(0, 0, concurrency=3)
+    s.set_flow_quota(0, 0, concurrency=2)
     s.set_flow_mode(0, 0, True)
     grant(s, 0, "second", request_class=LOW)
     for flow in s.flow_indices(b"f"):
