@@ -22,14 +22,17 @@ cdef void identify(
 
 cdef int take_class(Scheduler core, Ask* ask, const uint8_t* name, int64_t size) except -1:
     """Find the class that a request names, or its tenant's. O(classes)."""
-    cdef Flow* f = &core.flows.items[ask.flow]
+    cdef Flow* f
     cdef bint allowed
-    ask.cls = f.default_class
-    if size == 0:
-        return 0
-    ask.cls = core.classes.find_slice(name, size)
+    ask.cls = core.classes.find_slice(name, size) if size else 0
     if ask.cls == NONE:
         invalid("request_class", "unknown class; leave it empty, or name one that is configured")
+    if ask.flow == NONE:  # an unknown tenant's, which is refused
+        return 0
+    f = &core.flows.items[ask.flow]
+    if size == 0:
+        ask.cls = f.default_class
+        return 0
     allowed = not core.classes.items[ask.cls].exempt
     if f.named_classes:
         allowed = (f.named_classes >> ask.cls) & 1
@@ -274,6 +277,7 @@ cdef int64_t admit_message(
     cdef Ask ask
     m.flow = ask.flow = flow_of(core, &m.tenant, &m.key)
     ask.target = target_of(core, &m.pool)
+    take_class(core, &ask, m.request_class.at, m.request_class.size)
     ask.owner = owner
     ask.principal = principal
     ask.tag = tag
@@ -282,7 +286,6 @@ cdef int64_t admit_message(
         return -refuse(core, NONE, OUT_REJECTED_UNKNOWN_TENANT, tag)
     if core.unknown_refused and ask.flow == core.unknown_flow:
         count_audit(core, ask.flow, refusal_place(OUT_REJECTED_UNKNOWN_TENANT))
-    take_class(core, &ask, m.request_class.at, m.request_class.size)
     if ask.target == NONE and m.pool.size:
         core.received += 1
         core.flows.items[ask.flow].received += 1

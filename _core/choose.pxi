@@ -1,12 +1,12 @@
 # Who runs next in a pool.
 #
 # The best class first, or the one that ageing brings forward (see classes), at most every second
-# time; in it least (counter, seq) first. Where that head does not fit, strict order stops; EASY backfill (Lifka
-# 1995) lets a later request go first if it fits now and does not move the head's projected start.
-# The start is projected from what the running leases have left, counted in tokens, which is time on
-# an engine that batches. A request whose flow stays below its share may also go before a head whose
-# flow is above, in the same class: for it something is kept free (see headroom). One head is
-# bypassed `bypass_max` times and for `bypass_ns` at most, an exempt one never.
+# time; in it least (counter, seq) first. Where that head does not fit, strict order stops; EASY
+# backfill (Lifka 1995) lets a later request go first if it fits now and does not move the head's
+# projected start. The start is projected from what the running leases have left, counted in tokens,
+# which is time on an engine that batches. A request whose flow stays below its share may also go
+# before a head whose flow is above, in the same class: for it something is kept free (see headroom).
+# One head is bypassed `bypass_max` times and for `bypass_ns` at most, an exempt one never.
 
 cdef enum:
     LOOKAHEAD = 8  # so many heads of flows are looked at
@@ -182,7 +182,9 @@ cdef int32_t who_may_pass(Scheduler core, int32_t pool, int32_t head, Plan* plan
     cdef Projection start
     cdef bint is_light
     cdef int32_t k, count, cls = core.flows.items[first.flow].cls
-    if core.classes.items[cls].exempt or not core.backfills or first.bypassed >= core.bypass_max or (
+    if core.flows.items[first.flow].exempt:
+        return NONE
+    if not core.backfills or first.bypassed >= core.bypass_max or (
         first.bypassed and core.now_ns - first.bypassed_ns >= core.bypass_ns
     ):
         return NONE

@@ -1,10 +1,10 @@
 # Priority classes above the fair layer, and lines in which somebody waits by class.
 #
-# Strict priority: the class of the least rank that has anybody in the line goes first, an exempt one
-# before all others. Ageing, so that none is starved: a class that has been in a line for its ageing
-# time without being served goes next, once, also before better ones, though never before an exempt
-# one, and at most every second time. So a class that waits is served at least about once in its
-# ageing time, and a better one is held up by one request in that time.
+# Strict priority: the class of the least rank that has anybody in the line goes first, and an
+# exempt one before all others. Ageing, so that none is starved: a class that has been in a line for
+# its ageing time without being served goes next, once, also before better ones, though never before
+# an exempt one, and at most every second time. So a class that waits is served at least about once
+# in its ageing time, and a better one is held up by one request in that time.
 #
 # An exempt class is bound by nothing that is configured for the others: no quota, no headroom, no
 # share, no bound that their requests and leases have used up. What it needs is an engine with room.

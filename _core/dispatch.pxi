@@ -86,7 +86,7 @@ cdef int32_t emptiest(Scheduler core, uint64_t blocked) noexcept:
 
 
 cdef int evict_unholdable(Scheduler core) except -1:
-    # A request for any pool, at the head of its class, that no registered pool can hold any more: 1.
+    # A request for any pool, at the head of its class, that no registered pool can hold now: 1.
     cdef Line free = <Line>core.flows.candidates[0]
     cdef int32_t i, p, k
     cdef bint fits

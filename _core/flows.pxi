@@ -3,8 +3,8 @@
 # A flow is the queue of one tenant in one class. It has one counter and a queue for each target:
 # target 0 holds requests that may run in any pool, target p + 1 those that must run in pool p. Each
 # target has a line of its non-empty queues, in each class by (counter, sequence number of the
-# head). Under FCFS the counter's place in the key is 0. Counters are compared, and lifted, among the
-# flows of a class: those of a better class are ahead by what it had before the others.
+# head). Under FCFS the counter's place in the key is 0. Counters are compared, and lifted, among
+# the flows of a class: those of a better class are ahead by what it had before the others.
 
 cdef enum:
     REFUSAL_KINDS = 14

@@ -3,7 +3,7 @@
 # A head that comes to stand without one asks. Where all nodes of its chain (tenant, groups) hold
 # enough, it takes from each; else the whole flow waits for the first node that does not: it is no
 # candidate, and unless an older head of it is in the line, no part of the minimum either, and is
-# lifted when it comes back (section 4.1). A node serves its waiting flows by class, ageing included,
+# lifted when it comes back (section 4.1). A node serves its waiting flows by class, with ageing,
 # and in the order of their counters. A lift is the node's, for a class: flows that waited together
 # keep their distances, so a group's quota is shared by weight, however far the others have come
 # meanwhile. Exempt flows have no quotas.

@@ -221,7 +221,8 @@ cdef str state_text(Scheduler core, int64_t now_ns):
         )
     for f in stats["flows"]:
         lines.append(
-            f"flow {f['tenant']} in class {f['request_class']}, weight {f['weight_milli']}: vtc {f['vtc_micro']},"
+            f"flow {f['tenant']}, class {f['request_class']}, weight {f['weight_milli']}:"
+            f" vtc {f['vtc_micro']},"
             f" {f['queued']} queued, {f['live_leases']} leases,"
             f" {f['promised_tokens']} tokens promised"
         )

@@ -261,7 +261,7 @@ class Scheduler:
     def flow_index(self, name: bytes) -> int:
         """Index of a tenant's flow in the default class, or -1."""
     def flow_indices(self, name: bytes) -> list[int]:
-        """Indices of all flows of a tenant: one for each class that it has used. O(classes)."""
+        """Return the indices of a tenant's flows, one for each class it has used. O(classes)."""
     def set_pool(
         self,
         now_ns: int,

@@ -148,9 +148,9 @@ def _view(snapshot: Any) -> RenderableType:
         )
     classes = _table("class", "rank", "queued", "leases", "granted", "brought forward")
     for entry in snapshot.classes:
-        numbers = (entry.queued, entry.live_leases, entry.granted, entry.brought_forward)
+        counts = (entry.queued, entry.live_leases, entry.granted, entry.brought_forward)
         rank = "exempt" if entry.exempt else str(entry.rank)
-        classes.add_row(entry.name, rank, *(f"{number:,}" for number in numbers))
+        classes.add_row(entry.name, rank, *(f"{count:,}" for count in counts))
     line = (
         f"policy {snapshot.policy}{', draining' if snapshot.draining else ''};"
         f" {totals.received:,} received, {totals.queued:,} queued, {totals.live_leases:,} running,"

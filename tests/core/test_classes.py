@@ -1,6 +1,7 @@
 """Priority classes: strict order, ageing, and an exempt class that nothing configured locks out."""
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -140,11 +141,11 @@ def test_a_class_that_waits_is_served_within_its_ageing_time(seed: int) -> None:
         if k % 50 == 0:
             s.check()
     low = [0, *(now_ns for now_ns, cls in turns if cls == LOW)]
-    waits = [b - a for a, b in zip(low, low[1:], strict=False)]
+    waits = [b - a for a, b in pairwise(low)]
     # Rarer turns than its ageing time: every second one, which is as soon as there can be.
     assert max(waits) <= max(AGEING + step_ns, 2 * step_ns)
     assert min(waits[1:]) >= min(AGEING, 2 * step_ns)
-    assert not any(a[1] == b[1] == LOW for a, b in zip(turns, turns[1:], strict=False))
+    assert not any(a[1] == b[1] == LOW for a, b in pairwise(turns))
     assert rows(s)["low"]["brought_forward"] == len(low) - 1 > 5
     assert rows(s)["high"]["granted"] == len(turns) - len(low) + 1
 

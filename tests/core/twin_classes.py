@@ -173,8 +173,8 @@ class Classes:
         for cls in self.order():
             c = self.items[cls]
             flows = [i for i, f in enumerate(self.state.flows) if f.cls == cls]
-            queued = len(self.state.queued(lambda r, flows=flows: r.flow in flows))  # type: ignore[misc]
-            live = len(self.state.leases(lambda r, flows=flows: r.flow in flows))  # type: ignore[misc]
+            queued = sum(r.flow in flows for r in self.state.queued())
+            live = sum(r.flow in flows for r in self.state.leases())
             if not c.gone or queued or live:
                 rows.append(
                     {

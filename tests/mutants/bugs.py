@@ -88,7 +88,7 @@ MUTANTS = (
         (
             (
                 "choose.pxi",
-                "    if core.classes.items[cls].exempt or not core.backfills or first.bypassed >=",
+                "    if not core.backfills or first.bypassed >= core.bypass_max or (\n",
                 "    if BUG:\n        first.bypassed = 0\n",
             ),
             (

@@ -91,6 +91,29 @@ def test_limits_of_pools_change_and_end_while_it_runs() -> None:
     assert most() == [9, 9]
     reconfigure(core, old, new, 0)
     assert most() == [1_000, 7]
+async def test_classes_come_change_and_go_under_load() -> None:
+    fast = {"name": "fast", "rank": -1}
+    tenants = [{"name": "a", "class": "fast"}, {"name": "b"}]
+    async with serving() as server, calling(server.targets[0]) as stub:
+        await stub.Admit(ask(1_500))
+        server.reconfigure(config_of(tenants=tenants, classes=[fast]))
+        waiting = asyncio.ensure_future(stub.Admit(ask(1_500)))
+        await until(lambda: totals(server)["queued"] == 1, "queued")
+        server.reconfigure(config_of(tenants=tenants, classes=[{**fast, "rank": -7}]))
+        answer = await stub.Stats(pb.StatsRequest(tenants=["a"]))
+        assert [(c.name, c.rank, c.queued) for c in answer.classes] == [
+            ("fast", -7, 1),
+            ("default", 0, 0),
+        ]
+        assert [flow.request_class for flow in answer.flows] == ["default", "fast"]
+        page = (await server.metrics.page(""))[0].decode()
+        assert 'schedsvc_class_queued_requests{class="fast"} 1.0' in page
+        assert 'schedsvc_queued_requests{tenant="other"} 1.0' in page  # of all classes
+        server.reconfigure(config_of(tenants=[{"name": "a"}, {"name": "b"}]))
+        with pytest.raises(grpc.aio.AioRpcError, match="unknown class"):
+            await stub.Admit(ask(1, request_class="fast"))
+        assert totals(server)["queued"] == 1
+        waiting.cancel()
 
 
 async def test_audit_begins_and_ends_while_it_runs() -> None:
@@ -142,6 +165,7 @@ async def test_quotas_are_told_by_stats_refusals_and_metrics() -> None:
         ),
         (MINIMAL + "scheduler: {policy: fcfs, headroom: 0.5}\n", ["scheduler.headroom_ppm"]),
         (MINIMAL + "pools: [{name: p, capacity_tokens: 99}]\n", []),
+        (MINIMAL + "classes: [{name: x, rank: 4}]\n", []),
         (MINIMAL + "tenants: [{name: x}]\nmode: audit\nlog: {level: error}\n", []),
     ],
 )
