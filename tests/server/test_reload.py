@@ -91,6 +91,8 @@ def test_limits_of_pools_change_and_end_while_it_runs() -> None:
     assert most() == [9, 9]
     reconfigure(core, old, new, 0)
     assert most() == [1_000, 7]
+
+
 async def test_classes_come_change_and_go_under_load() -> None:
     fast = {"name": "fast", "rank": -1}
     tenants = [{"name": "a", "class": "fast"}, {"name": "b"}]
