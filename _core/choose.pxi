@@ -5,7 +5,7 @@
 # backfill (Lifka 1995) lets a later request go first if it fits now and does not move the head's
 # projected start. The start is projected from what the running leases have left, counted in tokens,
 # which is time on an engine that batches. A request whose flow stays below its share may also go
-# before a head whose flow is above, in the same class: for it something is kept free (see headroom).
+# before a head of its class whose flow is above: for it something is kept free (see headroom).
 # One head is bypassed `bypass_max` times and for `bypass_ns` at most, an exempt one never.
 
 cdef enum:

@@ -44,6 +44,16 @@ def test_longer_walks(seed: int) -> None:
     assert is_drained(walk.core, walk.now_ns)
 
 
+def walk_classes(rnd: random.Random, pair: Pair, flow: int) -> tuple[list[bytes], list[bytes]]:
+    """Some classes: names for all tenants, and those for one that may name an exempt one, too."""
+    classes = ((b"low", 5, SECOND, False), (b"high", -5, SECOND, False), (b"probe", 0, 1, True))
+    classes = classes[: rnd.choice((0, 1, 2, 3))]
+    pair.classes(*classes)
+    pair.class_of(flow, 0, tuple(range(len(classes) + 1)))
+    names = [b"", *(name for name, *_ in classes)]
+    return names[:3], names
+
+
 def twin_walk(seed: int, events: int) -> None:
     """Denser than Hypothesis: most events do something, and queues stay full."""
     rnd = random.Random(seed)
@@ -68,11 +78,7 @@ def twin_walk(seed: int, events: int) -> None:
     for i, (capacity, block) in enumerate(((300, 1), (640, 16), (210, 7))):
         pair.both("set_pool", b"p%d" % i, 1, capacity, block, (0, 6, 0)[i])
     handles: list[int] = []
-    classes = ((b"low", 5, SECOND, False), (b"high", -5, SECOND, False), (b"probe", 0, 1, True))
-    classes = classes[: rnd.choice((0, 1, 2, 3))]
-    pair.classes(*classes)
-    pair.class_of(flows[0], 0, tuple(range(len(classes) + 1)))
-    names = [b"", *(name for name, *_, exempt in classes if not exempt)]
+    names, exempt = walk_classes(rnd, pair, flows[0])
     limits = QuotaLimits(rnd, pair)
     for n in range(events):
         dice = rnd.random()
@@ -80,14 +86,13 @@ def twin_walk(seed: int, events: int) -> None:
         if dice < 0.45:
             sequences, copies = rnd.choice(((1, 1), (1, 1), (3, 1), (2, 2), (4, 2)))
             flow = rnd.choice(flows)
-            probes = len(classes) == 3 and flow == flows[0] and rnd.random() < 0.2
             handle = pair.both(
                 "admit", flow, b"r%d" % (n if rnd.random() < 0.9 else n - 9),
                 sequences * rnd.randint(1, 60), rnd.choice((2, 20, 60)),
                 pool=rnd.choice((-1, -1, 0, 1, 2)), sequences=sequences, n=copies,
                 reports_progress=rnd.random() < 0.5,
                 adapter=rnd.choice((b"", b"a%d" % (rnd.randrange(400) ** 2 // 8_000))),
-                request_class=b"probe" if probes else rnd.choice(names),
+                request_class=rnd.choice(exempt if flow == flows[0] else names),
             )  # fmt: skip
             if handle is not None and handle > 0:
                 handles.append(handle)

@@ -33,9 +33,8 @@ class Twin(Serve):
         request_class: bytes = b"",
     ) -> int:
         self.enter(now_ns)
-        cls = self.classes.of(flow, request_class)
-        base, flow = flow, self.classes.flow(flow, cls)
-        longest = -(-input_tokens // (sequences // n))
+        cls, base = self.classes.of(flow, request_class), flow
+        flow, longest = self.classes.flow(base, cls), -(-input_tokens // (sequences // n))
         payload = (input_tokens, longest, max_output_tokens, sequences, n, pool, adapter, cls)
         for known in self.requests:
             if (self.flows[known.flow].base, known.request_id) == (base, request_id):
@@ -304,12 +303,7 @@ class Twin(Serve):
         if self.find_lease(lease_id, principal) is None:
             if pool_epoch != self.pools[pool].epoch:
                 return core.LEASE_VOID
-            taken = any(
-                r.lease_id == lease_id
-                or (self.flows[r.flow].base, r.request_id) == (flow, request_id)
-                for r in self.requests
-            )
-            if taken or not self.has_room(adapter):
+            if self._is_taken(lease_id, flow, request_id) or not self.has_room(adapter):
                 return core.LEASE_UNKNOWN
             flow = self.classes.flow(flow, cls)
             if self.is_full(flow):
@@ -355,6 +349,12 @@ class Twin(Serve):
             cached_input_tokens,
             output_tokens,
             principal,
+        )
+
+    def _is_taken(self, lease_id: int, base: int, request_id: bytes) -> bool:
+        return any(
+            r.lease_id == lease_id or (self.flows[r.flow].base, r.request_id) == (base, request_id)
+            for r in self.requests
         )
 
     def drain(self, now_ns: int) -> None:
