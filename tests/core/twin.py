@@ -305,8 +305,7 @@ class Twin(Serve):
                 return core.LEASE_VOID
             if self._is_taken(lease_id, flow, request_id) or not self.has_room(adapter):
                 return core.LEASE_UNKNOWN
-            flow = self.classes.flow(flow, cls)
-            if self.is_full(flow):
+            if self.is_full(flow := self.classes.flow(flow, cls)):
                 return core.LEASE_UNKNOWN
             if self.lift_mode == "active":
                 self.lift(flow)
@@ -329,8 +328,8 @@ class Twin(Serve):
                 0,
                 adapter,
             )
-            r.told, r.state, r.lease_id = False, LIVE, lease_id
             r.engine_priority = self.classes.priority(cls, False)
+            r.told, r.state, r.lease_id = False, LIVE, lease_id
             r.pool, r.epoch, r.weight_milli = pool, pool_epoch, self.flows[flow].weight_milli
             r.promised_output = r.predicted_output = max_output_tokens
             r.reserved_blocks = -(-reserved_tokens // self.pools[pool].block_size)
