@@ -144,9 +144,10 @@ class Server:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def engine_pids(self) -> list[int]:
-        """Return the processes that the API server has started: the engine's."""
+        """Return the processes that the server has started, but other API servers: the engine's."""
         text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(pid) for pid in text.split()]
+        titles = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in text.split()}
+        return [pid for pid, title in titles.items() if b"APIServer" not in title]
 
     @contextlib.contextmanager
     def engine_paused(self) -> Iterator[None]:

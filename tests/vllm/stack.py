@@ -19,7 +19,7 @@ from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from .programs import MODEL, Scheduler, Server
 
 SETTLE_S_MAX = 30.0
-_SAMPLE = re.compile(r"^vllm:(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+_SAMPLE = re.compile(r"^(?:vllm:|schedsvc_)(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Stack:
         return self.stats().pools[0]
 
     def gauges(self) -> dict[str, float]:
-        """Scrape the engine: each of its metrics, summed over labels."""
+        """Scrape the engine: each of its metrics and of the gate's, summed over labels."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
             text = response.read().decode()
         sums: dict[str, float] = {}

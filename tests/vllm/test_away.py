@@ -34,7 +34,11 @@ async def test_no_request_fails_while_the_scheduler_is_away(stack: Stack) -> Non
         modes.clear()
         before = stack.stats().incarnation
         stack.scheduler.kill()
-        await asyncio.gather(*(ask(session, 20) for _ in range(12)))
+        # Nothing goes on until the gate has given it up: as many run as ran at the last grant.
+        with stack.server.engine_paused():
+            asked = asyncio.gather(*(ask(session, 20) for _ in range(12)))
+            await asyncio.to_thread(stack.until, lambda: stack.gauges()["gate_running"] == 12)
+        await asked
         assert Counter(modes) == {"fail-open": 12}
         assert not any(task.done() for task in long), "too short to see the replay"
         with stack.server.engine_paused():

@@ -97,8 +97,12 @@ async def test_the_engine_is_killed_and_comes_back(own: Path) -> None:
                 asked = asyncio.gather(
                     *(ask(session, fates, number) for number in range(IN_FLIGHT))
                 )
-                await asyncio.to_thread(stack.until, lambda: stack.pool.engine_running > 0)
-                assert stack.pool.engine_used_tokens > 0
+                await asyncio.to_thread(
+                    stack.until, lambda: stack.gauges()["num_requests_running"] > 0
+                )
+                with server.engine_paused():  # however quick it is
+                    await asyncio.to_thread(stack.until, lambda: stack.pool.engine_running > 0)
+                    assert stack.pool.engine_used_tokens > 0
                 await asked
             assert fates == {"done": IN_FLIGHT}
             after = await asyncio.to_thread(at_rest, scheduler, stack)
