@@ -1,6 +1,6 @@
 """What the commands on traces share: options, progress, errors."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from schedsvc.workload.convert import partial_path, write_trace
 from schedsvc.workload.json_forms import own_line
 from schedsvc.workload.order import in_order_of_arrival
 from schedsvc.workload.reader import FORMS, TraceReader
-from schedsvc.workload.record import Record
+from schedsvc.workload.record import Record, TraceError
 
 _PROGRESS_EVERY = 1_000
 
@@ -92,6 +92,28 @@ def write_own(records: Iterable[Record], out: Path) -> int:
     try:
         return write_trace(records, out, own_line, ValueError)
     except KeyboardInterrupt:
-        raise click.ClickException(
-            f"interrupted; the requests so far are in {partial_path(out)}"
-        ) from None
+        raise _interrupted(out) from None
+
+
+def write_lines(
+    reader: TraceReader,
+    sort: bool,
+    out: Path,
+    line: Callable[[Record], str],
+    turned: Callable[[Iterator[Record]], Iterable[Record]] = iter,
+) -> int:
+    """Write each request of a trace, `turned` into others, and return how many were written.
+
+    Raises ClickException where the trace is wrong, it cannot be written, or a person interrupts it.
+    """
+    try:
+        with progress(reader, sort) as records:
+            return write_trace(turned(records), out, line, reader.wrong)
+    except (TraceError, OSError) as error:
+        raise told(error) from None
+    except KeyboardInterrupt:
+        raise _interrupted(out) from None
+
+
+def _interrupted(out: Path) -> click.ClickException:
+    return click.ClickException(f"interrupted; the requests so far are in {partial_path(out)}")

@@ -16,12 +16,11 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from schedsvc.workload.cli.common import FROM, progress, tell_skipped, told
+from schedsvc.workload.cli.common import FROM, tell_skipped, told, write_lines
 from schedsvc.workload.cli.prompts import TOKENIZER, load_tokenizer
 from schedsvc.workload.cli.talk import talk_options, timing_and_limits
 from schedsvc.workload.conversations import Chats, Conversation, Simulation
 from schedsvc.workload.conversations import conversations as put_together
-from schedsvc.workload.convert import partial_path, write_trace
 from schedsvc.workload.json_forms import own_line
 from schedsvc.workload.reader import TraceReader
 from schedsvc.workload.record import Record, TraceError
@@ -102,14 +101,7 @@ def conversations(
             tokens["output_tokens"] += ask.output_tokens
             yield ask.as_ids() if written == "token-ids" else ask.as_messages()
 
-    try:
-        with progress(reader, False) as records:
-            count = write_trace(requests(records), out, own_line, reader.wrong)
-    except (TraceError, OSError) as error:
-        raise told(error) from None
-    except KeyboardInterrupt:
-        what = f"interrupted; the requests so far are in {partial_path(out)}"
-        raise click.ClickException(what) from None
+    count = write_lines(reader, False, out, own_line, requests)
     if count == 0:
         raise click.ClickException(f"{file}: no request is left; {_told(simulation.cut)}")
     if as_json:

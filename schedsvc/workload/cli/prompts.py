@@ -11,15 +11,13 @@ from schedsvc.workload.cli.common import (
     SORT,
     TRACE,
     open_trace,
-    progress,
     tell_skipped,
-    told,
+    write_lines,
 )
-from schedsvc.workload.convert import partial_path, write_trace
 from schedsvc.workload.json_forms import own_line
 from schedsvc.workload.prompts import PrefixPlan, PromptError, PromptMaker
 from schedsvc.workload.prompts_trace import GROUP_RULES, PromptRule, PromptWriter
-from schedsvc.workload.record import Record, TraceError
+from schedsvc.workload.record import Record
 from schedsvc.workload.tokenizers import HOW_TO_GIVE_ONE, ModelTokenizer, TokenizerError
 
 _TOKENS = click.IntRange(min=0)
@@ -143,14 +141,7 @@ def prompts(
         return own_line(made)
 
     reader = open_trace(trace, form, sort)
-    try:
-        with progress(reader, sort) as records:
-            count = write_trace(records, out, line, reader.wrong)
-    except (TraceError, OSError) as error:
-        raise told(error) from None
-    except KeyboardInterrupt:
-        what = f"interrupted; the requests so far are in {partial_path(out)}"
-        raise click.ClickException(what) from None
+    count = write_lines(reader, sort, out, line)
     if as_json:
         result = {"requests": count, "input_tokens": written, "skipped": dict(reader.skipped)}
         click.echo(json.dumps({**result, "out": str(out)}, indent=2))

@@ -18,8 +18,9 @@ from schedsvc.workload.cli.common import (
     progress,
     tell_skipped,
     told,
+    write_lines,
 )
-from schedsvc.workload.convert import WRITTEN_FORMS, line_writer, partial_path, write_trace
+from schedsvc.workload.convert import WRITTEN_FORMS, line_writer
 from schedsvc.workload.record import TraceError
 from schedsvc.workload.statistics import Description
 
@@ -64,15 +65,7 @@ Example:
 def convert(trace: Path, out: Path, form: str, written: str, sort: bool, as_json: bool) -> None:
     """Write a TRACE of any known form as JSON lines, one request each."""
     reader = open_trace(trace, form, sort)
-    try:
-        with progress(reader, sort) as records:
-            count = write_trace(records, out, line_writer(written), reader.wrong)
-    except (TraceError, OSError) as error:
-        raise told(error) from None
-    except KeyboardInterrupt:
-        raise click.ClickException(
-            f"interrupted; the requests so far are in {partial_path(out)}"
-        ) from None
+    count = write_lines(reader, sort, out, line_writer(written))
     result = {"requests": count, "form": reader.form, "skipped": dict(reader.skipped)}
     if as_json:
         click.echo(json.dumps({**result, "out": str(out)}, indent=2))
