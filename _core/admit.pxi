@@ -135,7 +135,9 @@ cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
     r.input_tokens = NONE
     r.arrival_ns = core.now_ns
     r.due_ns = core.now_ns + shortest(core.queue_ttl_ns, ask.queue_ttl_ns)
-    core.prompt_seen_max = max(core.prompt_seen_max, r.prompt_tokens)
+    if r.prompt_tokens > core.prompt_seen_max:
+        core.prompt_seen_max = r.prompt_tokens
+        core.save_rest = True
     if f.queued:  # the last in line gets a neighbour
         prefetch_line(&core.requests.items[core.flows.queues[f.first_queue].chain.tail].next)
     core.ids.put(r.key_hi, r.key_lo, i)

@@ -70,10 +70,20 @@ cdef int check_adapters(Scheduler core) except -1:
     )
 
 
+cdef list charges_of_leases(Scheduler core):
+    cdef int32_t i
+    cdef list charged = [0] * core.flows.count
+    for i in range(core.requests.used):
+        if core.requests.items[i].state == LIVE or core.requests.items[i].state == SUSPECT:
+            charged[core.requests.items[i].flow] += core.requests.items[i].charged
+    return charged
+
+
 cdef int check_flows(Scheduler core) except -1:
     cdef int32_t f, q, i
     cdef int64_t queued, seq, received = 0, everything = 0, exempt = 0, exempt_live = 0
     cdef Line line
+    cdef list charged = charges_of_leases(core)
     for f in range(core.flows.count):
         queued = 0
         q = core.flows.items[f].first_queue
@@ -103,12 +113,19 @@ cdef int check_flows(Scheduler core) except -1:
         require(core, queued == core.flows.items[f].queued, "queued = sum of queues")
         require(
             core, core.flows.active(f).has(f) == (
-                (queued > 0 or (core.flows.items[f].live > 0 and not core.flows.lifts_queued))
+                (
+                    queued > 0 or core.flows.items[f].returns
+                    or (core.flows.items[f].live > 0 and not core.flows.lifts_queued)
+                )
                 and (core.flows.items[f].waits_at == NONE or core.flows.has_candidate(f))
             ),
-            "active = queued or in flight, and not blocked by its quota",
+            "active = queued, in flight or returning, and not blocked by its quota",
         )
         require(core, core.flows.items[f].vtc >= 0, "a counter is never negative")
+        require(
+            core, core.flows.items[f].open_charged == charged[f],
+            "what a counter carries for leases = sum over them",
+        )
         everything += queued
         if core.flows.items[f].exempt:
             exempt += queued
@@ -244,15 +261,20 @@ cdef int check_quotas(Scheduler core) except -1:
     cdef int k
     cdef Bill* b
     cdef Line line
-    cdef list live = [0] * core.quotas.count
+    cdef list live = [0] * core.quotas.count, tokens = [0] * core.quotas.count
     for i in range(core.requests.used):
         if core.requests.items[i].state != FREE and core.requests.items[i].bill:
             require(core, core.requests.items[i].state != ENDED, "who has ended has no bill")
             b = &core.quotas.bills[core.requests.items[i].bill]
             for k in range(b.count):
                 live[b.nodes[k]] += 1
+                tokens[b.nodes[k]] += b.input_tokens + b.output_tokens
     for n in range(core.quotas.count):
         require(core, core.quotas.nodes[n].live == live[n], "concurrency = bills of the node")
+        require(
+            core, core.quotas.nodes[n].open_input + core.quotas.nodes[n].open_output == tokens[n],
+            "open tokens of a quota = sums over its bills",
+        )
         for k in range(RATES):
             require(
                 core, core.quotas.nodes[n].level[k] <= core.quotas.nodes[n].rate[k] * MICRO,

@@ -226,7 +226,7 @@ cdef Projection project(
     if plan.above:
         room -= kept_tokens(p, core.now_ns)
     runs_project(
-        &core.ledger.pools[pool].runs, core.requests, room - p.foreign_tokens, &start.left,
+        &core.ledger.pools[pool].runs, core.requests, room - beyond(p), &start.left,
         &start.spare_tokens,
     )
     return start

@@ -8,6 +8,8 @@ cdef int enter(Scheduler core, int64_t now_ns) except -1:
         invalid("now_ns", f"time went back by {core.now_ns - now_ns} ns")
     core.now_ns = core.quotas.now_ns = now_ns
     core.flows.enter(now_ns)
+    if core.resume_until_ns and now_ns >= core.resume_until_ns:
+        end_resume(core)
     return 0
 
 
@@ -108,14 +110,17 @@ cdef int32_t register_pool(Scheduler core, bytes name, PoolFigures* f) except -1
             )
         if f.epoch != p.epoch:
             void_leases(core, pool)
-            p.foreign_tokens = 0
+            p.foreign_tokens = p.owed_tokens = 0
             p.telemetry_at_ns = NONE
         elif p.live and f.block_size != p.block_size:
             invalid("block_size_tokens", "cannot change without a new epoch while leases live")
+    core.save_rest = True
     if f.principal != NONE:
         p.principal = f.principal
     p.epoch = f.epoch
     core.ledger.size(pool, f.capacity_tokens, f.block_size, f.max_running, f.max_model_tokens)
+    if name in core.saved_pools:
+        resume_pool(core, name)
     return pool
 
 
@@ -169,6 +174,7 @@ cdef int take_telemetry(
     p.engine_used_tokens = used_tokens
     p.engine_preemptions = preemptions
     p.telemetry_at_ns = core.now_ns
+    core.save_rest = True
     p.foreign_tokens = max(<int64_t>0, used_tokens - p.promised_blocks * p.block_size)
     adapt_headroom(core, p, fresh, elapsed_ns)
     return 0

@@ -8,6 +8,31 @@ cdef object as_decision(Scheduler core, Verdict* v):
     ))
 
 
+cdef list take_verdicts(Scheduler core):
+    """The verdicts that belong to no session. O(work_max)."""
+    cdef int32_t i, first = core.verdict_taken
+    # More than timers and grants can make: only evict_queued() leaves a rest for later.
+    cdef int32_t last = <int32_t>min(core.verdict_count, first + 4 * core.work_max)
+    if core.verdict_count == 0:
+        return []
+    out = [as_decision(core, &core.verdicts[i]) for i in range(first, last)]
+    core.verdict_taken = last
+    if last == core.verdict_count:
+        core.verdict_count = core.verdict_taken = 0
+    return out
+
+
+cdef int64_t next_due_ns(Scheduler core) noexcept:
+    """When something has to be done at the latest; -1: never. O(1)."""
+    cdef int64_t first = first_key(core.deadlines, NONE)
+    if core.has_more or core.verdict_count:
+        return core.now_ns
+    first = first_key(core.pool_wakes, first_key(core.quotas.wakes, first))
+    if core.resume_until_ns and not 0 <= first <= core.resume_until_ns:
+        first = core.resume_until_ns
+    return first
+
+
 cdef int run_timers(Scheduler core) except -1:
     """Evict and expire what is due, at most `work_max`. O(work_max * log n)."""
     cdef int64_t work = 0

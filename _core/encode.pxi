@@ -59,6 +59,12 @@ cdef class Writer:
             self._raw_varint(field << 3 | VARINT)
         return 0
 
+    cdef inline int number(self, uint64_t value) except -1:
+        """A number of a packed field."""
+        self.room(16)
+        self._raw_varint(value)
+        return 0
+
     cdef inline int fixed64(self, int field, uint64_t value) except -1:
         self.room(16)
         self.at -= 8

@@ -8,6 +8,7 @@
 
 cdef enum:
     REFUSAL_KINDS = 14
+    RETURNS_EACH = 4096  # flows that one event looks at when their time is over, see restore
 
 
 # A counter and the largest charge (2.7 * 10^18) together stay below 2^63.
@@ -47,6 +48,9 @@ ctypedef struct Flow:
     int32_t waits_at  # node whose quota it waits for; -1: none
     int32_t wait_head, wait_slot  # the request it waits with; its place among the waiters
     int64_t wait_lift  # of the node, when the flow began to wait
+    int64_t open_charged  # what the counter carries for its leases
+    int64_t owed  # what it carries for those of before a restart, see restore
+    bint returns  # active before a restart, and so for a while after it
     bint refuses  # it would rather be refused than wait for its quotas
     bint audits  # its requests are decided and counted, and all granted at once
     bint exempt  # its class is
@@ -81,6 +85,9 @@ cdef class Flows:
     cdef int32_t linger_first, linger_last  # those that were, in the order in which they went idle
     cdef int32_t queued_for[POOLS_MAX + 1]  # requests for each target
     cdef int64_t exempt_queued, exempt_live  # requests and leases of exempt flows
+    cdef int64_t returning_until_ns
+    cdef int32_t returning, return_at  # flows that return; how many were looked at in the end
+    cdef Changes changed
     cdef Requests requests
     cdef Quotas quotas
     cdef Classes classes
@@ -98,6 +105,7 @@ cdef class Flows:
         self.requests = requests
         self.quotas = quotas
         self.classes = classes
+        self.changed = Changes()
         self.actives = [Heap() for _ in range(CLASSES_MAX)]
         self.candidates = [Line(classes)]
         self.linger_first = self.linger_last = NONE
@@ -120,6 +128,8 @@ cdef class Flows:
         self.items[self.count].base = self.count
         self.items[self.count].sibling = NONE
         self.count += 1
+        self.changed.reserve(self.count)
+        self.changed.mark(self.count - 1)
         return self.count - 1
 
     cdef int32_t add_sibling(self, int32_t base, int32_t cls) except -1:
@@ -253,6 +263,7 @@ cdef class Flows:
             return 0
         self.active(flow).remove(flow)
         self.last_active[f.cls] = flow
+        self.changed.mark(flow)
         f.wait_lift = self.quotas.nodes[f.waits_at].lift[f.cls]
         return rekey_waiting(self, flow)
 
@@ -301,6 +312,7 @@ cdef class Flows:
             return 0
         if self.lifts:
             f.vtc = max(f.vtc, self.least_vtc(f.cls))
+        self.changed.mark(flow)
         return self.active(flow).put(flow, f.vtc, flow)
 
     cdef int64_t least_vtc(self, int32_t cls) noexcept:
@@ -316,11 +328,19 @@ cdef class Flows:
         cdef Flow* f = &self.items[flow]
         if f.queued:
             return
-        if self.active(flow).has(flow) and (f.live == 0 or self.lifts_queued):
+        if (
+            not f.returns and self.active(flow).has(flow)
+            and (f.live == 0 or self.lifts_queued)
+        ):
             self.active(flow).remove(flow)
             self.last_active[f.cls] = flow
-        if f.live or f.linger_until_ns:
-            return
+            self.changed.mark(flow)
+        if not f.live and not f.linger_until_ns:
+            self.linger(flow)
+
+    cdef void linger(self, int32_t flow) noexcept:
+        """Count an idle flow among those that share the pools for some time yet. O(1)."""
+        cdef Flow* f = &self.items[flow]
         f.linger_until_ns = self.now_ns + LINGER_NS
         f.linger_next = NONE
         f.linger_prev = self.linger_last
@@ -346,6 +366,8 @@ cdef class Flows:
         """Let flows go that have been idle for long. O(1) amortised."""
         cdef int32_t flow
         self.now_ns = now_ns
+        if self.returning and now_ns >= self.returning_until_ns:
+            end_returns(self, RETURNS_EACH)
         while self.linger_first != NONE:
             flow = self.linger_first
             if self.items[flow].linger_until_ns > now_ns:
@@ -370,6 +392,7 @@ cdef class Flows:
         cdef int32_t q
         if weighted_micro == 0:
             return 0
+        self.changed.mark(flow)
         f.vtc = min(max(<int64_t>0, f.vtc + weighted_micro), VTC_MAX)
         if f.vtc > VTC_REBASE and self.active(flow).count:
             self._rebase(f.cls)
@@ -400,6 +423,7 @@ cdef class Flows:
             if self.items[i].cls != cls:
                 continue
             self.items[i].vtc = max(<int64_t>0, self.items[i].vtc - base)
+            self.changed.mark(i)
             if active.has(i):
                 active.put(i, self.items[i].vtc, i)
             if self.items[i].waits_at != NONE:
@@ -413,6 +437,7 @@ cdef class Flows:
         # Time between grants, moving average with alpha = 1/5; what Retry-After is made of.
         cdef Flow* f = &self.items[flow]
         cdef int64_t gap
+        self.changed.mark(flow)
         if f.granted_at_ns >= 0:
             gap = now_ns - f.granted_at_ns
             f.interval_ns += (gap - f.interval_ns) // 5 if f.interval_ns else gap
@@ -421,6 +446,7 @@ cdef class Flows:
     cdef void average(self, int32_t flow, int64_t output_tokens) noexcept:
         """Learn an output, of each sequence: n = (4 n + output) / 5 (section 4.4 of the paper)."""
         cdef Flow* f = &self.items[flow]
+        self.changed.mark(flow)
         if f.average_milli:
             f.average_milli = (4 * f.average_milli + output_tokens * 1000) // 5
         else:
@@ -448,6 +474,8 @@ cdef class Flows:
     cdef void forget(self) noexcept:
         """Counters and rates as new. Only while nothing is active does order stay the same."""
         cdef int32_t i
+        self.changed.mark_all(self.count)
+        end_returns(self, self.count)
         for i in range(self.count):
             self.items[i].interval_ns = 0
             self.items[i].granted_at_ns = NONE

@@ -88,8 +88,8 @@ cdef int run_quotas(Scheduler core) except -1:
     """Let those ask that have not, and serve the waiters of nodes that hold more. O(log n) each."""
     cdef Quotas q = core.quotas
     cdef int32_t first
-    if q.changed:
-        q.changed = False
+    if q.is_new:
+        q.is_new = False
         ask_all_anew(core)
     while True:
         if q.asking.count:
@@ -173,6 +173,7 @@ cdef int wait_at(Scheduler core, int32_t flow, int32_t i, int32_t node) except -
     cdef Flow* f = &core.flows.items[flow]
     cdef Line line = core.quotas.queue_at(node)
     cdef Heap heap = line.heap(f.cls)
+    core.flows.changed.mark(flow)
     f.waits_at = node
     f.wait_head = i
     f.wait_lift = core.quotas.nodes[node].lift[f.cls]
@@ -254,7 +255,9 @@ cdef int lift_from(Flows flows, int32_t flow, int32_t node) except -1:
     if flows.lifts and f.vtc < least:
         n.lift[f.cls] += least - f.vtc
         f.vtc = least
+        flows.quotas.changed.mark(node)
     f.wait_lift = n.lift[f.cls]
+    flows.changed.mark(flow)
     return flows.active(flow).put(flow, f.vtc, flow)
 
 

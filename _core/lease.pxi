@@ -83,6 +83,7 @@ cdef int recharge(
     )
     cdef int64_t weighted = micro * 1000 // r.weight_milli
     core.flows.charge(r.flow, weighted - r.charged)
+    core.flows.items[r.flow].open_charged += weighted - r.charged
     r.charged = weighted
     return 0
 
@@ -176,6 +177,8 @@ cdef int end_lease(Scheduler core, int32_t i, int outcome) except -1:
             f.cached_tokens -= r.cached_tokens
             r.cached_tokens = 0
     recharge(core, i, input_tokens, r.cached_tokens, r.output_tokens)
+    f.open_charged -= r.charged
+    core.flows.changed.mark(r.flow)
     if r.bill:
         core.quotas.correct(i, input_tokens, r.output_tokens)
         core.quotas.settle(i, True)
@@ -281,6 +284,8 @@ cdef int replay_lease(
     cdef int32_t i = find_lease(core, lease_id, ask.principal)
     cdef Request* r
     cdef Pool* p = &core.ledger.pools[ask.target]
+    cdef bint is_new = i == NONE
+    cdef int state
     if i == NONE:
         if epoch != p.epoch:
             return LS_VOID
@@ -298,7 +303,27 @@ cdef int replay_lease(
     r = &core.requests.items[i]
     if ask.owner and r.owner != ask.owner and r.state != ENDED:
         adopt(core, i, ask.owner, 0)
-    return progress_lease(core, lease_id, epoch, u, ask.principal)
+    state = progress_lease(core, lease_id, epoch, u, ask.principal)
+    if is_new:
+        resume_books(core, i)
+    return state
+
+
+cdef int resume_books(Scheduler core, int32_t i) except -1:
+    """What a lease took before a restart stands in the restored books: it takes it only once.
+    O(levels + log n)."""
+    cdef Request* r = &core.requests.items[i]
+    cdef Flow* f = &core.flows.items[r.flow]
+    cdef Pool* p = &core.ledger.pools[r.pool]
+    cdef int64_t paid = min(f.owed, r.charged)
+    if core.resume_until_ns == 0:
+        return 0
+    f.owed -= paid
+    core.flows.charge(r.flow, -paid)
+    p.owed_tokens = max(<int64_t>0, p.owed_tokens - r.reserved_blocks * p.block_size)
+    if r.bill:
+        core.quotas.resume(r.bill)
+    return 0
 
 
 cdef int32_t restore_lease(

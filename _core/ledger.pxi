@@ -2,7 +2,8 @@
 #
 # promised = sum of the reservations of live leases; posted is the part that is materialised. The
 # load of a pool is that sum (sum form) or the greatest load to come (peak form, see peak.pxi), and
-# what the engine says to hold beyond all that was promised. A grant needs load <= capacity -
+# what the engine says to hold beyond all that was promised, and what is still owed to leases of
+# before a restart. A grant needs load <= capacity -
 # headroom with the new lease counted. Growth, replay or a smaller capacity may push the load beyond
 # what the test allows: the pool is then OVERDRAWN and grants nothing.
 
@@ -77,6 +78,7 @@ ctypedef struct Pool:
     int64_t light_since_ns  # start of the window that runs; -1: none
     int64_t light_milli, kept_milli  # milli-tokens that flows below their share took, see headroom
     int64_t foreign_tokens  # that the engine holds beyond all that was promised
+    int64_t owed_tokens  # promised before a restart to leases that nobody has told of yet
 
 
 cdef inline int64_t blocks_for(const Pool* p, int64_t tokens, int64_t sequences) noexcept nogil:
@@ -101,6 +103,11 @@ cdef inline bint is_computed(const Request* r) noexcept nogil:
 
 cdef inline int64_t granted_at_ns(const Request* r) noexcept nogil:
     return r.arrival_ns + r.waited_ns
+
+
+cdef inline int64_t beyond(const Pool* p) noexcept nogil:
+    # What is held besides the leases that are known; the engine may speak of those that are owed.
+    return max(p.foreign_tokens, p.owed_tokens)
 
 
 @cython.final
@@ -220,7 +227,7 @@ cdef class Ledger:
             load = p.promised_blocks * p.block_size
             if one_more != NULL:
                 load += one_more.whole
-        return load + p.foreign_tokens
+        return load + beyond(p)
 
     cdef int64_t allowance(self, int32_t pool) noexcept:
         """The load that the pool's test allows once it is there: what exceeds it, overdraws."""
@@ -267,7 +274,7 @@ cdef class Ledger:
         ):
             return WAIT_ROUND
         # Headroom is for growth; what is alone in the pool may use it all.
-        if p.live == 0:
+        if p.live == 0 and p.owed_tokens == 0:
             return WAIT_NONE
         run = self.figures(pool, r, blocks, output)
         load = self.load(pool, &run)

@@ -46,7 +46,7 @@ cdef int set_limits(Scheduler core, int32_t node, const QuotaLimits* limits) exc
     for k in range(RATES):
         core.quotas.limit(node, k, limits.rates[k])
     core.quotas.nodes[node].concurrency = limits.concurrency
-    core.quotas.changed = core.quotas.has_work = True
+    core.quotas.is_new = core.quotas.has_work = True
     return 0
 
 
@@ -60,6 +60,7 @@ cdef int32_t set_named_quota(
     check_parent(core, parent, 2)  # a tenant's own limits may come below
     if known is None:
         node = core.quotas.add()
+        core.quota_keys.append(QUOTA_ROW + name)
         core.quota_names[name] = node
         core.quotas.nodes[node].parent = parent
     else:
@@ -90,9 +91,10 @@ cdef int limit_flow(
     if is_limited or own != NONE:
         if own == NONE:
             own = core.quotas.add()
+            core.quota_keys.append(TENANT_QUOTA_ROW + <bytes>core.flow_list[flow])
         core.quotas.nodes[own].parent = parent
         set_limits(core, own, limits)
-    core.quotas.changed = core.quotas.has_work = True
+    core.quotas.is_new = core.quotas.has_work = True
     while flow != NONE:
         f = &core.flows.items[flow]
         if f.waits_at != NONE:

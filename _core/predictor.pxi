@@ -75,9 +75,11 @@ cdef class Predictor:
     cdef int32_t enough
     cdef int64_t judged, covered  # promises from evidence, and those that held
     cdef int64_t reserved_tokens, used_tokens
+    cdef Changes changed  # flows whose lengths or sums are new
 
     def __cinit__(self, int64_t quantile_ppm, int64_t samples_min):
         cdef int64_t least = 1
+        self.changed = Changes()
         self.ppm = quantile_ppm
         # level * (mass + 1) <= mass, but at most half a window
         while least < WINDOW // 2 and quantile_ppm * (least + 1) > WHOLE_PPM * least:
@@ -95,6 +97,7 @@ cdef class Predictor:
             self.lengths_of = <FlowLengths*>grow(
                 self.lengths_of, self.flows_max, size, sizeof(FlowLengths)
             )
+            self.changed.reserve(size)
             self.flows_max = size
         return &self.lengths_of[flow]
 
@@ -131,6 +134,7 @@ cdef class Predictor:
         self.samples += 1
         self._add(&self.overall, length)
         self._add(&self._flow(flow).own, length)
+        self.changed.mark(flow)
         if adapter:
             pair = self._pair(flow, adapter)
             if pair == NULL:
@@ -213,6 +217,7 @@ cdef class Predictor:
         if by == BY_NOTHING:
             return 0
         f = self._flow(flow)
+        self.changed.mark(flow)
         f.judged += 1
         f.covered += covered
         self.judged += 1
@@ -245,6 +250,7 @@ cdef class Predictor:
     cdef int book(self, int32_t flow, int64_t reserved_tokens, int64_t used_tokens) except -1:
         """Add up what was reserved at the grant and what was used, of a sequence that ended."""
         cdef FlowLengths* f = self._flow(flow)
+        self.changed.mark(flow)
         f.reserved_tokens += reserved_tokens
         f.used_tokens += used_tokens
         self.reserved_tokens += reserved_tokens
@@ -269,3 +275,4 @@ cdef class Predictor:
         self.samples = 0
         self.judged = self.covered = 0
         self.reserved_tokens = self.used_tokens = 0
+        self.changed.mark_all(self.flows_max)

@@ -32,6 +32,8 @@ ctypedef struct Quota:
     int64_t level[RATES]  # millionths of a unit; below 0: overshot
     int64_t at_ns[RATES]  # start of the tick that runs
     int64_t concurrency, live  # 0: no cap; bills that name this node
+    int64_t open_input, open_output  # tokens on those bills
+    int64_t owed_requests, owed_input, owed_output  # of bills from before a restart, see restore
     int64_t lift[CLASSES_MAX]  # what the waiting flows of a class were lifted by in all, see gate
     int32_t parent
 
@@ -91,7 +93,8 @@ cdef class Quotas:
     cdef Heap wakes  # nodes that somebody waits for, by the time when they will hold enough
     cdef Heap asking  # flows whose heads have no bill yet
     cdef Heap stirred  # nodes whose waiters have to be looked at
-    cdef bint has_work, changed  # there is something for run_quotas(); limits are new
+    cdef bint has_work, is_new  # there is something for run_quotas(); limits are new
+    cdef Changes changed  # nodes whose levels or bills are new
     cdef int64_t now_ns
     cdef int64_t refused_until_ns  # when the last that was refused would have fitted
     cdef Requests requests
@@ -106,6 +109,7 @@ cdef class Quotas:
         self.wakes = Heap()
         self.asking, self.stirred = Heap(), Heap()
         self.bill_count = 1
+        self.changed = Changes()
 
     def __dealloc__(self):
         free(self.nodes)
@@ -121,11 +125,13 @@ cdef class Quotas:
         self.nodes[self.count].parent = NONE
         self.waiting.append(None)
         self.count += 1
+        self.changed.reserve(self.count)
         return self.count - 1
 
     cdef void limit(self, int32_t node, int which, int64_t rate) noexcept:
         """Give a bucket another limit: what was taken from it stays taken."""
         cdef Quota* n = &self.nodes[node]
+        self.changed.mark(node)
         self.refill(n, which)
         n.level[which] += (rate - n.rate[which]) * MICRO
         if n.rate[which] == 0:
@@ -173,6 +179,7 @@ cdef class Quotas:
         cdef Quota* n = &self.nodes[node]
         cdef int64_t micro
         cdef int k
+        self.changed.mark(node)
         for k in range(RATE_INPUT, RATES):
             if n.rate[k]:
                 micro = 0
@@ -185,6 +192,7 @@ cdef class Quotas:
 
     cdef void draw_request(self, int32_t node, int64_t requests) noexcept:
         cdef Quota* n = &self.nodes[node]
+        self.changed.mark(node)
         if n.rate[RATE_REQUESTS]:
             self.refill(n, RATE_REQUESTS)
             n.level[RATE_REQUESTS] = min(
@@ -239,6 +247,8 @@ cdef class Quotas:
         b.nodes[b.count] = node
         b.count += 1
         self.nodes[node].live += 1
+        self.nodes[node].open_input += b.input_tokens
+        self.nodes[node].open_output += b.output_tokens
         self.draw_request(node, 1)
         self.draw(node, b.input_tokens, b.output_tokens)
         return 0
@@ -252,6 +262,8 @@ cdef class Quotas:
         if more_input or more_output:
             for k in range(b.count):
                 self.draw(b.nodes[k], more_input, more_output)
+                self.nodes[b.nodes[k]].open_input += more_input
+                self.nodes[b.nodes[k]].open_output += more_output
                 if more_input < 0 or more_output < 0:
                     self.stir(b.nodes[k])
             b.input_tokens = input_tokens
@@ -269,12 +281,35 @@ cdef class Quotas:
             if not has_run:
                 self.draw_request(b.nodes[k], -1)
             self.nodes[b.nodes[k]].live -= 1
+            self.nodes[b.nodes[k]].open_input -= b.input_tokens
+            self.nodes[b.nodes[k]].open_output -= b.output_tokens
+            self.changed.mark(b.nodes[k])
             if self.nodes[b.nodes[k]].live < 0:
                 raise self.fuse.blow("quota: more bills closed than written")
             self.stir(b.nodes[k])
         b.next_free = self.first_free
         self.first_free = r.bill
         r.bill = 0
+        return 0
+
+    cdef int resume(self, int32_t bill) except -1:
+        """Give back what a bill has in common with those of before a restart: the restored levels
+        lack it already. O(levels)."""
+        cdef Bill* b = &self.bills[bill]
+        cdef Quota* n
+        cdef int64_t requests, input_tokens, output_tokens
+        cdef int k
+        for k in range(b.count):
+            n = &self.nodes[b.nodes[k]]
+            requests = min(n.owed_requests, <int64_t>1)
+            input_tokens = min(n.owed_input, b.input_tokens)
+            output_tokens = min(n.owed_output, b.output_tokens)
+            n.owed_requests -= requests
+            n.owed_input -= input_tokens
+            n.owed_output -= output_tokens
+            self.draw_request(b.nodes[k], -requests)
+            self.draw(b.nodes[k], -input_tokens, -output_tokens)
+            self.stir(b.nodes[k])
         return 0
 
     cdef int stir(self, int32_t node) except -1:
@@ -308,6 +343,7 @@ cdef class Quotas:
         cdef int32_t node, i
         cdef int k
         cdef Bill* b
+        self.changed.mark_all(self.count)
         for node in range(self.count):
             for k in range(RATES):
                 self.nodes[node].level[k] = self.nodes[node].rate[k] * MICRO

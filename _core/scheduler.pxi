@@ -48,6 +48,10 @@ cdef class Scheduler:
     cdef Heap auditing  # flows with something queued that is granted whatever it costs
     cdef dict audited  # flow: what its requests would have met
     cdef Fuse fuse
+    cdef list quota_keys  # of each node, as it is saved
+    cdef dict saved_pools  # rows of pools that nobody has registered yet
+    cdef int64_t resume_until_ns  # so long leases of before a restart are awaited; 0: none are
+    cdef bint save_rest  # what is saved behind all that has changed
 
     def __cinit__(
         self, *, bytes hash_key=b"\0" * 16, str policy="vtc", str lift="active", str ledger="peak",
@@ -99,6 +103,7 @@ cdef class Scheduler:
         self.unknown_flow = NONE
         self.auditing = Heap()
         self.audited = {}
+        self.quota_keys, self.saved_pools = [], {}
 
     def __dealloc__(self):
         free(self.verdicts)
@@ -349,27 +354,14 @@ cdef class Scheduler:
         return encode_verdict(self, &refused)
 
     def poll(self, int64_t now_ns):
-        cdef int32_t i
         enter(self, now_ns)
         self.has_more = False
         run_timers(self)
         dispatch(self)
-        if self.verdict_count == 0:
-            return []
-        cdef int32_t first = self.verdict_taken
-        # More than timers and grants can make: only evict_queued() leaves a rest for later.
-        cdef int32_t last = <int32_t>min(self.verdict_count, first + 4 * self.work_max)
-        out = [as_decision(self, &self.verdicts[i]) for i in range(first, last)]
-        self.verdict_taken = last
-        if last == self.verdict_count:
-            self.verdict_count = self.verdict_taken = 0
-        return out
+        return take_verdicts(self)
 
     def next_deadline(self):
-        if self.has_more or self.verdict_count:
-            return self.now_ns
-        cdef int64_t first = first_key(self.deadlines, NONE)
-        return first_key(self.pool_wakes, first_key(self.quotas.wakes, first))
+        return next_due_ns(self)
 
     def evict_queued(self, int64_t now_ns):
         enter(self, now_ns)
@@ -454,6 +446,16 @@ cdef class Scheduler:
             known_pool(self, v.pool)
         return encode_verdict(self, &v)
 
+    def save(self, int64_t now_ns, int64_t rows_max):
+        if self.fuse.what is not None:
+            raise InvariantError(self.fuse.what)
+        check_range("now_ns", now_ns, self.now_ns, <int64_t>1 << 62)
+        return changed_rows(self, now_ns, rows_max)
+
+    def set_saved(self, int64_t now_ns, list rows):
+        enter(self, now_ns)
+        return restore_rows(self, rows)
+
     def digest(self):
         return self.digest_value
 
@@ -461,6 +463,7 @@ cdef class Scheduler:
         return state_text(self, now_ns)
 
     def reset_learned(self):
+        end_resume(self)
         self.predictor.forget()
         self.flows.forget()
         self.ledger.forget()

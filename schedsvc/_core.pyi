@@ -420,6 +420,22 @@ class Scheduler:
     def flow_stats(self, now_ns: int, flow: int) -> dict[str, Any]: ...
     def check(self) -> None:
         """Verify every invariant, also those in O(n); raises InvariantError naming the one."""
+    def save(self, now_ns: int, rows_max: int) -> list[tuple[bytes, bytes]]:
+        """Tell what of counters, quotas and predictions has changed since the last call, as rows.
+
+        At most about `rows_max` rows of a key and a value, at first of everything; an empty list
+        says that all is saved. A later row replaces the one of its key. Changes nothing that is
+        decided. O(rows).
+        """
+    def set_saved(self, now_ns: int, rows: list[tuple[bytes, bytes, int]]) -> int:
+        """Take saved rows over, each with its age in ns: quotas are credited for it.
+
+        Only a scheduler that was configured and saw no request can; CallerError for a row that is
+        wrong, and then none counts. Until the lease TTL and grace have passed it holds what the
+        leases of before the restart had, less what `replay()` tells of; flows that were active
+        stay so for a lease TTL. Rows of tenants, quotas and pools that are not known are left
+        out. Returns how many found their place. O(rows * log n).
+        """
     def digest(self) -> int:
         """64-bit digest of all decisions so far."""
     def describe(self, now_ns: int) -> str:

@@ -8,6 +8,7 @@ have to be called from the event loop's thread.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -23,7 +24,7 @@ from schedsvc._core import (
 from schedsvc.clock import SteadyClock
 from schedsvc.config import Config, configure, reconfigure
 
-__all__ = ["WORK_MAX", "Broken", "Driver", "Waiting", "new_core"]
+__all__ = ["WORK_MAX", "Broken", "Driver", "Saving", "Waiting", "new_core"]
 
 #: Of what is due at once (TTLs that pass, requests that may run) the core does so many of each kind
 #: in one poll; then the event loop has its turn. Each of them may wake a call that waits, which
@@ -52,6 +53,16 @@ class Waiting:
         self.calls = 0
         #: Some call has its answer, so the request is no longer ours to withdraw.
         self.delivered = False
+
+
+@dataclass(slots=True)
+class Saving:
+    """How well the core's state is kept for a restart."""
+
+    #: By the driver's clock: all that happened until then is saved.
+    saved_ns: int
+    #: Why the file cannot be written; empty while it can.
+    problem: str = ""
 
 
 def new_core(config: Config, now_ns: int, **options: Any) -> Scheduler:
@@ -103,6 +114,8 @@ class Driver:
         self.clock = clock
         #: Why nothing works any more; empty while all is well.
         self.broken = ""
+        #: How the state is kept; None where it is not.
+        self.saving: Saving | None = None
         self._core = core
         self._on_defect = on_defect
         self._loop = asyncio.get_running_loop()
@@ -260,6 +273,15 @@ class Driver:
         """
         now_ns = self.clock.now_ns()
         return [self._core.flow_stats(now_ns, flow) for flow in self._core.flow_indices(tenant)]
+
+    @_guarded
+    def save(self, rows_max: int) -> list[tuple[bytes, bytes]]:
+        """Return rows that have changed since they were told last; none once all are. O(rows)."""
+        return self._core.save(self.clock.now_ns(), rows_max)
+
+    def unsaved_ns(self) -> int:
+        """Return what a restart now would lose, in ns; 0 where nothing is kept anyway."""
+        return 0 if self.saving is None else self.clock.now_ns() - self.saving.saved_ns
 
     @_guarded
     def drain(self) -> None:

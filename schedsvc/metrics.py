@@ -131,6 +131,8 @@ class _Snapshot:
     classes: list[dict[str, Any]] = field(default_factory=list)
     flows: dict[str, dict[str, Any]] = field(default_factory=dict)
     draining: bool = False
+    unsaved_ns: int | None = None  # None: no state is kept
+    not_saved: bool = False
 
 
 class Metrics:
@@ -185,6 +187,10 @@ class Metrics:
             taken = _Snapshot(
                 stats["pools"], stats["totals"], stats["classes"], draining=stats["draining"]
             )
+            saving = self._driver.saving
+            if saving is not None:
+                taken.unsaved_ns = self._driver.unsaved_ns()
+                taken.not_saved = bool(saving.problem)
             rest: dict[str, Any] = {}
             for i, tenant in enumerate([*self._shown, *self._rest]):
                 flows = self._driver.tenant_stats(tenant.encode())
@@ -248,6 +254,17 @@ def _families(taken: _Snapshot | None) -> Iterator[Metric]:
     draining = GaugeMetricFamily("schedsvc_draining", "1 while nothing new is admitted.")
     draining.add_metric((), int(taken.draining))
     yield draining
+    if taken.unsaved_ns is not None:
+        unsaved = GaugeMetricFamily(
+            "schedsvc_state_unsaved_seconds", "A restart now would lose what happened in it."
+        )
+        unsaved.add_metric((), taken.unsaved_ns / 1e9)
+        yield unsaved
+        failing = GaugeMetricFamily(
+            "schedsvc_state_failing", "1 while the state file cannot be written."
+        )
+        failing.add_metric((), int(taken.not_saved))
+        yield failing
     yield from _rows(_FLOW_ROWS, "tenant", taken.flows.items())
     yield from _rows(_POOL_ROWS, "pool", ((pool["name"], pool) for pool in taken.pools))
     yield from _rows(_TOTAL_ROWS, "", [("", taken.totals)])

@@ -107,8 +107,15 @@ def _summary(config: Config) -> list[tuple[str, str]]:
         ("unknown tenants", unknown),
         ("pools", ", ".join(pool.name for pool in config.pools) or "as shims register them"),
         ("metrics", metrics),
+        ("state", _state(config)),
         ("log", f"{config.log.format}, {config.log.level}"),
     ]
+
+
+def _state(config: Config) -> str:
+    if config.state is None:
+        return "lost with the process"
+    return f"{config.resolve(config.state.file)}, every {config.state.every_ms / 1_000:g} s"
 
 
 def _mode(config: Config) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from schedsvc.config import ConfigError, load
-from schedsvc.server import ListenError, RecordingError
+from schedsvc.server import ListenError, RecordingError, StateError
 from schedsvc.server import serve as run
 
 _EPILOG = """\b
@@ -52,5 +52,5 @@ def serve(config_file: Path, ready_file: Path | None, watch_s: float | None) -> 
         )
     try:
         run(config, ready_file, config_file=config_file, watch_s=watch_s or 0.0)
-    except (ListenError, RecordingError) as error:
+    except (ListenError, RecordingError, StateError) as error:
         raise click.ClickException(str(error)) from None

@@ -163,7 +163,7 @@ def reconfigure(
 def needs_restart(config: Config, before: Config) -> list[str]:
     """Name the keys whose changes a running server cannot follow."""
     found = []
-    for key in ("listeners", "auth", "metrics", "record"):
+    for key in ("listeners", "auth", "metrics", "record", "state"):
         if getattr(config, key) != getattr(before, key):
             found.append(key)
     names = set(type(config.limits).model_fields) - LIVE_OPTIONS - {"drain_ms"}

@@ -23,6 +23,7 @@ __all__ = [
     "Prices",
     "Quota",
     "Scheduler",
+    "State",
     "Tenant",
     "TenantQuota",
     "Tls",
@@ -285,6 +286,13 @@ class Metrics(Section):
     tenants_max: Annotated[int, Field(ge=0, le=100_000)] = 1_000
 
 
+class State(Section):
+    """The file that outlives the process."""
+
+    file: FilePath
+    every_ms: Annotated[int, Field(ge=10, le=60_000)] = 1_000
+
+
 class Log(Section):
     """How the process logs, always to stderr."""
 
@@ -312,6 +320,7 @@ class Config(Section):
     metrics: Metrics | None = None
     log: Log = Log()
     record: FilePath | None = None
+    state: State | None = None
 
     _folder: Path = PrivateAttr(default=Path())
 

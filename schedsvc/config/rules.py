@@ -40,7 +40,11 @@ def broken_rules(data: Any, folder: FilePath, environ: Mapping[str, str]) -> Ite
     yield from class_findings(data)
     yield from quota_findings(data)
     yield from pool_findings(data)
-    yield from _record(data, folder)
+    yield from _file_to_write(data.get("record"), ("record",), folder)
+    state_file = mapping(data.get("state")).get("file")
+    yield from _file_to_write(state_file, ("state", "file"), folder)
+    if isinstance(state_file, str) and state_file == data.get("record"):
+        yield ("state", "file"), "is the file of the recording; name another one"
     scheduler = mapping(data.get("scheduler"))
     flow_max, queue_max = scheduler.get("flow_queue_max"), scheduler.get("queue_max", 10_000)
     if isinstance(flow_max, int) and isinstance(queue_max, int) and flow_max > queue_max:
@@ -210,13 +214,13 @@ def _pools(data: dict[str, Any]) -> Iterator[Finding]:
             yield (*path, "capacity_tokens"), f"is smaller than one block ({block} tokens)"
 
 
-def _record(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
-    if not isinstance(data.get("record"), str):
+def _file_to_write(name: object, where: Path, folder: FilePath) -> Iterator[Finding]:
+    if not isinstance(name, str):
         return
-    path = folder / FilePath(data["record"]).expanduser()
+    path = folder / FilePath(name).expanduser()
     if path.is_dir():
-        yield ("record",), f"{path} is a folder; name a file"
+        yield where, f"{path} is a folder; name a file"
     elif not path.parent.is_dir():
-        yield ("record",), f"the folder {path.parent} does not exist; make it"
+        yield where, f"the folder {path.parent} does not exist; make it"
     elif not os.access(path.parent, os.W_OK):
-        yield ("record",), f"cannot write to the folder {path.parent}"
+        yield where, f"cannot write to the folder {path.parent}"

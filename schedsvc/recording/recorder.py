@@ -13,6 +13,7 @@ __all__ = ["READS", "SetupLog", "Sink", "check_event", "record"]
 READS = frozenset(
     {
         "encode",
+        "save",
         "next_deadline",
         "ready",
         "flow_index",

@@ -28,7 +28,7 @@ def serve(
     config_file: Path | None = None,
     watch_s: float = 0.0,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ListenError, and RecordingError.
+    """Serve until SIGTERM or SIGINT. Raises ListenError, RecordingError and StateError.
 
     On SIGHUP `config_file` is read again, and also when it has changed, looked at every `watch_s`
     seconds (0: not). One that is wrong changes nothing.

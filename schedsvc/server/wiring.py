@@ -21,6 +21,7 @@ from schedsvc.server.logs import configure_logs
 from schedsvc.server.page import MetricsPage
 from schedsvc.server.reflection import add_reflection
 from schedsvc.service import SERVICE_NAME, Authenticator, Credentials, Service
+from schedsvc.state import Keeper, Store, restore
 from schedsvc.status import Failure
 
 __all__ = ["Server"]
@@ -40,7 +41,8 @@ class Server:
     def __init__(self, config: Config) -> None:
         """Make a server; nothing listens yet. Has to be called in the event loop.
 
-        Raises RecordingError where the configuration records to a file that cannot be written.
+        Raises RecordingError where the configuration records to a file that cannot be written,
+        and StateError where it keeps its state in one that cannot be used.
         """
         self._config = config
         self._clock = SteadyClock()
@@ -52,6 +54,9 @@ class Server:
             "incarnation": self._incarnation,
             "work_max": WORK_MAX,
         }
+        store = None if config.state is None else Store(config.resolve(config.state.file))
+        if store is not None:
+            options["hash_key"] = store.hash_key
         self._recording: Recording | None = None
         if config.record is None:
             core = new_core(config, self._clock.now_ns(), **options)
@@ -61,7 +66,13 @@ class Server:
             )
             core = self._recording.core
             _log.info("recording", file=str(self._recording.path))
+        if store is not None:
+            # Nothing listens before that: whoever reaches the scheduler finds it restored.
+            restore(core, store, self._clock.now_ns())
         self.driver = Driver(core, self._clock, self._on_defect)
+        self._keeper: Keeper | None = None
+        if store is not None and config.state is not None:
+            self._keeper = Keeper(self.driver, store, config.state.every_ms)
         tenants_max = 0 if config.metrics is None else config.metrics.tenants_max
         self.metrics = Metrics(self.driver, _tenants(config), tenants_max)
         #: What the parts that cannot change were made of.
@@ -116,6 +127,8 @@ class Server:
             self._page = MetricsPage(self.metrics)
             self.metrics_url = await self._page.start(self._config.metrics.listen)
             _log.info("listening", metrics=self.metrics_url)
+        if self._keeper is not None:
+            self._keep(self._keeper.run())
         self._keep(self._beat())
 
     def _new_grpc_server(self, authenticator: Authenticator | None) -> grpc.aio.Server:
@@ -182,6 +195,8 @@ class Server:
         if self._page is not None:
             await self._page.stop()
             self._page = None
+        if self._keeper is not None:
+            await self._keeper.close()
         self.driver.close()
         if self._recording is not None:
             await asyncio.to_thread(self._recording.close)

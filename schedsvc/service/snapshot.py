@@ -39,8 +39,15 @@ def snapshot(driver: Driver, request: pb.StatsRequest, incarnation: int) -> pb.S
         digest=stats["digest"],
         incarnation=incarnation,
         draining=stats["draining"],
+        state=_state(driver),
         classes=[pb.ClassStats(**_only(entry, _CLASS_FIELDS)) for entry in stats["classes"]],
     )
+
+
+def _state(driver: Driver) -> pb.StateStats | None:
+    if driver.saving is None:
+        return None
+    return pb.StateStats(unsaved_ms=driver.unsaved_ns() // 1_000_000, problem=driver.saving.problem)
 
 
 def _counted(values: dict[str, Any], fields: frozenset[str]) -> dict[str, Any]:

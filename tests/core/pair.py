@@ -5,7 +5,7 @@ from typing import Any
 from schedsvc import _core as core
 
 from .twin import Twin
-from .twin_types import TwinError, Verdict
+from .twin_types import Request, TwinError, Verdict
 from .twin_view import core_view, view, wait_reasons
 
 
@@ -16,6 +16,8 @@ class Pair:
         given: dict[str, Any] = {"policy": policy} | (modes or {}) | limits
         self.core = core.Scheduler(**given)
         self.twin = Twin(**given)
+        self._given = given
+        self._saved: dict[bytes, tuple[bytes, int]] = {}  # and when
         self.now_ns = 0
         self.seq_of: dict[int, int] = {}  # core handle -> twin's
         self.leases: list[tuple[int, int]] = []  # (lease id, epoch) of every grant, oldest first
@@ -102,14 +104,42 @@ class Pair:
         want = view(self.twin, self.now_ns)
         for section in want:
             assert got[section] == want[section], difference(got[section], want[section])
-        by_queue = self.twin.lift_mode == "queued"
+        by_queue, returning = self.twin.lift_mode == "queued", self.twin.restart.returning
         assert self.twin.in_minimum == {
             i
             for i in range(len(self.twin.flows))
-            if (self.twin.quotas.heads(i) if by_queue else self.twin.is_active(i))
-            and not self.twin.quotas.is_out(i)
+            if (self.twin.quotas.heads(i) if by_queue else self.twin.is_active(i)) or i in returning
+            if not self.twin.quotas.is_out(i)
         }
         assert self.twin.totals["granted"] == sum(f.granted for f in self.twin.flows)
+
+    def save(self) -> None:
+        """Save what has changed, in slices."""
+        while rows := self.core.save(self.now_ns, 7):
+            self._saved |= {key: (value, self.now_ns) for key, value in rows}
+
+    def restart(self) -> None:
+        """Kill the scheduler, and start it again with what was saved until the moment before."""
+        self.save()
+        self.core = restarted(self._given, self.twin, self.now_ns)
+        # In the order of the twin's flows, so that they have the same numbers again.
+        order = {flow_key(self.twin, i): i for i in range(len(self.twin.flows))}
+        keys = sorted(self._saved, key=lambda key: order.get(key, len(order)))
+        rows = [(key, self._saved[key][0], self.now_ns - self._saved[key][1]) for key in keys]
+        assert self.core.set_saved(self.now_ns, rows) == len(rows)
+        self.twin.enter(self.now_ns)
+        self.twin.restart.happens()
+        self.seq_of = {}
+
+    def told_again(self, r: Request) -> None:
+        """Replay a lease of before a restart."""
+        f, size = self.twin.flows[r.flow], self.twin.pools[r.pool].block_size
+        self.both(
+            "replay", f.base, r.request_id, r.lease_id, r.pool, r.epoch, r.reserved_blocks * size,
+            r.prompt_tokens, r.output_max_tokens, output_tokens=r.output_tokens,
+            sequences=r.sequences, adapter=r.adapter,
+            request_class=self.twin.classes.items[f.cls].name,
+        )  # fmt: skip
 
     def drain(self) -> None:
         """Nothing new, and time enough for every lease and answer to end: all gauges are 0."""
@@ -126,6 +156,60 @@ class Pair:
         gauges += [row[k] for row in stats["pools"] + stats["flows"] for k in keys]
         assert not any(gauges)
         assert self.core.next_deadline() == -1
+
+
+def flow_key(twin: Twin, flow: int) -> bytes:
+    """Key of a flow's row."""
+    f = twin.flows[flow]
+    name = twin.classes.items[f.cls].name if f.cls else b""
+    return b"f" + len(name).to_bytes(2, "big") + name + twin.flow_names[f.base]
+
+
+def restarted(given: dict[str, Any], twin: Twin, now_ns: int) -> core.Scheduler:
+    """A fresh core that is configured as the twin is by now."""
+    new, quotas = core.Scheduler(**given, lease_id_base=twin.lease_next), twin.quotas
+    for k, c in enumerate(twin.classes.items):
+        new.set_class(c.name or b"gone%d" % k, c.rank, c.ageing_ns, c.exempt)
+        if c.gone:
+            new.set_class_gone(c.name or b"gone%d" % k)
+    for i, f in enumerate(twin.flows):
+        if f.base == i:
+            new.set_flow(twin.flow_names[i], f.weight_milli)
+            default, named = twin.classes.default.get(i, 0), twin.classes.named.get(i, ())
+            new.set_flow_class(i, default, named)
+    names = {node: name for name, node in quotas.names.items()}
+    owners = {node: flow for flow, node in quotas.own.items()}
+    for node in range(len(quotas.nodes)):  # the same numbers for all
+        if node in names:
+            assert new.set_quota(now_ns, names[node]) == node
+        else:
+            new.set_flow_quota(now_ns, owners[node], requests=1)
+    for node, n in enumerate(quotas.nodes):
+        rates = (n.buckets[k].rate if k in n.buckets else 0 for k in range(4))
+        if node in names:
+            new.set_quota(now_ns, names[node], n.parent, *rates, n.concurrency)
+        else:
+            new.set_flow_quota(now_ns, owners[node], n.parent, False, *rates, n.concurrency)
+    tenants = [i for i, f in enumerate(twin.flows) if f.base == i]
+    for flow in [flow for flow in tenants if flow in quotas.first]:
+        parent = quotas.first[flow]
+        refuses = flow in quotas.refusing
+        if flow not in quotas.own:
+            new.set_flow_quota(now_ns, flow, parent, refuses)
+        else:
+            n = quotas.nodes[quotas.own[flow]]
+            rates = (n.buckets[k].rate if k in n.buckets else 0 for k in range(4))
+            new.set_flow_quota(now_ns, flow, n.parent, refuses, *rates, n.concurrency)
+    for pool, node in quotas.models.items():
+        new.set_pool_quota(now_ns, pool, node)
+    for flow in twin.audit.flows.intersection(tenants):
+        new.set_flow_mode(now_ns, flow, True)
+    for name, limits in twin.pool_limits.items():
+        new.set_pool_limits(now_ns, name, **limits)
+    for name, p in zip(twin.pool_names, twin.pools, strict=True):
+        figures = (p.engine_tokens, p.block_size, p.engine_max_running)
+        new.set_pool(now_ns, name, p.epoch, *figures, p.max_model_tokens)
+    return new
 
 
 def difference(got: Any, want: Any) -> str:

@@ -334,6 +334,23 @@ class Twins(RuleBasedStateMachine):
         change_pool_limits(random.Random(seed), self.pair)
         self.then(polls=True)
 
+    @rule()
+    def save(self) -> None:
+        self.pair.save()
+
+    @precondition(lambda self: self.pair.now_ns > 10 * SECOND)
+    @rule(told=st.lists(st.integers(0, 20), max_size=6), wait=st.sampled_from((0, 0, SECOND)))
+    def restart(self, told: list[int], wait: int) -> None:
+        """The scheduler is killed; some of its leases are told to the next one."""
+        live = self.pair.twin.leases(lambda r: r.principal == 0)
+        self.pair.restart()
+        self.handles.clear()
+        self.then(polls=False)
+        self.pair.now_ns += wait
+        for r in [live.pop(index % len(live)) for index in told if live]:
+            self.pair.told_again(r)
+        self.then(polls=True)
+
     @precondition(lambda self: self.pair.now_ns > 40 * SECOND)
     @rule()
     def evict_queued(self) -> None:

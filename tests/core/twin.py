@@ -108,6 +108,7 @@ class Twin(Serve):
         """When something has to be done at the latest; -1: never."""
         dues = [r.due_ns for r in self.requests if r.state != ENDED]
         dues += [due for due in (self.quotas.next_due(), *self.pool_due.values()) if due >= 0]
+        dues += [self.restart.until_ns] if self.restart.until_ns else []
         return min(dues, default=-1)
 
     # The life of a lease.
@@ -300,7 +301,8 @@ class Twin(Serve):
     ) -> int:
         self.enter(now_ns)
         cls = self.classes.replayed(flow, request_class)
-        if self.find_lease(lease_id, principal) is None:
+        is_new = self.find_lease(lease_id, principal) is None
+        if is_new:
             if pool_epoch != self.pools[pool].epoch:
                 return core.LEASE_VOID
             if self._is_taken(lease_id, flow, request_id) or not self.has_room(adapter):
@@ -340,15 +342,11 @@ class Twin(Serve):
             self.flows[flow].granted += 1
             self.totals.update(received=1, granted=1)
             self.lease_next = max(self.lease_next, lease_id + 1)
-        return self.progress(
-            now_ns,
-            lease_id,
-            pool_epoch,
-            input_tokens,
-            cached_input_tokens,
-            output_tokens,
-            principal,
-        )
+        usage = (input_tokens, cached_input_tokens, output_tokens)
+        state = self.progress(now_ns, lease_id, pool_epoch, *usage, principal)
+        if is_new:
+            self.restart.resume(r)
+        return state
 
     def _is_taken(self, lease_id: int, base: int, request_id: bytes) -> bool:
         return any(

@@ -52,7 +52,7 @@ class Choice(Refusals):
         before = self.round_tokens(pool)
         if r.reports_progress and before and 0 < p.round_max_tokens < before + r.prompt_tokens:
             return "ROUND"
-        if not live:
+        if not live and not p.owed_tokens:
             return "NONE"
         load = self.load(pool, self.figures(pool, r, need, output), need)
         if load > self.allowance(pool):
@@ -123,7 +123,7 @@ class Choice(Refusals):
     def _start(self, pool: int, limit: int, plan: Plan) -> tuple[int, int]:
         """After how many tokens of each sequence the head fits, and what is then spare."""
         p = self.pools[pool]
-        room = limit - plan.blocks * p.block_size - p.foreign_tokens
+        room = limit - plan.blocks * p.block_size - p.beyond_tokens
         leases = [
             (self.figures(pool, r)[0], self.figures(pool, r)[2], r.reserved_blocks * p.block_size)
             for r in self.leases_of(pool)

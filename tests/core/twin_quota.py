@@ -53,6 +53,7 @@ class Node:
     buckets: dict[int, Bucket] = field(default_factory=dict)
     concurrency: int = 0
     lift: Counter[int] = field(default_factory=Counter)  # by class
+    owed: tuple[int, int, int] = (0, 0, 0)  # requests, input, output: of before a restart
 
 
 @dataclass

@@ -18,7 +18,7 @@ class Room(State):
         """Tokens at worst, with one more lease (left, held, width; width 0: held throughout)."""
         p = self.pools[pool]
         if self.form == "sum":
-            return (self.promised(pool) + blocks) * p.block_size + p.foreign_tokens
+            return (self.promised(pool) + blocks) * p.block_size + p.beyond_tokens
         entries = [self.figures(pool, r) for r in self.leases_of(pool)]
         if extra is not None:
             entries.append(extra)
@@ -28,7 +28,7 @@ class Room(State):
             for moment in moments
         )
         fixed = sum(held for _, held, width in entries if not width)
-        return at_worst + fixed + p.foreign_tokens
+        return at_worst + fixed + p.beyond_tokens
 
     def figures(
         self, pool: int, r: Request, blocks: int | None = None, output: int | None = None

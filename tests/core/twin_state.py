@@ -8,6 +8,7 @@ from .twin_classes import Classes
 from .twin_lengths import Asked, Predictor
 from .twin_mode import Audit
 from .twin_quota import Quotas
+from .twin_restart import Restart
 from .twin_types import ENDED, QUEUED, Flow, Pool, Request, TwinError, Verdict
 
 
@@ -60,6 +61,7 @@ class State:
         self.classes = Classes(self)
         self.quotas = Quotas(self)
         self.audit = Audit(self)
+        self.restart = Restart(self)
         self.pool_limits: dict[bytes, dict[str, int]] = {}
         self.pool_due: dict[int, int] = {}  # when what a pool waits for has come
         self.arrivals: Counter[tuple[int, int]] = Counter()  # by flow and target
@@ -73,6 +75,7 @@ class State:
         if now_ns < self.now_ns:
             raise TwinError(3, "now_ns")
         self.now_ns = now_ns
+        self.restart.enter()
 
     # Configuration.
 
@@ -124,9 +127,13 @@ class State:
                 r.reserved_blocks = r.posted_blocks = 0
         elif block_size_tokens != old.block_size and self.leases_of(index):
             raise TwinError(3, "block_size_tokens")
-        restarted = {} if epoch == old.epoch else {"told_at_ns": None, "foreign_tokens": 0}
+        restarted = (
+            {}
+            if epoch == old.epoch
+            else {"told_at_ns": None, "foreign_tokens": 0, "owed_tokens": 0}
+        )
         kept = ("headroom_ppm", "reason", "probes", "pressed", "told_at_ns", "preemptions")
-        kept += ("foreign_tokens", "light", "brought")
+        kept += ("foreign_tokens", "owed_tokens", "light", "brought")
         for name in kept:
             setattr(new, name, getattr(old, name))
         self.pools[index] = replace(new, **restarted)
@@ -270,10 +277,18 @@ class State:
         stays = self.queued(lambda r: r.flow == flow) or (
             self.lift_mode != "queued" and self.is_active(flow)
         )
-        if self.is_lifted(flow) and not stays:
+        if self.is_lifted(flow) and not stays and flow not in self.restart.returning:
             self.retire(flow)
         if not self.is_active(flow):
             self.flows[flow].idle_at_ns = self.now_ns
+
+    def settle_returned(self, flow: int) -> None:
+        """It does not stay active for having been it before a restart any more."""
+        stays = self.queued(lambda r: r.flow == flow) or (
+            self.lift_mode != "queued" and self.live(flow)
+        )
+        if self.is_lifted(flow) and not stays:
+            self.retire(flow)
 
     def recharge(self, r: Request, inputs: int, cached: int, outputs: int) -> None:
         """Take back what the flow was charged for the request, and charge this instead."""
@@ -319,6 +334,7 @@ class State:
         return p.capacity_blocks * p.block_size, max(0, free * p.block_size)
 
     def reset_learned(self) -> None:
+        self.restart.end()
         self.predictor.forget()
         self.prompt_seen = 0
         for i, f in enumerate(self.flows):

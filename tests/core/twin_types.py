@@ -55,6 +55,7 @@ class Flow:
     refusals: Counter[int] = field(default_factory=Counter)
     average_milli: int = 0
     idle_at_ns: int | None = None  # when it was left last, since anything was learnt
+    owed: int = 0  # charged before a restart for leases that nobody has told of yet
 
 
 @dataclass
@@ -72,6 +73,7 @@ class Pool:
     told_at_ns: int | None = None
     preemptions: int = 0
     foreign_tokens: int = 0
+    owed_tokens: int = 0  # to leases of before a restart
     light: list[tuple[int, int]] = field(default_factory=list)  # when, tokens
     brought: bool = False  # whom it served last, came before better classes
 
@@ -79,6 +81,10 @@ class Pool:
     def capacity_blocks(self) -> int:
         tokens = [t for t in (self.engine_tokens, self.limits.get("max_total_tokens")) if t]
         return max(1, min(tokens) // self.block_size)
+
+    @property
+    def beyond_tokens(self) -> int:
+        return max(self.foreign_tokens, self.owed_tokens)
 
     @property
     def max_running(self) -> int:

@@ -51,6 +51,8 @@ ROOMS: dict[str, Room] = {
     "schedsvc.config": room(packages="pydantic pydantic_core yaml"),
     "schedsvc.status": room("schedsvc._core schedsvc_client.v1", "grpc google grpc_status"),
     "schedsvc.driver": room("schedsvc._core schedsvc.clock schedsvc.config"),
+    # The wall clock tells how long a scheduler was away: quotas are credited for it.
+    "schedsvc.state": room("schedsvc._core schedsvc.driver", "structlog", clock=WALL),
     "schedsvc.recording": room("schedsvc._core schedsvc.config"),
     "schedsvc.service": room(
         "schedsvc._core schedsvc.driver schedsvc.status schedsvc_client.v1",
@@ -59,7 +61,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc.metrics": room("schedsvc.driver schedsvc.status", "prometheus_client"),
     "schedsvc.server": room(
         "schedsvc.service schedsvc.status schedsvc.driver schedsvc.config schedsvc.metrics"
-        " schedsvc.clock schedsvc.recording schedsvc_client.v1",
+        " schedsvc.clock schedsvc.recording schedsvc.state schedsvc_client.v1",
         "aiohttp grpc grpc_health grpc_reflection prometheus_client structlog uvloop",
     ),
     # Also drives, in virtual time.

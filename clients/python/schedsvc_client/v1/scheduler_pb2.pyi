@@ -600,6 +600,7 @@ class StatsResponse(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     CLASSES_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Policy in force: fcfs or vtc."""
@@ -622,6 +623,10 @@ class StatsResponse(_message.Message):
         """Over all flows."""
 
     @_builtins.property
+    def state(self) -> Global___StateStats:
+        """How counters, quotas and predictions are kept for a restart; absent where they are not."""
+
+    @_builtins.property
     def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassStats]:
         """Priority classes, best first."""
 
@@ -635,11 +640,12 @@ class StatsResponse(_message.Message):
         digest: _builtins.int = ...,
         incarnation: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        state: Global___StateStats | None = ...,
         classes: _abc.Iterable[Global___ClassStats] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["totals", b"totals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "digest", b"digest", "draining", b"draining", "flows", b"flows", "incarnation", b"incarnation", "policy", b"policy", "pools", b"pools", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "digest", b"digest", "draining", b"draining", "flows", b"flows", "incarnation", b"incarnation", "policy", b"policy", "pools", b"pools", "state", b"state", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -690,6 +696,32 @@ class ClassStats(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClassStats: _TypeAlias = ClassStats  # noqa: Y015
+
+@_typing.final
+class StateStats(_message.Message):
+    """The file that outlives the process."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNSAVED_MS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    unsaved_ms: _builtins.int
+    """A restart now would lose what happened in this time."""
+    problem: _builtins.str
+    """Why the file cannot be written; empty while it can. Serving goes on."""
+    def __init__(
+        self,
+        *,
+        unsaved_ms: _builtins.int = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem", "unsaved_ms", b"unsaved_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateStats: _TypeAlias = StateStats  # noqa: Y015
 
 @_typing.final
 class FlowStats(_message.Message):

@@ -1,0 +1,124 @@
+"""Carries what has changed from the core to the state file, beside the event loop's work."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import structlog
+
+from schedsvc._core import CallerError, Scheduler
+from schedsvc.driver import Broken, Driver, Saving
+from schedsvc.state.store import SavedRow, StateError, Store
+
+__all__ = ["Keeper", "restore"]
+
+_log = structlog.get_logger("schedsvc.state")
+
+#: Rows that are read from the core before the event loop gets its turn: well under a millisecond.
+_ROWS_AT_ONCE = 64
+#: Older rows count as this old: all buckets are full by then.
+_AGE_MAX_NS = 86_400 * 10**9
+
+
+def restore(
+    core: Scheduler, store: Store, now_ns: int, wall_ns: Callable[[], int] = time.time_ns
+) -> None:
+    """Let a core that was just configured take over what a file holds. O(rows * log n).
+
+    A file whose rows are wrong is set aside like one that SQLite finds damaged, and the core starts
+    as if it never ran. A wall clock that was put back credits nothing. Raises StateError.
+    """
+    present_ns = wall_ns()
+    rows = [
+        (key, value, min(max(0, present_ns - at_ns), _AGE_MAX_NS))
+        for key, value, at_ns in store.rows
+    ]
+    found = 0
+    try:
+        found = core.set_saved(now_ns, rows)
+    except CallerError as error:
+        store.set_aside(str(error))
+    if store.set_aside_as:
+        effect = "the scheduler starts as if it never ran"
+        _log.error(
+            "state_damaged", file=str(store.path), kept_as=store.set_aside_as,
+            reason=store.damage, effect=effect,
+        )  # fmt: skip
+    else:
+        _log.info("state_restored", file=str(store.path), rows=found, left_out=len(rows) - found)
+    store.rows = []
+
+
+class Keeper:
+    """Saves every so often; a write that fails is told, and its rows go with the next one.
+
+    The disk is waited for in a thread of its own. Serving goes on while it fails: what a restart
+    would lose grows, and `Driver.saving` says since when.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        store: Store,
+        every_ms: int,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """Save what a driver's core tells, once it `run()`s."""
+        self._driver = driver
+        self._store = store
+        self._every_s = every_ms / 1_000
+        self._wall_ns = wall_ns
+        self._thread = ThreadPoolExecutor(1, "state")
+        #: Rows that are not in the file yet; bounded by the rows that there are.
+        self._pending: dict[bytes, SavedRow] = {}
+        self._saving = driver.saving = Saving(driver.clock.now_ns())
+
+    async def run(self) -> None:
+        """Save until it is cancelled, or the core is broken."""
+        while True:
+            await asyncio.sleep(self._every_s)
+            try:
+                await self.save()
+            except Broken:
+                return
+
+    async def save(self) -> bool:
+        """Save what has changed; False where the file could not be written. Raises Broken."""
+        began_ns = self._driver.clock.now_ns()
+        while rows := self._driver.save(_ROWS_AT_ONCE):
+            at_ns = self._wall_ns()
+            for key, value in rows:
+                self._pending[key] = (key, value, at_ns)
+            await asyncio.sleep(0)
+        if self._pending:
+            taken, self._pending = self._pending, {}
+            loop = asyncio.get_running_loop()
+            try:
+                await loop.run_in_executor(self._thread, self._store.write, taken.values())
+            except StateError as error:
+                self._pending = taken | self._pending
+                self._tell(str(error))
+                return False
+        self._saving.saved_ns = began_ns
+        self._tell("")
+        return True
+
+    async def close(self) -> None:
+        """Save once more, as far as that goes, and close the file."""
+        loop = asyncio.get_running_loop()
+        try:
+            with suppress(Broken):
+                await self.save()
+        finally:
+            await loop.run_in_executor(self._thread, self._store.close)
+            self._thread.shutdown()
+
+    def _tell(self, problem: str) -> None:
+        if problem != self._saving.problem:
+            self._saving.problem = problem
+            if problem:
+                _log.error("state_not_saved", reason=problem, effect="a restart would lose it")
+            else:
+                _log.info("state_saved_again")

@@ -1,0 +1,205 @@
+"""The state file: rows of the core in SQLite. Nothing that stands in it is believed unchecked."""
+
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+__all__ = ["FILE_BYTES_MAX", "SavedRow", "StateError", "Store"]
+
+#: Key, value, and when it was saved by the wall clock, in ns.
+SavedRow = tuple[bytes, bytes, int]
+
+#: A larger file is not read.
+FILE_BYTES_MAX = 1 << 30
+_FORM = 1
+_APPLICATION_ID = 0x73636864
+_HASH_KEY_BYTES = 16
+_ASIDE_MAX = 100
+_TABLES = (
+    "CREATE TABLE saved (key BLOB PRIMARY KEY, value BLOB NOT NULL, at_ns INTEGER NOT NULL)"
+    " WITHOUT ROWID",
+    "CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
+)
+
+
+class StateError(OSError):
+    """The state file cannot be used; the message names it and says what to do."""
+
+
+class _DamagedError(Exception):
+    """The file holds what nobody wrote; the text says what."""
+
+
+class Store:
+    """One state file, held by one process.
+
+    SQLite in WAL mode: a killed process loses nothing that was written, a machine that loses its
+    power perhaps the last writes, never the file. A damaged file is set aside as FILE.damaged and a
+    new one begun: the scheduler then starts as if it never ran. The file is its owner's alone: it
+    names tenants, and holds the key under which names are hashed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open or make the file, and read it.
+
+        Raises StateError where it cannot be read or written, is held by another process, or was
+        written by something else than this version.
+        """
+        self.path = path
+        #: Where a damaged file was put, and why; empty where none was found.
+        self.set_aside_as = ""
+        self.damage = ""
+        #: What was saved; the core takes it over.
+        self.rows: list[SavedRow] = []
+        #: The key of all hashes, so that they mean the same after a restart.
+        self.hash_key = secrets.token_bytes(_HASH_KEY_BYTES)
+        self._is_old = True  # rows of an earlier process are still there
+        try:
+            self._open()
+        except _DamagedError as error:
+            self.set_aside(str(error))
+
+    def set_aside(self, damage: str) -> None:
+        """Move the file away as damaged and begin a new one. Raises StateError."""
+        self._connection.close()
+        self.damage, self.rows = damage, []
+        name = self._free_name()
+        try:
+            for suffix in ("", "-wal", "-shm"):
+                with suppress(FileNotFoundError):
+                    self.path.with_name(self.path.name + suffix).replace(
+                        name.with_name(name.name + suffix)
+                    )
+        except OSError as error:
+            raise StateError(
+                f"{self.path} is damaged ({damage}) and cannot be moved away: {error.strerror};"
+                " move it yourself"
+            ) from None
+        self.set_aside_as = str(name)
+        try:
+            self._open()
+        except _DamagedError as error:
+            raise StateError(f"cannot begin {self.path}: {error}") from None
+
+    def _free_name(self) -> Path:
+        names = [self.path.with_name(self.path.name + ".damaged")]
+        names += [names[0].with_name(f"{names[0].name}.{i}") for i in range(1, _ASIDE_MAX)]
+        for name in names:
+            if not name.exists():
+                return name
+        raise StateError(f"{self.path} is damaged, as {_ASIDE_MAX} files beside it; remove these")
+
+    def write(self, rows: Iterable[SavedRow]) -> None:
+        """Write rows in one transaction; the first replaces all of an earlier process.
+
+        Blocks for the disk. Raises StateError, and then none is written.
+        """
+        with self._failing("write"):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                if self._is_old:
+                    self._connection.execute("DELETE FROM saved")
+                self._connection.executemany("INSERT OR REPLACE INTO saved VALUES (?, ?, ?)", rows)
+                self._connection.execute("COMMIT")
+                self._is_old = False
+            except sqlite3.Error:
+                with suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def close(self) -> None:
+        """Close the file. Blocks for the disk. Idempotent."""
+        with suppress(sqlite3.Error):
+            self._connection.close()
+
+    def _open(self) -> None:
+        try:
+            # SQLite would make it as the umask says.
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+            size = self.path.stat().st_size
+        except OSError as error:
+            raise StateError(f"cannot keep state in {self.path}: {error.strerror}") from None
+        if size > FILE_BYTES_MAX:
+            raise StateError(
+                f"{self.path} is larger than {FILE_BYTES_MAX >> 30} GiB: no state file of this"
+                " scheduler; name another file"
+            )
+        with self._failing("open"):
+            self._connection = sqlite3.connect(
+                self.path, isolation_level=None, check_same_thread=False, timeout=0.0
+            )
+            self._read()
+
+    def _read(self) -> None:
+        ask = self._connection.execute
+        ask("PRAGMA trusted_schema = OFF")
+        ask("PRAGMA cell_size_check = ON")
+        # No other process reads it meanwhile, so WAL needs no shared memory.
+        ask("PRAGMA locking_mode = EXCLUSIVE")
+        ask("PRAGMA journal_mode = WAL")
+        ask("PRAGMA synchronous = NORMAL")
+        ask("BEGIN IMMEDIATE")
+        try:
+            found = [line for (line,) in ask("PRAGMA integrity_check(1)")]
+            if found != ["ok"]:
+                raise _DamagedError(str(found[0])[:200])
+            if not ask("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                self._make()
+            self._check_form()
+            self._load()
+            ask("COMMIT")
+        except BaseException:
+            self.close()
+            raise
+
+    def _make(self) -> None:
+        for statement in _TABLES:
+            self._connection.execute(statement)
+        self._connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        self._connection.execute(f"PRAGMA user_version = {_FORM}")
+        self._connection.execute("INSERT INTO meta VALUES ('hash_key', ?)", (self.hash_key,))
+
+    def _check_form(self) -> None:
+        ask = self._connection.execute
+        if ask("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+            raise StateError(f"{self.path} is another program's database; name another file")
+        form = ask("PRAGMA user_version").fetchone()[0]
+        if form != _FORM:
+            raise StateError(
+                f"{self.path} was written by another version of schedsvc (form {form}, this one"
+                f" reads {_FORM}); move it away, or run that version"
+            )
+        tables = {text for (text,) in ask("SELECT sql FROM sqlite_master WHERE sql NOT NULL")}
+        if tables != set(_TABLES):
+            raise _DamagedError("its tables are not those of a state file")
+
+    def _load(self) -> None:
+        ask = self._connection.execute
+        key = ask("SELECT value FROM meta WHERE name = 'hash_key'").fetchone()
+        if key is None or not isinstance(key[0], bytes) or len(key[0]) != _HASH_KEY_BYTES:
+            raise _DamagedError("it holds no key of the hashes")
+        self.hash_key = key[0]
+        self.rows = list(ask("SELECT key, value, at_ns FROM saved"))
+        for row in self.rows:
+            kinds = [type(column) for column in row]
+            if kinds != [bytes, bytes, int]:
+                raise _DamagedError("a row is not of bytes and a time")
+
+    @contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        """Turn SQLite's errors into ours."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            name = getattr(error, "sqlite_errorname", "")
+            if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+                raise StateError(
+                    f"{self.path} is held by another process; stop that scheduler, or name"
+                    " another file"
+                ) from None
+            if what == "open" and name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+                raise _DamagedError(str(error)) from None
+            raise StateError(f"cannot {what} {self.path}: {error}") from None

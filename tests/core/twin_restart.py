@@ -1,0 +1,122 @@
+"""The twin's restart: requests are gone, books stay, and leases come back as they are told."""
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from .twin_types import Request
+
+if TYPE_CHECKING:
+    from .twin_state import State
+
+
+class Restart:
+    """What a scheduler still owes to leases and flows of before its restart."""
+
+    def __init__(self, state: "State") -> None:
+        self.state = state
+        self.returning: set[int] = set()  # flows that were active
+        self.returning_until_ns = 0
+        self.until_ns = 0  # so long leases are awaited; 0: they are not
+
+    def enter(self) -> None:
+        """Time has passed."""
+        if self.returning and self.state.now_ns >= self.returning_until_ns:
+            self._end_returns()
+        if self.until_ns and self.state.now_ns >= self.until_ns:
+            self._end_waiting()
+
+    def _end_returns(self) -> None:
+        for flow in sorted(self.returning):
+            self.returning.discard(flow)
+            self.state.settle_returned(flow)
+
+    def _end_waiting(self) -> None:
+        self.until_ns = 0
+        for f in self.state.flows:
+            f.owed = 0
+        for p in self.state.pools:
+            p.owed_tokens = 0
+        for n in self.state.quotas.nodes:
+            n.owed = (0, 0, 0)
+
+    def end(self) -> None:
+        """Nothing is owed any more."""
+        self._end_waiting()
+        self._end_returns()
+
+    def resume(self, r: Request) -> None:
+        """What a lease took before the restart it does not take again."""
+        f, p = self.state.flows[r.flow], self.state.pools[r.pool]
+        paid = min(f.owed, r.charged)
+        f.owed -= paid
+        f.vtc -= paid
+        p.owed_tokens = max(0, p.owed_tokens - r.reserved_blocks * p.block_size)
+        bill = self.state.quotas.bills.get(r.seq)
+        for node in bill.nodes if bill else []:
+            owed = self.state.quotas.nodes[node].owed
+            taken = (1, bill.inputs, bill.outputs) if bill else owed
+            back = tuple(min(a, b) for a, b in zip(owed, taken, strict=True))
+            requests, inputs, outputs = back
+            self.state.quotas.nodes[node].owed = (
+                owed[0] - requests,
+                owed[1] - inputs,
+                owed[2] - outputs,
+            )
+            self.state.quotas._draw(node, -requests, -inputs, -outputs)
+
+    def happens(self) -> None:
+        """The process is killed and starts again, its state saved the moment before."""
+        state, quotas = self.state, self.state.quotas
+        for r in state.leases():
+            state.flows[r.flow].owed += r.charged
+        for i, p in enumerate(state.pools):
+            p.owed_tokens += state.promised(i) * p.block_size
+            p.pressed, p.told_at_ns, p.preemptions, p.foreign_tokens = False, None, 0, 0
+            p.reason, p.light, p.brought = "NONE", [], False
+        for bill in quotas.bills.values():
+            for node in bill.nodes:
+                owed = quotas.nodes[node].owed
+                quotas.nodes[node].owed = (
+                    owed[0] + 1,
+                    owed[1] + bill.inputs,
+                    owed[2] + bill.outputs,
+                )
+        active = set(state.in_minimum)
+        waiting = defaultdict(list)  # by node and class
+        for flow, wait in quotas.waits.items():
+            if flow not in active:
+                where = wait.node, state.flows[flow].cls
+                waiting[where].append((flow, state.flows[flow].vtc - wait.lift))
+        self._forget()
+        state.in_minimum = set(active)
+        for node, cls in sorted(waiting):
+            lift = quotas.nodes[node].lift[cls]
+            if state.policy != "lcf":
+                first = min(key for _, key in waiting[node, cls])
+                lift = max(lift, state.least_vtc(cls) - first)
+            quotas.nodes[node].lift[cls] = lift
+            for flow, key in waiting[node, cls]:
+                state.flows[flow].vtc = key + lift
+                state.in_minimum.add(flow)
+        self.returning = set(state.in_minimum)
+        for i, f in enumerate(state.flows):
+            f.idle_at_ns = state.now_ns if i in self.returning else None
+        self.returning_until_ns = state.now_ns + state.limits["lease_ttl_ns"]
+        self.until_ns = self.returning_until_ns + state.limits["lease_grace_ns"]
+
+    def _forget(self) -> None:
+        """What does not outlive the process."""
+        state = self.state
+        state.requests, state.answers, state.verdicts = [], [], []
+        state.quotas.bills, state.quotas.asked, state.quotas.waits = {}, {}, {}
+        state.pool_due, state.arrivals, state.totals = {}, Counter(), Counter()
+        state.draining = False
+        state.classes.since, state.classes.brought = {}, {}
+        for c in state.classes.items:
+            c.brought = 0
+        state.audit.refusals = {flow: Counter() for flow in state.audit.flows}
+        state.audit.waits = Counter()
+        for f in state.flows:
+            f.input_tokens = f.cached_input_tokens = f.output_tokens = 0
+            f.received = f.granted = f.completed = f.cancelled = f.expired = 0
+            f.refusals = Counter()

@@ -1,0 +1,186 @@
+"""A scheduler that is killed and starts again knows who had how much."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from schedsvc.driver import Driver
+from schedsvc.server import Server, StateError
+from schedsvc.state import Store
+
+from .conftest import ask, calling, config_of, serving, until
+from .test_cli import scheduler
+from .test_config import MINIMAL, found
+
+TENANTS: list[dict[str, Any]] = [
+    {"name": "a", "quota": {"tokens_per_minute": 100_000}},
+    {"name": "b", "weight": 2.5},
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "state: {file: /nowhere/at/all/state.db}\n",
+            ["2:15 state.file: the folder /nowhere/at/all does not exist; make it"],
+        ),
+        (
+            "record: /tmp/r\nstate: {file: /tmp/r, every_ms: 9}\n",
+            [
+                "3:15 state.file: is the file of the recording; name another one",
+                "3:33 state.every_ms: is 9; it has to be at least 10",
+            ],
+        ),
+        (
+            "state: {every_ms: 100}\n",
+            ["2:8 state: the key 'file' is missing; add it"],
+        ),
+    ],
+)
+def test_a_wrong_state_is_named(tmp_path: Path, text: str, expected: list[str]) -> None:
+    assert found(tmp_path, MINIMAL + text) == expected
+
+
+def kept(file: Path, **keys: Any) -> dict[str, Any]:
+    return {"state": {"file": str(file), "every_ms": 20}, "tenants": TENANTS} | keys
+
+
+async def served(stub: Any, tokens: int, **fields: Any) -> None:
+    answer = await stub.Admit(ask(tokens, **fields))
+    assert answer.outcome == pb.OUTCOME_GRANTED
+    lease_id = answer.grant.lease_id
+    await stub.Complete(pb.CompleteRequest(lease_id=lease_id, pool_epoch=1, output_tokens=10))
+
+
+def counters(driver: Driver) -> dict[str, int]:
+    return {row["tenant"]: row["vtc_micro"] for row in driver.stats(100)["flows"]}
+
+
+async def test_counters_and_quotas_outlive_a_stop(tmp_path: Path) -> None:
+    file = tmp_path / "state.db"
+    async with serving(**kept(file)) as server, calling(server.targets[0]) as stub:
+        await served(stub, 500)
+        await served(stub, 100, tenant="b")
+        before = counters(server.driver)
+        assert len(set(before.values())) == 3
+    async with serving(**kept(file)) as server, calling(server.targets[0]) as stub:
+        assert counters(server.driver) == before
+        (row,) = server.driver.tenant_stats(b"a")
+        assert row["quotas"][0]["remaining"] < 100_000
+        stats = await stub.Stats(pb.StatsRequest())
+        assert stats.HasField("state")
+        assert not stats.state.problem
+        page, _ = await server.metrics.page("")
+        assert b"schedsvc_state_failing 0.0" in page
+
+
+async def test_without_a_file_nothing_is_kept(server: Server) -> None:
+    async with calling(server.targets[0]) as stub:
+        stats = await stub.Stats(pb.StatsRequest())
+    assert not stats.HasField("state")
+    assert server.driver.unsaved_ns() == 0
+
+
+async def test_a_disk_that_fails_is_told_and_serving_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "state.db"
+    with structlog.testing.capture_logs() as logs:
+        async with serving(**kept(file)) as server, calling(server.targets[0]) as stub:
+            keeper = server._keeper
+            assert keeper is not None
+            await until(lambda: keeper._store._is_old is False, "the first write")
+
+            def full(rows: object) -> None:
+                raise StateError(f"cannot write {file}: database or disk is full")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(keeper._store, "write", full)
+                await served(stub, 500)
+                saving = server.driver.saving
+                assert saving is not None
+                await until(lambda: bool(saving.problem), "the problem is told")
+                await served(stub, 500)
+                stats = await stub.Stats(pb.StatsRequest())
+                assert "disk is full" in stats.state.problem
+                page, _ = await server.metrics.page("")
+                assert b"schedsvc_state_failing 1.0" in page
+            await until(lambda: not saving.problem, "it is saved again")
+            before = counters(server.driver)
+    events = [entry["event"] for entry in logs]
+    assert events.count("state_not_saved") == 1
+    assert events.count("state_saved_again") == 1
+    async with serving(**kept(file)) as server:
+        assert counters(server.driver) == before
+
+
+async def test_a_damaged_file_is_set_aside_and_serving_begins(tmp_path: Path) -> None:
+    file = tmp_path / "state.db"
+    file.write_bytes(os.urandom(9_000))
+    with structlog.testing.capture_logs() as logs:
+        async with serving(**kept(file)) as server, calling(server.targets[0]) as stub:
+            await served(stub, 500)
+    (entry,) = [entry for entry in logs if entry["event"] == "state_damaged"]
+    assert entry["kept_as"] == str(file) + ".damaged"
+    assert "state.db.damaged" in os.listdir(tmp_path)
+
+
+async def test_rows_that_the_core_refuses_are_damage(tmp_path: Path) -> None:
+    file = tmp_path / "state.db"
+    store = Store(file)
+    store.write([(b"f\0\0a", b"\xff", 0)])
+    store.close()
+    with structlog.testing.capture_logs() as logs:
+        async with serving(**kept(file)):
+            pass
+    (entry,) = [entry for entry in logs if entry["event"] == "state_damaged"]
+    assert "rows" in entry["reason"]
+    assert "state.db.damaged" in os.listdir(tmp_path)
+
+
+async def test_a_file_of_another_scheduler_ends_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "state.db"
+    async with serving(**kept(file)):
+        with pytest.raises(StateError, match="held by another process"):
+            Server(config_of(**kept(file)))
+
+
+async def saved_since(stub: Any, began_s: float) -> None:
+    """Wait until what happened before a moment is saved, as Stats says."""
+    for _ in range(2_000):
+        state = (await stub.Stats(pb.StatsRequest())).state
+        if state.unsaved_ms < (time.monotonic() - began_s) * 1_000 - 1:
+            return
+        await asyncio.sleep(0.005)
+    pytest.fail("nothing was saved")
+
+
+async def test_a_killed_process_loses_no_more_than_it_says(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        "listeners: [{unix: s.sock}]\nstate: {file: state.db, every_ms: 20}\n"
+        "pools: [{name: pool, capacity_tokens: 1600}]\ntenants: [{name: a}, {name: b}]\n"
+    )
+    found = []
+    for _ in range(2):
+        with scheduler(config) as (process, ready):
+            async with calling(ready["targets"][0]) as stub:
+                if not found:
+                    await served(stub, 700)
+                    await served(stub, 50, tenant="b")
+                    await saved_since(stub, time.monotonic())
+                rows = (await stub.Stats(pb.StatsRequest())).flows
+                found.append({row.tenant: row.vtc_micro for row in rows})
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        (tmp_path / "ready.json").unlink()
+    assert found[0] == found[1]
+    assert 0 < found[0]["a"] < found[0]["b"]

@@ -1,0 +1,157 @@
+"""The state file: what was written is read again, and whatever is wrong with it is named."""
+
+import os
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+from schedsvc.state import StateError, Store
+
+ROWS = [(b"fa", b"one", 5), (b"fb", b"two", 7)]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "state.db"
+
+
+def written(file: Path, rows: list[tuple[bytes, bytes, int]] = ROWS) -> bytes:
+    """Write rows and close; the key of the hashes."""
+    store = Store(file)
+    store.write(rows)
+    store.close()
+    return store.hash_key
+
+
+def read(file: Path) -> list[tuple[bytes, bytes, int]]:
+    store = Store(file)
+    store.close()
+    return sorted(store.rows)
+
+
+def test_rows_and_key_come_back(file: Path) -> None:
+    key = written(file)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    store = Store(file)
+    assert (sorted(store.rows), store.hash_key) == (ROWS, key)
+    # The first write replaces all of the process before, later ones their rows.
+    store.write([(b"fc", b"three", 9)])
+    store.write([(b"fd", b"four", 9), (b"fc", b"five", 9)])
+    store.close()
+    assert read(file) == [(b"fc", b"five", 9), (b"fd", b"four", 9)]
+
+
+def test_a_second_process_is_refused(file: Path) -> None:
+    first = Store(file)
+    with pytest.raises(StateError, match="held by another process; stop that scheduler"):
+        Store(file)
+    first.close()
+    Store(file).close()
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"cannot keep state in .*none/state.db: No such file"):
+        Store(tmp_path / "none" / "state.db")
+
+
+def test_another_programs_database_stays_where_it_is(file: Path) -> None:
+    with sqlite3.connect(file) as other:
+        other.execute("CREATE TABLE photos (name TEXT)")
+    other.close()
+    with pytest.raises(StateError, match="another program's database"):
+        Store(file)
+    assert file.exists()
+
+
+def test_another_form_is_refused(file: Path) -> None:
+    written(file)
+    with sqlite3.connect(file) as other:
+        other.execute("PRAGMA user_version = 9")
+    other.close()
+    with pytest.raises(StateError, match=r"another version of schedsvc \(form 9"):
+        Store(file)
+
+
+def damaged(file: Path) -> Store:
+    """Open a damaged file: a new one was begun, the old one kept."""
+    before = file.read_bytes()
+    store = Store(file)
+    assert store.damage
+    assert Path(store.set_aside_as).read_bytes()[:1_000] == before[:1_000]
+    assert store.rows == []
+    store.write(ROWS)
+    store.close()
+    assert read(file) == ROWS
+    return store
+
+
+def test_bytes_that_are_no_database_are_set_aside(file: Path) -> None:
+    file.write_bytes(b"\x17" * 5_000)
+    store = damaged(file)
+    assert store.set_aside_as == str(file) + ".damaged"
+    file.write_bytes(b"again" * 1_000)
+    assert damaged(file).set_aside_as == str(file) + ".damaged.1"
+
+
+@pytest.mark.parametrize("at", range(100, 20_000, 3_000))
+def test_flipped_bytes_are_found_or_left_to_the_check_of_rows(file: Path, at: int) -> None:
+    rows = [(b"f%d" % i, b"value%d" % i * 20, i) for i in range(200)]
+    written(file, rows)
+    data = bytearray(file.read_bytes())
+    data[at : at + 64] = os.urandom(64)
+    file.write_bytes(data)
+    store = Store(file)
+    store.close()
+    # SQLite finds broken pages; for what stands inside a value there is the core's own check.
+    assert bool(store.set_aside_as) != (len(store.rows) == len(rows))
+
+
+def test_a_torn_file_is_set_aside(file: Path) -> None:
+    written(file, [(b"f%d" % i, b"v" * 200, i) for i in range(200)])
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2])
+    damaged(file)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "INSERT INTO saved VALUES ('text', x'00', 1)",
+        "INSERT INTO saved VALUES (x'00', 'text', 1)",
+        "INSERT INTO saved VALUES (x'00', x'00', 'now')",
+        "DELETE FROM meta",
+        "UPDATE meta SET value = x'00'",
+        "CREATE TRIGGER t AFTER INSERT ON saved BEGIN DELETE FROM meta; END",
+        "CREATE VIEW v AS SELECT 1",
+        "DROP TABLE saved",
+    ],
+)
+def test_what_nobody_wrote_is_set_aside(file: Path, change: str) -> None:
+    written(file)
+    with sqlite3.connect(file) as other:
+        other.execute(change)
+    other.close()
+    damaged(file)
+
+
+def test_a_full_disk_fails_and_leaves_what_was_there(file: Path) -> None:
+    store = Store(file)
+    store.write(ROWS)
+    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+    store._connection.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StateError, match=r"cannot write .*state.db: database or disk is full"):
+        store.write([(b"f%d" % i, b"v" * 500, i) for i in range(500)])
+    store._connection.execute(f"PRAGMA max_page_count = {pages + 1_000}")
+    store.write([(b"fz", b"last", 9)])
+    store.close()
+    assert read(file) == [*ROWS, (b"fz", b"last", 9)]
+
+
+def test_no_more_files_than_a_hundred_are_set_aside(file: Path) -> None:
+    for name in (".damaged", *(f".damaged.{i}" for i in range(1, 100))):
+        file.with_name(file.name + name).touch()
+    file.write_bytes(b"x" * 5_000)
+    with pytest.raises(StateError, match="as 100 files beside it; remove these"):
+        Store(file)
