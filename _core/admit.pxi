@@ -119,7 +119,9 @@ cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
         outcome = quota_refusal(core, i)
     if f.audits:
         outcome = note_audit(core, i, outcome)
+    r.work = work_of(core, r)
     if outcome:
+        note_refused(core, i, outcome)
         core.adapters.let_go(r.adapter)
         core.requests.release(i)
         return -refuse(core, ask.flow, outcome, ask.tag)
@@ -132,7 +134,7 @@ cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
     r.owner = ask.owner
     r.principal = ask.principal
     r.reports_progress = ask.reports_progress
-    r.input_tokens = NONE
+    r.input_tokens = r.head_ns = r.lined_ns = NONE
     r.arrival_ns = core.now_ns
     r.due_ns = core.now_ns + shortest(core.queue_ttl_ns, ask.queue_ttl_ns)
     if r.prompt_tokens > core.prompt_seen_max:
@@ -144,6 +146,7 @@ cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
     core.deadlines.put(i, r.due_ns, r.seq)
     if f.refuses or f.audits:
         take_quota(core, i)
+    foretell(core, i)
     core.flows.enqueue(i)
     if f.audits:
         core.auditing.put(r.flow, r.flow, 0)
@@ -170,9 +173,10 @@ cdef int64_t answer_repeat(Scheduler core, int32_t i, Ask* ask) except? -1:
 
 cdef int reason_to_refuse(Scheduler core, Request* r) except -1:
     """The outcome that refuses a request at its arrival, or 0. O(pools)."""
-    cdef int64_t queued = core.flows.exempt_queued
+    cdef int64_t queued = core.flows.exempt_queued, tokens = core.flows.exempt_tokens
     cdef int32_t p
     cdef bint attached = False, fits = False
+    cdef Flow* f = &core.flows.items[r.flow]
     if core.draining:
         return OUT_REJECTED_DRAINING
     for p in range(core.ledger.count):
@@ -184,13 +188,21 @@ cdef int reason_to_refuse(Scheduler core, Request* r) except -1:
         return OUT_REJECTED_NO_POOL
     if not fits:
         return OUT_REJECTED_TOO_LARGE
-    if core.flows.items[r.flow].queued >= core.flow_queue_max:
+    if f.queued >= core.flow_queue_max or is_over(
+        f.queued_tokens, r.prompt_tokens, core.flow_queue_tokens_max
+    ):
         return OUT_REJECTED_FLOW_QUEUE_FULL
-    if not core.flows.items[r.flow].exempt:  # these have as many places of their own
+    if not f.exempt:  # these have as many places of their own
         queued = core.requests.states[QUEUED] - queued
-    if queued >= core.queue_max:
+        tokens = core.flows.queued_tokens - tokens
+    if queued >= core.queue_max or is_over(tokens, r.prompt_tokens, core.queue_tokens_max):
         return OUT_REJECTED_QUEUE_FULL
     return 0
+
+
+cdef inline bint is_over(int64_t queued, int64_t more, int64_t most) noexcept nogil:
+    # What is alone in a queue may be as large as it likes: else it could never run.
+    return most and queued and queued + more > most
 
 
 cdef int refuse(Scheduler core, int32_t flow, int outcome, uint64_t tag) noexcept:
@@ -226,9 +238,7 @@ cdef inline int64_t later(uint64_t key, int64_t wait_ns) noexcept nogil:
 
 
 cdef int64_t retry_after_ms(Scheduler core, int32_t flow, int outcome, uint64_t key) noexcept:
-    """When to come back: the time in which half of the flow's queue drains. 0: no use. O(1)."""
-    cdef Flow* f
-    cdef int64_t wait_ns
+    """When to come back; 0: no use. O(1)."""
     if outcome in (
         OUT_REJECTED_TOO_LARGE, OUT_REJECTED_UNKNOWN_TENANT, OUT_EVICTED_TOO_LARGE,
         OUT_EVICTED_CANCELLED, OUT_REJECTED_QUOTA_SIZE,
@@ -236,13 +246,11 @@ cdef int64_t retry_after_ms(Scheduler core, int32_t flow, int outcome, uint64_t 
         return 0
     if outcome in (OUT_REJECTED_NO_POOL, OUT_REJECTED_DRAINING, OUT_EVICTED_DRAINING):
         return spread(key, 5_000)
-    if outcome == OUT_REJECTED_QUOTA:
-        return later(key, core.quotas.refused_until_ns - core.now_ns)
-    f = &core.flows.items[flow]
-    wait_ns = min(f.interval_ns if f.interval_ns else NS_PER_S, 100 * NS_PER_S)
-    wait_ns *= f.queued // 2 + 1
-    wait_ns = min(max(wait_ns, NS_PER_S), 100 * NS_PER_S)
-    return spread(key, wait_ns // NS_PER_MS)
+    if outcome in (
+        OUT_REJECTED_FLOW_QUEUE_FULL, OUT_REJECTED_QUEUE_FULL, OUT_REJECTED_QUOTA, OUT_EVICTED_TTL
+    ):
+        return later(key, core.refused_wait_ns)
+    return later(key, core.flows.items[flow].interval_ns)
 
 
 cdef void fill_refusal(

@@ -137,7 +137,42 @@ cdef int check_flows(Scheduler core) except -1:
         core, exempt == core.flows.exempt_queued and exempt_live == core.flows.exempt_live,
         "what is exempt = sum of exempt flows",
     )
+    check_backlog(core)
     return check_candidates(core)
+
+
+cdef int check_backlog(Scheduler core) except -1:
+    """Tokens and work in the queues: of flows, of classes, of all."""
+    cdef Flows flows = core.flows
+    cdef int64_t all_tokens = 0, exempt_tokens = 0, all_work = 0
+    cdef int32_t f, i, cls
+    cdef list tokens = [0] * flows.count, work = [0] * flows.count
+    cdef list backlog = [0] * CLASSES_MAX, weight = [0] * CLASSES_MAX
+    for _, i in queued_requests(core):
+        tokens[core.requests.items[i].flow] += core.requests.items[i].prompt_tokens
+        work[core.requests.items[i].flow] += core.requests.items[i].work
+    for f in range(flows.count):
+        require(
+            core, tokens[f] == flows.items[f].queued_tokens
+            and work[f] == flows.items[f].queued_work, "queued tokens = sum of queues"
+        )
+        cls = flows.items[f].cls
+        backlog[cls] += work[f]
+        weight[cls] += flows.items[f].weight_milli if flows.items[f].queued else 0
+        all_tokens += tokens[f]
+        all_work += work[f]
+        exempt_tokens += tokens[f] if flows.items[f].exempt else 0
+    require(
+        core, all_tokens == flows.queued_tokens and all_work == flows.queued_work
+        and exempt_tokens == flows.exempt_tokens, "queued tokens = sum of flows"
+    )
+    for cls in range(CLASSES_MAX):
+        require(
+            core, backlog[cls] == flows.backlog[cls]
+            and weight[cls] == flows.backlogged_weight[cls],
+            "backlog of a class = sum of its flows",
+        )
+    return 0
 
 
 cdef int check_candidates(Scheduler core) except -1:
@@ -176,14 +211,16 @@ cdef int check_line(Scheduler core, Line line) except -1:
 
 cdef int check_pools(Scheduler core) except -1:
     cdef int32_t p, i, f
-    cdef int64_t promised, posted, live, suspect, sequences, waiting, of_pools = 0, of_flows = 0
+    cdef int64_t promised, posted, live, suspect, sequences, waiting, fresh
+    cdef int64_t of_pools = 0, of_flows = 0
     for p in range(core.ledger.count):
-        promised = posted = live = suspect = sequences = waiting = 0
+        promised = posted = live = suspect = sequences = waiting = fresh = 0
         i = core.ledger.pools[p].first_lease
         while i != NONE:
             promised += core.requests.items[i].reserved_blocks
             posted += core.requests.items[i].posted_blocks
             live += 1
+            fresh += core.requests.items[i].fresh_tokens
             suspect += core.requests.items[i].state == SUSPECT
             sequences += core.requests.items[i].sequences
             if core.requests.items[i].in_round:
@@ -201,8 +238,9 @@ cdef int check_pools(Scheduler core) except -1:
         require(
             core,
             suspect == core.ledger.pools[p].suspect
-            and sequences == core.ledger.pools[p].running_sequences,
-            "suspect leases and running sequences = sums over live leases",
+            and sequences == core.ledger.pools[p].running_sequences
+            and fresh == core.ledger.pools[p].prefilling,
+            "suspect leases, running sequences and input to compute = sums over live leases",
         )
         require(
             core, waiting == core.ledger.pools[p].round.tokens, "a round = its leases' input"

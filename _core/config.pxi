@@ -169,6 +169,8 @@ cdef int take_telemetry(
     if p.telemetry_at_ns >= 0:
         elapsed_ns = core.now_ns - p.telemetry_at_ns
         fresh = max(<int64_t>0, preemptions - p.engine_preemptions)
+        if fresh:
+            note_preemption(core, p)
     p.engine_running = running
     p.engine_waiting = waiting
     p.engine_used_tokens = used_tokens

@@ -82,6 +82,7 @@ cdef int dispatch(Scheduler core) except -1:
         if pool == NONE:
             return 0
         if not serve_pool(core, pool):
+            leave_pool(core, pool)
             blocked |= <uint64_t>1 << pool
             continue
         # Whoever was served makes way for another head, which a blocked pool may hold.
@@ -90,6 +91,13 @@ cdef int dispatch(Scheduler core) except -1:
         if work >= core.work_max:
             core.has_more = True
             return 0
+
+
+cdef inline int leave_pool(Scheduler core, int32_t pool) except -1:
+    # It has granted what it can.
+    cdef Pool* p = &core.ledger.pools[pool]
+    rate_run(&p.drain, core.now_ns, p.reason != WAIT_NONE and p.reason != WAIT_DETACHED)
+    return judge_load(core, pool)
 
 
 cdef int32_t emptiest(Scheduler core, uint64_t blocked) noexcept:
@@ -139,6 +147,9 @@ cdef int grant(
     cdef Flow* f = &core.flows.items[r.flow]
     cdef Verdict v
     r.ahead_output = output_ahead(core, r)
+    rate_add(&core.ledger.pools[pool].drain, core.now_ns, r.work, f.queued > 1)
+    rate_add(&f.served, core.now_ns, r.work, True)
+    note_waited(core, r, True)
     core.flows.dequeue(i)
     f.live += 1
     core.flows.exempt_live += f.exempt
@@ -158,6 +169,7 @@ cdef int grant(
     core.lease_next += 1
     core.leases.put(<uint64_t>r.lease_id, 0, i)
     core.requests.enter(i, LIVE)
+    enter_prefill(core, r)
     untag(core, i)
     if core.ledger.pools[pool].quota != NONE:
         take_model_quota(core, i)
@@ -210,6 +222,9 @@ cdef int evict(Scheduler core, int32_t i, int outcome) except -1:
     if r.state != QUEUED:
         raise core.fuse.blow("queue: a request that is not queued was evicted")
     core.flows.dequeue(i)
+    if outcome == OUT_EVICTED_TTL:
+        note_waited(core, r, False)
+        core.refused_wait_ns = turn_again_ns(core, r)
     close_bill(core, i, False)
     core.flows.items[flow].refusals[refusal_place(outcome)] += 1
     core.evicted += 1

@@ -41,6 +41,7 @@ ctypedef struct Flow:
     int64_t refusals[REFUSAL_KINDS]
     int32_t weight_milli
     int32_t queued, live
+    int64_t queued_tokens  # of input
     int32_t linger_next, linger_prev  # among the flows that were active lately
     int64_t linger_until_ns  # 0: it does not linger
     int32_t first_queue
@@ -53,6 +54,11 @@ ctypedef struct Flow:
     bint returns  # active before a restart, and so for a while after it
     bint refuses  # it would rather be refused than wait for its quotas
     bint audits  # its requests are decided and counted, and all granted at once
+    int64_t queued_work
+    Rate served  # while it is backlogged
+    int64_t told_ns  # when the last that was refused was told to come back
+    int64_t wait_error_ns, waits_judged  # moving average of how wrong waits were foretold
+    int64_t first_us, foretold_first_us, first_judged  # to the first token: what was, what was told
     bint exempt  # its class is
     int32_t cls  # its class
     int32_t base, sibling  # the tenant's flow in the default class; another one of it, -1: none
@@ -65,6 +71,7 @@ ctypedef struct Queue:
     int32_t flow
     int32_t target
     int32_t next_queue
+    int64_t work_in  # that was queued here, ever
     int32_t ordinal  # of the next arrival
 
 
@@ -88,6 +95,12 @@ cdef class Flows:
     cdef int64_t returning_until_ns
     cdef int32_t returning, return_at  # flows that return; how many were looked at in the end
     cdef Changes changed
+    cdef int64_t queued_work
+    cdef int64_t backlog[CLASSES_MAX]  # work that is queued, by class
+    cdef int64_t backlogged_weight[CLASSES_MAX]  # of the flows that have something queued
+    cdef int32_t backlogged  # how many these are
+    cdef int64_t told_ns  # when the last was told to come back whom full queues refused
+    cdef int64_t queued_tokens, exempt_tokens  # of input: in all queues, in those of exempt flows
     cdef Requests requests
     cdef Quotas quotas
     cdef Classes classes
@@ -109,6 +122,7 @@ cdef class Flows:
         self.actives = [Heap() for _ in range(CLASSES_MAX)]
         self.candidates = [Line(classes)]
         self.linger_first = self.linger_last = NONE
+        self.told_ns = LONG_AGO_NS
 
     def __dealloc__(self):
         free(self.items)
@@ -127,6 +141,7 @@ cdef class Flows:
         self.items[self.count].waits_at = self.items[self.count].wait_head = NONE
         self.items[self.count].base = self.count
         self.items[self.count].sibling = NONE
+        self.items[self.count].told_ns = LONG_AGO_NS
         self.count += 1
         self.changed.reserve(self.count)
         self.changed.mark(self.count - 1)
@@ -154,14 +169,18 @@ cdef class Flows:
         for at in range(0, sizeof(Flow), 64):
             prefetch_line(<uint8_t*>&self.items[flow] + at)
 
-    cdef int32_t queue_of(self, int32_t flow, int32_t target) except -1:
+    cdef inline int32_t find_queue(self, int32_t flow, int32_t target) noexcept:
         # A flow has as many queues as targets it has used: one or two.
         cdef int32_t q = self.items[flow].first_queue
-        cdef int32_t size
-        while q != NONE:
-            if self.queues[q].target == target:
-                return q
+        while q != NONE and self.queues[q].target != target:
             q = self.queues[q].next_queue
+        return q
+
+    cdef int32_t queue_of(self, int32_t flow, int32_t target) except -1:
+        cdef int32_t q = self.find_queue(flow, target)
+        cdef int32_t size
+        if q != NONE:
+            return q
         if self.queue_count == self.queue_size:
             size = max(16, self.queue_size * 2)
             self.queues = <Queue*>grow(self.queues, self.queue_size, size, sizeof(Queue))
@@ -188,6 +207,11 @@ cdef class Flows:
         cdef Queue* queue = &self.queues[q]
         cdef Line line = <Line>self.candidates[queue.target]
         cdef int32_t cls = self.items[queue.flow].cls
+        cdef Request* head
+        if queue.chain.count:
+            head = &self.requests.items[queue.chain.head]
+            if head.head_ns < 0:
+                head.head_ns = self.now_ns
         if queue.chain.count == 0 or not self.is_billed(queue):
             line.remove(cls, q)
             if self.items[queue.flow].quota != NONE:
@@ -196,20 +220,20 @@ cdef class Flows:
         if self.items[queue.flow].waits_at != NONE:
             lift_from(self, queue.flow, self.items[queue.flow].waits_at)
             rekey_waiting(self, queue.flow)
-        return line.put(
-            cls, q, self.key_of(q), self.requests.items[queue.chain.head].seq, self.now_ns
-        )
+        if head.lined_ns < 0:
+            head.lined_ns = self.now_ns
+        return line.put(cls, q, self.key_of(q), head.seq, self.now_ns)
 
     cdef int enqueue(self, int32_t i) except -1:
         """Queue request i at the end of its flow. O(log n)."""
         cdef Request* r = &self.requests.items[i]
         cdef int32_t q = self.queue_of(r.flow, r.target + 1)
         self.activate(r.flow, True)
-        self.items[r.flow].queued += 1
-        self.exempt_queued += self.items[r.flow].exempt
-        self.queued_for[r.target + 1] += 1
+        count_queued(self, r, 1)
         r.ordinal = self.queues[q].ordinal
         self.queues[q].ordinal += 1
+        r.mark = self.queues[q].work_in
+        self.queues[q].work_in += r.work
         chain_push(&self.queues[q].chain, self.requests.items, i)
         if self.queues[q].chain.count == 1:
             self._rank(q)
@@ -222,9 +246,7 @@ cdef class Flows:
         cdef int32_t q = self.queue_of(r.flow, r.target + 1)
         cdef bint was_head = self.queues[q].chain.head == i
         chain_remove(&self.queues[q].chain, self.requests.items, i)
-        self.items[r.flow].queued -= 1
-        self.exempt_queued -= self.items[r.flow].exempt
-        self.queued_for[r.target + 1] -= 1
+        count_queued(self, r, -1)
         if was_head:
             self._rank(q)
         if self.items[r.flow].wait_head == i:
@@ -384,6 +406,8 @@ cdef class Flows:
         cdef Flow* f = &self.items[flow]
         if f.linger_until_ns or f.queued or f.live:
             self.recent_weight += weight_milli - f.weight_milli
+        if f.queued:
+            self.backlogged_weight[f.cls] += weight_milli - f.weight_milli
         f.weight_milli = weight_milli
 
     cdef int charge(self, int32_t flow, int64_t weighted_micro) except -1:
@@ -452,34 +476,17 @@ cdef class Flows:
         else:
             f.average_milli = output_tokens * 1000
 
-    cdef int64_t fairness_gap(self) noexcept:
-        """Largest difference of counters between flows of a class that are backlogged, and not by
-        their own quotas. O(queues + classes)."""
-        cdef int64_t low[CLASSES_MAX]
-        cdef int64_t high[CLASSES_MAX]
-        cdef int64_t widest = 0
-        cdef int32_t q, c
-        cdef Flow* f
-        for c in range(CLASSES_MAX):
-            low[c], high[c] = VTC_MAX, -1
-        for q in range(self.queue_count):
-            f = &self.items[self.queues[q].flow]
-            if (<Line>self.candidates[self.queues[q].target]).has(f.cls, q):
-                low[f.cls] = min(low[f.cls], f.vtc)
-                high[f.cls] = max(high[f.cls], f.vtc)
-        for c in range(CLASSES_MAX):
-            widest = max(widest, high[c] - low[c])
-        return widest
-
     cdef void forget(self) noexcept:
         """Counters and rates as new. Only while nothing is active does order stay the same."""
         cdef int32_t i
+        self.told_ns = LONG_AGO_NS
         self.changed.mark_all(self.count)
         end_returns(self, self.count)
         for i in range(self.count):
             self.items[i].interval_ns = 0
             self.items[i].granted_at_ns = NONE
             self.items[i].average_milli = 0
+            forget_waits(&self.items[i], self.now_ns)
             if self.items[i].queued == 0 and self.items[i].live == 0:
                 self.items[i].vtc = 0
         for i in range(CLASSES_MAX):

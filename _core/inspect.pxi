@@ -38,6 +38,14 @@ cdef pool_stats(Scheduler core, int64_t now_ns, int32_t pool):
         "max_running": p.max_running,
         "headroom_tokens": p.headroom_blocks * p.block_size,
         "kept_tokens": kept_tokens(p, now_ns),
+        "overload_state": overload_now(core, pool, now_ns),
+        "fill_ppm": fill_ppm(p),
+        "drain_tokens_per_minute": pace_milli(&p.drain, p.drain.work) * 60 // 1000,
+        "prefill_tokens_per_s": (
+            p.prefill_tokens * NS_PER_S // p.prefill_ns if p.prefill_ns else 0
+        ),
+        "prefill_error_ms": p.prefill_error_ns // NS_PER_MS,
+        "prefills_judged": p.prefills_judged,
         "load_tokens": core.ledger.load(pool, NULL),
         "engine_capacity_tokens": p.engine_tokens,
         "round_tokens": core.ledger.round_tokens(pool, now_ns),
@@ -73,6 +81,13 @@ cdef dict flow_row(Scheduler core, int64_t now_ns, int32_t flow):
         "weight_milli": f.weight_milli,
         "vtc_micro": f.vtc,
         "queued": f.queued,
+        "queued_input_tokens": f.queued_tokens,
+        "wait_expected_ms": wait_now_ms(core, flow),
+        "wait_error_ms": f.wait_error_ns // NS_PER_MS,
+        "waits_judged": f.waits_judged,
+        "ttft_expected_ms": f.foretold_first_us // 1000,
+        "ttft_ms": f.first_us // 1000,
+        "ttft_judged": f.first_judged,
         "live_leases": f.live,
         "promised_tokens": f.promised_tokens,
         "posted_tokens": f.posted_tokens,
@@ -94,6 +109,18 @@ cdef dict flow_row(Scheduler core, int64_t now_ns, int32_t flow):
         "predicted_quantile_tokens": max(0, core.predictor.quantile(&asked, LEDGER)),
         **predictor_figures(core, flow),
     }
+
+
+cdef int64_t wait_now_ms(Scheduler core, int32_t flow) except -2:
+    """What one more request of a flow would wait, as large as those that wait; -1: unknown."""
+    cdef Flow* f = &core.flows.items[flow]
+    cdef int64_t wait_ns, size = core.flows.queued_work // max(1, core.requests.states[QUEUED])
+    if not has_to_wait(core, NONE):
+        return 0
+    if f.queued:
+        size = f.queued_work // f.queued
+    wait_ns = wait_at_end(core, flow, NONE, size)
+    return NONE if wait_ns < 0 else wait_ns // NS_PER_MS
 
 
 cdef dict predictor_figures(Scheduler core, int32_t flow):
@@ -170,6 +197,26 @@ cdef list class_rows(Scheduler core):
     return rows
 
 
+cdef int64_t fairness_gap(Flows flows) noexcept:
+    """Largest difference of counters between flows of a class that are backlogged, and not by
+    their own quotas. O(queues + classes)."""
+    cdef int64_t low[CLASSES_MAX]
+    cdef int64_t high[CLASSES_MAX]
+    cdef int64_t widest = 0
+    cdef int32_t q, c
+    cdef Flow* f
+    for c in range(CLASSES_MAX):
+        low[c], high[c] = VTC_MAX, -1
+    for q in range(flows.queue_count):
+        f = &flows.items[flows.queues[q].flow]
+        if (<Line>flows.candidates[flows.queues[q].target]).has(f.cls, q):
+            low[f.cls] = min(low[f.cls], f.vtc)
+            high[f.cls] = max(high[f.cls], f.vtc)
+    for c in range(CLASSES_MAX):
+        widest = max(widest, high[c] - low[c])
+    return widest
+
+
 cdef totals_of(Scheduler core):
     cdef int32_t i
     cdef int64_t promised = 0, weight = WEIGHT_MILLI_MAX
@@ -187,6 +234,7 @@ cdef totals_of(Scheduler core):
         "received": core.received,
         "granted": core.granted,
         "queued": core.requests.states[QUEUED],
+        "queued_input_tokens": core.flows.queued_tokens,
         "live_leases": core.requests.states[LIVE] + core.requests.states[SUSPECT],
         "completed": core.completed,
         "cancelled": core.cancelled,
@@ -194,13 +242,14 @@ cdef totals_of(Scheduler core):
         "rejected": core.rejected,
         "evicted": core.evicted,
         "promised_tokens": promised,
-        "fairness_gap_micro": core.flows.fairness_gap(),
+        "fairness_gap_micro": fairness_gap(core.flows),
         "fairness_bound_micro": bound,
         "predictor_samples": core.predictor.samples,
         **predictor_figures(core, NONE),
         "refusals": refusal_counts(core.refusals),
         "open_sessions": sum(s is not None for s in core.sessions),
         "stored_answers": core.answers.count,
+        "overload_state": overload_of_all(core),
     }
 
 

@@ -127,6 +127,8 @@ cdef int progress_lease(Scheduler core, int64_t lease_id, int64_t epoch, Usage* 
     account(core, i, u, False)
     if r.in_round and is_computed(r):
         core.ledger.leave_round(i)
+    if r.output_tokens and r.first_us == 0:
+        note_first(core, r)
     recharge(
         core, i, max(r.prompt_tokens, r.input_tokens), r.cached_tokens,
         max(<int64_t>r.output_tokens, <int64_t>r.ahead_output * r.sequences),
@@ -200,6 +202,7 @@ cdef int end_lease(Scheduler core, int32_t i, int outcome) except -1:
         tell_lease(core, i, LS_ENDED)
     if r.state == SUSPECT:
         set_suspect(core, i, False)
+    leave_prefill(core, r)
     if not r.is_void:
         core.ledger.release(i)
     core.adapters.let_go(r.adapter)
@@ -270,6 +273,7 @@ cdef int void_leases(Scheduler core, int32_t pool) except -1:
         after = core.requests.items[i].pool_next
         if core.requests.items[i].state == SUSPECT:
             core.ledger.pools[pool].suspect -= 1
+        leave_prefill(core, &core.requests.items[i])
         core.ledger.release(i)
         core.requests.items[i].is_void = True
         tell_lease(core, i, LS_VOID)
@@ -350,7 +354,7 @@ cdef int32_t restore_lease(
     r.reports_progress = True
     r.arrival_ns = core.now_ns
     r.lease_id = lease_id
-    r.owner = NONE
+    r.owner = r.foretold_wait_us = NONE
     take_quota(core, i)
     if p.quota != NONE:
         take_model_quota(core, i)

@@ -50,6 +50,12 @@ ctypedef struct Round:
     int64_t max_tokens  # in force; 0: no limit
 
 
+cdef enum:  # how busy a pool is (schedsvc.v1.OverloadState), see overload.pxi
+    LOAD_UNDER = 1
+    LOAD_NEARLY = 2
+    LOAD_OVER = 3
+
+
 ctypedef struct Pool:
     int64_t epoch
     int64_t engine_tokens, engine_max_running  # as registered
@@ -79,6 +85,12 @@ ctypedef struct Pool:
     int64_t light_milli, kept_milli  # milli-tokens that flows below their share took, see headroom
     int64_t foreign_tokens  # that the engine holds beyond all that was promised
     int64_t owed_tokens  # promised before a restart to leases that nobody has told of yet
+    int32_t overload  # LOAD_*, see overload.pxi
+    Rate drain  # what is granted while somebody waits
+    int64_t prefilling  # input of leases that is still to be computed, see estimate.pxi
+    int64_t prefill_ns, prefill_tokens  # moving averages of times to the first output, and for what
+    int64_t prefill_error_ns, prefills_judged  # moving average of how wrong these were foretold
+    int64_t calm_since_ns  # it could fall since then; -1: it could not
 
 
 cdef inline int64_t blocks_for(const Pool* p, int64_t tokens, int64_t sequences) noexcept nogil:
@@ -157,6 +169,10 @@ cdef class Ledger:
         p.light_since_ns = NONE
         p.light_milli = p.kept_milli = 0
         p.foreign_tokens = 0
+        rate_forget(&p.drain, self.flows.now_ns)
+        p.prefill_ns = p.prefill_tokens = p.prefill_error_ns = p.prefills_judged = 0
+        p.overload = LOAD_UNDER
+        p.calm_since_ns = NONE
 
     cdef void forget(self) noexcept:
         """Headroom and what is kept as new. O(pools)."""

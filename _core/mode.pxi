@@ -9,6 +9,8 @@ cdef enum:
 
 LIVE_SETTINGS = frozenset((
     "queue_ttl_ns", "lease_ttl_ns", "lease_grace_ns", "flow_queue_max", "queue_max", "leases_max",
+    "flow_queue_tokens_max", "queue_tokens_max", "queue_target_ns", "overload_hold_ns",
+    "saturation_ppm",
     "answers_max", "answer_ttl_ns", "input_price_micro", "output_price_micro", "cached_price_ppm",
     "session_open_max", "sessions_max",
 ))
@@ -20,6 +22,11 @@ cdef int take_settings(Scheduler core, dict limits) except -1:
     core.lease_grace_ns = limits["lease_grace_ns"]
     core.answer_ttl_ns, core.answers_max = limits["answer_ttl_ns"], limits["answers_max"]
     core.flow_queue_max, core.queue_max = limits["flow_queue_max"], limits["queue_max"]
+    core.flow_queue_tokens_max = limits["flow_queue_tokens_max"]
+    core.queue_tokens_max = limits["queue_tokens_max"]
+    core.queue_target_ns = limits["queue_target_ns"]
+    core.overload_hold_ns = limits["overload_hold_ns"]
+    core.saturation_ppm = limits["saturation_ppm"]
     core.leases_max = limits["leases_max"]
     core.session_open_max = limits["session_open_max"]
     core.sessions_max = limits["sessions_max"]

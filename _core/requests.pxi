@@ -18,6 +18,8 @@ ctypedef struct Request:
     int64_t arrival_ns
     int64_t due_ns  # queue TTL, lease TTL, grace or answer TTL, by state
     int64_t waited_ns
+    int64_t mark  # work that was queued before it in its queue, ever
+    int64_t head_ns, lined_ns  # first in its queue; then in the line, its quotas given; -1: not yet
     int64_t epoch  # of the pool, at the grant
     int64_t granted_tokens  # reserved at the grant
     int64_t fixed_tokens  # what it adds to the load where it is not among those that grow
@@ -56,6 +58,11 @@ ctypedef struct Request:
     bint is_void  # the engine restarted: no reservation
     bint in_round  # its input has not been computed yet, as far as is known
     int32_t bill  # what it took from its quotas; 0: nothing
+    int32_t work  # tokens that it will be charged, as far as could be foretold
+    int32_t foretold_wait_us, foretold_first_us  # at its arrival; -1: not
+    int32_t first_us  # from its arrival to its first output; 0: none yet
+    int32_t fresh_tokens  # of its input, that are still to be computed; 0: done
+    int32_t prefill_us, prefill_line  # foretold at the grant, and for how much input
     int32_t quota_output  # of all sequences, as it asked its quotas for; 0: it has not asked
 
 

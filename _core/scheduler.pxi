@@ -7,6 +7,8 @@ cdef class Session
 cdef class Scheduler:
     cdef readonly int64_t queue_ttl_ns, lease_ttl_ns, lease_grace_ns, answer_ttl_ns
     cdef readonly int64_t flow_queue_max, queue_max, leases_max, answers_max
+    cdef readonly int64_t flow_queue_tokens_max, queue_tokens_max  # of input; 0: no limit
+    cdef int64_t queue_target_ns, overload_hold_ns, saturation_ppm
     cdef readonly int64_t session_open_max, sessions_max, work_max
     cdef int64_t input_price, output_price, cached_ppm
     cdef int64_t headroom_min_ppm, headroom_max_ppm
@@ -34,12 +36,13 @@ cdef class Scheduler:
     cdef Chain answers  # ended requests, oldest first
     cdef Verdict* verdicts  # that belong to no session
     cdef int32_t verdict_count, verdict_taken, verdicts_max
-    cdef Verdict captured  # verdict of the request that admit_wire() just asked for
+    cdef Verdict captured  # of the request that admit_wire just asked for
     cdef int64_t capture
     cdef int64_t now_ns, seq, lease_next
     cdef int64_t refusals[REFUSAL_KINDS]  # of requests whose tenant has no flow
     cdef int64_t received, granted, completed, cancelled, expired, rejected, evicted
     cdef int64_t prompt_seen_max
+    cdef int64_t refused_wait_ns  # after which the last that was refused may come back
     cdef uint64_t digest_value
     cdef int32_t unknown_flow
     cdef bint draining, has_more

@@ -122,6 +122,11 @@ class Scheduler:
         lease_grace_ns: int = 20_000_000_000,
         flow_queue_max: int = 1_000,
         queue_max: int = 10_000,
+        flow_queue_tokens_max: int = 0,  # input tokens queued; 0: no limit
+        queue_tokens_max: int = 0,
+        queue_target_ns: int = 2_000_000_000,
+        overload_hold_ns: int = 5_000_000_000,
+        saturation_ppm: int = 800_000,
         leases_max: int = 65_536,
         adapters_max: int = 1_024,  # LoRA adapters of queued and running requests
         answers_max: int = 100_000,

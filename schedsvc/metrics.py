@@ -41,6 +41,11 @@ _FLOW_ROWS = (
     _Row("kv_promised_tokens", False, "promised_tokens", "KV tokens reserved by live leases."),
     _Row("live_leases", False, "live_leases", "Requests that run."),
     _Row("queued_requests", False, "queued", "Requests that wait."),
+    _Row("queued_input_tokens", False, "queued_input_tokens", "Input tokens of what waits."),
+    _Row("wait_expected_seconds", False, "wait_expected_ms", "Of one more request.", 1_000),
+    _Row("wait_error_seconds", False, "wait_error_ms", "How wrong waits were foretold.", 1_000),
+    _Row("ttft_seconds", False, "ttft_ms", "To the first output, of those that waited.", 1_000),
+    _Row("ttft_expected_seconds", False, "ttft_expected_ms", "As it was foretold.", 1_000),
     _Row("oldest_queued_seconds", False, "oldest_queued_ms", "Age of the oldest in queue.", 1_000),
     _Row("requests_received", True, "received", "Requests asked for."),
     _Row("requests_granted", True, "granted", "Requests granted."),
@@ -63,6 +68,20 @@ _POOL_ROWS = (
     _Row("pool_suspect_leases", False, "suspect_leases", "Of these, overdue for a report."),
     _Row("pool_queued_requests", False, "queued", "Requests that wait for this pool alone."),
     _Row("pool_max_running", False, "max_running", "Most requests at once; 0: no limit."),
+    _Row(
+        "pool_overload_state",
+        False,
+        "overload_state",
+        "1 underloaded, 2 nearly overloaded, 3 overloaded.",
+    ),
+    _Row(
+        "pool_drain_tokens_per_minute",
+        False,
+        "drain_tokens_per_minute",
+        "Granted while somebody waits, as it is charged.",
+    ),
+    _Row("pool_prefill_tokens_per_second", False, "prefill_tokens_per_s", "To the first output."),
+    _Row("pool_fill_ratio", False, "fill_ppm", "Promised of the capacity.", 1_000_000),
     _Row("pool_overdrawn", False, "overdrawn", "1 while the promises exceed the capacity."),
     _Row("pool_attached", False, "attached", "1 while somebody answers for the pool."),
     _Row("pool_epoch", False, "epoch", "Grows when the engine restarts."),
@@ -119,7 +138,17 @@ _TOTAL_ROWS = (
     _Row("stored_answers", False, "stored_answers", "Verdicts kept for repeated calls."),
 )
 # Ages and predictions of several flows cannot be summed; the oldest stands for all.
-_MAX_KEYS = frozenset({"oldest_queued_ms", "waits_for_quota", "audit"})
+_MAX_KEYS = frozenset(
+    {
+        "oldest_queued_ms",
+        "waits_for_quota",
+        "audit",
+        "wait_expected_ms",
+        "wait_error_ms",
+        "ttft_ms",
+        "ttft_expected_ms",
+    }
+)
 
 
 @dataclass

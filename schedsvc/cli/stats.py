@@ -15,6 +15,8 @@ from schedsvc_client.sync import Scheduler
 
 #: Kinds of schedsvc.v1.LimitKind, short.
 _UNITS = {3: "req/min", 4: "in/min", 5: "out/min", 6: "tok/min", 7: "at once"}
+#: schedsvc.v1.OverloadState, for people.
+_LOADS = ("", "under", "nearly over", "over")
 _EPILOG = """\b
 Example:
   schedsvc stats --target unix:/run/schedsvc/schedsvc.sock
@@ -116,7 +118,9 @@ def _plain(message: Any) -> dict[str, Any]:
 
 def _view(snapshot: Any) -> RenderableType:
     totals = snapshot.totals
-    pools = _table("pool", "promised", "posted", "capacity", "leases", "queued", "waits for")
+    pools = _table(
+        "pool", "promised", "posted", "capacity", "leases", "queued", "load", "waits for"
+    )
     for pool in snapshot.pools:
         state = "" if pool.attached else " (detached)"
         pools.add_row(
@@ -126,6 +130,7 @@ def _view(snapshot: Any) -> RenderableType:
             f"{pool.capacity_tokens:,}",
             f"{pool.live_leases:,}",
             f"{pool.queued:,}",
+            _LOADS[pool.overload_state],
             pool.wait_reason,
         )
     flows = _table(

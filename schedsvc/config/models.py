@@ -73,6 +73,9 @@ RatioPpm = Annotated[int, BeforeValidator(_fixed_point(6, "0", "1"))]
 HeadroomPpm = Annotated[int, BeforeValidator(_fixed_point(6, "0", "0.9"))]
 HeadroomMinPpm = Annotated[int, BeforeValidator(_fixed_point(6, "-0.9", "0.9"))]
 QuantilePpm = Annotated[int, BeforeValidator(_fixed_point(6, "0.5", "0.999"))]
+SaturationPpm = Annotated[int, BeforeValidator(_fixed_point(6, "0.01", "1"))]
+#: 0: no limit.
+QueuedTokens = Annotated[int, Field(ge=0, le=1_000_000_000_000)]
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
 TenantName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
@@ -173,6 +176,11 @@ class Scheduler(Section):
     lease_grace_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 20_000
     flow_queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
     queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    flow_queue_tokens_max: QueuedTokens = 0
+    queue_tokens_max: QueuedTokens = 0
+    queue_target_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 2_000
+    overload_hold_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 5_000
+    saturation_ppm: Annotated[SaturationPpm, Field(alias="saturation")] = 800_000
     leases_max: Annotated[int, Field(ge=1, le=1_000_000)] = 65_536
     adapters_max: Annotated[int, Field(ge=1, le=65_536)] = 1_024
     answers_max: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
@@ -359,6 +367,11 @@ class Config(Section):
             "lease_grace_ns": settings.lease_grace_ms * _MS,
             "flow_queue_max": settings.flow_queue_max,
             "queue_max": settings.queue_max,
+            "flow_queue_tokens_max": settings.flow_queue_tokens_max,
+            "queue_tokens_max": settings.queue_tokens_max,
+            "queue_target_ns": settings.queue_target_ms * _MS,
+            "overload_hold_ns": settings.overload_hold_ms * _MS,
+            "saturation_ppm": settings.saturation_ppm,
             "leases_max": settings.leases_max,
             "adapters_max": settings.adapters_max,
             "answers_max": settings.answers_max,

@@ -50,6 +50,10 @@ def broken_rules(data: Any, folder: FilePath, environ: Mapping[str, str]) -> Ite
     if isinstance(flow_max, int) and isinstance(queue_max, int) and flow_max > queue_max:
         message = f"is larger than queue_max ({queue_max}), so it would never be reached"
         yield ("scheduler", "flow_queue_max"), message
+    flow_max, queue_max = scheduler.get("flow_queue_tokens_max"), scheduler.get("queue_tokens_max")
+    if isinstance(flow_max, int) and isinstance(queue_max, int) and flow_max > queue_max > 0:
+        message = f"is larger than queue_tokens_max ({queue_max}), so it would never be reached"
+        yield ("scheduler", "flow_queue_tokens_max"), message
 
 
 def advice(data: Any) -> Iterator[Finding]:

@@ -182,7 +182,8 @@ def test_a_flow_that_refuses_is_refused_at_once_and_told_when() -> None:
     data = admit_message("r2", [100], max_output_tokens=50).SerializeToString()
     answer = pb.AdmitResponse.FromString(s.admit_wire(0, 0, data))  # type: ignore[arg-type]
     assert answer.outcome == pb.OUTCOME_REJECTED_QUOTA
-    assert 15_000 <= answer.refusal.retry_after_ms <= 16_500  # 150 tokens at 10 a second
+    # 150 tokens at 10 a second, after the 150 that r1 was told to come back for.
+    assert 30_000 <= answer.refusal.retry_after_ms <= 33_000
     limits = {limit.kind: limit for limit in answer.refusal.quota.limits}
     limit = limits[quota_pb2.LIMIT_KIND_TOKENS_PER_MINUTE]
     assert (limit.limit, limit.remaining, limit.reset_ms) == (600, 0, 60_000)

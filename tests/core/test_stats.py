@@ -124,8 +124,9 @@ def test_retry_after_follows_the_rate_of_grants() -> None:
         return d.retry_after_ms
 
     assert 900 <= told_after(SECOND // 10) <= 1_100
-    assert 4_500 <= told_after(5 * SECOND) <= 5_500
-    assert 90_000 <= told_after(1 << 49) <= 110_000  # 6.5 days between grants
+    # 3/8 and half an interval more than the one that is expected, and up to 10 %.
+    assert 9_375 <= told_after(5 * SECOND) <= 10_313
+    assert 90_000 <= told_after(1 << 49) <= 120_000  # 6.5 days between grants
 
 
 def test_describe_says_what_matters() -> None:

@@ -118,6 +118,8 @@ class Twins(RuleBasedStateMachine):
         adapters_max=st.sampled_from((1, 2, 50)),
         samples_min=st.sampled_from((1, 3)),
         quantile_ppm=st.sampled_from((500_000, 500_000, 700_000, 900_000)),
+        flow_queue_tokens_max=st.sampled_from((0, 0, 40, 100)),
+        queue_tokens_max=st.sampled_from((0, 0, 100)),
     )
     def begin(
         self,

@@ -54,6 +54,16 @@ def walk_classes(rnd: random.Random, pair: Pair, flow: int) -> tuple[list[bytes]
     return names[:3], names
 
 
+def queue_limits(rnd: random.Random) -> dict[str, int]:
+    return {
+        "flow_queue_max": 8,
+        "queue_max": 24,
+        "flow_queue_tokens_max": rnd.choice((0, 200)),
+        "queue_target_ns": rnd.choice((2 * SECOND, SECOND // 2)),
+        "overload_hold_ns": rnd.choice((SECOND, 5 * SECOND)),
+    }
+
+
 def twin_walk(seed: int, events: int) -> None:
     """Denser than Hypothesis: most events do something, and queues stay full."""
     rnd = random.Random(seed)
@@ -67,8 +77,7 @@ def twin_walk(seed: int, events: int) -> None:
         bypass_max=rnd.choice((2, 32)),
         samples_min=3,
         quantile_ppm=rnd.choice((500_000, 700_000, 900_000)),
-        flow_queue_max=8,
-        queue_max=24,
+        **queue_limits(rnd),
         leases_max=rnd.choice((6, 30)),
         answers_max=20,
         lease_grace_ns=rnd.choice((0, 5 * SECOND)),

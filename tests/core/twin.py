@@ -68,16 +68,15 @@ class Twin(Serve):
         self.totals["received"] += 1
         refused = self._reason_to_refuse(r) or self.quotas.refusal(r)
         refused = self.audit.outcome(r, refused)
+        r.work = self.work_of(r)
         if refused:
-            self.flows[flow].refusals[refused] += 1
-            self.totals["rejected"] += 1
-            return -refused
+            return self._refuse(r, refused)
         self.seq += 1
         self.prompt_seen = max(self.prompt_seen, input_tokens)
+        self.foretell(r)
         self.lift(flow)
-        r.ordinal = self.arrivals[flow, pool]
-        self.arrivals[flow, pool] += 1
         self.requests.append(r)
+        self.note_queued(r)
         if flow in self.quotas.refusing or flow in self.audit.flows:
             self.quotas.bill_chain(r)
             self.quotas.rejoin(flow)
@@ -135,6 +134,8 @@ class Twin(Serve):
             max(cached_input_tokens, r.cached_tokens),
             max(output_tokens, r.output_tokens),
         )
+        if r.output_tokens and not r.first_us:
+            self.note_first(r)
         self.recharge(
             r,
             max(r.prompt_tokens, r.input_tokens or 0),

@@ -2,7 +2,7 @@
 
 from schedsvc import _core as core
 
-from .twin_room import Room
+from .twin_estimate import Estimate
 from .twin_types import Request
 
 RETRY_CONSTANT_MS = 5_000
@@ -16,7 +16,7 @@ NO_RETRY = (
 RETRY_LATER = (core.REJECTED_NO_POOL, core.REJECTED_DRAINING, core.EVICTED_DRAINING)
 
 
-class Refusals(Room):
+class Refusals(Estimate):
     """Reasons to refuse, and Retry-After."""
 
     def _reason_to_refuse(self, r: Request) -> int:
@@ -27,19 +27,35 @@ class Refusals(Room):
             return core.REJECTED_NO_POOL
         if not any(self.can_hold(p, r) for p in pools):
             return core.REJECTED_TOO_LARGE
-        if len(self.queued(lambda q: q.flow == r.flow)) >= self.limits["flow_queue_max"]:
+        if self._is_over(self.queued(lambda q: q.flow == r.flow), r, "flow_queue"):
             return core.REJECTED_FLOW_QUEUE_FULL
         exempt = self.classes.is_exempt(r.flow)
         alike = self.queued(lambda q: self.classes.is_exempt(q.flow) == exempt)
-        if len(alike) >= self.limits["queue_max"]:
+        if self._is_over(alike, r, "queue"):
             return core.REJECTED_QUEUE_FULL
         return 0 if self.has_room(r.adapter) else core.REJECTED_LIMIT
 
-    def _retry_ms(self, flow: int, outcome: int) -> int:
+    def _is_over(self, queue: list[Request], r: Request, name: str) -> bool:
+        """Whether a queue has no place for it, by requests or by tokens."""
+        most = self.limits[f"{name}_tokens_max"]
+        tokens = sum(q.prompt_tokens for q in queue)
+        is_over = bool(most and queue) and tokens + r.prompt_tokens > most
+        return is_over or len(queue) >= self.limits[f"{name}_max"]
+
+    def _refuse(self, r: Request, outcome: int) -> int:
+        self.flows[r.flow].refusals[outcome] += 1
+        self.totals["rejected"] += 1
+        if outcome in (core.REJECTED_FLOW_QUEUE_FULL, core.REJECTED_QUEUE_FULL):
+            self.place_in_ns(r, outcome)
+        elif outcome == core.REJECTED_QUOTA:
+            self.refill_in_ns(r)
+        return -outcome
+
+    def _retry_ms(self, r: Request, outcome: int) -> int:
         if outcome in NO_RETRY:
             return 0
         if outcome in RETRY_LATER:
             return RETRY_CONSTANT_MS
-        queued = len(self.queued(lambda r: r.flow == flow))
-        interval_ns = self.flows[flow].interval_ns or 10**9
-        return min(max(interval_ns * (queued // 2 + 1), 10**9), 100 * 10**9) // 10**6
+        if outcome == core.EVICTED_TTL:
+            return self.later_ms(self.turn_again_ns(r))
+        return self.later_ms(self.flows[r.flow].interval_ns)

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from .twin_types import Request
+from .twin_types import Rate, Request
 
 if TYPE_CHECKING:
     from .twin_state import State
@@ -111,6 +111,10 @@ class Restart:
         state.quotas.bills, state.quotas.asked, state.quotas.waits = {}, {}, {}
         state.pool_due, state.arrivals, state.totals = {}, Counter(), Counter()
         state.draining = False
+        state.work_in, state.told_ns = Counter(), None
+        for p in state.pools:
+            p.drain = Rate()
+            p.forget_pace(state.now_ns)
         state.classes.since, state.classes.brought = {}, {}
         for c in state.classes.items:
             c.brought = 0
@@ -120,3 +124,5 @@ class Restart:
             f.input_tokens = f.cached_input_tokens = f.output_tokens = 0
             f.received = f.granted = f.completed = f.cancelled = f.expired = 0
             f.refusals = Counter()
+            f.served = Rate()
+            f.forget_waits(state.now_ns)

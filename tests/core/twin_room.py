@@ -86,6 +86,7 @@ class Room(State):
         p.foreign_tokens = max(0, used_tokens - self.promised(pool) * p.block_size)
         ppm = p.headroom_ppm
         if fresh:
+            p.overload, p.calm_since_ns = 3, now_ns
             p.probes = False
             ppm += 20_000 + 2_000 * min(fresh, 10)
         elif p.pressed and used_tokens * 100 < p.capacity_blocks * p.block_size * 95:

@@ -2,12 +2,12 @@
 
 from schedsvc import _core as core
 
-from .twin_choose import Choice
+from .twin_overload import Overload
 from .twin_room import PREFILL_MAX_NS
 from .twin_types import LIVE, Request, Verdict
 
 
-class Serve(Choice):
+class Serve(Overload):
     """Dispatch, grant and eviction."""
 
     def _dispatch(self) -> None:
@@ -20,6 +20,9 @@ class Serve(Choice):
                 self.quotas.run()
                 blocked.clear()  # counters and queues moved: every pool may have another head
             else:
+                reason = self.pools[pool].reason
+                self.pools[pool].drain.run(self.now_ns, runs=reason not in ("NONE", "DETACHED"))
+                self.judge(pool)
                 blocked.add(pool)
 
     def _serve(self, pool: int) -> bool:
@@ -84,12 +87,17 @@ class Serve(Choice):
             fifth = abs(change) // 5 * (1 if change > 0 else -1)
             f.interval_ns = f.interval_ns + fifth if f.interval_ns else gap
         f.granted_at_ns = self.now_ns
+        deep = len(self.queued(lambda q: q.flow == r.flow)) > 1
+        self.pools[pool].drain.add(self.now_ns, r.work, deep=deep)
+        f.served.add(self.now_ns, r.work, deep=True)
         r.state, r.pool, r.epoch = LIVE, pool, self.pools[pool].epoch
+        self.note_left(r, core.GRANTED)
         self.quotas.gone(r)
         self.settle(r.flow)
         self.quotas.bill_model(r)
         r.weight_milli = f.weight_milli
         r.waited_ns = self.now_ns - r.arrival_ns
+        self.enter_prefill(r)
         r.promised_output = r.predicted_output = output
         r.lease_id = self.lease_next
         self.lease_next += 1
@@ -126,12 +134,13 @@ class Serve(Choice):
         quota_ms = self.quotas.wait_ms(r)
         self.requests.remove(r)
         self.quotas.gone(r)
+        self.note_left(r, outcome)
+        retry_ms = self._retry_ms(r, outcome)
         self.quotas.close(r, False)
         self.flows[r.flow].refusals[outcome] += 1
         self.totals["evicted"] += 1
         queued = len(self.queued(lambda q: q.flow == r.flow))
         capacity, free = self.limits_told(r.target)
-        retry_ms = self._retry_ms(r.flow, outcome)
         self.verdicts.append(
             Verdict(
                 handle=r.seq,

@@ -29,6 +29,11 @@ class State:
             "lease_grace_ns": 20 * 10**9,
             "flow_queue_max": 1_000,
             "queue_max": 10_000,
+            "flow_queue_tokens_max": 0,
+            "queue_tokens_max": 0,
+            "queue_target_ns": 2 * 10**9,
+            "overload_hold_ns": 5 * 10**9,
+            "saturation_ppm": 800_000,
             "leases_max": 65_536,
             "adapters_max": 1_024,
             "answers_max": 100_000,
@@ -70,10 +75,13 @@ class State:
         self.lease_next = 1
         self.prompt_seen = 0
         self.draining = False
+        self.work_in: Counter[tuple[int, int]] = Counter()  # ever queued, by flow and target
+        self.told_ns: int | None = None
 
     def enter(self, now_ns: int) -> None:
         if now_ns < self.now_ns:
             raise TwinError(3, "now_ns")
+        self.note_heads()  # as of the event before
         self.now_ns = now_ns
         self.restart.enter()
 
@@ -124,7 +132,7 @@ class State:
         if epoch > old.epoch:
             for r in self.leases_of(index):
                 r.is_void = True
-                r.reserved_blocks = r.posted_blocks = 0
+                r.reserved_blocks = r.posted_blocks = r.fresh_tokens = 0
         elif block_size_tokens != old.block_size and self.leases_of(index):
             raise TwinError(3, "block_size_tokens")
         restarted = (
@@ -134,6 +142,8 @@ class State:
         )
         kept = ("headroom_ppm", "reason", "probes", "pressed", "told_at_ns", "preemptions")
         kept += ("foreign_tokens", "owed_tokens", "light", "brought")
+        kept += ("overload", "calm_since_ns", "drain", "prefill_ns", "prefill_tokens")
+        kept += ("prefill_error_ns", "prefills_judged")
         for name in kept:
             setattr(new, name, getattr(old, name))
         self.pools[index] = replace(new, **restarted)
@@ -191,6 +201,17 @@ class State:
         self.quotas.models[pool] = quota
 
     # What the state is, by looking at everything.
+
+    def note_heads(self) -> None:
+        """Since when each queue's first request has been that, and since when in the line."""
+        seen = set()
+        for r in self.queued():
+            if (r.flow, r.target) in seen:
+                continue
+            seen.add((r.flow, r.target))
+            r.head_ns = self.now_ns if r.head_ns is None else r.head_ns
+            if r.lined_ns is None and self.quotas.is_candidate(r):
+                r.lined_ns = self.now_ns
 
     def queued(self, keep: Callable[[Request], bool] = lambda r: True) -> list[Request]:
         return [r for r in self.requests if r.state == QUEUED and keep(r)]
@@ -336,15 +357,17 @@ class State:
     def reset_learned(self) -> None:
         self.restart.end()
         self.predictor.forget()
-        self.prompt_seen = 0
+        self.prompt_seen, self.told_ns = 0, None
         for i, f in enumerate(self.flows):
             f.interval_ns, f.granted_at_ns = 0, None
             f.idle_at_ns, f.average_milli = None, 0
+            f.forget_waits(self.now_ns)
             if not self.is_active(i):
                 f.vtc = 0
         for p in self.pools:
             p.headroom_ppm, p.probes, p.pressed = self.limits["headroom_ppm"], True, False
             p.light, p.foreign_tokens, p.brought = [], 0, False
+            p.forget_pace(self.now_ns)
         self.classes.brought.clear()
         for cls in list(self.last_active):
             if not any(self.flows[i].cls == cls for i in self.in_minimum):

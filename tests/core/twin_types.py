@@ -37,6 +37,53 @@ class Verdict(NamedTuple):
 
 
 @dataclass
+class Rate:
+    """Work over time, as averages of windows of a second and four grants at least."""
+
+    work: int = 0
+    time_ns: int = 0
+    deep_work: int = 0  # of it, what flows got that went on waiting
+    open_work: int = 0
+    open_deep: int = 0
+    open_ns: int = 0
+    grants: int = 0
+    since_ns: int | None = None
+
+    def run(self, now_ns: int, *, runs: bool) -> None:
+        if runs and self.since_ns is None:
+            self.since_ns = now_ns
+        elif not runs and self.since_ns is not None:
+            self.open_ns += now_ns - self.since_ns
+            self.since_ns = None
+
+    def add(self, now_ns: int, work: int, *, deep: bool) -> None:
+        if self.since_ns is None:
+            return
+        self.open_work += work
+        self.open_deep += work * deep
+        self.grants += 1
+        open_ns = self.open_ns + now_ns - self.since_ns
+        if open_ns >= 10**9 and self.grants >= 4:
+            known = self.time_ns > 0
+            self.work = (4 * self.work + self.open_work) // 5 if known else self.open_work
+            deep = (4 * self.deep_work + self.open_deep) // 5 if known else self.open_deep
+            self.deep_work = deep
+            self.time_ns = (4 * self.time_ns + open_ns) // 5 if known else open_ns
+            self.open_work = self.open_deep = self.open_ns = self.grants = 0
+            self.since_ns = now_ns
+
+    def forget(self, now_ns: int) -> None:
+        self.work = self.time_ns = self.open_work = self.open_ns = self.grants = 0
+        self.deep_work = self.open_deep = 0
+        self.since_ns = None if self.since_ns is None else now_ns
+
+    def pace(self, *, deep: bool = False) -> int:
+        """Thousandths of tokens a second; 0: unknown."""
+        work = self.deep_work if deep else self.work
+        return work * 10**12 // self.time_ns if self.time_ns else 0
+
+
+@dataclass
 class Flow:
     weight_milli: int
     base: int  # the tenant's flow in the default class
@@ -54,8 +101,20 @@ class Flow:
     expired: int = 0
     refusals: Counter[int] = field(default_factory=Counter)
     average_milli: int = 0
+    served: Rate = field(default_factory=Rate)  # while it is backlogged
+    told_ns: int | None = None
+    wait_error_ns: int = 0
+    waits_judged: int = 0
+    first_us: int = 0
+    foretold_first_us: int = 0
+    first_judged: int = 0
     idle_at_ns: int | None = None  # when it was left last, since anything was learnt
     owed: int = 0  # charged before a restart for leases that nobody has told of yet
+
+    def forget_waits(self, now_ns: int) -> None:
+        self.served.forget(now_ns)
+        self.told_ns, self.wait_error_ns, self.waits_judged = None, 0, 0
+        self.first_us = self.foretold_first_us = self.first_judged = 0
 
 
 @dataclass
@@ -76,6 +135,19 @@ class Pool:
     owed_tokens: int = 0  # to leases of before a restart
     light: list[tuple[int, int]] = field(default_factory=list)  # when, tokens
     brought: bool = False  # whom it served last, came before better classes
+    overload: int = 1
+    calm_since_ns: int | None = None
+    drain: Rate = field(default_factory=Rate)  # while somebody waits
+    prefill_ns: int = 0
+    prefill_tokens: int = 0
+    prefill_error_ns: int = 0
+    prefills_judged: int = 0
+
+    def forget_pace(self, now_ns: int) -> None:
+        self.overload, self.calm_since_ns = 1, None
+        self.drain.forget(now_ns)
+        self.prefill_ns = self.prefill_tokens = 0
+        self.prefill_error_ns = self.prefills_judged = 0
 
     @property
     def capacity_blocks(self) -> int:
@@ -150,6 +222,16 @@ class Request:
     bypassed: int = 0
     bypassed_ns: int = 0
     engine_priority: int = 0
+    work: int = 0
+    mark: int = 0
+    foretold_wait_us: int = -1
+    foretold_first_us: int = -1
+    first_us: int = 0
+    fresh_tokens: int = 0  # of its input, that are still to be computed
+    prefill_us: int = 0
+    prefill_line: int = 0
+    head_ns: int | None = None  # first in its queue
+    lined_ns: int | None = None  # in the line, its quotas given
 
     @property
     def lives(self) -> bool:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from .twin import Twin
+from .twin_estimate import Turn
 from .twin_lengths import Asked, Judged, Lengths
 from .twin_types import SUSPECT
 
@@ -21,6 +22,7 @@ UNSEEN = frozenset(
 
 
 def view(twin: Twin, now_ns: int) -> dict[str, Any]:
+    twin.note_heads()
     return {
         "pools": [_pool(twin, now_ns, p) for p in range(len(twin.pools))],
         "flows": {
@@ -78,6 +80,12 @@ def _pool(twin: Twin, now_ns: int, pool: int) -> dict[str, Any]:
         "engine_capacity_tokens": p.engine_tokens,
         "round_tokens": twin.round_tokens(pool, now_ns),
         "round_max_tokens": p.round_max_tokens,
+        "overload_state": twin.overload_now(pool, now_ns),
+        "fill_ppm": twin.fill_ppm(pool),
+        "drain_tokens_per_minute": p.drain.pace() * 60 // 1000,
+        "prefill_tokens_per_s": p.prefill_tokens * 10**9 // p.prefill_ns if p.prefill_ns else 0,
+        "prefill_error_ms": p.prefill_error_ns // 10**6,
+        "prefills_judged": p.prefills_judged,
     }
 
 
@@ -93,6 +101,13 @@ def _flow(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
         "weight_milli": f.weight_milli,
         "vtc_micro": f.vtc,
         "queued": len(queued),
+        "queued_input_tokens": sum(r.prompt_tokens for r in queued),
+        "wait_expected_ms": _wait_ms(twin, flow),
+        "wait_error_ms": f.wait_error_ns // 10**6,
+        "waits_judged": f.waits_judged,
+        "ttft_expected_ms": f.foretold_first_us // 1000,
+        "ttft_ms": f.first_us // 1000,
+        "ttft_judged": f.first_judged,
         "live_leases": len(live),
         "promised_tokens": sum(r.reserved_blocks * size for r, size in sizes),
         "posted_tokens": sum(r.posted_blocks * size for r, size in sizes),
@@ -115,6 +130,16 @@ def _flow(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
         "predicted_quantile_tokens": twin.predictor.quantile(asked) or 0,
         **_promises(twin, twin.predictor.of_flow.get(flow), twin.predictor.flows.get(flow)),
     }
+
+
+def _wait_ms(twin: Twin, flow: int) -> int:
+    """What one more request of its usual size would wait."""
+    queued = twin.queued(lambda r: r.flow == flow) or twin.queued()
+    if not twin.has_to_wait(-1):
+        return 0
+    size = sum(r.work for r in queued) // max(1, len(queued))
+    wait_ns = twin.wait_at_end(Turn(flow, -1, size))
+    return -1 if wait_ns < 0 else wait_ns // 10**6
 
 
 def _promises(twin: Twin, sums: Judged | None, lengths: Lengths | None) -> dict[str, int]:
@@ -141,6 +166,7 @@ def _totals(twin: Twin) -> dict[str, Any]:
     return {name: twin.totals[name] for name in counted} | {
         "refusals": {},  # every request of the twin has a flow
         "queued": len(twin.queued()),
+        "queued_input_tokens": sum(r.prompt_tokens for r in twin.queued()),
         "live_leases": len(twin.leases()),
         "promised_tokens": sum(
             twin.promised(i) * pool.block_size for i, pool in enumerate(twin.pools)
@@ -150,4 +176,7 @@ def _totals(twin: Twin) -> dict[str, Any]:
         "predictor_samples": p.overall.samples,
         **_promises(twin, p.total, p.overall),
         "stored_answers": len(twin.answers),
+        "overload_state": min(
+            (twin.overload_now(i, twin.now_ns) for i in range(len(twin.pools))), default=1
+        ),
     }

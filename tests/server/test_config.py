@@ -75,6 +75,8 @@ def test_the_largest_values_suit_the_core(tmp_path: Path) -> None:
     text = MINIMAL + (
         "scheduler: {queue_ttl_ms: 3600000, lease_ttl_ms: 3600000, lease_grace_ms: 3600000,"
         " flow_queue_max: 1000000, queue_max: 1000000, leases_max: 1000000,"
+        " flow_queue_tokens_max: 1000000000000, queue_tokens_max: 1000000000000,"
+        " queue_target_ms: 3600000, overload_hold_ms: 3600000, saturation: 1,"
         " answers_max: 10000000, answer_ttl_ms: 86400000, samples_min: 1000,"
         " headroom: 0.9, quantile: 0.999, prices: {input: 10, output: 10, cached: 1}}\n"
         "limits: {sessions_max: 1000000, session_open_max: 1000000}\n"

@@ -7,6 +7,7 @@ scheduler.proto.
 
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -17,6 +18,32 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _OverloadState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OverloadStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OverloadState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OVERLOAD_STATE_UNSPECIFIED: _OverloadState.ValueType  # 0
+    OVERLOAD_STATE_UNDERLOADED: _OverloadState.ValueType  # 1
+    """Whoever asks gets room at once."""
+    OVERLOAD_STATE_NEARLY_OVERLOADED: _OverloadState.ValueType  # 2
+    """Nearly all is promised, or somebody waits for room."""
+    OVERLOAD_STATE_OVERLOADED: _OverloadState.ValueType  # 3
+    """The next in line has waited for longer than the target, or the engine has preempted."""
+
+class OverloadState(_OverloadState, metaclass=_OverloadStateEnumTypeWrapper):
+    """How busy a pool is."""
+
+OVERLOAD_STATE_UNSPECIFIED: OverloadState.ValueType  # 0
+OVERLOAD_STATE_UNDERLOADED: OverloadState.ValueType  # 1
+"""Whoever asks gets room at once."""
+OVERLOAD_STATE_NEARLY_OVERLOADED: OverloadState.ValueType  # 2
+"""Nearly all is promised, or somebody waits for room."""
+OVERLOAD_STATE_OVERLOADED: OverloadState.ValueType  # 3
+"""The next in line has waited for longer than the target, or the engine has preempted."""
+Global___OverloadState: _TypeAlias = OverloadState  # noqa: Y015
 
 @_typing.final
 class PoolRegistration(_message.Message):
@@ -127,6 +154,12 @@ class PoolStats(_message.Message):
     ENGINE_CAPACITY_TOKENS_FIELD_NUMBER: _builtins.int
     ROUND_TOKENS_FIELD_NUMBER: _builtins.int
     ROUND_MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    OVERLOAD_STATE_FIELD_NUMBER: _builtins.int
+    FILL_PPM_FIELD_NUMBER: _builtins.int
+    DRAIN_TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    PREFILL_ERROR_MS_FIELD_NUMBER: _builtins.int
+    PREFILLS_JUDGED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     epoch: _builtins.int
     capacity_tokens: _builtins.int
@@ -172,6 +205,17 @@ class PoolStats(_message.Message):
     0: none.
     """
     round_max_tokens: _builtins.int
+    overload_state: Global___OverloadState.ValueType
+    """Rises at once, and falls when the pool has been calm for a while."""
+    fill_ppm: _builtins.int
+    """Promised, and held by others, over the capacity."""
+    drain_tokens_per_minute: _builtins.int
+    """What the pool grants while somebody waits, in tokens as they are charged; 0: unknown."""
+    prefill_tokens_per_s: _builtins.int
+    """Input over the time from the grant to the first output, with what was before it; 0: unknown."""
+    prefill_error_ms: _builtins.int
+    """How wrong that time was foretold: moving average of the absolute error, of so many."""
+    prefills_judged: _builtins.int
     def __init__(
         self,
         *,
@@ -199,10 +243,16 @@ class PoolStats(_message.Message):
         engine_capacity_tokens: _builtins.int = ...,
         round_tokens: _builtins.int = ...,
         round_max_tokens: _builtins.int = ...,
+        overload_state: Global___OverloadState.ValueType = ...,
+        fill_ppm: _builtins.int = ...,
+        drain_tokens_per_minute: _builtins.int = ...,
+        prefill_tokens_per_s: _builtins.int = ...,
+        prefill_error_ms: _builtins.int = ...,
+        prefills_judged: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "engine_capacity_tokens", b"engine_capacity_tokens", "engine_preemptions", b"engine_preemptions", "engine_running", b"engine_running", "engine_used_tokens", b"engine_used_tokens", "engine_waiting", b"engine_waiting", "epoch", b"epoch", "headroom_tokens", b"headroom_tokens", "kept_tokens", b"kept_tokens", "live_leases", b"live_leases", "load_tokens", b"load_tokens", "max_running", b"max_running", "name", b"name", "overdrawn", b"overdrawn", "posted_tokens", b"posted_tokens", "promised_tokens", b"promised_tokens", "queued", b"queued", "round_max_tokens", b"round_max_tokens", "round_tokens", b"round_tokens", "suspect_leases", b"suspect_leases", "telemetry_age_ms", b"telemetry_age_ms", "wait_reason", b"wait_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "drain_tokens_per_minute", b"drain_tokens_per_minute", "engine_capacity_tokens", b"engine_capacity_tokens", "engine_preemptions", b"engine_preemptions", "engine_running", b"engine_running", "engine_used_tokens", b"engine_used_tokens", "engine_waiting", b"engine_waiting", "epoch", b"epoch", "fill_ppm", b"fill_ppm", "headroom_tokens", b"headroom_tokens", "kept_tokens", b"kept_tokens", "live_leases", b"live_leases", "load_tokens", b"load_tokens", "max_running", b"max_running", "name", b"name", "overdrawn", b"overdrawn", "overload_state", b"overload_state", "posted_tokens", b"posted_tokens", "prefill_error_ms", b"prefill_error_ms", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefills_judged", b"prefills_judged", "promised_tokens", b"promised_tokens", "queued", b"queued", "round_max_tokens", b"round_max_tokens", "round_tokens", b"round_tokens", "suspect_leases", b"suspect_leases", "telemetry_age_ms", b"telemetry_age_ms", "wait_reason", b"wait_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

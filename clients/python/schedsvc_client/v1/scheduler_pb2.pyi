@@ -758,6 +758,13 @@ class FlowStats(_message.Message):
     PREDICTOR_COVERAGE_PPM_FIELD_NUMBER: _builtins.int
     PREDICTOR_LEVEL_PPM_FIELD_NUMBER: _builtins.int
     RESERVED_TO_USED_PPM_FIELD_NUMBER: _builtins.int
+    QUEUED_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    WAIT_EXPECTED_MS_FIELD_NUMBER: _builtins.int
+    WAIT_ERROR_MS_FIELD_NUMBER: _builtins.int
+    WAITS_JUDGED_FIELD_NUMBER: _builtins.int
+    TTFT_EXPECTED_MS_FIELD_NUMBER: _builtins.int
+    TTFT_MS_FIELD_NUMBER: _builtins.int
+    TTFT_JUDGED_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     weight_milli: _builtins.int
     vtc_micro: _builtins.int
@@ -802,6 +809,19 @@ class FlowStats(_message.Message):
     """
     reserved_to_used_ppm: _builtins.int
     """Reserved at the grant over used output tokens of completed requests."""
+    queued_input_tokens: _builtins.int
+    """Input tokens of its queued requests."""
+    wait_expected_ms: _builtins.int
+    """What one more request would wait in the queue now; -1: unknown."""
+    wait_error_ms: _builtins.int
+    """How wrong waits were foretold at the arrival: moving average of the absolute error, of so many."""
+    waits_judged: _builtins.int
+    ttft_expected_ms: _builtins.int
+    """From the arrival to the first output, of those that had to wait: as foretold at the arrival,
+    and as it was; moving averages, of so many.
+    """
+    ttft_ms: _builtins.int
+    ttft_judged: _builtins.int
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutcomeCount]:
         """Refusals and evictions by reason."""
@@ -846,10 +866,17 @@ class FlowStats(_message.Message):
         predictor_coverage_ppm: _builtins.int = ...,
         predictor_level_ppm: _builtins.int = ...,
         reserved_to_used_ppm: _builtins.int = ...,
+        queued_input_tokens: _builtins.int = ...,
+        wait_expected_ms: _builtins.int = ...,
+        wait_error_ms: _builtins.int = ...,
+        waits_judged: _builtins.int = ...,
+        ttft_expected_ms: _builtins.int = ...,
+        ttft_ms: _builtins.int = ...,
+        ttft_judged: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "audited_refusals", b"audited_refusals", "audited_waits", b"audited_waits", "cached_input_tokens", b"cached_input_tokens", "cancelled", b"cancelled", "completed", b"completed", "expired", b"expired", "granted", b"granted", "input_tokens", b"input_tokens", "live_leases", b"live_leases", "oldest_queued_ms", b"oldest_queued_ms", "output_tokens", b"output_tokens", "posted_tokens", b"posted_tokens", "predicted_p50_tokens", b"predicted_p50_tokens", "predicted_quantile_tokens", b"predicted_quantile_tokens", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "promised_tokens", b"promised_tokens", "queued", b"queued", "quotas", b"quotas", "received", b"received", "refusals", b"refusals", "request_class", b"request_class", "reserved_to_used_ppm", b"reserved_to_used_ppm", "tenant", b"tenant", "vtc_micro", b"vtc_micro", "waits_for_quota", b"waits_for_quota", "weight_milli", b"weight_milli"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "audited_refusals", b"audited_refusals", "audited_waits", b"audited_waits", "cached_input_tokens", b"cached_input_tokens", "cancelled", b"cancelled", "completed", b"completed", "expired", b"expired", "granted", b"granted", "input_tokens", b"input_tokens", "live_leases", b"live_leases", "oldest_queued_ms", b"oldest_queued_ms", "output_tokens", b"output_tokens", "posted_tokens", b"posted_tokens", "predicted_p50_tokens", b"predicted_p50_tokens", "predicted_quantile_tokens", b"predicted_quantile_tokens", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "quotas", b"quotas", "received", b"received", "refusals", b"refusals", "request_class", b"request_class", "reserved_to_used_ppm", b"reserved_to_used_ppm", "tenant", b"tenant", "ttft_expected_ms", b"ttft_expected_ms", "ttft_judged", b"ttft_judged", "ttft_ms", b"ttft_ms", "vtc_micro", b"vtc_micro", "wait_error_ms", b"wait_error_ms", "wait_expected_ms", b"wait_expected_ms", "waits_for_quota", b"waits_for_quota", "waits_judged", b"waits_judged", "weight_milli", b"weight_milli"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -905,6 +932,8 @@ class Totals(_message.Message):
     PREDICTOR_JUDGED_FIELD_NUMBER: _builtins.int
     PREDICTOR_LEVEL_PPM_FIELD_NUMBER: _builtins.int
     REFUSALS_FIELD_NUMBER: _builtins.int
+    QUEUED_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    OVERLOAD_STATE_FIELD_NUMBER: _builtins.int
     received: _builtins.int
     granted: _builtins.int
     queued: _builtins.int
@@ -930,6 +959,10 @@ class Totals(_message.Message):
     predictor_judged: _builtins.int
     """As in FlowStats; the level is that of the lengths of all flows."""
     predictor_level_ppm: _builtins.int
+    queued_input_tokens: _builtins.int
+    """Input tokens of all queued requests."""
+    overload_state: _pool_pb2.OverloadState.ValueType
+    """Of the pool that is best off, since what waits may go to any."""
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutcomeCount]:
         """Refusals of requests whose tenant has no flow."""
@@ -957,10 +990,12 @@ class Totals(_message.Message):
         predictor_judged: _builtins.int = ...,
         predictor_level_ppm: _builtins.int = ...,
         refusals: _abc.Iterable[Global___OutcomeCount] | None = ...,
+        queued_input_tokens: _builtins.int = ...,
+        overload_state: _pool_pb2.OverloadState.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "completed", b"completed", "evicted", b"evicted", "expired", b"expired", "fairness_bound_micro", b"fairness_bound_micro", "fairness_gap_micro", b"fairness_gap_micro", "granted", b"granted", "live_leases", b"live_leases", "open_sessions", b"open_sessions", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "predictor_samples", b"predictor_samples", "promised_tokens", b"promised_tokens", "queued", b"queued", "received", b"received", "refusals", b"refusals", "rejected", b"rejected", "reserved_to_used_ppm", b"reserved_to_used_ppm", "stored_answers", b"stored_answers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "completed", b"completed", "evicted", b"evicted", "expired", b"expired", "fairness_bound_micro", b"fairness_bound_micro", "fairness_gap_micro", b"fairness_gap_micro", "granted", b"granted", "live_leases", b"live_leases", "open_sessions", b"open_sessions", "overload_state", b"overload_state", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "predictor_samples", b"predictor_samples", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "received", b"received", "refusals", b"refusals", "rejected", b"rejected", "reserved_to_used_ppm", b"reserved_to_used_ppm", "stored_answers", b"stored_answers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,236 @@
+"""How fast the twin drains, how long a request will wait, and when a refused one may come back."""
+
+from dataclasses import dataclass
+
+from schedsvc import _core as core
+
+from .twin_quota import TICK_NS
+from .twin_room import Room
+from .twin_types import Flow, Pool, Rate, Request
+
+SECOND = 10**9
+WAIT_MAX_NS = 1 << 52
+US_MAX = (1 << 31) - 1
+RETRY_MAX_NS = 109 * SECOND
+
+
+def averaged(old: int, new: int) -> int:
+    return (4 * old + new) // 5
+
+
+def time_for(work: int, pace: int) -> int:
+    return min(WAIT_MAX_NS, work * 10**12 // pace)
+
+
+@dataclass
+class Turn:
+    """Whose wait is asked for."""
+
+    flow: int
+    target: int
+    work: int
+
+
+class Estimate(Room):
+    """Waits, found by looking at all flows and all that is queued."""
+
+    def work_of(self, r: Request) -> int:
+        each = self.flows[r.flow].average_milli // 1000
+        if each == 0 or each > r.output_max_tokens:
+            each = r.output_max_tokens
+        prices = self.limits["input_price_micro"], self.limits["output_price_micro"]
+        micro = r.prompt_tokens * prices[0] + each * r.sequences * prices[1]
+        return min(max(1, micro // 10**6), 1 << 30)
+
+    def backlog(self, flow: int) -> int:
+        return sum(r.work for r in self.queued(lambda r: r.flow == flow))
+
+    def pace_of(self, target: int, *, deep: bool = False) -> int:
+        return sum(p.drain.pace(deep=deep) for i, p in enumerate(self.pools) if target in (-1, i))
+
+    def has_to_wait(self, target: int) -> bool:
+        pools = [p for i, p in enumerate(self.pools) if target in (-1, i)]
+        return bool(pools) and all(p.reason != "NONE" for p in pools)
+
+    def own_pace(self, flow: int, target: int) -> int:
+        f = self.flows[flow]
+        backlogged = {flow} | {r.flow for r in self.queued()}
+        alike = [self.flows[i] for i in backlogged if self.flows[i].cls == f.cls]
+        weight = sum(other.weight_milli for other in alike)
+        pace = self.pace_of(target, deep=True) or self.pace_of(target)
+        part = max(1, pace * f.weight_milli // weight)
+        return min(f.served.pace() or part, part)
+
+    def work_before(self, flow: int, target: int) -> int:
+        f, before = self.flows[flow], 0
+        place = self.classes.order()
+        for i, other in enumerate(self.flows):
+            if place.index(other.cls) < place.index(f.cls):
+                before += self.backlog(i)
+        for line in {-1, target} if self.policy not in ("fcfs", "sif") else ():
+            for head in self.heads(line):
+                other = self.flows[head.flow]
+                key = self.rank(head)[0]
+                if head.flow == flow or other.cls != f.cls or key >= f.vtc:
+                    continue
+                their = (f.vtc - key) * other.weight_milli // 10**9
+                before += min(their, self.work_in[head.flow, line] - head.mark)
+        return before
+
+    def wait_from(self, turn: Turn, ahead: int) -> int:
+        """How long it will wait with so much of its own queue before it; -1: unknown."""
+        pace = self.pace_of(turn.target)
+        if pace == 0:
+            return -1
+        work = turn.work + self.work_before(turn.flow, turn.target)
+        if self.policy in ("fcfs", "sif"):
+            cls = self.flows[turn.flow].cls
+            alike = sum(self.backlog(i) for i, f in enumerate(self.flows) if f.cls == cls)
+            return time_for(max(ahead, alike) + work, pace)
+        own = time_for(ahead, self.own_pace(turn.flow, turn.target))
+        return min(WAIT_MAX_NS, own + time_for(work, pace))
+
+    def wait_at_end(self, turn: Turn) -> int:
+        queue = self.queued(lambda r: (r.flow, r.target) == (turn.flow, turn.target))
+        ahead = self.work_in[turn.flow, turn.target] - queue[0].mark if queue else 0
+        return self.wait_from(turn, ahead)
+
+    def foretell(self, r: Request) -> None:
+        """What is expected of a request that is about to be queued."""
+        if not self.has_to_wait(r.target):
+            return
+        wait_ns = self.wait_at_end(Turn(r.flow, r.target, r.work))
+        if wait_ns >= 0:
+            r.foretold_wait_us = min(wait_ns // 1000, US_MAX)
+            pools = [p for i, p in enumerate(self.pools) if r.target in (-1, i)]
+            prefill = min(self.prefill_ns(p, self._fresh(r)) for p in pools)
+            r.foretold_first_us = min((wait_ns + prefill) // 1000, US_MAX)
+
+    def note_queued(self, r: Request) -> None:
+        """It stands in its queue."""
+        r.ordinal = self.arrivals[r.flow, r.target]
+        self.arrivals[r.flow, r.target] += 1
+        r.mark = self.work_in[r.flow, r.target]
+        self.work_in[r.flow, r.target] += r.work
+        self._note_backlog(r.flow, 1)
+
+    def note_left(self, r: Request, outcome: int) -> None:
+        """It has left its queue, for that reason."""
+        f = self.flows[r.flow]
+        error_ns = self.now_ns - r.arrival_ns - r.foretold_wait_us * 1000
+        told = r.foretold_wait_us >= 0 and outcome in (core.GRANTED, core.EVICTED_TTL)
+        if told and (outcome == core.GRANTED or error_ns >= 0):
+            error_ns = abs(error_ns)
+            f.wait_error_ns = averaged(f.wait_error_ns, error_ns) if f.waits_judged else error_ns
+            f.waits_judged += 1
+        self._note_backlog(r.flow, -1)
+
+    def _note_backlog(self, flow: int, more: int) -> None:
+        f, queued = self.flows[flow], len(self.queued(lambda r: r.flow == flow))
+        if queued == 0 or (queued == 1 and more > 0):
+            f.served = Rate()
+        elif queued == 2:
+            f.served.run(self.now_ns, runs=True)
+
+    # From the grant to the first token.
+
+    def _fresh(self, r: Request) -> int:
+        f = self.flows[r.flow]
+        cached = 0
+        if f.input_tokens > 0:
+            of_flow = min(f.cached_input_tokens, f.input_tokens)
+            cached = r.prompt_tokens * of_flow // f.input_tokens
+        return max(1, r.prompt_tokens - cached)
+
+    def prefilling(self, p: Pool) -> int:
+        return sum(r.fresh_tokens for r in self.leases(lambda r: self.pools[r.pool] is p))
+
+    def prefill_ns(self, p: Pool, tokens: int) -> int:
+        if p.prefill_tokens == 0:
+            return 0
+        return (self.prefilling(p) + tokens) * p.prefill_ns // p.prefill_tokens
+
+    def enter_prefill(self, r: Request) -> None:
+        p, fresh = self.pools[r.pool], self._fresh(r)
+        r.prefill_us = min(self.prefill_ns(p, fresh) // 1000, US_MAX)
+        r.prefill_line = min(self.prefilling(p) + fresh, 1 << 30)
+        r.fresh_tokens = fresh
+
+    def note_first(self, r: Request) -> None:
+        """A report tells of its first output."""
+        p, f = self.pools[r.pool], self.flows[r.flow]
+        r.first_us = min((self.now_ns - r.arrival_ns) // 1000 + 1, US_MAX)
+        if r.fresh_tokens:
+            r.fresh_tokens = 0
+            took_ns = self.now_ns - r.arrival_ns - r.waited_ns
+            error_ns = abs(took_ns - r.prefill_us * 1000)
+            if p.prefill_tokens == 0:
+                p.prefill_ns, p.prefill_tokens = took_ns, r.prefill_line
+                p.prefill_error_ns = error_ns
+            else:
+                p.prefill_ns = averaged(p.prefill_ns, took_ns)
+                p.prefill_tokens = max(1, averaged(p.prefill_tokens, r.prefill_line))
+                p.prefill_error_ns = averaged(p.prefill_error_ns, error_ns)
+            p.prefills_judged += 1
+        if r.foretold_wait_us >= 0:
+            first = f.first_judged == 0
+            f.first_us = r.first_us if first else averaged(f.first_us, r.first_us)
+            told = r.foretold_first_us
+            f.foretold_first_us = told if first else averaged(f.foretold_first_us, told)
+            f.first_judged += 1
+
+    # When to come back.
+
+    def _turn_ns(self, flow: int, target: int, work: int) -> int:
+        pace = self.pace_of(target)
+        if pace == 0:
+            return min(self.flows[flow].interval_ns or SECOND, RETRY_MAX_NS)
+        return time_for(work, self.own_pace(flow, target))
+
+    def _in_turn(self, teller: "Estimate | Flow", wait_ns: int, step_ns: int) -> int:
+        due_ns = self.now_ns + wait_ns
+        if teller.told_ns is not None:
+            due_ns = max(due_ns, teller.told_ns + step_ns)
+        teller.told_ns = min(due_ns, self.now_ns + RETRY_MAX_NS)
+        return teller.told_ns - self.now_ns
+
+    def _foretold(self, teller: "Estimate | Flow", wait_ns: int, step_ns: int) -> int:
+        """With something added, since it may be wrong."""
+        return self._in_turn(teller, wait_ns * 11 // 8 + step_ns // 2, step_ns * 11 // 8)
+
+    def place_in_ns(self, r: Request, outcome: int) -> int:
+        """When a request that a full queue refuses will find a place."""
+        own = outcome == core.REJECTED_FLOW_QUEUE_FULL
+        queue = self.queued(lambda q: q.flow == r.flow or not own)
+        most = self.limits["flow_queue_tokens_max" if own else "queue_tokens_max"]
+        work, tokens = sum(q.work for q in queue), sum(q.prompt_tokens for q in queue)
+        over = max(0, tokens + r.prompt_tokens - most) if most else 0
+        each = work // max(1, len(queue)) + 1
+        need = max(each, work * over // max(1, tokens))
+        pace = self.pace_of(r.target)
+        if own or pace == 0:
+            step_ns = self._turn_ns(r.flow, r.target, each)
+            wait_ns = self._turn_ns(r.flow, r.target, need)
+            return self._foretold(self.flows[r.flow], wait_ns, step_ns)
+        return self._foretold(self, time_for(need, pace), time_for(each, pace))
+
+    def refill_in_ns(self, r: Request) -> int:
+        """When a request that its quotas refuse will find enough in them."""
+        chain, needs = self.quotas.chain_of(r.flow), self.quotas.needs(r)
+        ticks = [
+            needs[which] // bucket.rate
+            for node in chain
+            for which, bucket in self.quotas.nodes[node].buckets.items()
+        ]
+        wait_ns = self.quotas.refused_ns(r)
+        return self._in_turn(self.flows[r.flow], wait_ns, max(ticks, default=0) * TICK_NS)
+
+    def turn_again_ns(self, r: Request) -> int:
+        """When one that waited for its whole TTL would come to its turn in time."""
+        wait_ns = self.wait_at_end(Turn(r.flow, r.target, r.work))
+        step_ns = self._turn_ns(r.flow, r.target, r.work)
+        wait_ns = step_ns if wait_ns < 0 else wait_ns - (r.due_ns - r.arrival_ns)
+        return self._foretold(self.flows[r.flow], max(0, wait_ns), step_ns)
+
+    def later_ms(self, wait_ns: int) -> int:
+        return -(-min(max(wait_ns, SECOND), RETRY_MAX_NS) // 10**6)

@@ -1,0 +1,24 @@
+"""The configuration of queues and of what counts as overload, where it is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from .test_config import MINIMAL, found
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (
+            "queue_tokens_max: 5, flow_queue_tokens_max: 6",
+            "2:57 scheduler.flow_queue_tokens_max: is larger than queue_tokens_max (5), so it"
+            " would never be reached",
+        ),
+        ("queue_tokens_max: -1", "2:31 scheduler.queue_tokens_max: is -1; it has to be at least 0"),
+        ("saturation: 0", "2:25 scheduler.saturation: has to lie between 0.01 and 1"),
+        ("queue_target_ms: 0", "2:30 scheduler.queue_target_ms: is 0; it has to be at least 1"),
+    ],
+)
+def test_what_is_wrong_is_named_by_place(tmp_path: Path, keys: str, expected: str) -> None:
+    assert found(tmp_path, MINIMAL + f"scheduler: {{{keys}}}") == [expected]

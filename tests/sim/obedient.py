@@ -1,0 +1,130 @@
+"""Clients that come back when they are told to, in virtual time, and what an oracle would say.
+
+One pool of so many places; every request holds one for a while. Tenants send bursts. Whoever is
+refused tries again exactly when Retry-After says. The oracle knows the future and is as fair: each
+place that came free goes to whoever was refused first, and its wait is the time until then.
+"""
+
+import heapq
+import random
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from itertools import count
+
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from schedsvc import _core as core
+
+SECOND = 10**9
+PLACES = 8
+TOKENS = 100  # of input of each request, and as many of output
+
+
+@dataclass
+class Try:
+    """One refusal, and what came of the next try."""
+
+    at_ns: int
+    told_ns: int
+    admitted: bool = False
+    oracle_ns: int = -1
+
+
+@dataclass
+class Obedient:
+    """Tenants, their clients, and the core between them and the pool."""
+
+    seed: int
+    tenants: int = 3
+    minutes: int = 20
+    quota: dict[str, int] = field(default_factory=dict)
+    options: dict[str, int] = field(default_factory=dict)
+    hold_s: tuple[float, float] = (2.0, 6.0)
+    steady_per_s: float = 0.0  # requests of each tenant but the first, which then alone has bursts
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.core = core.Scheduler(
+            ledger="sum", headroom_ppm=0, headroom_min_ppm=0, headroom_max_ppm=0,
+            queue_ttl_ns=3600 * SECOND, lease_ttl_ns=3600 * SECOND, **self.options,
+        )  # fmt: skip
+        self.core.set_pool(0, b"p", 1, PLACES * 2 * TOKENS, 1)
+        for tenant in range(self.tenants):
+            flow = self.core.set_flow(b"t%d" % tenant, 1000)
+            if self.quota:
+                self.core.set_flow_quota(0, flow, refuse=True, **self.quota)
+        self.events: list[tuple[int, int, str, int, object]] = []
+        self.serial = count(1)
+        self.tries: list[Try] = []
+        self.freed: dict[int, list[int]] = defaultdict(list)  # by tenant: when a place came free
+        self.tenant_of: dict[int, int] = {}
+        self.refused: dict[int, list[Try]] = defaultdict(list)
+
+    def at(self, now_ns: int, kind: str, tenant: int, what: object = None) -> None:
+        heapq.heappush(self.events, (now_ns, next(self.serial), kind, tenant, what))
+
+    def run(self, burst: tuple[int, int], every_s: float) -> list[Try]:
+        """Play bursts of so many requests of each tenant, about so often."""
+        for tenant in range(self.tenants):
+            now_s = self.random.uniform(0, every_s)
+            while now_s < 60 * self.minutes:
+                if tenant and self.steady_per_s:
+                    self.at(int(now_s * SECOND), "ask", tenant)
+                    now_s += self.random.expovariate(self.steady_per_s)
+                    continue
+                for _ in range(self.random.randint(*burst)):
+                    self.at(int(now_s * SECOND), "ask", tenant)
+                now_s += self.random.uniform(0.5, 1.5) * every_s
+        while self.events:
+            now_ns, _, kind, tenant, what = heapq.heappop(self.events)
+            if kind == "ask":
+                self._ask(now_ns, tenant, what)
+            else:
+                self.core.complete(now_ns, what, 1, output_tokens=TOKENS)
+            self._grants(now_ns, self.core.poll(now_ns))
+        self.core.check()
+        self._ask_the_oracle()
+        return self.tries
+
+    def _ask(self, now_ns: int, tenant: int, told: object) -> None:
+        request = pb.AdmitRequest(
+            request_id=f"r{next(self.serial)}", tenant=f"t{tenant}", input_tokens=[TOKENS],
+            max_output_tokens=TOKENS, reports_progress=True,
+        )  # fmt: skip
+        answer = self.core.admit_wire(now_ns, 0, request.SerializeToString())
+        if isinstance(answer, int):
+            self.tenant_of[answer] = tenant
+        else:
+            verdict = pb.AdmitResponse.FromString(answer)
+            if verdict.outcome != pb.OUTCOME_GRANTED:
+                told_ns = verdict.refusal.retry_after_ms * 10**6
+                refused = Try(now_ns, told_ns)
+                self.tries.append(refused)
+                self.refused[tenant].append(refused)
+                self.at(now_ns + told_ns, "ask", tenant, refused)
+                return
+            self._hold(now_ns, verdict.grant.lease_id)
+        if isinstance(told, Try):
+            told.admitted = True
+
+    def _grants(self, now_ns: int, decisions: list[core.Decision]) -> None:
+        for decision in decisions:
+            assert decision.outcome == core.GRANTED
+            self.freed[self.tenant_of[decision.handle]].append(now_ns)
+            self._hold(now_ns, decision.lease_id)
+
+    def _hold(self, now_ns: int, lease_id: int) -> None:
+        hold_ns = int(self.random.uniform(*self.hold_s) * SECOND)
+        self.at(now_ns + hold_ns, "end", 0, lease_id)
+
+    def _ask_the_oracle(self) -> None:
+        """Give each place to the first that was refused before it came free."""
+        for tenant, tries in self.refused.items():
+            waiting: deque[Try] = deque()
+            rest = deque(tries)
+            for freed_ns in self.freed[tenant]:
+                while rest and rest[0].at_ns <= freed_ns:
+                    waiting.append(rest.popleft())
+                if waiting:
+                    first = waiting.popleft()
+                    first.oracle_ns = freed_ns - first.at_ns
