@@ -8,12 +8,14 @@ ctypedef struct Adapter:
     uint64_t hi, lo  # keyed hash of the name
     int32_t users  # requests that are queued or run with it
     int32_t next, prev  # neighbours among the idle ones, idle longest first
+    int64_t tokens  # that it takes of a pool's cache while it is active there; -1: as usual there
 
 
 @cython.final
 cdef class Adapters:
     cdef Adapter* items
     cdef list names  # index -> bytes
+    cdef dict weights  # name: tokens that it takes, where that is not what is usual
     cdef Table index
     cdef int32_t size, count, size_max
     cdef int32_t idle_head, idle_tail
@@ -21,6 +23,7 @@ cdef class Adapters:
     def __cinit__(self, int32_t size_max):
         self.size_max = size_max
         self.names = []
+        self.weights = {}
         self.index = Table()
         self.idle_head = self.idle_tail = NONE
 
@@ -65,8 +68,21 @@ cdef class Adapters:
         self.items[i].users += 1
         return i
 
+    cdef int weigh(self, bytes name, int64_t tokens) except -1:
+        """Let an adapter of this name take so much; -1: as usual. O(adapters)."""
+        cdef int32_t i
+        if tokens == NONE:
+            self.weights.pop(name, None)
+        else:
+            self.weights[name] = tokens
+        for i in range(self.count):
+            if self.names[i] == name:
+                self.items[i].tokens = tokens
+        return 0
+
     cdef int _name(self, int32_t i, Hash128* name) except -1:
         self.items[i].hi, self.items[i].lo = name.hi, name.lo
+        self.items[i].tokens = self.weights.get(self.names[i], NONE)
         return self.index.put(name.hi, name.lo, i)
 
     cdef void let_go(self, int32_t i) noexcept:

@@ -110,6 +110,7 @@ cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
     r.told_output = ask.told_output
     r.sequences = ask.sequences
     r.n = ask.n
+    r.reports_progress = ask.reports_progress
     if ask.adapter.size:
         r.adapter = core.adapters.hold(&ask.adapter_key, &ask.adapter)
     outcome = reason_to_refuse(core, r)
@@ -133,7 +134,6 @@ cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
     r.tag = ask.tag
     r.owner = ask.owner
     r.principal = ask.principal
-    r.reports_progress = ask.reports_progress
     r.input_tokens = r.head_ns = r.lined_ns = NONE
     r.arrival_ns = core.now_ns
     r.due_ns = core.now_ns + shortest(core.queue_ttl_ns, ask.queue_ttl_ns)

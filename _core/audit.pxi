@@ -246,6 +246,7 @@ cdef int check_pools(Scheduler core) except -1:
             core, waiting == core.ledger.pools[p].round.tokens, "a round = its leases' input"
         )
         check_load(core, p)
+        check_loras(core, p)
         of_pools += (promised + posted) * core.ledger.pools[p].block_size
     for f in range(core.flows.count):
         of_flows += core.flows.items[f].promised_tokens + core.flows.items[f].posted_tokens
@@ -291,6 +292,27 @@ cdef int check_waiters(Scheduler core, int32_t node, Heap heap) except -1:
             "a flow waits where it says, with a head that has no bill",
         )
     return 0
+
+
+cdef int check_loras(Scheduler core, int32_t pool) except -1:
+    cdef Pool* p = &core.ledger.pools[pool]
+    cdef int32_t i = p.first_lease, adapter
+    cdef dict leases = {}
+    while i != NONE:
+        adapter = core.requests.items[i].adapter
+        if adapter != NONE:
+            leases[adapter] = leases.get(adapter, 0) + 1
+        i = core.requests.items[i].pool_next
+    for adapter in range(p.loras.size):
+        require(
+            core, p.loras.leases[adapter] == leases.get(adapter, 0),
+            "leases of an adapter = those that run with it",
+        )
+    tokens = sum(lora_tokens(core.adapters, adapter, p.limits.adapter_tokens) for adapter in leases)
+    return require(
+        core, p.loras.active == len(leases) and p.loras.tokens == tokens,
+        "active adapters = those of the leases, with what they take",
+    )
 
 
 cdef int check_quotas(Scheduler core) except -1:

@@ -14,6 +14,7 @@ cdef enum:
 # What a request would reserve in a pool now.
 ctypedef struct Plan:
     int64_t blocks
+    int64_t tokens  # of these, and of its adapter where that is not active yet
     int64_t output_tokens  # of each sequence
     int32_t reason  # to wait
     uint8_t evidence  # what the output was predicted from; 0: nothing, or it cannot fail
@@ -44,6 +45,7 @@ cdef Plan plan_for(Scheduler core, int32_t pool, const Request* r) noexcept:
         plan.output_tokens = r.output_max_tokens
         plan.evidence = BY_NOTHING
     plan.blocks = core.ledger.need(pool, r, plan.output_tokens)
+    plan.tokens = plan.blocks * p.block_size + core.ledger.lora_more(pool, r, False)
     plan.above = not exempt and is_above_share(core, r.flow, plan.blocks * p.block_size)
     plan.reason = core.ledger.verdict(
         pool, r, plan.blocks, plan.output_tokens,
@@ -100,6 +102,11 @@ cdef inline bint is_for_room(int32_t reason) noexcept nogil:
     return reason == WAIT_KV or reason == WAIT_MAX_TOTAL or reason == WAIT_HEADROOM
 
 
+cdef inline bint may_be_passed(int32_t reason) noexcept nogil:
+    """Whether a head that waits for this may be bypassed, so often and for so long."""
+    return is_for_room(reason) or reason == WAIT_ADAPTERS
+
+
 cdef inline void forget_foreign(Scheduler core, Pool* p) noexcept:
     if p.foreign_tokens and core.now_ns - p.telemetry_at_ns > TELEMETRY_FRESH_NS:
         p.foreign_tokens = 0  # nobody knows any more
@@ -112,6 +119,7 @@ cdef int serve_pool(Scheduler core, int32_t pool) except -1:
     cdef bint brought
     cdef Request* r
     cdef Plan plan
+    cdef int64_t ends_ns
     if core.pool_wakes.count:
         core.pool_wakes.remove(pool)
     if not p.attached:
@@ -140,13 +148,19 @@ cdef int serve_pool(Scheduler core, int32_t pool) except -1:
     if plan.reason != WAIT_NONE:
         if plan.reason == WAIT_ROUND:
             core.pool_wakes.put(pool, core.ledger.round_ends_ns(pool), pool)
-        if not is_for_room(plan.reason):
+        if not may_be_passed(plan.reason):
             return 0
-        p.pressed = True
+        p.pressed = p.pressed or is_for_room(plan.reason)
         i = who_may_pass(core, pool, i, &plan)
         if i == NONE:
             return 0
         r = &core.requests.items[i]
+    elif core.delay_factor_milli:
+        ends_ns = hold_ends_ns(core, pool, r)
+        if ends_ns:
+            p.reason = WAIT_DELAY
+            core.pool_wakes.put(pool, ends_ns, pool)
+            return 0
     if not plan.above and core.flows.items[r.flow].queued == 1 and has_shares(core):
         note_light(p, core.now_ns, plan.blocks * p.block_size)
     r.evidence = plan.evidence
@@ -173,8 +187,9 @@ cdef void note_turn(Scheduler core, int32_t pool, const Request* r, bint brought
 
 
 cdef int32_t who_may_pass(Scheduler core, int32_t pool, int32_t head, Plan* plan) except -2:
-    """The first request behind a head that waits for cache which may go before it, and its plan;
-    -1: none. O(LOOKAHEAD), in the peak form times the leases of the pool."""
+    """The first request behind a head that waits for cache, or for a place among the active
+    adapters, which may go before it, and its plan; -1: none. O(LOOKAHEAD), in the peak form times
+    the leases of the pool."""
     cdef int32_t found[LOOKAHEAD]
     cdef Request* first = &core.requests.items[head]
     cdef Request* r
@@ -198,7 +213,7 @@ cdef int32_t who_may_pass(Scheduler core, int32_t pool, int32_t head, Plan* plan
         if its.reason != WAIT_NONE:
             continue
         is_light = plan.above and not its.above and core.flows.items[r.flow].cls == cls
-        if not is_light and not leaves(&start, &core.ledger.pools[pool], r, &its):
+        if not is_light and not leaves(&start, r, &its):
             continue
         if not model_allows(core, found[k], pool):
             continue
@@ -222,21 +237,21 @@ cdef Projection project(
     """O(leases of the pool)."""
     cdef const Pool* p = &core.ledger.pools[pool]
     cdef Projection start
-    cdef int64_t room = (p.capacity_blocks - p.headroom_blocks - plan.blocks) * p.block_size
+    cdef int64_t room = (p.capacity_blocks - p.headroom_blocks) * p.block_size - plan.tokens
     if plan.above:
         room -= kept_tokens(p, core.now_ns)
     runs_project(
-        &core.ledger.pools[pool].runs, core.requests, room - beyond(p), &start.left,
-        &start.spare_tokens,
+        &core.ledger.pools[pool].runs, core.requests, room - beyond(p) - p.loras.tokens,
+        &start.left, &start.spare_tokens,
     )
     return start
 
 
 cdef bint leaves(
-    const Projection* start, const Pool* p, const Request* r, const Plan* its
+    const Projection* start, const Request* r, const Plan* its
 ) noexcept:
     """Whether the head still starts when it would: the request ends before, or fits beside it."""
-    if its.blocks * p.block_size <= start.spare_tokens:
+    if its.tokens <= start.spare_tokens:
         return True
     return start.left == NEVER or (r.reports_progress and its.output_tokens <= start.left)
 

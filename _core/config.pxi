@@ -177,6 +177,8 @@ cdef int take_telemetry(
     p.engine_preemptions = preemptions
     p.telemetry_at_ns = core.now_ns
     core.save_rest = True
-    p.foreign_tokens = max(<int64_t>0, used_tokens - p.promised_blocks * p.block_size)
+    p.foreign_tokens = max(
+        <int64_t>0, used_tokens - p.promised_blocks * p.block_size - p.loras.tokens
+    )
     adapt_headroom(core, p, fresh, elapsed_ns)
     return 0

@@ -81,6 +81,8 @@ cdef int dispatch(Scheduler core) except -1:
         pool = emptiest(core, blocked)
         if pool == NONE:
             return 0
+        if core.affinity_ppm and core.ledger.count > 1:
+            pool = nearest(core, pool, blocked)
         if not serve_pool(core, pool):
             leave_pool(core, pool)
             blocked |= <uint64_t>1 << pool
@@ -98,24 +100,6 @@ cdef inline int leave_pool(Scheduler core, int32_t pool) except -1:
     cdef Pool* p = &core.ledger.pools[pool]
     rate_run(&p.drain, core.now_ns, p.reason != WAIT_NONE and p.reason != WAIT_DETACHED)
     return judge_load(core, pool)
-
-
-cdef int32_t emptiest(Scheduler core, uint64_t blocked) noexcept:
-    # Pool with the smallest promised share, so that what may run anywhere spreads.
-    cdef int32_t p, best = NONE
-    cdef int64_t share, least = 0
-    for p in range(core.ledger.count):
-        if not (blocked >> p) & 1:
-            if core.ledger.count == 1:
-                return p
-            share = (
-                core.ledger.pools[p].promised_blocks * 1_000_000
-                // core.ledger.pools[p].capacity_blocks
-            )
-            if best == NONE or share < least:
-                best = p
-                least = share
-    return best
 
 
 cdef int evict_unholdable(Scheduler core) except -1:

@@ -126,7 +126,7 @@ cdef int progress_lease(Scheduler core, int64_t lease_id, int64_t epoch, Usage* 
         return LS_ENDED
     account(core, i, u, False)
     if r.in_round and is_computed(r):
-        core.ledger.leave_round(i)
+        core.ledger.note_prefill(i, core.now_ns)
     if r.output_tokens and r.first_us == 0:
         note_first(core, r)
     recharge(

@@ -19,10 +19,12 @@ cdef enum:  # why a pool grants nothing
     WAIT_QUOTA = 8
     WAIT_MAX_TOTAL = 9
     WAIT_ROUND = 10
+    WAIT_ADAPTERS = 11
+    WAIT_DELAY = 12
 
 WAIT_REASONS = [
     "NONE", "KV", "MAX_RUNNING", "OVERDRAWN", "DETACHED", "LIMIT", "STRICT", "HEADROOM", "QUOTA",
-    "MAX_TOTAL", "ROUND",
+    "MAX_TOTAL", "ROUND", "ADAPTERS", "DELAY",
 ]
 
 # The engine has begun with a request when so much time has passed, whatever is reported of it.
@@ -39,6 +41,8 @@ ctypedef struct PoolLimits:
     int64_t batch_max_tokens  # input of one round; -1: a sixth of the pool, at least its longest
     int64_t max_total_tokens, max_running
     int64_t max_request_total_tokens, max_request_input_tokens
+    int64_t max_loras
+    int64_t adapter_tokens  # that an active adapter takes, where it has no figure of its own
 
 
 # A round is the input that was granted and has not been computed yet, as far as is known: until
@@ -61,6 +65,7 @@ ctypedef struct Pool:
     int64_t engine_tokens, engine_max_running  # as registered
     PoolLimits limits
     Round round
+    Loras loras
     int64_t capacity_blocks
     int64_t headroom_blocks  # less than 0: more is promised than there is
     int64_t promised_blocks, posted_blocks
@@ -91,6 +96,8 @@ ctypedef struct Pool:
     int64_t prefill_ns, prefill_tokens  # moving averages of times to the first output, and for what
     int64_t prefill_error_ns, prefills_judged  # moving average of how wrong these were foretold
     int64_t calm_since_ns  # it could fall since then; -1: it could not
+    int64_t last_prefill_ns  # from the last grant whose first tokens were reported until then
+    int64_t opened_ns  # moment at which it has stopped holding what waits; -1: none
 
 
 cdef inline int64_t blocks_for(const Pool* p, int64_t tokens, int64_t sequences) noexcept nogil:
@@ -130,11 +137,14 @@ cdef class Ledger:
     cdef bint by_peak
     cdef Requests requests
     cdef Flows flows
+    cdef Adapters adapters
     cdef Fuse fuse
 
     def __cinit__(
-        self, bint by_peak, int64_t headroom_ppm, Requests requests, Flows flows, Fuse fuse
+        self, bint by_peak, int64_t headroom_ppm, Requests requests, Flows flows,
+        Adapters adapters, Fuse fuse,
     ):
+        self.adapters = adapters
         self.by_peak = by_peak
         self.headroom_ppm = headroom_ppm
         self.requests = requests
@@ -150,9 +160,11 @@ cdef class Ledger:
         cdef int32_t pool
         for pool in range(self.count):
             free(self.pools[pool].runs.items)
+            free(self.pools[pool].loras.leases)
 
     cdef void clear(self, int32_t pool) noexcept:
         free(self.pools[pool].runs.items)  # of a pool that held nothing any more
+        free(self.pools[pool].loras.leases)
         memset(&self.pools[pool], 0, sizeof(Pool))
         self.pools[pool].first_lease = NONE
         self.pools[pool].telemetry_at_ns = NONE
@@ -173,6 +185,8 @@ cdef class Ledger:
         p.prefill_ns = p.prefill_tokens = p.prefill_error_ns = p.prefills_judged = 0
         p.overload = LOAD_UNDER
         p.calm_since_ns = NONE
+        p.last_prefill_ns = 0
+        p.opened_ns = NONE
 
     cdef void forget(self) noexcept:
         """Headroom and what is kept as new. O(pools)."""
@@ -196,6 +210,7 @@ cdef class Ledger:
         cdef Pool* p = &self.pools[pool]
         cdef int64_t longest
         p.limits = limits[0]
+        lora_weigh(&p.loras, self.adapters, p.limits.adapter_tokens)
         if p.block_size == 0:  # nobody has offered it yet
             return
         p.capacity_blocks = max(
@@ -222,7 +237,18 @@ cdef class Ledger:
             r.prompt_tokens + <int64_t>r.output_max_tokens * r.sequences,
         ):
             return False
-        return self.need(pool, r, r.output_max_tokens) <= p.capacity_blocks
+        return (
+            self.need(pool, r, r.output_max_tokens) * p.block_size + self.lora_more(pool, r, True)
+            <= p.capacity_blocks * p.block_size
+        )
+
+    cdef int64_t lora_more(self, int32_t pool, const Request* r, bint alone) noexcept:
+        """What the request's adapter takes in the pool beside those that are active there; or
+        `alone`, where none were. O(1)."""
+        cdef const Pool* p = &self.pools[pool]
+        if r.adapter == NONE or (lora_is_active(&p.loras, r.adapter) and not alone):
+            return 0
+        return lora_tokens(self.adapters, r.adapter, p.limits.adapter_tokens)
 
     cdef int64_t need(self, int32_t pool, const Request* r, int64_t output_tokens) noexcept:
         """Blocks for so much output of each sequence, and a copy of its prompt for each."""
@@ -243,7 +269,7 @@ cdef class Ledger:
             load = p.promised_blocks * p.block_size
             if one_more != NULL:
                 load += one_more.whole
-        return load + beyond(p)
+        return load + p.loras.tokens + beyond(p)
 
     cdef int64_t allowance(self, int32_t pool) noexcept:
         """The load that the pool's test allows once it is there: what exceeds it, overdraws."""
@@ -285,6 +311,9 @@ cdef class Ledger:
             return WAIT_OVERDRAWN
         if p.max_running and p.running_sequences + r.sequences > p.max_running:
             return WAIT_MAX_RUNNING
+        if r.adapter != NONE and not lora_is_active(&p.loras, r.adapter):
+            if is_above(p.limits.max_loras, p.loras.active + 1):
+                return WAIT_ADAPTERS
         if p.round.tokens and r.reports_progress and is_above(
             p.round.max_tokens, p.round.tokens + r.prompt_tokens
         ):
@@ -293,7 +322,7 @@ cdef class Ledger:
         if p.live == 0 and p.owed_tokens == 0:
             return WAIT_NONE
         run = self.figures(pool, r, blocks, output)
-        load = self.load(pool, &run)
+        load = self.load(pool, &run) + self.lora_more(pool, r, False)
         if load > self.allowance(pool):
             return WAIT_MAX_TOTAL if is_below_engine(p) else WAIT_KV
         if load > (p.capacity_blocks - p.headroom_blocks) * p.block_size - kept_tokens:
@@ -311,6 +340,7 @@ cdef class Ledger:
         p.first_lease = i
         p.live += 1
         p.running_sequences += r.sequences
+        lora_enter(&p.loras, self.adapters, r.adapter, p.limits.adapter_tokens)
         self.resize(i, blocks, 0)
         if r.reports_progress and not is_computed(r):
             chain_push(&p.round.chain, self.requests.items, i)
@@ -326,6 +356,14 @@ cdef class Ledger:
             r.in_round = False
             chain_remove(&p.round.chain, self.requests.items, i)
             p.round.tokens -= r.prompt_tokens
+
+    cdef void note_prefill(self, int32_t i, int64_t now_ns) noexcept:
+        """The first tokens of a lease were reported. O(1)."""
+        cdef Request* r = &self.requests.items[i]
+        cdef int64_t elapsed_ns = now_ns - granted_at_ns(r)
+        if elapsed_ns < PREFILL_MAX_NS:  # else nobody knows since when it was there
+            self.pools[r.pool].last_prefill_ns = elapsed_ns
+        self.leave_round(i)
 
     cdef void end_round(self, int32_t pool, int64_t now_ns) noexcept:
         """Take those out of the round that were granted long ago. O(those)."""
@@ -398,6 +436,7 @@ cdef class Ledger:
         cdef Pool* p = &self.pools[r.pool]
         self.unplace(i)
         self.leave_round(i)
+        lora_leave(&p.loras, self.adapters, r.adapter, p.limits.adapter_tokens)
         self.resize(i, 0, 0)
         if r.pool_prev == NONE:
             p.first_lease = r.pool_next

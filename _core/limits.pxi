@@ -109,6 +109,30 @@ cdef int limit_flow(
     return 0
 
 
+cdef PoolLimits checked_pool_limits(
+    int64_t batch_max_tokens, int64_t max_total_tokens, int64_t max_running,
+    int64_t max_request_total_tokens, int64_t max_request_input_tokens, int64_t max_loras,
+    int64_t adapter_tokens,
+) except *:
+    cdef PoolLimits limits
+    for name, value, low, high in (
+        ("batch_max_tokens", batch_max_tokens, BATCH_AUTO, TOKENS_MAX),
+        ("max_total_tokens", max_total_tokens, 0, 1 << 40),
+        ("max_running", max_running, 0, 1 << 24),
+        ("max_request_total_tokens", max_request_total_tokens, 0, TOKENS_MAX),
+        ("max_request_input_tokens", max_request_input_tokens, 0, TOKENS_MAX),
+        ("max_loras", max_loras, 0, ADAPTERS_MAX),
+        ("adapter_tokens", adapter_tokens, 0, TOKENS_MAX),
+    ):
+        check_range(name, value, low, high)
+    limits.batch_max_tokens, limits.max_total_tokens = batch_max_tokens, max_total_tokens
+    limits.max_running = max_running
+    limits.max_request_total_tokens = max_request_total_tokens
+    limits.max_request_input_tokens = max_request_input_tokens
+    limits.max_loras, limits.adapter_tokens = max_loras, adapter_tokens
+    return limits
+
+
 cdef int limit_pool(Scheduler core, int32_t pool) except -1:
     """Give a pool its own limits, else those of all others. O(1)."""
     cdef PoolLimits limits
@@ -136,4 +160,22 @@ cdef int limit_no_pools(Scheduler core) except -1:
     core.pool_limits = {}
     for pool in range(core.ledger.count):
         limit_pool(core, pool)
+    return 0
+
+
+cdef int weigh_adapter(Scheduler core, bytes name, int64_t tokens) except -1:
+    """Let an adapter of this name take so many tokens of each pool in which it is active; -1: as
+    many as is usual there. O(adapters * pools)."""
+    cdef int32_t pool
+    check_range("tokens", tokens, NONE, TOKENS_MAX)
+    if not 0 < len(name) <= NAME_BYTES_MAX:
+        invalid("adapter", f"a name has 1 to {NAME_BYTES_MAX} bytes")
+    if len(core.adapters.weights) >= ADAPTERS_MAX and name not in core.adapters.weights:
+        invalid("adapter", f"at most {ADAPTERS_MAX} adapters can have a figure of their own")
+    core.adapters.weigh(name, tokens)
+    for pool in range(core.ledger.count):
+        lora_weigh(
+            &core.ledger.pools[pool].loras, core.adapters,
+            core.ledger.pools[pool].limits.adapter_tokens,
+        )
     return 0

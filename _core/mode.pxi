@@ -12,7 +12,8 @@ LIVE_SETTINGS = frozenset((
     "flow_queue_tokens_max", "queue_tokens_max", "queue_target_ns", "overload_hold_ns",
     "saturation_ppm",
     "answers_max", "answer_ttl_ns", "input_price_micro", "output_price_micro", "cached_price_ppm",
-    "session_open_max", "sessions_max",
+    "session_open_max", "sessions_max", "delay_factor_milli",
+    "adapter_affinity_ppm",
 ))
 
 
@@ -28,6 +29,8 @@ cdef int take_settings(Scheduler core, dict limits) except -1:
     core.overload_hold_ns = limits["overload_hold_ns"]
     core.saturation_ppm = limits["saturation_ppm"]
     core.leases_max = limits["leases_max"]
+    core.delay_factor_milli = limits["delay_factor_milli"]
+    core.affinity_ppm = limits["adapter_affinity_ppm"]
     core.session_open_max = limits["session_open_max"]
     core.sessions_max = limits["sessions_max"]
     core.input_price = limits["input_price_micro"]

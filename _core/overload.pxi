@@ -3,8 +3,8 @@
 # Nearly overloaded: promises fill it to the saturation, or somebody waits for room. Overloaded: the
 # next request of its line has waited for longer than the target, or the engine preempted. It rises
 # at once. It falls a level at a time, when it has been calm for `overload_hold_ns`; calm is less
-# than what it took to rise: half the target, 7/8 of the saturation. Who waits for a quota does not
-# count: more room would not help.
+# than what it took to rise: half the target, 7/8 of the saturation. Who waits for a quota, or is
+# held so that prefills batch, does not count: more room would not help.
 
 cdef inline int64_t fill_ppm(const Pool* p) noexcept:
     """Promised, owed since a restart, and held by others, of the capacity; also more than it."""
@@ -17,7 +17,7 @@ cdef int64_t standing_ns(Scheduler core, int32_t pool, int64_t now_ns) except -2
     cdef Pool* p = &core.ledger.pools[pool]
     cdef int32_t i
     cdef bint brought
-    if p.reason in (WAIT_NONE, WAIT_DETACHED, WAIT_STRICT, WAIT_QUOTA):
+    if p.reason in (WAIT_NONE, WAIT_DETACHED, WAIT_STRICT, WAIT_QUOTA, WAIT_DELAY):
         return NONE
     i = head_for(core, pool, &brought)
     return NONE if i == NONE else now_ns - core.requests.items[i].lined_ns

@@ -12,7 +12,7 @@ cdef class Scheduler:
     cdef readonly int64_t session_open_max, sessions_max, work_max
     cdef int64_t input_price, output_price, cached_ppm
     cdef int64_t headroom_min_ppm, headroom_max_ppm
-    cdef int64_t bypass_max, bypass_ns
+    cdef int64_t bypass_max, bypass_ns, delay_factor_milli, affinity_ppm
     cdef bint backfills
     cdef str policy
     cdef int ahead  # AHEAD_*
@@ -89,11 +89,12 @@ cdef class Scheduler:
         self.flows = Flows(
             order, lifts, lift == "queued", self.requests, self.quotas, self.classes
         )
+        self.adapters = Adapters(<int32_t>limits["adapters_max"])
         self.ledger = Ledger(
-            ledger == "peak", limits["headroom_ppm"], self.requests, self.flows, self.fuse
+            ledger == "peak", limits["headroom_ppm"], self.requests, self.flows, self.adapters,
+            self.fuse,
         )
         self.predictor = Predictor(limits["quantile_ppm"], limits["samples_min"])
-        self.adapters = Adapters(<int32_t>limits["adapters_max"])
         self.deadlines, self.pool_wakes = Heap(), Heap()
         self.ids, self.leases, self.tags, self.names = Table(), Table(), Table(), Table()
         self.flow_names, self.keys, self.pool_names = {}, {}, {}
@@ -169,20 +170,17 @@ cdef class Scheduler:
     def set_pool_limits(
         self, int64_t now_ns, bytes pool=b"", int64_t batch_max_tokens=0,
         int64_t max_total_tokens=0, int64_t max_running=0, int64_t max_request_total_tokens=0,
-        int64_t max_request_input_tokens=0,
+        int64_t max_request_input_tokens=0, int64_t max_loras=0, int64_t adapter_tokens=0,
     ):
-        cdef PoolLimits limits
         enter(self, now_ns)
-        check_range("batch_max_tokens", batch_max_tokens, BATCH_AUTO, TOKENS_MAX)
-        check_range("max_total_tokens", max_total_tokens, 0, <int64_t>1 << 40)
-        check_range("max_running", max_running, 0, 1 << 24)
-        check_range("max_request_total_tokens", max_request_total_tokens, 0, TOKENS_MAX)
-        check_range("max_request_input_tokens", max_request_input_tokens, 0, TOKENS_MAX)
-        limits.batch_max_tokens, limits.max_total_tokens = batch_max_tokens, max_total_tokens
-        limits.max_running = max_running
-        limits.max_request_total_tokens = max_request_total_tokens
-        limits.max_request_input_tokens = max_request_input_tokens
-        limit_pools(self, pool, limits)
+        limit_pools(self, pool, checked_pool_limits(
+            batch_max_tokens, max_total_tokens, max_running, max_request_total_tokens,
+            max_request_input_tokens, max_loras, adapter_tokens,
+        ))
+
+    def set_adapter(self, int64_t now_ns, bytes name, int64_t tokens):
+        enter(self, now_ns)
+        weigh_adapter(self, name, tokens)
 
     def set_no_pool_limits(self, int64_t now_ns):
         enter(self, now_ns)

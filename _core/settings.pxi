@@ -62,7 +62,7 @@ cdef dict LIMITS = {
     "overload_hold_ns": (5 * NS_PER_S, 1, 1 << 60),
     "saturation_ppm": (800_000, 1, 1_000_000),
     "leases_max": (65_536, 1, 1 << 24),
-    "adapters_max": (1_024, 1, 65_536),
+    "adapters_max": (1_024, 1, ADAPTERS_MAX),
     "answers_max": (100_000, 0, 1 << 24),
     "answer_ttl_ns": (300 * NS_PER_S, 1, 1 << 60),
     "input_price_micro": (1_000_000, 0, PRICE_MICRO_MAX),
@@ -77,6 +77,8 @@ cdef dict LIMITS = {
     "samples_min": (10, 1, 1_000),
     "session_open_max": (16_384, 1, 1 << 20),
     "sessions_max": (4_096, 1, 1 << 20),
+    "delay_factor_milli": (0, 0, 10_000),
+    "adapter_affinity_ppm": (100_000, 0, 1_000_000),
     "work_max": (1_024, 1, 1 << 30),
 }
 

@@ -141,6 +141,8 @@ class Scheduler:
         headroom_max_ppm: int = 300_000,
         quantile_ppm: int = 900_000,
         samples_min: int = 10,
+        adapter_affinity_ppm: int = 100_000,  # so much fuller a pool with its adapter may be
+        delay_factor_milli: int = 0,  # of the last prefill, for which work is held; 0: not
         session_open_max: int = 16_384,
         sessions_max: int = 4_096,
         work_max: int = 1_024,  # expiries, and grants, of one poll()
@@ -224,6 +226,8 @@ class Scheduler:
         max_running: int = 0,
         max_request_total_tokens: int = 0,
         max_request_input_tokens: int = 0,
+        max_loras: int = 0,
+        adapter_tokens: int = 0,
     ) -> None:
         """Limit the pool of this name, also a later one; b"": all without limits of their own.
 
@@ -233,11 +237,19 @@ class Scheduler:
         input of requests that were granted and of whose tokens nothing has been reported, a second
         ago at most; -1: a sixth of the pool, at least its longest request. A request that is alone
         in its round may be larger; those whose callers report nothing are in none. What no pool
-        can hold any more is evicted in its turn; leases stay. After S-LoRA's queue (arXiv
-        2311.03285). O(pools).
+        can hold any more is evicted in its turn; leases stay. At most `max_loras` adapters are
+        active (ADAPTERS): those with which leases run that hold a reservation. Each takes
+        `adapter_tokens` of the cache for as long, or what `set_adapter()` says. After S-LoRA's
+        queue (arXiv 2311.03285). O(pools * adapters).
         """
     def set_no_pool_limits(self, now_ns: int) -> None:
-        """Forget all limits of `set_pool_limits()`. O(pools)."""
+        """Forget all limits of `set_pool_limits()`. O(pools * adapters)."""
+    def set_adapter(self, now_ns: int, name: bytes, tokens: int) -> None:
+        """Let a LoRA adapter take so many tokens of each pool in which it is active.
+
+        -1: as many as `adapter_tokens` of the pool says. Also of one that is active. O(pools *
+        adapters).
+        """
     def set_flow_mode(self, now_ns: int, flow: int, audit: bool) -> None:
         """Enforce decisions on a flow, or audit it.
 

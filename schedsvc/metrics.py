@@ -62,6 +62,8 @@ _POOL_ROWS = (
     _Row("pool_load_tokens", False, "load_tokens", "The most it will have to hold at one time."),
     _Row("pool_kept_tokens", False, "kept_tokens", "Part left for tenants below their share."),
     _Row("pool_round_tokens", False, "round_tokens", "Input granted that is to be computed yet."),
+    _Row("pool_active_adapters", False, "active_adapters", "LoRA adapters with which leases run."),
+    _Row("pool_adapter_tokens", False, "adapter_tokens", "What they take of the cache."),
     _Row("pool_promised_tokens", False, "promised_tokens", "Reserved by live leases."),
     _Row("pool_posted_tokens", False, "posted_tokens", "Of these, materialised."),
     _Row("pool_live_leases", False, "live_leases", "Requests that run."),

@@ -10,6 +10,7 @@ __all__ = ["LIVE_OPTIONS", "Configurable", "configure", "needs_restart", "reconf
 
 _NO_QUOTA = -1
 _MS = 1_000_000
+_USUAL = -1
 
 #: Settings of the core that it can change while it runs.
 LIVE_OPTIONS = frozenset(
@@ -33,6 +34,8 @@ LIVE_OPTIONS = frozenset(
         "cached_price_ppm",
         "session_open_max",
         "sessions_max",
+        "delay_factor_milli",
+        "adapter_affinity_ppm",
     }
 )
 
@@ -100,8 +103,13 @@ class Configurable(Protocol):
         max_running: int = 0,
         max_request_total_tokens: int = 0,
         max_request_input_tokens: int = 0,
+        max_loras: int = 0,
+        adapter_tokens: int = 0,
     ) -> None:
         """Limit a pool, or all that have no limits of their own."""
+
+    def set_adapter(self, now_ns: int, name: bytes, tokens: int) -> None:
+        """Say what an adapter takes of a pool."""
 
     def set_no_pool_limits(self, now_ns: int) -> None:
         """Limit no pool."""
@@ -258,6 +266,12 @@ def _pool(core: Configurable, pool: Pool, old: Pool, now_ns: int) -> None:
 
 
 def _limit_pools(core: Configurable, config: Config, before: Config | None, now_ns: int) -> None:
+    taken = {adapter.name: adapter.taken_tokens for adapter in config.adapters}
+    for adapter in before.adapters if before else []:
+        if adapter.name not in taken:
+            core.set_adapter(now_ns, adapter.name.encode(), _USUAL)
+    for name, tokens in taken.items():
+        core.set_adapter(now_ns, name.encode(), tokens)
     limits = config.limits_of_pools()
     if before is not None:
         if limits == before.limits_of_pools():

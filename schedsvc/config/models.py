@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 __all__ = [
+    "Adapter",
     "Auth",
     "Class",
     "Config",
@@ -33,6 +34,7 @@ __all__ = [
 _MS = 1_000_000
 #: The core's own bound: it keeps every product of tokens, price and weight in 64 bits.
 _TOKENS_MAX = 1 << 27
+_TOKENS_OF_A_RANK = 4
 #: The core sizes a round by the pool.
 BATCH_AUTO = -1
 
@@ -68,6 +70,7 @@ def _batch_tokens(value: object) -> int:
 
 
 WeightMilli = Annotated[int, BeforeValidator(_fixed_point(3, "0.001", "1000000"))]
+DelayMilli = Annotated[int, BeforeValidator(_fixed_point(3, "0", "10"))]
 PriceMicro = Annotated[int, BeforeValidator(_fixed_point(6, "0", "10"))]
 RatioPpm = Annotated[int, BeforeValidator(_fixed_point(6, "0", "1"))]
 HeadroomPpm = Annotated[int, BeforeValidator(_fixed_point(6, "0", "0.9"))]
@@ -142,6 +145,7 @@ class Prices(Section):
 BatchTokens = Annotated[int, BeforeValidator(_batch_tokens)]
 SomeTokens = Annotated[int, Field(ge=0, le=_TOKENS_MAX)]
 Sequences = Annotated[int, Field(ge=0, le=1_000_000)]
+Adapters = Annotated[int, Field(ge=0, le=65_536)]
 
 
 class EachPool(Section):
@@ -152,6 +156,8 @@ class EachPool(Section):
     max_running: Sequences = 1_000
     max_request_total_tokens: SomeTokens = 0
     max_request_input_tokens: SomeTokens = 0
+    max_loras: Adapters = 0
+    adapter_tokens: SomeTokens = 0
 
 
 class PoolLimits(Section):
@@ -163,6 +169,21 @@ class PoolLimits(Section):
     max_running: Sequences | None = None
     max_request_total_tokens: SomeTokens | None = None
     max_request_input_tokens: SomeTokens | None = None
+    max_loras: Adapters | None = None
+    adapter_tokens: SomeTokens | None = None
+
+
+class Adapter(Section):
+    """What a LoRA adapter takes of a pool in which it is active."""
+
+    name: TenantName
+    tokens: SomeTokens | None = None
+    rank: Annotated[int, Field(ge=1, le=65_536)] | None = None
+
+    @property
+    def taken_tokens(self) -> int:
+        """Tokens of the cache; by its rank as in S-LoRA (arXiv 2311.03285)."""
+        return _TOKENS_OF_A_RANK * (self.rank or 0) if self.tokens is None else self.tokens
 
 
 class Scheduler(Section):
@@ -194,6 +215,8 @@ class Scheduler(Section):
     headroom_max_ppm: Annotated[HeadroomPpm, Field(alias="headroom_max")] = 300_000
     quantile_ppm: Annotated[QuantilePpm, Field(alias="quantile")] = 900_000
     samples_min: Annotated[int, Field(ge=1, le=1_000)] = 10
+    adapter_affinity_ppm: Annotated[RatioPpm, Field(alias="adapter_affinity")] = 100_000
+    delay_factor_milli: Annotated[DelayMilli, Field(alias="delay_factor")] = 0
     each_pool: EachPool = EachPool()
 
 
@@ -325,6 +348,7 @@ class Config(Section):
     models: Annotated[list[Model], Field(max_length=64)] = []
     pools: Annotated[list[Pool], Field(max_length=64)] = []
     pool_limits: Annotated[list[PoolLimits], Field(max_length=64)] = []
+    adapters: Annotated[list[Adapter], Field(max_length=65_536)] = []
     metrics: Metrics | None = None
     log: Log = Log()
     record: FilePath | None = None
@@ -389,6 +413,8 @@ class Config(Section):
             "headroom_max_ppm": settings.headroom_max_ppm,
             "quantile_ppm": settings.quantile_ppm,
             "samples_min": settings.samples_min,
+            "adapter_affinity_ppm": settings.adapter_affinity_ppm,
+            "delay_factor_milli": settings.delay_factor_milli,
             "session_open_max": self.limits.session_open_max,
             "sessions_max": self.limits.sessions_max,
         }

@@ -5,7 +5,7 @@ from typing import Any
 
 from schedsvc.config.places import Path, path_text
 
-__all__ = ["Finding", "Once", "items", "mapping", "name_bytes"]
+__all__ = ["Finding", "Once", "items", "mapping", "name_bytes", "one_of"]
 
 #: Where something is wrong, and what to do.
 Finding = tuple[Path, str]
@@ -27,6 +27,16 @@ def name_bytes(name: str, path: Path, bytes_max: int) -> Iterator[Finding]:
     """Find a name that is longer in bytes than in letters."""
     if len(name) <= bytes_max < len(name.encode(errors="replace")):
         yield path, f"is longer than {bytes_max} bytes"
+
+
+def one_of(entry: dict[str, Any], names: tuple[str, ...], path: Path) -> Iterator[Finding]:
+    """Find an entry that has none of these keys, or more than one."""
+    given = [name for name in names if entry.get(name) is not None]
+    choice = ", ".join(names[:-1]) + " or " + names[-1]
+    if not given:
+        yield path, f"has to have one of {choice}"
+    elif len(given) > 1:
+        yield (*path, given[1]), f"stands beside {given[0]}; keep one of {choice}"
 
 
 class Once:

@@ -1,10 +1,10 @@
-"""Rules of pools' limits that look at more than one field."""
+"""Rules of pools' limits and of adapters that look at more than one field."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from schedsvc.config.places import Path
-from schedsvc.config.plain import Finding, Once, items, mapping, name_bytes
+from schedsvc.config.plain import Finding, Once, items, mapping, name_bytes, one_of
 
 __all__ = ["pool_findings"]
 
@@ -17,7 +17,7 @@ _INSIDE = (
 
 
 def pool_findings(data: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield path and message of each broken rule of pools' limits. O(file)."""
+    """Yield path and message of each broken rule. O(file)."""
     every = mapping(mapping(data.get("scheduler")).get("each_pool"))
     yield from _inside(every, every, ("scheduler", "each_pool"))
     pools = Once("this pool")
@@ -29,6 +29,13 @@ def pool_findings(data: Mapping[str, Any]) -> Iterator[Finding]:
                 yield from pools.see(pool, (*path, "pools", k))
                 yield from name_bytes(pool, (*path, "pools", k), 128)
         yield from _inside(every | entry, entry, path)
+    names = Once("this adapter")
+    for i, entry in items(data.get("adapters")):
+        path = ("adapters", i)
+        if isinstance(entry.get("name"), str):
+            yield from names.see(entry["name"], (*path, "name"))
+            yield from name_bytes(entry["name"], (*path, "name"), 256)
+        yield from one_of(entry, ("tokens", "rank"), path)
 
 
 def _inside(limits: Mapping[str, Any], given: Mapping[str, Any], path: Path) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from schedsvc.config.class_rules import class_findings
 from schedsvc.config.places import Path
-from schedsvc.config.plain import Finding, Once, items, mapping, name_bytes
+from schedsvc.config.plain import Finding, Once, items, mapping, name_bytes, one_of
 from schedsvc.config.pool_rules import pool_findings
 from schedsvc.config.quota_rules import quota_findings
 from schedsvc.config.tokens import token_digest
@@ -82,21 +82,12 @@ def advice(data: Any) -> Iterator[Finding]:
         yield ("unknown_tenants",), "refuses every request, because no tenants are listed"
 
 
-def _one_of(entry: dict[str, Any], names: tuple[str, ...], path: Path) -> Iterator[Finding]:
-    given = [name for name in names if entry.get(name) is not None]
-    choice = ", ".join(names[:-1]) + " or " + names[-1]
-    if not given:
-        yield path, f"has to have one of {choice}"
-    elif len(given) > 1:
-        yield (*path, given[1]), f"stands beside {given[0]}; keep one of {choice}"
-
-
 def _listeners(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
     tokens = mapping(data.get("auth")).get("tokens")
     addresses = Once("this address")
     for i, entry in items(data.get("listeners")):
         path: Path = ("listeners", i)
-        yield from _one_of(entry, ("tcp", "unix"), path)
+        yield from one_of(entry, ("tcp", "unix"), path)
         tcp, unix, tls = entry.get("tcp"), entry.get("unix"), mapping(entry.get("tls"))
         if isinstance(tcp, str):
             yield from _port(tcp, (*path, "tcp"))
@@ -172,7 +163,7 @@ def _tokens(
     names, digests = Once("this name"), Once("this token")
     for i, entry in items(mapping(data.get("auth")).get("tokens")):
         path: Path = ("auth", "tokens", i)
-        yield from _one_of(entry, ("sha256", "env", "file"), path)
+        yield from one_of(entry, ("sha256", "env", "file"), path)
         if isinstance(entry.get("name"), str):
             yield from names.see(entry["name"], (*path, "name"))
         source = next((key for key in ("sha256", "env", "file") if entry.get(key)), None)

@@ -144,10 +144,16 @@ class CoreFront:
             max(self._output_tokens_max, requests.output_tokens[index]),
             reports_progress=True,
             tag=index,
+            adapter=self._adapter(index),
             told_output=0 if self._told is None else self._told[index],
         )
         if answer < 0:
             self._refused.append(Verdict(index, -answer, NEVER))
+
+    def _adapter(self, index: int) -> bytes:
+        contents = self._requests.contents
+        name = None if contents is None else contents.adapter(self._requests.place[index])
+        return b"" if name is None else name.encode()
 
     def progress(self, now_ns: int, totals: Totals) -> None:
         """Renew the leases and charge what was produced. O(log n) for each."""

@@ -206,6 +206,8 @@ def restarted(given: dict[str, Any], twin: Twin, now_ns: int) -> core.Scheduler:
         new.set_flow_mode(now_ns, flow, True)
     for name, limits in twin.pool_limits.items():
         new.set_pool_limits(now_ns, name, **limits)
+    for name, tokens in twin.adapter_weights.items():
+        new.set_adapter(now_ns, name, tokens)
     for name, p in zip(twin.pool_names, twin.pools, strict=True):
         figures = (p.engine_tokens, p.block_size, p.engine_max_running)
         new.set_pool(now_ns, name, p.epoch, *figures, p.max_model_tokens)

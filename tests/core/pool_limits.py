@@ -10,11 +10,16 @@ CHOICES: dict[str, tuple[int, ...]] = {
     "max_running": (0, 0, 0, 1, 2, 5),
     "max_request_total_tokens": (0, 0, 0, 30, 80),
     "max_request_input_tokens": (0, 0, 0, 8, 20),
+    "max_loras": (0, 0, 1, 2),
+    "adapter_tokens": (0, 0, 3, 25),
 }
 
 
 def change_pool_limits(rnd: random.Random, pair: Pair) -> None:
     """Give one pool, or all that have none of their own, other limits; or none to all."""
+    if rnd.random() < 0.2:
+        pair.both("set_adapter", rnd.choice((b"x", b"y")), rnd.choice((-1, 0, 10, 40)))
+        return
     if rnd.random() < 0.2:
         pair.both("set_no_pool_limits")
         return

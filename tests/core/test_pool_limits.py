@@ -92,6 +92,18 @@ def test_the_engine_has_begun_after_a_second_whatever_is_reported() -> None:
     s.check()
 
 
+def test_an_audited_request_counts_by_whether_its_caller_reports() -> None:
+    s = limited(batch_max_tokens=100)
+    s.set_flow_mode(0, 1, True)
+    ask(s, 0, "first", 100)
+    assert granted(s, 0) == [1]
+    admit(s, 0, "silent", 50, 1, flow=1)
+    s.poll(0)
+    assert s.flow_stats(0, 1)["audited_waits"] == 0
+    ask(s, 0, "reports", 50, flow=1)
+    assert s.flow_stats(0, 1)["audited_waits"] == 1
+
+
 def test_one_that_is_larger_than_a_round_is_alone_in_it() -> None:
     s = limited(batch_max_tokens=100)
     ask(s, 0, "huge", 300)

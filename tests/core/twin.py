@@ -128,12 +128,15 @@ class Twin(Serve):
             return core.LEASE_UNKNOWN
         if r.state == ENDED:
             return core.LEASE_ENDED
+        in_round = r.lives and not r.is_void and r in self.round_of(r.pool)
         self._account(
             r,
             input_tokens if input_tokens > (r.input_tokens or 0) else r.input_tokens,
             max(cached_input_tokens, r.cached_tokens),
             max(output_tokens, r.output_tokens),
         )
+        if in_round and r not in self.round_of(r.pool):
+            self.pools[r.pool].last_prefill_ns = now_ns - r.arrival_ns - r.waited_ns
         if r.output_tokens and not r.first_us:
             self.note_first(r)
         self.recharge(

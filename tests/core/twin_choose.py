@@ -49,12 +49,17 @@ class Choice(Refusals):
             return "OVERDRAWN"
         if p.max_running and sum(q.sequences for q in live) + r.sequences > p.max_running:
             return "MAX_RUNNING"
+        if r.adapter:
+            active = self.active_adapters(pool)
+            most = p.limits.get("max_loras", 0)
+            if r.adapter not in active and 0 < most <= len(active):
+                return "ADAPTERS"
         before = self.round_tokens(pool)
         if r.reports_progress and before and 0 < p.round_max_tokens < before + r.prompt_tokens:
             return "ROUND"
         if not live and not p.owed_tokens:
             return "NONE"
-        load = self.load(pool, self.figures(pool, r, need, output), need)
+        load = self.load(pool, self.figures(pool, r, need, output), need, r.adapter)
         if load > self.allowance(pool):
             return "MAX_TOTAL" if p.capacity_blocks < p.engine_tokens // p.block_size else "KV"
         if load > self.limit(pool, above) and not self.classes.is_exempt(r.flow):
@@ -88,6 +93,32 @@ class Choice(Refusals):
             return min(aged, key=lambda entry: entry[:3])[-1], True
         return best, False
 
+    def hold_ends_ns(self, pool: int, head: Request) -> int:
+        """Until when what could run is held so that prefills batch; 0: it is not."""
+        p = self.pools[pool]
+        delay_ns = p.last_prefill_ns * self.limits["delay_factor_milli"] // 1000
+        if not delay_ns or p.opened_ns == self.now_ns or self.classes.is_exempt(head.flow):
+            return 0
+        if not self.leases_of(pool):
+            p.opened_ns = self.now_ns
+            return 0
+        line = self.line(pool, head)
+        ends_ns = min(r.arrival_ns for r in line) + delay_ns
+        if ends_ns <= self.now_ns or any(r.due_ns <= ends_ns for r in line):
+            p.opened_ns = self.now_ns
+            return 0
+        return ends_ns
+
+    def line(self, pool: int, head: Request) -> list[Request]:
+        """The first heads of flows: those of the head's class, then class by class."""
+        cls = self.flows[head.flow].cls
+
+        def place(r: Request) -> tuple[Any, ...]:
+            its = self.flows[r.flow].cls
+            return its != cls, self.classes.place(its), self.rank(r)
+
+        return sorted(self.heads(pool) + self.heads(-1), key=place)[:LOOKAHEAD]
+
     def who_may_pass(self, pool: int, head: Request, plan: Plan) -> tuple[Request, Plan] | None:
         """The first of the next heads that fits now and, but for light ones that pass a flow above
         its share, leaves the start of this head where it is."""
@@ -98,20 +129,15 @@ class Choice(Refusals):
             and head.bypassed < self.limits["bypass_max"]
             and (not head.bypassed or self.now_ns - head.bypassed_ns < self.limits["bypass_ns"])
         )
-        when, spare = self._start(pool, self.limit(pool, plan.above), plan)
-
-        def place(r: Request) -> tuple[Any, ...]:
-            its = self.flows[r.flow].cls
-            return its != cls, classes.place(its), self.rank(r)
-
-        for r in sorted(self.heads(pool) + self.heads(-1), key=place)[:LOOKAHEAD]:
+        when, spare = self._start(pool, self.limit(pool, plan.above), head, plan)
+        for r in self.line(pool, head):
             if r is head or r.due_ns <= self.now_ns or not self.can_hold(pool, r):
                 continue
             its = self.plan(pool, r)
             if its.reason != "NONE":
                 continue
             ends = r.reports_progress and its.output <= when
-            fits = its.blocks * self.pools[pool].block_size <= spare
+            fits = self._whole(pool, r, its) <= spare
             light = plan.above and not its.above and self.flows[r.flow].cls == cls
             passes = bypasses and (light or fits or ends or when == NEVER)
             if passes and self.quotas.model_allows(r, pool):
@@ -120,10 +146,16 @@ class Choice(Refusals):
                 return r, its
         return None
 
-    def _start(self, pool: int, limit: int, plan: Plan) -> tuple[int, int]:
+    def _whole(self, pool: int, r: Request, plan: Plan) -> int:
+        """What a request adds: its blocks, and its adapter where that is not active."""
+        more = self.adapter_tokens(pool, r.adapter) - self.adapter_tokens(pool)
+        return plan.blocks * self.pools[pool].block_size + more
+
+    def _start(self, pool: int, limit: int, head: Request, plan: Plan) -> tuple[int, int]:
         """After how many tokens of each sequence the head fits, and what is then spare."""
         p = self.pools[pool]
-        room = limit - plan.blocks * p.block_size - p.beyond_tokens
+        room = limit - self._whole(pool, head, plan) - p.beyond_tokens
+        room -= self.adapter_tokens(pool)
         leases = [
             (self.figures(pool, r)[0], self.figures(pool, r)[2], r.reserved_blocks * p.block_size)
             for r in self.leases_of(pool)

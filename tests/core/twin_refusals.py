@@ -1,5 +1,7 @@
 """Whom the twin refuses, and when they may come back."""
 
+from dataclasses import replace
+
 from schedsvc import _core as core
 
 from .twin_estimate import Estimate
@@ -25,7 +27,10 @@ class Refusals(Estimate):
         pools = [p for p in range(len(self.pools)) if r.target in (-1, p)]
         if not pools:
             return core.REJECTED_NO_POOL
-        if not any(self.can_hold(p, r) for p in pools):
+        # An adapter that gets no number has no weight.
+        known = self.has_room(r.adapter)
+        weighed = r if known else replace(r, adapter=b"")
+        if not any(self.can_hold(p, weighed) for p in pools):
             return core.REJECTED_TOO_LARGE
         if self._is_over(self.queued(lambda q: q.flow == r.flow), r, "flow_queue"):
             return core.REJECTED_FLOW_QUEUE_FULL
@@ -33,7 +38,7 @@ class Refusals(Estimate):
         alike = self.queued(lambda q: self.classes.is_exempt(q.flow) == exempt)
         if self._is_over(alike, r, "queue"):
             return core.REJECTED_QUEUE_FULL
-        return 0 if self.has_room(r.adapter) else core.REJECTED_LIMIT
+        return 0 if known else core.REJECTED_LIMIT
 
     def _is_over(self, queue: list[Request], r: Request, name: str) -> bool:
         """Whether a queue has no place for it, by requests or by tokens."""

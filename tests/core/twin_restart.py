@@ -73,6 +73,7 @@ class Restart:
             p.owed_tokens += state.promised(i) * p.block_size
             p.pressed, p.told_at_ns, p.preemptions, p.foreign_tokens = False, None, 0, 0
             p.reason, p.light, p.brought = "NONE", [], False
+            p.last_prefill_ns, p.opened_ns = 0, -1
         for bill in quotas.bills.values():
             for node in bill.nodes:
                 owed = quotas.nodes[node].owed

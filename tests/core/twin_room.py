@@ -14,11 +14,18 @@ PREFILL_MAX_NS = 10**9
 class Room(State):
     """The load in both forms; headroom that adapts; what is kept for flows below their share."""
 
-    def load(self, pool: int, extra: tuple[int, int, int] | None = None, blocks: int = 0) -> int:
+    def load(
+        self,
+        pool: int,
+        extra: tuple[int, int, int] | None = None,
+        blocks: int = 0,
+        adapter: bytes = b"",
+    ) -> int:
         """Tokens at worst, with one more lease (left, held, width; width 0: held throughout)."""
         p = self.pools[pool]
+        others = p.beyond_tokens + self.adapter_tokens(pool, adapter)
         if self.form == "sum":
-            return (self.promised(pool) + blocks) * p.block_size + p.beyond_tokens
+            return (self.promised(pool) + blocks) * p.block_size + others
         entries = [self.figures(pool, r) for r in self.leases_of(pool)]
         if extra is not None:
             entries.append(extra)
@@ -28,7 +35,7 @@ class Room(State):
             for moment in moments
         )
         fixed = sum(held for _, held, width in entries if not width)
-        return at_worst + fixed + p.beyond_tokens
+        return at_worst + fixed + others
 
     def figures(
         self, pool: int, r: Request, blocks: int | None = None, output: int | None = None
@@ -83,7 +90,8 @@ class Room(State):
         fresh = max(0, preemptions - p.preemptions) if known else 0
         elapsed_ns = now_ns - (p.told_at_ns or 0) if known else 0
         p.told_at_ns, p.preemptions = now_ns, preemptions
-        p.foreign_tokens = max(0, used_tokens - self.promised(pool) * p.block_size)
+        ours = self.promised(pool) * p.block_size + self.adapter_tokens(pool)
+        p.foreign_tokens = max(0, used_tokens - ours)
         ppm = p.headroom_ppm
         if fresh:
             p.overload, p.calm_since_ns = 3, now_ns

@@ -16,6 +16,7 @@ class Serve(Overload):
         self.quotas.run()
         while unblocked := [p for p in range(len(self.pools)) if p not in blocked]:
             pool = min(unblocked, key=lambda p: (self.share(p), p))
+            pool = self.nearest(pool, unblocked)
             if self._serve(pool):
                 self.quotas.run()
                 blocked.clear()  # counters and queues moved: every pool may have another head
@@ -24,6 +25,24 @@ class Serve(Overload):
                 self.pools[pool].drain.run(self.now_ns, runs=reason not in ("NONE", "DETACHED"))
                 self.judge(pool)
                 blocked.add(pool)
+
+    def nearest(self, pool: int, unblocked: list[int]) -> int:
+        """The pool that is served before the emptiest, for the adapter of its next request."""
+        r, _ = self.head_for(pool)
+        affinity = self.limits["adapter_affinity_ppm"]
+        if r is None or r.target != -1 or not r.adapter or not affinity or self.is_full(r.flow):
+            return pool
+        if r.adapter in self.active_adapters(pool):
+            return pool
+        found = [
+            q
+            for q in unblocked
+            if r.adapter in self.active_adapters(q)
+            and self.share(q) <= self.share(pool) + affinity
+            and self.head_for(q)[0] is r
+            and self.plan(q, r).reason == "NONE"
+        ]
+        return min(found, key=lambda q: (self.share(q), q), default=pool)
 
     def _serve(self, pool: int) -> bool:
         """Grant or evict one request; False where the pool waits, for the reason it keeps."""
@@ -56,13 +75,16 @@ class Serve(Overload):
             if plan.reason == "ROUND":
                 first = min(self.round_of(pool), key=lambda q: q.arrival_ns + q.waited_ns)
                 self.pool_due[pool] = first.arrival_ns + first.waited_ns + PREFILL_MAX_NS
-            if plan.reason not in ("KV", "MAX_TOTAL", "HEADROOM"):
+            if plan.reason not in ("KV", "MAX_TOTAL", "HEADROOM", "ADAPTERS"):
                 return False
-            p.pressed = True
+            p.pressed = p.pressed or plan.reason != "ADAPTERS"
             passing = self.who_may_pass(pool, r, plan)
             if passing is None:
                 return False
             r, plan, brought = *passing, False
+        elif ends_ns := self.hold_ends_ns(pool, r):
+            p.reason, self.pool_due[pool] = "DELAY", ends_ns
+            return False
         else:
             cls = self.classes.of_flow(r.flow)
             self.classes.since[("target", r.target), cls] = self.now_ns

@@ -48,6 +48,8 @@ class State:
             "headroom_max_ppm": 300_000,
             "quantile_ppm": 900_000,
             "samples_min": 10,
+            "delay_factor_milli": 0,
+            "adapter_affinity_ppm": 100_000,
         }
         self.limits = defaults | limits
         self.policy, self.lift_mode = policy, lift
@@ -68,6 +70,7 @@ class State:
         self.audit = Audit(self)
         self.restart = Restart(self)
         self.pool_limits: dict[bytes, dict[str, int]] = {}
+        self.adapter_weights: dict[bytes, int] = {}
         self.pool_due: dict[int, int] = {}  # when what a pool waits for has come
         self.arrivals: Counter[tuple[int, int]] = Counter()  # by flow and target
         self.now_ns = self.seq = 0
@@ -144,6 +147,7 @@ class State:
         kept += ("foreign_tokens", "owed_tokens", "light", "brought")
         kept += ("overload", "calm_since_ns", "drain", "prefill_ns", "prefill_tokens")
         kept += ("prefill_error_ns", "prefills_judged")
+        kept += ("last_prefill_ns", "opened_ns")
         for name in kept:
             setattr(new, name, getattr(old, name))
         self.pools[index] = replace(new, **restarted)
@@ -158,6 +162,12 @@ class State:
         self.enter(now_ns)
         self.pool_limits = {}
         self._limit_pools()
+
+    def set_adapter(self, now_ns: int, name: bytes, tokens: int) -> None:
+        self.enter(now_ns)
+        self.adapter_weights.pop(name, None)
+        if tokens >= 0:
+            self.adapter_weights[name] = tokens
 
     def _limit_pools(self) -> None:
         for name, p in zip(self.pool_names, self.pools, strict=True):
@@ -256,7 +266,22 @@ class State:
         if 0 < p.limits.get("max_request_total_tokens", 0) < total:
             return False
         tokens = r.prompt_tokens * r.n + r.output_max_tokens * r.sequences
-        return self.blocks(pool, tokens, r.sequences) <= p.capacity_blocks
+        whole = self.blocks(pool, tokens, r.sequences) * p.block_size
+        if r.adapter:
+            whole += self.adapter_weight(pool, r.adapter)
+        return whole <= p.capacity_blocks * p.block_size
+
+    def adapter_weight(self, pool: int, adapter: bytes) -> int:
+        usual = self.pools[pool].limits.get("adapter_tokens", 0)
+        return self.adapter_weights.get(adapter, usual)
+
+    def active_adapters(self, pool: int) -> set[bytes]:
+        return {r.adapter for r in self.leases_of(pool) if r.adapter}
+
+    def adapter_tokens(self, pool: int, extra: bytes = b"") -> int:
+        """What the active adapters take of the pool, with one more where it is given."""
+        active = self.active_adapters(pool) | ({extra} if extra else set())
+        return sum(self.adapter_weight(pool, adapter) for adapter in active)
 
     def has_room(self, adapter: bytes) -> bool:
         """Whether a request may name one adapter more, or one that is in use."""
@@ -367,6 +392,7 @@ class State:
         for p in self.pools:
             p.headroom_ppm, p.probes, p.pressed = self.limits["headroom_ppm"], True, False
             p.light, p.foreign_tokens, p.brought = [], 0, False
+            p.last_prefill_ns, p.opened_ns = 0, -1
             p.forget_pace(self.now_ns)
         self.classes.brought.clear()
         for cls in list(self.last_active):

@@ -133,6 +133,8 @@ class Pool:
     preemptions: int = 0
     foreign_tokens: int = 0
     owed_tokens: int = 0  # to leases of before a restart
+    last_prefill_ns: int = 0
+    opened_ns: int = -1
     light: list[tuple[int, int]] = field(default_factory=list)  # when, tokens
     brought: bool = False  # whom it served last, came before better classes
     overload: int = 1

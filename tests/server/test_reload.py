@@ -85,11 +85,15 @@ def test_limits_of_pools_change_and_end_while_it_runs() -> None:
 
     assert most() == [1_000, 7]
     every = {"headroom": 0, "each_pool": {"max_running": 9}}
-    new = config_of(pools=pools, scheduler=every)
+    new = config_of(pools=pools, scheduler=every, adapters=[{"name": "x", "tokens": 9}])
     assert needs_restart(new, old) == []
     reconfigure(core, new, old, 0)
     assert most() == [9, 9]
+    core.admit(0, 0, b"r", 1, 1, adapter=b"x")
+    core.poll(0)
+    assert sum(pool["adapter_tokens"] for pool in core.stats(0)["pools"]) == 9
     reconfigure(core, old, new, 0)
+    assert sum(pool["adapter_tokens"] for pool in core.stats(0)["pools"]) == 0
     assert most() == [1_000, 7]
 
 

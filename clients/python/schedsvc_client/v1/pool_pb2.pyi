@@ -154,6 +154,10 @@ class PoolStats(_message.Message):
     ENGINE_CAPACITY_TOKENS_FIELD_NUMBER: _builtins.int
     ROUND_TOKENS_FIELD_NUMBER: _builtins.int
     ROUND_MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    ACTIVE_ADAPTERS_FIELD_NUMBER: _builtins.int
+    MAX_LORAS_FIELD_NUMBER: _builtins.int
+    ADAPTER_TOKENS_FIELD_NUMBER: _builtins.int
+    LAST_PREFILL_US_FIELD_NUMBER: _builtins.int
     OVERLOAD_STATE_FIELD_NUMBER: _builtins.int
     FILL_PPM_FIELD_NUMBER: _builtins.int
     DRAIN_TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
@@ -180,7 +184,9 @@ class PoolStats(_message.Message):
     """Why the next request waits: NONE, KV, HEADROOM (the cache is kept for others or for growth),
     MAX_RUNNING, STRICT (it is behind one that waits for another pool), OVERDRAWN, DETACHED, LIMIT
     (leases_max), QUOTA (of the pool's model), MAX_TOTAL (the engine could hold it, the limit is
-    lower), ROUND (the input of those granted before it is still to be computed).
+    lower), ROUND (the input of those granted before it is still to be computed), ADAPTERS (as many
+    LoRA adapters are active as may be, and its own is not), DELAY (it is held so that prefills
+    batch).
     """
     max_running: _builtins.int
     headroom_tokens: _builtins.int
@@ -205,6 +211,14 @@ class PoolStats(_message.Message):
     0: none.
     """
     round_max_tokens: _builtins.int
+    active_adapters: _builtins.int
+    """LoRA adapters with which leases run here, the most there may be (0: no limit), and what they
+    take of the cache; `load_tokens` counts it.
+    """
+    max_loras: _builtins.int
+    adapter_tokens: _builtins.int
+    last_prefill_us: _builtins.int
+    """From the last grant whose first tokens were reported within a second, until that report."""
     overload_state: Global___OverloadState.ValueType
     """Rises at once, and falls when the pool has been calm for a while."""
     fill_ppm: _builtins.int
@@ -243,6 +257,10 @@ class PoolStats(_message.Message):
         engine_capacity_tokens: _builtins.int = ...,
         round_tokens: _builtins.int = ...,
         round_max_tokens: _builtins.int = ...,
+        active_adapters: _builtins.int = ...,
+        max_loras: _builtins.int = ...,
+        adapter_tokens: _builtins.int = ...,
+        last_prefill_us: _builtins.int = ...,
         overload_state: Global___OverloadState.ValueType = ...,
         fill_ppm: _builtins.int = ...,
         drain_tokens_per_minute: _builtins.int = ...,
@@ -252,7 +270,7 @@ class PoolStats(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "drain_tokens_per_minute", b"drain_tokens_per_minute", "engine_capacity_tokens", b"engine_capacity_tokens", "engine_preemptions", b"engine_preemptions", "engine_running", b"engine_running", "engine_used_tokens", b"engine_used_tokens", "engine_waiting", b"engine_waiting", "epoch", b"epoch", "fill_ppm", b"fill_ppm", "headroom_tokens", b"headroom_tokens", "kept_tokens", b"kept_tokens", "live_leases", b"live_leases", "load_tokens", b"load_tokens", "max_running", b"max_running", "name", b"name", "overdrawn", b"overdrawn", "overload_state", b"overload_state", "posted_tokens", b"posted_tokens", "prefill_error_ms", b"prefill_error_ms", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefills_judged", b"prefills_judged", "promised_tokens", b"promised_tokens", "queued", b"queued", "round_max_tokens", b"round_max_tokens", "round_tokens", b"round_tokens", "suspect_leases", b"suspect_leases", "telemetry_age_ms", b"telemetry_age_ms", "wait_reason", b"wait_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_adapters", b"active_adapters", "adapter_tokens", b"adapter_tokens", "attached", b"attached", "block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "drain_tokens_per_minute", b"drain_tokens_per_minute", "engine_capacity_tokens", b"engine_capacity_tokens", "engine_preemptions", b"engine_preemptions", "engine_running", b"engine_running", "engine_used_tokens", b"engine_used_tokens", "engine_waiting", b"engine_waiting", "epoch", b"epoch", "fill_ppm", b"fill_ppm", "headroom_tokens", b"headroom_tokens", "kept_tokens", b"kept_tokens", "last_prefill_us", b"last_prefill_us", "live_leases", b"live_leases", "load_tokens", b"load_tokens", "max_loras", b"max_loras", "max_running", b"max_running", "name", b"name", "overdrawn", b"overdrawn", "overload_state", b"overload_state", "posted_tokens", b"posted_tokens", "prefill_error_ms", b"prefill_error_ms", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefills_judged", b"prefills_judged", "promised_tokens", b"promised_tokens", "queued", b"queued", "round_max_tokens", b"round_max_tokens", "round_tokens", b"round_tokens", "suspect_leases", b"suspect_leases", "telemetry_age_ms", b"telemetry_age_ms", "wait_reason", b"wait_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,57 @@
+# Where a request runs that may run in several pools: where the least is promised, or in a fuller
+# one in which its LoRA adapter is active already, if it can begin there at once.
+
+cdef inline int64_t promised_ppm(Scheduler core, int32_t pool) noexcept:
+    return (
+        core.ledger.pools[pool].promised_blocks * 1_000_000
+        // core.ledger.pools[pool].capacity_blocks
+    )
+
+
+cdef int32_t emptiest(Scheduler core, uint64_t blocked) noexcept:
+    # Pool with the smallest promised share, so that what may run anywhere spreads.
+    cdef int32_t p, best = NONE
+    cdef int64_t share, least = 0
+    for p in range(core.ledger.count):
+        if not (blocked >> p) & 1:
+            if core.ledger.count == 1:
+                return p
+            share = promised_ppm(core, p)
+            if best == NONE or share < least:
+                best = p
+                least = share
+    return best
+
+
+cdef int32_t nearest(Scheduler core, int32_t pool, uint64_t blocked) except -2:
+    """The pool to serve before the emptiest, else that: its next request may run anywhere, is next
+    there too, and would begin there at once, where its adapter is active. At most so much fuller
+    as `affinity_ppm` says; the emptiest of these. O(pools), in the peak form with their leases."""
+    cdef bint brought
+    cdef int32_t i = head_for(core, pool, &brought), q, best = NONE
+    cdef int64_t most, share, least = 0
+    cdef Request* r
+    if i == NONE:
+        return pool
+    r = &core.requests.items[i]
+    if (
+        r.target != NONE or r.adapter == NONE or is_full(core, r.flow)
+        or lora_is_active(&core.ledger.pools[pool].loras, r.adapter)
+    ):
+        return pool
+    most = promised_ppm(core, pool) + core.affinity_ppm
+    for q in range(core.ledger.count):
+        if (blocked >> q) & 1 or not lora_is_active(&core.ledger.pools[q].loras, r.adapter):
+            continue
+        share = promised_ppm(core, q)
+        if share > most or (best != NONE and share >= least):
+            continue
+        if head_for(core, q, &brought) == i and begins_at_once(core, q, r):
+            best, least = q, share
+    return pool if best == NONE else best
+
+
+cdef bint begins_at_once(Scheduler core, int32_t pool, const Request* r) noexcept:
+    forget_foreign(core, &core.ledger.pools[pool])
+    core.ledger.end_round(pool, core.now_ns)
+    return plan_for(core, pool, r).reason == WAIT_NONE
