@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 STUBS := clients/python
 VLLM_VENV := .venv-vllm
 
-.PHONY: help env build proto check test test-slow test-faults \
+.PHONY: help env build proto check test test-slow test-faults test-fuzz \
 	test-vllm test-vllm-slow vllm-pairs vllm-cost \
 	demo bench clean
 
@@ -58,6 +58,9 @@ test-slow: build ## What is too slow for every change.
 test-faults: build ## Every seed that has failed once, and a minute of fresh ones (docs/faults.md).
 	$(BIN)/schedsvc simtest --regressions
 	$(BIN)/schedsvc simtest --minutes 1
+
+test-fuzz: build ## Every parser with hostile input, the core watching its memory: two minutes.
+	$(BIN)/python -m tests.fuzz --sanitised --seconds 6
 
 test-vllm: build $(VLLM_VENV)/.installed ## The gate on the real vLLM: its CPU build, no GPU, 4 GB.
 	$(BIN)/python -m pytest -q -m 'vllm and not slow' tests/vllm

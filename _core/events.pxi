@@ -13,16 +13,21 @@ ctypedef struct LeaseMessage:
 
 cdef uint64_t tag_of(Cursor c) noexcept:
     """Field 1 of an Admit or a Cancel, 0 where it is missing."""
+    return read_first(&c)
+
+
+cdef uint64_t read_first(Cursor* c) noexcept:
+    """The number in field 1, 0 where it is missing, of a message that is read to its end."""
     cdef uint64_t value = 0
     cdef int64_t tag
     while True:
-        tag = read_tag(&c)
+        tag = read_tag(c)
         if tag == 0:
             return value
         if tag == 1 << 3 | VARINT:
-            value = read_varint(&c)
+            value = read_varint(c)
         else:
-            skip(&c, tag)
+            skip(c, tag)
 
 
 cdef void read_figures(Cursor* c, Slice* name, int64_t* values, int count) noexcept:
@@ -109,6 +114,7 @@ cdef int read_replay(
     check_whole(c, "replay")
     check_text("request_id", &request_id, 1, ID_BYTES_MAX)
     check_text("tenant", &tenant, 0, NAME_BYTES_MAX)
+    check_text("pool", &pool, 0, ID_BYTES_MAX)
     check_text("adapter", &adapter, 0, NAME_BYTES_MAX)
     check_text("request_class", &request_class, 0, NAME_BYTES_MAX)
     check_range("reserved_tokens", v[1], 0, TOKENS_MAX)

@@ -319,7 +319,10 @@ cdef class Session:
         return 0
 
     cdef int _cancel(self, Cursor c) except -1:
-        cdef int32_t i = self.core.tags.get(tag_of(c), <uint64_t>self.owner)
+        cdef uint64_t tag = read_first(&c)
+        cdef int32_t i
+        check_whole(&c, "cancel")
+        i = self.core.tags.get(tag, <uint64_t>self.owner)
         if i != NONE:
             cancel_request(self.core, i)
         return 0
@@ -356,7 +359,7 @@ cdef class Session:
             w.text(4, description)
             w.text(3, field)
             w.varint(2, code)
-            w.varint(1, tag)
+            w.varint(1, <int64_t><uint64_t>tag)
             w.close(5, before)
         if self.welcome_due:
             before = w.length()

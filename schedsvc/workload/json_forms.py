@@ -220,7 +220,7 @@ def _wildchat() -> Parse:
 
     def parse(data: Fields) -> Iterator[Record]:
         messages = _conversation(data, "conversation", "role", "content")
-        raw = data.data["conversation"]
+        raw = data.data.get("conversation")
         said = raw if isinstance(raw, list) else []
         for number, turn in enumerate(_turns(messages), 1):
             # The question's own time, else its answer's, else the conversation's.

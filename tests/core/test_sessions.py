@@ -400,6 +400,40 @@ def test_verdicts_of_unary_calls_stay_out_of_streams() -> None:
     assert fates(stream.pull(0)) == [(1, core.GRANTED)]
 
 
+# What fuzzers have found.
+
+
+def test_a_fault_tells_the_largest_tag_and_spoils_no_other_stream() -> None:
+    s = make()
+    liar, other = Stream(s), Stream(s)
+    most = (1 << 64) - 1
+    liar.push(0, asking(most, "r", n=-1))
+    other.push(0, asking(1, "r"))
+    assert faults(liar.pull(0)) == [(most, 3, "admit.request.n")]
+    assert fates(other.pull(0)) == [(1, core.GRANTED)]
+
+
+def test_a_cancel_that_is_no_message_cancels_nothing_and_is_told() -> None:
+    s = make(capacity=20)
+    stream = Stream(s)
+    stream.grant(0, 1, "first")
+    stream.send(0, asking(2, "second"))
+    stream.seq += 1
+    cut = b"\x42\x04" + b"\x08\x02\x00\x08"  # tag 2, then a field 0
+    stream.session.receive(0, b"\x08%c\x12%c%s" % (stream.seq, len(cut), cut))
+    assert faults(stream.pull(0)) == [(2, 3, "cancel")]
+    assert totals(s, 0)["queued"] == 1
+
+
+def test_a_replay_names_its_pool_in_utf8() -> None:
+    stream = Stream(make())
+    event = replaying(7, "r", pool="x").SerializeToString().replace(b"\x2a\x01x", b"\x2a\x01\xe5")
+    stream.seq += 1
+    stream.session.receive(0, b"\x08%c\x12%c%s" % (stream.seq, len(event), event))
+    answer = stream.pull(0)
+    assert (faults(answer), notices(answer)) == ([(0, 3, "replay.pool")], [])
+
+
 # Pools that come and go.
 
 

@@ -262,7 +262,8 @@ def has_group(data: bytes) -> bool:
         if kind == VARINT:
             number()
         elif kind == LENGTH:
-            at += number()
+            size = number()  # moves `at`
+            at += size
         else:
             at += 8 if kind == FIXED64 else 4
     return False

@@ -11,7 +11,9 @@ import os
 import sys
 
 from bugs import MUTANTS, NUMBERS, Mutant
-from wrong_core import ROOT, VARIABLE, build, load
+from wrong_core import ROOT, VARIABLE, build
+
+from tests.other_core import load
 
 NONE = Mutant("none", "no bug", (), 60)
 

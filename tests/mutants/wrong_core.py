@@ -3,13 +3,16 @@
 import hashlib
 import shutil
 import sys
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 from bugs import MUTANTS, NUMBERS
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.other_core import compile_extension  # noqa: E402 - this is a program's module
+
+FLAGS = ["-O1", "-fno-strict-aliasing", "-fwrapv", "-w"]
 VARIABLE = "SCHEDSVC_MUTANT"
 SWITCH = f'''
 from os import environ
@@ -51,32 +54,5 @@ def build() -> Path:
     source.mkdir(parents=True)
     for name, text in texts.items():
         (source / name).write_text(text)
-    compile_extension(source / "core.pyx", folder)
+    compile_extension(source / "core.pyx", folder, FLAGS)
     return next(folder.glob("lib/_core*"))
-
-
-def compile_extension(source: Path, folder: Path) -> None:
-    """Compile one Cython file into folder/lib."""
-    from Cython.Build import cythonize
-    from setuptools import Distribution, Extension
-
-    flags = ["-O1", "-fno-strict-aliasing", "-fwrapv", "-w"]
-    extension = Extension("_core", [str(source)], extra_compile_args=flags)
-    modules = cythonize([extension], compiler_directives={"language_level": "3"}, quiet=True)
-    command = Distribution({"ext_modules": modules}).get_command_obj("build_ext")
-    command.build_lib, command.build_temp = str(folder / "lib"), str(folder / "temp")
-    command.ensure_finalized()
-    command.run()
-
-
-def load(path: Path) -> None:
-    """Let `schedsvc._core` be this extension, from now on and in this process."""
-    import schedsvc
-
-    loader = ExtensionFileLoader("schedsvc._core", str(path))
-    spec = spec_from_loader("schedsvc._core", loader)
-    assert spec
-    module = module_from_spec(spec)
-    sys.modules["schedsvc._core"] = module
-    loader.exec_module(module)
-    schedsvc._core = module  # type: ignore[attr-defined] # as an import would have done

@@ -1,0 +1,1 @@
+"""Fuzzers of every parser: `python -m tests.fuzz`, or in CI `make test-fuzz`."""

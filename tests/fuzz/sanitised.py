@@ -1,0 +1,66 @@
+"""The core built with AddressSanitizer, UBSan and counted coverage, and a process that uses it."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.other_core import compile_extension, load
+
+ROOT = Path(__file__).parents[2]
+_VARIABLE = "SCHEDSVC_SANITISED_CORE"
+_FLAGS = [
+    "-O1", "-g1", "-fno-strict-aliasing", "-fwrapv", "-w", "-fno-omit-frame-pointer",
+    "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
+    "-fsanitize-coverage=trace-pc",
+]  # fmt: skip
+_COVERAGE = Path(__file__).parent / "coverage.c"
+
+
+def _library(name: str) -> str:
+    command = ["gcc", f"-print-file-name={name}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _build() -> Path:
+    """Build the core under build/, where that has not been done."""
+    sources = sorted((ROOT / "_core").glob("*.p[yx][xi]"))
+    texts = [path.read_bytes() for path in (*sources, _COVERAGE)]
+    digest = hashlib.sha256(repr((texts, _FLAGS)).encode()).hexdigest()[:16]
+    folder = ROOT / "build" / "sanitised" / digest
+    if not list(folder.glob("lib/_core*")):
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        shutil.copytree(ROOT / "_core", folder / "source", ignore=shutil.ignore_patterns("*.c"))
+        counter = folder / "coverage.o"
+        command = ["gcc", "-O2", "-fPIC", "-c", "-o", str(counter), str(_COVERAGE)]
+        subprocess.run(command, check=True)
+        links = ["-fsanitize=address,undefined", str(counter)]
+        compile_extension(folder / "source" / "core.pyx", folder, _FLAGS, links)
+    return next(folder.glob("lib/_core*"))
+
+
+def run_again(arguments: list[str]) -> int:
+    """Run this program once more, with the core that watches its memory. Returns its status."""
+    libraries = [_library(name) for name in ("libasan.so", "libubsan.so")]
+    if not all(Path(library).is_absolute() for library in libraries):
+        print("gcc has no libasan.so or libubsan.so here: fuzzing the core as it is built")
+        return subprocess.run([sys.executable, "-m", "tests.fuzz", *arguments]).returncode
+    environment = os.environ | {
+        _VARIABLE: str(_build()),
+        "LD_PRELOAD": " ".join(libraries),
+        # Python itself keeps much until its end; its own small blocks would hide overruns.
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:allocator_may_return_null=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+        "PYTHONMALLOC": "malloc",
+    }
+    command = [sys.executable, "-m", "tests.fuzz", *arguments]
+    return subprocess.run(command, env=environment, cwd=ROOT).returncode
+
+
+def take_over() -> None:
+    """Use the core that the environment names, if it names one."""
+    path = os.environ.get(_VARIABLE)
+    if path:
+        load(Path(path))

@@ -1,0 +1,38 @@
+"""All that is fuzzed: where its inputs begin, what it knows, and what has to hold."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.fuzz import files, http, wire
+
+FOUND = Path(__file__).parent / "found"
+"""Inputs that broke something once, a folder for each target."""
+
+
+class Target(NamedTuple):
+    """One parser."""
+
+    what: str
+    run: Callable[[bytes], None]  # raises whatever must not happen
+    corpus: Callable[[], list[bytes]]
+    words: tuple[bytes, ...]
+
+
+TARGETS = {
+    "admit": Target("Admit calls, beside protobuf's reader", wire.admit, wire.admit_corpus,
+        wire.WORDS),
+    "session": Target("Session streams, beside protobuf's reader", wire.session,
+        wire.session_corpus, wire.WORDS),
+    "life": Target("orders of calls, and the books they leave", wire.life, wire.life_corpus, ()),
+    "gate": Target("HTTP before the engine", http.gate, http.corpus, http.WORDS),
+    "config": Target("configuration files", files.config, files.config_corpus, files.CONFIG_WORDS),
+    "trace": Target("traces of every form", files.trace, files.trace_corpus, files.TRACE_WORDS),
+    "recording": Target("recordings of a scheduler", files.recording, files.recording_corpus,
+        files.RECORDING_WORDS),
+}  # fmt: skip
+
+
+def regressions(name: str) -> list[bytes]:
+    """Inputs of a target that broke something once."""
+    return [path.read_bytes() for path in sorted((FOUND / name).glob("*"))]

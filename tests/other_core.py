@@ -1,0 +1,37 @@
+"""Builds the core otherwise than production does, and lets a process use it."""
+
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+
+
+def compile_extension(
+    source: Path, folder: Path, flags: Sequence[str], link_flags: Sequence[str] = ()
+) -> None:
+    """Compile one Cython file into folder/lib."""
+    from Cython.Build import cythonize
+    from setuptools import Distribution, Extension
+
+    extension = Extension(
+        "_core", [str(source)], extra_compile_args=[*flags], extra_link_args=[*link_flags]
+    )
+    modules = cythonize([extension], compiler_directives={"language_level": "3"}, quiet=True)
+    command = Distribution({"ext_modules": modules}).get_command_obj("build_ext")
+    command.build_lib, command.build_temp = str(folder / "lib"), str(folder / "temp")
+    command.ensure_finalized()
+    command.run()
+
+
+def load(path: Path) -> None:
+    """Let `schedsvc._core` be this extension, from now on and in this process."""
+    import schedsvc
+
+    loader = ExtensionFileLoader("schedsvc._core", str(path))
+    spec = spec_from_loader("schedsvc._core", loader)
+    assert spec
+    module = module_from_spec(spec)
+    sys.modules["schedsvc._core"] = module
+    loader.exec_module(module)
+    schedsvc._core = module  # type: ignore[attr-defined] # as an import would have done
