@@ -29,7 +29,8 @@ cdef class Writer:
         new = <uint8_t*>malloc(size)
         if new == NULL:
             raise MemoryError()
-        memcpy(new + size - self.length(), self.buffer + self.at, self.length())
+        if self.length():  # else there may be no buffer yet
+            memcpy(new + size - self.length(), self.buffer + self.at, self.length())
         free(self.buffer)
         self.at = size - self.length()
         self.buffer = new

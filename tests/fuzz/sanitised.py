@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 _VARIABLE = "SCHEDSVC_SANITISED_CORE"
 _FLAGS = [
     "-O1", "-g1", "-fno-strict-aliasing", "-fwrapv", "-w", "-fno-omit-frame-pointer",
-    "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
+    "-fsanitize=address,undefined",
     "-fsanitize-coverage=trace-pc",
 ]  # fmt: skip
 _COVERAGE = Path(__file__).parent / "coverage.c"
@@ -52,7 +52,7 @@ def run_again(arguments: list[str]) -> int:
         "LD_PRELOAD": " ".join(libraries),
         # Python itself keeps much until its end; its own small blocks would hide overruns.
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:allocator_may_return_null=1",
-        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+        "UBSAN_OPTIONS": os.environ.get("UBSAN_OPTIONS", "print_stacktrace=1:halt_on_error=1"),
         "PYTHONMALLOC": "malloc",
     }
     command = [sys.executable, "-m", "tests.fuzz", *arguments]
