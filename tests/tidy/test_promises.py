@@ -1,0 +1,51 @@
+"""Every test that a document names exists; every promise names a test or a command."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from .sources import ROOT, files, relative
+
+DOCUMENTS = [path for path in files(".md") if "clients/node" not in relative(path)]
+_NAMED = re.compile(r"\b((?:tests|clients)/[\w/]+\.py)(?:::(\w+))?")
+
+
+def missing(text: str, root: Path = ROOT) -> list[str]:
+    """The tests that a text names and that are not there."""
+    found = []
+    for file, test in _NAMED.findall(text):
+        path = root / file
+        if not path.exists():
+            found.append(file)
+        elif test and not re.search(rf"^(?:async )?def {test}\(", path.read_text(), re.MULTILINE):
+            found.append(f"{file}::{test}")
+    return found
+
+
+def unproved(text: str) -> list[str]:
+    """The rows of tables that name neither a test nor a command."""
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    heads = {at - 1 for at, row in enumerate(rows) if re.fullmatch(r"[|\- ]+", row)}
+    rows = [row for at, row in enumerate(rows) if at not in heads and at - 1 not in heads]
+    return [row for row in rows if not re.search(r"`(?:tests/|make |schedsvc )", row)]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=relative)
+def test_the_tests_that_a_document_names_exist(path: Path) -> None:
+    assert not missing(path.read_text())
+
+
+def test_every_promise_is_shown_by_something() -> None:
+    text = (ROOT / "docs" / "promises.md").read_text()
+    assert text.count("\n|") > 25
+    assert not unproved(text)
+
+
+def test_what_is_wrong_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text("async def test_it() -> None: ...\n")
+    text = "`tests/test_a.py::test_it`, `tests/test_a.py::test_i`, `tests/test_b.py`"
+    assert missing(text, tmp_path) == ["tests/test_a.py::test_i", "tests/test_b.py"]
+    table = "| a | shown by |\n| --- | --- |\n| x | `make check` |\n| y | nothing |\n"
+    assert unproved(table) == ["| y | nothing |"]
