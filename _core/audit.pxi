@@ -94,6 +94,7 @@ cdef int check_flows(Scheduler core) except -1:
                 line.has(core.flows.items[f].cls, q) == (
                     core.flows.queues[q].chain.count > 0
                     and core.flows.is_billed(&core.flows.queues[q])
+                    and not core.flows.items[f].held
                 ),
                 "a queue whose head has its quota is a candidate",
             )
@@ -288,8 +289,10 @@ cdef int check_waiters(Scheduler core, int32_t node, Heap heap) except -1:
             core.flows.items[f].waits_at == node
             and core.flows.items[f].wait_slot == heap.nodes[k].id
             and core.requests.items[core.flows.items[f].wait_head].state == QUEUED
-            and core.requests.items[core.flows.items[f].wait_head].bill == 0,
-            "a flow waits where it says, with a head that has no bill",
+            and core.flows.items[f].held == is_desk(core, node)
+            and (core.requests.items[core.flows.items[f].wait_head].bill != 0)
+            == core.flows.items[f].held,
+            "a flow waits where it says, with a head that has no bill, or is held",
         )
     return 0
 
@@ -347,6 +350,7 @@ cdef int check_quotas(Scheduler core) except -1:
         for c in range(CLASSES_MAX):
             check_waiters(core, n, line.heap(c))
         waiting += line.count
+    check_shares(core)
     for f in range(core.flows.count):
         waiting -= core.flows.items[f].waits_at != NONE
     return require(core, waiting == 0, "every flow that waits for a quota is among its waiters")

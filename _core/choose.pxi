@@ -125,9 +125,16 @@ cdef int serve_pool(Scheduler core, int32_t pool) except -1:
     if not p.attached:
         p.reason = WAIT_DETACHED
         return 0
+    if core.quotas.shares.count:
+        know_shares(core)
+        note_saturation(core)
     head = i = head_for(core, pool, &brought)
     if i == NONE:
         p.reason = WAIT_STRICT if (<Line>core.flows.candidates[0]).count else WAIT_NONE
+        if p.reason == WAIT_NONE and has_held(core.flows, pool):
+            p.reason = WAIT_SHARE
+            if let_one_go(core, pool):
+                return 1
         return evict_unholdable(core)
     r = &core.requests.items[i]
     if r.due_ns <= core.now_ns:  # its timer has not been reached yet
@@ -139,6 +146,9 @@ cdef int serve_pool(Scheduler core, int32_t pool) except -1:
     if is_full(core, r.flow):
         p.reason = WAIT_LIMIT
         return 0
+    if core.quotas.shares.count and has_to_be_held(core, i):
+        hold(core, i)
+        return 1
     if model_waits(core, i, pool):
         return 0
     forget_foreign(core, p)
@@ -215,6 +225,8 @@ cdef int32_t who_may_pass(Scheduler core, int32_t pool, int32_t head, Plan* plan
         is_light = plan.above and not its.above and core.flows.items[r.flow].cls == cls
         if not is_light and not leaves(&start, r, &its):
             continue
+        if core.quotas.shares.count and has_to_be_held(core, found[k]):
+            continue
         if not model_allows(core, found[k], pool):
             continue
         if first.bypassed == 0:
@@ -271,9 +283,18 @@ cdef int32_t next_in_line(
 cdef int32_t next_in_class(
     Scheduler core, int32_t pool, int32_t cls, int32_t* found, int32_t taken
 ) noexcept:
-    """The same of one class, behind those that were taken. Best first through both heaps."""
+    """The same of one class, behind those that were taken."""
     cdef Heap own = (<Line>core.flows.candidates[pool + 1]).heap(cls)
     cdef Heap free = (<Line>core.flows.candidates[0]).heap(cls)
+    cdef int32_t k, count = best_first(own, free, found, taken)
+    for k in range(taken, count):
+        found[k] = core.flows.queues[found[k]].chain.head
+    return count
+
+
+cdef int32_t best_first(Heap own, Heap free, int32_t* found, int32_t taken) noexcept:
+    """The first ids of two heaps together, behind those that were taken, LOOKAHEAD at most with
+    them. O(LOOKAHEAD^2)."""
     cdef Node* open[4 * LOOKAHEAD + 2]  # whoever may be next
     cdef bint is_free[4 * LOOKAHEAD + 2]
     cdef Node* base
@@ -291,7 +312,7 @@ cdef int32_t next_in_class(
                 best = k
         base, size = (free.nodes, free.count) if is_free[best] else (own.nodes, own.count)
         at = <int32_t>(open[best] - base)
-        found[taken] = core.flows.queues[open[best].id].chain.head
+        found[taken] = open[best].id
         taken += 1
         count -= 1
         k = is_free[best]

@@ -8,6 +8,8 @@ cdef int enter(Scheduler core, int64_t now_ns) except -1:
         invalid("now_ns", f"time went back by {core.now_ns - now_ns} ns")
     core.now_ns = core.quotas.now_ns = now_ns
     core.flows.enter(now_ns)
+    if core.quotas.shares.stale and core.quotas.shares.stale_ns != now_ns:
+        settle_shares(core)
     if core.resume_until_ns and now_ns >= core.resume_until_ns:
         end_resume(core)
     return 0
@@ -131,6 +133,7 @@ cdef int32_t new_pool(Scheduler core, bytes name) except -1:
         pool = core.ledger.add()
         core.pool_list.append(name)
         core.flows.candidates.append(Line(core.classes))
+        core.quotas.shares.held_for.append(Line(core.classes))
     else:
         for pool in range(POOLS_MAX):
             if (

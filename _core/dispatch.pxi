@@ -24,7 +24,7 @@ cdef list take_verdicts(Scheduler core):
 
 cdef int64_t next_due_ns(Scheduler core) noexcept:
     """When something has to be done at the latest; -1: never. O(1)."""
-    cdef int64_t first = first_key(core.deadlines, NONE)
+    cdef int64_t first = first_key(core.quotas.shares.dues, first_key(core.deadlines, NONE))
     if core.has_more or core.verdict_count:
         return core.now_ns
     first = first_key(core.pool_wakes, first_key(core.quotas.wakes, first))
@@ -40,6 +40,8 @@ cdef int run_timers(Scheduler core) except -1:
     cdef Request* r
     if core.quotas.wakes.count:
         work = core.quotas.run_timers(core.work_max)
+    if core.quotas.shares.dues.count:
+        work = run_share_dues(core, work)
     while core.deadlines.count and core.deadlines.nodes[0].key <= core.now_ns:
         if work >= core.work_max:
             core.has_more = True
@@ -155,6 +157,8 @@ cdef int grant(
     core.requests.enter(i, LIVE)
     enter_prefill(core, r)
     untag(core, i)
+    if core.quotas.shares.count:
+        pay_share(core, i)
     if core.ledger.pools[pool].quota != NONE:
         take_model_quota(core, i)
     core.ledger.reserve(i, blocks)

@@ -64,6 +64,8 @@ ctypedef struct Flow:
     int32_t base, sibling  # the tenant's flow in the default class; another one of it, -1: none
     int32_t default_class  # of requests that name none; here and below, of the base
     uint32_t named_classes  # that requests may name, as bits; 0: all that are not exempt
+    bint held, limited  # beyond its share while that binds, see shares.pxi; it may not borrow
+    int32_t share, held_target  # first node with a share on its chain; of the head it is held with
 
 
 ctypedef struct Queue:
@@ -138,6 +140,7 @@ cdef class Flows:
         self.items[self.count].first_queue = NONE
         self.items[self.count].granted_at_ns = NONE
         self.items[self.count].quota = self.items[self.count].own_quota = NONE
+        self.items[self.count].share = NONE
         self.items[self.count].waits_at = self.items[self.count].wait_head = NONE
         self.items[self.count].base = self.count
         self.items[self.count].sibling = NONE
@@ -155,6 +158,7 @@ cdef class Flows:
         f.sibling, self.items[base].sibling = self.items[base].sibling, flow
         f.exempt = self.classes.items[cls].exempt
         f.quota = NONE if f.exempt else self.items[base].quota
+        f.share = NONE if f.exempt else self.items[base].share
         f.own_quota = self.items[base].own_quota
         f.refuses, f.audits = self.items[base].refuses, self.items[base].audits
         return flow
@@ -212,7 +216,7 @@ cdef class Flows:
             head = &self.requests.items[queue.chain.head]
             if head.head_ns < 0:
                 head.head_ns = self.now_ns
-        if queue.chain.count == 0 or not self.is_billed(queue):
+        if queue.chain.count == 0 or not self.is_billed(queue) or self.items[queue.flow].held:
             line.remove(cls, q)
             if self.items[queue.flow].quota != NONE:
                 self.ask(queue.flow)

@@ -99,7 +99,10 @@ cdef int run_quotas(Scheduler core) except -1:
         elif q.stirred.count:
             first = q.stirred.nodes[0].id
             q.stirred.remove(first)
-            serve_waiters(core, first)
+            if is_desk(core, first):
+                wake_desk(core)
+            else:
+                serve_waiters(core, first)
         else:
             q.has_work = False
             return 0
@@ -193,6 +196,8 @@ cdef int set_wake(Scheduler core, int32_t node) except -1:
     cdef int32_t cls = line.first(core.now_ns)
     cdef Take t
     cdef int64_t due_ns = NONE
+    if is_desk(core, node):
+        return wake_desk(core)
     if cls != NONE:
         t = take_for(core, core.flows.items[<int32_t>line.heap(cls).nodes[0].tie].wait_head)
         due_ns = core.quotas.due(node, &t)
@@ -240,6 +245,10 @@ cdef int come_back(Flows flows, int32_t flow) except -1:
     lift_from(flows, flow, node)
     f.waits_at = NONE
     f.wait_head = NONE
+    if f.held:
+        f.held = False
+        (<Line>flows.quotas.shares.held_for[f.held_target + 1]).remove(f.cls, flow)
+        flows.quotas.shares.dues.remove(flow)
     return 0
 
 
@@ -268,18 +277,25 @@ cdef int rekey_waiting(Flows flows, int32_t flow) except -1:
     if flows.order == ORDER_COUNTER:
         line.put(f.cls, f.wait_slot, f.vtc - f.wait_lift, flow, flows.now_ns)
         flows.quotas.stir(f.waits_at)
+        if f.held:
+            note_held(flows, flow)
     return 0
 
 
 cdef int quota_lost_head(Flows flows, int32_t flow, int32_t i) except -1:
     """The head for which a flow waits has gone: the next one asks. O(log n)."""
     cdef int32_t node = flows.items[flow].waits_at
+    cdef bint was_held = flows.items[flow].held
     come_back(flows, flow)
     flows.quotas.stir(node)
+    if was_held:
+        flows.rank_all(flow)
     return flows.ask(flow)
 
 
 cdef int close_bill(Scheduler core, int32_t i, bint has_run) except -1:
+    if core.requests.items[i].bill and not has_run:
+        book_share(core, i, 0)
     if core.requests.items[i].bill:
         core.quotas.settle(i, has_run)
     return 0
@@ -289,10 +305,11 @@ cdef int raise_bill(Scheduler core, int32_t i) except -1:
     """What is reported beyond a bill is taken at once. O(levels)."""
     cdef Request* r = &core.requests.items[i]
     cdef Bill* b = &core.quotas.bills[r.bill]
-    return core.quotas.correct(
+    core.quotas.correct(
         i, max(b.input_tokens, <int64_t>r.input_tokens),
         max(b.output_tokens, <int64_t>r.output_tokens),
     )
+    return follow_bill(core, i)
 
 
 cdef bint model_waits(Scheduler core, int32_t i, int32_t pool) except -1:

@@ -183,6 +183,7 @@ cdef int end_lease(Scheduler core, int32_t i, int outcome) except -1:
     core.flows.changed.mark(r.flow)
     if r.bill:
         core.quotas.correct(i, input_tokens, r.output_tokens)
+        follow_bill(core, i)
         core.quotas.settle(i, True)
     if outcome == OUT_COMPLETED:
         f.completed += 1
@@ -356,6 +357,7 @@ cdef int32_t restore_lease(
     r.lease_id = lease_id
     r.owner = r.foretold_wait_us = NONE
     take_quota(core, i)
+    pay_share(core, i)
     if p.quota != NONE:
         take_model_quota(core, i)
     core.flows.activate(r.flow, False)

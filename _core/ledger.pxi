@@ -21,10 +21,11 @@ cdef enum:  # why a pool grants nothing
     WAIT_ROUND = 10
     WAIT_ADAPTERS = 11
     WAIT_DELAY = 12
+    WAIT_SHARE = 13
 
 WAIT_REASONS = [
     "NONE", "KV", "MAX_RUNNING", "OVERDRAWN", "DETACHED", "LIMIT", "STRICT", "HEADROOM", "QUOTA",
-    "MAX_TOTAL", "ROUND", "ADAPTERS", "DELAY",
+    "MAX_TOTAL", "ROUND", "ADAPTERS", "DELAY", "SHARE",
 ]
 
 # The engine has begun with a request when so much time has passed, whatever is reported of it.
@@ -98,6 +99,7 @@ ctypedef struct Pool:
     int64_t calm_since_ns  # it could fall since then; -1: it could not
     int64_t last_prefill_ns  # from the last grant whose first tokens were reported until then
     int64_t opened_ns  # moment at which it has stopped holding what waits; -1: none
+    bint saturated  # shares bind, see shares.pxi
 
 
 cdef inline int64_t blocks_for(const Pool* p, int64_t tokens, int64_t sequences) noexcept nogil:

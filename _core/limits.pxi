@@ -3,6 +3,7 @@
 ctypedef struct QuotaLimits:
     int64_t rates[RATES]
     int64_t concurrency
+    int64_t share, lends, borrows  # see shares.pxi
 
 
 cdef QuotaLimits checked_quota(
@@ -46,6 +47,7 @@ cdef int set_limits(Scheduler core, int32_t node, const QuotaLimits* limits) exc
     for k in range(RATES):
         core.quotas.limit(node, k, limits.rates[k])
     core.quotas.nodes[node].concurrency = limits.concurrency
+    give_share(core, node, limits)
     core.quotas.is_new = core.quotas.has_work = True
     return 0
 
@@ -56,6 +58,8 @@ cdef int32_t set_named_quota(
     """Add a group or a model, or give a known one new limits. O(1); O(quotas) where a known one
     gets another parent."""
     cdef int32_t node, n, before
+    if not 0 < len(name) <= NAME_BYTES_MAX:
+        invalid("quota", f"a name has 1 to {NAME_BYTES_MAX} bytes")
     known = core.quota_names.get(name)
     check_parent(core, parent, 2)  # a tenant's own limits may come below
     if known is None:
@@ -81,13 +85,15 @@ cdef int limit_flow(
 ) except -1:
     """Give a tenant limits of its own, or none, below a group, or none, for all its flows but the
     exempt ones. O(classes * targets * log n)."""
-    cdef int32_t own = core.flows.items[flow].own_quota
+    cdef int32_t own
     cdef Flow* f
-    cdef bint is_limited = limits.concurrency > 0
+    cdef bint is_limited = limits.concurrency > 0 or limits.share > 0
     cdef int k
     for k in range(RATES):
         is_limited = is_limited or limits.rates[k] > 0
+    known_tenant(core, flow)
     check_parent(core, parent, 1)
+    own = core.flows.items[flow].own_quota
     if is_limited or own != NONE:
         if own == NONE:
             own = core.quotas.add()

@@ -12,7 +12,7 @@ LIVE_SETTINGS = frozenset((
     "flow_queue_tokens_max", "queue_tokens_max", "queue_target_ns", "overload_hold_ns",
     "saturation_ppm",
     "answers_max", "answer_ttl_ns", "input_price_micro", "output_price_micro", "cached_price_ppm",
-    "session_open_max", "sessions_max", "delay_factor_milli",
+    "session_open_max", "sessions_max", "saturation_band_ppm", "delay_factor_milli",
     "adapter_affinity_ppm",
 ))
 
@@ -36,6 +36,7 @@ cdef int take_settings(Scheduler core, dict limits) except -1:
     core.input_price = limits["input_price_micro"]
     core.output_price = limits["output_price_micro"]
     core.cached_ppm = limits["cached_price_ppm"]
+    core.saturation_band_ppm = limits["saturation_band_ppm"]
     return 0
 
 
@@ -64,6 +65,7 @@ cdef int put_name(Scheduler core, bytes name, int32_t flow) except -1:
     )
     if flow == NONE:
         core.names.remove(h.hi, h.lo)
+        end_share(core, name)
     else:
         core.names.put(h.hi, h.lo, flow)
     return 0
@@ -115,6 +117,11 @@ cdef bint would_wait(Scheduler core, int32_t i) except -1:
             if not core.quotas.fits(node, &t) or core.quotas.is_awaited(node):
                 return True
             node = core.quotas.nodes[node].parent
+    if core.quotas.shares.count and is_saturated(core, r.target):
+        know_shares(core)
+        if core.flows.items[r.flow].share != NONE:
+            if purse_of(core, r.flow).source == PAID_NOT:
+                return True
     if pool == NONE:
         return True
     if not exempt and (core.flows.queued_for[pool + 1] or core.flows.queued_for[0]):

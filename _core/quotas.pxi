@@ -43,6 +43,8 @@ ctypedef struct Bill:
     int32_t nodes[QUOTA_DEPTH]
     int32_t count
     int32_t next_free
+    int64_t share_tokens  # what a share has paid of it, see shares.pxi
+    int32_t share_node, share_source, lender
 
 
 # What a request takes, in millionths.
@@ -99,11 +101,13 @@ cdef class Quotas:
     cdef int64_t refused_until_ns  # when the last that was refused would have fitted
     cdef Requests requests
     cdef Classes classes
+    cdef Shares shares
     cdef Fuse fuse
 
     def __cinit__(self, Requests requests, Classes classes, Fuse fuse):
         self.requests = requests
         self.classes = classes
+        self.shares = Shares(classes)
         self.fuse = fuse
         self.waiting = []
         self.wakes = Heap()
@@ -239,6 +243,8 @@ cdef class Quotas:
                 r.bill = self.bill_count
                 self.bill_count += 1
             self.bills[r.bill].count = 0
+            self.bills[r.bill].share_source = -2  # not yet
+            self.bills[r.bill].share_tokens = 0
             self.bills[r.bill].input_tokens = t.input_tokens
             self.bills[r.bill].output_tokens = t.output_tokens
         b = &self.bills[r.bill]

@@ -12,7 +12,7 @@ cdef class Scheduler:
     cdef readonly int64_t session_open_max, sessions_max, work_max
     cdef int64_t input_price, output_price, cached_ppm
     cdef int64_t headroom_min_ppm, headroom_max_ppm
-    cdef int64_t bypass_max, bypass_ns, delay_factor_milli, affinity_ppm
+    cdef int64_t bypass_max, bypass_ns, saturation_band_ppm, delay_factor_milli, affinity_ppm
     cdef bint backfills
     cdef str policy
     cdef int ahead  # AHEAD_*
@@ -140,24 +140,24 @@ cdef class Scheduler:
     def set_quota(
         self, int64_t now_ns, bytes name, int32_t parent=NONE, int64_t requests=0,
         int64_t input_tokens=0, int64_t output_tokens=0, int64_t total_tokens=0,
-        int64_t concurrency=0,
+        int64_t concurrency=0, int64_t share=0, int64_t lends=NONE, int64_t borrows=NONE,
     ):
         cdef QuotaLimits limits
         enter(self, now_ns)
-        if not 0 < len(name) <= NAME_BYTES_MAX:
-            invalid("quota", f"a name has 1 to {NAME_BYTES_MAX} bytes")
         limits = checked_quota(requests, input_tokens, output_tokens, total_tokens, concurrency)
+        add_share(&limits, share, lends, borrows)
         return set_named_quota(self, name, parent, &limits)
 
     def set_flow_quota(
         self, int64_t now_ns, int32_t flow, int32_t parent=NONE, bint refuse=False,
         int64_t requests=0, int64_t input_tokens=0, int64_t output_tokens=0,
-        int64_t total_tokens=0, int64_t concurrency=0,
+        int64_t total_tokens=0, int64_t concurrency=0, int64_t share=0, int64_t lends=NONE,
+        int64_t borrows=NONE,
     ):
         cdef QuotaLimits limits
         enter(self, now_ns)
-        known_tenant(self, flow)
         limits = checked_quota(requests, input_tokens, output_tokens, total_tokens, concurrency)
+        add_share(&limits, share, lends, borrows)
         limit_flow(self, flow, parent, refuse, &limits)
 
     def set_pool_quota(self, int64_t now_ns, bytes pool, int32_t quota):
@@ -468,7 +468,7 @@ cdef class Scheduler:
         self.predictor.forget()
         self.flows.forget()
         self.ledger.forget()
-        self.quotas.fill_up()
+        fill_quotas(self)
         self.digest_value = 0
         self.prompt_seen_max = 0
 

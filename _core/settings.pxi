@@ -74,6 +74,7 @@ cdef dict LIMITS = {
     "headroom_min_ppm": (-300_000, -900_000, 900_000),
     "headroom_max_ppm": (300_000, 0, 900_000),
     "quantile_ppm": (900_000, 1, 1_000_000),
+    "saturation_band_ppm": (50_000, 0, 1_000_000),
     "samples_min": (10, 1, 1_000),
     "session_open_max": (16_384, 1, 1 << 20),
     "sessions_max": (4_096, 1, 1 << 20),

@@ -53,6 +53,10 @@ _FLOW_ROWS = (
     _Row("requests_cancelled", True, "cancelled", "Requests ended before they were done."),
     _Row("requests_expired", True, "expired", "Requests whose lease nobody renewed."),
     _Row("waits_for_quota", False, "waits_for_quota", "1 while a quota holds its next request."),
+    _Row("share_left_tokens", False, "share_left_tokens", "What is left of its share."),
+    _Row("borrowed_tokens", True, "borrowed_tokens", "Tokens used beyond its share."),
+    _Row("lent_tokens", True, "lent_tokens", "Tokens of its share that others used."),
+    _Row("held_to_share", False, "held_to_share", "1 while it waits, beyond its share."),
     _Row("audit", False, "audit", "1 where decisions are only counted."),
     _Row("audited_waits", True, "audited_waits", "Requests that would have waited, in audit."),
 )
@@ -85,6 +89,7 @@ _POOL_ROWS = (
     _Row("pool_prefill_tokens_per_second", False, "prefill_tokens_per_s", "To the first output."),
     _Row("pool_fill_ratio", False, "fill_ppm", "Promised of the capacity.", 1_000_000),
     _Row("pool_overdrawn", False, "overdrawn", "1 while the promises exceed the capacity."),
+    _Row("pool_saturated", False, "saturated", "1 while shares bind."),
     _Row("pool_attached", False, "attached", "1 while somebody answers for the pool."),
     _Row("pool_epoch", False, "epoch", "Grows when the engine restarts."),
     _Row("engine_running_requests", False, "engine_running", "As the engine last told."),
@@ -144,6 +149,7 @@ _MAX_KEYS = frozenset(
     {
         "oldest_queued_ms",
         "waits_for_quota",
+        "held_to_share",
         "audit",
         "wait_expected_ms",
         "wait_error_ms",

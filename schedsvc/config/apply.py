@@ -36,6 +36,7 @@ LIVE_OPTIONS = frozenset(
         "sessions_max",
         "delay_factor_milli",
         "adapter_affinity_ppm",
+        "saturation_band_ppm",
     }
 )
 
@@ -74,6 +75,9 @@ class Configurable(Protocol):
         output_tokens: int = 0,
         total_tokens: int = 0,
         concurrency: int = 0,
+        share: int = 0,
+        lends: int = -1,
+        borrows: int = -1,
     ) -> int:
         """Add a quota that several share."""
 
@@ -88,6 +92,9 @@ class Configurable(Protocol):
         output_tokens: int = 0,
         total_tokens: int = 0,
         concurrency: int = 0,
+        share: int = 0,
+        lends: int = -1,
+        borrows: int = -1,
     ) -> None:
         """Give a flow limits."""
 
@@ -214,13 +221,13 @@ def _apply(core: Configurable, config: Config, before: Config | None, now_ns: in
         core.set_no_keys()
     for tenant in config.tenants:
         flow = core.set_flow(tenant.name.encode(), tenant.weight_milli)
-        if tenant.quota is not None or tenant.group is not None or tenant.name in limited:
-            quota = tenant.quota
+        given = (tenant.quota, tenant.share, tenant.group)
+        if given != (None, None, None) or tenant.name in limited:
+            quota, share = tenant.quota, tenant.share
             parent = _NO_QUOTA if tenant.group is None else groups[tenant.group]
             refuse = quota is not None and quota.over == "refuse"
-            core.set_flow_quota(
-                now_ns, flow, parent, refuse, **(quota.core_limits() if quota else {})
-            )
+            limits = (quota.core_limits() if quota else {}) | (share.core_share() if share else {})
+            core.set_flow_quota(now_ns, flow, parent, refuse, **limits)
         if before is not None or tenant.request_class or tenant.classes:
             core.set_flow_class(
                 flow,
@@ -298,7 +305,10 @@ def _shared_quotas(
 ) -> dict[str, int]:
     """Declare groups, parents first, and models; return the groups' indices."""
     found: dict[str, int] = {}
-    limits = {group.name: group.quota.core_limits() for group in config.groups}
+    limits = {
+        group.name: group.quota.core_limits() | (group.share.core_share() if group.share else {})
+        for group in config.groups
+    }
     # First without parents: a group may change places with the one above it.
     for group in before.groups if before else []:
         core.set_quota(now_ns, _group_name(group.name), **limits.get(group.name, {}))

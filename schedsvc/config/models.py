@@ -24,6 +24,7 @@ __all__ = [
     "Prices",
     "Quota",
     "Scheduler",
+    "Share",
     "State",
     "Tenant",
     "TenantQuota",
@@ -218,6 +219,7 @@ class Scheduler(Section):
     adapter_affinity_ppm: Annotated[RatioPpm, Field(alias="adapter_affinity")] = 100_000
     delay_factor_milli: Annotated[DelayMilli, Field(alias="delay_factor")] = 0
     each_pool: EachPool = EachPool()
+    saturation_band_ppm: Annotated[RatioPpm, Field(alias="saturation_band")] = 50_000
 
 
 class Limits(Section):
@@ -261,12 +263,29 @@ class TenantQuota(Quota):
     over: Literal["wait", "refuse"] = "wait"
 
 
+class Share(Section):
+    """What a tenant or a group can count on while the pools are saturated."""
+
+    tokens_per_minute: AllTokens
+    lends: Annotated[int, Field(ge=0, le=_QUOTA_MAX)] | None = None
+    borrows: Annotated[int, Field(ge=0, le=_QUOTA_MAX)] | None = None
+
+    def core_share(self) -> dict[str, int]:
+        """Keyword arguments for the core; -1 is no limit."""
+        return {
+            "share": self.tokens_per_minute,
+            "lends": -1 if self.lends is None else self.lends,
+            "borrows": -1 if self.borrows is None else self.borrows,
+        }
+
+
 class Group(Section):
     """A quota that tenants and other groups share."""
 
     name: Name
     parent: Name | None = None
     quota: Quota = Quota()
+    share: Share | None = None
 
 
 class Model(Section):
@@ -294,6 +313,7 @@ class Tenant(Section):
     api_keys_sha256: list[Sha256] = []
     group: Name | None = None
     quota: TenantQuota | None = None
+    share: Share | None = None
     mode: Mode | None = None
     request_class: Annotated[Name | None, Field(alias="class")] = None
     classes: Annotated[list[Name], Field(min_length=1, max_length=8)] | None = None
@@ -415,6 +435,7 @@ class Config(Section):
             "samples_min": settings.samples_min,
             "adapter_affinity_ppm": settings.adapter_affinity_ppm,
             "delay_factor_milli": settings.delay_factor_milli,
+            "saturation_band_ppm": settings.saturation_band_ppm,
             "session_open_max": self.limits.session_open_max,
             "sessions_max": self.limits.sessions_max,
         }

@@ -1,10 +1,10 @@
 """Rules of quotas that look at more than one field."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from schedsvc.config.places import Path
-from schedsvc.config.plain import Finding, Once, items, name_bytes
+from schedsvc.config.plain import Finding, Once, items, mapping, name_bytes
 
 __all__ = ["quota_findings"]
 
@@ -28,6 +28,53 @@ def quota_findings(data: Mapping[str, Any]) -> Iterator[Finding]:
     for i, entry in items(data.get("tenants")):
         yield from _group(entry.get("group"), parents, ("tenants", i, "group"))
     yield from _models(data)
+    yield from _shares(data, parents)
+
+
+def _shares(data: Mapping[str, Any], parents: Mapping[str, str | None]) -> Iterator[Finding]:
+    """Yield what lends more than it has, and groups that promise more than their own share."""
+    shares: dict[str, int] = {}
+    found = []
+    for kind in ("groups", "tenants"):
+        for i, entry in items(data.get(kind)):
+            share = mapping(entry.get("share"))
+            size, lends = share.get("tokens_per_minute"), share.get("lends")
+            if not _is_count(size):
+                continue
+            above = entry.get("parent" if kind == "groups" else "group")
+            found.append((above, size))
+            if kind == "groups" and isinstance(entry.get("name"), str):
+                shares[entry["name"]] = size
+            if _is_count(lends) and lends > size:
+                path = (kind, i, "share", "lends")
+                yield path, f"is {lends:,}, more than its tokens_per_minute, {size:,}"
+    promised = dict.fromkeys(shares, 0)
+    for above, size in found:
+        for group in _tower_of(above, parents):
+            if group in shares:
+                promised[group] += size
+                break
+    for i, entry in items(data.get("groups")):
+        name = entry.get("name")
+        if isinstance(name, str) and promised.get(name, 0) > shares.get(name, 0):
+            yield (
+                ("groups", i, "share", "tokens_per_minute"),
+                f"is {shares[name]:,}, but its members are promised {promised[name]:,}; raise it,"
+                " or lower theirs",
+            )
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _tower_of(group: Any, parents: Mapping[str, str | None]) -> list[str]:
+    """Return the groups from this one up."""
+    found: list[str] = []
+    while isinstance(group, str) and group in parents and group not in found:
+        found.append(group)
+        group = parents[group]
+    return found
 
 
 def _parents(data: Mapping[str, Any]) -> dict[str, str | None]:

@@ -179,17 +179,31 @@ def restarted(given: dict[str, Any], twin: Twin, now_ns: int) -> core.Scheduler:
             new.set_flow_class(i, default, named)
     names = {node: name for name, node in quotas.names.items()}
     owners = {node: flow for flow, node in quotas.own.items()}
+
+    def share(node: int) -> tuple[int, int, int]:
+        n = quotas.shares.items.get(node)
+        return (n.nominal, n.lends, n.borrows) if n else (0, -1, -1)
+
+    def give(node: int, **share: int) -> None:
+        if node in names:
+            new.set_quota(now_ns, names[node], **share)
+        else:
+            new.set_flow_quota(now_ns, owners[node], **share)
+
     for node in range(len(quotas.nodes)):  # the same numbers for all
         if node in names:
             assert new.set_quota(now_ns, names[node]) == node
+        elif node == quotas.shares.root:  # the first share makes it
+            give(0, share=1)
         else:
             new.set_flow_quota(now_ns, owners[node], requests=1)
     for node, n in enumerate(quotas.nodes):
         rates = (n.buckets[k].rate if k in n.buckets else 0 for k in range(4))
         if node in names:
-            new.set_quota(now_ns, names[node], n.parent, *rates, n.concurrency)
-        else:
-            new.set_flow_quota(now_ns, owners[node], n.parent, False, *rates, n.concurrency)
+            new.set_quota(now_ns, names[node], n.parent, *rates, n.concurrency, *share(node))
+        elif node in owners:
+            more = *rates, n.concurrency, *share(node)
+            new.set_flow_quota(now_ns, owners[node], n.parent, False, *more)
     tenants = [i for i, f in enumerate(twin.flows) if f.base == i]
     for flow in [flow for flow in tenants if flow in quotas.first]:
         parent = quotas.first[flow]
@@ -199,7 +213,8 @@ def restarted(given: dict[str, Any], twin: Twin, now_ns: int) -> core.Scheduler:
         else:
             n = quotas.nodes[quotas.own[flow]]
             rates = (n.buckets[k].rate if k in n.buckets else 0 for k in range(4))
-            new.set_flow_quota(now_ns, flow, n.parent, refuses, *rates, n.concurrency)
+            more = *rates, n.concurrency, *share(quotas.own[flow])
+            new.set_flow_quota(now_ns, flow, n.parent, refuses, *more)
     for pool, node in quotas.models.items():
         new.set_pool_quota(now_ns, pool, node)
     for flow in twin.audit.flows.intersection(tenants):

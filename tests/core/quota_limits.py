@@ -13,7 +13,8 @@ class QuotaLimits:
         self.random = rnd
         self.pair = pair
         self.used = rnd.random() < 0.8
-        self.blocked = 0
+        self.shares = rnd.random() < 0.6
+        self.blocked = self.held = 0
         if self.used:
             self.change()
 
@@ -27,7 +28,11 @@ class QuotaLimits:
             "total_tokens": (0, 0, 130, 3_000, 20_000),
             "concurrency": (0, 0, 0, 1, 3),
         }
-        return {name: rnd.choice(values) for name, values in choices.items()}
+        drawn = {name: rnd.choice(values) for name, values in choices.items()}
+        drawn["share"] = rnd.choice((0, 0, 60, 900, 9_000)) if self.shares else 0
+        drawn["lends"] = rnd.choice((-1, -1, 0, drawn["share"] // 3))
+        drawn["borrows"] = rnd.choice((-1, -1, 0, 100, 5_000))
+        return drawn
 
     def change(self) -> None:
         """Give some groups, flows and pools other limits, or none."""
@@ -55,3 +60,4 @@ class QuotaLimits:
 
     def look(self) -> None:
         self.blocked += len(self.pair.twin.quotas.waits)
+        self.held += sum(wait.held for wait in self.pair.twin.quotas.waits.values())

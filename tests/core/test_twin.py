@@ -122,6 +122,8 @@ class Twins(RuleBasedStateMachine):
         quantile_ppm=st.sampled_from((500_000, 500_000, 700_000, 900_000)),
         flow_queue_tokens_max=st.sampled_from((0, 0, 40, 100)),
         queue_tokens_max=st.sampled_from((0, 0, 100)),
+        saturation_ppm=st.sampled_from((1, 300_000, 800_000)),
+        saturation_band_ppm=st.sampled_from((0, 0, 200_000)),
     )
     def begin(
         self,

@@ -85,6 +85,7 @@ class Twin(Serve):
 
     def poll(self, now_ns: int) -> list[Verdict]:
         self.enter(now_ns)
+        self.quotas.shares.run_dues()
         while due := [r for r in self.requests if r.state != ENDED and r.due_ns <= now_ns]:
             self._time_out(min(due, key=lambda r: (r.due_ns, r.seq)))
         for r in list(self.answers):

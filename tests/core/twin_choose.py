@@ -140,6 +140,8 @@ class Choice(Refusals):
             fits = self._whole(pool, r, its) <= spare
             light = plan.above and not its.above and self.flows[r.flow].cls == cls
             passes = bypasses and (light or fits or ends or when == NEVER)
+            if self.quotas.shares.has_to_be_held(r):
+                continue
             if passes and self.quotas.model_allows(r, pool):
                 head.bypassed_ns = head.bypassed_ns if head.bypassed else self.now_ns
                 head.bypassed += 1

@@ -59,6 +59,10 @@ class Audit:
         chain = quotas.chain_of(r.flow)
         if any(not quotas.fits(n, r) or quotas.waiters(n) for n in chain) or pool == -1:
             return True
+        shares = quotas.shares
+        binds = shares.share_of(r.flow) != -1 and shares.is_saturated(r.target)
+        if binds and shares.purse(r.flow).source is None:
+            return True
         if not twin.classes.is_exempt(r.flow):
             if twin.queued(lambda q: q.target in (-1, pool)):
                 return True

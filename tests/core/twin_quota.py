@@ -1,59 +1,18 @@
 """The twin's quotas: dicts and scans; the moment when a bucket will do is found by bisection."""
 
-from bisect import bisect_left
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from schedsvc import _core as core
 
-from .twin_types import Request, TwinError
+from .twin_share import Shares
+from .twin_types import TICK_NS, Bucket, Node, Request, TwinError, Wait
 
 if TYPE_CHECKING:
     from .twin_state import State
 
-TICK_NS = 60_000
-TICKS_MAX = 10**12
 REQUESTS, INPUT, OUTPUT, TOTAL = range(4)
 RETRY_MAX_NS = 109 * 10**9
-
-
-@dataclass
-class Bucket:
-    """Millionths of a unit: so many a tick, up to a minute's worth."""
-
-    rate: int
-    level: int
-    at_ns: int
-
-    @property
-    def size(self) -> int:
-        return self.rate * 10**6
-
-    def level_at(self, now_ns: int) -> int:
-        return min(self.size, self.level + (now_ns - self.at_ns) // TICK_NS * self.rate)
-
-    def draw(self, now_ns: int, micro: int) -> None:
-        level = self.level_at(now_ns)
-        whole = (now_ns - self.at_ns) // TICK_NS * TICK_NS
-        self.at_ns = now_ns if level == self.size else self.at_ns + whole
-        self.level = min(self.size, level - micro)
-
-    def due_ns(self, micro: int) -> int:
-        """When it holds so much, or is full."""
-        wanted = min(micro, self.size)
-        after = range(TICKS_MAX)
-        ticks = bisect_left(after, wanted, key=lambda k: self.level_at(self.at_ns + k * TICK_NS))
-        return self.at_ns + ticks * TICK_NS
-
-
-@dataclass
-class Node:
-    parent: int = -1
-    buckets: dict[int, Bucket] = field(default_factory=dict)
-    concurrency: int = 0
-    lift: Counter[int] = field(default_factory=Counter)  # by class
-    owed: tuple[int, int, int] = (0, 0, 0)  # requests, input, output: of before a restart
 
 
 @dataclass
@@ -61,13 +20,6 @@ class Bill:
     nodes: list[int]
     inputs: int
     outputs: int
-
-
-@dataclass
-class Wait:
-    node: int
-    request: Request
-    lift: int
 
 
 def shares(inputs: int, outputs: int) -> tuple[int, int, int]:
@@ -89,6 +41,7 @@ class Quotas:
         self.asked: dict[int, int] = {}  # seq -> output, as it asked for it
         self.waits: dict[int, Wait] = {}  # by flow
         self.is_new = False  # limits have changed since somebody asked
+        self.shares = Shares(self)
 
     # Configuration.
 
@@ -124,22 +77,29 @@ class Quotas:
         return node
 
     def set_flow(
-        self, flow: int, parent: int, refuse: bool, limits: tuple[int, ...], together: int
+        self,
+        flow: int,
+        parent: int,
+        refuse: bool,
+        limits: tuple[int, ...],
+        together: int,
+        share: tuple[int, int, int],
     ) -> None:
         if not -1 <= parent < len(self.nodes):
             raise TwinError(3, "quota")
         if len(self.chain(parent)) + 1 > core.QUOTA_LEVELS_MAX:
             raise TwinError(3, "parent")
-        limited = any(limits) or together > 0
+        limited = any(limits) or together > 0 or share[0] > 0
         if limited and flow not in self.own:
             self.own[flow] = len(self.nodes)
             self.nodes.append(Node())
         if flow in self.own:
             self.nodes[self.own[flow]].parent = parent
             self._limit(self.own[flow], limits, together)
+            self.shares.give(self.own[flow], *share)
         for sibling in self.state.classes.siblings(flow):
             if sibling in self.waits:
-                self._come_back(sibling)
+                self.come_back(sibling)
             (self.refusing.add if refuse else self.refusing.discard)(sibling)
             self.first[sibling] = self.own[flow] if limited else parent
             self.state.classes.note()
@@ -171,7 +131,8 @@ class Quotas:
 
     def is_candidate(self, r: Request) -> bool:
         """Whether it may stand in the line, as the head of its queue."""
-        return not self.chain_of(r.flow) or r.seq in self.bills
+        wait = self.waits.get(r.flow)
+        return not self.chain_of(r.flow) or (r.seq in self.bills and not (wait and wait.held))
 
     def heads(self, flow: int) -> list[Request]:
         found: dict[int, Request] = {}
@@ -278,6 +239,7 @@ class Quotas:
         if chain := self.chain_of(r.flow):
             self.bill(r, chain)
         if with_model:
+            self.shares.pay(r)
             self.bill_model(r)
 
     def model_of(self, r: Request, pool: int) -> int:
@@ -320,6 +282,7 @@ class Quotas:
             for node in bill.nodes:
                 self._draw(node, 0, inputs - bill.inputs, outputs - bill.outputs)
             bill.inputs, bill.outputs = inputs, outputs
+            self.shares.follow(r)
 
     def report(self, r: Request) -> None:
         if bill := self.bills.get(r.seq):
@@ -333,11 +296,12 @@ class Quotas:
                 for node in bill.nodes:
                     self._draw(node, -1, 0, 0)
             del self.bills[r.seq]
+            self.shares.paid.pop(r.seq, None)
 
     def gone(self, r: Request) -> None:
         """It has left its queue."""
         if r.flow in self.waits and self.waits[r.flow].request is r:
-            self._come_back(r.flow)
+            self.come_back(r.flow)
         self.retire(r.flow)
 
     def retire(self, flow: int) -> None:
@@ -385,7 +349,7 @@ class Quotas:
         if self.is_new:
             self.is_new = False
             for flow in sorted(self.waits):
-                self._come_back(flow)
+                self.come_back(flow)
         while any(self.chain_of(flow) for flow in self.first):
             asking = [
                 flow
@@ -398,10 +362,12 @@ class Quotas:
                 continue
             for node in range(len(self.nodes)):
                 first = self.waiters(node)[:1]
+                if first and self.waits[first[0]].held:
+                    continue
                 if first and self.fits(node, self.waits[first[0]].request):
                     classes = self.state.classes
                     classes.served(("node", node), classes.of_flow(first[0]))
-                    self._come_back(first[0])
+                    self.come_back(first[0])
                     self._ask(first[0], node)
                     break
             else:
@@ -425,7 +391,7 @@ class Quotas:
             self.state.classes.note()
             served_by = -1
 
-    def _come_back(self, flow: int) -> None:
+    def come_back(self, flow: int) -> None:
         self._lift(flow, self.waits.pop(flow))
         self.state.classes.note()
 
@@ -451,8 +417,17 @@ class Quotas:
     def next_due(self) -> int:
         """When a node holds enough for the first of its waiters."""
         firsts = [(node, self.waiters(node)[:1]) for node in range(len(self.nodes))]
-        dues = [self.due_ns(node, self.waits[f[0]].request) for node, f in firsts if f]
-        dues += [self.state.classes.next_due(("node", node)) for node, f in firsts if f]
+        dues = [
+            self.due_ns(node, self.waits[f[0]].request)
+            for node, f in firsts
+            if f and not self.waits[f[0]].held
+        ]
+        dues += [
+            self.state.classes.next_due(("node", node))
+            for node, f in firsts
+            if f and not self.waits[f[0]].held
+        ]
+        dues += self.shares.next_dues()
         return min((due for due in dues if due >= 0), default=-1)
 
     def fill_up(self) -> None:
@@ -463,6 +438,7 @@ class Quotas:
         for bill in self.bills.values():
             for node in bill.nodes:
                 self._draw(node, 1, bill.inputs, bill.outputs)
+        self.shares.fill_up()
 
     def rows(self, flow: int, now_ns: int) -> list[dict[str, Any]]:
         """Of each kind the limit of which the least is left."""

@@ -72,7 +72,7 @@ class Restart:
         for i, p in enumerate(state.pools):
             p.owed_tokens += state.promised(i) * p.block_size
             p.pressed, p.told_at_ns, p.preemptions, p.foreign_tokens = False, None, 0, 0
-            p.reason, p.light, p.brought = "NONE", [], False
+            p.reason, p.light, p.brought, p.saturated = "NONE", [], False, False
             p.last_prefill_ns, p.opened_ns = 0, -1
         for bill in quotas.bills.values():
             for node in bill.nodes:
@@ -85,7 +85,9 @@ class Restart:
         active = set(state.in_minimum)
         waiting = defaultdict(list)  # by node and class
         for flow, wait in quotas.waits.items():
-            if flow not in active:
+            if wait.held and flow not in active:
+                state.flows[flow].vtc += quotas.lift_of(flow, wait.node) - wait.lift
+            elif flow not in active:
                 where = wait.node, state.flows[flow].cls
                 waiting[where].append((flow, state.flows[flow].vtc - wait.lift))
         self._forget()
@@ -110,6 +112,7 @@ class Restart:
         state = self.state
         state.requests, state.answers, state.verdicts = [], [], []
         state.quotas.bills, state.quotas.asked, state.quotas.waits = {}, {}, {}
+        state.quotas.shares.begin_anew()
         state.pool_due, state.arrivals, state.totals = {}, Counter(), Counter()
         state.draining = False
         state.work_in, state.told_ns = Counter(), None

@@ -48,9 +48,13 @@ class Serve(Overload):
         """Grant or evict one request; False where the pool waits, for the reason it keeps."""
         p = self.pools[pool]
         self.pool_due.pop(pool, None)
+        (shares := self.quotas.shares).note_saturation()
         r, brought = self.head_for(pool)
         if r is None:
-            p.reason = "STRICT" if self.heads(-1) else "NONE"
+            stands = "STRICT" if self.heads(-1) else ""
+            p.reason = stands or ("SHARE" if shares.holds_for(pool) else "NONE")
+            if p.reason == "SHARE":
+                return shares.let_one_go(pool)
             for cls in self.classes.order():
                 r = self.least(-1, cls)
                 if r and not any(self.can_hold(q, r) for q in range(len(self.pools))):
@@ -66,6 +70,8 @@ class Serve(Overload):
         if self.is_full(r.flow):
             p.reason = "LIMIT"
             return False
+        if shares.held(r):
+            return True
         if self.quotas.model_waits(r, pool):
             p.reason = "QUOTA"
             return False
@@ -116,6 +122,7 @@ class Serve(Overload):
         self.note_left(r, core.GRANTED)
         self.quotas.gone(r)
         self.settle(r.flow)
+        self.quotas.shares.pay(r)
         self.quotas.bill_model(r)
         r.weight_milli = f.weight_milli
         r.waited_ns = self.now_ns - r.arrival_ns

@@ -50,6 +50,7 @@ class State:
             "samples_min": 10,
             "delay_factor_milli": 0,
             "adapter_affinity_ppm": 100_000,
+            "saturation_band_ppm": 50_000,
         }
         self.limits = defaults | limits
         self.policy, self.lift_mode = policy, lift
@@ -86,6 +87,8 @@ class State:
             raise TwinError(3, "now_ns")
         self.note_heads()  # as of the event before
         self.now_ns = now_ns
+        if self.quotas.shares.stale_ns != now_ns:
+            self.quotas.shares.know()
         self.restart.enter()
 
     # Configuration.
@@ -144,7 +147,7 @@ class State:
             else {"told_at_ns": None, "foreign_tokens": 0, "owed_tokens": 0}
         )
         kept = ("headroom_ppm", "reason", "probes", "pressed", "told_at_ns", "preemptions")
-        kept += ("foreign_tokens", "owed_tokens", "light", "brought")
+        kept += ("foreign_tokens", "owed_tokens", "light", "brought", "saturated")
         kept += ("overload", "calm_since_ns", "drain", "prefill_ns", "prefill_tokens")
         kept += ("prefill_error_ns", "prefills_judged")
         kept += ("last_prefill_ns", "opened_ns")
@@ -178,19 +181,23 @@ class State:
 
     def set_quota(
         self, now_ns: int, name: bytes, parent: int = -1, requests: int = 0, input_tokens: int = 0,
-        output_tokens: int = 0, total_tokens: int = 0, concurrency: int = 0,
+        output_tokens: int = 0, total_tokens: int = 0, concurrency: int = 0, share: int = 0,
+        lends: int = -1, borrows: int = -1,
     ) -> int:  # fmt: skip
         self.enter(now_ns)
         limits = (requests, input_tokens, output_tokens, total_tokens)
-        return self.quotas.set_named(name, parent, limits, concurrency)
+        node = self.quotas.set_named(name, parent, limits, concurrency)
+        self.quotas.shares.give(node, share, lends, borrows)
+        return node
 
     def set_flow_quota(
         self, now_ns: int, flow: int, parent: int = -1, refuse: bool = False, requests: int = 0,
         input_tokens: int = 0, output_tokens: int = 0, total_tokens: int = 0, concurrency: int = 0,
+        share: int = 0, lends: int = -1, borrows: int = -1,
     ) -> None:  # fmt: skip
         self.enter(now_ns)
         limits = (requests, input_tokens, output_tokens, total_tokens)
-        self.quotas.set_flow(flow, parent, refuse, limits, concurrency)
+        self.quotas.set_flow(flow, parent, refuse, limits, concurrency, (share, lends, borrows))
 
     def set_flow_mode(self, now_ns: int, flow: int, audit: bool) -> None:
         self.enter(now_ns)

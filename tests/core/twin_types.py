@@ -1,5 +1,6 @@
 """What the twin keeps of flows, pools and requests."""
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -135,6 +136,7 @@ class Pool:
     owed_tokens: int = 0  # to leases of before a restart
     last_prefill_ns: int = 0
     opened_ns: int = -1
+    saturated: bool = False
     light: list[tuple[int, int]] = field(default_factory=list)  # when, tokens
     brought: bool = False  # whom it served last, came before better classes
     overload: int = 1
@@ -238,3 +240,55 @@ class Request:
     @property
     def lives(self) -> bool:
         return self.state in (LIVE, SUSPECT)
+
+
+TICK_NS = 60_000
+TICKS_MAX = 10**12
+
+
+@dataclass
+class Bucket:
+    """Millionths of a unit: so many a tick, up to a minute's worth."""
+
+    rate: int
+    level: int
+    at_ns: int
+
+    @property
+    def size(self) -> int:
+        return self.rate * 10**6
+
+    def level_at(self, now_ns: int) -> int:
+        return min(self.size, self.level + (now_ns - self.at_ns) // TICK_NS * self.rate)
+
+    def draw(self, now_ns: int, micro: int) -> None:
+        level = self.level_at(now_ns)
+        whole = (now_ns - self.at_ns) // TICK_NS * TICK_NS
+        self.at_ns = now_ns if level == self.size else self.at_ns + whole
+        self.level = min(self.size, level - micro)
+
+    def due_ns(self, micro: int) -> int:
+        """When it holds so much, or is full."""
+        wanted = min(micro, self.size)
+        after = range(TICKS_MAX)
+        ticks = bisect_left(after, wanted, key=lambda k: self.level_at(self.at_ns + k * TICK_NS))
+        return self.at_ns + ticks * TICK_NS
+
+
+@dataclass
+class Node:
+    parent: int = -1
+    buckets: dict[int, Bucket] = field(default_factory=dict)
+    concurrency: int = 0
+    lift: Counter[int] = field(default_factory=Counter)  # by class
+    owed: tuple[int, int, int] = (0, 0, 0)  # requests, input, output: of before a restart
+
+
+@dataclass
+class Wait:
+    node: int
+    request: Request
+    lift: int
+    held: bool = False  # to its share
+    limited: bool = False  # held, and it may not borrow
+    due_ns: int | None = None  # when it has something of its own

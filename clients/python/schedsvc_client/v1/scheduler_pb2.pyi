@@ -754,6 +754,11 @@ class FlowStats(_message.Message):
     AUDITED_REFUSALS_FIELD_NUMBER: _builtins.int
     AUDITED_WAITS_FIELD_NUMBER: _builtins.int
     REQUEST_CLASS_FIELD_NUMBER: _builtins.int
+    SHARE_TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    SHARE_LEFT_TOKENS_FIELD_NUMBER: _builtins.int
+    BORROWED_TOKENS_FIELD_NUMBER: _builtins.int
+    LENT_TOKENS_FIELD_NUMBER: _builtins.int
+    HELD_TO_SHARE_FIELD_NUMBER: _builtins.int
     PREDICTOR_JUDGED_FIELD_NUMBER: _builtins.int
     PREDICTOR_COVERAGE_PPM_FIELD_NUMBER: _builtins.int
     PREDICTOR_LEVEL_PPM_FIELD_NUMBER: _builtins.int
@@ -797,6 +802,12 @@ class FlowStats(_message.Message):
     audited_waits: _builtins.int
     request_class: _builtins.str
     """A tenant has a flow, with a counter of its own, in each class that its requests have used."""
+    share_tokens_per_minute: _builtins.int
+    """Its share or its group's (0: none), what is left of it, used beyond it, lent; it waits for it."""
+    share_left_tokens: _builtins.int
+    borrowed_tokens: _builtins.int
+    lent_tokens: _builtins.int
+    held_to_share: _builtins.bool
     predictor_judged: _builtins.int
     """Promises that were made from what is known of output lengths and have been judged: by an
     output that outgrew its promise, or by its end.
@@ -862,6 +873,11 @@ class FlowStats(_message.Message):
         audited_refusals: _abc.Iterable[Global___OutcomeCount] | None = ...,
         audited_waits: _builtins.int = ...,
         request_class: _builtins.str = ...,
+        share_tokens_per_minute: _builtins.int = ...,
+        share_left_tokens: _builtins.int = ...,
+        borrowed_tokens: _builtins.int = ...,
+        lent_tokens: _builtins.int = ...,
+        held_to_share: _builtins.bool = ...,
         predictor_judged: _builtins.int = ...,
         predictor_coverage_ppm: _builtins.int = ...,
         predictor_level_ppm: _builtins.int = ...,
@@ -876,7 +892,7 @@ class FlowStats(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "audited_refusals", b"audited_refusals", "audited_waits", b"audited_waits", "cached_input_tokens", b"cached_input_tokens", "cancelled", b"cancelled", "completed", b"completed", "expired", b"expired", "granted", b"granted", "input_tokens", b"input_tokens", "live_leases", b"live_leases", "oldest_queued_ms", b"oldest_queued_ms", "output_tokens", b"output_tokens", "posted_tokens", b"posted_tokens", "predicted_p50_tokens", b"predicted_p50_tokens", "predicted_quantile_tokens", b"predicted_quantile_tokens", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "quotas", b"quotas", "received", b"received", "refusals", b"refusals", "request_class", b"request_class", "reserved_to_used_ppm", b"reserved_to_used_ppm", "tenant", b"tenant", "ttft_expected_ms", b"ttft_expected_ms", "ttft_judged", b"ttft_judged", "ttft_ms", b"ttft_ms", "vtc_micro", b"vtc_micro", "wait_error_ms", b"wait_error_ms", "wait_expected_ms", b"wait_expected_ms", "waits_for_quota", b"waits_for_quota", "waits_judged", b"waits_judged", "weight_milli", b"weight_milli"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "audited_refusals", b"audited_refusals", "audited_waits", b"audited_waits", "borrowed_tokens", b"borrowed_tokens", "cached_input_tokens", b"cached_input_tokens", "cancelled", b"cancelled", "completed", b"completed", "expired", b"expired", "granted", b"granted", "held_to_share", b"held_to_share", "input_tokens", b"input_tokens", "lent_tokens", b"lent_tokens", "live_leases", b"live_leases", "oldest_queued_ms", b"oldest_queued_ms", "output_tokens", b"output_tokens", "posted_tokens", b"posted_tokens", "predicted_p50_tokens", b"predicted_p50_tokens", "predicted_quantile_tokens", b"predicted_quantile_tokens", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "quotas", b"quotas", "received", b"received", "refusals", b"refusals", "request_class", b"request_class", "reserved_to_used_ppm", b"reserved_to_used_ppm", "share_left_tokens", b"share_left_tokens", "share_tokens_per_minute", b"share_tokens_per_minute", "tenant", b"tenant", "ttft_expected_ms", b"ttft_expected_ms", "ttft_judged", b"ttft_judged", "ttft_ms", b"ttft_ms", "vtc_micro", b"vtc_micro", "wait_error_ms", b"wait_error_ms", "wait_expected_ms", b"wait_expected_ms", "waits_for_quota", b"waits_for_quota", "waits_judged", b"waits_judged", "weight_milli", b"weight_milli"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,339 @@
+"""The twin's shares: pools, members and who is held, found by looking at all nodes."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .twin_types import Bucket, Node, Request, Wait
+
+if TYPE_CHECKING:
+    from .twin_quota import Quotas
+
+LENDERS_SEEN = 8
+LOOKAHEAD = 8
+MICRO = 10**6
+RATE_MAX = 10**12
+
+
+@dataclass
+class Share:
+    nominal: int = 0
+    lends: int = 0
+    borrows: int = -1
+    borrowed: int = 0
+    lent: int = 0
+    unused: Bucket = field(default_factory=lambda: Bucket(0, 0, 0))
+    credit: Bucket = field(default_factory=lambda: Bucket(0, 0, 0))
+
+
+@dataclass
+class Paid:
+    """What of a request a share pays: from its own (0), from the k-th pool, freely (None)."""
+
+    node: int
+    source: int | None
+    lender: int | None
+    tokens: int = 0
+
+
+@dataclass
+class Purse:
+    source: int | None
+    limited: bool
+    due_ns: int | None
+
+
+def part(micro: int, share: Share) -> int:
+    """What of it the share lends, towards zero."""
+    whole = abs(micro) * share.lends // share.nominal
+    return whole if micro > 0 else -whole
+
+
+class Shares:
+    """Nodes of the quotas with a share; flows that are held are among the quotas' waits."""
+
+    def __init__(self, quotas: "Quotas") -> None:
+        self.quotas = quotas
+        self.state = quotas.state
+        self.items: dict[int, Share] = {}
+        self.root = -1
+        self.paid: dict[int, Paid] = {}  # by seq
+        self.last_lender: dict[int, int] = {}  # by pool
+        self.stale_ns: int | None = None
+
+    def begin_anew(self) -> None:
+        """What of shares does not outlive the process: all but the shares."""
+        self.paid = {}
+        for node, n in self.items.items():
+            self.items[node] = Share(n.nominal, n.lends, n.borrows)
+        self.stale_ns = self.state.now_ns if self.items else None
+
+    def has(self, node: int) -> bool:
+        return node in self.items and self.items[node].nominal > 0
+
+    def give(self, node: int, share: int, lends: int, borrows: int) -> None:
+        if not share and not self.has(node):
+            return
+        if self.stale_ns != self.state.now_ns:
+            self.know()
+        nodes = self.quotas.nodes
+        if self.root == -1:
+            self.root = len(nodes)
+            nodes.append(Node())
+            self.items[self.root] = Share()
+        n = self.items.setdefault(node, Share())
+        n.nominal, n.borrows = share, borrows
+        n.lends = share if lends == -1 else lends
+        self.stale_ns = self.state.now_ns
+
+    def pool_of(self, node: int) -> int:
+        """The pool that a node with a share lends to; -1: it is the root, or has none."""
+        if not self.has(node):
+            return -1
+        above = self.quotas.chain(self.quotas.nodes[node].parent)
+        return next((n for n in above if self.has(n)), self.root)
+
+    def members(self, pool: int) -> list[int]:
+        return [n for n in sorted(self.items) if self.pool_of(n) == pool]
+
+    def know(self) -> None:
+        """Let the sizes of all buckets follow a change, as of its time."""
+        if self.stale_ns is None:
+            return
+        now_ns, self.stale_ns = self.stale_ns, None
+        self.last_lender = {}
+        for node, n in self.items.items():
+            members = [self.items[m] for m in self.members(node)]
+            rate = n.nominal + sum(
+                m.lends - (0 if node == self.root else m.nominal) for m in members
+            )
+            self._limit(n.unused, min(max(0, rate), RATE_MAX), now_ns)
+            self._limit(n.credit, max(0, n.borrows), now_ns)
+            if members:
+                self.last_lender[node] = self.members(node)[-1]
+
+    @staticmethod
+    def _limit(b: Bucket, rate: int, now_ns: int) -> None:
+        if b.rate:
+            b.draw(now_ns, 0)
+            b.level += (rate - b.rate) * MICRO
+        else:
+            b.level, b.at_ns = rate * MICRO, now_ns
+        b.rate = rate
+
+    def share_of(self, flow: int) -> int:
+        return next((n for n in self.quotas.chain_of(flow) if self.has(n)), -1)
+
+    def purse(self, flow: int) -> Purse:
+        self.know()
+        now_ns = self.state.now_ns
+        n = self.items[self.share_of(flow)]
+        node, source, dues = self.share_of(flow), 0, []
+        while n.unused.level_at(now_ns) <= 0:
+            pool = self.pool_of(node)
+            if pool == -1:
+                return Purse(None, False, min(dues, default=None))
+            if n.unused.rate:
+                dues.append(n.unused.due_ns(1))
+            if n.borrows != -1 and n.credit.level_at(now_ns) <= 0:
+                if n.credit.rate:
+                    dues.append(n.credit.due_ns(1))
+                return Purse(None, True, min(dues, default=None))
+            node, n, source = pool, self.items[pool], source + 1
+        return Purse(source, False, min(dues, default=None))
+
+    # Payment.
+
+    def pay(self, r: Request) -> None:
+        """Let the share pay for a request with a bill, unless it has."""
+        self.know()
+        node = self.share_of(r.flow)
+        if r.seq in self.paid or r.seq not in self.quotas.bills or node == -1:
+            return
+        source, lender = self.purse(r.flow).source, None
+        if source:
+            pool = node
+            for _ in range(source):
+                pool = self.pool_of(pool)
+            lender = self._next_lender(pool, sum(self.quotas.take(r)) * MICRO)
+        self.paid[r.seq] = Paid(node, source, lender)
+        self.book(r, sum(self.quotas.take(r)))
+
+    def _next_lender(self, pool: int, micro: int) -> int | None:
+        members = self.members(pool)
+        for _ in range(LENDERS_SEEN if members else 0):
+            turn = (members.index(self.last_lender[pool]) + 1) % len(members)
+            self.last_lender[pool] = members[turn]
+            n = self.items[members[turn]]
+            level = n.unused.level_at(self.state.now_ns)
+            if level > 0 and part(level, n) >= micro:
+                return members[turn]
+        return None
+
+    def follow(self, r: Request) -> None:
+        """Pay for what its bill says now."""
+        if r.seq in self.quotas.bills:
+            bill = self.quotas.bills[r.seq]
+            self.book(r, bill.inputs + bill.outputs)
+
+    def book(self, r: Request, tokens: int) -> None:
+        self.know()
+        if r.seq not in self.paid or tokens == self.paid[r.seq].tokens:
+            return
+        paid = self.paid[r.seq]
+        more, paid.tokens = tokens - paid.tokens, tokens
+        for borrower in self._borrowers(paid):
+            self.items[borrower].borrowed += more
+        if paid.lender is not None:
+            self.items[paid.lender].lent += more
+        self._draw(paid, more)
+        wait = self.quotas.waits.get(r.flow)
+        if more < 0 and wait and wait.held:
+            self._look_again(r.flow, wait)
+
+    def _look_again(self, flow: int, wait: Wait) -> None:
+        purse = self.purse(flow)
+        wait.limited = purse.limited
+        wait.due_ns = self.state.now_ns if purse.source == 0 else purse.due_ns
+
+    def _borrowers(self, paid: Paid) -> list[int]:
+        """Those that took it from the pool above them."""
+        found, node = [], paid.node
+        while self.pool_of(node) != -1 and len(found) != paid.source:
+            found.append(node)
+            node = self.pool_of(node)
+        return found
+
+    def _draw(self, paid: Paid, tokens: int) -> None:
+        now_ns, micro = self.state.now_ns, tokens * MICRO
+        if paid.source is None:
+            return
+        node = paid.node
+        for borrower in self._borrowers(paid):
+            if self.items[borrower].borrows != -1:
+                self.items[borrower].credit.draw(now_ns, micro)
+            node = self.pool_of(borrower)
+        while node != -1:
+            n = self.items[node]
+            n.unused.draw(now_ns, micro)
+            if not n.nominal:
+                break
+            micro = part(micro, n)
+            node = self.pool_of(node)
+
+    # Holding.
+
+    def is_saturated(self, target: int) -> bool:
+        pools = [p for i, p in enumerate(self.state.pools) if target in (-1, i)]
+        return bool(pools) and all(p.saturated for p in pools)
+
+    def has_to_be_held(self, r: Request) -> bool:
+        if self.share_of(r.flow) == -1 or r.flow in self.quotas.waits or r.seq in self.paid:
+            return False
+        cls = self.state.flows[r.flow].cls
+        line = [q for q in self.state.heads(r.target) if self.state.flows[q.flow].cls == cls]
+        alone = len(line) < 2
+        if r.seq not in self.quotas.bills or (alone and not self.is_saturated(r.target)):
+            return False
+        self.know()
+        return self.items[self.share_of(r.flow)].unused.level_at(self.state.now_ns) <= 0
+
+    def held(self, r: Request) -> bool:
+        """Hold its flow, if that has to be."""
+        if not self.has_to_be_held(r):
+            return False
+        lift = self.quotas.lift_of(r.flow, self.root)
+        wait = self.quotas.waits[r.flow] = Wait(self.root, r, lift, True)
+        self._look_again(r.flow, wait)
+        self.quotas.retire(r.flow)
+        self.state.classes.note()
+        return True
+
+    def _pay_and_let_go(self, flow: int) -> None:
+        r = self.quotas.waits[flow].request
+        self.quotas.come_back(flow)
+        self.pay(r)
+
+    def run_dues(self) -> None:
+        """Look at the flows whose time has come."""
+        now_ns = self.state.now_ns
+        while due := [
+            (wait.due_ns, flow)
+            for flow, wait in self.quotas.waits.items()
+            if wait.held and wait.due_ns is not None and wait.due_ns <= now_ns
+        ]:
+            flow = min(due)[1]
+            if self.purse(flow).source == 0:
+                self._pay_and_let_go(flow)
+            else:
+                self._look_again(flow, self.quotas.waits[flow])
+
+    def holds_for(self, pool: int) -> bool:
+        return bool(self.held_for(-1) or self.held_for(pool))
+
+    def let_one_go(self, pool: int) -> bool:
+        """Of the first few that are held for this pool or any: one that shares do not bind, or
+        that can borrow; nobody stands in the line."""
+        for flow in sorted(self.held_for(-1) + self.held_for(pool), key=self.held_key)[:LOOKAHEAD]:
+            wait = self.quotas.waits[flow]
+            if not self.is_saturated(wait.request.target):
+                self.quotas.come_back(flow)
+                return True
+            if self.purse(flow).source is not None:
+                self._pay_and_let_go(flow)
+                return True
+            self._look_again(flow, wait)
+        return False
+
+    def note_saturation(self) -> None:
+        if self.root == -1:
+            return
+        self.know()
+        for i, p in enumerate(self.state.pools):
+            load, size = self.state.load(i) * MICRO, p.capacity_blocks * p.block_size
+            limits = self.state.limits
+            threshold = limits["saturation_ppm"]
+            if load >= size * threshold:
+                p.saturated = True
+            elif load < size * (threshold - limits["saturation_band_ppm"]):
+                p.saturated = False
+
+    def held_key(self, flow: int) -> tuple[Any, ...]:
+        wait = self.quotas.waits[flow]
+        place = self.state.classes.place(self.state.flows[flow].cls)
+        return place, wait.limited, self.quotas.key(flow, wait.request, wait.lift)
+
+    def held_for(self, target: int) -> list[int]:
+        waits = self.quotas.waits.items()
+        found = [flow for flow, w in waits if w.held and w.request.target == target]
+        return sorted(found, key=self.held_key)
+
+    def next_dues(self) -> list[int]:
+        """When held flows, or the pool of all that they wait for, have something."""
+        waits = [wait for wait in self.quotas.waits.values() if wait.held]
+        dues = [wait.due_ns for wait in waits if wait.due_ns is not None]
+        self.know()
+        if waits:
+            root = self.items[self.root].unused
+            if root.rate and root.level_at(self.state.now_ns) <= 0:
+                dues.append(root.due_ns(1))
+        return dues
+
+    def fill_up(self) -> None:
+        self.know()
+        for n in self.items.values():
+            for bucket in (n.unused, n.credit):
+                bucket.level, bucket.at_ns = bucket.size, self.state.now_ns
+        for paid in self.paid.values():
+            self._draw(paid, paid.tokens)
+
+    def row(self, flow: int, now_ns: int) -> dict[str, Any]:
+        self.know()
+        wait = self.quotas.waits.get(flow)
+        n = self.items.get(self.share_of(flow), Share())
+        return {
+            "share_tokens_per_minute": n.nominal,
+            "share_left_tokens": max(0, n.unused.level_at(now_ns) // MICRO),
+            "borrowed_tokens": n.borrowed,
+            "lent_tokens": n.lent,
+            "held_to_share": bool(wait and wait.held),
+        }
