@@ -105,7 +105,8 @@ class CoreFront:
 
     `flows[c]` is the flow of client c (-1: refused as unknown). A request asks for
     `output_tokens_max`, or for exactly its output where that is 0 or less than its output. What an
-    oracle says of its output is in `told`.
+    oracle says of its output is in `told`. A class that the trace tells is asked for where the core
+    has one of that name; else the tenant's own is taken.
     """
 
     listens = True
@@ -126,6 +127,8 @@ class CoreFront:
         self._flows = flows
         self._output_tokens_max = output_tokens_max
         self._told = told
+        names = (str(row["name"]) for row in core.stats(0, 0)["classes"])
+        self._classes = {name: name.encode() for name in names}
         self._leases: dict[int, tuple[int, int]] = {}
         self._refused: list[Verdict] = []
 
@@ -146,6 +149,7 @@ class CoreFront:
             tag=index,
             adapter=self._adapter(index),
             told_output=0 if self._told is None else self._told[index],
+            request_class=self._class_of(index),
         )
         if answer < 0:
             self._refused.append(Verdict(index, -answer, NEVER))
@@ -154,6 +158,12 @@ class CoreFront:
         contents = self._requests.contents
         name = None if contents is None else contents.adapter(self._requests.place[index])
         return b"" if name is None else name.encode()
+
+    def _class_of(self, index: int) -> bytes:
+        classes = self._requests.classes
+        if classes is None:
+            return b""
+        return self._classes.get(classes[self._requests.place[index]], b"")
 
     def progress(self, now_ns: int, totals: Totals) -> None:
         """Renew the leases and charge what was produced. O(log n) for each."""

@@ -17,12 +17,13 @@ class Requests:
     """What was asked, sorted by arrival. Times are ns after the trace's start.
 
     `clients` are the tenants in order of name, `client[i]` is an index into them. `place[i]` is
-    the request's place in the trace, by which `contents` knows what the prompt holds. Some 40
-    bytes for each request.
+    the request's place in the trace, by which `contents` knows what the prompt holds, and `classes`
+    the priority class that the trace tells ("": none). Some 50 bytes for each request.
     """
 
     __slots__ = (
         "arrival_ns",
+        "classes",
         "client",
         "clients",
         "contents",
@@ -38,8 +39,10 @@ class Requests:
         *,
         place: Sequence[int] | None = None,
         contents: Contents | None = None,
+        classes: Sequence[str] | None = None,
     ) -> None:
         self.clients = tuple(clients)
+        self.classes = classes
         self.contents = contents
         self.arrival_ns = array("q")
         self.client = array("i")
@@ -57,10 +60,12 @@ class Requests:
         """Take over a trace, which is in order of arrival. O(requests)."""
         seen: dict[str, int] = {}
         contents = Contents()
+        classes: list[str] = []
 
         def columns() -> Iterator[tuple[int, int, int, int]]:
             for request in trace:
                 contents.append(request.record)
+                classes.append((request.record and request.record.request_class) or "")
                 yield (
                     round(request.arrival_s * _NS_PER_S),
                     seen.setdefault(request.tenant, len(seen)),
@@ -71,6 +76,8 @@ class Requests:
         rows = cls((), columns())
         if contents.has_prefixes or contents.adapters:
             rows.contents = contents
+        if any(classes):
+            rows.classes = classes
         rows.clients = tuple(sorted(seen))
         place = {name: index for index, name in enumerate(rows.clients)}
         renamed = [place[name] for name in seen]
@@ -97,6 +104,7 @@ class Requests:
             ),
             place=array("q", (self.place[at] for _, at in rows)),
             contents=self.contents,
+            classes=self.classes,
         )
 
 
