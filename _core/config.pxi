@@ -53,6 +53,21 @@ cdef int32_t add_flow(Scheduler core, bytes name, int64_t weight_milli) except -
     return known
 
 
+cdef int32_t change_class(
+    Scheduler core, bytes name, int64_t rank, int64_t ageing_ns, bint exempt
+) except -1:
+    """Add a class, or give a known one another rank and ageing time. O(classes + quotas)."""
+    cdef int32_t c, node
+    if not 0 < len(name) <= NAME_BYTES_MAX:
+        invalid("classes", f"a name has 1 to {NAME_BYTES_MAX} bytes")
+    check_range("rank", rank, -RANK_MAX, RANK_MAX)
+    check_range("ageing_ns", ageing_ns, 1, <int64_t>1 << 60)
+    c = core.classes.set(name, <int32_t>rank, ageing_ns, exempt)
+    for node in range(core.quotas.count):  # another class may be the first that waits, or sooner
+        core.quotas.stir(node)
+    return c
+
+
 cdef int set_classes_of(Scheduler core, int32_t flow, int32_t default_class, named) except -1:
     """Which class a tenant's requests are of, and which they may name. O(named)."""
     cdef uint32_t bits = 0

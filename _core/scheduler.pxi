@@ -122,11 +122,7 @@ cdef class Scheduler:
     def set_class(
         self, bytes name, int64_t rank, int64_t ageing_ns=AGEING_NS, bint exempt=False
     ):
-        if not 0 < len(name) <= NAME_BYTES_MAX:
-            invalid("classes", f"a name has 1 to {NAME_BYTES_MAX} bytes")
-        check_range("rank", rank, -RANK_MAX, RANK_MAX)
-        check_range("ageing_ns", ageing_ns, 1, <int64_t>1 << 60)
-        return self.classes.set(name, <int32_t>rank, ageing_ns, exempt)
+        return change_class(self, name, rank, ageing_ns, exempt)
 
     def set_class_gone(self, bytes name):
         cdef int32_t c = self.classes.find(name)

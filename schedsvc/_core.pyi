@@ -164,7 +164,7 @@ class Scheduler:
         The least rank (-1,000 to 1,000) goes first. A class that has waited `ageing_ns` for its
         turn goes before better ones, once. An `exempt` class goes before all and has no quotas,
         no headroom and no share, and as many places in queues and leases as all others together;
-        it cannot cease to be. Returns the class's index. O(classes).
+        it cannot cease to be. Returns the class's index. O(classes + quotas).
         """
     def set_class_gone(self, name: bytes) -> None:
         """Let no request name this class; what it has is served. `set_class()` undoes it."""

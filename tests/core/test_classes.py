@@ -269,6 +269,21 @@ def test_a_class_that_is_due_at_a_quota_wakes_the_scheduler() -> None:
     s.check()
 
 
+def test_a_class_that_gets_another_ageing_time_wakes_the_scheduler_by_that() -> None:
+    s = classed(("a", 1000), queue_ttl_ns=1 << 50)
+    group = s.set_quota(0, b"group", total_tokens=600)
+    s.set_flow_quota(0, 0, group)
+    grant(s, 0, "takes", 280, 280)
+    admit(s, 0, "large", 300, 290, request_class=HIGH)
+    admit(s, 0, "small", 5, 5, request_class=LOW)
+    assert s.poll(0) == []
+    s.set_class(LOW, 5, SECOND)
+    assert s.poll(1) == []
+    assert s.next_deadline() == SECOND
+    s.set_class(LOW, -9)  # the best now, and what it asks is there
+    assert [d.engine_priority for d in s.poll(2)] == [-9]
+
+
 def test_requests_of_a_class_that_is_gone_are_served_and_no_new_ones_taken() -> None:
     s = classed(capacity=20)
     ask(s, "waits", LOW, tag=1)
