@@ -1,6 +1,14 @@
 """What holds for all tests."""
 
+import os
 import signal
+
+from hypothesis import settings
+
+# The same examples on every machine and run; HYPOTHESIS_PROFILE=fresh draws others.
+settings.register_profile("same", derandomize=True)
+settings.register_profile("fresh", derandomize=False)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 def pytest_configure() -> None:

@@ -388,7 +388,6 @@ class TestTwins(Twins.TestCase):  # type: ignore[misc,valid-type]
         max_examples=200,
         stateful_step_count=60,
         deadline=None,
-        derandomize=True,
         database=None,
         suppress_health_check=QUIET,
         phases=(Phase.explicit, Phase.generate, Phase.shrink),

@@ -18,7 +18,6 @@ TOKENS_MAX, PROMPT_MAX = 1 << 27, 1 << 24
 QUICK = settings(
     max_examples=400,
     deadline=None,
-    derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
