@@ -162,13 +162,16 @@ cdef bint comes_behind(Scheduler core, int32_t flow, int32_t i, int32_t node):
     return first.key < key or (first.key == key and first.tie < flow)
 
 
-cdef void pass_waiters(Scheduler core, int32_t flow, int32_t served_by) noexcept:
-    # Whoever goes before those who wait at a node is served by it as they are. O(levels * classes).
+cdef int pass_waiters(Scheduler core, int32_t flow, int32_t served_by) except -1:
+    # Whoever goes before those who wait at a node is served by it as they are; another class of
+    # them may be the first now. O(levels * (classes + log n)).
     cdef int32_t node = core.flows.items[flow].quota
     while node != NONE:
         if node != served_by and core.quotas.is_awaited(node):
             (<Line>core.quotas.waiting[node]).served(core.flows.items[flow].cls, core.now_ns)
+            core.quotas.stir(node)
         node = core.quotas.nodes[node].parent
+    return 0
 
 
 cdef int wait_at(Scheduler core, int32_t flow, int32_t i, int32_t node) except -1:
