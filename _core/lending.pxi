@@ -280,9 +280,15 @@ cdef bint has_to_be_held(Scheduler core, int32_t i) noexcept:
 
 
 cdef int hold(Scheduler core, int32_t i) except -1:
-    """Take the flow of a head out of the line. O(targets * log n)."""
+    """Take the flow of a head out of the line; its heads begin to wait for room when it is let go.
+    O(targets * log n)."""
     cdef Request* r = &core.requests.items[i]
+    cdef int32_t q = core.flows.items[r.flow].first_queue
     core.flows.items[r.flow].held = True
+    while q != NONE:
+        if core.flows.queues[q].chain.count:
+            core.requests.items[core.flows.queues[q].chain.head].lined_ns = NONE
+        q = core.flows.queues[q].next_queue
     wait_at(core, r.flow, i, core.quotas.shares.root)
     look_again(core, r.flow)
     return core.flows.rank_all(r.flow)

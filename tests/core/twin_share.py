@@ -243,6 +243,8 @@ class Shares:
             return False
         lift = self.quotas.lift_of(r.flow, self.root)
         wait = self.quotas.waits[r.flow] = Wait(self.root, r, lift, True)
+        for waiting in self.state.queued(lambda q: q.flow == r.flow):
+            waiting.lined_ns = None
         self._look_again(r.flow, wait)
         self.quotas.retire(r.flow)
         self.state.classes.note()

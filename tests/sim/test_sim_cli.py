@@ -2,6 +2,7 @@
 
 import csv
 import json
+import time
 from pathlib import Path
 from statistics import median
 
@@ -197,15 +198,28 @@ def test_an_azure_trace_without_tenants(tmp_path):
     assert list(json.loads(result.stdout)["policies"]["vtc"][0]["first_token_s"]) == ["chat"]
 
 
+def plain_loop_s() -> float:
+    """Processor time of a million turns of a plain loop: how fast this machine is now."""
+    started = time.process_time()
+    total = 0
+    for number in range(1_000_000):
+        total += number
+    return time.process_time() - started
+
+
 def test_the_papers_real_workload_is_simulated_fast_enough():
     path = TRACES / "lmsys_arena_vtc.csv"
     if not path.exists():
         pytest.skip(f"needs {path}, which is not on this machine")
-    speeds = []
+    # T12 asks for 5,000 requests a second of a core that runs the plain loop in 50 ms; on a slower
+    # one, or one that others slow down, for as much less.
+    ratios = []
     for _ in range(3):
+        loop_s = plain_loop_s()
         result = sim("--trace", path, "--policy", "vtc", "--json")
         assert result.exit_code == 0, result.output
         entry = json.loads(result.stdout)["policies"]["vtc"][0]
-        speeds.append(entry["simulated_requests_per_cpu_s"])
+        loop_s = (loop_s + plain_loop_s()) / 2
+        ratios.append(entry["simulated_requests_per_cpu_s"] * loop_s)
     assert entry["refused"] == 0
-    assert max(speeds) >= 5_000
+    assert median(ratios) >= 5_000 * 0.050
