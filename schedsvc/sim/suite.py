@@ -2,7 +2,8 @@
 
 Every row is the production core's, configured like the paper's server: memory tested by the peak of
 the joint future (`ledger: peak`), nobody passes the head that waits for memory (`dispatch:
-strict`), no part of the memory is spared, and new work is considered every ten decode steps.
+strict`), no part of the memory is spared, no round is limited, and new work is considered every ten
+decode steps.
 """
 
 from collections.abc import Callable, Iterator
@@ -294,6 +295,7 @@ def _config(variant: Variant) -> Config:
                 "headroom_max": 0,
                 "ledger": "peak",
                 "dispatch": "strict",
+                "each_pool": {"batch_max_tokens": 0, "max_running": 0},
             },
             "tenants": [
                 {"name": name, "weight": weight, **limit}

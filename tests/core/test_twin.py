@@ -398,7 +398,7 @@ class TestTwins(Twins.TestCase):  # type: ignore[misc,valid-type]
 @pytest.mark.timeout(900)
 class TestTwinsLonger(Twins.TestCase):  # type: ignore[misc,valid-type]
     settings = settings(
-        max_examples=1_500,
+        max_examples=300,
         stateful_step_count=120,
         deadline=None,
         database=None,
