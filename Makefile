@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STUBS := clients/python
 VLLM_VENV := .venv-vllm
+TESTS_AT_ONCE ?= 2
 
 .PHONY: help env build proto check test test-slow test-faults test-fuzz \
 	test-vllm test-vllm-slow vllm-pairs vllm-cost \
@@ -49,11 +50,13 @@ check: build ## Lint, types, contract drift, house rules.
 	cd proto && ../$(BIN)/buf lint
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/tidy
 
-test: build ## The whole suite: no GPU, no network.
-	$(BIN)/python -m pytest -q -m 'not slow and not vllm'
+test: build ## The whole suite: no GPU, no network. Two processes, then what must be alone.
+	$(BIN)/python -m pytest -q -n $(TESTS_AT_ONCE) -m 'not slow and not vllm and not alone'
+	$(BIN)/python -m pytest -q -m 'alone and not slow and not vllm'
 
 test-slow: build ## What is too slow for every change.
-	$(BIN)/python -m pytest -q -m 'slow and not vllm'
+	$(BIN)/python -m pytest -q -n $(TESTS_AT_ONCE) -m 'slow and not vllm and not alone'
+	$(BIN)/python -m pytest -q -m 'alone and slow and not vllm'
 
 test-faults: build ## Every seed that has failed once, and a minute of fresh ones (docs/faults.md).
 	$(BIN)/schedsvc simtest --regressions

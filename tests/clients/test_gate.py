@@ -148,7 +148,7 @@ async def test_a_client_that_leaves_the_queue_is_withdrawn_at_once(
     task = asyncio.ensure_future(waiting.run())
     await until(lambda: bench.fake.held)
     waiting.left.set()
-    await asyncio.wait_for(task, 1)
+    await asyncio.wait_for(task, 5)
     await until(lambda: bench.fake.cancelled)
     await until(lambda: not bench.fake.held)
     assert waiting.sent == []
@@ -169,7 +169,7 @@ async def test_the_app_learns_of_a_client_that_leaves_after_waiting(
     bench.fake.release(next(iter(bench.fake.held)))
     await until(lambda: bench.engine.running)
     waiting.left.set()
-    await asyncio.wait_for(task, 1)
+    await asyncio.wait_for(task, 5)
     await bench.settled()
     assert bench.engine.aborted == 1
     assert bench.fake.books[1].end.outcome == pb.OUTCOME_CANCELLED
@@ -216,7 +216,7 @@ async def test_cancel_at_every_suspension_leaks_nothing(
         else:
             exchange.left.set()
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait_for(task, 2)
+            await asyncio.wait_for(task, 5)
         await asyncio.sleep(0.001 if steps % 10 == 0 else 0)
     await asyncio.sleep(0.05)
     await bench.settled()

@@ -186,7 +186,7 @@ async def test_a_client_that_leaves_ends_the_upstreams_stream(
     task = asyncio.ensure_future(exchange.run())
     await until(lambda: exchange.answer.count(b"data: ") == 5)
     exchange.left.set()
-    await asyncio.wait_for(task, 2)
+    await asyncio.wait_for(task, 5)
     await until(lambda: behind[0].left == 1)
     assert gate._runtime is not None
     await gate._runtime.session.flush(5)
@@ -203,7 +203,7 @@ async def test_a_client_that_leaves_at_the_last_event_has_its_answer(
     task = asyncio.ensure_future(exchange.run())
     await until(lambda: exchange.answer.endswith(b"data: [DONE]\n\n"))
     exchange.left.set()
-    await asyncio.wait_for(task, 2)
+    await asyncio.wait_for(task, 5)
     assert exchange.sent[-1]["more_body"]
     assert gate._runtime is not None
     await gate._runtime.session.flush(5)

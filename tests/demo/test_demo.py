@@ -49,6 +49,7 @@ async def test_a_dying_engine_ends_the_demo_with_its_log(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(240)
 async def test_the_demo_holds_its_bars(tmp_path: Path) -> None:
     out = tmp_path / "out"

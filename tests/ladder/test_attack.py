@@ -41,6 +41,7 @@ def test_every_call_of_a_flood_is_another_tenants_and_fits_the_window() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_overload_is_measured(tmp_path: Path) -> None:
     command = ["--levels", "0.5,4", "--seconds", "3", "--out", str(tmp_path), "--json"]
     done = CliRunner().invoke(overload.main, command)
@@ -56,6 +57,7 @@ def test_overload_is_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_an_attack_is_measured() -> None:
     case = next(case for case in attack.CASES if case.kind == "flood" and not case.known)
     measured = attack.measure(case, connections=20, seconds=1.0)

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+# It is about time; and pytest-benchmark is off below a worker of xdist.
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = {
     "name",

@@ -211,6 +211,7 @@ def test_an_unknown_level_is_named() -> None:
     assert "nonsense" in refused.output
 
 
+@pytest.mark.alone  # pytest-benchmark is off below a worker of xdist
 def test_measurements_that_fail_are_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -300,7 +300,7 @@ def fates(answers: list[Answer]) -> Counter[str]:
 
 
 async def eventually(
-    scheduler: AsyncScheduler, condition: Callable[[pb.StatsResponse], object], within_s: float = 10
+    scheduler: AsyncScheduler, condition: Callable[[pb.StatsResponse], object], within_s: float = 30
 ) -> pb.StatsResponse:
     """Wait for a condition on Stats; return them."""
     deadline_s = time.monotonic() + within_s
@@ -312,7 +312,7 @@ async def eventually(
         await asyncio.sleep(LOOK_S)
 
 
-async def at_rest(scheduler: AsyncScheduler, within_s: float = 15) -> pb.StatsResponse:
+async def at_rest(scheduler: AsyncScheduler, within_s: float = 30) -> pb.StatsResponse:
     """Wait until nothing is held; check that every request has had its one fate."""
 
     def empty(stats: pb.StatsResponse) -> bool:

@@ -159,22 +159,21 @@ async def test_the_engine_is_killed_and_the_queue_goes_on(stand: Stand) -> None:
         AsyncScheduler(programs.target) as other,
         client(programs.engine_url) as http,
     ):
-        before = pool_of(await scheduler.stats())
         streams = [asyncio.ensure_future(stream(http, "a", 500)) for _ in range(9)]
-        await eventually(scheduler, lambda stats: stats.totals.live_leases == 9)
+        before = pool_of(await eventually(scheduler, lambda stats: stats.totals.live_leases == 9))
         shape: dict[str, Any] = {"pool": "default", "input_tokens": 1_000}
         waiting = [other.admission(tenant="b", max_output_tokens=100, **shape) for _ in range(4)]
         submitted = [admission.submit() for admission in waiting]
         await eventually(scheduler, lambda stats: stats.totals.queued == 4)
         programs.kill("engine")
-        answers = await asyncio.wait_for(asyncio.gather(*streams), 5)
+        answers = await asyncio.wait_for(asyncio.gather(*streams), 20)
         assert fates(answers) == {"broken": 9}
         stats = await eventually(scheduler, lambda stats: not pool_of(stats).attached)
         assert stats.totals.queued == 4
         await asyncio.to_thread(programs.start_engine)
         # The first request makes the gate of this engine offer its pool.
         assert (await stream(http, "a", 5)).fate == "whole"
-        await asyncio.wait_for(asyncio.gather(*submitted), 5)
+        await asyncio.wait_for(asyncio.gather(*submitted), 20)
         after = pool_of(await scheduler.stats())
         assert after.epoch > before.epoch
         for admission in waiting:
@@ -203,7 +202,7 @@ async def test_the_engine_behind_a_proxy_is_killed_and_its_clients_are_told(stan
         stats = await eventually(scheduler, lambda stats: stats.totals.queued > 10)
         assert stats.totals.live_leases >= 8
         programs.kill("engine")
-        answers = await asyncio.wait_for(asyncio.gather(*streams), 10)
+        answers = await asyncio.wait_for(asyncio.gather(*streams), 30)
         assert set(fates(answers)) <= {"503", "broken", "whole"}, fates(answers)
         told = [answer for answer in answers if answer.status == 503]
         assert len(told) >= 10

@@ -44,7 +44,7 @@ async def test_a_drain_serves_what_waits_and_refuses_what_is_new(server: Server)
         assert not draining.done()
         lease_id = granted.grant.lease_id
         await stub.Complete(pb.CompleteRequest(lease_id=lease_id, pool_epoch=1))
-        await asyncio.wait_for(draining, 2)
+        await asyncio.wait_for(draining, 10)
 
 
 async def test_what_still_waits_is_evicted_in_the_end() -> None:
