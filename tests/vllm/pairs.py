@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import sys
 import tempfile
 import time
@@ -42,7 +41,6 @@ BURST = 96
 WARMUP_S = 10.0
 DRAIN_S_MAX = 60.0
 TRIES = 3
-CLIENT_NICENESS = -15
 
 
 @dataclass(frozen=True)
@@ -154,9 +152,7 @@ def measure(
     """
     made: Report = {"pairs": [], "null": []}
     started = time.monotonic()
-    # The client is to see the servers' delays and not its own; its children are started already.
-    with contextlib.suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, CLIENT_NICENESS)
+    programs.go_first()  # its children are started already, in sessions of their own
     for number in range(max(pairs, null)):
         if number < pairs:
             sides = [("plain", arms.plain), ("with", arms.gated)]

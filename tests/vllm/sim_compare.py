@@ -204,6 +204,7 @@ def main() -> None:
             config = load(Path(name) / "scheduler.yaml") if options.arm == "gated" else None
     else:
         with _stack(options.arm, list(counts)) as (stack, config):
+            programs.go_first()
             real, add_ms = [], around_ms(stack, options.profile)
             for seed, requests in enumerate(made):
                 real.append(drive(stack, requests, seed))
