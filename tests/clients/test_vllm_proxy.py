@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from schedsvc_client.v1 import scheduler_pb2 as pb
-from schedsvc_vllm import proxy_cli
+from schedsvc_vllm import proxy_cli, runtime
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.launcher import LaunchError
 from schedsvc_vllm.proxy import Told, Upstream
@@ -47,6 +47,7 @@ class Server:
         self.ended.set()
         self.breaks = False
         self.healthy = True
+        self.page = PAGE
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -54,7 +55,7 @@ class Server:
         if path == "/health":
             return web.Response(status=200 if self.healthy else 503)
         if path == "/metrics":
-            return web.Response(text=PAGE)
+            return web.Response(text=self.page)
         if path == "/v1/models":
             return web.json_response(MODELS)
         headers = {name.lower(): value for name, value in request.headers.items()}
@@ -119,6 +120,32 @@ async def gate(fake: FakeScheduler, behind: tuple[Server, str]) -> AsyncIterator
     yield made
     inbox.put_nowait({"type": "lifespan.shutdown"})
     await life
+
+
+@pytest.fixture
+def looked_at_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "SCRAPE_PERIOD_S", 0.02)
+
+
+@pytest.mark.usefixtures("looked_at_often")
+async def test_an_upstream_that_was_restarted_is_another_pool(
+    gate: Gate, behind: tuple[Server, str], fake: FakeScheduler, until: Until
+) -> None:
+    """Its epoch is new, so that leases of the old one are void; and it may have other sizes."""
+    await until(lambda: fake.pools)
+    server = behind[0]
+    # It has just come up, and does not tell of its cache yet.
+    server.page = "process_start_time_seconds 1.6e+09\n"
+    await asyncio.sleep(0.1)
+    assert len(fake.pools) == 1
+    server.page = PAGE.replace("1.5e+09", "1.6e+09").replace("2048", "1024")
+    await until(lambda: len(fake.pools) == 2)
+    assert [(pool.epoch, pool.capacity_tokens) for pool in fake.pools] == [
+        (1_500_000_000 * 10**9, 4_096),
+        (1_600_000_000 * 10**9, 2_048),
+    ]
+    await asyncio.sleep(0.1)
+    assert len(fake.pools) == 2
 
 
 async def test_sizes_come_from_the_upstream(gate: Gate, fake: FakeScheduler, until: Until) -> None:
@@ -219,6 +246,12 @@ async def test_an_upstream_that_breaks_off_breaks_the_answer_off(
     with pytest.raises(aiohttp.ClientError):
         await exchange.run()
     assert exchange.sent[-1].get("more_body")
+    *events, why, rest = exchange.answer.split(b"\n\n")
+    assert len(events) == 5
+    assert rest == b""
+    name, _, data = why.partition(b"\n")
+    assert name == b"event: error"
+    assert json.loads(data.removeprefix(b"data: "))["error"]["code"] == "server_is_overloaded"
     assert gate._runtime is not None
     await gate._runtime.session.flush(5)
     assert fake.books[1].end.outcome == pb.OUTCOME_CANCELLED

@@ -131,6 +131,12 @@ def unavailable(message: str, reason: str, request_id: str, retry_after_ms: int 
     return _answer(OVERLOADED.status, fields, request_id, headers)
 
 
+def stream_error(message: str) -> bytes:
+    """Write the event that ends a broken stream, as OpenAI's and Anthropic's SDKs know it."""
+    error = {"message": message, "type": OVERLOADED.type, "param": None, "code": OVERLOADED.code}
+    return b"event: error\ndata: %s\n\n" % json.dumps({"type": "error", "error": error}).encode()
+
+
 def queue_duration(duration_us: int) -> tuple[str, str]:
     """Return the header that tells how long a request has waited."""
     return ("x-schedsvc-queue-duration-ms", f"{duration_us / 1_000:.3f}")

@@ -52,6 +52,7 @@ _HOP_BY_HOP = frozenset(
 # By the HTTP client, where the caller sent none.
 _NOT_ADDED = ("accept", "accept-encoding", "content-type", "user-agent")
 _BODILESS = frozenset({"GET", "HEAD", "OPTIONS"})
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _CACHE = re.compile(r"^vllm:cache_config_info\{([^}\n]*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _STARTED = re.compile(r"^process_start_time_seconds (\S+)$", re.MULTILINE)
@@ -94,8 +95,22 @@ class Upstream:
             await self._forward(scope, receive, send)
 
     async def metrics(self) -> str:
-        """Return the text of the upstream's `/metrics`. Raises ScrapeError."""
-        return await self._text("/metrics")
+        """Return the text of the upstream's `/metrics`. Raises ScrapeError.
+
+        It tells when the upstream was started: another one than before has its own sizes.
+        """
+        page = await self._text("/metrics")
+        if self._is_of_another(page):
+            _log.warning("the upstream has been restarted")
+            await self._learn(page)
+        return page
+
+    def _is_of_another(self, page: str) -> bool:
+        told = self.told
+        if told is None or _started_ns(page) in (0, told.started_ns):
+            return False
+        # Of a cache that it told before it will tell again, when it has one.
+        return bool(_CACHE.search(page)) or not told.capacity_tokens
 
     # One request.
 
@@ -126,12 +141,13 @@ class Upstream:
     async def _answer(self, scope: Scope, body: bytes | None, send: Send) -> None:
         """Ask the upstream, and pass its answer on as it comes.
 
-        Raises aiohttp.ClientError where it breaks off: the client's connection then does too.
+        Raises aiohttp.ClientError where it breaks off: the client's connection then does too, but
+        a stream of events is told why first.
         """
         path = scope.get("raw_path") or str(scope["path"]).encode()
         query = scope.get("query_string") or b""
         target = self.url + (path + b"?" + query if query else path).decode("latin-1")
-        begun = False
+        begun, between_events = False, False
         try:
             async with self._session().request(
                 scope["method"],
@@ -146,13 +162,18 @@ class Upstream:
                     if name.lower() not in _HOP_BY_HOP
                 ]
                 begun = True
+                is_stream = response.content_type == "text/event-stream"
                 await send(
                     {"type": "http.response.start", "status": response.status, "headers": headers}
                 )
                 async for piece in response.content.iter_any():
+                    between_events = is_stream and piece.endswith(_EVENT_ENDS)
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            if between_events:
+                event = answers.stream_error("the server behind this one broke off its answer")
+                await send({"type": "http.response.body", "body": event, "more_body": True})
             if begun:
                 raise
             _log.warning("the upstream cannot be reached: %s", error or type(error).__name__)
@@ -187,7 +208,15 @@ class Upstream:
                     raise ScrapeError(f"--upstream: after {waited} still {error}") from None
                 _log.info("waiting for the upstream: %s", error)
                 await asyncio.sleep(PROBE_PERIOD_S)
-        self.told = told = await self._ask()
+        try:
+            page = await self._text("/metrics")
+        except ScrapeError:
+            page = ""
+        await self._learn(page)
+
+    async def _learn(self, page: str) -> None:
+        """Keep what the upstream tells of its engine, under the names that the gate reads."""
+        self.told = told = await self._read(page)
         self.state.engine_started_ns = told.started_ns
         self.state.vllm_config = SimpleNamespace(
             cache_config=SimpleNamespace(
@@ -197,19 +226,14 @@ class Upstream:
             scheduler_config=SimpleNamespace(),
         )
 
-    async def _ask(self) -> Told:
+    async def _read(self, page: str) -> Told:
         """Read what the upstream tells: of its cache in vLLM's metrics, summed over engines."""
-        try:
-            page = await self.metrics()
-        except ScrapeError:
-            page = ""
         engines = [dict(_LABEL.findall(labels)) for labels in _CACHE.findall(page)]
-        started = _STARTED.search(page)
         return Told(
             capacity_tokens=sum(_whole(engine.get("kv_cache_size_tokens")) for engine in engines),
             block_size_tokens=_whole(engines[0].get("block_size")) if engines else 0,
             context_tokens=await self._context(),
-            started_ns=int(float(started[1]) * 1e9) if started else 0,
+            started_ns=_started_ns(page),
         )
 
     async def _context(self) -> int:
@@ -259,6 +283,11 @@ def _headers_for(scope: Scope) -> list[tuple[str, str]]:
 async def _departure(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _started_ns(page: str) -> int:
+    started = _STARTED.search(page)
+    return int(float(started[1]) * 1e9) if started else 0
 
 
 def _whole(text: object) -> int:

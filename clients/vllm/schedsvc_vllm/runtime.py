@@ -54,6 +54,7 @@ class Runtime:
         self.engine = engine
         self.counter = engine.counter()
         self.sets_priority = engine.obeys_priority
+        self._settings, self._started_ns = settings, started_ns
         self.pool: Pool = engine.pool(settings.pool, started_ns)
         self.ratios = TokenRatios()
         self.limit = LocalLimit(settings.fail_open_concurrency_min)
@@ -66,14 +67,7 @@ class Runtime:
             options=ClientOptions(progress_delay_s=_GATHER_S, end_delay_s=_END_DELAY_S),
             on_state=self._state_changed,
         )
-        self.session.register_pool(
-            pool=self.pool.name,
-            epoch=self.pool.epoch,
-            capacity_tokens=self.pool.capacity_tokens,
-            block_size_tokens=self.pool.block_size_tokens,
-            max_running=self.pool.max_running,
-            max_model_tokens=self.pool.max_model_tokens,
-        )
+        self._offer()
         self.session.start()
         if self.counter is None and engine.is_vllm:
             _log.warning(
@@ -109,6 +103,23 @@ class Runtime:
         if not self._running:
             self._busy.clear()
 
+    def _offer(self) -> None:
+        self.session.register_pool(
+            pool=self.pool.name,
+            epoch=self.pool.epoch,
+            capacity_tokens=self.pool.capacity_tokens,
+            block_size_tokens=self.pool.block_size_tokens,
+            max_running=self.pool.max_running,
+            max_model_tokens=self.pool.max_model_tokens,
+        )
+
+    def _look_again(self) -> None:
+        """Offer the pool anew if another engine stands there now: what ran in the old is void."""
+        pool = self.engine.pool(self._settings.pool, self._started_ns)
+        if pool != self.pool:
+            self.pool = pool
+            self._offer()
+
     def _next_round(self) -> None:
         loop = asyncio.get_running_loop()
         self._round = loop.call_later(PROGRESS_PERIOD_S, self._report_progress)
@@ -143,7 +154,9 @@ class Runtime:
         failures, runs = 0, False
         while True:
             try:
-                reading = parse(await fetch(), self.pool.capacity_tokens)
+                page = await fetch()
+                self._look_again()
+                reading = parse(page, self.pool.capacity_tokens)
                 self._tell(reading)
                 failures, runs = 0, reading.running > 0
             except (ScrapeError, OSError, asyncio.TimeoutError) as error:
