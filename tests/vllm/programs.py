@@ -31,7 +31,6 @@ FLOW_QUEUE_MAX = 60
 SETTINGS = {"queue_ttl_ms": QUEUE_TTL_MS, "flow_queue_max": FLOW_QUEUE_MAX}
 GATE = "schedsvc_vllm.gate.Gate"
 START_S_MAX = 100.0
-CLIENT_NICENESS = -15
 STOP_S_MAX = 20.0
 _TAIL_LINES = 25
 
@@ -55,16 +54,14 @@ def end_on_signal() -> None:
 
 
 def go_first() -> None:
-    """Let this process, and what it starts in its own session, run before the others.
+    """Let this process run before all others, where it has the right to.
 
-    A client is to see the servers' delays and not its own. Where the kernel shares the processor
-    between sessions, niceness counts only within one, so the session is asked to go first too.
-    Without the right to it, nothing happens.
+    A client is to see the servers' delays and not its own. Niceness is not enough: a busy server
+    still has its turn to the end, and where the kernel shares the processor between sessions first,
+    it counts only within one.
     """
     with contextlib.suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, CLIENT_NICENESS)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(CLIENT_NICENESS))
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
 
 @contextlib.contextmanager
