@@ -3,7 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -28,6 +34,7 @@ class EngineMetrics:
 
     def __init__(self, model: str, cache: CacheView) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         success = Counter(
             "vllm:request_success",
             "Choices that ended, by reason.",
