@@ -175,7 +175,7 @@ cdef int reason_to_refuse(Scheduler core, Request* r) except -1:
     """The outcome that refuses a request at its arrival, or 0. O(pools)."""
     cdef int64_t queued = core.flows.exempt_queued, tokens = core.flows.exempt_tokens
     cdef int32_t p
-    cdef bint attached = False, fits = False
+    cdef bint attached = False, fits = False, drains = False
     cdef Flow* f = &core.flows.items[r.flow]
     if core.draining:
         return OUT_REJECTED_DRAINING
@@ -183,11 +183,13 @@ cdef int reason_to_refuse(Scheduler core, Request* r) except -1:
         if r.target == NONE or r.target == p:
             if core.ledger.pools[p].attached:
                 attached = True
-                fits = fits or core.ledger.can_hold(p, r)
+                if not fits and core.ledger.can_hold(p, r):
+                    fits = core.ledger.serves(p)
+                    drains = not fits
     if not attached:
         return OUT_REJECTED_NO_POOL
     if not fits:
-        return OUT_REJECTED_TOO_LARGE
+        return OUT_REJECTED_DRAINING if drains else OUT_REJECTED_TOO_LARGE
     if f.queued >= core.flow_queue_max or is_over(
         f.queued_tokens, r.prompt_tokens, core.flow_queue_tokens_max
     ):

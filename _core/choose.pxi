@@ -125,6 +125,9 @@ cdef int serve_pool(Scheduler core, int32_t pool) except -1:
     if not p.attached:
         p.reason = WAIT_DETACHED
         return 0
+    if not core.ledger.serves(pool):
+        p.reason = WAIT_DRAINING
+        return 0
     if core.quotas.shares.count:
         know_shares(core)
         note_saturation(core)

@@ -35,6 +35,15 @@ cdef int known_tenant(Scheduler core, int32_t flow) except -1:
     return 0
 
 
+cdef list flows_of(Scheduler core, bytes name):
+    cdef int32_t flow = core.flow_names.get(name, NONE)
+    cdef list found = []
+    while flow != NONE:
+        found.append(flow)
+        flow = core.flows.items[flow].sibling
+    return sorted(found)
+
+
 cdef int32_t add_flow(Scheduler core, bytes name, int64_t weight_milli) except -1:
     """Add a tenant, or give a known one another weight, in all its classes. O(classes)."""
     cdef int32_t flow
@@ -141,6 +150,15 @@ cdef int32_t register_pool(Scheduler core, bytes name, PoolFigures* f) except -1
     return pool
 
 
+cdef int32_t configure_pool(Scheduler core, bytes name, PoolFigures* f) except -1:
+    """Register a pool that is attached without a stream."""
+    cdef int32_t pool = register_pool(core, name, f)
+    if not core.ledger.pools[pool].configured:
+        core.ledger.pools[pool].configured = 1
+        core.ledger.pools[pool].attached += 1
+    return pool
+
+
 cdef int32_t new_pool(Scheduler core, bytes name) except -1:
     # A place of its own, or where there is none left that of a pool which nobody offers or uses.
     cdef int32_t pool
@@ -153,6 +171,7 @@ cdef int32_t new_pool(Scheduler core, bytes name) except -1:
         for pool in range(POOLS_MAX):
             if (
                 core.ledger.pools[pool].attached == 0
+                and not core.ledger.pools[pool].draining
                 and core.ledger.pools[pool].live == 0
                 and core.flows.queued_for[pool + 1] == 0
             ):

@@ -100,7 +100,9 @@ cdef int dispatch(Scheduler core) except -1:
 cdef inline int leave_pool(Scheduler core, int32_t pool) except -1:
     # It has granted what it can.
     cdef Pool* p = &core.ledger.pools[pool]
-    rate_run(&p.drain, core.now_ns, p.reason != WAIT_NONE and p.reason != WAIT_DETACHED)
+    rate_run(
+        &p.drain, core.now_ns, p.reason not in (WAIT_NONE, WAIT_DETACHED, WAIT_DRAINING)
+    )
     return judge_load(core, pool)
 
 

@@ -66,7 +66,7 @@ cdef Pace pace_of(Scheduler core, int32_t target) noexcept:
     cdef int32_t p
     pace.whole = pace.deep = 0
     for p in range(core.ledger.count):
-        if core.ledger.pools[p].attached and (target == NONE or target == p):
+        if core.ledger.serves(p) and (target == NONE or target == p):
             drain = &core.ledger.pools[p].drain
             pace.whole += pace_milli(drain, drain.work)
             pace.deep += pace_milli(drain, drain.deep_work)
@@ -78,7 +78,7 @@ cdef bint has_to_wait(Scheduler core, int32_t target) noexcept:
     cdef bint waits = False
     cdef int32_t p
     for p in range(core.ledger.count):
-        if core.ledger.pools[p].attached and (target == NONE or target == p):
+        if core.ledger.serves(p) and (target == NONE or target == p):
             if core.ledger.pools[p].reason == WAIT_NONE:
                 return False
             waits = True
@@ -230,7 +230,7 @@ cdef int64_t prefill_of(Scheduler core, const Request* r) noexcept:
     cdef int64_t least = NONE, each
     cdef int32_t p, fresh = fresh_of(core, r)
     for p in range(core.ledger.count):
-        if core.ledger.pools[p].attached and (r.target == NONE or r.target == p):
+        if core.ledger.serves(p) and (r.target == NONE or r.target == p):
             each = prefill_ns(&core.ledger.pools[p], fresh)
             least = each if least < 0 else min(least, each)
     return max(<int64_t>0, least)

@@ -8,6 +8,20 @@ cdef bytes encode_verdict(Scheduler core, Verdict* v):
     return core.writer.take()
 
 
+cdef bytes encode_decision(Scheduler core, decision):
+    cdef Verdict v
+    (
+        v.handle, v.tag, v.outcome, v.lease_id, v.pool, v.epoch, v.reserved_tokens,
+        v.retry_after_ms, v.position, v.waited_ns, v.queue_max, v.queue_left,
+        v.pool_capacity_tokens, v.pool_free_tokens, v.flow, v.engine_priority,
+    ) = decision
+    if v.outcome not in OUTCOME_BYTES:
+        invalid("outcome", f"unknown outcome {v.outcome}")
+    if v.outcome == OUT_GRANTED:
+        known_pool(core, v.pool)
+    return encode_verdict(core, &v)
+
+
 cdef inline int32_t told_quota(Scheduler core, Verdict* v) noexcept:
     return NONE if v.flow == NONE else core.flows.items[v.flow].quota
 
@@ -34,6 +48,7 @@ cdef pool_stats(Scheduler core, int64_t now_ns, int32_t pool):
         "queued": core.flows.queued_for[pool + 1],
         "overdrawn": core.ledger.load(pool, NULL) > core.ledger.allowance(pool),
         "attached": p.attached > 0,
+        "draining": bool(p.draining or core.ledger.closed),
         "wait_reason": WAIT_REASONS[p.reason] if core.requests.states[QUEUED] else "NONE",
         "max_running": p.max_running,
         "saturated": bool(p.saturated),

@@ -2,8 +2,9 @@
 #
 # What each event makes of a request. tests/core/test_transitions.py plays every order of events up
 # to a length, and reads what has to come out of this table. none: never asked for, or forgotten.
-# VOID: it lives, but its engine has restarted, so nothing is reserved. "time": the queue TTL
-# passes, or the lease TTL, or, where it is SUSPECT, the grace. "room": another lease ends.
+# VOID: it lives, but its engine has restarted, or an operator revoked it, so nothing is reserved.
+# "time": the queue TTL passes, or the lease TTL, or, where it is SUSPECT, the grace. "room":
+# another lease ends.
 #
 #   event       none    QUEUED  LIVE    SUSPECT       VOID          VOID_SUSPECT  ENDED
 #   admit       QUEUED  QUEUED  LIVE    SUSPECT       VOID          VOID_SUSPECT  ENDED
@@ -15,6 +16,7 @@
 #   epoch       none    QUEUED  VOID    VOID_SUSPECT  VOID          VOID_SUSPECT  ENDED
 #   disconnect  none    none    LIVE    SUSPECT       VOID          VOID_SUSPECT  ENDED
 #   replay      LIVE    QUEUED  LIVE    LIVE          VOID          VOID          ENDED
+#   revoke      none    QUEUED  VOID    VOID_SUSPECT  VOID          VOID_SUSPECT  ENDED
 #
 # Whatever is not named in a state has no effect there, and never raises.
 
@@ -266,18 +268,23 @@ cdef int tell_lease(Scheduler core, int32_t i, int state) except -1:
     return 0
 
 
+cdef int void_lease(Scheduler core, int32_t i) except -1:
+    cdef Request* r = &core.requests.items[i]
+    if r.state == SUSPECT:
+        core.ledger.pools[r.pool].suspect -= 1
+    leave_prefill(core, r)
+    core.ledger.release(i)
+    r.is_void = True
+    return tell_lease(core, i, LS_VOID)
+
+
 cdef int void_leases(Scheduler core, int32_t pool) except -1:
     """The engine restarted: what its leases held is gone. They stay live, without reservation,
     until their holder ends them or their TTL passes. O(leases of the pool)."""
     cdef int32_t i = core.ledger.pools[pool].first_lease, after
     while i != NONE:
         after = core.requests.items[i].pool_next
-        if core.requests.items[i].state == SUSPECT:
-            core.ledger.pools[pool].suspect -= 1
-        leave_prefill(core, &core.requests.items[i])
-        core.ledger.release(i)
-        core.requests.items[i].is_void = True
-        tell_lease(core, i, LS_VOID)
+        void_lease(core, i)
         i = after
     return 0
 

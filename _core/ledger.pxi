@@ -22,10 +22,11 @@ cdef enum:  # why a pool grants nothing
     WAIT_ADAPTERS = 11
     WAIT_DELAY = 12
     WAIT_SHARE = 13
+    WAIT_DRAINING = 14
 
 WAIT_REASONS = [
     "NONE", "KV", "MAX_RUNNING", "OVERDRAWN", "DETACHED", "LIMIT", "STRICT", "HEADROOM", "QUOTA",
-    "MAX_TOTAL", "ROUND", "ADAPTERS", "DELAY", "SHARE",
+    "MAX_TOTAL", "ROUND", "ADAPTERS", "DELAY", "SHARE", "DRAINING",
 ]
 
 # The engine has begun with a request when so much time has passed, whatever is reported of it.
@@ -78,6 +79,7 @@ ctypedef struct Pool:
     int32_t first_lease  # chain through pool_next and pool_prev
     int32_t attached  # sessions that offer it, plus one where it is configured
     int32_t configured
+    bint draining  # an operator lets nothing in any more
     int32_t principal  # who offers it
     int32_t reason
     int32_t quota  # node of its model; -1: none
@@ -137,6 +139,7 @@ cdef class Ledger:
     cdef int32_t count
     cdef int64_t headroom_ppm
     cdef bint by_peak
+    cdef bint closed  # an operator lets nothing into any pool any more
     cdef Requests requests
     cdef Flows flows
     cdef Adapters adapters
@@ -227,6 +230,11 @@ cdef class Ledger:
             longest = shortest(longest, p.engine_tokens)
             p.round.max_tokens = max(p.capacity_blocks * p.block_size // ROUND_PART, longest)
 
+    cdef inline bint serves(self, int32_t pool) noexcept:
+        """Whether the pool may grant anything."""
+        cdef const Pool* p = &self.pools[pool]
+        return p.attached and not p.draining and not self.closed
+
     cdef bint can_hold(self, int32_t pool, const Request* r) noexcept:
         """Whether the request could ever run in the pool, all its output counted."""
         cdef const Pool* p = &self.pools[pool]
@@ -309,6 +317,8 @@ cdef class Ledger:
         cdef Run run
         if p.attached == 0:
             return WAIT_DETACHED
+        if not self.serves(pool):
+            return WAIT_DRAINING
         if self.load(pool, NULL) > self.allowance(pool):
             return WAIT_OVERDRAWN
         if p.max_running and p.running_sequences + r.sequences > p.max_running:

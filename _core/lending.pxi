@@ -240,7 +240,7 @@ cdef bint is_saturated(Scheduler core, int32_t target) noexcept:
     cdef int32_t p
     cdef bint some = False
     for p in range(core.ledger.count):
-        if core.ledger.pools[p].attached and (target == NONE or target == p):
+        if core.ledger.serves(p) and (target == NONE or target == p):
             some = True
             if not core.ledger.pools[p].saturated:
                 return False

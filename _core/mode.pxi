@@ -140,18 +140,18 @@ cdef bint would_wait(Scheduler core, int32_t i) except -1:
 
 cdef int32_t audit_pool(Scheduler core, int32_t i) noexcept:
     """Where an audited request runs: its pool, or the one that has promised the least of those
-    that can hold it, else of all; -1: none is attached. O(pools^2), which are few."""
+    that can hold it, else of all; -1: none serves. O(pools^2), which are few."""
     cdef Request* r = &core.requests.items[i]
     cdef uint64_t left = 0
     cdef int32_t p, first = NONE
     if r.target != NONE:
-        return r.target if core.ledger.pools[r.target].attached else NONE
+        return r.target if core.ledger.serves(r.target) else NONE
     while True:
         p = emptiest(core, left)
         if p == NONE or (left >> p) & 1:
             return first
         left |= <uint64_t>1 << p
-        if core.ledger.pools[p].attached:
+        if core.ledger.serves(p):
             if core.ledger.can_hold(p, r):
                 return p
             if first == NONE:

@@ -17,7 +17,9 @@ cdef int64_t standing_ns(Scheduler core, int32_t pool, int64_t now_ns) except -2
     cdef Pool* p = &core.ledger.pools[pool]
     cdef int32_t i
     cdef bint brought
-    if p.reason in (WAIT_NONE, WAIT_DETACHED, WAIT_STRICT, WAIT_QUOTA, WAIT_DELAY):
+    if p.reason in (
+        WAIT_NONE, WAIT_DETACHED, WAIT_DRAINING, WAIT_STRICT, WAIT_QUOTA, WAIT_DELAY
+    ):
         return NONE
     i = head_for(core, pool, &brought)
     return NONE if i == NONE else now_ns - core.requests.items[i].lined_ns
@@ -70,11 +72,11 @@ cdef inline void note_preemption(Scheduler core, Pool* p) noexcept:
 
 
 cdef int overload_of_all(Scheduler core) except -1:
-    """The least level of all attached pools, since what waits may go to any; LOAD_UNDER where
+    """The least level of all pools that serve, since what waits may go to any; LOAD_UNDER where
     there is none. O(pools * classes)."""
     cdef int32_t pool
     cdef int level = LOAD_OVER + 1
     for pool in range(core.ledger.count):
-        if core.ledger.pools[pool].attached:
+        if core.ledger.serves(pool):
             level = min(level, overload_now(core, pool, core.now_ns))
     return LOAD_UNDER if level > LOAD_OVER else level

@@ -55,6 +55,7 @@ cdef class Scheduler:
     cdef dict saved_pools  # rows of pools that nobody has registered yet
     cdef int64_t resume_until_ns  # so long leases of before a restart are awaited; 0: none are
     cdef bint save_rest  # what is saved behind all that has changed
+    cdef int32_t sweep_next  # queue that a drain looks at next, see handles.pxi; -1: none
 
     def __cinit__(
         self, *, bytes hash_key=b"\0" * 16, str policy="vtc", str lift="active", str ledger="peak",
@@ -104,7 +105,7 @@ cdef class Scheduler:
         self.writer = Writer()
         self.incarnation = incarnation
         self.answers.head = self.answers.tail = NONE
-        self.unknown_flow = NONE
+        self.unknown_flow = self.sweep_next = NONE
         self.auditing = Heap()
         self.audited = {}
         self.quota_keys, self.saved_pools = [], {}
@@ -214,12 +215,7 @@ cdef class Scheduler:
         return self.flow_names.get(name, NONE)
 
     def flow_indices(self, bytes name):
-        cdef int32_t flow = self.flow_names.get(name, NONE)
-        cdef list found = []
-        while flow != NONE:
-            found.append(flow)
-            flow = self.flows.items[flow].sibling
-        return sorted(found)
+        return flows_of(self, name)
 
     def pool_index(self, bytes name):
         return self.pool_names.get(name, NONE)
@@ -236,11 +232,7 @@ cdef class Scheduler:
         cdef PoolFigures f
         f.epoch, f.capacity_tokens, f.block_size = epoch, capacity_tokens, block_size_tokens
         f.max_running, f.max_model_tokens, f.principal = max_running, max_model_tokens, NONE
-        cdef int32_t pool = register_pool(self, name, &f)
-        if not self.ledger.pools[pool].configured:
-            self.ledger.pools[pool].configured = 1
-            self.ledger.pools[pool].attached += 1
-        return pool
+        return configure_pool(self, name, &f)
 
     def telemetry(
         self, int64_t now_ns, int32_t pool, int64_t epoch, int64_t running, int64_t waiting,
@@ -253,6 +245,21 @@ cdef class Scheduler:
     def drain(self, int64_t now_ns):
         enter(self, now_ns)
         self.draining = True
+
+    def set_draining(self, int64_t now_ns, bytes pool, bint draining):
+        enter(self, now_ns)
+        drain_some(self, pool, draining)
+
+    def revoke(self, int64_t now_ns, int64_t lease_id):
+        enter(self, now_ns)
+        return revoke_lease(self, lease_id)
+
+    def list_leases(
+        self, int64_t now_ns, int32_t start, int32_t scan_max, int32_t rows_max, bytes tenant=b"",
+        bytes pool=b"", bytes client_id=b"", int64_t pool_epoch=0, int64_t age_min_ns=0,
+    ):
+        cdef LeaseFilter f = lease_filter(self, tenant, pool, pool_epoch, now_ns - age_min_ns)
+        return lease_page(self, now_ns, start, scan_max, rows_max, &f, client_id)
 
     def open_session(self, int32_t principal=0):
         cdef Session session
@@ -354,6 +361,8 @@ cdef class Scheduler:
         enter(self, now_ns)
         self.has_more = False
         run_timers(self)
+        if self.sweep_next != NONE:
+            run_sweep(self)
         dispatch(self)
         return take_verdicts(self)
 
@@ -431,17 +440,7 @@ cdef class Scheduler:
         return replay_lease(self, &ask, lease_id, pool_epoch, reserved_tokens, &u)
 
     def encode(self, decision):
-        cdef Verdict v
-        (
-            v.handle, v.tag, v.outcome, v.lease_id, v.pool, v.epoch, v.reserved_tokens,
-            v.retry_after_ms, v.position, v.waited_ns, v.queue_max, v.queue_left,
-            v.pool_capacity_tokens, v.pool_free_tokens, v.flow, v.engine_priority,
-        ) = decision
-        if v.outcome not in OUTCOME_BYTES:
-            invalid("outcome", f"unknown outcome {v.outcome}")
-        if v.outcome == OUT_GRANTED:
-            known_pool(self, v.pool)
-        return encode_verdict(self, &v)
+        return encode_decision(self, decision)
 
     def save(self, int64_t now_ns, int64_t rows_max):
         if self.fuse.what is not None:

@@ -424,6 +424,25 @@ class Scheduler:
     ) -> None: ...
     def drain(self, now_ns: int) -> None:
         """Refuse everything new from now on. What is queued is still served."""
+    def set_draining(self, now_ns: int, pool: bytes, draining: bool) -> None:
+        """Drain a pool, or (b"") all of them and the scheduler with them; or let it serve again.
+
+        A drained pool grants nothing. What only drained ones can hold is refused, and evicted where
+        it is queued, by the next `poll()`s. Not saved. CallerError (5): no such pool. O(1).
+        """
+    def revoke(self, now_ns: int, lease_id: int) -> int:
+        """Void a lease: its reservation is free; its holder is told, and ends it. O(1).
+
+        Returns what it was, a LEASE_* state: LIVE, also where it was suspect, is what is void now.
+        """
+    def list_leases(
+        self, now_ns: int, start: int, scan_max: int, rows_max: int, **meant: bytes | int
+    ) -> tuple[int, list[dict[str, Any]]]:
+        """Return leases from a place on, and where to go on (0: that was all). O(scan_max).
+
+        What lives all along is found once. `meant`: tenant, pool, client_id, pool_epoch,
+        age_min_ns. Keys as in schedsvc.v1.Lease. CallerError (5): one that nobody knows.
+        """
     def evict_queued(self, now_ns: int) -> int:
         """Evict all that is queued (EVICTED_DRAINING). Returns how many. O(queued * log n)."""
     def poll(self, now_ns: int) -> list[Decision]:

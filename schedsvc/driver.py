@@ -22,7 +22,7 @@ from schedsvc._core import (
     Session,
 )
 from schedsvc.clock import SteadyClock
-from schedsvc.config import Config, configure, reconfigure
+from schedsvc.config import Config, ModeOverlay, change_modes, configure, reconfigure
 
 __all__ = ["WORK_MAX", "Broken", "Driver", "Saving", "Waiting", "new_core"]
 
@@ -116,6 +116,9 @@ class Driver:
         self.broken = ""
         #: How the state is kept; None where it is not.
         self.saving: Saving | None = None
+        #: What the configuration says of modes, and what an operator says over it.
+        self.mode_configured = "enforce"
+        self.mode_overlay = ModeOverlay()
         self._core = core
         self._on_defect = on_defect
         self._loop = asyncio.get_running_loop()
@@ -297,6 +300,47 @@ class Driver:
         kept = reconfigure(self._core, config, before, now_ns)
         self._settle(now_ns)
         return kept
+
+    @_guarded
+    def change_modes(self, config: Config, before: Config) -> None:
+        """Let the modes of another configuration be in force; see `config.change_modes()`."""
+        now_ns = self.clock.now_ns()
+        change_modes(self._core, config, before, now_ns)
+        self._settle(now_ns)
+
+    @_guarded
+    def set_draining(self, pool: bytes, draining: bool) -> None:
+        """Drain a pool, or (b"") all, or let it serve again. Raises CallerError."""
+        now_ns = self.clock.now_ns()
+        self._core.set_draining(now_ns, pool, draining)
+        self._settle(now_ns)
+
+    @_guarded
+    def list_leases(
+        self,
+        start: int,
+        scan_max: int,
+        rows_max: int,
+        granted_until_ns: int,
+        meant: dict[str, bytes | int],
+    ) -> tuple[int, list[dict[str, Any]]]:
+        """Return leases from a place on, granted until a time, and where to go on.
+
+        See the core's `list_leases()`. Raises CallerError. O(scan_max).
+        """
+        now_ns = self.clock.now_ns()
+        age_min_ns = now_ns - granted_until_ns
+        return self._core.list_leases(
+            now_ns, start, scan_max, rows_max, age_min_ns=age_min_ns, **meant
+        )
+
+    @_guarded
+    def revoke(self, lease_ids: list[int]) -> list[int]:
+        """Void leases; return what each of them was, as LEASE_* states. O(leases)."""
+        now_ns = self.clock.now_ns()
+        states = [self._core.revoke(now_ns, lease_id) for lease_id in lease_ids]
+        self._settle(now_ns)
+        return states
 
     @_guarded
     def evict_queued(self) -> int:

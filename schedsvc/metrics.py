@@ -90,6 +90,7 @@ _POOL_ROWS = (
     _Row("pool_fill_ratio", False, "fill_ppm", "Promised of the capacity.", 1_000_000),
     _Row("pool_overdrawn", False, "overdrawn", "1 while the promises exceed the capacity."),
     _Row("pool_saturated", False, "saturated", "1 while shares bind."),
+    _Row("pool_draining", False, "draining", "1 while an operator lets nothing in."),
     _Row("pool_attached", False, "attached", "1 while somebody answers for the pool."),
     _Row("pool_epoch", False, "epoch", "Grows when the engine restarts."),
     _Row("engine_running_requests", False, "engine_running", "As the engine last told."),

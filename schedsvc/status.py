@@ -22,6 +22,7 @@ __all__ = [
     "Failure",
     "OutcomeRow",
     "caller_failure",
+    "forbidden_failure",
     "internal_failure",
     "refusal_failure",
     "unauthenticated_failure",
@@ -112,6 +113,11 @@ def refusal_failure(outcome: int, retry_after_ms: int) -> Failure:
 def unauthenticated_failure(description: str) -> Failure:
     """Return the failure for a caller that is not who it has to be."""
     return Failure(grpc.StatusCode.UNAUTHENTICATED, description)
+
+
+def forbidden_failure(description: str) -> Failure:
+    """Return the failure for a caller that is known, and may not do this."""
+    return Failure(grpc.StatusCode.PERMISSION_DENIED, description)
 
 
 def internal_failure() -> Failure:

@@ -1,7 +1,6 @@
 """`schedsvc stats`: what a running scheduler does."""
 
 import json
-import os
 import time
 from typing import Any
 
@@ -10,8 +9,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
-from schedsvc_client import SchedulerError, tls_credentials
 from schedsvc_client.sync import Scheduler
+
+from schedsvc.cli.connect import Connection, connects
+from schedsvc.cli.mode import mode_text
 
 #: Kinds of schedsvc.v1.LimitKind, short.
 _UNITS = {3: "req/min", 4: "in/min", 5: "out/min", 6: "tok/min", 7: "at once"}
@@ -26,18 +27,7 @@ Example:
 
 
 @click.command(epilog=_EPILOG)
-@click.option(
-    "--target",
-    default="127.0.0.1:7600",
-    envvar="SCHEDSVC_TARGET",
-    show_default=True,
-    show_envvar=True,
-    help="HOST:PORT or unix:PATH of the scheduler.",
-)
-@click.option("--tls-ca", type=click.Path(exists=True), help="Trust this CA; turns TLS on.")
-@click.option("--tls-cert", type=click.Path(exists=True), help="Client certificate.")
-@click.option("--tls-key", type=click.Path(exists=True), help="Its key.")
-@click.option("--token-env", help="Environment variable that holds the bearer token.")
+@connects
 @click.option("--tenant", "tenants", multiple=True, help="Only this tenant; may be repeated.")
 @click.option("--flows", default=20, show_default=True, type=click.IntRange(1, 10_000))
 @click.option("--json", "as_json", is_flag=True, help="Print the snapshot as JSON.")
@@ -50,30 +40,15 @@ Example:
     help="Refresh every so many seconds; alone, every second.",
 )
 def stats(
-    target: str,
-    tls_ca: str | None,
-    tls_cert: str | None,
-    tls_key: str | None,
-    token_env: str | None,
+    connection: Connection,
     tenants: tuple[str, ...],
     flows: int,
     as_json: bool,
     watch: float | None,
 ) -> None:
     """Show a scheduler's pools, tenants and totals."""
-    token = os.environ.get(token_env, "") if token_env else None
-    if token == "":
-        raise click.BadParameter(f"{token_env} is not set", param_hint="--token-env")
-    try:
-        credentials = None
-        if tls_ca or tls_cert or tls_key:
-            credentials = tls_credentials(
-                ca_file=tls_ca, certificate_file=tls_cert, key_file=tls_key
-            )
-        with Scheduler(target, credentials=credentials, token=token) as scheduler:
-            _print(scheduler, tenants, flows, as_json, watch)
-    except (SchedulerError, ValueError) as error:
-        raise click.ClickException(f"{target}: {error}") from None
+    with Scheduler(connection.target, **connection.proof) as scheduler:
+        _print(scheduler, tenants, flows, as_json, watch)
 
 
 def _print(
@@ -123,6 +98,7 @@ def _view(snapshot: Any) -> RenderableType:
     )
     for pool in snapshot.pools:
         state = "" if pool.attached else " (detached)"
+        state += " (draining)" if pool.draining else ""
         pools.add_row(
             pool.name + state,
             f"{pool.promised_tokens:,}",
@@ -157,13 +133,21 @@ def _view(snapshot: Any) -> RenderableType:
         rank = "exempt" if entry.exempt else str(entry.rank)
         classes.add_row(entry.name, rank, *(f"{count:,}" for count in counts))
     line = (
-        f"policy {snapshot.policy}{', draining' if snapshot.draining else ''};"
+        f"policy {snapshot.policy}{', draining' if snapshot.draining else ''}{_mode(snapshot)};"
         f" {totals.received:,} received, {totals.queued:,} queued, {totals.live_leases:,} running,"
         f" {totals.completed:,} completed, {totals.rejected + totals.evicted:,} refused;"
         f" fairness gap {totals.fairness_gap_micro / 1e6:,.0f}"
         f" of {totals.fairness_bound_micro / 1e6:,.0f} tokens"
     )
     return Group(line, pools, *([classes] if len(snapshot.classes) > 1 else []), flows)
+
+
+def _mode(snapshot: Any) -> str:
+    """Return the mode where it is no usual one: an operator's word, or audit."""
+    modes = snapshot.mode
+    # MODE_AUDIT
+    is_said = modes.overlay or modes.tenants_overlaid or modes.configured == 2
+    return f"; {mode_text(modes)}" if is_said else ""
 
 
 def _flow_name(flow: Any) -> str:

@@ -7,9 +7,16 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from schedsvc.config.apply import Configurable, configure, needs_restart, reconfigure
+from schedsvc.config.apply import (
+    Configurable,
+    change_modes,
+    configure,
+    needs_restart,
+    reconfigure,
+)
 from schedsvc.config.explain import explain
 from schedsvc.config.models import Config
+from schedsvc.config.modes import ModeOverlay
 from schedsvc.config.places import Place, Problem, YamlText, path_text, read_yaml
 from schedsvc.config.rules import UNKNOWN_TENANT, advice, broken_rules
 from schedsvc.config.tokens import token_digest
@@ -19,9 +26,11 @@ __all__ = [
     "Config",
     "ConfigError",
     "Configurable",
+    "ModeOverlay",
     "Place",
     "Problem",
     "Reading",
+    "change_modes",
     "configure",
     "load",
     "needs_restart",

@@ -118,6 +118,7 @@ class Listener(Section):
     mode: Annotated[str, Field(pattern=r"^0?[0-7]{3}$")] = "0660"
     tls: Tls | None = None
     auth: AuthKind | None = None
+    operate: bool | None = None
 
 
 class Token(Section):
@@ -133,6 +134,7 @@ class Auth(Section):
     """Who may call."""
 
     tokens: list[Token] = []
+    operators: Annotated[list[Name], Field(max_length=1_000)] = []
 
 
 class Prices(Section):
@@ -400,6 +402,16 @@ class Config(Section):
         if listener.tls is not None and listener.tls.client_ca is not None:
             return "certificate"
         return "token" if self.auth.tokens else "none"
+
+    def may_operate(self, listener: Listener) -> bool:
+        """Whether operators may call here; without authentication that is everybody.
+
+        By default a Unix socket lets them, whose file mode says who gets in, and TCP where callers
+        prove who they are.
+        """
+        if listener.operate is not None:
+            return listener.operate
+        return listener.unix is not None or self.auth_kind(listener) != "none"
 
     def core_options(self) -> dict[str, Any]:
         """Keyword arguments for the core's Scheduler."""

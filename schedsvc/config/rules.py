@@ -35,6 +35,7 @@ def broken_rules(data: Any, folder: FilePath, environ: Mapping[str, str]) -> Ite
         return
     yield from _listeners(data, folder)
     yield from _tokens(data, folder, environ)
+    yield from _operators(data)
     yield from _tenants(data)
     yield from _pools(data)
     yield from class_findings(data)
@@ -65,9 +66,7 @@ def advice(data: Any) -> Iterator[Finding]:
         tcp = entry.get("tcp")
         if not isinstance(tcp, str) or tcp.startswith(_LOOPBACK):
             continue
-        certified = "client_ca" in mapping(entry.get("tls"))
-        auth = entry.get("auth") or ("certificate" if certified else "token" if tokens else "none")
-        if auth == "none":
+        if _proof(entry, tokens) == "none":
             yield (
                 ("listeners", i),
                 f"{tcp} has no authentication: anyone who can reach it may call",
@@ -104,6 +103,9 @@ def _listeners(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
             yield (*path, "mode"), "is for unix listeners; remove it"
         if entry.get("auth") == "token" and not tokens:
             yield (*path, "auth"), "asks for tokens, and auth.tokens lists none"
+        if entry.get("operate") is True and _proof(entry, tokens) != "none":
+            message = "is for listeners without authentication; name operators in auth.operators"
+            yield (*path, "operate"), message
         if entry.get("auth") == "certificate" and not tls.get("client_ca"):
             yield (*path, "auth"), "asks for client certificates; give tls.client_ca"
         yield from _tls(tls, (*path, "tls"), folder)
@@ -112,6 +114,27 @@ def _listeners(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
         yield from _port(listen, ("metrics", "listen"))
         if not listen.endswith(":0"):
             yield from addresses.see(listen, ("metrics", "listen"))
+
+
+def _proof(entry: dict[str, Any], tokens: object) -> object:
+    """Return how callers of a listener prove who they are."""
+    certified = "client_ca" in mapping(entry.get("tls"))
+    return entry.get("auth") or ("certificate" if certified else "token" if tokens else "none")
+
+
+def _operators(data: dict[str, Any]) -> Iterator[Finding]:
+    auth, names = mapping(data.get("auth")), Once("this operator")
+    tokens = items(auth.get("tokens"))
+    known = {entry.get("name") for _, entry in tokens}
+    listeners = items(data.get("listeners"))
+    certified = any(_proof(entry, tokens) == "certificate" for _, entry in listeners)
+    given = auth.get("operators")
+    for i, name in enumerate(given if isinstance(given, list) else []):
+        path: Path = ("auth", "operators", i)
+        if isinstance(name, str):
+            yield from names.see(name, path)
+            if name not in known and not certified:
+                yield path, "no token has this name, and no listener asks for client certificates"
 
 
 def _port(address: str, path: Path) -> Iterator[Finding]:

@@ -43,6 +43,7 @@ class Kind(IntEnum):
     EVICT = 11  # now_ns
     CHECK = 12  # digest of all decisions so far
     SET = 13  # now_ns; a call that sets something, as in the header
+    REVOKE = 14  # now_ns, lease_id
 
 
 _LAYOUT: dict[Kind, struct.Struct] = {
@@ -59,6 +60,7 @@ _LAYOUT: dict[Kind, struct.Struct] = {
     Kind.EVICT: struct.Struct("<Bq"),
     Kind.CHECK: struct.Struct("<BQ"),
     Kind.SET: struct.Struct("<Bq"),
+    Kind.REVOKE: struct.Struct("<Bqq"),
 }
 _WITH_DATA = frozenset({Kind.ADMIT, Kind.RECEIVE, Kind.SET})
 

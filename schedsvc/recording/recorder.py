@@ -22,6 +22,7 @@ READS = frozenset(
         "pool_name",
         "stats",
         "flow_stats",
+        "list_leases",
         "check",
         "digest",
         "describe",
@@ -67,6 +68,7 @@ _POLL, _OPEN = packer(Kind.POLL).pack, packer(Kind.OPEN).pack
 _RECEIVE, _TAKE, _CLOSE = (packer(k).pack for k in (Kind.RECEIVE, Kind.TAKE, Kind.CLOSE))
 _DRAIN, _EVICT = packer(Kind.DRAIN).pack, packer(Kind.EVICT).pack
 _CHECK, _SET = packer(Kind.CHECK).pack, packer(Kind.SET).pack
+_REVOKE = packer(Kind.REVOKE).pack
 
 
 def check_event(core: Scheduler) -> bytes:
@@ -141,6 +143,10 @@ class _Recorded:
     def drain(self, now_ns: int) -> None:
         self._put(_DRAIN(Kind.DRAIN, now_ns))
         self._core.drain(now_ns)
+
+    def revoke(self, now_ns: int, lease_id: int) -> int:
+        self._put(_REVOKE(Kind.REVOKE, now_ns, lease_id))
+        return self._core.revoke(now_ns, lease_id)
 
     def evict_queued(self, now_ns: int) -> int:
         self._put(_EVICT(Kind.EVICT, now_ns))

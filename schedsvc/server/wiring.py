@@ -18,9 +18,10 @@ from schedsvc.metrics import Metrics
 from schedsvc.recording.start import Recording
 from schedsvc.server.listeners import bind, server_options
 from schedsvc.server.logs import configure_logs
+from schedsvc.server.operator import Handles
 from schedsvc.server.page import MetricsPage
 from schedsvc.server.reflection import add_reflection
-from schedsvc.service import SERVICE_NAME, Authenticator, Credentials, Service
+from schedsvc.service import SERVICE_NAME, Authenticator, Credentials, OperatorService, Service
 from schedsvc.state import Keeper, Store, restore
 from schedsvc.status import Failure
 
@@ -78,6 +79,9 @@ class Server:
         #: What the parts that cannot change were made of.
         self._first_config = config
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # not in the stubs
+        self._handles = Handles(
+            self.driver, config, self._health, lambda now: self.metrics.show(_tenants(now))
+        )
         self._services: list[Service] = []
         self._grpc: list[grpc.aio.Server] = []
         self._page: MetricsPage | None = None
@@ -103,20 +107,23 @@ class Server:
         environ = os.environ
         credentials = Credentials(
             (
-                token.name,
-                token_digest(
-                    sha256=token.sha256,
-                    env=token.env,
-                    file=None if token.file is None else self._config.resolve(token.file),
-                    environ=environ,
-                ),
-            )
-            for token in self._config.auth.tokens
+                (
+                    token.name,
+                    token_digest(
+                        sha256=token.sha256,
+                        env=token.env,
+                        file=None if token.file is None else self._config.resolve(token.file),
+                        environ=environ,
+                    ),
+                )
+                for token in self._config.auth.tokens
+            ),
+            self._config.auth.operators,
         )
         for listener in self._config.listeners:
             kind = self._config.auth_kind(listener)
             authenticator = None if kind == "none" else Authenticator(credentials, kind)
-            server = self._new_grpc_server(authenticator)
+            server = self._new_grpc_server(authenticator, self._config.may_operate(listener))
             self._grpc.append(server)
             target = bind(server, self._config, listener)
             self.targets.append(target)
@@ -131,17 +138,29 @@ class Server:
             self._keep(self._keeper.run())
         self._keep(self._beat())
 
-    def _new_grpc_server(self, authenticator: Authenticator | None) -> grpc.aio.Server:
+    def _new_grpc_server(
+        self, authenticator: Authenticator | None, operate: bool
+    ) -> grpc.aio.Server:
+        def on_failure(method: str, code: grpc.StatusCode) -> None:
+            self.metrics.count_failure(method, code.name)
+
         service = Service(
             self.driver,
             authenticator=authenticator,
             incarnation=self._incarnation,
             write_stall_s=self._config.limits.write_stall_ms / 1_000,
-            on_failure=lambda method, code: self.metrics.count_failure(method, code.name),
+            on_failure=on_failure,
+        )
+        operator = OperatorService(
+            self.driver,
+            self._handles,
+            authenticator=authenticator,
+            open_here=operate,
+            on_failure=on_failure,
         )
         self._services.append(service)
         server = grpc.aio.server(options=server_options(self._config.limits))
-        server.add_generic_rpc_handlers((service.handler(),))
+        server.add_generic_rpc_handlers((service.handler(), operator.handler()))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         add_reflection(server, authenticator)
         return server
@@ -151,8 +170,7 @@ class Server:
         if config == self._config:
             _log.info("config_unchanged")
             return
-        kept = self.driver.reconfigure(config, self._config)
-        self.metrics.show(_tenants(config))
+        kept = self._handles.reconfigured(config)
         if config.log != self._config.log:
             configure_logs(config.log.format, config.log.level)
         self._config = config
@@ -169,6 +187,7 @@ class Server:
         Takes at most `limits.drain_ms` and about a second.
         """
         began_ns = self._clock.now_ns()
+        self._handles.stopping = True
         _log.info("draining", drain_ms=self._config.limits.drain_ms)
         await self._health.enter_graceful_shutdown()
         evicted = 0

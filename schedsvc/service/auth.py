@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-__all__ = ["Authenticator", "Credentials", "Unauthenticated"]
+__all__ = ["Authenticator", "Credentials", "Forbidden", "Unauthenticated"]
 
 _PRINCIPALS_MAX = 65_536
 _SCHEME = "bearer "
@@ -19,6 +19,10 @@ class Unauthenticated(Exception):
     """The caller is not who it has to be; the text may be told to it."""
 
 
+class Forbidden(Exception):
+    """The caller is known and may not do this; the text says what to configure."""
+
+
 class Credentials:
     """The tokens that are known, and a stable small number for each caller ever seen.
 
@@ -26,14 +30,23 @@ class Credentials:
     Number 0 is anybody on a listener without authentication.
     """
 
-    def __init__(self, tokens: Iterable[tuple[str, bytes]] = ()) -> None:
-        """Learn tokens, as names and SHA-256 digests."""
+    def __init__(
+        self, tokens: Iterable[tuple[str, bytes]] = (), operators: Iterable[str] = ()
+    ) -> None:
+        """Learn tokens, as names and SHA-256 digests, and who may operate.
+
+        Operators are names of tokens, or common names of client certificates.
+        """
         self._numbers: dict[str, int] = {}
+        self._names = [""]
         # Looking up a keyed hash takes a time that tells nothing of any token.
         self._key = secrets.token_bytes(32)
         self._tokens: dict[bytes, tuple[bytes, int]] = {}
         for name, digest in tokens:
             self._tokens[self._slot(digest)] = (digest, self.number(f"token:{name}"))
+        self._operators = {
+            self.number(f"{kind}:{name}") for name in operators for kind in ("token", "certificate")
+        }
 
     def number(self, who: str) -> int:
         """Return the principal of a caller's name. Raises Unauthenticated beyond 65,536. O(1)."""
@@ -42,8 +55,17 @@ class Credentials:
             return known
         if len(self._numbers) >= _PRINCIPALS_MAX:
             raise Unauthenticated("too many different callers since the scheduler started")
-        self._numbers[who] = number = len(self._numbers) + 1
+        self._numbers[who] = number = len(self._names)
+        self._names.append(who)
         return number
+
+    def name(self, principal: int) -> str:
+        """Return what a principal is called: `token:NAME` or `certificate:NAME`; "" for 0."""
+        return self._names[principal]
+
+    def may_operate(self, principal: int) -> bool:
+        """Whether a principal is an operator. O(1)."""
+        return principal in self._operators
 
     def of_token(self, token: str) -> int | None:
         """Return the principal of a token, or None. O(1), in constant time for equal lengths."""
@@ -59,7 +81,7 @@ class Authenticator:
     """Tells who a call comes from, on one listener."""
 
     def __init__(self, credentials: Credentials, kind: Literal["token", "certificate"]) -> None:
-        self._credentials = credentials
+        self.credentials = credentials
         self._kind = kind
         self._of_context = self._by_token if kind == "token" else self._by_certificate
 
@@ -90,7 +112,7 @@ class Authenticator:
                 break
         if not isinstance(header, str) or header[: len(_SCHEME)].lower() != _SCHEME:
             raise Unauthenticated("send the metadata `authorization: Bearer TOKEN`")
-        principal = self._credentials.of_token(header[len(_SCHEME) :].strip())
+        principal = self.credentials.of_token(header[len(_SCHEME) :].strip())
         if principal is None:
             raise Unauthenticated("the bearer token is not known")
         return principal
@@ -100,5 +122,5 @@ class Authenticator:
         for key in ("x509_common_name", "x509_subject_alternative_name"):
             names = properties.get(key)
             if names and names[0]:
-                return self._credentials.number("certificate:" + names[0].decode(errors="replace"))
+                return self.credentials.number("certificate:" + names[0].decode(errors="replace"))
         raise Unauthenticated("the client certificate names nobody: give it a common name")

@@ -1,28 +1,19 @@
 """The handlers of the five RPCs. Admit and Session pass bytes to the core unparsed."""
 
-import asyncio
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import grpc
 import structlog
-from google.protobuf.message import DecodeError, Message
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc._core import COMPLETED, TOTAL_TOKENS_MAX, CallerError
 from schedsvc.driver import Broken, Driver
 from schedsvc.service.auth import Authenticator, Unauthenticated
-from schedsvc.service.door import Door
+from schedsvc.service.calls import Calls, invalid, parse
 from schedsvc.service.session import Stream
 from schedsvc.service.snapshot import snapshot
-from schedsvc.status import (
-    UNARY_ERRORS,
-    Failure,
-    caller_failure,
-    internal_failure,
-    refusal_failure,
-    unauthenticated_failure,
-)
+from schedsvc.status import UNARY_ERRORS, refusal_failure
 
 __all__ = ["SERVICE_NAME", "Service"]
 
@@ -34,14 +25,11 @@ _log = structlog.get_logger("schedsvc.service")
 _ANSWER_AHEAD_S = 0.050
 _QUEUE_TTL_MIN_NS = 1_000_000
 _BATCH_MAX = 4_096
-_INVALID_ARGUMENT = 3
 _NOT_FOUND = 5
 _LEASE_ID_MAX = (1 << 63) - 1
 
-M = TypeVar("M", bound=Message)
 
-
-class Service:
+class Service(Calls):
     """SchedulerService on one listener."""
 
     def __init__(
@@ -57,11 +45,10 @@ class Service:
 
         `on_failure` is told the method and code of each call that ends in a gRPC error.
         """
+        super().__init__(authenticator, on_failure)
         self._driver = driver
-        self._authenticator = authenticator
         self._incarnation = incarnation
         self._write_stall_s = write_stall_s
-        self._on_failure = on_failure
         #: Open Session streams.
         self.streams: set[Stream] = set()
 
@@ -75,10 +62,7 @@ class Service:
             "Stats": unary(self.stats),
             "Session": grpc.stream_stream_rpc_method_handler(self.session),
         }
-        handler = grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
-        if self._authenticator is None:
-            return handler
-        return Door(handler, self._authenticator, self._turn_away)
+        return self._guarded(SERVICE_NAME, methods)
 
     async def admit(self, data: bytes, context: Any) -> bytes:
         """Answer Admit once the verdict has fallen."""
@@ -106,13 +90,13 @@ class Service:
         """Answer Progress."""
         try:
             principal = self._principal(context)
-            return self._progress(_parse(pb.ProgressRequest, data), principal)
+            return self._progress(parse(pb.ProgressRequest, data), principal)
         except (CallerError, Broken, Unauthenticated) as error:
             await self._fail(context, "Progress", error)
 
     def _progress(self, request: pb.ProgressRequest, principal: int) -> bytes:
         if len(request.leases) > _BATCH_MAX:
-            raise _invalid("leases", f"has more than {_BATCH_MAX:,} entries; send several calls")
+            raise invalid("leases", f"has more than {_BATCH_MAX:,} entries; send several calls")
         # All or nothing: the core is told of none before all are known to be right.
         totals = [_totals(lease, f"leases[{i}].") for i, lease in enumerate(request.leases)]
         response = pb.ProgressResponse()
@@ -135,14 +119,14 @@ class Service:
         """Answer Complete."""
         try:
             principal = self._principal(context)
-            return self._complete(_parse(pb.CompleteRequest, data), principal)
+            return self._complete(parse(pb.CompleteRequest, data), principal)
         except (CallerError, Broken, Unauthenticated) as error:
             await self._fail(context, "Complete", error)
 
     def _complete(self, request: pb.CompleteRequest, principal: int) -> bytes:
         outcome = request.outcome or COMPLETED
         if outcome not in (pb.OUTCOME_COMPLETED, pb.OUTCOME_CANCELLED):
-            raise _invalid("outcome", "has to be OUTCOME_COMPLETED or OUTCOME_CANCELLED")
+            raise invalid("outcome", "has to be OUTCOME_COMPLETED or OUTCOME_CANCELLED")
         lease_id, epoch, totals = _lease_id(request), request.pool_epoch, _totals(request)
         ended = self._driver.complete(lease_id, epoch, outcome, *totals, principal)
         if ended is None:
@@ -160,11 +144,11 @@ class Service:
         """Answer Stats."""
         try:
             self._principal(context)
-            request = _parse(pb.StatsRequest, data)
+            request = parse(pb.StatsRequest, data)
             if request.flow_limit < 0:
-                raise _invalid("flow_limit", "must not be negative")
+                raise invalid("flow_limit", "must not be negative")
             if len(request.tenants) > _BATCH_MAX:
-                raise _invalid("tenants", f"has more than {_BATCH_MAX:,} entries")
+                raise invalid("tenants", f"has more than {_BATCH_MAX:,} entries")
             return snapshot(self._driver, request, self._incarnation).SerializeToString()
         except (CallerError, Broken, Unauthenticated) as error:
             await self._fail(context, "Stats", error)
@@ -186,44 +170,6 @@ class Service:
         if failure is not None:
             await self._abort(context, "Session", failure)
 
-    def _principal(self, context: Any) -> int:
-        return 0 if self._authenticator is None else self._authenticator.principal(context)
-
-    async def _turn_away(self, context: Any, method: str, why: str) -> None:
-        await self._abort(context, method, unauthenticated_failure(why))
-
-    async def _fail(self, context: Any, method: str, error: Exception) -> NoReturn:
-        if isinstance(error, CallerError):
-            failure = caller_failure(error)
-        elif isinstance(error, Unauthenticated):
-            failure = unauthenticated_failure(str(error))
-        else:
-            failure = internal_failure()
-        await self._abort(context, method, failure)
-
-    async def _abort(self, context: Any, method: str, failure: Failure) -> NoReturn:
-        if self._on_failure is not None:
-            self._on_failure(method, failure.code)
-        try:
-            await context.abort(failure.code, failure.details, failure.trailing_metadata)
-        except grpc.aio.AbortError:
-            raise
-        except grpc.aio.BaseError:
-            # The peer left meanwhile: there is nobody to tell.
-            raise asyncio.CancelledError from None
-        raise AssertionError("abort() raises")
-
-
-def _invalid(field: str, description: str) -> CallerError:
-    return CallerError(_INVALID_ARGUMENT, field, description)
-
-
-def _parse(kind: type[M], data: bytes) -> M:
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        raise _invalid("", f"the message is no {kind.DESCRIPTOR.full_name}") from None
-
 
 def _lease_id(message: pb.LeaseProgress | pb.CompleteRequest) -> int:
     """Return the lease id as the core counts; no lease has 0."""
@@ -236,6 +182,6 @@ def _totals(message: pb.LeaseProgress | pb.CompleteRequest, path: str = "") -> t
     for name in ("input_tokens", "cached_input_tokens", "output_tokens"):
         value = getattr(message, name) if message.HasField(name) else -1
         if message.HasField(name) and not 0 <= value <= TOTAL_TOKENS_MAX:
-            raise _invalid(path + name, f"must be from 0 to {TOTAL_TOKENS_MAX:,}, not {value:,}")
+            raise invalid(path + name, f"must be from 0 to {TOTAL_TOKENS_MAX:,}, not {value:,}")
         totals.append(value)
     return totals[0], totals[1], totals[2]

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from schedsvc_client.v1 import pool_pb2, quota_pb2
+from schedsvc_client.v1 import mode_pb2, pool_pb2, quota_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.driver import Driver
 
-__all__ = ["FLOW_LIMIT_DEFAULT", "FLOW_LIMIT_MAX", "snapshot"]
+__all__ = ["FLOW_LIMIT_DEFAULT", "FLOW_LIMIT_MAX", "modes", "snapshot"]
 
 FLOW_LIMIT_DEFAULT = 1_000
 #: What a client reads under gRPC's default limit of 4 MiB a message.
@@ -18,6 +18,8 @@ _FLOW_FIELDS = frozenset(pb.FlowStats.DESCRIPTOR.fields_by_name)
 #: Numbers by outcome.
 _COUNTS = frozenset({"refusals", "audited_refusals"})
 _CLASS_FIELDS = frozenset(pb.ClassStats.DESCRIPTOR.fields_by_name)
+_MODES = {"enforce": mode_pb2.MODE_ENFORCE, "audit": mode_pb2.MODE_AUDIT}
+_TENANTS_TOLD = 100
 _TOTALS_FIELDS = frozenset(pb.Totals.DESCRIPTOR.fields_by_name)
 
 
@@ -40,7 +42,23 @@ def snapshot(driver: Driver, request: pb.StatsRequest, incarnation: int) -> pb.S
         incarnation=incarnation,
         draining=stats["draining"],
         state=_state(driver),
+        mode=modes(driver),
         classes=[pb.ClassStats(**_only(entry, _CLASS_FIELDS)) for entry in stats["classes"]],
+    )
+
+
+def modes(driver: Driver) -> mode_pb2.ModeStats:
+    """Tell the modes in force, with at most 100 tenants of whom an operator has said something."""
+    overlay = driver.mode_overlay
+    tenants = sorted(overlay.tenants.items())
+    return mode_pb2.ModeStats(
+        configured=_MODES[driver.mode_configured],
+        overlay=_MODES[overlay.everyone] if overlay.everyone else mode_pb2.MODE_UNSPECIFIED,
+        tenants=[
+            mode_pb2.TenantMode(tenant=tenant, mode=_MODES[mode])
+            for tenant, mode in tenants[:_TENANTS_TOLD]
+        ],
+        tenants_overlaid=len(tenants),
     )
 
 

@@ -113,6 +113,19 @@ class Pair:
         }
         assert self.twin.totals["granted"] == sum(f.granted for f in self.twin.flows)
 
+    def same_leases(self, tenant: bytes, pool: bytes, age_ns: int, size: int) -> None:
+        """The same leases on all pages of so many."""
+        rows, start, first = [], 0, True
+        while start or first:
+            more = {"tenant": tenant, "pool": pool, "age_min_ns": age_ns}
+            start, page = self.core.list_leases(self.now_ns, start, 2 * size, size, **more)
+            assert len(page) <= size
+            rows, first = rows + page, False
+        want = self.twin.lease_rows(tenant, pool, age_ns)
+        assert sorted(rows, key=lambda row: row["lease_id"]) == sorted(
+            want, key=lambda row: row["lease_id"]
+        )
+
     def save(self) -> None:
         """Save what has changed, in slices."""
         while rows := self.core.save(self.now_ns, 7):

@@ -17,7 +17,7 @@ def test_keys_are_the_fields_of_the_contract() -> None:
     s = make()
     grant(s, 0, "r")
     stats = s.stats(0)
-    assert set(stats) == names(pb.StatsResponse) - {"incarnation", "state"}
+    assert set(stats) == names(pb.StatsResponse) - {"incarnation", "state", "mode"}
     assert set(stats["totals"]) == names(pb.Totals)
     assert set(stats["pools"][0]) == names(pool_pb2.PoolStats)
     assert set(stats["flows"][0]) == names(pb.FlowStats)

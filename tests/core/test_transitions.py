@@ -120,6 +120,12 @@ class Life:
         self.core.poll(self.now_ns)
         return self.stream.pull(self.now_ns)
 
+    def revoke(self) -> pb.SessionResponse:
+        was = self.core.revoke(self.now_ns, self.lease_id)
+        assert was == TOLD.get(self.state, core.LEASE_LIVE)
+        self.core.poll(self.now_ns)
+        return self.stream.pull(self.now_ns)
+
     def disconnect(self) -> pb.SessionResponse:
         self.stream.session.close(self.now_ns)
         self.core.poll(self.now_ns)
@@ -188,7 +194,7 @@ def play(events: tuple[str, ...], *, full: bool) -> None:
 def test_the_table_is_whole() -> None:
     states = list(TABLE["admit"])
     assert states == ["none", "QUEUED", "LIVE", "SUSPECT", "VOID", "VOID_SUSPECT", "ENDED"]
-    assert len(EVENTS) == 9
+    assert len(EVENTS) == 10
     for event, row in TABLE.items():
         assert list(row) == states, event
         assert set(row.values()) <= set(states), event

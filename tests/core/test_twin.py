@@ -340,6 +340,36 @@ class Twins(RuleBasedStateMachine):
         change_pool_limits(random.Random(seed), self.pair)
         self.then(polls=True)
 
+    @rule(pool=pool_of, draining=st.sampled_from((False, False, True)))
+    def drain_pool(self, pool: int, draining: bool) -> None:
+        pool %= len(self.pair.twin.pools)
+        self.pair.both("set_draining", POOLS[pool][0], draining)
+        self.then(polls=True)
+
+    @precondition(lambda self: self.pair.now_ns > 10 * SECOND)
+    @rule(asks=st.lists(asks, max_size=2))
+    def drain_all_for_a_while(self, asks: list[dict[str, Any]]) -> None:
+        self.pair.both("set_draining", b"", True)
+        self.admit(asks=asks, polls=True)
+        self.pair.both("set_draining", b"", False)
+        self.then(polls=True)
+
+    @precondition(lambda self: self.pair.leases)
+    @rule(index=lease_of, polls=st.booleans())
+    def revoke(self, index: int, polls: bool) -> None:
+        self.pair.both("revoke", self.lease(index)[0])
+        self.then(polls)
+
+    @precondition(lambda self: self.pair.leases)
+    @rule(
+        tenant=st.sampled_from((b"", b"", b"a", b"b")),
+        pool=st.sampled_from((b"", b"", b"big")),
+        age_ns=st.sampled_from((0, 0, SECOND)),
+        size=st.sampled_from((1, 3, 100)),
+    )
+    def list_leases(self, tenant: bytes, pool: bytes, age_ns: int, size: int) -> None:
+        self.pair.same_leases(tenant, pool, age_ns, size)
+
     @rule()
     def save(self) -> None:
         self.pair.save()

@@ -6,11 +6,11 @@ no sessions and no bytes, and does all that is due in one poll (`work_max` witho
 
 from schedsvc import _core as core
 
-from .twin_serve import Serve
+from .twin_handles import Handles
 from .twin_types import ENDED, LIVE, QUEUED, SUSPECT, Request, TwinError, Verdict
 
 
-class Twin(Serve):
+class Twin(Handles):
     """Same methods, arguments and results as the core's Scheduler; a handle is a seq."""
 
     def admit(
@@ -91,6 +91,7 @@ class Twin(Serve):
         for r in list(self.answers):
             if r.due_ns <= now_ns:
                 self._forget(r)
+        self.sweep()
         self._dispatch()
         told, self.verdicts = self.verdicts, []
         return told

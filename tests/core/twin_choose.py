@@ -45,6 +45,8 @@ class Choice(Refusals):
             return "LIMIT"
         if p.foreign_tokens and self.now_ns - (p.told_at_ns or 0) > FRESH_NS:
             p.foreign_tokens = 0
+        if pool not in self.serving():
+            return "DRAINING"
         if self.load(pool) > self.allowance(pool):
             return "OVERDRAWN"
         if p.max_running and sum(q.sequences for q in live) + r.sequences > p.max_running:

@@ -46,11 +46,11 @@ class Estimate(Room):
         return sum(r.work for r in self.queued(lambda r: r.flow == flow))
 
     def pace_of(self, target: int, *, deep: bool = False) -> int:
-        return sum(p.drain.pace(deep=deep) for i, p in enumerate(self.pools) if target in (-1, i))
+        return sum(self.pools[p].drain.pace(deep=deep) for p in self.serving(target))
 
     def has_to_wait(self, target: int) -> bool:
-        pools = [p for i, p in enumerate(self.pools) if target in (-1, i)]
-        return bool(pools) and all(p.reason != "NONE" for p in pools)
+        pools = self.serving(target)
+        return bool(pools) and all(self.pools[p].reason != "NONE" for p in pools)
 
     def own_pace(self, flow: int, target: int) -> int:
         f = self.flows[flow]
@@ -102,7 +102,7 @@ class Estimate(Room):
         wait_ns = self.wait_at_end(Turn(r.flow, r.target, r.work))
         if wait_ns >= 0:
             r.foretold_wait_us = min(wait_ns // 1000, US_MAX)
-            pools = [p for i, p in enumerate(self.pools) if r.target in (-1, i)]
+            pools = [self.pools[p] for p in self.serving(r.target)]
             prefill = min(self.prefill_ns(p, self._fresh(r)) for p in pools)
             r.foretold_first_us = min((wait_ns + prefill) // 1000, US_MAX)
 

@@ -36,10 +36,12 @@ class Audit:
 
     def outcome(self, r: Request, refused: int) -> int:
         """What refuses a request at its arrival nevertheless, or 0."""
-        if r.flow not in self.flows or refused in NOBODY_CAN_SERVE:
+        if r.flow not in self.flows:
             return refused
         if not self.twin.has_room(r.adapter):
             return core.REJECTED_LIMIT
+        if refused in NOBODY_CAN_SERVE:
+            return refused
         if refused:
             self.refusals[r.flow][refused] += 1
         elif self._would_wait(r):
@@ -48,10 +50,8 @@ class Audit:
 
     def pool_for(self, r: Request) -> int:
         twin = self.twin
-        if r.target != -1:
-            return r.target
-        order = sorted(range(len(twin.pools)), key=lambda p: (twin.share(p), p))
-        holding = [p for p in order if twin.can_hold(p, r)]
+        order = sorted(twin.serving(r.target), key=lambda p: (twin.share(p), p))
+        holding = [p for p in order if twin.can_hold(p, r) or p == r.target]
         return (holding or order or [-1])[0]
 
     def _would_wait(self, r: Request) -> bool:
@@ -79,6 +79,8 @@ class Audit:
                 if twin.is_full(flow):
                     break
                 pool = self.pool_for(r)
+                if pool == -1:
+                    continue
                 plan = twin.reservation(pool, r)
                 r.evidence = plan.evidence
                 twin.quotas.asked[r.seq] = twin.quotas.take(r)[1]

@@ -44,7 +44,7 @@ class Overload(Choice):
 
     def _level(self, pool: int, now_ns: int, target_ns: int, saturation_ppm: int) -> int:
         reason, (head, _) = self.pools[pool].reason, self.head_for(pool)
-        for_no_room = ("NONE", "DETACHED", "STRICT", "QUOTA", "DELAY")
+        for_no_room = ("NONE", "DETACHED", "DRAINING", "STRICT", "QUOTA", "DELAY")
         waits = reason not in for_no_room and head is not None
         if waits and now_ns - head.lined_ns > target_ns:  # type: ignore[union-attr,operator]
             return OVER

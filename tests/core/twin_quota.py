@@ -195,7 +195,7 @@ class Quotas:
 
     def _model_refusal(self, r: Request) -> int:
         names = self.state.pool_names
-        pools = [p for p in range(len(names)) if r.target in (-1, p)]
+        pools = self.state.serving(r.target)
         nodes = [self.models.get(names[p], -1) for p in pools]
         if -1 in nodes:
             return 0
@@ -210,9 +210,9 @@ class Quotas:
         now_ns = latest = self.state.now_ns
         if self._model_refusal(r):
             names, soonest = self.state.pool_names, -1
-            for p in range(len(names)):
+            for p in self.state.serving(r.target):
                 node = self.models.get(names[p], -1)
-                if r.target in (-1, p) and self.can_hold(node, r):
+                if self.can_hold(node, r):
                     due_ns = self.due_ns(node, r)
                     soonest = due_ns if soonest == -1 else min(soonest, due_ns)
             return max(0, soonest - now_ns)

@@ -30,8 +30,11 @@ class Refusals(Estimate):
         # An adapter that gets no number has no weight.
         known = self.has_room(r.adapter)
         weighed = r if known else replace(r, adapter=b"")
-        if not any(self.can_hold(p, weighed) for p in pools):
+        holding = [p for p in pools if self.can_hold(p, weighed)]
+        if not holding:
             return core.REJECTED_TOO_LARGE
+        if not set(holding) & set(self.serving(r.target)):
+            return core.REJECTED_DRAINING
         if self._is_over(self.queued(lambda q: q.flow == r.flow), r, "flow_queue"):
             return core.REJECTED_FLOW_QUEUE_FULL
         exempt = self.classes.is_exempt(r.flow)

@@ -73,7 +73,7 @@ class Restart:
             p.owed_tokens += state.promised(i) * p.block_size
             p.pressed, p.told_at_ns, p.preemptions, p.foreign_tokens = False, None, 0, 0
             p.reason, p.light, p.brought, p.saturated = "NONE", [], False, False
-            p.last_prefill_ns, p.opened_ns = 0, -1
+            p.last_prefill_ns, p.opened_ns, p.draining = 0, -1, False
         for bill in quotas.bills.values():
             for node in bill.nodes:
                 owed = quotas.nodes[node].owed
@@ -114,7 +114,7 @@ class Restart:
         state.quotas.bills, state.quotas.asked, state.quotas.waits = {}, {}, {}
         state.quotas.shares.begin_anew()
         state.pool_due, state.arrivals, state.totals = {}, Counter(), Counter()
-        state.draining = False
+        state.draining = state.closed = state.sweeps = False
         state.work_in, state.told_ns = Counter(), None
         for p in state.pools:
             p.drain = Rate()

@@ -6,6 +6,9 @@ from .twin_overload import Overload
 from .twin_room import PREFILL_MAX_NS
 from .twin_types import LIVE, Request, Verdict
 
+# Reasons for which a pool that grants nothing is not measured.
+IDLE = ("NONE", "DETACHED", "DRAINING")
+
 
 class Serve(Overload):
     """Dispatch, grant and eviction."""
@@ -22,7 +25,7 @@ class Serve(Overload):
                 blocked.clear()  # counters and queues moved: every pool may have another head
             else:
                 reason = self.pools[pool].reason
-                self.pools[pool].drain.run(self.now_ns, runs=reason not in ("NONE", "DETACHED"))
+                self.pools[pool].drain.run(self.now_ns, runs=reason not in IDLE)
                 self.judge(pool)
                 blocked.add(pool)
 
@@ -48,6 +51,9 @@ class Serve(Overload):
         """Grant or evict one request; False where the pool waits, for the reason it keeps."""
         p = self.pools[pool]
         self.pool_due.pop(pool, None)
+        if pool not in self.serving():
+            p.reason = "DRAINING"
+            return False
         (shares := self.quotas.shares).note_saturation()
         r, brought = self.head_for(pool)
         if r is None:

@@ -223,8 +223,8 @@ class Shares:
     # Holding.
 
     def is_saturated(self, target: int) -> bool:
-        pools = [p for i, p in enumerate(self.state.pools) if target in (-1, i)]
-        return bool(pools) and all(p.saturated for p in pools)
+        pools = self.state.serving(target)
+        return bool(pools) and all(self.state.pools[p].saturated for p in pools)
 
     def has_to_be_held(self, r: Request) -> bool:
         if self.share_of(r.flow) == -1 or r.flow in self.quotas.waits or r.seq in self.paid:

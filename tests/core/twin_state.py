@@ -79,6 +79,8 @@ class State:
         self.lease_next = 1
         self.prompt_seen = 0
         self.draining = False
+        self.closed = False  # an operator drains all pools
+        self.sweeps = False  # something was drained since the last poll
         self.work_in: Counter[tuple[int, int]] = Counter()  # ever queued, by flow and target
         self.told_ns: int | None = None
 
@@ -150,7 +152,7 @@ class State:
         kept += ("foreign_tokens", "owed_tokens", "light", "brought", "saturated")
         kept += ("overload", "calm_since_ns", "drain", "prefill_ns", "prefill_tokens")
         kept += ("prefill_error_ns", "prefills_judged")
-        kept += ("last_prefill_ns", "opened_ns")
+        kept += ("last_prefill_ns", "opened_ns", "draining")
         for name in kept:
             setattr(new, name, getattr(old, name))
         self.pools[index] = replace(new, **restarted)
@@ -239,6 +241,11 @@ class State:
     def leases_of(self, pool: int) -> list[Request]:
         """Leases that hold a reservation in the pool."""
         return self.leases(lambda r: r.pool == pool and not r.is_void)
+
+    def serving(self, target: int = -1) -> list[int]:
+        """The pools that a request with this target may be granted in."""
+        pools = [i for i, p in enumerate(self.pools) if target in (-1, i) and not p.draining]
+        return [] if self.closed else pools
 
     def is_full(self, flow: int) -> bool:
         exempt = self.classes.is_exempt(flow)

@@ -128,6 +128,7 @@ class Pool:
     max_model_tokens: int
     limits: dict[str, int]
     reason: str = "NONE"
+    draining: bool = False  # an operator lets nothing in any more
     probes: bool = True
     pressed: bool = False
     told_at_ns: int | None = None

@@ -73,6 +73,7 @@ def _pool(twin: Twin, now_ns: int, pool: int) -> dict[str, Any]:
         "queued": len(twin.queued(lambda r: r.target == pool)),
         "overdrawn": twin.load(pool) > twin.allowance(pool),
         "attached": True,
+        "draining": pool not in twin.serving(),
         "max_running": p.max_running,
         "saturated": p.saturated,
         "headroom_tokens": p.headroom_blocks * p.block_size,
@@ -183,6 +184,6 @@ def _totals(twin: Twin) -> dict[str, Any]:
         **_promises(twin, p.total, p.overall),
         "stored_answers": len(twin.answers),
         "overload_state": min(
-            (twin.overload_now(i, twin.now_ns) for i in range(len(twin.pools))), default=1
+            (twin.overload_now(i, twin.now_ns) for i in twin.serving()), default=1
         ),
     }

@@ -84,6 +84,7 @@ class Exact:
             Kind.DRAIN: self.core.drain,
             Kind.EVICT: self.core.evict_queued,
             Kind.SET: self._set,
+            Kind.REVOKE: self.core.revoke,
         }
 
     def run(self, watch: Callable[[int], None] | None = None) -> Replayed:

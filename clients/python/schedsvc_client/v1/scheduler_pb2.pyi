@@ -22,6 +22,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from schedsvc_client.v1 import mode_pb2 as _mode_pb2
 from schedsvc_client.v1 import pool_pb2 as _pool_pb2
 from schedsvc_client.v1 import quota_pb2 as _quota_pb2
 import builtins as _builtins
@@ -53,7 +54,7 @@ class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.Value
     OUTCOME_REJECTED_NO_POOL: _Outcome.ValueType  # 19
     """No pool of that name is registered, or none at all."""
     OUTCOME_REJECTED_DRAINING: _Outcome.ValueType  # 20
-    """The scheduler drains (Session; the unary call answers UNAVAILABLE)."""
+    """The scheduler or the pool drains (Session; the unary call answers UNAVAILABLE)."""
     OUTCOME_REJECTED_UNKNOWN_TENANT: _Outcome.ValueType  # 21
     """The tenant is unknown and unknown tenants are refused."""
     OUTCOME_REJECTED_QUOTA: _Outcome.ValueType  # 22
@@ -69,7 +70,7 @@ class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.Value
     OUTCOME_EVICTED_CANCELLED: _Outcome.ValueType  # 33
     """Withdrawn by its caller, or its session ended."""
     OUTCOME_EVICTED_DRAINING: _Outcome.ValueType  # 34
-    """The scheduler stopped before its turn came."""
+    """The scheduler stopped, or the pool was drained, before its turn came."""
     OUTCOME_EVICTED_TOO_LARGE: _Outcome.ValueType  # 35
     """No registered pool can hold it any more."""
     OUTCOME_COMPLETED: _Outcome.ValueType  # 48
@@ -96,7 +97,7 @@ OUTCOME_REJECTED_TOO_LARGE: Outcome.ValueType  # 18
 OUTCOME_REJECTED_NO_POOL: Outcome.ValueType  # 19
 """No pool of that name is registered, or none at all."""
 OUTCOME_REJECTED_DRAINING: Outcome.ValueType  # 20
-"""The scheduler drains (Session; the unary call answers UNAVAILABLE)."""
+"""The scheduler or the pool drains (Session; the unary call answers UNAVAILABLE)."""
 OUTCOME_REJECTED_UNKNOWN_TENANT: Outcome.ValueType  # 21
 """The tenant is unknown and unknown tenants are refused."""
 OUTCOME_REJECTED_QUOTA: Outcome.ValueType  # 22
@@ -112,7 +113,7 @@ OUTCOME_EVICTED_TTL: Outcome.ValueType  # 32
 OUTCOME_EVICTED_CANCELLED: Outcome.ValueType  # 33
 """Withdrawn by its caller, or its session ended."""
 OUTCOME_EVICTED_DRAINING: Outcome.ValueType  # 34
-"""The scheduler stopped before its turn came."""
+"""The scheduler stopped, or the pool was drained, before its turn came."""
 OUTCOME_EVICTED_TOO_LARGE: Outcome.ValueType  # 35
 """No registered pool can hold it any more."""
 OUTCOME_COMPLETED: Outcome.ValueType  # 48
@@ -589,8 +590,6 @@ Global___StatsRequest: _TypeAlias = StatsRequest  # noqa: Y015
 
 @_typing.final
 class StatsResponse(_message.Message):
-    """A snapshot."""
-
     DESCRIPTOR: _descriptor.Descriptor
 
     POOLS_FIELD_NUMBER: _builtins.int
@@ -602,6 +601,7 @@ class StatsResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     CLASSES_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Policy in force: fcfs or vtc."""
     digest: _builtins.int
@@ -619,9 +619,7 @@ class StatsResponse(_message.Message):
         """By service, descending."""
 
     @_builtins.property
-    def totals(self) -> Global___Totals:
-        """Over all flows."""
-
+    def totals(self) -> Global___Totals: ...
     @_builtins.property
     def state(self) -> Global___StateStats:
         """How counters, quotas and predictions are kept for a restart; absent where they are not."""
@@ -630,6 +628,8 @@ class StatsResponse(_message.Message):
     def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassStats]:
         """Priority classes, best first."""
 
+    @_builtins.property
+    def mode(self) -> _mode_pb2.ModeStats: ...
     def __init__(
         self,
         *,
@@ -642,10 +642,11 @@ class StatsResponse(_message.Message):
         draining: _builtins.bool = ...,
         state: Global___StateStats | None = ...,
         classes: _abc.Iterable[Global___ClassStats] | None = ...,
+        mode: _mode_pb2.ModeStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state", "totals", b"totals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "state", b"state", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "digest", b"digest", "draining", b"draining", "flows", b"flows", "incarnation", b"incarnation", "policy", b"policy", "pools", b"pools", "state", b"state", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "digest", b"digest", "draining", b"draining", "flows", b"flows", "incarnation", b"incarnation", "mode", b"mode", "policy", b"policy", "pools", b"pools", "state", b"state", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

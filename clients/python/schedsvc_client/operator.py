@@ -1,0 +1,146 @@
+"""An operator's handles: drains, leases that run, and modes (schedsvc.v1.OperatorService)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from schedsvc_client.channel import (
+    CHANNEL_OPTIONS,
+    ClientOptions,
+    Token,
+    bearer_metadata,
+    check_target,
+)
+from schedsvc_client.errors import from_rpc_error
+from schedsvc_client.v1 import mode_pb2, scheduler_pb2
+from schedsvc_client.v1 import operator_pb2 as pb
+from schedsvc_client.v1.operator_pb2_grpc import OperatorServiceStub
+from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
+
+__all__ = ["MODES", "Operator"]
+
+#: What a mode is called, and its number.
+MODES = {
+    "enforce": mode_pb2.MODE_ENFORCE,
+    "audit": mode_pb2.MODE_AUDIT,
+    "configured": mode_pb2.MODE_CONFIGURED,
+}
+_IDS_MAX = 4_096
+
+
+class Operator:
+    """A client for operators. Use it as `with`, or `close()` it.
+
+    Every call raises CallError: Unauthenticated where the caller may not operate, with what to
+    configure, LeaseNotFound (NOT_FOUND) where nobody knows the pool, tenant or shim.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        token: Token | None = None,
+        options: ClientOptions | None = None,
+    ) -> None:
+        self.target = check_target(target)
+        self._deadline_s = (options or ClientOptions()).call_deadline_s
+        self._token = token
+        if credentials is None:
+            self._channel = grpc.insecure_channel(self.target, options=CHANNEL_OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(self.target, credentials, options=CHANNEL_OPTIONS)
+        self._operator: Any = OperatorServiceStub(self._channel)
+        self._scheduler: Any = SchedulerServiceStub(self._channel)
+
+    def __enter__(self) -> Operator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._channel.close()
+
+    def drain(self, pool: str = "", *, undo: bool = False) -> pb.DrainResponse:
+        """Stop admitting to a pool or (`""`) to the whole service, or begin again."""
+        request = pb.DrainRequest(pool=pool, undo=undo)
+        response: pb.DrainResponse = self._call(self._operator.Drain, request)
+        return response
+
+    def stats(self) -> scheduler_pb2.StatsResponse:
+        """Take a snapshot of pools and totals, with as good as no tenants."""
+        request = scheduler_pb2.StatsRequest(flow_limit=1)
+        response: scheduler_pb2.StatsResponse = self._call(self._scheduler.Stats, request)
+        return response
+
+    def leases(
+        self, meant: pb.LeaseFilter | None = None, *, page_size: int = 0
+    ) -> Iterator[pb.Lease]:
+        """Yield the leases that run, a page at a time: memory is bounded by a page."""
+        request = pb.ListLeasesRequest(filter=meant, page_size=page_size)
+        while True:
+            response = self._call(self._operator.ListLeases, request)
+            yield from response.leases
+            if not response.next_page_token:
+                return
+            request.page_token = response.next_page_token
+
+    def revoke(self, lease_ids: Sequence[int]) -> pb.RevokeLeasesResponse:
+        """Void leases; say how many were revoked, and which are not known."""
+        total = pb.RevokeLeasesResponse()
+        for start in range(0, len(lease_ids), _IDS_MAX):
+            request = pb.RevokeLeasesRequest(lease_ids=lease_ids[start : start + _IDS_MAX])
+            response = self._call(self._operator.RevokeLeases, request)
+            total.revoked += response.revoked
+            total.unknown_lease_ids.extend(response.unknown_lease_ids)
+        return total
+
+    def revoke_all(self, meant: pb.LeaseFilter, *, dry_run: bool = False) -> int:
+        """Void, or only count, all leases for which everything holds that is given."""
+        request = pb.RevokeLeasesRequest(filter=meant, dry_run=dry_run)
+        response = self._call(self._operator.RevokeLeases, request)
+        return int(response.revoked)
+
+    def set_mode(self, mode: str, tenant: str = "") -> mode_pb2.ModeStats:
+        """Say one of MODES for a tenant, or (`""`) for all."""
+        if mode not in MODES:
+            raise ValueError(f"mode {mode!r} must be one of {', '.join(MODES)}")
+        request = pb.SetModeRequest(mode=MODES[mode], tenant=tenant)
+        response: pb.SetModeResponse = self._call(self._operator.SetMode, request)
+        return response.mode
+
+    @staticmethod
+    def filter(
+        *,
+        tenant: str = "",
+        pool: str = "",
+        client_id: str = "",
+        pool_epoch: int = 0,
+        age_min_s: float = 0.0,
+    ) -> pb.LeaseFilter:
+        """Make a filter; see schedsvc.v1.LeaseFilter."""
+        return pb.LeaseFilter(
+            tenant=tenant,
+            pool=pool,
+            client_id=client_id,
+            pool_epoch=pool_epoch,
+            age_min_ms=int(age_min_s * 1_000),
+        )
+
+    def _call(self, method: Any, request: Any) -> Any:
+        metadata = bearer_metadata(self._token)
+        try:
+            return method(request, timeout=self._deadline_s, metadata=metadata)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None

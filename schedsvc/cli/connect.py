@@ -1,0 +1,72 @@
+"""The options of every command that talks to a running scheduler."""
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from schedsvc_client import ChannelCredentials, SchedulerError, tls_credentials
+
+__all__ = ["Connection", "connects"]
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Where the scheduler is, and what is shown to it."""
+
+    target: str
+    credentials: ChannelCredentials | None
+    token: str | None
+
+    @property
+    def proof(self) -> dict[str, Any]:
+        """Keyword arguments of a client."""
+        return {"credentials": self.credentials, "token": self.token}
+
+
+_OPTIONS = (
+    click.option(
+        "--target",
+        default="127.0.0.1:7600",
+        envvar="SCHEDSVC_TARGET",
+        show_default=True,
+        show_envvar=True,
+        help="HOST:PORT or unix:PATH of the scheduler.",
+    ),
+    click.option("--tls-ca", type=click.Path(exists=True), help="Trust this CA; turns TLS on."),
+    click.option("--tls-cert", type=click.Path(exists=True), help="Client certificate."),
+    click.option("--tls-key", type=click.Path(exists=True), help="Its key."),
+    click.option("--token-env", help="Environment variable that holds the bearer token."),
+)
+
+
+def connects(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command a Connection as its first argument, and an end in one line where it fails."""
+
+    @functools.wraps(command)
+    def run(
+        target: str,
+        tls_ca: str | None,
+        tls_cert: str | None,
+        tls_key: str | None,
+        token_env: str | None,
+        **given: Any,
+    ) -> None:
+        token = os.environ.get(token_env, "") if token_env else None
+        if token == "":
+            raise click.BadParameter(f"{token_env} is not set", param_hint="--token-env")
+        try:
+            credentials = None
+            if tls_ca or tls_cert or tls_key:
+                credentials = tls_credentials(
+                    ca_file=tls_ca, certificate_file=tls_cert, key_file=tls_key
+                )
+            command(Connection(target, credentials, token), **given)
+        except (SchedulerError, ValueError) as error:
+            raise click.ClickException(f"{target}: {error}") from None
+
+    for option in reversed(_OPTIONS):
+        run = option(run)
+    return run

@@ -1,0 +1,92 @@
+"""`schedsvc drain`: nothing new for a pool, or for the whole service."""
+
+import json
+import time
+from typing import Any
+
+import click
+from schedsvc_client.operator import Operator
+
+from schedsvc.cli.connect import Connection, connects
+
+_EPILOG = """\b
+Example:
+  schedsvc drain gpu-1 --wait 300 && ssh gpu-1 reboot
+  schedsvc drain gpu-1 --undo
+  schedsvc drain --all --wait 60
+
+What runs goes on. What is queued and can go nowhere else is told to come back, with a Retry-After.
+A drain lasts until --undo or the scheduler's restart, whatever the engine does meanwhile. With
+--wait the exit status is 0 only where nothing runs any more.
+"""
+_LOOK_S = 0.5
+
+
+@click.command(epilog=_EPILOG)
+@connects
+@click.argument("pool", required=False)
+@click.option("--all", "everything", is_flag=True, help="All pools; health says NOT_SERVING.")
+@click.option("--undo", is_flag=True, help="Admit again.")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0.0),
+    metavar="SECONDS",
+    help="Until nothing runs any more, so long at most.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def drain(
+    connection: Connection,
+    pool: str | None,
+    everything: bool,
+    undo: bool,
+    wait_s: float | None,
+    as_json: bool,
+) -> None:
+    """Stop admitting to a POOL, or to --all."""
+    if bool(pool) == everything:
+        raise click.UsageError("name a pool, or give --all")
+    if undo and wait_s is not None:
+        raise click.UsageError("--wait goes with a drain, not with --undo")
+    name = pool or ""
+    with Operator(connection.target, **connection.proof) as operator:
+        answer = operator.drain(name, undo=undo)
+        running, drained = answer.live_leases, not undo
+        began_s = time.monotonic()
+        if wait_s is not None:
+            running, drained = _wait(operator, name, began_s + wait_s)
+    waited_s = round(time.monotonic() - began_s, 1)
+    if as_json:
+        shown: dict[str, Any] = {"pool": name, "draining": drained, "live_leases": running}
+        click.echo(json.dumps({**shown, "waited_s": waited_s}))
+    else:
+        what = f"pool {name}" if name else "the scheduler"
+        state = "drains" if drained else "admits again"
+        click.echo(f"{what} {state}; {running:,} {'runs' if running == 1 else 'run'}")
+    if wait_s is not None and not drained:
+        raise click.ClickException("somebody has undone the drain")
+    if wait_s is not None and running:
+        raise click.ClickException(f"after {waited_s:g} s there is still something that runs")
+
+
+def _wait(operator: Operator, pool: str, until_s: float) -> tuple[int, bool]:
+    """Look until nothing runs, the time is up, or it is undone; say what runs, and if it drains."""
+    told = -1
+    while True:
+        running, drained = _look(operator, pool)
+        if running != told:
+            click.echo(f"{running:,} running", err=True)
+            told = running
+        left_s = until_s - time.monotonic()
+        if not running or not drained or left_s <= 0:
+            return running, drained
+        time.sleep(min(_LOOK_S, left_s))
+
+
+def _look(operator: Operator, pool: str) -> tuple[int, bool]:
+    stats = operator.stats()
+    if not pool:
+        return stats.totals.live_leases + stats.totals.queued, stats.draining
+    rows = [row for row in stats.pools if row.name == pool]
+    # A scheduler that has restarted meanwhile may not know the pool yet: then it does not drain.
+    return (rows[0].live_leases + rows[0].queued, rows[0].draining) if rows else (0, False)

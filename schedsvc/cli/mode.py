@@ -1,0 +1,64 @@
+"""`schedsvc mode`: enforce decisions, or only count them, whatever the configuration says."""
+
+import json
+from typing import Any
+
+import click
+from schedsvc_client.operator import MODES, Operator
+
+from schedsvc.cli.connect import Connection, connects
+
+_EPILOG = """\b
+Example:
+  schedsvc mode audit
+  schedsvc mode enforce --tenant research
+  schedsvc mode configured
+  schedsvc mode
+
+audit decides and counts everything, and refuses and delays nothing. What is said here goes before
+the configuration's `mode`, also when that is reloaded, until `schedsvc mode configured` or the
+scheduler's restart. Without a mode it only shows what is in force.
+"""
+#: schedsvc.v1.Mode, for people.
+NAMES = {number: name for name, number in MODES.items()}
+
+
+@click.command(epilog=_EPILOG)
+@connects
+@click.argument("mode", required=False, type=click.Choice(list(MODES)))
+@click.option("--tenant", default="", help="Only this one of the configuration's tenants.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def mode(connection: Connection, mode: str | None, tenant: str, as_json: bool) -> None:
+    """Say a MODE for all tenants at once, or for one; or show it."""
+    if mode is None and tenant:
+        raise click.UsageError("say a mode for the tenant; `schedsvc stats --tenant` shows it")
+    with Operator(connection.target, **connection.proof) as operator:
+        found = operator.stats().mode if mode is None else operator.set_mode(mode, tenant)
+    if as_json:
+        click.echo(json.dumps(_plain(found)))
+    else:
+        click.echo(mode_text(found))
+
+
+def mode_text(modes: Any) -> str:
+    """Return the modes in force as a sentence."""
+    configured = NAMES.get(modes.configured, "unknown")
+    text = f"mode {NAMES.get(modes.overlay, configured)}"
+    if modes.overlay:
+        text += f" for all, an operator's word (configured: {configured})"
+    elif not modes.tenants:
+        text += ", as configured"
+    single = ", ".join(f"{entry.tenant} {NAMES[entry.mode]}" for entry in modes.tenants[:10])
+    more = modes.tenants_overlaid - len(modes.tenants[:10])
+    if single:
+        text += f"; by an operator's word {single}{f' and {more:,} more' if more > 0 else ''}"
+    return text
+
+
+def _plain(modes: Any) -> dict[str, Any]:
+    return {
+        "configured": NAMES.get(modes.configured),
+        "overlay": NAMES.get(modes.overlay),
+        "tenants": {entry.tenant: NAMES[entry.mode] for entry in modes.tenants},
+        "tenants_overlaid": modes.tenants_overlaid,
+    }
