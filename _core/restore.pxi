@@ -8,7 +8,6 @@
 # TTL, whether or not they have come back: who was served little before the restart is not lifted to
 # the others for coming back a moment later, and a newcomer is lifted to all that were there.
 
-cdef int64_t AGE_MAX_NS = <int64_t>1 << 58  # nine years
 cdef int64_t SUM_MAX = <int64_t>1 << 53
 cdef int64_t DEBT_MINUTES = 1_440  # more than this no bucket owes after a restart
 
@@ -382,7 +381,7 @@ cdef int restore_quota(
             bucket[2] = unzigzag(<uint64_t>bucket[2])
             check_range("bucket", bucket[0], 0, RATES - 1)
             check_range("limit", bucket[1], 1, QUOTA_LIMIT_MAX)
-            check_range("level", bucket[2], -(<int64_t>1 << 62), bucket[1] * MICRO)
+            check_range("level", bucket[2], LEVEL_MIN, bucket[1] * MICRO)
             check_range("age_ns", bucket[3], 0, AGE_MAX_NS)
             if n != NULL and n.rate[bucket[0]]:
                 restore_bucket(n, <int>bucket[0], bucket, core.now_ns - bucket[3] - age_ns)
@@ -478,9 +477,15 @@ cdef int resume_pool(Scheduler core, bytes name) except -1:
 
 
 cdef int end_resume(Scheduler core) noexcept:
-    """The leases of before the restart have had their time."""
+    """The leases of before the restart have had their time: what is saved owes them nothing any
+    more. O(flows + quotas) where somebody saves."""
     cdef int32_t pool
+    if core.resume_until_ns == 0:
+        return 0
     core.resume_until_ns = 0
+    core.flows.changed.mark_all(core.flows.count)
+    core.quotas.changed.mark_all(core.quotas.count)
+    core.save_rest = True
     for pool in range(core.ledger.count):
         core.ledger.pools[pool].owed_tokens = 0
     return 0

@@ -28,6 +28,9 @@ cdef bytes QUOTA_ROW = b"q"
 cdef bytes POOL_ROW = b"p"
 cdef bytes OVERALL_ROW = b"o"
 
+cdef int64_t AGE_MAX_NS = <int64_t>1 << 58  # nine years
+cdef int64_t LEVEL_MIN = -(<int64_t>1 << 62)  # of a bucket
+
 cdef enum:  # how a flow stands
     STANDS_IDLE = 0
     STANDS_ACTIVE = 1
@@ -173,8 +176,8 @@ cdef bytes quota_value(Scheduler core, int32_t node, int64_t now_ns):
     for k in range(RATES - 1, -1, -1):
         if n.rate[k]:
             before = w.length()
-            w.varint(4, now_ns - n.at_ns[k])
-            w.varint(3, zigzag(n.level[k]))
+            w.varint(4, min(now_ns - n.at_ns[k], AGE_MAX_NS))
+            w.varint(3, zigzag(max(n.level[k], LEVEL_MIN)))
             w.varint(2, n.rate[k])
             w.varint(1, k)
             w.close(1, before)

@@ -10,7 +10,8 @@ import structlog
 
 from schedsvc._core import CallerError, Scheduler
 from schedsvc.driver import Broken, Driver, Saving
-from schedsvc.state.store import SavedRow, StateError, Store
+from schedsvc.state.backlog import Backlog, aged
+from schedsvc.state.store import StateError, Store
 
 __all__ = ["Keeper", "restore"]
 
@@ -18,8 +19,6 @@ _log = structlog.get_logger("schedsvc.state")
 
 #: Rows that are read from the core before the event loop gets its turn: well under a millisecond.
 _ROWS_AT_ONCE = 64
-#: Older rows count as this old: all buckets are full by then.
-_AGE_MAX_NS = 86_400 * 10**9
 
 
 def restore(
@@ -30,11 +29,7 @@ def restore(
     A file whose rows are wrong is set aside like one that SQLite finds damaged, and the core starts
     as if it never ran. A wall clock that was put back credits nothing. Raises StateError.
     """
-    present_ns = wall_ns()
-    rows = [
-        (key, value, min(max(0, present_ns - at_ns), _AGE_MAX_NS))
-        for key, value, at_ns in store.rows
-    ]
+    rows = aged(store.rows, wall_ns())
     found = 0
     try:
         found = core.set_saved(now_ns, rows)
@@ -71,8 +66,7 @@ class Keeper:
         self._every_s = every_ms / 1_000
         self._wall_ns = wall_ns
         self._thread = ThreadPoolExecutor(1, "state")
-        #: Rows that are not in the file yet; bounded by the rows that there are.
-        self._pending: dict[bytes, SavedRow] = {}
+        self._backlog = Backlog()
         self._saving = driver.saving = Saving(driver.clock.now_ns())
 
     async def run(self) -> None:
@@ -88,17 +82,14 @@ class Keeper:
         """Save what has changed; False where the file could not be written. Raises Broken."""
         began_ns = self._driver.clock.now_ns()
         while rows := self._driver.save(_ROWS_AT_ONCE):
-            at_ns = self._wall_ns()
-            for key, value in rows:
-                self._pending[key] = (key, value, at_ns)
+            self._backlog.add(rows, self._wall_ns())
             await asyncio.sleep(0)
-        if self._pending:
-            taken, self._pending = self._pending, {}
+        if taken := self._backlog.take():
             loop = asyncio.get_running_loop()
             try:
                 await loop.run_in_executor(self._thread, self._store.write, taken.values())
             except StateError as error:
-                self._pending = taken | self._pending
+                self._backlog.put_back(taken)
                 self._tell(str(error))
                 return False
         self._saving.saved_ns = began_ns

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["FILE_BYTES_MAX", "SavedRow", "StateError", "Store"]
+from schedsvc.state.backlog import SavedRow
 
-#: Key, value, and when it was saved by the wall clock, in ns.
-SavedRow = tuple[bytes, bytes, int]
+__all__ = ["FILE_BYTES_MAX", "StateError", "Store"]
 
 #: A larger file is not read.
 FILE_BYTES_MAX = 1 << 30

@@ -138,6 +138,25 @@ def test_a_lease_that_is_never_told_of_stays_charged() -> None:
     assert vtc(third, 0) == 2 * vtc(s, 0)
 
 
+def test_what_is_owed_no_more_is_saved_as_such() -> None:
+    """Nothing changed since but the time: a third process neither holds nor forgives anything."""
+    s = make(*FLOWS, capacity=100)
+    grant(s, 0, "r", 60, 30)
+    new = reborn(s, 0, capacity=100)
+    rows = saved(new, 0)
+    later_ns = TTL_NS + GRACE_NS
+    new.poll(later_ns)
+    rows |= saved(new, later_ns)
+    third = make(*FLOWS, capacity=100)
+    third.set_saved(0, [(key, value, 0) for key, value in rows.items()])
+    before = vtc(third, 0)
+    admit(third, 0, "next", 40, 10)
+    assert outcomes(third.poll(0)) == [core.GRANTED]
+    third.replay(0, 0, b"r", 7, 0, 1, 50, 30, 10)
+    assert vtc(third, 0) > before + 40_000_000
+    third.check()
+
+
 def test_what_leases_held_is_not_granted_before_they_are_told_of() -> None:
     s = make(*FLOWS, capacity=100)
     d = grant(s, 0, "r", 60, 30)

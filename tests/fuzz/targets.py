@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.fuzz import files, http, wire
+from tests.fuzz import files, http, state, wire
 
 FOUND = Path(__file__).parent / "found"
 """Inputs that broke something once, a folder for each target."""
@@ -30,6 +30,9 @@ TARGETS = {
     "trace": Target("traces of every form", files.trace, files.trace_corpus, files.TRACE_WORDS),
     "recording": Target("recordings of a scheduler", files.recording, files.recording_corpus,
         files.RECORDING_WORDS),
+    "saved": Target("rows of the core from a state file", state.saved,
+        lambda: [*state.saved_corpus()], state.ROW_WORDS),
+    "state": Target("state files", state.file, lambda: [*state.file_corpus()], state.FILE_WORDS),
 }  # fmt: skip
 
 

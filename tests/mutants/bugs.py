@@ -10,6 +10,11 @@ RELEASE = "    if not r.is_void:\n        core.ledger.release(i)\n"
 HEADROOM = "        # Headroom is for growth; what is alone in the pool may use it all.\n"
 LIFT = "        if self.lifts:\n            f.vtc = max(f.vtc, self.least_vtc(f.cls))\n"
 SECOND = 1 << 22
+THIRD = 1 << 23
+RESTARTS = frozenset(
+    {"scheduler-restarted", "power-lost", "state-damaged", "client-leaves-run", "burst",
+     "client-leaves-queue", "complete-twice", "admit-twice", "engine-slow"}
+)  # fmt: skip
 RENEWED = "        if r.due_ns > core.deadlines.nodes[0].key:  # renewed since\n"
 
 
@@ -22,7 +27,8 @@ class Mutant:
     insertions: tuple[tuple[str, str, str], ...]
     seeds: int  # of the fault simulator, among which one at least catches it
     only: frozenset[str] | None = None  # faults that may happen; None: those that a seed draws
-    first: int = 0  # seed; those from SECOND on have quotas, and both kinds of lift
+    # A seed; those from SECOND on have quotas, and both kinds of lift, from THIRD on state files.
+    first: int = 0
 
 
 def leak(outcome: str) -> tuple[tuple[str, str, str], ...]:
@@ -299,6 +305,156 @@ MUTANTS = (
         ),
         100,
         first=SECOND,
+    ),
+    Mutant(
+        "counter-forgotten",
+        "after a restart, all tenants count as never served",
+        (
+            (
+                "restore.pxi",
+                "    if v[6]:\n        f.granted_at_ns",
+                "    if BUG:\n        f.vtc = 0\n",
+            ),
+        ),
+        100,
+        RESTARTS,
+        THIRD,
+    ),
+    Mutant(
+        "restart-without-lift",
+        "after a restart, whoever was active counts as idle until he comes back",
+        (
+            (
+                "restore.pxi",
+                "        if level < 0:\n            put_back(flows, flow)\n",
+                "        if BUG:\n            continue\n",
+            ),
+        ),
+        200,
+        RESTARTS,
+        THIRD,
+    ),
+    Mutant(
+        "replay-charged-twice",
+        "a lease that is told of after a restart is charged once more",
+        (("lease.pxi", "    f.owed -= paid\n", "    if BUG:\n        paid = 0\n"),),
+        100,
+        RESTARTS,
+        THIRD,
+    ),
+    Mutant(
+        "quota-full-again",
+        "after a restart, all buckets are full",
+        (
+            (
+                "restore.pxi",
+                "    n.at_ns[which] = at_ns\n",
+                "    if BUG:\n        n.level[which] = micro\n",
+            ),
+        ),
+        200,
+        RESTARTS,
+        THIRD,
+    ),
+    Mutant(
+        "untold-not-held",
+        "after a restart, blocks of leases that nobody told of yet are granted to others",
+        (
+            (
+                "restore.pxi",
+                "        p.owed_tokens = v[1]\n",
+                "        if BUG:\n            v[1] = 0\n",
+            ),
+        ),
+        200,
+        RESTARTS,
+        THIRD,
+    ),
+    Mutant(
+        "untold-held-for-ever",
+        "blocks of leases that nobody tells of are never free again",
+        (
+            (
+                "restore.pxi",
+                "        core.ledger.pools[pool].owed_tokens = 0\n",
+                "        if BUG:\n            continue\n",
+            ),
+        ),
+        200,
+        RESTARTS,
+        THIRD,
+    ),
+    Mutant(
+        "change-not-saved",
+        "what changes of the first tenant is not saved",
+        (
+            (
+                "changes.pxi",
+                "        if self.on and not self.marks[number]:\n",
+                "        if BUG and number == 0:\n            return\n",
+            ),
+        ),
+        100,
+        RESTARTS,
+        THIRD,
+    ),
+    Mutant(
+        "damaged-half-counts",
+        "of a damaged file, the rows before the wrong one count",
+        (
+            (
+                "restore.pxi",
+                "    for applies in (False, True):\n",
+                "    if BUG:\n"
+                "        for key, value, age_ns in rows:\n"
+                "            restore_row(core, key, value, age_ns, True, [])\n",
+            ),
+        ),
+        200,
+        RESTARTS,
+        THIRD,
+    ),
+    Mutant(
+        "class-ignored",
+        "the worst class goes first",
+        (
+            (
+                "classes.pxi",
+                "        return EXEMPT_PRIORITY if self.items[c].exempt else self.items[c].rank\n",
+                "        if BUG:\n            return -self.items[c].rank\n",
+            ),
+        ),
+        100,
+        frozenset({"burst", "engine-slow"}),
+        THIRD,
+    ),
+    Mutant(
+        "adapters-unlimited",
+        "more LoRA adapters are active than may be",
+        (
+            (
+                "ledger.pxi",
+                "            if is_above(p.limits.max_loras, p.loras.active + 1):\n",
+                "            if BUG:\n                self.pools[pool].limits.max_loras = 0\n",
+            ),
+        ),
+        100,
+        frozenset({"burst", "engine-slow"}),
+        THIRD,
+    ),
+    Mutant(
+        "round-unlimited",
+        "a round takes any number of prompts",
+        (
+            (
+                "ledger.pxi",
+                "        if p.round.tokens and r.reports_progress and is_above(\n",
+                "        if BUG:\n            self.pools[pool].round.max_tokens = 0\n",
+            ),
+        ),
+        100,
+        frozenset({"burst", "engine-slow"}),
+        THIRD,
     ),
 )
 

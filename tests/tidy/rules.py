@@ -163,7 +163,7 @@ ROOMS: dict[str, Room] = {
     ),
     # Drives the core and the client's half of the Session protocol against each other.
     "schedsvc.sim.faults": room(
-        "schedsvc._core schedsvc.clock schedsvc_client schedsvc_client.v1"
+        "schedsvc._core schedsvc.clock schedsvc.state schedsvc_client schedsvc_client.v1"
         " schedsvc.sim.faults.auditor",
         never=IO,
         clock=NO_CLOCK,

@@ -313,6 +313,34 @@ class Chaos:
         self._agenda.after(self._agenda.soon(_S), server.start)
         return True
 
+    def power_lost(self) -> bool:
+        """Kill its machine: a few writes of the state file are lost, too."""
+        saver = self._world.server.saver
+        if saver is None or not self.scheduler_restarted():
+            return False
+        saver.disk.lose(1 + int(self._random() * 4))
+        return True
+
+    def state_damaged(self) -> bool:
+        """Kill the scheduler, and damage what it has saved."""
+        saver = self._world.server.saver
+        if saver is None or not saver.disk.rows or not self.scheduler_restarted():
+            return False
+        saver.disk.is_damaged = True
+        return True
+
+    def disk_full(self) -> bool:
+        """Let writes of the state file fail for a while."""
+        saver = self._world.server.saver
+        if saver is None or saver.disk.is_full:
+            return False
+        saver.disk.is_full = True
+        self._agenda.after(self._agenda.soon(3 * _S), self._free, saver.disk)
+        return True
+
+    def _free(self, disk: Any) -> None:
+        disk.is_full = False
+
     def scheduler_paused(self) -> bool:
         """Its process stands still."""
         if not self._world.server.is_up:

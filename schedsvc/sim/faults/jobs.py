@@ -69,6 +69,12 @@ class JobMaker:
             reports_progress=random() * 1_000 < options.reports_permille,
             queue_ttl_ms=500 if draw < 0.05 else 0,
         )
+        if options.classes is not None and random() < 0.5:
+            usual = [c.name for c in options.classes.known.values() if not c.exempt]
+            request.request_class = usual[int(random() * len(usual))]
+        if options.adapters is not None and random() < 0.6:
+            adapters = list(options.adapters)
+            request.adapter = adapters[int(random() * len(adapters))]
         used = 1 + int(random() * random() * most)
         return Job(request, used * n * len(prompts), 1 + int(random() * 3))
 

@@ -3,18 +3,27 @@
 from dataclasses import dataclass
 from functools import cache
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from schedsvc import _core
-from schedsvc.sim.faults.auditor import Limits, Quotas
+from schedsvc.sim.faults.auditor import Classes, Limits, PoolLimits, Quotas
+from schedsvc.sim.faults.configured import (
+    StateOptions,
+    draw_adapters,
+    draw_classes,
+    draw_pool_limits,
+    draw_state,
+    with_shares,
+)
 
 _S, _MS = 1_000_000_000, 1_000_000
 
-_SECOND = 1 << 22
+_SECOND, _THIRD = 1 << 22, 1 << 23
 """Seeds below draw what the first ones drew, so that those that failed once fail as they did; the
-others also draw what the scheduler has learned since: quotas, and who counts as active."""
+others also draw what the scheduler has learned since: quotas, and who counts as active; then what
+outlives a restart, classes, limits of pools, adapters, dispatch delay and shares."""
 
-FAULTS = {
+_FIRST_FAULTS = {
     # name: (how often it is chosen, what it does)
     "shim-killed": (3, "a shim process dies with its engine, and starts again"),
     "client-leaves-queue": (6, "a client leaves while its request waits"),
@@ -52,6 +61,15 @@ FAULTS = {
     "capacity-changed": (2, "a pool is registered anew, also smaller than what it has promised"),
     "weights-reloaded": (1, "tenants get other weights while their requests wait and run"),
 }  # fmt: skip
+
+STATE_FAULTS = {
+    "power-lost": (4, "the scheduler's machine dies, and the last writes of its state with it"),
+    "disk-full": (1, "for seconds, no state can be written"),
+    "state-damaged": (2, "the scheduler dies, and what it has saved is damaged"),
+}
+"""What can happen where a seed keeps its state in a file."""
+
+FAULTS = _FIRST_FAULTS | STATE_FAULTS
 
 FAIR_FAULTS = frozenset(
     (
@@ -105,6 +123,10 @@ class Options:
     faults: frozenset[str]
     fair: bool  # made to see who is served how much
     quotas: Quotas | None = None
+    state: StateOptions | None = None
+    classes: Classes | None = None
+    limits: PoolLimits | None = None
+    adapters: dict[str, int] | None = None  # tokens that each takes; -1: as many as is usual
 
 
 def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Options:
@@ -118,7 +140,7 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
     }
     pools = draw_pools(rnd, fair=fair)
     smallest = min(pool.capacity_tokens for pool in pools)
-    drawn = frozenset(name for name in FAULTS if rnd.random() < 0.7)
+    drawn = frozenset(name for name in _FIRST_FAULTS if rnd.random() < 0.7)
     core = draw_core(rnd)
     if fair:
         tenants = dict.fromkeys(("ada", "bob", "cyd")[: rnd.randrange(2, 4)], 1_000)
@@ -128,7 +150,6 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
         core |= {"queue_max": 10_000, "lift": "queued"}
         core |= {name: "strict" for name in ("dispatch",) if name in core}
         drawn &= FAIR_FAULTS
-    may = drawn if faults is None else faults
     quotas = None
     if seed >= _SECOND:
         more = Random(seed ^ 0x0DDB)  # noqa: S311 - no secret: one seed is one run
@@ -138,6 +159,12 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
                 tenants = {name: more.randrange(500, 3_000) for name in tenants}
         elif more.random() < 0.3:
             quotas = draw_quotas(more, list(tenants), pools)
+    later = Later(quotas=quotas)
+    if seed >= _THIRD and not fair:
+        more = Random(seed ^ 0x57A7E)  # noqa: S311 - no secret: one seed is one run
+        later = draw_later(more, core, list(tenants), pools, quotas)
+        drawn |= later.faults
+    may = drawn if faults is None else faults
     return Options(
         seed=seed,
         events=events,
@@ -152,12 +179,56 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
         delay_ns=rnd.choice((100_000, _MS, 10 * _MS)),
         gather_ns=rnd.choice((0, 0, _MS, 5 * _MS)),
         lost_permille=rnd.choice((20, 100)) if "message-lost" in may else 0,
-        reports_permille=1_000 if fair else rnd.choice((0, 500, 1_000, 1_000)),
+        reports_permille=1_000 if fair else max(later.reports, rnd.choice((0, 500, 1_000, 1_000))),
         fault_ns=round(10 ** rnd.uniform(6.8, 8.3)),
         faults=may,
         fair=fair,
-        quotas=quotas,
+        quotas=later.quotas,
+        state=later.state,
+        classes=later.classes,
+        limits=later.limits,
+        adapters=later.adapters,
     )
+
+
+class Later(NamedTuple):
+    """What the newest seeds draw beside the rest."""
+
+    quotas: Quotas | None
+    state: StateOptions | None = None
+    classes: Classes | None = None
+    limits: PoolLimits | None = None
+    adapters: dict[str, int] | None = None
+    faults: frozenset[str] = frozenset()
+    reports: int = 0  # so many of a thousand requests at least report their progress
+
+
+def draw_later(
+    rnd: Random, core: dict[str, Any], tenants: list[str], pools: tuple[PoolOptions, ...],
+    quotas: Quotas | None,
+) -> Later:  # fmt: skip
+    """Draw what a configuration may also ask for; `core` gets what is a setting of the core."""
+    drawn = Later(quotas)
+    if rnd.random() < 0.6:
+        faults = frozenset(name for name in STATE_FAULTS if rnd.random() < 0.7)
+        drawn = drawn._replace(state=draw_state(rnd), faults=faults)
+        if rnd.random() < 0.5:  # messages tell everything that counters are made of
+            core["policy"] = rnd.choice(("vtc", "vtc", "lcf"))
+            drawn = drawn._replace(quotas=None, reports=1_000)
+    if not drawn.reports and rnd.random() < 0.4:
+        drawn = drawn._replace(classes=draw_classes(rnd, tenants))
+    if rnd.random() < 0.3:
+        drawn = drawn._replace(adapters=draw_adapters(rnd))
+    if drawn.adapters or rnd.random() < 0.3:
+        size = min(pool.capacity_tokens for pool in pools)
+        limits = draw_pool_limits(rnd, size, adapters=drawn.adapters is not None)
+        drawn = drawn._replace(limits=limits)
+    if rnd.random() < 0.15:
+        core["delay_factor_milli"] = rnd.choice((500, 1_000, 3_000))
+    # A flow that is held to its share for one pool is held for all: see docs/faults.md.
+    if drawn.quotas is not None and len(pools) == 1 and rnd.random() < 0.7:
+        drawn = drawn._replace(quotas=with_shares(rnd, drawn.quotas))
+    return drawn
 
 
 def draw_limits(rnd: Random, pools: tuple[PoolOptions, ...]) -> Limits:

@@ -8,15 +8,16 @@ killed, stand still and start again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc._core import EXPIRED, CallerError, InvariantError, Scheduler
+from schedsvc._core import EXPIRED, CallerError, InvariantError
 from schedsvc.clock import PAUSE_NS, SteadyClock
 from schedsvc.sim.faults.agenda import Agenda
-from schedsvc.sim.faults.auditor import Auditor, Limits, ViolationError
+from schedsvc.sim.faults.auditor import Auditor, Known, ViolationError
+from schedsvc.sim.faults.configured import configured
+from schedsvc.sim.faults.disk import Saver
 from schedsvc.sim.faults.link import Call, Connection
 from schedsvc.sim.faults.options import Options
 
@@ -27,11 +28,6 @@ _ROUNDS_PER_CHECK = 48
 _POLLS_MAX = 1_000_000
 _ANSWER_NS = 20_000
 """Between a verdict and the moment in which the waiting call takes it."""
-
-_LEASES_PER_PROCESS = 1_000_000_000
-
-UNKNOWN_WEIGHT = 100
-"""Of all tenants together that nobody knows, in thousandths."""
 
 
 class Waiting:
@@ -51,7 +47,9 @@ class Waiting:
 class Server:
     """One scheduler, over any number of processes one after the other."""
 
-    def __init__(self, agenda: Agenda, options: Options, auditor: Auditor) -> None:
+    def __init__(
+        self, agenda: Agenda, options: Options, auditor: Auditor, wall_ns: Callable[[], int]
+    ) -> None:
         self.agenda = agenda
         self.auditor = auditor
         self.is_up = False
@@ -65,52 +63,31 @@ class Server:
         self._withdrawn: dict[int, Any] = {}
         self._timer_ns = -1
         self._rounds = 0
+        self.saver: Saver | None = None
+        if options.state is not None:
+            self.saver = Saver(agenda, self, options.state, wall_ns)
         self.start()
 
     # The process.
 
     def start(self, _: object = None) -> None:
-        """Begin a process that knows only its configuration."""
+        """Begin a process that knows its configuration, and its state file where it has one."""
         if self.is_up:
             return
         self.incarnation += 1
-        self.core = Scheduler(
-            incarnation=self.incarnation,
-            hash_key=self._options.seed.to_bytes(16, "little"),
-            lease_id_base=self.incarnation * _LEASES_PER_PROCESS,
-            **self._options.core,
-        )
-        for name, weight in self._options.tenants.items():
-            self.core.set_flow(name.encode(), weight)
-        if self._options.shares_unknown:
-            self.core.set_unknown(self.core.set_flow(b"unknown", UNKNOWN_WEIGHT))
         self._raw_ns = self.agenda.now_ns
         self._clock = SteadyClock(lambda: self._raw_ns)
         self._timer_ns = -1
+        self._paused_ns = 0
         self.is_up = True
         now_ns = self._clock.now_ns()
-        self._set_quotas(now_ns)
-        self.auditor.restart(now_ns)
-
-    def _set_quotas(self, now_ns: int) -> None:
-        """Give tenants, their group and a model their limits."""
-        core, quotas = self.core, self._options.quotas
-        if quotas is None:
+        self.core = configured(self._options, self.incarnation, now_ns)
+        if self.saver is None:
+            self.auditor.restart(now_ns)
             return
-        group = model = -1
-        if quotas.group is not None:
-            group = core.set_quota(now_ns, b"group", -1, **asdict(quotas.group))
-        if quotas.model is not None:
-            model = core.set_quota(now_ns, b"model", -1, **asdict(quotas.model))
-            core.set_pool_quota(now_ns, quotas.model_pool.encode(), model)
-        for name in self._options.tenants:
-            core.set_flow_quota(
-                now_ns,
-                core.flow_index(name.encode()),
-                group if name in quotas.members else -1,
-                refuse=name in quotas.refusing,
-                **asdict(quotas.tenants.get(name, Limits())),
-            )
+        spare = configured(self._options, self.incarnation, now_ns)
+        self.auditor.restart(now_ns, *self.saver.restore(self.core, spare, now_ns))
+        self.saver.begin()
 
     def kill(self) -> None:
         """Let the process die: whoever is connected finds out by himself."""
@@ -125,11 +102,14 @@ class Server:
                 call.fail()
         self._waiting.clear()
         self._withdrawn.clear()
+        if self.saver:
+            self.saver.die()
 
     def pause(self, duration_ns: int) -> None:
         """Stop the process for a while; the sockets go on to fill."""
         if self.is_up and not self._paused:
             self._paused = True
+            self._paused_since_ns = self.agenda.now_ns
             self.agenda.after(duration_ns, self.resume)
 
     def resume(self, _: object = None) -> None:
@@ -137,6 +117,7 @@ class Server:
         if not self._paused:
             return
         self._paused = False
+        self._paused_ns += self.agenda.now_ns - self._paused_since_ns
         self.auditor.books.resumed = True
         self._raw_ns = self.agenda.now_ns
         self._clock.now_ns()
@@ -361,6 +342,15 @@ class Server:
     def _on_timer(self, _: object) -> None:
         self._timer_ns = -1
         self._settle(self._now())
+
+    def save(self, rows_max: int) -> list[tuple[bytes, bytes]]:
+        """Return rows of the core that have changed since they were told last."""
+        rows: list[tuple[bytes, bytes]] = self.core.save(self._now(), rows_max)
+        return rows
+
+    def known(self) -> tuple[Known, int]:
+        """Return what the auditor knows of what is saved, and the time less all pauses."""
+        return self.auditor.known(self._now()), self.agenda.now_ns - self._paused_ns
 
     def core_now(self) -> int:
         """Read the scheduler's own clock."""

@@ -10,12 +10,13 @@ from typing import NamedTuple
 from schedsvc_client.v1 import quota_pb2
 
 from schedsvc.sim.faults.agenda import Agenda
-from schedsvc.sim.faults.auditor import Auditor, Terms, ViolationError
+from schedsvc.sim.faults.auditor import Auditor, PoolLimits, Terms, ViolationError
 from schedsvc.sim.faults.caller import Caller
 from schedsvc.sim.faults.chaos import Chaos
+from schedsvc.sim.faults.configured import UNKNOWN_WEIGHT
 from schedsvc.sim.faults.jobs import JobMaker
 from schedsvc.sim.faults.options import FAULTS, Options
-from schedsvc.sim.faults.server import TICK_NS, UNKNOWN_WEIGHT, Server
+from schedsvc.sim.faults.server import TICK_NS, Server
 from schedsvc.sim.faults.shim import Engine, Shim
 
 _WALL_START_NS = 1_700_000_000_000_000_000
@@ -44,9 +45,9 @@ class World:
         rnd = Random(options.seed ^ 0x5EED)  # noqa: S311 - no secret: one seed is one run
         self.agenda = Agenda(rnd)
         self.auditor = Auditor(terms_of(options))
-        self.server = Server(self.agenda, options, self.auditor)
-        self.maker = JobMaker(self.agenda, options)
         self.wall_skew_ns = 0
+        self.server = Server(self.agenda, options, self.auditor, self.wall_ns)
+        self.maker = JobMaker(self.agenda, options)
         self.tags = 0  # of injected requests
         self.engines = [Engine(pool, self.wall_ns()) for pool in options.pools]
         self.shims = [
@@ -122,6 +123,8 @@ class World:
         server = self.server
         server.start()
         server.resume()
+        if server.saver:
+            server.saver.is_calm = True
         for engine in self.engines:
             engine.token_ns = engine.options.token_ns
             engine.sleeps_until_ns = 0
@@ -191,7 +194,7 @@ def _bypass_max(options: Options) -> int | None:
     core = options.core
     if core["policy"] != "fcfs" or len(options.pools) > 1 or "capacity-changed" in options.faults:
         return None
-    if options.quotas is not None:
+    if options.quotas is not None or options.classes is not None:
         return None
     backfills = core.get("dispatch", "strict") == "backfill"
     return int(core["bypass_max"]) if backfills else 0
@@ -206,6 +209,8 @@ def terms_of(options: Options) -> Terms:
     limited = options.quotas is not None
     all_report = options.reports_permille == 1_000
     counts = core["policy"] in ("vtc", "lcf") and all_report and not limited
+    counts = counts and options.classes is None  # counters are compared inside of a class
+    delays = "delay_factor_milli" in core or options.limits is not None
     may_pass = core.get("dispatch", "strict") == "backfill"
     most = max(headroom, core["headroom_max_ppm"]) + _KEPT_PPM if adapts else headroom
     return Terms(
@@ -226,7 +231,7 @@ def terms_of(options: Options) -> Terms:
         cached_price=core["cached_price_ppm"],
         sum_form=core.get("ledger", "sum") == "sum",
         # What an engine holds beyond all promises is believed for a while, also where it is false.
-        work_conserving=not (adapts and "telemetry-false" in options.faults) and not limited,
+        work_conserving=not ((adapts and "telemetry-false" in options.faults) or limited or delays),
         bypass_max=_bypass_max(options),
         fair=options.fair and core["policy"] == "vtc",
         lifts=core["policy"] == "vtc",
@@ -236,6 +241,13 @@ def terms_of(options: Options) -> Terms:
         unknown_weight=UNKNOWN_WEIGHT,
         pools=len(options.pools),
         quotas=options.quotas,
+        classes=options.classes,
+        strict_classes=options.classes is not None
+        and not (
+            limited or may_pass or len(options.pools) > 1 or "capacity-changed" in options.faults
+        ),
+        limits=options.limits or PoolLimits(),
+        adapters={n: tokens for n, tokens in (options.adapters or {}).items() if tokens >= 0},
     )
 
 

@@ -40,7 +40,7 @@ class Line:
         self.counters.ended(flow)
 
     def settle(self) -> dict[str, int]:
-        self.counters.settle(lambda: list(self.waiting))
+        self.counters.settle(0, lambda: list(self.waiting))
         return {flow: self.counters.of(flow) for flow in "abc"}
 
 

@@ -9,8 +9,9 @@ from click.testing import CliRunner
 from schedsvc.cli import main
 from schedsvc.sim.faults import run
 from schedsvc.sim.faults.agenda import Agenda
+from schedsvc.sim.faults.disk import Disk, fields
 from schedsvc.sim.faults.marathon import run_marathon
-from schedsvc.sim.faults.options import FAULTS, draw
+from schedsvc.sim.faults.options import FAULTS, STATE_FAULTS, draw
 from schedsvc.sim.faults.run import Case, Tally, run_case, run_cases, shrink
 from schedsvc.sim.faults.world import Outcome
 
@@ -22,8 +23,8 @@ def test_seeds_hold_and_every_fault_happens() -> None:
     assert tally.failures == []
     assert tally.seeds == 40
     assert tally.events > 40 * 2_000
-    missing = [name for name, times in tally.faults.items() if not times]
-    assert not missing
+    missing = {name for name, times in tally.faults.items() if not times}
+    assert missing == set(STATE_FAULTS)
 
 
 def test_seeds_with_quotas_and_both_lifts_hold() -> None:
@@ -36,6 +37,43 @@ def test_seeds_with_quotas_and_both_lifts_hold() -> None:
     for _ in run_cases((Case(seed) for seed in seeds), tally):
         pass
     assert tally.failures == []
+
+
+def test_seeds_with_state_classes_limits_and_adapters_hold() -> None:
+    first = 1 << 23
+    drawn = [draw(seed, 2_000) for seed in range(first, first + 100)]
+    for what in ("state", "classes", "limits", "adapters", "quotas"):
+        assert sum(getattr(options, what) is not None for options in drawn) > 5, what
+    assert any(q.tenants and max(t.share for t in q.tenants.values()) for o in drawn
+        if (q := o.quotas) is not None)  # fmt: skip
+    tally = Tally()
+    cases = [Case(seed) for seed in range(first, first + 16)]
+    kept = [seed for seed in range(first, first + 40) if draw(seed, 2_000).state]
+    cases += [Case(seed, only=frozenset(STATE_FAULTS)) for seed in kept[:5]]
+    for _ in run_cases(cases, tally):
+        pass
+    assert tally.failures == []
+    assert all(tally.faults[name] for name in STATE_FAULTS)
+
+
+def test_a_disk_loses_writes_and_fails() -> None:
+    disk = Disk()
+    one, two = {b"k": (b"k", b"1", 0)}, {b"k": (b"k", b"2", 0), b"m": (b"m", b"3", 0)}
+    assert disk.write(one, "first", is_first=True)
+    assert disk.write(two, "second", is_first=False)
+    disk.is_full = True
+    assert not disk.write({}, "third", is_first=True)
+    assert (disk.rows, disk.known) == (two, "second")
+    disk.lose(1)
+    assert (disk.rows, disk.known) == (one, "first")
+    disk.lose(9)
+    assert (disk.rows, disk.known) == ({}, None)
+
+
+def test_fields_of_a_row_have_no_order() -> None:
+    assert fields(b"\x08\x80\x01\x12\x02ab\x12\x01c") == fields(b"\x12\x01c\x08\x80\x01\x12\x02ab")
+    assert fields(b"\x08\x01") != fields(b"\x08\x02")
+    assert fields(b"\x2a\x02\x08\x07\x08\x01") == fields(b"\x08\x01")  # a lift
 
 
 def test_seeds_that_failed_once_hold() -> None:

@@ -5,6 +5,27 @@ it saw on the wire between clients and scheduler.
 """
 
 from schedsvc.sim.faults.auditor.books import Auditor
-from schedsvc.sim.faults.auditor.records import Limits, Quotas, Terms, ViolationError
+from schedsvc.sim.faults.auditor.records import (
+    DEFAULT_CLASS,
+    Classes,
+    Limits,
+    PoolLimits,
+    PriorityClass,
+    Quotas,
+    Terms,
+    ViolationError,
+)
+from schedsvc.sim.faults.auditor.resume import Known
 
-__all__ = ["Auditor", "Limits", "Quotas", "Terms", "ViolationError"]
+__all__ = [
+    "DEFAULT_CLASS",
+    "Auditor",
+    "Classes",
+    "Known",
+    "Limits",
+    "PoolLimits",
+    "PriorityClass",
+    "Quotas",
+    "Terms",
+    "ViolationError",
+]

@@ -33,6 +33,7 @@ from schedsvc.sim.faults.auditor.records import (
     Terms,
     require,
 )
+from schedsvc.sim.faults.auditor.resume import Known
 
 _NS_PER_MS = 1_000_000
 _NS_PER_US = 1_000
@@ -57,12 +58,23 @@ class Auditor:
         """Whether nothing can be judged before the next process: see `Books.is_lost`."""
         return self.books.is_lost
 
-    def restart(self, now_ns: int) -> None:
-        """Another process, which knows nothing."""
+    def restart(self, now_ns: int, known: Known | None = None, credit_ns: int = 0) -> None:
+        """Another process: it knows what an earlier one saved, or nothing.
+
+        `credit_ns`: what buckets are credited for at most, for the time away.
+        """
         self.books.restart(now_ns)
+        if known is not None:
+            self.books.resume(now_ns, known, credit_ns)
         self._faults.clear()
         self._owed.clear()
         self._stale.clear()
+
+    def known(self, now_ns: int) -> Known:
+        """Return what would outlive the process: everything has just been saved. O(leases)."""
+        if self.books.is_lost or self.books.lagging:
+            return Known()
+        return self.books.known(now_ns)
 
     def forget(self, now_ns: int) -> None:
         """Hear that the scheduler, which is at rest, forgot what it had learned and counted."""
@@ -96,7 +108,7 @@ class Auditor:
             elif kind == "replay":
                 wrong = not self._replay(now_ns, conn, principal, event.replay)
             elif kind == "pool":
-                wrong = not self._register(conn, principal, event.pool)
+                wrong = not self._register(now_ns, conn, principal, event.pool)
             elif kind == "telemetry":
                 wrong = self._telemetry_is_wrong(principal, event.telemetry)
             else:
@@ -104,10 +116,10 @@ class Auditor:
             if wrong:
                 self._faults[conn] = self._faults.get(conn, 0) + 1
 
-    def _register(self, conn: int, principal: int, p: Any) -> bool:
+    def _register(self, now_ns: int, conn: int, principal: int, p: Any) -> bool:
         books = self.books
         taken = books.register(
-            conn, principal, p.pool, p.epoch, p.capacity_tokens, p.block_size_tokens,
+            now_ns, conn, principal, p.pool, p.epoch, p.capacity_tokens, p.block_size_tokens,
             p.max_running, p.max_model_tokens,
         )  # fmt: skip
         self._owe_void()
@@ -139,6 +151,8 @@ class Auditor:
             tuple(request.input_tokens),
             max(1, request.n),
             request.max_output_tokens,
+            request.adapter,
+            self.books.class_of(request.tenant, request.request_class),
         )
         waits = [w * _NS_PER_MS for w in (request.queue_ttl_ms, request.deadline_ms) if w]
         if ttl_ns:
@@ -192,6 +206,7 @@ class Auditor:
         known = p.tenant in books.terms.tenants
         pool = books.pools.get(p.pool)
         state = books.state(lease_id, principal, p.pool_epoch)
+        is_new = state == UNKNOWN
         if pool is None or not (known or books.terms.shares_unknown):
             self._owe(conn, lease_id, UNKNOWN)
             return True
@@ -205,9 +220,11 @@ class Auditor:
                 self._owe(conn, lease_id, UNKNOWN)
                 return True
             books.seq += 1
+            cls = books.class_of(p.tenant, p.request_class)
             r = Request(
-                None, key, key[0], principal, books.seq, now_ns, now_ns, conn, 0, True,
-                p.prompt_tokens, max(1, p.sequences), 1, p.max_output_tokens,
+                None, key, books.flow_of(key[0], cls), principal, books.seq, now_ns, now_ns, conn,
+                0, True, p.prompt_tokens, max(1, p.sequences), 1, p.max_output_tokens,
+                p.adapter, cls,
             )  # fmt: skip
             books.restore(now_ns, r, lease_id, pool, p.reserved_tokens)
         elif state != ENDED:
@@ -215,6 +232,8 @@ class Auditor:
             if r.conn != conn:
                 books.hand_over(r, conn)
         state = self._report(now_ns, lease_id, principal, p.pool_epoch, totals)
+        if is_new:
+            books.told_of(now_ns, books.live[lease_id])
         if state != LIVE:
             self._owe(conn, lease_id, state)
         return True

@@ -6,19 +6,24 @@ from schedsvc.sim.faults.auditor.ledger import Books
 from schedsvc.sim.faults.auditor.peak import greatest_load, least_load
 from schedsvc.sim.faults.auditor.records import ENDED, Pool, Request, Stats, require
 
+_ROUND_NS = 1_000_000_000
+"""The engine has begun with a request when so much time has passed, whatever is reported."""
+
 
 def end_round(books: Books, now_ns: int) -> list[tuple[int, int, int]]:
     """Close one round of events: order and capacity of its grants, and what has run out.
 
     Returns (stream, lease, state) of what a stream that lags has still to be told.
     """
+    books.end_resume(now_ns)
     books.counters.is_deciding = True
     _let_orphans_expire(books, now_ns)
     if books.lagging:  # what was decided is not known, nor in which order
         books.counters.known = False
         books.meters.forget()
-    books.counters.settle(books.heads)
+    books.counters.settle(now_ns, books.heads)
     books.fairness.settle()
+    books.order.settle(now_ns, books)
     if books.fresh:
         if not books.lagging:
             _check_order(books)
@@ -27,6 +32,7 @@ def end_round(books: Books, now_ns: int) -> list[tuple[int, int, int]]:
             for pool in books.pools.values():
                 if pool.granted:
                     _check_capacity(books, pool)
+                    _check_limits(books, pool, now_ns)
             books.meters.settle()
         for pool in books.pools.values():
             pool.granted = False
@@ -84,15 +90,40 @@ def _check_capacity(books: Books, pool: Pool) -> None:
     """No grant is made while the ledger's test fails (invariant 1). O(leases of the pool)."""
     terms = books.terms
     headroom = pool.capacity_blocks * terms.headroom_ppm // 1_000_000
-    limit = (pool.capacity_blocks - (headroom if len(pool.leases) > 1 else 0)) * pool.block
+    is_alone = len(pool.leases) <= 1 and not pool.owed_low
+    limit = (pool.capacity_blocks - (0 if is_alone else headroom)) * pool.block
     if terms.sum_form:
         load = pool.low * pool.block
     else:  # what had missed its TTL when the last round ended, was suspect in this one
         load = least_load(pool, books.last_ns - terms.lease_ttl_ns)
+    load += pool.owed_low + pool.adapter_tokens()
     require(load <= limit, "granted above the capacity", pool.name, load, limit)
     if pool.max_running:
         running = sum(lease.request.sequences for lease in pool.leases.values())
         require(running <= pool.max_running, "granted above max_running", pool.name, running)
+
+
+def _check_limits(books: Books, pool: Pool, now_ns: int) -> None:
+    """No grant is made beyond what an operator allows a pool. O(leases of the pool)."""
+    limits, leases = books.terms.limits, pool.leases.values()
+    fresh = {r.seq for r in books.fresh if r.lease in leases}
+    if limits.max_loras:
+        before = {lease.request.adapter for lease in leases if lease.request.seq not in fresh}
+        active = pool.adapters()
+        few = len(active) <= limits.max_loras or active <= before
+        require(few, "granted above max_loras", pool.name, len(active))
+    if limits.batch_max_tokens:
+        round_ = [
+            lease.request
+            for lease in leases
+            if lease.request.reports_progress and lease.request.ask is not None
+            and lease.output_tokens == 0 and lease.input_tokens < lease.request.prompt_tokens
+            and now_ns < lease.granted_ns + _ROUND_NS
+        ]  # fmt: skip
+        tokens = sum(r.prompt_tokens for r in round_)
+        is_one = len(round_) <= 1 or not any(r.seq in fresh for r in round_)
+        fits = is_one or tokens <= limits.batch_max_tokens
+        require(fits, "granted above batch_max_tokens", pool.name, tokens)
 
 
 def _let_orphans_expire(books: Books, now_ns: int) -> None:
@@ -117,11 +148,12 @@ def compare(books: Books, stats: Stats) -> None:
         if row["name"] in books.pools:
             _compare_pool(books, books.pools[row["name"]], row, stats)
     for row in stats["flows"]:
+        flow = books.flow_of_row(row)
         told = [row["input_tokens"], row["cached_input_tokens"], row["output_tokens"]]
-        used = books.usage.get(row["tenant"], [0, 0, 0])
+        used = books.usage.get(flow, [0, 0, 0])
         require(told == used, f"the usage of {row['tenant']} is wrong", told, used)
         if books.counters.known:
-            told_micro, micro = row["vtc_micro"], books.counters.of(row["tenant"])
+            told_micro, micro = row["vtc_micro"], books.counters.of(flow)
             wrong = f"the counter of {row['tenant']} is wrong"
             require(told_micro == micro, wrong, told_micro, micro)
 
@@ -134,7 +166,7 @@ def _compare_pool(books: Books, pool: Pool, row: Stats, stats: Stats) -> None:
     attached = bool(pool.offers)
     require(row["attached"] == attached, f"{pool.name} is attached", row["attached"], attached)
     if row["queued"] and row["wait_reason"] == "NONE":
-        waiting = {f["tenant"] for f in stats["flows"] if f["waits_for_quota"]}
+        waiting = {books.flow_of_row(f) for f in stats["flows"] if f["waits_for_quota"]}
         flows = {flow for (flow, target), q in books.queues.items() if target == pool.name and q}
         require(flows <= waiting, f"{pool.name} waits for no reason", *(flows - waiting))
     if attached and books.queued and books.terms.work_conserving:
@@ -151,12 +183,17 @@ def _check_work(pool: Pool, waiting: list[Request], books: Books) -> None:
     """Nobody waits for room that is there (invariant 7)."""
     if not waiting or not all(pool.can_hold(r) for r in waiting):
         return  # the next may be one that only another pool can hold
-    require(len(pool.leases) > 0, "an idle engine while requests wait", pool.name, len(waiting))
+    require(
+        len(pool.leases) > 0 or pool.owed_high > 0,
+        "an idle engine while requests wait",
+        pool.name,
+        len(waiting),
+    )
     headroom = pool.capacity_blocks * books.terms.headroom_most_ppm // 1_000_000
     load = pool.high
     if not books.terms.sum_form:
         load = -(-greatest_load(pool, books.last_ns - books.terms.lease_ttl_ns) // pool.block)
-    room = pool.capacity_blocks - headroom - load
+    room = pool.capacity_blocks - headroom - load - -(-pool.owed_high // pool.block)
     running = sum(lease.request.sequences for lease in pool.leases.values())
     fits = all(pool.need(r, r.max_output_tokens) <= room for r in waiting) and (
         not pool.max_running or all(running + r.sequences <= pool.max_running for r in waiting)

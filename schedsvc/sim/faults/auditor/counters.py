@@ -6,6 +6,7 @@ unread by its stream.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from schedsvc.sim.faults.auditor.records import Request, Terms, require
 
@@ -14,6 +15,16 @@ _EVENT, _OTHER, _GRANT = range(3)
 nobody tells; a grant, in the order of the lease ids."""
 
 _ARRIVE, _LEAVE, _START, _CHARGE, _END = range(5)
+
+
+@dataclass(frozen=True)
+class CounterState:
+    """Counters as they outlive a process."""
+
+    counters: dict[str, int]
+    active: frozenset[str]
+    last: frozenset[str]
+    owed: dict[str, int]  # what they carry for open leases
 
 
 class Counters:
@@ -38,6 +49,27 @@ class Counters:
         self._log: list[tuple[int, int, int, str, int, Request | None]] = []
         self._ended: list[tuple[int, str]] = []  # by a decision of this round
         self.is_deciding = False  # what is noted now was caused by the scheduler, not by a message
+        self.owed: dict[str, int] = {}  # what is charged for leases of an earlier process
+        self._returning: set[str] = set()  # active before, and so until a time
+        self._returning_until_ns = 0
+
+    def resume(self, state: CounterState | None, returning_until_ns: int) -> None:
+        """Go on where an earlier process was; None: nobody knows where."""
+        if state is None:
+            self.known = False
+            return
+        self._counters = dict(state.counters)
+        self._active, self._returning = set(state.active), set(state.active)
+        self._last = set(state.last)
+        self.owed = dict(state.owed)
+        self._returning_until_ns = returning_until_ns
+
+    def state(self, now_ns: int, owed: dict[str, int]) -> CounterState | None:
+        """Return what would outlive the process; `owed`: what is charged for open leases."""
+        if not self.known or self._log or (self._returning and now_ns >= self._returning_until_ns):
+            return None
+        active, last = frozenset(self._active), frozenset(self._last)
+        return CounterState(dict(self._counters), active, last, owed)
 
     def of(self, flow: str) -> int:
         """Return the counter of a flow, in weighted micro-tokens."""
@@ -71,16 +103,25 @@ class Counters:
         """Note the end of a lease."""
         self._note(0, _END, flow, 0, None)
 
+    def told_of(self, flow: str, charged: int) -> None:
+        """Let a lease of an earlier process, charged anew, take over what its flow is owed."""
+        paid = min(self.owed.get(flow, 0), charged)
+        if paid:
+            self.owed[flow] -= paid
+            self.charged(flow, -paid)
+
     def close_stream(self) -> None:
         """Note that what follows is withdrawn in an order that nobody tells."""
         self.is_deciding = True
 
     # The end of a round.
 
-    def settle(self, heads: Callable[[], list[Request]]) -> None:
+    def settle(self, now_ns: int, heads: Callable[[], list[Request]]) -> None:
         """Make the changes of a round; `heads` tells who still waits at its end."""
         log, self._log = self._log, []
         self.is_deciding = False
+        if self._returning and now_ns >= self._returning_until_ns:
+            self._end_returns()
         if not log or not self.known:
             return
         log.sort(key=lambda note: (note[0], note[1]))  # what ties, keeps its order
@@ -131,7 +172,7 @@ class Counters:
         self._active.add(flow)
 
     def _may_rest(self, cause: int, flow: str) -> None:
-        if self._queued.get(flow, 0) or flow not in self._active:
+        if self._queued.get(flow, 0) or flow not in self._active or flow in self._returning:
             return
         if self._live.get(flow, 0) == 0 or self._terms.lift_queued:
             self._active.discard(flow)
@@ -139,6 +180,18 @@ class Counters:
                 self._last = {flow}
             else:
                 self._ended.append((cause, flow))
+
+    def _end_returns(self) -> None:
+        """Let those be idle that have not come back in their time."""
+        back, self._returning = self._returning, set()
+        gone = {
+            flow
+            for flow in back
+            if not self._queued.get(flow, 0)
+            and (self._terms.lift_queued or not self._live.get(flow, 0))
+        }
+        self._active -= gone
+        self._last = gone or self._last
 
     def _settle_last(self) -> None:
         ended, self._ended = self._ended, []

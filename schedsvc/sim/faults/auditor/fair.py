@@ -58,8 +58,10 @@ class Fairness:
 
     def settle(self) -> None:
         """Begin to compare those that both wait since this round. O(pairs)."""
+        if not self._terms.fair:
+            return
         waiting = sorted(self._waiting)
-        if not self._terms.fair or len(self._since) == len(waiting) * (len(waiting) - 1) // 2:
+        if len(self._since) == len(waiting) * (len(waiting) - 1) // 2:
             return
         counter = self._counters.of
         for at, one in enumerate(waiting):

@@ -1,11 +1,13 @@
 """The auditor's books: what each event of the contract does to requests, leases and pools."""
 
+from schedsvc.sim.faults.auditor.classes import ClassOrder
 from schedsvc.sim.faults.auditor.counters import Counters
 from schedsvc.sim.faults.auditor.fair import Fairness
 from schedsvc.sim.faults.auditor.quotas import Meters
 from schedsvc.sim.faults.auditor.records import (
     CANCELLED,
     COMPLETED,
+    DEFAULT_CLASS,
     ENDED,
     EXPIRED,
     LIVE,
@@ -14,10 +16,13 @@ from schedsvc.sim.faults.auditor.records import (
     Ask,
     Lease,
     Pool,
+    PriorityClass,
     Request,
+    Stats,
     Terms,
     require,
 )
+from schedsvc.sim.faults.auditor.resume import ANY_TOKENS, Known, Owed
 
 UNKNOWN_FLOW = "unknown"
 COUNTS = ("received", "granted", "rejected", "evicted", "completed", "cancelled", "expired")
@@ -37,7 +42,9 @@ class Books:
         self.lease_ids: set[int] = set()  # ever granted, by any process
         self.counters = Counters(terms)
         self.fairness = Fairness(terms, self.counters)
-        self.meters = Meters(terms.quotas, terms.pools)
+        classes = 1 if terms.classes is None else len(terms.classes.known)
+        self.meters = Meters(terms.quotas, (terms.pools + 1) * classes)
+        self.order = ClassOrder(terms)
         self.resumed = False  # the process was paused since the last round
         self.restart(0)
 
@@ -63,7 +70,57 @@ class Books:
         self.weights = {**self.terms.tenants, UNKNOWN_FLOW: self.terms.unknown_weight}
         self.counters.restart()
         self.fairness.restart()
+        self.order.restart()
         self.meters.restart(now_ns)
+        # What pools of an earlier process hold that nobody has offered yet; None: anything.
+        self.awaited: dict[str, Owed] | None = {}
+        self.resume_until_ns = 0
+
+    def resume(self, now_ns: int, known: Known, credit_ns: int) -> None:
+        """Go on where an earlier process was; buckets are credited for the time away."""
+        returning_until_ns = now_ns + self.terms.lease_ttl_ns
+        self.resume_until_ns = returning_until_ns + self.terms.lease_grace_ns
+        self.awaited = None if known.pools is None else dict(known.pools)
+        self.counters.resume(known.counters, returning_until_ns)
+        self.meters.resume(known.levels, credit_ns)
+
+    def end_resume(self, now_ns: int) -> None:
+        """Expect no more leases of an earlier process, once they have had their time."""
+        if self.resume_until_ns and now_ns >= self.resume_until_ns:
+            self.resume_until_ns = 0
+            self.counters.owed.clear()
+            for pool in self.pools.values():
+                pool.owed_low = pool.owed_high = 0
+
+    def known(self, now_ns: int) -> Known:
+        """Return what would outlive the process. O(leases)."""
+        owed = dict(self.counters.owed)
+        for lease in self.live.values():
+            owed[lease.request.flow] = owed.get(lease.request.flow, 0) + lease.served
+        is_late = self.resume_until_ns != 0 and now_ns >= self.resume_until_ns
+        pools = None if self.awaited is None else dict(self.awaited)
+        if pools is not None:
+            for pool in self.pools.values():
+                low = pool.low * pool.block + (0 if is_late else pool.owed_low)
+                pools[pool.name] = Owed(pool.epoch, low, pool.high * pool.block + pool.owed_high)
+        counters = None if is_late else self.counters.state(now_ns, owed)
+        return Known(pools, counters, self.meters.state(now_ns))
+
+    def class_of(self, tenant: str, named: str) -> PriorityClass:
+        """Return the class of a tenant's request."""
+        classes = self.terms.classes
+        return DEFAULT_CLASS if classes is None else classes.find(tenant, named)
+
+    def flow_of(self, base: str, cls: PriorityClass) -> str:
+        """Return the name of a tenant's flow in a class."""
+        return base if self.terms.classes is None else f"{base}/{cls.name}"
+
+    def flow_of_row(self, row: Stats) -> str:
+        """Return the name of the flow that a row of Stats tells of."""
+        classes = self.terms.classes
+        if classes is None:
+            return str(row["tenant"])
+        return self.flow_of(row["tenant"], classes.known[row["request_class"]])
 
     # Requests.
 
@@ -72,11 +129,12 @@ class Books:
     ) -> Request | None:
         """Take a request in, or find the one that it repeats; None: it contradicts that one."""
         known_flow = ask.tenant in self.terms.tenants
-        flow = ask.tenant if known_flow else UNKNOWN_FLOW
+        base = ask.tenant if known_flow else UNKNOWN_FLOW
+        flow = self.flow_of(base, ask.request_class)
         hopeless = (not known_flow and not self.terms.shares_unknown) or (
             ask.pool != "" and ask.pool not in self.pools
         )
-        key = (flow, "" if known_flow else ask.tenant, ask.request_id)
+        key = (base, "" if known_flow else ask.tenant, ask.request_id)
         r = None if hopeless else self.requests.get(key)
         if r is not None:
             # While its stream lags, it may have a verdict by now.
@@ -94,6 +152,7 @@ class Books:
         r = Request(
             ask, key, flow, principal, self.seq, now_ns, now_ns + ttl_ns, conn, tag, reports,
             sum(ask.prompts), len(ask.prompts) * ask.n, ask.n, ask.max_output_tokens,
+            ask.adapter, ask.request_class,
         )  # fmt: skip
         if not hopeless:
             self.requests[key] = r
@@ -173,8 +232,8 @@ class Books:
     def _open(
         self, now_ns: int, r: Request, lease_id: int, pool: Pool, reserved_tokens: int
     ) -> Lease:
-        weight = self.weights[r.flow]
-        lease = Lease(lease_id, r, pool, pool.epoch, now_ns, weight, reserved_tokens)
+        weight = self.weights[r.key[0]]
+        lease = Lease(lease_id, r, pool, pool.epoch, now_ns, weight, reserved_tokens, now_ns)
         lease.input_billed = r.prompt_tokens
         r.lease = lease
         self.live[lease_id] = lease
@@ -197,6 +256,14 @@ class Books:
         lease = self._open(now_ns, r, lease_id, pool, reserved_tokens)
         self.fairness.charge(lease, final=False)
         self.meters.hold(lease)
+
+    def told_of(self, now_ns: int, lease: Lease) -> None:
+        """Let a lease take its part over of what was held and charged for those of before."""
+        if now_ns < self.resume_until_ns:
+            pool = lease.pool
+            self.counters.told_of(lease.request.flow, lease.served)
+            pool.owed_low = max(0, pool.owed_low - lease.high * pool.block)
+            pool.owed_high = max(0, pool.owed_high - lease.low * pool.block)
 
     def _hold(self, lease: Lease, low: int, high: int) -> None:
         """Note how many blocks the lease holds, at least and at most."""
@@ -324,29 +391,35 @@ class Books:
     # Pools and streams.
 
     def register(
-        self, conn: int, principal: int, name: str, epoch: int, capacity: int, block: int,
-        max_running: int, max_model_tokens: int,
+        self, now_ns: int, conn: int, principal: int, name: str, epoch: int, capacity: int,
+        block: int, max_running: int, max_model_tokens: int,
     ) -> bool:  # fmt: skip
         """Let a stream offer a pool, or give it new figures. False: it may not."""
         pool = self.pools.get(name)
         if pool is None:
-            pool = Pool(
-                name, epoch, capacity // block, block, max_running, max_model_tokens, principal,
-                set(), {},
-            )  # fmt: skip
+            pool = Pool(name, epoch, 1, 1, 0, 0, principal, set(), {}, self.terms)
             self.pools[name] = pool
+            self._find_owed(now_ns, pool)
         else:
             if pool.offers and (principal != pool.principal or epoch < pool.epoch):
                 return False
             if epoch != pool.epoch:
                 self._void(pool)
+                pool.owed_low = pool.owed_high = 0
             elif pool.leases and block != pool.block:
                 return False
-        pool.epoch, pool.capacity_blocks, pool.block = epoch, capacity // block, block
-        pool.max_running, pool.max_model_tokens = max_running, max_model_tokens
-        pool.principal = principal
+        pool.epoch, pool.max_model_tokens, pool.principal = epoch, max_model_tokens, principal
+        pool.size(capacity, block, max_running)
         pool.offers.add(conn)
         return True
+
+    def _find_owed(self, now_ns: int, pool: Pool) -> None:
+        """Hold what leases of an earlier process have in a pool that is offered again."""
+        owed = Owed(pool.epoch, 0, ANY_TOKENS)
+        if self.awaited is not None:
+            owed = self.awaited.pop(pool.name, Owed(pool.epoch, 0, 0))
+        if owed.epoch == pool.epoch and now_ns < self.resume_until_ns:
+            pool.owed_low, pool.owed_high = owed.low, owed.high
 
     def _void(self, pool: Pool) -> None:
         for lease in list(pool.leases.values()):

@@ -8,9 +8,19 @@ What is taken beyond a grant (a lease that its holder brings along, input that n
 left out, and what is given back never is: a level here is never below the real one.
 """
 
+from dataclasses import dataclass
+
 from schedsvc.sim.faults.auditor.records import Lease, Limits, Quotas, require
 
 _MINUTE_NS = 60_000_000_000
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Buckets of a node as they outlive a process."""
+
+    levels: dict[str, int]
+    largest: dict[str, int]
 
 
 class Meter:
@@ -31,6 +41,20 @@ class Meter:
         self._at_ns = now_ns
         self._live = 0
         self._granted = False
+
+    def resume(self, state: Levels | None, credit_ns: int) -> None:
+        """Go on where an earlier process was, a while ago; None: nobody knows where."""
+        if state is None:
+            self.known = False
+            return
+        self._largest = dict(state.largest)
+        for kind, rate in self._rates.items():
+            self._levels[kind] = min(rate * _MINUTE_NS, state.levels[kind] + credit_ns * rate)
+
+    def state(self, now_ns: int) -> Levels | None:
+        """Return what would outlive the process."""
+        self._refill(now_ns)
+        return Levels(dict(self._levels), dict(self._largest)) if self.known else None
 
     def _refill(self, now_ns: int) -> None:
         passed_ns = max(0, now_ns - self._at_ns)  # what is told late, has happened before
@@ -76,9 +100,9 @@ class Meter:
 class Meters:
     """All nodes. O(levels) for each change, O(nodes) for each round."""
 
-    def __init__(self, quotas: Quotas | None, pools: int) -> None:
+    def __init__(self, quotas: Quotas | None, queues: int) -> None:
         self._quotas = quotas
-        self._queues = pools + 1  # of a flow
+        self._queues = queues  # of a tenant
         self._nodes: dict[str, Meter] = {}
 
     def restart(self, now_ns: int) -> None:
@@ -96,9 +120,19 @@ class Meters:
         if quotas.model is not None:
             self._nodes["model"] = Meter("the model", quotas.model, 0, now_ns)
 
+    def resume(self, states: dict[str, Levels] | None, credit_ns: int) -> None:
+        """Go on where an earlier process was: its buckets, credited for the time away."""
+        for name, meter in self._nodes.items():
+            meter.resume(states.get(name) if states else None, credit_ns)
+
+    def state(self, now_ns: int) -> dict[str, Levels]:
+        """Return what would outlive the process, as far as it is known."""
+        states = {name: meter.state(now_ns) for name, meter in self._nodes.items()}
+        return {name: state for name, state in states.items() if state is not None}
+
     def _chain(self, lease: Lease) -> list[Meter]:
-        quotas, flow = self._quotas, lease.request.flow
-        if quotas is None:
+        quotas, flow = self._quotas, lease.request.key[0]
+        if quotas is None or lease.request.cls.exempt:
             return []
         names = [f"tenant {flow}"]
         if flow in quotas.members:

@@ -1,6 +1,6 @@
 """What the auditor writes down: requests, leases, pools, and the terms it holds the core to."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 # Outcomes and lease states, as the contract numbers them.
@@ -37,6 +37,9 @@ class Limits:
     output_tokens: int = 0
     total_tokens: int = 0
     concurrency: int = 0
+    share: int = 0  # what it can count on, tokens a minute; not audited, like the next two
+    lends: int = -1
+    borrows: int = -1
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,44 @@ class Quotas:
     group: Limits | None
     model: Limits | None
     model_pool: str
+
+
+@dataclass(frozen=True)
+class PriorityClass:
+    """A priority class: the least rank goes first, an exempt one before all."""
+
+    name: str
+    rank: int
+    ageing_ns: int
+    exempt: bool = False
+
+
+DEFAULT_CLASS = PriorityClass("default", 0, 5_000_000_000)
+
+
+@dataclass(frozen=True)
+class Classes:
+    """All classes by name, and those that tenants have where their requests name none."""
+
+    known: dict[str, PriorityClass]
+    of_tenants: dict[str, str]
+
+    def find(self, tenant: str, named: str) -> PriorityClass:
+        """Return the class of a tenant's request."""
+        return self.known.get(named) or self.known[self.of_tenants.get(tenant, "default")]
+
+
+@dataclass(frozen=True)
+class PoolLimits:
+    """What may run in each pool beside what its engine can; 0: no limit."""
+
+    batch_max_tokens: int = 0
+    max_total_tokens: int = 0
+    max_running: int = 0
+    max_request_total_tokens: int = 0
+    max_request_input_tokens: int = 0
+    max_loras: int = 0
+    adapter_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,6 +125,11 @@ class Terms:
     unknown_weight: int  # of all unknown tenants together
     pools: int
     quotas: Quotas | None
+    classes: Classes | None = None
+    # In one pool, where nothing but the ledger holds requests back, better classes go first.
+    strict_classes: bool = False
+    limits: PoolLimits = PoolLimits()
+    adapters: dict[str, int] = field(default_factory=dict)  # tokens of each, where not the usual
 
 
 class Ask(NamedTuple):
@@ -95,6 +141,8 @@ class Ask(NamedTuple):
     prompts: tuple[int, ...]
     n: int
     max_output_tokens: int
+    adapter: str
+    request_class: PriorityClass
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +163,8 @@ class Request:
     sequences: int
     n: int
     max_output_tokens: int
+    adapter: str = ""
+    cls: PriorityClass = DEFAULT_CLASS
     queued: bool = True
     withdrawn: bool = False
     refused_at_once: bool = False
@@ -133,6 +183,7 @@ class Lease:
     renewed_ns: int
     weight_milli: int
     reserved_tokens: int  # as granted
+    granted_ns: int
     low: int = 0  # blocks that it holds at least, and at most
     high: int = 0
     input_tokens: int = -1  # as reported; -1: never
@@ -163,9 +214,12 @@ class Pool:
     principal: int
     offers: set[int]  # streams that offer it
     leases: dict[int, Lease]  # live, not void
+    terms: Terms
     low: int = 0  # sums over them
     high: int = 0
     granted: bool = False  # in this round
+    owed_low: int = 0  # tokens of leases of an earlier process that nobody told of yet
+    owed_high: int = 0
 
     def blocks(self, tokens: int, sequences: int) -> int:
         """Blocks for so many tokens; each sequence may leave its last block partly filled."""
@@ -178,12 +232,44 @@ class Pool:
 
     def can_hold(self, r: Request) -> bool:
         """Whether it could ever run here, all its output counted."""
+        limits = self.terms.limits
+        total = r.prompt_tokens + r.max_output_tokens * r.sequences
+        if 0 < limits.max_request_input_tokens < r.prompt_tokens:
+            return False
+        if 0 < limits.max_request_total_tokens < total:
+            return False
         longest = max(r.ask.prompts) if r.ask else r.prompt_tokens
         if self.max_model_tokens and longest + r.max_output_tokens > self.max_model_tokens:
             return False
         if self.max_running and r.sequences > self.max_running:
             return False
-        return self.need(r, r.max_output_tokens) <= self.capacity_blocks
+        need = self.need(r, r.max_output_tokens) * self.block
+        if r.adapter:
+            need += self.terms.adapters.get(r.adapter, limits.adapter_tokens)
+        return need <= self.capacity_blocks * self.block
+
+    def size(self, capacity_tokens: int, block: int, max_running: int) -> None:
+        """Hold and run the less of what the engine can and what is allowed."""
+        limits = self.terms.limits
+        self.block = block
+        self.capacity_blocks = max(1, least(capacity_tokens, limits.max_total_tokens) // block)
+        self.max_running = least(max_running, limits.max_running)
+
+    def adapters(self) -> set[str]:
+        """Return the adapters that are active. O(leases)."""
+        return {lease.request.adapter for lease in self.leases.values()} - {""}
+
+    def adapter_tokens(self) -> int:
+        """Return what the active adapters take of the cache. O(leases)."""
+        usual, own = self.terms.limits.adapter_tokens, self.terms.adapters
+        if not (usual or own):
+            return 0
+        return sum(own.get(name, usual) for name in self.adapters())
+
+
+def least(*limits: int) -> int:
+    """Return the least limit, 0 where there is none."""
+    return min((limit for limit in limits if limit), default=0)
 
 
 Stats = dict[str, Any]
