@@ -130,6 +130,8 @@ class Store:
             self._connection = sqlite3.connect(
                 self.path, isolation_level=None, check_same_thread=False, timeout=0.0
             )
+            # Damaged texts are found as what nobody wrote.
+            self._connection.text_factory = lambda text: text.decode(errors="replace")
             self._read()
 
     def _read(self) -> None:
@@ -202,3 +204,8 @@ class Store:
             if what == "open" and name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
                 raise _DamagedError(str(error)) from None
             raise StateError(f"cannot {what} {self.path}: {error}") from None
+        except UnicodeDecodeError:
+            reason = "SQLite names bytes in it that are no text"
+            if what == "open":
+                raise _DamagedError(reason) from None
+            raise StateError(f"cannot {what} {self.path}: {reason}") from None

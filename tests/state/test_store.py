@@ -108,6 +108,15 @@ def test_flipped_bytes_are_found_or_left_to_the_check_of_rows(file: Path, at: in
     assert bool(store.set_aside_as) != (len(store.rows) == len(rows))
 
 
+@pytest.mark.parametrize("wrong", [b"CREATE TABL\xcc saved", b"CREATE TABLE sav\xcc\xcc"])
+def test_a_schema_that_is_no_text_is_set_aside(file: Path, wrong: bytes) -> None:
+    written(file)
+    right = b"CREATE TABLE saved"
+    assert file.read_bytes().count(right) == 1
+    file.write_bytes(file.read_bytes().replace(right, wrong))
+    damaged(file)
+
+
 def test_a_torn_file_is_set_aside(file: Path) -> None:
     written(file, [(b"f%d" % i, b"v" * 200, i) for i in range(200)])
     data = file.read_bytes()
