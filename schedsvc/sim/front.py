@@ -1,6 +1,8 @@
 """What stands between arrivals and engines: the production core, or nothing."""
 
+from array import array
 from collections.abc import Sequence
+from struct import Struct
 from typing import NamedTuple, Protocol
 
 from schedsvc import _core as core_module
@@ -11,20 +13,23 @@ from schedsvc._core import (
     GRANTED,
     REJECTED_UNKNOWN_TENANT,
     Scheduler,
+    progress_all,
+    promised_tokens,
 )
 from schedsvc.sim.requests import NEVER, Requests
-from schedsvc.sim.runner import EngineRunner
+from schedsvc.sim.runner import EngineRunner, Totals
 
 __all__ = [
     "CoreFront",
     "DirectFront",
     "Front",
     "Telemetry",
-    "Totals",
     "Verdict",
     "outcome_name",
 ]
 
+# What the core is told of a lease in bulk: its id, its pool's epoch, its tokens of input.
+_LEASE = Struct("=3q")
 _NAMES = {
     value: name
     for name, value in vars(core_module).items()
@@ -35,10 +40,6 @@ _NAMES = {
 def outcome_name(outcome: int) -> str:
     """Name an outcome as the contract does."""
     return _NAMES.get(outcome, str(outcome))
-
-
-Totals = Sequence[tuple[int, int]]
-"""Requests that run, and the output tokens of each so far."""
 
 
 class Verdict(NamedTuple):
@@ -106,8 +107,7 @@ class CoreFront:
     `flows[c]` is the flow of client c (-1: refused as unknown). A request asks for
     `output_tokens_max`, or for exactly its output where that is 0 or less than its output. What an
     oracle says of its output is in `told`. A class that the trace tells is asked for where the core
-    has one of that name; else the tenant's own is taken. `prefixes`: the core is told the hashes of
-    prompts, of which engines keep what they computed.
+    has one of that name; else the tenant's own is taken.
     """
 
     listens = True
@@ -119,8 +119,6 @@ class CoreFront:
         flows: Sequence[int],
         output_tokens_max: int,
         told: Sequence[int] | None = None,
-        *,
-        prefixes: bool = False,
     ) -> None:
         # The epochs do not change while it runs.
         self._epochs = [int(pool["epoch"]) for pool in core.stats(0, 0)["pools"]]
@@ -130,10 +128,10 @@ class CoreFront:
         self._flows = flows
         self._output_tokens_max = output_tokens_max
         self._told = told
-        self._prefixes = prefixes
         names = (str(row["name"]) for row in core.stats(0, 0)["classes"])
         self._classes = {name: name.encode() for name in names}
-        self._leases: dict[int, tuple[int, int]] = {}
+        self._leases: dict[int, bytes] = {}
+        self._batch: tuple[tuple[int, ...], bytes] = ((), b"")  # requests last told, their leases
         self._refused: list[Verdict] = []
 
     def arrive(self, now_ns: int, index: int) -> None:
@@ -154,7 +152,6 @@ class CoreFront:
             adapter=self._adapter(index),
             told_output=0 if self._told is None else self._told[index],
             request_class=self._class_of(index),
-            prefix_block_hashes=self._hashes(index),
         )
         if answer < 0:
             self._refused.append(Verdict(index, -answer, NEVER))
@@ -164,12 +161,6 @@ class CoreFront:
         name = None if contents is None else contents.adapter(self._requests.place[index])
         return b"" if name is None else name.encode()
 
-    def _hashes(self, index: int) -> tuple[int, ...]:
-        contents = self._requests.contents
-        if contents is None or not self._prefixes:
-            return ()
-        return contents.hashes(self._requests.place[index], self._requests.prompt_tokens[index])
-
     def _class_of(self, index: int) -> bytes:
         classes = self._requests.classes
         if classes is None:
@@ -178,19 +169,17 @@ class CoreFront:
 
     def progress(self, now_ns: int, totals: Totals) -> None:
         """Renew the leases and charge what was produced. O(log n) for each."""
-        # Most of what a simulation does, so that it is done without a call for each.
-        tell, leases, prompt_tokens = self.core.progress, self._leases, self._requests.prompt_tokens
-        for index, output_tokens in totals:
-            lease_id, epoch = leases[index]
-            # A shim sees the first token, and knows by it that the prompt has been computed.
-            computed = prompt_tokens[index] if output_tokens else -1
-            tell(now_ns, lease_id, epoch, computed, 0, output_tokens)
+        requests, outputs = totals
+        if requests is not self._batch[0]:
+            leases = self._leases
+            self._batch = (requests, b"".join([leases[index] for index in requests]))
+        progress_all(self.core, now_ns, self._batch[1], array("q", outputs).tobytes())
 
     def complete(
         self, now_ns: int, index: int, *, served: bool = True, cached_tokens: int = 0
     ) -> None:
         """End the lease with the exact usage: none where it was not served. O(log n)."""
-        lease_id, epoch = self._leases.pop(index)
+        lease_id, epoch, _ = _LEASE.unpack(self._leases.pop(index))
         outcome, prompt, output = CANCELLED, 0, 0
         if served:
             outcome = COMPLETED
@@ -204,10 +193,17 @@ class CoreFront:
 
     def poll(self, now_ns: int) -> list[Verdict]:
         """Let the core decide."""
+        decisions = self.core.poll(now_ns)
+        if not decisions and not self._refused:
+            return []
         verdicts, self._refused = self._refused, []
-        for decision in self.core.poll(now_ns):
+        for decision in decisions:
             if decision.outcome == GRANTED:
-                self._leases[decision.tag] = (decision.lease_id, decision.pool_epoch)
+                self._leases[decision.tag] = _LEASE.pack(
+                    decision.lease_id,
+                    decision.pool_epoch,
+                    self._requests.prompt_tokens[decision.tag],
+                )
             elif decision.outcome == EXPIRED:
                 self.expired += 1
                 continue  # reported too seldom: the engine runs it all the same
@@ -220,8 +216,7 @@ class CoreFront:
 
     def reserved_tokens(self, now_ns: int) -> int | None:
         """Sum what the ledger has promised. O(pools)."""
-        pools = self.core.stats(now_ns, 0)["pools"]
-        return sum(int(pool["promised_tokens"]) for pool in pools)
+        return promised_tokens(self.core)
 
     def digest(self) -> int:
         """Digest of the core's decision log."""

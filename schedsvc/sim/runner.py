@@ -1,12 +1,15 @@
 """One engine in virtual time: steps and runs of decodes, cut where something arrives."""
 
-from bisect import bisect_right
 from collections.abc import Hashable
 
-from schedsvc.sim.engine import DecodeRun, Engine, EngineRequest, Sequence, SequenceState
+from schedsvc.sim.engine import DecodeRun, Engine, EngineRequest, Sequence
 from schedsvc.sim.requests import NEVER
 
 _STEPS_MAX = 1 << 40
+
+
+Totals = tuple[tuple[int, ...], list[int]]
+"""Requests of one engine (the same tuple until they change), and the output of each so far."""
 
 
 class EngineRunner:
@@ -20,6 +23,7 @@ class EngineRunner:
 
     __slots__ = (
         "_decodes",
+        "_indices",
         "_round_steps",
         "_run",
         "_start_ns",
@@ -33,6 +37,7 @@ class EngineRunner:
         self.engine = engine
         self.live: dict[int, Sequence] = {}
         self.cached: dict[int, int] = {}
+        self._indices: tuple[int, ...] | None = ()  # of what is live, if it has not changed
         self.end_ns = NEVER  # of what is under way
         self._start_ns = 0
         self._run: DecodeRun | None = None
@@ -57,6 +62,7 @@ class EngineRunner:
             index, prompt_tokens, (output_tokens,), prefix_keys=keys, adapter=adapter
         )
         self.live[index] = self.engine.add(request, now_ns)[0]
+        self._indices = None
 
     def plan(self, now_ns: int) -> None:
         """Begin the next step or run, unless one is under way or there is nothing to do."""
@@ -83,7 +89,7 @@ class EngineRunner:
             self._decodes += result.tokens
         else:
             result = self.engine.finish_step()
-            first = [_index(s) for s in result.produced if s.produced_tokens == 1]
+            first = [_index(s) for s in result.started]
             if len(first) < len(result.produced):
                 self._decodes += 1
         self.cached.clear()
@@ -94,6 +100,7 @@ class EngineRunner:
             if sequence.cached_tokens:
                 self.cached[index] = sequence.cached_tokens
             del self.live[index]
+            self._indices = None
         return first, finished
 
     def is_between(self) -> bool:
@@ -108,18 +115,25 @@ class EngineRunner:
         """Begin to count decode steps anew."""
         self._decodes = 0
 
-    def report(self, now_ns: int) -> tuple[list[tuple[int, int]], int]:
-        """List each live request with its output tokens so far; and `used_tokens`. O(live)."""
+    def report(self, now_ns: int) -> tuple[Totals, int]:
+        """Tell the output tokens so far of all live requests; and `used_tokens`. O(live)."""
         done = self._steps_done(now_ns)
-        running = SequenceState.RUNNING
-        totals = [
-            (index, s.produced_tokens + done if s.state is running else s.produced_tokens)
-            for index, s in self.live.items()
-        ]
-        return totals, self._used_tokens(done)
+        # This is asked often, and most often of sequences that are all in lockstep, as in a run.
+        lockstep = self.engine.lockstep
+        clock, live = lockstep.clock, self.live.values()
+        ahead = clock.steps + done
+        if len(lockstep.members) == len(live):
+            outputs = [s.produced_base + ahead for s in live]
+        else:
+            outputs = [
+                s.produced_base + ahead if s.clock is clock else s.produced_base for s in live
+            ]
+        if self._indices is None:
+            self._indices = tuple(self.live)
+        return (self._indices, outputs), self._used_tokens(done)
 
     def used_tokens(self, now_ns: int) -> int:
-        """KV cache held, in tokens of whole blocks. O(live)."""
+        """KV cache held, in tokens of whole blocks. O(log n)."""
         return self._used_tokens(self._steps_done(now_ns))
 
     def _used_tokens(self, done: int) -> int:
@@ -130,16 +144,13 @@ class EngineRunner:
         return blocks * size
 
     def _steps_done(self, now_ns: int) -> int:
-        """Count the steps of the run under way that have ended. O(log(steps))."""
+        """Count the steps of the run under way that have ended. O(1)."""
         run = self._run
         if run is None:
             return 0
-        cost = self.engine.cost
-        return bisect_right(
-            range(1, run.steps + 1),
-            now_ns - self._start_ns,
-            key=lambda n: cost.decode_run_ns(n, run.decodes, run.kv_tokens),
-        )
+        elapsed_ns = now_ns - self._start_ns
+        done = self.engine.cost.decode_steps_done(elapsed_ns, run.decodes, run.kv_tokens)
+        return min(run.steps, done)
 
     def _cut(self, now_ns: int) -> None:
         """Apply what has ended of a run; what began before now stays under way as one step."""

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from schedsvc._core import GRANTED, REJECTED_TOO_LARGE, InvariantError
 from schedsvc.sim.engine import EngineGauges, EngineRequestError
-from schedsvc.sim.front import Front, Telemetry, Totals
+from schedsvc.sim.front import Front, Telemetry
 from schedsvc.sim.requests import NEVER, Outcomes, Requests
-from schedsvc.sim.runner import EngineRunner
+from schedsvc.sim.runner import EngineRunner, Totals
 
 _SAMPLES_PER_CHECK = 64
 # After everything that happens.
@@ -67,19 +67,24 @@ class World:
         self._front = front
         self._runners = runners
         self._settings = settings
+        self._listens = front.listens
+        self._rounds = settings.round_steps > 0
         self._arrived = 0
+        self._arrival_ns = self._next_arrival_ns()
         self._cached: dict[int, int] = {}  # tokens from the prefix cache, until they are told
-        # Due, the request that has ended (or NEVER), and the totals of those that run.
-        self._reports: deque[tuple[int, int, Totals]] = deque()
+        # Due, and the request that has ended or the totals of those that run.
+        self._reports: deque[tuple[int, int | Totals]] = deque()
         self._telemetry: deque[tuple[int, int, Telemetry]] = deque()  # due, pool, what
         self._tick_ns = settings.progress_ns
         self._sample_ns = 0
 
     def run(self, watch: Callable[[int], None] | None = None) -> None:
         """Serve all requests; `watch` hears now and then how many have ended."""
-        while self.ended < len(self.requests) or self._reports:
+        count = len(self.requests)
+        while self.ended < count or self._reports:
+            sample_ns = self._sample_ns
             self._step(self._next_ns())
-            if watch is not None and self._sample_ns == self.now_ns + self._settings.sample_ns:
+            if watch is not None and sample_ns != self._sample_ns:
                 watch(self.ended)
         self._check(ended=True)
         if watch is not None:
@@ -110,19 +115,16 @@ class World:
 
     def _next_ns(self) -> int:
         """Find when something happens next. O(engines)."""
-        next_ns, works = _FAR_NS, False
+        next_ns = self._arrival_ns
         for runner in self._runners:
-            if runner.end_ns != NEVER and runner.end_ns < next_ns:
+            if NEVER != runner.end_ns < next_ns:
                 next_ns = runner.end_ns
-            works = works or bool(runner.live)
-        arrivals = self.requests.arrival_ns
-        if self._arrived < len(arrivals) and arrivals[self._arrived] < next_ns:
-            next_ns = arrivals[self._arrived]
-        for due in (self._reports, self._telemetry):
-            if due and due[0][0] < next_ns:
-                next_ns = due[0][0]
-        if not self._settings.round_steps:
-            if works and self._front.listens and self._tick_ns < next_ns:
+        if self._reports and self._reports[0][0] < next_ns:
+            next_ns = self._reports[0][0]
+        if self._telemetry and self._telemetry[0][0] < next_ns:
+            next_ns = self._telemetry[0][0]
+        if not self._rounds:
+            if self._tick_ns < next_ns and self._listens and self._works():
                 next_ns = self._tick_ns
             deadline_ns = self._front.next_ns()
             if 0 <= deadline_ns < next_ns:
@@ -132,32 +134,45 @@ class World:
             raise InvariantError(f"{lost} requests wait and nothing will ever happen")
         return max(self.now_ns, next_ns)
 
+    def _works(self) -> bool:
+        return any(runner.live for runner in self._runners)
+
+    def _next_arrival_ns(self) -> int:
+        arrivals = self.requests.arrival_ns
+        return arrivals[self._arrived] if self._arrived < len(arrivals) else _FAR_NS
+
     def _step(self, now_ns: int) -> None:
         """Let everything of one moment happen."""
         self.now_ns = now_ns
         for runner in self._runners:
             if runner.end_ns == now_ns:
                 self._finish(runner)
-        rounds = self._settings.round_steps > 0
-        is_round = rounds and self._runners[0].round_is_due()
-        if self._front.listens and (is_round or (not rounds and now_ns >= self._tick_ns)):
+        # Without rounds, the scheduler may decide whenever something has happened.
+        decides = not self._rounds or self._runners[0].round_is_due()
+        if decides and (self._rounds or now_ns >= self._tick_ns) and self._listens:
             self._tick()
+        if self._reports or self._telemetry:
+            self._hear()
+        while self._arrival_ns <= now_ns:
+            self._front.arrive(now_ns, self._arrived)
+            self._arrived += 1
+            self._arrival_ns = self._next_arrival_ns()
+        if decides:
+            self._decide()
+        for runner in self._runners:
+            if runner.end_ns == NEVER:
+                runner.plan(now_ns)
+        if now_ns >= self._sample_ns:
+            self._sample()
+
+    def _hear(self) -> None:
+        """Let the scheduler hear what was on its way until now."""
+        now_ns = self.now_ns
         while self._reports and self._reports[0][0] <= now_ns:
-            _, index, totals = self._reports.popleft()
-            self._report(index, totals)
+            self._report(self._reports.popleft()[1])
         while self._telemetry and self._telemetry[0][0] <= now_ns:
             _, pool, told = self._telemetry.popleft()
             self._front.telemetry(now_ns, pool, told)
-        arrivals = self.requests.arrival_ns
-        while self._arrived < len(arrivals) and arrivals[self._arrived] <= now_ns:
-            self._front.arrive(now_ns, self._arrived)
-            self._arrived += 1
-        if is_round or not rounds:
-            self._decide()
-        for runner in self._runners:
-            runner.plan(now_ns)
-        if now_ns >= self._sample_ns:
-            self._sample()
 
     def _finish(self, runner: EngineRunner) -> None:
         """Note first tokens and ends of the step that is over, and report the ends."""
@@ -168,33 +183,32 @@ class World:
             self._end(index)
             if index in runner.cached:
                 self._cached[index] = runner.cached[index]
-            self._tell(index, ())
+            self._tell(index)
 
     def _tick(self) -> None:
         """Let every shim report its running requests, and how its engine is."""
         due_ns = self.now_ns + self._settings.report_delay_ns
         for pool, runner in enumerate(self._runners):
             totals, used_tokens = runner.report(self.now_ns)
-            if totals:
-                self._tell(NEVER, totals)
+            if runner.live:
+                self._tell(totals)
             running, waiting, preemptions = runner.engine.counts()
             told = Telemetry(running, waiting, used_tokens, preemptions)
             self._telemetry.append((due_ns, pool, told))
         self._tick_ns = self.now_ns + self._settings.progress_ns
 
-    def _tell(self, ended: int, totals: Totals) -> None:
-        """Send the end of a request, or (NEVER) the totals of those that run."""
+    def _tell(self, report: int | Totals) -> None:
+        """Send the end of a request, or the totals of those that run."""
         if self._settings.report_delay_ns:
-            due_ns = self.now_ns + self._settings.report_delay_ns
-            self._reports.append((due_ns, ended, totals))
+            self._reports.append((self.now_ns + self._settings.report_delay_ns, report))
         else:
-            self._report(ended, totals)
+            self._report(report)
 
-    def _report(self, ended: int, totals: Totals) -> None:
-        if ended == NEVER:
-            self._front.progress(self.now_ns, totals)
+    def _report(self, report: int | Totals) -> None:
+        if isinstance(report, tuple):
+            self._front.progress(self.now_ns, report)
         else:
-            self._front.complete(self.now_ns, ended, cached_tokens=self._cached.pop(ended, 0))
+            self._front.complete(self.now_ns, report, cached_tokens=self._cached.pop(report, 0))
 
     def _decide(self) -> None:
         """Take the verdicts that have fallen, and hand what was granted to its engine."""
@@ -221,7 +235,7 @@ class World:
             outcomes.outcome[index] = outcome
             if outcome != GRANTED:
                 self.ended += 1
-        if self._settings.round_steps:
+        if self._rounds:
             self._runners[0].round_done()
 
     def _contents(self, index: int, pool: int) -> tuple[tuple[tuple[int, int], ...], str | None]:

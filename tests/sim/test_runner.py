@@ -47,8 +47,8 @@ class Stepper:
         return first, finished
 
     def report(self, now_ns):
-        totals = [(index, s.produced_tokens) for index, s in self.live.items()]
-        return totals, self.used_tokens(now_ns)
+        outputs = [s.produced_tokens for s in self.live.values()]
+        return (tuple(self.live), outputs), self.used_tokens(now_ns)
 
     def used_tokens(self, now_ns):
         return self.engine.gauges().used_tokens
@@ -73,7 +73,7 @@ def drive(runner, arrivals, looks):
             if kind == "arrive":
                 runner.add(now_ns, number, *arrivals[number][1:])
             else:
-                seen.append(sorted(runner.report(now_ns)[0]))
+                seen.append(sorted(zip(*runner.report(now_ns)[0], strict=True)))
         runner.plan(now_ns)
     runner.engine.check()
     return firsts, ends, seen, runner.engine.gauges()
@@ -109,7 +109,7 @@ def test_used_tokens_within_a_run_are_those_of_its_last_ended_step():
         stepper.plan(0)
     assert runner.used_tokens(1_000) == 16
     assert runner.used_tokens(1_000 + 21 * step_ns) == stepper.used_tokens(0) == 32
-    assert runner.report(1_000 + 21 * step_ns) == ([(0, 21)], 32)
+    assert runner.report(1_000 + 21 * step_ns) == (((0,), [21]), 32)
 
 
 def test_a_round_is_due_after_its_steps_or_when_idle():

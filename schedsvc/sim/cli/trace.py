@@ -1,5 +1,6 @@
 """`schedsvc sim --trace`: a trace under one or several policies."""
 
+import gc
 import json
 import resource
 import sys
@@ -39,6 +40,8 @@ def run_trace(
         out.mkdir(parents=True, exist_ok=True)
     pools = tuple(engine_configs(scenario))
     drawn = []
+    # What is there now stays: the collector would look through all of it again and again.
+    gc.freeze()
     with progress_bar("requests") as progress:
         for policy in policies:
             for seed in range(seeds):
@@ -55,6 +58,7 @@ def run_trace(
                 # Other seeds are not drawn, and their requests need not be kept.
                 if seed == 0 and out is not None:
                     drawn.append(run)
+    gc.unfreeze()
     details["peak_memory_bytes"] = peak_memory_bytes()
     if out is not None:
         # Imported here: matplotlib would make runs without --out start later.

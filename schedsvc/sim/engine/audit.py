@@ -26,6 +26,7 @@ def audit(books: Books, under_way: bool) -> None:
     books.host.check(sequence.blocks for sequence in swapped)
     _check(len(waiting) == len(books.waiting), "the queue miscounts what waits")
     _check_running(books, under_way)
+    books.lockstep.check(books.running)
     for s in waiting:
         _check(s.state == SequenceState.WAITING, f"{s} waits in the wrong state")
         _check(not s.blocks and s.computed_tokens == 0, f"{s} waits and holds blocks")

@@ -65,6 +65,14 @@ class BlockPool:
             del free[-count:]
         return True
 
+    def hand_out(self, tables: list[list[int]]) -> None:
+        """Append a free block to each of the tables; so many can be had. O(tables), as above."""
+        free, cache = self._free, self.cache
+        while cache is not None and len(free) < len(tables):
+            free.append(cache.evict())
+        for table in tables:
+            table.append(free.pop())
+
     def share(self, table: Iterable[int]) -> None:
         """Count one more holder of each block of a table that somebody holds. O(blocks)."""
         extra = self._extra

@@ -9,7 +9,8 @@ from schedsvc.sim.engine.cache import PrefixCache
 from schedsvc.sim.engine.config import EngineConfig
 from schedsvc.sim.engine.eviction import Future
 from schedsvc.sim.engine.group import Group
-from schedsvc.sim.engine.sequence import RequestId, Sequence, SequenceState
+from schedsvc.sim.engine.lockstep import Lockstep
+from schedsvc.sim.engine.sequence import STILL, RequestId, Sequence, SequenceState
 from schedsvc.sim.engine.waiting import SwappedQueue, WaitingQueue
 
 _key = attrgetter("key")
@@ -35,6 +36,7 @@ class Books:
         if config.adapters_max:
             self.adapters = Adapters(config.adapters_max, config.adapter_blocks, self.pool)
         self.running: list[Sequence] = []  # ascending by key
+        self.lockstep = Lockstep(self.pool)  # of these, all that a step treats alike
         self.waiting = WaitingQueue()
         self.swapped = SwappedQueue()
         self.requests: dict[RequestId, list[Sequence]] = {}  # only unfinished sequences
@@ -86,6 +88,33 @@ class Books:
             insort(self.running, member, key=_key)
             self.use_adapter(member, 0)
 
+    def gather(self) -> int:
+        """Let those go in lockstep that only decode and stand before all that do not.
+
+        Returns how many do. O(those that did not + joining * log n); O(running) where others have
+        come to stand before them: after a preemption, or by priority.
+        """
+        running, lockstep = self.running, self.lockstep
+        together = len(lockstep.members)
+        if together == len(running):
+            return together
+        if any(sequence.clock is not STILL for sequence in running[together:]):
+            lockstep.dissolve()
+            together = 0
+        for sequence in running[together : self.config.step_tokens_max]:
+            if not self._only_decodes(sequence):
+                break
+            lockstep.join(sequence)
+            together += 1
+        return together
+
+    def _only_decodes(self, sequence: Sequence) -> bool:
+        """Whether a sequence has but its newest token to compute, into a block of its own."""
+        if sequence.computed_base < sequence.prefill_end_tokens:
+            return False
+        # Beams fork as they go, and answers copy the end of their prompt when they part.
+        return sequence.group is None or not (sequence.request.beam or self.must_copy(sequence))
+
     def finish(self, sequence: Sequence) -> None:
         """End a running sequence whose output is complete."""
         sequence.state = SequenceState.FINISHED
@@ -104,6 +133,8 @@ class Books:
     def abort(self, sequences: list[Sequence]) -> None:
         """End all sequences of a request, wherever they stand."""
         group = sequences[0].group
+        if any(sequence.clock is not STILL for sequence in sequences):
+            self.lockstep.dissolve()
         if group is not None and sequences[0].state == SequenceState.RUNNING:
             self.groups_running -= 1
             if not group.forked:
@@ -135,6 +166,8 @@ class Books:
         last = self.running[-1]
         group = last.group
         unit = [last] if group is None else [m for m in group.members if m.blocks]
+        if any(sequence.clock is not STILL for sequence in unit):
+            self.lockstep.dissolve()
         del self.running[len(self.running) - len(unit) :]
         if group is not None:
             self.groups_running -= 1
@@ -184,7 +217,7 @@ class Books:
     def _forget_computed(self, unit: list[Sequence], group: Group | None) -> None:
         for sequence in unit:
             self.pool.release(sequence.blocks)
-            sequence.computed_tokens = 0
+            sequence.computed_base = 0
             sequence.registered_blocks = 0
         if group is not None:
             group.forked = False

@@ -2,6 +2,10 @@
 
 from collections.abc import Sequence as Points
 from dataclasses import dataclass
+from math import isqrt
+
+MANY_STEPS = 1 << 60
+"""More steps than any run has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,28 @@ class StepCost:
         reads = steps * kv_tokens + decodes * (steps * (steps - 1) // 2)
         fixed = self.step_ns + self.decode_table_ns[decodes]
         return steps * fixed + self.decode_kv_token_ns * reads
+
+    def decode_steps_done(self, elapsed_ns: int, decodes: int, kv_tokens: int) -> int:
+        """Count the steps of such a run that end within a time. O(1).
+
+        The greatest n with `decode_run_ns(n, ...) <= elapsed_ns`, a quadratic in n; MANY_STEPS
+        where steps take no time.
+        """
+        if elapsed_ns < 0:
+            return 0
+        # 2 * decode_run_ns(n) = square * n**2 + linear * n
+        square = self.decode_kv_token_ns * decodes
+        fixed = self.step_ns + self.decode_table_ns[decodes]
+        linear = 2 * (fixed + self.decode_kv_token_ns * kv_tokens) - square
+        if square:
+            return (isqrt(linear * linear + 8 * square * elapsed_ns) - linear) // (2 * square)
+        return 2 * elapsed_ns // linear if linear else MANY_STEPS
+
+    def decode_steps_until(self, duration_ns: int, decodes: int, kv_tokens: int) -> int:
+        """Count the steps of such a run that begin before a time. O(1)."""
+        if duration_ns <= 0:
+            return 0
+        return self.decode_steps_done(duration_ns - 1, decodes, kv_tokens) + 1
 
 
 def _interpolate(points: tuple[tuple[int, int], ...], sequences: int) -> int:

@@ -8,9 +8,15 @@ from schedsvc.sim.engine.cost import StepCost
 from schedsvc.sim.engine.errors import EngineInvariantError, EngineRequestError
 from schedsvc.sim.engine.eviction import Future
 from schedsvc.sim.engine.group import Group
+from schedsvc.sim.engine.lockstep import Lockstep
 from schedsvc.sim.engine.planner import Planner
 from schedsvc.sim.engine.runs import Runs
-from schedsvc.sim.engine.sequence import EngineRequest, RequestId, Sequence, SequenceState
+from schedsvc.sim.engine.sequence import (
+    EngineRequest,
+    RequestId,
+    Sequence,
+    SequenceState,
+)
 from schedsvc.sim.engine.step import DecodeRun, EngineGauges, Step, StepResult
 
 # A sequence's key is priority * 2**64 + arrival, so that one integer orders both.
@@ -46,6 +52,11 @@ class Engine:
     def blocks(self) -> BlockPool:
         """The device's KV blocks."""
         return self._books.pool
+
+    @property
+    def lockstep(self) -> Lockstep:
+        """The sequences that decode in lockstep, to be looked at."""
+        return self._books.lockstep
 
     def add(self, request: EngineRequest, now_ns: int = 0) -> list[Sequence]:
         """Queue a request. Returns its sequences. O(sequences * log n).
@@ -108,14 +119,20 @@ class Engine:
             raise EngineInvariantError("no step is under way; plan one first")
         self._step = None
         self._steps += 1
+        sequences = step.sequences
         produced: list[Sequence] = []
         finished: list[Sequence] = []
+        started: list[Sequence] = []
         groups: dict[RequestId, Group] = {}
-        for sequence in step.sequences:
+        # Else something of it was aborted, and each goes its own way.
+        if step.together and step.together == len(self._books.lockstep.members):
+            finished = self._books.lockstep.advance(1)
+            produced, sequences = sequences[: step.together], sequences[step.together :]
+        for sequence in sequences:
             if sequence.state != SequenceState.RUNNING:
                 continue
-            computed = sequence.computed_tokens + sequence.scheduled_tokens
-            sequence.computed_tokens = computed
+            computed = sequence.computed_base + sequence.scheduled_tokens
+            sequence.computed_base = computed
             if sequence.prefix_keys and sequence.registered_blocks < len(sequence.prefix_keys):
                 self._register(sequence)
             if computed < sequence.prefill_end_tokens:
@@ -124,18 +141,20 @@ class Engine:
             if group is not None and (sequence.request.beam or not group.forked):
                 groups[sequence.request.request_id] = group
                 continue
-            if sequence.produced_tokens == 0:
-                self._count_prompt(sequence.request)
-            sequence.produced_tokens += 1
+            self._produce(sequence, started)
             produced.append(sequence)
-            if sequence.produced_tokens == sequence.output_tokens:
+            if sequence.produced_base == sequence.output_tokens:
                 finished.append(sequence)
         for group in groups.values():
-            self._extend(group, produced, finished)
+            for sequence in self._extend(group):
+                self._produce(sequence, started)
+                produced.append(sequence)
+                if sequence.produced_base == sequence.output_tokens:
+                    finished.append(sequence)
         self._generation_tokens += len(produced)
         for sequence in finished:
             self._books.finish(sequence)
-        return StepResult(step.duration_ns, 1, produced, finished, step.preempted)
+        return StepResult(step.duration_ns, 1, produced, finished, step.preempted, started)
 
     def step(self, now_ns: int = 0) -> StepResult | None:
         """Plan and finish one step at once, for a caller in virtual time."""
@@ -149,7 +168,7 @@ class Engine:
         Only while all running sequences decode and nothing can be admitted: up to and including
         the step in which the first sequence ends, at most `steps_max` steps, and no step begins at
         or after `duration_max_ns`. None where not even one step is of that kind.
-        O(running * log(steps)).
+        As `plan_decodes()` and `finish_decodes()`.
         """
         run = self.plan_decodes(steps_max, duration_max_ns, now_ns)
         return None if run is None else self.finish_decodes(run, run.steps)
@@ -157,7 +176,10 @@ class Engine:
     def plan_decodes(
         self, steps_max: int, duration_max_ns: int | None = None, now_ns: int = 0
     ) -> DecodeRun | None:
-        """Foresee what `run_decodes()` would do, and change nothing. O(running * log(steps))."""
+        """Foresee what `run_decodes()` would do, and decide nothing.
+
+        O(log n), and what `Books.gather()` takes where not all were in lockstep.
+        """
         if self._step is not None:
             raise EngineInvariantError("a step is under way; finish it first")
         return self._runs.plan(steps_max, duration_max_ns, now_ns)
@@ -165,10 +187,14 @@ class Engine:
     def finish_decodes(self, run: DecodeRun, steps: int) -> StepResult:
         """Apply the first `steps` steps of a run; nothing may have been added or aborted since.
 
-        O(running + blocks allocated).
+        O(running) to copy a list, and O(blocks allocated + ended * log n).
         """
         running = self._books.running
-        if self._step is not None or len(running) != run.decodes or not 1 <= steps <= run.steps:
+        if (
+            self._step is not None
+            or not run.decodes == len(running) == len(self._books.lockstep.members)
+            or not 1 <= steps <= run.steps
+        ):
             raise EngineInvariantError("this is no run of decodes that was planned just now")
         produced = list(running)
         finished = self._runs.apply(steps)
@@ -177,7 +203,7 @@ class Engine:
         for sequence in finished:
             self._books.finish(sequence)
         duration_ns = self.cost.decode_run_ns(steps, run.decodes, run.kv_tokens)
-        return StepResult(duration_ns, steps, produced, finished, [])
+        return StepResult(duration_ns, steps, produced, finished, [], [])
 
     def gauges(self) -> EngineGauges:
         """Take the figures of this moment. O(1)."""
@@ -211,8 +237,8 @@ class Engine:
         return len(books.running), len(books.waiting), books.preemptions
 
     def blocks_ahead(self, steps: int) -> int:
-        """Count the blocks that what runs takes in so many steps of decoding. O(running)."""
-        return self._runs.blocks_ahead(steps)
+        """Count the blocks that so many steps of a run take that was foreseen. O(log n)."""
+        return self._books.lockstep.blocks_ahead(steps)
 
     def running(self) -> list[Sequence]:
         """List the running sequences in order of service. O(running)."""
@@ -293,29 +319,26 @@ class Engine:
             cache.register(keys[at], table[at])
         sequence.registered_blocks = max(done, full)
 
-    def _extend(self, group: Group, produced: list[Sequence], finished: list[Sequence]) -> None:
-        """Fork a group whose prompt is computed, and give beams that are ready their next token.
+    def _produce(self, sequence: Sequence, started: list[Sequence]) -> None:
+        """Give a sequence its next token, and count its prompt with the first one."""
+        if sequence.produced_base == 0:
+            started.append(sequence)
+            if sequence.request.request_id in self._prompts_open:
+                self._prompts_open.remove(sequence.request.request_id)
+                self._prompt_tokens += sequence.request.prompt_tokens
+        sequence.produced_base += 1
 
-        After a preemption a sampled answer has to compute anew what it had produced, first.
+    def _extend(self, group: Group) -> list[Sequence]:
+        """Fork a group whose prompt is computed, and extend beams that are ready.
+
+        Returns who gets a token. After a preemption a sampled answer has to compute anew what it
+        had produced, first.
         """
         if not group.forked:
             self._books.fork(group)
         if not group.request.beam:
-            members = [m for m in group.members if m.computed_tokens == m.known_tokens]
-        elif group.is_ready():
-            group.extend(self._books.pool)
-            members = group.members
-        else:
-            return
-        for member in members:
-            if member.produced_tokens == 0:
-                self._count_prompt(member.request)
-            member.produced_tokens += 1
-            produced.append(member)
-            if member.produced_tokens == member.output_tokens:
-                finished.append(member)
-
-    def _count_prompt(self, request: EngineRequest) -> None:
-        if request.request_id in self._prompts_open:
-            self._prompts_open.remove(request.request_id)
-            self._prompt_tokens += request.prompt_tokens
+            return [m for m in group.members if m.computed_tokens == m.known_tokens]
+        if not group.is_ready():
+            return []
+        group.extend(self._books.pool)
+        return group.members

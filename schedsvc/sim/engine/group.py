@@ -60,7 +60,7 @@ class Group:
         for member in self.members[1:]:
             pool.share(leader.blocks)
             member.blocks = list(leader.blocks)
-            member.computed_tokens = leader.computed_tokens
+            member.computed_base = leader.computed_base
             member.cached_tokens = leader.cached_tokens
             member.registered_blocks = leader.registered_blocks
             member.prefill_end_tokens = member.known_tokens

@@ -44,10 +44,13 @@ class Planner:
         preempted: list[Sequence] = []
         separate = self._config.prefill == "separate"
         self._transfer_ns = 0
+        together = 0
         if separate and not books.swapped:
             self._plan_waiting(planned, self._config.step_tokens_max, now_ns)
         if not planned:
-            budget = self._plan_running(planned, preempted)
+            together = self._plan_lockstep(planned)
+            budget = self._plan_running(planned, preempted, together)
+            together = min(together, len(books.lockstep.members))  # a victim may have ended it
             if not preempted:
                 if books.swapped:
                     budget = self._plan_swapped(planned, budget)
@@ -55,25 +58,37 @@ class Planner:
                     self._plan_waiting(planned, budget, now_ns)
         if not planned:
             return None
-        prompt_tokens = decodes = kv_tokens = 0
-        for sequence in planned:
-            if sequence.computed_tokens < sequence.prefill_end_tokens:
+        prompt_tokens, decodes = 0, together
+        kv_tokens = books.lockstep.kv_tokens() if together else 0
+        for sequence in planned[together:]:
+            if sequence.computed_base < sequence.prefill_end_tokens:
                 prompt_tokens += sequence.scheduled_tokens
             else:
                 decodes += 1
-                kv_tokens += sequence.computed_tokens + 1
+                kv_tokens += sequence.computed_base + 1
         transfer_ns = self._transfer_ns
         duration_ns = self._cost.duration_ns(prompt_tokens, decodes, kv_tokens) + transfer_ns
         if prompt_tokens:
             self._prompt_step_ns = duration_ns
-        return Step(duration_ns, planned, preempted, prompt_tokens, decodes, kv_tokens, transfer_ns)
+        return Step(
+            duration_ns,
+            planned,
+            preempted,
+            prompt_tokens,
+            decodes,
+            kv_tokens,
+            transfer_ns,
+            together,
+        )
 
     def next_admission(self, budget: int, now_ns: int) -> Admission | None:
         """Find who could be admitted next, of those that wait; None: nobody now."""
         books = self._books
         while True:
             sequence = books.waiting.peek()
-            if sequence is None or self.delay_left_ns(now_ns) > 0:
+            if sequence is None:
+                return None
+            if self._config.delay_factor_ppm and self.delay_left_ns(now_ns) > 0:
                 return None
             group = sequence.group
             seats = 1 if group is None else len(group.members)
@@ -128,20 +143,35 @@ class Planner:
             need += -(-end // size) - len(sequence.blocks)
         return need
 
-    def _plan_running(self, planned: list[Sequence], preempted: list[Sequence]) -> int:
-        """Schedule what runs, oldest first. Returns what is left of the token budget."""
+    def _plan_lockstep(self, planned: list[Sequence]) -> int:
+        """Schedule what goes in lockstep, if there are blocks for all of it. Returns how many."""
+        books = self._books
+        lockstep, count = books.lockstep, books.gather()
+        if lockstep.blocks_ahead(1) > books.pool.free:
+            lockstep.dissolve()
+            return 0
+        lockstep.take(1)
+        planned += books.running[:count]
+        return count
+
+    def _plan_running(
+        self, planned: list[Sequence], preempted: list[Sequence], position: int
+    ) -> int:
+        """Schedule what runs, oldest first, from a position on: before it is what was planned.
+
+        Returns what is left of the token budget.
+        """
         books = self._books
         running, pool = books.running, books.pool
         block_size = pool.block_size_tokens
-        budget = self._config.step_tokens_max
+        budget = self._config.step_tokens_max - position
         thrown_out: list[list[Sequence]] = []
-        position = 0
         while position < len(running) and budget:
             sequence = running[position]
-            computed = sequence.computed_tokens
+            computed = sequence.computed_base
             end = sequence.prefill_end_tokens
             if computed >= end:
-                end = sequence.request.prompt_tokens + sequence.produced_tokens
+                end = sequence.request.prompt_tokens + sequence.produced_base
             if end - computed > budget:
                 end = computed + budget
             sequence.scheduled_tokens = end - computed
@@ -270,7 +300,7 @@ class Planner:
         cache.count_hits(found)
         cache.pass_by(sequence.request.request_id, sequence.prefix_keys)
         tokens = len(found) * self._config.block_size_tokens
-        sequence.computed_tokens = sequence.cached_tokens = tokens
+        sequence.computed_base = sequence.cached_tokens = tokens
         sequence.registered_blocks = len(found)
         if not sequence.preemptions:
             self.cache_query_tokens += sequence.request.prompt_tokens

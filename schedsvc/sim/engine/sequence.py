@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -27,8 +26,7 @@ class SequenceState(IntEnum):
     """It shares the prompt of its group's first sequence, which has to be computed first."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineRequest:
+class EngineRequest(NamedTuple):
     """One prompt, and the true output length of each of its sequences.
 
     The model cannot know when a language model would stop, so the caller says it: sequence i ends
@@ -52,6 +50,19 @@ class EngineRequest:
     adapter: Hashable = None
 
 
+class Clock:
+    """Counts decode steps that many sequences do together."""
+
+    __slots__ = ("steps",)
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+
+STILL = Clock()
+"""The clock of a sequence that goes its own way; it never moves."""
+
+
 class Sequence:
     """One output in the making.
 
@@ -59,13 +70,17 @@ class Sequence:
     the newest of these is not computed yet. `prefill_end_tokens` have to be computed before the
     next token comes out of them: the prompt, and after a preemption also what was produced.
     `cached_tokens` of the prompt were found in the prefix cache when it was last admitted.
+
+    Both counts are a base and the steps of a clock, so that one clock moves all sequences that
+    decode in lockstep; of one that does not, the base is the count.
     """
 
     __slots__ = (
         "arrival_ns",
         "blocks",
         "cached_tokens",
-        "computed_tokens",
+        "clock",
+        "computed_base",
         "group",
         "index",
         "key",
@@ -74,7 +89,7 @@ class Sequence:
         "preemptions",
         "prefill_end_tokens",
         "prefix_keys",
-        "produced_tokens",
+        "produced_base",
         "registered_blocks",
         "request",
         "scheduled_tokens",
@@ -99,8 +114,9 @@ class Sequence:
         self.prefix_keys: tuple[Key, ...] = request.prefix_keys
         self.prefill_end_tokens = request.prompt_tokens
         self.blocks: list[int] = []
-        self.computed_tokens = 0
-        self.produced_tokens = 0
+        self.clock = STILL
+        self.computed_base = 0
+        self.produced_base = 0
         self.scheduled_tokens = 0
         self.cached_tokens = 0
         self.registered_blocks = 0
@@ -108,9 +124,19 @@ class Sequence:
         self.state = SequenceState.WAITING
 
     @property
+    def computed_tokens(self) -> int:
+        """Tokens whose keys and values are in the cache."""
+        return self.computed_base + self.clock.steps
+
+    @property
+    def produced_tokens(self) -> int:
+        """Tokens of output."""
+        return self.produced_base + self.clock.steps
+
+    @property
     def known_tokens(self) -> int:
         """Prompt and output so far."""
-        return self.request.prompt_tokens + self.produced_tokens
+        return self.request.prompt_tokens + self.produced_base + self.clock.steps
 
     def __repr__(self) -> str:
         return (

@@ -37,7 +37,8 @@ class EngineGauges(NamedTuple):
 class Step(NamedTuple):
     """A step that is under way: what it computes and how long it takes.
 
-    `transfer_ns` of its duration go to blocks that are swapped or copied, and to adapters.
+    `transfer_ns` of its duration go to blocks that are swapped or copied, and to adapters. The
+    first `together` of its sequences decode in lockstep.
     """
 
     duration_ns: int
@@ -47,6 +48,7 @@ class Step(NamedTuple):
     decodes: int
     kv_tokens: int
     transfer_ns: int
+    together: int
 
 
 class DecodeRun(NamedTuple):
@@ -61,8 +63,9 @@ class DecodeRun(NamedTuple):
 class StepResult(NamedTuple):
     """What a step, or a run of decode steps, brought about.
 
-    Each of `produced` has `tokens` more tokens of output; `finished` are those of them that are
-    complete. `preempted` were thrown out when the step was planned, and wait again.
+    Each of `produced` has `tokens` more tokens of output; `started` are those of them whose first
+    token it is, `finished` those that are complete. `preempted` were thrown out when the step was
+    planned, and wait again.
     """
 
     duration_ns: int
@@ -70,3 +73,4 @@ class StepResult(NamedTuple):
     produced: list[Sequence]
     finished: list[Sequence]
     preempted: list[Sequence]
+    started: list[Sequence]
