@@ -287,6 +287,7 @@ cdef int64_t admit_message(
 ) except? -1:
     """Admit a parsed message: a handle, or the negated outcome of a refusal."""
     cdef Ask ask
+    cdef int64_t handle
     m.flow = ask.flow = flow_of(core, &m.tenant, &m.key)
     ask.target = target_of(core, &m.pool)
     take_class(core, &ask, m.request_class.at, m.request_class.size)
@@ -320,7 +321,10 @@ cdef int64_t admit_message(
     )
     enter_class(core, &ask)
     m.flow = ask.flow
-    return admit_request(core, &ask)
+    handle = admit_request(core, &ask)
+    if m.hashes and core.prefix_max:
+        keep_wire_hashes(core, handle, m)
+    return handle
 
 
 cdef int32_t flow_of(Scheduler core, Slice* tenant, Slice* key) except? -1:

@@ -362,6 +362,7 @@ cdef int check_all(Scheduler core) except -1:
     check_flows(core)
     check_pools(core)
     check_quotas(core)
+    check_prefixes(core)
     require(
         core, core.received == core.granted + core.requests.states[QUEUED] + core.rejected
         + core.evicted,

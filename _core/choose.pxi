@@ -81,7 +81,7 @@ cdef int32_t head_for(Scheduler core, int32_t pool, bint* brought) except -2:
     return i
 
 
-cdef int32_t head_in_class(Scheduler core, int32_t pool, int32_t cls) except -2:
+cdef int32_t first_in_class(Scheduler core, int32_t pool, int32_t cls) except -2:
     """The least (counter, seq) of a class among those that must run in a pool and those that may.
     -1: none. O(1)."""
     cdef Heap own = (<Line>core.flows.candidates[pool + 1]).heap(cls)

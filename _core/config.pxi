@@ -136,6 +136,7 @@ cdef int32_t register_pool(Scheduler core, bytes name, PoolFigures* f) except -1
             )
         if f.epoch != p.epoch:
             void_leases(core, pool)
+            core.prefixes.index(pool).forget()
             p.foreign_tokens = p.owed_tokens = 0
             p.telemetry_at_ns = NONE
         elif p.live and f.block_size != p.block_size:
@@ -165,6 +166,7 @@ cdef int32_t new_pool(Scheduler core, bytes name) except -1:
     if core.ledger.count < POOLS_MAX:
         pool = core.ledger.add()
         core.pool_list.append(name)
+        core.prefixes.pools.append(PrefixIndex())
         core.flows.candidates.append(Line(core.classes))
         core.quotas.shares.held_for.append(Line(core.classes))
     else:
@@ -183,6 +185,7 @@ cdef int32_t new_pool(Scheduler core, bytes name) except -1:
         del core.pool_names[core.pool_list[pool]]
         core.pool_list[pool] = name
         core.ledger.clear(pool)
+        core.prefixes.pools[pool] = PrefixIndex()
     core.pool_names[name] = pool
     core.ledger.pools[pool].quota = core.pool_models.get(name, NONE)
     limit_pool(core, pool)

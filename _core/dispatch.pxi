@@ -83,8 +83,8 @@ cdef int dispatch(Scheduler core) except -1:
         pool = emptiest(core, blocked)
         if pool == NONE:
             return 0
-        if core.affinity_ppm and core.ledger.count > 1:
-            pool = nearest(core, pool, blocked)
+        if core.ledger.count > 1:
+            pool = placed(core, pool, blocked)
         if not serve_pool(core, pool):
             leave_pool(core, pool)
             blocked |= <uint64_t>1 << pool
@@ -148,6 +148,8 @@ cdef int grant(
     f.granted += 1
     core.granted += 1
     core.flows.note_grant(r.flow, core.now_ns)
+    if core.prefixes.queued:
+        note_prefix(core, i, pool)
     r.pool = pool
     r.epoch = core.ledger.pools[pool].epoch
     r.weight_milli = f.weight_milli
@@ -166,7 +168,7 @@ cdef int grant(
     core.ledger.reserve(i, blocks)
     r.granted_tokens = r.reserved_blocks * core.ledger.pools[pool].block_size
     renew(core, i)
-    recharge(core, i, r.prompt_tokens, 0, <int64_t>r.ahead_output * r.sequences)
+    recharge(core, i, r.prompt_tokens, r.matched_tokens, <int64_t>r.ahead_output * r.sequences)
     log_decision(core, r.flow, OUT_GRANTED, r.waited_ns, blocks, pool, r.tag)
     if r.owner >= 0:
         fill_grant(core, &v, i)
@@ -233,6 +235,7 @@ cdef int evict(Scheduler core, int32_t i, int outcome) except -1:
     unlink_owner(core, i)
     core.ids.remove(r.key_hi, r.key_lo)
     core.adapters.let_go(r.adapter)
+    core.prefixes.drop(i)
     core.requests.release(i)
     core.flows.settle(flow)
     return 0

@@ -118,7 +118,7 @@ cdef int64_t smaller_before(Scheduler core, Line line, int32_t flow) noexcept:
     cdef Heap heap = line.heap(f.cls)
     cdef int32_t open[4 * SCAN_MAX + 4]
     cdef int32_t count = 0, seen = 0, at, child
-    cdef int64_t before = 0, their
+    cdef int64_t before = 0, their, least
     cdef Queue* queue
     if heap.count:
         open[0] = 0
@@ -126,13 +126,14 @@ cdef int64_t smaller_before(Scheduler core, Line line, int32_t flow) noexcept:
     while count and seen < SCAN_MAX:
         count -= 1
         at = open[count]
-        if heap.nodes[at].key >= f.vtc:
+        least = heap.nodes[at].key * core.flows.grain
+        if least >= f.vtc:
             continue
         seen += 1
         queue = &core.flows.queues[heap.nodes[at].id]
         if queue.flow != flow:
             their = <int64_t>(
-                <wide>(f.vtc - heap.nodes[at].key) * core.flows.items[queue.flow].weight_milli
+                <wide>(f.vtc - least) * core.flows.items[queue.flow].weight_milli
                 // 1_000_000_000
             )
             before += min(their, queue.work_in - core.requests.items[queue.chain.head].mark)

@@ -85,6 +85,7 @@ cdef class Flows:
     cdef list actives  # of each class: flows that have something queued or in flight, by counter
     cdef list candidates  # line of queues for each target
     cdef int order  # ORDER_*
+    cdef int64_t grain  # of counters in the order, see locality
     cdef bint lifts
     cdef bint lifts_queued  # a flow is active while it has something queued, as in the paper
     cdef int32_t last_active[CLASSES_MAX]  # of each class the flow that was so last; -1: none
@@ -112,9 +113,8 @@ cdef class Flows:
         Classes classes,
     ):
         cdef int32_t c
-        self.order = order
-        self.lifts = lifts
-        self.lifts_queued = lifts_queued
+        self.order, self.grain = order, 1
+        self.lifts, self.lifts_queued = lifts, lifts_queued
         for c in range(CLASSES_MAX):
             self.last_active[c] = NONE
         self.requests = requests
@@ -201,7 +201,7 @@ cdef class Flows:
     cdef int64_t key_of(self, int32_t q) noexcept:
         """What orders the heads; ties go by arrival. O(1)."""
         if self.order == ORDER_COUNTER:
-            return self.items[self.queues[q].flow].vtc
+            return self.items[self.queues[q].flow].vtc // self.grain
         if self.order == ORDER_INPUT:
             return self.requests.items[self.queues[q].chain.head].prompt_tokens
         return 0

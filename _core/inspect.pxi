@@ -70,6 +70,7 @@ cdef pool_stats(Scheduler core, int64_t now_ns, int32_t pool):
         "active_adapters": p.loras.active,
         "max_loras": p.limits.max_loras,
         "adapter_tokens": p.loras.tokens,
+        **prefix_row(core, pool),
         "engine_running": p.engine_running,
         "engine_waiting": p.engine_waiting,
         "engine_used_tokens": p.engine_used_tokens,
@@ -77,6 +78,16 @@ cdef pool_stats(Scheduler core, int64_t now_ns, int32_t pool):
         "telemetry_age_ms": (
             NONE if p.telemetry_at_ns < 0 else (now_ns - p.telemetry_at_ns) // NS_PER_MS
         ),
+    }
+
+
+cdef dict prefix_row(Scheduler core, int32_t pool):
+    cdef PrefixIndex index = core.prefixes.index(pool)
+    return {
+        "prefix_blocks": index.places.count,
+        "prefix_tokens": index.tokens,
+        "prefix_asked_tokens": index.asked_tokens,
+        "prefix_matched_tokens": index.matched_tokens,
     }
 
 
@@ -248,9 +259,10 @@ cdef totals_of(Scheduler core):
     for i in range(core.flows.count):
         weight = min(weight, core.flows.items[i].weight_milli)
     # Theorem 4.4 of the paper, divided by the least weight; M is what all pools hold.
+    # Under DLPM a flow may be a quantum ahead, at either end of a time.
     bound = 2 * max(
         core.prompt_seen_max * core.input_price, capacity * core.output_price
-    ) * 1000 // weight
+    ) * 1000 // weight + (2 * core.flows.grain if core.by_prefix else 0)
     return {
         "received": core.received,
         "granted": core.granted,

@@ -132,7 +132,7 @@ cdef int progress_lease(Scheduler core, int64_t lease_id, int64_t epoch, Usage* 
     if r.output_tokens and r.first_us == 0:
         note_first(core, r)
     recharge(
-        core, i, max(r.prompt_tokens, r.input_tokens), r.cached_tokens,
+        core, i, max(r.prompt_tokens, r.input_tokens), max(r.cached_tokens, r.matched_tokens),
         max(<int64_t>r.output_tokens, <int64_t>r.ahead_output * r.sequences),
     )
     if r.bill:

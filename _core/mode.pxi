@@ -13,7 +13,7 @@ LIVE_SETTINGS = frozenset((
     "saturation_ppm",
     "answers_max", "answer_ttl_ns", "input_price_micro", "output_price_micro", "cached_price_ppm",
     "session_open_max", "sessions_max", "saturation_band_ppm", "delay_factor_milli",
-    "adapter_affinity_ppm",
+    "adapter_affinity_ppm", "prefix_affinity_ppm", "prefix_blocks_max", "quantum_tokens",
 ))
 
 
@@ -31,6 +31,8 @@ cdef int take_settings(Scheduler core, dict limits) except -1:
     core.leases_max = limits["leases_max"]
     core.delay_factor_milli = limits["delay_factor_milli"]
     core.affinity_ppm = limits["adapter_affinity_ppm"]
+    core.prefix_ppm, core.prefix_max = limits["prefix_affinity_ppm"], limits["prefix_blocks_max"]
+    core.quantum_tokens = limits["quantum_tokens"]
     core.session_open_max = limits["session_open_max"]
     core.sessions_max = limits["sessions_max"]
     core.input_price = limits["input_price_micro"]
@@ -53,8 +55,24 @@ cdef int change_settings(Scheduler core, policy, dict limits) except -1:
         forget(core, core.answers.head)
     if policy is not None and policy != core.policy:
         core.policy = policy
-        core.flows.order, core.flows.lifts, core.ahead = POLICIES[policy]
+        core.flows.order, core.flows.lifts, core.ahead, core.by_prefix = POLICIES[policy]
         ask_all_anew(core)
+    set_grain(core)
+    return limit_prefixes(core)
+
+
+cdef int forget_learned(Scheduler core) except -1:
+    """Everything that earlier requests have taught, and the digest, as new."""
+    cdef int32_t pool
+    end_resume(core)
+    core.predictor.forget()
+    core.flows.forget()
+    core.ledger.forget()
+    for pool in range(core.ledger.count):
+        core.prefixes.index(pool).forget()
+    fill_quotas(core)
+    core.digest_value = 0
+    core.prompt_seen_max = 0
     return 0
 
 

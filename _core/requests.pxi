@@ -42,6 +42,7 @@ ctypedef struct Request:
     int32_t ahead_output  # charged at the grant, of each sequence
     int32_t told_output  # foretold by the caller, of each sequence
     int32_t input_tokens, cached_tokens, output_tokens  # totals as reported
+    int32_t matched_tokens  # of its input, charged as cached until its end tells
     int32_t reserved_blocks, posted_blocks
     int32_t bypassed  # how often another went first while it was the head
     int32_t run  # place among the leases that grow; -1: none

@@ -13,7 +13,8 @@ cdef class Scheduler:
     cdef int64_t input_price, output_price, cached_ppm
     cdef int64_t headroom_min_ppm, headroom_max_ppm
     cdef int64_t bypass_max, bypass_ns, saturation_band_ppm, delay_factor_milli, affinity_ppm
-    cdef bint backfills
+    cdef int64_t prefix_ppm, prefix_max, quantum_tokens
+    cdef bint backfills, by_prefix
     cdef str policy
     cdef int ahead  # AHEAD_*
     cdef readonly uint64_t incarnation
@@ -28,6 +29,7 @@ cdef class Scheduler:
     cdef Heap pool_wakes  # pools, by the time at which what their next request waits for has come
     cdef Table ids, leases, tags, names
     cdef Adapters adapters
+    cdef Prefixes prefixes
     cdef dict flow_names, keys, pool_names
     cdef dict quota_names, pool_models  # nodes of groups and models by name, and of pools' models
     cdef dict pool_limits  # by the names of pools; b"": of all others
@@ -83,14 +85,16 @@ cdef class Scheduler:
         memcpy(&self.k1, <const char*>hash_key + 8, 8)
         self.requests = Requests()
         self.policy = policy
-        order, lifts, self.ahead = POLICIES[policy]
+        order, lifts, self.ahead, self.by_prefix = POLICIES[policy]
         self.fuse = Fuse()
         self.classes = Classes()
         self.quotas = Quotas(self.requests, self.classes, self.fuse)
         self.flows = Flows(
             order, lifts, lift == "queued", self.requests, self.quotas, self.classes
         )
+        set_grain(self)
         self.adapters = Adapters(<int32_t>limits["adapters_max"])
+        self.prefixes = Prefixes(self.k0, self.k1)
         self.ledger = Ledger(
             ledger == "peak", limits["headroom_ppm"], self.requests, self.flows, self.adapters,
             self.fuse,
@@ -292,6 +296,7 @@ cdef class Scheduler:
         int64_t max_output_tokens, int32_t pool=NONE, int64_t sequences=1, int64_t queue_ttl_ns=0,
         int64_t deadline_ns=0, bint reports_progress=False, int32_t principal=0, uint64_t tag=0,
         int64_t n=1, bytes adapter=b"", int64_t told_output=0, bytes request_class=b"",
+        tuple prefix_block_hashes=(),
     ):
         cdef Ask ask
         cdef int64_t prompts
@@ -327,7 +332,7 @@ cdef class Scheduler:
         take_class(self, &ask, <const uint8_t*><const char*>request_class, len(request_class))
         identify(self, &ask, <const uint8_t*><const char*>request_id, len(request_id), 0, 0)
         enter_class(self, &ask)
-        return admit_request(self, &ask)
+        return keep_hashes(self, admit_request(self, &ask), prefix_block_hashes)
 
     def admit_wire(self, int64_t now_ns, int32_t principal, bytes data, int64_t queue_ttl_ns=0):
         cdef AdmitMessage message
@@ -459,13 +464,7 @@ cdef class Scheduler:
         return state_text(self, now_ns)
 
     def reset_learned(self):
-        end_resume(self)
-        self.predictor.forget()
-        self.flows.forget()
-        self.ledger.forget()
-        fill_quotas(self)
-        self.digest_value = 0
-        self.prompt_seen_max = 0
+        forget_learned(self)
 
     def stats(self, int64_t now_ns, int flow_limit=1_000):
         cdef int32_t i

@@ -33,16 +33,19 @@ cdef enum:  # what of the output is charged at the grant, where a Progress could
     AHEAD_AVERAGE = 1  # moving average of the flow's outputs
     AHEAD_TOLD = 2  # the length that the caller foretells: an oracle, in simulations
 
-# A policy is data: in what order heads are served, whether a returning flow is lifted, and what of
-# the output is charged ahead. Sources: VTC, its variants with prediction and with an oracle, LCF
-# (least counter first: VTC without lift) and FCFS, arXiv 2401.00588; SIF: shortest input first.
+# A policy is data: in what order heads are served, whether a returning flow is lifted, what of the
+# output is charged ahead, and whether flows stand by quanta, with the longest match first in one.
+# Sources: VTC, its variants with prediction and with an oracle, LCF (least counter first: VTC
+# without lift) and FCFS, arXiv 2401.00588; DLPM, arXiv 2501.14312 (see locality); SIF: shortest
+# input first.
 POLICIES = {
-    "vtc": (ORDER_COUNTER, True, AHEAD_NONE),
-    "vtc-predict": (ORDER_COUNTER, True, AHEAD_AVERAGE),
-    "vtc-oracle": (ORDER_COUNTER, True, AHEAD_TOLD),
-    "lcf": (ORDER_COUNTER, False, AHEAD_NONE),
-    "fcfs": (ORDER_ARRIVAL, True, AHEAD_NONE),
-    "sif": (ORDER_INPUT, True, AHEAD_NONE),
+    "vtc": (ORDER_COUNTER, True, AHEAD_NONE, False),
+    "vtc-predict": (ORDER_COUNTER, True, AHEAD_AVERAGE, False),
+    "vtc-oracle": (ORDER_COUNTER, True, AHEAD_TOLD, False),
+    "dlpm": (ORDER_COUNTER, True, AHEAD_NONE, True),
+    "lcf": (ORDER_COUNTER, False, AHEAD_NONE, False),
+    "fcfs": (ORDER_ARRIVAL, True, AHEAD_NONE, False),
+    "sif": (ORDER_INPUT, True, AHEAD_NONE, False),
 }
 LIFTS = ("active", "queued")
 LEDGER_FORMS = ("sum", "peak")
@@ -80,6 +83,9 @@ cdef dict LIMITS = {
     "sessions_max": (4_096, 1, 1 << 20),
     "delay_factor_milli": (0, 0, 10_000),
     "adapter_affinity_ppm": (100_000, 0, 1_000_000),
+    "prefix_affinity_ppm": (100_000, 0, 1_000_000),
+    "prefix_blocks_max": (65_536, 0, PREFIX_BLOCKS_MAX),
+    "quantum_tokens": (10_000, 1, TOKENS_MAX),
     "work_max": (1_024, 1, 1 << 30),
 }
 

@@ -30,6 +30,7 @@ ctypedef struct AdmitMessage:
     int64_t n, max_output_tokens, hashes, deadline_ms, queue_ttl_ms
     uint64_t prompts_hash
     bint reports_progress
+    Cursor body  # the whole message, for what is read only where it is wanted
     int32_t flow  # whose it turned out to be; -1: nobody's
 
 
@@ -226,6 +227,7 @@ cdef int parse_admit(AdmitMessage* m, Cursor c) except -1:
     cdef Cursor packed
     cdef int64_t tag
     memset(m, 0, sizeof(AdmitMessage))
+    m.body = c
     while True:
         tag = read_tag(&c)
         if tag == 0:

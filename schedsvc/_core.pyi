@@ -142,6 +142,9 @@ class Scheduler:
         quantile_ppm: int = 900_000,
         samples_min: int = 10,
         adapter_affinity_ppm: int = 100_000,  # so much fuller a pool with its adapter may be
+        prefix_affinity_ppm: int = 100_000,  # the same for one with its prefix
+        prefix_blocks_max: int = 65_536,  # blocks that each pool is thought to have; 0: not asked
+        quantum_tokens: int = 10_000,  # under "dlpm": service for which the order is by prefix
         delay_factor_milli: int = 0,  # of the last prefill, for which work is held; 0: not
         saturation_band_ppm: int = 50_000,  # shares bind until the load is so far below saturation
         session_open_max: int = 16_384,
@@ -331,6 +334,7 @@ class Scheduler:
         adapter: bytes = b"",
         told_output: int = 0,
         request_class: bytes = b"",
+        prefix_block_hashes: tuple[int, ...] = (),
     ) -> int:
         """Ask for one request. Returns a handle (> 0), or the negated outcome where refused.
 
@@ -342,7 +346,8 @@ class Scheduler:
         once are refused as REJECTED_LIMIT. `told_output` is what an oracle says of each sequence's
         output, for the policy vtc-oracle (0: nothing). `request_class` names its class (empty: the
         tenant's); an unknown one, or one that the tenant may not name, raises CallerError.
-        O(log n).
+        `prefix_block_hashes` are chained 64-bit hashes of the prompt's full blocks; of these the
+        first 512 count. O(log n + hashes).
         """
     def admit_wire(
         self, now_ns: int, principal: int, data: bytes, queue_ttl_ns: int = 0

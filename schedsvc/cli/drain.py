@@ -54,7 +54,7 @@ def drain(
         running, drained = answer.live_leases, not undo
         began_s = time.monotonic()
         if wait_s is not None:
-            running, drained = _wait(operator, name, began_s + wait_s)
+            running, drained = _wait(operator, name, began_s + wait_s, running)
     waited_s = round(time.monotonic() - began_s, 1)
     if as_json:
         shown: dict[str, Any] = {"pool": name, "draining": drained, "live_leases": running}
@@ -69,9 +69,9 @@ def drain(
         raise click.ClickException(f"after {waited_s:g} s there is still something that runs")
 
 
-def _wait(operator: Operator, pool: str, until_s: float) -> tuple[int, bool]:
+def _wait(operator: Operator, pool: str, until_s: float, told: int) -> tuple[int, bool]:
     """Look until nothing runs, the time is up, or it is undone; say what runs, and if it drains."""
-    told = -1
+    click.echo(f"{told:,} running", err=True)
     while True:
         running, drained = _look(operator, pool)
         if running != told:

@@ -43,6 +43,9 @@ LIVE_OPTIONS = frozenset(
         "sessions_max",
         "delay_factor_milli",
         "adapter_affinity_ppm",
+        "prefix_affinity_ppm",
+        "prefix_blocks_max",
+        "quantum_tokens",
         "saturation_band_ppm",
     }
 )

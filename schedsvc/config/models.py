@@ -192,7 +192,7 @@ class Adapter(Section):
 class Scheduler(Section):
     """The core's settings."""
 
-    policy: Literal["vtc", "vtc-predict", "lcf", "fcfs", "sif"] = "vtc"
+    policy: Literal["vtc", "vtc-predict", "dlpm", "lcf", "fcfs", "sif"] = "vtc"
     lift: Literal["active", "queued"] = "active"
     prices: Prices = Prices()
     queue_ttl_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 30_000
@@ -219,6 +219,9 @@ class Scheduler(Section):
     quantile_ppm: Annotated[QuantilePpm, Field(alias="quantile")] = 900_000
     samples_min: Annotated[int, Field(ge=1, le=1_000)] = 10
     adapter_affinity_ppm: Annotated[RatioPpm, Field(alias="adapter_affinity")] = 100_000
+    prefix_affinity_ppm: Annotated[RatioPpm, Field(alias="prefix_affinity")] = 100_000
+    prefix_blocks_max: Annotated[int, Field(ge=0, le=16_777_216)] = 65_536
+    quantum_tokens: Annotated[int, Field(ge=1, le=_TOKENS_MAX)] = 10_000
     delay_factor_milli: Annotated[DelayMilli, Field(alias="delay_factor")] = 0
     each_pool: EachPool = EachPool()
     saturation_band_ppm: Annotated[RatioPpm, Field(alias="saturation_band")] = 50_000
@@ -446,6 +449,9 @@ class Config(Section):
             "quantile_ppm": settings.quantile_ppm,
             "samples_min": settings.samples_min,
             "adapter_affinity_ppm": settings.adapter_affinity_ppm,
+            "prefix_affinity_ppm": settings.prefix_affinity_ppm,
+            "prefix_blocks_max": settings.prefix_blocks_max,
+            "quantum_tokens": settings.quantum_tokens,
             "delay_factor_milli": settings.delay_factor_milli,
             "saturation_band_ppm": settings.saturation_band_ppm,
             "session_open_max": self.limits.session_open_max,

@@ -51,6 +51,12 @@ class Contents:
         adapter = self._adapter[place]
         return None if adapter == _NO_ADAPTER else self.adapters[adapter]
 
+    def hashes(self, place: int, prompt_tokens: int) -> tuple[int, ...]:
+        """Name a prompt's full pieces by their chained hashes, as a caller of Admit does."""
+        start, tokens = self._starts[place], self._hash_tokens[place]
+        full = prompt_tokens // tokens if tokens else 0
+        return tuple(self._hashes[start : min(start + full, self._starts[place + 1])])
+
     def keys(
         self, place: int, prompt_tokens: int, block_size_tokens: int
     ) -> tuple[tuple[int, int], ...]:

@@ -107,7 +107,8 @@ class CoreFront:
     `flows[c]` is the flow of client c (-1: refused as unknown). A request asks for
     `output_tokens_max`, or for exactly its output where that is 0 or less than its output. What an
     oracle says of its output is in `told`. A class that the trace tells is asked for where the core
-    has one of that name; else the tenant's own is taken.
+    has one of that name; else the tenant's own is taken. `prefixes`: the core is told the hashes of
+    prompts, of which engines keep what they computed.
     """
 
     listens = True
@@ -119,6 +120,8 @@ class CoreFront:
         flows: Sequence[int],
         output_tokens_max: int,
         told: Sequence[int] | None = None,
+        *,
+        prefixes: bool = False,
     ) -> None:
         # The epochs do not change while it runs.
         self._epochs = [int(pool["epoch"]) for pool in core.stats(0, 0)["pools"]]
@@ -128,6 +131,7 @@ class CoreFront:
         self._flows = flows
         self._output_tokens_max = output_tokens_max
         self._told = told
+        self._prefixes = prefixes
         names = (str(row["name"]) for row in core.stats(0, 0)["classes"])
         self._classes = {name: name.encode() for name in names}
         self._leases: dict[int, bytes] = {}
@@ -152,6 +156,7 @@ class CoreFront:
             adapter=self._adapter(index),
             told_output=0 if self._told is None else self._told[index],
             request_class=self._class_of(index),
+            prefix_block_hashes=self._hashes(index),
         )
         if answer < 0:
             self._refused.append(Verdict(index, -answer, NEVER))
@@ -160,6 +165,12 @@ class CoreFront:
         contents = self._requests.contents
         name = None if contents is None else contents.adapter(self._requests.place[index])
         return b"" if name is None else name.encode()
+
+    def _hashes(self, index: int) -> tuple[int, ...]:
+        contents = self._requests.contents
+        if contents is None or not self._prefixes:
+            return ()
+        return contents.hashes(self._requests.place[index], self._requests.prompt_tokens[index])
 
     def _class_of(self, index: int) -> bytes:
         classes = self._requests.classes

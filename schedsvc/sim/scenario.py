@@ -19,6 +19,7 @@ POLICIES = {
     "vtc": "the scheduler, fair by virtual token counters",
     "vtc-predict": "VTC that charges the average output at once, and settles at the end",
     "vtc-oracle": "VTC that charges the true output at once (see oracle_error_ppm)",
+    "dlpm": "fair by quanta, the longest cached prefix first",
     "lcf": "least counter first: VTC without lift",
     "sif": "shortest input first",
 }
@@ -224,4 +225,5 @@ def _core_front(
                 engine.context_tokens_max,
             )
     flows = [unknown if flow < 0 else flow for flow in known]
-    return CoreFront(core, requests, flows, scenario.output_tokens_max, told)
+    caches = any(engine.prefix_cache != "off" for engine in configs.values())
+    return CoreFront(core, requests, flows, scenario.output_tokens_max, told, prefixes=caches)

@@ -97,6 +97,7 @@ def _mooncake() -> Parse:
     def parse(data: Fields) -> Iterator[Record]:
         record = Record(
             arrival_s=data.number("timestamp") / 1_000,
+            tenant=data.maybe_name("tenant"),
             input_tokens=data.whole("input_length"),
             output_tokens=data.whole("output_length"),
             blocks=data.wholes("hash_ids"),
@@ -119,6 +120,7 @@ def _qwen() -> Parse:
         root_of[chat] = root
         record = Record(
             arrival_s=data.number("timestamp"),
+            tenant=data.maybe_name("tenant"),
             input_tokens=data.whole("input_length"),
             output_tokens=data.whole("output_length"),
             blocks=data.wholes("hash_ids"),

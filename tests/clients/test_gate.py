@@ -151,6 +151,9 @@ async def test_a_client_that_leaves_the_queue_is_withdrawn_at_once(
     await asyncio.wait_for(task, 5)
     await until(lambda: bench.fake.cancelled)
     await until(lambda: not bench.fake.held)
+    assert bench.gate._runtime is not None
+    session = bench.gate._runtime.session
+    await until(lambda: session.open_requests == 0)  # the last answer has come
     assert waiting.sent == []
     assert bench.engine.bodies == []
     await bench.settled()

@@ -12,6 +12,8 @@ from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import Settings
 
 from .asgi import Exchange, ask, owner, start
+from .bench import Bench
+from .conftest import Until
 from .fake_scheduler import FakeScheduler
 
 STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
@@ -88,3 +90,39 @@ async def test_a_client_that_has_all_bytes_may_leave(
     end = fake.books[1].end
     assert (end.outcome, end.output_tokens) == (outcome, 5)
     await gate._close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_whose_lease_is_void_is_ended(
+    bench: Bench, fake: FakeScheduler, until: Until, stream: bool
+) -> None:
+    bench.engine.gate = asyncio.Event()
+    bench.engine.step_s = 0.001
+    running = asyncio.ensure_future(bench.ask(ask(stream=stream)))
+    await until(lambda: bench.engine.running)
+    fake.statuses[1] = pb.LEASE_STATE_VOID
+    assert bench.gate._runtime is not None
+    [flight] = bench.gate._runtime._running
+    flight.admission.progress(output_tokens=1)
+    exchange = await asyncio.wait_for(running, 5)
+    assert bench.engine.running == 0
+    if stream:
+        assert not any(m.get("more_body") is False for m in exchange.sent[1:])  # it breaks off
+    else:
+        assert exchange.status == 503
+        assert exchange.answer_headers["x-schedsvc-dropped-reason"] == "lease_revoked"
+        assert "retry-after" in exchange.answer_headers
+    await bench.settled()
+    assert fake.books[1].end.outcome == pb.OUTCOME_CANCELLED
+
+
+async def test_whoever_else_ends_its_task_is_heard(
+    bench: Bench, fake: FakeScheduler, until: Until
+) -> None:
+    bench.engine.gate = asyncio.Event()
+    running = asyncio.ensure_future(bench.ask())
+    await until(lambda: bench.engine.running)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await bench.settled()

@@ -73,6 +73,7 @@ ASK: tuple[dict[str, Any], ...] = (
         "told_output": range(21),
         "adapter": (b"", b"", b"x", b"y", b"z"),
         "request_class": NAMES,
+        "prefix_block_hashes": ((), (), (1,), (1, 2, 3), (1, 2, 4, 5), (1, 2, 4, 6), (9, 10)),
     },
 )
 
@@ -99,7 +100,7 @@ class Twins(RuleBasedStateMachine):
 
     @initialize(
         policy=st.sampled_from(
-            ("vtc", "vtc", "vtc", "fcfs", "vtc-predict", "vtc-oracle", "lcf", "sif")
+            ("vtc", "vtc", "vtc", "fcfs", "vtc-predict", "vtc-oracle", "lcf", "sif", "dlpm", "dlpm")
         ),
         modes=st.fixed_dictionaries(
             {
@@ -117,6 +118,9 @@ class Twins(RuleBasedStateMachine):
         answers_max=st.sampled_from((0, 3, 50)),
         adapters_max=st.sampled_from((1, 2, 50)),
         samples_min=st.sampled_from((1, 3)),
+        prefix_affinity_ppm=st.sampled_from((0, 100_000, 1_000_000)),
+        prefix_blocks_max=st.sampled_from((0, 3, 65_536, 65_536)),
+        quantum_tokens=st.sampled_from((1, 20, 100)),
         adapter_affinity_ppm=st.sampled_from((0, 100_000, 1_000_000)),
         delay_factor_milli=st.sampled_from((0, 0, 500, 3_000)),
         quantile_ppm=st.sampled_from((500_000, 500_000, 700_000, 900_000)),

@@ -31,6 +31,7 @@ class Twin(Handles):
         adapter: bytes = b"",
         told_output: int = 0,
         request_class: bytes = b"",
+        prefix_block_hashes: tuple[int, ...] = (),
     ) -> int:
         self.enter(now_ns)
         cls, base = self.classes.of(flow, request_class), flow
@@ -42,7 +43,7 @@ class Twin(Handles):
                     raise TwinError(6, "request_id")
                 if not known.told and known.state != ENDED:  # a restored lease has a holder again
                     known.told, known.tag = True, tag
-                return known.seq
+                return self.keep_hashes(known, prefix_block_hashes)
         waits = [self.limits["queue_ttl_ns"], queue_ttl_ns, deadline_ns]
         due_ns = now_ns + min(w for w in waits if w)
         r = Request(
@@ -81,7 +82,7 @@ class Twin(Handles):
             self.quotas.bill_chain(r)
             self.quotas.rejoin(flow)
         self.classes.note()
-        return r.seq
+        return self.keep_hashes(r, prefix_block_hashes)
 
     def poll(self, now_ns: int) -> list[Verdict]:
         self.enter(now_ns)
@@ -144,7 +145,7 @@ class Twin(Handles):
         self.recharge(
             r,
             max(r.prompt_tokens, r.input_tokens or 0),
-            r.cached_tokens,
+            max(r.cached_tokens, r.matched_tokens),
             max(r.output_tokens, r.ahead_output * r.sequences),
         )
         self.quotas.report(r)

@@ -84,6 +84,8 @@ class Choice(Refusals):
             heads = [r for r in (own, shared) if r]
             if best is None:
                 best = min(heads, key=self.rank, default=None)
+                if best and self.policy == "dlpm":
+                    best = self.longest(pool, best)
                 if best and (classes.items[cls].exempt or self.pools[pool].brought):
                     break
             else:

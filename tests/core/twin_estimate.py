@@ -70,7 +70,7 @@ class Estimate(Room):
         for line in {-1, target} if self.policy not in ("fcfs", "sif") else ():
             for head in self.heads(line):
                 other = self.flows[head.flow]
-                key = self.rank(head)[0]
+                key = self.rank(head)[0] * self.grain
                 if head.flow == flow or other.cls != f.cls or key >= f.vtc:
                     continue
                 their = (f.vtc - key) * other.weight_milli // 10**9

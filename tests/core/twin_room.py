@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from .twin_state import State
+from .twin_prefix import Prefixes
 from .twin_types import SUSPECT, Request
 
 WINDOW_NS = 500_000_000
@@ -11,7 +11,7 @@ LINGER_NS = 10 * 10**9
 PREFILL_MAX_NS = 10**9
 
 
-class Room(State):
+class Room(Prefixes):
     """The load in both forms; headroom that adapts; what is kept for flows below their share."""
 
     def load(

@@ -19,7 +19,7 @@ class Serve(Overload):
         self.quotas.run()
         while unblocked := [p for p in range(len(self.pools)) if p not in blocked]:
             pool = min(unblocked, key=lambda p: (self.share(p), p))
-            pool = self.nearest(pool, unblocked)
+            pool = self.with_prefix(pool, self.nearest(pool, unblocked), unblocked)
             if self._serve(pool):
                 self.quotas.run()
                 blocked.clear()  # counters and queues moved: every pool may have another head
@@ -46,6 +46,25 @@ class Serve(Overload):
             and self.plan(q, r).reason == "NONE"
         ]
         return min(found, key=lambda q: (self.share(q), q), default=pool)
+
+    def with_prefix(self, first: int, pool: int, unblocked: list[int]) -> int:
+        """The same, of those that have the adapter as well, for what is cached of its prompt."""
+        r, _ = self.head_for(pool)
+        affinity = self.limits["prefix_affinity_ppm"]
+        if r is None or r.target != -1 or not r.hashes or not affinity or self.is_full(r.flow):
+            return pool
+        needs = r.adapter in self.active_adapters(pool)
+        found = [
+            q
+            for q in unblocked
+            if q != pool
+            and (r.adapter in self.active_adapters(q) or not needs)
+            and self.share(q) <= self.share(first) + affinity
+            and self.matched(q, r) > self.matched(pool, r)
+            and self.head_for(q)[0] is r
+            and self.plan(q, r).reason == "NONE"
+        ]
+        return min(found, key=lambda q: (-self.matched(q, r), self.share(q), q), default=pool)
 
     def _serve(self, pool: int) -> bool:
         """Grant or evict one request; False where the pool waits, for the reason it keeps."""
@@ -139,7 +158,8 @@ class Serve(Overload):
         r.reserved_blocks = need
         r.granted_tokens = need * self.pools[pool].block_size
         r.due_ns = self.now_ns + self.limits["lease_ttl_ns"]
-        self.recharge(r, r.prompt_tokens, 0, r.ahead_output * r.sequences)
+        self.note_prefix(r)
+        self.recharge(r, r.prompt_tokens, r.matched_tokens, r.ahead_output * r.sequences)
         self.verdicts.append(
             Verdict(
                 r.seq,

@@ -50,6 +50,9 @@ class State:
             "samples_min": 10,
             "delay_factor_milli": 0,
             "adapter_affinity_ppm": 100_000,
+            "prefix_affinity_ppm": 100_000,
+            "prefix_blocks_max": 65_536,
+            "quantum_tokens": 10_000,
             "saturation_band_ppm": 50_000,
         }
         self.limits = defaults | limits
@@ -146,13 +149,14 @@ class State:
         restarted = (
             {}
             if epoch == old.epoch
-            else {"told_at_ns": None, "foreign_tokens": 0, "owed_tokens": 0}
+            else {"told_at_ns": None, "foreign_tokens": 0, "owed_tokens": 0, "blocks": {}}
         )
         kept = ("headroom_ppm", "reason", "probes", "pressed", "told_at_ns", "preemptions")
         kept += ("foreign_tokens", "owed_tokens", "light", "brought", "saturated")
         kept += ("overload", "calm_since_ns", "drain", "prefill_ns", "prefill_tokens")
         kept += ("prefill_error_ns", "prefills_judged")
         kept += ("last_prefill_ns", "opened_ns", "draining")
+        kept += ("blocks", "asked_tokens", "matched_tokens")
         for name in kept:
             setattr(new, name, getattr(old, name))
         self.pools[index] = replace(new, **restarted)
@@ -382,7 +386,12 @@ class State:
     def rank(self, r: Request) -> tuple[int, int]:
         if self.policy == "sif":
             return r.prompt_tokens, r.seq
-        return (0 if self.policy == "fcfs" else self.flows[r.flow].vtc), r.seq
+        return (0 if self.policy == "fcfs" else self.flows[r.flow].vtc // self.grain), r.seq
+
+    @property
+    def grain(self) -> int:
+        """By how much counters have to differ to tell flows apart."""
+        return self.limits["quantum_tokens"] * 10**6 if self.policy == "dlpm" else 1
 
     def limits_told(self, target: int) -> tuple[int, int]:
         if target == -1 and len(self.pools) == 1:
@@ -405,7 +414,7 @@ class State:
                 f.vtc = 0
         for p in self.pools:
             p.headroom_ppm, p.probes, p.pressed = self.limits["headroom_ppm"], True, False
-            p.light, p.foreign_tokens, p.brought = [], 0, False
+            p.light, p.foreign_tokens, p.brought, p.blocks = [], 0, False, {}
             p.last_prefill_ns, p.opened_ns = 0, -1
             p.forget_pace(self.now_ns)
         self.classes.brought.clear()

@@ -143,6 +143,10 @@ class Pool:
     overload: int = 1
     calm_since_ns: int | None = None
     drain: Rate = field(default_factory=Rate)  # while somebody waits
+    # Tokens of the blocks that it was given, by adapter and hash, the oldest first.
+    blocks: dict[tuple[bytes, int], int] = field(default_factory=dict)
+    asked_tokens: int = 0
+    matched_tokens: int = 0
     prefill_ns: int = 0
     prefill_tokens: int = 0
     prefill_error_ns: int = 0
@@ -236,6 +240,9 @@ class Request:
     prefill_us: int = 0
     prefill_line: int = 0
     head_ns: int | None = None  # first in its queue
+    hashes: tuple[int, ...] = ()  # while it is queued
+    hash_tokens: int = 0  # of the prompt for each
+    matched_tokens: int = 0  # charged as cached until its end
     lined_ns: int | None = None  # in the line, its quotas given
 
     @property

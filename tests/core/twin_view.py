@@ -86,6 +86,10 @@ def _pool(twin: Twin, now_ns: int, pool: int) -> dict[str, Any]:
         "active_adapters": len(twin.active_adapters(pool)),
         "max_loras": p.limits.get("max_loras", 0),
         "adapter_tokens": twin.adapter_tokens(pool),
+        "prefix_blocks": len(p.blocks),
+        "prefix_tokens": sum(p.blocks.values()),
+        "prefix_asked_tokens": p.asked_tokens,
+        "prefix_matched_tokens": p.matched_tokens,
         "overload_state": twin.overload_now(pool, now_ns),
         "fill_ppm": twin.fill_ppm(pool),
         "drain_tokens_per_minute": p.drain.pace() * 60 // 1000,
@@ -179,7 +183,8 @@ def _totals(twin: Twin) -> dict[str, Any]:
             twin.promised(i) * pool.block_size for i, pool in enumerate(twin.pools)
         ),
         "fairness_gap_micro": max((max(c) - min(c) for c in counters if c), default=0),
-        "fairness_bound_micro": 2 * longest * 1000 // weight,
+        "fairness_bound_micro": 2 * longest * 1000 // weight
+        + (2 * twin.grain if twin.policy == "dlpm" else 0),
         "predictor_samples": p.overall.samples,
         **_promises(twin, p.total, p.overall),
         "stored_answers": len(twin.answers),

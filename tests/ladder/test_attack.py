@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from bench import attack, bulk, http2, overload
+from bench import attack, bulk, http2, overload, restart
 from bench.attackers import MESSAGE_BYTES, Attack
 from schedsvc.driver import WORK_MAX
 
@@ -74,6 +74,14 @@ def test_many_expiries_are_done_in_parts() -> None:
         assert moment["polls"] >= 1_000 / (2 * WORK_MAX)
         assert 0 < moment["stall_ms"] <= moment["all_ms"]
     assert bulk.of_loop(600)["polls"] >= 600 / (2 * WORK_MAX)
+
+
+def test_a_restart_is_measured_until_every_lease_is_back() -> None:
+    leases = 1_200
+    core, server = restart.of_core(leases), restart.of_server(leases)
+    assert 0 < core["longest_ms"] < core["all_ms"]
+    assert server["cpu_s"] > 0
+    assert server["wall_s"] > 0
 
 
 def test_memory_is_measured_in_a_process_of_its_own() -> None:

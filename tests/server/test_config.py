@@ -120,7 +120,7 @@ def test_the_largest_values_suit_the_core(tmp_path: Path) -> None:
         ),
         (
             MINIMAL + "scheduler: {policy: lottery}",
-            ["2:21 scheduler.policy: has to be 'vtc', 'vtc-predict', 'lcf', 'fcfs' or 'sif'"],
+            ["2:21 scheduler.policy: has to be 'vtc', 'vtc-predict', 'dlpm', 'lcf', 'fcfs'"],
         ),
         (
             MINIMAL + "tenants: [{name: x, weight: 0.0005}, {name: y, weight: 1.0005}]",

@@ -9,7 +9,7 @@ from schedsvc.sim.contents import Contents
 from schedsvc.sim.details import detail
 from schedsvc.sim.engine import load_profile
 from schedsvc.sim.requests import Requests
-from schedsvc.sim.scenario import Scenario, ScenarioError, simulate
+from schedsvc.sim.scenario import Scenario, ScenarioError, patient_config, simulate
 from schedsvc.workload import Record, read_trace
 
 FAST = load_profile("fast")
@@ -120,3 +120,52 @@ def test_prompts_of_different_adapters_share_nothing():
     for eviction in ("lru", "belady"):
         engines, _ = totals(requests, adapters_max=2, prefix_cache=eviction)
         assert engines["cache_hit_tokens"] == 512
+
+
+def shared(tmp_path, rate=20, count=300):
+    """Twelve tenants, each with a beginning of 1,024 tokens of its own; more than are served."""
+    rnd, path = Random(1), tmp_path / "shared.jsonl"
+    with path.open("w") as out:
+        for chat in range(count):
+            tenant, own = rnd.randrange(12), rnd.randrange(32, 512)
+            common = [64 * tenant + k for k in range(64)]
+            row = {
+                "chat_id": chat,
+                "parent_chat_id": -1,
+                "timestamp": chat / rate,
+                "tenant": f"t{tenant}",
+                "input_length": 1_024 + own,
+                "output_length": rnd.randrange(16, 128),
+                "hash_ids": common + [10_000 + 100 * chat + k for k in range(own // 16)],
+            }
+            out.write(json.dumps(row) + "\n")
+    return Requests.from_trace(read_trace(path, keep_records=True))
+
+
+def cached(name):
+    """The engine of the VTC paper, which is small, with or without a prefix cache."""
+    small = load_profile("a10g-llama2-7b")
+    return small.model_copy(
+        update={"engine": small.engine.model_copy(update={"prefix_cache": name})}
+    )
+
+
+def test_dlpm_finds_more_in_the_cache_than_vtc(tmp_path):
+    requests = shared(tmp_path)
+    assert len(requests.clients) == 12
+    hits = {}
+    for policy in ("vtc", "dlpm"):
+        engines = detail(simulate(Scenario(cached("lru")), requests, policy))["engines"]
+        hits[policy] = engines["cache_hit_tokens"] / engines["cache_query_tokens"]
+    assert hits["dlpm"] > 1.2 * hits["vtc"]
+
+
+def test_prefixes_decide_between_engines(tmp_path):
+    requests, hits = shared(tmp_path, rate=4), {}
+    config = patient_config(requests.clients)
+    for ppm in (0, 400_000):
+        scheduler = config.scheduler.model_copy(update={"prefix_affinity_ppm": ppm})
+        config = config.model_copy(update={"scheduler": scheduler})
+        engines = detail(simulate(Scenario(cached("lru"), config, 3), requests, "vtc"))["engines"]
+        hits[ppm] = engines["cache_hit_tokens"] / engines["cache_query_tokens"]
+    assert hits[400_000] > 1.3 * hits[0]

@@ -34,11 +34,13 @@ class Flight:
         "_send",
         "_status",
         "_tally",
+        "_task",
         "_tenant",
         "_whole",
         "admission",
         "local_wait_us",
         "place",
+        "revoked",
     )
 
     def __init__(
@@ -61,6 +63,9 @@ class Flight:
         self._ending: Ending | None = None
         self._whole = False
         self._running = False
+        self._task: asyncio.Task[Any] | None = None
+        #: The scheduler has voided its lease: it is being ended.
+        self.revoked = False
         # What lets it run: a lease of the scheduler, or a place under the local limit.
         self.admission: Admission | None = None
         self.place: asyncio.Future[bool] | None = None
@@ -72,10 +77,16 @@ class Flight:
         lease = self.admission.lease if self.admission is not None else None
         return lease.engine_priority if lease is not None else 0
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the app has begun to answer."""
+        return self._status != 0
+
     def granted(self) -> None:
-        """Take note that the scheduler lets it run."""
+        """Take note that the scheduler lets it run, in the task that will run it."""
         self._runtime.limit.granted()
         self._running = True
+        self._task = asyncio.current_task()
         if self.admission is not None:
             self.admission.on_lost = self._lost
         self._runtime.watch(self)
@@ -204,6 +215,13 @@ class Flight:
             self._runtime.ratios.learn(self._tenant, prompts.text_bytes, learned)
 
     def _lost(self, state: LeaseState) -> None:
+        if state is LeaseState.VOID and self._running and self._task is not None:
+            # It holds nothing in the engine's cache any more, so the contract has it end. The app
+            # still runs in this task: it is left, and `finish()` called, without a pause between.
+            self.revoked = True
+            self._task.cancel()
+            _log.warning("the scheduler has voided a lease: its request is ended")
+            return
         _log.warning("the scheduler gave up a lease (%s) whose request still runs", state.name)
 
 

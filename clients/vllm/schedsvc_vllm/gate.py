@@ -179,6 +179,16 @@ class Gate:
                 await self.app(inner, request.mailbox, flight.send)
         except ClientLeftError:
             pass  # there is nobody to answer
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            # Somebody else may want the task to end, too.
+            if not flight.revoked or task is None or task.uncancel():
+                raise
+            if not flight.has_begun:
+                message = "the scheduler has ended this request; ask again"
+                answer = answers.unavailable(message, "lease_revoked", request.id)
+                flight.finish(scope)
+                await answer.spoken(request.call.route.dialect).send(send)
         finally:
             flight.finish(scope)
             request.mailbox.close()

@@ -1,0 +1,283 @@
+"""The operator's commands: `drain`, `leases` and `mode`, as somebody types them."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from click.testing import Result
+from schedsvc_client.operator import Operator
+from schedsvc_client.v1 import operator_pb2
+from structlog.testing import capture_logs
+
+from schedsvc.cli import leases as leases_cli
+
+from .conftest import totals, until
+from .test_cli import run
+from .test_operator import Both, operating
+
+TWO_POOLS = {"pools": [{"name": name, "capacity_tokens": 1_600} for name in ("p", "q")]}
+
+
+@pytest.fixture(autouse=True)
+def logged() -> Iterator[list[Any]]:
+    """What the server logs, which shares its process with the command."""
+    with capture_logs() as events:
+        yield events
+
+
+async def typed(target: str, *words: object) -> Result:
+    return await asyncio.to_thread(run, *words, "--target", target)
+
+
+async def grants(both: Both, count: int, **fields: Any) -> list[int]:
+    return [(await both.admit(10, **fields)).grant.lease_id for _ in range(count)]
+
+
+# drain
+
+
+async def test_a_drain_waits_until_nothing_runs() -> None:
+    async with operating(**TWO_POOLS) as (server, both):
+        target = server.targets[0]
+        [lease] = await grants(both, 1, pool="p")
+        waiting = asyncio.ensure_future(typed(target, "drain", "p", "--wait", "60", "--json"))
+        await until(lambda: server.driver.stats(0)["pools"][0]["draining"], "it drains")
+        assert not waiting.done()
+        await both.complete(lease)
+        result = await waiting
+        assert result.exit_code == 0, result.output
+        shown = json.loads(result.stdout)
+        assert (shown["pool"], shown["draining"], shown["live_leases"]) == ("p", True, 0)
+        assert "1 running\n0 running\n" in result.stderr
+        stats = await typed(target, "stats")
+        assert "p (draining)" in stats.output
+        undone = await typed(target, "drain", "p", "--undo")
+        assert undone.output == "pool p admits again; 0 run\n"
+
+
+async def test_a_drain_says_so_where_the_time_is_up() -> None:
+    async with operating() as (server, both):
+        await grants(both, 2)
+        result = await typed(server.targets[0], "drain", "--all", "--wait", "0.1")
+        assert result.exit_code == 1
+        assert "the scheduler drains; 2 run" in result.output
+        assert "still something that runs" in result.output
+        assert totals(server)["live_leases"] == 2
+
+
+async def test_a_drain_says_so_where_somebody_has_undone_it() -> None:
+    async with operating() as (server, both):
+        await grants(both, 1)
+        target = server.targets[0]
+        waiting = asyncio.ensure_future(typed(target, "drain", "pool", "--wait", "60"))
+        await until(lambda: server.driver.stats(0)["pools"][0]["draining"], "it drains")
+        assert (await typed(target, "drain", "pool", "--undo")).exit_code == 0
+        result = await waiting
+        assert result.exit_code == 1
+        assert "somebody has undone the drain" in result.output
+
+
+# leases
+
+
+async def test_leases_are_a_table_or_lines_of_json() -> None:
+    async with operating() as (server, both):
+        ids = await grants(both, 5)
+        target = server.targets[0]
+        table = (await typed(target, "leases", "list")).stdout.splitlines()
+        assert table[0].split() == list(leases_cli._COLUMNS)
+        assert {int(line.split()[0]) for line in table[1:]} == set(ids)
+        lines = (await typed(target, "leases", "list", "--json", "--limit", 0)).stdout.splitlines()
+        rows = [json.loads(line) for line in lines]
+        assert {row["lease_id"] for row in rows} == set(map(str, ids))
+        assert rows[0]["tenant"] == "a"
+        assert rows[0]["state"] == "live"
+        few = await typed(target, "leases", "list", "--limit", 2)
+        assert len(few.stdout.splitlines()) == 3
+        assert "more than 2; --limit 0 shows all" in few.stderr
+        none = await typed(target, "leases", "list", "--older-than", 3_600)
+        assert none.exit_code == 0
+        assert len(none.stdout.splitlines()) == 1
+
+
+def test_a_list_of_any_length_is_shown_as_it_comes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(leases_cli, "_PAGE", 10)
+    held: set[int] = set()
+
+    def some() -> Any:
+        for i in range(1, 1_001):
+            held.add(i)
+            lease = operator_pb2.Lease(lease_id=i, tenant="\x1b[31mred", client_id="x" * (i % 40))
+            yield lease
+            printed = capsys.readouterr().out
+            assert "\x1b" not in printed
+            held.difference_update(int(line.split()[0]) for line in printed.splitlines()[-1:])
+
+    leases_cli._table(some())
+    # All but the first page and the row that is under way were printed before the next was asked.
+    assert len(held) <= 12
+
+
+async def test_leases_are_revoked_by_id() -> None:
+    async with operating() as (server, both):
+        first, second = await grants(both, 2)
+        target = server.targets[0]
+        one = await typed(target, "leases", "revoke", first)
+        assert (one.exit_code, one.output) == (0, "1 revoked\n")
+        assert "void" in (await typed(target, "leases", "list")).output
+        two = await typed(target, "leases", "revoke", first, second)
+        assert two.exit_code == 1
+        assert "this would revoke 2 leases; add --yes" in two.output
+        both_ = await typed(target, "leases", "revoke", first, second, "--yes", "--json")
+        assert json.loads(both_.stdout) == {"revoked": 1, "unknown_lease_ids": []}
+        unknown = await typed(target, "leases", "revoke", 77)
+        assert unknown.exit_code == 1
+        assert "no such lease, or it has ended: 77" in unknown.output
+
+
+async def test_leases_are_revoked_by_what_they_are(logged: list[Any]) -> None:
+    async with operating(**TWO_POOLS) as (server, both):
+        await grants(both, 3, pool="p")
+        await grants(both, 1, pool="q", tenant="b")
+        target = server.targets[0]
+        asked = await typed(target, "leases", "revoke", "--pool", "p")
+        assert asked.exit_code == 1
+        assert "this would revoke 3 leases; add --yes" in asked.output
+        assert server.driver.stats(0)["totals"]["promised_tokens"] > 0
+        done = await typed(target, "leases", "revoke", "--pool", "p", "--yes")
+        assert done.output == "3 revoked\n"
+        alone = await typed(target, "leases", "revoke", "--flow", "b")
+        assert alone.output == "1 revoked\n"
+        told = [event["revoked"] for event in logged if event["event"] == "operator_revoke"]
+        assert told == [3, 1]
+        assert server.driver.stats(0)["totals"]["promised_tokens"] == 0
+
+
+# mode
+
+
+async def test_modes_are_said_shown_and_taken_back() -> None:
+    async with operating() as (server, _):
+        target = server.targets[0]
+        assert (await typed(target, "mode")).output == "mode enforce, as configured\n"
+        result = await typed(target, "mode", "audit")
+        assert result.output == "mode audit for all, an operator's word (configured: enforce)\n"
+        assert "a (audit)" in (await typed(target, "stats")).output
+        assert "an operator's word" in " ".join((await typed(target, "stats")).output.split())
+        shown = json.loads(
+            (await typed(target, "mode", "enforce", "--tenant", "a", "--json")).output
+        )
+        assert shown == {
+            "configured": "enforce",
+            "overlay": "audit",
+            "tenants": {"a": "enforce"},
+            "tenants_overlaid": 1,
+        }
+        assert (await typed(target, "mode", "configured")).output == "mode enforce, as configured\n"
+        snapshot = json.loads((await typed(target, "stats", "--json")).output)
+        assert snapshot["mode"]["overlay"] == "MODE_UNSPECIFIED"
+
+
+# What goes wrong.
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("drain", "nowhere"), "no pool of that name"),
+        (("leases", "list", "--pool", "nowhere"), "filter.pool: no pool of that name"),
+        (("leases", "list", "--tenant", "nobody"), "filter.tenant: no tenant of that name"),
+        (("leases", "revoke", "--shim", "gone", "--yes"), "no open Session of that name"),
+        (("mode", "audit", "--tenant", "nobody"), "the configuration lists no tenant 'nobody'"),
+    ],
+)
+async def test_what_nobody_knows_is_named(words: tuple[str, ...], part: str) -> None:
+    async with operating() as (server, _):
+        result = await typed(server.targets[0], *words)
+        assert result.exit_code == 1
+        assert part in result.output
+        assert len(result.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("drain",), "name a pool, or give --all"),
+        (("drain", "p", "--all"), "name a pool, or give --all"),
+        (("drain", "p", "--undo", "--wait", "1"), "--wait goes with a drain"),
+        (("leases", "revoke"), "give lease ids, or options"),
+        (("leases", "revoke", "1", "--pool", "p"), "give lease ids, or options"),
+        (("leases", "revoke", "x"), "not a valid integer"),
+        (("leases", "list", "--older-than", "-1"), "--older-than"),
+        (("mode", "loud"), "'enforce', 'audit', 'configured'"),
+        (("mode", "--tenant", "a"), "say a mode for the tenant"),
+        (("drain", "p", "--token-env", "NOT_SET_AT_ALL"), "NOT_SET_AT_ALL is not set"),
+    ],
+)
+def test_a_wrong_command_line_says_what_to_type(words: tuple[str, ...], part: str) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert part in result.output
+
+
+COMMANDS = [
+    ("drain", "pool"),
+    ("drain", "--all", "--undo"),
+    ("leases", "list"),
+    ("leases", "revoke", "1"),
+    ("leases", "revoke", "--tenant", "a"),
+    ("mode", "audit"),
+    ("mode",),
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_scheduler_that_is_not_there_is_named(words: tuple[str, ...]) -> None:
+    result = run(*words, "--target", "unix:/nowhere/at/all.sock")
+    assert result.exit_code == 1
+    assert "Error: unix:/nowhere/at/all.sock: UNAVAILABLE" in result.output
+    assert len(result.output.splitlines()) == 1
+
+
+async def test_who_may_not_is_told_what_to_configure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHIM_TOKEN", "shim-token-of-16")
+    tokens = [
+        {"name": name, "sha256": hashlib.sha256(f"{name}-token-of-16".encode()).hexdigest()}
+        for name in ("shim", "ops")
+    ]
+    keys = {"listeners": [{"tcp": "127.0.0.1:0"}]}
+    async with operating(**keys, auth={"tokens": tokens, "operators": ["ops"]}) as (server, _):
+        target = server.targets[0]
+        for words in COMMANDS[:-1]:
+            result = await typed(target, *words, "--token-env", "SHIM_TOKEN")
+            assert result.exit_code == 1
+            assert "PERMISSION_DENIED: 'shim' may not operate: list it in auth.op" in result.output
+        assert (await typed(target, "mode", "--token-env", "SHIM_TOKEN")).exit_code == 0
+        assert not server.driver.stats(0)["draining"]
+    async with operating(**keys) as (server, _):
+        result = await typed(server.targets[0], "drain", "--all")
+        assert "give it `operate: true`" in result.output
+
+
+# The client.
+
+
+async def test_a_client_pages_through_all_leases() -> None:
+    async with operating() as (server, both):
+        ids = await grants(both, 7)
+
+        def listed() -> list[int]:
+            with Operator(server.targets[0]) as operator:
+                return [lease.lease_id for lease in operator.leases(page_size=2)]
+
+        assert sorted(await asyncio.to_thread(listed)) == sorted(ids)
+
+
+def test_a_client_knows_its_modes() -> None:
+    with Operator("127.0.0.1:1") as operator, pytest.raises(ValueError, match="enforce, audit"):
+        operator.set_mode("loud")
