@@ -209,3 +209,18 @@ def test_what_is_matched_is_what_a_list_would_say() -> None:
         s.complete(k, d.lease_id, 1, output_tokens=1)
         assert known(s, k)[3] == matched
     assert pool(s, 300)["prefix_blocks"] == 200
+
+
+def test_hashes_of_the_queue_are_bounded() -> None:
+    s = make(capacity=600, queue_max=10_000, flow_queue_max=10_000, prefix_affinity_ppm=0)
+    place(s, 0, "runs", 590)
+    chain = tuple(range(512))
+    first = [admit(s, 0, f"r{k}", 512, 1, prefix_block_hashes=chain) for k in range(8_192)]
+    admit(s, 0, "one too many", 512, 1, prefix_block_hashes=chain)
+    for handle in first:
+        s.cancel(0, handle)
+    s.complete(0, 1, 1, output_tokens=1)
+    found = [d.outcome for _ in range(3) for d in s.poll(0)]  # so many verdicts take their time
+    assert found.count(core.GRANTED) == 1
+    assert known(s) == (0, 0, 0, 0)
+    s.check()
