@@ -84,6 +84,27 @@ cdef uint64_t tenant_salt(Scheduler core, int32_t flow, Slice* tenant, Slice* ke
     return sip128(core.k0, core.k1, name.at, name.size).hi
 
 
+cdef int32_t record_of(Scheduler core, Ask* ask) except -1:
+    """A record of what is asked, in no queue yet. O(1)."""
+    cdef int32_t i = core.requests.allocate()
+    cdef Request* r = &core.requests.items[i]
+    r.flow = ask.flow
+    r.target = ask.target
+    r.prompt_tokens = ask.prompt_tokens
+    r.prompt_max_tokens = ask.prompt_max_tokens
+    r.output_max_tokens = ask.output_max_tokens
+    r.told_output = ask.told_output
+    r.sequences = ask.sequences
+    r.n = ask.n
+    r.reports_progress = ask.reports_progress
+    if ask.adapter.size:
+        r.adapter = core.adapters.hold(&ask.adapter_key, &ask.adapter)
+    r.work = work_of(core, r)
+    if ask.deadline_ns:
+        r.deadline_ns = core.now_ns + ask.deadline_ns
+    return i
+
+
 cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
     """A handle, or the negated outcome of a refusal. O(log n)."""
     cdef Flow* f = &core.flows.items[ask.flow]
@@ -100,27 +121,17 @@ cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
     core.received += 1
     if f.first_queue != NONE:
         prefetch_line(&core.flows.queues[f.first_queue])
-    i = core.requests.allocate()
+    i = record_of(core, ask)
     r = &core.requests.items[i]
-    r.flow = ask.flow
-    r.target = ask.target
-    r.prompt_tokens = ask.prompt_tokens
-    r.prompt_max_tokens = ask.prompt_max_tokens
-    r.output_max_tokens = ask.output_max_tokens
-    r.told_output = ask.told_output
-    r.sequences = ask.sequences
-    r.n = ask.n
-    r.reports_progress = ask.reports_progress
-    if ask.adapter.size:
-        r.adapter = core.adapters.hold(&ask.adapter_key, &ask.adapter)
     outcome = reason_to_refuse(core, r)
     if (not outcome or f.audits) and r.adapter == NONE and ask.adapter.size:
         outcome = OUT_REJECTED_LIMIT
     if outcome == 0 and core.quotas.count:
         outcome = quota_refusal(core, i)
+    if outcome == 0 and r.deadline_ns and core.refuses_early:
+        outcome = deadline_refusal(core, r)
     if f.audits:
         outcome = note_audit(core, i, outcome)
-    r.work = work_of(core, r)
     if outcome:
         note_refused(core, i, outcome)
         core.adapters.let_go(r.adapter)
@@ -249,7 +260,8 @@ cdef int64_t retry_after_ms(Scheduler core, int32_t flow, int outcome, uint64_t 
     if outcome in (OUT_REJECTED_NO_POOL, OUT_REJECTED_DRAINING, OUT_EVICTED_DRAINING):
         return spread(key, 5_000)
     if outcome in (
-        OUT_REJECTED_FLOW_QUEUE_FULL, OUT_REJECTED_QUEUE_FULL, OUT_REJECTED_QUOTA, OUT_EVICTED_TTL
+        OUT_REJECTED_FLOW_QUEUE_FULL, OUT_REJECTED_QUEUE_FULL, OUT_REJECTED_QUOTA,
+        OUT_REJECTED_DEADLINE, OUT_EVICTED_TTL, OUT_EVICTED_DEADLINE,
     ):
         return later(key, core.refused_wait_ns)
     return later(key, core.flows.items[flow].interval_ns)
@@ -311,6 +323,7 @@ cdef int64_t admit_message(
     ask.queue_ttl_ns = shortest(
         queue_ttl_ns, shortest(m.queue_ttl_ms, m.deadline_ms) * NS_PER_MS
     )
+    ask.deadline_ns = m.deadline_ms * NS_PER_MS
     ask.reports_progress = m.reports_progress
     ask.told_output = 0
     ask.adapter = m.adapter

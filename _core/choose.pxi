@@ -139,13 +139,9 @@ cdef int serve_pool(Scheduler core, int32_t pool) except -1:
             if let_one_go(core, pool):
                 return 1
         return evict_unholdable(core)
+    if evict_head(core, i, pool):
+        return 1
     r = &core.requests.items[i]
-    if r.due_ns <= core.now_ns:  # its timer has not been reached yet
-        evict(core, i, OUT_EVICTED_TTL)
-        return 1
-    if not core.ledger.can_hold(pool, r):  # the pool has shrunk
-        evict(core, i, OUT_EVICTED_TOO_LARGE)
-        return 1
     if is_full(core, r.flow):
         p.reason = WAIT_LIMIT
         return 0
@@ -168,6 +164,8 @@ cdef int serve_pool(Scheduler core, int32_t pool) except -1:
         if i == NONE:
             return 0
         r = &core.requests.items[i]
+        if r.deadline_ns and drop_hopeless(core, i, pool):
+            return 1
     elif core.delay_factor_milli:
         ends_ns = hold_ends_ns(core, pool, r)
         if ends_ns:
@@ -181,6 +179,20 @@ cdef int serve_pool(Scheduler core, int32_t pool) except -1:
         note_turn(core, pool, r, brought)
     grant(core, i, pool, plan.blocks, plan.output_tokens, i == head and brought)
     return 1
+
+
+cdef bint evict_head(Scheduler core, int32_t i, int32_t pool) except -1:
+    """Evict a head that cannot be granted any more, or not in time; whether that was done."""
+    cdef Request* r = &core.requests.items[i]
+    if r.due_ns <= core.now_ns:  # its timer has not been reached yet
+        evict(core, i, OUT_EVICTED_TTL)
+        return True
+    if r.deadline_ns and drop_hopeless(core, i, pool):
+        return True
+    if not core.ledger.can_hold(pool, r):  # the pool has shrunk
+        evict(core, i, OUT_EVICTED_TOO_LARGE)
+        return True
+    return False
 
 
 cdef inline bint is_full(Scheduler core, int32_t flow) noexcept:

@@ -135,8 +135,8 @@ cdef int grant(
     cdef Flow* f = &core.flows.items[r.flow]
     cdef Verdict v
     r.ahead_output = output_ahead(core, r)
-    rate_add(&core.ledger.pools[pool].drain, core.now_ns, r.work, f.queued > 1)
-    rate_add(&f.served, core.now_ns, r.work, True)
+    rate_add(&core.ledger.pools[pool].drain, core.now_ns, work_done(core, r), f.queued > 1)
+    rate_add(&f.served, core.now_ns, work_done(core, r), True)
     note_waited(core, r, True)
     core.flows.dequeue(i)
     f.live += 1
@@ -214,8 +214,10 @@ cdef int evict(Scheduler core, int32_t i, int outcome) except -1:
     if r.state != QUEUED:
         raise core.fuse.blow("queue: a request that is not queued was evicted")
     core.flows.dequeue(i)
-    if outcome == OUT_EVICTED_TTL:
-        note_waited(core, r, False)
+    if r.doubt:
+        settle_doubt(core, r)
+    if outcome == OUT_EVICTED_TTL or outcome == OUT_EVICTED_DEADLINE:
+        note_waited(core, r, outcome == OUT_EVICTED_DEADLINE)
         core.refused_wait_ns = turn_again_ns(core, r)
     close_bill(core, i, False)
     core.flows.items[flow].refusals[refusal_place(outcome)] += 1

@@ -42,6 +42,7 @@ cdef void forget_waits(Flow* f, int64_t now_ns) noexcept:
     rate_forget(&f.served, now_ns)
     f.told_ns = LONG_AGO_NS
     f.wait_error_ns = f.waits_judged = f.first_us = f.foretold_first_us = f.first_judged = 0
+    memset(&f.doubts, 0, sizeof(Doubts))
 
 
 cdef int32_t work_of(Scheduler core, const Request* r) noexcept:
@@ -193,12 +194,12 @@ cdef int foretell(Scheduler core, int32_t i) except -1:
     return 0
 
 
-cdef int note_waited(Scheduler core, const Request* r, bint granted) noexcept:
-    """Learn from a request that leaves its queue how wrong it was foretold. One that was evicted
-    says so only where it should have been granted by then."""
+cdef int note_waited(Scheduler core, const Request* r, bint in_turn) noexcept:
+    """Learn from a request that leaves its queue how wrong it was foretold. One whose turn has not
+    come says so only where it should have by then."""
     cdef Flow* f = &core.flows.items[r.flow]
     cdef int64_t error_ns = core.now_ns - r.arrival_ns - <int64_t>r.foretold_wait_us * 1000
-    if r.foretold_wait_us < 0 or (not granted and error_ns < 0):
+    if r.foretold_wait_us < 0 or (not in_turn and error_ns < 0):
         return 0
     error_ns = max(error_ns, -error_ns)
     f.wait_error_ns = averaged(f.wait_error_ns, error_ns) if f.waits_judged else error_ns
@@ -279,6 +280,8 @@ cdef int note_first(Scheduler core, Request* r) noexcept:
             f.first_us = averaged(f.first_us, r.first_us)
             f.foretold_first_us = averaged(f.foretold_first_us, r.foretold_first_us)
         f.first_judged += 1
+    if r.doubt:
+        settle_first(core, r)
     return 0
 
 
@@ -355,12 +358,15 @@ cdef int64_t refill_in_ns(Scheduler core, int32_t i) noexcept:
     )
 
 
-cdef void note_refused(Scheduler core, int32_t i, int outcome) noexcept:
+cdef int note_refused(Scheduler core, int32_t i, int outcome) except -1:
     """Find when a request that is refused may come back."""
     if outcome == OUT_REJECTED_FLOW_QUEUE_FULL or outcome == OUT_REJECTED_QUEUE_FULL:
         core.refused_wait_ns = place_in_ns(core, &core.requests.items[i], outcome)
     elif outcome == OUT_REJECTED_QUOTA:
         core.refused_wait_ns = refill_in_ns(core, i)
+    elif outcome == OUT_REJECTED_DEADLINE:
+        core.refused_wait_ns = in_time_in_ns(core, &core.requests.items[i])
+    return 0
 
 
 cdef int64_t turn_again_ns(Scheduler core, const Request* r) except -1:

@@ -7,7 +7,7 @@
 # the flows of a class: those of a better class are ahead by what it had before the others.
 
 cdef enum:
-    REFUSAL_KINDS = 14
+    REFUSAL_KINDS = 15
     RETURNS_EACH = 4096  # flows that one event looks at when their time is over, see restore
 
 
@@ -22,7 +22,7 @@ cdef inline int refusal_place(int outcome) noexcept nogil:
 
 REFUSALS = (
     list(range(OUT_REJECTED_FLOW_QUEUE_FULL, OUT_REJECTED_QUOTA_SIZE + 1))
-    + list(range(OUT_EVICTED_TTL, OUT_EVICTED_TOO_LARGE + 1))
+    + list(range(OUT_EVICTED_TTL, OUT_EVICTED_DEADLINE + 1))
 )
 
 
@@ -41,7 +41,7 @@ ctypedef struct Flow:
     int64_t refusals[REFUSAL_KINDS]
     int32_t weight_milli
     int32_t queued, live
-    int64_t queued_tokens  # of input
+    int64_t queued_tokens, queued_work  # of input; of what they will be charged
     int32_t linger_next, linger_prev  # among the flows that were active lately
     int64_t linger_until_ns  # 0: it does not linger
     int32_t first_queue
@@ -54,7 +54,6 @@ ctypedef struct Flow:
     bint returns  # active before a restart, and so for a while after it
     bint refuses  # it would rather be refused than wait for its quotas
     bint audits  # its requests are decided and counted, and all granted at once
-    int64_t queued_work
     Rate served  # while it is backlogged
     int64_t told_ns  # when the last that was refused was told to come back
     int64_t wait_error_ns, waits_judged  # moving average of how wrong waits were foretold
@@ -65,6 +64,7 @@ ctypedef struct Flow:
     int32_t default_class  # of requests that name none; here and below, of the base
     uint32_t named_classes  # that requests may name, as bits; 0: all that are not exempt
     bint held, limited  # beyond its share while that binds, see shares.pxi; it may not borrow
+    Doubts doubts  # see refusal.pxi
     int32_t share, held_target  # first node with a share on its chain; of the head it is held with
 
 

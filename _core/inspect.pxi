@@ -119,6 +119,8 @@ cdef dict flow_row(Scheduler core, int64_t now_ns, int32_t flow):
         "ttft_expected_ms": f.foretold_first_us // 1000,
         "ttft_ms": f.first_us // 1000,
         "ttft_judged": f.first_judged,
+        "deadline_probes_judged": f.doubts.judged,
+        "deadline_probes_missed": f.doubts.missed,
         "live_leases": f.live,
         "promised_tokens": f.promised_tokens,
         "posted_tokens": f.posted_tokens,

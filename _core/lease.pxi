@@ -205,6 +205,8 @@ cdef int end_lease(Scheduler core, int32_t i, int outcome) except -1:
         tell_lease(core, i, LS_ENDED)
     if r.state == SUSPECT:
         set_suspect(core, i, False)
+    if r.doubt:
+        settle_doubt(core, r)
     leave_prefill(core, r)
     if not r.is_void:
         core.ledger.release(i)

@@ -10,7 +10,7 @@ cdef enum:
 LIVE_SETTINGS = frozenset((
     "queue_ttl_ns", "lease_ttl_ns", "lease_grace_ns", "flow_queue_max", "queue_max", "leases_max",
     "flow_queue_tokens_max", "queue_tokens_max", "queue_target_ns", "overload_hold_ns",
-    "saturation_ppm",
+    "saturation_ppm", "early_refusal",
     "answers_max", "answer_ttl_ns", "input_price_micro", "output_price_micro", "cached_price_ppm",
     "session_open_max", "sessions_max", "saturation_band_ppm", "delay_factor_milli",
     "adapter_affinity_ppm", "prefix_affinity_ppm", "prefix_blocks_max", "quantum_tokens",
@@ -28,6 +28,8 @@ cdef int take_settings(Scheduler core, dict limits) except -1:
     core.queue_target_ns = limits["queue_target_ns"]
     core.overload_hold_ns = limits["overload_hold_ns"]
     core.saturation_ppm = limits["saturation_ppm"]
+    core.refuses_early = limits["early_refusal"]
+    core.refusal_samples_min = limits["refusal_samples_min"]
     core.leases_max = limits["leases_max"]
     core.delay_factor_milli = limits["delay_factor_milli"]
     core.affinity_ppm = limits["adapter_affinity_ppm"]
@@ -73,6 +75,7 @@ cdef int forget_learned(Scheduler core) except -1:
     fill_quotas(core)
     core.digest_value = 0
     core.prompt_seen_max = 0
+    forget_doubts(core)
     return 0
 
 

@@ -23,6 +23,19 @@ ctypedef struct Rate:
     bint runs
 
 
+cdef enum:  # on what ground a request is foretold to miss its deadline
+    DOUBT_WAIT = 0  # at its arrival
+    DOUBT_PREFILL = 1  # when its turn has come
+    DOUBT_KINDS = 2
+
+
+# How far it is believed that requests miss their deadline where that is foretold, see refusal.pxi.
+ctypedef struct Doubts:
+    int32_t score[DOUBT_KINDS]  # up for each that did, far down for each that did not
+    int32_t since[DOUBT_KINDS]  # how many were sent away since one was let in all the same
+    int64_t judged, missed  # of those that were let in, how many showed it, and how many did
+
+
 cdef inline int64_t averaged(int64_t old, int64_t new) noexcept nogil:
     return (4 * old + new) // 5
 

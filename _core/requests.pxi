@@ -16,6 +16,7 @@ ctypedef struct Request:
     uint64_t tag  # the session's name for it
     int64_t lease_id
     int64_t arrival_ns
+    int64_t deadline_ns  # for its first token; 0: none was told
     int64_t due_ns  # queue TTL, lease TTL, grace or answer TTL, by state
     int64_t waited_ns
     int64_t mark  # work that was queued before it in its queue, ever
@@ -57,6 +58,7 @@ ctypedef struct Request:
     bint reports_progress
     uint8_t evidence  # what its promise was made from; 0: nothing, or it has been judged
     bint is_void  # the engine restarted: no reservation
+    uint8_t doubt  # 1 + DOUBT_*, let in for a probe; or UNSURE + DOUBT_*; 0: none
     bint in_round  # its input has not been computed yet, as far as is known
     int32_t bill  # what it took from its quotas; 0: nothing
     int32_t work  # tokens that it will be charged, as far as could be foretold

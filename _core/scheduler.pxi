@@ -8,13 +8,15 @@ cdef class Scheduler:
     cdef readonly int64_t queue_ttl_ns, lease_ttl_ns, lease_grace_ns, answer_ttl_ns
     cdef readonly int64_t flow_queue_max, queue_max, leases_max, answers_max
     cdef readonly int64_t flow_queue_tokens_max, queue_tokens_max  # of input; 0: no limit
-    cdef int64_t queue_target_ns, overload_hold_ns, saturation_ppm
+    cdef int64_t queue_target_ns, overload_hold_ns, saturation_ppm, refusal_samples_min
     cdef readonly int64_t session_open_max, sessions_max, work_max
     cdef int64_t input_price, output_price, cached_ppm
     cdef int64_t headroom_min_ppm, headroom_max_ppm
     cdef int64_t bypass_max, bypass_ns, saturation_band_ppm, delay_factor_milli, affinity_ppm
     cdef int64_t prefix_ppm, prefix_max, quantum_tokens
-    cdef bint backfills, by_prefix
+    cdef bint backfills, by_prefix, refuses_early
+    cdef Doubts doubts  # of all flows together
+    cdef int32_t doubted_less_ppm[DOUBT_KINDS]  # of what is expected, that does not count
     cdef str policy
     cdef int ahead  # AHEAD_*
     cdef readonly uint64_t incarnation
@@ -323,7 +325,7 @@ cdef class Scheduler:
         ask.sequences = <int32_t>sequences
         ask.n = <int32_t>n
         ask.told_output = <int32_t>told_output
-        ask.queue_ttl_ns = shortest(queue_ttl_ns, deadline_ns)
+        ask.queue_ttl_ns, ask.deadline_ns = shortest(queue_ttl_ns, deadline_ns), deadline_ns
         ask.reports_progress = reports_progress
         ask.owner = 0
         ask.principal = principal

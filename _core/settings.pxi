@@ -8,6 +8,7 @@ ctypedef struct Ask:
     Hash128 adapter_key
     Slice adapter  # its name; empty: none
     int64_t queue_ttl_ns  # 0: the default
+    int64_t deadline_ns  # for the first token; 0: none
     int32_t flow  # in the default class, until `enter_class()`
     int32_t cls
     int32_t target  # pool, -1: any
@@ -64,6 +65,8 @@ cdef dict LIMITS = {
     "queue_target_ns": (2 * NS_PER_S, 1, 1 << 60),
     "overload_hold_ns": (5 * NS_PER_S, 1, 1 << 60),
     "saturation_ppm": (800_000, 1, 1_000_000),
+    "early_refusal": (0, 0, 1),
+    "refusal_samples_min": (10, 0, 1_000),
     "leases_max": (65_536, 1, 1 << 24),
     "adapters_max": (1_024, 1, ADAPTERS_MAX),
     "answers_max": (100_000, 0, 1 << 24),

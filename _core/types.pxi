@@ -29,12 +29,14 @@ cdef enum Outcome:
     OUT_REJECTED_DRAINING = 20
     OUT_REJECTED_UNKNOWN_TENANT = 21
     OUT_REJECTED_QUOTA = 22
+    OUT_REJECTED_DEADLINE = 23
     OUT_REJECTED_LIMIT = 24
     OUT_REJECTED_QUOTA_SIZE = 25
     OUT_EVICTED_TTL = 32
     OUT_EVICTED_CANCELLED = 33
     OUT_EVICTED_DRAINING = 34
     OUT_EVICTED_TOO_LARGE = 35
+    OUT_EVICTED_DEADLINE = 36
     OUT_COMPLETED = 48
     OUT_CANCELLED = 49
     OUT_EXPIRED = 50
@@ -47,12 +49,14 @@ REJECTED_NO_POOL = OUT_REJECTED_NO_POOL
 REJECTED_DRAINING = OUT_REJECTED_DRAINING
 REJECTED_UNKNOWN_TENANT = OUT_REJECTED_UNKNOWN_TENANT
 REJECTED_QUOTA = OUT_REJECTED_QUOTA
+REJECTED_DEADLINE = OUT_REJECTED_DEADLINE
 REJECTED_LIMIT = OUT_REJECTED_LIMIT
 REJECTED_QUOTA_SIZE = OUT_REJECTED_QUOTA_SIZE
 EVICTED_TTL = OUT_EVICTED_TTL
 EVICTED_CANCELLED = OUT_EVICTED_CANCELLED
 EVICTED_DRAINING = OUT_EVICTED_DRAINING
 EVICTED_TOO_LARGE = OUT_EVICTED_TOO_LARGE
+EVICTED_DEADLINE = OUT_EVICTED_DEADLINE
 COMPLETED = OUT_COMPLETED
 CANCELLED = OUT_CANCELLED
 EXPIRED = OUT_EXPIRED
@@ -67,12 +71,14 @@ OUTCOME_TEXT = {
     OUT_REJECTED_DRAINING: "the scheduler, or the engine asked for, is draining",
     OUT_REJECTED_UNKNOWN_TENANT: "the tenant is unknown and unknown tenants are refused",
     OUT_REJECTED_QUOTA: "a quota of the tenant is spent",
+    OUT_REJECTED_DEADLINE: "its first token is expected after its deadline",
     OUT_REJECTED_LIMIT: "a limit of the scheduler itself is reached",
     OUT_REJECTED_QUOTA_SIZE: "larger than a quota of the tenant can ever hold",
     OUT_EVICTED_TTL: "it waited for the whole queue TTL",
     OUT_EVICTED_CANCELLED: "withdrawn by its caller",
     OUT_EVICTED_DRAINING: "the scheduler or its engine was drained before its turn came",
     OUT_EVICTED_TOO_LARGE: "no registered engine can hold it any more",
+    OUT_EVICTED_DEADLINE: "its turn came too late for its deadline",
     OUT_COMPLETED: "completed",
     OUT_CANCELLED: "cancelled",
     OUT_EXPIRED: "nobody renewed its lease",

@@ -19,12 +19,14 @@ REJECTED_NO_POOL: int
 REJECTED_DRAINING: int
 REJECTED_UNKNOWN_TENANT: int
 REJECTED_QUOTA: int
+REJECTED_DEADLINE: int
 REJECTED_LIMIT: int
 REJECTED_QUOTA_SIZE: int
 EVICTED_TTL: int
 EVICTED_CANCELLED: int
 EVICTED_DRAINING: int
 EVICTED_TOO_LARGE: int
+EVICTED_DEADLINE: int
 COMPLETED: int
 CANCELLED: int
 EXPIRED: int
@@ -127,6 +129,8 @@ class Scheduler:
         queue_target_ns: int = 2_000_000_000,
         overload_hold_ns: int = 5_000_000_000,
         saturation_ppm: int = 800_000,
+        early_refusal: int = 0,  # 1: who cannot meet a deadline is refused, see admit()
+        refusal_samples_min: int = 10,  # that have to show how it would be right
         leases_max: int = 65_536,
         adapters_max: int = 1_024,  # LoRA adapters of queued and running requests
         answers_max: int = 100_000,
@@ -346,6 +350,8 @@ class Scheduler:
         once are refused as REJECTED_LIMIT. `told_output` is what an oracle says of each sequence's
         output, for the policy vtc-oracle (0: nothing). `request_class` names its class (empty: the
         tenant's); an unknown one, or one that the tenant may not name, raises CallerError.
+        After `deadline_ns` (0: none) its first token is of no use: with `early_refusal` it can get
+        REJECTED_DEADLINE, or EVICTED_DEADLINE in its turn (docs/operations.md).
         `prefix_block_hashes` are chained 64-bit hashes of the prompt's full blocks; of these the
         first 512 count. O(log n + hashes).
         """

@@ -46,6 +46,10 @@ _FLOW_ROWS = (
     _Row("wait_error_seconds", False, "wait_error_ms", "How wrong waits were foretold.", 1_000),
     _Row("ttft_seconds", False, "ttft_ms", "To the first output, of those that waited.", 1_000),
     _Row("ttft_expected_seconds", False, "ttft_expected_ms", "As it was foretold.", 1_000),
+    _Row(
+        "deadline_probes_judged", True, "deadline_probes_judged", "Let in, foretold to be too late."
+    ),
+    _Row("deadline_probes_missed", True, "deadline_probes_missed", "Of these, those that were."),
     _Row("oldest_queued_seconds", False, "oldest_queued_ms", "Age of the oldest in queue.", 1_000),
     _Row("requests_received", True, "received", "Requests asked for."),
     _Row("requests_granted", True, "granted", "Requests granted."),

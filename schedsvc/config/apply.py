@@ -33,6 +33,7 @@ LIVE_OPTIONS = frozenset(
         "queue_target_ns",
         "overload_hold_ns",
         "saturation_ppm",
+        "early_refusal",
         "leases_max",
         "answers_max",
         "answer_ttl_ns",

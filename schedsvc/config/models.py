@@ -205,6 +205,7 @@ class Scheduler(Section):
     queue_target_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 2_000
     overload_hold_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 5_000
     saturation_ppm: Annotated[SaturationPpm, Field(alias="saturation")] = 800_000
+    early_refusal: bool = False
     leases_max: Annotated[int, Field(ge=1, le=1_000_000)] = 65_536
     adapters_max: Annotated[int, Field(ge=1, le=65_536)] = 1_024
     answers_max: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
@@ -431,6 +432,7 @@ class Config(Section):
             "queue_target_ns": settings.queue_target_ms * _MS,
             "overload_hold_ns": settings.overload_hold_ms * _MS,
             "saturation_ppm": settings.saturation_ppm,
+            "early_refusal": int(settings.early_refusal),
             "leases_max": settings.leases_max,
             "adapters_max": settings.adapters_max,
             "answers_max": settings.answers_max,

@@ -107,8 +107,9 @@ class CoreFront:
     `flows[c]` is the flow of client c (-1: refused as unknown). A request asks for
     `output_tokens_max`, or for exactly its output where that is 0 or less than its output. What an
     oracle says of its output is in `told`. A class that the trace tells is asked for where the core
-    has one of that name; else the tenant's own is taken. `prefixes`: the core is told the hashes of
-    prompts, of which engines keep what they computed.
+    has one of that name; else the tenant's own is taken. `deadlines[i]` is the time within which
+    request i wants its first token (0: none). `prefixes`: the core is told the hashes of prompts,
+    of which engines keep what they computed.
     """
 
     listens = True
@@ -120,6 +121,7 @@ class CoreFront:
         flows: Sequence[int],
         output_tokens_max: int,
         told: Sequence[int] | None = None,
+        deadlines: Sequence[int] | None = None,
         *,
         prefixes: bool = False,
     ) -> None:
@@ -132,6 +134,7 @@ class CoreFront:
         self._output_tokens_max = output_tokens_max
         self._told = told
         self._prefixes = prefixes
+        self._deadlines = deadlines
         names = (str(row["name"]) for row in core.stats(0, 0)["classes"])
         self._classes = {name: name.encode() for name in names}
         self._leases: dict[int, bytes] = {}
@@ -155,6 +158,7 @@ class CoreFront:
             tag=index,
             adapter=self._adapter(index),
             told_output=0 if self._told is None else self._told[index],
+            deadline_ns=0 if self._deadlines is None else self._deadlines[index],
             request_class=self._class_of(index),
             prefix_block_hashes=self._hashes(index),
         )

@@ -21,6 +21,7 @@ from .fake_scheduler import FakeScheduler, refusal
         (pb.OUTCOME_REJECTED_QUOTA, 429, "rate_limit_error", "rate_limit_exceeded"),
         (pb.OUTCOME_EVICTED_TTL, 429, "rate_limit_error", "rate_limit_exceeded"),
         (pb.OUTCOME_REJECTED_DEADLINE, 429, "rate_limit_error", "rate_limit_exceeded"),
+        (pb.OUTCOME_EVICTED_DEADLINE, 429, "rate_limit_error", "rate_limit_exceeded"),
         (pb.OUTCOME_REJECTED_FLOW_QUEUE_FULL, 429, "rate_limit_error", "slow_down"),
         (pb.OUTCOME_REJECTED_NO_POOL, 503, "service_unavailable_error", "server_is_overloaded"),
         (pb.OUTCOME_REJECTED_DRAINING, 503, "service_unavailable_error", "server_is_overloaded"),

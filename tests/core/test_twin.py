@@ -66,7 +66,7 @@ ASK: tuple[dict[str, Any], ...] = (
     },
     {
         "queue_ttl_ns": (0, 0, 5 * SECOND),
-        "deadline_ns": (0, 0, 0, 2 * SECOND),
+        "deadline_ns": (0, 0, 2 * SECOND, 10**8),
         "reports_progress": (False, True),
         "principal": (0, 0, 0, 0, 7),
         "tag": range(4),
@@ -128,6 +128,8 @@ class Twins(RuleBasedStateMachine):
         queue_tokens_max=st.sampled_from((0, 0, 100)),
         saturation_ppm=st.sampled_from((1, 300_000, 800_000)),
         saturation_band_ppm=st.sampled_from((0, 0, 200_000)),
+        early_refusal=st.sampled_from((0, 1, 1)),
+        refusal_samples_min=st.sampled_from((0, 0, 1)),
     )
     def begin(
         self,

@@ -61,6 +61,8 @@ def queue_limits(rnd: random.Random) -> dict[str, int]:
         "flow_queue_tokens_max": rnd.choice((0, 200)),
         "queue_target_ns": rnd.choice((2 * SECOND, SECOND // 2)),
         "overload_hold_ns": rnd.choice((SECOND, 5 * SECOND)),
+        "early_refusal": rnd.choice((0, 1, 1)),
+        "refusal_samples_min": rnd.choice((0, 1, 3)),
     }
 
 
@@ -102,6 +104,7 @@ def twin_walk(seed: int, events: int) -> None:
                 reports_progress=rnd.random() < 0.5,
                 adapter=rnd.choice((b"", b"a%d" % (rnd.randrange(400) ** 2 // 8_000))),
                 request_class=rnd.choice(exempt if flow == flows[0] else names),
+                deadline_ns=rnd.choice((0, 0, 5 * SECOND, 10**8)),
             )  # fmt: skip
             if handle is not None and handle > 0:
                 handles.append(handle)

@@ -65,11 +65,12 @@ class Twin(Handles):
             adapter,
         )
         r.told_output = told_output
+        r.deadline_ns = now_ns + deadline_ns if deadline_ns else None
         self.flows[flow].received += 1
         self.totals["received"] += 1
-        refused = self._reason_to_refuse(r) or self.quotas.refusal(r)
-        refused = self.audit.outcome(r, refused)
         r.work = self.work_of(r)
+        refused = self._reason_to_refuse(r) or self.quotas.refusal(r) or self.refused_early(r)
+        refused = self.audit.outcome(r, refused)
         if refused:
             return self._refuse(r, refused)
         self.seq += 1
@@ -142,6 +143,7 @@ class Twin(Handles):
             self.pools[r.pool].last_prefill_ns = now_ns - r.arrival_ns - r.waited_ns
         if r.output_tokens and not r.first_us:
             self.note_first(r)
+            self.note_in_time(r)
         self.recharge(
             r,
             max(r.prompt_tokens, r.input_tokens or 0),
@@ -243,6 +245,7 @@ class Twin(Handles):
         self.totals[
             {core.COMPLETED: "completed", core.CANCELLED: "cancelled"}.get(outcome, "expired")
         ] += 1
+        self.settle_doubt(r)
         r.state, r.outcome = ENDED, outcome
         r.reserved_blocks = r.posted_blocks = 0
         r.due_ns = self.now_ns + self.limits["answer_ttl_ns"]

@@ -103,7 +103,7 @@ class Estimate(Room):
         if wait_ns >= 0:
             r.foretold_wait_us = min(wait_ns // 1000, US_MAX)
             pools = [self.pools[p] for p in self.serving(r.target)]
-            prefill = min(self.prefill_ns(p, self._fresh(r)) for p in pools)
+            prefill = min(self.prefill_ns(p, self.fresh(r)) for p in pools)
             r.foretold_first_us = min((wait_ns + prefill) // 1000, US_MAX)
 
     def note_queued(self, r: Request) -> None:
@@ -118,8 +118,9 @@ class Estimate(Room):
         """It has left its queue, for that reason."""
         f = self.flows[r.flow]
         error_ns = self.now_ns - r.arrival_ns - r.foretold_wait_us * 1000
-        told = r.foretold_wait_us >= 0 and outcome in (core.GRANTED, core.EVICTED_TTL)
-        if told and (outcome == core.GRANTED or error_ns >= 0):
+        in_turn = outcome in (core.GRANTED, core.EVICTED_DEADLINE)
+        told = r.foretold_wait_us >= 0 and (in_turn or outcome == core.EVICTED_TTL)
+        if told and (in_turn or error_ns >= 0):
             error_ns = abs(error_ns)
             f.wait_error_ns = averaged(f.wait_error_ns, error_ns) if f.waits_judged else error_ns
             f.waits_judged += 1
@@ -134,7 +135,8 @@ class Estimate(Room):
 
     # From the grant to the first token.
 
-    def _fresh(self, r: Request) -> int:
+    def fresh(self, r: Request) -> int:
+        """Input that has to be computed, as far as what of the flow's was cached tells."""
         f = self.flows[r.flow]
         cached = 0
         if f.input_tokens > 0:
@@ -151,7 +153,7 @@ class Estimate(Room):
         return (self.prefilling(p) + tokens) * p.prefill_ns // p.prefill_tokens
 
     def enter_prefill(self, r: Request) -> None:
-        p, fresh = self.pools[r.pool], self._fresh(r)
+        p, fresh = self.pools[r.pool], self.fresh(r)
         r.prefill_us = min(self.prefill_ns(p, fresh) // 1000, US_MAX)
         r.prefill_line = min(self.prefilling(p) + fresh, 1 << 30)
         r.fresh_tokens = fresh
@@ -181,7 +183,8 @@ class Estimate(Room):
 
     # When to come back.
 
-    def _turn_ns(self, flow: int, target: int, work: int) -> int:
+    def turn_ns(self, flow: int, target: int, work: int) -> int:
+        """How long so much work of a flow takes."""
         pace = self.pace_of(target)
         if pace == 0:
             return min(self.flows[flow].interval_ns or SECOND, RETRY_MAX_NS)
@@ -194,7 +197,7 @@ class Estimate(Room):
         teller.told_ns = min(due_ns, self.now_ns + RETRY_MAX_NS)
         return teller.told_ns - self.now_ns
 
-    def _foretold(self, teller: "Estimate | Flow", wait_ns: int, step_ns: int) -> int:
+    def foretold_in_turn(self, teller: "Estimate | Flow", wait_ns: int, step_ns: int) -> int:
         """With something added, since it may be wrong."""
         return self._in_turn(teller, wait_ns * 11 // 8 + step_ns // 2, step_ns * 11 // 8)
 
@@ -209,10 +212,10 @@ class Estimate(Room):
         need = max(each, work * over // max(1, tokens))
         pace = self.pace_of(r.target)
         if own or pace == 0:
-            step_ns = self._turn_ns(r.flow, r.target, each)
-            wait_ns = self._turn_ns(r.flow, r.target, need)
-            return self._foretold(self.flows[r.flow], wait_ns, step_ns)
-        return self._foretold(self, time_for(need, pace), time_for(each, pace))
+            step_ns = self.turn_ns(r.flow, r.target, each)
+            wait_ns = self.turn_ns(r.flow, r.target, need)
+            return self.foretold_in_turn(self.flows[r.flow], wait_ns, step_ns)
+        return self.foretold_in_turn(self, time_for(need, pace), time_for(each, pace))
 
     def refill_in_ns(self, r: Request) -> int:
         """When a request that its quotas refuse will find enough in them."""
@@ -228,9 +231,9 @@ class Estimate(Room):
     def turn_again_ns(self, r: Request) -> int:
         """When one that waited for its whole TTL would come to its turn in time."""
         wait_ns = self.wait_at_end(Turn(r.flow, r.target, r.work))
-        step_ns = self._turn_ns(r.flow, r.target, r.work)
+        step_ns = self.turn_ns(r.flow, r.target, r.work)
         wait_ns = step_ns if wait_ns < 0 else wait_ns - (r.due_ns - r.arrival_ns)
-        return self._foretold(self.flows[r.flow], max(0, wait_ns), step_ns)
+        return self.foretold_in_turn(self.flows[r.flow], max(0, wait_ns), step_ns)
 
     def later_ms(self, wait_ns: int) -> int:
         return -(-min(max(wait_ns, SECOND), RETRY_MAX_NS) // 10**6)

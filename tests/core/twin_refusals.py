@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from schedsvc import _core as core
 
-from .twin_estimate import Estimate
+from .twin_early import Early
 from .twin_types import Request
 
 RETRY_CONSTANT_MS = 5_000
@@ -18,7 +18,7 @@ NO_RETRY = (
 RETRY_LATER = (core.REJECTED_NO_POOL, core.REJECTED_DRAINING, core.EVICTED_DRAINING)
 
 
-class Refusals(Estimate):
+class Refusals(Early):
     """Reasons to refuse, and Retry-After."""
 
     def _reason_to_refuse(self, r: Request) -> int:
@@ -57,6 +57,8 @@ class Refusals(Estimate):
             self.place_in_ns(r, outcome)
         elif outcome == core.REJECTED_QUOTA:
             self.refill_in_ns(r)
+        elif outcome == core.REJECTED_DEADLINE:
+            self.note_early(r)
         return -outcome
 
     def _retry_ms(self, r: Request, outcome: int) -> int:
@@ -64,6 +66,6 @@ class Refusals(Estimate):
             return 0
         if outcome in RETRY_LATER:
             return RETRY_CONSTANT_MS
-        if outcome == core.EVICTED_TTL:
+        if outcome in (core.EVICTED_TTL, core.EVICTED_DEADLINE):
             return self.later_ms(self.turn_again_ns(r))
         return self.later_ms(self.flows[r.flow].interval_ns)

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from .twin_types import Rate, Request
+from .twin_types import Doubts, Rate, Request
 
 if TYPE_CHECKING:
     from .twin_state import State
@@ -117,6 +117,7 @@ class Restart:
         state.pool_due, state.arrivals, state.totals = {}, Counter(), Counter()
         state.draining = state.closed = state.sweeps = False
         state.work_in, state.told_ns = Counter(), None
+        state.doubts = Doubts()
         for p in state.pools:
             p.drain = Rate()
             p.forget_pace(state.now_ns)

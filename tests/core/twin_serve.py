@@ -89,6 +89,9 @@ class Serve(Overload):
         if r.due_ns <= self.now_ns:
             self._evict(r, core.EVICTED_TTL)
             return True
+        if self.is_hopeless(r, pool):
+            self._evict(r, core.EVICTED_DEADLINE)
+            return True
         if not self.can_hold(pool, r):
             self._evict(r, core.EVICTED_TOO_LARGE)
             return True
@@ -113,6 +116,9 @@ class Serve(Overload):
             if passing is None:
                 return False
             r, plan, brought = *passing, False
+            if self.is_hopeless(r, pool):
+                self._evict(r, core.EVICTED_DEADLINE)
+                return True
         elif ends_ns := self.hold_ends_ns(pool, r):
             p.reason, self.pool_due[pool] = "DELAY", ends_ns
             return False
@@ -141,8 +147,8 @@ class Serve(Overload):
             f.interval_ns = f.interval_ns + fifth if f.interval_ns else gap
         f.granted_at_ns = self.now_ns
         deep = len(self.queued(lambda q: q.flow == r.flow)) > 1
-        self.pools[pool].drain.add(self.now_ns, r.work, deep=deep)
-        f.served.add(self.now_ns, r.work, deep=True)
+        self.pools[pool].drain.add(self.now_ns, self.work_done(r), deep=deep)
+        f.served.add(self.now_ns, self.work_done(r), deep=True)
         r.state, r.pool, r.epoch = LIVE, pool, self.pools[pool].epoch
         self.note_left(r, core.GRANTED)
         self.quotas.gone(r)
@@ -189,6 +195,7 @@ class Serve(Overload):
         quota_ms = self.quotas.wait_ms(r)
         self.requests.remove(r)
         self.quotas.gone(r)
+        self.settle_doubt(r)
         self.note_left(r, outcome)
         retry_ms = self._retry_ms(r, outcome)
         self.quotas.close(r, False)

@@ -9,7 +9,7 @@ from .twin_lengths import Asked, Predictor
 from .twin_mode import Audit
 from .twin_quota import Quotas
 from .twin_restart import Restart
-from .twin_types import ENDED, QUEUED, Flow, Pool, Request, TwinError, Verdict
+from .twin_types import ENDED, QUEUED, Doubts, Flow, Pool, Request, TwinError, Verdict
 
 
 class State:
@@ -34,6 +34,8 @@ class State:
             "queue_target_ns": 2 * 10**9,
             "overload_hold_ns": 5 * 10**9,
             "saturation_ppm": 800_000,
+            "early_refusal": 0,
+            "refusal_samples_min": 10,
             "leases_max": 65_536,
             "adapters_max": 1_024,
             "answers_max": 100_000,
@@ -79,13 +81,13 @@ class State:
         self.arrivals: Counter[tuple[int, int]] = Counter()  # by flow and target
         self.now_ns = self.seq = 0
         self.last_active: dict[int, int] = {}  # by class
-        self.lease_next = 1
-        self.prompt_seen = 0
+        self.lease_next, self.prompt_seen = 1, 0
         self.draining = False
         self.closed = False  # an operator drains all pools
         self.sweeps = False  # something was drained since the last poll
         self.work_in: Counter[tuple[int, int]] = Counter()  # ever queued, by flow and target
         self.told_ns: int | None = None
+        self.doubts = Doubts()
 
     def enter(self, now_ns: int) -> None:
         if now_ns < self.now_ns:
@@ -406,6 +408,7 @@ class State:
         self.restart.end()
         self.predictor.forget()
         self.prompt_seen, self.told_ns = 0, None
+        self.doubts = Doubts()
         for i, f in enumerate(self.flows):
             f.interval_ns, f.granted_at_ns = 0, None
             f.idle_at_ns, f.average_milli = None, 0

@@ -85,6 +85,21 @@ class Rate:
 
 
 @dataclass
+class Doubts:
+    """How far it is believed that what is foretold to miss its deadline does."""
+
+    score: Counter[str] = field(default_factory=Counter)  # by ground: wait, prefill
+    since: Counter[str] = field(default_factory=Counter)
+    judged: int = 0
+    missed: int = 0
+    parts_ppm: Counter[str] = field(default_factory=Counter)  # of all flows together
+
+    def part_ppm(self, kind: str) -> int:
+        """Of what is expected, that counts."""
+        return self.parts_ppm[kind] or 10**6
+
+
+@dataclass
 class Flow:
     weight_milli: int
     base: int  # the tenant's flow in the default class
@@ -109,6 +124,7 @@ class Flow:
     first_us: int = 0
     foretold_first_us: int = 0
     first_judged: int = 0
+    doubts: Doubts = field(default_factory=Doubts)
     idle_at_ns: int | None = None  # when it was left last, since anything was learnt
     owed: int = 0  # charged before a restart for leases that nobody has told of yet
 
@@ -116,6 +132,7 @@ class Flow:
         self.served.forget(now_ns)
         self.told_ns, self.wait_error_ns, self.waits_judged = None, 0, 0
         self.first_us = self.foretold_first_us = self.first_judged = 0
+        self.doubts = Doubts()
 
 
 @dataclass
@@ -239,6 +256,8 @@ class Request:
     fresh_tokens: int = 0  # of its input, that are still to be computed
     prefill_us: int = 0
     prefill_line: int = 0
+    deadline_ns: int | None = None  # for its first token
+    doubt: str = ""  # why it was foretold to miss it, and let in all the same
     head_ns: int | None = None  # first in its queue
     hashes: tuple[int, ...] = ()  # while it is queued
     hash_tokens: int = 0  # of the prompt for each

@@ -118,6 +118,8 @@ def _flow(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
         "ttft_expected_ms": f.foretold_first_us // 1000,
         "ttft_ms": f.first_us // 1000,
         "ttft_judged": f.first_judged,
+        "deadline_probes_judged": f.doubts.judged,
+        "deadline_probes_missed": f.doubts.missed,
         "live_leases": len(live),
         "promised_tokens": sum(r.reserved_blocks * size for r, size in sizes),
         "posted_tokens": sum(r.posted_blocks * size for r, size in sizes),

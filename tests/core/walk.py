@@ -104,7 +104,7 @@ class Walk:
             else:
                 asked_ns = self.waiting.pop(d.handle)
                 assert asked_ns == self.now_ns - d.waited_ns or d.outcome != core.EVICTED_TTL
-                assert core.EVICTED_TTL <= d.outcome <= core.EVICTED_TOO_LARGE
+                assert core.EVICTED_TTL <= d.outcome <= core.EVICTED_DEADLINE
 
     def lease(self) -> core.Decision | None:
         return self.random.choice(list(self.leases.values())[-60:]) if self.leases else None

@@ -11,6 +11,7 @@ HEADROOM = "        # Headroom is for growth; what is alone in the pool may use 
 LIFT = "        if self.lifts:\n            f.vtc = max(f.vtc, self.least_vtc(f.cls))\n"
 SECOND = 1 << 22
 THIRD = 1 << 23
+FOURTH = 1 << 24  # from here on there are deadlines
 RESTARTS = frozenset(
     {"scheduler-restarted", "power-lost", "state-damaged", "client-leaves-run", "burst",
      "client-leaves-queue", "complete-twice", "admit-twice", "engine-slow"}
@@ -455,6 +456,20 @@ MUTANTS = (
         100,
         frozenset({"burst", "engine-slow"}),
         THIRD,
+    ),
+    Mutant(
+        "deadline-of-nobody",
+        "who has no deadline is refused as if he would miss it",
+        (
+            (
+                "admit.pxi",
+                "    if outcome == 0 and r.deadline_ns and core.refuses_early:\n",
+                "    if BUG and outcome == 0 and core.refuses_early and not r.deadline_ns:\n"
+                "        outcome = OUT_REJECTED_DEADLINE if core.seq % 50 == 49 else 0\n",
+            ),
+        ),
+        60,
+        first=FOURTH,
     ),
 )
 

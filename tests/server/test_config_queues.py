@@ -17,6 +17,10 @@ from .test_config import MINIMAL, found
         ),
         ("queue_tokens_max: -1", "2:31 scheduler.queue_tokens_max: is -1; it has to be at least 0"),
         ("saturation: 0", "2:25 scheduler.saturation: has to lie between 0.01 and 1"),
+        (
+            "early_refusal: maybe",
+            "2:28 scheduler.early_refusal: has to be true or false, not text",
+        ),
         ("queue_target_ms: 0", "2:30 scheduler.queue_target_ms: is 0; it has to be at least 1"),
     ],
 )

@@ -42,6 +42,7 @@ FACES: dict[Outcome, Face] = {
     Outcome.REJECTED_QUOTA_SIZE: _NEVER,
     Outcome.REJECTED_DEADLINE: _RATE_LIMIT,
     Outcome.EVICTED_TTL: _RATE_LIMIT,
+    Outcome.EVICTED_DEADLINE: _RATE_LIMIT,
 }
 # What each x-ratelimit header tells: of the limits that are told, the first of these.
 _LIMITS_OF_HEADER = {

@@ -59,6 +59,7 @@ class JobMaker:
             prompts.append(1 + int(random() * options.prompt_max))
         most = 1 + int(random() * options.output_max)
         draw = random()
+        wanted = options.deadlines_permille and random() * 1_000 < options.deadlines_permille
         request = pb.AdmitRequest(
             request_id=self.next_id(),
             tenant=tenant,
@@ -68,6 +69,7 @@ class JobMaker:
             max_output_tokens=most,
             reports_progress=random() * 1_000 < options.reports_permille,
             queue_ttl_ms=500 if draw < 0.05 else 0,
+            deadline_ms=1 + int(random() * random() * 3_000) if wanted else 0,
         )
         if options.classes is not None and random() < 0.5:
             usual = [c.name for c in options.classes.known.values() if not c.exempt]

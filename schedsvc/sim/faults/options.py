@@ -18,10 +18,11 @@ from schedsvc.sim.faults.configured import (
 
 _S, _MS = 1_000_000_000, 1_000_000
 
-_SECOND, _THIRD = 1 << 22, 1 << 23
+_SECOND, _THIRD, _FOURTH = 1 << 22, 1 << 23, 1 << 24
 """Seeds below draw what the first ones drew, so that those that failed once fail as they did; the
 others also draw what the scheduler has learned since: quotas, and who counts as active; then what
-outlives a restart, classes, limits of pools, adapters, dispatch delay and shares."""
+outlives a restart, classes, limits of pools, adapters, dispatch delay and shares; then deadlines,
+and that who cannot meet them is refused."""
 
 _FIRST_FAULTS = {
     # name: (how often it is chosen, what it does)
@@ -127,6 +128,7 @@ class Options:
     classes: Classes | None = None
     limits: PoolLimits | None = None
     adapters: dict[str, int] | None = None  # tokens that each takes; -1: as many as is usual
+    deadlines_permille: int = 0  # requests that tell by when they want their first token
 
 
 def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Options:
@@ -164,6 +166,10 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
         more = Random(seed ^ 0x57A7E)  # noqa: S311 - no secret: one seed is one run
         later = draw_later(more, core, list(tenants), pools, quotas)
         drawn |= later.faults
+    deadlines = 0
+    if seed >= _FOURTH and not fair and seed % 2:
+        deadlines = 500
+        core |= {"early_refusal": 1, "refusal_samples_min": (0, 1, 5)[seed // 2 % 3]}
     may = drawn if faults is None else faults
     return Options(
         seed=seed,
@@ -188,6 +194,7 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
         classes=later.classes,
         limits=later.limits,
         adapters=later.adapters,
+        deadlines_permille=deadlines,
     )
 
 

@@ -247,6 +247,7 @@ def terms_of(options: Options) -> Terms:
             limited or may_pass or len(options.pools) > 1 or "capacity-changed" in options.faults
         ),
         limits=options.limits or PoolLimits(),
+        early_refusal=bool(core.get("early_refusal")),
         adapters={n: tokens for n, tokens in (options.adapters or {}).items() if tokens >= 0},
     )
 

@@ -166,6 +166,11 @@ def too_large_but_is_not(desk: Desk) -> None:
     desk.hear(0, verdicts=[pb.SessionVerdict(tag=desk.ask(0, "r"), response=response)])
 
 
+def late_without_deadline(desk: Desk) -> None:
+    response = pb.AdmitResponse(outcome=pb.OUTCOME_REJECTED_DEADLINE)
+    desk.hear(0, verdicts=[pb.SessionVerdict(tag=desk.ask(0, "r"), response=response)])
+
+
 def left_in_the_queue(desk: Desk) -> None:
     desk.ask(0, "r")
     desk.auditor.stream_closed(0, 1, 0)
@@ -200,6 +205,7 @@ def served_unfairly(desk: Desk) -> None:
         (not_told, "a lease's state was not told"),
         (withdrawn_by_nobody, "nobody withdrew it"),
         (too_large_but_is_not, "refused as too large"),
+        (late_without_deadline, "a deadline that it does not have"),
         (left_in_the_queue, "left requests in the queue"),
         (served_unfairly, "served too differently"),
     ],

@@ -76,6 +76,15 @@ def test_fields_of_a_row_have_no_order() -> None:
     assert fields(b"\x2a\x02\x08\x07\x08\x01") == fields(b"\x08\x01")  # a lift
 
 
+def test_seeds_with_deadlines_and_early_refusal_hold() -> None:
+    seeds = range(1 << 24, (1 << 24) + 12)
+    assert sum(draw(seed, 2_000).core.get("early_refusal", 0) for seed in seeds) >= 3
+    tally = Tally()
+    for _ in run_cases((Case(seed) for seed in seeds), tally):
+        pass
+    assert tally.failures == []
+
+
 def test_seeds_that_failed_once_hold() -> None:
     result = CliRunner().invoke(main, ["simtest", "--regressions", "--json"])
     assert result.exit_code == 0, result.output

@@ -73,6 +73,8 @@ class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.Value
     """The scheduler stopped, or the pool was drained, before its turn came."""
     OUTCOME_EVICTED_TOO_LARGE: _Outcome.ValueType  # 35
     """No registered pool can hold it any more."""
+    OUTCOME_EVICTED_DEADLINE: _Outcome.ValueType  # 36
+    """Its turn came so late that its first token would come after its deadline."""
     OUTCOME_COMPLETED: _Outcome.ValueType  # 48
     """Ended by its caller as done."""
     OUTCOME_CANCELLED: _Outcome.ValueType  # 49
@@ -116,6 +118,8 @@ OUTCOME_EVICTED_DRAINING: Outcome.ValueType  # 34
 """The scheduler stopped, or the pool was drained, before its turn came."""
 OUTCOME_EVICTED_TOO_LARGE: Outcome.ValueType  # 35
 """No registered pool can hold it any more."""
+OUTCOME_EVICTED_DEADLINE: Outcome.ValueType  # 36
+"""Its turn came so late that its first token would come after its deadline."""
 OUTCOME_COMPLETED: Outcome.ValueType  # 48
 """Ended by its caller as done."""
 OUTCOME_CANCELLED: Outcome.ValueType  # 49
@@ -180,9 +184,7 @@ class AdmitRequest(_message.Message):
     tenant: _builtins.str
     """The tenant the caller vouches for, at most 256 bytes. Empty: see api_key_sha256, else unknown."""
     api_key_sha256: _builtins.bytes
-    """SHA-256 of the tenant's API key (32 bytes), looked up in the tenants file where tenant is
-    empty.
-    """
+    """SHA-256 of the tenant's API key (32 bytes), looked up in the tenants file for an empty tenant."""
     pool: _builtins.str
     """The pool it must run in; empty: any."""
     n: _builtins.int
@@ -192,9 +194,7 @@ class AdmitRequest(_message.Message):
     adapter: _builtins.str
     """LoRA adapter, at most 256 bytes."""
     request_class: _builtins.str
-    """Priority class, at most 256 bytes; empty is the tenant's own. One that is unknown, or that the
-    tenant may not name, is INVALID_ARGUMENT.
-    """
+    """Priority class, at most 256 bytes; empty: the tenant's. Unknown or not its: INVALID_ARGUMENT."""
     deadline_ms: _builtins.int
     """First token wanted within this time of arrival; 0: no deadline."""
     queue_ttl_ms: _builtins.int
@@ -771,6 +771,8 @@ class FlowStats(_message.Message):
     TTFT_EXPECTED_MS_FIELD_NUMBER: _builtins.int
     TTFT_MS_FIELD_NUMBER: _builtins.int
     TTFT_JUDGED_FIELD_NUMBER: _builtins.int
+    DEADLINE_PROBES_JUDGED_FIELD_NUMBER: _builtins.int
+    DEADLINE_PROBES_MISSED_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     weight_milli: _builtins.int
     vtc_micro: _builtins.int
@@ -810,15 +812,11 @@ class FlowStats(_message.Message):
     lent_tokens: _builtins.int
     held_to_share: _builtins.bool
     predictor_judged: _builtins.int
-    """Promises that were made from what is known of output lengths and have been judged: by an
-    output that outgrew its promise, or by its end.
-    """
+    """Promises that were made from known lengths and have been judged: outgrown, or at the end."""
     predictor_coverage_ppm: _builtins.int
     """Share of these that held."""
     predictor_level_ppm: _builtins.int
-    """The quantile of the flow's own lengths that is reserved now, steered so that the share that
-    holds is the configured one. 0: too few lengths.
-    """
+    """Quantile of its own lengths that is reserved, so that as many hold as configured; 0: too few."""
     reserved_to_used_ppm: _builtins.int
     """Reserved at the grant over used output tokens of completed requests."""
     queued_input_tokens: _builtins.int
@@ -829,11 +827,12 @@ class FlowStats(_message.Message):
     """How wrong waits were foretold at the arrival: moving average of the absolute error, of so many."""
     waits_judged: _builtins.int
     ttft_expected_ms: _builtins.int
-    """From the arrival to the first output, of those that had to wait: as foretold at the arrival,
-    and as it was; moving averages, of so many.
-    """
+    """From arrival to first output, of those that had to wait: foretold, real; averages of so many."""
     ttft_ms: _builtins.int
     ttft_judged: _builtins.int
+    deadline_probes_judged: _builtins.int
+    """Let in although foretold to miss their deadlines, and judged; of these, those that did."""
+    deadline_probes_missed: _builtins.int
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutcomeCount]:
         """Refusals and evictions by reason."""
@@ -890,10 +889,12 @@ class FlowStats(_message.Message):
         ttft_expected_ms: _builtins.int = ...,
         ttft_ms: _builtins.int = ...,
         ttft_judged: _builtins.int = ...,
+        deadline_probes_judged: _builtins.int = ...,
+        deadline_probes_missed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "audited_refusals", b"audited_refusals", "audited_waits", b"audited_waits", "borrowed_tokens", b"borrowed_tokens", "cached_input_tokens", b"cached_input_tokens", "cancelled", b"cancelled", "completed", b"completed", "expired", b"expired", "granted", b"granted", "held_to_share", b"held_to_share", "input_tokens", b"input_tokens", "lent_tokens", b"lent_tokens", "live_leases", b"live_leases", "oldest_queued_ms", b"oldest_queued_ms", "output_tokens", b"output_tokens", "posted_tokens", b"posted_tokens", "predicted_p50_tokens", b"predicted_p50_tokens", "predicted_quantile_tokens", b"predicted_quantile_tokens", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "quotas", b"quotas", "received", b"received", "refusals", b"refusals", "request_class", b"request_class", "reserved_to_used_ppm", b"reserved_to_used_ppm", "share_left_tokens", b"share_left_tokens", "share_tokens_per_minute", b"share_tokens_per_minute", "tenant", b"tenant", "ttft_expected_ms", b"ttft_expected_ms", "ttft_judged", b"ttft_judged", "ttft_ms", b"ttft_ms", "vtc_micro", b"vtc_micro", "wait_error_ms", b"wait_error_ms", "wait_expected_ms", b"wait_expected_ms", "waits_for_quota", b"waits_for_quota", "waits_judged", b"waits_judged", "weight_milli", b"weight_milli"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "audited_refusals", b"audited_refusals", "audited_waits", b"audited_waits", "borrowed_tokens", b"borrowed_tokens", "cached_input_tokens", b"cached_input_tokens", "cancelled", b"cancelled", "completed", b"completed", "deadline_probes_judged", b"deadline_probes_judged", "deadline_probes_missed", b"deadline_probes_missed", "expired", b"expired", "granted", b"granted", "held_to_share", b"held_to_share", "input_tokens", b"input_tokens", "lent_tokens", b"lent_tokens", "live_leases", b"live_leases", "oldest_queued_ms", b"oldest_queued_ms", "output_tokens", b"output_tokens", "posted_tokens", b"posted_tokens", "predicted_p50_tokens", b"predicted_p50_tokens", "predicted_quantile_tokens", b"predicted_quantile_tokens", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "quotas", b"quotas", "received", b"received", "refusals", b"refusals", "request_class", b"request_class", "reserved_to_used_ppm", b"reserved_to_used_ppm", "share_left_tokens", b"share_left_tokens", "share_tokens_per_minute", b"share_tokens_per_minute", "tenant", b"tenant", "ttft_expected_ms", b"ttft_expected_ms", "ttft_judged", b"ttft_judged", "ttft_ms", b"ttft_ms", "vtc_micro", b"vtc_micro", "wait_error_ms", b"wait_error_ms", "wait_expected_ms", b"wait_expected_ms", "waits_for_quota", b"waits_for_quota", "waits_judged", b"waits_judged", "weight_milli", b"weight_milli"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -962,9 +963,7 @@ class Totals(_message.Message):
     evicted: _builtins.int
     promised_tokens: _builtins.int
     fairness_gap_micro: _builtins.int
-    """Widest spread of counters between flows of a class that are backlogged now, in micro-tokens,
-    beside the bound that VTC promises (section 4 of arXiv 2401.00588).
-    """
+    """Widest gap between counters of a class's backlogged flows, beside VTC's bound, in micro-tokens."""
     fairness_bound_micro: _builtins.int
     predictor_coverage_ppm: _builtins.int
     """Share of judged promises that held: the output was no longer."""

@@ -12,6 +12,7 @@ from schedsvc.sim.faults.auditor.records import (
     COMPLETIONS_MAX,
     ENDED,
     EVICTED_CANCELLED,
+    EVICTED_DEADLINE,
     EVICTED_TOO_LARGE,
     EVICTED_TTL,
     GRANTED,
@@ -19,6 +20,7 @@ from schedsvc.sim.faults.auditor.records import (
     LIVE,
     NAME_BYTES_MAX,
     PROMPT_TOKENS_MAX,
+    REJECTED_DEADLINE,
     REJECTED_FIRST,
     REJECTED_LAST,
     REJECTED_NO_POOL,
@@ -157,9 +159,12 @@ class Auditor:
         waits = [w * _NS_PER_MS for w in (request.queue_ttl_ms, request.deadline_ms) if w]
         if ttl_ns:
             waits.append(ttl_ns)
-        return self.books.admit(
+        r = self.books.admit(
             now_ns, principal, conn, tag, ask, min(waits, default=0), request.reports_progress
         )
+        if r is not None and r.seq == self.books.seq:  # else it repeats an earlier one
+            r.has_deadline = request.deadline_ms > 0
+        return r
 
     def _owe(self, conn: int, lease_id: int, state: int) -> None:
         place = (conn, lease_id, state)
@@ -309,6 +314,9 @@ class Auditor:
             require(late or now_ns >= r.due_ns, "evicted before its TTL", r.due_ns - now_ns)
         elif outcome == EVICTED_CANCELLED:
             require(r.withdrawn, "evicted as withdrawn, but nobody withdrew it", *r.key)
+        elif outcome in (REJECTED_DEADLINE, EVICTED_DEADLINE):
+            may = books.terms.early_refusal and r.has_deadline
+            require(may, "refused for a deadline that it does not have", *r.key)
         elif outcome in (REJECTED_TOO_LARGE, EVICTED_TOO_LARGE, REJECTED_NO_POOL) and not late:
             pools = [p for p in books.pools.values() if r.ask and r.ask.pool in ("", p.name)]
             fits = any(p.can_hold(r) and (p.offers or outcome > REJECTED_LAST) for p in pools)

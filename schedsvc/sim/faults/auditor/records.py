@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 GRANTED = 1
 REJECTED_TOO_LARGE, REJECTED_NO_POOL = 18, 19
 REJECTED_FIRST, REJECTED_LAST = 16, 31
+REJECTED_DEADLINE, EVICTED_DEADLINE = 23, 36
 EVICTED_TTL, EVICTED_CANCELLED, EVICTED_DRAINING, EVICTED_TOO_LARGE = 32, 33, 34, 35
 COMPLETED, CANCELLED, EXPIRED = 48, 49, 50
 UNKNOWN, LIVE, VOID, ENDED = 1, 2, 3, 4
@@ -130,6 +131,7 @@ class Terms:
     strict_classes: bool = False
     limits: PoolLimits = PoolLimits()
     adapters: dict[str, int] = field(default_factory=dict)  # tokens of each, where not the usual
+    early_refusal: bool = False  # who cannot meet a deadline is refused
 
 
 class Ask(NamedTuple):
@@ -168,6 +170,7 @@ class Request:
     queued: bool = True
     withdrawn: bool = False
     refused_at_once: bool = False
+    has_deadline: bool = False  # for its first token
     bypassed: int = 0  # by requests that came later, while it was the next
     lease: "Lease | None" = None
 
