@@ -400,39 +400,20 @@ class Scheduler:
         O(log n).
         """
     def replay(
-        self,
-        now_ns: int,
-        flow: int,
-        request_id: bytes,
-        lease_id: int,
-        pool: int,
-        pool_epoch: int,
-        reserved_tokens: int,
-        prompt_tokens: int,
-        max_output_tokens: int,
-        input_tokens: int = 0,
-        cached_input_tokens: int = 0,
-        output_tokens: int = 0,
-        sequences: int = 1,
-        principal: int = 0,
-        adapter: bytes = b"",
-        request_class: bytes = b"",
-    ) -> int:
+        self, now_ns: int, flow: int, request_id: bytes, lease_id: int, pool: int,
+        pool_epoch: int, reserved_tokens: int, prompt_tokens: int, max_output_tokens: int,
+        input_tokens: int = 0, cached_input_tokens: int = 0, output_tokens: int = 0,
+        sequences: int = 1, principal: int = 0, adapter: bytes = b"", request_class: bytes = b"",
+    ) -> int:  # fmt: skip
         """Tell a lease that its holder still runs.
 
         A known one is renewed; an unknown one, whose epoch is the pool's, is restored as granted,
         also where that overdraws the pool. Returns a LEASE_* state. O(log n).
         """
     def telemetry(
-        self,
-        now_ns: int,
-        pool: int,
-        epoch: int,
-        running: int,
-        waiting: int,
-        used_tokens: int,
+        self, now_ns: int, pool: int, epoch: int, running: int, waiting: int, used_tokens: int,
         preemptions: int,
-    ) -> None: ...
+    ) -> None: ...  # fmt: skip
     def drain(self, now_ns: int) -> None:
         """Refuse everything new from now on. What is queued is still served."""
     def set_draining(self, now_ns: int, pool: bytes, draining: bool) -> None:
@@ -512,12 +493,9 @@ class Scheduler:
 
 # For simulators.
 def progress_all(core: Scheduler, now_ns: int, leases: bytes, outputs: bytes) -> None:
-    """Report the progress of many leases of principal 0, in this order, as `progress()` would.
+    """Call `progress()` for leases in turn: native int64, (lease, epoch, input) and output of each.
 
-    `leases` holds three native int64 for each: its id, its pool's epoch, its tokens of input, none
-    of them from the cache; `outputs` one, its output so far. The input is told only with output.
-    Raises CallerError where the sizes do not agree, and at the first lease that `progress()` would
-    refuse; those before it are told. O(leases * log n).
+    Input is told only with output, none of it cached. Raises where the first is refused.
     """
 
 def promised_tokens(core: Scheduler) -> int:
