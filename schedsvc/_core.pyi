@@ -367,31 +367,22 @@ class Scheduler:
     def encode(self, decision: Decision) -> bytes:
         """Serialise a decision as an AdmitResponse."""
     def progress(
-        self,
-        now_ns: int,
-        lease_id: int,
-        pool_epoch: int,
-        input_tokens: int = -1,
-        cached_input_tokens: int = -1,
-        output_tokens: int = -1,
-        principal: int = 0,
-    ) -> int:
+        self, now_ns: int, lease_id: int, pool_epoch: int, input_tokens: int = -1,
+        cached_input_tokens: int = -1, output_tokens: int = -1, principal: int = 0,
+    ) -> int:  # fmt: skip
         """Renew a lease and raise its running totals (-1: absent; a smaller total is ignored).
 
         Returns a LEASE_* state. O(log n).
         """
     def complete(
-        self,
-        now_ns: int,
-        lease_id: int,
-        pool_epoch: int,
-        outcome: int = ...,  # COMPLETED or CANCELLED
-        input_tokens: int = -1,
-        cached_input_tokens: int = -1,
-        output_tokens: int = -1,
+        self, now_ns: int, lease_id: int, pool_epoch: int, outcome: int = ...,
+        input_tokens: int = -1, cached_input_tokens: int = -1, output_tokens: int = -1,
         principal: int = 0,
-    ) -> Ended | None:
-        """End a lease; a repeat gets the stored answer; None where it is unknown. O(log n)."""
+    ) -> Ended | None:  # fmt: skip
+        """End a lease as COMPLETED or CANCELLED. O(log n).
+
+        A repeat gets the stored answer; None where it is unknown.
+        """
     def cancel(self, now_ns: int, handle: int) -> bool:
         """Withdraw a request.
 
