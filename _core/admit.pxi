@@ -100,6 +100,8 @@ cdef int32_t record_of(Scheduler core, Ask* ask) except -1:
     if ask.adapter.size:
         r.adapter = core.adapters.hold(&ask.adapter_key, &ask.adapter)
     r.work = work_of(core, r)
+    r.due_ns = core.now_ns + shortest(core.queue_ttl_ns, ask.queue_ttl_ns)
+    r.has_deadline = ask.queue_ttl_ns > 0
     if ask.deadline_ns:
         r.deadline_ns = core.now_ns + ask.deadline_ns
     return i
@@ -147,7 +149,6 @@ cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
     r.principal = ask.principal
     r.input_tokens = r.head_ns = r.lined_ns = NONE
     r.arrival_ns = core.now_ns
-    r.due_ns = core.now_ns + shortest(core.queue_ttl_ns, ask.queue_ttl_ns)
     if r.prompt_tokens > core.prompt_seen_max:
         core.prompt_seen_max = r.prompt_tokens
         core.save_rest = True
@@ -158,7 +159,7 @@ cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
     if f.refuses or f.audits:
         take_quota(core, i)
     foretell(core, i)
-    core.flows.enqueue(i)
+    line_up(core, i)
     if f.audits:
         core.auditing.put(r.flow, r.flow, 0)
     core.requests.enter(i, QUEUED)

@@ -80,8 +80,8 @@ cdef list charges_of_leases(Scheduler core):
 
 
 cdef int check_flows(Scheduler core) except -1:
-    cdef int32_t f, q, i
-    cdef int64_t queued, seq, received = 0, everything = 0, exempt = 0, exempt_live = 0
+    cdef int32_t f, q
+    cdef int64_t queued, received = 0, everything = 0, exempt = 0, exempt_live = 0
     cdef Line line
     cdef list charged = charges_of_leases(core)
     for f in range(core.flows.count):
@@ -98,18 +98,8 @@ cdef int check_flows(Scheduler core) except -1:
                 ),
                 "a queue whose head has its quota is a candidate",
             )
-            seq = -1
-            i = core.flows.queues[q].chain.head
-            while i != NONE:
-                require(
-                    core,
-                    core.requests.items[i].seq > seq
-                    and core.requests.items[i].state == QUEUED,
-                    "FIFO inside the flow",
-                )
-                seq = core.requests.items[i].seq
-                queued += 1
-                i = core.requests.items[i].next
+            check_order(core, q)
+            queued += core.flows.queues[q].chain.count
             q = core.flows.queues[q].next_queue
         require(core, queued == core.flows.items[f].queued, "queued = sum of queues")
         require(

@@ -38,6 +38,8 @@ cdef int run_timers(Scheduler core) except -1:
     cdef int64_t work = 0
     cdef int32_t i
     cdef Request* r
+    if core.flows.unsorted:
+        sort_queues(core)
     if core.quotas.wakes.count:
         work = core.quotas.run_timers(core.work_max)
     if core.quotas.shares.dues.count:
@@ -209,7 +211,7 @@ cdef int evict(Scheduler core, int32_t i, int outcome) except -1:
     """Take a queued request out and tell its caller. It is not remembered. O(log n)."""
     cdef Request* r = &core.requests.items[i]
     cdef int32_t flow = r.flow
-    cdef int64_t ahead = core.flows.ahead_of(i), quota_ns = quota_wait_ns(core, i)
+    cdef int64_t ahead = ahead_of(core.flows, i), quota_ns = quota_wait_ns(core, i)
     cdef Verdict v
     if r.state != QUEUED:
         raise core.fuse.blow("queue: a request that is not queued was evicted")

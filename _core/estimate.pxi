@@ -137,7 +137,7 @@ cdef int64_t smaller_before(Scheduler core, Line line, int32_t flow) noexcept:
                 <wide>(f.vtc - least) * core.flows.items[queue.flow].weight_milli
                 // 1_000_000_000
             )
-            before += min(their, queue.work_in - core.requests.items[queue.chain.head].mark)
+            before += min(their, work_in_queue(core.flows, queue, NONE))
         for child in range(4 * at + 1, min(4 * at + 5, heap.count)):
             open[count] = child
             count += 1
@@ -165,14 +165,14 @@ cdef int64_t wait_from(
     )
 
 
-cdef int64_t wait_at_end(Scheduler core, int32_t flow, int32_t target, int64_t work) except -2:
-    """The same for one that comes now."""
+cdef int64_t wait_of_new(
+    Scheduler core, int32_t flow, int32_t target, int64_t work, int64_t deadline_ns
+) except -2:
+    """The same for one that comes now with a deadline, -1: with none."""
     cdef int32_t q = core.flows.find_queue(flow, target + 1)
     cdef int64_t ahead = 0
-    cdef Queue* queue
-    if q != NONE and core.flows.queues[q].chain.count:
-        queue = &core.flows.queues[q]
-        ahead = queue.work_in - core.requests.items[queue.chain.head].mark
+    if q != NONE:
+        ahead = work_in_queue(core.flows, &core.flows.queues[q], deadline_ns)
     return wait_from(core, flow, target, ahead, work)
 
 
@@ -186,7 +186,7 @@ cdef int foretell(Scheduler core, int32_t i) except -1:
         return 0
     if core.flows.backlogged > SCAN_MAX and core.seq % SAMPLED:
         return 0
-    wait_ns = wait_at_end(core, r.flow, r.target, r.work)
+    wait_ns = wait_of_new(core, r.flow, r.target, r.work, r.due_ns if r.has_deadline else NONE)
     if wait_ns >= 0:
         r.foretold_wait_us = <int32_t>min(wait_ns // 1000, FORETOLD_MAX_US)
         wait_ns += prefill_of(core, r)
@@ -372,9 +372,12 @@ cdef int note_refused(Scheduler core, int32_t i, int outcome) except -1:
 cdef int64_t turn_again_ns(Scheduler core, const Request* r) except -1:
     """When one that was evicted after its whole wait would come to its turn in time. O(SCAN_MAX +
     pools)."""
-    cdef int64_t wait_ns = wait_at_end(core, r.flow, r.target, r.work)
+    cdef int64_t patience_ns = r.due_ns - r.arrival_ns
+    cdef int64_t wait_ns = wait_of_new(
+        core, r.flow, r.target, r.work, core.now_ns + patience_ns if r.has_deadline else NONE
+    )
     cdef int64_t step_ns = turn_ns(core, r.flow, r.target, r.work)
-    wait_ns = step_ns if wait_ns < 0 else wait_ns - (r.due_ns - r.arrival_ns)
+    wait_ns = step_ns if wait_ns < 0 else wait_ns - patience_ns
     return foretold_in_turn(
         core, &core.flows.items[r.flow].told_ns, max(<int64_t>0, wait_ns), step_ns
     )

@@ -75,6 +75,8 @@ ctypedef struct Queue:
     int32_t next_queue
     int64_t work_in  # that was queued here, ever
     int32_t ordinal  # of the next arrival
+    int32_t root  # of its treap, where it is served by deadline
+    bint by_deadline
 
 
 @cython.final
@@ -104,6 +106,9 @@ cdef class Flows:
     cdef int32_t backlogged  # how many these are
     cdef int64_t told_ns  # when the last was told to come back whom full queues refused
     cdef int64_t queued_tokens, exempt_tokens  # of input: in all queues, in those of exempt flows
+    cdef Treaps treaps
+    cdef bint by_deadline  # the order inside a queue that is asked for, see order
+    cdef int32_t unsorted  # so many of the first queues may have the former one
     cdef Requests requests
     cdef Quotas quotas
     cdef Classes classes
@@ -121,6 +126,7 @@ cdef class Flows:
         self.quotas = quotas
         self.classes = classes
         self.changed = Changes()
+        self.treaps = Treaps()
         self.actives = [Heap() for _ in range(CLASSES_MAX)]
         self.candidates = [Line(classes)]
         self.linger_first = self.linger_last = NONE
@@ -193,7 +199,8 @@ cdef class Flows:
         self.queue_count += 1
         self.queues[q].flow = flow
         self.queues[q].target = target
-        self.queues[q].chain.head = self.queues[q].chain.tail = NONE
+        self.queues[q].chain.head = self.queues[q].chain.tail = self.queues[q].root = NONE
+        self.queues[q].by_deadline = self.by_deadline
         self.queues[q].next_queue = self.items[flow].first_queue
         self.items[flow].first_queue = q
         return q
@@ -228,8 +235,8 @@ cdef class Flows:
             head.lined_ns = self.now_ns
         return line.put(cls, q, self.key_of(q), head.seq, self.now_ns)
 
-    cdef int enqueue(self, int32_t i) except -1:
-        """Queue request i at the end of its flow. O(log n)."""
+    cdef int32_t enqueue(self, int32_t i) except -2:
+        """Queue request i, by arrival at the end; returns the head that it displaces. O(log n)."""
         cdef Request* r = &self.requests.items[i]
         cdef int32_t q = self.queue_of(r.flow, r.target + 1)
         self.activate(r.flow, True)
@@ -238,10 +245,12 @@ cdef class Flows:
         self.queues[q].ordinal += 1
         r.mark = self.queues[q].work_in
         self.queues[q].work_in += r.work
+        if self.queues[q].by_deadline:
+            return insert_by_deadline(self, q, i)
         chain_push(&self.queues[q].chain, self.requests.items, i)
         if self.queues[q].chain.count == 1:
             self._rank(q)
-        return 0
+        return NONE
 
     cdef int dequeue(self, int32_t i) except -1:
         """Take request i out of its queue, wherever it stands. The flow stays active until
@@ -250,6 +259,8 @@ cdef class Flows:
         cdef int32_t q = self.queue_of(r.flow, r.target + 1)
         cdef bint was_head = self.queues[q].chain.head == i
         chain_remove(&self.queues[q].chain, self.requests.items, i)
+        if self.queues[q].by_deadline:
+            self.queues[q].root = self.treaps.remove(self.queues[q].root, i)
         count_queued(self, r, -1)
         if was_head:
             self._rank(q)
@@ -293,17 +304,6 @@ cdef class Flows:
         f.wait_lift = self.quotas.nodes[f.waits_at].lift[f.cls]
         return rekey_waiting(self, flow)
 
-    cdef int32_t head_without_bill(self, int32_t flow) noexcept:
-        """The oldest head of a flow that has no bill; -1: none. O(targets)."""
-        cdef int32_t q = self.items[flow].first_queue, i, oldest = NONE
-        while q != NONE:
-            i = self.queues[q].chain.head
-            if i != NONE and not self.is_billed(&self.queues[q]):
-                if oldest == NONE or self.requests.items[i].seq < self.requests.items[oldest].seq:
-                    oldest = i
-            q = self.queues[q].next_queue
-        return oldest
-
     cdef int rank_of(self, int32_t i) except -1:
         """Give the queue of request i its place."""
         cdef Request* r = &self.requests.items[i]
@@ -316,12 +316,6 @@ cdef class Flows:
             self._rank(q)
             q = self.queues[q].next_queue
         return 0
-
-    cdef int64_t ahead_of(self, int32_t i) except -1:
-        """Requests before i in its queue; those that were withdrawn since still count."""
-        cdef Request* r = &self.requests.items[i]
-        cdef Queue* queue = &self.queues[self.queue_of(r.flow, r.target + 1)]
-        return max(0, r.ordinal - self.requests.items[queue.chain.head].ordinal)
 
     cdef int activate(self, int32_t flow, bint queues) except -1:
         """The flow gets something queued, or in flight. Lift: one that was idle is not served for

@@ -115,7 +115,7 @@ cdef int ask_quota(Scheduler core, int32_t flow, int32_t served_by) except -1:
     cdef int32_t i, node
     cdef Take t
     while f.waits_at == NONE:
-        i = core.flows.head_without_bill(flow)
+        i = head_without_bill(core.flows, flow)
         if i == NONE:
             return 0
         t = take_for(core, i)
@@ -134,6 +134,18 @@ cdef int ask_quota(Scheduler core, int32_t flow, int32_t served_by) except -1:
         core.flows.rank_of(i)
         served_by = NONE
     return 0
+
+
+cdef int32_t head_without_bill(Flows flows, int32_t flow) noexcept:
+    """The oldest head of a flow that has no bill; -1: none. O(targets)."""
+    cdef int32_t q = flows.items[flow].first_queue, i, oldest = NONE
+    while q != NONE:
+        i = flows.queues[q].chain.head
+        if i != NONE and not flows.is_billed(&flows.queues[q]):
+            if oldest == NONE or flows.requests.items[i].seq < flows.requests.items[oldest].seq:
+                oldest = i
+        q = flows.queues[q].next_queue
+    return oldest
 
 
 cdef int64_t waiting_key(Scheduler core, int32_t flow, int32_t i, int64_t lift) noexcept:

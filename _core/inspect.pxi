@@ -102,9 +102,7 @@ cdef dict flow_row(Scheduler core, int64_t now_ns, int32_t flow):
     q = f.first_queue
     while q != NONE:
         if core.flows.queues[q].chain.count:
-            oldest = min(
-                oldest, core.requests.items[core.flows.queues[q].chain.head].arrival_ns
-            )
+            oldest = min(oldest, oldest_in(core.flows, &core.flows.queues[q]))
         q = core.flows.queues[q].next_queue
     return {
         "tenant": core.flow_list[flow].decode(),
@@ -153,7 +151,7 @@ cdef int64_t wait_now_ms(Scheduler core, int32_t flow) except -2:
         return 0
     if f.queued:
         size = f.queued_work // f.queued
-    wait_ns = wait_at_end(core, flow, NONE, size)
+    wait_ns = wait_of_new(core, flow, NONE, size, NONE)
     return NONE if wait_ns < 0 else wait_ns // NS_PER_MS
 
 

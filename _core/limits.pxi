@@ -84,9 +84,11 @@ cdef int limit_flow(
     Scheduler core, int32_t flow, int32_t parent, bint refuse, const QuotaLimits* limits
 ) except -1:
     """Give a tenant limits of its own, or none, below a group, or none, for all its flows but the
-    exempt ones. O(classes * targets * log n)."""
+    exempt ones. O(classes * targets * log n), by deadline O(queued of it) where it ceases to
+    refuse."""
     cdef int32_t own
     cdef Flow* f
+    cdef bint refused
     cdef bint is_limited = limits.concurrency > 0 or limits.share > 0
     cdef int k
     for k in range(RATES):
@@ -105,7 +107,9 @@ cdef int limit_flow(
         f = &core.flows.items[flow]
         if f.waits_at != NONE:
             come_back(core.flows, flow)
-        f.refuses = refuse
+        refused, f.refuses = f.refuses, refuse
+        if refused and not refuse:
+            give_back_all(core, flow)
         f.own_quota = own
         f.quota = own if is_limited else parent
         if f.exempt:

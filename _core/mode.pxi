@@ -44,14 +44,22 @@ cdef int take_settings(Scheduler core, dict limits) except -1:
     return 0
 
 
-cdef int change_settings(Scheduler core, policy, dict limits) except -1:
+cdef int check_name(str field, str what, name, known) except -1:
+    if name not in known:
+        invalid(field, f"unknown {what} {name!r}; known: {', '.join(known)}")
+    return 0
+
+
+cdef int change_settings(Scheduler core, policy, flow_order, dict limits) except -1:
     """Give a running core other settings; all that is checked first. O(1), O(queues * log n) for
     another policy."""
     for name in limits:
         if name not in LIVE_SETTINGS:
             invalid(name, f"cannot change while it runs; what can: {', '.join(LIVE_SETTINGS)}")
-    if policy is not None and policy not in POLICIES:
-        invalid("policy", f"unknown policy {policy!r}; known: {', '.join(POLICIES)}")
+    if policy is not None:
+        check_name("policy", "policy", policy, POLICIES)
+    if flow_order is not None:
+        check_name("flow_order", "order", flow_order, FLOW_ORDERS)
     take_settings(core, checked_limits({**core.settings, **limits}))
     while core.answers.count > core.answers_max:
         forget(core, core.answers.head)
@@ -59,6 +67,8 @@ cdef int change_settings(Scheduler core, policy, dict limits) except -1:
         core.policy = policy
         core.flows.order, core.flows.lifts, core.ahead, core.by_prefix = POLICIES[policy]
         ask_all_anew(core)
+    if flow_order is not None and FLOW_ORDERS[flow_order] != core.flows.by_deadline:
+        change_order(core, FLOW_ORDERS[flow_order])
     set_grain(core)
     return limit_prefixes(core)
 
@@ -95,15 +105,18 @@ cdef int put_name(Scheduler core, bytes name, int32_t flow) except -1:
 cdef int set_audit(Scheduler core, int32_t flow, bint audit) except -1:
     # Of a tenant, in all its classes.
     cdef Flow* f
+    cdef bint audited
     while flow != NONE:
         f = &core.flows.items[flow]
-        f.audits = audit
+        audited, f.audits = f.audits, audit
         if audit:
             core.audited.setdefault(flow, [0] * (REFUSAL_KINDS + 1))
             if f.queued:
                 core.auditing.put(flow, flow, 0)
         else:
             core.auditing.remove(flow)
+            if audited:
+                give_back_all(core, flow)
         flow = f.sibling
     return 0
 

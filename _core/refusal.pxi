@@ -109,7 +109,9 @@ cdef int64_t first_expected_ns(Scheduler core, const Request* r) except -2:
     cdef int64_t wait_ns = 0, each, least = NONE
     cdef int32_t k, fresh = fresh_of(core, r)
     if has_to_wait(core, r.target):
-        wait_ns = wait_at_end(core, r.flow, r.target, r.work)
+        wait_ns = wait_of_new(
+            core, r.flow, r.target, r.work, r.due_ns if r.has_deadline else NONE
+        )
         if wait_ns < 0 or f.waits_judged < core.refusal_samples_min:
             return NONE
         wait_ns = max(<int64_t>0, wait_ns - f.wait_error_ns)

@@ -55,6 +55,7 @@ ctypedef struct Request:
     int32_t engine_priority  # told with the grant
     uint8_t state
     uint8_t outcome  # once ENDED
+    uint8_t has_deadline  # it says how long it will wait
     bint reports_progress
     uint8_t evidence  # what its promise was made from; 0: nothing, or it has been judged
     bint is_void  # the engine restarted: no reservation
@@ -147,6 +148,21 @@ cdef inline void chain_push(Chain* c, Request* items, int32_t i) noexcept nogil:
     else:
         items[c.tail].next = i
     c.tail = i
+    c.count += 1
+
+
+cdef inline void chain_insert(Chain* c, Request* items, int32_t before, int32_t i) noexcept nogil:
+    """Insert i behind another one; -1: as the first."""
+    cdef int32_t after = c.head if before == NONE else items[before].next
+    if after == NONE:
+        chain_push(c, items, i)
+        return
+    items[i].prev, items[i].next = before, after
+    items[after].prev = i
+    if before == NONE:
+        c.head = i
+    else:
+        items[before].next = i
     c.count += 1
 
 

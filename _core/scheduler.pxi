@@ -63,16 +63,13 @@ cdef class Scheduler:
 
     def __cinit__(
         self, *, bytes hash_key=b"\0" * 16, str policy="vtc", str lift="active", str ledger="peak",
-        str dispatch="backfill", uint64_t incarnation=1, **limits
+        str dispatch="backfill", str flow_order="arrival", uint64_t incarnation=1, **limits
     ):
-        if policy not in POLICIES:
-            invalid("policy", f"unknown policy {policy!r}; known: {', '.join(POLICIES)}")
-        if lift not in LIFTS:
-            invalid("lift", f"unknown mode {lift!r}; known: {', '.join(LIFTS)}")
-        if ledger not in LEDGER_FORMS:
-            invalid("ledger", f"unknown form {ledger!r}; known: {', '.join(LEDGER_FORMS)}")
-        if dispatch not in DISPATCH_ORDERS:
-            invalid("dispatch", f"unknown order {dispatch!r}; known: {', '.join(DISPATCH_ORDERS)}")
+        check_name("policy", "policy", policy, POLICIES)
+        check_name("lift", "mode", lift, LIFTS)
+        check_name("ledger", "form", ledger, LEDGER_FORMS)
+        check_name("dispatch", "order", dispatch, DISPATCH_ORDERS)
+        check_name("flow_order", "order", flow_order, FLOW_ORDERS)
         if len(hash_key) != 16:
             invalid("hash_key", "must be 16 bytes")
         limits = checked_limits(limits)
@@ -94,6 +91,8 @@ cdef class Scheduler:
         self.flows = Flows(
             order, lifts, lift == "queued", self.requests, self.quotas, self.classes
         )
+        self.flows.by_deadline = FLOW_ORDERS[flow_order]
+        self.flows.treaps.salt = self.k1
         set_grain(self)
         self.adapters = Adapters(<int32_t>limits["adapters_max"])
         self.prefixes = Prefixes(self.k0, self.k1)
@@ -213,9 +212,9 @@ cdef class Scheduler:
         known_tenant(self, flow)
         set_audit(self, flow, audit)
 
-    def set_options(self, int64_t now_ns, *, policy=None, **limits):
+    def set_options(self, int64_t now_ns, *, policy=None, flow_order=None, **limits):
         enter(self, now_ns)
-        change_settings(self, policy, limits)
+        change_settings(self, policy, flow_order, limits)
 
     def flow_index(self, bytes name):
         return self.flow_names.get(name, NONE)
@@ -479,6 +478,7 @@ cdef class Scheduler:
             "classes": class_rows(self),
             "totals": totals_of(self),
             "policy": self.policy,
+            "flow_order": "deadline" if self.flows.by_deadline else "arrival",
             "digest": self.digest_value,
             "draining": bool(self.draining),
         }

@@ -119,6 +119,7 @@ class Scheduler:
         lift: str = "active",  # "active" or "queued"
         ledger: str = "peak",  # "peak" or "sum"
         dispatch: str = "backfill",  # "backfill" or "strict"
+        flow_order: str = "arrival",  # inside a flow: "arrival", or "deadline": earliest first
         queue_ttl_ns: int = 30_000_000_000,
         lease_ttl_ns: int = 10_000_000_000,
         lease_grace_ns: int = 20_000_000_000,
@@ -183,19 +184,10 @@ class Scheduler:
         Both are indices of classes. No `named`: all that are not exempt.
         """
     def set_quota(
-        self,
-        now_ns: int,
-        name: bytes,
-        parent: int = -1,
-        requests: int = 0,
-        input_tokens: int = 0,
-        output_tokens: int = 0,
-        total_tokens: int = 0,
-        concurrency: int = 0,
-        share: int = 0,
-        lends: int = -1,
-        borrows: int = -1,
-    ) -> int:
+        self, now_ns: int, name: bytes, parent: int = -1, requests: int = 0,
+        input_tokens: int = 0, output_tokens: int = 0, total_tokens: int = 0, concurrency: int = 0,
+        share: int = 0, lends: int = -1, borrows: int = -1,
+    ) -> int:  # fmt: skip
         """Add the quota of a group or a model, or give a known one new limits; 0 is no limit.
 
         The first four are token buckets: so much a minute, and at most so much
@@ -205,20 +197,10 @@ class Scheduler:
         0). O(1); O(quotas) where a known one changes parents.
         """
     def set_flow_quota(
-        self,
-        now_ns: int,
-        flow: int,
-        parent: int = -1,
-        refuse: bool = False,
-        requests: int = 0,
-        input_tokens: int = 0,
-        output_tokens: int = 0,
-        total_tokens: int = 0,
-        concurrency: int = 0,
-        share: int = 0,
-        lends: int = -1,
-        borrows: int = -1,
-    ) -> None:
+        self, now_ns: int, flow: int, parent: int = -1, refuse: bool = False, requests: int = 0,
+        input_tokens: int = 0, output_tokens: int = 0, total_tokens: int = 0, concurrency: int = 0,
+        share: int = 0, lends: int = -1, borrows: int = -1,
+    ) -> None:  # fmt: skip
         """Give a flow limits of its own (0: none), below the quota `parent` (-1: none).
 
         A request takes from every level its prompts and its outputs as predicted, before it runs;
@@ -284,11 +266,20 @@ class Scheduler:
         """
     def set_gone(self, now_ns: int, name: bytes) -> None:
         """Let a tenant's name be unknown; its flow serves what it has. `set_flow()` undoes it."""
-    def set_options(self, now_ns: int, *, policy: str | None = None, **limits: int) -> None:
+    def set_options(
+        self,
+        now_ns: int,
+        *,
+        policy: str | None = None,
+        flow_order: str | None = None,
+        **limits: int,
+    ) -> None:
         """Change settings of the constructor while everything runs, all or none.
 
-        Those of LIVE_SETTINGS, and the policy; another one, or a wrong value, raises CallerError.
-        Leases and queued requests keep their deadlines. O(1), O(queues * log n) for a policy.
+        Those of LIVE_SETTINGS, the policy and the order inside a flow; another one, or a wrong
+        value, raises CallerError. Leases and queued requests keep their deadlines. In another
+        order queues are sorted by the polls that follow, each for `work_max` requests and then the
+        rest of a queue. O(1), O(queues * log n) for a policy.
         """
     def set_no_keys(self) -> None:
         """Forget all key hashes."""
@@ -321,25 +312,12 @@ class Scheduler:
 
     # Events.
     def admit(
-        self,
-        now_ns: int,
-        flow: int,
-        request_id: bytes,
-        input_tokens: int,
-        max_output_tokens: int,
-        pool: int = -1,
-        sequences: int = 1,
-        queue_ttl_ns: int = 0,
-        deadline_ns: int = 0,
-        reports_progress: bool = False,
-        principal: int = 0,
-        tag: int = 0,
-        n: int = 1,
-        adapter: bytes = b"",
-        told_output: int = 0,
-        request_class: bytes = b"",
+        self, now_ns: int, flow: int, request_id: bytes, input_tokens: int,
+        max_output_tokens: int, pool: int = -1, sequences: int = 1, queue_ttl_ns: int = 0,
+        deadline_ns: int = 0, reports_progress: bool = False, principal: int = 0, tag: int = 0,
+        n: int = 1, adapter: bytes = b"", told_output: int = 0, request_class: bytes = b"",
         prefix_block_hashes: tuple[int, ...] = (),
-    ) -> int:
+    ) -> int:  # fmt: skip
         """Ask for one request. Returns a handle (> 0), or the negated outcome where refused.
 
         `input_tokens` is the sum over prompts, each of which gets `n` completions, so that there

@@ -93,7 +93,7 @@ def _summary(config: Config) -> list[tuple[str, str]]:
         ),
         (
             "queue",
-            f"at most {settings.queue_ttl_ms / 1_000:g} s,"
+            f"by {settings.flow_order}, at most {settings.queue_ttl_ms / 1_000:g} s,"
             f" {settings.flow_queue_max:,} requests a tenant, {settings.queue_max:,} in all",
         ),
         (

@@ -133,7 +133,8 @@ def _view(snapshot: Any) -> RenderableType:
         rank = "exempt" if entry.exempt else str(entry.rank)
         classes.add_row(entry.name, rank, *(f"{count:,}" for count in counts))
     line = (
-        f"policy {snapshot.policy}{', draining' if snapshot.draining else ''}{_mode(snapshot)};"
+        f"policy {snapshot.policy}{', in flows by deadline' * (snapshot.flow_order == 'deadline')}"
+        f"{', draining' if snapshot.draining else ''}{_mode(snapshot)};"
         f" {totals.received:,} received, {totals.queued:,} queued, {totals.live_leases:,} running,"
         f" {totals.completed:,} completed, {totals.rejected + totals.evicted:,} refused;"
         f" fairness gap {totals.fairness_gap_micro / 1e6:,.0f}"

@@ -23,6 +23,7 @@ _USUAL = -1
 LIVE_OPTIONS = frozenset(
     {
         "policy",
+        "flow_order",
         "queue_ttl_ns",
         "lease_ttl_ns",
         "lease_grace_ns",

@@ -194,6 +194,7 @@ class Scheduler(Section):
 
     policy: Literal["vtc", "vtc-predict", "dlpm", "lcf", "fcfs", "sif"] = "vtc"
     lift: Literal["active", "queued"] = "active"
+    flow_order: Literal["arrival", "deadline"] = "arrival"
     prices: Prices = Prices()
     queue_ttl_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 30_000
     lease_ttl_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 10_000
@@ -441,6 +442,7 @@ class Config(Section):
             "output_price_micro": settings.prices.output_micro,
             "cached_price_ppm": settings.prices.cached_ppm,
             "lift": settings.lift,
+            "flow_order": settings.flow_order,
             "ledger": settings.ledger,
             "dispatch": settings.dispatch,
             "bypass_max": settings.bypass_max,

@@ -38,6 +38,7 @@ def snapshot(driver: Driver, request: pb.StatsRequest, incarnation: int) -> pb.S
         flows=[pb.FlowStats(**_counted(flow, _FLOW_FIELDS)) for flow in flows],
         totals=pb.Totals(**_counted(stats["totals"], _TOTALS_FIELDS)),
         policy=stats["policy"],
+        flow_order=stats["flow_order"],
         digest=stats["digest"],
         incarnation=incarnation,
         draining=stats["draining"],

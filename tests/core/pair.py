@@ -134,7 +134,9 @@ class Pair:
     def restart(self) -> None:
         """Kill the scheduler, and start it again with what was saved until the moment before."""
         self.save()
-        self.core = restarted(self._given, self.twin, self.now_ns)
+        order = "deadline" if self.twin.order.by_deadline else "arrival"
+        given = self._given | {"flow_order": order}
+        self.core = restarted(given, self.twin, self.now_ns)
         # In the order of the twin's flows, so that they have the same numbers again.
         order = {flow_key(self.twin, i): i for i in range(len(self.twin.flows))}
         keys = sorted(self._saved, key=lambda key: order.get(key, len(order)))

@@ -206,7 +206,7 @@ def test_wrong_settings_change_nothing() -> None:
 
 
 def test_the_configuration_knows_which_settings_can_change() -> None:
-    assert core.LIVE_SETTINGS | {"policy"} == LIVE_OPTIONS
+    assert core.LIVE_SETTINGS | {"policy", "flow_order"} == LIVE_OPTIONS
 
 
 def test_a_tenant_that_is_gone_is_unknown_and_its_queue_is_served() -> None:

@@ -41,6 +41,7 @@ def test_a_snapshot_fits_the_messages() -> None:
         flows=flows,
         totals=pb.Totals(**stats["totals"]),
         policy=stats["policy"],
+        flow_order=stats["flow_order"],
         digest=stats["digest"],
         draining=stats["draining"],
     ).SerializeToString()

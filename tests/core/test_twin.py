@@ -107,6 +107,7 @@ class Twins(RuleBasedStateMachine):
                 "lift": st.sampled_from(("active", "active", "queued")),
                 "ledger": st.sampled_from(("peak", "peak", "sum")),
                 "dispatch": st.sampled_from(("backfill", "backfill", "strict")),
+                "flow_order": st.sampled_from(("arrival", "deadline")),
             }
         ),
         bypass_max=st.sampled_from((0, 1, 3, 32)),
@@ -334,6 +335,11 @@ class Twins(RuleBasedStateMachine):
         if found is not None:
             self.pair.classes((name, rank, found.ageing_ns, found.exempt))
             self.pair.class_of(2, default % len(known), ())
+        self.then(polls=True)
+
+    @rule(order=st.sampled_from(("arrival", "deadline")))
+    def reorder(self, order: str) -> None:
+        self.pair.both("set_options", flow_order=order)
         self.then(polls=True)
 
     @rule(seed=st.integers(0, 10**6))

@@ -44,8 +44,8 @@ class Twin(Handles):
                 if not known.told and known.state != ENDED:  # a restored lease has a holder again
                     known.told, known.tag = True, tag
                 return self.keep_hashes(known, prefix_block_hashes)
-        waits = [self.limits["queue_ttl_ns"], queue_ttl_ns, deadline_ns]
-        due_ns = now_ns + min(w for w in waits if w)
+        stated = [ns for ns in (queue_ttl_ns, deadline_ns) if ns]
+        due_ns = now_ns + min([self.limits["queue_ttl_ns"], *stated])
         r = Request(
             self.seq + 1,
             flow,
@@ -64,8 +64,8 @@ class Twin(Handles):
             due_ns,
             adapter,
         )
-        r.told_output = told_output
         r.deadline_ns = now_ns + deadline_ns if deadline_ns else None
+        r.told_output, r.stated_ns = told_output, due_ns if stated else None
         self.flows[flow].received += 1
         self.totals["received"] += 1
         r.work = self.work_of(r)
@@ -77,12 +77,11 @@ class Twin(Handles):
         self.prompt_seen = max(self.prompt_seen, input_tokens)
         self.foretell(r)
         self.lift(flow)
-        self.requests.append(r)
-        self.note_queued(r)
+        before = self.order.join(r)
         if flow in self.quotas.refusing or flow in self.audit.flows:
             self.quotas.bill_chain(r)
             self.quotas.rejoin(flow)
-        self.classes.note()
+        self.order.note_displaced(before)
         return self.keep_hashes(r, prefix_block_hashes)
 
     def poll(self, now_ns: int) -> list[Verdict]:

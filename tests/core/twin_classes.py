@@ -155,12 +155,9 @@ class Classes:
     def note(self) -> None:
         """See who is in which line now."""
         state = self.state
-        heads: dict[tuple[int, int], Any] = {}
-        for r in state.queued():
-            heads.setdefault((r.flow, r.target), r)
         here = {
             (("target", r.target), self.of_flow(r.flow))
-            for r in heads.values()
+            for r in state.order.heads()
             if state.quotas.is_candidate(r)
         }
         here |= {

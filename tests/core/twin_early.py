@@ -77,7 +77,7 @@ class Early(Estimate):
         """In how long a request that comes now is expected to have its first token."""
         f, enough, wait_ns = self.flows[r.flow], self.limits["refusal_samples_min"], 0
         if self.has_to_wait(r.target):
-            wait_ns = self.wait_at_end(Turn(r.flow, r.target, r.work))
+            wait_ns = self.wait_of_new(Turn(r.flow, r.target, r.work, r.stated_ns))
             if wait_ns < 0 or f.waits_judged < enough:
                 return None
             wait_ns = max(0, wait_ns - f.wait_error_ns)

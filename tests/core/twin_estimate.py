@@ -29,6 +29,7 @@ class Turn:
     flow: int
     target: int
     work: int
+    deadline_ns: int | None = None
 
 
 class Estimate(Room):
@@ -74,7 +75,7 @@ class Estimate(Room):
                 if head.flow == flow or other.cls != f.cls or key >= f.vtc:
                     continue
                 their = (f.vtc - key) * other.weight_milli // 10**9
-                before += min(their, self.work_in[head.flow, line] - head.mark)
+                before += min(their, self.order.work_ahead(head.flow, line))
         return before
 
     def wait_from(self, turn: Turn, ahead: int) -> int:
@@ -90,16 +91,15 @@ class Estimate(Room):
         own = time_for(ahead, self.own_pace(turn.flow, turn.target))
         return min(WAIT_MAX_NS, own + time_for(work, pace))
 
-    def wait_at_end(self, turn: Turn) -> int:
-        queue = self.queued(lambda r: (r.flow, r.target) == (turn.flow, turn.target))
-        ahead = self.work_in[turn.flow, turn.target] - queue[0].mark if queue else 0
+    def wait_of_new(self, turn: Turn) -> int:
+        ahead = self.order.work_ahead(turn.flow, turn.target, turn.deadline_ns)
         return self.wait_from(turn, ahead)
 
     def foretell(self, r: Request) -> None:
         """What is expected of a request that is about to be queued."""
         if not self.has_to_wait(r.target):
             return
-        wait_ns = self.wait_at_end(Turn(r.flow, r.target, r.work))
+        wait_ns = self.wait_of_new(Turn(r.flow, r.target, r.work, r.stated_ns))
         if wait_ns >= 0:
             r.foretold_wait_us = min(wait_ns // 1000, US_MAX)
             pools = [self.pools[p] for p in self.serving(r.target)]
@@ -230,9 +230,11 @@ class Estimate(Room):
 
     def turn_again_ns(self, r: Request) -> int:
         """When one that waited for its whole TTL would come to its turn in time."""
-        wait_ns = self.wait_at_end(Turn(r.flow, r.target, r.work))
+        patience_ns = r.due_ns - r.arrival_ns
+        again_ns = None if r.stated_ns is None else self.now_ns + patience_ns
+        wait_ns = self.wait_of_new(Turn(r.flow, r.target, r.work, again_ns))
         step_ns = self.turn_ns(r.flow, r.target, r.work)
-        wait_ns = step_ns if wait_ns < 0 else wait_ns - (r.due_ns - r.arrival_ns)
+        wait_ns = step_ns if wait_ns < 0 else wait_ns - patience_ns
         return self.foretold_in_turn(self.flows[r.flow], max(0, wait_ns), step_ns)
 
     def later_ms(self, wait_ns: int) -> int:

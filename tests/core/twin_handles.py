@@ -26,7 +26,8 @@ class Handles(Serve):
         if not self.sweeps:
             return
         self.sweeps, order = False, list(self.arrivals)
-        for r in sorted(self.queued(), key=lambda r: (order.index((r.flow, r.target)), r.seq)):
+        place = self.order.place
+        for r in sorted(self.queued(), key=lambda r: (order.index((r.flow, r.target)), place(r))):
             if self.is_stranded(r):
                 self._evict(r, core.EVICTED_DRAINING)
 

@@ -26,8 +26,9 @@ class Audit:
         if audit:
             self.flows.add(flow)
             self.refusals.setdefault(flow, Counter())
-        else:
+        elif flow in self.flows:
             self.flows.discard(flow)
+            self.twin.order.give_back(flow)
 
     def copy(self, base: int, flow: int) -> None:
         """A new flow of a tenant."""
@@ -75,9 +76,8 @@ class Audit:
         """Grant whatever audited flows have queued, flow by flow, in the order of arrival."""
         twin = self.twin
         for flow in sorted(self.flows):
-            for r in twin.queued(lambda q, f=flow: q.flow == f):  # type: ignore[misc]
-                if twin.is_full(flow):
-                    break
+            while (heads := twin.quotas.heads(flow)) and not twin.is_full(flow):
+                r = heads[0]
                 pool = self.pool_for(r)
                 if pool == -1:
                     continue

@@ -100,7 +100,10 @@ class Quotas:
         for sibling in self.state.classes.siblings(flow):
             if sibling in self.waits:
                 self.come_back(sibling)
+            refused = sibling in self.refusing
             (self.refusing.add if refuse else self.refusing.discard)(sibling)
+            if refused and not refuse:
+                self.state.order.give_back(sibling)
             self.first[sibling] = self.own[flow] if limited else parent
             self.state.classes.note()
         self.is_new = True
@@ -135,10 +138,7 @@ class Quotas:
         return not self.chain_of(r.flow) or (r.seq in self.bills and not (wait and wait.held))
 
     def heads(self, flow: int) -> list[Request]:
-        found: dict[int, Request] = {}
-        for r in self.state.queued(lambda r: r.flow == flow):
-            found.setdefault(r.target, r)
-        return sorted(found.values(), key=lambda r: r.seq)
+        return [r for r in self.state.order.heads() if r.flow == flow]
 
     def is_out(self, flow: int) -> bool:
         """Blocked by its quota: no candidate, and no part of the minimum."""

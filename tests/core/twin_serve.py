@@ -191,7 +191,7 @@ class Serve(Overload):
         return 0 if r.reports_progress else self.predictor.median(self.asked(r)) or 0
 
     def _evict(self, r: Request, outcome: int) -> None:
-        queue = self.queued(lambda q: (q.flow, q.target) == (r.flow, r.target))
+        ahead = self.order.ahead(r)
         quota_ms = self.quotas.wait_ms(r)
         self.requests.remove(r)
         self.quotas.gone(r)
@@ -210,7 +210,7 @@ class Serve(Overload):
                 outcome=outcome,
                 pool=r.target,
                 retry_ms=max(retry_ms, quota_ms) if retry_ms else 0,
-                position=r.ordinal - queue[0].ordinal,
+                position=ahead,
                 waited_ns=self.now_ns - r.arrival_ns,
                 queue_max=self.limits["flow_queue_max"],
                 queue_left=max(0, self.limits["flow_queue_max"] - queued),

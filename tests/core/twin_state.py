@@ -7,6 +7,7 @@ from dataclasses import replace
 from .twin_classes import Classes
 from .twin_lengths import Asked, Predictor
 from .twin_mode import Audit
+from .twin_order import Order
 from .twin_quota import Quotas
 from .twin_restart import Restart
 from .twin_types import ENDED, QUEUED, Doubts, Flow, Pool, Request, TwinError, Verdict
@@ -21,6 +22,7 @@ class State:
         lift: str = "active",
         ledger: str = "peak",
         dispatch: str = "backfill",
+        flow_order: str = "arrival",
         **limits: int,
     ) -> None:
         defaults = {
@@ -58,12 +60,10 @@ class State:
             "saturation_band_ppm": 50_000,
         }
         self.limits = defaults | limits
-        self.policy, self.lift_mode = policy, lift
-        self.form = ledger
+        self.policy, self.lift_mode, self.form = policy, lift, ledger
         self.backfills = dispatch == "backfill"
         self.predictor = Predictor(self.limits["quantile_ppm"], self.limits["samples_min"])
-        self.flows: list[Flow] = []
-        self.flow_names: list[bytes] = []
+        self.flows, self.flow_names = list[Flow](), list[bytes]()
         self.pools: list[Pool] = []
         self.pool_names: list[bytes] = []
         self.requests: list[Request] = []  # queued, leases and stored answers
@@ -71,6 +71,7 @@ class State:
         self.verdicts: list[Verdict] = []
         self.totals: Counter[str] = Counter()
         self.in_minimum: set[int] = set()  # active flows that their quotas do not block
+        self.order = Order(self, flow_order == "deadline")  # type: ignore[arg-type]
         self.classes = Classes(self)
         self.quotas = Quotas(self)
         self.audit = Audit(self)
@@ -79,12 +80,11 @@ class State:
         self.adapter_weights: dict[bytes, int] = {}
         self.pool_due: dict[int, int] = {}  # when what a pool waits for has come
         self.arrivals: Counter[tuple[int, int]] = Counter()  # by flow and target
-        self.now_ns = self.seq = 0
+        self.now_ns = self.seq = self.prompt_seen = 0
         self.last_active: dict[int, int] = {}  # by class
-        self.lease_next, self.prompt_seen = 1, 0
-        self.draining = False
-        self.closed = False  # an operator drains all pools
-        self.sweeps = False  # something was drained since the last poll
+        self.lease_next, self.draining = 1, False
+        # An operator drains all pools; something was drained since the last poll.
+        self.closed, self.sweeps = False, False
         self.work_in: Counter[tuple[int, int]] = Counter()  # ever queued, by flow and target
         self.told_ns: int | None = None
         self.doubts = Doubts()
@@ -212,8 +212,11 @@ class State:
         for sibling in self.classes.siblings(flow):
             self.audit.set_mode(sibling, audit)
 
-    def set_options(self, now_ns: int, *, policy: str | None = None, **limits: int) -> None:
+    def set_options(
+        self, now_ns: int, *, policy: str | None = None, flow_order: str = "", **limits: int
+    ) -> None:
         self.enter(now_ns)
+        self.order.change(flow_order == "deadline" if flow_order else self.order.by_deadline)
         if policy is not None and policy != self.policy:
             self.policy = policy
             self.quotas.is_new = True
@@ -229,11 +232,7 @@ class State:
 
     def note_heads(self) -> None:
         """Since when each queue's first request has been that, and since when in the line."""
-        seen = set()
-        for r in self.queued():
-            if (r.flow, r.target) in seen:
-                continue
-            seen.add((r.flow, r.target))
+        for r in self.order.heads():
             r.head_ns = self.now_ns if r.head_ns is None else r.head_ns
             if r.lined_ns is None and self.quotas.is_candidate(r):
                 r.lined_ns = self.now_ns
@@ -380,10 +379,8 @@ class State:
 
     def heads(self, target: int) -> list[Request]:
         """The first request of each flow for one target."""
-        heads: dict[int, Request] = {}
-        for r in self.queued(lambda r: r.target == target):
-            heads.setdefault(r.flow, r)
-        return [r for r in heads.values() if self.quotas.is_candidate(r)]
+        heads = [r for r in self.order.heads() if r.target == target]
+        return [r for r in heads if self.quotas.is_candidate(r)]
 
     def rank(self, r: Request) -> tuple[int, int]:
         if self.policy == "sif":

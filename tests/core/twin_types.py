@@ -223,6 +223,7 @@ class Request:
     arrival_ns: int
     due_ns: int
     adapter: bytes = b""
+    stated_ns: int | None = None  # until which it says that it waits in the queue
     told: bool = True  # whoever polls hears of it
     state: str = QUEUED
     outcome: int = 0

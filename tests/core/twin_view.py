@@ -32,6 +32,7 @@ def view(twin: Twin, now_ns: int) -> dict[str, Any]:
         "classes": twin.classes.rows(),
         "totals": _totals(twin),
         "draining": twin.draining,
+        "flow_order": "deadline" if twin.order.by_deadline else "arrival",
     }
 
 
@@ -56,6 +57,7 @@ def core_view(stats: dict[str, Any]) -> dict[str, Any]:
         "classes": stats["classes"],
         "totals": seen(stats["totals"]),
         "draining": stats["draining"],
+        "flow_order": stats["flow_order"],
     }
 
 
@@ -151,7 +153,7 @@ def _wait_ms(twin: Twin, flow: int) -> int:
     if not twin.has_to_wait(-1):
         return 0
     size = sum(r.work for r in queued) // max(1, len(queued))
-    wait_ns = twin.wait_at_end(Turn(flow, -1, size))
+    wait_ns = twin.wait_of_new(Turn(flow, -1, size))
     return -1 if wait_ns < 0 else wait_ns // 10**6
 
 

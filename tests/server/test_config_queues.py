@@ -21,6 +21,7 @@ from .test_config import MINIMAL, found
             "early_refusal: maybe",
             "2:28 scheduler.early_refusal: has to be true or false, not text",
         ),
+        ("flow_order: edf", "2:25 scheduler.flow_order: has to be 'arrival' or 'deadline'"),
         ("queue_target_ms: 0", "2:30 scheduler.queue_target_ms: is 0; it has to be at least 1"),
     ],
 )

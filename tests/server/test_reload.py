@@ -58,6 +58,13 @@ async def test_quotas_weights_and_tenants_change_under_load() -> None:
         assert answer.outcome
 
 
+async def test_the_order_inside_flows_is_reloaded() -> None:
+    async with serving() as server, calling(server.targets[0]) as stub:
+        assert (await stub.Stats(pb.StatsRequest())).flow_order == "arrival"
+        server.reconfigure(config_of(scheduler={"flow_order": "deadline"}))
+        assert (await stub.Stats(pb.StatsRequest())).flow_order == "deadline"
+
+
 async def test_capacity_below_what_is_promised_overdraws_and_revokes_nothing() -> None:
     async with serving() as server, calling(server.targets[0]) as stub:
         runs = await stub.Admit(ask(1_500))

@@ -596,6 +596,7 @@ class StatsResponse(_message.Message):
     FLOWS_FIELD_NUMBER: _builtins.int
     TOTALS_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    FLOW_ORDER_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
@@ -603,7 +604,9 @@ class StatsResponse(_message.Message):
     CLASSES_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
-    """Policy in force: fcfs or vtc."""
+    """Policy in force, such as vtc."""
+    flow_order: _builtins.str
+    """Order of the requests of one flow: arrival or deadline."""
     digest: _builtins.int
     """Digest of the decision log so far."""
     incarnation: _builtins.int
@@ -637,6 +640,7 @@ class StatsResponse(_message.Message):
         flows: _abc.Iterable[Global___FlowStats] | None = ...,
         totals: Global___Totals | None = ...,
         policy: _builtins.str = ...,
+        flow_order: _builtins.str = ...,
         digest: _builtins.int = ...,
         incarnation: _builtins.int = ...,
         draining: _builtins.bool = ...,
@@ -646,7 +650,7 @@ class StatsResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "state", b"state", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "digest", b"digest", "draining", b"draining", "flows", b"flows", "incarnation", b"incarnation", "mode", b"mode", "policy", b"policy", "pools", b"pools", "state", b"state", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "digest", b"digest", "draining", b"draining", "flow_order", b"flow_order", "flows", b"flows", "incarnation", b"incarnation", "mode", b"mode", "policy", b"policy", "pools", b"pools", "state", b"state", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -67,9 +67,8 @@ class SchedulerServiceServicer(object):
     """
 
     def Admit(self, request, context):
-        """Asks for one request and is held until it is granted, refused or evicted: at most the queue
-        TTL, and answered at least 50 ms before the call's own deadline. Cancelling the call cancels
-        the request.
+        """Held until the request is granted, refused or evicted: at most the queue TTL, and answered at
+        least 50 ms before the call's own deadline. Cancelling the call cancels the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -48,9 +48,8 @@ class SchedulerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SchedulerServiceAsyncStub: ...
     Admit: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.AdmitRequest, _scheduler_pb2.AdmitResponse]
-    """Asks for one request and is held until it is granted, refused or evicted: at most the queue
-    TTL, and answered at least 50 ms before the call's own deadline. Cancelling the call cancels
-    the request.
+    """Held until the request is granted, refused or evicted: at most the queue TTL, and answered at
+    least 50 ms before the call's own deadline. Cancelling the call cancels the request.
     """
     Progress: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ProgressRequest, _scheduler_pb2.ProgressResponse]
     """Reports running totals of granted leases and renews them. Totals, never deltas: a repeat is
@@ -72,9 +71,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Admit: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.AdmitRequest, _scheduler_pb2.AdmitResponse]  # type: ignore[assignment]
-    """Asks for one request and is held until it is granted, refused or evicted: at most the queue
-    TTL, and answered at least 50 ms before the call's own deadline. Cancelling the call cancels
-    the request.
+    """Held until the request is granted, refused or evicted: at most the queue TTL, and answered at
+    least 50 ms before the call's own deadline. Cancelling the call cancels the request.
     """
     Progress: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ProgressRequest, _scheduler_pb2.ProgressResponse]  # type: ignore[assignment]
     """Reports running totals of granted leases and renews them. Totals, never deltas: a repeat is
@@ -99,9 +97,8 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.AdmitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.AdmitResponse, _abc.Awaitable[_scheduler_pb2.AdmitResponse]]:
-        """Asks for one request and is held until it is granted, refused or evicted: at most the queue
-        TTL, and answered at least 50 ms before the call's own deadline. Cancelling the call cancels
-        the request.
+        """Held until the request is granted, refused or evicted: at most the queue TTL, and answered at
+        least 50 ms before the call's own deadline. Cancelling the call cancels the request.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,90 @@
+"""The twin's order inside a flow: queues are sorted whenever somebody looks."""
+
+from typing import TYPE_CHECKING
+
+from .twin_types import QUEUED, Request
+
+if TYPE_CHECKING:
+    from .twin_estimate import Estimate
+
+
+class Order:
+    """By arrival, or earliest deadline first; a request that states none stands behind."""
+
+    def __init__(self, state: "Estimate", by_deadline: bool) -> None:
+        self.state = state
+        self.by_deadline = by_deadline
+
+    def place(self, r: Request) -> tuple[bool, int, int]:
+        if self.by_deadline and r.stated_ns is not None:
+            return False, r.stated_ns, r.seq
+        return True, 0, r.seq
+
+    def queue(self, flow: int, target: int) -> list[Request]:
+        mine = self.state.queued(lambda r: (r.flow, r.target) == (flow, target))
+        return sorted(mine, key=self.place)
+
+    def heads(self) -> list[Request]:
+        """The first request of each queue, by arrival."""
+        found: dict[tuple[int, int], Request] = {}
+        for r in sorted(self.state.queued(), key=self.place):
+            found.setdefault((r.flow, r.target), r)
+        return sorted(found.values(), key=lambda r: r.seq)
+
+    def ahead(self, r: Request) -> int:
+        """How many are before it; by arrival those that were withdrawn since still count."""
+        queue = self.queue(r.flow, r.target)
+        return queue.index(r) if self.by_deadline else r.ordinal - queue[0].ordinal
+
+    def work_ahead(self, flow: int, target: int, deadline_ns: int | None = None) -> int:
+        """Work that is served before one that comes now."""
+        queue = self.queue(flow, target)
+        if not queue:
+            return 0
+        if not self.by_deadline:
+            return self.state.work_in[flow, target] - queue[0].mark
+        if deadline_ns is not None:
+            queue = [q for q in queue if q.stated_ns is not None and q.stated_ns <= deadline_ns]
+        return sum(q.work for q in queue)
+
+    def join(self, r: Request) -> list[Request]:
+        """Queue it; returns the heads that there were before."""
+        before = self.heads()
+        self.state.requests.append(r)
+        self.state.note_queued(r)
+        return before
+
+    def change(self, by_deadline: bool) -> None:
+        before = self.heads()
+        if by_deadline != self.by_deadline:
+            self.by_deadline = by_deadline
+            self.note_displaced(before)
+            for flow in {r.flow for r in before}:
+                self.give_back(flow)
+
+    def note_displaced(self, before: list[Request]) -> None:
+        """Of these heads, those that are none any more step back."""
+        after = {(r.flow, r.target): r for r in self.heads()}
+        quotas = self.state.quotas
+        for old in before:
+            new = after.get((old.flow, old.target), old)
+            if new is old or old.state != QUEUED:
+                continue
+            if quotas.is_candidate(new):
+                new.lined_ns = old.lined_ns
+            old.head_ns = old.lined_ns = None
+            if self._takes_in_turn(old.flow):
+                quotas.close(old, False)
+            quotas.gone(old)
+        self.state.classes.note()
+
+    def _takes_in_turn(self, flow: int) -> bool:
+        return flow not in self.state.quotas.refusing and flow not in self.state.audit.flows
+
+    def give_back(self, flow: int) -> None:
+        """Behind the heads of a flow nobody holds a quota, unless it was taken at the arrival."""
+        if self.by_deadline and self._takes_in_turn(flow):
+            heads = [id(r) for r in self.heads()]
+            for r in self.state.queued(lambda r: r.flow == flow):
+                if id(r) not in heads:
+                    self.state.quotas.close(r, False)
