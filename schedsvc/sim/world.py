@@ -115,16 +115,18 @@ class World:
 
     def _next_ns(self) -> int:
         """Find when something happens next. O(engines)."""
-        next_ns = self._arrival_ns
+        next_ns, works = self._arrival_ns, False
         for runner in self._runners:
             if NEVER != runner.end_ns < next_ns:
                 next_ns = runner.end_ns
+            if runner.live:
+                works = True
         if self._reports and self._reports[0][0] < next_ns:
             next_ns = self._reports[0][0]
         if self._telemetry and self._telemetry[0][0] < next_ns:
             next_ns = self._telemetry[0][0]
         if not self._rounds:
-            if self._tick_ns < next_ns and self._listens and self._works():
+            if works and self._tick_ns < next_ns and self._listens:
                 next_ns = self._tick_ns
             deadline_ns = self._front.next_ns()
             if 0 <= deadline_ns < next_ns:
@@ -133,9 +135,6 @@ class World:
             lost = len(self.requests) - self.ended
             raise InvariantError(f"{lost} requests wait and nothing will ever happen")
         return max(self.now_ns, next_ns)
-
-    def _works(self) -> bool:
-        return any(runner.live for runner in self._runners)
 
     def _next_arrival_ns(self) -> int:
         arrivals = self.requests.arrival_ns
