@@ -12,6 +12,41 @@ from .twin_quota import Quotas
 from .twin_restart import Restart
 from .twin_types import ENDED, QUEUED, Doubts, Flow, Pool, Request, TwinError, Verdict
 
+DEFAULTS = {
+    "queue_ttl_ns": 30 * 10**9,
+    "lease_ttl_ns": 10 * 10**9,
+    "lease_grace_ns": 20 * 10**9,
+    "flow_queue_max": 1_000,
+    "queue_max": 10_000,
+    "flow_queue_tokens_max": 0,
+    "queue_tokens_max": 0,
+    "queue_target_ns": 2 * 10**9,
+    "overload_hold_ns": 5 * 10**9,
+    "saturation_ppm": 800_000,
+    "early_refusal": 0,
+    "refusal_samples_min": 10,
+    "leases_max": 65_536,
+    "adapters_max": 1_024,
+    "answers_max": 100_000,
+    "answer_ttl_ns": 300 * 10**9,
+    "input_price_micro": 1_000_000,
+    "output_price_micro": 2_000_000,
+    "cached_price_ppm": 100_000,
+    "bypass_max": 32,
+    "bypass_ns": 5 * 10**9,
+    "headroom_ppm": 20_000,
+    "headroom_min_ppm": -300_000,
+    "headroom_max_ppm": 300_000,
+    "quantile_ppm": 900_000,
+    "samples_min": 10,
+    "delay_factor_milli": 0,
+    "adapter_affinity_ppm": 100_000,
+    "prefix_affinity_ppm": 100_000,
+    "prefix_blocks_max": 65_536,
+    "quantum_tokens": 10_000,
+    "saturation_band_ppm": 50_000,
+}
+
 
 class State:
     """Flows, pools and requests; whatever else there is to know is found by looking at them all."""
@@ -25,45 +60,12 @@ class State:
         flow_order: str = "arrival",
         **limits: int,
     ) -> None:
-        defaults = {
-            "queue_ttl_ns": 30 * 10**9,
-            "lease_ttl_ns": 10 * 10**9,
-            "lease_grace_ns": 20 * 10**9,
-            "flow_queue_max": 1_000,
-            "queue_max": 10_000,
-            "flow_queue_tokens_max": 0,
-            "queue_tokens_max": 0,
-            "queue_target_ns": 2 * 10**9,
-            "overload_hold_ns": 5 * 10**9,
-            "saturation_ppm": 800_000,
-            "early_refusal": 0,
-            "refusal_samples_min": 10,
-            "leases_max": 65_536,
-            "adapters_max": 1_024,
-            "answers_max": 100_000,
-            "answer_ttl_ns": 300 * 10**9,
-            "input_price_micro": 1_000_000,
-            "output_price_micro": 2_000_000,
-            "cached_price_ppm": 100_000,
-            "bypass_max": 32,
-            "bypass_ns": 5 * 10**9,
-            "headroom_ppm": 20_000,
-            "headroom_min_ppm": -300_000,
-            "headroom_max_ppm": 300_000,
-            "quantile_ppm": 900_000,
-            "samples_min": 10,
-            "delay_factor_milli": 0,
-            "adapter_affinity_ppm": 100_000,
-            "prefix_affinity_ppm": 100_000,
-            "prefix_blocks_max": 65_536,
-            "quantum_tokens": 10_000,
-            "saturation_band_ppm": 50_000,
-        }
-        self.limits = defaults | limits
+        self.limits = DEFAULTS | limits
         self.policy, self.lift_mode, self.form = policy, lift, ledger
         self.backfills = dispatch == "backfill"
         self.predictor = Predictor(self.limits["quantile_ppm"], self.limits["samples_min"])
-        self.flows, self.flow_names = list[Flow](), list[bytes]()
+        self.flows: list[Flow] = []
+        self.flow_names: list[bytes] = []
         self.pools: list[Pool] = []
         self.pool_names: list[bytes] = []
         self.requests: list[Request] = []  # queued, leases and stored answers
@@ -83,8 +85,8 @@ class State:
         self.now_ns = self.seq = self.prompt_seen = 0
         self.last_active: dict[int, int] = {}  # by class
         self.lease_next, self.draining = 1, False
-        # An operator drains all pools; something was drained since the last poll.
-        self.closed, self.sweeps = False, False
+        self.closed = False  # an operator drains all pools
+        self.sweeps = False  # something was drained since the last poll
         self.work_in: Counter[tuple[int, int]] = Counter()  # ever queued, by flow and target
         self.told_ns: int | None = None
         self.doubts = Doubts()
