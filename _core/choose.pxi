@@ -124,14 +124,15 @@ cdef int serve_pool(Scheduler core, int32_t pool) except -1:
         core.pool_wakes.remove(pool)
     if not p.attached:
         p.reason = WAIT_DETACHED
+        p.next = next_of_detached(core, pool)
         return 0
     if not core.ledger.serves(pool):
-        p.reason = WAIT_DRAINING
+        p.reason, p.next = WAIT_DRAINING, NONE
         return 0
     if core.quotas.shares.count:
         know_shares(core)
         note_saturation(core)
-    head = i = head_for(core, pool, &brought)
+    head = i = p.next = head_for(core, pool, &brought)
     if i == NONE:
         p.reason = WAIT_STRICT if (<Line>core.flows.candidates[0]).count else WAIT_NONE
         if p.reason == WAIT_NONE and has_held(core.flows, pool):

@@ -77,6 +77,7 @@ cdef int dispatch(Scheduler core) except -1:
     cdef uint64_t blocked = 0
     cdef int64_t work = 0
     cdef int32_t pool
+    core.rounds += 1
     if core.auditing.count:
         grant_audited(core)
     while True:
@@ -93,6 +94,7 @@ cdef int dispatch(Scheduler core) except -1:
             continue
         # Whoever was served makes way for another head, which a blocked pool may hold.
         blocked = 0
+        core.rounds += 1
         work += 1
         if work >= core.work_max:
             core.has_more = True
@@ -102,6 +104,7 @@ cdef int dispatch(Scheduler core) except -1:
 cdef inline int leave_pool(Scheduler core, int32_t pool) except -1:
     # It has granted what it can.
     cdef Pool* p = &core.ledger.pools[pool]
+    note_next(core, pool)
     rate_run(
         &p.drain, core.now_ns, p.reason not in (WAIT_NONE, WAIT_DETACHED, WAIT_DRAINING)
     )

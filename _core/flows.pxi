@@ -225,6 +225,10 @@ cdef class Flows:
                 head.head_ns = self.now_ns
         if queue.chain.count == 0 or not self.is_billed(queue) or self.items[queue.flow].held:
             line.remove(cls, q)
+            if queue.chain.count:
+                wait_outside(
+                    self.requests, queue.chain.head, self.items[queue.flow].held, self.now_ns
+                )
             if self.items[queue.flow].quota != NONE:
                 self.ask(queue.flow)
             return 0
@@ -233,6 +237,7 @@ cdef class Flows:
             rekey_waiting(self, queue.flow)
         if head.lined_ns < 0:
             head.lined_ns = self.now_ns
+        wait_inside(self.requests, queue.chain.head, self.now_ns)
         return line.put(cls, q, self.key_of(q), head.seq, self.now_ns)
 
     cdef int32_t enqueue(self, int32_t i) except -2:

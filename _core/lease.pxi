@@ -217,7 +217,7 @@ cdef int end_lease(Scheduler core, int32_t i, int outcome) except -1:
     log_decision(core, r.flow, outcome, core.now_ns - r.arrival_ns, r.output_tokens, r.pool, r.tag)
     r.outcome = outcome
     core.requests.enter(i, ENDED)
-    r.due_ns = core.now_ns + core.answer_ttl_ns
+    r.ended_ns, r.due_ns = core.now_ns, core.now_ns + core.answer_ttl_ns
     chain_push(&core.answers, core.requests.items, i)
     f.live -= 1
     core.flows.exempt_live -= f.exempt

@@ -82,6 +82,8 @@ ctypedef struct Pool:
     bint draining  # an operator lets nothing in any more
     int32_t principal  # who offers it
     int32_t reason
+    int32_t next  # request that it would grant if it could; -1: none
+    int64_t named  # that request's handle, where it waits for this pool's reason; 0: none
     int32_t quota  # node of its model; -1: none
     bint brought  # whom it served last, ageing had brought before better classes
     int64_t engine_running, engine_waiting, engine_used_tokens, engine_preemptions
@@ -171,7 +173,7 @@ cdef class Ledger:
         free(self.pools[pool].runs.items)  # of a pool that held nothing any more
         free(self.pools[pool].loras.leases)
         memset(&self.pools[pool], 0, sizeof(Pool))
-        self.pools[pool].first_lease = NONE
+        self.pools[pool].first_lease = self.pools[pool].next = NONE
         self.pools[pool].telemetry_at_ns = NONE
         self.pools[pool].quota = NONE
         self.pools[pool].round.chain.head = self.pools[pool].round.chain.tail = NONE

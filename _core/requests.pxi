@@ -56,6 +56,7 @@ ctypedef struct Request:
     uint8_t state
     uint8_t outcome  # once ENDED
     uint8_t has_deadline  # it says how long it will wait
+    uint8_t waits_for  # WAITS_*, where that is recorded, see waits.pxi; 0: it is not
     bint reports_progress
     uint8_t evidence  # what its promise was made from; 0: nothing, or it has been judged
     bint is_void  # the engine restarted: no reservation
@@ -68,12 +69,29 @@ ctypedef struct Request:
     int32_t fresh_tokens  # of its input, that are still to be computed; 0: done
     int32_t prefill_us, prefill_line  # foretold at the grant, and for how much input
     int32_t quota_output  # of all sequences, as it asked its quotas for; 0: it has not asked
+    int64_t ended_ns  # once ENDED
+
+
+cdef enum:
+    WAITS_KINDS = 24
+
+
+# For what a request has waited, see waits.pxi.
+ctypedef struct Waited:
+    int64_t since_ns  # for what it waits for now
+    int64_t changed_ns  # moment of the last change
+    int64_t before_ns  # since when it had waited for what it did until that moment
+    int64_t spent_ns[WAITS_KINDS]  # before that
+    int64_t round  # of the dispatch in which a pool named it as its next
+    int32_t pool  # that did so last; -1: none
+    uint8_t before  # what that was
 
 
 @cython.final
 cdef class Requests:
     cdef Request* items
-    cdef int32_t size, used, first_free
+    cdef Waited* waited  # by the same index, as far as anybody waited
+    cdef int32_t size, used, first_free, waited_size
     cdef int32_t states[5]  # how many in each state
 
     def __cinit__(self):
@@ -81,6 +99,7 @@ cdef class Requests:
 
     def __dealloc__(self):
         free(self.items)
+        free(self.waited)
 
     cdef inline void prefetch(self) noexcept:
         """Fetch the record that is given out next."""

@@ -43,6 +43,7 @@ cdef class Scheduler:
     cdef Verdict captured  # of the request that admit_wire just asked for
     cdef int64_t capture
     cdef int64_t now_ns, seq, lease_next
+    cdef int64_t rounds  # of looking at all pools, ever
     cdef int64_t refusals[REFUSAL_KINDS]  # of requests whose tenant has no flow
     cdef int64_t received, granted, completed, cancelled, expired, rejected, evicted
     cdef int64_t prompt_seen_max
@@ -486,6 +487,9 @@ cdef class Scheduler:
     def flow_stats(self, int64_t now_ns, int32_t flow):
         known_flow(self, flow)
         return flow_row(self, now_ns, flow)
+
+    def explain(self, int64_t now_ns, bytes request_id, bytes tenant=b"", int32_t principal=NONE):
+        return explain_id(self, now_ns, request_id, tenant, principal)
 
     def check(self):
         """Verify every invariant. O(n)."""

@@ -46,6 +46,8 @@ TOTAL_TOKENS_MAX: int  # the largest total that a report may give
 
 OUTCOME_TEXT: dict[int, str]  # one sentence for each outcome
 
+WAITS: list[str]  # what a request may wait for (schedsvc.v1.WaitReason), by number
+
 class CallerError(ValueError):
     """The caller sent something wrong; nothing was changed by it.
 
@@ -432,6 +434,14 @@ class Scheduler:
         "draining"}, keys as in schedsvc.v1.StatsResponse. O(flows).
         """
     def flow_stats(self, now_ns: int, flow: int) -> dict[str, Any]: ...
+    def explain(
+        self, now_ns: int, request_id: bytes, tenant: bytes = b"", principal: int = -1
+    ) -> list[dict[str, Any]]:
+        """Return what is known of a request, of all tenants or one: keys as in RequestStory.
+
+        Only what `principal` has asked for (-1: anybody). Changes nothing. O(flows) without a
+        tenant, then O(pools * classes), in the peak form times the leases of a pool.
+        """
     def check(self) -> None:
         """Verify every invariant, also those in O(n); raises InvariantError naming the one."""
     def save(self, now_ns: int, rows_max: int) -> list[tuple[bytes, bytes]]:

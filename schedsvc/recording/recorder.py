@@ -23,6 +23,7 @@ READS = frozenset(
         "stats",
         "flow_stats",
         "list_leases",
+        "explain",
         "check",
         "digest",
         "describe",

@@ -5,6 +5,7 @@ from typing import Any
 from schedsvc import _core as core
 
 from .twin import Twin
+from .twin_story import story
 from .twin_types import Request, TwinError, Verdict
 from .twin_view import core_view, view, wait_reasons
 
@@ -21,6 +22,7 @@ class Pair:
         self.now_ns = 0
         self.seq_of: dict[int, int] = {}  # core handle -> twin's
         self.leases: list[tuple[int, int]] = []  # (lease id, epoch) of every grant, oldest first
+        self._looks = 0
 
     def flow(self, name: bytes, weight_milli: int) -> int:
         index = self.core.set_flow(name, weight_milli)
@@ -112,6 +114,18 @@ class Pair:
             if not self.twin.quotas.is_out(i)
         }
         assert self.twin.totals["granted"] == sum(f.granted for f in self.twin.flows)
+        self._compare_one()
+
+    def _compare_one(self) -> None:
+        """One request in turn: mostly one that waits, sometimes any that is known."""
+        self._looks += 1
+        known = (self._looks % 4 and self.twin.queued()) or self.twin.requests
+        if known:
+            r = known[self._looks % len(known)]
+            name = self.twin.flow_names[r.flow]
+            (got,) = self.core.explain(self.now_ns, r.request_id, name)
+            want = story(self.twin, self.now_ns, r)
+            assert got == want, difference(got, want)
 
     def same_leases(self, tenant: bytes, pool: bytes, age_ns: int, size: int) -> None:
         """The same leases on all pages of so many."""

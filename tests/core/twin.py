@@ -247,7 +247,7 @@ class Twin(Handles):
         self.settle_doubt(r)
         r.state, r.outcome = ENDED, outcome
         r.reserved_blocks = r.posted_blocks = 0
-        r.due_ns = self.now_ns + self.limits["answer_ttl_ns"]
+        r.ended_ns, r.due_ns = self.now_ns, self.now_ns + self.limits["answer_ttl_ns"]
         self.answers.append(r)
         self.settle(r.flow)
         if len(self.answers) > self.limits["answers_max"]:

@@ -15,6 +15,7 @@ class Serve(Overload):
 
     def _dispatch(self) -> None:
         blocked: set[int] = set()
+        self.why.named.clear()
         self.audit.grant_all()
         self.quotas.run()
         while unblocked := [p for p in range(len(self.pools)) if p not in blocked]:
@@ -22,11 +23,14 @@ class Serve(Overload):
             pool = self.with_prefix(pool, self.nearest(pool, unblocked), unblocked)
             if self._serve(pool):
                 self.quotas.run()
+                self.why.named.clear()
                 blocked.clear()  # counters and queues moved: every pool may have another head
             else:
                 reason = self.pools[pool].reason
                 self.pools[pool].drain.run(self.now_ns, runs=reason not in IDLE)
                 self.judge(pool)
+                if r := self.head_for(pool)[0]:
+                    self.why.named.append((pool, r, reason))
                 blocked.add(pool)
 
     def nearest(self, pool: int, unblocked: list[int]) -> int:

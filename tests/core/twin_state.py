@@ -11,6 +11,7 @@ from .twin_order import Order
 from .twin_quota import Quotas
 from .twin_restart import Restart
 from .twin_types import ENDED, QUEUED, Doubts, Flow, Pool, Request, TwinError, Verdict
+from .twin_why import Why
 
 DEFAULTS = {
     "queue_ttl_ns": 30 * 10**9,
@@ -78,6 +79,7 @@ class State:
         self.quotas = Quotas(self)
         self.audit = Audit(self)
         self.restart = Restart(self)
+        self.why = Why(self)
         self.pool_limits: dict[bytes, dict[str, int]] = {}
         self.adapter_weights: dict[bytes, int] = {}
         self.pool_due: dict[int, int] = {}  # when what a pool waits for has come
@@ -95,6 +97,8 @@ class State:
         if now_ns < self.now_ns:
             raise TwinError(3, "now_ns")
         self.note_heads()  # as of the event before
+        if now_ns > self.now_ns:
+            self.why.note()
         self.now_ns = now_ns
         if self.quotas.shares.stale_ns != now_ns:
             self.quotas.shares.know()

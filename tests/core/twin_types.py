@@ -264,6 +264,7 @@ class Request:
     hash_tokens: int = 0  # of the prompt for each
     matched_tokens: int = 0  # charged as cached until its end
     lined_ns: int | None = None  # in the line, its quotas given
+    ended_ns: int = 0
 
     @property
     def lives(self) -> bool:
