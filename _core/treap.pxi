@@ -108,6 +108,19 @@ cdef class Treaps:
             root = self.items[root].right
         return work
 
+    cdef int64_t work_before(self, int32_t i) noexcept:
+        """Work of all before i. O(log n) expected."""
+        cdef int32_t up = self.items[i].up
+        cdef int64_t work = self._work(self.items[i].left)
+        while up != NONE:
+            if self.items[up].right == i:
+                work += self.items[up].own_work + self._work(self.items[up].left)
+            i, up = up, self.items[up].up
+        return work
+
+    cdef inline int64_t _work(self, int32_t i) noexcept:
+        return 0 if i == NONE else self.items[i].work
+
     cdef inline int32_t _count(self, int32_t i) noexcept:
         return 0 if i == NONE else self.items[i].count
 

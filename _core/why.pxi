@@ -169,7 +169,7 @@ cdef Node rank_of(Scheduler core, int32_t i) noexcept:
     cdef Node mine
     mine.key, mine.tie, mine.id = 0, r.seq, NONE
     if core.flows.order == ORDER_COUNTER:
-        mine.key = core.flows.items[r.flow].vtc
+        mine.key = core.flows.items[r.flow].vtc // core.flows.grain
     elif core.flows.order == ORDER_INPUT:
         mine.key = r.prompt_tokens
     return mine

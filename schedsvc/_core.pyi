@@ -41,11 +41,9 @@ QUOTA_LIMIT_MAX: int  # the largest limit of a quota
 QUOTA_LEVELS_MAX: int  # a tenant's own limits and the groups above it
 
 LIVE_SETTINGS: frozenset[str]  # that set_options() can change
-
 TOTAL_TOKENS_MAX: int  # the largest total that a report may give
 
 OUTCOME_TEXT: dict[int, str]  # one sentence for each outcome
-
 WAITS: list[str]  # what a request may wait for (schedsvc.v1.WaitReason), by number
 
 class CallerError(ValueError):
@@ -437,11 +435,7 @@ class Scheduler:
     def explain(
         self, now_ns: int, request_id: bytes, tenant: bytes = b"", principal: int = -1
     ) -> list[dict[str, Any]]:
-        """Return what is known of a request, of all tenants or one: keys as in RequestStory.
-
-        Only what `principal` has asked for (-1: anybody). Changes nothing. O(flows) without a
-        tenant, then O(pools * classes), in the peak form times the leases of a pool.
-        """
+        """Return schedsvc.v1.RequestStory of what `principal` (-1: anybody) asked for. O(flows)."""
     def check(self) -> None:
         """Verify every invariant, also those in O(n); raises InvariantError naming the one."""
     def save(self, now_ns: int, rows_max: int) -> list[tuple[bytes, bytes]]:

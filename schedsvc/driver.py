@@ -278,6 +278,11 @@ class Driver:
         return [self._core.flow_stats(now_ns, flow) for flow in self._core.flow_indices(tenant)]
 
     @_guarded
+    def explain(self, request_id: bytes, tenant: bytes, principal: int) -> list[dict[str, Any]]:
+        """Return what is known of a request; see the core's `explain()`. Raises CallerError."""
+        return self._core.explain(self.clock.now_ns(), request_id, tenant, principal)
+
+    @_guarded
     def save(self, rows_max: int) -> list[tuple[bytes, bytes]]:
         """Return rows that have changed since they were told last; none once all are. O(rows)."""
         return self._core.save(self.clock.now_ns(), rows_max)

@@ -18,6 +18,7 @@ _COMMANDS = {
     "serve": ("schedsvc.cli.serve:serve", "Serve admission over gRPC."),
     "check": ("schedsvc.cli.check:check", "Check a configuration file."),
     "stats": ("schedsvc.cli.stats:stats", "Show what a running scheduler does."),
+    "why": ("schedsvc.cli.why:why", "Say why a request waits."),
     "drain": ("schedsvc.cli.drain:drain", "Stop admitting to a pool, or to all; or begin again."),
     "leases": ("schedsvc.cli.leases:leases", "List the leases that run, or revoke them."),
     "mode": ("schedsvc.cli.mode:mode", "Enforce decisions or only count them, for all at once."),

@@ -60,7 +60,7 @@ def _print(
 ) -> None:
     if as_json:
         while True:
-            click.echo(json.dumps(_plain(scheduler.stats(tenants, flows))))
+            click.echo(json.dumps(plain(scheduler.stats(tenants, flows))))
             if watch_s is None:
                 return
             time.sleep(watch_s)
@@ -76,13 +76,13 @@ def _print(
             live.update(_view(scheduler.stats(tenants, flows)), refresh=True)
 
 
-def _plain(message: Any) -> dict[str, Any]:
+def plain(message: Any) -> dict[str, Any]:
     """Return a message as plain data: every field, 64-bit integers as numbers."""
     values = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
         if field.message_type is not None:
-            value = [_plain(entry) for entry in value] if field.is_repeated else _plain(value)
+            value = [plain(entry) for entry in value] if field.is_repeated else plain(value)
         elif field.enum_type is not None:
             value = field.enum_type.values_by_number[value].name
         elif field.is_repeated:

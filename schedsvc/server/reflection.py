@@ -8,6 +8,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from schedsvc.service import (
+    EXPLAIN_SERVICE_NAME,
     OPERATOR_SERVICE_NAME,
     SERVICE_NAME,
     Authenticator,
@@ -18,6 +19,7 @@ __all__ = ["add_reflection"]
 
 _NAMES = (
     SERVICE_NAME,
+    EXPLAIN_SERVICE_NAME,
     OPERATOR_SERVICE_NAME,
     health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
     reflection.SERVICE_NAME,

@@ -21,7 +21,14 @@ from schedsvc.server.logs import configure_logs
 from schedsvc.server.operator import Handles
 from schedsvc.server.page import MetricsPage
 from schedsvc.server.reflection import add_reflection
-from schedsvc.service import SERVICE_NAME, Authenticator, Credentials, OperatorService, Service
+from schedsvc.service import (
+    SERVICE_NAME,
+    Authenticator,
+    Credentials,
+    ExplainService,
+    OperatorService,
+    Service,
+)
 from schedsvc.state import Keeper, Store, restore
 from schedsvc.status import Failure
 
@@ -160,7 +167,11 @@ class Server:
         )
         self._services.append(service)
         server = grpc.aio.server(options=server_options(self._config.limits))
-        server.add_generic_rpc_handlers((service.handler(), operator.handler()))
+        explain = ExplainService(
+            self.driver, operator.may_operate, authenticator=authenticator, on_failure=on_failure
+        )
+        handlers = (service.handler(), operator.handler(), explain.handler())
+        server.add_generic_rpc_handlers(handlers)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         add_reflection(server, authenticator)
         return server

@@ -1,15 +1,18 @@
-"""Maps the RPCs of schedsvc.v1.SchedulerService and OperatorService to the driver."""
+"""Maps the RPCs of SchedulerService, OperatorService and ExplainService to the driver."""
 
 from schedsvc.service.auth import Authenticator, Credentials, Unauthenticated
+from schedsvc.service.explain import EXPLAIN_SERVICE_NAME, ExplainService
 from schedsvc.service.operator import OPERATOR_SERVICE_NAME, Actions, OperatorService
 from schedsvc.service.rpcs import SERVICE_NAME, Service
 
 __all__ = [
+    "EXPLAIN_SERVICE_NAME",
     "OPERATOR_SERVICE_NAME",
     "SERVICE_NAME",
     "Actions",
     "Authenticator",
     "Credentials",
+    "ExplainService",
     "OperatorService",
     "Service",
     "Unauthenticated",

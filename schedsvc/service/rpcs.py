@@ -15,7 +15,7 @@ from schedsvc.service.session import Stream
 from schedsvc.service.snapshot import snapshot
 from schedsvc.status import UNARY_ERRORS, refusal_failure
 
-__all__ = ["SERVICE_NAME", "Service"]
+__all__ = ["SERVICE_NAME", "Service", "parse"]
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 

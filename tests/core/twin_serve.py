@@ -29,7 +29,7 @@ class Serve(Overload):
                 reason = self.pools[pool].reason
                 self.pools[pool].drain.run(self.now_ns, runs=reason not in IDLE)
                 self.judge(pool)
-                if r := self.head_for(pool)[0]:
+                if reason != "DRAINING" and (r := self.head_for(pool)[0]):
                     self.why.named.append((pool, r, reason))
                 blocked.add(pool)
 

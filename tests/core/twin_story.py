@@ -90,7 +90,8 @@ def _estimate(twin: Twin, now_ns: int, r: Request) -> dict[str, int]:
         dues = [twin.quotas.due_ns(node, r) - twin.now_ns for node in chain]
         left_ns = left_ns if left_ns < 0 else max([left_ns, *dues])
         if left_ns >= 0:
-            prefill = min(twin.prefill_ns(p, twin.fresh(r)) for p in pools)
+            serving = [twin.pools[p] for p in twin.serving(r.target)]
+            prefill = min((twin.prefill_ns(p, twin.fresh(r)) for p in serving), default=0)
             first_ns = twin.now_ns - r.arrival_ns + left_ns + prefill
             left_ns = max(0, left_ns - (now_ns - twin.now_ns))
     elif not r.first_us and r.state != ENDED:

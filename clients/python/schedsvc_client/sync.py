@@ -26,7 +26,9 @@ from schedsvc_client.errors import CallError, Refused, from_rpc_error, is_final,
 from schedsvc_client.leases import PROGRESS_LEASES_MAX, Lease, LeaseTable, Totals, lease_of
 from schedsvc_client.outcomes import LeaseState, Outcome
 from schedsvc_client.requests import RequestIds, admit_request
+from schedsvc_client.v1 import explain_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.v1.explain_pb2_grpc import ExplainServiceStub
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 _log = logging.getLogger("schedsvc_client.sync")
@@ -202,6 +204,13 @@ class Scheduler:
         """Take a snapshot of pools, flows and counters. Raises CallError."""
         request = pb.StatsRequest(tenants=tenants, flow_limit=flow_limit)
         response: pb.StatsResponse = self._call(self._stub.Stats, request)
+        return response
+
+    def explain(self, request_id: str, tenant: str = "") -> explain_pb2.ExplainResponse:
+        """Ask why a request waits, or has waited. Raises CallError."""
+        request = explain_pb2.ExplainRequest(request_id=request_id, tenant=tenant)
+        stub: Any = ExplainServiceStub(self._channel)
+        response: explain_pb2.ExplainResponse = self._call(stub.Explain, request)
         return response
 
     def _call(self, method: Any, request: Any) -> Any:

@@ -1,0 +1,153 @@
+"""`schedsvc why`: why a request waits, and what it has waited for."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from schedsvc_client.sync import Scheduler
+
+from schedsvc.cli.connect import Connection, connects
+from schedsvc.cli.stats import plain
+
+#: schedsvc.v1.RequestState.
+_ENDED = 4
+_EPILOG = """\b
+Example:
+  schedsvc why chatcmpl-7f3a
+  schedsvc why chatcmpl-7f3a --tenant acme --watch
+  schedsvc why chatcmpl-7f3a --json | jq '.requests[0].place'
+
+A request is known from its arrival until its stored answer is forgotten (`limits.answer_ttl_ms`).
+Of one that was refused or evicted nothing is kept: its caller was told why. Exit status 1 where
+nothing is known.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@connects
+@click.argument("request_id")
+@click.option(
+    "--tenant", default="", help="Its tenant; needed where the configuration does not list it."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+@click.option(
+    "--watch",
+    type=click.FloatRange(min=0.1),
+    is_flag=False,
+    flag_value=1.0,
+    metavar="[SECONDS]",
+    help="Refresh every so many seconds until it has ended; alone, every second.",
+)
+def why(
+    connection: Connection, request_id: str, tenant: str, as_json: bool, watch: float | None
+) -> None:
+    """Say why a request waits: for what, behind whom, for how long."""
+    with Scheduler(connection.target, **connection.proof) as scheduler:
+        _follow(lambda: scheduler.explain(request_id, tenant), request_id, as_json, watch)
+
+
+def _follow(ask: Callable[[], Any], request_id: str, as_json: bool, watch_s: float | None) -> None:
+    answer = ask()
+    if not answer.requests:
+        raise click.ClickException(
+            f"nothing is known of request {request_id!r}: nobody has asked for it, or it was"
+            " refused, evicted or forgotten; or its tenant is not in the configuration (give"
+            " --tenant), or you may not see it"
+        )
+    if as_json:
+        click.echo(json.dumps(plain(answer)))
+        while watch_s is not None and _goes_on(answer):
+            time.sleep(watch_s)
+            answer = ask()
+            click.echo(json.dumps(plain(answer)))
+        return
+    console = Console(markup=False)
+    if watch_s is None:
+        console.print(_view(answer))
+        return
+    with Live(_view(answer), console=console, auto_refresh=False) as live:
+        while _goes_on(answer):
+            time.sleep(watch_s)
+            answer = ask()
+            if answer.requests:
+                live.update(_view(answer), refresh=True)
+
+
+def _goes_on(answer: Any) -> bool:
+    return any(story.state != _ENDED for story in answer.requests)
+
+
+def _view(answer: Any) -> RenderableType:
+    return Group(*(part for story in answer.requests for part in _parts(story)))
+
+
+def _parts(story: Any) -> list[RenderableType]:
+    asked = (
+        f"tenant {story.tenant}, class {story.request_class},"
+        f" {story.prompt_tokens:,} tokens of input, at most {story.max_output_tokens:,} of output"
+    )
+    if story.sequences > 1:
+        asked += f" for each of {story.sequences}"
+    parts: list[RenderableType] = [story.message, "", asked, _estimate(story)]
+    if story.waited:
+        parts.append(_waited(story))
+    if story.pools:
+        parts.append(_pools(story))
+    return parts
+
+
+def _estimate(story: Any) -> str:
+    figures = {
+        "told at its arrival": story.ttft_told_ms,
+        "expected now": story.ttft_expected_ms,
+        "as it was": story.ttft_ms or -1,
+    }
+    known = [f"{value / 1e3:,.1f} s {name}" for name, value in figures.items() if value >= 0]
+    if story.place.reason:
+        before = f"{story.place.work_ahead_tokens:,} tokens of work before it; "
+    else:
+        before = ""
+    return f"{before}time to first token: {', '.join(known) if known else 'not known'}"
+
+
+def _waited(story: Any) -> Table:
+    table = _table("waited for", "time", "part")
+    for row in story.waited:
+        table.add_row(
+            _name(row),
+            f"{row.time_us / 1e6:,.3f} s",
+            f"{row.time_us / max(1, story.queue_duration_us):.0%}",
+        )
+    return table
+
+
+def _pools(story: Any) -> Table:
+    table = _table("pool", "next", "waits for", "needs", "load with it", "allowed")
+    for pool in story.pools:
+        table.add_row(
+            pool.pool + ("" if pool.attached else " (detached)"),
+            "this request" if pool.is_next else pool.next_tenant,
+            _name(pool),
+            *(f"{n:,}" for n in (pool.need_tokens, pool.load_tokens, pool.load_max_tokens)),
+        )
+    return table
+
+
+def _name(row: Any) -> str:
+    """Return the reason of a row in short."""
+    names = row.DESCRIPTOR.fields_by_name["reason"].enum_type.values_by_number
+    return str(names[row.reason].name).removeprefix("WAIT_REASON_") if row.reason else ""
+
+
+def _table(name: str, *numbers: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(name, overflow="fold", min_width=16)
+    for number in numbers:
+        table.add_column(number, justify="right", no_wrap=True)
+    return table

@@ -1,0 +1,135 @@
+"""What is known of a request, in sentences for a person."""
+
+from schedsvc_client.v1 import explain_pb2 as pb
+from schedsvc_client.v1 import quota_pb2, scheduler_pb2
+
+__all__ = ["sentences"]
+
+#: What a pool, or its next request, waits for.
+_POOL_NEEDS = {
+    pb.WAIT_REASON_KV: "needs KV cache",
+    pb.WAIT_REASON_MAX_RUNNING: "runs as many sequences as it may (max_running)",
+    pb.WAIT_REASON_OVERDRAWN: "holds more than its ledger allows",
+    pb.WAIT_REASON_DETACHED: "has no shim connected",
+    pb.WAIT_REASON_LIMIT: "cannot grant beyond limits.leases_max",
+    pb.WAIT_REASON_STRICT: "is kept by a request that waits for another pool",
+    pb.WAIT_REASON_HEADROOM: "keeps the rest of its KV cache for growth and for lighter flows",
+    pb.WAIT_REASON_MODEL_QUOTA: "waits for the quota of its model",
+    pb.WAIT_REASON_MAX_TOTAL: "needs KV cache below its max_total_tokens",
+    pb.WAIT_REASON_ROUND: "has input to compute before it takes more (batch_max_tokens)",
+    pb.WAIT_REASON_ADAPTERS: "has as many LoRA adapters active as it may (max_loras)",
+    pb.WAIT_REASON_DELAY: "holds requests for a moment so that prefills batch (delay_factor)",
+    pb.WAIT_REASON_DRAINING: "is drained by an operator",
+    pb.WAIT_REASON_SHARE: "serves nobody who is beyond its share",
+}
+_ROOM = frozenset({pb.WAIT_REASON_KV, pb.WAIT_REASON_MAX_TOTAL, pb.WAIT_REASON_HEADROOM})
+_KINDS = {
+    quota_pb2.LIMIT_KIND_REQUESTS_PER_MINUTE: "requests a minute",
+    quota_pb2.LIMIT_KIND_INPUT_TOKENS_PER_MINUTE: "input tokens a minute",
+    quota_pb2.LIMIT_KIND_OUTPUT_TOKENS_PER_MINUTE: "output tokens a minute",
+    quota_pb2.LIMIT_KIND_TOKENS_PER_MINUTE: "tokens a minute",
+    quota_pb2.LIMIT_KIND_CONCURRENT_REQUESTS: "requests at once",
+}
+
+
+def sentences(story: pb.RequestStory) -> str:
+    """Say where a request stands, why, and what is expected."""
+    waited = _seconds(story.queue_duration_us / 1e6)
+    if story.state == pb.REQUEST_STATE_ENDED:
+        how = scheduler_pb2.Outcome.Name(story.outcome).removeprefix("OUTCOME_").lower()
+        ago = _seconds(story.state_ms / 1e3)
+        return f"It ended {ago} ago ({how}), after {waited} in the queue{_most(story)}."
+    if story.state != pb.REQUEST_STATE_QUEUED:
+        lease = "is overdue for a report" if story.state == pb.REQUEST_STATE_SUSPECT else "runs"
+        void = "; it holds no reservation any more" if story.is_void else ""
+        since = _seconds(story.state_ms / 1e3)
+        return f"It {lease} in pool {story.pool} since {since}, after {waited} in the queue" + (
+            f"{_most(story)}{void}."
+        )
+    return f"It has waited for {waited}. {_now(story)} {_outlook(story)}"
+
+
+def _now(story: pb.RequestStory) -> str:
+    reason, place = story.place.reason, story.place
+    if reason == pb.WAIT_REASON_QUEUE:
+        ahead = place.queue_ahead
+        many = "more than 1,024" if ahead > 1_024 else f"{ahead:,}"
+        return f"{many} of its own flow {'is' if ahead == 1 else 'are'} before it."
+    if reason in (pb.WAIT_REASON_QUOTA, pb.WAIT_REASON_MODEL_QUOTA):
+        return _quota(story.limit)
+    if reason == pb.WAIT_REASON_SHARE:
+        whose = f"Group {story.limit.quota}" if story.limit.quota else "Its tenant"
+        return (
+            f"{whose} is beyond its share of {story.limit.limit:,} tokens a minute"
+            f"{_due(story.limit, 'has some again')}."
+        )
+    if reason == pb.WAIT_REASON_TURN:
+        return _turn(story)
+    rows = [pool for pool in story.pools if pool.reason == reason]
+    rows.sort(key=lambda pool: not pool.is_next)
+    if not rows:
+        return "No pool that it may go to is connected."
+    return f"It is next; pool {rows[0].pool} {_lack(rows[0])}."
+
+
+def _lack(pool: pb.PoolWait) -> str:
+    needs = _POOL_NEEDS.get(pool.reason, "has no room")
+    if pool.reason in _ROOM and pool.is_next:
+        needs += (
+            f": with its {pool.need_tokens:,} tokens it would hold {pool.load_tokens:,},"
+            f" and {pool.load_max_tokens:,} are allowed"
+        )
+    return needs
+
+
+def _turn(story: pb.RequestStory) -> str:
+    rows = [pool for pool in story.pools if not pool.is_next and pool.reason]
+    if not rows:
+        return "It waits for its turn."
+    pool = rows[0]
+    who = f"flow {pool.next_tenant}" if pool.next_tenant else "another flow"
+    if pool.next_class != story.request_class:
+        who += f", of class {pool.next_class}"
+    lead = ""
+    if pool.next_lead_tokens > 0:
+        lead = f" by {pool.next_lead_tokens:,} tokens of service"
+    return f"In pool {pool.pool} {who} goes first{lead}, and the pool {_lack(pool)}."
+
+
+def _quota(limit: pb.LimitWait) -> str:
+    whose = f"quota {limit.quota}" if limit.quota else "its tenant's quota"
+    if limit.behind_others or limit.kind not in _KINDS:
+        return f"Others wait for {whose}, too, and go before it."
+    if limit.kind == quota_pb2.LIMIT_KIND_CONCURRENT_REQUESTS:
+        return f"As many run at once as {whose} allows ({limit.limit:,}): until one of them ends."
+    return (
+        f"It needs {limit.needs:,} of {whose} of {limit.limit:,} {_KINDS[limit.kind]},"
+        f" of which {limit.remaining:,} are left{_due(limit, 'has enough')}."
+    )
+
+
+def _due(limit: pb.LimitWait, what: str) -> str:
+    return f"; it {what} in {_seconds(limit.due_ms / 1e3)}" if limit.due_ms >= 0 else ""
+
+
+def _outlook(story: pb.RequestStory) -> str:
+    if story.wait_left_ms < 0:
+        expected = "How much longer is not known yet"
+    else:
+        expected = f"It is expected to run in {_seconds(story.wait_left_ms / 1e3)}"
+        if story.wait_error_ms:
+            expected += f" (give or take {_seconds(story.wait_error_ms / 1e3)})"
+    return f"{expected}, and gives up in {_seconds(story.place.evicted_in_ms / 1e3)}."
+
+
+def _most(story: pb.RequestStory) -> str:
+    """Say what it waited for longest."""
+    if not story.waited:
+        return ""
+    longest = max(story.waited, key=lambda row: row.time_us)
+    name = pb.WaitReason.Name(longest.reason).removeprefix("WAIT_REASON_")
+    return f", most of it for {name} ({_seconds(longest.time_us / 1e6)})"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1_000:.0f} ms" if seconds < 1 else f"{seconds:,.1f} s"

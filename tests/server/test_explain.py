@@ -1,0 +1,229 @@
+"""Why a request waits: who may ask, and what it says."""
+
+import asyncio
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from click.testing import CliRunner, Result
+from schedsvc_client.v1 import explain_pb2 as pb
+from schedsvc_client.v1 import quota_pb2, scheduler_pb2
+from schedsvc_client.v1.explain_pb2_grpc import ExplainServiceStub
+from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
+
+from schedsvc._core import WAITS
+from schedsvc.cli import main
+from schedsvc.server import Server
+from schedsvc.service.story import sentences
+
+from .conftest import ask, failure, open_channel, serving, totals, until
+
+OPERATORS = [{"tcp": "127.0.0.1:0", "operate": True}]
+SHIM, OTHER = "correct-horse-battery", "another-horse-battery"
+AUTH = {
+    "tokens": [
+        {"name": name, "sha256": hashlib.sha256(token.encode()).hexdigest()}
+        for name, token in (("shim", SHIM), ("other", OTHER))
+    ]
+}
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token}"),)
+
+
+async def explained(target: str, request_id: str, metadata: Any = ()) -> list[pb.RequestStory]:
+    async with open_channel(target) as channel:
+        request = pb.ExplainRequest(request_id=request_id)
+        answer = await ExplainServiceStub(channel).Explain(request, metadata=metadata)
+        return list(answer.requests)
+
+
+def queued(server: Server) -> int:
+    return totals(server)["queued"]
+
+
+async def wait_for_two(server: Server, metadata: Any = ()) -> tuple[grpc.aio.Channel, list[Any]]:
+    """One request that fills the pool, one of each tenant that waits."""
+    channel = open_channel(server.targets[0])
+    stub = SchedulerServiceStub(channel)
+    await stub.Admit(ask(1_500, request_id="runs"), metadata=metadata)
+    calls = []
+    for name, tenant in (("first", "b"), ("it", "a")):
+        request = ask(1_000, request_id=name, tenant=tenant)
+        calls.append(stub.Admit(request, metadata=metadata))
+        await until(lambda: queued(server) == len(calls), "it waits")
+    return channel, calls
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+def test_reasons_are_numbered_as_in_the_core() -> None:
+    names = {n: name.removeprefix("WAIT_REASON_") for name, n in pb.WaitReason.items()}
+    ours = {n: name for n, name in enumerate(WAITS) if name}
+    assert ours == {n: name for n, name in names.items() if n}
+
+
+async def test_a_request_that_waits_is_explained() -> None:
+    async with serving(listeners=OPERATORS) as server:
+        channel, calls = await wait_for_two(server)
+        (story,) = await explained(server.targets[0], "it")
+        assert (story.tenant, story.state) == ("a", pb.REQUEST_STATE_QUEUED)
+        (pool,) = story.pools
+        assert (pool.next_tenant, pool.reason) == ("b", pb.WAIT_REASON_KV)
+        assert story.place.reason == pb.WAIT_REASON_TURN
+        assert "flow b goes first" in story.message
+        (story,) = await explained(server.targets[0], "first")
+        assert story.pools[0].is_next
+        assert story.message.count("It is next; pool pool needs KV cache: with its") == 1
+        (story,) = await explained(server.targets[0], "runs")
+        assert story.state == pb.REQUEST_STATE_LIVE
+        assert story.message.startswith("It runs in pool pool since")
+        assert await explained(server.targets[0], "nobody asked for it") == []
+        for call in calls:
+            call.cancel()
+        await channel.close()
+
+
+async def test_a_wrong_id_names_the_field() -> None:
+    async with serving() as server, open_channel(server.targets[0]) as channel:
+        error = await failure(ExplainServiceStub(channel).Explain(pb.ExplainRequest()))
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "request_id" in (error.details() or "")
+
+
+async def test_others_hear_nothing(tmp_path: Path) -> None:
+    listeners = [{"tcp": "127.0.0.1:0"}, {"unix": str(tmp_path / "s"), "auth": "none"}]
+    async with serving(listeners=listeners, auth=AUTH) as server:
+        port, socket = server.targets
+        channel, calls = await wait_for_two(server, bearer(SHIM))
+        (story,) = await explained(port, "it", bearer(SHIM))
+        assert (story.pools[0].next_tenant, story.pools[0].is_next) == ("", False)
+        assert "another flow goes first" in story.message
+        assert await explained(port, "it", bearer(OTHER)) == []
+        (story,) = await explained(socket, "it")  # its file mode says who operates
+        assert story.pools[0].next_tenant == "b"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await explained(port, "it")
+        assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        for call in calls:
+            call.cancel()
+        await channel.close()
+
+
+async def test_why_says_it_in_a_sentence_first() -> None:
+    async with serving(listeners=OPERATORS) as server:
+        target = server.targets[0]
+        channel, calls = await wait_for_two(server)
+        shown = await asyncio.to_thread(run, "why", "it", "--target", target)
+        assert shown.exit_code == 0, shown.output
+        assert shown.output.startswith("It has waited for ")
+        for part in ("flow b goes first", "TURN", "KV", "time to first token", "1,000 tokens of"):
+            assert part in shown.output
+        plain = await asyncio.to_thread(run, "why", "it", "--target", target, "--json")
+        story = json.loads(plain.output)["requests"][0]
+        assert story["place"]["reason"] == "WAIT_REASON_TURN"
+        unknown = await asyncio.to_thread(run, "why", "it", "--tenant", "b", "--target", target)
+        assert unknown.exit_code == 1
+        assert "nothing is known of request 'it'" in unknown.output
+        for call in calls:
+            call.cancel()
+        await channel.close()
+    gone = await asyncio.to_thread(run, "why", "it", "--target", target)
+    assert gone.exit_code == 1
+    assert target in gone.output
+
+
+async def test_watching_ends_with_the_request(server: Server) -> None:
+    target = server.targets[0]
+    async with open_channel(target) as channel:
+        stub = SchedulerServiceStub(channel)
+        granted = await stub.Admit(ask(10, request_id="it"))
+        watch = asyncio.to_thread(run, "why", "it", "--target", target, "--json", "--watch", "0.1")
+        watching = asyncio.create_task(watch)
+        await asyncio.sleep(0.3)
+        complete = {"lease_id": granted.grant.lease_id, "pool_epoch": granted.grant.pool_epoch}
+        await stub.Complete(_completing(**complete))
+        shown = await asyncio.wait_for(watching, 30)
+    states = [json.loads(line)["requests"][0]["state"] for line in shown.output.splitlines()]
+    assert states[-1] == "REQUEST_STATE_ENDED"
+
+
+def _completing(**fields: int) -> Any:
+    return scheduler_pb2.CompleteRequest(**fields)
+
+
+QUEUED: dict[str, Any] = {
+    "state": pb.REQUEST_STATE_QUEUED, "queue_duration_us": 1_500_000, "wait_left_ms": 2_000,
+    "wait_error_ms": 300, "request_class": "default",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"place": {"reason": 1, "queue_ahead": 1}}, "1 of its own flow is before it."),
+        ({"place": {"reason": 1, "queue_ahead": 1_025}}, "more than 1,024 of its own flow are"),
+        (
+            {
+                "place": {"reason": 2},
+                "limit": {
+                    "quota": "team",
+                    "kind": quota_pb2.LIMIT_KIND_INPUT_TOKENS_PER_MINUTE,
+                    "limit": 600,
+                    "remaining": 100,
+                    "needs": 300,
+                    "due_ms": 20_000,
+                },
+            },
+            "It needs 300 of quota team of 600 input tokens a minute, of which 100 are left; it"
+            " has enough in 20.0 s.",
+        ),
+        (
+            {"place": {"reason": 2}, "limit": {"behind_others": True}},
+            "Others wait for its tenant's quota, too, and go before it.",
+        ),
+        (
+            {"place": {"reason": 2}, "limit": {"kind": 7, "limit": 4, "due_ms": -1}},
+            "As many run at once as its tenant's quota allows (4)",
+        ),
+        (
+            {"place": {"reason": 3}, "limit": {"limit": 600, "due_ms": 500}},
+            "Its tenant is beyond its share of 600 tokens a minute; it has some again in 500 ms.",
+        ),
+        ({"place": {"reason": 8}}, "No pool that it may go to is connected."),
+        (
+            {
+                "place": {"reason": 4},
+                "pools": [
+                    {
+                        "pool": "p",
+                        "reason": 6,
+                        "next_tenant": "x",
+                        "next_class": "high",
+                        "next_lead_tokens": 0,
+                    }
+                ],
+            },
+            "In pool p flow x, of class high goes first, and the pool runs as many",
+        ),
+        ({"place": {"reason": 4}}, "It is expected to run in 2.0 s (give or take 300 ms)"),
+    ],
+)
+def test_what_is_said_of_each_reason(fields: dict[str, Any], said: str) -> None:
+    text = sentences(pb.RequestStory(**QUEUED, **fields))
+    assert text.startswith("It has waited for 1.5 s. ")
+    assert said in text
+
+
+def test_every_reason_of_a_pool_has_words() -> None:
+    for reason in pb.WaitReason.values():
+        place = {"reason": reason}
+        pools = [{"pool": "p", "reason": reason, "is_next": True}]
+        text = sentences(pb.RequestStory(**QUEUED, place=place, pools=pools))
+        assert "has no room" not in text or not reason, pb.WaitReason.Name(reason)
