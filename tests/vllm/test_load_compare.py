@@ -21,7 +21,7 @@ TTFT_OFF_MAX = 0.40
 def compared(folder: Path) -> dict[str, Any]:
     place = folder / "load"
     place.mkdir()
-    return compare(place, rounds=1, requests=100, rate=5.0)
+    return compare(place, rounds=1, requests=100, rate=5.0, may_be_late=True)
 
 
 def test_the_figures_agree(compared: dict[str, Any]) -> None:
