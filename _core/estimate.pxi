@@ -43,6 +43,7 @@ cdef void forget_waits(Flow* f, int64_t now_ns) noexcept:
     f.told_ns = LONG_AGO_NS
     f.wait_error_ns = f.waits_judged = f.first_us = f.foretold_first_us = f.first_judged = 0
     memset(&f.doubts, 0, sizeof(Doubts))
+    f.input_before, f.cached_before = f.input_tokens, f.cached_tokens
 
 
 cdef int32_t work_of(Scheduler core, const Request* r) noexcept:
@@ -212,11 +213,10 @@ cdef int note_waited(Scheduler core, const Request* r, bint in_turn) noexcept:
 cdef int32_t fresh_of(Scheduler core, const Request* r) noexcept:
     """Input that has to be computed: less by what of the flow's input was cached so far."""
     cdef Flow* f = &core.flows.items[r.flow]
-    cdef int64_t cached = 0
-    if f.input_tokens > 0:
-        cached = <int64_t>(
-            <wide>r.prompt_tokens * min(f.cached_tokens, f.input_tokens) // f.input_tokens
-        )
+    cdef int64_t known = f.input_tokens - f.input_before, cached = f.cached_tokens - f.cached_before
+    cached = max(<int64_t>0, min(cached, known))
+    if cached > 0:
+        cached = <int64_t>(<wide>r.prompt_tokens * cached // known)
     return <int32_t>max(<int64_t>1, r.prompt_tokens - cached)
 
 

@@ -36,7 +36,7 @@ ctypedef struct Flow:
     int64_t interval_ns  # moving average of the time between two grants
     int64_t granted_at_ns  # -1: never
     int64_t promised_tokens, posted_tokens
-    int64_t input_tokens, cached_tokens, output_tokens
+    int64_t input_tokens, cached_tokens, output_tokens, input_before, cached_before  # forgotten
     int64_t received, granted, completed, cancelled, expired
     int64_t refusals[REFUSAL_KINDS]
     int32_t weight_milli

@@ -138,11 +138,9 @@ class Estimate(Room):
     def fresh(self, r: Request) -> int:
         """Input that has to be computed, as far as what of the flow's was cached tells."""
         f = self.flows[r.flow]
-        cached = 0
-        if f.input_tokens > 0:
-            of_flow = min(f.cached_input_tokens, f.input_tokens)
-            cached = r.prompt_tokens * of_flow // f.input_tokens
-        return max(1, r.prompt_tokens - cached)
+        inputs = f.input_tokens - f.forgotten[0]
+        cached = max(0, min(f.cached_input_tokens - f.forgotten[1], inputs))
+        return max(1, r.prompt_tokens - (r.prompt_tokens * cached // inputs if cached else 0))
 
     def prefilling(self, p: Pool) -> int:
         return sum(r.fresh_tokens for r in self.leases(lambda r: self.pools[r.pool] is p))

@@ -125,6 +125,7 @@ class Flow:
     foretold_first_us: int = 0
     first_judged: int = 0
     doubts: Doubts = field(default_factory=Doubts)
+    forgotten: tuple[int, int] = (0, 0)  # of input and of cached tokens
     idle_at_ns: int | None = None  # when it was left last, since anything was learnt
     owed: int = 0  # charged before a restart for leases that nobody has told of yet
 
@@ -133,6 +134,7 @@ class Flow:
         self.told_ns, self.wait_error_ns, self.waits_judged = None, 0, 0
         self.first_us = self.foretold_first_us = self.first_judged = 0
         self.doubts = Doubts()
+        self.forgotten = self.input_tokens, self.cached_input_tokens
 
 
 @dataclass
