@@ -62,7 +62,7 @@ def run_vllm(url: str, trace: Path, folder: Path, requests: int) -> Result:
 
 
 def run_ours(url: str, trace: Path, folder: Path, *, may_be_late: bool) -> Result:
-    """Drive it by ours. It calls a run void where it was late itself, and has written it by then."""
+    """Drive it by ours. A run in which it was late itself it calls void, but has written."""
     command = [sys.executable, "-m", "schedsvc", "load", "--url", url, "--trace", str(trace)]
     command += ["--goodput", "ttft:1000", "--detail", "--out", str(folder / "ours")]
     written = folder / "ours" / "result.json"
