@@ -140,7 +140,7 @@ class _LeaseStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LeaseState
     LEASE_STATE_LIVE: _LeaseState.ValueType  # 2
     """Runs and is renewed."""
     LEASE_STATE_VOID: _LeaseState.ValueType  # 3
-    """Its engine restarted: it holds no reservation; abort it."""
+    """Its engine restarted, or an operator revoked it: it holds no reservation; abort it."""
     LEASE_STATE_ENDED: _LeaseState.ValueType  # 4
     """Completed, cancelled or expired."""
 
@@ -153,7 +153,7 @@ LEASE_STATE_UNKNOWN: LeaseState.ValueType  # 1
 LEASE_STATE_LIVE: LeaseState.ValueType  # 2
 """Runs and is renewed."""
 LEASE_STATE_VOID: LeaseState.ValueType  # 3
-"""Its engine restarted: it holds no reservation; abort it."""
+"""Its engine restarted, or an operator revoked it: it holds no reservation; abort it."""
 LEASE_STATE_ENDED: LeaseState.ValueType  # 4
 """Completed, cancelled or expired."""
 Global___LeaseState: _TypeAlias = LeaseState  # noqa: Y015
