@@ -96,7 +96,10 @@ def test_shares_of_tenants_and_groups_reach_the_core(tmp_path: Path) -> None:
         ),
         (
             "scheduler: {policy: fair}\n",
-            ["2:21 scheduler.policy: has to be 'vtc', 'vtc-predict', 'lcf', 'fcfs' or 'sif'"],
+            [
+                "2:21 scheduler.policy: has to be 'vtc', 'vtc-predict', 'dlpm', 'lcf', 'fcfs' or"
+                " 'sif'"
+            ],
         ),
         (
             "tenants:\n  - {name: x, quota: {tokens_a_minute: 5}}\n",
