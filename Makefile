@@ -7,6 +7,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 STUBS := clients/python
 VLLM_VENV := .venv-vllm
 TESTS_AT_ONCE ?= 2
+# Fresh with each change, and yet the same for all who run it.
+FRESH_SEED := $(shell printf '%d' 0x$$(git rev-parse --verify -q 'HEAD^{tree}' | cut -c1-10))
 
 .PHONY: help env build proto check test test-slow test-faults test-fuzz \
 	test-vllm test-vllm-slow vllm-pairs vllm-cost \
@@ -58,9 +60,9 @@ test-slow: build ## What is too slow for every change.
 	$(BIN)/python -m pytest -q -n $(TESTS_AT_ONCE) -m 'slow and not vllm and not alone'
 	$(BIN)/python -m pytest -q -m 'alone and slow and not vllm'
 
-test-faults: build ## Every seed that has failed once, and a minute of fresh ones (docs/faults.md).
+test-faults: build ## Every seed that has failed once, and 700 fresh ones (docs/faults.md).
 	$(BIN)/schedsvc simtest --regressions
-	$(BIN)/schedsvc simtest --minutes 1
+	$(BIN)/schedsvc simtest --seed $(FRESH_SEED) --seeds 700
 
 test-fuzz: build ## Every parser with hostile input, the core watching its memory: two minutes.
 	$(BIN)/python -m tests.fuzz --sanitised --seconds 6

@@ -8,6 +8,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.sim.faults.auditor import Limits, Quotas, ViolationError
 from schedsvc.sim.faults.auditor.counters import Counters
+from schedsvc.sim.faults.auditor.quotas import Meter
 from schedsvc.sim.faults.auditor.records import Request
 from tests.sim.faults.test_auditor import TERMS, Desk, S
 
@@ -219,6 +220,17 @@ def test_no_more_run_at_once_than_may() -> None:
     overlap(limited(concurrency=3))
     with pytest.raises(ViolationError, match="above the concurrency of tenant a"):
         overlap(limited(concurrency=2))
+
+
+def test_a_head_that_had_its_place_may_follow_leases_that_were_brought_along() -> None:
+    meter = Meter("tenant a", Limits(concurrency=2), 1, 0)
+    meter.hold()
+    meter.hold()
+    meter.grant(0, 1)  # it took its place before
+    meter.settle()
+    meter.grant(0, 1)  # there was one queue
+    with pytest.raises(ViolationError, match="above the concurrency of tenant a"):
+        meter.settle()
 
 
 def test_input_that_was_not_used_is_given_back() -> None:
