@@ -153,3 +153,24 @@ def test_the_twin_agrees_on_longer_walks(seed: int) -> None:
 def test_names_of_outcomes_are_complete() -> None:
     named = {v for k, v in vars(core).items() if k.startswith(("REJECTED_", "EVICTED_"))}
     assert named < set(core.OUTCOME_TEXT)
+
+
+def test_a_flow_rejoins_the_minimum_when_the_head_before_one_that_has_taken_leaves() -> None:
+    pair = Pair("vtc", {"lift": "queued"})
+    flow = pair.flow(b"f", 1000)
+    for name in (b"p0", b"p1"):
+        pair.both("set_pool", name, 1, 100, 1)
+    pair.both("set_flow_quota", flow, input_tokens=100)
+    pair.both("admit", flow, b"first", 60, 1, pool=0)
+    pair.poll()
+    pair.both("admit", flow, b"waits", 90, 1, pool=0)
+    uncovers = pair.both("admit", flow, b"uncovers", 5, 90, pool=1)
+    pair.both("set_flow_quota", flow, -1, True, input_tokens=100)
+    pair.both("admit", flow, b"has taken", 5, 90, pool=1)
+    pair.poll()
+    assert flow in pair.twin.quotas.waits
+    assert flow not in pair.twin.in_minimum
+    pair.compare()
+    pair.cancel(uncovers)
+    assert flow in pair.twin.in_minimum
+    pair.compare()

@@ -302,6 +302,7 @@ class Quotas:
         """It has left its queue."""
         if r.flow in self.waits and self.waits[r.flow].request is r:
             self.come_back(r.flow)
+        self.rejoin(r.flow)  # the next of its queue may have taken at its arrival
         self.retire(r.flow)
 
     def retire(self, flow: int) -> None:
@@ -397,7 +398,7 @@ class Quotas:
 
     def rejoin(self, flow: int) -> None:
         """It has a head in the line again, though another one still waits."""
-        if flow in self.waits and not self.is_out(flow):
+        if flow in self.waits and flow not in self.state.in_minimum and not self.is_out(flow):
             wait = self.waits[flow]
             self._lift(flow, wait)
             wait.lift = self.lift_of(flow, wait.node)
