@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm import proxy_cli, runtime
+from schedsvc_vllm.flight import Flight
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.launcher import LaunchError
 from schedsvc_vllm.proxy import Told, Upstream
@@ -43,6 +44,8 @@ class Server:
         self.pieces = 5
         self.held = asyncio.Event()
         self.held.set()
+        self.answers = asyncio.Event()
+        self.answers.set()
         self.ended = asyncio.Event()
         self.ended.set()
         self.breaks = False
@@ -61,6 +64,8 @@ class Server:
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.seen.append((request.method, request.path_qs, headers, body))
         if not json.loads(body or b"{}").get("stream"):
+            if len(self.seen) == 1:
+                await self.answers.wait()
             usage = {"prompt_tokens": 7, "completion_tokens": 5}
             return web.json_response({"choices": [], "usage": usage}, headers={"x-own": "1"})
         return await self.stream(request)
@@ -98,6 +103,7 @@ async def behind() -> AsyncIterator[tuple[Server, str]]:
     port = runner.addresses[0][1]
     yield server, f"http://127.0.0.1:{port}"
     server.held.set()
+    server.answers.set()
     server.ended.set()
     await runner.cleanup()
 
@@ -146,6 +152,42 @@ async def test_an_upstream_that_was_restarted_is_another_pool(
     ]
     await asyncio.sleep(0.1)
     assert len(fake.pools) == 2
+
+
+@pytest.mark.usefixtures("looked_at_often")
+@pytest.mark.parametrize("begun", [False, True])
+async def test_what_a_restart_overtook_runs_again_unless_its_answer_has_begun(
+    gate: Gate, behind: tuple[Server, str], fake: FakeScheduler, until: Until, begun: bool
+) -> None:
+    """Sent to the new engine under a lease of the old one, before anybody knew of the new one."""
+    await until(lambda: fake.pools)
+    server = behind[0]
+    (server.held if begun else server.answers).clear()
+    asked = asyncio.ensure_future(Exchange(gate, ask(stream=begun)).run())
+    await until(lambda: server.seen)
+    await until(lambda: len(fake.books) == 1)
+    if begun:
+        await until(lambda: gate._runtime is not None and gate._runtime.counts.enforced == 1)
+    server.page = PAGE.replace("1.5e+09", "1.6e+09")
+    await until(lambda: len(fake.pools) == 2)
+    fake.statuses[1] = pb.LEASE_STATE_VOID
+    assert gate._runtime is not None
+    [flight] = gate._runtime._running
+    assert isinstance(flight, Flight)
+    assert flight.admission is not None
+    flight.admission.progress(output_tokens=1)
+    exchange = await asyncio.wait_for(asked, 20)
+    await gate._runtime.session.flush(5)
+    assert not fake.live
+    assert fake.books[1].end.outcome == pb.OUTCOME_CANCELLED
+    if begun:
+        assert not any(m.get("more_body") is False for m in exchange.sent[1:])  # it breaks off
+        assert len(server.seen) == 1
+    else:
+        assert (exchange.status, len(server.seen)) == (200, 2)
+        assert server.seen[1][3] == ask(stream=False)
+        assert fake.books[2].end.outcome == pb.OUTCOME_COMPLETED
+    assert gate._runtime.limit.running == 0
 
 
 async def test_sizes_come_from_the_upstream(gate: Gate, fake: FakeScheduler, until: Until) -> None:

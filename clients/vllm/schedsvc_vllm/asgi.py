@@ -64,6 +64,7 @@ class Mailbox:
 
     def __init__(self, receive: Receive, body: bytes) -> None:
         self._receive = receive
+        self._whole = body
         self._body: bytes | None = body
         self._watch: asyncio.Task[Message] | None = None
         # The app has been told that the client is gone: what it sends from now on, nobody gets.
@@ -87,6 +88,10 @@ class Mailbox:
         if self._watch is None:
             self._watch = asyncio.ensure_future(self._next_disconnect())
         return self._watch
+
+    def play_again(self) -> None:
+        """Give the body once more, to an app that has not answered yet."""
+        self._body = self._whole
 
     def close(self) -> None:
         """End the watch, where the app did not take it over."""

@@ -27,6 +27,7 @@ class Flight:
     __slots__ = (
         "_call",
         "_ending",
+        "_epoch",
         "_mailbox",
         "_reader",
         "_running",
@@ -58,6 +59,7 @@ class Flight:
         self._mailbox = mailbox
         self._send = send
         self._tally = tally
+        self._epoch = runtime.pool.epoch
         self._reader: UsageFilter | UsageReader | None = None
         self._status = 0
         self._ending: Ending | None = None
@@ -81,6 +83,17 @@ class Flight:
     def has_begun(self) -> bool:
         """Whether the app has begun to answer."""
         return self._status != 0
+
+    @property
+    def asked_an_earlier_engine(self) -> bool:
+        """Whether another engine stands in its pool now than when it began to ask for a place."""
+        return self._epoch != self._runtime.pool.epoch
+
+    def again(self) -> Flight:
+        """Return one for the same request, after this one has finished."""
+        runtime = self._runtime
+        tally = runtime.counter.tally() if runtime.counter is not None else None
+        return Flight(runtime, self._call, self._tenant, self._mailbox, self._send, tally)
 
     def granted(self) -> None:
         """Take note that the scheduler lets it run, in the task that will run it."""

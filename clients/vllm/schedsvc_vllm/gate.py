@@ -167,8 +167,19 @@ class Gate:
     async def _run(
         self, runtime: Runtime, request: Request, flight: Flight, scope: Scope, send: Send
     ) -> None:
-        """Wait for its turn, run it, and close its books on every way out."""
+        """Wait for its turn and run it, once more where another engine has come meanwhile."""
         scope.setdefault("state", {})
+        try:
+            while await self._run_once(runtime, request, flight, scope, send):
+                request.mailbox.play_again()
+                flight = flight.again()
+        finally:
+            request.mailbox.close()
+
+    async def _run_once(
+        self, runtime: Runtime, request: Request, flight: Flight, scope: Scope, send: Send
+    ) -> bool:
+        """Run it, and close its books on every way out; whether it has to be run again."""
         try:
             refusal = await self._turn(runtime, request, flight)
             if refusal is not None:
@@ -184,6 +195,8 @@ class Gate:
             # Somebody else may want the task to end, too.
             if not flight.revoked or task is None or task.uncancel():
                 raise
+            if flight.asked_an_earlier_engine and not flight.has_begun:
+                return True  # its lease went with that engine, its client has seen nothing of it
             if not flight.has_begun:
                 message = "the scheduler has ended this request; ask again"
                 answer = answers.unavailable(message, "lease_revoked", request.id)
@@ -191,7 +204,7 @@ class Gate:
                 await answer.spoken(request.call.route.dialect).send(send)
         finally:
             flight.finish(scope)
-            request.mailbox.close()
+        return False
 
     async def _turn(self, runtime: Runtime, request: Request, flight: Flight) -> Answer | None:
         """Wait until the request may run (None) or is refused. Raises ClientLeftError."""
