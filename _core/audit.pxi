@@ -259,11 +259,12 @@ cdef int check_load(Scheduler core, int32_t pool) except -1:
             require(
                 core,
                 runs.items[r.run].id == i and runs.items[r.run].left == run.left
-                and runs.items[r.run].held == run.held and runs.items[r.run].width == run.width,
+                and runs.items[r.run].blocks == run.blocks
+                and runs.items[r.run].part == run.part and runs.items[r.run].width == run.width,
                 "a lease that grows counts as it was last reported",
             )
         else:
-            require(core, r.fixed_tokens == run.held and run.width == 0, "a lease counts in full")
+            require(core, r.fixed_tokens == run.whole and run.width == 0, "a lease counts in full")
         i = r.pool_next
     return require(
         core, growing == runs.count and held == runs.fixed_tokens, "the load counts every lease"

@@ -275,12 +275,13 @@ cdef class Ledger:
         O(1), in the peak form O(leases of the pool)."""
         cdef const Pool* p = &self.pools[pool]
         cdef int64_t load
+        load = p.promised_blocks * p.block_size
+        if one_more != NULL:
+            load += one_more.whole
         if self.by_peak:
-            load = runs_peak(&self.pools[pool].runs, self.requests, one_more)
-        else:
-            load = p.promised_blocks * p.block_size
-            if one_more != NULL:
-                load += one_more.whole
+            load = min(
+                load, runs_peak(&self.pools[pool].runs, self.requests, one_more, p.block_size)
+            )
         return load + p.loras.tokens + beyond(p)
 
     cdef int64_t allowance(self, int32_t pool) noexcept:
@@ -292,21 +293,18 @@ cdef class Ledger:
         """What a lease adds to the load, with so many blocks reserved and so much output of each
         sequence to come in all."""
         cdef const Pool* p = &self.pools[pool]
-        cdef int64_t whole = blocks * p.block_size, each
+        cdef int64_t whole = blocks * p.block_size, held, each
         cdef Run run
-        run.left = run.width = 0
-        run.held = run.whole = whole
+        memset(&run, 0, sizeof(run))
+        run.whole = whole
         run.id = NONE
         if not r.reports_progress or r.state == SUSPECT:
             return run
         each = (r.output_tokens + r.sequences - 1) // r.sequences
+        held = min(<int64_t>r.prompt_tokens * r.n + r.output_tokens, whole)
         run.width = r.sequences
-        run.left = max(<int64_t>0, output - each)
-        run.held = min(<int64_t>r.prompt_tokens * r.n + r.output_tokens, whole)
-        run.left = min(run.left, (whole - run.held) // run.width)
-        run.held += min(
-            run.width * (p.block_size - 1) // 2, whole - run.held - run.width * run.left
-        )
+        run.left = min(max(<int64_t>0, output - each), (whole - held) // run.width)
+        set_growth(&run, (held + run.width - 1) // run.width, p.block_size)
         return run
 
     cdef int verdict(
@@ -409,8 +407,8 @@ cdef class Ledger:
         run = self.figures(r.pool, r, r.reserved_blocks, r.predicted_output)
         if run.width == 0:
             self.unplace(i)
-            r.fixed_tokens = run.held
-            runs.fixed_tokens += run.held
+            r.fixed_tokens = run.whole
+            runs.fixed_tokens += run.whole
             return 0
         if r.run == NONE:
             self.unplace(i)

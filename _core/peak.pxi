@@ -4,17 +4,34 @@
 # Of a lease that reports its progress is known what it holds and how many tokens each of its
 # sequences will still make. All sequences grow by a token a step, so with the leases in descending
 # order of what is left, the load just before the k-th ends is
-#     sum(held[j] + width[j] * left[k] for j <= k),
-# and the greatest of these is the peak. A lease that reports nothing, or is SUSPECT, counts in full
-# at any time. A sequence leaves half a block unused on average, though never more than its
-# reservation: so the peak is at most the sum of the reservations.
+#     sum(width[j] * ceil((each[j] + left[k]) / block) for j <= k)
+# blocks, and the greatest of these is the peak. It is counted exactly, not by half a block that each
+# leaves unused: sequences that began together fill their last blocks together. A sequence of
+# `each` tokens has used up its last block by `each - 1` modulo `block`; it begins one more within
+# `left` tokens, beyond the whole ones among these, if that and `left` modulo `block` make a block.
+# How many do, a histogram of the first tells; with blocks of more than PARTS tokens it is coarser, and
+# errs on the safe side. A lease that reports nothing, or is SUSPECT, counts in full at any time. No
+# peak is above the sum of the reservations.
+
+cdef enum:
+    PARTS = 128
+    GROUP = 16  # parts that are summed up together
+    GROUPS = 8
 
 ctypedef struct Run:
     int64_t left  # tokens that each of its sequences will still make
-    int64_t held  # tokens in the cache, with what its last blocks leave unused
+    int64_t left_blocks  # whole blocks of it
+    int64_t blocks  # that its sequences have begun
     int64_t width  # sequences
-    int64_t whole  # its reservation
+    int64_t whole  # its reservation, in tokens
+    int32_t part  # of PARTS: how far its sequences have used up their last blocks
+    int32_t from_part  # which of those with it begin a block more while the rest of `left` is made
     int32_t id  # of its request
+
+
+ctypedef struct Histogram:
+    int32_t parts[PARTS + GROUP]  # beyond PARTS there are none
+    int32_t groups[GROUPS + 1]
 
 
 cdef int64_t NEVER = <int64_t>1 << 62
@@ -78,29 +95,64 @@ cdef void runs_order(Runs* runs, Requests requests) noexcept:
     runs.ordered = True
 
 
-cdef int64_t runs_peak(Runs* runs, Requests requests, const Run* one_more) noexcept:
-    """The greatest load to come, in tokens, with one more lease where it is given."""
-    cdef int64_t held = 0, width = 0, most = 0
-    cdef int32_t i
+cdef void set_growth(Run* run, int64_t each_tokens, int64_t block_tokens) noexcept:
+    """Set what follows from what each sequence holds, from `left` and `width`. O(1)."""
+    cdef int64_t used = max(each_tokens, <int64_t>1) - 1
+    cdef int64_t of_part = (block_tokens + PARTS - 1) // PARTS
+    run.blocks = run.width * (used // block_tokens + 1)
+    run.part = <int32_t>(used % block_tokens // of_part)
+    run.left_blocks = run.left // block_tokens
+    run.from_part = <int32_t>((block_tokens - run.left % block_tokens) // of_part)
+
+
+cdef inline int64_t beginning(const Histogram* seen, int32_t from_part) noexcept nogil:
+    """How many sequences are at that part or beyond. O(GROUPS + GROUP)."""
+    cdef int32_t group = from_part // GROUP, k
+    cdef int64_t count = 0
+    for k in range(group + 1, GROUPS):
+        count += seen.groups[k]
+    for k in range(from_part, (group + 1) * GROUP):
+        count += seen.parts[k]
+    return count
+
+
+cdef inline void peak_with(
+    Histogram* seen, const Run* run, int64_t* blocks, int64_t* width, int64_t* most
+) noexcept nogil:
+    # Only where all of them, beginning a block more, would be the most so far they are counted.
+    cdef int64_t load
+    blocks[0] += run.blocks
+    width[0] += run.width
+    seen.parts[run.part] += <int32_t>run.width
+    seen.groups[run.part // GROUP] += <int32_t>run.width
+    load = blocks[0] + width[0] * run.left_blocks
+    if load + width[0] > most[0]:
+        most[0] = max(most[0], load + beginning(seen, run.from_part))
+
+
+cdef int64_t runs_peak(
+    Runs* runs, Requests requests, const Run* one_more, int64_t block_tokens
+) noexcept:
+    """The greatest load to come, in tokens, with one more lease where it is given. O(leases)."""
+    cdef Histogram seen
+    cdef int64_t blocks = 0, width = 0, most = 0
     cdef int64_t fixed = runs.fixed_tokens
     cdef bint is_in = one_more == NULL
+    cdef int32_t i
     if one_more != NULL and one_more.width == 0:
-        fixed += one_more.held
+        fixed += one_more.whole
         is_in = True
     if not runs.ordered:
         runs_order(runs, requests)
+    memset(&seen, 0, sizeof(seen))
     for i in range(runs.count):
         if not is_in and one_more.left >= runs.items[i].left:
             is_in = True
-            held += one_more.held
-            width += one_more.width
-            most = max(most, held + width * one_more.left)
-        held += runs.items[i].held
-        width += runs.items[i].width
-        most = max(most, held + width * runs.items[i].left)
+            peak_with(&seen, one_more, &blocks, &width, &most)
+        peak_with(&seen, &runs.items[i], &blocks, &width, &most)
     if not is_in:
-        most = max(most, held + one_more.held + (width + one_more.width) * one_more.left)
-    return most + fixed
+        peak_with(&seen, one_more, &blocks, &width, &most)
+    return most * block_tokens + fixed
 
 
 cdef void runs_project(

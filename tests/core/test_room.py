@@ -1,6 +1,9 @@
 """The peak form, headroom that adapts, and what is kept for flows below their share."""
 
+import random
 from typing import Any
+
+import pytest
 
 from schedsvc import _core as core
 
@@ -67,13 +70,44 @@ def test_what_reports_nothing_or_is_silent_counts_in_full() -> None:
     s.check()
 
 
-def test_a_sequence_leaves_half_a_block_unused_but_never_more_than_its_reservation() -> None:
+def test_blocks_are_counted_as_they_are_begun() -> None:
     s = peak(1_600, block=16)
     grant(s, 0, "tight", 10, 6, reports_progress=True)  # one block to the last token
     assert pool(s, 0)["load_tokens"] == 16
-    grant(s, 0, "loose", 10, 7, reports_progress=True)  # two blocks, 15 tokens to spare
-    assert pool(s, 0)["load_tokens"] == 16 + 16 + 7
+    grant(s, 0, "loose", 10, 7, reports_progress=True)  # begins its second when the first has ended
+    assert pool(s, 0)["load_tokens"] == 32
     assert pool(s, 0)["promised_tokens"] == 48
+
+
+def test_sequences_that_began_together_begin_blocks_together() -> None:
+    s = peak(1_600, block=16)
+    for i in range(3):
+        grant(s, 0, f"r{i}", 16, 2, reports_progress=True)
+    assert pool(s, 0)["load_tokens"] == 3 * 32  # half a block for each would make 3 * (18 + 7)
+    s.progress(0, 1, 1, 16, output_tokens=1)
+    # It ends first, at 18 tokens, when the others have 17.
+    assert pool(s, 0)["load_tokens"] == 3 * 32
+    s.check()
+
+
+@pytest.mark.parametrize("block", [1, 7, 16, 128, 129, 1_000])
+def test_the_peak_counts_as_many_blocks_as_an_engine_that_runs_them(block: int) -> None:
+    """Of blocks of more than 128 tokens it may count one too many for each, never too few."""
+    draws = random.Random(block)
+    for _ in range(50):
+        s = peak(1_000_000 * block, block=block)
+        leases = [
+            (draws.randint(1, 5 * block), draws.randint(1, 5 * block))
+            for _ in range(draws.randint(1, 12))
+        ]
+        for i, (prompt, output) in enumerate(leases):
+            grant(s, 0, f"r{i}", prompt, output, reports_progress=True)
+        counts = [
+            sum(-(-(prompt + made) // block) for prompt, output in leases if output >= made)
+            for made in range(5 * block + 1)
+        ]
+        load = pool(s, 0)["load_tokens"] // block
+        assert max(counts) <= load <= max(counts) + (len(leases) if block > 128 else 0)
 
 
 def test_what_the_engine_holds_beyond_all_promises_counts_while_it_is_known() -> None:

@@ -11,6 +11,15 @@ LINGER_NS = 10 * 10**9
 PREFILL_MAX_NS = 10**9
 
 
+def blocks_then(each: int, more: int, size: int) -> int:
+    """Blocks of a sequence that makes some tokens more; of large blocks at most one too many."""
+    if size <= 128:
+        return -(-(each + more) // size)
+    of_part = -(-size // 128)
+    begins = (each - 1) % size // of_part >= (size - more % size) // of_part
+    return (each - 1) // size + 1 + more // size + begins
+
+
 class Room(Prefixes):
     """The load in both forms; headroom that adapts; what is kept for flows below their share."""
 
@@ -21,35 +30,42 @@ class Room(Prefixes):
         blocks: int = 0,
         adapter: bytes = b"",
     ) -> int:
-        """Tokens at worst, with one more lease (left, held, width; width 0: held throughout)."""
+        """Tokens at worst, with one more lease (left, each, width; width 0: throughout)."""
         p = self.pools[pool]
+        size = p.block_size
         others = p.beyond_tokens + self.adapter_tokens(pool, adapter)
+        promised = (self.promised(pool) + blocks) * size
         if self.form == "sum":
-            return (self.promised(pool) + blocks) * p.block_size + others
+            return promised + others
         entries = [self.figures(pool, r) for r in self.leases_of(pool)]
         if extra is not None:
             entries.append(extra)
-        moments = {left for left, _, width in entries if width} | {0}
         at_worst = max(
-            sum(held + width * moment for left, held, width in entries if width and left >= moment)
-            for moment in moments
+            [
+                sum(
+                    width * blocks_then(each, moment, size)
+                    for left, each, width in entries
+                    if width and left >= moment
+                )
+                for moment, _, width in entries
+                if width
+            ],
+            default=0,
         )
-        fixed = sum(held for _, held, width in entries if not width)
-        return at_worst + fixed + others
+        fixed = sum(whole for _, whole, width in entries if not width)
+        return min(promised, at_worst * size + fixed) + others
 
     def figures(
         self, pool: int, r: Request, blocks: int | None = None, output: int | None = None
     ) -> tuple[int, int, int]:
-        size = self.pools[pool].block_size
-        whole = (r.reserved_blocks if blocks is None else blocks) * size
+        whole = (r.reserved_blocks if blocks is None else blocks) * self.pools[pool].block_size
         if not r.reports_progress or r.state == SUSPECT:
             return 0, whole, 0
         output = r.predicted_output if output is None else output
         held = min(r.prompt_tokens * r.n + r.output_tokens, whole)
         left = max(0, output - -(-r.output_tokens // r.sequences))
         left = min(left, (whole - held) // r.sequences)
-        unused = min(r.sequences * (size - 1) // 2, whole - held - r.sequences * left)
-        return left, held + unused, r.sequences
+        return left, max(1, -(-held // r.sequences)), r.sequences
 
     def allowance(self, pool: int) -> int:
         p = self.pools[pool]
