@@ -275,8 +275,8 @@ MUTANTS = (
         (
             (
                 "peak.pxi",
-                "    return most + fixed\n",
-                "    if BUG:\n        most = held\n",
+                "    return most * block_tokens + fixed\n",
+                "    if BUG:\n        most = blocks\n",
             ),
         ),
         100,
