@@ -5,11 +5,11 @@
 # sequences will still make. All sequences grow by a token a step, so with the leases in descending
 # order of what is left, the load just before the k-th ends is
 #     sum(width[j] * ceil((each[j] + left[k]) / block) for j <= k)
-# blocks, and the greatest of these is the peak. It is counted exactly, not by half a block that each
-# leaves unused: sequences that began together fill their last blocks together. A sequence of
-# `each` tokens has used up its last block by `each - 1` modulo `block`; it begins one more within
-# `left` tokens, beyond the whole ones among these, if that and `left` modulo `block` make a block.
-# How many do, a histogram of the first tells; with blocks of more than PARTS tokens it is coarser, and
+# blocks, and the greatest of these is the peak. It is counted exactly, not by half a block that
+# each leaves unused: sequences that began together fill their last blocks together. One of `each`
+# tokens has used up its last block by `each - 1` modulo `block`; it begins one more within `left`
+# tokens, beyond the whole ones among these, if that and `left` modulo `block` make a block. How
+# many do, a histogram of the first tells; with blocks of more than PARTS tokens it is coarser, and
 # errs on the safe side. A lease that reports nothing, or is SUSPECT, counts in full at any time. No
 # peak is above the sum of the reservations.
 

@@ -76,11 +76,12 @@ class Audit:
         """Grant whatever audited flows have queued, flow by flow, in the order of arrival."""
         twin = self.twin
         for flow in sorted(self.flows):
-            while (heads := twin.quotas.heads(flow)) and not twin.is_full(flow):
+            while not twin.is_full(flow):
+                heads = [r for r in twin.quotas.heads(flow) if self.pool_for(r) != -1]
+                if not heads:
+                    break
                 r = heads[0]
                 pool = self.pool_for(r)
-                if pool == -1:
-                    continue
                 plan = twin.reservation(pool, r)
                 r.evidence = plan.evidence
                 twin.quotas.asked[r.seq] = twin.quotas.take(r)[1]
