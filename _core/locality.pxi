@@ -13,6 +13,35 @@
 
 HASH_MASK = (1 << 64) - 1
 
+cdef enum:
+    USE_PLACEMENT = 1
+    USE_ORDER = 2
+
+cdef bytes PREFIX_KEY_NAME = b"prefix blocks"
+
+
+cdef int prefix_uses(Scheduler core) noexcept:
+    """What hashes could change now; 0: nothing. O(1)."""
+    cdef int uses = 0
+    if core.prefix_max:
+        if core.prefix_ppm and core.ledger.count > 1:
+            uses |= USE_PLACEMENT
+        if core.by_prefix:
+            uses |= USE_ORDER
+    return uses
+
+
+cdef int write_prefix_uses(Scheduler core, Writer w, int uses) except -1:
+    """Tell a stream, with the key of its hashes. O(1)."""
+    cdef size_t before = w.length()
+    cdef const uint8_t* name = <const uint8_t*><const char*>PREFIX_KEY_NAME
+    if uses:
+        w.fixed64(4, sip128(core.k0, core.k1, name, len(PREFIX_KEY_NAME)).hi)
+        w.varint(3, uses & USE_ORDER != 0)
+        w.varint(2, uses & USE_PLACEMENT != 0)
+        w.varint(1, PREFIX_KEPT_MAX)
+    return w.close(6, before)
+
 
 cdef int keep_wire_hashes(Scheduler core, int64_t handle, const AdmitMessage* m) except -1:
     """Keep what a message says of the prompt, if that was queued. O(bytes)."""

@@ -20,6 +20,7 @@ cdef class Session:
     cdef Scheduler core
     cdef readonly int32_t owner
     cdef int32_t principal, open_count, first
+    cdef int uses_told  # of hashes of prompts
     cdef bint greeted, closed, welcome_due, is_ready, is_listed
     cdef uint64_t seq
     cdef Verdict* box
@@ -352,8 +353,13 @@ cdef class Session:
         cdef int32_t first_notice = self.notice_taken
         cdef int32_t last_notice = min(self.notice_count, first_notice + ANSWERS_PER_MESSAGE)
         cdef int32_t i
+        cdef int uses
         if self.closed or not self.is_ready:
             return None
+        uses = prefix_uses(self.core) if self.greeted else 0
+        if uses != self.uses_told:
+            self.uses_told = uses
+            write_prefix_uses(self.core, w, uses)
         for tag, code, field, description in reversed(self.faults[:ANSWERS_PER_MESSAGE]):
             before = w.length()
             w.text(4, description)

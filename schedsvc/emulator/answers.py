@@ -16,25 +16,40 @@ _CHUNK_OBJECT = {"completion": "text_completion", "chat": "chat.completion.chunk
 
 
 @dataclass(slots=True)
+class PromptTokensDetails:
+    """What of the prompt was found in the prefix cache."""
+
+    cached_tokens: int
+
+
+@dataclass(slots=True)
 class UsageInfo:
     """Tokens of one request, under vLLM's names."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: None = None
+    prompt_tokens_details: PromptTokensDetails | None = None
 
     @classmethod
     def of(cls, generation: Generation) -> "UsageInfo":
-        """Count what a generation has used so far. A prompt counts once, whatever n is."""
+        """Count what a generation has used so far. A prompt counts once, whatever n is.
+
+        What was cached is told where it is anything, as by vLLM's --enable-prompt-tokens-details.
+        """
         prompt, completion = generation.prompt_tokens, generation.completion_tokens
-        return cls(prompt, completion, prompt + completion)
+        cached = generation.cached_tokens
+        details = PromptTokensDetails(cached) if cached else None
+        return cls(prompt, completion, prompt + completion, details)
 
     def json(self) -> str:
         """Give the JSON object."""
+        details = "null"
+        if self.prompt_tokens_details is not None:
+            details = f'{{"cached_tokens":{self.prompt_tokens_details.cached_tokens}}}'
         return (
             f'{{"prompt_tokens":{self.prompt_tokens},"total_tokens":{self.total_tokens},'
-            f'"completion_tokens":{self.completion_tokens},"prompt_tokens_details":null}}'
+            f'"completion_tokens":{self.completion_tokens},"prompt_tokens_details":{details}}}'
         )
 
 

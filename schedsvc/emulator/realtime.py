@@ -46,6 +46,7 @@ class Generation:
         "_dirty",
         "_taken",
         "arrived_ns",
+        "cached",
         "client_gone",
         "cut_off",
         "engine_ids",
@@ -62,6 +63,8 @@ class Generation:
         self.produced = [0] * len(self.outputs)
         self.open_choices = len(self.outputs)
         self.engine_ids: list[int] = []
+        # Tokens of each prompt that its first sequence found cached, when that first ran.
+        self.cached: dict[RequestId, int] = {}
         self.arrived_ns = arrived_ns
         self.first_token_ns = 0
         self.cut_off = False
@@ -74,6 +77,11 @@ class Generation:
     def completion_tokens(self) -> int:
         """Output tokens so far, over all choices."""
         return sum(self.produced)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were found in the prefix cache."""
+        return sum(self.cached.values())
 
     @property
     def finished(self) -> bool:
@@ -244,6 +252,8 @@ class RealTimeEngine:
             if not generation.first_token_ns:
                 generation.first_token_ns = self._clock()
                 self._on_first_token(generation)
+            if sequence.prefix_keys and sequence.index == 0:
+                generation.cached.setdefault(sequence.request.request_id, sequence.cached_tokens)
             generation.note(base + sequence.index, result.tokens)
         for sequence in result.finished:
             entry = self._generations.get(sequence.request.request_id)

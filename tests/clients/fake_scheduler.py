@@ -61,6 +61,8 @@ class FakeScheduler:
         self.incarnation = 1
         self.lease_ttl_ms = 10_000
         self.open_requests_max = 1_000
+        # Told with the Welcome.
+        self.prefix_use: pool_pb2.PrefixUse | None = None
         self.next_lease = 1
         self.admits: list[pb.AdmitRequest] = []
         self.answers: dict[str, pb.AdmitResponse] = {}
@@ -286,6 +288,8 @@ class _Stream:
             answer.welcome.incarnation = fake.incarnation
             answer.welcome.lease_ttl_ms = fake.lease_ttl_ms
             answer.welcome.open_requests_max = fake.open_requests_max
+            if fake.prefix_use is not None:
+                answer.prefix_use.CopyFrom(fake.prefix_use)
         elif kind == "pool":
             fake.pools.append(event.pool)
             if fake.pool_fault is not None and fake.faulty_pool in ("", event.pool.pool):

@@ -306,6 +306,7 @@ class TestSettings:
             SCHEDSVC_TRUST_API_KEY="no",
             SCHEDSVC_UNREACHABLE="closed",
             SCHEDSVC_UNGATED="pass",
+            SCHEDSVC_PREFIX_HASHES="off",
             SCHEDSVC_API_KEYS_FILE=str(file),
             VLLM_API_KEY="other",
         )
@@ -320,6 +321,7 @@ class TestSettings:
         assert not made.trust_api_key
         assert not made.fail_open
         assert not made.refuse_ungated
+        assert not made.prefix_hashes
         assert len(made.api_keys_sha256) == 2
 
     @pytest.mark.parametrize(
@@ -335,6 +337,7 @@ class TestSettings:
             ("SCHEDSVC_TRUST_API_KEY", "maybe"),
             ("SCHEDSVC_UNREACHABLE", "half"),
             ("SCHEDSVC_UNGATED", "maybe"),
+            ("SCHEDSVC_PREFIX_HASHES", "on"),
             ("SCHEDSVC_TLS_CA_FILE", "/nowhere/ca.pem"),
             ("SCHEDSVC_TOKEN_FILE", "/nowhere/token"),
             ("SCHEDSVC_TOKEN_FILE", "/dev/null"),

@@ -47,6 +47,16 @@ class Welcomed:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixUse:
+    """What hashes of prompts are good for at this time; see schedsvc.v1.PrefixUse."""
+
+    hashes_max: int = 0
+    placement: bool = False
+    order: bool = False
+    key: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The answer to one Admit; `lease` where it was granted."""
 
@@ -128,6 +138,8 @@ class SessionProtocol:
         self._open_requests_max = self._limits.open_requests_max
         self._incarnation: int | None = None
         self._connected = False
+        #: What hashes of prompts are good for, as the scheduler said last.
+        self.prefix_use = PrefixUse()
         self._reset_stream()
 
     def _reset_stream(self) -> None:
@@ -295,6 +307,10 @@ class SessionProtocol:
             self._endings.pop(unacknowledged.popleft()[1], None)
         if response.HasField("welcome"):
             notices.append(self._welcomed(response.welcome))
+            self.prefix_use = PrefixUse()
+        if response.HasField("prefix_use"):
+            use = response.prefix_use
+            self.prefix_use = PrefixUse(use.hashes_max, use.placement, use.order, use.key)
         for verdict in response.verdicts:
             notice = self._judged(now_ns, verdict)
             if notice is not None:

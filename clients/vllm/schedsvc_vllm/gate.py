@@ -71,6 +71,7 @@ class Request:
     adapter: str
     id: str
     mailbox: Mailbox
+    prefix_block_hashes: list[int]
 
 
 class Gate:
@@ -161,7 +162,8 @@ class Gate:
         mailbox = Mailbox(receive, call.body)
         flight = Flight(runtime, call, identity.key, mailbox, send, tally)
         adapter = runtime.engine.adapter(body.get("model"))
-        request = Request(call, identity, request_class, adapter, request_id, mailbox)
+        hashes = runtime.prefix_block_hashes(route, body)
+        request = Request(call, identity, request_class, adapter, request_id, mailbox, hashes)
         await self._run(runtime, request, flight, scope, send)
 
     async def _run(
@@ -239,6 +241,7 @@ class Gate:
                 max_output_tokens=call.max_output_tokens,
                 request_class=request.request_class,
                 adapter=request.adapter,
+                prefix_block_hashes=request.prefix_block_hashes,
             )
             await _first(flight.admission.submit(), request.mailbox)
         except Refused as refused:

@@ -43,6 +43,7 @@ OPTIONS = {
     "unreachable": "open or closed: what to do while the scheduler is away",
     "unreachable-concurrency-min": "requests that always run while it is away",
     "ungated": "refuse or pass: what to do with endpoints that are not covered",
+    "prefix-hashes": "auto or off: hash the blocks of prompts while the scheduler orders by them",
     "body-bytes-max": "largest body of a request",
 }
 

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from schedsvc_client import ChannelCredentials, ClientOptions, tls_credentials
 from schedsvc_client.aio import SchedulerSession, SessionState
@@ -15,6 +16,8 @@ from schedsvc_vllm.engine import EngineView, Pool
 from schedsvc_vllm.estimate import TokenRatios
 from schedsvc_vllm.limit import LocalLimit
 from schedsvc_vllm.page import Counts
+from schedsvc_vllm.prefixes import block_hashes
+from schedsvc_vllm.routes import Route
 from schedsvc_vllm.scrape import (
     SCRAPE_PERIOD_S,
     SCRAPE_PERIOD_S_MAX,
@@ -89,6 +92,16 @@ class Runtime:
         if self.counter is not None:
             self.counter.close()
         await self.session.close()
+
+    def prefix_block_hashes(self, route: Route, body: Mapping[str, Any]) -> list[int]:
+        """Hash the blocks of a prompt while the scheduler orders requests by them. O(prompt).
+
+        For placement they are of no use: whatever comes here runs here.
+        """
+        use = self.session.prefix_use
+        if not (use.order and self._settings.prefix_hashes):
+            return []
+        return block_hashes(route, body, use)
 
     def watch(self, reporter: Reporter) -> None:
         """Ask for running totals from time to time, until `unwatch`."""

@@ -58,6 +58,7 @@ class Settings:
     fail_open: bool = True
     fail_open_concurrency_min: int = 1
     refuse_ungated: bool = True
+    prefix_hashes: bool = True
     body_bytes_max: int = 32 << 20
 
     @classmethod
@@ -87,6 +88,7 @@ class Settings:
             fail_open=read.choice("SCHEDSVC_UNREACHABLE", ("open", "closed")) == "open",
             fail_open_concurrency_min=read.number("SCHEDSVC_UNREACHABLE_CONCURRENCY_MIN", 1),
             refuse_ungated=read.choice("SCHEDSVC_UNGATED", ("refuse", "pass")) == "refuse",
+            prefix_hashes=read.choice("SCHEDSVC_PREFIX_HASHES", ("auto", "off")) == "auto",
             body_bytes_max=read.number("SCHEDSVC_BODY_BYTES_MAX", 32 << 20),
         )
 

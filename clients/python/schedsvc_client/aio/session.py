@@ -39,6 +39,7 @@ from schedsvc_client.session_protocol import (
     LeaseLost,
     Notice,
     PoolRefused,
+    PrefixUse,
     SessionLimits,
     SessionProtocol,
     Verdict,
@@ -115,6 +116,11 @@ class SchedulerSession(Asker):
     def open_requests(self) -> int:
         """Requests that have no verdict yet."""
         return self._protocol.open_requests
+
+    @property
+    def prefix_use(self) -> PrefixUse:
+        """What hashes of prompts are good for, as the scheduler said last."""
+        return self._protocol.prefix_use
 
     def start(self) -> None:
         """Begin to connect, in the running event loop. Idempotent until `close`."""

@@ -125,6 +125,42 @@ class EngineTelemetry(_message.Message):
 Global___EngineTelemetry: _TypeAlias = EngineTelemetry  # noqa: Y015
 
 @_typing.final
+class PrefixUse(_message.Message):
+    """What hashes of prompts (AdmitRequest.prefix_block_hashes) are good for at this time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HASHES_MAX_FIELD_NUMBER: _builtins.int
+    PLACEMENT_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    hashes_max: _builtins.int
+    """So many of a request are looked at; 0: none are of use, leave them out."""
+    placement: _builtins.bool
+    """They help to choose the pool of a request that names none."""
+    order: _builtins.bool
+    """They help to choose who goes next (DLPM)."""
+    key: _builtins.int
+    """Of keyed hashes; all streams are told the same until the scheduler restarts. Who has not been
+    told cannot hash as they do.
+    """
+    def __init__(
+        self,
+        *,
+        hashes_max: _builtins.int = ...,
+        placement: _builtins.bool = ...,
+        order: _builtins.bool = ...,
+        key: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hashes_max", b"hashes_max", "key", b"key", "order", b"order", "placement", b"placement"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixUse: _TypeAlias = PrefixUse  # noqa: Y015
+
+@_typing.final
 class PoolStats(_message.Message):
     """One pool."""
 

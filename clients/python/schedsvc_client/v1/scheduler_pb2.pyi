@@ -1112,9 +1112,7 @@ class SessionHello(_message.Message):
     client_id: _builtins.str
     """Stable name of the shim process, 1 to 128 bytes."""
     incarnation: _builtins.int
-    """Start time of that process in ns, or any number that grows with each start. A larger one
-    leaves the leases of the old process to their TTL.
-    """
+    """Grows with each start, as its time in ns. A larger one leaves older leases to their TTL."""
     def __init__(
         self,
         *,
@@ -1256,10 +1254,9 @@ class SessionResponse(_message.Message):
     LEASES_FIELD_NUMBER: _builtins.int
     WELCOME_FIELD_NUMBER: _builtins.int
     FAULTS_FIELD_NUMBER: _builtins.int
+    PREFIX_USE_FIELD_NUMBER: _builtins.int
     ack_seq: _builtins.int
-    """Highest seq that was processed. Sent with every verdict and after each message that carried
-    a Hello, a LeaseReplay or a Complete.
-    """
+    """Highest seq processed. Sent with verdicts, and after a Hello, a LeaseReplay or a Complete."""
     @_builtins.property
     def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionVerdict]:
         """Verdicts, in the order in which they fell."""
@@ -1276,6 +1273,10 @@ class SessionResponse(_message.Message):
     def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionFault]:
         """Events that were refused as wrong."""
 
+    @_builtins.property
+    def prefix_use(self) -> _pool_pb2.PrefixUse:
+        """Set with the Welcome where hashes are of use, and later where that has changed."""
+
     def __init__(
         self,
         *,
@@ -1284,10 +1285,11 @@ class SessionResponse(_message.Message):
         leases: _abc.Iterable[Global___LeaseStatus] | None = ...,
         welcome: Global___SessionWelcome | None = ...,
         faults: _abc.Iterable[Global___SessionFault] | None = ...,
+        prefix_use: _pool_pb2.PrefixUse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prefix_use", b"prefix_use", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_seq", b"ack_seq", "faults", b"faults", "leases", b"leases", "verdicts", b"verdicts", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_seq", b"ack_seq", "faults", b"faults", "leases", b"leases", "prefix_use", b"prefix_use", "verdicts", b"verdicts", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
