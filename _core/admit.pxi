@@ -136,6 +136,9 @@ cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
         outcome = note_audit(core, i, outcome)
     if outcome:
         note_refused(core, i, outcome)
+        remember_refused(
+            core.refused, core.requests, i, &ask.key, ask.principal, outcome, core.now_ns
+        )
         core.adapters.let_go(r.adapter)
         core.requests.release(i)
         return -refuse(core, ask.flow, outcome, ask.tag)

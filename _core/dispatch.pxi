@@ -211,13 +211,16 @@ cdef void fill_grant(Scheduler core, Verdict* v, int32_t i) noexcept:
 
 
 cdef int evict(Scheduler core, int32_t i, int outcome) except -1:
-    """Take a queued request out and tell its caller. It is not remembered. O(log n)."""
+    """Take a queued request out and tell its caller. A retry is a new request. O(log n)."""
     cdef Request* r = &core.requests.items[i]
     cdef int32_t flow = r.flow
     cdef int64_t ahead = ahead_of(core.flows, i), quota_ns = quota_wait_ns(core, i)
     cdef Verdict v
+    cdef Hash128 key
     if r.state != QUEUED:
         raise core.fuse.blow("queue: a request that is not queued was evicted")
+    key.hi, key.lo = r.key_hi, r.key_lo
+    remember_refused(core.refused, core.requests, i, &key, r.principal, outcome, core.now_ns)
     core.flows.dequeue(i)
     if r.doubt:
         settle_doubt(core, r)

@@ -32,6 +32,7 @@ cdef class Scheduler:
     cdef Table ids, leases, tags, names
     cdef Adapters adapters
     cdef Prefixes prefixes
+    cdef Refused refused
     cdef dict flow_names, keys, pool_names
     cdef dict quota_names, pool_models  # nodes of groups and models by name, and of pools' models
     cdef dict pool_limits  # by the names of pools; b"": of all others
@@ -97,6 +98,7 @@ cdef class Scheduler:
         set_grain(self)
         self.adapters = Adapters(<int32_t>limits["adapters_max"])
         self.prefixes = Prefixes(self.k0, self.k1)
+        self.refused = Refused()
         self.ledger = Ledger(
             ledger == "peak", limits["headroom_ppm"], self.requests, self.flows, self.adapters,
             self.fuse,

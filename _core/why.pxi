@@ -8,7 +8,8 @@ cdef enum:
 WAITS = ["", "QUEUE", "QUOTA", "SHARE", "TURN"] + [
     {"QUOTA": "MODEL_QUOTA", "SHARE": ""}.get(name, name) for name in WAIT_REASONS[1:]
 ]
-cdef list STATES = ["", "QUEUED", "LIVE", "SUSPECT", "ENDED"]
+UNTOLD = ("wait_told_ms", "ttft_told_ms", "wait_left_ms", "ttft_expected_ms")
+cdef list STATES = ["", "QUEUED", "LIVE", "SUSPECT", "ENDED", "REFUSED"]
 
 
 cdef int32_t next_of_detached(Scheduler core, int32_t pool) except -2:
@@ -68,7 +69,8 @@ cdef list explain_id(
     """What is known of the requests of that id: of a tenant, O(1) to find; else of all that are
     configured, O(flows)."""
     cdef list found = []
-    cdef int32_t flow, i
+    cdef int32_t flow
+    cdef uint64_t salt
     cdef Slice name, key
     check_id(request_id)
     memset(&key, 0, sizeof(Slice))
@@ -77,29 +79,57 @@ cdef list explain_id(
         name.at, name.size = <const uint8_t*><const char*>tenant, len(tenant)
         flow = flow_of(core, &name, &key)
         if flow != NONE:
-            i = find_id(core, flow, request_id, tenant_salt(core, flow, &name, &key))
-            add_story(core, now_ns, i, principal, found)
+            salt = tenant_salt(core, flow, &name, &key)
+            add_story(core, now_ns, flow, request_id, salt, principal, found)
         return found
     for flow in range(core.flows.count):
         if core.flows.items[flow].base == flow:
-            add_story(core, now_ns, find_id(core, flow, request_id, 0), principal, found)
+            add_story(core, now_ns, flow, request_id, 0, principal, found)
     return found
 
 
-cdef int32_t find_id(Scheduler core, int32_t flow, bytes request_id, uint64_t tenant) noexcept:
+cdef int add_story(
+    Scheduler core, int64_t now_ns, int32_t flow, bytes request_id, uint64_t tenant,
+    int32_t principal, list found,
+) except -1:
+    """What is known of that id: of the request that has it now, else of the last that was refused
+    under it. O(1) to find."""
     cdef Hash128 h = sip128(
         core.k0, core.k1 ^ <uint64_t>flow ^ tenant, <const uint8_t*><const char*>request_id,
         len(request_id),
     )
-    return core.ids.get(h.hi, h.lo)
-
-
-cdef int add_story(
-    Scheduler core, int64_t now_ns, int32_t i, int32_t principal, list found
-) except -1:
-    if i != NONE and principal in (NONE, core.requests.items[i].principal):
-        found.append(story_of(core, now_ns, i))
+    cdef int32_t i = core.ids.get(h.hi, h.lo)
+    cdef const Refusal* refusal
+    if i != NONE:
+        if principal in (NONE, core.requests.items[i].principal):
+            found.append(story_of(core, now_ns, i))
+        return 0
+    refusal = core.refused.find(h.hi, h.lo, now_ns - core.answer_ttl_ns)
+    if refusal != NULL and principal in (NONE, refusal.principal):
+        found.append(story_of_refused(core, now_ns, refusal))
     return 0
+
+
+cdef dict story_of_refused(Scheduler core, int64_t now_ns, const Refusal* r):
+    """The same of one that was not served. O(kinds of waits)."""
+    cdef int k
+    return {
+        "tenant": core.flow_list[r.flow].decode(),
+        "request_class": core.classes.names[core.flows.items[r.flow].cls].decode(),
+        "state": STATES[5],
+        "outcome": r.outcome,
+        "pool": pool_name_of(core, r.target),
+        "state_ms": (now_ns - r.at_ns) // NS_PER_MS,
+        "age_ms": (now_ns - r.at_ns + r.waited_ns) // NS_PER_MS,
+        "prompt_tokens": r.prompt_tokens,
+        "max_output_tokens": r.output_max_tokens,
+        "sequences": r.sequences,
+        "queue_duration_us": r.waited_ns // 1000,
+        "waited": [
+            {"reason": k, "time_us": r.spent_us[k]} for k in range(WAITS_KINDS) if r.spent_us[k]
+        ],
+        **{name: NONE for name in UNTOLD},
+    }
 
 
 cdef dict story_of(Scheduler core, int64_t now_ns, int32_t i):

@@ -26,6 +26,21 @@ afterEach(async () => {
   assert.deepEqual([totals.queued, totals.liveLeases, totals.promisedTokens], ['0', '0', '0']);
 });
 
+test('a request is explained: one that runs, one that was refused, one that nobody knows', async () => {
+  const [running, missing] = await scheduler.withAdmission(
+    { ...request, requestId: 'explained' },
+    async () => [await scheduler.explain('explained'), await scheduler.explain('nobody')],
+  );
+  assert.deepEqual([running[0].tenant, running[0].state], ['red', 'REQUEST_STATE_LIVE']);
+  assert.equal(missing.length, 0);
+  const large = { ...request, requestId: 'large', inputTokens: [10_000_000] };
+  await assert.rejects(scheduler.admit(large), Refused);
+  const [refused] = await scheduler.explain('large', { tenant: 'red' });
+  assert.equal(refused.state, 'REQUEST_STATE_REFUSED');
+  assert.equal(refused.outcome, 'OUTCOME_REJECTED_TOO_LARGE');
+  assert.match(refused.message, /larger than/);
+});
+
 test('work that returns is completed with what it reported', async () => {
   const before = await flow();
   const result = await scheduler.withAdmission(request, async (admission) => {

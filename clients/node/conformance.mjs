@@ -12,6 +12,10 @@ import { errorOutcome, PATIENCE_MS, sleep } from './conformance/wire.mjs';
 const DEADLINE_MS = 30_000;
 const POLL_MS = 20;
 const Client = serviceClient({ keepCase: true });
+const METHODS = {
+  ...Client.service,
+  ...serviceClient({ keepCase: true, service: 'ExplainService' }).service,
+};
 
 /** The state of one script: what was saved, calls under way, open streams. */
 class Runner {
@@ -136,7 +140,7 @@ class Runner {
   }
 
   #unary(name, step) {
-    const { path, requestSerialize, responseDeserialize } = Client.service[name];
+    const { path, requestSerialize, responseDeserialize } = METHODS[name];
     const raw = step.raw && Buffer.from(fill(step.raw, this.#saved), 'hex');
     const serialize = raw ? () => raw : requestSerialize;
     const request = fill(step.request ?? {}, this.#saved);

@@ -7,18 +7,25 @@ import { loadSync } from '@grpc/proto-loader';
 import protobuf from 'protobufjs';
 
 const FOLDER = fileURLToPath(new URL('../../proto', import.meta.url));
-const PROTO = 'schedsvc/v1/scheduler.proto';
+const PROTO = {
+  SchedulerService: 'schedsvc/v1/scheduler.proto',
+  ExplainService: 'schedsvc/v1/explain.proto',
+};
 
 // 64-bit numbers stay text, because a lease id does not fit into a JavaScript number.
 const OPTIONS = { longs: String, enums: String, bytes: String, defaults: true };
 
 /**
- * The class of raw service clients. With `keepCase`, fields are spelled as in the .proto file,
+ * The class of raw clients of a service. With `keepCase`, fields are spelled as in the .proto file,
  * else in camel case.
  */
-export function serviceClient({ keepCase = false, folder = FOLDER } = {}) {
-  const definition = loadSync(PROTO, { ...OPTIONS, keepCase, includeDirs: [folder] });
-  return loadPackageDefinition(definition).schedsvc.v1.SchedulerService;
+export function serviceClient({
+  keepCase = false,
+  folder = FOLDER,
+  service = 'SchedulerService',
+} = {}) {
+  const definition = loadSync(PROTO[service], { ...OPTIONS, keepCase, includeDirs: [folder] });
+  return loadPackageDefinition(definition).schedsvc.v1[service];
 }
 
 // The parts of google/rpc/status.proto and error_details.proto that the contract uses.

@@ -73,6 +73,7 @@ export class CallFailed extends Error {
 /** One connection to a scheduler. */
 export class Scheduler {
   #client;
+  #explaining;
   #token;
 
   /**
@@ -137,14 +138,33 @@ export class Scheduler {
     return this.call('Stats', { tenants, flowLimit });
   }
 
-  /** Make any unary call of the contract. */
-  call(method, request, { signal, deadlineMs } = {}) {
+  /**
+   * Ask where a request stands, why it waits, or why it was refused: `requests` in camel case, none
+   * where nothing is known of it; `message` says it for a person.
+   */
+  async explain(requestId, { tenant = '', ...options } = {}) {
+    this.#explaining ??= new (serviceClient({ service: 'ExplainService' }))(
+      '',
+      credentials.createInsecure(),
+      { channelOverride: this.#client.getChannel() },
+    );
+    const asked = { requestId, tenant };
+    const { requests } = await this.#call(this.#explaining, 'Explain', asked, options);
+    return requests;
+  }
+
+  /** Make any unary call of SchedulerService. */
+  call(method, request, options) {
+    return this.#call(this.#client, method, request, options);
+  }
+
+  #call(client, method, request, { signal, deadlineMs } = {}) {
     const metadata = new Metadata();
     if (this.#token) metadata.set('authorization', `Bearer ${this.#token}`);
     const options = deadlineMs ? { deadline: Date.now() + deadlineMs } : {};
     return new Promise((resolve, reject) => {
       signal?.throwIfAborted();
-      const call = this.#client[method](request, metadata, options, (error, response) => {
+      const call = client[method](request, metadata, options, (error, response) => {
         signal?.removeEventListener('abort', cancel);
         if (error) reject(signal?.aborted ? signal.reason : new CallFailed(method, error));
         else resolve(response);

@@ -15,17 +15,17 @@ from schedsvc_client.sync import Scheduler
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.stats import plain
 
-#: schedsvc.v1.RequestState.
-_ENDED = 4
+#: schedsvc.v1.RequestState: ended, refused.
+_OVER = (4, 5)
 _EPILOG = """\b
 Example:
   schedsvc why chatcmpl-7f3a
   schedsvc why chatcmpl-7f3a --tenant acme --watch
   schedsvc why chatcmpl-7f3a --json | jq '.requests[0].place'
 
-A request is known from its arrival until its stored answer is forgotten (`limits.answer_ttl_ms`).
-Of one that was refused or evicted nothing is kept: its caller was told why. Exit status 1 where
-nothing is known.
+A request is known from its arrival until its stored answer is forgotten (`limits.answer_ttl_ms`);
+so is one that was refused or evicted, as long as it is among the last 4,096 of these. Exit status 1
+where nothing is known.
 """
 
 
@@ -47,7 +47,7 @@ nothing is known.
 def why(
     connection: Connection, request_id: str, tenant: str, as_json: bool, watch: float | None
 ) -> None:
-    """Say why a request waits: for what, behind whom, for how long."""
+    """Say why a request waits (for what, behind whom, for how long), or was refused."""
     with Scheduler(connection.target, **connection.proof) as scheduler:
         _follow(lambda: scheduler.explain(request_id, tenant), request_id, as_json, watch)
 
@@ -56,8 +56,8 @@ def _follow(ask: Callable[[], Any], request_id: str, as_json: bool, watch_s: flo
     answer = ask()
     if not answer.requests:
         raise click.ClickException(
-            f"nothing is known of request {request_id!r}: nobody has asked for it, or it was"
-            " refused, evicted or forgotten; or its tenant is not in the configuration (give"
+            f"nothing is known of request {request_id!r}: nobody has asked for it, or it has been"
+            " forgotten; or its tenant is not in the configuration (give"
             " --tenant), or you may not see it"
         )
     if as_json:
@@ -80,7 +80,7 @@ def _follow(ask: Callable[[], Any], request_id: str, as_json: bool, watch_s: flo
 
 
 def _goes_on(answer: Any) -> bool:
-    return any(story.state != _ENDED for story in answer.requests)
+    return any(story.state not in _OVER for story in answer.requests)
 
 
 def _view(answer: Any) -> RenderableType:

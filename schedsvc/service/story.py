@@ -32,9 +32,38 @@ _KINDS = {
 }
 
 
+#: Why nobody serves a request, and what would change it.
+_REFUSED = {
+    scheduler_pb2.OUTCOME_REJECTED_FLOW_QUEUE_FULL: "the queue of its tenant, in its class, is full"
+    " (flow_queue_max, flow_queue_tokens_max)",
+    scheduler_pb2.OUTCOME_REJECTED_QUEUE_FULL: "all queues together are full (queue_max,"
+    " queue_tokens_max)",
+    scheduler_pb2.OUTCOME_REJECTED_TOO_LARGE: "it is larger than any pool that it may go to",
+    scheduler_pb2.OUTCOME_REJECTED_NO_POOL: "no pool that it may go to is connected",
+    scheduler_pb2.OUTCOME_REJECTED_DRAINING: "what it may go to is being drained",
+    scheduler_pb2.OUTCOME_REJECTED_QUOTA: "a quota of its tenant, or of a group above, is used up"
+    " (over: refuse)",
+    scheduler_pb2.OUTCOME_REJECTED_DEADLINE: "its deadline would not have been met (early_refusal)",
+    scheduler_pb2.OUTCOME_REJECTED_LIMIT: "a limit of the scheduler itself is reached",
+    scheduler_pb2.OUTCOME_REJECTED_QUOTA_SIZE: "it is larger than a quota of its tenant, or of a"
+    " group above, will ever hold",
+    scheduler_pb2.OUTCOME_EVICTED_TTL: "it had waited for as long as it may (queue_ttl_ms)",
+    scheduler_pb2.OUTCOME_EVICTED_CANCELLED: "its caller has withdrawn it",
+    scheduler_pb2.OUTCOME_EVICTED_DRAINING: "the scheduler, or its pool, was being drained",
+    scheduler_pb2.OUTCOME_EVICTED_TOO_LARGE: "no pool that it may go to is large enough any more",
+    scheduler_pb2.OUTCOME_EVICTED_DEADLINE: "its deadline could not be met any more"
+    " (early_refusal)",
+}
+
+
 def sentences(story: pb.RequestStory) -> str:
     """Say where a request stands, why, and what is expected."""
     waited = _seconds(story.queue_duration_us / 1e6)
+    if story.state == pb.REQUEST_STATE_REFUSED:
+        name = scheduler_pb2.Outcome.Name(story.outcome).removeprefix("OUTCOME_").lower()
+        why = _REFUSED.get(story.outcome, name)
+        after = f" after {waited} in the queue{_most(story)}" if story.queue_duration_us else ""
+        return f"It was refused {_seconds(story.state_ms / 1e3)} ago{after}: {why}."
     if story.state == pb.REQUEST_STATE_ENDED:
         how = scheduler_pb2.Outcome.Name(story.outcome).removeprefix("OUTCOME_").lower()
         ago = _seconds(story.state_ms / 1e3)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import accumulate
+from itertools import accumulate, count, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,8 @@ class Synthesis:
     """A workload to draw: arrivals, lengths, and tenants whose shares follow Zipf's law.
 
     `pairs` (rows of input and output tokens) replaces the two distributions by rows drawn with
-    replacement, so that outputs depend on inputs as they do in the rows.
+    replacement, so that outputs depend on inputs as they do in the rows. With `prefix_tokens` every
+    prompt begins with so many of its tenant's own, besides what is drawn, and tells its blocks.
     """
 
     arrivals: Arrivals
@@ -42,6 +43,8 @@ class Synthesis:
     zipf_exponent: float = 1.0
     requests: int | None = None
     duration_s: float = math.inf
+    prefix_tokens: int = 0
+    block_tokens: int = 16
     seed: int = 0
     #: Tells the random streams of workloads with the same seed apart.
     stream: tuple[int, ...] = ()
@@ -69,27 +72,44 @@ def synthesize(wanted: Synthesis) -> Iterator[Record]:
     )
     if missed := gap_error(wanted.arrivals, times_s):
         raise RuntimeError(f"the drawn arrivals are not what was asked: {missed}")
-    count = len(times_s)
+    number = len(times_s)
     single = wanted.tenants == 1
     names = [wanted.name] if single else tenant_names(wanted.tenants, wanted.name)
     weights = zipf.shares(wanted.tenants, wanted.zipf_exponent)
-    tenants = streams[_TENANTS].choice(wanted.tenants, count, p=weights)
+    tenants = streams[_TENANTS].choice(wanted.tenants, number, p=weights)
     if wanted.pairs is None:
-        inputs = wanted.inputs.draw(streams[_INPUTS], count)
-        outputs = wanted.outputs.draw(streams[_OUTPUTS], count)
+        inputs = wanted.inputs.draw(streams[_INPUTS], number)
+        outputs = wanted.outputs.draw(streams[_OUTPUTS], number)
     else:
-        inputs, outputs = wanted.pairs[streams[_INPUTS].integers(len(wanted.pairs), size=count)].T
-    for at in range(count):
+        inputs, outputs = wanted.pairs[streams[_INPUTS].integers(len(wanted.pairs), size=number)].T
+    shared = wanted.prefix_tokens
+    blocks = _blocks(wanted)
+    for at in range(number):
+        input_tokens = shared + int(inputs[at])
         yield Record(
             # To the microsecond: shorter files, and the same on every machine.
             arrival_s=round(float(times_s[at]), 6),
             tenant=names[tenants[at]],
-            input_tokens=int(inputs[at]),
+            input_tokens=input_tokens,
             output_tokens=int(outputs[at]),
             adapter=wanted.adapter,
             request_class=wanted.request_class,
             deadline_ms=wanted.deadline_ms,
+            blocks=blocks(int(tenants[at]), input_tokens) if shared else (),
+            block_tokens=wanted.block_tokens if shared else None,
         )
+
+
+def _blocks(wanted: Synthesis) -> Callable[[int, int], tuple[int, ...]]:
+    """Return what names the full blocks of a prompt by its tenant and its tokens."""
+    shared = wanted.prefix_tokens // wanted.block_tokens
+    fresh = count(shared * wanted.tenants)
+
+    def named(tenant: int, tokens: int) -> tuple[int, ...]:
+        own = tokens // wanted.block_tokens - shared
+        return (*range(shared * tenant, shared * (tenant + 1)), *islice(fresh, own))
+
+    return named
 
 
 def length_pairs(records: Iterable[Record]) -> Pairs:

@@ -4,10 +4,18 @@ import asyncio
 from typing import Any
 
 import grpc
-from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from .matching import Json, fill, look_up, mismatches
-from .wire import PATIENCE_S, POLL_S, SERVICE, Stream, error_as_json, to_json, to_message
+from .wire import (
+    PATIENCE_S,
+    POLL_S,
+    Stream,
+    error_as_json,
+    message_class,
+    path_of,
+    to_json,
+    to_message,
+)
 
 DEADLINE_MS = 30_000
 VERBS = frozenset(
@@ -143,9 +151,9 @@ class Runner:
     async def _unary(self, step: dict[str, Any]) -> dict[str, Any]:
         name = step.get("call") or step["start"]
         method = self._channel.unary_unary(
-            SERVICE + name,
+            path_of(name),
             request_serializer=lambda message: message,
-            response_deserializer=getattr(pb, name + "Response").FromString,
+            response_deserializer=message_class(name + "Response").FromString,
         )
         try:
             answer = await method(

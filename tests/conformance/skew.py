@@ -15,6 +15,8 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
+from .wire import message_class
+
 Change = Callable[[str, bytes], bytes]
 
 # Fields that no version of ours has: a number, 64 bits, a text, 32 bits.
@@ -72,7 +74,7 @@ def changed(kind: str, *changes: Callable[[Message], None]) -> Change:
     """Make a change of the serialised requests or responses of each method."""
 
     def change(method: str, data: bytes) -> bytes:
-        message: Message = getattr(pb, f"{method}{kind}")()
+        message = message_class(f"{method}{kind}")()
         try:
             message.ParseFromString(data)
         except DecodeError:

@@ -9,17 +9,30 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
+from schedsvc_client.v1 import explain_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 SERVICE = "/schedsvc.v1.SchedulerService/"
+#: Methods of other services.
+ELSEWHERE = {"Explain": "/schedsvc.v1.ExplainService/"}
 PATIENCE_S = 5.0
 POLL_S = 0.02
 
 
+def path_of(method: str) -> str:
+    """The full name of a unary method."""
+    return ELSEWHERE.get(method, SERVICE) + method
+
+
+def message_class(name: str) -> type[Message]:
+    """A message of the contract, whichever file it is in."""
+    found: type[Message] = getattr(pb, name, None) or getattr(explain_pb2, name)
+    return found
+
+
 def to_message(name: str, value: dict[str, Any]) -> Message:
     """A message of the contract out of JSON; a misspelt field raises."""
-    message: Message = getattr(pb, name)()
-    return json_format.ParseDict(value, message)
+    return json_format.ParseDict(value, message_class(name)())
 
 
 def to_json(message: Message) -> dict[str, Any]:

@@ -207,7 +207,7 @@ class Scheduler:
         return response
 
     def explain(self, request_id: str, tenant: str = "") -> explain_pb2.ExplainResponse:
-        """Ask why a request waits, or has waited. Raises CallError."""
+        """Ask where a request stands, why it waits, or why it was refused. Raises CallError."""
         request = explain_pb2.ExplainRequest(request_id=request_id, tenant=tenant)
         stub: Any = ExplainServiceStub(self._channel)
         response: explain_pb2.ExplainResponse = self._call(stub.Explain, request)

@@ -46,7 +46,7 @@ from schedsvc.workload.profiles import (
     synthesize_profiles,
 )
 from schedsvc.workload.reader import TraceReader
-from schedsvc.workload.record import Record, TraceError
+from schedsvc.workload.record import TOKENS_MAX, Record, TraceError
 from schedsvc.workload.statistics import Description
 
 _POSITIVE = click.FloatRange(min=0, min_open=True)
@@ -75,6 +75,8 @@ Example:
   schedsvc workload synth --requests 1000 --rate 5 --tenants 27 --zipf 1.1 --out synthetic.jsonl
   schedsvc workload synth --duration 600 --rate 2 --arrivals on-off --on 60 --off 60 \\
     --input uniform:256:512 --output lognormal:200:1.0:2048 --out bursts.jsonl
+  schedsvc workload synth --requests 3000 --rate 3 --tenants 10 --zipf 0 \\
+    --prefix-tokens 1024 --input uniform:32:512 --output uniform:32:256 --out shared.jsonl
 """
 
 LABEL_EPILOG = """\b
@@ -121,6 +123,21 @@ Example:
     help=f"Output tokens, in the same way. Default: {OUTPUT}.",
 )
 @click.option(
+    "--prefix-tokens",
+    type=click.IntRange(0, TOKENS_MAX // 2),
+    default=0,
+    show_default=True,
+    help="Tokens that every prompt of a tenant begins with, besides those drawn; the file then tells"
+    " block hashes.",
+)
+@click.option(
+    "--block-tokens",
+    type=click.IntRange(1, 65_536),
+    default=16,
+    show_default=True,
+    help="Tokens of a block; of --prefix-tokens, full blocks are shared.",
+)
+@click.option(
     "--lengths-from",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Instead draw requests of this trace, and take both of their lengths.",
@@ -139,6 +156,8 @@ def synth(
     duration_s: float | None,
     lengths_from: Path | None,
     profiles: Path | None,
+    prefix_tokens: int,
+    block_tokens: int,
     seed: int,
     as_json: bool,
     **options: Any,
@@ -150,12 +169,14 @@ def synth(
     given = {name: value for name, value in options.items() if value is not None}
     try:
         if profiles is not None:
-            if given or lengths_from or requests is not None or duration_s is None:
+            others = lengths_from or prefix_tokens or requests is not None
+            if given or others or duration_s is None:
                 raise click.UsageError("--profiles goes with --duration, --seed and --out alone")
             records = synthesize_profiles(read_profiles(profiles), duration_s, seed)
         else:
             wanted = _wanted(given, requests, duration_s, lengths_from, seed)
-            records = synthesize(wanted)
+            shared = {"prefix_tokens": prefix_tokens, "block_tokens": block_tokens}
+            records = synthesize(replace(wanted, **shared))
         _write(records, out, as_json)
     except (ValueError, OSError) as error:
         raise click.ClickException(str(error)) from None

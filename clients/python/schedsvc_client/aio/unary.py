@@ -31,7 +31,9 @@ from schedsvc_client.errors import (
 )
 from schedsvc_client.leases import PROGRESS_LEASES_MAX, Lease, LeaseTable, Totals, lease_of
 from schedsvc_client.outcomes import LeaseState, Outcome
+from schedsvc_client.v1 import explain_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.v1.explain_pb2_grpc import ExplainServiceStub
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 _log = logging.getLogger("schedsvc_client.unary")
@@ -95,6 +97,14 @@ class AsyncScheduler(Asker):
         """Take a snapshot of pools, flows and counters. Raises CallError."""
         request = pb.StatsRequest(tenants=tenants, flow_limit=flow_limit)
         response: pb.StatsResponse = await self._call(self._stub().Stats, request)
+        return response
+
+    async def explain(self, request_id: str, tenant: str = "") -> explain_pb2.ExplainResponse:
+        """Ask where a request stands, why it waits, or why it was refused. Raises CallError."""
+        request = explain_pb2.ExplainRequest(request_id=request_id, tenant=tenant)
+        self._stub()
+        stub: Any = ExplainServiceStub(self._channel)  # type: ignore[arg-type]  # just made
+        response: explain_pb2.ExplainResponse = await self._call(stub.Explain, request)
         return response
 
     # For its Admissions (the Holder protocol).

@@ -36,6 +36,10 @@ class _RequestStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestS
     """It has been granted, and nobody has renewed it in time."""
     REQUEST_STATE_ENDED: _RequestState.ValueType  # 4
     """It has ended, and its answer is still kept."""
+    REQUEST_STATE_REFUSED: _RequestState.ValueType  # 5
+    """It was refused, or taken out of its queue: of the last 4,096 of all tenants, for as long as
+    answers are kept. A request that has been asked again under the same id goes before it.
+    """
 
 class RequestState(_RequestState, metaclass=_RequestStateEnumTypeWrapper):
     """Where a request stands."""
@@ -49,6 +53,10 @@ REQUEST_STATE_SUSPECT: RequestState.ValueType  # 3
 """It has been granted, and nobody has renewed it in time."""
 REQUEST_STATE_ENDED: RequestState.ValueType  # 4
 """It has ended, and its answer is still kept."""
+REQUEST_STATE_REFUSED: RequestState.ValueType  # 5
+"""It was refused, or taken out of its queue: of the last 4,096 of all tenants, for as long as
+answers are kept. A request that has been asked again under the same id goes before it.
+"""
 Global___RequestState: _TypeAlias = RequestState  # noqa: Y015
 
 class _WaitReason:
@@ -247,7 +255,7 @@ class RequestStory(_message.Message):
     pool: _builtins.str
     """The pool it was granted in, or has to run in; empty: any."""
     state_ms: _builtins.int
-    """Since it was asked for, was granted, or ended."""
+    """Since it was asked for, was granted, ended, or was refused."""
     age_ms: _builtins.int
     """Since it was asked for."""
     prompt_tokens: _builtins.int
@@ -255,7 +263,7 @@ class RequestStory(_message.Message):
     max_output_tokens: _builtins.int
     sequences: _builtins.int
     queue_duration_us: _builtins.int
-    """From the arrival to the grant, or until now."""
+    """From the arrival to the grant or refusal, or until now."""
     wait_told_ms: _builtins.int
     """How long it was expected to wait when it came, and until its first token; -1: nothing was
     foretold (there was room, or the pace was not known yet).

@@ -49,8 +49,8 @@ class ExplainServiceServicer(object):
     """
 
     def Explain(self, request, context):
-        """What is known of a request: where it stands, why it waits and how long it did. Of one that was
-        refused, evicted or forgotten nothing is known. Changes nothing.
+        """What is known of a request: where it stands, why it waits and how long it did, or that it was
+        refused. Changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,8 +36,8 @@ class ExplainServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ExplainServiceAsyncStub: ...
     Explain: _grpc.UnaryUnaryMultiCallable[_explain_pb2.ExplainRequest, _explain_pb2.ExplainResponse]
-    """What is known of a request: where it stands, why it waits and how long it did. Of one that was
-    refused, evicted or forgotten nothing is known. Changes nothing.
+    """What is known of a request: where it stands, why it waits and how long it did, or that it was
+    refused. Changes nothing.
     """
 
 @_typing.type_check_only
@@ -48,8 +48,8 @@ class ExplainServiceAsyncStub(ExplainServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Explain: _aio.UnaryUnaryMultiCallable[_explain_pb2.ExplainRequest, _explain_pb2.ExplainResponse]  # type: ignore[assignment]
-    """What is known of a request: where it stands, why it waits and how long it did. Of one that was
-    refused, evicted or forgotten nothing is known. Changes nothing.
+    """What is known of a request: where it stands, why it waits and how long it did, or that it was
+    refused. Changes nothing.
     """
 
 class ExplainServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -63,8 +63,8 @@ class ExplainServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _explain_pb2.ExplainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_explain_pb2.ExplainResponse, _abc.Awaitable[_explain_pb2.ExplainResponse]]:
-        """What is known of a request: where it stands, why it waits and how long it did. Of one that was
-        refused, evicted or forgotten nothing is known. Changes nothing.
+        """What is known of a request: where it stands, why it waits and how long it did, or that it was
+        refused. Changes nothing.
         """
 
 def add_ExplainServiceServicer_to_server(servicer: ExplainServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
