@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm import proxy_cli, runtime
 from schedsvc_vllm.flight import Flight
@@ -204,6 +205,25 @@ async def test_sizes_come_from_the_upstream(gate: Gate, fake: FakeScheduler, unt
     assert pool.epoch == 1_500_000_000 * 10**9
     await until(lambda: fake.telemetry)
     assert (fake.telemetry[0].running, fake.telemetry[0].used_tokens) == (3, 2_048)
+
+
+async def test_the_beginnings_of_prompts_are_told_where_they_count(
+    gate: Gate, fake: FakeScheduler, until: Until
+) -> None:
+    assert gate._runtime is not None
+    fake.prefix_use = pool_pb2.PrefixUse(hashes_max=512, order=True, key=5)
+    await fake.restart()
+    session = gate._runtime.session
+    await until(lambda: session.prefix_use.order)
+    turns = [{"role": "user", "content": "word " * 500}]
+    for _ in range(2):
+        body = json.dumps({"model": "m", "messages": turns, "max_tokens": 5}).encode()
+        assert (await Exchange(gate, body, path="/v1/chat/completions").run()).status == 200
+        turns += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "?" * 900}]
+    first, second = (list(request.prefix_block_hashes) for request in fake.admits)
+    assert len(first) == 7
+    assert second[: len(first)] == first
+    assert len(second) > len(first)
 
 
 async def test_requests_pass_both_ways_and_are_billed(

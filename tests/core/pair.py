@@ -5,7 +5,7 @@ from typing import Any
 from schedsvc import _core as core
 
 from .twin import Twin
-from .twin_story import story
+from .twin_story import refused_story, story
 from .twin_types import Request, TwinError, Verdict
 from .twin_view import core_view, view, wait_reasons
 
@@ -125,6 +125,25 @@ class Pair:
             name = self.twin.flow_names[r.flow]
             (got,) = self.core.explain(self.now_ns, r.request_id, name)
             want = story(self.twin, self.now_ns, r)
+            assert got == want, difference(got, want)
+        self._compare_one_refused()
+
+    def _compare_one_refused(self) -> None:
+        """One that was refused or evicted, and has not been asked again."""
+        names = self.twin.flow_names
+        known = {(names[r.flow], r.request_id) for r in self.twin.requests}
+        gone = [entry for key, entry in self.twin.refused.items() if key not in known]
+        if gone:
+            r, outcome, at_ns = gone[self._looks % len(gone)]
+            found = self.core.explain(self.now_ns, r.request_id, names[r.flow])
+            if self.now_ns - at_ns > self.twin.limits["answer_ttl_ns"]:
+                assert found == []
+                return
+            (got,) = found
+            waited_us = sum(row["time_us"] for row in got.pop("waited"))
+            assert got["queue_duration_us"] - len(core.WAITS) <= waited_us
+            assert waited_us <= got["queue_duration_us"]
+            want = refused_story(self.twin, self.now_ns, r, outcome, at_ns)
             assert got == want, difference(got, want)
 
     def same_leases(self, tenant: bytes, pool: bytes, age_ns: int, size: int) -> None:

@@ -71,6 +71,51 @@ def test_each_thing_that_it_waits_for_is_told_and_timed() -> None:
     assert s.explain(400 * SECOND, b"it") == []
 
 
+def test_what_was_not_served_is_told_until_its_answer_would_be_forgotten() -> None:
+    s = make(("a", 1000), ("b", 1000), capacity=20, flow_queue_max=1, queue_ttl_ns=5 * SECOND)
+    lease = grant(s, 0, "runs")
+    assert s.admit(0, 0, b"large", 100, 10) == -core.REJECTED_TOO_LARGE
+    found = story(s, SECOND, "large", tenant=b"a")
+    assert (found["state"], found["outcome"]) == ("REFUSED", core.REJECTED_TOO_LARGE)
+    assert (found["prompt_tokens"], found["max_output_tokens"], found["sequences"]) == (100, 10, 1)
+    assert (found["state_ms"], found["age_ms"], found["waited"]) == (1_000, 1_000, [])
+    assert "place" not in found
+    assert s.explain(SECOND, b"large", tenant=b"b") == []
+    admit(s, SECOND, "it", flow=0)
+    s.poll(SECOND)
+    assert admit(s, 2 * SECOND, "full", flow=0) == -core.REJECTED_FLOW_QUEUE_FULL
+    assert story(s, 2 * SECOND, "full")["outcome"] == core.REJECTED_FLOW_QUEUE_FULL
+    s.poll(6 * SECOND)  # it has waited for as long as it may
+    found = story(s, 7 * SECOND, "it")
+    assert (found["state"], found["outcome"]) == ("REFUSED", core.EVICTED_TTL)
+    assert (found["state_ms"], found["age_ms"]) == (1_000, 6_000)
+    assert waited_ms(s, 7 * SECOND, "it") == {"KV": 5_000}
+    end(s, 8 * SECOND, lease)
+    again = grant(s, 9 * SECOND, "it", flow=0)  # a retry goes before what became of the first
+    assert story(s, 9 * SECOND, "it")["state"] == "LIVE"
+    end(s, 10 * SECOND, again)
+    assert story(s, 300 * SECOND, "full")["state"] == "REFUSED"
+    assert s.explain(303 * SECOND, b"full") == []
+    s.check()
+
+
+def test_only_the_last_refusals_are_kept() -> None:
+    s = make(capacity=20)
+    for number in range(5_000):
+        s.admit(0, 0, f"r{number}".encode(), 100, 10)
+        s.admit(0, 0, b"again", 100, 10 + number % 2)
+    known = [number for number in range(5_000) if s.explain(0, f"r{number}".encode())]
+    assert known == list(range(5_000 - 2_048, 5_000))
+    assert story(s, 0, "again")["max_output_tokens"] == 11
+
+
+def test_who_may_not_see_a_request_is_told_of_no_refusal() -> None:
+    s = make(capacity=20)
+    data = asking(1, "large", 100, tenant="f").admit.request.SerializeToString()
+    assert isinstance(s.admit_wire(0, 3, data), bytes)
+    assert [len(s.explain(0, b"large", principal=who)) for who in (-1, 3, 4)] == [1, 1, 0]
+
+
 def test_what_has_room_at_once_has_waited_for_nothing() -> None:
     s = make()
     grant(s, SECOND, "it")

@@ -51,6 +51,7 @@ class Refusals(Early):
         return is_over or len(queue) >= self.limits[f"{name}_max"]
 
     def _refuse(self, r: Request, outcome: int) -> int:
+        self.remember_refused(r, outcome)
         self.flows[r.flow].refusals[outcome] += 1
         self.totals["rejected"] += 1
         if outcome in (core.REJECTED_FLOW_QUEUE_FULL, core.REJECTED_QUEUE_FULL):
@@ -60,6 +61,10 @@ class Refusals(Early):
         elif outcome == core.REJECTED_DEADLINE:
             self.note_early(r)
         return -outcome
+
+    def remember_refused(self, r: Request, outcome: int) -> None:
+        """Keep what is told of it; the core has room for more than any walk refuses."""
+        self.refused[self.flow_names[r.flow], r.request_id] = r, outcome, self.now_ns
 
     def _retry_ms(self, r: Request, outcome: int) -> int:
         if outcome in NO_RETRY:

@@ -112,6 +112,7 @@ class Restart:
         """What does not outlive the process."""
         state = self.state
         state.requests, state.answers, state.verdicts = [], [], []
+        state.refused = {}
         state.quotas.bills, state.quotas.asked, state.quotas.waits = {}, {}, {}
         state.quotas.shares.begin_anew()
         state.pool_due, state.arrivals, state.totals = {}, Counter(), Counter()

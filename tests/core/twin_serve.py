@@ -197,6 +197,7 @@ class Serve(Overload):
     def _evict(self, r: Request, outcome: int) -> None:
         ahead = self.order.ahead(r)
         quota_ms = self.quotas.wait_ms(r)
+        self.remember_refused(r, outcome)
         self.requests.remove(r)
         self.quotas.gone(r)
         self.settle_doubt(r)

@@ -71,6 +71,8 @@ class State:
         self.pool_names: list[bytes] = []
         self.requests: list[Request] = []  # queued, leases and stored answers
         self.answers: list[Request] = []  # those that ended, oldest first
+        #: By tenant and id: what was not served, why, and when.
+        self.refused: dict[tuple[bytes, bytes], tuple[Request, int, int]] = {}
         self.verdicts: list[Verdict] = []
         self.totals: Counter[str] = Counter()
         self.in_minimum: set[int] = set()  # active flows that their quotas do not block

@@ -63,6 +63,28 @@ def story(twin: Twin, now_ns: int, r: Request) -> dict[str, Any]:
     return found
 
 
+def refused_story(twin: Twin, now_ns: int, r: Request, outcome: int, at_ns: int) -> dict[str, Any]:
+    """What `Scheduler.explain()` says of one that was not served, but what it had waited for."""
+    waited_ns = at_ns - r.arrival_ns
+    return {
+        "tenant": twin.flow_names[r.flow].decode(),
+        "request_class": twin.classes.items[twin.flows[r.flow].cls].name.decode(),
+        "state": "REFUSED",
+        "outcome": outcome,
+        "pool": twin.pool_names[r.target].decode() if r.target >= 0 else "",
+        "state_ms": (now_ns - at_ns) // MICRO,
+        "age_ms": (now_ns - r.arrival_ns) // MICRO,
+        "prompt_tokens": r.prompt_tokens,
+        "max_output_tokens": r.output_max_tokens,
+        "sequences": r.sequences,
+        "queue_duration_us": waited_ns // 1000,
+        "wait_told_ms": -1,
+        "ttft_told_ms": -1,
+        "wait_left_ms": -1,
+        "ttft_expected_ms": -1,
+    }
+
+
 def _own_work(twin: Twin, r: Request) -> int:
     """Work before it in its queue; by arrival what was withdrawn since still counts."""
     queue = twin.order.queue(r.flow, r.target)

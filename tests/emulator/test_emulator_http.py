@@ -201,3 +201,21 @@ async def test_steps_take_the_profile_s_time_divided_by_the_speed(start):
         await running.post("/v1/completions", body)
         wanted = (3.0 + 35.8 + 2.131 + 10 * 28.3) / 2 / 1000
         assert wanted * 0.98 <= loop.time() - began <= wanted + 0.15
+
+
+async def test_what_the_prefix_cache_had_is_told_in_the_usage(start):
+    async with start(prefix_cache="lru", block_size_tokens=16) as running:
+        asked = {"prompt": list(range(100)), "max_tokens": 4, **FORCED}
+        told = []
+        for body in (asked, asked, asked | {"n": 2}, asked | {"prompt": list(range(50))}):
+            _, answer = await running.post("/v1/completions", body)
+            told.append(answer["usage"]["prompt_tokens_details"])
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        events = await running.events("/v1/completions", asked | {"stream_options": options})
+        metrics = await running.metrics()
+    found = [None, {"cached_tokens": 96}, {"cached_tokens": 96}, {"cached_tokens": 48}]
+    assert told == found
+    assert {e["usage"]["prompt_tokens_details"]["cached_tokens"] for e in events} == {96}
+    hits = metrics["vllm:prefix_cache_hits_total"]
+    # A prompt counts once in the answer, however many sequences look it up.
+    assert hits >= 96 + 96 + 48 + 96

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from click.testing import CliRunner, Result
+from schedsvc_client.aio import AsyncScheduler
 from schedsvc_client.v1 import explain_pb2 as pb
 from schedsvc_client.v1 import quota_pb2, scheduler_pb2
 from schedsvc_client.v1.explain_pb2_grpc import ExplainServiceStub
@@ -139,6 +140,23 @@ async def test_why_says_it_in_a_sentence_first() -> None:
     assert target in gone.output
 
 
+async def test_why_a_request_was_refused_is_told_to_every_client() -> None:
+    async with serving(listeners=OPERATORS) as server:
+        target = server.targets[0]
+        async with open_channel(target) as channel:
+            await SchedulerServiceStub(channel).Admit(ask(100_000, request_id="it", tenant="a"))
+        async with AsyncScheduler(target) as client:
+            (story,) = (await client.explain("it", "a")).requests
+            assert not (await client.explain("it", "b")).requests
+        assert story.state == pb.REQUEST_STATE_REFUSED
+        assert story.outcome == scheduler_pb2.OUTCOME_REJECTED_TOO_LARGE
+        assert (story.prompt_tokens, story.wait_told_ms) == (100_000, -1)
+        shown = await asyncio.to_thread(run, "why", "it", "--target", target, "--watch", "0.1")
+        assert shown.exit_code == 0, shown.output
+        assert "It was refused" in shown.output
+        assert "larger than any pool" in shown.output
+
+
 async def test_watching_ends_with_the_request(server: Server) -> None:
     target = server.targets[0]
     async with open_channel(target) as channel:
@@ -219,6 +237,19 @@ def test_what_is_said_of_each_reason(fields: dict[str, Any], said: str) -> None:
     text = sentences(pb.RequestStory(**QUEUED, **fields))
     assert text.startswith("It has waited for 1.5 s. ")
     assert said in text
+
+
+def test_every_refusal_has_words() -> None:
+    state, ended = pb.REQUEST_STATE_REFUSED, scheduler_pb2.OUTCOME_COMPLETED
+    for name, outcome in scheduler_pb2.Outcome.items():
+        if scheduler_pb2.OUTCOME_GRANTED < outcome < ended and "TENANT" not in name:
+            story = pb.RequestStory(state=state, outcome=outcome, state_ms=1_500)
+            text = sentences(story)
+            assert text.startswith("It was refused 1.5 s ago: ")
+            assert name.removeprefix("OUTCOME_").lower() not in text
+    story.queue_duration_us = 30_000_000
+    story.waited.add(reason=pb.WAIT_REASON_KV, time_us=20_000_000)
+    assert "after 30.0 s in the queue, most of it for KV (20.0 s): " in sentences(story)
 
 
 def test_every_reason_of_a_pool_has_words() -> None:

@@ -170,6 +170,43 @@ def synth(out: Path, *options: object) -> Result:
     return run("synth", "--out", out, "--requests", 500, "--rate", 5, "--tenants", 9, *options)
 
 
+def test_tenants_prompts_begin_with_blocks_of_their_own(tmp_path: Path) -> None:
+    out = tmp_path / "shared.jsonl"
+    options = ("--requests", "200", "--rate", "5", "--tenants", "3", "--input", "uniform:10:60")
+    done = CliRunner().invoke(
+        workload,
+        ["synth", *options, "--prefix-tokens", "100", "--block-tokens", "8", "--out", str(out)],
+    )
+    assert done.exit_code == 0, done.output
+    records = list(TraceReader(out))
+    begun: dict[str, set[tuple[int, ...]]] = {}
+    own: Counter[int] = Counter()
+    for record in records:
+        assert record.input_tokens is not None
+        assert record.tenant is not None
+        assert 110 <= record.input_tokens <= 160
+        assert (record.block_tokens, len(record.blocks)) == (8, record.input_tokens // 8)
+        begun.setdefault(record.tenant, set()).add(record.blocks[:12])
+        own.update(record.blocks[12:])
+    assert all(len(first) == 1 for first in begun.values())
+    shared = [number for first in begun.values() for blocks in first for number in blocks]
+    assert len(set(shared)) == 3 * 12
+    assert max(own.values()) == 1
+    assert not own.keys() & set(shared)
+
+
+def test_a_prefix_changes_nothing_else_that_is_drawn(tmp_path: Path) -> None:
+    plain = Synthesis(
+        arrivals=Arrivals(rate_per_s=5), inputs=Lengths.parse("uniform:10:60"),
+        outputs=Lengths.parse("fixed:5"), tenants=3, requests=50,
+    )  # fmt: skip
+    longer = [r.input_tokens for r in synthesize(replace(plain, prefix_tokens=32))]
+    for record, tokens in zip(synthesize(plain), longer, strict=True):
+        assert not record.blocks
+        assert record.block_tokens is None
+        assert tokens == (record.input_tokens or 0) + 32
+
+
 def test_synth_writes_what_it_says(tmp_path: Path) -> None:
     out = tmp_path / "a.jsonl"
     result = synth(out, "--json", "--arrivals", "gamma", "--cv", 2, "--input", "uniform:5:6")
