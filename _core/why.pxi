@@ -110,23 +110,24 @@ cdef int add_story(
     return 0
 
 
-cdef dict story_of_refused(Scheduler core, int64_t now_ns, const Refusal* r):
+cdef dict story_of_refused(Scheduler core, int64_t now_ns, const Refusal* refusal):
     """The same of one that was not served. O(kinds of waits)."""
     cdef int k
     return {
-        "tenant": core.flow_list[r.flow].decode(),
-        "request_class": core.classes.names[core.flows.items[r.flow].cls].decode(),
+        "tenant": core.flow_list[refusal.flow].decode(),
+        "request_class": core.classes.names[core.flows.items[refusal.flow].cls].decode(),
         "state": STATES[5],
-        "outcome": r.outcome,
-        "pool": pool_name_of(core, r.target),
-        "state_ms": (now_ns - r.at_ns) // NS_PER_MS,
-        "age_ms": (now_ns - r.at_ns + r.waited_ns) // NS_PER_MS,
-        "prompt_tokens": r.prompt_tokens,
-        "max_output_tokens": r.output_max_tokens,
-        "sequences": r.sequences,
-        "queue_duration_us": r.waited_ns // 1000,
+        "outcome": refusal.outcome,
+        "pool": pool_name_of(core, refusal.target),
+        "state_ms": (now_ns - refusal.at_ns) // NS_PER_MS,
+        "age_ms": (now_ns - refusal.at_ns + refusal.waited_ns) // NS_PER_MS,
+        "prompt_tokens": refusal.prompt_tokens,
+        "max_output_tokens": refusal.output_max_tokens,
+        "sequences": refusal.sequences,
+        "queue_duration_us": refusal.waited_ns // 1000,
         "waited": [
-            {"reason": k, "time_us": r.spent_us[k]} for k in range(WAITS_KINDS) if r.spent_us[k]
+            {"reason": k, "time_us": refusal.spent_us[k]}
+            for k in range(WAITS_KINDS) if refusal.spent_us[k]
         ],
         **{name: NONE for name in UNTOLD},
     }

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import accumulate, count, islice
+from itertools import accumulate, islice
+from itertools import count as counting
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,7 +104,7 @@ def synthesize(wanted: Synthesis) -> Iterator[Record]:
 def _blocks(wanted: Synthesis) -> Callable[[int, int], tuple[int, ...]]:
     """Return what names the full blocks of a prompt by its tenant and its tokens."""
     shared = wanted.prefix_tokens // wanted.block_tokens
-    fresh = count(shared * wanted.tenants)
+    fresh = counting(shared * wanted.tenants)
 
     def named(tenant: int, tokens: int) -> tuple[int, ...]:
         own = tokens // wanted.block_tokens - shared

@@ -187,9 +187,7 @@ async def test_the_scheduler_is_not_told_where_they_help_only_to_place(telling: 
     assert not any(request.prefix_block_hashes for request in telling.fake.admits)
 
 
-async def test_another_scheduler_that_says_nothing_wants_none(
-    telling: Bench, until: Any
-) -> None:
+async def test_another_scheduler_that_says_nothing_wants_none(telling: Bench, until: Any) -> None:
     await connected(telling)
     assert telling.gate._runtime is not None
     session = telling.gate._runtime.session

@@ -7,7 +7,7 @@ import json
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,19 +96,23 @@ def cached(answer: dict[str, Any]) -> int:
     return int(details["cached_tokens"]) if details else 0
 
 
-async def at_rest(scheduler: AsyncScheduler) -> Any:
+async def until(scheduler: AsyncScheduler, holds: Callable[[Any], bool]) -> Any:
+    """Ask for the scheduler's books until they are as awaited, and return them."""
     async with asyncio.timeout(20):
-        while (stats := await scheduler.stats()).totals.live_leases:
-            await asyncio.sleep(0.02)
+        while not holds(stats := await scheduler.stats()):  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
     return stats
+
+
+async def at_rest(scheduler: AsyncScheduler) -> Any:
+    return await until(scheduler, lambda stats: not stats.totals.live_leases)
 
 
 async def under(programs: Caching, http: aiohttp.ClientSession, policy: str) -> None:
     """Change the policy, and wait until the gate has heard of it."""
     programs.reload(policy)
-    async with AsyncScheduler(programs.target) as scheduler, asyncio.timeout(20):
-        while (await scheduler.stats()).policy != policy:
-            await asyncio.sleep(0.02)
+    async with AsyncScheduler(programs.target) as scheduler:
+        await until(scheduler, lambda stats: stats.policy == policy)
     await asked(http, "c", prompt=[1] * 10)
 
 
@@ -125,9 +129,7 @@ async def cached_of_mixed(
             tenant, token = ("a", first) if number % 2 == 0 else ("b", first + 1)
             prompt = [token] * PROMPT_TOKENS
             tasks.append(asyncio.ensure_future(asked(http, tenant, prompt=prompt)))
-            async with asyncio.timeout(20):
-                while (await scheduler.stats()).totals.queued != number + 1:
-                    await asyncio.sleep(0.01)
+            await until(scheduler, lambda stats: stats.totals.queued == len(tasks))
     answers = await asyncio.gather(*tasks)
     return sum(map(cached, answers)), 2 * EACH * PROMPT_TOKENS
 

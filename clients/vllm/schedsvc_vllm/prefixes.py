@@ -57,7 +57,7 @@ def block_hashes(route: Route, body: Mapping[str, Any], use: PrefixUse) -> list[
 
 
 def _single(prompt: object) -> object:
-    """Return the prompt of a list that holds but one; None for several, whose hashes say nothing."""
+    """Return the prompt of a list that holds but one; None for several: hashes say nothing."""
     if not isinstance(prompt, list) or not prompt or type(prompt[0]) not in (str, list):
         return prompt
     return prompt[0] if len(prompt) == 1 else None

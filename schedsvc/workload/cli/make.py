@@ -127,8 +127,8 @@ Example:
     type=click.IntRange(0, TOKENS_MAX // 2),
     default=0,
     show_default=True,
-    help="Tokens that every prompt of a tenant begins with, besides those drawn; the file then tells"
-    " block hashes.",
+    help="Tokens that every prompt of a tenant begins with, besides those drawn; the file then"
+    " tells block hashes.",
 )
 @click.option(
     "--block-tokens",
@@ -175,8 +175,8 @@ def synth(
             records = synthesize_profiles(read_profiles(profiles), duration_s, seed)
         else:
             wanted = _wanted(given, requests, duration_s, lengths_from, seed)
-            shared = {"prefix_tokens": prefix_tokens, "block_tokens": block_tokens}
-            records = synthesize(replace(wanted, **shared))
+            wanted = replace(wanted, prefix_tokens=prefix_tokens, block_tokens=block_tokens)
+            records = synthesize(wanted)
         _write(records, out, as_json)
     except (ValueError, OSError) as error:
         raise click.ClickException(str(error)) from None
