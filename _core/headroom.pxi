@@ -3,7 +3,10 @@
 # Adaptive: a preemption says that too much was promised, so headroom rises at once (additive
 # increase, by how many there were); while requests wait for cache that the engine has not filled,
 # it falls slowly, below 0 where reservations are larger than what is used: the pool is then
-# overcommitted. It falls faster before the first preemption, to find the point within a minute.
+# overcommitted. It falls faster before the first preemption, to find the point within a minute;
+# afterwards by no more than requests that were served have earned, so that of these, and not of
+# seconds, less than one in a thousand pays for the search: a preemption takes what two thousand
+# earn.
 #
 # Share-aware: room comes free only when a sequence ends, so a flow that comes and goes would wait
 # for one each time. A flow above its max-min share therefore leaves a part of the pool alone: as
@@ -18,6 +21,7 @@ cdef enum:
     KEPT_PART = 8  # at most this part of the pool
     PROBE_PPM_S = 5_000  # of the capacity, until the first preemption
     RELAX_PPM_S = 500
+    RELAX_SERVED_PPM = 10
     PREEMPTED_PPM = 20_000
     PREEMPTED_EACH_PPM = 2_000
     PREEMPTED_MAX = 10
@@ -35,6 +39,9 @@ cdef void adapt_headroom(
     """Once for each report of the engine, with the preemptions since the last. O(1)."""
     cdef int64_t ppm = p.headroom_ppm
     cdef int64_t pace = PROBE_PPM_S if p.probes else RELAX_PPM_S
+    cdef int64_t fall = pace * min(elapsed_ns, TELEMETRY_FRESH_NS) // NS_PER_S
+    if not p.probes:
+        fall = min(fall, RELAX_SERVED_PPM * p.served)
     if preempted > 0:
         p.probes = False
         ppm += PREEMPTED_PPM + PREEMPTED_EACH_PPM * min(preempted, <int64_t>PREEMPTED_MAX)
@@ -42,8 +49,9 @@ cdef void adapt_headroom(
         p.pressed
         and p.engine_used_tokens * 100 < p.capacity_blocks * p.block_size * FULL_PERCENT
     ):
-        ppm -= pace * min(elapsed_ns, TELEMETRY_FRESH_NS) // NS_PER_S
+        ppm -= fall
     p.pressed = False
+    p.served = 0
     set_headroom(p, min(max(ppm, core.headroom_min_ppm), core.headroom_max_ppm))
 
 

@@ -209,6 +209,7 @@ cdef int end_lease(Scheduler core, int32_t i, int outcome) except -1:
         settle_doubt(core, r)
     leave_prefill(core, r)
     if not r.is_void:
+        core.ledger.pools[r.pool].served += outcome == OUT_COMPLETED
         core.ledger.release(i)
     core.adapters.let_go(r.adapter)
     r.adapter = NONE

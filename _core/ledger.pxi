@@ -91,6 +91,7 @@ ctypedef struct Pool:
     int64_t headroom_ppm
     bint probes  # no preemption has been seen yet
     bint pressed  # something has waited for cache since the last report of the engine
+    int64_t served  # requests that were completed since then
     int64_t light_since_ns  # start of the window that runs; -1: none
     int64_t light_milli, kept_milli  # milli-tokens that flows below their share took, see headroom
     int64_t foreign_tokens  # that the engine holds beyond all that was promised
@@ -185,6 +186,7 @@ cdef class Ledger:
         p.headroom_blocks = p.capacity_blocks * p.headroom_ppm // 1_000_000
         p.probes = True
         p.pressed = p.brought = False
+        p.served = 0
         p.light_since_ns = NONE
         p.light_milli = p.kept_milli = 0
         p.foreign_tokens = 0

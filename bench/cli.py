@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from bench import chart, machine, show
+from bench import chart, chart_features, machine, show
 from bench.report import LEVELS, build
 from bench.sizes import ENVIRONMENT, FULL, QUICK, SMOKE
 
@@ -38,7 +38,7 @@ that it measured: a missed target is shown, not hidden.
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("out/bench"),
     show_default=True,
-    help="Folder for report.json, ladder.png, pytest-benchmark's JSON and the log.",
+    help="Folder for report.json, ladder.png, features.png, pytest-benchmark's JSON and the log.",
 )
 @click.option("--full", "sizes", flag_value=FULL.name, default=FULL.name, help="The default.")
 @click.option("--quick", "sizes", flag_value=QUICK.name, help="Fewer rounds: half a minute.")
@@ -56,17 +56,20 @@ def main(out: Path, sizes: str, only: tuple[str, ...], as_json: bool) -> None:
     about, commit = machine.describe(), machine.commit()
     measured, written = out / "pytest-benchmark.json", out / "report.json"
     # Nothing of an earlier run is taken for this one's.
-    for file in (measured, written, out / "ladder.png"):
+    ladder, features = out / "ladder.png", out / "features.png"
+    for file in (measured, written, ladder, features):
         file.unlink(missing_ok=True)
     _measure(measured, out / "bench.log", sizes, only or tuple(LEVELS))
     report = build(measured, about, commit, sizes)
     written.write_text(json.dumps(report, indent=1) + "\n")
-    chart.draw(report, out / "ladder.png")
+    chart.draw(report, ladder)
+    if report["features"]:
+        chart_features.draw(report, features)
     if as_json:
         click.echo(json.dumps(report))
         return
     show.show(report)
-    click.echo(f"{written}, {out / 'ladder.png'}")
+    click.echo(", ".join(str(file) for file in (written, ladder, features) if file.exists()))
 
 
 def _measure(measured: Path, log: Path, sizes: str, levels: tuple[str, ...]) -> None:

@@ -1,6 +1,6 @@
 """What a measurement leaves for the report, kept with pytest-benchmark's own figures."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from bench.compare import Comparison
 
-__all__ = ["CONTROLS", "RUNGS", "Benchmark", "Recorder"]
+__all__ = ["CONTROLS", "FEATURES", "RUNGS", "Benchmark", "Recorder"]
 
 #: pytest-benchmark's fixture; the package has no types.
 Benchmark = Any
@@ -17,6 +17,10 @@ Setup = Callable[[], tuple[Any, ...]]
 #: Keys of a test's `extra_info`.
 RUNGS = "rungs"
 CONTROLS = "controls"
+FEATURES = "features"
+
+#: A comparison of two sizes, and which.
+Growth = tuple[Comparison, tuple[int, int]]
 
 
 def _empty_step(first: object, second: object = None, third: object = None) -> None:
@@ -30,6 +34,8 @@ class Recorder:
         self._benchmark = benchmark
         self._rungs: list[dict[str, Any]] = []
         self._controls: list[dict[str, Any]] = []
+        self._features: list[dict[str, Any]] = []
+        benchmark.extra_info[FEATURES] = self._features
         benchmark.extra_info[RUNGS] = self._rungs
         benchmark.extra_info[CONTROLS] = self._controls
 
@@ -104,3 +110,35 @@ class Recorder:
                 "contains_one": comparison.contains_one,
             }
         )
+
+    def feature(
+        self,
+        name: str,
+        label: str,
+        beside_default: Mapping[str, Comparison],
+        growth: Mapping[str, Growth],
+        digest: int,
+    ) -> None:
+        """Record what a feature costs beside the default policies, and from size to size."""
+        self._features.append(
+            {
+                "name": name,
+                "label": label,
+                "beside_default": {key: _figures(found) for key, found in beside_default.items()},
+                "growth": {
+                    key: {"sizes": list(sizes), **_figures(found)}
+                    for key, (found, sizes) in growth.items()
+                },
+                "digest": f"{digest:016x}",
+            }
+        )
+
+
+def _figures(found: Comparison) -> dict[str, Any]:
+    ratio, ns = found.ratio, found.a
+    return {
+        "ratio": ratio,
+        "ratio_ci95": [found.low, found.high],
+        "ns": ns,
+        "reference_ns": found.b,
+    }

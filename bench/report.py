@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.record import CONTROLS, RUNGS
-from bench.targets import judge
+from bench.record import CONTROLS, FEATURES, RUNGS
+from bench.targets import judge, judge_growth
 
 __all__ = ["LEVELS", "Report", "Rung", "build", "level_of"]
 
@@ -15,6 +15,7 @@ Rung = dict[str, Any]
 #: Names of rungs begin with their level; from the inside outwards.
 LEVELS = {
     "core": "Core, each event",
+    "features": "Core, beside the default policies",
     "wire": "Bytes to bytes, each event",
     "stream": "Session over grpc.aio, each event",
     "unary": "Unary over grpc.aio, each call",
@@ -31,6 +32,7 @@ def build(measured: Path, machine: dict[str, Any], commit: str | None, sizes: st
     tests = json.loads(measured.read_text())["benchmarks"]
     rungs = [rung for test in tests for rung in test["extra_info"][RUNGS]]
     controls = [control for test in tests for control in test["extra_info"][CONTROLS]]
+    features = [feature for test in tests for feature in test["extra_info"][FEATURES]]
     order = list(LEVELS)
     finished = [_finished(rung) for rung in rungs]
     finished.sort(key=lambda rung: order.index(level_of(rung)))
@@ -40,6 +42,7 @@ def build(measured: Path, machine: dict[str, Any], commit: str | None, sizes: st
         "sizes": sizes,
         "controls": controls,
         "rungs": finished,
+        "features": [{**each, "growth": judge_growth(each["growth"])} for each in features],
     }
 
 

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from bench.report import LEVELS, Report, Rung
 
-__all__ = ["duration", "ladder", "show", "verdict"]
+__all__ = ["BESIDE", "duration", "ladder", "show", "verdict"]
 
 
 def duration(ns: float | None) -> str:
@@ -72,7 +72,7 @@ def ladder(report: Report) -> RenderableType:
             table.add_row(Text(title, style="bold cyan"))
         for rung in rungs:
             _add(table, rung)
-    return Group(table, _targets(report), _controls(report))
+    return Group(table, _features(report), _growth(report), _targets(report), _controls(report))
 
 
 def _add(table: Table, rung: Rung) -> None:
@@ -91,6 +91,61 @@ def _add(table: Table, rung: Rung) -> None:
         ratio,
         Text(f"{(rung['target'] or '').partition(':')[0]} {what}", style=_STYLES[what]),
     )
+
+
+#: What is compared with the default policies, and with a smaller size, as headings.
+BESIDE = {"admit": "Admit (T1)", "pair": "Admit, grant, Complete (T2)", "pick": "pick (T4)"}
+_GROWTH = {
+    "flows": "Admit, flows (T3)",
+    "queued_admit": "Admit, queued",
+    "queued_pick": "pick, queued",
+    "running_pick": "pick, running",
+}
+
+
+def _features(report: Report) -> RenderableType:
+    """Return what each feature costs: a time, and its ratio to the default policies'."""
+    table = Table(
+        title="What each feature adds, to the default policies",
+        caption="time in the core, and its ratio to the default policies in the same state, 95 %",
+        title_style="bold",
+        header_style="bold",
+    )
+    table.add_column("feature", min_width=34)
+    for heading in BESIDE.values():
+        table.add_column(heading, justify="right")
+    for each in report["features"]:
+        cells = [_beside(each["beside_default"][key]) for key in BESIDE]
+        table.add_row(each["label"], *cells)
+    return table if report["features"] else Text("")
+
+
+def _beside(found: Rung) -> str:
+    low, high = found["ratio_ci95"]
+    return f"{duration(found['ns'])}  {_three(found['ratio'])} ({_three(low)}-{_three(high)})"
+
+
+def _growth(report: Report) -> RenderableType:
+    table = Table(
+        title="How the cost grows from the smaller to the larger size",
+        title_style="bold",
+        header_style="bold",
+    )
+    table.add_column("feature", min_width=34)
+    if not report["features"]:
+        return Text("")
+    for key, heading in _GROWTH.items():
+        found = report["features"][0]["growth"][key]
+        less, more = found["sizes"]
+        bound = f"{less:,} to {more:,}: at most {found['most']:g} times"
+        table.add_column(f"{heading}\n{bound}", justify="right")
+    for each in report["features"]:
+        found = [each["growth"][key] for key in _GROWTH]
+        cells = [
+            Text(_three(it["ratio"]), style="green" if it["holds"] else "bold red") for it in found
+        ]
+        table.add_row(each["label"], *cells)
+    return table
 
 
 def _targets(report: Report) -> RenderableType:

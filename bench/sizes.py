@@ -17,6 +17,9 @@ class Sizes:
     #: Flows of the core's Admit, and the requests that are queued meanwhile.
     admit_flows: tuple[int, ...]
     queued: int
+    #: Fewer of them, and what runs, little and much: how a cost grows.
+    queued_short: int
+    running: tuple[int, int]
     #: Flows that are all backlogged where the next one is picked.
     pick_flows: tuple[int, ...]
     #: Operations that are timed one by one.
@@ -26,6 +29,7 @@ class Sizes:
     answers: int
     #: Rounds of A B B A, and what a slice of them holds.
     rounds: int
+    feature_rounds: int
     slice_steps: int
     slice_calls: int
     #: Messages of a slice, by events a message.
@@ -36,11 +40,14 @@ FULL = Sizes(
     name="full",
     admit_flows=(100, 1_000, 100_000),
     queued=100_000,
+    queued_short=1_000,
+    running=(256, 2_048),
     pick_flows=(1_000, 100_000),
     steps=20_000,
     answers=100_000,
     calls=2_000,
     rounds=60,
+    feature_rounds=20,
     slice_steps=500,
     slice_calls=50,
     slice_messages={1: 1_000, 16: 600, 128: 400},
@@ -49,11 +56,14 @@ QUICK = Sizes(
     name="quick",
     admit_flows=FULL.admit_flows,
     queued=FULL.queued,
+    queued_short=FULL.queued_short,
+    running=FULL.running,
     pick_flows=FULL.pick_flows,
     steps=5_000,
     answers=100_000,
     calls=500,
     rounds=15,
+    feature_rounds=10,
     slice_steps=200,
     slice_calls=30,
     slice_messages={1: 300, 16: 200, 128: 150},
@@ -62,11 +72,14 @@ SMOKE = Sizes(
     name="smoke",
     admit_flows=(10, 100),
     queued=200,
+    queued_short=100,
+    running=(64, 128),
     pick_flows=(10, 100),
     steps=100,
     answers=200,
     calls=10,
     rounds=3,
+    feature_rounds=3,
     slice_steps=10,
     slice_calls=3,
     slice_messages={1: 20, 16: 6, 128: 3},

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["TARGETS", "Limit", "Target", "judge"]
+__all__ = ["TARGETS", "Limit", "Target", "judge", "judge_growth"]
 
 Rung = Mapping[str, Any]
 
@@ -88,3 +88,22 @@ def judge(rung: Rung) -> dict[str, Any]:
                 "meets_must": all(limit.holds(rung) for limit in target.must),
             }
     return {"target": None, "meets_target": None, "must": None, "meets_must": None}
+
+
+# At a hundred times as many a logarithm is at most twice as large; the rest is caches, as in T3.
+_LOGARITHMIC_MOST = 3.0
+_LINEAR_SPARE = 1.25
+
+
+def judge_growth(growth: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Say of each pair of sizes by how much a cost may grow, and whether it keeps to that.
+
+    With flows and queued requests no worse than O(log n), with running ones no worse than O(n).
+    """
+    judged = {}
+    for name, found in growth.items():
+        less, more = found["sizes"]
+        is_linear = name.startswith("running")
+        most = _LINEAR_SPARE * more / less if is_linear else _LOGARITHMIC_MOST
+        judged[name] = {**found, "most": most, "holds": found["ratio"] <= most}
+    return judged

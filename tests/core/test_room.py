@@ -125,32 +125,60 @@ def test_what_the_engine_holds_beyond_all_promises_counts_while_it_is_known() ->
     assert pool(s, 7 * SECOND)["load_tokens"] == 40
 
 
-def adaptive(**more: Any) -> core.Scheduler:
+def adaptive(capacity: int = 10_000, **more: Any) -> core.Scheduler:
     limits = {"headroom_ppm": 20_000, "headroom_min_ppm": -200_000, "headroom_max_ppm": 100_000}
-    return peak(10_000, **(limits | more))
+    limits |= {"samples_min": 1_000}  # so many lengths are never known
+    return peak(capacity, **(limits | more))
 
 
 def test_headroom_rises_at_once_with_preemptions_and_falls_slowly_while_cache_is_wanted() -> None:
-    s = adaptive()
-    grant(s, 0, "a", 10, 9_000)
-    admit(s, 0, "b", 10, 9_000)
+    s = adaptive(1_000_000)
+    for small in range(70):
+        grant(s, 0, f"small {small}", 10, 10)
+    grant(s, 0, "a", 10, 900_000)
+    admit(s, 0, "b", 10, 900_000)
     tell(s, 0, used=100)
     headroom = []
     for second in range(1, 4):
         s.poll(second * SECOND)
         tell(s, second * SECOND, used=100)
         headroom.append(pool(s, second * SECOND)["headroom_tokens"])
-    assert headroom == [150, 100, 50]  # 0.5 % of the pool a second
+    assert headroom == [15_000, 10_000, 5_000]  # 0.5 % of the pool a second
     tell(s, 4 * SECOND, used=100, preemptions=1)
-    assert pool(s, 4 * SECOND)["headroom_tokens"] == 50 + 220
-    for second in range(5, 9):
+    assert pool(s, 4 * SECOND)["headroom_tokens"] == 5_000 + 22_000
+    served, falls, last = 0, [], 27_000
+    for second, ends in enumerate((0, 1, 3, 60, 2, 0), 5):
+        for lease_id in range(served + 1, served + ends + 1):
+            s.complete(second * SECOND, lease_id, 1, output_tokens=1)
+        served += ends
         s.poll(second * SECOND)
         tell(s, second * SECOND, used=100, preemptions=1)
-    assert pool(s, 8 * SECOND)["headroom_tokens"] == 270 - 4 * 5  # 0.05 % a second from now on
-    tell(s, 9 * SECOND, used=100, preemptions=1_000)
-    assert pool(s, 9 * SECOND)["headroom_tokens"] == 650
-    tell(s, 10 * SECOND, used=100, preemptions=2_000)
-    assert pool(s, 10 * SECOND)["headroom_tokens"] == 1_000  # headroom_max
+        falls.append(last - pool(s, second * SECOND)["headroom_tokens"])
+        last -= falls[-1]
+    # 0.001 % for each that was served, and 0.05 % a second at most, from now on.
+    assert falls == [0, 10, 30, 500, 20, 0]
+    tell(s, 11 * SECOND, used=100, preemptions=1_000)
+    assert pool(s, 11 * SECOND)["headroom_tokens"] == last + 40_000
+    tell(s, 12 * SECOND, used=100, preemptions=2_000)
+    assert pool(s, 12 * SECOND)["headroom_tokens"] == 100_000  # headroom_max
+
+
+def test_only_what_was_completed_earns_less_headroom() -> None:
+    s = adaptive(1_000_000)
+    for small in range(3):
+        grant(s, 0, f"small {small}", 10, 10)
+    grant(s, 0, "a", 10, 900_000)
+    admit(s, 0, "b", 10, 900_000)
+    tell(s, 0, used=100)
+    tell(s, 1, used=100, preemptions=1)
+    s.poll(SECOND)
+    assert pool(s, SECOND)["headroom_tokens"] == 42_000
+    s.complete(SECOND, 1, 1, core.CANCELLED)
+    s.complete(SECOND, 2, 1, output_tokens=1)
+    s.complete(SECOND, 2, 1, output_tokens=1)  # a repeat
+    s.poll(SECOND)
+    tell(s, SECOND, used=100, preemptions=1)
+    assert pool(s, SECOND)["headroom_tokens"] == 42_000 - 10
 
 
 def test_headroom_stays_where_nothing_waits_or_the_cache_is_full() -> None:

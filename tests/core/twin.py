@@ -236,6 +236,7 @@ class Twin(Handles):
             self.predictor.judge(r.flow, r.adapter, r.evidence, each <= r.promised_output)
             self.predictor.book(r.flow, r.promised_output, each)
             self.predictor.learn(r.flow, r.adapter, each)
+            self.pools[r.pool].served += not r.is_void
         elif outcome == core.CANCELLED:
             f.cancelled += 1
         else:

@@ -72,6 +72,7 @@ class Restart:
         for i, p in enumerate(state.pools):
             p.owed_tokens += state.promised(i) * p.block_size
             p.pressed, p.told_at_ns, p.preemptions, p.foreign_tokens = False, None, 0, 0
+            p.served = 0
             p.reason, p.light, p.brought, p.saturated = "NONE", [], False, False
             p.last_prefill_ns, p.opened_ns, p.draining = 0, -1, False
             p.blocks, p.asked_tokens, p.matched_tokens = {}, 0, 0

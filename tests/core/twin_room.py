@@ -114,8 +114,11 @@ class Room(Prefixes):
             p.probes = False
             ppm += 20_000 + 2_000 * min(fresh, 10)
         elif p.pressed and used_tokens * 100 < p.capacity_blocks * p.block_size * 95:
-            ppm -= (5_000 if p.probes else 500) * min(elapsed_ns, FRESH_NS) // 10**9
-        p.pressed = False
+            pace = 5_000 if p.probes else 500
+            earned = 10 * p.served
+            fall = pace * min(elapsed_ns, FRESH_NS) // 10**9
+            ppm -= fall if p.probes else min(fall, earned)
+        p.pressed, p.served = False, 0
         start = self.limits["headroom_ppm"]
         least = min(start, self.limits["headroom_min_ppm"])
         most = max(start, self.limits["headroom_max_ppm"])

@@ -162,7 +162,7 @@ class State:
             else {"told_at_ns": None, "foreign_tokens": 0, "owed_tokens": 0, "blocks": {}}
         )
         kept = ("headroom_ppm", "reason", "probes", "pressed", "told_at_ns", "preemptions")
-        kept += ("foreign_tokens", "owed_tokens", "light", "brought", "saturated")
+        kept += ("served", "foreign_tokens", "owed_tokens", "light", "brought", "saturated")
         kept += ("overload", "calm_since_ns", "drain", "prefill_ns", "prefill_tokens")
         kept += ("prefill_error_ns", "prefills_judged")
         kept += ("last_prefill_ns", "opened_ns", "draining")
@@ -422,6 +422,7 @@ class State:
                 f.vtc = 0
         for p in self.pools:
             p.headroom_ppm, p.probes, p.pressed = self.limits["headroom_ppm"], True, False
+            p.served = 0
             p.light, p.foreign_tokens, p.brought, p.blocks = [], 0, False, {}
             p.last_prefill_ns, p.opened_ns = 0, -1
             p.forget_pace(self.now_ns)

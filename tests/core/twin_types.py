@@ -150,6 +150,7 @@ class Pool:
     draining: bool = False  # an operator lets nothing in any more
     probes: bool = True
     pressed: bool = False
+    served: int = 0  # since the engine last told of itself
     told_at_ns: int | None = None
     preemptions: int = 0
     foreign_tokens: int = 0

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from bench.targets import judge_growth
+
 # It is about time; and pytest-benchmark is off below a worker of xdist.
 pytestmark = pytest.mark.alone
 
@@ -88,6 +90,37 @@ def test_rungs_have_their_figures(report: dict[str, Any]) -> None:
 def test_a_stream_costs_less_an_event_the_more_there_are(report: dict[str, Any]) -> None:
     one, _, many = (rung["median_ns"] for rung in report["rungs"] if rung["name"] == "stream")
     assert many < one / 4
+
+
+def test_every_feature_is_beside_the_default_policies(report: dict[str, Any], out: Path) -> None:
+    features = {feature["name"]: feature for feature in report["features"]}
+    names = "weights classes quotas levels shares peak prediction pools adapters deadlines"
+    assert list(features) == ["default", *names.split(), "refusal", "dlpm", "audit", "all"]
+    for feature in features.values():
+        assert feature["beside_default"].keys() == {"admit", "pair", "pick"}
+        for found in (*feature["beside_default"].values(), *feature["growth"].values()):
+            low, high = found["ratio_ci95"]
+            assert 0 < low <= found["ratio"] <= high, feature
+            assert found["ns"] > 0
+        for found in feature["growth"].values():
+            less, more = found["sizes"]
+            assert less < more
+            assert found["holds"] == (found["ratio"] <= found["most"])
+    # They are on: quotas, shares, adapters and early refusal alone bind nobody here.
+    usual = features["default"]["digest"]
+    for name in "weights classes pools prediction deadlines dlpm audit all".split():
+        assert features[name]["digest"] != usual, name
+    assert (out / "features.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_growth_is_judged_by_what_may_grow() -> None:
+    def growth(name: str, ratio: float) -> dict[str, Any]:
+        return judge_growth({name: {"sizes": [256, 2_048], "ratio": ratio}})[name]
+
+    assert growth("queued_admit", 2.9)["holds"]
+    assert not growth("queued_admit", 8.0)["holds"]
+    assert growth("running_pick", 8.0)["holds"]  # as many times more run
+    assert not growth("running_pick", 64.0)["holds"]
 
 
 def test_what_was_measured_is_told(report: dict[str, Any], out: Path) -> None:

@@ -2,7 +2,8 @@
 
 One pool of so many places; every request holds one for a while. Tenants send bursts. Whoever is
 refused tries again exactly when Retry-After says. The oracle knows the future and is as fair: each
-place that came free goes to whoever was refused first, and its wait is the time until then.
+place that came free goes to whoever was refused first, and its wait is the time until then. Where a
+tenant's tokens a minute are what refuses, they go to whoever asked first.
 """
 
 import heapq
@@ -26,6 +27,7 @@ class Try:
 
     at_ns: int
     told_ns: int
+    asked: int  # which request of its tenant's
     admitted: bool = False
     oracle_ns: int = -1
 
@@ -59,6 +61,7 @@ class Obedient:
         self.freed: dict[int, list[int]] = defaultdict(list)  # by tenant: when a place came free
         self.tenant_of: dict[int, int] = {}
         self.refused: dict[int, list[Try]] = defaultdict(list)
+        self.asked_ns: dict[int, list[int]] = defaultdict(list)  # by tenant: the first try of each
 
     def at(self, now_ns: int, kind: str, tenant: int, what: object = None) -> None:
         heapq.heappush(self.events, (now_ns, next(self.serial), kind, tenant, what))
@@ -83,7 +86,10 @@ class Obedient:
                 self.core.complete(now_ns, what, 1, output_tokens=TOKENS)
             self._grants(now_ns, self.core.poll(now_ns))
         self.core.check()
-        self._ask_the_oracle()
+        if self.quota:
+            self._ask_the_oracle_of_quotas()
+        else:
+            self._ask_the_oracle()
         return self.tries
 
     def _ask(self, now_ns: int, tenant: int, told: object) -> None:
@@ -91,6 +97,9 @@ class Obedient:
             request_id=f"r{next(self.serial)}", tenant=f"t{tenant}", input_tokens=[TOKENS],
             max_output_tokens=TOKENS, reports_progress=True,
         )  # fmt: skip
+        asked = told.asked if isinstance(told, Try) else len(self.asked_ns[tenant])
+        if not isinstance(told, Try):
+            self.asked_ns[tenant].append(now_ns)
         answer = self.core.admit_wire(now_ns, 0, request.SerializeToString())
         if isinstance(answer, int):
             self.tenant_of[answer] = tenant
@@ -98,7 +107,7 @@ class Obedient:
             verdict = pb.AdmitResponse.FromString(answer)
             if verdict.outcome != pb.OUTCOME_GRANTED:
                 told_ns = verdict.refusal.retry_after_ms * 10**6
-                refused = Try(now_ns, told_ns)
+                refused = Try(now_ns, told_ns, asked)
                 self.tries.append(refused)
                 self.refused[tenant].append(refused)
                 self.at(now_ns + told_ns, "ask", tenant, refused)
@@ -128,3 +137,19 @@ class Obedient:
                 if waiting:
                     first = waiting.popleft()
                     first.oracle_ns = freed_ns - first.at_ns
+
+    def _ask_the_oracle_of_quotas(self) -> None:
+        """Give a tenant's tokens to its requests in the order of their first tries, each at the
+        moment in which there are enough."""
+        limit = self.quota["total_tokens"]
+        for tenant, asked_ns in self.asked_ns.items():
+            level, now_ns, admitted_ns = float(limit), 0, []
+            for at_ns in asked_ns:
+                from_ns = max(at_ns, now_ns)
+                level = min(limit, level + (from_ns - now_ns) * limit / (60 * SECOND))
+                wait_ns = max(0, round((2 * TOKENS - level) * 60 * SECOND / limit))
+                now_ns = from_ns + wait_ns
+                level += wait_ns * limit / (60 * SECOND) - 2 * TOKENS
+                admitted_ns.append(now_ns)
+            for each in self.refused[tenant]:
+                each.oracle_ns = max(0, admitted_ns[each.asked] - each.at_ns)

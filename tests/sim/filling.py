@@ -1,0 +1,112 @@
+"""Many tenants of different lengths on an engine beyond its capacity: how full its cache is.
+
+An oracle of the lengths is a caller that asks for exactly what it will produce, from a scheduler
+that predicts nothing. Both have the same requests, the same peak form, the same headroom.
+"""
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+from random import Random
+
+from schedsvc import _core as core
+from schedsvc.config import configure
+from schedsvc.sim.engine import Engine, Profile
+from schedsvc.sim.front import CoreFront
+from schedsvc.sim.requests import Requests
+from schedsvc.sim.runner import EngineRunner
+from schedsvc.sim.scenario import patient_config
+from schedsvc.sim.world import Settings, World
+
+MS = 10**6
+SECOND = 10**9
+TENANTS = 20
+OUTPUT_MAX = 1_024
+PROMPT_MAX = 2_048
+_NEVER_ENOUGH = 1_000  # samples, of which a short run has fewer
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Poisson arrivals; all tenants ask equally often, each with lengths of its own, lognormal.
+
+    Medians of tenants are from the first to the second figure, by orders of magnitude; who has
+    long prompts is drawn, and so is not who has long outputs.
+    """
+
+    per_s: float
+    seconds: int
+    seed: int = 1
+    spread: float = 0.6
+    prompt: tuple[int, int] = (50, 400)
+    output: tuple[int, int] = (30, 300)
+
+    def draw(self) -> Requests:
+        """Draw all requests."""
+        rnd, at_s, rows = Random(self.seed), 0.0, []
+        prompts = list(range(TENANTS))
+        rnd.shuffle(prompts)
+        while at_s < self.seconds:
+            at_s += rnd.expovariate(self.per_s)
+            tenant = rnd.randrange(TENANTS)
+            prompt = self._length(rnd, self.prompt, prompts[tenant])
+            output = self._length(rnd, self.output, tenant)
+            at_ns = round(at_s * SECOND)
+            rows.append((at_ns, tenant, min(prompt, PROMPT_MAX), min(output, OUTPUT_MAX)))
+        return Requests([f"tenant-{n:02d}" for n in range(TENANTS)], rows)
+
+    def _length(self, rnd: Random, ends: tuple[int, int], step: int) -> int:
+        low, high = (math.log(end) for end in ends)
+        middle = low + (high - low) * step / (TENANTS - 1)
+        return max(1, round(math.exp(rnd.gauss(middle, self.spread))))
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What came of it between two moments: the mean part of the cache that sequences held, ends,
+    and sequences that the engine threw out."""
+
+    used: float
+    ended: int
+    preempted: int
+
+
+class Filling(World):
+    """A run that notes preemptions as they come."""
+
+    def __init__(self, requests: Requests, profile: Profile, *, oracle: bool) -> None:
+        config, engine = patient_config(requests.clients), profile.config()
+        samples = {"samples_min": _NEVER_ENOUGH} if oracle else {}
+        self._preempted_ns: list[int] = []
+        self._capacity_tokens = engine.capacity_tokens
+        self.core = core.Scheduler(**config.core_options() | samples)
+        configure(self.core, config, 0)
+        self.core.set_pool(
+            0, b"engine", 1, engine.capacity_tokens, engine.block_size_tokens,
+            engine.sequences_max, engine.context_tokens_max,
+        )  # fmt: skip
+        flows = [self.core.flow_index(name.encode()) for name in requests.clients]
+        front = CoreFront(self.core, requests, flows, 0 if oracle else OUTPUT_MAX)
+        runner = EngineRunner(Engine(engine, profile.step_cost(engine.sequences_max)))
+        settings = Settings(progress_ns=200 * MS, sample_ns=SECOND // 4)
+        super().__init__(requests, front, [runner], settings)
+
+    def _sample(self) -> None:
+        super()._sample()
+        fresh = self._runners[0].engine.counts()[2] - len(self._preempted_ns)
+        self._preempted_ns += [self.now_ns] * fresh
+
+    def play(self) -> None:
+        """Run until the last request arrives: what is queued then is not served."""
+        while self.now_ns < self.requests.arrival_ns[-1]:
+            self._step(self._next_ns())
+
+    def since(self, part: float) -> Filled:
+        """Sum up from this part of the run on."""
+        from_ns = round(part * self.now_ns)
+        held = [each.used for each in self.occupancy if each.at_ns >= from_ns]
+        return Filled(
+            used=sum(held) / len(held) / self._capacity_tokens,
+            ended=sum(end_ns >= from_ns for end_ns in self.outcomes.end_ns),
+            preempted=len(self._preempted_ns) - bisect_left(self._preempted_ns, from_ns),
+        )

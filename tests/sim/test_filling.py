@@ -1,0 +1,40 @@
+"""Peak form with predicted reservations: nearly as full as with an oracle, hardly a preemption."""
+
+import pytest
+
+from schedsvc.sim.engine import load_profile
+
+from .filling import Filled, Filling, Traffic
+
+#: Requests a second of the emulator's profiles, measured with an oracle and a queue that is never
+#: empty, and how long a run is.
+CAPACITY = {"a10g-llama2-7b": (4.5, 2_500), "tiny-cpu": (31.0, 500)}
+#: Part of a run in which lengths and headroom are learned.
+LEARNT = 0.2
+
+
+def play(profile: str, seed: int, *, oracle: bool, overload: float = 1.5) -> Filled:
+    per_s, seconds = CAPACITY[profile]
+    traffic = Traffic(overload * per_s, seconds, seed)
+    run = Filling(traffic.draw(), load_profile(profile), oracle=oracle)
+    run.play()
+    run.core.check()
+    return run.since(LEARNT)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("profile", "seeds"), [("a10g-llama2-7b", (1, 2, 3)), ("tiny-cpu", (1,))])
+def test_beyond_its_capacity_the_cache_is_nearly_as_full_as_with_an_oracle(
+    profile: str, seeds: tuple[int, ...]
+) -> None:
+    predicted = [play(profile, seed, oracle=False) for seed in seeds]
+    foretold = [play(profile, seed, oracle=True) for seed in seeds]
+    found = predicted, foretold
+    per_s, seconds = CAPACITY[profile]
+    for each in foretold:  # it is at its capacity
+        assert each.ended == pytest.approx(per_s * seconds * (1 - LEARNT), rel=0.15), found
+    assert sum(each.used for each in predicted) >= 0.90 * sum(each.used for each in foretold), found
+    thrown, ended = (sum(getattr(p, key) for p in predicted) for key in ("preempted", "ended"))
+    assert thrown * 1_000 <= ended, found
+    assert thrown, "headroom has to have looked for the point"
