@@ -62,7 +62,8 @@ def main(out: Path, sizes: str, only: tuple[str, ...], as_json: bool) -> None:
     _measure(measured, out / "bench.log", sizes, only or tuple(LEVELS))
     report = build(measured, about, commit, sizes)
     written.write_text(json.dumps(report, indent=1) + "\n")
-    chart.draw(report, ladder)
+    if report["rungs"]:
+        chart.draw(report, ladder)
     if report["features"]:
         chart_features.draw(report, features)
     if as_json:

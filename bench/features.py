@@ -29,8 +29,10 @@ def _no_more(flow: int, number: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Feature:
-    """Settings, what is told to a core with these flows, and what a request says more, by its flow
-    and its number."""
+    """Settings, what is told to a core with these flows, and what a request says more.
+
+    The last is asked for with its flow and its number.
+    """
 
     name: str
     label: str

@@ -108,7 +108,8 @@ def test_every_feature_is_beside_the_default_policies(report: dict[str, Any], ou
             assert found["holds"] == (found["ratio"] <= found["most"])
     # They are on: quotas, shares, adapters and early refusal alone bind nobody here.
     usual = features["default"]["digest"]
-    for name in "weights classes pools prediction deadlines dlpm audit all".split():
+    others = ("weights", "classes", "pools", "prediction", "deadlines", "dlpm", "audit", "all")
+    for name in others:
         assert features[name]["digest"] != usual, name
     assert (out / "features.png").read_bytes().startswith(b"\x89PNG")
 
