@@ -21,7 +21,7 @@ def draw(report: Report, path: Path) -> None:
     figure = Figure(figsize=(14, height), dpi=130, facecolor="white")
     panels = figure.subplots(1, len(BESIDE), sharey=True)
     figure.subplots_adjust(
-        left=0.25, right=0.98, bottom=0.75 / height, top=1 - 1.05 / height, wspace=0.08
+        left=0.22, right=0.98, bottom=0.75 / height, top=1 - 1.05 / height, wspace=0.08
     )
     for axes, (key, heading) in zip(panels, BESIDE.items(), strict=True):
         _panel(axes, [each["beside_default"][key] for each in features])

@@ -113,7 +113,7 @@ DEFAULT = Feature("default", "the default policies")
 FEATURES = (
     Feature(
         "weights",
-        "weights alone: sum form, strict, nothing predicted",
+        "weights alone, nothing predicted",
         {"ledger": "sum", "dispatch": "strict", **_DEFAULT_SAMPLES},
         _weights,
     ),

@@ -107,7 +107,7 @@ def _features(report: Report) -> RenderableType:
     """Return what each feature costs: a time, and its ratio to the default policies'."""
     table = Table(
         title="What each feature adds, to the default policies",
-        caption="time in the core, and its ratio to the default policies in the same state, 95 %",
+        caption="CPU time, and its ratio to the default policies in the same state, 95 %",
         title_style="bold",
         header_style="bold",
     )

@@ -180,7 +180,7 @@ def test_a_missed_target_is_shown(tmp_path: Path) -> None:
     control = {"name": "it", "ratio": 1.2, "ratio_ci95": [1.1, 1.3], "contains_one": False}
     machine = {"cpu": "x", "cores": 2, "load_1_min": 0.1, "python": "3", "grpcio": "1"}
     report = {"machine": machine, "commit": "abc", "sizes": "full", "controls": [control]}
-    report["rungs"] = [entry]
+    report["rungs"], report["features"] = [entry], []
     console = Console(record=True, width=140, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(show.ladder(report))
     text = console.export_text()
