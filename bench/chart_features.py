@@ -12,6 +12,7 @@ __all__ = ["draw"]
 
 _INK, _GRID, _PALE, _BAR, _DEFAULT = "#2b2d42", "#e6e8ec", "#8d99ae", "#30638e", "#edae49"
 _ROW_INCHES = 0.34
+_TICKS = (1, 2, 5, 10, 20, 50, 100)
 
 
 def draw(report: Report, path: Path) -> None:
@@ -39,16 +40,22 @@ def draw(report: Report, path: Path) -> None:
 
 
 def _panel(axes: Axes, found: list[Rung]) -> None:
-    """One bar each, its interval, and the time that it stands for."""
+    """One bar each from 1 on a logarithmic axis, its interval, and the time that it stands for."""
+    least = min(0.8, *(each["ratio_ci95"][0] for each in found))
     widest = max(each["ratio_ci95"][1] for each in found)
     for at, each in enumerate(found):
         low, high = each["ratio_ci95"]
-        axes.barh(at, each["ratio"], height=0.62, color=_DEFAULT if at == 0 else _BAR)
+        color = _DEFAULT if at == 0 else _BAR
+        axes.barh(at, each["ratio"] - 1, left=1, height=0.62, color=color)
         axes.plot([low, high], [at, at], color=_INK, linewidth=1.2)
         text = f"{each['ratio']:.2f}   {duration(each['ns'])}"
-        axes.text(high + widest * 0.02, at, text, va="center", fontsize=9, color=_INK)
-    axes.axvline(1.0, color=_INK, linewidth=1, linestyle=":")
-    axes.set_xlim(0, widest * 1.45)
+        axes.text(max(high, 1) * 1.06, at, text, va="center", fontsize=9, color=_INK)
+    axes.axvline(1.0, color=_INK, linewidth=1)
+    axes.set_xscale("log")
+    axes.set_xlim(least * 0.95, max(2.0, widest) ** 1.5)
+    ticks = [tick for tick in _TICKS if tick <= max(2.0, widest)]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
     axes.grid(axis="x", color=_GRID, linewidth=1)
     axes.set_axisbelow(True)
     axes.tick_params(colors=_INK, length=0)
