@@ -150,7 +150,6 @@ cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
     r.tag = ask.tag
     r.owner = ask.owner
     r.principal = ask.principal
-    r.input_tokens = r.head_ns = r.lined_ns = NONE
     r.arrival_ns = core.now_ns
     if r.prompt_tokens > core.prompt_seen_max:
         core.prompt_seen_max = r.prompt_tokens
@@ -222,9 +221,18 @@ cdef inline bint is_over(int64_t queued, int64_t more, int64_t most) noexcept no
     return most and queued and queued + more > most
 
 
-cdef int refuse(Scheduler core, int32_t flow, int outcome, uint64_t tag) noexcept:
+cdef int count_refusal(Scheduler core, int32_t flow, int outcome) except -1:
+    """Count it for a flow: most are never refused anything. O(1)."""
+    cdef Flow* f = &core.flows.items[flow]
+    if f.refusals == NO_REFUSALS:
+        f.refusals = <int64_t*>core.flows.refusal_stock.take()
+    f.refusals[refusal_place(outcome)] += 1
+    return 0
+
+
+cdef int refuse(Scheduler core, int32_t flow, int outcome, uint64_t tag) except -1:
     if flow != NONE:
-        core.flows.items[flow].refusals[refusal_place(outcome)] += 1
+        count_refusal(core, flow, outcome)
     else:
         core.refusals[refusal_place(outcome)] += 1
     core.rejected += 1

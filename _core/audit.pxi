@@ -17,10 +17,11 @@ cdef int check_requests(Scheduler core) except -1:
         kept += 1
         require(core, core.ids.get(r.key_hi, r.key_lo) == i, "request_id finds its request")
         if r.state == QUEUED:
-            require(core, r.lease_id == 0 and r.charged == 0, "queued holds no lease")
+            require(core, r.lease == &NO_LEASE, "queued holds no lease")
         else:
             require(
-                core, core.leases.get(<uint64_t>r.lease_id, 0) == i, "lease_id finds its lease"
+                core, core.leases.get(<uint64_t>r.lease.lease_id, 0) == i,
+                "lease_id finds its lease",
             )
         if r.state != ENDED:
             at = core.deadlines.places[i] - 1 if core.deadlines.has(i) else -1
@@ -30,14 +31,20 @@ cdef int check_requests(Scheduler core) except -1:
             require(
                 core, r.owner <= 0 or core.sessions[r.owner] is not None, "its session is open"
             )
-        require(core, r.posted_blocks <= r.reserved_blocks, "posted <= reserved")
+        require(core, r.lease.posted_blocks <= r.lease.reserved_blocks, "posted <= reserved")
         require(
             core,
-            r.reserved_blocks == 0
-            or ((r.state == LIVE or r.state == SUSPECT) and not r.is_void),
+            r.lease.reserved_blocks == 0
+            or ((r.state == LIVE or r.state == SUSPECT) and not r.lease.is_void),
             "only a lease that is not void holds a reservation",
         )
     require(core, kept == <int64_t>core.ids.count, "no request_id without a request")
+    require(
+        core, NO_LEASE.lease_id == 0 and NO_LEASE.charged == 0 and NO_LEASE.output_tokens == 0
+        and NO_LEASE.reserved_blocks == 0 and NO_LEASE.run == NONE and not NO_LEASE.is_void
+        and NO_FRONT.head_ns == NONE and NO_FRONT.waited == NULL and NO_FRONT.bypassed == 0,
+        "who has no lease, or was never the first, has nothing",
+    )
     return check_adapters(core)
 
 
@@ -75,7 +82,7 @@ cdef list charges_of_leases(Scheduler core):
     cdef list charged = [0] * core.flows.count
     for i in range(core.requests.used):
         if core.requests.items[i].state == LIVE or core.requests.items[i].state == SUSPECT:
-            charged[core.requests.items[i].flow] += core.requests.items[i].charged
+            charged[core.requests.items[i].flow] += core.requests.items[i].lease.charged
     return charged
 
 
@@ -105,7 +112,7 @@ cdef int check_flows(Scheduler core) except -1:
         require(
             core, core.flows.active(f).has(f) == (
                 (
-                    queued > 0 or core.flows.items[f].returns
+                    queued > 0 or core.flows.items[f].returns != 0
                     or (core.flows.items[f].live > 0 and not core.flows.lifts_queued)
                 )
                 and (core.flows.items[f].waits_at == NONE or core.flows.has_candidate(f))
@@ -208,18 +215,18 @@ cdef int check_pools(Scheduler core) except -1:
         promised = posted = live = suspect = sequences = waiting = fresh = 0
         i = core.ledger.pools[p].first_lease
         while i != NONE:
-            promised += core.requests.items[i].reserved_blocks
-            posted += core.requests.items[i].posted_blocks
+            promised += core.requests.items[i].lease.reserved_blocks
+            posted += core.requests.items[i].lease.posted_blocks
             live += 1
-            fresh += core.requests.items[i].fresh_tokens
+            fresh += core.requests.items[i].lease.fresh_tokens
             suspect += core.requests.items[i].state == SUSPECT
             sequences += core.requests.items[i].sequences
-            if core.requests.items[i].in_round:
+            if core.requests.items[i].lease.in_round:
                 waiting += core.requests.items[i].prompt_tokens
                 require(
                     core, not is_computed(&core.requests.items[i]), "a round is not computed yet"
                 )
-            i = core.requests.items[i].pool_next
+            i = core.requests.items[i].lease.pool_next
         require(
             core, promised == core.ledger.pools[p].promised_blocks
             and posted == core.ledger.pools[p].posted_blocks
@@ -252,20 +259,23 @@ cdef int check_load(Scheduler core, int32_t pool) except -1:
     cdef Run run
     while i != NONE:
         r = &core.requests.items[i]
-        run = core.ledger.figures(pool, r, r.reserved_blocks, r.predicted_output)
-        growing += r.run != NONE
-        held += r.fixed_tokens
-        if r.run != NONE:
+        run = core.ledger.figures(pool, r, r.lease.reserved_blocks, r.lease.predicted_output)
+        growing += r.lease.run != NONE
+        held += r.lease.fixed_tokens
+        if r.lease.run != NONE:
             require(
                 core,
-                runs.items[r.run].id == i and runs.items[r.run].left == run.left
-                and runs.items[r.run].blocks == run.blocks
-                and runs.items[r.run].part == run.part and runs.items[r.run].width == run.width,
+                runs.items[r.lease.run].id == i and runs.items[r.lease.run].left == run.left
+                and runs.items[r.lease.run].blocks == run.blocks
+                and runs.items[r.lease.run].part == run.part
+                and runs.items[r.lease.run].width == run.width,
                 "a lease that grows counts as it was last reported",
             )
         else:
-            require(core, r.fixed_tokens == run.whole and run.width == 0, "a lease counts in full")
-        i = r.pool_next
+            require(
+                core, r.lease.fixed_tokens == run.whole and run.width == 0, "a lease counts in full"
+            )
+        i = r.lease.pool_next
     return require(
         core, growing == runs.count and held == runs.fixed_tokens, "the load counts every lease"
     )
@@ -296,7 +306,7 @@ cdef int check_loras(Scheduler core, int32_t pool) except -1:
         adapter = core.requests.items[i].adapter
         if adapter != NONE:
             leases[adapter] = leases.get(adapter, 0) + 1
-        i = core.requests.items[i].pool_next
+        i = core.requests.items[i].lease.pool_next
     for adapter in range(p.loras.size):
         require(
             core, p.loras.leases[adapter] == leases.get(adapter, 0),

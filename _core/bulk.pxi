@@ -1,4 +1,5 @@
-# What simulators ask for in bulk: the same as the methods one by one, without a call for each.
+# What simulators ask for in bulk: the same as the methods one by one, without a call for each; and
+# what tests count.
 
 def progress_all(Scheduler core not None, int64_t now_ns, bytes leases not None,
                  bytes outputs not None):
@@ -22,3 +23,7 @@ def promised_tokens(Scheduler core not None):
     for i in range(core.ledger.count):
         tokens += core.ledger.pools[i].promised_blocks * core.ledger.pools[i].block_size
     return tokens
+
+
+def moved_entries(Scheduler core not None):
+    return core.ids.moves + core.leases.moves + core.tags.moves + core.names.moves

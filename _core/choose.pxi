@@ -225,8 +225,8 @@ cdef int32_t who_may_pass(Scheduler core, int32_t pool, int32_t head, Plan* plan
     cdef int32_t k, count, cls = core.flows.items[first.flow].cls
     if core.flows.items[first.flow].exempt:
         return NONE
-    if not core.backfills or first.bypassed >= core.bypass_max or (
-        first.bypassed and core.now_ns - first.bypassed_ns >= core.bypass_ns
+    if not core.backfills or first.front.bypassed >= core.bypass_max or (
+        first.front.bypassed and core.now_ns - first.front.bypassed_ns >= core.bypass_ns
     ):
         return NONE
     start = project(core, pool, first, plan)
@@ -245,9 +245,9 @@ cdef int32_t who_may_pass(Scheduler core, int32_t pool, int32_t head, Plan* plan
             continue
         if not model_allows(core, found[k], pool):
             continue
-        if first.bypassed == 0:
-            first.bypassed_ns = core.now_ns
-        first.bypassed += 1
+        if first.front.bypassed == 0:
+            first.front.bypassed_ns = core.now_ns
+        first.front.bypassed += 1
         plan[0] = its
         return found[k]
     return NONE

@@ -139,14 +139,15 @@ cdef int grant(
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]
     cdef Verdict v
-    r.ahead_output = output_ahead(core, r)
+    core.requests.open_lease(i)
+    r.lease.ahead_output = output_ahead(core, r)
     rate_add(&core.ledger.pools[pool].drain, core.now_ns, work_done(core, r), f.queued > 1)
     rate_add(&f.served, core.now_ns, work_done(core, r), True)
     note_waited(core, r, True)
     core.flows.dequeue(i)
     f.live += 1
     core.flows.exempt_live += f.exempt
-    r.engine_priority = (
+    r.lease.engine_priority = (
         core.classes.best_priority() if brought else core.classes.priority(f.cls)
     )
     core.flows.settle(r.flow)
@@ -156,13 +157,13 @@ cdef int grant(
     if core.prefixes.queued:
         note_prefix(core, i, pool)
     r.pool = pool
-    r.epoch = core.ledger.pools[pool].epoch
-    r.weight_milli = f.weight_milli
-    r.waited_ns = core.now_ns - r.arrival_ns
-    r.predicted_output = r.promised_output = <int32_t>output_tokens
-    r.lease_id = core.lease_next
+    r.lease.epoch = core.ledger.pools[pool].epoch
+    r.lease.weight_milli = f.weight_milli
+    r.lease.waited_ns = core.now_ns - r.arrival_ns
+    r.lease.predicted_output = r.lease.promised_output = <int32_t>output_tokens
+    r.lease.lease_id = core.lease_next
     core.lease_next += 1
-    core.leases.put(<uint64_t>r.lease_id, 0, i)
+    core.leases.put(<uint64_t>r.lease.lease_id, 0, i)
     core.requests.enter(i, LIVE)
     enter_prefill(core, r)
     untag(core, i)
@@ -171,10 +172,13 @@ cdef int grant(
     if core.ledger.pools[pool].quota != NONE:
         take_model_quota(core, i)
     core.ledger.reserve(i, blocks)
-    r.granted_tokens = r.reserved_blocks * core.ledger.pools[pool].block_size
+    r.lease.granted_tokens = r.lease.reserved_blocks * core.ledger.pools[pool].block_size
     renew(core, i)
-    recharge(core, i, r.prompt_tokens, r.matched_tokens, <int64_t>r.ahead_output * r.sequences)
-    log_decision(core, r.flow, OUT_GRANTED, r.waited_ns, blocks, pool, r.tag)
+    recharge(
+        core, i, r.prompt_tokens, r.lease.matched_tokens,
+        <int64_t>r.lease.ahead_output * r.sequences,
+    )
+    log_decision(core, r.flow, OUT_GRANTED, r.lease.waited_ns, blocks, pool, r.tag)
     if r.owner >= 0:
         fill_grant(core, &v, i)
         tell(core, &v, r.owner)
@@ -201,13 +205,13 @@ cdef void fill_grant(Scheduler core, Verdict* v, int32_t i) noexcept:
     v.handle = core.requests.handle(i)
     v.tag = r.tag
     v.outcome = OUT_GRANTED
-    v.lease_id = r.lease_id
+    v.lease_id = r.lease.lease_id
     v.pool = r.pool
-    v.epoch = r.epoch
-    v.waited_ns = r.waited_ns
-    v.reserved_tokens = r.granted_tokens
+    v.epoch = r.lease.epoch
+    v.waited_ns = r.lease.waited_ns
+    v.reserved_tokens = r.lease.granted_tokens
     v.flow = r.flow
-    v.engine_priority = r.engine_priority
+    v.engine_priority = r.lease.engine_priority
 
 
 cdef int evict(Scheduler core, int32_t i, int outcome) except -1:
@@ -228,7 +232,7 @@ cdef int evict(Scheduler core, int32_t i, int outcome) except -1:
         note_waited(core, r, outcome == OUT_EVICTED_DEADLINE)
         core.refused_wait_ns = turn_again_ns(core, r)
     close_bill(core, i, False)
-    core.flows.items[flow].refusals[refusal_place(outcome)] += 1
+    count_refusal(core, flow, outcome)
     core.evicted += 1
     log_decision(core, flow, outcome, core.now_ns - r.arrival_ns, 0, r.target, r.tag)
     if r.owner >= 0:

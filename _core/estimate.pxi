@@ -241,17 +241,17 @@ cdef int64_t prefill_of(Scheduler core, const Request* r) noexcept:
 cdef int enter_prefill(Scheduler core, Request* r) noexcept:
     """A granted request's input is on its way. O(1)."""
     cdef Pool* p = &core.ledger.pools[r.pool]
-    r.fresh_tokens = fresh_of(core, r)
-    r.prefill_us = <int32_t>min(prefill_ns(p, r.fresh_tokens) // 1000, FORETOLD_MAX_US)
-    p.prefilling += r.fresh_tokens
-    r.prefill_line = <int32_t>min(p.prefilling, <int64_t>WORK_MAX)
+    r.lease.fresh_tokens = fresh_of(core, r)
+    r.lease.prefill_us = <int32_t>min(prefill_ns(p, r.lease.fresh_tokens) // 1000, FORETOLD_MAX_US)
+    p.prefilling += r.lease.fresh_tokens
+    r.lease.prefill_line = <int32_t>min(p.prefilling, <int64_t>WORK_MAX)
     return 0
 
 
 cdef int leave_prefill(Scheduler core, Request* r) noexcept:
     """It is done, or ends without. O(1)."""
-    core.ledger.pools[r.pool].prefilling -= r.fresh_tokens
-    r.fresh_tokens = 0
+    core.ledger.pools[r.pool].prefilling -= r.lease.fresh_tokens
+    r.lease.fresh_tokens = 0
     return 0
 
 
@@ -259,25 +259,25 @@ cdef int note_first(Scheduler core, Request* r) noexcept:
     """A report tells of a request's first output. O(1)."""
     cdef Pool* p = &core.ledger.pools[r.pool]
     cdef Flow* f = &core.flows.items[r.flow]
-    cdef int64_t took_ns = core.now_ns - r.arrival_ns - r.waited_ns, error_ns
-    r.first_us = <int32_t>min((core.now_ns - r.arrival_ns) // 1000 + 1, FORETOLD_MAX_US)
-    if r.fresh_tokens:
+    cdef int64_t took_ns = core.now_ns - r.arrival_ns - r.lease.waited_ns, error_ns
+    r.lease.first_us = <int32_t>min((core.now_ns - r.arrival_ns) // 1000 + 1, FORETOLD_MAX_US)
+    if r.lease.fresh_tokens:
         leave_prefill(core, r)
-        error_ns = took_ns - <int64_t>r.prefill_us * 1000
+        error_ns = took_ns - <int64_t>r.lease.prefill_us * 1000
         error_ns = max(error_ns, -error_ns)
         if p.prefill_tokens == 0:
-            p.prefill_ns, p.prefill_tokens = took_ns, r.prefill_line
+            p.prefill_ns, p.prefill_tokens = took_ns, r.lease.prefill_line
             p.prefill_error_ns = error_ns
         else:
             p.prefill_ns = averaged(p.prefill_ns, took_ns)
-            p.prefill_tokens = max(<int64_t>1, averaged(p.prefill_tokens, r.prefill_line))
+            p.prefill_tokens = max(<int64_t>1, averaged(p.prefill_tokens, r.lease.prefill_line))
             p.prefill_error_ns = averaged(p.prefill_error_ns, error_ns)
         p.prefills_judged += 1
     if r.foretold_wait_us >= 0:
         if f.first_judged == 0:
-            f.first_us, f.foretold_first_us = r.first_us, r.foretold_first_us
+            f.first_us, f.foretold_first_us = r.lease.first_us, r.foretold_first_us
         else:
-            f.first_us = averaged(f.first_us, r.first_us)
+            f.first_us = averaged(f.first_us, r.lease.first_us)
             f.foretold_first_us = averaged(f.foretold_first_us, r.foretold_first_us)
         f.first_judged += 1
     if r.doubt:

@@ -7,23 +7,12 @@
 # the flows of a class: those of a better class are ahead by what it had before the others.
 
 cdef enum:
-    REFUSAL_KINDS = 15
     RETURNS_EACH = 4096  # flows that one event looks at when their time is over, see restore
 
 
 # A counter and the largest charge (2.7 * 10^18) together stay below 2^63.
 cdef int64_t VTC_REBASE = <int64_t>1 << 61
 cdef int64_t VTC_MAX = <int64_t>1 << 62
-
-
-cdef inline int refusal_place(int outcome) noexcept nogil:
-    return outcome - 16 if outcome < 32 else outcome - 32 + 10
-
-
-REFUSALS = (
-    list(range(OUT_REJECTED_FLOW_QUEUE_FULL, OUT_REJECTED_QUOTA_SIZE + 1))
-    + list(range(OUT_EVICTED_TTL, OUT_EVICTED_DEADLINE + 1))
-)
 
 
 # For so long an idle flow counts among those that share the pools.
@@ -38,7 +27,7 @@ ctypedef struct Flow:
     int64_t promised_tokens, posted_tokens
     int64_t input_tokens, cached_tokens, output_tokens, input_before, cached_before  # forgotten
     int64_t received, granted, completed, cancelled, expired
-    int64_t refusals[REFUSAL_KINDS]
+    int64_t* refusals  # by kind; NO_REFUSALS until the first
     int32_t weight_milli
     int32_t queued, live
     int64_t queued_tokens, queued_work  # of input; of what they will be charged
@@ -51,19 +40,19 @@ ctypedef struct Flow:
     int64_t wait_lift  # of the node, when the flow began to wait
     int64_t open_charged  # what the counter carries for its leases
     int64_t owed  # what it carries for those of before a restart, see restore
-    bint returns  # active before a restart, and so for a while after it
-    bint refuses  # it would rather be refused than wait for its quotas
-    bint audits  # its requests are decided and counted, and all granted at once
+    uint8_t returns  # active before a restart, and so for a while after it
+    uint8_t refuses  # it would rather be refused than wait for its quotas
+    uint8_t audits  # its requests are decided and counted, and all granted at once
+    uint8_t exempt  # its class is
+    uint8_t held, limited  # beyond its share while that binds, see shares.pxi; it may not borrow
     Rate served  # while it is backlogged
     int64_t told_ns  # when the last that was refused was told to come back
     int64_t wait_error_ns, waits_judged  # moving average of how wrong waits were foretold
     int64_t first_us, foretold_first_us, first_judged  # to the first token: what was, what was told
-    bint exempt  # its class is
     int32_t cls  # its class
     int32_t base, sibling  # the tenant's flow in the default class; another one of it, -1: none
     int32_t default_class  # of requests that name none; here and below, of the base
     uint32_t named_classes  # that requests may name, as bits; 0: all that are not exempt
-    bint held, limited  # beyond its share while that binds, see shares.pxi; it may not borrow
     Doubts doubts  # see refusal.pxi
     int32_t share, held_target  # first node with a share on its chain; of the head it is held with
 
@@ -107,6 +96,7 @@ cdef class Flows:
     cdef int64_t told_ns  # when the last was told to come back whom full queues refused
     cdef int64_t queued_tokens, exempt_tokens  # of input: in all queues, in those of exempt flows
     cdef Treaps treaps
+    cdef Stock refusal_stock
     cdef bint by_deadline  # the order inside a queue that is asked for, see order
     cdef int32_t unsorted  # so many of the first queues may have the former one
     cdef Requests requests
@@ -126,7 +116,7 @@ cdef class Flows:
         self.quotas = quotas
         self.classes = classes
         self.changed = Changes()
-        self.treaps = Treaps()
+        self.treaps, self.refusal_stock = Treaps(), Stock(sizeof(NO_REFUSALS))
         self.actives = [Heap() for _ in range(CLASSES_MAX)]
         self.candidates = [Line(classes)]
         self.linger_first = self.linger_last = NONE
@@ -138,19 +128,18 @@ cdef class Flows:
 
     cdef int32_t add(self, int32_t weight_milli) except -1:
         cdef int32_t size
+        cdef Flow* f
         if self.count == self.size:
-            size = max(16, self.size * 2)
-            self.items = <Flow*>grow(self.items, self.size, size, sizeof(Flow))
+            size = larger(self.size, 0)
+            self.items = <Flow*>extend(self.items, size, sizeof(Flow))
             self.size = size
-        self.items[self.count].weight_milli = weight_milli
-        self.items[self.count].first_queue = NONE
-        self.items[self.count].granted_at_ns = NONE
-        self.items[self.count].quota = self.items[self.count].own_quota = NONE
-        self.items[self.count].share = NONE
-        self.items[self.count].waits_at = self.items[self.count].wait_head = NONE
-        self.items[self.count].base = self.count
-        self.items[self.count].sibling = NONE
-        self.items[self.count].told_ns = LONG_AGO_NS
+        memset(&self.items[self.count], 0, sizeof(Flow))
+        f = &self.items[self.count]
+        f.weight_milli, f.base = weight_milli, self.count
+        f.first_queue = f.sibling = f.quota = f.own_quota = f.share = NONE
+        f.granted_at_ns = f.waits_at = f.wait_head = NONE
+        f.told_ns = LONG_AGO_NS
+        f.refusals = NO_REFUSALS
         self.count += 1
         self.changed.reserve(self.count)
         self.changed.mark(self.count - 1)
@@ -192,11 +181,12 @@ cdef class Flows:
         if q != NONE:
             return q
         if self.queue_count == self.queue_size:
-            size = max(16, self.queue_size * 2)
-            self.queues = <Queue*>grow(self.queues, self.queue_size, size, sizeof(Queue))
+            size = larger(self.queue_size, 0)
+            self.queues = <Queue*>extend(self.queues, size, sizeof(Queue))
             self.queue_size = size
         q = self.queue_count
         self.queue_count += 1
+        memset(&self.queues[q], 0, sizeof(Queue))
         self.queues[q].flow = flow
         self.queues[q].target = target
         self.queues[q].chain.head = self.queues[q].chain.tail = self.queues[q].root = NONE
@@ -221,8 +211,8 @@ cdef class Flows:
         cdef Request* head
         if queue.chain.count:
             head = &self.requests.items[queue.chain.head]
-            if head.head_ns < 0:
-                head.head_ns = self.now_ns
+            if self.requests.front_of(queue.chain.head).head_ns < 0:
+                head.front.head_ns = self.now_ns
         if queue.chain.count == 0 or not self.is_billed(queue) or self.items[queue.flow].held:
             line.remove(cls, q)
             if queue.chain.count:
@@ -235,8 +225,8 @@ cdef class Flows:
         if self.items[queue.flow].waits_at != NONE:
             lift_from(self, queue.flow, self.items[queue.flow].waits_at)
             rekey_waiting(self, queue.flow)
-        if head.lined_ns < 0:
-            head.lined_ns = self.now_ns
+        if head.front.lined_ns < 0:
+            head.front.lined_ns = self.now_ns
         wait_inside(self.requests, queue.chain.head, self.now_ns)
         return line.put(cls, q, self.key_of(q), head.seq, self.now_ns)
 

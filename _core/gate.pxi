@@ -321,8 +321,8 @@ cdef int raise_bill(Scheduler core, int32_t i) except -1:
     cdef Request* r = &core.requests.items[i]
     cdef Bill* b = &core.quotas.bills[r.bill]
     core.quotas.correct(
-        i, max(b.input_tokens, <int64_t>r.input_tokens),
-        max(b.output_tokens, <int64_t>r.output_tokens),
+        i, max(b.input_tokens, <int64_t>r.lease.input_tokens),
+        max(b.output_tokens, <int64_t>r.lease.output_tokens),
     )
     return follow_bill(core, i)
 

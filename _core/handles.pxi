@@ -76,7 +76,7 @@ cdef int revoke_lease(Scheduler core, int64_t lease_id) except -1:
         return LS_UNKNOWN
     if core.requests.items[i].state == ENDED:
         return LS_ENDED
-    if core.requests.items[i].is_void:
+    if core.requests.items[i].lease.is_void:
         return LS_VOID
     void_lease(core, i)
     return LS_LIVE
@@ -135,7 +135,7 @@ cdef bint is_meant(Scheduler core, const Request* r, const LeaseFilter* f) noexc
         (r.state == LIVE or r.state == SUSPECT)
         and (f.base == NONE or core.flows.items[r.flow].base == f.base)
         and (f.pool == NONE or r.pool == f.pool)
-        and (f.epoch == 0 or r.epoch == f.epoch)
+        and (f.epoch == 0 or r.lease.epoch == f.epoch)
         and granted_at_ns(r) <= f.granted_until_ns
     )
 
@@ -155,20 +155,20 @@ cdef dict lease_row(Scheduler core, int64_t now_ns, const Request* r):
     if r.adapter != NONE:
         adapter = core.adapters.names[r.adapter]
     return {
-        "lease_id": r.lease_id,
+        "lease_id": r.lease.lease_id,
         "tenant": core.flow_list[r.flow].decode(),
         "request_class": core.classes.names[core.flows.items[r.flow].cls].decode(),
         "pool": core.pool_list[r.pool].decode(),
-        "pool_epoch": r.epoch,
-        "state": LS_VOID if r.is_void else LS_LIVE,
+        "pool_epoch": r.lease.epoch,
+        "state": LS_VOID if r.lease.is_void else LS_LIVE,
         "suspect": r.state == SUSPECT,
         "age_ms": (now_ns - granted_at_ns(r)) // NS_PER_MS,
-        "queued_ms": r.waited_ns // NS_PER_MS,
+        "queued_ms": r.lease.waited_ns // NS_PER_MS,
         "due_ms": max(<int64_t>0, r.due_ns - now_ns) // NS_PER_MS,
-        "reserved_tokens": r.reserved_blocks * block,
-        "posted_tokens": r.posted_blocks * block,
+        "reserved_tokens": r.lease.reserved_blocks * block,
+        "posted_tokens": r.lease.posted_blocks * block,
         "prompt_tokens": r.prompt_tokens,
-        "output_tokens": r.output_tokens,
+        "output_tokens": r.lease.output_tokens,
         "max_output_tokens": r.output_max_tokens,
         "sequences": r.sequences,
         "adapter": adapter.decode(),

@@ -1,8 +1,8 @@
 # Indexed 4-ary min-heap by (key, tie): the least element in O(1), any element moved or removed by
 # its id in O(log n). Four children a node halve the depth and share a cache line. Keys lie in the
-# nodes, so that sifting touches no other memory.
+# nodes, so that sifting touches no other memory. They are packed, because each request has one.
 
-ctypedef struct Node:
+ctypedef packed struct Node:
     int64_t key
     int64_t tie
     int32_t id
@@ -18,7 +18,7 @@ cdef class Heap:
     cdef int32_t* places  # id -> index in nodes, plus one; 0: not in the heap
     cdef int32_t count
     cdef int32_t nodes_max
-    cdef int32_t ids_max
+    cdef int32_t ids_max, places_max  # ids below have a place; there is room for so many
 
     def __dealloc__(self):
         free(self.nodes)
@@ -32,17 +32,15 @@ cdef class Heap:
         cdef Node node
         cdef int32_t at, size
         if id >= self.ids_max:
-            size = max(64, max(id + 1, self.ids_max * 2))
-            self.places = <int32_t*>grow(self.places, self.ids_max, size, sizeof(int32_t))
-            self.ids_max = size
+            self._reach(id)
         node.key = key
         node.tie = tie
         node.id = id
         at = self.places[id] - 1
         if at < 0:
             if self.count == self.nodes_max:
-                size = max(64, self.nodes_max * 2)
-                self.nodes = <Node*>grow(self.nodes, self.nodes_max, size, sizeof(Node))
+                size = larger(self.nodes_max, 0)
+                self.nodes = <Node*>extend(self.nodes, size, sizeof(Node))
                 self.nodes_max = size
             at = self.count
             self.count += 1
@@ -51,6 +49,17 @@ cdef class Heap:
             self._up(at, node)
         else:
             self._down(at, node)
+        return 0
+
+    cdef int _reach(self, int32_t id) except -1:
+        # Ids come about in their order: so a few places at a time are written for the first time.
+        cdef int32_t size
+        if id >= self.places_max:
+            size = larger(self.places_max, id)
+            self.places = <int32_t*>extend(self.places, size, sizeof(int32_t))
+            self.places_max = size
+        memset(&self.places[self.ids_max], 0, (id + 1 - self.ids_max) * sizeof(int32_t))
+        self.ids_max = id + 1
         return 0
 
     cdef void remove(self, int32_t id) noexcept:

@@ -44,7 +44,7 @@ cdef int renew(Scheduler core, int32_t i) except -1:
 cdef int set_suspect(Scheduler core, int32_t i, bint suspect) except -1:
     cdef Request* r = &core.requests.items[i]
     core.requests.enter(i, SUSPECT if suspect else LIVE)
-    if not r.is_void:
+    if not r.lease.is_void:
         core.ledger.pools[r.pool].suspect += 1 if suspect else -1
         core.ledger.place(i)
     return 0
@@ -55,20 +55,20 @@ cdef int account(Scheduler core, int32_t i, Usage* u, bint is_final) except -1:
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]
     cdef int64_t known
-    known = max(0, r.input_tokens)
+    known = max(0, r.lease.input_tokens)
     if u.input_tokens >= 0 and (is_final or u.input_tokens > known):
         f.input_tokens += u.input_tokens - known
-        r.input_tokens = <int32_t>u.input_tokens
-    known = r.input_tokens if r.input_tokens >= 0 else r.prompt_tokens
-    if u.cached_tokens >= 0 and (is_final or u.cached_tokens > r.cached_tokens):
-        f.cached_tokens += min(u.cached_tokens, known) - r.cached_tokens
-        r.cached_tokens = <int32_t>min(u.cached_tokens, known)
-    elif r.cached_tokens > known:
-        f.cached_tokens += known - r.cached_tokens
-        r.cached_tokens = <int32_t>known
-    if u.output_tokens >= 0 and (is_final or u.output_tokens > r.output_tokens):
-        f.output_tokens += u.output_tokens - r.output_tokens
-        r.output_tokens = <int32_t>u.output_tokens
+        r.lease.input_tokens = <int32_t>u.input_tokens
+    known = r.lease.input_tokens if r.lease.input_tokens >= 0 else r.prompt_tokens
+    if u.cached_tokens >= 0 and (is_final or u.cached_tokens > r.lease.cached_tokens):
+        f.cached_tokens += min(u.cached_tokens, known) - r.lease.cached_tokens
+        r.lease.cached_tokens = <int32_t>min(u.cached_tokens, known)
+    elif r.lease.cached_tokens > known:
+        f.cached_tokens += known - r.lease.cached_tokens
+        r.lease.cached_tokens = <int32_t>known
+    if u.output_tokens >= 0 and (is_final or u.output_tokens > r.lease.output_tokens):
+        f.output_tokens += u.output_tokens - r.lease.output_tokens
+        r.lease.output_tokens = <int32_t>u.output_tokens
     return 0
 
 
@@ -83,10 +83,10 @@ cdef int recharge(
         + cached_tokens * (core.input_price * core.cached_ppm // 1_000_000)
         + output_tokens * core.output_price
     )
-    cdef int64_t weighted = micro * 1000 // r.weight_milli
-    core.flows.charge(r.flow, weighted - r.charged)
-    core.flows.items[r.flow].open_charged += weighted - r.charged
-    r.charged = weighted
+    cdef int64_t weighted = micro * 1000 // r.lease.weight_milli
+    core.flows.charge(r.flow, weighted - r.lease.charged)
+    core.flows.items[r.flow].open_charged += weighted - r.lease.charged
+    r.lease.charged = weighted
     return 0
 
 
@@ -94,24 +94,24 @@ cdef int grow_lease(Scheduler core, int32_t i) except -1:
     """Raise the reservation of a lease that outlives its prediction, and post what it holds."""
     cdef Request* r = &core.requests.items[i]
     cdef Pool* p = &core.ledger.pools[r.pool]
-    cdef int64_t each = (r.output_tokens + r.sequences - 1) // r.sequences
-    cdef int64_t input_tokens, held, reserved = r.reserved_blocks
+    cdef int64_t each = (r.lease.output_tokens + r.sequences - 1) // r.sequences
+    cdef int64_t input_tokens, held, reserved = r.lease.reserved_blocks
     cdef Asked asked
     # However wrong a report is, a lease cannot hold more than there is.
     cdef int64_t most = min(p.capacity_blocks, <int64_t>1 << 30)
-    if each > r.predicted_output:
+    if each > r.lease.predicted_output:
         core.predictor.judge(r.flow, adapter_of(core, r), r.evidence, False)
         r.evidence = BY_NOTHING
         asked_of(core, r, &asked)
-        r.predicted_output = <int32_t>max(
+        r.lease.predicted_output = <int32_t>max(
             each, min(core.predictor.beyond(&asked, each), r.output_max_tokens)
         )
-        reserved = max(reserved, min(core.ledger.need(r.pool, r, r.predicted_output), most))
+        reserved = max(reserved, min(core.ledger.need(r.pool, r, r.lease.predicted_output), most))
     # Output means that all input is in the cache, also where nobody counts it.
-    input_tokens = r.prompt_tokens if r.output_tokens else max(0, r.input_tokens)
-    held = input_tokens * r.n + r.output_tokens
+    input_tokens = r.prompt_tokens if r.lease.output_tokens else max(0, r.lease.input_tokens)
+    held = input_tokens * r.n + r.lease.output_tokens
     held = min(blocks_for(p, held, r.sequences), most) if held else 0
-    held = max(held, <int64_t>r.posted_blocks)
+    held = max(held, <int64_t>r.lease.posted_blocks)
     core.ledger.resize(i, max(reserved, held), held)
     return core.ledger.place(i)
 
@@ -127,20 +127,21 @@ cdef int progress_lease(Scheduler core, int64_t lease_id, int64_t epoch, Usage* 
     if r.state == ENDED:
         return LS_ENDED
     account(core, i, u, False)
-    if r.in_round and is_computed(r):
+    if r.lease.in_round and is_computed(r):
         core.ledger.note_prefill(i, core.now_ns)
-    if r.output_tokens and r.first_us == 0:
+    if r.lease.output_tokens and r.lease.first_us == 0:
         note_first(core, r)
     recharge(
-        core, i, max(r.prompt_tokens, r.input_tokens), max(r.cached_tokens, r.matched_tokens),
-        max(<int64_t>r.output_tokens, <int64_t>r.ahead_output * r.sequences),
+        core, i, max(r.prompt_tokens, r.lease.input_tokens),
+        max(r.lease.cached_tokens, r.lease.matched_tokens),
+        max(<int64_t>r.lease.output_tokens, <int64_t>r.lease.ahead_output * r.sequences),
     )
     if r.bill:
         raise_bill(core, i)
-    if r.is_void:
+    if r.lease.is_void:
         renew(core, i)
         return LS_VOID
-    if epoch != r.epoch:
+    if epoch != r.lease.epoch:
         core.ledger.place(i)  # its totals are known better; what is reserved stays
         return LS_VOID
     renew(core, i)
@@ -166,34 +167,34 @@ cdef int end_lease(Scheduler core, int32_t i, int outcome) except -1:
     """Settle the charge, give the reservation back, learn, and store the answer. O(log n)."""
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]
-    cdef int64_t input_tokens = r.input_tokens, each
+    cdef int64_t input_tokens = r.lease.input_tokens, each
     cdef uint64_t adapter
     if r.state != LIVE and r.state != SUSPECT:
         raise core.fuse.blow("lease: ended twice")
     if input_tokens < 0:  # never reported
         # Output means that the input was computed, also where nobody counted it.
         input_tokens = (
-            0 if outcome == OUT_CANCELLED and r.output_tokens == 0 else r.prompt_tokens
+            0 if outcome == OUT_CANCELLED and r.lease.output_tokens == 0 else r.prompt_tokens
         )
         f.input_tokens += input_tokens
-        r.input_tokens = <int32_t>input_tokens
+        r.lease.input_tokens = <int32_t>input_tokens
         if input_tokens == 0:
-            f.cached_tokens -= r.cached_tokens
-            r.cached_tokens = 0
-    recharge(core, i, input_tokens, r.cached_tokens, r.output_tokens)
-    f.open_charged -= r.charged
+            f.cached_tokens -= r.lease.cached_tokens
+            r.lease.cached_tokens = 0
+    recharge(core, i, input_tokens, r.lease.cached_tokens, r.lease.output_tokens)
+    f.open_charged -= r.lease.charged
     core.flows.changed.mark(r.flow)
     if r.bill:
-        core.quotas.correct(i, input_tokens, r.output_tokens)
+        core.quotas.correct(i, input_tokens, r.lease.output_tokens)
         follow_bill(core, i)
         core.quotas.settle(i, True)
     if outcome == OUT_COMPLETED:
         f.completed += 1
         core.completed += 1
-        each = (r.output_tokens + r.sequences - 1) // r.sequences
+        each = (r.lease.output_tokens + r.sequences - 1) // r.sequences
         adapter = adapter_of(core, r)
-        core.predictor.judge(r.flow, adapter, r.evidence, each <= r.promised_output)
-        core.predictor.book(r.flow, r.promised_output, each)
+        core.predictor.judge(r.flow, adapter, r.evidence, each <= r.lease.promised_output)
+        core.predictor.book(r.flow, r.lease.promised_output, each)
         core.flows.average(r.flow, each)
         core.predictor.learn(r.flow, adapter, each)
     elif outcome == OUT_CANCELLED:
@@ -208,17 +209,19 @@ cdef int end_lease(Scheduler core, int32_t i, int outcome) except -1:
     if r.doubt:
         settle_doubt(core, r)
     leave_prefill(core, r)
-    if not r.is_void:
+    if not r.lease.is_void:
         core.ledger.pools[r.pool].served += outcome == OUT_COMPLETED
         core.ledger.release(i)
     core.adapters.let_go(r.adapter)
     r.adapter = NONE
     core.deadlines.remove(i)
     unlink_owner(core, i)
-    log_decision(core, r.flow, outcome, core.now_ns - r.arrival_ns, r.output_tokens, r.pool, r.tag)
-    r.outcome = outcome
+    log_decision(
+        core, r.flow, outcome, core.now_ns - r.arrival_ns, r.lease.output_tokens, r.pool, r.tag
+    )
+    r.lease.outcome = outcome
     core.requests.enter(i, ENDED)
-    r.ended_ns, r.due_ns = core.now_ns, core.now_ns + core.answer_ttl_ns
+    r.lease.ended_ns, r.due_ns = core.now_ns, core.now_ns + core.answer_ttl_ns
     chain_push(&core.answers, core.requests.items, i)
     f.live -= 1
     core.flows.exempt_live -= f.exempt
@@ -232,7 +235,8 @@ cdef int end_lease(Scheduler core, int32_t i, int outcome) except -1:
 
 cdef void fetch_oldest(Scheduler core) noexcept:
     # Answers are forgotten long after they were last touched, in the order of this chain: so the
-    # next one's places in the tables are fetched now, and the record of the one behind it.
+    # next one's places in the tables are fetched now, what the one behind it has, and the record
+    # of the third.
     cdef int32_t i = core.answers.head
     cdef size_t at
     cdef Request* r
@@ -240,7 +244,13 @@ cdef void fetch_oldest(Scheduler core) noexcept:
         return
     r = &core.requests.items[i]
     core.ids.prefetch(r.key_hi, r.key_lo)
-    core.leases.prefetch(<uint64_t>r.lease_id, 0)
+    core.leases.prefetch(<uint64_t>r.lease.lease_id, 0)
+    if r.next == NONE:
+        return
+    r = &core.requests.items[r.next]
+    for at in range(0, sizeof(Lease), 64):
+        prefetch_line(<uint8_t*>r.lease + at)
+    prefetch_line(r.front)
     if r.next != NONE:
         for at in range(0, sizeof(Request), 64):
             prefetch_line(<uint8_t*>&core.requests.items[r.next] + at)
@@ -253,7 +263,7 @@ cdef int forget(Scheduler core, int32_t i) except -1:
     chain_remove(&core.answers, core.requests.items, i)
     fetch_oldest(core)
     core.ids.remove(r.key_hi, r.key_lo)
-    core.leases.remove(<uint64_t>r.lease_id, 0)
+    core.leases.remove(<uint64_t>r.lease.lease_id, 0)
     core.requests.release(i)
     return 0
 
@@ -263,7 +273,7 @@ cdef int tell_lease(Scheduler core, int32_t i, int state) except -1:
     cdef Request* r = &core.requests.items[i]
     cdef Verdict v
     if r.owner > 0:
-        (<Session>core.sessions[r.owner]).notice(r.lease_id, state)
+        (<Session>core.sessions[r.owner]).notice(r.lease.lease_id, state)
     elif r.owner == 0 and state == LS_ENDED:
         fill_grant(core, &v, i)
         v.outcome = OUT_EXPIRED
@@ -277,7 +287,7 @@ cdef int void_lease(Scheduler core, int32_t i) except -1:
         core.ledger.pools[r.pool].suspect -= 1
     leave_prefill(core, r)
     core.ledger.release(i)
-    r.is_void = True
+    r.lease.is_void = True
     return tell_lease(core, i, LS_VOID)
 
 
@@ -286,7 +296,7 @@ cdef int void_leases(Scheduler core, int32_t pool) except -1:
     until their holder ends them or their TTL passes. O(leases of the pool)."""
     cdef int32_t i = core.ledger.pools[pool].first_lease, after
     while i != NONE:
-        after = core.requests.items[i].pool_next
+        after = core.requests.items[i].lease.pool_next
         void_lease(core, i)
         i = after
     return 0
@@ -330,12 +340,12 @@ cdef int resume_books(Scheduler core, int32_t i) except -1:
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]
     cdef Pool* p = &core.ledger.pools[r.pool]
-    cdef int64_t paid = min(f.owed, r.charged)
+    cdef int64_t paid = min(f.owed, r.lease.charged)
     if core.resume_until_ns == 0:
         return 0
     f.owed -= paid
     core.flows.charge(r.flow, -paid)
-    p.owed_tokens = max(<int64_t>0, p.owed_tokens - r.reserved_blocks * p.block_size)
+    p.owed_tokens = max(<int64_t>0, p.owed_tokens - r.lease.reserved_blocks * p.block_size)
     if r.bill:
         core.quotas.resume(r.bill)
     return 0
@@ -349,22 +359,22 @@ cdef int32_t restore_lease(
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[ask.flow]
     cdef Pool* p = &core.ledger.pools[ask.target]
+    core.requests.open_lease(i)
     core.seq += 1
     r.seq = core.seq
     r.key_hi, r.key_lo = ask.key.hi, ask.key.lo
     r.payload = 0  # what exactly was asked, its holder does not tell
-    r.flow, r.target, r.pool, r.epoch = ask.flow, ask.target, ask.target, p.epoch
-    r.principal, r.weight_milli = ask.principal, f.weight_milli
+    r.flow, r.target, r.pool, r.lease.epoch = ask.flow, ask.target, ask.target, p.epoch
+    r.principal, r.lease.weight_milli = ask.principal, f.weight_milli
     r.sequences, r.n = ask.sequences, ask.n
     if ask.adapter.size:
         r.adapter = core.adapters.hold(&ask.adapter_key, &ask.adapter)
     r.prompt_tokens, r.prompt_max_tokens = ask.prompt_tokens, ask.prompt_max_tokens
     r.output_max_tokens = ask.output_max_tokens
-    r.predicted_output = r.promised_output = ask.output_max_tokens
-    r.input_tokens = NONE
+    r.lease.predicted_output = r.lease.promised_output = ask.output_max_tokens
     r.reports_progress = True
     r.arrival_ns = core.now_ns
-    r.lease_id = lease_id
+    r.lease.lease_id = lease_id
     r.owner = r.foretold_wait_us = NONE
     take_quota(core, i)
     pay_share(core, i)
@@ -373,7 +383,7 @@ cdef int32_t restore_lease(
     core.flows.activate(r.flow, False)
     f.live += 1
     core.flows.exempt_live += f.exempt
-    r.engine_priority = core.classes.priority(f.cls)
+    r.lease.engine_priority = core.classes.priority(f.cls)
     f.received += 1
     f.granted += 1
     core.received += 1
@@ -383,7 +393,7 @@ cdef int32_t restore_lease(
     core.lease_next = max(core.lease_next, lease_id + 1)
     core.requests.enter(i, LIVE)
     core.ledger.reserve(i, (reserved_tokens + p.block_size - 1) // p.block_size)
-    r.granted_tokens = r.reserved_blocks * p.block_size
+    r.lease.granted_tokens = r.lease.reserved_blocks * p.block_size
     renew(core, i)
-    log_decision(core, r.flow, OUT_GRANTED, 0, r.reserved_blocks, r.pool, r.tag)
+    log_decision(core, r.flow, OUT_GRANTED, 0, r.lease.reserved_blocks, r.pool, r.tag)
     return i

@@ -124,11 +124,11 @@ cdef inline bint is_below_engine(const Pool* p) noexcept nogil:
 
 cdef inline bint is_computed(const Request* r) noexcept nogil:
     """Whether all input of a lease is known to be in the cache."""
-    return r.output_tokens > 0 or r.input_tokens >= r.prompt_tokens
+    return r.lease.output_tokens > 0 or r.lease.input_tokens >= r.prompt_tokens
 
 
 cdef inline int64_t granted_at_ns(const Request* r) noexcept nogil:
-    return r.arrival_ns + r.waited_ns
+    return r.arrival_ns + r.lease.waited_ns
 
 
 cdef inline int64_t beyond(const Pool* p) noexcept nogil:
@@ -302,8 +302,8 @@ cdef class Ledger:
         run.id = NONE
         if not r.reports_progress or r.state == SUSPECT:
             return run
-        each = (r.output_tokens + r.sequences - 1) // r.sequences
-        held = min(<int64_t>r.prompt_tokens * r.n + r.output_tokens, whole)
+        each = (r.lease.output_tokens + r.sequences - 1) // r.sequences
+        held = min(<int64_t>r.prompt_tokens * r.n + r.lease.output_tokens, whole)
         run.width = r.sequences
         run.left = min(max(<int64_t>0, output - each), (whole - held) // run.width)
         set_growth(&run, (held + run.width - 1) // run.width, p.block_size)
@@ -347,10 +347,10 @@ cdef class Ledger:
         """Open the reservation of a lease in its pool. O(1)."""
         cdef Request* r = &self.requests.items[i]
         cdef Pool* p = &self.pools[r.pool]
-        r.pool_prev = NONE
-        r.pool_next = p.first_lease
+        r.lease.pool_prev = NONE
+        r.lease.pool_next = p.first_lease
         if p.first_lease != NONE:
-            self.requests.items[p.first_lease].pool_prev = i
+            self.requests.items[p.first_lease].lease.pool_prev = i
         p.first_lease = i
         p.live += 1
         p.running_sequences += r.sequences
@@ -359,15 +359,15 @@ cdef class Ledger:
         if r.reports_progress and not is_computed(r):
             chain_push(&p.round.chain, self.requests.items, i)
             p.round.tokens += r.prompt_tokens
-            r.in_round = True
+            r.lease.in_round = True
         return self.place(i)
 
     cdef void leave_round(self, int32_t i) noexcept:
         """The engine has computed the input of a lease, or never will. O(1)."""
         cdef Request* r = &self.requests.items[i]
         cdef Pool* p = &self.pools[r.pool]
-        if r.in_round:
-            r.in_round = False
+        if r.lease.in_round:
+            r.lease.in_round = False
             chain_remove(&p.round.chain, self.requests.items, i)
             p.round.tokens -= r.prompt_tokens
 
@@ -406,38 +406,39 @@ cdef class Ledger:
         cdef Request* r = &self.requests.items[i]
         cdef Runs* runs = &self.pools[r.pool].runs
         cdef Run run
-        run = self.figures(r.pool, r, r.reserved_blocks, r.predicted_output)
+        run = self.figures(r.pool, r, r.lease.reserved_blocks, r.lease.predicted_output)
         if run.width == 0:
             self.unplace(i)
-            r.fixed_tokens = run.whole
+            r.lease.fixed_tokens = run.whole
             runs.fixed_tokens += run.whole
             return 0
-        if r.run == NONE:
+        if r.lease.run == NONE:
             self.unplace(i)
             runs_add(runs, self.requests, i)
-        runs_put(runs, r.run, &run)
+        runs_put(runs, r.lease.run, &run)
         return 0
 
     cdef void unplace(self, int32_t i) noexcept:
         cdef Request* r = &self.requests.items[i]
         cdef Runs* runs = &self.pools[r.pool].runs
-        if r.run != NONE:
+        if r.lease.run != NONE:
             runs_remove(runs, self.requests, i)
-        runs.fixed_tokens -= r.fixed_tokens
-        r.fixed_tokens = 0
+        runs.fixed_tokens -= r.lease.fixed_tokens
+        r.lease.fixed_tokens = 0
 
     cdef int resize(self, int32_t i, int64_t reserved, int64_t posted) except -1:
         """Let a lease hold `reserved` blocks, `posted` of them materialised. O(1)."""
         cdef Request* r = &self.requests.items[i]
         cdef Pool* p = &self.pools[r.pool]
         cdef Flow* f = &self.flows.items[r.flow]
-        cdef int64_t more = reserved - r.reserved_blocks, filled = posted - r.posted_blocks
+        cdef int64_t more = reserved - r.lease.reserved_blocks
+        cdef int64_t filled = posted - r.lease.posted_blocks
         p.promised_blocks += more
         p.posted_blocks += filled
         f.promised_tokens += more * p.block_size
         f.posted_tokens += filled * p.block_size
-        r.reserved_blocks = <int32_t>reserved
-        r.posted_blocks = <int32_t>posted
+        r.lease.reserved_blocks = <int32_t>reserved
+        r.lease.posted_blocks = <int32_t>posted
         if p.promised_blocks < 0 or p.posted_blocks < 0 or f.promised_tokens < 0 or posted < 0:
             raise self.fuse.blow("ledger: a sum of reservations is negative")
         if posted > reserved:
@@ -452,13 +453,13 @@ cdef class Ledger:
         self.leave_round(i)
         lora_leave(&p.loras, self.adapters, r.adapter, p.limits.adapter_tokens)
         self.resize(i, 0, 0)
-        if r.pool_prev == NONE:
-            p.first_lease = r.pool_next
+        if r.lease.pool_prev == NONE:
+            p.first_lease = r.lease.pool_next
         else:
-            self.requests.items[r.pool_prev].pool_next = r.pool_next
-        if r.pool_next != NONE:
-            self.requests.items[r.pool_next].pool_prev = r.pool_prev
-        r.pool_next = r.pool_prev = NONE
+            self.requests.items[r.lease.pool_prev].lease.pool_next = r.lease.pool_next
+        if r.lease.pool_next != NONE:
+            self.requests.items[r.lease.pool_next].lease.pool_prev = r.lease.pool_prev
+        r.lease.pool_next = r.lease.pool_prev = NONE
         p.live -= 1
         p.running_sequences -= r.sequences
         if p.live < 0 or p.running_sequences < 0:

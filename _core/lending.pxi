@@ -288,7 +288,7 @@ cdef int hold(Scheduler core, int32_t i) except -1:
     while q != NONE:
         if core.flows.queues[q].chain.count:
             wait_for(core.requests, core.flows.queues[q].chain.head, WAITS_SHARE, core.now_ns)
-            core.requests.items[core.flows.queues[q].chain.head].lined_ns = NONE
+            core.requests.front_of(core.flows.queues[q].chain.head).lined_ns = NONE
         q = core.flows.queues[q].next_queue
     wait_at(core, r.flow, i, core.quotas.shares.root)
     look_again(core, r.flow)

@@ -93,7 +93,7 @@ cdef int note_prefix(Scheduler core, int32_t i, int32_t pool) except -1:
     index.asked_tokens += r.prompt_tokens
     index.matched_tokens += matched
     if core.flows.grain > 1:
-        r.matched_tokens = <int32_t>matched
+        r.lease.matched_tokens = <int32_t>matched
     index.take(kept, core.prefix_max, p.capacity_blocks * p.block_size)
     core.prefixes.drop(i)
     return 0

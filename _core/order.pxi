@@ -42,9 +42,9 @@ cdef int displace(Flows flows, int32_t q, int32_t head) except -1:
     # Nothing was granted: where the new head needs no quota, the flow stands in the line as before.
     cdef Request* old = &flows.requests.items[head]
     if flows.is_billed(&flows.queues[q]):
-        flows.requests.items[flows.queues[q].chain.head].lined_ns = old.lined_ns
+        flows.requests.front_of(flows.queues[q].chain.head).lined_ns = old.front.lined_ns
     wait_for(flows.requests, head, WAITS_QUEUE, flows.now_ns)
-    old.head_ns = old.lined_ns = NONE
+    old.front.head_ns = old.front.lined_ns = NONE
     return 0
 
 

@@ -22,7 +22,7 @@ cdef int64_t standing_ns(Scheduler core, int32_t pool, int64_t now_ns) except -2
     ):
         return NONE
     i = head_for(core, pool, &brought)
-    return NONE if i == NONE else now_ns - core.requests.items[i].lined_ns
+    return NONE if i == NONE else now_ns - core.requests.items[i].front.lined_ns
 
 
 cdef int load_level(

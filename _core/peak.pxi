@@ -55,18 +55,18 @@ cdef int runs_add(Runs* runs, Requests requests, int32_t id) except -1:
         runs.items = <Run*>grow(runs.items, runs.size, size, sizeof(Run))
         runs.size = size
     runs.items[runs.count].id = id
-    requests.items[id].run = runs.count
+    requests.items[id].lease.run = runs.count
     runs.count += 1
     return 0
 
 
 cdef void runs_remove(Runs* runs, Requests requests, int32_t id) noexcept:
     """Let a lease go. O(1): the last one takes its place."""
-    cdef int32_t at = requests.items[id].run
+    cdef int32_t at = requests.items[id].lease.run
     runs.count -= 1
     runs.items[at] = runs.items[runs.count]
-    requests.items[runs.items[at].id].run = at
-    requests.items[id].run = NONE
+    requests.items[runs.items[at].id].lease.run = at
+    requests.items[id].lease.run = NONE
     runs.ordered = False
 
 
@@ -88,10 +88,10 @@ cdef void runs_order(Runs* runs, Requests requests) noexcept:
         at = i
         while at > 0 and runs.items[at - 1].left < run.left:
             runs.items[at] = runs.items[at - 1]
-            requests.items[runs.items[at].id].run = at
+            requests.items[runs.items[at].id].lease.run = at
             at -= 1
         runs.items[at] = run
-        requests.items[run.id].run = at
+        requests.items[run.id].lease.run = at
     runs.ordered = True
 
 

@@ -237,8 +237,9 @@ cdef class Quotas:
                 self.first_free = self.bills[r.bill].next_free
             else:
                 if self.bill_count >= self.bill_size:
-                    size = max(64, self.bill_size * 2)
-                    self.bills = <Bill*>grow(self.bills, self.bill_size, size, sizeof(Bill))
+                    size = larger(self.bill_size, 0)
+                    self.bills = <Bill*>extend(self.bills, size, sizeof(Bill))
+                    memset(self.bills, 0, sizeof(Bill))
                     self.bill_size = size
                 r.bill = self.bill_count
                 self.bill_count += 1

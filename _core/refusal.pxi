@@ -88,7 +88,7 @@ cdef void settle_doubt(Scheduler core, Request* r) noexcept:
     """It is over, and no report has told when its first token came: it did before now, or not at
     all. O(1)."""
     cdef bint late = core.now_ns >= r.deadline_ns
-    if late != (r.output_tokens > 0):
+    if late != (r.lease.output_tokens > 0):
         judge_doubt(core, r, late)
     r.doubt = 0
 

@@ -9,67 +9,31 @@ cdef enum:  # states of a request
     ENDED = 4
 
 
-ctypedef struct Request:
-    int64_t seq  # arrival order, over all flows
-    uint64_t key_hi, key_lo  # keyed hash of (flow, request_id)
-    uint64_t payload  # hash of what was asked
-    uint64_t tag  # the session's name for it
+# What a request has once it is a lease, and then as a stored answer.
+ctypedef struct Lease:
     int64_t lease_id
-    int64_t arrival_ns
-    int64_t deadline_ns  # for its first token; 0: none was told
-    int64_t due_ns  # queue TTL, lease TTL, grace or answer TTL, by state
     int64_t waited_ns
-    int64_t mark  # work that was queued before it in its queue, ever
-    int64_t head_ns, lined_ns  # first in its queue; then in the line, its quotas given; -1: not yet
     int64_t epoch  # of the pool, at the grant
+    int64_t charged  # what the flow's counter carries for it now, in weighted micro-tokens
     int64_t granted_tokens  # reserved at the grant
     int64_t fixed_tokens  # what it adds to the load where it is not among those that grow
-    int64_t bypassed_ns  # when one did for the first time
-    int64_t charged  # what the flow's counter carries for it now, in weighted micro-tokens
-    int32_t flow
-    int32_t target  # pool it has to run in, -1: any
-    int32_t pool  # pool of its lease
-    int32_t owner  # session slot; 0: unary; -1: nobody listens
-    int32_t principal
-    int32_t adapter  # index of its LoRA adapter while it is queued or runs; -1: none
+    int64_t ended_ns  # once ENDED
     int32_t weight_milli  # of the flow, at the grant
-    int32_t sequences  # prompts times n
-    int32_t n  # completions of each prompt
-    int32_t prompt_max_tokens  # longest single prompt
-    int32_t prompt_tokens  # over all prompts
-    int32_t output_max_tokens  # of each sequence
+    int32_t input_tokens, cached_tokens, output_tokens  # totals as reported; input -1: not yet
     int32_t promised_output  # first prediction, of each sequence
     int32_t predicted_output  # prediction in force, of each sequence
     int32_t ahead_output  # charged at the grant, of each sequence
-    int32_t told_output  # foretold by the caller, of each sequence
-    int32_t input_tokens, cached_tokens, output_tokens  # totals as reported
     int32_t matched_tokens  # of its input, charged as cached until its end tells
     int32_t reserved_blocks, posted_blocks
-    int32_t bypassed  # how often another went first while it was the head
     int32_t run  # place among the leases that grow; -1: none
-    int32_t next, prev  # neighbours in the queue, in the pool's round, or among the answers
-    int32_t owner_next, owner_prev
     int32_t pool_next, pool_prev
-    int32_t generation
-    int32_t ordinal  # place in its queue, counted from the queue's start
-    int32_t engine_priority  # told with the grant
-    uint8_t state
-    uint8_t outcome  # once ENDED
-    uint8_t has_deadline  # it says how long it will wait
-    uint8_t waits_for  # WAITS_*, where that is recorded, see waits.pxi; 0: it is not
-    bint reports_progress
-    uint8_t evidence  # what its promise was made from; 0: nothing, or it has been judged
-    bint is_void  # the engine restarted: no reservation
-    uint8_t doubt  # 1 + DOUBT_*, let in for a probe; or UNSURE + DOUBT_*; 0: none
-    bint in_round  # its input has not been computed yet, as far as is known
-    int32_t bill  # what it took from its quotas; 0: nothing
-    int32_t work  # tokens that it will be charged, as far as could be foretold
-    int32_t foretold_wait_us, foretold_first_us  # at its arrival; -1: not
     int32_t first_us  # from its arrival to its first output; 0: none yet
     int32_t fresh_tokens  # of its input, that are still to be computed; 0: done
     int32_t prefill_us, prefill_line  # foretold at the grant, and for how much input
-    int32_t quota_output  # of all sequences, as it asked its quotas for; 0: it has not asked
-    int64_t ended_ns  # once ENDED
+    int16_t engine_priority  # told with the grant
+    uint8_t is_void  # the engine restarted: no reservation
+    uint8_t in_round  # its input has not been computed yet, as far as is known
+    uint8_t outcome  # once ENDED
 
 
 cdef enum:
@@ -87,19 +51,77 @@ ctypedef struct Waited:
     uint8_t before  # what that was
 
 
+# What a request has once it has been the first of its queue.
+ctypedef struct Front:
+    int64_t head_ns, lined_ns  # first in its queue; then in the line, its quotas given; -1: not yet
+    int64_t bypassed_ns  # when one did for the first time
+    Waited* waited  # where that is recorded, else NULL
+    int32_t bypassed  # how often another went first while it was the head
+
+
+# In three lines of the processor's cache: of a million that are queued most are nothing but this.
+ctypedef struct Request:
+    int64_t seq  # arrival order, over all flows
+    uint64_t key_hi, key_lo  # keyed hash of (flow, request_id)
+    uint64_t payload  # hash of what was asked
+    uint64_t tag  # the session's name for it
+    Lease* lease  # NO_LEASE while it is queued
+    Front* front  # NO_FRONT until it is the first of its queue
+    int64_t arrival_ns
+    int64_t deadline_ns  # for its first token; 0: none was told
+    int64_t due_ns  # queue TTL, lease TTL, grace or answer TTL, by state
+    int64_t mark  # work that was queued before it in its queue, ever
+    int32_t flow
+    int32_t next, prev  # neighbours in the queue, in the pool's round, or among the answers
+    int32_t owner  # session slot; 0: unary; -1: nobody listens
+    int32_t owner_next, owner_prev
+    int32_t principal
+    int32_t generation
+    int32_t ordinal  # place in its queue, counted from the queue's start
+    int32_t adapter  # index of its LoRA adapter while it is queued or runs; -1: none
+    int32_t prompt_max_tokens  # longest single prompt
+    int32_t prompt_tokens  # over all prompts
+    int32_t output_max_tokens  # of each sequence
+    int32_t told_output  # foretold by the caller, of each sequence
+    int32_t bill  # what it took from its quotas; 0: nothing
+    int32_t quota_output  # of all sequences, as it asked its quotas for; 0: it has not asked
+    int32_t work  # tokens that it will be charged, as far as could be foretold
+    int32_t foretold_wait_us, foretold_first_us  # at its arrival; -1: not
+    int16_t sequences  # prompts times n
+    int16_t n  # completions of each prompt
+    int8_t target  # pool it has to run in, -1: any
+    int8_t pool  # pool of its lease
+    uint8_t state
+    uint8_t has_deadline  # it says how long it will wait
+    uint8_t waits_for  # WAITS_*, where that is recorded, see waits.pxi; 0: it is not
+    uint8_t reports_progress
+    uint8_t evidence  # what its promise was made from; 0: nothing, or it has been judged
+    uint8_t doubt  # 1 + DOUBT_*, let in for a probe; or UNSURE + DOUBT_*; 0: none
+
+
+# What those have that have none of their own. Nobody writes to them.
+cdef Lease NO_LEASE
+cdef Front NO_FRONT
+memset(&NO_LEASE, 0, sizeof(Lease))
+NO_LEASE.input_tokens = NO_LEASE.run = NO_LEASE.pool_next = NO_LEASE.pool_prev = NONE
+memset(&NO_FRONT, 0, sizeof(Front))
+NO_FRONT.head_ns = NO_FRONT.lined_ns = NONE
+
+
 @cython.final
 cdef class Requests:
     cdef Request* items
-    cdef Waited* waited  # by the same index, as far as anybody waited
-    cdef int32_t size, used, first_free, waited_size
+    cdef int32_t size, used, first_free
     cdef int32_t states[5]  # how many in each state
+    cdef Stock lease_stock, front_stock, waited_stock
 
     def __cinit__(self):
         self.first_free = NONE
+        self.lease_stock, self.front_stock = Stock(sizeof(Lease)), Stock(sizeof(Front))
+        self.waited_stock = Stock(sizeof(Waited))
 
     def __dealloc__(self):
         free(self.items)
-        free(self.waited)
 
     cdef inline void prefetch(self) noexcept:
         """Fetch the record that is given out next."""
@@ -109,33 +131,56 @@ cdef class Requests:
                 prefetch_line(<uint8_t*>&self.items[self.first_free] + at)
 
     cdef int32_t allocate(self) except -1:
-        """A zeroed record. O(1) amortised."""
-        cdef int32_t i, generation, size
+        """A zeroed record. O(1)."""
+        cdef int32_t i, generation = 0, size
+        cdef Request* r
         if self.first_free != NONE:
             i = self.first_free
             self.first_free = self.items[i].next
+            generation = self.items[i].generation
         else:
             if self.used == self.size:
-                size = max(256, self.size * 2)
-                self.items = <Request*>grow(self.items, self.size, size, sizeof(Request))
+                size = larger(self.size, 0)
+                self.items = <Request*>extend(self.items, size, sizeof(Request))
                 self.size = size
             i = self.used
             self.used += 1
-        generation = self.items[i].generation + 1
-        memset(&self.items[i], 0, sizeof(Request))
-        self.items[i].generation = generation if generation > 0 else 1
-        self.items[i].next = self.items[i].prev = NONE
-        self.items[i].owner_next = self.items[i].owner_prev = NONE
-        self.items[i].pool_next = self.items[i].pool_prev = NONE
-        self.items[i].pool = self.items[i].adapter = NONE
-        self.items[i].run = NONE
+        r = &self.items[i]
+        memset(r, 0, sizeof(Request))
+        r.generation = generation + 1 if generation < 0x7FFFFFFF else 1
+        r.next = r.prev = r.owner_next = r.owner_prev = NONE
+        r.pool = r.adapter = NONE
+        r.lease, r.front = &NO_LEASE, &NO_FRONT
         self.states[FREE] += 1
         return i
 
+    cdef Lease* open_lease(self, int32_t i) except NULL:
+        """Give a request what a lease has. O(1)."""
+        cdef Lease* lease = <Lease*>self.lease_stock.take()
+        lease.input_tokens = lease.run = lease.pool_next = lease.pool_prev = NONE
+        self.items[i].lease = lease
+        return lease
+
+    cdef Front* front_of(self, int32_t i) except NULL:
+        """What a request has as the first of its queue. O(1)."""
+        cdef Front* front = self.items[i].front
+        if front == &NO_FRONT:
+            front = self.items[i].front = <Front*>self.front_stock.take()
+            front.head_ns = front.lined_ns = NONE
+        return front
+
     cdef void release(self, int32_t i) noexcept:
-        self.states[self.items[i].state] -= 1
-        self.items[i].state = FREE
-        self.items[i].next = self.first_free
+        """Let a record go. Until the next is given out, all but its lease_id can be read. O(1)."""
+        cdef Request* r = &self.items[i]
+        if r.lease != &NO_LEASE:
+            self.lease_stock.give(r.lease)
+        if r.front != &NO_FRONT:
+            if r.front.waited != NULL:
+                self.waited_stock.give(r.front.waited)
+            self.front_stock.give(r.front)
+        self.states[r.state] -= 1
+        r.state = FREE
+        r.next = self.first_free
         self.first_free = i
 
     cdef inline void enter(self, int32_t i, int state) noexcept:

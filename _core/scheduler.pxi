@@ -412,9 +412,9 @@ cdef class Scheduler:
         if i == NONE:
             return None
         repeated = not complete_lease(self, i, outcome, &u)
-        r = &self.requests.items[i]
+        had = self.requests.items[i].lease
         return new_tuple(Ended, (
-            r.outcome, max(0, r.input_tokens), r.cached_tokens, r.output_tokens, repeated
+            had.outcome, max(0, had.input_tokens), had.cached_tokens, had.output_tokens, repeated
         ))
 
     def replay(

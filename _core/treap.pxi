@@ -33,8 +33,8 @@ cdef class Treaps:
         cdef int32_t at = root, size
         cdef Branch* b
         if i >= self.size:
-            size = max(256, max(i + 1, self.size * 2))
-            self.items = <Branch*>grow(self.items, self.size, size, sizeof(Branch))
+            size = larger(self.size, i)
+            self.items = <Branch*>extend(self.items, size, sizeof(Branch))
             self.size = size
         b = &self.items[i]
         b.key, b.seq = key, r.seq

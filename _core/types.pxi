@@ -3,7 +3,7 @@
 from collections import namedtuple
 from heapq import nlargest
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
@@ -60,6 +60,23 @@ EVICTED_DEADLINE = OUT_EVICTED_DEADLINE
 COMPLETED = OUT_COMPLETED
 CANCELLED = OUT_CANCELLED
 EXPIRED = OUT_EXPIRED
+
+
+cdef enum:
+    REFUSAL_KINDS = 15
+
+
+cdef inline int refusal_place(int outcome) noexcept nogil:
+    return outcome - 16 if outcome < 32 else outcome - 32 + 10
+
+
+REFUSALS = (
+    list(range(OUT_REJECTED_FLOW_QUEUE_FULL, OUT_REJECTED_QUOTA_SIZE + 1))
+    + list(range(OUT_EVICTED_TTL, OUT_EVICTED_DEADLINE + 1))
+)
+# What those have that were refused nothing. Nobody writes to it.
+cdef int64_t NO_REFUSALS[REFUSAL_KINDS]
+memset(NO_REFUSALS, 0, sizeof(NO_REFUSALS))
 
 
 OUTCOME_TEXT = {
@@ -196,4 +213,28 @@ cdef void* grow(void* old, size_t old_count, size_t new_count, size_t size) exce
     if new == NULL:
         raise MemoryError()
     memset(<uint8_t*>new + old_count * size, 0, (new_count - old_count) * size)
+    return new
+
+
+cdef enum:
+    SIZE_FIRST = 64
+    SIZE_COPIED = 4096  # an array beyond it has room for so many times as much at once
+    SIZE_AT_ONCE = 1 << 20
+
+
+cdef inline int32_t larger(int32_t size, int32_t number) noexcept nogil:
+    """How large an array becomes that has no place for a number. Only small ones are ever copied:
+    what an array does not use yet is memory that was never touched, and costs nothing. Beyond
+    SIZE_AT_ONCE the C library maps the pages elsewhere."""
+    cdef int64_t wanted = max(<int64_t>SIZE_FIRST, max(2 * <int64_t>size, <int64_t>number + 1))
+    if SIZE_COPIED < wanted < SIZE_AT_ONCE:
+        wanted = SIZE_AT_ONCE
+    return <int32_t>min(wanted, <int64_t>0x7FFFFFFF)
+
+
+cdef void* extend(void* old, size_t count, size_t size) except NULL:
+    """Like `grow()`, but what is new holds anything, and is not touched."""
+    cdef void* new = realloc(old, count * size)
+    if new == NULL:
+        raise MemoryError()
     return new

@@ -15,28 +15,22 @@ cdef enum:  # what a request waits for; numbered as in the contract
 
 
 cdef Waited* waited_of(Requests requests, int32_t i) except NULL:
-    """The record of a request that is, or was, the first of its queue. O(1) amortised."""
+    """The record of a request that is, or was, the first of its queue. O(1)."""
     cdef Request* r = &requests.items[i]
-    cdef Waited* w
-    if i >= requests.waited_size:
-        requests.waited = <Waited*>grow(
-            requests.waited, requests.waited_size, requests.size, sizeof(Waited)
-        )
-        requests.waited_size = requests.size
-    w = &requests.waited[i]
-    if r.waits_for == 0:
-        memset(w, 0, sizeof(Waited))
+    cdef Waited* w = r.front.waited
+    if w == NULL:
+        w = requests.front_of(i).waited = <Waited*>requests.waited_stock.take()
         w.pool = NONE
         w.since_ns, r.waits_for = r.arrival_ns, WAITS_QUEUE
-        wait_for(requests, i, WAITS_QUOTA, r.head_ns)
-        if r.lined_ns >= 0:
+        wait_for(requests, i, WAITS_QUOTA, r.front.head_ns)
+        if r.front.lined_ns >= 0:
             wait_for(requests, i, WAITS_TURN, lined_since(r))
     return w
 
 
 cdef inline int64_t lined_since(const Request* r) noexcept nogil:
     """Since when a request has been in the line: its place there may be older than it is."""
-    return max(r.head_ns, r.lined_ns)
+    return max(r.front.head_ns, r.front.lined_ns)
 
 
 cdef int wait_for(Requests requests, int32_t i, int kind, int64_t now_ns) except -1:
@@ -61,7 +55,7 @@ cdef int wait_for(Requests requests, int32_t i, int kind, int64_t now_ns) except
 cdef int wait_outside(Requests requests, int32_t i, bint held, int64_t now_ns) except -1:
     """The head of a queue is not in the line. O(1)."""
     cdef Request* r = &requests.items[i]
-    if r.waits_for or held or r.lined_ns >= 0:
+    if r.waits_for or held or r.front.lined_ns >= 0:
         wait_for(requests, i, WAITS_SHARE if held else WAITS_QUOTA, now_ns)
     return 0
 
@@ -77,13 +71,13 @@ cdef int waits_now(Requests requests, int32_t i, int64_t* since_ns) noexcept:
     """What a queued request waits for, and since when without a break."""
     cdef const Request* r = &requests.items[i]
     if r.waits_for:
-        since_ns[0] = requests.waited[i].since_ns
+        since_ns[0] = r.front.waited.since_ns
         return r.waits_for
-    if r.head_ns < 0:
+    if r.front.head_ns < 0:
         since_ns[0] = r.arrival_ns
         return WAITS_QUEUE
-    since_ns[0] = r.head_ns if r.lined_ns < 0 else lined_since(r)
-    return WAITS_QUOTA if r.lined_ns < 0 else WAITS_TURN
+    since_ns[0] = r.front.head_ns if r.front.lined_ns < 0 else lined_since(r)
+    return WAITS_QUOTA if r.front.lined_ns < 0 else WAITS_TURN
 
 
 cdef void waited_until(
@@ -98,8 +92,8 @@ cdef void waited_until(
     if until_ns <= r.arrival_ns:  # it was granted at once, or restored as a lease
         return
     if r.waits_for:
-        memcpy(spent_ns, requests.waited[i].spent_ns, WAITS_KINDS * sizeof(int64_t))
+        memcpy(spent_ns, r.front.waited.spent_ns, WAITS_KINDS * sizeof(int64_t))
     elif kind != WAITS_QUEUE:
-        spent_ns[WAITS_QUEUE] = r.head_ns - r.arrival_ns
-        spent_ns[WAITS_QUOTA] = since_ns - r.head_ns
+        spent_ns[WAITS_QUEUE] = r.front.head_ns - r.arrival_ns
+        spent_ns[WAITS_QUOTA] = since_ns - r.front.head_ns
     spent_ns[kind] += until_ns - since_ns

@@ -144,14 +144,14 @@ cdef dict story_of(Scheduler core, int64_t now_ns, int32_t i):
     if queued:
         until_ns, since_ns = now_ns, r.arrival_ns
     elif r.state == ENDED:
-        since_ns = r.ended_ns
+        since_ns = r.lease.ended_ns
     waited_until(core.requests, i, until_ns, spent_ns)
     story = {
         "tenant": core.flow_list[r.flow].decode(),
         "request_class": core.classes.names[core.flows.items[r.flow].cls].decode(),
         "state": STATES[r.state],
-        "is_void": bool(r.is_void),
-        "outcome": r.outcome if r.state == ENDED else 0 if queued else OUT_GRANTED,
+        "is_void": bool(r.lease.is_void),
+        "outcome": r.lease.outcome if r.state == ENDED else 0 if queued else OUT_GRANTED,
         "pool": pool_name_of(core, r.target if queued else r.pool),
         "state_ms": (now_ns - since_ns) // NS_PER_MS,
         "age_ms": (now_ns - r.arrival_ns) // NS_PER_MS,
@@ -278,8 +278,8 @@ cdef dict estimate_row(Scheduler core, int64_t now_ns, int32_t i):
         if left_ns >= 0:
             first_ns = core.now_ns - r.arrival_ns + left_ns + prefill_of(core, r)
             left_ns = max(<int64_t>0, left_ns - (now_ns - core.now_ns))
-    elif r.first_us == 0 and r.state != ENDED:
-        first_ns = r.waited_ns + <int64_t>r.prefill_us * 1000
+    elif r.lease.first_us == 0 and r.state != ENDED:
+        first_ns = r.lease.waited_ns + <int64_t>r.lease.prefill_us * 1000
     for p in range(core.ledger.count):
         if (r.target == NONE or r.target == p) and core.ledger.pools[p].attached:
             error_ns = max(error_ns, core.ledger.pools[p].prefill_error_ns)
@@ -290,7 +290,7 @@ cdef dict estimate_row(Scheduler core, int64_t now_ns, int32_t i):
         "wait_error_ms": f.wait_error_ns // NS_PER_MS,
         "ttft_expected_ms": first_ns // NS_PER_MS if first_ns >= 0 else NONE,
         "ttft_error_ms": (f.wait_error_ns + error_ns) // NS_PER_MS,
-        "ttft_ms": r.first_us // 1000,
+        "ttft_ms": r.lease.first_us // 1000,
     }
 
 
@@ -342,7 +342,7 @@ cdef dict limit_row(Scheduler core, int64_t now_ns, int32_t i, int kind):
     if kind == WAITS_SHARE and core.flows.items[r.flow].share != NONE:
         return held_row(core, now_ns, r.flow)
     if kind == WAITS_POOL + WAIT_QUOTA:
-        node = core.ledger.pools[core.requests.waited[i].pool].quota
+        node = core.ledger.pools[core.requests.items[i].front.waited.pool].quota
     elif kind != WAITS_QUOTA:
         return None
     t = take_for(core, i)

@@ -5,6 +5,7 @@ What is measured is the thread's CPU: whoever else wants the machine meanwhile i
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -27,7 +28,7 @@ _Ask = tuple[int, bytes, dict[str, Any]]
 
 
 @cache
-def _drawn(flows: int) -> list[int]:
+def _drawn(flows: int) -> Sequence[int]:
     return zipf(flows)
 
 

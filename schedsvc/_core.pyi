@@ -473,3 +473,6 @@ def progress_all(core: Scheduler, now_ns: int, leases: bytes, outputs: bytes) ->
 
 def promised_tokens(core: Scheduler) -> int:
     """Sum what the ledger has promised in all pools, as `stats()` says it. O(pools)."""
+
+def moved_entries(core: Scheduler) -> int:
+    """Count what its hash tables have moved since the start, while they grew. O(1)."""

@@ -6,7 +6,10 @@ exactly once, and the lines that go before it; in them BUG stands for "this bug 
 
 from dataclasses import dataclass
 
-RELEASE = "    if not r.is_void:\n        core.ledger.release(i)\n"
+RELEASE = (
+    "    if not r.lease.is_void:\n"
+    "        core.ledger.pools[r.pool].served += outcome == OUT_COMPLETED\n"
+)
 HEADROOM = "        # Headroom is for growth; what is alone in the pool may use it all.\n"
 LIFT = "        if self.lifts:\n            f.vtc = max(f.vtc, self.least_vtc(f.cls))\n"
 SECOND = 1 << 22
@@ -35,8 +38,8 @@ class Mutant:
 def leak(outcome: str) -> tuple[tuple[str, str, str], ...]:
     """End a lease, and keep its blocks promised."""
     line = (
-        f"    if BUG and outcome == {outcome} and not r.is_void:\n"
-        "        core.ledger.pools[r.pool].promised_blocks += r.reserved_blocks\n"
+        f"    if BUG and outcome == {outcome} and not r.lease.is_void:\n"
+        "        core.ledger.pools[r.pool].promised_blocks += r.lease.reserved_blocks\n"
     )
     return (("lease.pxi", RELEASE, line),)
 
@@ -95,8 +98,8 @@ MUTANTS = (
         (
             (
                 "choose.pxi",
-                "    if not core.backfills or first.bypassed >= core.bypass_max or (\n",
-                "    if BUG:\n        first.bypassed = 0\n",
+                "    if not core.backfills or first.front.bypassed >= core.bypass_max or (\n",
+                "    if BUG:\n        first.front.bypassed = 0\n",
             ),
             (
                 "choose.pxi",
@@ -171,7 +174,13 @@ MUTANTS = (
     Mutant(
         "negative-after-flap",
         "the end of a lease of an old epoch is booked on the new one",
-        (("lease.pxi", RELEASE, "    if BUG and r.is_void:\n        core.ledger.release(i)\n"),),
+        (
+            (
+                "lease.pxi",
+                RELEASE,
+                "    if BUG and r.lease.is_void:\n        core.ledger.release(i)\n",
+            ),
+        ),
         60,
     ),
     Mutant(
@@ -233,7 +242,7 @@ MUTANTS = (
         (
             (
                 "lease.pxi",
-                "    while i != NONE:\n        after = core.requests.items[i].pool_next\n",
+                "    while i != NONE:\n        after = core.requests.items[i].lease.pool_next\n",
                 "    if BUG:\n        return 0\n",
             ),
         ),

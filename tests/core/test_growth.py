@@ -1,0 +1,55 @@
+"""Tables grow a little with each event: work is counted, not timed."""
+
+import random
+
+from schedsvc import _core as core
+
+from .support import admit, grant, make
+
+STEP = 8  # places that one insertion or removal moves
+TABLES = 2  # request ids and lease ids, in each of which an event inserts or removes one
+
+
+def moved_by(s: core.Scheduler, before: int) -> int:
+    return core.moved_entries(s) - before
+
+
+def test_no_event_pays_for_a_table_that_doubles() -> None:
+    s = make(capacity=1 << 26, leases_max=1 << 20)
+    most = 0
+    for serial in range(14_000):
+        before = core.moved_entries(s)
+        grant(s, serial, f"r{serial}")
+        most = max(most, moved_by(s, before))
+    # From 64 places to 32,768, at seven in ten: all that were there moved each time.
+    assert core.moved_entries(s) == TABLES * sum(64 * 2**k * 7 // 10 for k in range(9))
+    assert 0 < most <= TABLES * STEP
+    s.check()
+
+
+def test_while_a_table_grows_everything_in_it_is_found() -> None:
+    s = make(capacity=1 << 26, leases_max=1 << 20, answers_max=0)
+    rnd = random.Random(3)
+    live: dict[int, core.Decision] = {}
+    growing = lost = 0
+    for serial in range(9_000):
+        before = core.moved_entries(s)
+        live[serial] = grant(s, serial, f"r{serial}")
+        other = rnd.choice(list(live)[-200:] + list(live)[:200])
+        if serial % 3 == 2:
+            gone = live.pop(other)
+            assert s.complete(serial, gone.lease_id, 1) is not None
+            assert s.complete(serial, gone.lease_id, 1) is None
+            lost += 1
+        else:
+            d = live[other]
+            assert admit(s, serial, f"r{other}") == d.handle
+            assert s.progress(serial, d.lease_id, 1, output_tokens=1) == core.LEASE_LIVE
+        growing += moved_by(s, before) > 0
+        if serial % 1_500 == 0:
+            s.check()
+    for number, d in live.items():
+        assert admit(s, 9_000, f"r{number}") == d.handle
+    assert growing > 500
+    assert lost == 3_000
+    s.check()
