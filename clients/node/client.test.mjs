@@ -26,7 +26,7 @@ afterEach(async () => {
   assert.deepEqual([totals.queued, totals.liveLeases, totals.promisedTokens], ['0', '0', '0']);
 });
 
-test('a request is explained: one that runs, one that was refused, one that nobody knows', async () => {
+test('what runs, was refused or is unknown is explained', async () => {
   const [running, missing] = await scheduler.withAdmission(
     { ...request, requestId: 'explained' },
     async () => [await scheduler.explain('explained'), await scheduler.explain('nobody')],
