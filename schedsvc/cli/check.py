@@ -80,7 +80,9 @@ def _summary(config: Config) -> list[tuple[str, str]]:
     settings, prices = config.scheduler, config.scheduler.prices
     unknown = "refused"
     if config.unknown_tenants == "share":
-        unknown = f"share one flow of weight {config.unknown_weight_milli / 1_000:g}"
+        bounds = "with limits of its own" if config.unknown_limits.is_limited else "without limits"
+        weight = config.unknown_weight_milli / 1_000
+        unknown = f"share one flow of weight {weight:g}, {bounds}"
     metrics = "none" if config.metrics is None else f"http://{config.metrics.listen}/metrics"
     return [
         ("listeners", "\n".join(_listener(config, entry) for entry in config.listeners)),

@@ -3,7 +3,7 @@
 from typing import Any, Protocol
 
 from schedsvc.config.class_rules import DEFAULT_CLASS
-from schedsvc.config.models import Class, Config, Pool
+from schedsvc.config.models import Class, Config, Pool, Terms
 from schedsvc.config.rules import UNKNOWN_TENANT
 
 __all__ = [
@@ -193,12 +193,19 @@ def reconfigure(
 
 
 def change_modes(core: Configurable, config: Config, before: Config, now_ns: int) -> None:
-    """Tell a running core the modes of a configuration that differs in nothing else. O(tenants)."""
+    """Tell a running core the modes of a configuration that differs in nothing else.
+
+    O(tenants + groups).
+    """
     for tenant, old in zip(config.tenants, before.tenants, strict=True):
         if config.audits(tenant) != before.audits(old):
             flow = core.set_flow(tenant.name.encode(), tenant.weight_milli)
             core.set_flow_mode(now_ns, flow, config.audits(tenant))
-    _unknown(core, config, before, now_ns)
+    if config.mode != before.mode:
+        classes = _classes(core, config, before)
+        _unknown(
+            core, config, before, now_ns, classes, _shared_quotas(core, config, before, now_ns)
+        )
 
 
 def needs_restart(config: Config, before: Config) -> list[str]:
@@ -237,29 +244,38 @@ def needs_restart(config: Config, before: Config) -> list[str]:
 def _apply(core: Configurable, config: Config, before: Config | None, now_ns: int) -> None:
     classes = _classes(core, config, before)
     groups = _shared_quotas(core, config, before, now_ns)
-    limited = {tenant.name for tenant in before.tenants} if before else set()
     if before is not None:
         core.set_no_keys()
     for tenant in config.tenants:
         flow = core.set_flow(tenant.name.encode(), tenant.weight_milli)
-        given = (tenant.quota, tenant.share, tenant.group)
-        if given != (None, None, None) or tenant.name in limited:
-            quota, share = tenant.quota, tenant.share
-            parent = _NO_QUOTA if tenant.group is None else groups[tenant.group]
-            refuse = quota is not None and quota.over == "refuse"
-            limits = (quota.core_limits() if quota else {}) | (share.core_share() if share else {})
-            core.set_flow_quota(now_ns, flow, parent, refuse, **limits)
-        if before is not None or tenant.request_class or tenant.classes:
-            core.set_flow_class(
-                flow,
-                classes[tenant.request_class or DEFAULT_CLASS],
-                tuple(classes[name] for name in tenant.classes or ()),
-            )
+        # One that was gone comes back with what it had then.
+        if before is not None or tenant.is_limited:
+            _limit_flow(core, flow, tenant, groups, now_ns)
+        if before is not None or tenant.names_classes:
+            _class_flow(core, flow, tenant, classes)
         if before is not None or config.audits(tenant):
             core.set_flow_mode(now_ns, flow, config.audits(tenant))
         for key in tenant.api_keys_sha256:
             core.set_key(bytes.fromhex(key), flow)
-    _unknown(core, config, before, now_ns)
+    _unknown(core, config, before, now_ns, classes, groups)
+
+
+def _limit_flow(
+    core: Configurable, flow: int, terms: Terms, groups: dict[str, int], now_ns: int
+) -> None:
+    quota, share = terms.quota, terms.share
+    parent = _NO_QUOTA if terms.group is None else groups[terms.group]
+    refuse = quota is not None and quota.over == "refuse"
+    limits = (quota.core_limits() if quota else {}) | (share.core_share() if share else {})
+    core.set_flow_quota(now_ns, flow, parent, refuse, **limits)
+
+
+def _class_flow(core: Configurable, flow: int, terms: Terms, classes: dict[str, int]) -> None:
+    core.set_flow_class(
+        flow,
+        classes[terms.request_class or DEFAULT_CLASS],
+        tuple(classes[name] for name in terms.classes or ()),
+    )
 
 
 def _classes(core: Configurable, config: Config, before: Config | None) -> dict[str, int]:
@@ -309,13 +325,27 @@ def _limit_pools(core: Configurable, config: Config, before: Config | None, now_
         core.set_pool_limits(now_ns, pool.encode(), **given)
 
 
-def _unknown(core: Configurable, config: Config, before: Config | None, now_ns: int) -> None:
+def _unknown(
+    core: Configurable,
+    config: Config,
+    before: Config | None,
+    now_ns: int,
+    classes: dict[str, int],
+    groups: dict[str, int],
+) -> None:
     audits, refused = config.mode == "audit", config.unknown_tenants == "refuse"
     if refused and not audits:
         if before is not None:
             core.set_unknown(-1)
+            # Else whoever says that he is called "unknown" would be known.
+            core.set_gone(now_ns, UNKNOWN_TENANT.encode())
         return
+    terms = config.unknown_limits
     flow = core.set_flow(UNKNOWN_TENANT.encode(), config.unknown_weight_milli)
+    if before is not None or terms.is_limited:
+        _limit_flow(core, flow, terms, groups, now_ns)
+    if before is not None or terms.names_classes:
+        _class_flow(core, flow, terms, classes)
     if before is not None or audits:
         core.set_flow_mode(now_ns, flow, audits)
     core.set_unknown(flow, refused)

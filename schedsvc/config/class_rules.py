@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from schedsvc.config.places import Path
-from schedsvc.config.plain import Finding, Once, items, mapping, name_bytes
+from schedsvc.config.plain import Finding, Once, items, mapping, name_bytes, with_terms
 
 __all__ = ["DEFAULT_CLASS", "class_findings"]
 
@@ -38,11 +38,11 @@ def class_findings(data: Mapping[str, Any]) -> Iterator[Finding]:
         for i, entry in items(data.get("classes")):
             if entry.get("rank") == 0 and entry.get("exempt") is not True:
                 yield ("classes", i, "rank"), "is that of the class 'default'; choose another"
-    for i, entry in items(data.get("tenants")):
-        yield from _named(entry.get("class"), known, ("tenants", i, "class"))
+    for path, entry in with_terms(data):
+        yield from _named(entry.get("class"), known, (*path, "class"))
         listed = entry.get("classes")
         for k, name in enumerate(listed if isinstance(listed, list) else []):
-            yield from _named(name, known, ("tenants", i, "classes", k))
+            yield from _named(name, known, (*path, "classes", k))
 
 
 def _rank(entry: dict[str, Any], name: Any, path: Path, ranks: Once) -> Iterator[Finding]:

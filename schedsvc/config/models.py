@@ -28,6 +28,7 @@ __all__ = [
     "State",
     "Tenant",
     "TenantQuota",
+    "Terms",
     "Tls",
     "Token",
 ]
@@ -312,18 +313,33 @@ class Class(Section):
     exempt: bool = False
 
 
-class Tenant(Section):
+class Terms(Section):
+    """What a flow may take, and of which classes its requests are."""
+
+    group: Name | None = None
+    quota: TenantQuota | None = None
+    share: Share | None = None
+    request_class: Annotated[Name | None, Field(alias="class")] = None
+    classes: Annotated[list[Name], Field(min_length=1, max_length=8)] | None = None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a quota, a share or a group says how much."""
+        return (self.quota, self.share, self.group) != (None, None, None)
+
+    @property
+    def names_classes(self) -> bool:
+        """Whether it says of which class requests are, or may be."""
+        return self.request_class is not None or self.classes is not None
+
+
+class Tenant(Terms):
     """A tenant with a flow of its own in each class."""
 
     name: TenantName
     weight_milli: Annotated[WeightMilli, Field(alias="weight")] = 1_000
     api_keys_sha256: list[Sha256] = []
-    group: Name | None = None
-    quota: TenantQuota | None = None
-    share: Share | None = None
     mode: Mode | None = None
-    request_class: Annotated[Name | None, Field(alias="class")] = None
-    classes: Annotated[list[Name], Field(min_length=1, max_length=8)] | None = None
 
 
 class Pool(Section):
@@ -368,6 +384,7 @@ class Config(Section):
     limits: Limits = Limits()
     unknown_tenants: Literal["share", "refuse"] = "share"
     unknown_weight_milli: Annotated[WeightMilli, Field(alias="unknown_tenants_weight")] = 100
+    unknown_limits: Annotated[Terms, Field(alias="unknown_tenants_limits")] = Terms()
     #: With `default`, which is always there, eight: half of what the core has places for.
     classes: Annotated[list[Class], Field(max_length=7)] = []
     tenants: list[Tenant] = []

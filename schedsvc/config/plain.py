@@ -1,11 +1,11 @@
 """Helpers for rules that look at the plain data of a file, whatever is wrong with it elsewhere."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from schedsvc.config.places import Path, path_text
 
-__all__ = ["Finding", "Once", "items", "mapping", "name_bytes", "one_of"]
+__all__ = ["Finding", "Once", "items", "mapping", "name_bytes", "one_of", "with_terms"]
 
 #: Where something is wrong, and what to do.
 Finding = tuple[Path, str]
@@ -21,6 +21,13 @@ def items(value: Any) -> list[tuple[int, dict[str, Any]]]:
     if not isinstance(value, list):
         return []
     return [(i, entry) for i, entry in enumerate(value) if isinstance(entry, dict)]
+
+
+def with_terms(data: Mapping[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield what has terms, with its place: each tenant, and all that are unknown as one."""
+    for i, entry in items(data.get("tenants")):
+        yield ("tenants", i), entry
+    yield ("unknown_tenants_limits",), mapping(data.get("unknown_tenants_limits"))
 
 
 def name_bytes(name: str, path: Path, bytes_max: int) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
 from schedsvc.config.places import Path
-from schedsvc.config.plain import Finding, Once, items, mapping, name_bytes
+from schedsvc.config.plain import Finding, Once, items, mapping, name_bytes, with_terms
 
 __all__ = ["quota_findings"]
 
@@ -25,8 +25,8 @@ def quota_findings(data: Mapping[str, Any]) -> Iterator[Finding]:
         yield from _group(entry.get("parent"), parents, (*path, "parent"))
         if isinstance(name, str) and isinstance(entry.get("parent"), str):
             yield from _tower(name, parents, (*path, "parent"))
-    for i, entry in items(data.get("tenants")):
-        yield from _group(entry.get("group"), parents, ("tenants", i, "group"))
+    for path, entry in with_terms(data):
+        yield from _group(entry.get("group"), parents, (*path, "group"))
     yield from _models(data)
     yield from _shares(data, parents)
 
@@ -35,19 +35,20 @@ def _shares(data: Mapping[str, Any], parents: Mapping[str, str | None]) -> Itera
     """Yield what lends more than it has, and groups that promise more than their own share."""
     shares: dict[str, int] = {}
     found = []
-    for kind in ("groups", "tenants"):
-        for i, entry in items(data.get(kind)):
-            share = mapping(entry.get("share"))
-            size, lends = share.get("tokens_per_minute"), share.get("lends")
-            if not _is_count(size):
-                continue
-            above = entry.get("parent" if kind == "groups" else "group")
-            found.append((above, size))
-            if kind == "groups" and isinstance(entry.get("name"), str):
-                shares[entry["name"]] = size
-            if _is_count(lends) and lends > size:
-                path = (kind, i, "share", "lends")
-                yield path, f"is {lends:,}, more than its tokens_per_minute, {size:,}"
+    groups: list[tuple[Path, dict[str, Any]]] = [
+        (("groups", i), entry) for i, entry in items(data.get("groups"))
+    ]
+    for path, entry in (*groups, *with_terms(data)):
+        share, is_group = mapping(entry.get("share")), path[0] == "groups"
+        size, lends = share.get("tokens_per_minute"), share.get("lends")
+        if not _is_count(size):
+            continue
+        found.append((entry.get("parent" if is_group else "group"), size))
+        if is_group and isinstance(entry.get("name"), str):
+            shares[entry["name"]] = size
+        if _is_count(lends) and lends > size:
+            where = (*path, "share", "lends")
+            yield where, f"is {lends:,}, more than its tokens_per_minute, {size:,}"
     promised = dict.fromkeys(shares, 0)
     for above, size in found:
         for group in _tower_of(above, parents):

@@ -79,6 +79,9 @@ def advice(data: Any) -> Iterator[Finding]:
         yield ("metrics", "listen"), f"{listen} {what}"
     if data.get("unknown_tenants") == "refuse" and not data.get("tenants"):
         yield ("unknown_tenants",), "refuses every request, because no tenants are listed"
+    if data.get("unknown_tenants") == "refuse" and data.get("unknown_tenants_limits"):
+        where = ("unknown_tenants_limits",)
+        yield where, "binds only in audit, because unknown_tenants says refuse"
 
 
 def _listeners(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
