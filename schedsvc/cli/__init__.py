@@ -16,6 +16,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 #: Command to where it is defined and what it does in one line.
 _COMMANDS = {
     "serve": ("schedsvc.cli.serve:serve", "Serve admission over gRPC."),
+    "front": ("schedsvc.cli.front:front", "Let callers who are not trusted reach a scheduler."),
     "check": ("schedsvc.cli.check:check", "Check a configuration file."),
     "stats": ("schedsvc.cli.stats:stats", "Show what a running scheduler does."),
     "why": ("schedsvc.cli.why:why", "Say why a request waits."),

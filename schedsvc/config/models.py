@@ -5,7 +5,21 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr
+
+from schedsvc.config.doors import (
+    STRICT,
+    Address,
+    Auth,
+    AuthKind,
+    FilePath,
+    Front,
+    Listener,
+    Name,
+    Sha256,
+    Tls,
+    Token,
+)
 
 __all__ = [
     "Adapter",
@@ -13,6 +27,7 @@ __all__ = [
     "Class",
     "Config",
     "EachPool",
+    "Front",
     "Group",
     "Limits",
     "Listener",
@@ -81,12 +96,7 @@ QuantilePpm = Annotated[int, BeforeValidator(_fixed_point(6, "0.5", "0.999"))]
 SaturationPpm = Annotated[int, BeforeValidator(_fixed_point(6, "0.01", "1"))]
 #: 0: no limit.
 QueuedTokens = Annotated[int, Field(ge=0, le=1_000_000_000_000)]
-Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
 TenantName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
-Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
-FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$")]
-AuthKind = Literal["none", "token", "certificate"]
 #: The core's own bound.
 _QUOTA_MAX = 1_000_000_000_000
 
@@ -100,42 +110,7 @@ Mode = Literal["enforce", "audit"]
 class Section(BaseModel):
     """A mapping of the file: no key but the known ones, no value of another type."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-class Tls(Section):
-    """Files of a TLS listener, in PEM."""
-
-    cert: FilePath
-    key: FilePath
-    client_ca: FilePath | None = None
-
-
-class Listener(Section):
-    """One address to serve gRPC on: `tcp` or `unix`."""
-
-    tcp: Address | None = None
-    unix: FilePath | None = None
-    mode: Annotated[str, Field(pattern=r"^0?[0-7]{3}$")] = "0660"
-    tls: Tls | None = None
-    auth: AuthKind | None = None
-    operate: bool | None = None
-
-
-class Token(Section):
-    """A bearer token of one shim: by its hash, from the environment, or from a file."""
-
-    name: Name
-    sha256: Sha256 | None = None
-    env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
-    file: FilePath | None = None
-
-
-class Auth(Section):
-    """Who may call."""
-
-    tokens: list[Token] = []
-    operators: Annotated[list[Name], Field(max_length=1_000)] = []
+    model_config = STRICT
 
 
 class Prices(Section):
@@ -378,6 +353,7 @@ class Config(Section):
     """A whole configuration file."""
 
     listeners: Annotated[list[Listener], Field(min_length=1, max_length=64)]
+    front: Front | None = None
     auth: Auth = Auth()
     scheduler: Scheduler = Scheduler()
     mode: Mode = "enforce"
@@ -424,6 +400,14 @@ class Config(Section):
         if listener.tls is not None and listener.tls.client_ca is not None:
             return "certificate"
         return "token" if self.auth.tokens else "none"
+
+    @property
+    def front_socket(self) -> str | None:
+        """The Unix socket to which the front passes calls on: the first that asks for tokens."""
+        for listener in self.listeners:
+            if listener.unix is not None and self.auth_kind(listener) == "token":
+                return listener.unix
+        return None
 
     def may_operate(self, listener: Listener) -> bool:
         """Whether operators may call here; without authentication that is everybody.

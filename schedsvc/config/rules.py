@@ -73,6 +73,10 @@ def advice(data: Any) -> Iterator[Finding]:
             )
         elif "tls" not in entry:
             yield ("listeners", i), f"{tcp} has no TLS: tokens travel in clear"
+    front = mapping(data.get("front"))
+    tcp = front.get("tcp")
+    if isinstance(tcp, str) and not tcp.startswith(_LOOPBACK) and "tls" not in front:
+        yield ("front",), f"{tcp} has no TLS: tokens travel in clear"
     listen = mapping(data.get("metrics")).get("listen")
     if isinstance(listen, str) and ":" in listen and not listen.startswith(_LOOPBACK):
         what = "shows the tenants and their usage to anyone who can reach it"
@@ -112,11 +116,36 @@ def _listeners(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
         if entry.get("auth") == "certificate" and not tls.get("client_ca"):
             yield (*path, "auth"), "asks for client certificates; give tls.client_ca"
         yield from _tls(tls, (*path, "tls"), folder)
-    listen = mapping(data.get("metrics")).get("listen")
-    if isinstance(listen, str):
-        yield from _port(listen, ("metrics", "listen"))
-        if not listen.endswith(":0"):
-            yield from addresses.see(listen, ("metrics", "listen"))
+    if isinstance(data.get("front"), dict):
+        yield from _front(data, folder)
+    for where in (("front", "tcp"), ("metrics", "listen")):
+        address = mapping(data.get(where[0])).get(where[1])
+        if isinstance(address, str):
+            yield from _port(address, where)
+            if not address.endswith(":0"):
+                yield from addresses.see(address, where)
+
+
+def _front(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
+    """Yield what keeps a front from passing calls on."""
+    tokens, tls = (
+        mapping(data.get("auth")).get("tokens"),
+        mapping(mapping(data["front"]).get("tls")),
+    )
+    sockets = [
+        entry
+        for _, entry in items(data.get("listeners"))
+        if isinstance(entry.get("unix"), str) and _proof(entry, tokens) == "token"
+    ]
+    if not tokens:
+        yield ("front",), "lets in whom auth.tokens lists, and it lists none"
+    elif not sockets:
+        message = "passes calls on to a Unix socket that asks for tokens; add to listeners one with"
+        yield ("front",), f"{message} `unix: PATH` and `auth: token`"
+    if "client_ca" in tls:
+        yield ("front", "tls", "client_ca"), "is for listeners: a front goes by tokens; remove it"
+    else:
+        yield from _tls(tls, ("front", "tls"), folder)
 
 
 def _proof(entry: dict[str, Any], tokens: object) -> object:

@@ -15,7 +15,7 @@ from schedsvc.server.logs import configure_logs
 from schedsvc.server.reload import Reloader
 from schedsvc.server.wiring import Server
 
-__all__ = ["serve"]
+__all__ = ["serve", "write_ready"]
 
 _log = structlog.get_logger("schedsvc.server")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -61,7 +61,7 @@ async def _serve(
     gc.freeze()
     _log.info("ready", pid=os.getpid(), targets=server.targets, metrics=server.metrics_url)
     if ready_file is not None:
-        _write_ready(ready_file, server.targets, server.metrics_url)
+        write_ready(ready_file, server.targets, server.metrics_url)
     first = await signals.get()
     for task in reloads:
         task.cancel()
@@ -102,7 +102,7 @@ async def _reload_on(hangups: asyncio.Queue[None], reloader: Reloader) -> None:
         await reloader.reload()
 
 
-def _write_ready(file: Path, targets: list[str], metrics: str | None) -> None:
+def write_ready(file: Path, targets: list[str], metrics: str | None) -> None:
     """Write the ready file in one step, so that nobody reads half of it."""
     partial = file.with_name(file.name + ".partial")
     partial.write_text(json.dumps({"targets": targets, "metrics": metrics}) + "\n")

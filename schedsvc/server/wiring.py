@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import os
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +11,11 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from schedsvc.clock import HEARTBEAT_NS, SteadyClock
-from schedsvc.config import UNKNOWN_TENANT, Config, needs_restart, token_digest
+from schedsvc.config import UNKNOWN_TENANT, Config, needs_restart
 from schedsvc.driver import WORK_MAX, Broken, Driver, new_core
 from schedsvc.metrics import Metrics
 from schedsvc.recording.start import Recording
+from schedsvc.server.credentials import credentials_of
 from schedsvc.server.listeners import bind, server_options
 from schedsvc.server.logs import configure_logs
 from schedsvc.server.operator import Handles
@@ -24,7 +24,6 @@ from schedsvc.server.reflection import add_reflection
 from schedsvc.service import (
     SERVICE_NAME,
     Authenticator,
-    Credentials,
     ExplainService,
     OperatorService,
     Service,
@@ -111,22 +110,7 @@ class Server:
 
     async def _start(self) -> None:
         await self._health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
-        environ = os.environ
-        credentials = Credentials(
-            (
-                (
-                    token.name,
-                    token_digest(
-                        sha256=token.sha256,
-                        env=token.env,
-                        file=None if token.file is None else self._config.resolve(token.file),
-                        environ=environ,
-                    ),
-                )
-                for token in self._config.auth.tokens
-            ),
-            self._config.auth.operators,
-        )
+        credentials = credentials_of(self._config)
         for listener in self._config.listeners:
             kind = self._config.auth_kind(listener)
             authenticator = None if kind == "none" else Authenticator(credentials, kind)

@@ -64,6 +64,11 @@ ROOMS: dict[str, Room] = {
         " schedsvc.clock schedsvc.recording schedsvc.state schedsvc_client.v1",
         "aiohttp grpc grpc_health grpc_reflection prometheus_client structlog uvloop",
     ),
+    # A process of its own before it: knows tokens and bytes, and decides nothing.
+    "schedsvc.front": room(
+        "schedsvc.service schedsvc.status schedsvc.server schedsvc.config",
+        "grpc grpc_health structlog uvloop",
+    ),
     # Also drives, in virtual time.
     "schedsvc.workload": room(
         "schedsvc.workload.chat schedsvc.workload.tokenizers",
@@ -136,7 +141,9 @@ ROOMS: dict[str, Room] = {
     # Commands. Each names the others by text, so that it loads only what it runs.
     "schedsvc.__main__": room("schedsvc.cli"),
     "schedsvc.cli": room(
-        "schedsvc schedsvc.config schedsvc.server schedsvc_client", "click rich", prints=True
+        "schedsvc schedsvc.config schedsvc.server schedsvc.front schedsvc_client",
+        "click rich",
+        prints=True,
     ),
     "schedsvc.emulator.cli": room(
         "schedsvc.emulator schedsvc.emulator.replay_cli schedsvc.sim.engine"

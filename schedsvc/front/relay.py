@@ -1,0 +1,134 @@
+"""Passes calls on byte for byte: those with a known token, and within what it is allowed."""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import grpc
+
+from schedsvc.service import (
+    EXPLAIN_SERVICE_NAME,
+    OPERATOR_SERVICE_NAME,
+    SERVICE_NAME,
+    Authenticator,
+    Unauthenticated,
+)
+from schedsvc.status import Failure, unauthenticated_failure
+
+__all__ = ["Allowance", "Relay"]
+
+_SECOND_NS = 1_000_000_000
+_SERVICES = frozenset(
+    {
+        SERVICE_NAME,
+        OPERATOR_SERVICE_NAME,
+        EXPLAIN_SERVICE_NAME,
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
+)
+
+
+class Allowance:
+    """How many calls a caller may begin in a second, and have open at once."""
+
+    def __init__(self, per_second: int, open_max: int) -> None:
+        """Allow so many; those of a second may come in one burst.
+
+        It is a token bucket, kept as the time at which it is full again (GCRA).
+        """
+        self._per_second = per_second
+        self._open_max = open_max
+        self._due_ns = 0
+        #: Calls that are open.
+        self.open = 0
+
+    def refuses(self, now_ns: int) -> str:
+        """Say why a call cannot begin now, else count it. O(1)."""
+        if self.open >= self._open_max:
+            return f"{self._open_max:,} calls are open with this token, which is all it may have"
+        due_ns = max(self._due_ns, now_ns) + _SECOND_NS // self._per_second
+        if due_ns - now_ns > _SECOND_NS:
+            return f"more than {self._per_second:,} calls a second with this token; use a Session"
+        self._due_ns = due_ns
+        return ""
+
+
+class Relay(grpc.GenericRpcHandler):  # type: ignore[type-arg] # it has none at run time
+    """Answers whom it turns away itself, before it reads a message; asks upstream for the rest.
+
+    Upstream proves the token again: a mistake here lets in nobody.
+    """
+
+    def __init__(
+        self,
+        upstream: grpc.aio.Channel,
+        authenticator: Authenticator,
+        allowance: Callable[[], Allowance],
+    ) -> None:
+        """Pass calls on to a channel; each caller gets an `allowance` of its own."""
+        self._upstream = upstream
+        self._authenticator = authenticator
+        self._new_allowance = allowance
+        self._allowances: dict[int, Allowance] = {}  # as many as there are tokens
+        self._methods: dict[str, Callable[..., Any]] = {}
+
+    def service(self, handler_call_details: Any) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
+        """Return the handler of a call; None where it is for no service of ours. O(metadata)."""
+        method: str = handler_call_details.method
+        if method[1:].partition("/")[0] not in _SERVICES:
+            return None
+        metadata = handler_call_details.invocation_metadata
+        try:
+            principal = self._authenticator.principal_of(metadata)
+        except Unauthenticated as error:
+            return _handler(partial(_abort, unauthenticated_failure(str(error))))
+        allowance = self._allowances.get(principal)
+        if allowance is None:
+            allowance = self._allowances[principal] = self._new_allowance()
+        why = allowance.refuses(time.monotonic_ns())
+        if why:
+            return _handler(partial(_abort, Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, why)))
+        proof = tuple((key, value) for key, value in metadata if key == "authorization")
+        return _handler(partial(self._pass_on, method, proof, allowance))
+
+    async def _pass_on(
+        self,
+        method: str,
+        proof: tuple[tuple[str, str], ...],
+        allowance: Allowance,
+        requests: AsyncIterator[bytes],
+        context: Any,
+    ) -> None:
+        """Be the client of a call whose server we are. It ends with either end."""
+        begin = self._methods.get(method)
+        if begin is None:
+            begin = self._methods[method] = self._upstream.stream_stream(method)
+        allowance.open += 1
+        call = begin(requests, timeout=context.time_remaining(), metadata=proof)
+        try:
+            async for answer in call:
+                await context.write(answer)
+        except grpc.aio.AioRpcError as error:
+            failure = Failure(
+                error.code(), error.details() or "", tuple(error.trailing_metadata() or ())
+            )
+            await _abort(failure, requests, context)
+        finally:
+            allowance.open -= 1
+            call.cancel()
+
+
+def _handler(
+    behave: Callable[[AsyncIterator[bytes], Any], Awaitable[None]],
+) -> "grpc.RpcMethodHandler[bytes, bytes]":
+    """Make the handler of a stream, which alone can read when it wants to, or not at all."""
+
+    async def stream(requests: AsyncIterator[bytes], context: Any) -> None:
+        await behave(requests, context)
+
+    return grpc.stream_stream_rpc_method_handler(stream)
+
+
+async def _abort(failure: Failure, _: AsyncIterator[bytes], context: Any) -> None:
+    await context.abort(failure.code, failure.details, failure.trailing_metadata)
