@@ -1,10 +1,11 @@
 """`python -m bench.attack`: what thousands of hostile connections cost a conforming tenant.
 
-A scheduler serves a Unix socket and a TCP port, as beside an engine and for other hosts. A
+A scheduler serves a Unix socket, as beside an engine, and others reach it through its front. A
 conforming tenant asks, is granted, and completes, a hundred times a second, while attackers
 (bench/attackers.py) hold their connections, and in turns do their worst and stand still: quiet and
 attacked slices are interleaved, so that a drift of the machine falls on both. The attackers run at
 the lowest priority, as if on other machines: what they compute is not taken from the scheduler.
+With `--door listener` they come by a listener of the scheduler itself, for comparison.
 """
 
 import json
@@ -16,8 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -34,14 +35,14 @@ from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from bench import machine, memory
 from bench.attackers import KINDS, MESSAGE_BYTES
-from bench.peers import Peer, serving
+from bench.peers import Peer, front, serving
 
 __all__ = ["RATIO_MAX", "Case", "main", "measure"]
 
 #: A conforming tenant's admission p99 under attack, over its quiet one.
 RATIO_MAX = 2.0
-#: Sockets and their buffers included.
-MEMORY_MB_MAX = 1_000.0
+#: What each process may grow by: its calls and connections (docs/faults.md has the formula).
+GROWTH_MB_MAX = 1_500.0
 
 Floats = NDArray[np.float64]
 
@@ -51,11 +52,13 @@ _SETTLE_S = 0.5
 _SLICE_S = 1.0
 _READY_S_MAX = 120.0
 _FILES = 16_384
+_WHEN = (("quiet", False), ("attacked", True))
 _TOKENS = {"shim": secrets.token_hex(), "attacker": secrets.token_hex()}
 _EPILOG = """\b
 Examples:
   python -m bench.attack --connections 10000
   python -m bench.attack --kind flood --seconds 20 --json
+  python -m bench.attack --kind mixed --door listener
 
 Exit status 1: some attack more than doubled the conforming tenant's p99, or took too much memory.
 """
@@ -63,30 +66,32 @@ Exit status 1: some attack more than doubled the conforming tenant's p99, or too
 
 @dataclass(frozen=True)
 class Case:
-    """One attack: what is done, and whether its callers have a token (all come by TCP).
+    """One attack: what is done, and whether its callers have a token.
 
-    `listener`: where the conforming tenant's shim is: on the Unix socket (unix), or on the port of
-    the attackers (tcp).
+    `door`: where they come in: at the front, or at a port of the scheduler itself (listener).
+    `shim`: where the conforming tenant's shim is: on the Unix socket, or at that same door.
     """
 
     kind: str
     known: bool
-    listener: str
+    door: str = "front"
+    shim: str = "unix"
 
     @property
     def name(self) -> str:
         """Name it."""
-        return (
-            f"{self.kind}, {'with' if self.known else 'without'} a token, shim by {self.listener}"
-        )
+        token = "with" if self.known else "without"
+        where = "by unix" if self.shim == "unix" else "at the same door"
+        return f"{self.kind} at the {self.door}, {token} a token, shim {where}"
 
 
-CASES = tuple(
-    Case(kind, known, listener)
-    for kind in KINDS
-    for known in ((False, True) if kind == "flood" else (False,))
-    for listener in ("unix", "tcp")
-)
+def cases(kinds: Sequence[str], door: str, shim: str) -> list[Case]:
+    """Return the attacks of these kinds; a flood also comes with a token."""
+    return [
+        Case(kind, known, door, shim)
+        for kind in kinds or KINDS
+        for known in ((False, True) if kind == "flood" else (False,))
+    ]
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -95,8 +100,10 @@ def _settings(folder: Path) -> dict[str, Any]:
         for name, token in _TOKENS.items()
     ]
     unix = {"unix": str(folder / "scheduler.sock"), "auth": "none"}
+    behind = {"unix": str(folder / "behind.sock"), "auth": "token"}
     return {
-        "listeners": [unix, {"tcp": "127.0.0.1:0", "auth": "token"}],
+        "listeners": [unix, behind, {"tcp": "127.0.0.1:0", "auth": "token"}],
+        "front": {"tcp": "127.0.0.1:0"},
         "auth": {"tokens": tokens},
         "limits": {"drain_ms": 0},
         # Who may take leases under names of its own can also fill the engine: that is a question of
@@ -195,41 +202,89 @@ def measure(case: Case, connections: int, seconds: float) -> dict[str, Any]:
     """Measure one attack; times in ms, memory in MB."""
     with tempfile.TemporaryDirectory(prefix="attack-") as name:
         folder = Path(name)
-        with serving(folder, _settings(folder), cores=()) as peer:
-            return _measure(case, connections, seconds, folder, peer)
+        with serving(folder, _settings(folder), cores=()) as scheduler:
+            through = front(folder) if case.door == "front" else nullcontext(None)
+            with through as door:
+                return _measure(case, connections, seconds, folder, scheduler, door)
+
+
+class _Watched:
+    """What a process holds and computes meanwhile."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._pid = process.pid
+        self._alone_mb = memory.resident_mb(self._pid)
+        self._files = memory.files(self._pid)
+        self._cpu_ns = {False: 0, True: 0}
+        self._began_ns = 0
+
+    def begin(self) -> None:
+        """Begin a slice."""
+        self._began_ns = machine.cpu_ns(self._pid)
+
+    def end(self, attacks: bool) -> None:
+        """End a slice."""
+        self._cpu_ns[attacks] += machine.cpu_ns(self._pid) - self._began_ns
+        self._files = max(self._files, memory.files(self._pid))
+
+    def found(self, slices: int) -> dict[str, Any]:
+        """Return it, after so many slices of each sort."""
+        parts = {when: self._cpu_ns[attacks] for when, attacks in _WHEN}
+        per_s = {when: round(ns / 1e9 / slices / _SLICE_S, 4) for when, ns in parts.items()}
+        peak_mb = memory.peak_mb(self._pid)
+        return {
+            "alone_mb": self._alone_mb,
+            "peak_mb": peak_mb,
+            "growth_mb": round(peak_mb - self._alone_mb, 3),
+            "files_max": self._files,
+            "cpu_s_per_s": per_s,
+        }
 
 
 def _measure(
-    case: Case, connections: int, seconds: float, folder: Path, peer: Peer
+    case: Case,
+    connections: int,
+    seconds: float,
+    folder: Path,
+    scheduler: Peer,
+    door: Peer | None,
 ) -> dict[str, Any]:
-    pid = peer.process.pid
-    tenant = _Conforming(peer.unix if case.listener == "unix" else peer.tcp)
+    way_in = (door or scheduler).tcp
+    tenant = _Conforming(scheduler.unix if case.shim == "unix" else way_in)
     alone = tenant.measure(max(_SLICE_S, seconds / 4))
-    alone_mb = memory.resident_mb(pid)
+    watched = {"scheduler": _Watched(scheduler.process)}
+    if door is not None:
+        watched["front"] = _Watched(door.process)
     slices: dict[bool, list[Floats]] = {False: [], True: []}
-    with _attackers(case, peer.tcp, connections, folder) as attackers:
+    with _attackers(case, way_in, connections, folder) as attackers:
         for _ in range(max(1, round(seconds / 2 / _SLICE_S))):
             for attacks in (False, True, True, False):
                 attackers.attack(attacks)
+                for process in watched.values():
+                    process.begin()
                 slices[attacks].append(tenant.measure(_SLICE_S))
+                for process in watched.values():
+                    process.end(attacks)
     tenant.close()
-    quiet, attacked = (np.concatenate(slices[attacks]) for attacks in (False, True))
-    ratio = _p(attacked, 99) / _p(quiet, 99)
+    taken = {when: np.concatenate(slices[attacks]) for when, attacks in _WHEN}
+    ratio = _p(taken["attacked"], 99) / _p(taken["quiet"], 99)
+    held = {name: process.found(len(slices[True])) for name, process in watched.items()}
     return {
         "name": case.name,
         "kind": case.kind,
         "token": case.known,
-        "listener": case.listener,
+        "door": case.door,
+        "shim": case.shim,
         "connections": connections,
-        "message_bytes": MESSAGE_BYTES if case.kind == "flood" else 0,
+        "message_bytes": MESSAGE_BYTES,
         **{
-            f"{when}_ms": {"p50": _p(taken, 50), "p99": _p(taken, 99)}
-            for when, taken in (("alone", alone), ("quiet", quiet), ("attacked", attacked))
+            f"{when}_ms": {"p50": _p(figures, 50), "p99": _p(figures, 99)}
+            for when, figures in {"alone": alone, **taken}.items()
         },
         "p99_ratio": ratio,
-        "alone_mb": alone_mb,
-        "peak_mb": memory.peak_mb(pid),
-        "holds": ratio <= RATIO_MAX and memory.peak_mb(pid) <= MEMORY_MB_MAX,
+        "processes": held,
+        "holds": ratio <= RATIO_MAX
+        and all(each["growth_mb"] <= GROWTH_MB_MAX for each in held.values()),
         "attackers": attackers.met,
     }
 
@@ -243,23 +298,34 @@ def _p(taken_ms: Floats, percent: float) -> float:
 @click.option("--seconds", type=click.FloatRange(min=0.5), default=10.0, show_default=True)
 @click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="Only this attack.")
 @click.option(
-    "--listener", type=click.Choice(["unix", "tcp"]), help="Only with the shim on this one."
+    "--door",
+    type=click.Choice(["front", "listener"]),
+    default="front",
+    show_default=True,
+    help="Where attackers come in: at the front, or at a port of the scheduler itself.",
+)
+@click.option(
+    "--shim",
+    type=click.Choice(["unix", "same"]),
+    default="unix",
+    show_default=True,
+    help="Where the conforming tenant's shim is: on a Unix socket, or at the attackers' door.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def main(
-    connections: int, seconds: float, kinds: tuple[str, ...], listener: str | None, as_json: bool
+    connections: int,
+    seconds: float,
+    kinds: tuple[str, ...],
+    door: str,
+    shim: str,
+    as_json: bool,
 ) -> None:
     """Measure what attackers cost a conforming tenant."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    chosen = [
-        case
-        for case in CASES
-        if (not kinds or case.kind in kinds) and listener in (None, case.listener)
-    ]
     measured = []
-    for case in chosen:
+    for case in cases(kinds, door, shim):
         if not as_json:
             click.echo(f"{case.name} ...", err=True)
         measured.append(measure(case, connections, seconds))
@@ -273,9 +339,7 @@ def main(
 
 
 def _show(measured: list[dict[str, Any]]) -> None:
-    table = Table(
-        "attack", "quiet p50 / p99 ms", "attacked p50 / p99 ms", "ratio of p99", "peak MB"
-    )
+    table = Table("attack", "quiet p50 / p99 ms", "attacked p50 / p99 ms", "ratio of p99")
     for case in measured:
         mark = "" if case["holds"] else " missed"
         table.add_row(
@@ -283,9 +347,20 @@ def _show(measured: list[dict[str, Any]]) -> None:
             f"{case['quiet_ms']['p50']:.2f} / {case['quiet_ms']['p99']:.2f}",
             f"{case['attacked_ms']['p50']:.2f} / {case['attacked_ms']['p99']:.2f}",
             f"{case['p99_ratio']:.2f}{mark}",
-            f"{case['peak_mb']:.0f}",
         )
     Console().print(table)
+    processes = Table("attack", "process", "MB before / peak", "files", "CPU quiet / attacked")
+    for case in measured:
+        for name, held in case["processes"].items():
+            cpu = held["cpu_s_per_s"]
+            processes.add_row(
+                case["name"],
+                name,
+                f"{held['alone_mb']:.0f} / {held['peak_mb']:.0f}",
+                f"{held['files_max']:,}",
+                f"{cpu['quiet']:.0%} / {cpu['attacked']:.0%}",
+            )
+    Console().print(processes)
     for case in measured:
         Console().print(f"{case['name']}: {case['attackers']}", highlight=False, soft_wrap=True)
 

@@ -6,7 +6,8 @@ until SIGTERM, and then prints what came of it as JSON. The kinds:
 - `flood`: on each connection one Admit after another, each of 64 KiB and of another tenant;
 - `resets`: calls that are cancelled in the moment they are sent (CVE-2023-44487);
 - `silent`: nothing is ever said, not even the opening of HTTP/2;
-- `idle`: the opening alone.
+- `idle`: the opening alone;
+- `mixed`: every fourth connection each of these.
 """
 
 import asyncio
@@ -28,7 +29,8 @@ from bench.http2 import Kind
 
 __all__ = ["KINDS", "MESSAGE_BYTES", "Attack", "main"]
 
-KINDS = ("flood", "resets", "silent", "idle")
+_PURE = ("flood", "resets", "silent", "idle")
+KINDS = ("mixed", *_PURE)
 #: With its head and its frames it fits into a window that nobody has raised.
 MESSAGE_BYTES = 65_500
 PATH = "/schedsvc.v1.SchedulerService/Admit"
@@ -79,6 +81,12 @@ class Attack:
         self._random = random.Random(seed)
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._message, self._id_at, self._tenant_at = _message(message_bytes)
+        self._made = 0
+
+    def next_kind(self) -> str:
+        """Say what the next connection does."""
+        self._made += 1
+        return _PURE[self._made % len(_PURE)] if self.kind == "mixed" else self.kind
 
     def call(self, stream: int) -> bytes:
         """Write a call of a tenant that nobody has heard of."""
@@ -94,6 +102,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, attack: Attack) -> None:
         self._attack = attack
+        self._kind = attack.next_kind()
         self._data = bytearray()
         self._window = http2.WINDOW
         self._stream = -1
@@ -104,7 +113,7 @@ class _Connection(asyncio.Protocol):
         # uvloop's transports write, though they are no asyncio.WriteTransport.
         self._transport = cast(asyncio.WriteTransport, transport)
         self._attack.counts["connected"] += 1
-        if self._attack.kind != "silent":
+        if self._kind != "silent":
             self._transport.write(http2.OPENING)
         self._go_on()
 
@@ -129,10 +138,9 @@ class _Connection(asyncio.Protocol):
         self._attack.counts["lost"] += 1
 
     def _go_on(self) -> None:
-        kind = self._attack.kind
-        if kind == "flood" and not self._open:
+        if self._kind == "flood" and not self._open:
             self._flood()
-        elif kind == "resets":
+        elif self._kind == "resets":
             self._reset()
 
     def _flood(self) -> None:

@@ -1,8 +1,8 @@
-"""What a process holds in memory, as Linux tells it."""
+"""What a process holds, as Linux tells it."""
 
 from pathlib import Path
 
-__all__ = ["peak_mb", "resident_mb"]
+__all__ = ["files", "peak_mb", "resident_mb"]
 
 
 def resident_mb(pid: int | str) -> float:
@@ -13,6 +13,11 @@ def resident_mb(pid: int | str) -> float:
 def peak_mb(pid: int | str) -> float:
     """Return the most that it ever had in use, in MB."""
     return _field(pid, "VmHWM:")
+
+
+def files(pid: int) -> int:
+    """Return how many files and sockets it has open."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 def _field(pid: int | str, name: str) -> float:

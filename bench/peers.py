@@ -13,7 +13,7 @@ from typing import Any
 from bench.machine import cpu_ns, pinned, server_cores
 from bench.messages import POOL_EPOCH, tenant
 
-__all__ = ["FLOWS", "Peer", "echo", "scheduler", "serving"]
+__all__ = ["FLOWS", "Peer", "echo", "front", "scheduler", "serving"]
 
 #: Tenants of the scheduler.
 FLOWS = 1_000
@@ -25,7 +25,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Peer:
-    """A server process, pinned to its core, and the targets it serves on."""
+    """A server process, pinned to its core, and the first and last target it serves on."""
 
     process: "subprocess.Popen[bytes]"
     unix: str
@@ -57,7 +57,7 @@ def serving(
 ) -> Iterator[Peer]:
     """Run a scheduler with these settings, on its core or on some; a Unix socket and a port.
 
-    Listeners of the settings replace those two; they have to be one of each, in this order.
+    Listeners of the settings replace those two; a socket has to be the first, a port the last.
     """
     config, ready = folder / "scheduler.yaml", folder / "scheduler.ready"
     listeners = [{"unix": str(folder / "scheduler.sock")}, {"tcp": "127.0.0.1:0"}]
@@ -65,6 +65,15 @@ def serving(
     config.write_text(json.dumps({"listeners": listeners, **settings}))
     command = ["-m", "schedsvc", "serve", "--config", str(config), "--ready-file", str(ready)]
     with _running(command, ready, cores) as peer:
+        yield peer
+
+
+@contextmanager
+def front(folder: Path) -> Iterator[Peer]:
+    """Run the front of the scheduler that `serving()` runs in this folder."""
+    ready = folder / "front.ready"
+    command = ["-m", "schedsvc", "front", "--config", str(folder / "scheduler.yaml")]
+    with _running([*command, "--ready-file", str(ready)], ready, ()) as peer:
         yield peer
 
 
@@ -106,5 +115,5 @@ def _when_ready(process: "subprocess.Popen[bytes]", ready: Path, log: Path) -> t
         if time.monotonic() > deadline:
             raise RuntimeError(f"a server is not ready:\n{log.read_text(errors='replace')}")
         time.sleep(0.01)
-    unix, tcp = json.loads(ready.read_text())["targets"]
-    return unix, tcp
+    targets: list[str] = json.loads(ready.read_text())["targets"]
+    return targets[0], targets[-1]

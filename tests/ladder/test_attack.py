@@ -59,13 +59,17 @@ def test_overload_is_measured(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.alone
 def test_an_attack_is_measured() -> None:
-    case = next(case for case in attack.CASES if case.kind == "flood" and not case.known)
-    measured = attack.measure(case, connections=20, seconds=1.0)
+    [stranger, known] = attack.cases(["flood"], "front", "unix")
+    assert (stranger.known, known.known) == (False, True)
+    measured = attack.measure(stranger, connections=20, seconds=1.0)
     assert measured["attackers"]["sent"] > 20
     assert measured["attackers"]["connected"] >= 20
     for when in ("alone_ms", "quiet_ms", "attacked_ms"):
         assert 0 < measured[when]["p50"] <= measured[when]["p99"]
-    assert measured["peak_mb"] >= measured["alone_mb"] > 0
+    assert set(measured["processes"]) == {"scheduler", "front"}
+    for held in measured["processes"].values():
+        assert held["peak_mb"] >= held["alone_mb"] > 0
+    assert measured["processes"]["front"]["files_max"] > 20
 
 
 def test_many_expiries_are_done_in_parts() -> None:
