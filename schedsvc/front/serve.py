@@ -49,7 +49,9 @@ class Front:
             ],
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # not in the stubs
-        self._server = grpc.aio.server(options=server_options(config.limits))
+        # Whoever waits for his turn here may wait again elsewhere: that is bounded tightly.
+        limits = config.limits.model_copy(update={"streams_max": front.calls_max})
+        self._server = grpc.aio.server(options=server_options(limits))
         authenticator = Authenticator(credentials_of(config), "token")
 
         def allowance() -> Allowance:

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from bench import attack, bulk, http2, overload, restart
 from bench.attackers import MESSAGE_BYTES, Attack
+from schedsvc.config.models import Limits
 from schedsvc.driver import WORK_MAX
 
 
@@ -38,6 +39,18 @@ def test_every_call_of_a_flood_is_another_tenants_and_fits_the_window() -> None:
     calls = [flood.call(2 * number + 1) for number in range(5)]
     assert len({call[-MESSAGE_BYTES:] for call in calls}) == 5
     assert flood.window_bytes == MESSAGE_BYTES + 5 <= http2.WINDOW
+
+
+def test_the_bound_of_memory_is_that_of_the_limits() -> None:
+    known, stranger = (attack.Case("flood", known=known) for known in (True, False))
+    straight = attack.Case("flood", known=False, door="listener")
+    ordinary = attack.growth_mb_max(stranger, "scheduler")
+    assert ordinary < attack.growth_mb_max(stranger, "front") < 300
+    assert attack.growth_mb_max(known, "front") < 600
+    assert attack.growth_mb_max(known, "scheduler") < ordinary + 200
+    few = Limits(connections_max=10, streams_max=10)
+    bound = [attack.growth_mb_max(straight, "scheduler", limits) for limits in (few, Limits())]
+    assert bound[0] < ordinary + 2 < 2_000 < bound[1]
 
 
 @pytest.mark.slow

@@ -111,6 +111,12 @@ class Programs:
         (self.folder / "c.yaml").write_text(json.dumps(settings))
         self._start("scheduler", "serve", "--config", str(self.folder / "c.yaml"))
 
+    def start_front(self) -> str:
+        """Start the front that the scheduler's settings have; return its target."""
+        self._start("front", "front", "--config", str(self.folder / "c.yaml"))
+        found: list[str] = json.loads(self._ready("front").read_text())["targets"]
+        return found[0]
+
     @property
     def scheduler_targets(self) -> list[str]:
         """Where it listens: the Unix socket, and the further listeners of the settings."""
@@ -214,6 +220,10 @@ class Programs:
         """Memory of a program that is in use now."""
         pages = int(Path(f"/proc/{self._running[name].pid}/statm").read_text().split()[1])
         return pages * resource.getpagesize() / 1e6
+
+    def files(self, name: str) -> int:
+        """Files and sockets that a program has open."""
+        return len(list(Path(f"/proc/{self._running[name].pid}/fd").iterdir()))
 
     def stop(self) -> None:
         for process in self._running.values():

@@ -1,6 +1,6 @@
 """Connections that mean harm, at a real scheduler: whoever behaves is served all the same.
 
-How much slower, `python -m bench.attack` measures with ten thousand of them.
+How much slower, `python -m bench.attack` measures with ten thousand of them, at the front.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from .programs import Programs, at_rest, config
 
 ROOT = Path(__file__).resolve().parents[2]
 CONNECTIONS = 100
+#: Of its token, at the front.
+CALLS_PER_SECOND, CALLS_MAX = 5, 50
 # At most 16,384 calls wait to be looked at, of about 20 KB each.
 GROWTH_MB_MAX = 400
 
@@ -44,10 +46,12 @@ def settings(**limits: int) -> dict[str, Any]:
 
 
 @contextmanager
-def attackers(programs: Programs, kind: str, *options: str) -> Iterator[dict[str, int]]:
-    """Let them attack; what they met is in the dict afterwards."""
+def attackers(
+    programs: Programs, kind: str, *options: str, target: str = ""
+) -> Iterator[dict[str, int]]:
+    """Let them attack a target, else the scheduler's port; what they met is in the dict later."""
     ready, met = programs.folder / "attackers.ready", dict[str, int]()
-    target = programs.scheduler_targets[1]
+    target = target or programs.scheduler_targets[-1]
     command = [sys.executable, "-m", "bench.attackers", "--target", target, "--kind", kind]
     command += ["--connections", str(CONNECTIONS), "--ready-file", str(ready), *options]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
@@ -108,3 +112,52 @@ async def test_a_flood_of_unknown_names_shares_one_flow(stand: Stand) -> None:
     assert set(flows) == {"a", "b", "c", "unknown"}
     assert flows["a"].completed == 40
     assert flows["unknown"].received > 0
+
+
+def fronted() -> dict[str, Any]:
+    """A socket for the shim beside the engine, and a front for everybody else."""
+    whole = settings(connections_max=CONNECTIONS // 2, handshake_ms=500)
+    front = {"tcp": "127.0.0.1:0", "calls_per_second": CALLS_PER_SECOND, "calls_max": CALLS_MAX}
+    behind = {"unix": "behind", "auth": "token"}
+    return whole | {"listeners": [behind], "front": front}
+
+
+@pytest.mark.slow
+async def test_strangers_at_the_front_never_reach_the_scheduler(stand: Stand) -> None:
+    """Neither their connections nor their calls; the front holds no more than it may."""
+    programs = stand(fronted())
+    programs.start_scheduler()
+    target = programs.start_front()
+    files, before_mb = programs.files("scheduler"), programs.resident_mb("scheduler")
+    front_mb = programs.resident_mb("front")
+    with attackers(programs, "mixed", target=target) as met:
+        await serve_conforming(programs)
+        # Its one connection, the front's, and what each opens for a moment.
+        assert programs.files("scheduler") - files < 10
+        assert programs.files("front") < CONNECTIONS
+    assert met["connected"] >= CONNECTIONS
+    assert met["sent"] > CONNECTIONS
+    assert programs.resident_mb("scheduler") - before_mb < 40
+    assert programs.resident_mb("front") - front_mb < GROWTH_MB_MAX / 2
+    assert programs.is_running("front")
+    async with AsyncScheduler(programs.target) as scheduler:
+        totals = (await at_rest(scheduler)).totals
+        assert (totals.received, totals.completed) == (40, 40)
+
+
+@pytest.mark.slow
+async def test_a_token_at_the_front_spends_no_more_than_its_allowance(stand: Stand) -> None:
+    programs = stand(fronted())
+    programs.start_scheduler()
+    target = programs.start_front()
+    began_s = time.monotonic()
+    with attackers(programs, "flood", "--token", "secret", target=target) as met:
+        await serve_conforming(programs)
+    # Whatever else the machine does: the front's clock is this one.
+    allowed = CALLS_PER_SECOND * (time.monotonic() - began_s + 1) + 1
+    async with AsyncScheduler(programs.target) as scheduler:
+        stats = await scheduler.stats()
+    flows = {flow.tenant: flow for flow in stats.flows}
+    assert flows["a"].completed == 40
+    assert 0 < flows["unknown"].received <= allowed
+    assert flows["unknown"].received < met["answered"]
