@@ -44,7 +44,7 @@ __all__ = ["RATIO_MAX", "Case", "main", "measure"]
 #: A conforming tenant's admission p99 under attack, over its quiet one.
 RATIO_MAX = 2.0
 #: What a connection takes of a process, a call, and each byte of its message that is buffered.
-CONNECTION_KB, CALL_KB, BUFFERED = 16, 18, 2
+CONNECTION_KB, CALL_KB, BUFFERED = 16, 18, 5
 
 Floats = NDArray[np.float64]
 

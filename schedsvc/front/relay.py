@@ -103,16 +103,15 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[type-arg] # it has none at 
         """Be the client of a call whose server we are. It ends with either end."""
         begin = self._methods.get(method)
         if begin is None:
-            begin = self._methods[method] = self._upstream.stream_stream(method)
+            begin = self._methods[method] = self._upstream.stream_stream(method, None, None)
         allowance.open += 1
         call = begin(requests, timeout=context.time_remaining(), metadata=proof)
         try:
             async for answer in call:
                 await context.write(answer)
         except grpc.aio.AioRpcError as error:
-            failure = Failure(
-                error.code(), error.details() or "", tuple(error.trailing_metadata() or ())
-            )
+            trailing: Any = error.trailing_metadata() or ()  # pairs, which the stubs do not know
+            failure = Failure(error.code(), error.details() or "", tuple(trailing))
             await _abort(failure, requests, context)
         finally:
             allowance.open -= 1

@@ -82,7 +82,7 @@ class Front:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.stop(grace_s)
-        await self._upstream.close()
+        await self._upstream.close(None)
 
     async def _follow(self, name: str) -> None:
         """Let our health be the scheduler's, so that asking for it costs the scheduler nothing."""
