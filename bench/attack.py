@@ -250,14 +250,15 @@ class _Watched:
     def found(self, slices: int) -> dict[str, Any]:
         """Return it, after so many slices of each sort."""
         parts = {when: self._cpu_ns[attacks] for when, attacks in _WHEN}
-        per_s = {when: round(ns / 1e9 / slices / _SLICE_S, 4) for when, ns in parts.items()}
+        admissions = slices * round(_SLICE_S / _PERIOD_S)
+        cpu_ms = {when: round(ns / 1e6 / admissions, 3) for when, ns in parts.items()}
         peak_mb = memory.peak_mb(self._pid)
         return {
             "alone_mb": self._alone_mb,
             "peak_mb": peak_mb,
             "growth_mb": round(peak_mb - self._alone_mb, 3),
             "files_max": self._files,
-            "cpu_s_per_s": per_s,
+            "cpu_ms_per_admission": cpu_ms,
         }
 
 
@@ -372,16 +373,16 @@ def _show(measured: list[dict[str, Any]]) -> None:
             f"{case['p99_ratio']:.2f}{mark}",
         )
     Console().print(table)
-    processes = Table("attack", "process", "MB before / peak", "files", "CPU quiet / attacked")
+    processes = Table("attack", "process", "MB before / peak", "files", "CPU ms an admission")
     for case in measured:
         for name, held in case["processes"].items():
-            cpu = held["cpu_s_per_s"]
+            cpu = held["cpu_ms_per_admission"]
             processes.add_row(
                 case["name"],
                 name,
                 f"{held['alone_mb']:.0f} / {held['peak_mb']:.0f}",
                 f"{held['files_max']:,}",
-                f"{cpu['quiet']:.0%} / {cpu['attacked']:.0%}",
+                f"{cpu['quiet']:.1f} / {cpu['attacked']:.1f}",
             )
     Console().print(processes)
     for case in measured:
