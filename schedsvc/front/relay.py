@@ -1,5 +1,6 @@
 """Passes calls on byte for byte: those with a known token, and within what it is allowed."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -130,4 +131,10 @@ def _handler(
 
 
 async def _abort(failure: Failure, _: AsyncIterator[bytes], context: Any) -> None:
-    await context.abort(failure.code, failure.details, failure.trailing_metadata)
+    try:
+        await context.abort(failure.code, failure.details, failure.trailing_metadata)
+    except grpc.aio.AbortError:
+        raise
+    except grpc.aio.BaseError:
+        # The peer left meanwhile: there is nobody to tell.
+        raise asyncio.CancelledError from None

@@ -24,6 +24,8 @@ __all__ = ["Front", "serve"]
 _log = structlog.get_logger("schedsvc.front")
 _STATUS = health_pb2.HealthCheckResponse.ServingStatus
 _AGAIN_S = 0.5
+#: A burst of so many calls is never shed unheard, however few may be open.
+_WAITING_MIN = 100
 _STOP_GRACE_S = 1.0
 
 
@@ -50,7 +52,8 @@ class Front:
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # not in the stubs
         # Whoever waits for his turn here may wait again elsewhere: that is bounded tightly.
-        limits = config.limits.model_copy(update={"streams_max": front.calls_max})
+        waiting_max = max(front.calls_max, _WAITING_MIN)
+        limits = config.limits.model_copy(update={"streams_max": waiting_max})
         self._server = grpc.aio.server(options=server_options(limits))
         authenticator = Authenticator(credentials_of(config), "token")
 
