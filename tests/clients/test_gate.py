@@ -30,6 +30,7 @@ async def test_a_completion_is_admitted_and_billed_to_the_token(bench: Bench) ->
     assert done.answer_headers["x-schedsvc-queue-duration-ms"] == "1.500"
     await bench.settled()
     admit = bench.fake.admits[0]
+    assert done.answer_headers["x-schedsvc-request-id"] == admit.request_id
     assert (admit.tenant, list(admit.input_tokens), admit.n) == ("acme", [3], 2)
     assert (admit.max_output_tokens, admit.pool) == (50, "default")
     end = bench.fake.books[1].end

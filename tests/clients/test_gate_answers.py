@@ -59,6 +59,7 @@ async def test_refusals_that_may_be_retried(
         "x-request-id": "abc",
         "x-schedsvc-dropped-reason": reason,
         "x-schedsvc-queue-duration-ms": "2000.000",
+        "x-schedsvc-request-id": bench.fake.admits[0].request_id,
     }
     assert expected.items() <= refused.answer_headers.items()
     assert bench.engine.bodies == []

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schedsvc_client import Limit, LimitKind, Outcome, Refused
+from schedsvc_client.aio import Admission
 
 from schedsvc_vllm.asgi import Headers, Send
 
@@ -110,11 +111,16 @@ def bad_request(error: BadRequestError, request_id: str) -> Answer:
     return _answer(error.status, fields, request_id, [("x-should-retry", "false")])
 
 
-def refusal(refused: Refused, request_id: str, param: str) -> Answer:
+def asked_as(admission: Admission) -> tuple[str, str]:
+    """Return the header with the id by which the scheduler knows the request (`schedsvc why`)."""
+    return "x-schedsvc-request-id", admission.request.request_id
+
+
+def refusal(refused: Refused, admission: Admission, request_id: str, param: str) -> Answer:
     """Answer with the scheduler's refusal. `param`: the field that makes a request too large."""
     face = FACES.get(refused.outcome, OVERLOADED)
     message = refused.message or _reason(refused.outcome).replace("_", " ")
-    headers = [("x-schedsvc-dropped-reason", _reason(refused.outcome))]
+    headers = [("x-schedsvc-dropped-reason", _reason(refused.outcome)), asked_as(admission)]
     headers += _limit_headers(refused.quota)
     if face.status in (_TOO_MANY, _BUSY) and face is not _NEVER:
         headers += _retry_headers(refused.retry_after_ms or REFUSAL_RETRY_MS)

@@ -9,7 +9,7 @@ from typing import Any
 from schedsvc_client import LeaseState, Outcome
 from schedsvc_client.aio import Admission
 
-from schedsvc_vllm.answers import queue_duration
+from schedsvc_vllm.answers import asked_as, queue_duration
 from schedsvc_vllm.asgi import Mailbox, Message, Scope, Send
 from schedsvc_vllm.ending import Ending
 from schedsvc_vllm.intake import Call
@@ -163,6 +163,9 @@ class Flight:
         waited = queue_duration(waited_us)
         mode = b"enforced" if enforced else b"fail-open"
         headers += [(waited[0].encode(), waited[1].encode()), (b"x-schedsvc-mode", mode)]
+        if self.admission is not None:
+            name, value = asked_as(self.admission)
+            headers.append((name.encode(), value.encode()))
         return {**message, "headers": headers}
 
     def _reader_of(self, headers: list[tuple[bytes, bytes]]) -> UsageFilter | UsageReader | None:

@@ -232,7 +232,7 @@ class Gate:
         """Ask the scheduler. Raises CallError where it cannot be asked."""
         call, identity = request.call, request.identity
         try:
-            flight.admission = runtime.session.admission(
+            admission = flight.admission = runtime.session.admission(
                 tenant=identity.tenant,
                 api_key_sha256=identity.api_key_sha256,
                 pool=runtime.pool.name,
@@ -243,9 +243,9 @@ class Gate:
                 adapter=request.adapter,
                 prefix_block_hashes=request.prefix_block_hashes,
             )
-            await _first(flight.admission.submit(), request.mailbox)
+            await _first(admission.submit(), request.mailbox)
         except Refused as refused:
-            return answers.refusal(refused, request.id, call.route.prompt_field)
+            return answers.refusal(refused, admission, request.id, call.route.prompt_field)
         except InvalidRequest as error:
             return answers.bad_request(_wrong_field(error, request), request.id)
         except LimitExceeded as error:
