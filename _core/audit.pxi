@@ -101,7 +101,7 @@ cdef int check_flows(Scheduler core) except -1:
                 line.has(core.flows.items[f].cls, q) == (
                     core.flows.queues[q].chain.count > 0
                     and core.flows.is_billed(&core.flows.queues[q])
-                    and not core.flows.items[f].held
+                    and not core.flows.queues[q].held
                 ),
                 "a queue whose head has its quota is a candidate",
             )
@@ -115,7 +115,7 @@ cdef int check_flows(Scheduler core) except -1:
                     queued > 0 or core.flows.items[f].returns != 0
                     or (core.flows.items[f].live > 0 and not core.flows.lifts_queued)
                 )
-                and (core.flows.items[f].waits_at == NONE or core.flows.has_candidate(f))
+                and not is_out(core.flows, f)
             ),
             "active = queued, in flight or returning, and not blocked by its quota",
         )
@@ -290,10 +290,8 @@ cdef int check_waiters(Scheduler core, int32_t node, Heap heap) except -1:
             core.flows.items[f].waits_at == node
             and core.flows.items[f].wait_slot == heap.nodes[k].id
             and core.requests.items[core.flows.items[f].wait_head].state == QUEUED
-            and core.flows.items[f].held == is_desk(core, node)
-            and (core.requests.items[core.flows.items[f].wait_head].bill != 0)
-            == core.flows.items[f].held,
-            "a flow waits where it says, with a head that has no bill, or is held",
+            and core.requests.items[core.flows.items[f].wait_head].bill == 0,
+            "a flow waits where it says, with a head that has no bill",
         )
     return 0
 

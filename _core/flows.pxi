@@ -37,14 +37,14 @@ ctypedef struct Flow:
     int32_t quota, own_quota  # first node of its chain; the node of its own limits; -1: none
     int32_t waits_at  # node whose quota it waits for; -1: none
     int32_t wait_head, wait_slot  # the request it waits with; its place among the waiters
-    int64_t wait_lift  # of the node, when the flow began to wait
+    int64_t wait_lift, held_lift  # of the node, and of the desk, when it began to wait there
     int64_t open_charged  # what the counter carries for its leases
     int64_t owed  # what it carries for those of before a restart, see restore
     uint8_t returns  # active before a restart, and so for a while after it
     uint8_t refuses  # it would rather be refused than wait for its quotas
     uint8_t audits  # its requests are decided and counted, and all granted at once
     uint8_t exempt  # its class is
-    uint8_t held, limited  # beyond its share while that binds, see shares.pxi; it may not borrow
+    uint8_t limited  # held to its share, it may not borrow
     Rate served  # while it is backlogged
     int64_t told_ns  # when the last that was refused was told to come back
     int64_t wait_error_ns, waits_judged  # moving average of how wrong waits were foretold
@@ -53,8 +53,9 @@ ctypedef struct Flow:
     int32_t base, sibling  # the tenant's flow in the default class; another one of it, -1: none
     int32_t default_class  # of requests that name none; here and below, of the base
     uint32_t named_classes  # that requests may name, as bits; 0: all that are not exempt
+    int32_t held  # queues that are held to its share, see lending
     Doubts doubts  # see refusal.pxi
-    int32_t share, held_target  # first node with a share on its chain; of the head it is held with
+    int32_t share  # first node with a share on its chain; -1: none
 
 
 ctypedef struct Queue:
@@ -66,6 +67,7 @@ ctypedef struct Queue:
     int32_t ordinal  # of the next arrival
     int32_t root  # of its treap, where it is served by deadline
     bint by_deadline
+    bint held  # its head is beyond the share of its flow while that binds
 
 
 @cython.final
@@ -213,18 +215,15 @@ cdef class Flows:
             head = &self.requests.items[queue.chain.head]
             if self.requests.front_of(queue.chain.head).head_ns < 0:
                 head.front.head_ns = self.now_ns
-        if queue.chain.count == 0 or not self.is_billed(queue) or self.items[queue.flow].held:
+        if queue.chain.count == 0 or not self.is_billed(queue) or queue.held:
             line.remove(cls, q)
             if queue.chain.count:
-                wait_outside(
-                    self.requests, queue.chain.head, self.items[queue.flow].held, self.now_ns
-                )
+                wait_outside(self.requests, queue.chain.head, queue.held, self.now_ns)
             if self.items[queue.flow].quota != NONE:
                 self.ask(queue.flow)
             return 0
-        if self.items[queue.flow].waits_at != NONE:
-            lift_from(self, queue.flow, self.items[queue.flow].waits_at)
-            rekey_waiting(self, queue.flow)
+        if self.items[queue.flow].quota != NONE:
+            rejoin(self, queue.flow)
         if head.front.lined_ns < 0:
             head.front.lined_ns = self.now_ns
         wait_inside(self.requests, queue.chain.head, self.now_ns)
@@ -252,16 +251,17 @@ cdef class Flows:
         `settle()`. O(log n)."""
         cdef Request* r = &self.requests.items[i]
         cdef int32_t q = self.queue_of(r.flow, r.target + 1)
-        cdef bint was_head = self.queues[q].chain.head == i
+        cdef bint was_head = self.queues[q].chain.head == i, was_held = False
         chain_remove(&self.queues[q].chain, self.requests.items, i)
         if self.queues[q].by_deadline:
             self.queues[q].root = self.treaps.remove(self.queues[q].root, i)
         count_queued(self, r, -1)
         if was_head:
+            was_held = unhold(self, q)
             self._rank(q)
         if self.items[r.flow].wait_head == i:
             quota_lost_head(self, r.flow, i)
-        return 0
+        return note_out(self, r.flow) if was_held else 0
 
     cdef inline bint is_billed(self, Queue* queue) noexcept:
         """Whether the head of a queue has what its quotas ask."""
@@ -272,32 +272,14 @@ cdef class Flows:
 
     cdef int ask(self, int32_t flow) except -1:
         """Note that a flow has a head without a bill, unless it waits already; and that it may
-        be no candidate any more."""
+        be out now, or not any more. O(targets + log n)."""
         cdef Flow* f = &self.items[flow]
+        if f.waits_at != NONE or f.held:
+            note_out(self, flow)
         if f.waits_at != NONE:
-            return self.retire(flow)
+            return 0
         self.quotas.has_work = True
         return self.quotas.asking.put(flow, flow, 0)
-
-    cdef bint has_candidate(self, int32_t flow):
-        cdef int32_t q = self.items[flow].first_queue
-        while q != NONE:
-            if (<Line>self.candidates[self.queues[q].target]).has(self.items[flow].cls, q):
-                return True
-            q = self.queues[q].next_queue
-        return False
-
-    cdef int retire(self, int32_t flow) except -1:
-        """A flow that waits for its quota, with no head in the line, is no part of the minimum.
-        O(targets + log n)."""
-        cdef Flow* f = &self.items[flow]
-        if not self.active(flow).has(flow) or self.has_candidate(flow):
-            return 0
-        self.active(flow).remove(flow)
-        self.last_active[f.cls] = flow
-        self.changed.mark(flow)
-        f.wait_lift = self.quotas.nodes[f.waits_at].lift[f.cls]
-        return rekey_waiting(self, flow)
 
     cdef int rank_of(self, int32_t i) except -1:
         """Give the queue of request i its place."""
@@ -321,7 +303,7 @@ cdef class Flows:
         elif f.queued == 0 and f.live == 0:
             self.recent_count += 1
             self.recent_weight += f.weight_milli
-        if self.active(flow).has(flow) or f.waits_at != NONE or (
+        if self.active(flow).has(flow) or f.waits_at != NONE or f.held or (
             self.lifts_queued and not queues
         ):
             return 0
@@ -415,7 +397,7 @@ cdef class Flows:
             self._rebase(f.cls)
         if self.active(flow).has(flow):
             self.active(flow).put(flow, f.vtc, flow)
-        if f.waits_at != NONE:
+        if f.waits_at != NONE or f.held:
             rekey_waiting(self, flow)
         if self.order != ORDER_COUNTER:
             return 0
@@ -443,8 +425,7 @@ cdef class Flows:
             self.changed.mark(i)
             if active.has(i):
                 active.put(i, self.items[i].vtc, i)
-            if self.items[i].waits_at != NONE:
-                rekey_waiting(self, i)
+            rekey_waiting(self, i)
         for i in range(self.queue_count):
             if self.queues[i].chain.count:
                 self._rank(i)

@@ -1,8 +1,8 @@
 # Flows before their quotas: a queue stands in the line only while its head has a bill.
 #
 # A head that comes to stand without one asks. Where all nodes of its chain (tenant, groups) hold
-# enough, it takes from each; else the whole flow waits for the first node that does not: it is no
-# candidate, and unless an older head of it is in the line, no part of the minimum either, and is
+# enough, it takes from each; else the whole flow waits for the first node that does not. While all
+# its heads wait, or are held to its share (see lending), it is out: no part of the minimum, and
 # lifted when it comes back (section 4.1). A node serves its waiting flows by class, with ageing,
 # and in the order of their counters. A lift is the node's, for a class: flows that waited together
 # keep their distances, so a group's quota is shared by weight, however far the others have come
@@ -198,7 +198,7 @@ cdef int wait_at(Scheduler core, int32_t flow, int32_t i, int32_t node) except -
     # Places in a node's heap are numbered anew, so that it is no larger than what waits there.
     f.wait_slot = heap.count
     line.put(f.cls, f.wait_slot, waiting_key(core, flow, i, f.wait_lift), flow, core.now_ns)
-    core.flows.retire(flow)
+    note_out(core.flows, flow)
     if heap.count == 1 or heap.nodes[0].tie == flow:
         set_wake(core, node)
     return 0
@@ -211,8 +211,6 @@ cdef int set_wake(Scheduler core, int32_t node) except -1:
     cdef int32_t cls = line.first(core.now_ns)
     cdef Take t
     cdef int64_t due_ns = NONE
-    if is_desk(core, node):
-        return wake_desk(core)
     if cls != NONE:
         t = take_for(core, core.flows.items[<int32_t>line.heap(cls).nodes[0].tie].wait_head)
         due_ns = core.quotas.due(node, &t)
@@ -248,6 +246,7 @@ cdef int come_back(Flows flows, int32_t flow) except -1:
     cdef Line line = <Line>flows.quotas.waiting[node]
     cdef Heap heap = line.heap(f.cls)
     cdef Node moved
+    rejoin(flows, flow)
     line.remove(f.cls, f.wait_slot)
     if line.count == 0:
         flows.quotas.wakes.remove(node)
@@ -257,54 +256,88 @@ cdef int come_back(Flows flows, int32_t flow) except -1:
         heap.remove(last)
         heap.put(f.wait_slot, moved.key, moved.tie)
         flows.items[<int32_t>moved.tie].wait_slot = f.wait_slot
-    lift_from(flows, flow, node)
     f.waits_at = NONE
     f.wait_head = NONE
-    if f.held:
-        f.held = False
-        (<Line>flows.quotas.shares.held_for[f.held_target + 1]).remove(f.cls, flow)
-        flows.quotas.shares.dues.remove(flow)
     return 0
 
 
-cdef int lift_from(Flows flows, int32_t flow, int32_t node) except -1:
-    # A flow that waited comes back among the active ones, unless it never left them.
+cdef bint is_out(Flows flows, int32_t flow) noexcept:
+    """Whether a flow that waits for a quota, or is held, has nothing that stands in the line or
+    asks. O(targets)."""
     cdef Flow* f = &flows.items[flow]
-    cdef Quota* n = &flows.quotas.nodes[node]
-    cdef int64_t least
+    cdef int32_t q = f.first_queue
+    if f.waits_at == NONE and not f.held:
+        return False
+    while q != NONE:
+        if flows.queues[q].chain.count and not flows.queues[q].held:
+            if f.waits_at == NONE or flows.is_billed(&flows.queues[q]):
+                return False
+        q = flows.queues[q].next_queue
+    return True
+
+
+cdef int note_out(Flows flows, int32_t flow) except -1:
+    """A flow that is out is no part of the minimum; else it is. O(targets + log n)."""
+    if not is_out(flows, flow):
+        return rejoin(flows, flow)
+    if not flows.active(flow).has(flow):
+        return 0
+    flows.active(flow).remove(flow)
+    flows.last_active[flows.items[flow].cls] = flow
+    return note_lifts(flows, flow)
+
+
+cdef int rejoin(Flows flows, int32_t flow) except -1:
+    """Let a flow that was out come back among the active ones, by the lift of the node that it
+    waits at, else of the desk. O(targets * log n)."""
+    cdef Flow* f = &flows.items[flow]
+    cdef int32_t node = flows.quotas.shares.root if f.waits_at == NONE else f.waits_at
+    cdef int64_t least, before = f.held_lift if f.waits_at == NONE else f.wait_lift
+    cdef Quota* n
     if flows.active(flow).has(flow):
         return 0
+    if node == NONE:
+        raise flows.quotas.fuse.blow("fairness: a flow was out that waited for nothing")
+    n = &flows.quotas.nodes[node]
     least = flows.least_vtc(f.cls)
-    f.vtc += n.lift[f.cls] - f.wait_lift
+    f.vtc += n.lift[f.cls] - before
     if flows.lifts and f.vtc < least:
         n.lift[f.cls] += least - f.vtc
         f.vtc = least
         flows.quotas.changed.mark(node)
-    f.wait_lift = n.lift[f.cls]
+    flows.active(flow).put(flow, f.vtc, flow)
+    return note_lifts(flows, flow)
+
+
+cdef int note_lifts(Flows flows, int32_t flow) except -1:
+    # From now on it keeps its distance to those that wait with it.
+    cdef Flow* f = &flows.items[flow]
     flows.changed.mark(flow)
-    return flows.active(flow).put(flow, f.vtc, flow)
+    if f.waits_at != NONE:
+        f.wait_lift = flows.quotas.nodes[f.waits_at].lift[f.cls]
+    if f.held:
+        f.held_lift = flows.quotas.nodes[flows.quotas.shares.root].lift[f.cls]
+    return rekey_waiting(flows, flow)
 
 
 cdef int rekey_waiting(Flows flows, int32_t flow) except -1:
-    # Its counter has changed while it waits.
+    # Its counter has changed while it may wait.
     cdef Flow* f = &flows.items[flow]
-    cdef Line line = <Line>flows.quotas.waiting[f.waits_at]
-    if flows.order == ORDER_COUNTER:
-        line.put(f.cls, f.wait_slot, f.vtc - f.wait_lift, flow, flows.now_ns)
+    if flows.order != ORDER_COUNTER:
+        return 0
+    if f.waits_at != NONE:
+        (<Line>flows.quotas.waiting[f.waits_at]).put(
+            f.cls, f.wait_slot, f.vtc - f.wait_lift, flow, flows.now_ns
+        )
         flows.quotas.stir(f.waits_at)
-        if f.held:
-            note_held(flows, flow)
-    return 0
+    return note_held(flows, flow) if f.held else 0
 
 
 cdef int quota_lost_head(Flows flows, int32_t flow, int32_t i) except -1:
     """The head for which a flow waits has gone: the next one asks. O(log n)."""
     cdef int32_t node = flows.items[flow].waits_at
-    cdef bint was_held = flows.items[flow].held
     come_back(flows, flow)
     flows.quotas.stir(node)
-    if was_held:
-        flows.rank_all(flow)
     return flows.ask(flow)
 
 
@@ -385,12 +418,24 @@ cdef int model_refusal(Scheduler core, int32_t i, const Take* t) except -1:
     return OUT_REJECTED_QUOTA if fits else OUT_REJECTED_QUOTA_SIZE
 
 
+cdef int come_back_whole(Flows flows, int32_t flow) except -1:
+    # It waits for no quota any more, and none of its queues is held: they get their places next.
+    cdef int32_t q = flows.items[flow].first_queue
+    if flows.items[flow].waits_at != NONE:
+        come_back(flows, flow)
+    if flows.items[flow].held:
+        rejoin(flows, flow)
+    while q != NONE:
+        unhold(flows, q)
+        q = flows.queues[q].next_queue
+    return 0
+
+
 cdef int ask_all_anew(Scheduler core) except -1:
     """After a change of limits: everybody who waits asks again. O(flows * log n)."""
     cdef int32_t flow
     for flow in range(core.flows.count):
-        if core.flows.items[flow].waits_at != NONE:
-            come_back(core.flows, flow)
+        come_back_whole(core.flows, flow)
         if core.flows.items[flow].queued:
             core.flows.rank_all(flow)
             core.flows.ask(flow)

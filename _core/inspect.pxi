@@ -132,8 +132,8 @@ cdef dict flow_row(Scheduler core, int64_t now_ns, int32_t flow):
         "expired": f.expired,
         "oldest_queued_ms": (now_ns - oldest) // NS_PER_MS,
         "refusals": refusal_counts(f.refusals),
-        "quotas": quota_rows(core, now_ns, f.quota),
-        "waits_for_quota": f.waits_at != NONE and not f.held,
+        "quotas": quota_rows(core, now_ns, f.quota, NONE),
+        "waits_for_quota": f.waits_at != NONE,
         **share_row(core, now_ns, flow),
         "audit": bool(f.audits),
         **audit_counts(core, flow),
@@ -182,11 +182,11 @@ cdef dict predictor_figures(Scheduler core, int32_t flow):
     }
 
 
-cdef list quota_rows(Scheduler core, int64_t now_ns, int32_t node):
-    """What is left of each limit along a chain of quotas, the tightest of each kind."""
+cdef list quota_rows(Scheduler core, int64_t now_ns, int32_t node, int32_t end):
+    """What is left of each limit along a chain of quotas up to `end`, the tightest of each kind."""
     cdef Told told[RATES + 1]
     cdef int k
-    core.quotas.tell(node, now_ns, told)
+    core.quotas.tell(node, end, now_ns, told)
     return [
         {
             "kind": LIMIT_KINDS[k], "limit": told[k].limit, "remaining": told[k].left,
@@ -195,6 +195,62 @@ cdef list quota_rows(Scheduler core, int64_t now_ns, int32_t node):
         for k in range(RATES + 1)
         if told[k].limit
     ]
+
+
+cdef list quota_stats(Scheduler core, int64_t now_ns):
+    """Groups, models and the pool of all shares: what each has left itself, and who waits for it.
+    O(quotas + flows * levels + pools)."""
+    cdef int32_t flow, pool, node
+    cdef Flow* f
+    cdef Pool* p
+    cdef list waiting = [0] * core.quotas.count, held = [0] * core.quotas.count, rows = []
+    know_shares(core)
+    for flow in range(core.flows.count):
+        f = &core.flows.items[flow]
+        if f.waits_at != NONE:
+            waiting[f.waits_at] += 1
+        node = f.share if f.held else NONE
+        while node != NONE:
+            held[node] += 1
+            node = core.quotas.shares.items[node].pool
+    for pool in range(core.ledger.count):
+        p = &core.ledger.pools[pool]
+        if p.quota != NONE and p.reason == WAIT_QUOTA and core.requests.states[QUEUED]:
+            waiting[p.quota] += 1
+    for name, known in core.quota_names.items():
+        node = known
+        row = {
+            "name": name.decode(),
+            "parent": quota_name_of(core, core.quotas.nodes[node].parent),
+            "limits": quota_rows(core, now_ns, node, core.quotas.nodes[node].parent),
+            "open_requests": core.quotas.nodes[node].live,
+            "waiting": waiting[node],
+            **group_share(core, now_ns, node),
+            "held_flows": held[node],
+        }
+        if row["limits"] or row["share_tokens_per_minute"] or shares_bind(core, node):
+            rows.append(row)
+    return rows
+
+
+cdef bint shares_bind(Scheduler core, int32_t node) noexcept:
+    # The pool of all, while anybody has a share.
+    return is_desk(core, node) and core.quotas.shares.items[node].unused.rate > 0
+
+
+cdef dict group_share(Scheduler core, int64_t now_ns, int32_t node):
+    """What the share of a node has come to, and what is left in the pool of its members. O(1)."""
+    cdef Share n
+    memset(&n, 0, sizeof(Share))
+    if has_share(core, node) or is_desk(core, node):
+        n = core.quotas.shares.items[node]
+        bucket_fill(&n.unused, max(now_ns, core.now_ns))
+    return {
+        "share_tokens_per_minute": n.nominal,
+        "share_left_tokens": max(<int64_t>0, n.unused.level // MICRO),
+        "borrowed_tokens": n.borrowed,
+        "lent_tokens": n.lent,
+    }
 
 
 cdef list class_rows(Scheduler core):

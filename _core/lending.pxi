@@ -109,11 +109,14 @@ ctypedef struct Purse:
 cdef Purse purse_of(Scheduler core, int32_t flow) noexcept:
     """Below its share a flow has its own; else it borrows from the nearest pool that holds
     something, while its limits, and those of the groups between, allow it. O(levels)."""
-    cdef Share* n = &core.quotas.shares.items[core.flows.items[flow].share]
+    cdef Share* n
     cdef Purse purse
     purse.source = 0
     purse.limited = False
     purse.due_ns = NEVER
+    if core.flows.items[flow].share == NONE:  # since a reload: nothing binds it any more
+        return purse
+    n = &core.quotas.shares.items[core.flows.items[flow].share]
     while not bucket_has(&n.unused, core.now_ns):
         if n.pool == NONE:  # the root
             purse.source = PAID_NOT
@@ -151,8 +154,10 @@ cdef int book_share(Scheduler core, int32_t i, int64_t tokens) except -1:
 
 cdef int look_again(Scheduler core, int32_t flow) except -1:
     """Note anew when a held flow has something of its own, and whether it may borrow. What comes
-    back to its group is noticed at the time that was known before. O(levels + log n)."""
+    back to its group is noticed at the time that was known before. O(levels + targets * log n)."""
     cdef Flow* f = &core.flows.items[flow]
+    cdef Heap dues = core.quotas.shares.dues
+    cdef int32_t q = f.first_queue
     cdef Purse purse
     if not f.held:
         return 0
@@ -161,10 +166,15 @@ cdef int look_again(Scheduler core, int32_t flow) except -1:
         purse.due_ns = core.now_ns
     f.limited = purse.limited
     note_held(core.flows, flow)
-    if purse.due_ns == NEVER:
-        core.quotas.shares.dues.remove(flow)
-        return 0
-    return core.quotas.shares.dues.put(flow, purse.due_ns, flow)
+    while q != NONE:
+        if not core.flows.queues[q].held or purse.due_ns == NEVER:
+            dues.remove(q)
+        else:
+            dues.put(
+                q, purse.due_ns, core.requests.items[core.flows.queues[q].chain.head].seq
+            )
+        q = core.flows.queues[q].next_queue
+    return 0
 
 
 cdef int draw_share(Scheduler core, const Bill* b, int64_t tokens) except -1:
@@ -265,11 +275,10 @@ cdef void note_saturation(Scheduler core) noexcept:
 
 cdef bint has_to_be_held(Scheduler core, int32_t i) noexcept:
     """Whether a head is beyond its flow's share while that binds: in saturation, and where others
-    of its class stand in the same line. A flow that waits for a quota with another head is not
-    held, too. O(pools)."""
+    of its class stand in the same line. O(pools)."""
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]
-    if f.share == NONE or f.waits_at != NONE or r.bill == 0:
+    if f.share == NONE or r.bill == 0:
         return False
     if core.quotas.bills[r.bill].share_source != PAID_NOT:
         return False
@@ -280,47 +289,73 @@ cdef bint has_to_be_held(Scheduler core, int32_t i) noexcept:
 
 
 cdef int hold(Scheduler core, int32_t i) except -1:
-    """Take the flow of a head out of the line; its heads begin to wait for room when it is let go.
+    """Take the queue of a head out of the line; the head begins to wait for room when it is let go.
     O(targets * log n)."""
     cdef Request* r = &core.requests.items[i]
-    cdef int32_t q = core.flows.items[r.flow].first_queue
-    core.flows.items[r.flow].held = True
-    while q != NONE:
-        if core.flows.queues[q].chain.count:
-            wait_for(core.requests, core.flows.queues[q].chain.head, WAITS_SHARE, core.now_ns)
-            core.requests.front_of(core.flows.queues[q].chain.head).lined_ns = NONE
-        q = core.flows.queues[q].next_queue
-    wait_at(core, r.flow, i, core.quotas.shares.root)
+    cdef Flow* f = &core.flows.items[r.flow]
+    cdef int32_t q = core.flows.find_queue(r.flow, r.target + 1), root = core.quotas.shares.root
+    if not f.held:
+        f.held_lift = core.quotas.nodes[root].lift[f.cls]
+    core.flows.queues[q].held = True
+    f.held += 1
+    core.quotas.shares.held += 1
+    wait_for(core.requests, i, WAITS_SHARE, core.now_ns)
+    core.requests.front_of(i).lined_ns = NONE
+    core.flows._rank(q)
     look_again(core, r.flow)
-    return core.flows.rank_all(r.flow)
+    return core.quotas.stir(root)
+
+
+cdef bint unhold(Flows flows, int32_t q) except -1:
+    """A queue is held no more, and has to get its place: whether it was. O(log n)."""
+    cdef Queue* queue = &flows.queues[q]
+    cdef Shares s = flows.quotas.shares
+    if not queue.held:
+        return False
+    queue.held = False
+    flows.items[queue.flow].held -= 1
+    s.held -= 1
+    (<Line>s.held_for[queue.target]).remove(flows.items[queue.flow].cls, q)
+    s.dues.remove(q)
+    if s.held == 0:
+        flows.quotas.wakes.remove(s.root)
+    return True
 
 
 cdef int note_held(Flows flows, int32_t flow) except -1:
-    """Give a held flow its place among those of its target. O(log n)."""
+    """Give the held queues of a flow their places among those of their targets.
+    O(targets * log n)."""
     cdef Flow* f = &flows.items[flow]
-    cdef int64_t key = flows.requests.items[f.wait_head].seq
-    if flows.order == ORDER_COUNTER:
-        key = f.vtc - f.wait_lift
-    elif flows.order == ORDER_INPUT:
-        key = flows.requests.items[f.wait_head].prompt_tokens
-    if f.limited:  # behind all that may
-        key += VTC_REBASE
-    f.held_target = flows.requests.items[f.wait_head].target
-    return (<Line>flows.quotas.shares.held_for[f.held_target + 1]).put(
-        f.cls, flow, key, flow, flows.now_ns
-    )
+    cdef int32_t q = f.first_queue
+    cdef const Request* head
+    cdef int64_t key
+    while q != NONE:
+        if flows.queues[q].held:
+            head = &flows.requests.items[flows.queues[q].chain.head]
+            key = head.seq
+            if flows.order == ORDER_COUNTER:
+                key = f.vtc - f.held_lift
+            elif flows.order == ORDER_INPUT:
+                key = head.prompt_tokens
+            if f.limited:  # behind all that may
+                key += VTC_REBASE
+            (<Line>flows.quotas.shares.held_for[flows.queues[q].target]).put(
+                f.cls, q, key, head.seq, flows.now_ns
+            )
+        q = flows.queues[q].next_queue
+    return 0
 
 
-cdef int let_go(Scheduler core, int32_t flow) except -1:
-    """Let a held flow stand in the line again. O(targets * log n)."""
-    come_back(core.flows, flow)
-    return core.flows.rank_all(flow)
+cdef int let_go(Scheduler core, int32_t q) except -1:
+    """Let a held queue stand in the line again. O(targets * log n)."""
+    unhold(core.flows, q)
+    core.flows._rank(q)
+    return note_out(core.flows, core.flows.queues[q].flow)
 
 
-cdef int pay_and_let_go(Scheduler core, int32_t flow) except -1:
-    cdef int32_t i = core.flows.items[flow].wait_head
-    let_go(core, flow)
-    return pay_share(core, i)
+cdef int pay_and_let_go(Scheduler core, int32_t q) except -1:
+    let_go(core, q)
+    return pay_share(core, core.flows.queues[q].chain.head)
 
 
 cdef int wake_desk(Scheduler core) except -1:
@@ -329,7 +364,7 @@ cdef int wake_desk(Scheduler core) except -1:
     cdef Bucket* unused = &core.quotas.shares.items[root].unused
     cdef int64_t due_ns = NEVER
     know_shares(core)
-    if core.quotas.is_awaited(root) and not bucket_has(unused, core.now_ns):
+    if core.quotas.shares.held and not bucket_has(unused, core.now_ns):
         due_ns = bucket_due(unused)
     if due_ns == NEVER:
         core.quotas.wakes.remove(root)
@@ -339,14 +374,15 @@ cdef int wake_desk(Scheduler core) except -1:
 
 
 cdef int run_share_dues(Scheduler core, int64_t work) except -1:
-    """Look at held flows whose time has come, until `work_max`: the work done so far."""
+    """Look at held queues whose time has come, until `work_max`: the work done so far."""
     cdef Heap dues = core.quotas.shares.dues
-    cdef int32_t flow
+    cdef int32_t q, flow
     know_shares(core)
     while dues.count and dues.nodes[0].key <= core.now_ns and work < core.work_max:
-        flow = dues.nodes[0].id
+        q = dues.nodes[0].id
+        flow = core.flows.queues[q].flow
         if purse_of(core, flow).source == 0:
-            pay_and_let_go(core, flow)
+            pay_and_let_go(core, q)
         else:
             look_again(core, flow)
         work += 1
@@ -354,24 +390,25 @@ cdef int run_share_dues(Scheduler core, int64_t work) except -1:
 
 
 cdef bint let_one_go(Scheduler core, int32_t pool) except -1:
-    """While nobody stands in the line of a pool: the first held flow, of LOOKAHEAD, that shares do
+    """While nobody stands in the line of a pool: the first held queue, of LOOKAHEAD, that shares do
     not bind, or that can borrow, stands in it; False: there is none. The best class goes first.
     O(LOOKAHEAD * log n + classes)."""
     cdef int32_t found[LOOKAHEAD]
     cdef Line own = <Line>core.quotas.shares.held_for[pool + 1]
     cdef Line free = <Line>core.quotas.shares.held_for[0]
-    cdef int32_t k, c, count = 0
+    cdef int32_t k, c, flow, count = 0
     for k in range(core.classes.count):
         c = core.classes.order[k]
         count = best_first(own.heap(c), free.heap(c), found, count)
     for k in range(count):
-        if not is_saturated(core, core.flows.items[found[k]].held_target):
+        if not is_saturated(core, core.flows.queues[found[k]].target - 1):
             let_go(core, found[k])
             return True
-        if purse_of(core, found[k]).source != PAID_NOT:
+        flow = core.flows.queues[found[k]].flow
+        if purse_of(core, flow).source != PAID_NOT:
             pay_and_let_go(core, found[k])
             return True
-        look_again(core, found[k])
+        look_again(core, flow)
     return False
 
 
@@ -420,8 +457,8 @@ cdef int fill_quotas(Scheduler core) except -1:
 
 
 cdef int check_shares(Scheduler core) except -1:
-    """Held flows, and that no bucket holds more than a minute's tokens."""
-    cdef int32_t node, flow, held = 0, listed = 0
+    """Held queues, and that no bucket holds more than a minute's tokens."""
+    cdef int32_t node, q, flow, held = 0, listed = 0, counted = 0
     cdef Share* n
     cdef Line line
     know_shares(core)
@@ -437,9 +474,21 @@ cdef int check_shares(Scheduler core) except -1:
         check_line(core, line)
         listed += line.count
     for flow in range(core.flows.count):
-        held += core.flows.items[flow].held
+        counted += core.flows.items[flow].held
+    for q in range(core.flows.queue_count):
+        held += core.flows.queues[q].held
         require(
-            core, core.flows.items[flow].held or not core.quotas.shares.dues.has(flow),
-            "only held flows wait for their shares",
+            core,
+            (<Line>core.quotas.shares.held_for[core.flows.queues[q].target]).has(
+                core.flows.items[core.flows.queues[q].flow].cls, q
+            ) == core.flows.queues[q].held,
+            "every held queue is listed for its target",
         )
-    return require(core, held == listed, "every held flow is listed for its target")
+        require(
+            core, core.flows.queues[q].held or not core.quotas.shares.dues.has(q),
+            "only held queues wait for their shares",
+        )
+    return require(
+        core, held == listed and held == counted and held == core.quotas.shares.held,
+        "held queues are counted",
+    )

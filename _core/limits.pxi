@@ -105,8 +105,7 @@ cdef int limit_flow(
     core.quotas.is_new = core.quotas.has_work = True
     while flow != NONE:
         f = &core.flows.items[flow]
-        if f.waits_at != NONE:
-            come_back(core.flows, flow)
+        come_back_whole(core.flows, flow)
         refused, f.refuses = f.refuses, refuse
         if refused and not refuse:
             give_back_all(core, flow)

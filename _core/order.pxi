@@ -41,6 +41,7 @@ cdef int32_t insert_by_deadline(Flows flows, int32_t q, int32_t i) except -2:
 cdef int displace(Flows flows, int32_t q, int32_t head) except -1:
     # Nothing was granted: where the new head needs no quota, the flow stands in the line as before.
     cdef Request* old = &flows.requests.items[head]
+    unhold(flows, q)
     if flows.is_billed(&flows.queues[q]):
         flows.requests.front_of(flows.queues[q].chain.head).lined_ns = old.front.lined_ns
     wait_for(flows.requests, head, WAITS_QUEUE, flows.now_ns)
@@ -67,7 +68,7 @@ cdef int step_back(Scheduler core, int32_t i) except -1:
         close_bill(core, i, False)
     if core.flows.items[flow].wait_head == i:
         quota_lost_head(core.flows, flow, i)
-    return 0
+    return note_out(core.flows, flow)
 
 
 cdef int give_back(Scheduler core, int32_t q) except -1:

@@ -203,14 +203,14 @@ cdef class Quotas:
                 n.level[RATE_REQUESTS] - requests * MICRO, n.rate[RATE_REQUESTS] * MICRO
             )
 
-    cdef void tell(self, int32_t node, int64_t now_ns, Told* told) noexcept:
-        """Of each kind (the rates, then concurrency) the limit of a chain of which the least is
-        left, at this time or later. Changes nothing. O(levels)."""
+    cdef void tell(self, int32_t node, int32_t end, int64_t now_ns, Told* told) noexcept:
+        """Of each kind (the rates, then concurrency) the limit of a chain, up to `end`, of which
+        the least is left, at this time or later. Changes nothing. O(levels)."""
         cdef Quota n
         cdef int64_t left
         cdef int k
         memset(told, 0, (RATES + 1) * sizeof(Told))
-        while node != NONE:
+        while node != end:
             n = self.nodes[node]
             for k in range(RATES):
                 if n.rate[k]:
@@ -321,7 +321,7 @@ cdef class Quotas:
 
     cdef int stir(self, int32_t node) except -1:
         """Have the node's waiters looked at before the next grant."""
-        if self.waiting[node] is not None:
+        if self.waiting[node] is not None or (node == self.shares.root and self.shares.held):
             self.has_work = True
             self.stirred.put(node, node, 0)
         return 0

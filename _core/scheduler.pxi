@@ -478,7 +478,7 @@ cdef class Scheduler:
         return {
             "pools": [pool_stats(self, now_ns, i) for i in range(self.ledger.count)],
             "flows": [self.flow_stats(now_ns, i) for i in order],
-            "classes": class_rows(self),
+            "classes": class_rows(self), "quotas": quota_stats(self, now_ns),
             "totals": totals_of(self),
             "policy": self.policy,
             "flow_order": "deadline" if self.flows.by_deadline else "arrival",

@@ -7,11 +7,12 @@
 # stands the group's own share in the pool above it; above all stands the root. (The hierarchy of
 # Linux's HTB; lending and borrowing limits as in Kueue's cohorts.)
 #
-# A flow beyond its share is held where that matters: in saturation, and while others stand in the
-# line. It is no candidate then, and comes back when its own bucket holds something, or when the
-# line is empty: below saturation as it is, so that there a share binds nobody, and nothing is
+# A queue of a flow beyond its share is held where that matters: in saturation, and while others
+# stand in the line. Its other queues are not, so that a full pool keeps nobody from an empty one. It
+# is no candidate then, and comes back when its flow's bucket holds something, or when the line is
+# empty: below saturation as it is, so that there a share binds nobody, and nothing is
 # booked for it, so that nobody has debts when it begins to bind; in saturation if it can borrow.
-# Held flows come back one at a time, in the order of the policy. So whoever is within its share
+# Held queues come back one at a time, in the order of the policy. So whoever is within its share
 # goes first, borrowers alone keep the load at the threshold, and what a borrower gets falls
 # steadily as the owners' use rises. An owner who comes back finds its bucket as it left it, so
 # borrowing ends with the requests that run.
@@ -86,11 +87,12 @@ cdef int64_t bucket_due(const Bucket* b) noexcept nogil:
 cdef class Shares:
     cdef Share* items  # by node of the quotas
     cdef int32_t count
-    cdef int32_t root  # the pool of all; held flows wait there
+    cdef int32_t root  # the pool of all: the desk at which held queues wait
+    cdef int32_t held  # so many queues are
     cdef bint stale  # shares have changed at stale_ns
     cdef int64_t stale_ns
-    cdef list held_for  # line of held flows, by the target of their heads
-    cdef Heap dues  # the same flows by the time when they have something of their own
+    cdef list held_for  # line of held queues, by their target
+    cdef Heap dues  # the same queues by the time when their flows have something of their own
 
     def __cinit__(self, Classes classes):
         self.root = NONE

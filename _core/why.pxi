@@ -340,7 +340,7 @@ cdef dict limit_row(Scheduler core, int64_t now_ns, int32_t i, int kind):
     cdef int32_t node = core.flows.items[r.flow].waits_at
     cdef Take t
     if kind == WAITS_SHARE and core.flows.items[r.flow].share != NONE:
-        return held_row(core, now_ns, r.flow)
+        return held_row(core, now_ns, core.flows.find_queue(r.flow, r.target + 1))
     if kind == WAITS_POOL + WAIT_QUOTA:
         node = core.ledger.pools[core.requests.items[i].front.waited.pool].quota
     elif kind != WAITS_QUOTA:
@@ -380,15 +380,16 @@ cdef dict quota_row(Scheduler core, int64_t now_ns, int32_t node, const Take* t)
     return row
 
 
-cdef dict held_row(Scheduler core, int64_t now_ns, int32_t flow):
-    cdef Share n = core.quotas.shares.items[core.flows.items[flow].share]
+cdef dict held_row(Scheduler core, int64_t now_ns, int32_t q):
+    cdef int32_t share = core.flows.items[core.flows.queues[q].flow].share
+    cdef Share n = core.quotas.shares.items[share]
     cdef Heap dues = core.quotas.shares.dues
     cdef int64_t due_ms = NONE
     bucket_fill(&n.unused, now_ns)
-    if dues.has(flow):
-        due_ms = max(<int64_t>0, dues.nodes[dues.places[flow] - 1].key - now_ns) // NS_PER_MS
+    if dues.has(q):
+        due_ms = max(<int64_t>0, dues.nodes[dues.places[q] - 1].key - now_ns) // NS_PER_MS
     return {
-        "quota": quota_name_of(core, core.flows.items[flow].share),
+        "quota": quota_name_of(core, share),
         "limit": n.nominal,
         "remaining": max(<int64_t>0, n.unused.level // MICRO),
         "due_ms": due_ms,
@@ -397,5 +398,5 @@ cdef dict held_row(Scheduler core, int64_t now_ns, int32_t flow):
 
 cdef str quota_name_of(Scheduler core, int32_t node):
     """Of a group or a model; empty: the limits are the tenant's own."""
-    cdef bytes key = core.quota_keys[node]
+    cdef bytes key = b"" if node == NONE else core.quota_keys[node]
     return key[1:].decode() if key[:1] == QUOTA_ROW else ""

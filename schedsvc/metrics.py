@@ -124,6 +124,15 @@ _CLASS_ROWS = (
         "Of these, before better classes, because of the ageing time.",
     ),
 )
+# Of groups, of models, and (without a name) of the pool of all shares.
+_QUOTA_ROWS = (
+    _Row("quota_open_requests", False, "open_requests", "That have taken, and have not ended."),
+    _Row("quota_waiting", False, "waiting", "Flows, or a model's pools, whose next waits for it."),
+    _Row("quota_held_flows", False, "held_flows", "Flows below it that wait beyond their shares."),
+    _Row("quota_share_left_tokens", False, "share_left_tokens", "So much can be borrowed in it."),
+    _Row("quota_borrowed_tokens", True, "borrowed_tokens", "Its members got from above it."),
+    _Row("quota_lent_tokens", True, "lent_tokens", "Others got from it."),
+)
 _TOTAL_ROWS = (
     _Row("fairness_gap_tokens", False, "fairness_gap_micro", "Weighted service gap.", 1_000_000),
     _Row("fairness_bound_tokens", False, "fairness_bound_micro", "VTC's bound of it.", 1_000_000),
@@ -174,6 +183,7 @@ class _Snapshot:
     pools: list[dict[str, Any]] = field(default_factory=list)
     totals: dict[str, Any] = field(default_factory=dict)
     classes: list[dict[str, Any]] = field(default_factory=list)
+    quotas: list[dict[str, Any]] = field(default_factory=list)
     flows: dict[str, dict[str, Any]] = field(default_factory=dict)
     draining: bool = False
     unsaved_ns: int | None = None  # None: no state is kept
@@ -230,7 +240,11 @@ class Metrics:
         try:
             stats = self._driver.stats(0)
             taken = _Snapshot(
-                stats["pools"], stats["totals"], stats["classes"], draining=stats["draining"]
+                stats["pools"],
+                stats["totals"],
+                stats["classes"],
+                stats["quotas"],
+                draining=stats["draining"],
             )
             saving = self._driver.saving
             if saving is not None:
@@ -336,19 +350,30 @@ def _families(taken: _Snapshot | None) -> Iterator[Metric]:
             audited.add_metric((tenant, OUTCOMES[outcome].name), count)
     yield audited
     yield from _quotas(taken)
+    if taken.quotas:
+        yield from _rows(_QUOTA_ROWS, "quota", ((row["name"], row) for row in taken.quotas))
 
 
 def _quotas(taken: _Snapshot) -> Iterator[Metric]:
-    labels = ("tenant", "kind")
-    limits = GaugeMetricFamily(
-        "schedsvc_quota_limit", "What a tenant may use, a minute or at once.", labels=labels
+    of_tenants = [(tenant, flow["quotas"]) for tenant, flow in taken.flows.items()]
+    yield from _limits("", "tenant", "What a tenant may use, a minute or at once.", of_tenants)
+    shared = [(row["name"], row["limits"]) for row in taken.quotas]
+    if shared:
+        yield from _limits("shared_", "quota", "What a group or a model may use.", shared)
+
+
+def _limits(
+    which: str, label: str, about: str, entries: Iterable[tuple[str, list[dict[str, Any]]]]
+) -> Iterator[Metric]:
+    labels = (label, "kind")
+    limits = GaugeMetricFamily(f"schedsvc_{which}quota_limit", about, labels=labels)
+    left = GaugeMetricFamily(
+        f"schedsvc_{which}quota_remaining", "What is left of it.", labels=labels
     )
-    left = GaugeMetricFamily("schedsvc_quota_remaining", "What is left of it.", labels=labels)
-    for tenant, flow in taken.flows.items():
-        for row in flow["quotas"]:
-            kind = LIMIT_KINDS[row["kind"]]
-            limits.add_metric((tenant, kind), row["limit"])
-            left.add_metric((tenant, kind), row["remaining"])
+    for name, rows in entries:
+        for row in rows:
+            limits.add_metric((name, LIMIT_KINDS[row["kind"]]), row["limit"])
+            left.add_metric((name, LIMIT_KINDS[row["kind"]]), row["remaining"])
     yield limits
     yield left
 

@@ -109,8 +109,10 @@ def _view(snapshot: Any) -> RenderableType:
             _LOADS[pool.overload_state],
             pool.wait_reason,
         )
+    shares = any(flow.share_tokens_per_minute for flow in snapshot.flows)
     flows = _table(
-        "tenant", "weight", "queued", "leases", "input", "cached", "output", "refused", "quota left"
+        *("tenant", "weight", "queued", "leases", "input", "cached", "output", "refused"),
+        *("quota left", *(["share left", "borrowed", "lent"] if shares else [])),
     )
     for flow in snapshot.flows:
         numbers = (
@@ -125,7 +127,8 @@ def _view(snapshot: Any) -> RenderableType:
             _flow_name(flow),
             f"{flow.weight_milli / 1_000:g}",
             *(f"{number:,}" for number in numbers),
-            _quota_left(flow),
+            _quota_left(flow.quotas, flow.waits_for_quota),
+            *(_share(flow, flow.held_to_share) if shares else ()),
         )
     classes = _table("class", "rank", "queued", "leases", "granted", "brought forward")
     for entry in snapshot.classes:
@@ -140,7 +143,25 @@ def _view(snapshot: Any) -> RenderableType:
         f" fairness gap {totals.fairness_gap_micro / 1e6:,.0f}"
         f" of {totals.fairness_bound_micro / 1e6:,.0f} tokens"
     )
-    return Group(line, pools, *([classes] if len(snapshot.classes) > 1 else []), flows)
+    tables = [pools, *([classes] if len(snapshot.classes) > 1 else []), flows]
+    return Group(line, *tables, *([_quotas(snapshot)] if snapshot.quotas else []))
+
+
+def _quotas(snapshot: Any) -> Table:
+    table = _table(
+        *("group or model", "below", "open", "waiting", "held", "quota left"),
+        *("share left", "borrowed", "lent"),
+    )
+    for entry in snapshot.quotas:
+        counts = entry.open_requests, entry.waiting, entry.held_flows
+        table.add_row(
+            entry.name or "all shares",
+            entry.parent,
+            *(f"{count:,}" for count in counts),
+            _quota_left(entry.limits, False),
+            *_share(entry, False),
+        )
+    return table
 
 
 def _mode(snapshot: Any) -> str:
@@ -158,14 +179,22 @@ def _flow_name(flow: Any) -> str:
     return f"{name} (audit)" if flow.audit else str(name)
 
 
-def _quota_left(flow: Any) -> str:
-    """Return how much is left of the tightest of a tenant's quotas."""
-    if not flow.quotas:
+def _quota_left(limits: Any, waits: bool) -> str:
+    """Return how much is left of the tightest of some quotas."""
+    if not limits:
         return ""
-    tightest = min(flow.quotas, key=lambda limit: limit.remaining / limit.limit)
+    tightest = min(limits, key=lambda limit: limit.remaining / limit.limit)
     unit = _UNITS.get(tightest.kind, "")
-    waits = ", waits" if flow.waits_for_quota else ""
-    return f"{tightest.remaining:,} of {tightest.limit:,} {unit}{waits}"
+    return f"{tightest.remaining:,} of {tightest.limit:,} {unit}{', waits' if waits else ''}"
+
+
+def _share(row: Any, waits: bool) -> tuple[str, str, str]:
+    """Return what is left of a share, and what was borrowed and lent beside it."""
+    share = f" of {row.share_tokens_per_minute:,}" if row.share_tokens_per_minute else ""
+    left = f"{row.share_left_tokens:,}{share}{', waits' if waits else ''}"
+    if not share and not row.share_left_tokens:
+        left = ""
+    return left, f"{row.borrowed_tokens:,}", f"{row.lent_tokens:,}"
 
 
 def _table(name: str, *numbers: str) -> Table:

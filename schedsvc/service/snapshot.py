@@ -17,6 +17,7 @@ _POOL_FIELDS = frozenset(pool_pb2.PoolStats.DESCRIPTOR.fields_by_name)
 _FLOW_FIELDS = frozenset(pb.FlowStats.DESCRIPTOR.fields_by_name)
 #: Numbers by outcome.
 _COUNTS = frozenset({"refusals", "audited_refusals"})
+_QUOTA_FIELDS = frozenset(quota_pb2.QuotaStats.DESCRIPTOR.fields_by_name)
 _CLASS_FIELDS = frozenset(pb.ClassStats.DESCRIPTOR.fields_by_name)
 _MODES = {"enforce": mode_pb2.MODE_ENFORCE, "audit": mode_pb2.MODE_AUDIT}
 _TENANTS_TOLD = 100
@@ -45,6 +46,9 @@ def snapshot(driver: Driver, request: pb.StatsRequest, incarnation: int) -> pb.S
         state=_state(driver),
         mode=modes(driver),
         classes=[pb.ClassStats(**_only(entry, _CLASS_FIELDS)) for entry in stats["classes"]],
+        quotas=[
+            quota_pb2.QuotaStats(**_counted(entry, _QUOTA_FIELDS)) for entry in stats["quotas"]
+        ],
     )
 
 
@@ -75,8 +79,8 @@ def _counted(values: dict[str, Any], fields: frozenset[str]) -> dict[str, Any]:
         kept[key] = [
             pb.OutcomeCount(outcome=outcome, count=count) for outcome, count in values[key].items()
         ]
-    if "quotas" in kept:
-        kept["quotas"] = [quota_pb2.Limit(**limit) for limit in kept["quotas"]]
+    for key in kept.keys() & {"quotas", "limits"}:
+        kept[key] = [quota_pb2.Limit(**limit) for limit in kept[key]]
     return kept
 
 

@@ -60,4 +60,4 @@ class QuotaLimits:
 
     def look(self) -> None:
         self.blocked += len(self.pair.twin.quotas.waits)
-        self.held += sum(wait.held for wait in self.pair.twin.quotas.waits.values())
+        self.held += len(self.pair.twin.quotas.shares.holds)

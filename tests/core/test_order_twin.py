@@ -50,6 +50,7 @@ class Crowd:
         before = {(r.flow, r.target): r for r in self.pair.twin.order.heads()}
         waits = dict(self.pair.twin.quotas.waits)
         billed = set(self.pair.twin.quotas.bills)
+        holds = set(self.pair.twin.quotas.shares.holds)
         self.serial += 1
         handle = self.pair.both(
             "admit", rnd.randrange(3), b"r%d" % self.serial, rnd.randrange(5, 40), 10,
@@ -66,8 +67,8 @@ class Crowd:
                 wait = waits.get(old.flow)
                 self.met["displaced"] += 1
                 self.met["with its quota"] += old.seq in billed
-                if wait and wait.request is old:
-                    self.met["held" if wait.held else "waiting"] += 1
+                self.met["held"] += old.seq in holds
+                self.met["waiting"] += bool(wait and wait.request is old)
 
     def step(self) -> None:
         rnd, pair = self.random, self.pair

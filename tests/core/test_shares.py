@@ -250,6 +250,56 @@ def test_held_flows_are_served_by_weight() -> None:
     assert line.got(2, 120, 180) > line.got(1, 120, 180)
 
 
+def beside() -> core.Scheduler:
+    """`lending` with an idle pool more; of `borrower` nothing is left, and nobody lends."""
+    s = lending(lends=0)
+    s.set_pool(0, b"q", 1, 1_000, 1)
+    return s
+
+
+def test_a_flow_that_is_held_for_a_full_pool_goes_on_in_one_with_room() -> None:
+    s = beside()
+    admit(s, 0, "full", 50, 50, 1, pool=0)
+    assert s.poll(0) == []
+    assert s.flow_stats(0, 1)["held_to_share"]
+    for i in range(3):
+        admit(s, i, f"room{i}", 50, 50, 1, pool=1)
+        assert [d.pool for d in s.poll(i)] == [1]
+    s.check()
+
+
+def test_held_for_two_pools_each_goes_when_its_own_has_room() -> None:
+    s = beside()
+    other = s.set_flow(b"other", 1000)
+    filler = grant(s, 0, "fills q", 400, 450, other, pool=1)
+    for i in (0, 1):
+        admit(s, 0, f"r{i}", 50, 50, 1, pool=i)
+    assert s.poll(0) == []
+    # What the flow has of its own is for one of them, and the first that came gets it.
+    s.set_flow_quota(0, 1, share=400, lends=0)
+    assert [d.pool for d in s.poll(0)] == [0]
+    assert s.flow_stats(0, 1)["held_to_share"]
+    s.complete(0, filler.lease_id, 1, output_tokens=1)
+    assert [d.pool for d in s.poll(0)] == [1]
+    assert not s.flow_stats(0, 1)["held_to_share"]
+    s.check()
+
+
+def test_a_held_head_keeps_no_other_queue_from_its_quota() -> None:
+    s = beside()
+    s.set_flow_quota(0, 1, share=300, lends=0, borrows=-1, requests=10)
+    admit(s, 0, "full", 50, 50, 1, pool=0)
+    assert s.poll(0) == []
+    # The flow waits for a quota with one head, and is held with another.
+    for i in range(12):
+        admit(s, 0, f"r{i}", 10, 10, 1, pool=1)
+        s.poll(0)
+    row = s.flow_stats(0, 1)
+    assert (row["held_to_share"], row["waits_for_quota"]) == (True, True)
+    assert row["live_leases"] == 10 - 1  # the held one has taken its quota
+    s.check()
+
+
 def test_a_withdrawn_request_gives_back_what_it_took() -> None:
     s = lending()
     s.set_pool(0, b"p", 1, 1_000, 1, 1)  # nothing more can run
@@ -288,6 +338,43 @@ def test_shares_change_while_everything_runs() -> None:
         s.complete(3 * SECOND, lease, 1, output_tokens=1)
     s.poll(1_000 * SECOND)
     assert is_drained(s, 1_000 * SECOND)
+
+
+def test_groups_models_and_the_pool_of_all_show_what_they_have_left() -> None:
+    s = make(*((f"t{i}", 1000) for i in range(3)), queue_ttl_ns=MINUTE, lease_ttl_ns=MINUTE)
+    outer = s.set_quota(0, b"group:outer", concurrency=9)
+    group = s.set_quota(0, b"group:g", outer, share=1_000, lends=70, requests=1)
+    s.set_pool_quota(0, b"p", s.set_quota(0, b"model:m", input_tokens=1_500, concurrency=5))
+    s.set_quota(0, b"group:empty")
+    s.set_flow_quota(0, 0, group, share=600)
+    s.set_flow_quota(0, 1, group)
+    s.set_flow_quota(0, 2, share=100, lends=0)
+    spend(s, 2, 100)
+    full(s, 0)
+    grant(s, 0, "borrows", 35, 35, 2)  # of the group
+    for i in range(2):
+        admit(s, 0, f"held{i}", 35, 35, 2)
+    grant(s, 0, "takes", 10, 10, 1)
+    admit(s, 0, "waits", 10, 10, 1)
+    s.poll(0)
+    rows = {row["name"]: row for row in s.stats(0)["quotas"]}
+    parents = {"group:outer": "", "group:g": "group:outer", "": "", "model:m": ""}
+    assert {name: row["parent"] for name, row in rows.items()} == parents
+    left = {name: [limit["remaining"] for limit in row["limits"]] for name, row in rows.items()}
+    # Its own limits, not those of its chain.
+    assert left == {"group:outer": [8], "group:g": [0], "": [], "model:m": [956, 2]}
+    keys = ("open_requests", "waiting", "held_flows", "share_tokens_per_minute")
+    assert {name: [row[key] for key in keys] for name, row in rows.items()} == {
+        "group:outer": [1, 0, 0, 0],
+        "group:g": [1, 1, 0, 1_000],
+        "": [0, 0, 1, 0],
+        "model:m": [3, 0, 0, 0],
+    }
+    keys = ("share_left_tokens", "borrowed_tokens", "lent_tokens")
+    assert [rows["group:g"][key] for key in keys] == [1_000 - 20, 0, 70]
+    assert [rows[""][key] for key in keys] == [0, 0, 0]
+    assert s.stats(MINUTE)["quotas"][1]["share_left_tokens"] == 1_000  # as of that time
+    s.check()
 
 
 def test_an_audited_flow_is_told_that_it_would_have_waited() -> None:

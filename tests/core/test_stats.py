@@ -1,7 +1,7 @@
 """What the core shows: the names of the contract, and figures that add up."""
 
 import pytest
-from schedsvc_client.v1 import pool_pb2
+from schedsvc_client.v1 import pool_pb2, quota_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc import _core as core
@@ -22,6 +22,10 @@ def test_keys_are_the_fields_of_the_contract() -> None:
     assert set(stats["pools"][0]) == names(pool_pb2.PoolStats)
     assert set(stats["flows"][0]) == names(pb.FlowStats)
     assert set(s.flow_stats(0, 0)) == names(pb.FlowStats)
+    assert stats["quotas"] == []
+    s.set_quota(0, b"group:g", concurrency=1)
+    [row] = s.stats(0)["quotas"]
+    assert set(row) == names(quota_pb2.QuotaStats)
 
 
 def test_a_snapshot_fits_the_messages() -> None:

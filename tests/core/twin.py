@@ -80,7 +80,7 @@ class Twin(Handles):
         before = self.order.join(r)
         if flow in self.quotas.refusing or flow in self.audit.flows:
             self.quotas.bill_chain(r)
-            self.quotas.rejoin(flow)
+        self.quotas.look(flow)
         self.order.note_displaced(before)
         return self.keep_hashes(r, prefix_block_hashes)
 

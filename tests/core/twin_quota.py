@@ -98,8 +98,7 @@ class Quotas:
             self._limit(self.own[flow], limits, together)
             self.shares.give(self.own[flow], *share)
         for sibling in self.state.classes.siblings(flow):
-            if sibling in self.waits:
-                self.come_back(sibling)
+            self._come_back_whole(sibling)
             refused = sibling in self.refusing
             (self.refusing.add if refuse else self.refusing.discard)(sibling)
             if refused and not refuse:
@@ -134,15 +133,22 @@ class Quotas:
 
     def is_candidate(self, r: Request) -> bool:
         """Whether it may stand in the line, as the head of its queue."""
-        wait = self.waits.get(r.flow)
-        return not self.chain_of(r.flow) or (r.seq in self.bills and not (wait and wait.held))
+        return self._is_billed(r) and r.seq not in self.shares.holds
+
+    def _is_billed(self, r: Request) -> bool:
+        return r.seq in self.bills or not self.chain_of(r.flow)
 
     def heads(self, flow: int) -> list[Request]:
         return [r for r in self.state.order.heads() if r.flow == flow]
 
     def is_out(self, flow: int) -> bool:
-        """Blocked by its quota: no candidate, and no part of the minimum."""
-        return flow in self.waits and not any(self.is_candidate(r) for r in self.heads(flow))
+        """Nothing of it stands in the line or asks: it is no part of the minimum."""
+        if flow not in self.waits and not self.shares.holds_of(flow):
+            return False
+        asks = flow not in self.waits
+        return not any(
+            self.is_candidate(r) or (asks and not self._is_billed(r)) for r in self.heads(flow)
+        )
 
     def take(self, r: Request) -> tuple[int, int]:
         """Input and output tokens that it takes, or has taken."""
@@ -300,16 +306,31 @@ class Quotas:
 
     def gone(self, r: Request) -> None:
         """It has left its queue."""
+        was_held = self.shares.holds.pop(r.seq, None)
         if r.flow in self.waits and self.waits[r.flow].request is r:
             self.come_back(r.flow)
-        self.rejoin(r.flow)  # the next of its queue may have taken at its arrival
-        self.retire(r.flow)
+        if was_held:
+            self.note_out(r.flow)
+        self.look(r.flow)  # the next of its queue may have taken at its arrival
 
-    def retire(self, flow: int) -> None:
-        """It leaves the minimum where nothing of it stands in the line any more."""
-        if flow in self.waits and flow in self.state.in_minimum and self.is_out(flow):
+    def look(self, flow: int) -> None:
+        """See whether a flow that waits, or is held, is out."""
+        if flow in self.waits or self.shares.holds_of(flow):
+            self.note_out(flow)
+
+    def note_out(self, flow: int) -> None:
+        """One that is out leaves the minimum, and another one comes back."""
+        if not self.is_out(flow):
+            self._rejoin(flow)
+        elif flow in self.state.in_minimum:
             self.state.retire(flow)
+            self._note_lifts(flow)
+
+    def _note_lifts(self, flow: int) -> None:
+        if flow in self.waits:
             self.waits[flow].lift = self.lift_of(flow, self.waits[flow].node)
+        if self.shares.holds_of(flow):
+            self.shares.lifts[flow] = self.lift_of(flow, self.shares.root)
 
     def lift_of(self, flow: int, node: int) -> int:
         return self.nodes[node].lift[self.state.flows[flow].cls]
@@ -349,22 +370,19 @@ class Quotas:
         """Let every head ask that has not, and serve waiters, until nothing changes."""
         if self.is_new:
             self.is_new = False
-            for flow in sorted(self.waits):
-                self.come_back(flow)
+            for flow in range(len(self.state.flows)):
+                self._come_back_whole(flow)
         while any(self.chain_of(flow) for flow in self.first):
             asking = [
                 flow
                 for flow in range(len(self.state.flows))
-                if flow not in self.waits
-                and any(not self.is_candidate(r) for r in self.heads(flow))
+                if flow not in self.waits and not all(self._is_billed(r) for r in self.heads(flow))
             ]
             if asking:
                 self._ask(asking[0], -1)
                 continue
             for node in range(len(self.nodes)):
                 first = self.waiters(node)[:1]
-                if first and self.waits[first[0]].held:
-                    continue
                 if first and self.fits(node, self.waits[first[0]].request):
                     classes = self.state.classes
                     classes.served(("node", node), classes.of_flow(first[0]))
@@ -375,7 +393,7 @@ class Quotas:
                 return
 
     def _ask(self, flow: int, served_by: int) -> None:
-        while heads := [r for r in self.heads(flow) if not self.is_candidate(r)]:
+        while heads := [r for r in self.heads(flow) if not self._is_billed(r)]:
             r = heads[0]
             self.asked[r.seq] = self.take(r)[1]
             for node in self.chain_of(flow):
@@ -383,7 +401,7 @@ class Quotas:
                 if behind or not self.fits(node, r):
                     self.waits[flow] = Wait(node, r, self.lift_of(flow, node))
                     self.state.classes.note()
-                    self.retire(flow)
+                    self.note_out(flow)
                     return
             for node in self.chain_of(flow):
                 if node != served_by and self.waiters(node):
@@ -393,41 +411,40 @@ class Quotas:
             served_by = -1
 
     def come_back(self, flow: int) -> None:
-        self._lift(flow, self.waits.pop(flow))
+        """It waits for no quota any more."""
+        self._rejoin(flow)
+        del self.waits[flow]
         self.state.classes.note()
 
-    def rejoin(self, flow: int) -> None:
-        """It has a head in the line again, though another one still waits."""
-        if flow in self.waits and flow not in self.state.in_minimum and not self.is_out(flow):
-            wait = self.waits[flow]
-            self._lift(flow, wait)
-            wait.lift = self.lift_of(flow, wait.node)
+    def _come_back_whole(self, flow: int) -> None:
+        """Nor is any of it held."""
+        if flow in self.waits:
+            self.come_back(flow)
+        for hold in self.shares.holds_of(flow):
+            self._rejoin(flow)
+            del self.shares.holds[hold.request.seq]
+        self.state.classes.note()
 
-    def _lift(self, flow: int, wait: Wait) -> None:
-        state = self.state
+    def _rejoin(self, flow: int) -> None:
+        """It has something in the line again, or asks."""
+        state, wait = self.state, self.waits.get(flow)
         if flow in state.in_minimum:
             return
-        f, node = state.flows[flow], self.nodes[wait.node]
+        f = state.flows[flow]
+        node = self.nodes[wait.node if wait else self.shares.root]
         least = state.least_vtc(f.cls)
-        f.vtc += node.lift[f.cls] - wait.lift
+        f.vtc += node.lift[f.cls] - (wait.lift if wait else self.shares.lifts[flow])
         if f.vtc < least and state.policy != "lcf":
             node.lift[f.cls] += least - f.vtc
             f.vtc = least
         state.in_minimum.add(flow)
+        self._note_lifts(flow)
 
     def next_due(self) -> int:
         """When a node holds enough for the first of its waiters."""
         firsts = [(node, self.waiters(node)[:1]) for node in range(len(self.nodes))]
-        dues = [
-            self.due_ns(node, self.waits[f[0]].request)
-            for node, f in firsts
-            if f and not self.waits[f[0]].held
-        ]
-        dues += [
-            self.state.classes.next_due(("node", node))
-            for node, f in firsts
-            if f and not self.waits[f[0]].held
-        ]
+        dues = [self.due_ns(node, self.waits[f[0]].request) for node, f in firsts if f]
+        dues += [self.state.classes.next_due(("node", node)) for node, f in firsts if f]
         dues += self.shares.next_dues()
         return min((due for due in dues if due >= 0), default=-1)
 
@@ -443,11 +460,14 @@ class Quotas:
 
     def rows(self, flow: int, now_ns: int) -> list[dict[str, Any]]:
         """Of each kind the limit of which the least is left."""
+        return self.limits_of(self.chain_of(flow), now_ns)
+
+    def limits_of(self, chain: list[int], now_ns: int) -> list[dict[str, Any]]:
         found = []
         for which in range(4):
             kept = [
                 (bucket.level_at(now_ns), k, bucket)
-                for k, node in enumerate(self.chain_of(flow))
+                for k, node in enumerate(chain)
                 if (bucket := self.nodes[node].buckets.get(which))
             ]
             if kept:
@@ -458,7 +478,7 @@ class Quotas:
                 found.append((3 + which, bucket.rate, left, reset_ms))
         together = [
             (max(0, n.concurrency - self.live(node)), k, n.concurrency)
-            for k, node in enumerate(self.chain_of(flow))
+            for k, node in enumerate(chain)
             if (n := self.nodes[node]).concurrency
         ]
         if together:

@@ -87,11 +87,13 @@ class Restart:
         active = set(state.in_minimum)
         waiting = defaultdict(list)  # by node and class
         for flow, wait in quotas.waits.items():
-            if wait.held and flow not in active:
-                state.flows[flow].vtc += quotas.lift_of(flow, wait.node) - wait.lift
-            elif flow not in active:
+            if flow not in active:
                 where = wait.node, state.flows[flow].cls
                 waiting[where].append((flow, state.flows[flow].vtc - wait.lift))
+        for flow in {hold.request.flow for hold in quotas.shares.holds.values()}:
+            if flow not in active and flow not in quotas.waits:
+                away = quotas.lift_of(flow, quotas.shares.root) - quotas.shares.lifts[flow]
+                state.flows[flow].vtc += away
         self._forget()
         state.in_minimum = set(active)
         for node, cls in sorted(waiting):

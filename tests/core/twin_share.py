@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .twin_types import Bucket, Node, Request, Wait
+from .twin_types import Bucket, Hold, Node, Request
 
 if TYPE_CHECKING:
     from .twin_quota import Quotas
@@ -49,7 +49,7 @@ def part(micro: int, share: Share) -> int:
 
 
 class Shares:
-    """Nodes of the quotas with a share; flows that are held are among the quotas' waits."""
+    """Nodes of the quotas with a share, and the heads that are held."""
 
     def __init__(self, quotas: "Quotas") -> None:
         self.quotas = quotas
@@ -57,12 +57,14 @@ class Shares:
         self.items: dict[int, Share] = {}
         self.root = -1
         self.paid: dict[int, Paid] = {}  # by seq
+        self.holds: dict[int, Hold] = {}  # by seq
+        self.lifts: dict[int, int] = {}  # by flow: of the root, when it began to be held
         self.last_lender: dict[int, int] = {}  # by pool
         self.stale_ns: int | None = None
 
     def begin_anew(self) -> None:
         """What of shares does not outlive the process: all but the shares."""
-        self.paid = {}
+        self.paid, self.holds, self.lifts = {}, {}, {}
         for node, n in self.items.items():
             self.items[node] = Share(n.nominal, n.lends, n.borrows)
         self.stale_ns = self.state.now_ns if self.items else None
@@ -126,6 +128,8 @@ class Shares:
     def purse(self, flow: int) -> Purse:
         self.know()
         now_ns = self.state.now_ns
+        if self.share_of(flow) == -1:  # since a reload
+            return Purse(0, False, None)
         n = self.items[self.share_of(flow)]
         node, source, dues = self.share_of(flow), 0, []
         while n.unused.level_at(now_ns) <= 0:
@@ -186,14 +190,17 @@ class Shares:
         if paid.lender is not None:
             self.items[paid.lender].lent += more
         self._draw(paid, more)
-        wait = self.quotas.waits.get(r.flow)
-        if more < 0 and wait and wait.held:
-            self._look_again(r.flow, wait)
+        if more < 0:
+            self._look_again(r.flow)
 
-    def _look_again(self, flow: int, wait: Wait) -> None:
-        purse = self.purse(flow)
-        wait.limited = purse.limited
-        wait.due_ns = self.state.now_ns if purse.source == 0 else purse.due_ns
+    def holds_of(self, flow: int) -> list[Hold]:
+        return [hold for hold in self.holds.values() if hold.request.flow == flow]
+
+    def _look_again(self, flow: int) -> None:
+        for hold in self.holds_of(flow):
+            purse = self.purse(flow)
+            hold.limited = purse.limited
+            hold.due_ns = self.state.now_ns if purse.source == 0 else purse.due_ns
 
     def _borrowers(self, paid: Paid) -> list[int]:
         """Those that took it from the pool above them."""
@@ -227,7 +234,7 @@ class Shares:
         return bool(pools) and all(self.state.pools[p].saturated for p in pools)
 
     def has_to_be_held(self, r: Request) -> bool:
-        if self.share_of(r.flow) == -1 or r.flow in self.quotas.waits or r.seq in self.paid:
+        if self.share_of(r.flow) == -1 or r.seq in self.paid:
             return False
         cls = self.state.flows[r.flow].cls
         line = [q for q in self.state.heads(r.target) if self.state.flows[q.flow].cls == cls]
@@ -238,36 +245,40 @@ class Shares:
         return self.items[self.share_of(r.flow)].unused.level_at(self.state.now_ns) <= 0
 
     def held(self, r: Request) -> bool:
-        """Hold its flow, if that has to be."""
+        """Hold it, if that has to be."""
         if not self.has_to_be_held(r):
             return False
-        lift = self.quotas.lift_of(r.flow, self.root)
-        wait = self.quotas.waits[r.flow] = Wait(self.root, r, lift, True)
-        for waiting in self.state.queued(lambda q: q.flow == r.flow):
-            waiting.lined_ns = None
-        self._look_again(r.flow, wait)
-        self.quotas.retire(r.flow)
+        if not self.holds_of(r.flow):
+            self.lifts[r.flow] = self.quotas.lift_of(r.flow, self.root)
+        self.holds[r.seq] = Hold(r)
+        r.lined_ns = None
+        self.quotas.note_out(r.flow)
+        self._look_again(r.flow)
         self.state.classes.note()
         return True
 
-    def _pay_and_let_go(self, flow: int) -> None:
-        r = self.quotas.waits[flow].request
-        self.quotas.come_back(flow)
+    def _let_go(self, r: Request) -> None:
+        del self.holds[r.seq]
+        self.quotas.note_out(r.flow)
+        self.state.classes.note()
+
+    def _pay_and_let_go(self, r: Request) -> None:
+        self._let_go(r)
         self.pay(r)
 
     def run_dues(self) -> None:
-        """Look at the flows whose time has come."""
+        """Look at the heads whose time has come."""
         now_ns = self.state.now_ns
         while due := [
-            (wait.due_ns, flow)
-            for flow, wait in self.quotas.waits.items()
-            if wait.held and wait.due_ns is not None and wait.due_ns <= now_ns
+            (hold.due_ns, seq)
+            for seq, hold in self.holds.items()
+            if hold.due_ns is not None and hold.due_ns <= now_ns
         ]:
-            flow = min(due)[1]
-            if self.purse(flow).source == 0:
-                self._pay_and_let_go(flow)
+            r = self.holds[min(due)[1]].request
+            if self.purse(r.flow).source == 0:
+                self._pay_and_let_go(r)
             else:
-                self._look_again(flow, self.quotas.waits[flow])
+                self._look_again(r.flow)
 
     def holds_for(self, pool: int) -> bool:
         return bool(self.held_for(-1) or self.held_for(pool))
@@ -275,15 +286,15 @@ class Shares:
     def let_one_go(self, pool: int) -> bool:
         """Of the first few that are held for this pool or any: one that shares do not bind, or
         that can borrow; nobody stands in the line."""
-        for flow in sorted(self.held_for(-1) + self.held_for(pool), key=self.held_key)[:LOOKAHEAD]:
-            wait = self.quotas.waits[flow]
-            if not self.is_saturated(wait.request.target):
-                self.quotas.come_back(flow)
+        first = sorted(self.held_for(-1) + self.held_for(pool), key=self.held_key)
+        for r in [hold.request for hold in first[:LOOKAHEAD]]:
+            if not self.is_saturated(r.target):
+                self._let_go(r)
                 return True
-            if self.purse(flow).source is not None:
-                self._pay_and_let_go(flow)
+            if self.purse(r.flow).source is not None:
+                self._pay_and_let_go(r)
                 return True
-            self._look_again(flow, wait)
+            self._look_again(r.flow)
         return False
 
     def note_saturation(self) -> None:
@@ -299,22 +310,19 @@ class Shares:
             elif load < size * (threshold - limits["saturation_band_ppm"]):
                 p.saturated = False
 
-    def held_key(self, flow: int) -> tuple[Any, ...]:
-        wait = self.quotas.waits[flow]
-        place = self.state.classes.place(self.state.flows[flow].cls)
-        return place, wait.limited, self.quotas.key(flow, wait.request, wait.lift)
+    def held_key(self, hold: Hold) -> tuple[Any, ...]:
+        r = hold.request
+        place = self.state.classes.place(self.state.flows[r.flow].cls)
+        return place, hold.limited, self.quotas.key(r.flow, r, self.lifts[r.flow])[0], r.seq
 
-    def held_for(self, target: int) -> list[int]:
-        waits = self.quotas.waits.items()
-        found = [flow for flow, w in waits if w.held and w.request.target == target]
-        return sorted(found, key=self.held_key)
+    def held_for(self, target: int) -> list[Hold]:
+        return [hold for hold in self.holds.values() if hold.request.target == target]
 
     def next_dues(self) -> list[int]:
-        """When held flows, or the pool of all that they wait for, have something."""
-        waits = [wait for wait in self.quotas.waits.values() if wait.held]
-        dues = [wait.due_ns for wait in waits if wait.due_ns is not None]
+        """When held heads, or the pool of all that they wait for, have something."""
+        dues = [hold.due_ns for hold in self.holds.values() if hold.due_ns is not None]
         self.know()
-        if waits:
+        if self.holds:
             root = self.items[self.root].unused
             if root.rate and root.level_at(self.state.now_ns) <= 0:
                 dues.append(root.due_ns(1))
@@ -329,13 +337,24 @@ class Shares:
             self._draw(paid, paid.tokens)
 
     def row(self, flow: int, now_ns: int) -> dict[str, Any]:
+        figures = self.figures(self.share_of(flow), now_ns)
+        return figures | {"held_to_share": bool(self.holds_of(flow))}
+
+    def above(self, node: int) -> list[int]:
+        """A node with a share, and the pools above it."""
+        found = []
+        while node != -1:
+            found.append(node)
+            node = self.pool_of(node)
+        return found
+
+    def figures(self, node: int, now_ns: int) -> dict[str, int]:
         self.know()
-        wait = self.quotas.waits.get(flow)
-        n = self.items.get(self.share_of(flow), Share())
+        bound = node != -1 and (self.has(node) or node == self.root)
+        n = self.items[node] if bound else Share()
         return {
             "share_tokens_per_minute": n.nominal,
             "share_left_tokens": max(0, n.unused.level_at(now_ns) // MICRO),
             "borrowed_tokens": n.borrowed,
             "lent_tokens": n.lent,
-            "held_to_share": bool(wait and wait.held),
         }

@@ -329,7 +329,8 @@ class State:
         return flow in self.in_minimum
 
     def lift(self, flow: int) -> None:
-        if not self.is_lifted(flow) and flow not in self.quotas.waits:
+        waits = flow in self.quotas.waits or self.quotas.shares.holds_of(flow)
+        if not self.is_lifted(flow) and not waits:
             if self.policy != "lcf":
                 least = self.least_vtc(self.flows[flow].cls)
                 self.flows[flow].vtc = max(self.flows[flow].vtc, least)

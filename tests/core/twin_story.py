@@ -160,7 +160,7 @@ def _pool(twin: Twin, r: Request, pool: int) -> dict[str, Any]:
 def _limit(twin: Twin, now_ns: int, r: Request, kind: str) -> dict[str, Any] | None:
     quotas = twin.quotas
     if kind == "SHARE" and quotas.shares.share_of(r.flow) != -1:
-        return _held(twin, now_ns, r.flow)
+        return _held(twin, now_ns, r)
     if kind == "QUOTA":
         if r.flow in quotas.waits:
             node = quotas.waits[r.flow].node
@@ -196,9 +196,9 @@ def _quota(twin: Twin, now_ns: int, node: int, r: Request) -> dict[str, Any]:
     return row
 
 
-def _held(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
+def _held(twin: Twin, now_ns: int, r: Request) -> dict[str, Any]:
     shares = twin.quotas.shares
-    node, due_ns = shares.share_of(flow), twin.quotas.waits[flow].due_ns
+    node, due_ns = shares.share_of(r.flow), shares.holds[r.seq].due_ns
     n = shares.items[node]
     return {
         "quota": _name(twin, node),

@@ -321,6 +321,12 @@ class Wait:
     node: int
     request: Request
     lift: int
-    held: bool = False  # to its share
-    limited: bool = False  # held, and it may not borrow
+
+
+@dataclass
+class Hold:
+    """A head that is held to the share of its flow."""
+
+    request: Request
+    limited: bool = False  # it may not borrow
     due_ns: int | None = None  # when it has something of its own

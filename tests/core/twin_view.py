@@ -31,6 +31,7 @@ def view(twin: Twin, now_ns: int) -> dict[str, Any]:
         },
         "classes": twin.classes.rows(),
         "totals": _totals(twin),
+        "quotas": [_quota(twin, now_ns, node) for node in _shared(twin)],
         "draining": twin.draining,
         "flow_order": "deadline" if twin.order.by_deadline else "arrival",
     }
@@ -56,6 +57,7 @@ def core_view(stats: dict[str, Any]) -> dict[str, Any]:
         "flows": {(f["tenant"], f["request_class"]): seen(f) for f in stats["flows"]},
         "classes": stats["classes"],
         "totals": seen(stats["totals"]),
+        "quotas": stats["quotas"],
         "draining": stats["draining"],
         "flow_order": stats["flow_order"],
     }
@@ -136,7 +138,7 @@ def _flow(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
         "oldest_queued_ms": (now_ns - min((r.arrival_ns for r in queued), default=now_ns)) // 10**6,
         "refusals": dict(f.refusals),
         "quotas": twin.quotas.rows(flow, now_ns),
-        "waits_for_quota": flow in twin.quotas.waits and not twin.quotas.waits[flow].held,
+        "waits_for_quota": flow in twin.quotas.waits,
         **twin.quotas.shares.row(flow, now_ns),
         "audit": flow in twin.audit.flows,
         "audited_refusals": dict(twin.audit.refusals.get(flow, {})),
@@ -144,6 +146,41 @@ def _flow(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
         "predicted_p50_tokens": twin.predictor.median(asked) or 0,
         "predicted_quantile_tokens": twin.predictor.quantile(asked) or 0,
         **_promises(twin, twin.predictor.of_flow.get(flow), twin.predictor.flows.get(flow)),
+    }
+
+
+def _shared(twin: Twin) -> list[int]:
+    """Nodes of groups and models with limits, and the root while anybody has a share."""
+    quotas, shares = twin.quotas, twin.quotas.shares
+    shares.know()
+    nodes = [*quotas.names.values(), *([shares.root] if shares.root != -1 else [])]
+    return [
+        node
+        for node in sorted(nodes)
+        if quotas.nodes[node].buckets
+        or quotas.nodes[node].concurrency
+        or shares.has(node)
+        or (node == shares.root and shares.items[node].unused.rate)
+    ]
+
+
+def _quota(twin: Twin, now_ns: int, node: int) -> dict[str, Any]:
+    quotas, shares, pools = twin.quotas, twin.quotas.shares, twin.pool_names
+    names = {n: name.decode() for name, n in quotas.names.items()}
+    held = {hold.request.flow for hold in shares.holds.values()}
+    waits = [wait.node for wait in quotas.waits.values()]
+    if twin.queued():
+        waits += [
+            quotas.models.get(pools[i]) for i, p in enumerate(twin.pools) if p.reason == "QUOTA"
+        ]
+    return {
+        "name": names.get(node, ""),
+        "parent": names.get(quotas.nodes[node].parent, ""),
+        "limits": quotas.limits_of([node], now_ns),
+        "open_requests": quotas.live(node),
+        "waiting": waits.count(node),
+        **shares.figures(node, now_ns),
+        "held_flows": sum(node in shares.above(shares.share_of(flow)) for flow in held),
     }
 
 

@@ -25,8 +25,7 @@ class Why:
 
     def _of_head(self, r: Request) -> str:
         quotas = self.state.quotas
-        wait = quotas.waits.get(r.flow)
-        if wait and wait.held and quotas.chain_of(r.flow):
+        if r.seq in quotas.shares.holds and quotas.chain_of(r.flow):
             return "SHARE"
         if not quotas.is_candidate(r):
             return "QUOTA"

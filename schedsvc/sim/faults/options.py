@@ -18,11 +18,11 @@ from schedsvc.sim.faults.configured import (
 
 _S, _MS = 1_000_000_000, 1_000_000
 
-_SECOND, _THIRD, _FOURTH = 1 << 22, 1 << 23, 1 << 24
+_SECOND, _THIRD, _FOURTH, NEWEST = 1 << 22, 1 << 23, 1 << 24, 1 << 40
 """Seeds below draw what the first ones drew, so that those that failed once fail as they did; the
 others also draw what the scheduler has learned since: quotas, and who counts as active; then what
 outlives a restart, classes, limits of pools, adapters, dispatch delay and shares; then deadlines,
-and that who cannot meet them is refused."""
+and that who cannot meet them is refused; then shares in front of several pools."""
 
 _FIRST_FAULTS = {
     # name: (how often it is chosen, what it does)
@@ -164,7 +164,7 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
     later = Later(quotas=quotas)
     if seed >= _THIRD and not fair:
         more = Random(seed ^ 0x57A7E)  # noqa: S311 - no secret: one seed is one run
-        later = draw_later(more, core, list(tenants), pools, quotas)
+        later = draw_later(more, core, list(tenants), pools, quotas, several=seed >= NEWEST)
         drawn |= later.faults
     deadlines = 0
     if seed >= _FOURTH and not fair and seed % 2:
@@ -212,9 +212,12 @@ class Later(NamedTuple):
 
 def draw_later(
     rnd: Random, core: dict[str, Any], tenants: list[str], pools: tuple[PoolOptions, ...],
-    quotas: Quotas | None,
+    quotas: Quotas | None, *, several: bool,
 ) -> Later:  # fmt: skip
-    """Draw what a configuration may also ask for; `core` gets what is a setting of the core."""
+    """Draw what a configuration may also ask for; `core` gets what is a setting of the core.
+
+    Where `several`, there may be shares in front of several pools, too.
+    """
     drawn = Later(quotas)
     if rnd.random() < 0.6:
         faults = frozenset(name for name in STATE_FAULTS if rnd.random() < 0.7)
@@ -232,8 +235,7 @@ def draw_later(
         drawn = drawn._replace(limits=limits)
     if rnd.random() < 0.15:
         core["delay_factor_milli"] = rnd.choice((500, 1_000, 3_000))
-    # A flow that is held to its share for one pool is held for all: see docs/faults.md.
-    if drawn.quotas is not None and len(pools) == 1 and rnd.random() < 0.7:
+    if drawn.quotas is not None and (len(pools) == 1 or several) and rnd.random() < 0.7:
         drawn = drawn._replace(quotas=with_shares(rnd, drawn.quotas))
     return drawn
 

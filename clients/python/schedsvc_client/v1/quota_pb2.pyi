@@ -118,3 +118,66 @@ class Limit(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Limit: _TypeAlias = Limit  # noqa: Y015
+
+@_typing.final
+class QuotaStats(_message.Message):
+    """What a group of tenants, or a model, has left of its own: limits of other levels are not in it.
+    Groups and models without limits and shares are left out.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    OPEN_REQUESTS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    SHARE_TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    SHARE_LEFT_TOKENS_FIELD_NUMBER: _builtins.int
+    BORROWED_TOKENS_FIELD_NUMBER: _builtins.int
+    LENT_TOKENS_FIELD_NUMBER: _builtins.int
+    HELD_FLOWS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """group: or model:, and its name. Empty: the pool of all shares, from which groups and tenants
+    borrow that are below no group with a share.
+    """
+    parent: _builtins.str
+    """The group above it, in the same form; empty: none."""
+    open_requests: _builtins.int
+    """Requests that have taken from it and have not ended: they run, or stand in the line."""
+    waiting: _builtins.int
+    """Flows whose next request waits for it; of a model, its pools whose next does."""
+    share_tokens_per_minute: _builtins.int
+    """Its share; 0: none."""
+    share_left_tokens: _builtins.int
+    """What is left of its share and of what its members lend: so much can be borrowed in it."""
+    borrowed_tokens: _builtins.int
+    """What its members got from others above it, and others from it, since the start."""
+    lent_tokens: _builtins.int
+    held_flows: _builtins.int
+    """Flows below it that wait, beyond their shares."""
+    @_builtins.property
+    def limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Limit]:
+        """At most one of each kind."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        parent: _builtins.str = ...,
+        limits: _abc.Iterable[Global___Limit] | None = ...,
+        open_requests: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        share_tokens_per_minute: _builtins.int = ...,
+        share_left_tokens: _builtins.int = ...,
+        borrowed_tokens: _builtins.int = ...,
+        lent_tokens: _builtins.int = ...,
+        held_flows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["borrowed_tokens", b"borrowed_tokens", "held_flows", b"held_flows", "lent_tokens", b"lent_tokens", "limits", b"limits", "name", b"name", "open_requests", b"open_requests", "parent", b"parent", "share_left_tokens", b"share_left_tokens", "share_tokens_per_minute", b"share_tokens_per_minute", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuotaStats: _TypeAlias = QuotaStats  # noqa: Y015

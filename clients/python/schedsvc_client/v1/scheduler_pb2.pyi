@@ -603,6 +603,7 @@ class StatsResponse(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     CLASSES_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
+    QUOTAS_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Policy in force, such as vtc."""
     flow_order: _builtins.str
@@ -612,7 +613,6 @@ class StatsResponse(_message.Message):
     incarnation: _builtins.int
     """Changes when the scheduler restarts."""
     draining: _builtins.bool
-    """The server drains."""
     @_builtins.property
     def pools(self) -> _containers.RepeatedCompositeFieldContainer[_pool_pb2.PoolStats]:
         """In the order of registration."""
@@ -633,6 +633,8 @@ class StatsResponse(_message.Message):
 
     @_builtins.property
     def mode(self) -> _mode_pb2.ModeStats: ...
+    @_builtins.property
+    def quotas(self) -> _containers.RepeatedCompositeFieldContainer[_quota_pb2.QuotaStats]: ...
     def __init__(
         self,
         *,
@@ -647,10 +649,11 @@ class StatsResponse(_message.Message):
         state: Global___StateStats | None = ...,
         classes: _abc.Iterable[Global___ClassStats] | None = ...,
         mode: _mode_pb2.ModeStats | None = ...,
+        quotas: _abc.Iterable[_quota_pb2.QuotaStats] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "state", b"state", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "digest", b"digest", "draining", b"draining", "flow_order", b"flow_order", "flows", b"flows", "incarnation", b"incarnation", "mode", b"mode", "policy", b"policy", "pools", b"pools", "state", b"state", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "digest", b"digest", "draining", b"draining", "flow_order", b"flow_order", "flows", b"flows", "incarnation", b"incarnation", "mode", b"mode", "policy", b"policy", "pools", b"pools", "quotas", b"quotas", "state", b"state", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
