@@ -428,8 +428,8 @@ class Scheduler:
     def stats(self, now_ns: int, flow_limit: int = 1_000) -> dict[str, Any]:
         """Return a snapshot.
 
-        {"pools": [...], "flows": [...], "classes": [...], "totals": {...}, "policy", "digest",
-        "draining"}, keys as in schedsvc.v1.StatsResponse. O(flows).
+        {"pools": [...], "flows": [...], "classes": [...], "quotas": [...], "totals": {...},
+        "policy", "digest", "draining"}, keys as in schedsvc.v1.StatsResponse. O(flows).
         """
     def flow_stats(self, now_ns: int, flow: int) -> dict[str, Any]: ...
     def explain(

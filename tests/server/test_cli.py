@@ -22,7 +22,7 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 from schedsvc.cli import main
 
 from .certificates import Authority
-from .conftest import ask, serving
+from .conftest import ask, calling, serving
 
 CONFIG = """
 listeners: [{unix: s.sock}, {tcp: "127.0.0.1:0"}]
@@ -91,6 +91,27 @@ def test_serve_refuses_a_wrong_file(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "nowhere.yaml:1:1: cannot read the file" in result.output
     assert "Traceback" not in result.output
+
+
+SHARED: dict[str, Any] = {
+    "groups": [{"name": "lab", "share": {"tokens_per_minute": 5_000}, "quota": {"concurrency": 3}}],
+    "tenants": [{"name": "a", "group": "lab", "share": {"tokens_per_minute": 900}}],
+}
+
+
+async def test_stats_shows_what_groups_and_shares_have_left() -> None:
+    async with serving(**SHARED) as server, calling(server.targets[0]) as stub:
+        await stub.Admit(ask(64, tenant="a"))
+        target = ("--target", server.targets[0])
+        shown = await asyncio.to_thread(run, "stats", *target, "--tenant", "a")
+        assert shown.exit_code == 0, shown.output
+        for part in ("group:lab", "all shares", "2 of 3 at once", " of 900 ", " of 5,000 "):
+            assert part in shown.output
+        plain = await asyncio.to_thread(run, "stats", *target, "--json")
+        group, everybody = json.loads(plain.output)["quotas"]
+    assert (group["name"], group["open_requests"], everybody["name"]) == ("group:lab", 1, "")
+    assert 0 < everybody["share_left_tokens"] == group["share_left_tokens"] < 5_000
+    assert group["limits"][0]["remaining"] == 2
 
 
 async def test_stats_shows_a_running_scheduler() -> None:

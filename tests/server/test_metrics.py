@@ -86,6 +86,27 @@ async def test_usage_of_each_tenant_is_counted_to_the_token() -> None:
         waiting.cancel()
 
 
+async def test_groups_and_models_have_series_of_their_own() -> None:
+    limits: dict[str, Any] = {
+        "groups": [
+            {"name": "lab", "share": {"tokens_per_minute": 5_000}, "quota": {"concurrency": 3}}
+        ],
+        "models": [{"name": "m", "pools": ["p"], "quota": {"requests_per_minute": 7}}],
+        "tenants": [{"name": "a", "group": "lab"}],
+    }
+    async with metered(**limits) as server, calling(server.targets[0]) as stub:
+        await stub.Admit(ask(64, tenant="a"))
+        samples = await scrape(server)
+    lab = {"quota": "group:lab"}
+    assert of(samples, "quota_open_requests", **lab) == 1
+    assert of(samples, "shared_quota_limit", kind="concurrent_requests", **lab) == 3
+    assert of(samples, "shared_quota_remaining", kind="concurrent_requests", **lab) == 2
+    assert 0 < of(samples, "quota_share_left_tokens", **lab) < 5_000
+    assert of(samples, "quota_share_left_tokens", quota="") > 0
+    assert of(samples, "shared_quota_limit", kind="requests_per_minute", quota="model:m") == 7
+    assert of(samples, "quota_held_flows", quota="") == 0
+
+
 async def test_tenants_beyond_the_cap_are_summed_up() -> None:
     tenants = [{"name": f"t{i}"} for i in range(200)]
     async with metered(tenants=tenants) as server, calling(server.targets[0]) as stub:
