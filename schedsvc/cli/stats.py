@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -109,10 +110,8 @@ def _view(snapshot: Any) -> RenderableType:
             _LOADS[pool.overload_state],
             pool.wait_reason,
         )
-    shares = any(flow.share_tokens_per_minute for flow in snapshot.flows)
     flows = _table(
-        *("tenant", "weight", "queued", "leases", "input", "cached", "output", "refused"),
-        *("quota left", *(["share left", "borrowed", "lent"] if shares else [])),
+        "tenant", "weight", "queued", "leases", "input", "cached", "output", "refused", "quota left"
     )
     for flow in snapshot.flows:
         numbers = (
@@ -128,7 +127,6 @@ def _view(snapshot: Any) -> RenderableType:
             f"{flow.weight_milli / 1_000:g}",
             *(f"{number:,}" for number in numbers),
             _quota_left(flow.quotas, flow.waits_for_quota),
-            *(_share(flow, flow.held_to_share) if shares else ()),
         )
     classes = _table("class", "rank", "queued", "leases", "granted", "brought forward")
     for entry in snapshot.classes:
@@ -144,24 +142,27 @@ def _view(snapshot: Any) -> RenderableType:
         f" of {totals.fairness_bound_micro / 1e6:,.0f} tokens"
     )
     tables = [pools, *([classes] if len(snapshot.classes) > 1 else []), flows]
-    return Group(line, *tables, *([_quotas(snapshot)] if snapshot.quotas else []))
+    return Group(line, *tables, *_quotas(snapshot))
 
 
-def _quotas(snapshot: Any) -> Table:
-    table = _table(
-        *("group or model", "below", "open", "waiting", "held", "quota left"),
-        *("share left", "borrowed", "lent"),
-    )
+def _quotas(snapshot: Any) -> Iterator[Table]:
+    """Yield groups and models with what is left of their own limits, then all shares."""
+    if limited := [entry for entry in snapshot.quotas if entry.limits]:
+        quotas = _table("group or model", "below", "open", "waiting", "quota left")
+        for entry in limited:
+            counts = f"{entry.open_requests:,}", f"{entry.waiting:,}"
+            quotas.add_row(entry.name, entry.parent, *counts, _quota_left(entry.limits, False))
+        yield quotas
+    shares = _table("share of", "a minute", "left", "borrowed", "lent", "held")
+    for flow in snapshot.flows:
+        if flow.share_tokens_per_minute:
+            shares.add_row(_flow_name(flow), *_share(flow), "yes" if flow.held_to_share else "")
     for entry in snapshot.quotas:
-        counts = entry.open_requests, entry.waiting, entry.held_flows
-        table.add_row(
-            entry.name or "all shares",
-            entry.parent,
-            *(f"{count:,}" for count in counts),
-            _quota_left(entry.limits, False),
-            *_share(entry, False),
-        )
-    return table
+        if entry.share_tokens_per_minute or not entry.name:
+            held = f"{entry.held_flows:,}" if entry.held_flows else ""
+            shares.add_row(entry.name or "all", *_share(entry), held)
+    if shares.row_count:
+        yield shares
 
 
 def _mode(snapshot: Any) -> str:
@@ -188,13 +189,11 @@ def _quota_left(limits: Any, waits: bool) -> str:
     return f"{tightest.remaining:,} of {tightest.limit:,} {unit}{', waits' if waits else ''}"
 
 
-def _share(row: Any, waits: bool) -> tuple[str, str, str]:
-    """Return what is left of a share, and what was borrowed and lent beside it."""
-    share = f" of {row.share_tokens_per_minute:,}" if row.share_tokens_per_minute else ""
-    left = f"{row.share_left_tokens:,}{share}{', waits' if waits else ''}"
-    if not share and not row.share_left_tokens:
-        left = ""
-    return left, f"{row.borrowed_tokens:,}", f"{row.lent_tokens:,}"
+def _share(row: Any) -> tuple[str, ...]:
+    """Return a share, what is left of it, and what was borrowed and lent beside it."""
+    share = f"{row.share_tokens_per_minute:,}" if row.share_tokens_per_minute else ""
+    numbers = row.share_left_tokens, row.borrowed_tokens, row.lent_tokens
+    return share, *(f"{number:,}" for number in numbers)
 
 
 def _table(name: str, *numbers: str) -> Table:
