@@ -8,9 +8,9 @@
 # Linux's HTB; lending and borrowing limits as in Kueue's cohorts.)
 #
 # A queue of a flow beyond its share is held where that matters: in saturation, and while others
-# stand in the line. Its other queues are not, so that a full pool keeps nobody from an empty one. It
-# is no candidate then, and comes back when its flow's bucket holds something, or when the line is
-# empty: below saturation as it is, so that there a share binds nobody, and nothing is
+# stand in the line. The flow's other queues are not, so that a full pool keeps nobody from an empty
+# one. It is no candidate then, and comes back when its flow's bucket holds something, or when the
+# line is empty: below saturation as it is, so that there a share binds nobody, and nothing is
 # booked for it, so that nobody has debts when it begins to bind; in saturation if it can borrow.
 # Held queues come back one at a time, in the order of the policy. So whoever is within its share
 # goes first, borrowers alone keep the load at the threshold, and what a borrower gets falls
