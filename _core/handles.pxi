@@ -2,27 +2,33 @@
 #
 # A pool that is drained grants nothing any more; what runs goes on. New requests that only drained
 # pools could take are refused (REJECTED_DRAINING). What is queued and can go nowhere else is
-# evicted by a sweep over all queues, a bounded part of it in each poll.
+# evicted by a sweep over all queues, a bounded part of it in each poll. What is drained is saved, and
+# stays it over a restart.
 
 cdef enum:
     QUEUES_A_TURN = 64  # so many queues are looked at for each eviction that a poll may do
 
 
 cdef int drain_some(Scheduler core, bytes name, bint draining) except -1:
-    """Drain a pool, or (b"") all of them and the scheduler with them, or let it serve again. O(1);
-    the evictions come with `poll()`."""
+    """Drain a pool, or (b"") all of them and the scheduler with them, or let it serve again. O(1),
+    O(pools) for one that nobody has offered since the restart; evictions come with `poll()`."""
     cdef int32_t pool
     if name:
-        known = core.pool_names.get(name)
-        if known is None:
+        known, told = core.pool_names.get(name), core.saved_pools.get(name)
+        if known is None and told is None:
             raise CallerError(CODE_NOT_FOUND, "pool", "no pool of that name")
-        pool = known
-        core.ledger.pools[pool].draining = draining
+        if known is None and draining:
+            known = absent_pool(core, name)
+        if told is not None:
+            core.saved_pools[name] = (*told[:4], draining, told[5])
+        if known is not None:
+            pool = known
+            core.ledger.pools[pool].draining = draining
     else:
         core.draining = core.ledger.closed = draining
     if draining:
         core.sweep_next = 0
-    core.has_more = True
+    core.has_more = core.save_rest = True
     return 0
 
 

@@ -12,16 +12,6 @@ cdef int64_t SUM_MAX = <int64_t>1 << 53
 cdef int64_t DEBT_MINUTES = 1_440  # more than this no bucket owes after a restart
 
 
-# Lengths of one kind, as they were read.
-ctypedef struct SavedLengths:
-    int64_t count, level_ppm, learned_at
-    uint64_t adapter
-    int32_t waiting  # how many stand in `first`
-    int32_t mass
-    int32_t first[1000]
-    uint16_t counts[BUCKETS]
-
-
 cdef int restore_rows(Scheduler core, list rows) except -1:
     """Take over all rows or none; how many found their place. O(rows * log n)."""
     cdef list stood = []
@@ -70,7 +60,7 @@ cdef int restore_row(
     if kind == QUOTA_ROW or kind == TENANT_QUOTA_ROW:
         return restore_quota(core, kind, name, &c, age_ns, applies)
     if kind == POOL_ROW:
-        return restore_pool(core, name, &c, value, applies)
+        return restore_pool(core, name, &c, applies)
     if key == OVERALL_ROW:
         return restore_overall(core, &c, applies)
     invalid("key", "of an unknown kind")
@@ -197,134 +187,8 @@ cdef int take_places(Scheduler core, list stood) except -1:
     return 0
 
 
-cdef int restore_lengths(Scheduler core, bytes name, Cursor* c, bint applies) except -1:
-    cdef int64_t v[4]  # fields 3 to 6
-    cdef int64_t tag
-    cdef SavedLengths lengths
-    cdef FlowLengths* f = NULL
-    cdef Pair* pair
-    cdef int pairs = 0
-    cdef int32_t flow = flow_of_row(core, name, applies)
-    if flow != NONE:
-        f = core.predictor._flow(flow)
-    memset(v, 0, sizeof(v))
-    while True:
-        tag = read_tag(c)
-        if tag == 0:
-            break
-        if tag == 1 << 3 | LENGTH or tag == 2 << 3 | LENGTH:
-            read_lengths(read_message(c), &lengths)
-            if tag >> 3 == 2:
-                pairs += 1
-                check_range("pairs", pairs, 1, PAIRS_MAX)
-                check_range("adapter", lengths.adapter != 0, 1, 1)
-            if f != NULL and tag >> 3 == 1:
-                place_lengths(core.predictor, &f.own, &lengths)
-            elif f != NULL and core.predictor._pair(flow, lengths.adapter) == NULL:
-                pair = core.predictor._make_pair(flow, lengths.adapter)
-                pair.learned_at = lengths.learned_at
-                place_lengths(core.predictor, &pair.lengths, &lengths)
-        elif tag & 7 == VARINT and 3 <= tag >> 3 <= 6:
-            v[(tag >> 3) - 3] = <int64_t>read_varint(c)
-        else:
-            skip(c, tag)
-    check_whole(c, "it")
-    check_sums(v)
-    if f == NULL:
-        return 0
-    f.judged, f.covered, f.reserved_tokens, f.used_tokens = v[0], v[1], v[2], v[3]
-    return 1
-
-
-cdef int check_sums(int64_t* v) except -1:
-    # Of promises: judged, covered, and tokens reserved and used.
-    check_range("judged", v[0], 0, 1 << 40)
-    check_range("covered", v[1], 0, v[0])
-    check_range("reserved_tokens", v[2], 0, SUM_MAX)
-    return check_range("used_tokens", v[3], 0, SUM_MAX)
-
-
-cdef int read_lengths(Cursor c, SavedLengths* out) except -1:
-    """Read and check lengths of one kind. O(bytes)."""
-    cdef Cursor packed
-    cdef int64_t tag, value, bucket = NONE
-    memset(out, 0, sizeof(SavedLengths))
-    while True:
-        tag = read_tag(&c)
-        if tag == 0:
-            break
-        if tag == 1 << 3 | VARINT:
-            out.count = <int64_t>read_varint(&c)
-        elif tag == 2 << 3 | VARINT:
-            out.level_ppm = <int64_t>read_varint(&c)
-        elif tag == 3 << 3 | VARINT:
-            out.learned_at = <int64_t>read_varint(&c)
-        elif tag == 6 << 3 | FIXED64:
-            out.adapter = read_fixed64(&c)
-        elif tag == 4 << 3 | LENGTH:
-            packed = read_message(&c)
-            while packed.at < packed.end and not packed.bad:
-                value = <int64_t>read_varint(&packed)
-                check_range("length", value, 0, LENGTH_MAX)
-                check_range("lengths", out.waiting + 1, 1, 1_000)
-                out.first[out.waiting] = <int32_t>value
-                out.waiting += 1
-            c.bad = c.bad or packed.bad
-        elif tag == 5 << 3 | LENGTH:
-            packed = read_message(&c)
-            while packed.at < packed.end and not packed.bad:
-                value = <int64_t>read_varint(&packed)
-                check_range("bucket", value, 1, BUCKETS - 1 - bucket)
-                bucket += value
-                value = <int64_t>read_varint(&packed)
-                check_range("count", value, 1, WINDOW - 1 - out.mass)
-                out.counts[bucket] = <uint16_t>value
-                out.mass += <int32_t>value
-            c.bad = c.bad or packed.bad
-        else:
-            skip(&c, tag)
-    check_whole(&c, "it")
-    check_range("level_ppm", out.level_ppm, out.mass != 0, WHOLE_PPM)
-    check_range("learned_at", out.learned_at, 0, SUM_MAX)
-    if out.mass:
-        check_range("lengths", out.waiting, 0, 0)  # one or the other
-        return check_range("count", out.count, 1, COUNT_MAX)
-    return check_range("count", out.count, out.waiting, out.waiting)
-
-
-cdef int place_lengths(Predictor p, Lengths* e, const SavedLengths* s) except -1:
-    cdef int64_t missed_ppm = WHOLE_PPM - p.ppm, level
-    cdef int32_t k
-    lengths_clear(e)  # of two that say the same, the last counts
-    if s.mass == 0:
-        for k in range(s.waiting):
-            p._add(e, s.first[k])
-        return 0
-    e.count = <int32_t>s.count
-    e.sketch = <Sketch*>grow(NULL, 0, 1, sizeof(Sketch))
-    level = max(s.level_ppm, max(<int64_t>1, WHOLE_PPM - 3 * missed_ppm))
-    e.sketch.level_ppm[LEDGER] = <int32_t>level
-    e.sketch.level_ppm[MEDIAN] = 500_000
-    e.sketch.mass = s.mass
-    memcpy(e.sketch.counts, s.counts, sizeof(s.counts))
-    for k in range(TRACKED):
-        sketch_settle(e.sketch, k)
-    return 0
-
-
-cdef int64_t latest_sample(Scheduler core) noexcept:
-    # Places of a flow's adapters are given up in the order of these numbers, which only grow.
-    cdef int64_t latest = 0
-    cdef int32_t i, k
-    for i in range(core.predictor.flows_max):
-        if core.predictor.lengths_of[i].pairs != NULL:
-            for k in range(PAIRS_MAX):
-                latest = max(latest, core.predictor.lengths_of[i].pairs[k].learned_at)
-    return latest
-
-
 cdef int restore_overall(Scheduler core, Cursor* c, bint applies) except -1:
-    cdef int64_t v[6]  # fields 2 to 7
+    cdef int64_t v[8]  # fields 2 to 9
     cdef int64_t tag
     cdef SavedLengths lengths
     cdef Slice last
@@ -343,7 +207,7 @@ cdef int restore_overall(Scheduler core, Cursor* c, bint applies) except -1:
             flow = flow_of_row(core, slice_bytes(&last), applies and not c.bad)
             if flow != NONE:
                 core.flows.last_active[core.flows.items[flow].cls] = flow
-        elif tag & 7 == VARINT and 2 <= tag >> 3 <= 7:
+        elif tag & 7 == VARINT and 2 <= tag >> 3 <= 9:
             v[(tag >> 3) - 2] = <int64_t>read_varint(c)
         else:
             skip(c, tag)
@@ -351,11 +215,13 @@ cdef int restore_overall(Scheduler core, Cursor* c, bint applies) except -1:
     check_range("samples", v[0], 0, SUM_MAX)
     check_sums(&v[1])
     check_range("prompt_seen_max", v[5], 0, TOKENS_MAX)
+    check_range("draining", v[7], 0, 1)
     if not applies:
         return 0
     place_lengths(p, &p.overall, &lengths)
     p.samples, p.judged, p.covered, p.reserved_tokens, p.used_tokens = v[0], v[1], v[2], v[3], v[4]
     core.prompt_seen_max = v[5]
+    core.draining = core.ledger.closed = v[7] != 0
     return 1
 
 
@@ -440,38 +306,47 @@ cdef int32_t node_of(Scheduler core, bytes kind, bytes name) except? -2:
     return NONE if flow is None else core.flows.items[<int32_t>flow].own_quota
 
 
-cdef int restore_pool(Scheduler core, bytes name, Cursor* c, bytes value, bint applies) except -1:
-    cdef int64_t v[4]
-    read_numbers(c, v, 4)
+cdef int restore_pool(Scheduler core, bytes name, Cursor* c, bint applies) except -1:
+    cdef int64_t v[5]
+    read_numbers(c, v, 5)
     check_range("epoch", v[0], 0, <int64_t>1 << 62)
     check_range("promised_tokens", v[1], 0, <int64_t>1 << 50)
     check_range("headroom_ppm", unzigzag(<uint64_t>v[2]), -WHOLE_PPM, WHOLE_PPM)
     check_range("probes", v[3], 0, 1)
+    check_range("draining", v[4], 0, 1)
     check_range("pool", len(name), 1, ID_BYTES_MAX)
     if not applies:
         return 0
     if len(core.saved_pools) >= POOLS_MAX:
         return 0
-    core.saved_pools[name] = (value, core.now_ns)
+    core.saved_pools[name] = (v[0], v[1], unzigzag(<uint64_t>v[2]), v[3], v[4], core.now_ns)
     if name in core.pool_names:
         resume_pool(core, name)
+    elif v[4] and core.ledger.count < POOLS_MAX:
+        absent_pool(core, name)
     return 1
+
+
+cdef int32_t absent_pool(Scheduler core, bytes name) except -1:
+    """A place for a pool of before the restart that drains and that nobody offers yet, so that
+    whoever looks sees it. O(pools)."""
+    cdef int32_t pool = new_pool(core, name)
+    core.ledger.size(pool, 1, 1, 0, 0)
+    core.ledger.pools[pool].draining = True
+    return pool
 
 
 cdef int resume_pool(Scheduler core, bytes name) except -1:
     """A pool of before the restart is registered: it knows what it learned, and holds what its
     leases had until they are told of, or the engine has restarted too."""
-    cdef Pool* p = &core.ledger.pools[<int32_t>core.pool_names[name]]
-    cdef int64_t v[4]
-    cdef Cursor c
-    value, restored_ns = core.saved_pools.pop(name)
-    c = data_cursor(value)
-    read_numbers(&c, v, 4)
-    set_headroom(
-        p, min(max(unzigzag(<uint64_t>v[2]), core.headroom_min_ppm), core.headroom_max_ppm)
-    )
+    cdef int32_t pool = core.pool_names[name]
+    cdef Pool* p = &core.ledger.pools[pool]
+    cdef int64_t v[6]
+    v[0], v[1], v[2], v[3], v[4], v[5] = core.saved_pools.pop(name)
+    set_headroom(p, min(max(v[2], core.headroom_min_ppm), core.headroom_max_ppm))
     p.probes = v[3] != 0
-    if v[0] == p.epoch and core.now_ns < restored_ns + core.lease_ttl_ns + core.lease_grace_ns:
+    p.draining = v[4] != 0
+    if v[0] == p.epoch and core.now_ns < v[5] + core.lease_ttl_ns + core.lease_grace_ns:
         p.owed_tokens = v[1]
     return 0
 

@@ -13,9 +13,10 @@
 #              1 a bucket (repeated: 1 which, 2 limit, 3 level (signed), 4 since its tick began),
 #              2 requests, 3 input and 4 output tokens on open bills, 5 lifts of
 #              those that waited (repeated: 1 by how much, 2 class)
-#   p pool     1 epoch, 2 promised tokens, 3 headroom (signed), 4 no preemption was seen yet
+#   p pool     1 epoch, 2 promised tokens, 3 headroom (signed), 4 no preemption was seen yet, 5 an
+#              operator drains it
 #   o          1 lengths of all flows, 2 to 6 samples, judged, covered, reserved and used, 7 longest
-#              prompt, 8 the flows that were active last (repeated)
+#              prompt, 8 the flows that were active last (repeated), 9 an operator drains everything
 #
 # A flow is named by the length of its class's name in two bytes (0: the default), that, and tenant.
 # Lengths are 1 count, 2 level, 3 when they were learned, 4 those that wait for a sketch (packed),
@@ -76,8 +77,11 @@ cdef list changed_rows(Scheduler core, int64_t now_ns, int64_t rows_max):
         core.save_rest = False
         rows.append((OVERALL_ROW, overall_value(core)))
         for n in range(core.ledger.count):
-            rows.append((POOL_ROW + <bytes>core.pool_list[n], pool_value(core, n)))
-        for name, (value, _) in core.saved_pools.items():
+            if core.pool_list[n] not in core.saved_pools:
+                rows.append((POOL_ROW + <bytes>core.pool_list[n], pool_value(core, n)))
+        for name, told in core.saved_pools.items():  # nobody has offered them since the restart
+            epoch, promised, headroom, probes, draining, _ = told
+            value = pool_row(core, epoch, promised, headroom, probes, draining)
             rows.append((POOL_ROW + <bytes>name, value))
     return rows
 
@@ -185,12 +189,23 @@ cdef bytes quota_value(Scheduler core, int32_t node, int64_t now_ns):
 
 
 cdef bytes pool_value(Scheduler core, int32_t pool):
-    cdef Writer w = core.writer
     cdef Pool* p = &core.ledger.pools[pool]
-    w.varint(4, p.probes)
-    w.varint(3, zigzag(p.headroom_ppm))
-    w.varint(2, p.promised_blocks * p.block_size + p.owed_tokens)
-    w.varint(1, p.epoch)
+    return pool_row(
+        core, p.epoch, p.promised_blocks * p.block_size + p.owed_tokens, p.headroom_ppm, p.probes,
+        p.draining,
+    )
+
+
+cdef bytes pool_row(
+    Scheduler core, int64_t epoch, int64_t promised_tokens, int64_t headroom_ppm, bint probes,
+    bint draining,
+):
+    cdef Writer w = core.writer
+    w.varint(5, draining)
+    w.varint(4, probes)
+    w.varint(3, zigzag(headroom_ppm))
+    w.varint(2, promised_tokens)
+    w.varint(1, epoch)
     return w.take()
 
 
@@ -198,6 +213,7 @@ cdef bytes overall_value(Scheduler core):
     cdef Writer w = core.writer
     cdef Predictor p = core.predictor
     cdef int32_t c
+    w.varint(9, core.ledger.closed)
     for c in range(CLASSES_MAX - 1, -1, -1):
         if core.flows.last_active[c] != NONE:
             w.text(8, flow_name(core, core.flows.last_active[c]))

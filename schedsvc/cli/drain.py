@@ -16,8 +16,9 @@ Example:
   schedsvc drain --all --wait 60
 
 What runs goes on. What is queued and can go nowhere else is told to come back, with a Retry-After.
-A drain lasts until --undo or the scheduler's restart, whatever the engine does meanwhile. With
---wait the exit status is 0 only where nothing runs any more.
+A drain lasts until --undo, whatever the engine does meanwhile; over a restart of the scheduler too
+where its configuration names a state file. With --wait the exit status is 0 only where nothing runs
+any more.
 """
 _LOOK_S = 0.5
 
@@ -52,16 +53,19 @@ def drain(
     with Operator(connection.target, **connection.proof) as operator:
         answer = operator.drain(name, undo=undo)
         running, drained = answer.live_leases, not undo
+        is_kept = not undo and operator.stats().HasField("state")
         began_s = time.monotonic()
         if wait_s is not None:
             running, drained = _wait(operator, name, began_s + wait_s, running)
     waited_s = round(time.monotonic() - began_s, 1)
     if as_json:
         shown: dict[str, Any] = {"pool": name, "draining": drained, "live_leases": running}
-        click.echo(json.dumps({**shown, "waited_s": waited_s}))
+        click.echo(json.dumps({**shown, "waited_s": waited_s, "outlives_restart": is_kept}))
     else:
         what = f"pool {name}" if name else "the scheduler"
         state = "drains" if drained else "admits again"
+        if drained and not is_kept:
+            state += " until the next restart (no state file is kept)"
         click.echo(f"{what} {state}; {running:,} {'runs' if running == 1 else 'run'}")
     if wait_s is not None and not drained:
         raise click.ClickException("somebody has undone the drain")
@@ -88,5 +92,5 @@ def _look(operator: Operator, pool: str) -> tuple[int, bool]:
     if not pool:
         return stats.totals.live_leases + stats.totals.queued, stats.draining
     rows = [row for row in stats.pools if row.name == pool]
-    # A scheduler that has restarted meanwhile may not know the pool yet: then it does not drain.
+    # One that has restarted without a state file knows nothing of the drain, nor yet of the pool.
     return (rows[0].live_leases + rows[0].queued, rows[0].draining) if rows else (0, False)

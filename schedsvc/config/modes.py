@@ -1,11 +1,15 @@
 """What an operator says of modes, over what the file says."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import get_args
 
 from schedsvc.config.models import Config, Mode
 
 __all__ = ["ModeOverlay"]
+
+_MODES = get_args(Mode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,29 @@ class ModeOverlay:
         if mode is not None:
             tenants[tenant] = mode
         return ModeOverlay(self.everyone, tenants)
+
+    def naming(self, tenants: set[str]) -> "ModeOverlay":
+        """Return what is said of these tenants, and of everyone."""
+        kept = {name: said for name, said in self.tenants.items() if name in tenants}
+        return ModeOverlay(self.everyone, kept)
+
+    def saved(self) -> bytes:
+        """Return it as a state file keeps it; nothing where nothing is said."""
+        if self == ModeOverlay():
+            return b""
+        return json.dumps({"everyone": self.everyone, "tenants": dict(self.tenants)}).encode()
+
+    @staticmethod
+    def restored(saved: bytes) -> "ModeOverlay":
+        """Return what was saved. Raises ValueError where nobody can have saved that."""
+        if not saved:
+            return ModeOverlay()
+        told = json.loads(saved)
+        if isinstance(told, dict) and isinstance(told.get("tenants"), dict):
+            everyone, tenants = told.get("everyone"), told["tenants"]
+            if everyone in (None, *_MODES) and all(mode in _MODES for mode in tenants.values()):
+                return ModeOverlay(everyone, tenants)
+        raise ValueError("what an operator said of modes cannot be read")
 
     def on(self, config: Config) -> Config:
         """Return the configuration as it is in force. O(tenants)."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import structlog
 from grpc_health.v1 import health_pb2
 from schedsvc_client.v1 import mode_pb2
 
@@ -13,6 +14,8 @@ from schedsvc.service import SERVICE_NAME
 from schedsvc.service.calls import not_found, untimely
 
 __all__ = ["Handles"]
+
+_log = structlog.get_logger("schedsvc.operator")
 
 _MODES: dict[int, Mode | None] = {
     mode_pb2.MODE_ENFORCE: "enforce",
@@ -25,9 +28,18 @@ class Handles:
     """The actions behind OperatorService, and the configuration as an operator has changed it."""
 
     def __init__(
-        self, driver: Driver, config: Config, health: Any, show: Callable[[Config], None]
+        self,
+        driver: Driver,
+        config: Config,
+        health: Any,
+        show: Callable[[Config], None],
+        save: Callable[[], None],
     ) -> None:
-        """Act on a driver and a grpc_health servicer; `show` is told what is in force by now."""
+        """Act on a driver and a grpc_health servicer.
+
+        `show` is told what is in force by now; `save` that something has to outlive the process.
+        """
+        self._save = save
         self._driver = driver
         self._config = config
         self._health = health
@@ -37,15 +49,39 @@ class Handles:
         self._overlay = ModeOverlay()
         self._say(self._overlay)
 
+    async def resume(self, said: ModeOverlay) -> None:
+        """Go on with what operators said before a restart: drains are in the core already.
+
+        What was said of tenants that are not configured any more is void.
+        """
+        said = said.naming({entry.name for entry in self._config.tenants})
+        if said != self._overlay:
+            self._driver.change_modes(said.on(self._config), self._config)
+            self._say(said)
+            self._show(said.on(self._config))
+        stats = self._driver.stats(0)
+        drained = [row["name"] for row in stats["pools"] if row["draining"]]
+        if drained or stats["draining"] or said != ModeOverlay():
+            _log.warning(
+                "operator_resumed", draining=stats["draining"], pools_draining=drained,
+                mode=said.everyone, tenant_modes=dict(said.tenants),
+                undo="schedsvc drain --undo, schedsvc mode configured",
+            )  # fmt: skip
+        await self._tell_health(serves=not stats["draining"])
+
     async def drain(self, pool: str, undo: bool) -> None:
         """Drain a pool or ("") the service, or let it serve again; health says so."""
         if self.stopping and undo:
             raise untimely("undo", "the scheduler is stopping for good")
         self._driver.set_draining(pool.encode(), not undo)
+        self._save()
         if not pool:
-            status = health_pb2.HealthCheckResponse.ServingStatus
-            for name in ("", SERVICE_NAME):
-                await self._health.set(name, status.SERVING if undo else status.NOT_SERVING)
+            await self._tell_health(serves=undo)
+
+    async def _tell_health(self, *, serves: bool) -> None:
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, status.SERVING if serves else status.NOT_SERVING)
 
     def set_mode(self, mode: int, tenant: str) -> None:
         """Say a mode for all ("") or for one tenant that the file lists. O(tenants)."""
@@ -54,15 +90,14 @@ class Handles:
         before = self._overlay.on(self._config)
         self._say(self._overlay.saying(_MODES[mode], tenant))
         self._driver.change_modes(self._overlay.on(self._config), before)
+        self._save()
         self._show(self._overlay.on(self._config))
 
     def reconfigured(self, config: Config) -> list[tuple[str, str]]:
         """Let another file be in force, under what was said; see `Driver.reconfigure()`."""
         before, names = self._overlay.on(self._config), {entry.name for entry in config.tenants}
         self._config = config
-        for gone in self._overlay.tenants.keys() - names:
-            self._overlay = self._overlay.saying(None, gone)
-        self._say(self._overlay)
+        self._say(self._overlay.naming(names))
         kept = self._driver.reconfigure(self._overlay.on(config), before)
         self._show(self._overlay.on(config))
         return kept

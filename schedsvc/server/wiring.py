@@ -8,10 +8,10 @@ from typing import Any
 
 import grpc
 import structlog
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 
 from schedsvc.clock import HEARTBEAT_NS, SteadyClock
-from schedsvc.config import UNKNOWN_TENANT, Config, needs_restart
+from schedsvc.config import UNKNOWN_TENANT, Config, ModeOverlay, needs_restart
 from schedsvc.driver import WORK_MAX, Broken, Driver, new_core
 from schedsvc.metrics import Metrics
 from schedsvc.recording.start import Recording
@@ -22,7 +22,6 @@ from schedsvc.server.operator import Handles
 from schedsvc.server.page import MetricsPage
 from schedsvc.server.reflection import add_reflection
 from schedsvc.service import (
-    SERVICE_NAME,
     Authenticator,
     ExplainService,
     OperatorService,
@@ -64,6 +63,8 @@ class Server:
         store = None if config.state is None else Store(config.resolve(config.state.file))
         if store is not None:
             options["hash_key"] = store.hash_key
+        #: What an operator said of modes before a restart.
+        self._said = ModeOverlay()
         self._recording: Recording | None = None
         if config.record is None:
             core = new_core(config, self._clock.now_ns(), **options)
@@ -75,7 +76,8 @@ class Server:
             _log.info("recording", file=str(self._recording.path))
         if store is not None:
             # Nothing listens before that: whoever reaches the scheduler finds it restored.
-            restore(core, store, self._clock.now_ns())
+            restore(core, store, self._clock.now_ns(), check=ModeOverlay.restored)
+            self._said = ModeOverlay.restored(store.modes)
         self.driver = Driver(core, self._clock, self._on_defect)
         self._keeper: Keeper | None = None
         if store is not None and config.state is not None:
@@ -86,7 +88,11 @@ class Server:
         self._first_config = config
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # not in the stubs
         self._handles = Handles(
-            self.driver, config, self._health, lambda now: self.metrics.show(_tenants(now))
+            self.driver,
+            config,
+            self._health,
+            show=lambda now: self.metrics.show(_tenants(now)),
+            save=self._keeper.hurry if self._keeper else lambda: None,
         )
         self._services: list[Service] = []
         self._grpc: list[grpc.aio.Server] = []
@@ -109,7 +115,7 @@ class Server:
             raise
 
     async def _start(self) -> None:
-        await self._health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
+        await self._handles.resume(self._said)
         credentials = credentials_of(self._config)
         for listener in self._config.listeners:
             kind = self._config.auth_kind(listener)

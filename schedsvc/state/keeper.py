@@ -22,18 +22,24 @@ _ROWS_AT_ONCE = 64
 
 
 def restore(
-    core: Scheduler, store: Store, now_ns: int, wall_ns: Callable[[], int] = time.time_ns
+    core: Scheduler,
+    store: Store,
+    now_ns: int,
+    wall_ns: Callable[[], int] = time.time_ns,
+    check: Callable[[bytes], object] = bytes,
 ) -> None:
     """Let a core that was just configured take over what a file holds. O(rows * log n).
 
     A file whose rows are wrong is set aside like one that SQLite finds damaged, and the core starts
-    as if it never ran. A wall clock that was put back credits nothing. Raises StateError.
+    as if it never ran. A wall clock that was put back credits nothing. `check` is called with
+    what the file holds of modes, and raises ValueError where that is wrong, too. Raises StateError.
     """
     rows = aged(store.rows, wall_ns())
     found = 0
     try:
+        check(store.modes)
         found = core.set_saved(now_ns, rows)
-    except CallerError as error:
+    except (CallerError, ValueError) as error:
         store.set_aside(str(error))
     if store.set_aside_as:
         effect = "the scheduler starts as if it never ran"
@@ -67,16 +73,24 @@ class Keeper:
         self._wall_ns = wall_ns
         self._thread = ThreadPoolExecutor(1, "state")
         self._backlog = Backlog()
+        self._hurried = asyncio.Event()
         self._saving = driver.saving = Saving(driver.clock.now_ns())
 
     async def run(self) -> None:
         """Save until it is cancelled, or the core is broken."""
         while True:
-            await asyncio.sleep(self._every_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._every_s):
+                    await self._hurried.wait()
+            self._hurried.clear()
             try:
                 await self.save()
             except Broken:
                 return
+
+    def hurry(self) -> None:
+        """Save at once, or at once again: what an operator said is not to be lost."""
+        self._hurried.set()
 
     async def save(self) -> bool:
         """Save what has changed; False where the file could not be written. Raises Broken."""
@@ -84,10 +98,11 @@ class Keeper:
         while rows := self._driver.save(_ROWS_AT_ONCE):
             self._backlog.add(rows, self._wall_ns())
             await asyncio.sleep(0)
-        if taken := self._backlog.take():
+        taken, modes = self._backlog.take(), self._driver.mode_overlay.saved()
+        if taken or modes != self._store.modes:
             loop = asyncio.get_running_loop()
             try:
-                await loop.run_in_executor(self._thread, self._store.write, taken.values())
+                await loop.run_in_executor(self._thread, self._store.write, taken.values(), modes)
             except StateError as error:
                 self._backlog.put_back(taken)
                 self._tell(str(error))

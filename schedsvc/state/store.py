@@ -53,6 +53,8 @@ class Store:
         self.damage = ""
         #: What was saved; the core takes it over.
         self.rows: list[SavedRow] = []
+        #: What an operator said of modes, as it was given to `write()`.
+        self.modes = b""
         #: The key of all hashes, so that they mean the same after a restart.
         self.hash_key = secrets.token_bytes(_HASH_KEY_BYTES)
         self._is_old = True  # rows of an earlier process are still there
@@ -64,7 +66,7 @@ class Store:
     def set_aside(self, damage: str) -> None:
         """Move the file away as damaged and begin a new one. Raises StateError."""
         self._connection.close()
-        self.damage, self.rows = damage, []
+        self.damage, self.rows, self.modes = damage, [], b""
         name = self._free_name()
         try:
             for suffix in ("", "-wal", "-shm"):
@@ -91,19 +93,25 @@ class Store:
                 return name
         raise StateError(f"{self.path} is damaged, as {_ASIDE_MAX} files beside it; remove these")
 
-    def write(self, rows: Iterable[SavedRow]) -> None:
+    def write(self, rows: Iterable[SavedRow], modes: bytes | None = None) -> None:
         """Write rows in one transaction; the first replaces all of an earlier process.
 
+        `modes`: what an operator says of them; None: as before.
         Blocks for the disk. Raises StateError, and then none is written.
         """
+        modes = self.modes if modes is None else modes
         with self._failing("write"):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 if self._is_old:
                     self._connection.execute("DELETE FROM saved")
                 self._connection.executemany("INSERT OR REPLACE INTO saved VALUES (?, ?, ?)", rows)
+                if modes != self.modes:
+                    self._connection.execute(
+                        "INSERT OR REPLACE INTO meta VALUES ('modes', ?)", (modes,)
+                    )
                 self._connection.execute("COMMIT")
-                self._is_old = False
+                self._is_old, self.modes = False, modes
             except sqlite3.Error:
                 with suppress(sqlite3.Error):
                     self._connection.execute("ROLLBACK")
@@ -183,6 +191,10 @@ class Store:
         if key is None or not isinstance(key[0], bytes) or len(key[0]) != _HASH_KEY_BYTES:
             raise _DamagedError("it holds no key of the hashes")
         self.hash_key = key[0]
+        modes = ask("SELECT value FROM meta WHERE name = 'modes'").fetchone() or (b"",)
+        if not isinstance(modes[0], bytes):
+            raise _DamagedError("what it holds of modes is not of bytes")
+        self.modes = modes[0]
         self.rows = list(ask("SELECT key, value, at_ns FROM saved"))
         for row in self.rows:
             kinds = [type(column) for column in row]

@@ -74,7 +74,7 @@ class Restart:
             p.pressed, p.told_at_ns, p.preemptions, p.foreign_tokens = False, None, 0, 0
             p.served = 0
             p.reason, p.light, p.brought, p.saturated = "NONE", [], False, False
-            p.last_prefill_ns, p.opened_ns, p.draining = 0, -1, False
+            p.last_prefill_ns, p.opened_ns = 0, -1
             p.blocks, p.asked_tokens, p.matched_tokens = {}, 0, 0
         for bill in quotas.bills.values():
             for node in bill.nodes:
@@ -119,7 +119,7 @@ class Restart:
         state.quotas.bills, state.quotas.asked, state.quotas.waits = {}, {}, {}
         state.quotas.shares.begin_anew()
         state.pool_due, state.arrivals, state.totals = {}, Counter(), Counter()
-        state.draining = state.closed = state.sweeps = False
+        state.draining, state.sweeps = state.closed, False
         state.work_in, state.told_ns = Counter(), None
         state.doubts = Doubts()
         for p in state.pools:

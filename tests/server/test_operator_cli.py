@@ -51,6 +51,7 @@ async def test_a_drain_waits_until_nothing_runs() -> None:
         assert result.exit_code == 0, result.output
         shown = json.loads(result.stdout)
         assert (shown["pool"], shown["draining"], shown["live_leases"]) == ("p", True, 0)
+        assert not shown["outlives_restart"]
         assert "1 running\n0 running\n" in result.stderr
         stats = await typed(target, "stats")
         assert "p (draining)" in stats.output
@@ -63,7 +64,8 @@ async def test_a_drain_says_so_where_the_time_is_up() -> None:
         await grants(both, 2)
         result = await typed(server.targets[0], "drain", "--all", "--wait", "0.1")
         assert result.exit_code == 1
-        assert "the scheduler drains; 2 run" in result.output
+        told = "the scheduler drains until the next restart (no state file is kept); 2 run"
+        assert told in result.output
         assert "still something that runs" in result.output
         assert totals(server)["live_leases"] == 2
 

@@ -1,6 +1,7 @@
 """A scheduler that is killed and starts again knows who had how much."""
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -9,15 +10,21 @@ from typing import Any
 
 import pytest
 import structlog
+from schedsvc_client.v1 import operator_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.v1.mode_pb2 import MODE_AUDIT, MODE_CONFIGURED, MODE_ENFORCE
+from schedsvc_client.v1.operator_pb2_grpc import OperatorServiceStub
+from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from schedsvc.driver import Driver
 from schedsvc.server import Server, StateError
 from schedsvc.state import Store
 
-from .conftest import ask, calling, config_of, serving, until
+from .conftest import ask, calling, config_of, open_channel, serving, until
 from .test_cli import scheduler
 from .test_config import MINIMAL, found
+from .test_drain import health
+from .test_operator_cli import typed
 
 TENANTS: list[dict[str, Any]] = [
     {"name": "a", "quota": {"tokens_per_minute": 100_000}},
@@ -99,7 +106,7 @@ async def test_a_disk_that_fails_is_told_and_serving_goes_on(
             assert keeper is not None
             await until(lambda: keeper._store._is_old is False, "the first write")
 
-            def full(rows: object) -> None:
+            def full(*_: object) -> None:
                 raise StateError(f"cannot write {file}: database or disk is full")
 
             with monkeypatch.context() as patch:
@@ -120,6 +127,70 @@ async def test_a_disk_that_fails_is_told_and_serving_goes_on(
     assert events.count("state_saved_again") == 1
     async with serving(**kept(file)) as server:
         assert counters(server.driver) == before
+
+
+OPEN = {"listeners": [{"tcp": "127.0.0.1:0", "operate": True}]}
+
+
+async def test_what_an_operator_said_outlives_a_restart(tmp_path: Path) -> None:
+    """Drains and modes: saved at once, told at the start, and taken back by an operator alone."""
+    keys = kept(tmp_path / "state.db", **OPEN)
+    keys["state"]["every_ms"] = 60_000
+    async with serving(**keys) as server, open_channel(server.targets[0]) as channel:
+        operator = OperatorServiceStub(channel)
+        await operator.Drain(operator_pb2.DrainRequest(pool="pool"))
+        await operator.SetMode(operator_pb2.SetModeRequest(mode=MODE_AUDIT))
+        await operator.SetMode(operator_pb2.SetModeRequest(mode=MODE_ENFORCE, tenant="a"))
+        keeper = server._keeper
+        assert keeper is not None
+        await until(lambda: b'"a": "enforce"' in keeper._store.modes, "it is saved at once")
+    with structlog.testing.capture_logs() as logs:
+        async with serving(**keys) as server, open_channel(server.targets[0]) as channel:
+            stats = await SchedulerServiceStub(channel).Stats(pb.StatsRequest())
+            assert [pool.draining for pool in stats.pools] == [True]
+            shown = await typed(server.targets[0], "drain", "pool", "--json")
+            assert json.loads(shown.stdout)["outlives_restart"]
+            assert stats.mode.overlay == MODE_AUDIT
+            audits = {flow.tenant: flow.audit for flow in stats.flows}
+            assert (audits["a"], audits["b"]) == (False, True)
+            operator = OperatorServiceStub(channel)
+            await operator.Drain(operator_pb2.DrainRequest(pool="pool", undo=True))
+            await operator.SetMode(operator_pb2.SetModeRequest(mode=MODE_CONFIGURED))
+            await operator.Drain(operator_pb2.DrainRequest())
+    (told,) = [entry for entry in logs if entry["event"] == "operator_resumed"]
+    assert (told["draining"], told["pools_draining"]) == (False, ["pool"])
+    assert (told["mode"], told["tenant_modes"]) == ("audit", {"a": "enforce"})
+    async with serving(**keys) as server, open_channel(server.targets[0]) as channel:
+        assert server.driver.stats(0)["draining"]
+        assert await health(server) == await health(server, "schedsvc.v1.SchedulerService") == 2
+        await OperatorServiceStub(channel).Drain(operator_pb2.DrainRequest(undo=True))
+        assert await health(server) == 1
+    async with serving(**keys) as server:
+        stats = server.driver.stats(0)
+        assert not stats["draining"]
+        assert not stats["pools"][0]["draining"]
+        assert server.driver.mode_overlay.saved() == b""
+
+
+async def test_modes_of_tenants_that_are_gone_are_void_after_a_restart(tmp_path: Path) -> None:
+    keys = kept(tmp_path / "state.db", **OPEN)
+    async with serving(**keys) as server, open_channel(server.targets[0]) as channel:
+        said = operator_pb2.SetModeRequest(mode=MODE_AUDIT, tenant="b")
+        await OperatorServiceStub(channel).SetMode(said)
+    async with serving(**keys | {"tenants": TENANTS[:1]}) as server:
+        assert not server.driver.mode_overlay.tenants
+        assert not any(row["audit"] for row in server.driver.stats(9)["flows"])
+
+
+@pytest.mark.parametrize("modes", [b"{", b"[]", b'{"tenants": {"a": "off"}}', b"\xff"])
+async def test_modes_that_nobody_said_are_damage(tmp_path: Path, modes: bytes) -> None:
+    file = tmp_path / "state.db"
+    store = Store(file)
+    store.write([(b"f\0\0a", b"\x08\x05", 0)], modes)
+    store.close()
+    async with serving(**kept(file)) as server:
+        assert counters(server.driver)["a"] == 0
+    assert (tmp_path / "state.db.damaged").exists()
 
 
 async def test_a_damaged_file_is_set_aside_and_serving_begins(tmp_path: Path) -> None:

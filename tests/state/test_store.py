@@ -43,6 +43,20 @@ def test_rows_and_key_come_back(file: Path) -> None:
     assert read(file) == [(b"fc", b"five", 9), (b"fd", b"four", 9)]
 
 
+def test_modes_come_back_and_go_with_a_damaged_file(file: Path) -> None:
+    store = Store(file)
+    assert store.modes == b""
+    store.write([], b"said")
+    store.write([(b"fc", b"three", 9)])
+    assert store.modes == b"said"
+    store.close()
+    store = Store(file)
+    assert store.modes == b"said"
+    store.set_aside("a row is wrong")
+    assert store.modes == b""
+    store.close()
+
+
 def test_a_second_process_is_refused(file: Path) -> None:
     first = Store(file)
     with pytest.raises(StateError, match="held by another process; stop that scheduler"):

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class OperatorServiceStub(object):
-    """What an operator may do. Drains and modes end with the process at the latest.
+    """What an operator may do. Drains and modes last until an operator takes them back; without a state
+    file (`state` of the configuration) at most until the process ends.
     """
 
     def __init__(self, channel):
@@ -58,7 +59,8 @@ class OperatorServiceStub(object):
 
 
 class OperatorServiceServicer(object):
-    """What an operator may do. Drains and modes end with the process at the latest.
+    """What an operator may do. Drains and modes last until an operator takes them back; without a state
+    file (`state` of the configuration) at most until the process ends.
     """
 
     def Drain(self, request, context):
@@ -126,7 +128,8 @@ def add_OperatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OperatorService(object):
-    """What an operator may do. Drains and modes end with the process at the latest.
+    """What an operator may do. Drains and modes last until an operator takes them back; without a state
+    file (`state` of the configuration) at most until the process ends.
     """
 
     @staticmethod

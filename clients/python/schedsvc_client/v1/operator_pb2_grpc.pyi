@@ -32,7 +32,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class OperatorServiceStub:
-    """What an operator may do. Drains and modes end with the process at the latest."""
+    """What an operator may do. Drains and modes last until an operator takes them back; without a state
+    file (`state` of the configuration) at most until the process ends.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -57,7 +59,9 @@ class OperatorServiceStub:
 
 @_typing.type_check_only
 class OperatorServiceAsyncStub(OperatorServiceStub):
-    """What an operator may do. Drains and modes end with the process at the latest."""
+    """What an operator may do. Drains and modes last until an operator takes them back; without a state
+    file (`state` of the configuration) at most until the process ends.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Drain: _aio.UnaryUnaryMultiCallable[_operator_pb2.DrainRequest, _operator_pb2.DrainResponse]  # type: ignore[assignment]
@@ -78,7 +82,9 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """
 
 class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What an operator may do. Drains and modes end with the process at the latest."""
+    """What an operator may do. Drains and modes last until an operator takes them back; without a state
+    file (`state` of the configuration) at most until the process ends.
+    """
 
     @_abc_1.abstractmethod
     def Drain(
