@@ -8,7 +8,7 @@ STUBS := clients/python
 VLLM_VENV := .venv-vllm
 TESTS_AT_ONCE ?= 2
 # Fresh with each change, and yet the same for all who run it.
-FRESH_SEED := $(shell printf '%d' 0x$$(git rev-parse --verify -q 'HEAD^{tree}' | cut -c1-10))
+FRESH_SEED := $(shell echo $$((0x1$$(git rev-parse --verify -q 'HEAD^{tree}' | cut -c1-10))))
 
 .PHONY: help env build proto check test test-slow test-faults test-fuzz \
 	test-vllm test-vllm-slow vllm-pairs vllm-cost \

@@ -1,10 +1,10 @@
 """Known bugs, as lines that are inserted into a copy of the core's source, and what catches each.
 
-The production source holds none of this. An insertion names a file, a text that occurs in it
-exactly once, and the lines that go before it; in them BUG stands for "this bug is switched on".
+The production source holds none of this.
 """
 
-from dataclasses import dataclass
+from bugs_operator import OPERATOR_BUGS
+from mutant import Mutant
 
 RELEASE = (
     "    if not r.lease.is_void:\n"
@@ -20,19 +20,6 @@ RESTARTS = frozenset(
      "client-leaves-queue", "complete-twice", "admit-twice", "engine-slow"}
 )  # fmt: skip
 RENEWED = "        if r.due_ns > core.deadlines.nodes[0].key:  # renewed since\n"
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One bug."""
-
-    name: str
-    what: str
-    insertions: tuple[tuple[str, str, str], ...]
-    seeds: int  # of the fault simulator, among which one at least catches it
-    only: frozenset[str] | None = None  # faults that may happen; None: those that a seed draws
-    # A seed; those from SECOND on have quotas, and both kinds of lift, from THIRD on state files.
-    first: int = 0
 
 
 def leak(outcome: str) -> tuple[tuple[str, str, str], ...]:
@@ -480,6 +467,7 @@ MUTANTS = (
         60,
         first=FOURTH,
     ),
+    *OPERATOR_BUGS,
 )
 
 NUMBERS = {mutant.name: number for number, mutant in enumerate(MUTANTS, 1)}

@@ -361,6 +361,24 @@ class Chaos:
         self._world.wall_skew_ns += int((2 * self._random() - 1) * _HOUR_NS)
         return True
 
+    # An operator.
+
+    def pool_drained(self) -> bool:
+        """Let a pool grant nothing, for a while."""
+        return self._world.operator.drain(self._one(self._world.engines).options.name)
+
+    def all_drained(self) -> bool:
+        """Let nothing be granted, for a while."""
+        return self._world.operator.drain("")
+
+    def lease_revoked(self) -> bool:
+        """Void a lease."""
+        return self._world.operator.revoke()
+
+    def mode_audited(self) -> bool:
+        """Let a tenant or all in, for a while."""
+        return self._world.operator.audit()
+
     # Engines.
 
     def engine_restarted(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schedsvc._core import Scheduler
 from schedsvc.sim.faults.auditor import (
@@ -101,6 +101,24 @@ def with_shares(rnd: Random, quotas: Quotas) -> Quotas:
     tenants = {name: shared(limits) for name, limits in quotas.tenants.items()}
     group = shared(quotas.group) if quotas.members and rnd.random() < 0.5 else quotas.group
     return replace(quotas, tenants=tenants, group=group)
+
+
+def draw_order(rnd: Random, core: dict[str, Any]) -> tuple[int, int]:
+    """Draw who goes first inside a flow, and of prefixes; `core` gets the settings.
+
+    Returns of how many families prompts are (0: nobody tells), and how many of a thousand requests
+    have a deadline.
+    """
+    deadlines = prefixes = 0
+    if rnd.random() < 0.35:
+        core["flow_order"], deadlines = "deadline", rnd.choice((300, 800))
+    if rnd.random() < 0.35:
+        prefixes = rnd.choice((1, 3, 20))
+        core["prefix_affinity_ppm"] = rnd.choice((0, 100_000, 1_000_000))
+        core["prefix_blocks_max"] = rnd.choice((0, 8, 65_536))
+        if rnd.random() < 0.6:
+            core["policy"], core["quantum_tokens"] = "dlpm", rnd.choice((1, 200, 5_000))
+    return prefixes, deadlines
 
 
 def configured(options: Options, incarnation: int, now_ns: int) -> Scheduler:

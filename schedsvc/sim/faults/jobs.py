@@ -10,6 +10,8 @@ from schedsvc.sim.faults.options import Options
 _SEASON, _ALONE = 130, 40
 """Of so many requests, the first so many come from one tenant alone."""
 
+_ODD, _HASH_MAX = 0x9E3779B97F4A7C15, (1 << 64) - 1
+
 
 class Job:
     """One request of a client, from its arrival to its end."""
@@ -77,8 +79,22 @@ class JobMaker:
         if options.adapters is not None and random() < 0.6:
             adapters = list(options.adapters)
             request.adapter = adapters[int(random() * len(adapters))]
+        if options.prefixes and random() < 0.7:
+            request.prefix_block_hashes.extend(self._hashes(prompts[0]))
         used = 1 + int(random() * random() * most)
         return Job(request, used * n * len(prompts), 1 + int(random() * 3))
+
+    def _hashes(self, prompt_tokens: int) -> list[int]:
+        """Draw what a prompt begins with: like others, for a part; rarely more than it can hold."""
+        random = self._agenda.rnd.random
+        family, count = 1 + int(random() * self._options.prefixes), prompt_tokens // 16
+        if random() < 0.03:
+            count += int(random() * 600)
+        alike = int(random() * (count + 1))
+        return [
+            (family if at < alike else self._made << 8) * _ODD + at & _HASH_MAX
+            for at in range(count)
+        ]
 
     def _whose(self, draw: float) -> int:
         """Draw a tenant: the first ask most, or they come and go."""

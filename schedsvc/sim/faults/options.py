@@ -11,6 +11,7 @@ from schedsvc.sim.faults.configured import (
     StateOptions,
     draw_adapters,
     draw_classes,
+    draw_order,
     draw_pool_limits,
     draw_state,
     with_shares,
@@ -22,7 +23,8 @@ _SECOND, _THIRD, _FOURTH, NEWEST = 1 << 22, 1 << 23, 1 << 24, 1 << 40
 """Seeds below draw what the first ones drew, so that those that failed once fail as they did; the
 others also draw what the scheduler has learned since: quotas, and who counts as active; then what
 outlives a restart, classes, limits of pools, adapters, dispatch delay and shares; then deadlines,
-and that who cannot meet them is refused; then shares in front of several pools."""
+and that who cannot meet them is refused; then shares in front of several pools, what an operator
+does, order by deadline, and prefixes."""
 
 _FIRST_FAULTS = {
     # name: (how often it is chosen, what it does)
@@ -70,7 +72,15 @@ STATE_FAULTS = {
 }
 """What can happen where a seed keeps its state in a file."""
 
-FAULTS = _FIRST_FAULTS | STATE_FAULTS
+OPERATOR_FAULTS = {
+    "pool-drained": (2, "an operator lets a pool grant nothing, for seconds, also over a restart"),
+    "all-drained": (1, "an operator lets nothing be granted, for seconds, also over a restart"),
+    "lease-revoked": (4, "an operator revokes a lease that runs, has ended, or never was"),
+    "mode-audited": (1, "an operator lets a tenant or all in whatever it costs, for seconds"),
+}
+"""What an operator can do to a scheduler that runs."""
+
+FAULTS = _FIRST_FAULTS | STATE_FAULTS | OPERATOR_FAULTS
 
 FAIR_FAULTS = frozenset(
     (
@@ -129,6 +139,7 @@ class Options:
     limits: PoolLimits | None = None
     adapters: dict[str, int] | None = None  # tokens that each takes; -1: as many as is usual
     deadlines_permille: int = 0  # requests that tell by when they want their first token
+    prefixes: int = 0  # families of prompts that begin alike; 0: nobody tells
 
 
 def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Options:
@@ -170,6 +181,13 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
     if seed >= _FOURTH and not fair and seed % 2:
         deadlines = 500
         core |= {"early_refusal": 1, "refusal_samples_min": (0, 1, 5)[seed // 2 % 3]}
+    prefixes = 0
+    if seed >= NEWEST and not fair:
+        more = Random(seed ^ 0x0FE7A)  # noqa: S311 - no secret: one seed is one run
+        if more.random() < 0.6:
+            drawn |= frozenset(name for name in OPERATOR_FAULTS if more.random() < 0.7)
+        prefixes, wanted = draw_order(more, core)
+        deadlines = max(deadlines, wanted)
     may = drawn if faults is None else faults
     return Options(
         seed=seed,
@@ -195,6 +213,7 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
         limits=later.limits,
         adapters=later.adapters,
         deadlines_permille=deadlines,
+        prefixes=prefixes,
     )
 
 

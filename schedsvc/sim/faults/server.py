@@ -301,6 +301,12 @@ class Server:
 
     # The core.
 
+    def act(self, event: Callable[[int], None]) -> None:
+        """Let an operator do something at this time."""
+        now_ns = self._now()
+        event(now_ns)
+        self._settle(now_ns)
+
     def reload(self, weights: dict[str, int]) -> None:
         """Give tenants other weights."""
         for name, weight in weights.items():

@@ -15,6 +15,7 @@ from schedsvc.sim.faults.caller import Caller
 from schedsvc.sim.faults.chaos import Chaos
 from schedsvc.sim.faults.configured import UNKNOWN_WEIGHT
 from schedsvc.sim.faults.jobs import JobMaker
+from schedsvc.sim.faults.operator import Operator
 from schedsvc.sim.faults.options import FAULTS, Options
 from schedsvc.sim.faults.server import TICK_NS, Server
 from schedsvc.sim.faults.shim import Engine, Shim
@@ -58,6 +59,7 @@ class World:
         self.callers = [
             Caller(self.agenda, self.server, options, 0) for _ in range(options.callers)
         ]
+        self.operator = Operator(self.agenda, self.server, options)
         self.chaos = Chaos(self)
         self._is_calm = False
 
@@ -123,6 +125,7 @@ class World:
         server = self.server
         server.start()
         server.resume()
+        self.operator.rest()
         if server.saver:
             server.saver.is_calm = True
         for engine in self.engines:
@@ -194,10 +197,16 @@ def _bypass_max(options: Options) -> int | None:
     core = options.core
     if core["policy"] != "fcfs" or len(options.pools) > 1 or "capacity-changed" in options.faults:
         return None
-    if options.quotas is not None or options.classes is not None:
+    if options.quotas is not None or options.classes is not None or _reorders(options):
         return None
     backfills = core.get("dispatch", "strict") == "backfill"
     return int(core["bypass_max"]) if backfills else 0
+
+
+def _reorders(options: Options) -> bool:
+    """Whether arrivals, counters and classes alone do not tell who is next."""
+    by_deadline = options.core.get("flow_order") == "deadline"
+    return by_deadline or "mode-audited" in options.faults
 
 
 def terms_of(options: Options) -> Terms:
@@ -237,16 +246,20 @@ def terms_of(options: Options) -> Terms:
         lifts=core["policy"] == "vtc",
         lift_queued=core.get("lift", "active") == "queued",
         counts_exactly=counts,
-        serves_in_order=counts and not may_pass and len(options.pools) == 1,
+        serves_in_order=counts and not (may_pass or len(options.pools) > 1 or _reorders(options)),
         unknown_weight=UNKNOWN_WEIGHT,
         pools=len(options.pools),
         quotas=options.quotas,
         classes=options.classes,
         strict_classes=options.classes is not None
         and not (
-            limited or may_pass or len(options.pools) > 1 or "capacity-changed" in options.faults
+            limited
+            or may_pass
+            or len(options.pools) > 1
+            or not {"capacity-changed", "mode-audited"}.isdisjoint(options.faults)
         ),
         limits=options.limits or PoolLimits(),
+        by_deadline=core.get("flow_order") == "deadline",
         early_refusal=bool(core.get("early_refusal")),
         adapters={n: tokens for n, tokens in (options.adapters or {}).items() if tokens >= 0},
     )

@@ -11,7 +11,7 @@ from schedsvc.sim.faults import run
 from schedsvc.sim.faults.agenda import Agenda
 from schedsvc.sim.faults.disk import Disk, fields
 from schedsvc.sim.faults.marathon import run_marathon
-from schedsvc.sim.faults.options import FAULTS, STATE_FAULTS, draw
+from schedsvc.sim.faults.options import FAULTS, NEWEST, OPERATOR_FAULTS, STATE_FAULTS, draw
 from schedsvc.sim.faults.run import Case, Tally, run_case, run_cases, shrink
 from schedsvc.sim.faults.world import Outcome
 
@@ -24,7 +24,7 @@ def test_seeds_hold_and_every_fault_happens() -> None:
     assert tally.seeds == 40
     assert tally.events > 40 * 2_000
     missing = {name for name, times in tally.faults.items() if not times}
-    assert missing == set(STATE_FAULTS)
+    assert missing == set(STATE_FAULTS) | set(OPERATOR_FAULTS)
 
 
 def test_seeds_with_quotas_and_both_lifts_hold() -> None:
@@ -83,6 +83,32 @@ def test_seeds_with_deadlines_and_early_refusal_hold() -> None:
     for _ in run_cases((Case(seed) for seed in seeds), tally):
         pass
     assert tally.failures == []
+
+
+def test_seeds_with_an_operator_order_by_deadline_and_prefixes_hold() -> None:
+    drawn = {seed: draw(seed, 2_000) for seed in range(NEWEST, NEWEST + 100)}
+    assert sum("lease-revoked" in options.faults for options in drawn.values()) > 20
+    by_deadline = [s for s, o in drawn.items() if o.core.get("flow_order") == "deadline"]
+    by_prefix = [s for s, o in drawn.items() if o.core["policy"] == "dlpm"]
+    kept = [s for s, o in drawn.items() if o.state is not None]
+    assert min(len(by_deadline), len(by_prefix), len(kept)) > 5
+    tally = Tally()
+    cases = [Case(seed) for seed in range(NEWEST, NEWEST + 10)]
+    cases += [Case(seed) for seed in (*by_deadline[:2], *by_prefix[:2])]
+    only = frozenset(OPERATOR_FAULTS) | {"scheduler-restarted"}
+    cases += [Case(seed, only=only) for seed in kept[:4]]
+    for _ in run_cases(cases, tally):
+        pass
+    assert tally.failures == []
+    assert all(tally.faults[name] for name in OPERATOR_FAULTS)
+
+
+def test_older_seeds_draw_nothing_newer() -> None:
+    for seed in (0, 1 << 22, 1 << 23, 1 << 24, NEWEST - 1):
+        options = draw(seed, 2_000)
+        assert not options.faults & set(OPERATOR_FAULTS)
+        assert not options.prefixes
+        assert "flow_order" not in options.core
 
 
 def test_seeds_that_failed_once_hold() -> None:

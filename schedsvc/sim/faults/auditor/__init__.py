@@ -5,6 +5,7 @@ it saw on the wire between clients and scheduler.
 """
 
 from schedsvc.sim.faults.auditor.books import Auditor
+from schedsvc.sim.faults.auditor.ledger import UNKNOWN_FLOW
 from schedsvc.sim.faults.auditor.records import (
     DEFAULT_CLASS,
     Classes,
@@ -19,6 +20,7 @@ from schedsvc.sim.faults.auditor.resume import Known
 
 __all__ = [
     "DEFAULT_CLASS",
+    "UNKNOWN_FLOW",
     "Auditor",
     "Classes",
     "Known",

@@ -74,9 +74,8 @@ class Auditor:
 
     def known(self, now_ns: int) -> Known:
         """Return what would outlive the process: everything has just been saved. O(leases)."""
-        if self.books.is_lost or self.books.lagging:
-            return Known()
-        return self.books.known(now_ns)
+        is_behind = self.books.is_lost or bool(self.books.lagging)
+        return self.books.known(now_ns, is_behind=is_behind)
 
     def forget(self, now_ns: int) -> None:
         """Hear that the scheduler, which is at rest, forgot what it had learned and counted."""
@@ -86,6 +85,33 @@ class Auditor:
     def reweigh(self, weights: dict[str, int]) -> None:
         """Hear that tenants have other weights from now on."""
         self.books.weights.update(weights)
+
+    # An operator.
+
+    def drain(self, pool: str, *, draining: bool) -> None:
+        """Hear that a pool, or ("") everything, is drained, or serves again."""
+        self.events += 1
+        if pool and draining and pool not in self.books.pools:
+            self.books.expect(pool)
+        self.books.handles.drain(pool, draining=draining)
+
+    def no_pool(self, pool: str, told: str) -> None:
+        """Hear that a pool could not be drained, since nobody knows it."""
+        require(pool not in self.books.pools, "a pool could not be drained", pool, told)
+
+    def revoke(self, lease_id: int) -> int:
+        """Void a lease. Returns what it has to have been."""
+        self.events += 1
+        if self.books.is_lost:
+            return UNKNOWN
+        state = self.books.handles.revoke(self.books, lease_id)
+        self._owe_void()
+        return state
+
+    def say_mode(self, tenant: str, *, audit: bool) -> None:
+        """Hear that a tenant is in audit, or not any more."""
+        self.events += 1
+        self.books.handles.say(tenant, audit=audit)
 
     # Streams.
 
@@ -321,6 +347,8 @@ class Auditor:
             pools = [p for p in books.pools.values() if r.ask and r.ask.pool in ("", p.name)]
             fits = any(p.can_hold(r) and (p.offers or outcome > REJECTED_LAST) for p in pools)
             require(not fits, "refused as too large, or without pool, but one could hold it")
+        if not late:
+            books.handles.check_refusal(books, r, outcome)
         books.refuse(r, "rejected" if refused else "evicted")
 
     def _granted(self, now_ns: int, r: Request, grant: Any, granted_ns: int, *, late: bool) -> None:
@@ -333,11 +361,16 @@ class Auditor:
         require(granted_ns < r.due_ns, "granted after its TTL", granted_ns - r.due_ns)
         if not late:
             require(bool(pool.offers), "a grant in a pool that nobody offers", pool.name)
+            require(books.handles.serves(pool), "a grant in a pool that is drained", pool.name)
             require(grant.pool_epoch == pool.epoch, "a grant of an old epoch", grant.pool_epoch)
             require(granted_ns > now_ns - 2 * _NS_PER_US, "a grant tells another wait", *r.key)
             granted_ns = now_ns
         blocks = grant.reserved_tokens // pool.block
-        fits = pool.need(r, 0) <= blocks <= pool.need(r, r.max_output_tokens)
+        least = pool.need(r, 0)
+        if r.key[0] in books.handles.audited:
+            r.audited = books.handles.was_audited = True
+            least = min(least, pool.capacity_blocks)
+        fits = least <= blocks <= pool.need(r, r.max_output_tokens)
         require(late or fits, "a reservation does not suit its request", blocks, *r.key)
         lease = books.grant(granted_ns, r, grant.lease_id, pool, grant.reserved_tokens, late=late)
         if grant.pool_epoch != pool.epoch:  # its engine has restarted before it was told

@@ -30,13 +30,14 @@ def end_round(books: Books, now_ns: int) -> list[tuple[int, int, int]]:
             _check_bypasses(books)
             books.fairness.check(books.live)
             for pool in books.pools.values():
-                if pool.granted:
+                if pool.granted and _has_to_fit(books, pool):
                     _check_capacity(books, pool)
                     _check_limits(books, pool, now_ns)
             books.meters.settle()
         for pool in books.pools.values():
             pool.granted = False
         books.fresh.clear()
+    books.handles.check_round(books)
     owed = _let_unread_expire(books, now_ns) if books.lagging else []
     while books.ended:
         oldest = next(iter(books.ended.values()))
@@ -46,6 +47,15 @@ def end_round(books: Books, now_ns: int) -> list[tuple[int, int, int]]:
     books.last_ns = now_ns
     books.resumed = False
     return owed
+
+
+def _has_to_fit(books: Books, pool: Pool) -> bool:
+    """Whether the last grant of a round has to fit: what is in audit need not. O(grants)."""
+    if not books.handles.was_audited:
+        return True
+    leases = [r.lease for r in books.fresh if r.lease and r.lease.pool is pool]
+    last = max(leases, key=lambda lease: lease.lease_id, default=None)
+    return last is not None and not last.request.audited
 
 
 def _let_unread_expire(books: Books, now_ns: int) -> list[tuple[int, int, int]]:
@@ -64,8 +74,10 @@ def _check_order(books: Books) -> None:
     for r in books.fresh:
         queue = books.queues.get((r.flow, r.ask.pool if r.ask else ""))
         if queue:
-            first = next(iter(queue.values()))
-            require(first.seq > r.seq, "granted before one that came earlier", *first.key, *r.key)
+            first = books.first_of(queue)
+            require(
+                first.place > r.place, "granted before one that came earlier", *first.key, *r.key
+            )
 
 
 def _check_bypasses(books: Books) -> None:
@@ -106,7 +118,7 @@ def _check_capacity(books: Books, pool: Pool) -> None:
 def _check_limits(books: Books, pool: Pool, now_ns: int) -> None:
     """No grant is made beyond what an operator allows a pool. O(leases of the pool)."""
     limits, leases = books.terms.limits, pool.leases.values()
-    fresh = {r.seq for r in books.fresh if r.lease in leases}
+    fresh = {r.seq for r in books.fresh if r.lease in leases and not r.audited}
     if limits.max_loras:
         before = {lease.request.adapter for lease in leases if lease.request.seq not in fresh}
         active = pool.adapters()
@@ -144,6 +156,7 @@ def compare(books: Books, stats: Stats) -> None:
     held["stored_answers"] = len(books.ended)
     for name, count in held.items():
         require(totals[name] == count, f"the gauge {name} is wrong", totals[name], count)
+    books.handles.compare(stats)
     for row in stats["pools"]:
         if row["name"] in books.pools:
             _compare_pool(books, books.pools[row["name"]], row, stats)
@@ -169,7 +182,7 @@ def _compare_pool(books: Books, pool: Pool, row: Stats, stats: Stats) -> None:
         waiting = {books.flow_of_row(f) for f in stats["flows"] if f["waits_for_quota"]}
         flows = {flow for (flow, target), q in books.queues.items() if target == pool.name and q}
         require(flows <= waiting, f"{pool.name} waits for no reason", *(flows - waiting))
-    if attached and books.queued and books.terms.work_conserving:
+    if books.queued and books.terms.work_conserving and books.handles.serves(pool):
         _check_work(pool, list(_waiting(books, pool)), books)
 
 

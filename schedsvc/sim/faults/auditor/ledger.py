@@ -3,6 +3,7 @@
 from schedsvc.sim.faults.auditor.classes import ClassOrder
 from schedsvc.sim.faults.auditor.counters import Counters
 from schedsvc.sim.faults.auditor.fair import Fairness
+from schedsvc.sim.faults.auditor.handles import Handles
 from schedsvc.sim.faults.auditor.quotas import Meters
 from schedsvc.sim.faults.auditor.records import (
     CANCELLED,
@@ -25,6 +26,7 @@ from schedsvc.sim.faults.auditor.records import (
 from schedsvc.sim.faults.auditor.resume import ANY_TOKENS, Known, Owed
 
 UNKNOWN_FLOW = "unknown"
+_NEVER = -1  # epoch of a pool that nobody has offered
 COUNTS = ("received", "granted", "rejected", "evicted", "completed", "cancelled", "expired")
 
 
@@ -45,6 +47,7 @@ class Books:
         classes = 1 if terms.classes is None else len(terms.classes.known)
         self.meters = Meters(terms.quotas, (terms.pools + 1) * classes)
         self.order = ClassOrder(terms)
+        self.handles = Handles()
         self.resumed = False  # the process was paused since the last round
         self.restart(0)
 
@@ -72,6 +75,7 @@ class Books:
         self.fairness.restart()
         self.order.restart()
         self.meters.restart(now_ns)
+        self.handles.restart(frozenset(), closed=False)
         # What pools of an earlier process hold that nobody has offered yet; None: anything.
         self.awaited: dict[str, Owed] | None = {}
         self.resume_until_ns = 0
@@ -83,6 +87,9 @@ class Books:
         self.awaited = None if known.pools is None else dict(known.pools)
         self.counters.resume(known.counters, returning_until_ns)
         self.meters.resume(known.levels, credit_ns)
+        self.handles.restart(known.drained, closed=known.closed)
+        for name in sorted(known.drained):
+            self.expect(name)
 
     def end_resume(self, now_ns: int) -> None:
         """Expect no more leases of an earlier process, once they have had their time."""
@@ -92,8 +99,15 @@ class Books:
             for pool in self.pools.values():
                 pool.owed_low = pool.owed_high = 0
 
-    def known(self, now_ns: int) -> Known:
-        """Return what would outlive the process. O(leases)."""
+    def expect(self, name: str) -> None:
+        """Know a pool by its name, which nobody has offered yet: it drains."""
+        self.pools[name] = Pool(name, _NEVER, 1, 1, 0, 0, 0, set(), {}, self.terms)
+
+    def known(self, now_ns: int, *, is_behind: bool) -> Known:
+        """Return what would outlive the process; `is_behind`: drains alone are known. O(leases)."""
+        drained, closed = frozenset(self.handles.drained), self.handles.closed
+        if is_behind:
+            return Known(drained=drained, closed=closed)
         owed = dict(self.counters.owed)
         for lease in self.live.values():
             owed[lease.request.flow] = owed.get(lease.request.flow, 0) + lease.served
@@ -101,10 +115,12 @@ class Books:
         pools = None if self.awaited is None else dict(self.awaited)
         if pools is not None:
             for pool in self.pools.values():
+                if pool.epoch == _NEVER:
+                    continue
                 low = pool.low * pool.block + (0 if is_late else pool.owed_low)
                 pools[pool.name] = Owed(pool.epoch, low, pool.high * pool.block + pool.owed_high)
         counters = None if is_late else self.counters.state(now_ns, owed)
-        return Known(pools, counters, self.meters.state(now_ns))
+        return Known(pools, counters, self.meters.state(now_ns), drained, closed)
 
     def class_of(self, tenant: str, named: str) -> PriorityClass:
         """Return the class of a tenant's request."""
@@ -148,12 +164,14 @@ class Books:
             return r
         self.seq += 1
         self.counts["received"] += 1
+        is_urgent = ttl_ns and self.terms.by_deadline
         ttl_ns = min(ttl_ns or self.terms.queue_ttl_ns, self.terms.queue_ttl_ns)
         r = Request(
             ask, key, flow, principal, self.seq, now_ns, now_ns + ttl_ns, conn, tag, reports,
             sum(ask.prompts), len(ask.prompts) * ask.n, ask.n, ask.max_output_tokens,
             ask.adapter, ask.request_class,
         )  # fmt: skip
+        r.place = (r.due_ns if is_urgent else ANY_TOKENS, r.seq)
         if not hopeless:
             self.requests[key] = r
             self.queues.setdefault((flow, ask.pool), {})[r.seq] = r
@@ -198,7 +216,13 @@ class Books:
 
     def heads(self) -> list[Request]:
         """Return the first of each queue."""
-        return [next(iter(queue.values())) for queue in self.queues.values() if queue]
+        return [self.first_of(queue) for queue in self.queues.values() if queue]
+
+    def first_of(self, queue: dict[int, Request]) -> Request:
+        """Return who is next in a queue. O(1), by deadline O(n)."""
+        if self.terms.by_deadline:
+            return min(queue.values(), key=lambda r: r.place)
+        return next(iter(queue.values()))
 
     def refuse(self, r: Request, count: str) -> None:
         """Forget a request that was rejected or evicted: a repeat is a new try."""
@@ -396,7 +420,7 @@ class Books:
     ) -> bool:  # fmt: skip
         """Let a stream offer a pool, or give it new figures. False: it may not."""
         pool = self.pools.get(name)
-        if pool is None:
+        if pool is None or pool.epoch == _NEVER:
             pool = Pool(name, epoch, 1, 1, 0, 0, principal, set(), {}, self.terms)
             self.pools[name] = pool
             self._find_owed(now_ns, pool)

@@ -155,7 +155,11 @@ class Meters:
     def grant(self, now_ns: int, lease: Lease) -> None:
         """Take for a grant from all nodes that it is subject to."""
         for meter in self._chain(lease):
-            meter.grant(now_ns, lease.request.prompt_tokens)
+            if lease.request.audited:  # it takes also what is not there
+                meter.hold()
+                meter.known = False
+            else:
+                meter.grant(now_ns, lease.request.prompt_tokens)
 
     def end(self, now_ns: int, lease: Lease, *, has_run: bool) -> None:
         """Let a lease end whose totals are final."""

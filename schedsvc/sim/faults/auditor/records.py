@@ -8,6 +8,7 @@ GRANTED = 1
 REJECTED_TOO_LARGE, REJECTED_NO_POOL = 18, 19
 REJECTED_FIRST, REJECTED_LAST = 16, 31
 REJECTED_DEADLINE, EVICTED_DEADLINE = 23, 36
+REJECTED_DRAINING, REJECTED_LIMIT = 20, 24
 EVICTED_TTL, EVICTED_CANCELLED, EVICTED_DRAINING, EVICTED_TOO_LARGE = 32, 33, 34, 35
 COMPLETED, CANCELLED, EXPIRED = 48, 49, 50
 UNKNOWN, LIVE, VOID, ENDED = 1, 2, 3, 4
@@ -132,6 +133,7 @@ class Terms:
     limits: PoolLimits = PoolLimits()
     adapters: dict[str, int] = field(default_factory=dict)  # tokens of each, where not the usual
     early_refusal: bool = False  # who cannot meet a deadline is refused
+    by_deadline: bool = False  # inside a flow, whose wait is over first goes first
 
 
 class Ask(NamedTuple):
@@ -171,6 +173,8 @@ class Request:
     withdrawn: bool = False
     refused_at_once: bool = False
     has_deadline: bool = False  # for its first token
+    audited: bool = False  # granted while its tenant was in audit
+    place: tuple[int, int] = (0, 0)  # in its queue, the least first
     bypassed: int = 0  # by requests that came later, while it was the next
     lease: "Lease | None" = None
 

@@ -29,3 +29,5 @@ class Known:
     pools: dict[str, Owed] | None = None  # None: they may hold anything
     counters: CounterState | None = None
     levels: dict[str, Levels] | None = None
+    drained: frozenset[str] = frozenset()  # pools
+    closed: bool = False  # everything is drained

@@ -1,0 +1,20 @@
+"""What a known bug is: lines that are inserted into a copy of the core's source.
+
+An insertion names a file, a text that occurs in it exactly once, and the lines that go before it;
+in them BUG stands for "this bug is switched on".
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One bug."""
+
+    name: str
+    what: str
+    insertions: tuple[tuple[str, str, str], ...]
+    seeds: int  # of the fault simulator, among which one at least catches it
+    only: frozenset[str] | None = None  # faults that may happen; None: those that a seed draws
+    # A seed; those from SECOND on have quotas, and both kinds of lift, from THIRD on state files.
+    first: int = 0
