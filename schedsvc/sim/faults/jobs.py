@@ -65,14 +65,19 @@ class JobMaker:
         request = pb.AdmitRequest(
             request_id=self.next_id(),
             tenant=tenant,
-            pool=pool if draw < 0.5 else "",
             input_tokens=prompts,
             n=n,
             max_output_tokens=most,
-            reports_progress=random() * 1_000 < options.reports_permille,
-            queue_ttl_ms=500 if draw < 0.05 else 0,
-            deadline_ms=1 + int(random() * random() * 3_000) if wanted else 0,
         )
+        # What most leave out costs only those that do not.
+        if random() * 1_000 < options.reports_permille:
+            request.reports_progress = True
+        if draw < 0.5:
+            request.pool = pool
+        if draw < 0.05:
+            request.queue_ttl_ms = 500
+        if wanted:
+            request.deadline_ms = 1 + int(random() * random() * 3_000)
         if options.classes is not None and random() < 0.5:
             usual = [c.name for c in options.classes.known.values() if not c.exempt]
             request.request_class = usual[int(random() * len(usual))]

@@ -114,10 +114,8 @@ class World:
         """Live through as many events as the run has."""
         self._arrivals(None)
         self.agenda.after(self.options.fault_ns, self._strikes)
-        step, limit = self.agenda.step, self.options.events
-        while self.events < limit:
-            for _ in range(16):
-                step()
+        while self.events < self.options.events:
+            self.agenda.steps(16)  # there is always a next arrival
 
     def _recover(self) -> None:
         """No more faults: everything that is open has to end."""

@@ -460,15 +460,16 @@ class Auditor:
 
 def is_wrong(request: Any) -> bool:
     """Whether an AdmitRequest breaks a limit of the contract."""
-    prompts, n = request.input_tokens, max(1, request.n)
-    sequences, output = len(prompts) * n, request.max_output_tokens
+    prompts, given, output = tuple(request.input_tokens), request.n, request.max_output_tokens
+    n = given or 1
+    sequences = len(prompts) * n
     return (
         not 1 <= len(request.request_id.encode()) <= ID_BYTES_MAX
         or len(request.tenant.encode()) > NAME_BYTES_MAX
         or not prompts
         or min(prompts) < 1
         or max(prompts) > PROMPT_TOKENS_MAX
-        or not 0 <= request.n <= COMPLETIONS_MAX
+        or not 0 <= given <= COMPLETIONS_MAX
         or sequences > SEQUENCES_MAX
         or not 1 <= output <= PROMPT_TOKENS_MAX
         or sum(prompts) * n + output * sequences > TOTAL_TOKENS_MAX

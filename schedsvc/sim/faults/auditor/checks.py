@@ -118,7 +118,10 @@ def _check_capacity(books: Books, pool: Pool) -> None:
 def _check_limits(books: Books, pool: Pool, now_ns: int) -> None:
     """No grant is made beyond what an operator allows a pool. O(leases of the pool)."""
     limits, leases = books.terms.limits, pool.leases.values()
-    fresh = {r.seq for r in books.fresh if r.lease in leases and not r.audited}
+    if not (limits.max_loras or limits.batch_max_tokens):
+        return
+    own = [r for r in books.fresh if r.lease and r.lease.pool is pool]
+    fresh = {r.seq for r in own if not r.audited}
     if limits.max_loras:
         before = {lease.request.adapter for lease in leases if lease.request.seq not in fresh}
         active = pool.adapters()
