@@ -78,8 +78,8 @@ cdef int dispatch(Scheduler core) except -1:
     cdef int64_t work = 0
     cdef int32_t pool
     core.rounds += 1
-    if core.auditing.count:
-        grant_audited(core)
+    if core.auditing.count and grant_audited(core):
+        return 0  # in the line, the rest could be refused
     while True:
         if core.quotas.has_work:
             run_quotas(core)

@@ -194,9 +194,9 @@ cdef int32_t audit_pool(Scheduler core, int32_t i) noexcept:
             return first
 
 
-cdef int grant_audited(Scheduler core) except -1:
-    """Grant all that is queued of audited flows, each in the order of arrival, at most `work_max`.
-    O(grants * (targets * pools + log n))."""
+cdef bint grant_audited(Scheduler core) except -1:
+    """Grant all that is queued of audited flows, each in the order of arrival, at most `work_max`:
+    True where there may be more. O(grants * (targets * pools + log n))."""
     cdef int64_t work = 0
     cdef int32_t flow, i
     cdef list stay = []
@@ -214,7 +214,7 @@ cdef int grant_audited(Scheduler core) except -1:
     core.has_more = core.has_more or work == core.work_max
     for flow in stay:
         core.auditing.put(flow, flow, 0)
-    return 0
+    return work == core.work_max
 
 
 cdef int32_t next_audited(Scheduler core, int32_t flow) noexcept:

@@ -123,6 +123,19 @@ def test_unknown_tenants_that_would_be_refused_are_counted() -> None:
     assert audited(s)[0] == {core.REJECTED_UNKNOWN_TENANT: 1}
 
 
+def test_more_than_a_poll_may_do_is_granted_in_audit_by_the_next_ones() -> None:
+    """Also what no pool can hold: the line, which would evict it, has to wait."""
+    s = auditing(capacity=100, max_model=50, work_max=2)
+    handles = [admit(s, 0, f"r{k}", 40, 40) for k in range(5)]
+    told = s.poll(0)
+    assert len(told) == 2
+    while s.next_deadline() == 0:
+        told += s.poll(0)
+    assert [d.handle for d in told] == handles
+    assert set(outcomes(told)) == {core.GRANTED}
+    s.check()
+
+
 def test_leases_max_holds_in_audit() -> None:
     s = auditing(leases_max=2)
     for i in range(3):

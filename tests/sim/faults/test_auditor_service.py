@@ -136,6 +136,7 @@ def test_a_counter_that_the_scheduler_tells_otherwise_is_seen() -> None:
     totals = dict.fromkeys(("rejected", "evicted", "completed", "cancelled", "expired"), 0)
     totals |= {"received": 1, "granted": 1, "queued": 0, "live_leases": 1, "stored_answers": 0}
     stats = {"totals": totals, "pools": [], "flows": [row | {"vtc_micro": 10_000_000}]}
+    stats["draining"] = False
     desk.auditor.snapshot(stats)
     row["vtc_micro"] = 10_000_001
     stats["flows"] = [row]
