@@ -103,6 +103,10 @@ class Keeper:
             loop = asyncio.get_running_loop()
             try:
                 await loop.run_in_executor(self._thread, self._store.write, taken.values(), modes)
+            except asyncio.CancelledError:
+                # Perhaps it is written, perhaps its turn never comes: `close()` writes it again.
+                self._backlog.put_back(taken)
+                raise
             except StateError as error:
                 self._backlog.put_back(taken)
                 self._tell(str(error))

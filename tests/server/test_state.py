@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,19 @@ async def test_what_an_operator_said_outlives_a_restart(tmp_path: Path) -> None:
         assert not stats["draining"]
         assert not stats["pools"][0]["draining"]
         assert server.driver.mode_overlay.saved() == b""
+
+
+async def test_a_write_that_waits_when_the_server_stops_is_not_lost(tmp_path: Path) -> None:
+    keys, gate = kept(tmp_path / "state.db", **OPEN), threading.Event()
+    async with serving(**keys) as server, open_channel(server.targets[0]) as channel:
+        keeper = server._keeper
+        assert keeper is not None
+        keeper._thread.submit(gate.wait)
+        await OperatorServiceStub(channel).Drain(operator_pb2.DrainRequest())
+        await until(lambda: keeper._thread._work_queue.qsize() > 0, "a write waits")
+        asyncio.get_running_loop().call_later(0.05, gate.set)
+    async with serving(**keys) as server:
+        assert server.driver.stats(0)["draining"]
 
 
 async def test_modes_of_tenants_that_are_gone_are_void_after_a_restart(tmp_path: Path) -> None:
