@@ -2,8 +2,8 @@
 #
 # A pool that is drained grants nothing any more; what runs goes on. New requests that only drained
 # pools could take are refused (REJECTED_DRAINING). What is queued and can go nowhere else is
-# evicted by a sweep over all queues, a bounded part of it in each poll. What is drained is saved, and
-# stays it over a restart.
+# evicted by a sweep over all queues, a bounded part of it in each poll. What is drained is saved,
+# and stays it over a restart.
 
 cdef enum:
     QUEUES_A_TURN = 64  # so many queues are looked at for each eviction that a poll may do
