@@ -183,11 +183,8 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
         core |= {"early_refusal": 1, "refusal_samples_min": (0, 1, 5)[seed // 2 % 3]}
     prefixes = 0
     if seed >= NEWEST and not fair:
-        more = Random(seed ^ 0x0FE7A)  # noqa: S311 - no secret: one seed is one run
-        if more.random() < 0.6:
-            drawn |= frozenset(name for name in OPERATOR_FAULTS if more.random() < 0.7)
-        prefixes, wanted = draw_order(more, core)
-        deadlines = max(deadlines, wanted)
+        done, prefixes, wanted = draw_newest(seed, core)
+        drawn, deadlines = drawn | done, max(deadlines, wanted)
     may = drawn if faults is None else faults
     return Options(
         seed=seed,
@@ -215,6 +212,15 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
         deadlines_permille=deadlines,
         prefixes=prefixes,
     )
+
+
+def draw_newest(seed: int, core: dict[str, Any]) -> tuple[frozenset[str], int, int]:
+    """Draw what an operator does, and with `draw_order()` what that returns."""
+    rnd = Random(seed ^ 0x0FE7A)  # noqa: S311 - no secret: one seed is one run
+    done: frozenset[str] = frozenset()
+    if rnd.random() < 0.6:
+        done = frozenset(name for name in OPERATOR_FAULTS if rnd.random() < 0.7)
+    return done, *draw_order(rnd, core)
 
 
 class Later(NamedTuple):
