@@ -14,7 +14,7 @@ READY_S_MAX = 30.0
 STOP_S_MAX = 10.0
 TAIL_LINES = 15
 _POLL_S = 0.02
-_GUARD_SAYS_S = 0.3
+_GUARD_SAYS_S = 2.0  # a process is gone a while after its sockets are
 
 T = TypeVar("T")
 
