@@ -26,7 +26,7 @@ def arms(folder: Path) -> Iterator[pairs.Arms]:
         yield made
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_the_noisy_neighbour_is_gone(arms: pairs.Arms, tmp_path: Path) -> None:
     # A rate that overloads one machine is none to another.
     hog_per_s = OVERLOAD * pairs.saturated_per_s(arms.plain)
