@@ -52,12 +52,12 @@ def test_the_noisy_neighbour_is_gone(arms: pairs.Arms, tmp_path: Path) -> None:
     assert len({bar.what for bar in judge(report["pairs"])}) == 9
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_gate_costs_little(arms: pairs.Arms) -> None:
-    """The bar is 5 %; two rounds on a busy machine tell no more than the order of it.
+    """The bar is 5 %; so few rounds on a busy machine tell no more than the order of it.
 
     There the same server's own slices differ by up to a seventh.
     """
-    slices = asyncio.run(cost.measure(arms.plain.server, arms.gated.server, rounds=2))
+    slices = asyncio.run(cost.measure(arms.plain.server, arms.gated.server, rounds=4))
     told = cost.report(slices)
-    assert told["ratio"]["median"] < 1.3
+    assert told["ratio"]["median"] < 1.2
