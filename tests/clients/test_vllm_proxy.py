@@ -50,6 +50,7 @@ class Server:
         self.ended = asyncio.Event()
         self.ended.set()
         self.breaks = False
+        self.hangs_up = False
         self.healthy = True
         self.page = PAGE
 
@@ -62,6 +63,9 @@ class Server:
             return web.Response(text=self.page)
         if path == "/v1/models":
             return web.json_response(MODELS)
+        if self.hangs_up:
+            assert request.transport is not None
+            request.transport.abort()
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.seen.append((request.method, request.path_qs, headers, body))
         if not json.loads(body or b"{}").get("stream"):
@@ -189,6 +193,32 @@ async def test_what_a_restart_overtook_runs_again_unless_its_answer_has_begun(
         assert server.seen[1][3] == ask(stream=False)
         assert fake.books[2].end.outcome == pb.OUTCOME_COMPLETED
     assert gate._runtime.limit.running == 0
+
+
+async def test_after_an_upstream_hung_up_the_gate_looks_who_stands_there(
+    gate: Gate, behind: tuple[Server, str], fake: FakeScheduler, until: Until
+) -> None:
+    """Its next look would come seconds later: till then all would run on leases of the dead."""
+    await until(lambda: fake.telemetry)
+    server = behind[0]
+    server.hangs_up = True
+    assert (await Exchange(gate, ask()).run()).status == 503
+    server.hangs_up = False
+    # It has just come up, and does not tell of its cache yet: it is asked again.
+    server.page = "process_start_time_seconds 1.6e+09\n"
+    assert (await Exchange(gate, ask()).run()).status == 200
+    assert len(fake.pools) == 1
+    server.page = PAGE.replace("1.5e+09", "1.6e+09")
+    runs = [asyncio.ensure_future(Exchange(gate, ask(stream=True)).run()) for _ in range(3)]
+    for exchange in await asyncio.gather(*runs):
+        assert (exchange.status, exchange.answer[-14:]) == (200, b"data: [DONE]\n\n")
+    assert [pool.epoch for pool in fake.pools] == [1_500_000_000 * 10**9, 1_600_000_000 * 10**9]
+    # Those three were asked for twice, and none of them ran on a lease of the dead engine.
+    assert (len(fake.admits), len(server.seen)) == (8, 5)
+    assert gate._runtime is not None
+    assert not gate._runtime.engine.in_doubt
+    assert (await Exchange(gate, ask()).run()).status == 200
+    assert len(fake.admits) == 9
 
 
 async def test_sizes_come_from_the_upstream(gate: Gate, fake: FakeScheduler, until: Until) -> None:

@@ -1,8 +1,8 @@
 """What the app around the gate shows of its engine: sizes, telemetry, a tokenizer.
 
 Read from `scope["app"].state`, under the names that vLLM's server uses: `vllm_config`, and, where
-offered, `engine_telemetry()`, `count_prompt_tokens(body)`, `fetch_metrics()` and
-`engine_started_ns`. The environment goes before it.
+offered, `engine_telemetry()`, `count_prompt_tokens(body)`, `fetch_metrics()`,
+`engine_started_ns` and `engine_in_doubt`. The environment goes before it.
 vLLM's own telemetry comes through the plugin of stat_logger.py, else from `/metrics`. Of several
 API processes each hears some of an engine's steps, and none hears of all: their common `/metrics`
 does, and the first of them reads it.
@@ -86,6 +86,11 @@ class EngineView:
     def counter(self) -> Counter | None:
         """Begin to count tokens inside the engine's client; None: that is not possible here."""
         return Counter.attach(self._state)
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether another engine may stand here than the one whose sizes are known."""
+        return bool(getattr(self._state, "engine_in_doubt", False))
 
     @property
     def metrics(self) -> Fetch | None:

@@ -186,10 +186,14 @@ class Gate:
             refusal = await self._turn(runtime, request, flight)
             if refusal is not None:
                 await refusal.spoken(request.call.route.dialect).send(send)
-            else:
-                priority = flight.engine_priority if runtime.sets_priority else None
-                inner = _scope_for_app(scope, request.call, priority)
-                await self.app(inner, request.mailbox, flight.send)
+                return False
+            if runtime.engine.in_doubt:
+                await _first(runtime.look(), request.mailbox)
+                if flight.asked_an_earlier_engine:
+                    return True  # a lease of that one is worth nothing here
+            priority = flight.engine_priority if runtime.sets_priority else None
+            inner = _scope_for_app(scope, request.call, priority)
+            await self.app(inner, request.mailbox, flight.send)
         except ClientLeftError:
             pass  # there is nobody to answer
         except asyncio.CancelledError:

@@ -78,7 +78,9 @@ class Upstream:
     def __init__(self, url: str, *, wait_s: float = 600.0, body_bytes_max: int = 64 << 20) -> None:
         self.url = url.rstrip("/")
         # Under vLLM's names: the gate reads the engine's sizes here.
-        self.state = SimpleNamespace(vllm_config=None, fetch_metrics=self.metrics)
+        self.state = SimpleNamespace(
+            vllm_config=None, fetch_metrics=self.metrics, engine_in_doubt=False
+        )
         self.told: Told | None = None
         self._wait_s = wait_s
         self._body_bytes_max = body_bytes_max
@@ -100,17 +102,21 @@ class Upstream:
         It tells when the upstream was started: another one than before has its own sizes.
         """
         page = await self._text("/metrics")
-        if self._is_of_another(page):
+        told = self.told
+        is_another = told is not None and _started_ns(page) not in (0, told.started_ns)
+        # Of a cache that it told before it will tell again, when it has one.
+        if is_another and (_CACHE.search(page) or not (told and told.capacity_tokens)):
             _log.warning("the upstream has been restarted")
             await self._learn(page)
+            is_another = False
+        self.state.engine_in_doubt = is_another
         return page
 
-    def _is_of_another(self, page: str) -> bool:
-        told = self.told
-        if told is None or _started_ns(page) in (0, told.started_ns):
-            return False
-        # Of a cache that it told before it will tell again, when it has one.
-        return bool(_CACHE.search(page)) or not told.capacity_tokens
+    def _doubt(self, error: Exception) -> None:
+        """Have the gate look before the next request: who hangs up may be another afterwards."""
+        if isinstance(error, asyncio.TimeoutError):
+            return  # it is slow
+        self.state.engine_in_doubt = self.told is not None and self.told.started_ns > 0
 
     # One request.
 
@@ -171,6 +177,7 @@ class Upstream:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            self._doubt(error)
             if between_events:
                 event = answers.stream_error("the server behind this one broke off its answer")
                 await send({"type": "http.response.body", "body": event, "more_body": True})
@@ -251,6 +258,7 @@ class Upstream:
             async with self._session().get(self.url + path, timeout=timeout) as response:
                 text = await response.text(errors="replace")
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            self._doubt(error)
             reason = str(error) or type(error).__name__
             raise ScrapeError(f"{self.url}{path}: {reason}") from None
         if response.status != 200:

@@ -82,11 +82,14 @@ class Runtime:
         self._running: set[Reporter] = set()
         self._busy = asyncio.Event()
         self._round: asyncio.TimerHandle | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._telemetry = asyncio.ensure_future(self._report_telemetry())
 
     async def close(self) -> None:
         """Cancel what is open, and hang up."""
         self._telemetry.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
         if self._round is not None:
             self._round.cancel()
         if self.counter is not None:
@@ -102,6 +105,12 @@ class Runtime:
         if not (use.order and self._settings.prefix_hashes):
             return []
         return block_hashes(route, body, use)
+
+    def look(self) -> asyncio.Future[None]:
+        """Look which engine stands there, in one look with whoever asks meanwhile."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(self._look())
+        return asyncio.shield(self._looking)
 
     def watch(self, reporter: Reporter) -> None:
         """Ask for running totals from time to time, until `unwatch`."""
@@ -125,6 +134,14 @@ class Runtime:
             max_running=self.pool.max_running,
             max_model_tokens=self.pool.max_model_tokens,
         )
+
+    async def _look(self) -> None:
+        fetch = self.engine.metrics
+        if fetch is not None:
+            # Where nothing is to be seen, the request itself will find out.
+            with contextlib.suppress(ScrapeError, SettingsError, OSError, asyncio.TimeoutError):
+                await fetch()
+                self._look_again()
 
     def _look_again(self) -> None:
         """Offer the pool anew if another engine stands there now: what ran in the old is void."""
