@@ -146,7 +146,8 @@ class FakeScheduler:
 
     def granted(self) -> pb.AdmitResponse:
         self.next_lease += 1
-        return grant(self.next_lease - 1, ttl_ms=self.lease_ttl_ms)
+        epoch = self.pools[-1].epoch if self.pools else 1
+        return grant(self.next_lease - 1, epoch=epoch, ttl_ms=self.lease_ttl_ms)
 
     def release(self, request_id: str, response: pb.AdmitResponse | None = None) -> None:
         self.held.pop(request_id)(response or self.granted())

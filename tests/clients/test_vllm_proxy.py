@@ -24,7 +24,7 @@ from schedsvc_vllm.settings import PoolSettings, Settings, SettingsError
 
 from .asgi import Exchange, ask
 from .conftest import Until
-from .fake_scheduler import FakeScheduler
+from .fake_scheduler import FakeScheduler, grant
 
 MODELS = {"data": [{"id": "m", "max_model_len": 1_024}]}
 PAGE = """\
@@ -219,6 +219,27 @@ async def test_after_an_upstream_hung_up_the_gate_looks_who_stands_there(
     assert not gate._runtime.engine.in_doubt
     assert (await Exchange(gate, ask()).run()).status == 200
     assert len(fake.admits) == 9
+
+
+@pytest.mark.usefixtures("looked_at_often")
+async def test_a_grant_that_a_restart_overtook_on_its_way_is_asked_for_anew(
+    gate: Gate, behind: tuple[Server, str], fake: FakeScheduler, until: Until
+) -> None:
+    """Once: a scheduler that goes on granting leases of the old engine is not asked for ever."""
+    await until(lambda: fake.pools)
+    server, old = behind[0], fake.pools[0].epoch
+    fake.decide = lambda request: None
+    asked = asyncio.ensure_future(Exchange(gate, ask()).run())
+    await until(lambda: fake.held)
+    server.page = PAGE.replace("1.5e+09", "1.6e+09")
+    await until(lambda: len(fake.pools) == 2)
+    for lease_id in (71, 72):
+        fake.release(next(iter(fake.held)), grant(lease_id, epoch=old))
+        if lease_id == 71:
+            await until(lambda: len(fake.admits) == 2)
+            assert not server.seen
+    assert (await asyncio.wait_for(asked, 20)).status == 200
+    assert (len(fake.admits), len(server.seen)) == (2, 1)
 
 
 async def test_sizes_come_from_the_upstream(gate: Gate, fake: FakeScheduler, until: Until) -> None:

@@ -25,6 +25,9 @@ from bench.attackers import KINDS
 from .conftest import Stand
 from .programs import Programs, at_rest, config
 
+# Processes that are about time have the cores to themselves.
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).resolve().parents[2]
 CONNECTIONS = 100
 #: Of its token, at the front.

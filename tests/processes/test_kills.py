@@ -33,6 +33,9 @@ from .programs import (
     stream,
 )
 
+# Processes that are about time have the cores to themselves.
+pytestmark = pytest.mark.alone
+
 PROMPT_TOKENS, BLOCK_TOKENS, RESERVED_TOKENS = 16, 64, 128
 LOOK_S = 0.05
 CLEAN_ERRORS = {"server_is_overloaded", "upstream_unreachable"}

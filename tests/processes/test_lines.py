@@ -28,6 +28,9 @@ from .programs import (
 )
 from .test_kills import client
 
+# Processes that are about time have the cores to themselves.
+pytestmark = pytest.mark.alone
+
 PATIENT = {"lease_ttl_ms": 10_000, "lease_grace_ms": 20_000}
 
 

@@ -13,7 +13,8 @@ from .test_kills import client
 
 PAUSE_S = (TTL_MS + GRACE_MS) / 1_000 + 1.5
 
-pytestmark = pytest.mark.slow
+# Processes that are about time have the cores to themselves.
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 async def test_a_scheduler_that_stood_still_expires_nothing(stand: Stand) -> None:

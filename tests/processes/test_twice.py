@@ -13,6 +13,9 @@ from .conftest import Stand
 from .programs import TENANTS, EngineSizes, at_rest, preemptions, stream
 from .test_kills import client
 
+# Processes that are about time have the cores to themselves.
+pytestmark = pytest.mark.alone
+
 ROUNDS, AT_ONCE = 6, 40
 
 

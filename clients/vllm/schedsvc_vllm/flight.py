@@ -27,7 +27,6 @@ class Flight:
     __slots__ = (
         "_call",
         "_ending",
-        "_epoch",
         "_mailbox",
         "_reader",
         "_running",
@@ -39,6 +38,7 @@ class Flight:
         "_tenant",
         "_whole",
         "admission",
+        "asked_again",
         "local_wait_us",
         "place",
         "revoked",
@@ -59,13 +59,14 @@ class Flight:
         self._mailbox = mailbox
         self._send = send
         self._tally = tally
-        self._epoch = runtime.pool.epoch
         self._reader: UsageFilter | UsageReader | None = None
         self._status = 0
         self._ending: Ending | None = None
         self._whole = False
         self._running = False
         self._task: asyncio.Task[Any] | None = None
+        #: It was granted once already, by an engine that has gone.
+        self.asked_again = False
         #: The scheduler has voided its lease: it is being ended.
         self.revoked = False
         # What lets it run: a lease of the scheduler, or a place under the local limit.
@@ -85,15 +86,18 @@ class Flight:
         return self._status != 0
 
     @property
-    def asked_an_earlier_engine(self) -> bool:
-        """Whether another engine stands in its pool now than when it began to ask for a place."""
-        return self._epoch != self._runtime.pool.epoch
+    def is_stale(self) -> bool:
+        """Whether its lease is of an engine before the one that stands there now."""
+        lease = self.admission.lease if self.admission is not None else None
+        return lease is not None and lease.pool_epoch < self._runtime.pool.epoch
 
     def again(self) -> Flight:
         """Return one for the same request, after this one has finished."""
         runtime = self._runtime
         tally = runtime.counter.tally() if runtime.counter is not None else None
-        return Flight(runtime, self._call, self._tenant, self._mailbox, self._send, tally)
+        flight = Flight(runtime, self._call, self._tenant, self._mailbox, self._send, tally)
+        flight.asked_again = True
+        return flight
 
     def granted(self) -> None:
         """Take note that the scheduler lets it run, in the task that will run it."""

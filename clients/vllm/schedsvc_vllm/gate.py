@@ -189,8 +189,9 @@ class Gate:
                 return False
             if runtime.engine.in_doubt:
                 await _first(runtime.look(), request.mailbox)
-                if flight.asked_an_earlier_engine:
-                    return True  # a lease of that one is worth nothing here
+            # Once: whatever is wrong with the pool, a request does not ask for ever.
+            if flight.is_stale and not flight.asked_again:
+                return True
             priority = flight.engine_priority if runtime.sets_priority else None
             inner = _scope_for_app(scope, request.call, priority)
             await self.app(inner, request.mailbox, flight.send)
@@ -201,7 +202,7 @@ class Gate:
             # Somebody else may want the task to end, too.
             if not flight.revoked or task is None or task.uncancel():
                 raise
-            if flight.asked_an_earlier_engine and not flight.has_begun:
+            if flight.is_stale and not flight.has_begun:
                 return True  # its lease went with that engine, its client has seen nothing of it
             if not flight.has_begun:
                 message = "the scheduler has ended this request; ask again"
