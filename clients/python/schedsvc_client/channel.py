@@ -15,13 +15,13 @@ Token = str | Callable[[], str]
 
 ChannelCredentials = grpc.ChannelCredentials
 
-# Held calls and streams may be silent for long: pings find a dead peer within 15 s. Retries by
+# Held calls and streams may be silent for long: pings find a dead peer within 20 s. Retries by
 # grpc would ask for the same verdict twice, so they are off.
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
     # Else a ping may wait a minute for its answer, whatever the keepalive says.
-    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 1_000),
