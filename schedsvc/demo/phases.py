@@ -2,10 +2,11 @@
 
 import json
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 from rich.console import Console
@@ -147,17 +148,21 @@ async def _drive(
     )
     pace = Pace(seed=setting.seed, warmup_requests=3, warmup_s=WARMUP_S, drain_s=DRAIN_S_MAX)
     load = LoadRun(target, trace, pace)
+
+    def ends() -> Iterator[Coroutine[Any, Any, None]]:
+        return (program.wait_for_end() for program in programs)
+
     async with watching(url) as engine:
-        before = await engine.ask()
+        before = await guarded(engine.ask(), *ends())
         lines = [engine.line, *([books.line] if books else [])]
         view = View(title, lambda: [line() for line in lines])
         result = await guarded(
             load.run(),
-            *(program.wait_for_end() for program in programs),
+            *ends(),
             watch(load, view, setting.console),
             engine.keep_asking(),
             *([books.keep_asking()] if books else []),
         )
-        after = await engine.ask()
+        after = await guarded(engine.ask(), *ends())
     setting.console.print(f"{title}: done in {result.wall_s:.1f} s", highlight=False)
     return Phase(name, result, after.preemptions - before.preemptions)
