@@ -1,11 +1,14 @@
 """The noisy neighbour on the real vLLM, without the scheduler and with it, in interleaved pairs.
 
     python -m tests.vllm.pairs --pairs 5 --null 2
+    python -m tests.vllm.pairs --large --pairs 7 --null 2 --out out/vllm-large
 
 Open loop: `hog` sends 20 requests a second of 512/256 tokens, `quiet` 2 of 64/64. Two servers run
 side by side, one plain and one behind the gate; only one of them is busy at a time. A null pair is
-the plain server twice: what differs there is noise. TTFT is taken at the client and at the
-server's edge, by the same code in both arms. A run whose client was late is void, and repeated.
+the plain server twice: what differs there is noise. With `--large` quiet's requests are as large
+as the hog's; `--alone` adds runs of quiet behind the gate without the hog. TTFT is taken at the
+client and at the server's edge, by the same code in both arms. A run whose client was late is void,
+and repeated.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +54,18 @@ class Arms:
     gated: Stack
 
 
-def arrivals(seed: int, seconds: float, hog_per_s: float = HOG[1]) -> list[TraceRequest]:
-    """Draw Poisson arrivals of both tenants."""
+def arrivals(
+    seed: int, seconds: float, hog_per_s: float = HOG[1], large: bool = False
+) -> list[TraceRequest]:
+    """Draw Poisson arrivals of both tenants; of quiet alone where the hog sends none a second."""
     streams = np.random.default_rng(seed).spawn(len(TENANTS))
     drawn = []
     for (name, per_s, prompt_tokens, output_tokens), stream in zip(TENANTS, streams, strict=True):
         rate = hog_per_s if name == HOG[0] else per_s
-        at_s = 0.0
-        while (at_s := at_s + stream.exponential(1 / rate)) < seconds:
+        if large:
+            _, _, prompt_tokens, output_tokens = HOG
+        at_s = 0.0 if rate else seconds
+        while (at_s := at_s + stream.exponential(1 / (rate or 1))) < seconds:
             drawn.append(TraceRequest(at_s, name, prompt_tokens, output_tokens))
     return sorted(drawn, key=lambda request: request.arrival_s)
 
@@ -86,6 +93,7 @@ class Load:
     seconds: float = 40.0
     warmup_s: float = WARMUP_S
     hog_per_s: float = HOG[1]
+    large: bool = False  # quiet's requests, too
 
 
 def saturated_per_s(stack: Stack) -> float:
@@ -106,7 +114,7 @@ def run_once(stack: Stack, seed: int, load: Load) -> Report:
     before, cpu_s = stack.gauges(), stack.server.cpu_s()
     target = Target(url=stack.url, model=programs.MODEL)
     pace = Pace(seed=seed, warmup_requests=3, warmup_s=load.warmup_s, drain_s=DRAIN_S_MAX)
-    drawn = arrivals(seed, load.seconds, load.hog_per_s)
+    drawn = arrivals(seed, load.seconds, load.hog_per_s, load.large)
     result: RunResult = asyncio.run(LoadRun(target, drawn, pace).run())
     cpu_s = stack.server.cpu_s() - cpu_s
     preemptions = stack.gauges()["num_preemptions_total"] - before["num_preemptions_total"]
@@ -144,15 +152,19 @@ def measure(
     *,
     seed: int,
     load: Load,
+    alone: int = 0,
     keep: Callable[[Report], None] = lambda made: None,
 ) -> Report:
     """Run all pairs. The order within a pair alternates; null pairs go between the others.
 
     `keep` is called after each pair, so that an interruption costs no more than one.
     """
-    made: Report = {"pairs": [], "null": []}
+    made: Report = {"pairs": [], "null": [], "alone": []}
     started = time.monotonic()
     programs.go_first()  # its children are started already, in sessions of their own
+    for number in range(alone):
+        made["alone"].append(run_sound(arms.gated, seed + 2 * number, replace(load, hog_per_s=0.0)))
+        _tell(f"alone {number + 1} of {alone}", {"with": made["alone"][-1]}, started)
     for number in range(max(pairs, null)):
         if number < pairs:
             sides = [("plain", arms.plain), ("with", arms.gated)]
@@ -192,14 +204,16 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--pairs", type=int, default=5, help="plain and gated (default 5)")
     parser.add_argument("--null", type=int, default=2, help="plain and plain (default 2)")
+    parser.add_argument("--alone", type=int, default=0, help="runs of quiet alone (default 0)")
+    parser.add_argument("--large", action="store_true", help="quiet's requests as the hog's")
     parser.add_argument("--seconds", type=float, default=40.0, help="of arrivals (default 40)")
     parser.add_argument("--seed", type=int, default=1, help="of arrivals and prompts (default 1)")
     parser.add_argument("--out", type=Path, default=Path("out/vllm"), help="folder of report.json")
     parser.add_argument("--append", action="store_true", help="add to the pairs that are there")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     options = parser.parse_args()
-    if options.pairs < 1 or options.null < 0:
-        parser.error("--pairs must be at least 1, --null at least 0")
+    if options.pairs < 1 or options.null < 0 or options.alone < 0:
+        parser.error("--pairs must be at least 1, --null and --alone at least 0")
     if options.seconds <= WARMUP_S:
         parser.error(f"--seconds must be more than {WARMUP_S:g}: tokens count only after that")
     if not programs.installed():
@@ -212,16 +226,16 @@ def main() -> None:
     options = _options()
     programs.end_on_signal()
     file: Path = options.out / "report.json"
-    earlier: Report = {"pairs": [], "null": []}
+    earlier: Report = {"pairs": [], "null": [], "alone": []}
     if options.append and file.exists():
-        earlier = json.loads(file.read_text())
+        earlier |= json.loads(file.read_text())
     options.out.mkdir(parents=True, exist_ok=True)
     report: Report = {}
 
     def keep(made: Report) -> None:
-        pairs, null = earlier["pairs"] + made["pairs"], earlier["null"] + made["null"]
-        bars = [vars(bar) for bar in judge(pairs)]
-        report.update(pairs=pairs, null=null, summary=summary(pairs, null), bars=bars)
+        pairs, null, alone = (earlier[name] + made[name] for name in ("pairs", "null", "alone"))
+        bars = [vars(bar) for bar in judge(pairs, alone, options.large)]
+        report.update(pairs=pairs, null=null, alone=alone, summary=summary(pairs, null), bars=bars)
         file.write_text(json.dumps(report, indent=1) + "\n")
 
     with both() as arms:
@@ -230,7 +244,8 @@ def main() -> None:
             options.pairs,
             options.null,
             seed=options.seed + 1_000 * len(earlier["pairs"]),
-            load=Load(seconds=options.seconds),
+            load=Load(seconds=options.seconds, large=options.large),
+            alone=options.alone,
             keep=keep,
         )
     if options.json:
