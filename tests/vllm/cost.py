@@ -1,10 +1,11 @@
 """What the gate costs vLLM's API server: its CPU for each request, with the gate and without.
 
-    python -m tests.vllm.cost --rounds 8 --out out/vllm/cost.json
+    python -m tests.vllm.cost --rounds 12 --out out/vllm/cost.json
 
-Two servers run at once, and short slices of the same requests go to one and to the other in turn
-(plain, gated, gated, plain). Nothing waits in either: the gate's own work is measured, not what it
-changes in the engine's queue. The plain server against itself shows the noise.
+Three servers run at once, two plain and one gated, and each gets the same slice of requests at the
+same time: what the machine does meanwhile, all of them feel. Nothing waits in any: the gate's own
+work is measured, not what it changes in the engine's queue. The second plain server beside the
+first shows the noise.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from .stack import completion
 # The mix of the noisy neighbour: of eleven requests ten are long.
 LONG, SHORT = (512, 256), (64, 64)
 SLICE = [LONG] * 40 + [SHORT] * 4
-IN_FLIGHT = 12
+IN_FLIGHT = 12  # at all servers together
 TENANT = "cost"
 
 
@@ -36,12 +38,15 @@ TENANT = "cost"
 class Slice:
     """One slice at one server."""
 
-    gated: bool
     cpu_ms: float  # for each request
     events: float  # of each answer: vLLM merges tokens where it cannot keep up
 
 
-async def run_slice(server: programs.Server, *, gated: bool) -> Slice:
+Round = dict[str, Slice]
+"""The slices that ran at once: `plain`, `gated`, and `again` where there is a second plain one."""
+
+
+async def run_slice(server: programs.Server, in_flight: int) -> Slice:
     """Send one slice, a fixed number in flight, and read the server's clock before and after."""
     queue = list(SLICE)
     events = 0
@@ -56,55 +61,45 @@ async def run_slice(server: programs.Server, *, gated: bool) -> Slice:
 
     async with aiohttp.ClientSession(server.url, headers={"x-tenant-id": TENANT}) as session:
         before_s = server.cpu_s()
-        await asyncio.gather(*(work(session) for _ in range(IN_FLIGHT)))
+        await asyncio.gather(*(work(session) for _ in range(in_flight)))
         # The last answers are logged and their leases ended a moment later.
         await asyncio.sleep(0.3)
         used_s = server.cpu_s() - before_s
-    return Slice(gated, 1e3 * used_s / len(SLICE), events / len(SLICE))
+    return Slice(1e3 * used_s / len(SLICE), events / len(SLICE))
 
 
-async def measure(plain: programs.Server, gated: programs.Server, rounds: int) -> list[Slice]:
-    """Run the slices, after one at each server that does not count."""
-    slices: list[Slice] = []
+async def measure(servers: dict[str, programs.Server], rounds: int) -> list[Round]:
+    """Run the slices, each at all servers at once, after a round that does not count."""
+    made: list[Round] = []
     for number in range(-1, rounds):
-        for is_gated in (False, True, True, False):
-            made = await run_slice(gated if is_gated else plain, gated=is_gated)
-            if number >= 0:
-                slices.append(made)
+        in_flight = IN_FLIGHT // len(servers)
+        runs = (run_slice(server, in_flight) for server in servers.values())
+        slices = dict(zip(servers, await asyncio.gather(*runs), strict=True))
+        if number >= 0:
+            made.append(slices)
         if sys.stderr.isatty() or number == rounds - 1:
             sys.stderr.write(f"\rround {number + 1} of {rounds} ")
             sys.stderr.flush()
     sys.stderr.write("\n")
-    return slices
+    return made
 
 
-def report(slices: list[Slice]) -> dict[str, Any]:
-    """Compare each gated slice with the plain one beside it, and the plain ones with each other."""
-    fours = [slices[start : start + 4] for start in range(0, len(slices), 4)]
-    pairs = [b.cpu_ms / a.cpu_ms for four in fours for a, b in (four[:2], four[:1:-1])]
-    null = [four[3].cpu_ms / four[0].cpu_ms for four in fours]
-    ratio, low, high = interval(pairs)
-    by_arm = {
-        name: {
-            "cpu_ms_per_request": round(statistics.median(s.cpu_ms for s in arm), 3),
-            "events_per_answer": round(statistics.mean(s.events for s in arm), 1),
+def report(rounds: Sequence[Round]) -> dict[str, Any]:
+    """Compare each slice with the plain one that ran beside it."""
+    told: dict[str, Any] = {}
+    for name in rounds[0]:
+        told[name] = {
+            "cpu_ms_per_request": round(statistics.median(r[name].cpu_ms for r in rounds), 3),
+            "events_per_answer": round(statistics.mean(r[name].events for r in rounds), 1),
         }
-        for name, arm in (
-            ("plain", [s for s in slices if not s.gated]),
-            ("gated", [s for s in slices if s.gated]),
-        )
-    }
-    null_ratio, null_low, null_high = interval(null)
-    return {
-        **by_arm,
-        "ratio": {"median": round(ratio, 4), "low": round(low, 4), "high": round(high, 4)},
-        "null": {
-            "median": round(null_ratio, 4),
-            "low": round(null_low, 4),
-            "high": round(null_high, 4),
-        },
-        "slices": [asdict(made) for made in slices],
-    }
+    for title, name in (("ratio", "gated"), ("null", "again")):
+        if name in rounds[0]:
+            ratios = [r[name].cpu_ms / r["plain"].cpu_ms for r in rounds]
+            told[title] = dict(
+                zip(("median", "low", "high"), (round(x, 4) for x in interval(ratios)), strict=True)
+            )
+    told["rounds"] = [{name: asdict(made) for name, made in r.items()} for r in rounds]
+    return told
 
 
 def main() -> None:
@@ -114,7 +109,9 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=8, help="of four slices each (default 8)")
+    parser.add_argument(
+        "--rounds", type=int, default=12, help="of a slice at each server (default 12)"
+    )
     parser.add_argument("--out", type=Path, default=Path("out/vllm/cost.json"))
     parser.add_argument("--json", action="store_true", help="print the whole report")
     options = parser.parse_args()
@@ -124,18 +121,20 @@ def main() -> None:
     if not programs.installed():
         parser.error("the real vLLM is not installed; `make test-vllm` does it")
     with tempfile.TemporaryDirectory() as name:
-        folders = [Path(name) / arm for arm in ("p", "g")]
+        folders = [Path(name) / arm for arm in ("p", "g", "a")]
         for folder in folders:
             folder.mkdir()
         with (
             programs.Scheduler(folders[1], [TENANT]),
             programs.vllm(folders[0], gated=False) as plain,
             programs.vllm(folders[1], gated=True) as gated,
+            programs.vllm(folders[2], gated=False) as again,
         ):
-            made = report(asyncio.run(measure(plain, gated, options.rounds)))
+            servers = {"plain": plain, "gated": gated, "again": again}
+            made = report(asyncio.run(measure(servers, options.rounds)))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(made, indent=1) + "\n")
-    shown = made if options.json else {k: v for k, v in made.items() if k != "slices"}
+    shown = made if options.json else {k: v for k, v in made.items() if k != "rounds"}
     print(json.dumps(shown, indent=1))
 
 
