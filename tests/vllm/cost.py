@@ -1,11 +1,12 @@
 """What the gate costs vLLM's API server: its CPU for each request, with the gate and without.
 
-    python -m tests.vllm.cost --rounds 12 --out out/vllm/cost.json
+    python -m tests.vllm.cost --starts 5 --rounds 3 --out out/vllm/cost.json
 
 Three servers run at once, two plain and one gated, and each gets the same slice of requests at the
 same time: what the machine does meanwhile, all of them feel. Nothing waits in any: the gate's own
 work is measured, not what it changes in the engine's queue. The second plain server beside the
-first shows the noise.
+first shows the noise. Two processes of one program differ by a few percent for as long as they live
+(where their memory lies), so all are started anew several times, and each start counts once.
 """
 
 from __future__ import annotations
@@ -84,9 +85,10 @@ async def measure(servers: dict[str, programs.Server], rounds: int) -> list[Roun
     return made
 
 
-def report(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Compare each slice with the plain one that ran beside it."""
+def report(starts: Sequence[Sequence[Round]]) -> dict[str, Any]:
+    """Compare each slice with the plain one that ran beside it: a median for each start."""
     told: dict[str, Any] = {}
+    rounds = [made for start in starts for made in start]
     for name in rounds[0]:
         told[name] = {
             "cpu_ms_per_request": round(statistics.median(r[name].cpu_ms for r in rounds), 3),
@@ -94,32 +96,21 @@ def report(rounds: Sequence[Round]) -> dict[str, Any]:
         }
     for title, name in (("ratio", "gated"), ("null", "again")):
         if name in rounds[0]:
-            ratios = [r[name].cpu_ms / r["plain"].cpu_ms for r in rounds]
+            ratios = [
+                statistics.median(r[name].cpu_ms / r["plain"].cpu_ms for r in start)
+                for start in starts
+            ]
             told[title] = dict(
                 zip(("median", "low", "high"), (round(x, 4) for x in interval(ratios)), strict=True)
             )
-    told["rounds"] = [{name: asdict(made) for name, made in r.items()} for r in rounds]
+    told["starts"] = [
+        [{name: asdict(made) for name, made in r.items()} for r in start] for start in starts
+    ]
     return told
 
 
-def main() -> None:
-    """Measure, write the report, print its figures."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.vllm.cost",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=12, help="of a slice at each server (default 12)"
-    )
-    parser.add_argument("--out", type=Path, default=Path("out/vllm/cost.json"))
-    parser.add_argument("--json", action="store_true", help="print the whole report")
-    options = parser.parse_args()
-    programs.end_on_signal()
-    if options.rounds < 1:
-        parser.error("--rounds: must be at least 1")
-    if not programs.installed():
-        parser.error("the real vLLM is not installed; `make test-vllm` does it")
+def one_start(rounds: int) -> list[Round]:
+    """Start all servers, measure, and end them."""
     with tempfile.TemporaryDirectory() as name:
         folders = [Path(name) / arm for arm in ("p", "g", "a")]
         for folder in folders:
@@ -131,10 +122,37 @@ def main() -> None:
             programs.vllm(folders[2], gated=False) as again,
         ):
             servers = {"plain": plain, "gated": gated, "again": again}
-            made = report(asyncio.run(measure(servers, options.rounds)))
+            return asyncio.run(measure(servers, rounds))
+
+
+def main() -> None:
+    """Measure, write the report, print its figures."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.vllm.cost",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--starts", type=int, default=5, help="of all servers (default 5)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="of a slice at each server, a start (default 3)"
+    )
+    parser.add_argument("--out", type=Path, default=Path("out/vllm/cost.json"))
+    parser.add_argument("--json", action="store_true", help="print the whole report")
+    options = parser.parse_args()
+    programs.end_on_signal()
+    for name in ("starts", "rounds"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name}: must be at least 1")
+    if not programs.installed():
+        parser.error("the real vLLM is not installed; `make test-vllm` does it")
+    starts = []
+    for number in range(options.starts):
+        sys.stderr.write(f"start {number + 1} of {options.starts}\n")
+        starts.append(one_start(options.rounds))
+    made = report(starts)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(made, indent=1) + "\n")
-    shown = made if options.json else {k: v for k, v in made.items() if k != "rounds"}
+    shown = made if options.json else {k: v for k, v in made.items() if k != "starts"}
     print(json.dumps(shown, indent=1))
 
 

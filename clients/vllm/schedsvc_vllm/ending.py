@@ -8,12 +8,14 @@ Sans-IO; O(bytes).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 _EVENT_STREAM = b"text/event-stream"
 # The last events of OpenAI's streams, of its Responses, and of Anthropic's. JSON escapes newlines,
 # so no text that a model makes can look like one.
 _LAST_EVENTS = (b"\ndata: [DONE]", b"\nevent: response.completed", b"\nevent: message_stop")
+_LAST_EVENT = re.compile(b"|".join(map(re.escape, _LAST_EVENTS)))  # each piece is looked through
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 # What of a piece is needed to find a last event that the next one completes.
 _TAIL_BYTES = max(map(len, _LAST_EVENTS)) - 1
@@ -46,5 +48,5 @@ class Ending:
             return False
         text = self._tail + body
         self._tail = text[-_TAIL_BYTES:]
-        self._is_last = self._is_last or any(event in text for event in _LAST_EVENTS)
+        self._is_last = self._is_last or _LAST_EVENT.search(text) is not None
         return self._is_last and text.endswith(_EVENT_ENDS)

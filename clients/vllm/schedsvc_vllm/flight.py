@@ -36,6 +36,7 @@ class Flight:
         "_tally",
         "_task",
         "_tenant",
+        "_told",
         "_whole",
         "admission",
         "asked_again",
@@ -64,6 +65,7 @@ class Flight:
         self._ending: Ending | None = None
         self._whole = False
         self._running = False
+        self._told = False  # that it has begun to make tokens
         self._task: asyncio.Task[Any] | None = None
         #: It was granted once already, by an engine that has gone.
         self.asked_again = False
@@ -124,11 +126,14 @@ class Flight:
             message = self._begun(message)
         await self._send(message)
 
-    def report(self) -> None:
-        """Tell what has been counted so far."""
+    def report(self, *, growth: bool) -> None:
+        """Tell what has been counted so far: without `growth` only the first time."""
+        if self._told and not growth:
+            return
         if self.admission is not None and not self._call.beams:
             counted = self._counted()
             if counted is not None and counted[2]:
+                self._told = True
                 input_tokens, cached_tokens, output_tokens = counted
                 self.admission.progress(
                     input_tokens=input_tokens,

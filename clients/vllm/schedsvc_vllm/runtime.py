@@ -30,9 +30,12 @@ from schedsvc_vllm.settings import Settings, SettingsError
 from schedsvc_vllm.telemetry import Reading
 
 TELEMETRY_PERIOD_S = 1.0
-# Every report costs the engine's API process a write. In this time a sequence grows by a few
-# tokens of a block, and ends carry their totals themselves.
-PROGRESS_PERIOD_S = 0.2
+# Every report costs the engine's API process a write. The scheduler waits for first tokens: it
+# lets the next prompts in with them. Growth can wait: the ledger foresees it, ends carry their
+# totals themselves, and in simulations once a second serves as well as five times.
+FIRST_TOKEN_PERIOD_S = 0.2
+PROGRESS_PERIOD_S = 1.0
+_ROUNDS = round(PROGRESS_PERIOD_S / FIRST_TOKEN_PERIOD_S)
 # The reports of one round are made together: they leave in one message.
 _GATHER_S = 0.001
 # An end waits so long for something that it can leave with: mostly the next request of its client.
@@ -43,8 +46,8 @@ _log = logging.getLogger("schedsvc_vllm")
 class Reporter(Protocol):
     """Something that has running totals to tell."""
 
-    def report(self) -> None:
-        """Tell them."""
+    def report(self, *, growth: bool) -> None:
+        """Tell them: those that were told before only with `growth`."""
 
 
 class Runtime:
@@ -82,6 +85,7 @@ class Runtime:
         self._running: set[Reporter] = set()
         self._busy = asyncio.Event()
         self._round: asyncio.TimerHandle | None = None
+        self._rounds_made = 0
         self._looking: asyncio.Task[None] | None = None
         self._telemetry = asyncio.ensure_future(self._report_telemetry())
 
@@ -152,13 +156,15 @@ class Runtime:
 
     def _next_round(self) -> None:
         loop = asyncio.get_running_loop()
-        self._round = loop.call_later(PROGRESS_PERIOD_S, self._report_progress)
+        self._round = loop.call_later(FIRST_TOKEN_PERIOD_S, self._report_progress)
 
     def _report_progress(self) -> None:
-        """Let everything that runs tell its totals. O(sequences)."""
+        """Let what runs tell its totals: what has begun, and now and then all. O(sequences)."""
         self._round = None
+        self._rounds_made += 1
+        growth = self._rounds_made % _ROUNDS == 0
         for reporter in self._running:
-            reporter.report()
+            reporter.report(growth=growth)
         if self._running:
             self._next_round()
 
