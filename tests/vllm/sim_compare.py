@@ -2,12 +2,13 @@
 
     python -m tests.vllm.sim_compare --workload hog-quiet --arm plain --runs 5
 
-Each run has its own arrivals (hog-quiet), or the same slice of the LMSYS trace. A figure holds
-where the simulated throughput (output tokens until the last end) is within 10 % of the real one,
-each tenant's median TTFT lies in the range of the real runs, and preemptions within a factor of
-two. The engine model ends where the engine does: what HTTP, API server and client add to a first
-token is measured on single requests and added to the simulated TTFTs. Writes WORKLOAD-ARM.json;
-status 1 where a figure does not hold.
+Each run has its own arrivals (hog-quiet), or the same slice of the LMSYS trace. The engine writes
+its steps, and each run is simulated with a profile fitted to those of the other runs; `--profile`
+takes another. A figure holds where the simulated throughput (output tokens until the last end) is
+within 10 % of the real one, each tenant's median TTFT lies in the range of the real runs, and
+preemptions within a factor of two. The engine model ends where the engine does: what HTTP, API
+server and client add to a first token is measured on single requests and added to the simulated
+TTFTs. Writes WORKLOAD-ARM.json and the steps; status 1 where a figure does not hold.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from schedsvc.config import Config, load
 from schedsvc.load.generator import LoadRun, Pace
 from schedsvc.load.report import client_lag_ms_p99
 from schedsvc.load.target import Target
-from schedsvc.sim.engine import load_profile
+from schedsvc.sim.engine import Profile, ProfileError, load_profile
+from schedsvc.sim.fit import FitError
 from schedsvc.sim.requests import Requests
 from schedsvc.sim.scenario import Scenario, simulate
 from schedsvc.workload import TraceRequest, read_trace
 
-from . import programs
+from . import programs, recorded
 from .pairs import arrivals
 from .stack import Stack
 
@@ -81,24 +83,28 @@ def drive(stack: Stack, requests: Sequence[TraceRequest], seed: int) -> Figures:
     }
 
 
-def around_ms(stack: Stack, profile: str) -> float:
-    """Measure what a single request's first token takes beyond its step in the engine model."""
+def alone_ms(stack: Stack) -> float:
+    """Measure the time to the first token of single requests."""
     tenant = next(iter(arrivals(0, 1.0))).tenant
     alone = [TraceRequest(n * ALONE_EVERY_S, tenant, ALONE_TOKENS, 2) for n in range(ALONE)]
-    measured = drive(stack, alone, 0)["ttft_ms"][tenant]
-    step_ns = load_profile(profile).step_cost(1).duration_ns(ALONE_TOKENS, 0, 0)
-    return max(0.0, float(measured) - step_ns / 1e6)
+    return float(drive(stack, alone, 0)["ttft_ms"][tenant])
+
+
+def around_ms(measured_ms: float, profile: Profile) -> float:
+    """Return what that is beyond the step in the engine model."""
+    step_ns = profile.step_cost(1).duration_ns(ALONE_TOKENS, 0, 0)
+    return max(0.0, measured_ms - step_ns / 1e6)
 
 
 def imitate(
     requests: Sequence[TraceRequest],
-    profile: str,
+    profile: Profile,
     policy: str,
     config: Config | None,
     add_ms: float,
 ) -> Figures:
     """Serve the same requests in the simulator; `add_ms` is what is around the engine."""
-    scenario = Scenario(load_profile(profile), config=config)
+    scenario = Scenario(profile, config=config)
     run = simulate(scenario, Requests.from_trace(requests), policy)
     ttft: dict[str, list[float]] = {}
     outputs, last_ns = 0, 1
@@ -148,16 +154,46 @@ def judge(
 
 
 @contextlib.contextmanager
-def _stack(arm: str, tenants: list[str]) -> Iterator[tuple[Stack, Config | None]]:
+def _stack(arm: str, tenants: list[str]) -> Iterator[tuple[Stack, recorded.Recorder]]:
     with tempfile.TemporaryDirectory(prefix="v") as name:
         folder = Path(name)
-        arguments = ("--no-enable-prefix-caching",)
+        steps = folder / "steps.jsonl"
         with (
             programs.Scheduler(folder, tenants, {}) as scheduler,
-            programs.vllm(folder, gated=arm == "gated", arguments=arguments) as server,
+            programs.vllm(
+                folder,
+                gated=arm == "gated",
+                arguments=recorded.ARGUMENTS,
+                variables=recorded.variables(steps),
+            ) as server,
         ):
-            config = load(folder / "scheduler.yaml") if arm == "gated" else None
-            yield Stack(server, scheduler), config
+            yield Stack(server, scheduler), recorded.Recorder(steps)
+
+
+def _config(arm: str, tenants: list[str]) -> Config | None:
+    if arm == "plain":
+        return None
+    with tempfile.TemporaryDirectory() as name:
+        programs.Scheduler(Path(name), tenants, {})
+        return load(Path(name) / "scheduler.yaml")
+
+
+def run_all(
+    arm: str, tenants: list[str], made: Sequence[Sequence[TraceRequest]], out: Path, name: str
+) -> tuple[list[Figures], float]:
+    """Serve every run on the real engine, and keep its steps. The runs, and a request alone."""
+    real: list[Figures] = []
+    steps: list[list[str]] = []
+    with _stack(arm, tenants) as (stack, recorder):
+        programs.go_first()
+        measured_ms = alone_ms(stack)
+        recorder.take()
+        for seed, requests in enumerate(made):
+            real.append(drive(stack, requests, seed))
+            steps.append(recorder.take())
+            sys.stderr.write(f"run {seed + 1} of {len(made)}: {real[-1]}\n")
+    recorded.save(steps, out, name)
+    return real, measured_ms
 
 
 def _options() -> argparse.Namespace:
@@ -170,7 +206,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--arm", choices=["plain", "gated"], default="plain")
     parser.add_argument("--runs", type=int, default=5, help="real ones (default 5)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals (default 20)")
-    parser.add_argument("--profile", default="cpu-tiny-llama", help="name, or a .yaml file")
+    parser.add_argument(
+        "--profile", help="name, or a .yaml file (default: fitted to the steps of the other runs)"
+    )
     parser.add_argument("--out", type=Path, default=Path("out/vllm-sim"), metavar="DIR")
     parser.add_argument(
         "--again", action="store_true", help="simulate anew, with the real runs kept"
@@ -179,6 +217,11 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.runs < 1 or options.seconds <= 0:
         parser.error("--runs and --seconds must be positive")
+    if options.profile:
+        try:
+            load_profile(options.profile)
+        except ProfileError as error:
+            parser.error(f"--profile: {error}")
     if not programs.installed():
         parser.error("the real vLLM is not installed; `make test-vllm` does it")
     if options.workload == "lmsys" and not LMSYS.exists():
@@ -189,7 +232,8 @@ def _options() -> argparse.Namespace:
 def main() -> None:
     """Run, compare, write, print; status 1 where a figure does not hold."""
     options = _options()
-    file = options.out / f"{options.workload}-{options.arm}.json"
+    name = f"{options.workload}-{options.arm}"
+    file = options.out / f"{name}.json"
     made = [workload(options.workload, seed, options.seconds) for seed in range(options.runs)]
     counts: dict[str, int] = {}
     for requests in made:
@@ -197,22 +241,27 @@ def main() -> None:
             counts[request.tenant] = counts.get(request.tenant, 0) + 1
     counts = {tenant: count // options.runs for tenant, count in sorted(counts.items())}
     if options.again:
+        if not file.exists():
+            sys.exit(f"--again: there is no {file}; run once without it")
         earlier = json.loads(file.read_text())
-        real, add_ms = earlier["real"], earlier["around_ms"]
-        with tempfile.TemporaryDirectory() as name:
-            programs.Scheduler(Path(name), list(counts), {})
-            config = load(Path(name) / "scheduler.yaml") if options.arm == "gated" else None
+        real, measured_ms = earlier["real"], earlier["alone_ms"]
     else:
-        with _stack(options.arm, list(counts)) as (stack, config):
-            programs.go_first()
-            real, add_ms = [], around_ms(stack, options.profile)
-            for seed, requests in enumerate(made):
-                real.append(drive(stack, requests, seed))
-                sys.stderr.write(f"run {seed + 1} of {options.runs}: {real[-1]}\n")
+        real, measured_ms = run_all(options.arm, list(counts), made, options.out, name)
+    try:
+        if options.profile:
+            profiles = [load_profile(options.profile)] * options.runs
+        else:
+            profiles = recorded.profiles(options.out, name, options.runs)
+    except FitError as error:
+        sys.exit(str(error))
     policy = "engine" if options.arm == "plain" else "vtc"
-    simulated = [imitate(r, options.profile, policy, config, add_ms) for r in made]
+    config = _config(options.arm, list(counts))
+    simulated = [
+        imitate(requests, profile, policy, config, around_ms(measured_ms, profile))
+        for requests, profile in zip(made, profiles, strict=True)
+    ]
     rows = judge(real, simulated, counts)
-    report = {"around_ms": add_ms, "real": real, "simulated": simulated, "rows": rows}
+    report = {"alone_ms": measured_ms, "real": real, "simulated": simulated, "rows": rows}
     options.out.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(report, indent=1) + "\n")
     if options.json:

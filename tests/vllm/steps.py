@@ -14,10 +14,10 @@ from random import Random
 
 import aiohttp
 
+from . import recorded
 from .programs import ENVIRONMENT, vllm
 from .stack import completion
 
-PLUGIN = Path(__file__).parent / "steps_plugin"
 PHASES = (1, 2, 4, 8, 16, 32, 64, 16)
 """Requests in flight, one phase after the other."""
 _SEED = 5
@@ -54,8 +54,7 @@ def record(out: Path, phase_s: float) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         steps = folder / "steps.jsonl"
-        variables = {"PYTHONPATH": str(PLUGIN), "STEPS_FILE": str(steps)}
-        arguments = ("--enable-logging-iteration-details", "--no-enable-prefix-caching")
+        arguments, variables = recorded.ARGUMENTS, recorded.variables(steps)
         with vllm(folder, gated=False, arguments=arguments, variables=variables) as server:
             asyncio.run(_phase(server.url, 8, phase_s / 2, _SEED))
             warm = len(steps.read_text().splitlines())

@@ -1,0 +1,61 @@
+"""Steps of the real engine, run by run, and the profiles that are fitted to them.
+
+A run is simulated with the steps of the *other* runs: what is compared with it tells of the
+engine, not of itself. The machine's speed drifts within minutes, so steps of another hour would
+say more about the hour than about the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from schedsvc.sim.engine import Profile, load_profile
+from schedsvc.sim.fit import fit, make_profile, read_measured
+
+PLUGIN = Path(__file__).parent / "steps_plugin"
+ARGUMENTS = ("--enable-logging-iteration-details", "--no-enable-prefix-caching")
+LIKE = "cpu-tiny-llama"
+
+
+def variables(file: Path) -> dict[str, str]:
+    """Return what makes a vLLM write its steps to the file."""
+    return {"PYTHONPATH": str(PLUGIN), "STEPS_FILE": str(file)}
+
+
+class Recorder:
+    """Reads what a vLLM has written of its steps, run by run; each run ends at rest."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._lines = 0
+
+    def take(self) -> list[str]:
+        """Return the steps since the last call, as JSON lines."""
+        lines = self._file.read_text().splitlines() if self._file.exists() else []
+        taken, self._lines = lines[self._lines :], len(lines)
+        return taken
+
+
+def save(runs: Sequence[Sequence[str]], folder: Path, name: str) -> None:
+    """Write each run's steps to a file of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, lines in enumerate(runs):
+        _file(folder, name, number).write_text("\n".join(lines) + "\n")
+
+
+def profiles(folder: Path, name: str, runs: int) -> list[Profile]:
+    """Fit a profile for each run to the steps of the others (to its own, where it is the only)."""
+    measured = [read_measured(_file(folder, name, number)) for number in range(runs)]
+    engine = load_profile(LIKE).engine
+    made = []
+    for number in range(runs):
+        others = [at for at in range(runs) if at != number] or [number]
+        cost, quality = fit(step for at in others for step in measured[at])
+        source = f"{quality.steps} steps of runs {others} of {name}, R2 {quality.r2:.3f}"
+        made.append(make_profile(f"without-{number}", source, cost, engine))
+    return made
+
+
+def _file(folder: Path, name: str, number: int) -> Path:
+    return folder / f"{name}-steps-{number}.jsonl"
