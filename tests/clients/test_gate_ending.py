@@ -25,15 +25,30 @@ ENDS = [
 ]
 
 
+def is_whole_after(ending: Ending, piece: bytes) -> bool:
+    ending.feed(piece, False)
+    return ending.is_whole
+
+
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("size", [1, 7, 1_000])
 def test_a_stream_is_whole_with_its_last_event(end: bytes, size: int) -> None:
     stream = b'data: {"text":"a"}\n\n' * 3 + end
     ending = Ending(STREAM)
     pieces = [stream[i : i + size] for i in range(0, len(stream), size)]
-    *others, last = [ending.after(piece, False) for piece in pieces]
+    *others, last = [is_whole_after(ending, piece) for piece in pieces]
     assert last
     assert not any(others)
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("cut", [1, 2, 5, 9])
+def test_whole_events_and_halves_may_take_turns(end: bytes, cut: int) -> None:
+    event = b'data: {"text":"a"}\n\n'
+    ending = Ending(STREAM)
+    for piece in (event, event[:cut], event[cut:], event, end[:cut], end[cut:-1]):
+        assert not is_whole_after(ending, piece)
+    assert is_whole_after(ending, end[-1:])
 
 
 @pytest.mark.parametrize(
@@ -47,18 +62,19 @@ def test_a_stream_is_whole_with_its_last_event(end: bytes, size: int) -> None:
 )
 def test_nothing_that_a_model_says_and_no_half_event_is_an_end(event: bytes) -> None:
     ending = Ending(STREAM)
-    assert not ending.after(b'data: {"text":"a"}\n\n', False)
-    assert not ending.after(event, False)
-    assert ending.after(b"", True)
+    assert not is_whole_after(ending, b'data: {"text":"a"}\n\n')
+    assert not is_whole_after(ending, event)
+    ending.feed(b"", True)
+    assert ending.is_whole
 
 
 def test_an_announced_length_is_the_end_of_what_is_no_stream() -> None:
     ending = Ending([(b"content-type", b"application/json"), (b"content-length", b"5")])
-    assert not ending.after(b"abcd", False)
-    assert ending.after(b"e", False)
-    assert not Ending([]).after(b"data: [DONE]\n\n", False)
+    assert not is_whole_after(ending, b"abcd")
+    assert is_whole_after(ending, b"e")
+    assert not is_whole_after(Ending([]), b"data: [DONE]\n\n")
     packed = Ending([*STREAM, (b"content-encoding", b"gzip")])
-    assert not packed.after(b"\ndata: [DONE]\n\n", False)
+    assert not is_whole_after(packed, b"\ndata: [DONE]\n\n")
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,20 @@
 """What the gate costs vLLM's API server: its CPU for each request, with the gate and without.
 
-    python -m tests.vllm.cost --starts 5 --rounds 3 --out out/vllm/cost.json
+    python -m tests.vllm.cost --starts 3 --rounds 3 --out out/vllm/cost.json
 
 Three servers run at once, two plain and one gated, and each gets the same slice of requests at the
 same time: what the machine does meanwhile, all of them feel. Nothing waits in any: the gate's own
 work is measured, not what it changes in the engine's queue. The second plain server beside the
-first shows the noise. Two processes of one program differ by a few percent for as long as they live
-(where their memory lies), so all are started anew several times, and each start counts once.
+first shows the noise. Which of them comes first is worth some percent, and two processes of one
+program differ by a few for as long as they live: so all are started anew, each time in another
+order, and three starts give each of them every place once.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import statistics
 import sys
@@ -25,7 +27,6 @@ from typing import Any
 import aiohttp
 
 from . import programs
-from .figures import interval
 from .stack import completion
 
 # The mix of the noisy neighbour: of eleven requests ten are long.
@@ -33,6 +34,7 @@ LONG, SHORT = (512, 256), (64, 64)
 SLICE = [LONG] * 40 + [SHORT] * 4
 IN_FLIGHT = 12  # at all servers together
 TENANT = "cost"
+ARMS = ("plain", "gated", "again")
 
 
 @dataclass
@@ -85,8 +87,16 @@ async def measure(servers: dict[str, programs.Server], rounds: int) -> list[Roun
     return made
 
 
+def ratios(start: Sequence[Round]) -> dict[str, float]:
+    """Compare the medians of one start: the gate with all plain servers, and these with another."""
+    cpu = {name: statistics.median(made[name].cpu_ms for made in start) for name in start[0]}
+    plain = [cpu[name] for name in cpu if name != "gated"]
+    told = {"ratio": cpu["gated"] / statistics.fmean(plain)}
+    return told | ({"null": cpu["again"] / cpu["plain"]} if "again" in cpu else {})
+
+
 def report(starts: Sequence[Sequence[Round]]) -> dict[str, Any]:
-    """Compare each slice with the plain one that ran beside it: a median for each start."""
+    """Sum up: the geometric mean of the starts' ratios, the least and the greatest of them."""
     told: dict[str, Any] = {}
     rounds = [made for start in starts for made in start]
     for name in rounds[0]:
@@ -94,35 +104,32 @@ def report(starts: Sequence[Sequence[Round]]) -> dict[str, Any]:
             "cpu_ms_per_request": round(statistics.median(r[name].cpu_ms for r in rounds), 3),
             "events_per_answer": round(statistics.mean(r[name].events for r in rounds), 1),
         }
-    for title, name in (("ratio", "gated"), ("null", "again")):
-        if name in rounds[0]:
-            ratios = [
-                statistics.median(r[name].cpu_ms / r["plain"].cpu_ms for r in start)
-                for start in starts
-            ]
-            told[title] = dict(
-                zip(("median", "low", "high"), (round(x, 4) for x in interval(ratios)), strict=True)
-            )
+    compared = [ratios(start) for start in starts]
+    for title in compared[0]:
+        of_starts = [each[title] for each in compared]
+        told[title] = {
+            "mean": round(statistics.geometric_mean(of_starts), 4),
+            "starts": [round(each, 4) for each in of_starts],
+        }
     told["starts"] = [
         [{name: asdict(made) for name, made in r.items()} for r in start] for start in starts
     ]
     return told
 
 
-def one_start(rounds: int) -> list[Round]:
-    """Start all servers, measure, and end them."""
-    with tempfile.TemporaryDirectory() as name:
-        folders = [Path(name) / arm for arm in ("p", "g", "a")]
-        for folder in folders:
+def one_start(number: int, rounds: int) -> list[Round]:
+    """Start all servers in the order that is that start's, measure, and end them."""
+    at = number % len(ARMS)
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as running:
+        servers: dict[str, programs.Server] = {}
+        for arm in (*ARMS[at:], *ARMS[:at]):
+            folder = Path(name) / arm[0]
             folder.mkdir()
-        with (
-            programs.Scheduler(folders[1], [TENANT]),
-            programs.vllm(folders[0], gated=False) as plain,
-            programs.vllm(folders[1], gated=True) as gated,
-            programs.vllm(folders[2], gated=False) as again,
-        ):
-            servers = {"plain": plain, "gated": gated, "again": again}
-            return asyncio.run(measure(servers, rounds))
+            if arm == "gated":
+                running.enter_context(programs.Scheduler(folder, [TENANT]))
+            server = programs.vllm(folder, gated=arm == "gated")
+            servers[arm] = running.enter_context(server)
+        return asyncio.run(measure(servers, rounds))
 
 
 def main() -> None:
@@ -132,7 +139,7 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--starts", type=int, default=5, help="of all servers (default 5)")
+    parser.add_argument("--starts", type=int, default=3, help="of all servers (default 3)")
     parser.add_argument(
         "--rounds", type=int, default=3, help="of a slice at each server, a start (default 3)"
     )
@@ -148,7 +155,8 @@ def main() -> None:
     starts = []
     for number in range(options.starts):
         sys.stderr.write(f"start {number + 1} of {options.starts}\n")
-        starts.append(one_start(options.rounds))
+        starts.append(one_start(number, options.rounds))
+        sys.stderr.write(f"{ratios(starts[-1])}\n")
     made = report(starts)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(made, indent=1) + "\n")

@@ -7,8 +7,9 @@ its steps, and each run is simulated with a profile fitted to those of the other
 takes another. A figure holds where the simulated throughput (output tokens until the last end) is
 within 10 % of the real one, each tenant's median TTFT lies in the range of the real runs, and
 preemptions within a factor of two. The engine model ends where the engine does: what HTTP, API
-server and client add to a first token is measured on single requests and added to the simulated
-TTFTs. Writes WORKLOAD-ARM.json and the steps; status 1 where a figure does not hold.
+server and client add to a first token is measured beforehand, on small requests beside a steady
+load without a queue, and added to the simulated TTFTs. Writes WORKLOAD-ARM.json and the steps;
+status 1 where a figure does not hold.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
+
+import aiohttp
 
 from schedsvc.config import Config, load
 from schedsvc.load.generator import LoadRun, Pace
@@ -36,7 +40,7 @@ from schedsvc.workload import TraceRequest, read_trace
 
 from . import programs, recorded
 from .pairs import arrivals
-from .stack import Stack
+from .stack import Stack, completion
 
 LMSYS = programs.ROOT.parent / "shared" / "data" / "traces" / "lmsys_arena_vtc.csv"
 LMSYS_FASTER = 6.0
@@ -45,8 +49,12 @@ REQUESTS_MIN = 10
 THROUGHPUT_OFF_MAX = 0.10
 PREEMPTIONS_FACTOR_MAX = 2.0
 DRAIN_S_MAX = 90.0
-ALONE, ALONE_EVERY_S, ALONE_TOKENS = 20, 0.15, 64
-"""Requests that come one by one, to see what is around the engine."""
+TENANT, OTHERS = "x-tenant-id", "others"
+"""What is measured beforehand teaches the scheduler nothing of the tenants that are compared."""
+BESIDE, BESIDE_TOKENS, SETTLE_S = 16, (512, 256), 4.0
+"""Requests that are always in flight while it is measured what is around the engine."""
+PROBES, PROBES_EVERY_S, PROBE_TOKENS = 40, 0.25, 64
+"""The requests on which it is measured."""
 
 Figures = dict[str, Any]
 
@@ -83,32 +91,79 @@ def drive(stack: Stack, requests: Sequence[TraceRequest], seed: int) -> Figures:
     }
 
 
-def alone_ms(stack: Stack) -> float:
-    """Measure the time to the first token of single requests."""
-    tenant = next(iter(arrivals(0, 1.0))).tenant
-    alone = [TraceRequest(n * ALONE_EVERY_S, tenant, ALONE_TOKENS, 2) for n in range(ALONE)]
-    return float(drive(stack, alone, 0)["ttft_ms"][tenant])
+async def _keep_busy(client: aiohttp.ClientSession) -> None:
+    body = completion(*BESIDE_TOKENS, stream=True)
+    while True:
+        async with client.post("/v1/completions", json=body, headers={TENANT: OTHERS}) as response:
+            response.raise_for_status()
+            await response.read()
+
+
+async def _probe(stack: Stack) -> float:
+    probes = [TraceRequest(n * PROBES_EVERY_S, OTHERS, PROBE_TOKENS, 2) for n in range(PROBES)]
+    pace = Pace(seed=0, warmup_requests=3, warmup_s=0.0, drain_s=DRAIN_S_MAX)
+    run = LoadRun(Target(url=stack.url, model=programs.MODEL), probes, pace)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(stack.url, connector=connector) as client:
+        tasks = [asyncio.ensure_future(_keep_busy(client)) for _ in range(BESIDE)]
+        await asyncio.sleep(SETTLE_S)
+        result = await run.run()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return float(median(s.ttft_ms for s in result.recorder.samples if s.output_tokens))
+
+
+def probe_ms(stack: Stack) -> float:
+    """Measure the median time to the first token of small requests beside a steady load."""
+    measured_ms = asyncio.run(_probe(stack))
+    stack.rest(DRAIN_S_MAX)
+    return measured_ms
 
 
 def around_ms(measured_ms: float, profile: Profile) -> float:
-    """Return what that is beyond the step in the engine model."""
-    step_ns = profile.step_cost(1).duration_ns(ALONE_TOKENS, 0, 0)
-    return max(0.0, measured_ms - step_ns / 1e6)
+    """Return what that is beyond the engine model: half a step until its own, and that."""
+    cost = profile.step_cost(BESIDE + 1)
+    input_tokens, output_tokens = BESIDE_TOKENS
+    kv_tokens = BESIDE * (input_tokens + output_tokens // 2)
+    before_ns = cost.duration_ns(0, BESIDE, kv_tokens) / 2
+    return max(
+        0.0, measured_ms - (before_ns + cost.duration_ns(PROBE_TOKENS, BESIDE, kv_tokens)) / 1e6
+    )
+
+
+def in_a_row(runs: Sequence[Sequence[TraceRequest]], every_s: float) -> list[TraceRequest]:
+    """Put runs behind each other, each at rest before the next begins."""
+    return [
+        replace(request, arrival_s=request.arrival_s + number * every_s)
+        for number, requests in enumerate(runs)
+        for request in requests
+    ]
 
 
 def imitate(
-    requests: Sequence[TraceRequest],
+    runs: Sequence[Sequence[TraceRequest]],
+    every_s: float,
     profile: Profile,
     policy: str,
     config: Config | None,
     add_ms: float,
 ) -> Figures:
-    """Serve the same requests in the simulator; `add_ms` is what is around the engine."""
+    """Serve the last of the runs in the simulator; `add_ms` is what is around the engine.
+
+    The runs before go first: the real scheduler had learned from them, too.
+    """
     scenario = Scenario(profile, config=config)
+    earlier, requests = in_a_row(runs[:-1], every_s), in_a_row(runs, every_s)
     run = simulate(scenario, Requests.from_trace(requests), policy)
+    before = 0
+    if earlier:
+        before = simulate(scenario, Requests.from_trace(earlier), policy).preemptions
     ttft: dict[str, list[float]] = {}
-    outputs, last_ns = 0, 1
-    for at, end_ns in enumerate(run.outcomes.end_ns):
+    began_ns = round((len(runs) - 1) * every_s * 1e9)
+    outputs, last_ns = 0, began_ns + 1
+    for at in range(len(earlier), len(requests)):
+        end_ns = run.outcomes.end_ns[at]
         if end_ns < 0:
             continue
         waited_ns = run.outcomes.first_ns[at] - run.requests.arrival_ns[at]
@@ -117,9 +172,9 @@ def imitate(
         outputs += run.requests.output_tokens[at]
         last_ns = max(last_ns, end_ns)
     return {
-        "throughput": outputs * 1e9 / last_ns,
+        "throughput": outputs * 1e9 / (last_ns - began_ns),
         "completed": sum(map(len, ttft.values())),
-        "preemptions": run.preemptions,
+        "preemptions": run.preemptions - before,
         "ttft_ms": {tenant: median(values) for tenant, values in sorted(ttft.items())},
     }
 
@@ -181,12 +236,12 @@ def _config(arm: str, tenants: list[str]) -> Config | None:
 def run_all(
     arm: str, tenants: list[str], made: Sequence[Sequence[TraceRequest]], out: Path, name: str
 ) -> tuple[list[Figures], float]:
-    """Serve every run on the real engine, and keep its steps. The runs, and a request alone."""
+    """Serve every run on the real engine, and keep its steps. The runs, and `probe_ms`."""
     real: list[Figures] = []
     steps: list[list[str]] = []
     with _stack(arm, tenants) as (stack, recorder):
         programs.go_first()
-        measured_ms = alone_ms(stack)
+        measured_ms = probe_ms(stack)
         recorder.take()
         for seed, requests in enumerate(made):
             real.append(drive(stack, requests, seed))
@@ -244,7 +299,7 @@ def main() -> None:
         if not file.exists():
             sys.exit(f"--again: there is no {file}; run once without it")
         earlier = json.loads(file.read_text())
-        real, measured_ms = earlier["real"], earlier["alone_ms"]
+        real, measured_ms = earlier["real"], earlier["probe_ms"]
     else:
         real, measured_ms = run_all(options.arm, list(counts), made, options.out, name)
     try:
@@ -256,12 +311,15 @@ def main() -> None:
         sys.exit(str(error))
     policy = "engine" if options.arm == "plain" else "vtc"
     config = _config(options.arm, list(counts))
+    every_s = options.seconds + DRAIN_S_MAX
     simulated = [
-        imitate(requests, profile, policy, config, around_ms(measured_ms, profile))
-        for requests, profile in zip(made, profiles, strict=True)
+        imitate(
+            made[: number + 1], every_s, profile, policy, config, around_ms(measured_ms, profile)
+        )
+        for number, profile in enumerate(profiles)
     ]
     rows = judge(real, simulated, counts)
-    report = {"alone_ms": measured_ms, "real": real, "simulated": simulated, "rows": rows}
+    report = {"probe_ms": measured_ms, "real": real, "simulated": simulated, "rows": rows}
     options.out.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(report, indent=1) + "\n")
     if options.json:

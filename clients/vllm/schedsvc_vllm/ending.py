@@ -24,7 +24,7 @@ _TAIL_BYTES = max(map(len, _LAST_EVENTS)) - 1
 class Ending:
     """Watches one answer; `headers` are those of its start, names in lower case."""
 
-    __slots__ = ("_bytes_left", "_is_last", "_is_stream", "_tail")
+    __slots__ = ("_between", "_bytes_left", "_events", "_is_last", "_is_stream", "_tail")
 
     def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         told = dict(headers)
@@ -34,19 +34,31 @@ class Ending:
             told.get(b"content-type", b"").lower().startswith(_EVENT_STREAM)
             and b"content-encoding" not in told
         )
+        self._events = b""  # the latest piece, where it is whole events: not looked through yet
+        self._tail = b"\n"  # of what came before, where events come in several pieces
         self._is_last = False
-        self._tail = b"\n"
+        self._between = True  # events
 
-    def after(self, body: bytes, last: bool) -> bool:
-        """Take the next piece (`last`: the server ends it here); whether the answer is whole."""
+    def feed(self, body: bytes, last: bool) -> None:
+        """Take the next piece (`last`: the server ends it here)."""
         if last:
-            return True
-        if self._bytes_left is not None:
+            self._bytes_left = 0
+        elif self._bytes_left is not None:
             self._bytes_left -= len(body)
+        elif self._between and body[-2:] == b"\n\n":
+            # As servers mostly send: what it says matters only if nothing follows.
+            self._events = body
+        elif self._is_stream:
+            text = (self._events[-_TAIL_BYTES:] or self._tail) + body
+            self._events, self._tail = b"", text[-_TAIL_BYTES:]
+            self._is_last = self._is_last or _LAST_EVENT.search(text) is not None
+            self._between = text.endswith(_EVENT_ENDS)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing of the answer."""
+        if self._bytes_left is not None:
             return self._bytes_left <= 0
-        if not self._is_stream:
+        if not (self._is_stream and self._between):
             return False
-        text = self._tail + body
-        self._tail = text[-_TAIL_BYTES:]
-        self._is_last = self._is_last or _LAST_EVENT.search(text) is not None
-        return self._is_last and text.endswith(_EVENT_ENDS)
+        return self._is_last or _LAST_EVENT.search(b"\n" + self._events) is not None

@@ -37,7 +37,6 @@ class Flight:
         "_task",
         "_tenant",
         "_told",
-        "_whole",
         "admission",
         "asked_again",
         "local_wait_us",
@@ -63,7 +62,6 @@ class Flight:
         self._reader: UsageFilter | UsageReader | None = None
         self._status = 0
         self._ending: Ending | None = None
-        self._whole = False
         self._running = False
         self._told = False  # that it has begun to make tokens
         self._task: asyncio.Task[Any] | None = None
@@ -120,8 +118,8 @@ class Flight:
                 if not body and more:
                     return
                 message = {**message, "body": body}
-            if self._ending is not None and not (self._whole or self._mailbox.left):
-                self._whole = self._ending.after(body, not more)
+            if self._ending is not None and not self._mailbox.left:
+                self._ending.feed(body, not more)
         elif kind == "http.response.start":
             message = self._begun(message)
         await self._send(message)
@@ -155,6 +153,11 @@ class Flight:
         if self._running or _holds_place(place):
             self._running = False
             self._runtime.limit.ended()
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the client was given all of the answer."""
+        return self._ending is not None and self._ending.is_whole
 
     def _begun(self, message: Message) -> Message:
         self._status = message["status"]
@@ -217,7 +220,7 @@ class Flight:
             return
         # vLLM's sign of a request that the engine aborted: no usage where it leaves one.
         aborted = self._call.route.leaves_usage and _metadata(scope) is not None
-        done = self._whole and self._status < 400 and bool(output_tokens) and not aborted
+        done = self._is_whole and self._status < 400 and bool(output_tokens) and not aborted
         admission.complete(
             outcome=Outcome.COMPLETED if done else Outcome.CANCELLED,
             input_tokens=input_tokens,
@@ -233,7 +236,7 @@ class Flight:
         if told is not None:
             input_tokens: int | None = told.input_tokens
         else:
-            counted = self._counted() if self._whole and self._status < 400 else None
+            counted = self._counted() if self._is_whole and self._status < 400 else None
             input_tokens = counted[0] if counted is not None else None
         if input_tokens:
             learned = input_tokens - prompts.frame_tokens

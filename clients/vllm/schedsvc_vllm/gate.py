@@ -51,7 +51,7 @@ UNGATED_PATHS = frozenset(
     }
 )
 # Most verdicts come sooner; only a request that really waits is watched for a client that leaves.
-WATCH_AFTER_S = 0.005
+WATCH_AFTER_S = 0.05
 # While the scheduler is away, nobody waits longer than this for a place.
 LOCAL_WAIT_S_MAX = 30.0
 # Set by whoever spreads requests over ranks: never by a caller.

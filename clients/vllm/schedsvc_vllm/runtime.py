@@ -35,6 +35,7 @@ TELEMETRY_PERIOD_S = 1.0
 # totals themselves, and in simulations once a second serves as well as five times.
 FIRST_TOKEN_PERIOD_S = 0.2
 PROGRESS_PERIOD_S = 1.0
+_IDLE_PERIOD_S = TELEMETRY_PERIOD_S + FIRST_TOKEN_PERIOD_S
 _ROUNDS = round(PROGRESS_PERIOD_S / FIRST_TOKEN_PERIOD_S)
 # The reports of one round are made together: they leave in one message.
 _GATHER_S = 0.001
@@ -86,6 +87,7 @@ class Runtime:
         self._busy = asyncio.Event()
         self._round: asyncio.TimerHandle | None = None
         self._rounds_made = 0
+        self._growth_told = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
         self._telemetry = asyncio.ensure_future(self._report_telemetry())
 
@@ -165,6 +167,8 @@ class Runtime:
         growth = self._rounds_made % _ROUNDS == 0
         for reporter in self._running:
             reporter.report(growth=growth)
+        if growth:
+            self._growth_told.set()
         if self._running:
             self._next_round()
 
@@ -177,8 +181,11 @@ class Runtime:
         try:
             if self.engine.offers_telemetry:
                 while True:
+                    self._growth_told.clear()
                     self._tell(self.engine.telemetry())
-                    await asyncio.sleep(TELEMETRY_PERIOD_S)
+                    # Of a busy engine it leaves in one message with what its sequences have grown.
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await within(self._growth_told.wait(), _IDLE_PERIOD_S)
             elif self.engine.metrics is not None:
                 await self._scrape(self.engine.metrics)
         except Exception:
