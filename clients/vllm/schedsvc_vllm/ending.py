@@ -15,7 +15,7 @@ _EVENT_STREAM = b"text/event-stream"
 # The last events of OpenAI's streams, of its Responses, and of Anthropic's. JSON escapes newlines,
 # so no text that a model makes can look like one.
 _LAST_EVENTS = (b"\ndata: [DONE]", b"\nevent: response.completed", b"\nevent: message_stop")
-_LAST_EVENT = re.compile(b"|".join(map(re.escape, _LAST_EVENTS)))  # each piece is looked through
+_LAST_EVENT = re.compile(b"|".join(map(re.escape, _LAST_EVENTS)))
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 # What of a piece is needed to find a last event that the next one completes.
 _TAIL_BYTES = max(map(len, _LAST_EVENTS)) - 1
