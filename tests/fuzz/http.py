@@ -107,9 +107,13 @@ def close() -> None:
         world = _WORLDS.pop()
         world.loop.run_until_complete(world.gate._close())
         world.loop.run_until_complete(world.fake.stop())
-        tasks = asyncio.all_tasks(world.loop)
-        for task in tasks:
-            task.cancel()
-        world.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        world.loop.run_until_complete(_end_others())
         world.loop.close()
         world.folder.cleanup()
+
+
+async def _end_others() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -299,6 +299,8 @@ def main() -> None:
         if not file.exists():
             sys.exit(f"--again: there is no {file}; run once without it")
         earlier = json.loads(file.read_text())
+        if "probe_ms" not in earlier or len(earlier["real"]) != options.runs:
+            sys.exit(f"--again: {file} is not of {options.runs} runs; run once without it")
         real, measured_ms = earlier["real"], earlier["probe_ms"]
     else:
         real, measured_ms = run_all(options.arm, list(counts), made, options.out, name)
