@@ -49,8 +49,14 @@ def installed() -> bool:
 
 
 def end_on_signal() -> None:
-    """Let SIGTERM unwind as Ctrl-C does, so that no program is left behind."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    """Let SIGTERM unwind as Ctrl-C does, so that no program is left behind.
+
+    As Ctrl-C itself: asyncio ends its main task for it. An exception in the midst of whatever task
+    runs may leave the others, and the programs, waiting for ever.
+    """
+    # Where it is ignored, as in the background of a shell, asyncio leaves it so.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 def go_first() -> None:
