@@ -96,7 +96,7 @@ def ratios(start: Sequence[Round]) -> dict[str, float]:
 
 
 def report(starts: Sequence[Sequence[Round]]) -> dict[str, Any]:
-    """Sum up: the geometric mean of the starts' ratios, the least and the greatest of them."""
+    """Sum up: each ratio of every start, and their geometric mean."""
     told: dict[str, Any] = {}
     rounds = [made for start in starts for made in start]
     for name in rounds[0]:
