@@ -77,7 +77,7 @@ vllm-pairs: build $(VLLM_VENV)/.installed ## The noisy neighbour on the real vLL
 	$(BIN)/python -m tests.vllm.pairs --pairs 5 --null 2 --out out/vllm
 
 vllm-cost: build $(VLLM_VENV)/.installed ## The gate's cost in CPU of the API server.
-	$(BIN)/python -m tests.vllm.cost --starts 3 --rounds 3 --out out/vllm/cost.json
+	$(BIN)/python -m tests.vllm.cost --rounds 30 --out out/vllm/cost.json
 
 $(VLLM_VENV)/.installed: tests/vllm/install.sh tests/vllm/make_model.py tests/vllm/sched_yield.c \
 		clients/python/pyproject.toml clients/vllm/pyproject.toml

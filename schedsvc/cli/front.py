@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from schedsvc.config import ConfigError, load
+from schedsvc.cli.starting import config_option, read_config, ready_file_option
 from schedsvc.front import serve as run
 from schedsvc.server import ListenError
 
@@ -21,18 +21,8 @@ and after a change of the file it has to be started again.
 
 
 @click.command(epilog=_EPILOG)
-@click.option(
-    "--config",
-    "config_file",
-    required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The scheduler's configuration file.",
-)
-@click.option(
-    "--ready-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help='Write {"targets": [...], "metrics": null} here as JSON while listening.',
-)
+@config_option("The scheduler's configuration file.")
+@ready_file_option("null")
 @click.option(
     "--nice",
     type=click.IntRange(0, 19),
@@ -42,18 +32,9 @@ and after a change of the file it has to be started again.
 )
 def front(config_file: Path, ready_file: Path | None, nice: int) -> None:
     """Let callers who are not trusted reach a scheduler, through a process of its own."""
-    try:
-        config = load(config_file)
-    except ConfigError as error:
-        for line in str(error).splitlines():
-            click.echo(line, err=True)
-        raise click.ClickException(f"{config_file} is not valid; nothing was started") from None
+    config = read_config(config_file, ready_file)
     if config.front is None:
         raise click.ClickException(f"{config_file}: the key 'front' is missing; add it")
-    if ready_file is not None and not ready_file.absolute().parent.is_dir():
-        raise click.BadParameter(
-            f"the folder of {ready_file} does not exist", param_hint="--ready-file"
-        )
     os.nice(nice)
     try:
         run(config, ready_file)

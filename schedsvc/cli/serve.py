@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from schedsvc.config import ConfigError, load
+from schedsvc.cli.starting import config_option, read_config, ready_file_option
 from schedsvc.server import ListenError, RecordingError, StateError
 from schedsvc.server import serve as run
 
@@ -19,18 +19,8 @@ keys, quotas and modes change while everything runs; a file with an error change
 
 
 @click.command(epilog=_EPILOG)
-@click.option(
-    "--config",
-    "config_file",
-    required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Configuration file; `schedsvc check` says whether it is right.",
-)
-@click.option(
-    "--ready-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help='Write {"targets": [...], "metrics": URL} here as JSON while listening.',
-)
+@config_option("Configuration file; `schedsvc check` says whether it is right.")
+@ready_file_option("URL")
 @click.option(
     "--watch-config",
     "watch_s",
@@ -40,16 +30,7 @@ keys, quotas and modes change while everything runs; a file with an error change
 )
 def serve(config_file: Path, ready_file: Path | None, watch_s: float | None) -> None:
     """Serve admission over gRPC until SIGTERM or SIGINT."""
-    try:
-        config = load(config_file)
-    except ConfigError as error:
-        for line in str(error).splitlines():
-            click.echo(line, err=True)
-        raise click.ClickException(f"{config_file} is not valid; nothing was started") from None
-    if ready_file is not None and not ready_file.absolute().parent.is_dir():
-        raise click.BadParameter(
-            f"the folder of {ready_file} does not exist", param_hint="--ready-file"
-        )
+    config = read_config(config_file, ready_file)
     try:
         run(config, ready_file, config_file=config_file, watch_s=watch_s or 0.0)
     except (ListenError, RecordingError, StateError) as error:

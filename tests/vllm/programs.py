@@ -30,7 +30,8 @@ FLOW_QUEUE_MAX = 60
 # Of the tests: what waits is refused soon.
 SETTINGS = {"queue_ttl_ms": QUEUE_TTL_MS, "flow_queue_max": FLOW_QUEUE_MAX}
 GATE = "schedsvc_vllm.gate.Gate"
-START_S_MAX = 100.0
+SWITCH = "switch.Switch"
+START_S_MAX = 180.0
 STOP_S_MAX = 20.0
 _TAIL_LINES = 25
 
@@ -185,19 +186,21 @@ def vllm(
     *,
     gated: bool,
     edge: bool = False,
+    switch: bool = False,
     arguments: tuple[str, ...] = (),
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """Run vLLM on the tiny model, through the launcher where it is gated.
 
-    `edge`: with the clock of edge.py around everything, which the launcher cannot add.
+    `edge`: with the clock of edge.py around everything; `switch`: with switch.py in the gate's
+    place. The launcher can add neither.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     own = {"SCHEDSVC_TARGET": f"unix:{folder / 's'}", "SCHEDSVC_TENANT_HEADERS": "x-tenant-id"}
-    launched = gated and not edge
+    launched = gated and not (edge or switch)
     name = "schedsvc-vllm" if launched else "vllm"
     command = [str(ENVIRONMENT / "bin" / name), "serve", str(ENVIRONMENT / "model"), *ENGINE]
     command += ["--host", "127.0.0.1", "--port", str(port), *arguments]
@@ -205,7 +208,7 @@ def vllm(
         command += ["--schedsvc-target", own["SCHEDSVC_TARGET"]]
         command += ["--schedsvc-tenant-headers=x-tenant-id"]
     elif gated:
-        command += ["--middleware", GATE]
+        command += ["--middleware", SWITCH if switch else GATE]
     if edge:
         command += ["--middleware", "edge.Edge"]
     environment = {
@@ -213,8 +216,8 @@ def vllm(
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
-        **({"PYTHONPATH": str(Path(__file__).parent)} if edge else {}),
-        **(own if gated and edge else {}),
+        **({"PYTHONPATH": str(Path(__file__).parent)} if edge or switch else {}),
+        **(own if gated and not launched else {}),
         **(variables or {}),
     }
     log = folder / f"{name}.log"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from schedsvc.sim.engine import Profile, load_profile
 from schedsvc.sim.fit import fit, make_profile, read_measured
@@ -16,6 +17,7 @@ from schedsvc.sim.fit import fit, make_profile, read_measured
 PLUGIN = Path(__file__).parent / "steps_plugin"
 ARGUMENTS = ("--enable-logging-iteration-details", "--no-enable-prefix-caching")
 LIKE = "cpu-tiny-llama"
+T = TypeVar("T")
 
 
 def variables(file: Path) -> dict[str, str]:
@@ -50,11 +52,15 @@ def profiles(folder: Path, name: str, runs: int) -> list[Profile]:
     engine = load_profile(LIKE).engine
     made = []
     for number in range(runs):
-        others = [at for at in range(runs) if at != number] or [number]
-        cost, quality = fit(step for at in others for step in measured[at])
-        source = f"{quality.steps} steps of runs {others} of {name}, R2 {quality.r2:.3f}"
+        cost, quality = fit(step for steps in others(measured, number) for step in steps)
+        source = f"{quality.steps} steps of all but run {number} of {name}, R2 {quality.r2:.3f}"
         made.append(make_profile(f"without-{number}", source, cost, engine))
     return made
+
+
+def others(runs: Sequence[T], number: int) -> list[T]:
+    """Return what belongs to the other runs; where there is only one, to that."""
+    return [each for at, each in enumerate(runs) if at != number] or list(runs)
 
 
 def _file(folder: Path, name: str, number: int) -> Path:

@@ -7,9 +7,10 @@ its steps, and each run is simulated with a profile fitted to those of the other
 takes another. A figure holds where the simulated throughput (output tokens until the last end) is
 within 10 % of the real one, each tenant's median TTFT lies in the range of the real runs, and
 preemptions within a factor of two. The engine model ends where the engine does: what HTTP, API
-server and client add to a first token is measured beforehand, on small requests beside a steady
-load without a queue, and added to the simulated TTFTs. Writes WORKLOAD-ARM.json and the steps;
-status 1 where a figure does not hold.
+server and client add to a first token is measured after each run, beside few streams and beside
+many, and added to the simulated TTFTs by the streams that run then (tests/vllm/around.py): it, too,
+comes from the other runs. Writes WORKLOAD-ARM.json and the steps; status 1 where a figure does not
+hold.
 """
 
 from __future__ import annotations
@@ -20,13 +21,12 @@ import contextlib
 import json
 import sys
 import tempfile
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
-
-import aiohttp
 
 from schedsvc.config import Config, load
 from schedsvc.load.generator import LoadRun, Pace
@@ -39,8 +39,9 @@ from schedsvc.sim.scenario import Scenario, simulate
 from schedsvc.workload import TraceRequest, read_trace
 
 from . import programs, recorded
+from .around import DRAIN_S_MAX, Around, around, measure
 from .pairs import arrivals
-from .stack import Stack, completion
+from .stack import Stack
 
 LMSYS = programs.ROOT.parent / "shared" / "data" / "traces" / "lmsys_arena_vtc.csv"
 LMSYS_FASTER = 6.0
@@ -48,14 +49,6 @@ REQUESTS_MIN = 10
 """Of a tenant, for its median to be judged."""
 THROUGHPUT_OFF_MAX = 0.10
 PREEMPTIONS_FACTOR_MAX = 2.0
-DRAIN_S_MAX = 90.0
-TENANT, OTHERS = "x-tenant-id", "others"
-"""What is measured beforehand teaches the scheduler nothing of the tenants that are compared."""
-BESIDE, BESIDE_TOKENS, SETTLE_S = 16, (512, 256), 4.0
-"""Requests that are always in flight while it is measured what is around the engine."""
-PROBES, PROBES_EVERY_S, PROBE_TOKENS = 40, 0.25, 64
-"""The requests on which it is measured."""
-
 Figures = dict[str, Any]
 
 
@@ -88,48 +81,8 @@ def drive(stack: Stack, requests: Sequence[TraceRequest], seed: int) -> Figures:
         "preemptions": stack.gauges()["num_preemptions_total"] - before,
         "ttft_ms": {tenant: median(values) for tenant, values in sorted(ttft.items())},
         "client_lag_ms_p99": client_lag_ms_p99(result),
+        "first_tokens": sorted((s.intended_s, s.tenant, s.ttft_ms) for s in done),
     }
-
-
-async def _keep_busy(client: aiohttp.ClientSession) -> None:
-    body = completion(*BESIDE_TOKENS, stream=True)
-    while True:
-        async with client.post("/v1/completions", json=body, headers={TENANT: OTHERS}) as response:
-            response.raise_for_status()
-            await response.read()
-
-
-async def _probe(stack: Stack) -> float:
-    probes = [TraceRequest(n * PROBES_EVERY_S, OTHERS, PROBE_TOKENS, 2) for n in range(PROBES)]
-    pace = Pace(seed=0, warmup_requests=3, warmup_s=0.0, drain_s=DRAIN_S_MAX)
-    run = LoadRun(Target(url=stack.url, model=programs.MODEL), probes, pace)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(stack.url, connector=connector) as client:
-        tasks = [asyncio.ensure_future(_keep_busy(client)) for _ in range(BESIDE)]
-        await asyncio.sleep(SETTLE_S)
-        result = await run.run()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    return float(median(s.ttft_ms for s in result.recorder.samples if s.output_tokens))
-
-
-def probe_ms(stack: Stack) -> float:
-    """Measure the median time to the first token of small requests beside a steady load."""
-    measured_ms = asyncio.run(_probe(stack))
-    stack.rest(DRAIN_S_MAX)
-    return measured_ms
-
-
-def around_ms(measured_ms: float, profile: Profile) -> float:
-    """Return what that is beyond the engine model: half a step until its own, and that."""
-    cost = profile.step_cost(BESIDE + 1)
-    input_tokens, output_tokens = BESIDE_TOKENS
-    kv_tokens = BESIDE * (input_tokens + output_tokens // 2)
-    before_ns = cost.duration_ns(0, BESIDE, kv_tokens) / 2
-    return max(
-        0.0, measured_ms - (before_ns + cost.duration_ns(PROBE_TOKENS, BESIDE, kv_tokens)) / 1e6
-    )
 
 
 def in_a_row(runs: Sequence[Sequence[TraceRequest]], every_s: float) -> list[TraceRequest]:
@@ -147,9 +100,9 @@ def imitate(
     profile: Profile,
     policy: str,
     config: Config | None,
-    add_ms: float,
+    beside: Around,
 ) -> Figures:
-    """Serve the last of the runs in the simulator; `add_ms` is what is around the engine.
+    """Serve the last of the runs in the simulator, and add what is around the engine.
 
     The runs before go first: the real scheduler had learned from them, too.
     """
@@ -160,15 +113,21 @@ def imitate(
     if earlier:
         before = simulate(scenario, Requests.from_trace(earlier), policy).preemptions
     ttft: dict[str, list[float]] = {}
+    first_tokens: list[tuple[float, str, float]] = []
+    begun, ended = sorted(run.outcomes.first_ns), sorted(run.outcomes.end_ns)
     began_ns = round((len(runs) - 1) * every_s * 1e9)
     outputs, last_ns = 0, began_ns + 1
     for at in range(len(earlier), len(requests)):
         end_ns = run.outcomes.end_ns[at]
         if end_ns < 0:
             continue
-        waited_ns = run.outcomes.first_ns[at] - run.requests.arrival_ns[at]
+        first_ns = run.outcomes.first_ns[at]
+        streams = bisect_left(begun, first_ns) - bisect_right(ended, first_ns)
+        arrival_ns = run.requests.arrival_ns[at]
         tenant = run.requests.clients[run.requests.client[at]]
-        ttft.setdefault(tenant, []).append(waited_ns / 1e6 + add_ms)
+        ttft_ms = (first_ns - arrival_ns) / 1e6 + beside.at(streams)
+        ttft.setdefault(tenant, []).append(ttft_ms)
+        first_tokens.append(((arrival_ns - began_ns) / 1e9, tenant, ttft_ms))
         outputs += run.requests.output_tokens[at]
         last_ns = max(last_ns, end_ns)
     return {
@@ -176,6 +135,7 @@ def imitate(
         "completed": sum(map(len, ttft.values())),
         "preemptions": run.preemptions - before,
         "ttft_ms": {tenant: median(values) for tenant, values in sorted(ttft.items())},
+        "first_tokens": sorted(first_tokens),
     }
 
 
@@ -235,20 +195,22 @@ def _config(arm: str, tenants: list[str]) -> Config | None:
 
 def run_all(
     arm: str, tenants: list[str], made: Sequence[Sequence[TraceRequest]], out: Path, name: str
-) -> tuple[list[Figures], float]:
-    """Serve every run on the real engine, and keep its steps. The runs, and `probe_ms`."""
+) -> tuple[list[Figures], list[list[float]]]:
+    """Serve every run on the real engine, and keep its steps. The runs, and `measure`'s answers."""
     real: list[Figures] = []
+    added_ms: list[list[float]] = []
     steps: list[list[str]] = []
     with _stack(arm, tenants) as (stack, recorder):
         programs.go_first()
-        measured_ms = probe_ms(stack)
-        recorder.take()
         for seed, requests in enumerate(made):
             real.append(drive(stack, requests, seed))
             steps.append(recorder.take())
-            sys.stderr.write(f"run {seed + 1} of {len(made)}: {real[-1]}\n")
+            # Not before the first: its lengths would stand for those of tenants that are unknown.
+            added_ms.append(measure(stack, recorder))
+            shown = {k: v for k, v in real[-1].items() if k != "first_tokens"}
+            sys.stderr.write(f"run {seed + 1} of {len(made)}: {shown}\n")
     recorded.save(steps, out, name)
-    return real, measured_ms
+    return real, added_ms
 
 
 def _options() -> argparse.Namespace:
@@ -287,6 +249,7 @@ def _options() -> argparse.Namespace:
 def main() -> None:
     """Run, compare, write, print; status 1 where a figure does not hold."""
     options = _options()
+    programs.end_on_signal()
     name = f"{options.workload}-{options.arm}"
     file = options.out / f"{name}.json"
     made = [workload(options.workload, seed, options.seconds) for seed in range(options.runs)]
@@ -299,11 +262,12 @@ def main() -> None:
         if not file.exists():
             sys.exit(f"--again: there is no {file}; run once without it")
         earlier = json.loads(file.read_text())
-        if "probe_ms" not in earlier or len(earlier["real"]) != options.runs:
+        if "added_ms" not in earlier or len(earlier["real"]) != options.runs:
             sys.exit(f"--again: {file} is not of {options.runs} runs; run once without it")
-        real, measured_ms = earlier["real"], earlier["probe_ms"]
+        real, added_ms = earlier["real"], earlier["added_ms"]
     else:
-        real, measured_ms = run_all(options.arm, list(counts), made, options.out, name)
+        real, added_ms = run_all(options.arm, list(counts), made, options.out, name)
+        file.write_text(json.dumps({"added_ms": added_ms, "real": real}) + "\n")
     try:
         if options.profile:
             profiles = [load_profile(options.profile)] * options.runs
@@ -316,13 +280,17 @@ def main() -> None:
     every_s = options.seconds + DRAIN_S_MAX
     simulated = [
         imitate(
-            made[: number + 1], every_s, profile, policy, config, around_ms(measured_ms, profile)
+            made[: number + 1],
+            every_s,
+            profile,
+            policy,
+            config,
+            around(recorded.others(added_ms, number)),
         )
         for number, profile in enumerate(profiles)
     ]
     rows = judge(real, simulated, counts)
-    report = {"probe_ms": measured_ms, "real": real, "simulated": simulated, "rows": rows}
-    options.out.mkdir(parents=True, exist_ok=True)
+    report = {"added_ms": added_ms, "real": real, "simulated": simulated, "rows": rows}
     file.write_text(json.dumps(report, indent=1) + "\n")
     if options.json:
         print(json.dumps(report))

@@ -10,10 +10,11 @@ from typing import Any
 class Agenda:
     """A queue of things that will happen, in the order of their time, then of their entry."""
 
-    __slots__ = ("_entries", "_heap", "events", "now_ns", "rnd")
+    __slots__ = ("_entries", "_heap", "_random", "events", "now_ns", "rnd")
 
     def __init__(self, rnd: Random) -> None:
         self.rnd = rnd
+        self._random = rnd.random  # bound once: most events draw a time
         self.now_ns = 0
         self.events = 0
         self._entries = 0
@@ -38,6 +39,20 @@ class Agenda:
         act(what)
         return True
 
+    def drain(self, count_max: int) -> bool:
+        """Let everything happen that is still to; False where that is more than so many things.
+
+        O(things * log n).
+        """
+        heap = self._heap
+        for _ in range(count_max):
+            if not heap:
+                return True
+            self.now_ns, _, act, what = heappop(heap)
+            self.events += 1
+            act(what)
+        return False
+
     def steps(self, count: int) -> None:
         """Let the next things happen, of which there are enough. O(count * log n)."""
         heap = self._heap
@@ -48,8 +63,8 @@ class Agenda:
 
     def around(self, mean_ns: int) -> int:
         """Draw a time between half and one and a half of `mean_ns`."""
-        return int(mean_ns * (0.5 + self.rnd.random()))
+        return int(mean_ns * (0.5 + self._random()))
 
     def soon(self, mean_ns: int) -> int:
         """Draw an exponential time."""
-        return int(-log(1.0 - self.rnd.random()) * mean_ns) + 1
+        return int(-log(1.0 - self._random()) * mean_ns) + 1

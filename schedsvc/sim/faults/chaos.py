@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from schedsvc_client.v1 import pool_pb2
@@ -29,16 +30,18 @@ class Chaos:
         self._agenda = world.agenda
         self._random = world.agenda.rnd.random
         self._faults: list[tuple[str, Callable[[], bool]]] = []
-        self._weights: list[int] = []
+        weights: list[int] = []
         for name, (weight, _) in FAULTS.items():
             if weight and name in world.options.faults:
                 self._faults.append((name, getattr(self, name.replace("-", "_"))))
-                self._weights.append(weight)
+                weights.append(weight)
+        self._cumulated = list(accumulate(weights))
 
     def strike(self) -> None:
         """Let one fault happen."""
         if self._faults:
-            ((name, act),) = self._agenda.rnd.choices(self._faults, self._weights)
+            choices = self._agenda.rnd.choices
+            ((name, act),) = choices(self._faults, cum_weights=self._cumulated)
             if act():
                 self.counts[name] += 1
 

@@ -63,7 +63,9 @@ class Connection:
     def send_up(self, data: bytes) -> None:
         """Send a message to the scheduler."""
         agenda = self._agenda
-        self._up_ns = max(self._up_ns, agenda.now_ns + agenda.soon(self._delay_ns))
+        arrival_ns = agenda.now_ns + agenda.soon(self._delay_ns)
+        if arrival_ns > self._up_ns:
+            self._up_ns = arrival_ns
         agenda.at(self._up_ns, self._arrive_up, data)
 
     def _arrive_up(self, data: bytes) -> None:
@@ -73,7 +75,9 @@ class Connection:
     def send_down(self, message: Any) -> None:
         """Send a message to the shim."""
         agenda = self._agenda
-        self._down_ns = max(self._down_ns, agenda.now_ns + agenda.soon(self._delay_ns))
+        arrival_ns = agenda.now_ns + agenda.soon(self._delay_ns)
+        if arrival_ns > self._down_ns:
+            self._down_ns = arrival_ns
         agenda.at(self._down_ns, self._arrive_down, message)
 
     def _arrive_down(self, message: Any) -> None:

@@ -143,10 +143,8 @@ class World:
 
     def _drain(self) -> None:
         """Let everything happen that is still to happen."""
-        for _ in range(_CALM_STEPS_MAX):
-            if not self.agenda.step():
-                return
-        raise ViolationError("without faults and arrivals, the world does not come to rest")
+        if not self.agenda.drain(_CALM_STEPS_MAX):
+            raise ViolationError("without faults and arrivals, the world does not come to rest")
 
     def _check_rest(self) -> None:
         """All gauges are 0, and nobody waits for anything."""

@@ -161,7 +161,7 @@ class Auditor:
 
     def _admit(self, now_ns: int, conn: int, principal: int, admit: Any) -> bool:
         tag = admit.tag
-        if tag == 0 or (conn, tag) in self.books.tags or is_wrong(admit.request):
+        if tag == 0 or (conn, tag) in self.books.tags:
             return False
         r = self._ask(now_ns, conn, principal, tag, admit.request, 0)
         if r is None:
@@ -172,24 +172,30 @@ class Auditor:
     def _ask(
         self, now_ns: int, conn: int, principal: int, tag: int, request: Any, ttl_ns: int
     ) -> Request | None:
+        """Enter a request; None: it breaks a limit of the contract, or contradicts another."""
+        # Each field is read once: to read one costs more than most checks of it.
+        tenant, request_id, n = request.tenant, request.request_id, request.n
+        prompts, output = tuple(request.input_tokens), request.max_output_tokens
+        queue_ttl_ms, deadline_ms = request.queue_ttl_ms, request.deadline_ms
+        if (
+            not 1 <= len(request_id.encode()) <= ID_BYTES_MAX
+            or len(tenant.encode()) > NAME_BYTES_MAX
+            or queue_ttl_ms < 0
+            or deadline_ms < 0
+            or are_wrong(prompts, n, output)
+        ):
+            return None
+        n = n or 1
         ask = Ask(
-            request.tenant,
-            request.request_id,
-            request.pool,
-            tuple(request.input_tokens),
-            max(1, request.n),
-            request.max_output_tokens,
-            request.adapter,
-            self.books.class_of(request.tenant, request.request_class),
-        )
-        waits = [w * _NS_PER_MS for w in (request.queue_ttl_ms, request.deadline_ms) if w]
-        if ttl_ns:
-            waits.append(ttl_ns)
-        r = self.books.admit(
-            now_ns, principal, conn, tag, ask, min(waits, default=0), request.reports_progress
-        )
+            tenant, request_id, request.pool, prompts, n, output, request.adapter,
+            self.books.class_of(tenant, request.request_class),
+        )  # fmt: skip
+        if queue_ttl_ms or deadline_ms:
+            waits = [w * _NS_PER_MS for w in (queue_ttl_ms, deadline_ms) if w]
+            ttl_ns = min(*waits, ttl_ns or waits[0])
+        r = self.books.admit(now_ns, principal, conn, tag, ask, ttl_ns, request.reports_progress)
         if r is not None and r.seq == self.books.seq:  # else it repeats an earlier one
-            r.has_deadline = request.deadline_ms > 0
+            r.has_deadline = deadline_ms > 0
         return r
 
     def _owe(self, conn: int, lease_id: int, state: int) -> None:
@@ -292,7 +298,10 @@ class Auditor:
             self.events += 1
             left = self._faults.get(conn, 0)
             require(left > 0, "a fault that nobody earned", fault.field, fault.description)
-            self._faults[conn] = left - 1
+            if left > 1:
+                self._faults[conn] = left - 1
+            else:
+                del self._faults[conn]
 
     def _notice(self, now_ns: int, conn: int, principal: int, lease_id: int, state: int) -> None:
         place = (conn, lease_id, state)
@@ -383,8 +392,6 @@ class Auditor:
     def ask(self, now_ns: int, principal: int, request: Any, ttl_ns: int) -> Request | None:
         """Read an Admit call, before the scheduler does. None: it has to be refused as wrong."""
         self.events += 1
-        if is_wrong(request):
-            return None
         return self._ask(now_ns, 0, principal, 0, request, ttl_ns)
 
     def withdraw(self, now_ns: int, r: Request) -> None:
@@ -445,7 +452,7 @@ class Auditor:
         if self.books.is_lost:
             return
         if not self.books.lagging:
-            require(not any(self._faults.values()), "a wrong event was not told", self._faults)
+            require(not self._faults, "a wrong event was not told", self._faults)
             require(not self._owed, "a lease's state was not told", self._owed)
         for place in end_round(self.books, now_ns):
             self._owe(*place)
@@ -458,22 +465,18 @@ class Auditor:
             compare(self.books, stats)
 
 
-def is_wrong(request: Any) -> bool:
-    """Whether an AdmitRequest breaks a limit of the contract."""
-    prompts, given, output = tuple(request.input_tokens), request.n, request.max_output_tokens
+def are_wrong(prompts: tuple[int, ...], given: int, output: int) -> bool:
+    """Whether a request's figures break a limit of the contract; `given`: its n, 0 where absent."""
     n = given or 1
     sequences = len(prompts) * n
     return (
-        not 1 <= len(request.request_id.encode()) <= ID_BYTES_MAX
-        or len(request.tenant.encode()) > NAME_BYTES_MAX
-        or not prompts
+        not prompts
         or min(prompts) < 1
         or max(prompts) > PROMPT_TOKENS_MAX
         or not 0 <= given <= COMPLETIONS_MAX
         or sequences > SEQUENCES_MAX
         or not 1 <= output <= PROMPT_TOKENS_MAX
         or sum(prompts) * n + output * sequences > TOTAL_TOKENS_MAX
-        or min(request.queue_ttl_ms, request.deadline_ms) < 0
     )
 
 

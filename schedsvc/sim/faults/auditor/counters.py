@@ -7,6 +7,7 @@ unread by its stream.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 
 from schedsvc.sim.faults.auditor.records import Request, Terms, require
 
@@ -15,6 +16,8 @@ _EVENT, _OTHER, _GRANT = range(3)
 nobody tells; a grant, in the order of the lease ids."""
 
 _ARRIVE, _LEAVE, _START, _CHARGE, _END = range(5)
+
+_cause_and_lease = itemgetter(0, 1)
 
 
 @dataclass(frozen=True)
@@ -124,11 +127,12 @@ class Counters:
             self._end_returns()
         if not log or not self.known:
             return
-        log.sort(key=lambda note: (note[0], note[1]))  # what ties, keeps its order
+        log.sort(key=_cause_and_lease)  # what ties, keeps its order
         waiting: list[Request] = []
-        if self._terms.serves_in_order and all(note[0] != _OTHER for note in log):
+        if self._terms.serves_in_order and log[-1][0] == _GRANT:  # grants are last: _GRANT is most
             granted = [note[5] for note in log if note[0] == _GRANT and note[5] is not None]
-            waiting = heads() + granted
+            if granted and all(note[0] != _OTHER for note in log):
+                waiting = heads() + granted
         for cause, _, kind, flow, value, r in log:
             if kind == _ARRIVE and r is not None and not r.refused_at_once:
                 self._activate(flow, queues=True)

@@ -52,9 +52,11 @@ class Fairness:
         )
         served = micro * 1000 // lease.weight_milli
         flow = lease.request.flow
-        self.served[flow] = self.served.get(flow, 0) + served - lease.served
-        self._counters.charged(flow, served - lease.served, granted_as)
-        lease.served = served
+        more = served - lease.served
+        if more:
+            self.served[flow] = self.served.get(flow, 0) + more
+            self._counters.charged(flow, more, granted_as)
+            lease.served = served
 
     def settle(self) -> None:
         """Begin to compare those that both wait since this round. O(pairs)."""

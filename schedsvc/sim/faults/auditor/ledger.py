@@ -216,7 +216,8 @@ class Books:
 
     def heads(self) -> list[Request]:
         """Return the first of each queue."""
-        return [self.first_of(queue) for queue in self.queues.values() if queue]
+        first_of = self.first_of
+        return [first_of(queue) for queue in self.queues.values() if queue]
 
     def first_of(self, queue: dict[int, Request]) -> Request:
         """Return who is next in a queue. O(1), by deadline O(n)."""
