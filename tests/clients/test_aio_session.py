@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,11 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from .conftest import Until
 from .fake_scheduler import FakeScheduler, refusal
 
+# Patient while it connects, which may take a busy machine longer than a user would wait.
 QUICK = ClientOptions(
-    unavailable_after_s=0.3, backoff_min_s=0.01, backoff_max_s=0.05, progress_delay_s=0.005
+    unavailable_after_s=30, backoff_min_s=0.01, backoff_max_s=0.05, progress_delay_s=0.005
 )
+HASTY = replace(QUICK, unavailable_after_s=0.3)
 
 
 def session(fake: FakeScheduler, **changes: object) -> SchedulerSession:
@@ -287,7 +290,7 @@ async def test_an_unreachable_scheduler_is_unavailable_and_comes_back(
     tmp_path: Path, until: Until
 ) -> None:
     fake = FakeScheduler(f"unix:{tmp_path}/later")
-    async with session(fake) as opened:
+    async with session(fake, options=HASTY) as opened:
         started = time.monotonic()
         with pytest.raises(SchedulerUnavailable):
             await opened.admission(input_tokens=5, max_output_tokens=9).__aenter__()
@@ -322,7 +325,7 @@ async def test_a_short_loss_is_not_noticed_by_admissions(fake: FakeScheduler, un
 
 async def test_a_wrong_token_fails_at_once_and_names_the_cause(fake: FakeScheduler) -> None:
     fake.token = "right"
-    async with session(fake, token="wrong", options=ClientOptions(backoff_min_s=0.01)) as opened:
+    async with session(fake, token="wrong") as opened:
         with pytest.raises(Unauthenticated, match="token"):
             await opened.admission(input_tokens=5, max_output_tokens=9).__aenter__()
     async with session(fake, token=lambda: "right") as opened:
