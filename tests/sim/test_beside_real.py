@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from schedsvc.sim.engine import load_profile
+from schedsvc.sim.engine import CostFields, Profile, load_profile
+from schedsvc.sim.fit import make_profile
 from schedsvc.workload import TraceRequest
 from tests.vllm import recorded, sim_compare, sim_picture
-from tests.vllm.around import Around, around, engine_ms
+from tests.vllm.around import Around, Probed, around, engine_ms, probed
 
 
 def step(duration_s: float, prompt_tokens: int = 0) -> str:
@@ -36,19 +38,59 @@ def run(ttfts_ms: dict[str, float], throughput: float, preemptions: int) -> dict
     }
 
 
+def flat(fixed_ns: int, prefill_ns: int = 0, prefill_token_ns: int = 0) -> Profile:
+    """Make a profile whose steps take as long whatever they decode."""
+    cost = CostFields(
+        step_ns=fixed_ns,
+        prefill_ns=prefill_ns,
+        prefill_token_ns=prefill_token_ns,
+        decode_kv_token_ns=0,
+        decode_ns=[[0, 0], [64, 0]],
+    )
+    return make_profile("flat", "a test", cost, load_profile("cpu-tiny-llama").engine)
+
+
+def seen(ttft_ms: float, others_per_s: float = 0.0) -> Probed:
+    return Probed(ttft_ms, others_per_s, [(0, 4, 900)])
+
+
 def test_the_engines_own_part_of_a_first_token() -> None:
+    profile = flat(10_000_000, 20_000_000, 1_000)
     # Whoever comes at any time meets the step of 30 ms three times as often as that of 10 ms, and
-    # waits for half of either; then comes a step with a prompt, of 30 ms.
-    assert engine_ms([step(0.010), step(0.030, 64)]) == pytest.approx(5 / 4 + 45 / 4 + 30)
+    # waits for half of either; then comes a step with all who came at once, 64 tokens each.
+    probes = probed(80.0, 3, [step(0.5), step(0.5, 192)])
+    assert probes.others_per_s == 3 - 24 * 3
+    assert probes.steps == [(0, 4, 900), (192, 4, 900)]
+    long_ms = 30 + 0.192
+    rest_ms = (10**2 + long_ms**2) / (10 + long_ms) / 2
+    assert engine_ms(probes, 3, profile) == pytest.approx(rest_ms + long_ms)
 
 
-def test_what_is_around_the_engine_grows_with_the_streams() -> None:
-    line = around([[4.0, 26.0], [5.0, 27.0], [90.0, 11.0]])
-    assert line.at(4) == pytest.approx(5.0)
-    assert line.at(48) == pytest.approx(26.0)
-    assert line.at(26) == pytest.approx(15.5)
+def test_what_is_around_the_engine_grows_with_streams_and_neighbours() -> None:
+    profile = flat(2_000_000, 1_000_000)  # 1 ms of rest and 3 ms of one's own
+    runs = [
+        [seen(4.0 + ms), seen(10.0 + ms), seen(26.0 + ms), seen(36.0 + ms)] for ms in (4, 3, 90)
+    ]
+    line = around(runs, profile)
+    assert line.at(4, 0.0) == pytest.approx(4.0)
+    assert line.at(48, 0.0) == pytest.approx(26.0)
+    assert line.at(26, 0.0) == pytest.approx(15.0)
+    # Two more at once cost 6 ms beside few streams and 10 ms beside many.
+    assert line.at(26, 2.0) == pytest.approx(15.0 + 2 * 4.0)
+    assert line.span_ms == pytest.approx((8.0 + 30.0) / 2)
+    # The streams beside were neighbours of the probes: beside many, half of one on average.
+    again = [[*run[:2], replace(run[2], others_per_s=500 / 19), *run[3:]] for run in runs]
+    assert around(again, profile).at(48, 0.0) == pytest.approx(26.0 - 4.0 / 2)
     # A line that falls ends at nothing.
-    assert Around(alone_ms=2.0, each_ms=-1.0).at(40) == 0.0
+    assert Around(2.0, -1.0, 0.0, 9.0).at(40, 3.0) == 0.0
+
+
+def test_neighbours_count_by_how_near_they_come() -> None:
+    line = Around(0.0, 0.0, 0.0, span_ms=20.0)
+    arrivals_ms = [0.0, 100.0, 105.0, 110.0, 120.0, 131.0]
+    assert line.neighbours(arrivals_ms, 0.0) == 0.0
+    assert line.neighbours(arrivals_ms, 110.0) == pytest.approx(0.5 + 0.75 + 0.5)
+    assert line.neighbours([7.0, 7.0, 7.0], 7.0) == 2.0
 
 
 def test_a_run_is_judged_by_the_others() -> None:
@@ -69,7 +111,7 @@ def test_what_is_around_the_engine_is_added_to_the_simulated_first_tokens() -> N
     requests = [TraceRequest(0.001 * at, "a", 32, 40) for at in range(3)]
     bare, added = (
         sim_compare.imitate([requests, requests], 60.0, profile, "engine", None, line)
-        for line in (Around(0.0, 0.0), Around(100.0, 1_000.0))
+        for line in (Around(0.0, 0.0, 0.0, 9.0), Around(100.0, 1_000.0, 0.0, 9.0))
     )
     assert bare["completed"] == added["completed"] == 3
     assert added["throughput"] == bare["throughput"]

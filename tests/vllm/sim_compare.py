@@ -7,10 +7,9 @@ its steps, and each run is simulated with a profile fitted to those of the other
 takes another. A figure holds where the simulated throughput (output tokens until the last end) is
 within 10 % of the real one, each tenant's median TTFT lies in the range of the real runs, and
 preemptions within a factor of two. The engine model ends where the engine does: what HTTP, API
-server and client add to a first token is measured after each run, beside few streams and beside
-many, and added to the simulated TTFTs by the streams that run then (tests/vllm/around.py): it, too,
-comes from the other runs. Writes WORKLOAD-ARM.json and the steps; status 1 where a figure does not
-hold.
+server and client add to a first token is measured after each run, and added to the simulated TTFTs
+by the streams that run then and by what else arrives (tests/vllm/around.py): it, too, comes from
+the other runs. Writes WORKLOAD-ARM.json and the steps; status 1 where a figure does not hold.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import sys
 import tempfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -39,7 +38,7 @@ from schedsvc.sim.scenario import Scenario, simulate
 from schedsvc.workload import TraceRequest, read_trace
 
 from . import programs, recorded
-from .around import DRAIN_S_MAX, Around, around, measure
+from .around import DRAIN_S_MAX, Around, Probed, around, measure
 from .pairs import arrivals
 from .stack import Stack
 
@@ -116,6 +115,7 @@ def imitate(
     first_tokens: list[tuple[float, str, float]] = []
     begun, ended = sorted(run.outcomes.first_ns), sorted(run.outcomes.end_ns)
     began_ns = round((len(runs) - 1) * every_s * 1e9)
+    arrivals_ms = [ns / 1e6 for ns in sorted(run.requests.arrival_ns[len(earlier) :])]
     outputs, last_ns = 0, began_ns + 1
     for at in range(len(earlier), len(requests)):
         end_ns = run.outcomes.end_ns[at]
@@ -125,7 +125,8 @@ def imitate(
         streams = bisect_left(begun, first_ns) - bisect_right(ended, first_ns)
         arrival_ns = run.requests.arrival_ns[at]
         tenant = run.requests.clients[run.requests.client[at]]
-        ttft_ms = (first_ns - arrival_ns) / 1e6 + beside.at(streams)
+        neighbours = beside.neighbours(arrivals_ms, arrival_ns / 1e6)
+        ttft_ms = (first_ns - arrival_ns) / 1e6 + beside.at(streams, neighbours)
         ttft.setdefault(tenant, []).append(ttft_ms)
         first_tokens.append(((arrival_ns - began_ns) / 1e9, tenant, ttft_ms))
         outputs += run.requests.output_tokens[at]
@@ -195,10 +196,10 @@ def _config(arm: str, tenants: list[str]) -> Config | None:
 
 def run_all(
     arm: str, tenants: list[str], made: Sequence[Sequence[TraceRequest]], out: Path, name: str
-) -> tuple[list[Figures], list[list[float]]]:
+) -> tuple[list[Figures], list[list[Probed]]]:
     """Serve every run on the real engine, and keep its steps. The runs, and `measure`'s answers."""
     real: list[Figures] = []
-    added_ms: list[list[float]] = []
+    probed: list[list[Probed]] = []
     steps: list[list[str]] = []
     with _stack(arm, tenants) as (stack, recorder):
         programs.go_first()
@@ -206,11 +207,11 @@ def run_all(
             real.append(drive(stack, requests, seed))
             steps.append(recorder.take())
             # Not before the first: its lengths would stand for those of tenants that are unknown.
-            added_ms.append(measure(stack, recorder))
+            probed.append(measure(stack, recorder))
             shown = {k: v for k, v in real[-1].items() if k != "first_tokens"}
             sys.stderr.write(f"run {seed + 1} of {len(made)}: {shown}\n")
     recorded.save(steps, out, name)
-    return real, added_ms
+    return real, probed
 
 
 def _options() -> argparse.Namespace:
@@ -262,12 +263,14 @@ def main() -> None:
         if not file.exists():
             sys.exit(f"--again: there is no {file}; run once without it")
         earlier = json.loads(file.read_text())
-        if "added_ms" not in earlier or len(earlier["real"]) != options.runs:
+        if "probed" not in earlier or len(earlier["real"]) != options.runs:
             sys.exit(f"--again: {file} is not of {options.runs} runs; run once without it")
-        real, added_ms = earlier["real"], earlier["added_ms"]
+        real = earlier["real"]
+        probed = [[Probed(**cell) for cell in run] for run in earlier["probed"]]
     else:
-        real, added_ms = run_all(options.arm, list(counts), made, options.out, name)
-        file.write_text(json.dumps({"added_ms": added_ms, "real": real}) + "\n")
+        real, probed = run_all(options.arm, list(counts), made, options.out, name)
+    kept = {"real": real, "probed": [[asdict(cell) for cell in run] for run in probed]}
+    file.write_text(json.dumps(kept) + "\n")
     try:
         if options.profile:
             profiles = [load_profile(options.profile)] * options.runs
@@ -285,13 +288,13 @@ def main() -> None:
             profile,
             policy,
             config,
-            around(recorded.others(added_ms, number)),
+            around(recorded.others(probed, number), profile),
         )
         for number, profile in enumerate(profiles)
     ]
     rows = judge(real, simulated, counts)
-    report = {"added_ms": added_ms, "real": real, "simulated": simulated, "rows": rows}
-    file.write_text(json.dumps(report, indent=1) + "\n")
+    report = {"real": real, "simulated": simulated, "rows": rows}
+    file.write_text(json.dumps(kept | report) + "\n")
     if options.json:
         print(json.dumps(report))
     for name, ours, theirs, holds in rows if not options.json else []:
