@@ -196,7 +196,7 @@ cdef int32_t audit_pool(Scheduler core, int32_t i) noexcept:
 
 cdef bint grant_audited(Scheduler core) except -1:
     """Grant all that is queued of audited flows, each in the order of arrival, at most `work_max`:
-    True where there may be more. O(grants * (targets * pools + log n))."""
+    True where there may be more. O(work_max * (targets * pools + log n))."""
     cdef int64_t work = 0
     cdef int32_t flow, i
     cdef list stay = []
@@ -208,7 +208,10 @@ cdef bint grant_audited(Scheduler core) except -1:
             if i == NONE:
                 break
             work += 1
-            grant_anyway(core, i, audit_pool(core, i))
+            if core.requests.items[i].due_ns <= core.now_ns:  # its timer has not been reached yet
+                evict(core, i, OUT_EVICTED_TTL)
+            else:
+                grant_anyway(core, i, audit_pool(core, i))
         if core.flows.items[flow].queued:
             stay.append(flow)
     core.has_more = core.has_more or work == core.work_max

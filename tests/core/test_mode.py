@@ -136,6 +136,21 @@ def test_more_than_a_poll_may_do_is_granted_in_audit_by_the_next_ones() -> None:
     s.check()
 
 
+def test_what_is_overdue_is_not_granted_in_audit() -> None:
+    """More than the timers of one poll may evict, when the flow is put in audit."""
+    s = make(capacity=20, lease_ttl_ns=1 << 50, work_max=2)
+    grant(s, 0, "runs", 10, 10)
+    for k in range(7):
+        admit(s, 0, f"r{k}", queue_ttl_ns=SECOND)
+    s.poll(0)
+    s.set_flow_mode(SECOND, 0, True)
+    told = s.poll(SECOND)
+    while s.next_deadline() == SECOND:
+        told += s.poll(SECOND)
+    assert outcomes(told) == [core.EVICTED_TTL] * 7
+    s.check()
+
+
 def test_leases_max_holds_in_audit() -> None:
     s = auditing(leases_max=2)
     for i in range(3):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from schedsvc.sim.engine import CostFields, Profile, load_profile
-from schedsvc.sim.fit import make_profile
+from schedsvc.load.samples import Sample
+from schedsvc.sim.engine import load_profile
 from schedsvc.workload import TraceRequest
 from tests.vllm import recorded, sim_compare, sim_picture
-from tests.vllm.around import Around, Probed, around, engine_ms, probed
+from tests.vllm.around import added_ms, around_ms, rest_of_a_step_ms
 
 
 def step(duration_s: float, prompt_tokens: int = 0) -> str:
@@ -38,59 +38,42 @@ def run(ttfts_ms: dict[str, float], throughput: float, preemptions: int) -> dict
     }
 
 
-def flat(fixed_ns: int, prefill_ns: int = 0, prefill_token_ns: int = 0) -> Profile:
-    """Make a profile whose steps take as long whatever they decode."""
-    cost = CostFields(
-        step_ns=fixed_ns,
-        prefill_ns=prefill_ns,
-        prefill_token_ns=prefill_token_ns,
-        decode_kv_token_ns=0,
-        decode_ns=[[0, 0], [64, 0]],
-    )
-    return make_profile("flat", "a test", cost, load_profile("cpu-tiny-llama").engine)
+def sample(end_s: float, size: tuple[int, int], first_s: float, queue_ms: float) -> Sample:
+    return Sample(
+        "a", 1.0, first_s=first_s, end_s=end_s, queue_ms=queue_ms,
+        prompt_tokens=size[0], output_tokens=size[1],
+    )  # fmt: skip
 
 
-def seen(ttft_ms: float, others_per_s: float = 0.0) -> Probed:
-    return Probed(ttft_ms, others_per_s, [(0, 4, 900)])
+def finished(size: tuple[int, int], first_token_s: float) -> str:
+    told = {"prompt_tokens": size[0], "output_tokens": size[1], "first_token_s": first_token_s}
+    return json.dumps(told)
 
 
-def test_the_engines_own_part_of_a_first_token() -> None:
-    profile = flat(10_000_000, 20_000_000, 1_000)
-    # Whoever comes at any time meets the step of 30 ms three times as often as that of 10 ms, and
-    # waits for half of either; then comes a step with all who came at once, 64 tokens each.
-    probes = probed(80.0, 3, [step(0.5), step(0.5, 192)])
-    assert probes.others_per_s == 3 - 24 * 3
-    assert probes.steps == [(0, 4, 900), (192, 4, 900)]
-    long_ms = 30 + 0.192
-    rest_ms = (10**2 + long_ms**2) / (10 + long_ms) / 2
-    assert engine_ms(probes, 3, profile) == pytest.approx(rest_ms + long_ms)
+def test_the_rest_of_a_step() -> None:
+    # Half of the time there is a step of 30 ms, whose rest is 15 ms, a quarter of it one of 15 ms.
+    steps = [step(0.030), step(0.015)]
+    assert rest_of_a_step_ms(steps, 0.060) == pytest.approx(15 / 2 + 7.5 / 4)
+    # Steps are seen a little late; they never take more than all the time.
+    assert rest_of_a_step_ms(steps, 0.040) == pytest.approx(15 * 2 / 3 + 7.5 / 3)
 
 
-def test_what_is_around_the_engine_grows_with_streams_and_neighbours() -> None:
-    profile = flat(2_000_000, 1_000_000)  # 1 ms of rest and 3 ms of one's own
-    runs = [
-        [seen(4.0 + ms), seen(10.0 + ms), seen(26.0 + ms), seen(36.0 + ms)] for ms in (4, 3, 90)
+def test_what_is_around_the_engine_is_what_neither_it_nor_the_queue_took() -> None:
+    small, large = (8, 2), (90, 7)
+    samples = [
+        sample(5.0, small, 1.100, math.nan),
+        sample(4.0, large, 1.500, 380.0),
+        sample(3.0, small, 1.060, 0.0),
     ]
-    line = around(runs, profile)
-    assert line.at(4, 0.0) == pytest.approx(4.0)
-    assert line.at(48, 0.0) == pytest.approx(26.0)
-    assert line.at(26, 0.0) == pytest.approx(15.0)
-    # Two more at once cost 6 ms beside few streams and 10 ms beside many.
-    assert line.at(26, 2.0) == pytest.approx(15.0 + 2 * 4.0)
-    assert line.span_ms == pytest.approx((8.0 + 30.0) / 2)
-    # The streams beside were neighbours of the probes: beside many, half of one on average.
-    again = [[*run[:2], replace(run[2], others_per_s=500 / 19), *run[3:]] for run in runs]
-    assert around(again, profile).at(48, 0.0) == pytest.approx(26.0 - 4.0 / 2)
-    # A line that falls ends at nothing.
-    assert Around(2.0, -1.0, 0.0, 9.0).at(40, 3.0) == 0.0
-
-
-def test_neighbours_count_by_how_near_they_come() -> None:
-    line = Around(0.0, 0.0, 0.0, span_ms=20.0)
-    arrivals_ms = [0.0, 100.0, 105.0, 110.0, 120.0, 131.0]
-    assert line.neighbours(arrivals_ms, 0.0) == 0.0
-    assert line.neighbours(arrivals_ms, 110.0) == pytest.approx(0.5 + 0.75 + 0.5)
-    assert line.neighbours([7.0, 7.0, 7.0], 7.0) == 2.0
+    # The first is a warm-up's, which the client did not count.
+    requests = [
+        finished(small, 9.0), finished(small, 0.020), finished(large, 0.070), finished(small, 0.040)
+    ]  # fmt: skip
+    steps = [step(0.010)] * 500  # whose rest is 5 ms
+    assert added_ms(samples, requests, steps) == pytest.approx([55.0, 45.0, 35.0])
+    with pytest.raises(KeyError):
+        added_ms(samples, [], steps)
+    assert around_ms([[1.0, 2.0], [3.0, 50.0, 60.0]]) == 3.0
 
 
 def test_a_run_is_judged_by_the_others() -> None:
@@ -110,8 +93,8 @@ def test_what_is_around_the_engine_is_added_to_the_simulated_first_tokens() -> N
     profile = load_profile("cpu-tiny-llama")
     requests = [TraceRequest(0.001 * at, "a", 32, 40) for at in range(3)]
     bare, added = (
-        sim_compare.imitate([requests, requests], 60.0, profile, "engine", None, line)
-        for line in (Around(0.0, 0.0, 0.0, 9.0), Around(100.0, 1_000.0, 0.0, 9.0))
+        sim_compare.imitate([requests, requests], 60.0, profile, "engine", None, more_ms)
+        for more_ms in (0.0, 100.0)
     )
     assert bare["completed"] == added["completed"] == 3
     assert added["throughput"] == bare["throughput"]
@@ -119,10 +102,7 @@ def test_what_is_around_the_engine_is_added_to_the_simulated_first_tokens() -> N
         round(ours[2] - theirs[2])
         for ours, theirs in zip(added["first_tokens"], bare["first_tokens"], strict=True)
     ]
-    # The first begins alone; what begins in the same step counts none of its own.
-    assert extra[0] == 100
-    assert sorted(extra) == extra
-    assert set(extra) <= {100, 1_100, 2_100}
+    assert extra == [100, 100, 100]
     # Of the second run only: each at its time since that run's start.
     assert [round(at_s, 4) for at_s, _, _ in added["first_tokens"]] == [0.0, 0.001, 0.002]
 

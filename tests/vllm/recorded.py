@@ -21,22 +21,25 @@ T = TypeVar("T")
 
 
 def variables(file: Path) -> dict[str, str]:
-    """Return what makes a vLLM write its steps to the file."""
-    return {"PYTHONPATH": str(PLUGIN), "STEPS_FILE": str(file)}
+    """Return what makes a vLLM write its steps to the file, and its requests beside it."""
+    return {"PYTHONPATH": str(PLUGIN), "STEPS_FILE": str(file), "REQUESTS_FILE": f"{file}.requests"}
 
 
 class Recorder:
-    """Reads what a vLLM has written of its steps, run by run; each run ends at rest."""
+    """Reads what a vLLM has written, run by run; each run ends at rest."""
 
     def __init__(self, file: Path) -> None:
-        self._file = file
-        self._lines = 0
+        self._files = (file, Path(f"{file}.requests"))
+        self._lines = [0, 0]
 
-    def take(self) -> list[str]:
-        """Return the steps since the last call, as JSON lines."""
-        lines = self._file.read_text().splitlines() if self._file.exists() else []
-        taken, self._lines = lines[self._lines :], len(lines)
-        return taken
+    def take(self) -> tuple[list[str], list[str]]:
+        """Return the steps and the finished requests since the last call, as JSON lines."""
+        taken = []
+        for at, file in enumerate(self._files):
+            lines = file.read_text().splitlines() if file.exists() else []
+            taken.append(lines[self._lines[at] :])
+            self._lines[at] = len(lines)
+        return taken[0], taken[1]
 
 
 def save(runs: Sequence[Sequence[str]], folder: Path, name: str) -> None:

@@ -7,9 +7,9 @@ its steps, and each run is simulated with a profile fitted to those of the other
 takes another. A figure holds where the simulated throughput (output tokens until the last end) is
 within 10 % of the real one, each tenant's median TTFT lies in the range of the real runs, and
 preemptions within a factor of two. The engine model ends where the engine does: what HTTP, API
-server and client add to a first token is measured after each run, and added to the simulated TTFTs
-by the streams that run then and by what else arrives (tests/vllm/around.py): it, too, comes from
-the other runs. Writes WORKLOAD-ARM.json and the steps; status 1 where a figure does not hold.
+server and client add to a first token is told by the client's time and the engine's own
+(tests/vllm/around.py), and its median added to the simulated TTFTs: it, too, comes from the other
+runs. Writes WORKLOAD-ARM.json and the steps; status 1 where a figure does not hold.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ import contextlib
 import json
 import sys
 import tempfile
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -38,7 +37,7 @@ from schedsvc.sim.scenario import Scenario, simulate
 from schedsvc.workload import TraceRequest, read_trace
 
 from . import programs, recorded
-from .around import DRAIN_S_MAX, Around, Probed, around, measure
+from .around import added_ms, around_ms
 from .pairs import arrivals
 from .stack import Stack
 
@@ -48,6 +47,7 @@ REQUESTS_MIN = 10
 """Of a tenant, for its median to be judged."""
 THROUGHPUT_OFF_MAX = 0.10
 PREEMPTIONS_FACTOR_MAX = 2.0
+DRAIN_S_MAX = 90.0
 Figures = dict[str, Any]
 
 
@@ -63,8 +63,10 @@ def workload(name: str, seed: int, seconds: float) -> list[TraceRequest]:
     ]
 
 
-def drive(stack: Stack, requests: Sequence[TraceRequest], seed: int) -> Figures:
-    """Send the requests to the real engine; waits until it is at rest."""
+def drive(
+    stack: Stack, recorder: recorded.Recorder, requests: Sequence[TraceRequest], seed: int
+) -> tuple[Figures, list[str]]:
+    """Send the requests to the real engine; waits until it is at rest. The figures, the steps."""
     before = stack.gauges()["num_preemptions_total"]
     pace = Pace(seed=seed, warmup_requests=3, warmup_s=0.0, drain_s=DRAIN_S_MAX)
     target = Target(url=stack.url, model=programs.MODEL)
@@ -74,14 +76,17 @@ def drive(stack: Stack, requests: Sequence[TraceRequest], seed: int) -> Figures:
     ttft: dict[str, list[float]] = {}
     for sample in done:
         ttft.setdefault(sample.tenant, []).append(sample.ttft_ms)
-    return {
+    steps, finished = recorder.take()
+    figures = {
         "throughput": sum(s.output_tokens for s in done) / max(s.end_s for s in done),
         "completed": len(done),
         "preemptions": stack.gauges()["num_preemptions_total"] - before,
         "ttft_ms": {tenant: median(values) for tenant, values in sorted(ttft.items())},
         "client_lag_ms_p99": client_lag_ms_p99(result),
         "first_tokens": sorted((s.intended_s, s.tenant, s.ttft_ms) for s in done),
+        "added_ms": added_ms(done, finished, steps),
     }
+    return figures, steps
 
 
 def in_a_row(runs: Sequence[Sequence[TraceRequest]], every_s: float) -> list[TraceRequest]:
@@ -99,9 +104,9 @@ def imitate(
     profile: Profile,
     policy: str,
     config: Config | None,
-    beside: Around,
+    more_ms: float,
 ) -> Figures:
-    """Serve the last of the runs in the simulator, and add what is around the engine.
+    """Serve the last of the runs in the simulator; what is around the engine takes `more_ms`.
 
     The runs before go first: the real scheduler had learned from them, too.
     """
@@ -113,20 +118,15 @@ def imitate(
         before = simulate(scenario, Requests.from_trace(earlier), policy).preemptions
     ttft: dict[str, list[float]] = {}
     first_tokens: list[tuple[float, str, float]] = []
-    begun, ended = sorted(run.outcomes.first_ns), sorted(run.outcomes.end_ns)
     began_ns = round((len(runs) - 1) * every_s * 1e9)
-    arrivals_ms = [ns / 1e6 for ns in sorted(run.requests.arrival_ns[len(earlier) :])]
     outputs, last_ns = 0, began_ns + 1
     for at in range(len(earlier), len(requests)):
         end_ns = run.outcomes.end_ns[at]
         if end_ns < 0:
             continue
-        first_ns = run.outcomes.first_ns[at]
-        streams = bisect_left(begun, first_ns) - bisect_right(ended, first_ns)
         arrival_ns = run.requests.arrival_ns[at]
         tenant = run.requests.clients[run.requests.client[at]]
-        neighbours = beside.neighbours(arrivals_ms, arrival_ns / 1e6)
-        ttft_ms = (first_ns - arrival_ns) / 1e6 + beside.at(streams, neighbours)
+        ttft_ms = (run.outcomes.first_ns[at] - arrival_ns) / 1e6 + more_ms
         ttft.setdefault(tenant, []).append(ttft_ms)
         first_tokens.append(((arrival_ns - began_ns) / 1e9, tenant, ttft_ms))
         outputs += run.requests.output_tokens[at]
@@ -196,22 +196,20 @@ def _config(arm: str, tenants: list[str]) -> Config | None:
 
 def run_all(
     arm: str, tenants: list[str], made: Sequence[Sequence[TraceRequest]], out: Path, name: str
-) -> tuple[list[Figures], list[list[Probed]]]:
-    """Serve every run on the real engine, and keep its steps. The runs, and `measure`'s answers."""
+) -> list[Figures]:
+    """Serve every run on the real engine, and keep its steps."""
     real: list[Figures] = []
-    probed: list[list[Probed]] = []
     steps: list[list[str]] = []
     with _stack(arm, tenants) as (stack, recorder):
         programs.go_first()
         for seed, requests in enumerate(made):
-            real.append(drive(stack, requests, seed))
-            steps.append(recorder.take())
-            # Not before the first: its lengths would stand for those of tenants that are unknown.
-            probed.append(measure(stack, recorder))
-            shown = {k: v for k, v in real[-1].items() if k != "first_tokens"}
+            figures, made_steps = drive(stack, recorder, requests, seed)
+            real.append(figures)
+            steps.append(made_steps)
+            shown = {k: v for k, v in figures.items() if k not in ("first_tokens", "added_ms")}
             sys.stderr.write(f"run {seed + 1} of {len(made)}: {shown}\n")
     recorded.save(steps, out, name)
-    return real, probed
+    return real
 
 
 def _options() -> argparse.Namespace:
@@ -263,14 +261,12 @@ def main() -> None:
         if not file.exists():
             sys.exit(f"--again: there is no {file}; run once without it")
         earlier = json.loads(file.read_text())
-        if "probed" not in earlier or len(earlier["real"]) != options.runs:
-            sys.exit(f"--again: {file} is not of {options.runs} runs; run once without it")
         real = earlier["real"]
-        probed = [[Probed(**cell) for cell in run] for run in earlier["probed"]]
+        if len(real) != options.runs or not all("added_ms" in run for run in real):
+            sys.exit(f"--again: {file} is not of {options.runs} such runs; run once without it")
     else:
-        real, probed = run_all(options.arm, list(counts), made, options.out, name)
-    kept = {"real": real, "probed": [[asdict(cell) for cell in run] for run in probed]}
-    file.write_text(json.dumps(kept) + "\n")
+        real = run_all(options.arm, list(counts), made, options.out, name)
+        file.write_text(json.dumps({"real": real}) + "\n")
     try:
         if options.profile:
             profiles = [load_profile(options.profile)] * options.runs
@@ -288,13 +284,13 @@ def main() -> None:
             profile,
             policy,
             config,
-            around(recorded.others(probed, number), profile),
+            around_ms(recorded.others([run["added_ms"] for run in real], number)),
         )
         for number, profile in enumerate(profiles)
     ]
     rows = judge(real, simulated, counts)
     report = {"real": real, "simulated": simulated, "rows": rows}
-    file.write_text(json.dumps(kept | report) + "\n")
+    file.write_text(json.dumps(report) + "\n")
     if options.json:
         print(json.dumps(report))
     for name, ours, theirs, holds in rows if not options.json else []:

@@ -234,6 +234,19 @@ def test_a_head_that_had_its_place_may_follow_leases_that_were_brought_along() -
         meter.settle()
 
 
+def test_only_what_is_granted_now_is_held_to_what_runs_now() -> None:
+    meter = Meter("the model", Limits(concurrency=1), 0, 0)
+    meter.grant(0, 1)
+    meter.settle(known=False)  # a stream reads late: who knows when
+    meter.hold()  # in audit, which takes what is not there
+    meter.settle()
+    meter.grant(0, 1, late=True)  # an earlier round made it
+    meter.settle()
+    meter.grant(0, 1)
+    with pytest.raises(ViolationError, match="above the concurrency of the model"):
+        meter.settle()
+
+
 def test_input_that_was_not_used_is_given_back() -> None:
     unused(limited(input_tokens=50))
     with pytest.raises(ViolationError, match="above the quota of tenant a: requests"):

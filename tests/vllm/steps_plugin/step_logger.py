@@ -2,7 +2,9 @@
 
 A step lasts from the record before it to its own, which counts only where the engine had work all
 the time. `prompt_tokens` were computed in it, `running` sequences decoded, over `kv_tokens` of
-cache. Needs `--enable-logging-iteration-details`; the file is named by STEPS_FILE.
+cache. Needs `--enable-logging-iteration-details`; the file is named by STEPS_FILE. REQUESTS_FILE
+gets a line for each request that has ended: its size, and its time in the engine up to its first
+token.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ class StepLogger(_host.StatLoggerBase):  # type: ignore[misc] # known only insid
         self._capacity = vllm_config.cache_config.num_gpu_blocks_override
         self._capacity *= vllm_config.cache_config.block_size
         self._file = open(os.environ["STEPS_FILE"], "a", buffering=1 << 16)  # noqa: SIM115
+        self._requests = open(os.environ["REQUESTS_FILE"], "a", buffering=1 << 16)  # noqa: SIM115
         self._last_s = 0.0
         self._busy = False
 
@@ -37,6 +40,7 @@ class StepLogger(_host.StatLoggerBase):  # type: ignore[misc] # known only insid
         engine_idx: int = 0,
     ) -> None:
         """Write one step."""
+        self._note_requests(iteration_stats)
         details = getattr(scheduler_stats, "iteration_details", None)
         if details is None or details.is_dummy:
             return
@@ -54,6 +58,16 @@ class StepLogger(_host.StatLoggerBase):  # type: ignore[misc] # known only insid
         self._busy = scheduler_stats.num_running_reqs > 0
         if not self._busy:
             self._file.flush()
+            self._requests.flush()
+
+    def _note_requests(self, iteration_stats: Any) -> None:
+        for request in iteration_stats.finished_requests if iteration_stats else ():
+            line = {
+                "prompt_tokens": request.num_prompt_tokens,
+                "output_tokens": request.num_generation_tokens,
+                "first_token_s": round(request.queued_time + request.prefill_time, 7),
+            }
+            self._requests.write(json.dumps(line) + "\n")
 
     def log_engine_initialized(self) -> None:
         """Nothing to say."""

@@ -33,7 +33,7 @@ def end_round(books: Books, now_ns: int) -> list[tuple[int, int, int]]:
                 if pool.granted and _has_to_fit(books, pool):
                     _check_capacity(books, pool)
                     _check_limits(books, pool, now_ns)
-            books.meters.settle()
+        books.meters.settle(known=not books.lagging)
         for pool in books.pools.values():
             pool.granted = False
         books.fresh.clear()

@@ -248,7 +248,7 @@ class Books:
         self.counts["granted"] += 1
         lease = self._open(now_ns, r, lease_id, pool, reserved_tokens)
         self.fairness.charge(lease, final=False, granted_as=lease_id)
-        self.meters.grant(now_ns, lease)
+        self.meters.grant(now_ns, lease, late=late)
         if not late:
             pool.granted = True
             self.fresh.append(r)

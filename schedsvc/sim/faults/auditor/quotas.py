@@ -42,7 +42,7 @@ class Meter:
         self._largest = dict.fromkeys(self._rates, 0)
         self._at_ns = now_ns
         self._live = 0
-        self._granted = 0
+        self._granted = 0  # in this round
         self._may_follow = 0
 
     def resume(self, state: Levels | None, credit_ns: int) -> None:
@@ -70,11 +70,11 @@ class Meter:
         self._live += 1
         self._may_follow = self._queues
 
-    def grant(self, now_ns: int, prompt_tokens: int) -> None:
-        """Take for a grant."""
+    def grant(self, now_ns: int, prompt_tokens: int, *, late: bool = False) -> None:
+        """Take for a grant; `late`: an earlier round made it."""
         self._refill(now_ns)
         self._live += 1
-        self._granted += 1
+        self._granted += not late
         for kind, rate in self._rates.items():
             units = 1 if kind == "requests" else prompt_tokens
             self._levels[kind] -= units * _MINUTE_NS
@@ -93,10 +93,10 @@ class Meter:
             self._levels[kind] += units * _MINUTE_NS
         self._refill(now_ns)
 
-    def settle(self) -> None:
-        """Hold a round's grants to the cap on concurrent requests."""
+    def settle(self, *, known: bool = True) -> None:
+        """Hold a round's grants to the cap on concurrent requests, where their order is known."""
         most = self._concurrency
-        if self._granted and most and self._live > most:
+        if known and self._granted and most and self._live > most:
             self._may_follow -= min(self._granted, self._live - most)
             above = f"above the concurrency of {self._name}"
             require(self._may_follow >= 0, above, self._live, most)
@@ -152,14 +152,14 @@ class Meters:
         for meter in self._chain(lease):
             meter.hold()
 
-    def grant(self, now_ns: int, lease: Lease) -> None:
-        """Take for a grant from all nodes that it is subject to."""
+    def grant(self, now_ns: int, lease: Lease, *, late: bool) -> None:
+        """Take for a grant from all nodes that it is subject to; `late`: of an earlier round."""
         for meter in self._chain(lease):
             if lease.request.audited:  # it takes also what is not there
                 meter.hold()
                 meter.known = False
             else:
-                meter.grant(now_ns, lease.request.prompt_tokens)
+                meter.grant(now_ns, lease.request.prompt_tokens, late=late)
 
     def end(self, now_ns: int, lease: Lease, *, has_run: bool) -> None:
         """Let a lease end whose totals are final."""
@@ -172,7 +172,7 @@ class Meters:
         for meter in self._nodes.values():
             meter.known = False
 
-    def settle(self) -> None:
-        """Close a round."""
+    def settle(self, *, known: bool) -> None:
+        """Close a round; `known`: so is what was granted in it, and in which order."""
         for meter in self._nodes.values():
-            meter.settle()
+            meter.settle(known=known)
