@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 ARMS = ("hog-quiet-plain", "lmsys-plain", "hog-quiet-gated", "lmsys-gated")
-_SPAN_MS = (8.0, 90_000.0)
+_SPAN_MS = (5.0, 90_000.0)
 _TICKS = {10: "10 ms", 100: "100 ms", 1_000: "1 s", 10_000: "10 s"}
 _INK, _GRID, _PALE, _POINT = "#2b2d42", "#e6e8ec", "#8d99ae", "#30638e"
 
