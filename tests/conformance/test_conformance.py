@@ -41,7 +41,7 @@ def test_node(path: Path, tmp_path: Path, node: str) -> None:
             [node, str(RUNNER), target, str(path)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=110,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
@@ -56,7 +56,7 @@ def test_node_fails_where_a_step_does_not_hold(tmp_path: Path, node: str) -> Non
     path.write_text(json.dumps(script))
     with serving(script, tmp_path) as target:
         command = [node, str(RUNNER), target, str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 1
     assert 'policy is "vtc", not "lottery"' in done.stdout
 

@@ -33,7 +33,7 @@ def test_client(tmp_path: Path, node: str) -> None:
             env={**os.environ, "SCHEDSVC_TARGET": target},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=110,
             check=False,
         )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -44,7 +44,7 @@ def test_the_end_of_a_lease_without_scheduler(node: str) -> None:
         [node, "--test", str(FOLDER / "end.test.mjs")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -59,7 +59,7 @@ def run_sample(
         env={**os.environ, "TENANT": "red"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
 
