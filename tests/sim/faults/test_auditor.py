@@ -234,3 +234,23 @@ def test_what_is_right_passes() -> None:
     assert not books.live
     assert books.pools["p"].low == books.pools["p"].high == 0
     assert books.counts["granted"] == books.counts["completed"] + books.counts["expired"] == 6
+
+
+@pytest.mark.parametrize(
+    ("terms", "broken"),
+    [
+        ({"bypass_max": 0}, "bypassed too often"),
+        ({"serves_in_order": True, "counts_exactly": True}, "served before its turn"),
+    ],
+)
+def test_nobody_waits_for_what_no_pool_can_hold(terms: dict[str, Any], broken: str) -> None:
+    def another_goes_first(output: int) -> None:
+        desk = Desk(**terms)
+        desk.ask(0, "first", tokens=90, output=output)
+        desk.auditor.settled(0)
+        desk.grant(0, desk.ask(0, "second", tenant="b"), 1)
+        desk.auditor.settled(0)
+
+    another_goes_first(output=11)
+    with pytest.raises(ViolationError, match=broken):
+        another_goes_first(output=10)

@@ -89,6 +89,8 @@ def _check_bypasses(books: Books) -> None:
     granted = sorted(books.fresh, key=lambda r: r.lease.lease_id if r.lease else 0)
     still = [r for queue in books.queues.values() for r in queue.values()]
     first = min(still, key=lambda r: r.seq, default=None)
+    if first is not None and not books.holds(first):  # it is passed over
+        first = min(filter(books.holds, still), key=lambda r: r.seq, default=None)
     for at, r in enumerate(granted):
         head = min(granted[at + 1 :], key=lambda r: r.seq, default=first)
         if first is not None and head is not None and first.seq < head.seq:

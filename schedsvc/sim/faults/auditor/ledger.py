@@ -215,9 +215,14 @@ class Books:
         r.withdrawn = True
 
     def heads(self) -> list[Request]:
-        """Return the first of each queue."""
+        """Return the first of each queue; nobody waits for one that no pool can hold any more."""
         first_of = self.first_of
-        return [first_of(queue) for queue in self.queues.values() if queue]
+        firsts = [first_of(queue) for queue in self.queues.values() if queue]
+        return [r for r in firsts if self.holds(r)]
+
+    def holds(self, r: Request) -> bool:
+        """Whether a pool could ever run a request. O(pools)."""
+        return any(pool.can_hold(r) for pool in self.pools.values())
 
     def first_of(self, queue: dict[int, Request]) -> Request:
         """Return who is next in a queue. O(1), by deadline O(n)."""
