@@ -19,7 +19,9 @@ Rows = dict[bytes, SavedRow]
 _COMPARED = (b"l", b"o", b"p", b"q", b"t")
 """Rows that a core which has just restored them tells as they were."""
 
-_LIFT, _LENGTH = 5, 2
+_QUOTAS = (b"q", b"t")
+_BUCKET, _LIFT, _LENGTH = 1, 5, 2
+_MICRO, _DEBT_MINUTES = 1_000_000, 1_440
 _KEPT = 4
 """So many writes may be lost with the power."""
 
@@ -158,23 +160,48 @@ class Saver:
         spare.set_saved(now_ns, rows)
         told = dict(spare.save(now_ns, 1 << 20))
         for key, value, _ in rows:
-            if key.startswith(_COMPARED) and fields(told.get(key, b"")) != fields(value):
+            quota = key.startswith(_QUOTAS)
+            again = fields(told.get(key, b""), quota=quota)
+            if key.startswith(_COMPARED) and again != fields(value, quota=quota):
                 raise ViolationError(f"what was saved comes back otherwise: {key!r}")
 
 
-def fields(value: bytes) -> list[tuple[int, bytes]]:
-    """Fields of a row in any order, but for the lifts of quotas, which a restart may raise."""
-    found, at = [], 0
+def fields(value: bytes, *, quota: bool = False) -> list[tuple[int, object]]:
+    """Fields of a row in any order, as a restart takes them.
+
+    The lifts of quotas it may raise, and of what their buckets owe it believes a day.
+    """
+    found: list[tuple[int, object]] = []
+    at = 0
     while at < len(value):
         number, kind = value[at] >> 3, value[at] & 7
-        begin = at = at + 1
-        size = 0
-        for shift in range(0, 70, 7):
-            size |= (value[at] & 0x7F) << shift
-            at += 1
-            if value[at - 1] < 0x80:
-                break
-        at += size if kind == _LENGTH else 0
-        if number != _LIFT or kind != _LENGTH:
+        begin, (size, at) = at + 1, _varint(value, at + 1)
+        if kind == _LENGTH:
+            begin, at = at, at + size
+        if quota and number == _BUCKET:
+            found.append((number, _bucket(value[begin:at])))
+        elif number != _LIFT or kind != _LENGTH:
             found.append((number, value[begin:at]))
     return sorted(found)
+
+
+def _bucket(value: bytes) -> tuple[int, int, int, int]:
+    """Return which one it is, its limit, its level, and how old its tick is."""
+    told, at = [0, 0, 0, 0], 0
+    while at < len(value):
+        place = (value[at] >> 3) - 1
+        told[place], at = _varint(value, at + 1)
+    which, limit, level, age_ns = told
+    level = (level >> 1) ^ -(level & 1)
+    return which, limit, max(level, -limit * _MICRO * _DEBT_MINUTES), age_ns
+
+
+def _varint(value: bytes, at: int) -> tuple[int, int]:
+    """Return a number, and where what follows it begins."""
+    number = 0
+    for shift in range(0, 70, 7):
+        number |= (value[at] & 0x7F) << shift
+        at += 1
+        if value[at - 1] < 0x80:
+            break
+    return number, at

@@ -78,7 +78,7 @@ def test_between_the_least_and_the_greatest_lies_what_a_block_hides() -> None:
     lease.low, lease.high, lease.reserved_tokens, lease.told = 3, 3, 48, None
     lease.request.max_output_tokens = 100
     assert least_load(pool, -1) == 10 + 23
-    assert greatest_load(pool, -1) == 10 + 7 + 38
+    assert greatest_load(pool, -1) == 10 + 15 + 38
     lease.request.max_output_tokens, lease.told = 30, None
-    assert greatest_load(pool, -1) == 10 + 7 + 30
+    assert greatest_load(pool, -1) == 10 + 15 + 30
     assert greatest_load(pool, 0) == 48  # it may be suspect by now

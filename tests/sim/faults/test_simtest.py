@@ -14,6 +14,7 @@ from schedsvc.sim.faults.marathon import run_marathon
 from schedsvc.sim.faults.options import FAULTS, NEWEST, OPERATOR_FAULTS, STATE_FAULTS, draw
 from schedsvc.sim.faults.run import Case, Tally, run_case, run_cases, shrink
 from schedsvc.sim.faults.world import Outcome
+from tests.core.support import grant, make
 
 
 def test_seeds_hold_and_every_fault_happens() -> None:
@@ -238,3 +239,21 @@ def test_many_seeds_hold() -> None:
     for _ in run_cases((Case(seed) for seed in range(10_000, 10_250)), tally):
         pass
     assert tally.failures == []
+
+
+def test_of_what_is_owed_a_restart_believes_a_day() -> None:
+    rows = []
+    for _ in range(2):
+        core = make(capacity=1_000)
+        core.set_flow_quota(0, 0, output_tokens=500)
+        if rows:
+            core.set_saved(0, [(key, value, 0) for key, value in rows[0].items()])
+        else:
+            lease = grant(core, 0, "r")
+            assert core.complete(0, lease.lease_id, 1, output_tokens=2_000 * 500)
+        rows.append(dict(core.save(0, 1_000)))
+    before, after = (row[b"tf"] for row in rows)
+    assert fields(before) != fields(after)
+    assert fields(before, quota=True) == fields(after, quota=True)
+    # The rest of a bucket is compared as it is: of another one, or of a smaller debt.
+    assert fields(before.replace(b"\x08\x02", b"\x08\x01"), quota=True) != fields(after, quota=True)

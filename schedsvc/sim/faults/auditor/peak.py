@@ -77,6 +77,6 @@ def _greatest(pool: Pool, lease: Lease, suspect_before_ns: int) -> Run:
     if r.ask is None or each > low:  # replayed, or it may have outlived its prediction
         high = r.max_output_tokens
     left = min(max(0, high - each), (whole - held) // r.sequences)
-    # Half of each sequence's last block may stay empty.
-    unused = r.sequences * (pool.block - 1) // 2
+    # Each sequence may have just begun its last block, and its part of the tokens is rounded up.
+    unused = r.sequences * pool.block - 1
     return Run(left, min(held + unused, whole), r.sequences)
