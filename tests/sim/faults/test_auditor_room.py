@@ -1,11 +1,15 @@
 """The auditor's peak form: the least and the greatest load, and grants held to it."""
 
 from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from schedsvc.sim.faults.auditor import ViolationError
+from schedsvc.sim.faults.auditor.classes import ClassOrder
 from schedsvc.sim.faults.auditor.peak import Run, greatest_load, least_load, peak_of
+from schedsvc.sim.faults.auditor.records import PriorityClass
 from tests.sim.faults.test_auditor import Desk, S
 
 
@@ -82,3 +86,38 @@ def test_between_the_least_and_the_greatest_lies_what_a_block_hides() -> None:
     lease.request.max_output_tokens, lease.told = 30, None
     assert greatest_load(pool, -1) == 10 + 15 + 30
     assert greatest_load(pool, 0) == 48  # it may be suspect by now
+
+
+def waits(name: str, rank: int, seq: int) -> Any:
+    """Stand for a request that waits for any pool."""
+    return SimpleNamespace(
+        cls=PriorityClass(name=name, rank=rank, ageing_ns=2 * S, exempt=False),
+        ask=SimpleNamespace(pool=""),
+        seq=seq,
+        due_ns=100 * S,
+        withdrawn=False,
+        lease=SimpleNamespace(lease_id=1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("lags", "waited_s", "holds"),
+    [(False, 1, False), (False, 2, True), (True, 1, True)],
+)
+def test_ageing_is_held_to_what_is_known(lags: bool, waited_s: int, holds: bool) -> None:
+    """While a stream does not read, nobody knows who was served, nor since when others wait."""
+    order = ClassOrder(cast("Any", SimpleNamespace(strict_classes=True)))
+    better, worse = waits("default", 0, 1), waits("batch", 1, 2)
+    books: Any = SimpleNamespace(lagging=set(), fresh=[], seq=2)
+    books.queues = {("a", ""): {1: better}, ("b", ""): {2: worse}}
+    order.settle(0, books)
+    if lags:
+        books.lagging = {1}
+        order.settle(S // 2, books)
+    books.lagging, books.fresh = set(), [worse]
+    books.queues = {("a", ""): {1: better}}
+    if holds:
+        order.settle(waited_s * S, books)
+    else:
+        with pytest.raises(ViolationError, match="granted before a better class"):
+            order.settle(waited_s * S, books)

@@ -41,7 +41,7 @@ class ClassOrder:
             return
         waiting = [r for queue in books.queues.values() for r in queue.values() if not r.withdrawn]
         if books.lagging:
-            self._is_blind = True
+            self._is_blind, self._brought = True, False
             self._since.clear()
         elif books.fresh:
             # Lease ids tell the order of the grants: whoever was granted later still waited.
@@ -67,7 +67,8 @@ class ClassOrder:
             best = min(better, key=lambda other: (not other.cls.exempt, other.cls.rank)).cls
             what = r.cls.name, "before", best.name
             require(not best.exempt, "granted before an exempt class", *what)
-            waited_ns = now_ns - self._since.get(line, now_ns)
+            unknown_ns = _LONG_AGO_NS if self._is_blind else now_ns
+            waited_ns = now_ns - self._since.get(line, unknown_ns)
             require(waited_ns >= r.cls.ageing_ns, "granted before a better class", *what, waited_ns)
             require(not self._brought, "ageing brought two in a row", *what)
         self._brought = bool(better)
