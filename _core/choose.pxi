@@ -132,14 +132,15 @@ cdef int serve_pool(Scheduler core, int32_t pool) except -1:
     if core.quotas.shares.count:
         know_shares(core)
         note_saturation(core)
+    if evict_unholdable(core, pool):
+        return 1
     head = i = p.next = head_for(core, pool, &brought)
     if i == NONE:
         p.reason = WAIT_STRICT if (<Line>core.flows.candidates[0]).count else WAIT_NONE
         if p.reason == WAIT_NONE and has_held(core.flows, pool):
             p.reason = WAIT_SHARE
-            if let_one_go(core, pool):
-                return 1
-        return evict_unholdable(core)
+            return let_one_go(core, pool)
+        return 0
     if evict_head(core, i, pool):
         return 1
     r = &core.requests.items[i]

@@ -111,21 +111,24 @@ cdef inline int leave_pool(Scheduler core, int32_t pool) except -1:
     return judge_load(core, pool)
 
 
-cdef int evict_unholdable(Scheduler core) except -1:
-    # A request for any pool, at the head of its class, that no registered pool can hold now: 1.
+cdef int evict_unholdable(Scheduler core, int32_t pool) except -1:
+    """Evict a request for any pool, at the head of its class, that no registered pool can hold
+    any more: it would hide those behind it; whether that was done. O(classes), where the head is
+    another pool's O(classes * pools)."""
     cdef Line free = <Line>core.flows.candidates[0]
     cdef int32_t i, p, k
-    cdef bint fits
     cdef Heap heap
     for k in range(core.classes.count):
         heap = free.heap(core.classes.order[k])
         if heap.count == 0:
             continue
         i = core.flows.queues[heap.nodes[0].id].chain.head
-        fits = False
+        if core.ledger.can_hold(pool, &core.requests.items[i]):
+            continue
         for p in range(core.ledger.count):
-            fits = fits or core.ledger.can_hold(p, &core.requests.items[i])
-        if not fits:
+            if core.ledger.can_hold(p, &core.requests.items[i]):
+                break
+        else:
             evict(core, i, OUT_EVICTED_TOO_LARGE)
             return 1
     return 0

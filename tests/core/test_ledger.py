@@ -185,6 +185,18 @@ def test_what_waits_and_fits_no_pool_any_more_is_evicted() -> None:
     assert all(d.retry_after_ms == 0 for d in decisions)  # a retry cannot help
 
 
+def test_what_fits_no_pool_any_more_hides_nobody_behind_it() -> None:
+    s = make(("a", 1000), ("b", 1000), ("c", 1000), capacity=100)
+    runs = grant(s, 0, "runs", 80, 10, flow=0).lease_id
+    admit(s, 0, "large", 60, 10, flow=1)
+    free = admit(s, 0, "free", 30, 10, flow=2)
+    admit(s, 0, "pinned", 30, 10, flow=2, pool=0)
+    s.set_pool(1, b"p", 1, 50, 1)
+    assert outcomes(s.poll(1)) == [core.EVICTED_TOO_LARGE]
+    s.complete(2, runs, 1)
+    assert [d.handle for d in s.poll(2)] == [free]  # before "pinned", which came later
+
+
 def test_a_free_request_goes_to_the_emptiest_pool() -> None:
     s = make(capacity=100)
     s.set_pool(0, b"big", 1, 1_000, 1)

@@ -78,18 +78,16 @@ class Serve(Overload):
             p.reason = "DRAINING"
             return False
         (shares := self.quotas.shares).note_saturation()
+        for cls in self.classes.order():
+            r = self.least(-1, cls)
+            if r and not any(self.can_hold(q, r) for q in range(len(self.pools))):
+                self._evict(r, core.EVICTED_TOO_LARGE)
+                return True
         r, brought = self.head_for(pool)
         if r is None:
             stands = "STRICT" if self.heads(-1) else ""
             p.reason = stands or ("SHARE" if shares.holds_for(pool) else "NONE")
-            if p.reason == "SHARE":
-                return shares.let_one_go(pool)
-            for cls in self.classes.order():
-                r = self.least(-1, cls)
-                if r and not any(self.can_hold(q, r) for q in range(len(self.pools))):
-                    self._evict(r, core.EVICTED_TOO_LARGE)
-                    return True
-            return False
+            return p.reason == "SHARE" and shares.let_one_go(pool)
         if r.due_ns <= self.now_ns:
             self._evict(r, core.EVICTED_TTL)
             return True
