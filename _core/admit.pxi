@@ -204,14 +204,18 @@ cdef int reason_to_refuse(Scheduler core, Request* r) except -1:
         return OUT_REJECTED_NO_POOL
     if not fits:
         return OUT_REJECTED_DRAINING if drains else OUT_REJECTED_TOO_LARGE
-    if f.queued >= core.flow_queue_max or is_over(
+    if f.queued >= places_for(
+        &f.refusals.returns, core.flow_queue_max, core.now_ns
+    ) or is_over(
         f.queued_tokens, r.prompt_tokens, core.flow_queue_tokens_max
     ):
         return OUT_REJECTED_FLOW_QUEUE_FULL
     if not f.exempt:  # these have as many places of their own
         queued = core.requests.states[QUEUED] - queued
         tokens = core.flows.queued_tokens - tokens
-    if queued >= core.queue_max or is_over(tokens, r.prompt_tokens, core.queue_tokens_max):
+    if queued >= places_for(&core.flows.returns, core.queue_max, core.now_ns) or is_over(
+        tokens, r.prompt_tokens, core.queue_tokens_max
+    ):
         return OUT_REJECTED_QUEUE_FULL
     return 0
 
@@ -222,11 +226,7 @@ cdef inline bint is_over(int64_t queued, int64_t more, int64_t most) noexcept no
 
 
 cdef int count_refusal(Scheduler core, int32_t flow, int outcome) except -1:
-    """Count it for a flow: most are never refused anything. O(1)."""
-    cdef Flow* f = &core.flows.items[flow]
-    if f.refusals == NO_REFUSALS:
-        f.refusals = <int64_t*>core.flows.refusal_stock.take()
-    f.refusals[refusal_place(outcome)] += 1
+    refusals_of(core, flow).counts[refusal_place(outcome)] += 1
     return 0
 
 
@@ -293,7 +293,9 @@ cdef void fill_refusal(
     v.retry_after_ms = retry_after_ms(core, flow, outcome, key)
     v.position = core.flows.items[flow].queued
     v.queue_max = <int32_t>core.flow_queue_max
-    v.queue_left = max(0, v.queue_max - core.flows.items[flow].queued)
+    v.queue_left = max(
+        0, v.queue_max - <int32_t>kept_of(v.queue_max) - core.flows.items[flow].queued
+    )
     if target == NONE and core.ledger.count == 1:
         target = 0
     if target != NONE:

@@ -1,4 +1,4 @@
-# How long a request will wait, and when one that is refused may come back.
+# How long a request will wait.
 #
 # The wait is work ahead, in the order in which it will be served, over the pace at which it drains.
 # Ahead of a request are all that wait in better classes; of its own class, what flows with smaller
@@ -41,6 +41,8 @@ cdef void count_queued(Flows flows, const Request* r, int32_t more) noexcept:
 cdef void forget_waits(Flow* f, int64_t now_ns) noexcept:
     rate_forget(&f.served, now_ns)
     f.told_ns = LONG_AGO_NS
+    if f.refusals != &NO_REFUSALS:
+        f.refusals.returns.count = 0
     f.wait_error_ns = f.waits_judged = f.first_us = f.foretold_first_us = f.first_judged = 0
     memset(&f.doubts, 0, sizeof(Doubts))
     f.input_before, f.cached_before = f.input_tokens, f.cached_tokens
@@ -283,101 +285,3 @@ cdef int note_first(Scheduler core, Request* r) noexcept:
     if r.doubt:
         settle_first(core, r)
     return 0
-
-
-# When to come back.
-
-cdef int64_t turn_ns(Scheduler core, int32_t flow, int32_t target, int64_t work) noexcept:
-    """How long so much work of a flow takes, the flow's part of the pools counted. O(pools)."""
-    cdef Flow* f = &core.flows.items[flow]
-    cdef Pace pace = pace_of(core, target)
-    if pace.whole == 0:
-        return min(f.interval_ns if f.interval_ns else NS_PER_S, RETRY_MAX_NS)
-    return time_for(work, own_pace(core, f, &pace))
-
-
-cdef int64_t told_in_turn(
-    Scheduler core, int64_t* told_ns, int64_t wait_ns, int64_t step_ns
-) noexcept:
-    # Those who were told before come back before: each is told a time of its own.
-    cdef int64_t due_ns = max(core.now_ns + wait_ns, told_ns[0] + step_ns)
-    told_ns[0] = min(due_ns, core.now_ns + RETRY_MAX_NS)
-    return told_ns[0] - core.now_ns
-
-
-cdef int64_t foretold_in_turn(
-    Scheduler core, int64_t* told_ns, int64_t wait_ns, int64_t step_ns
-) noexcept:
-    # 3/8 more than is foretold, and half a place: who comes too early is refused again.
-    return told_in_turn(core, told_ns, wait_ns * 11 // 8 + step_ns // 2, step_ns * 11 // 8)
-
-
-cdef int64_t place_in_ns(Scheduler core, const Request* r, int outcome) noexcept:
-    """When a request that a full queue refuses will find a place in it. O(pools)."""
-    cdef Flow* f = &core.flows.items[r.flow]
-    cdef bint own = outcome == OUT_REJECTED_FLOW_QUEUE_FULL
-    cdef Pace pace = pace_of(core, r.target)
-    cdef int64_t queued, backlog, tokens, over, each, step_ns
-    if own:
-        queued, backlog, tokens = f.queued, f.queued_work, f.queued_tokens
-        over = tokens + r.prompt_tokens - core.flow_queue_tokens_max
-        over = over if core.flow_queue_tokens_max else 0
-    else:
-        queued, backlog = core.requests.states[QUEUED], core.flows.queued_work
-        tokens = core.flows.queued_tokens
-        over = tokens + r.prompt_tokens - core.queue_tokens_max
-        over = over if core.queue_tokens_max else 0
-    each = backlog // max(<int64_t>1, queued) + 1
-    # The part of the work that has to be gone before so many tokens are.
-    over = <int64_t>(<wide>backlog * over // max(<int64_t>1, tokens)) if over > 0 else 0
-    if own or pace.whole == 0:
-        step_ns = turn_ns(core, r.flow, r.target, each)
-        return foretold_in_turn(
-            core, &f.told_ns, turn_ns(core, r.flow, r.target, max(each, over)), step_ns
-        )
-    return foretold_in_turn(
-        core, &core.flows.told_ns, time_for(max(each, over), pace.whole), time_for(each, pace.whole)
-    )
-
-
-cdef int64_t refill_in_ns(Scheduler core, int32_t i) noexcept:
-    """When a request that its quotas refuse will find enough in them, after those that were told
-    before. O(levels)."""
-    cdef Flow* f = &core.flows.items[core.requests.items[i].flow]
-    cdef int32_t node = f.quota
-    cdef int64_t step_ns = 0
-    cdef Take t = take_for(core, i)
-    cdef int k
-    while node != NONE:
-        for k in range(RATES):
-            if core.quotas.nodes[node].rate[k]:
-                step_ns = max(step_ns, t.micro[k] // core.quotas.nodes[node].rate[k])
-        node = core.quotas.nodes[node].parent
-    return told_in_turn(
-        core, &f.told_ns, core.quotas.refused_until_ns - core.now_ns, step_ns * QUOTA_TICK_NS
-    )
-
-
-cdef int note_refused(Scheduler core, int32_t i, int outcome) except -1:
-    """Find when a request that is refused may come back."""
-    if outcome == OUT_REJECTED_FLOW_QUEUE_FULL or outcome == OUT_REJECTED_QUEUE_FULL:
-        core.refused_wait_ns = place_in_ns(core, &core.requests.items[i], outcome)
-    elif outcome == OUT_REJECTED_QUOTA:
-        core.refused_wait_ns = refill_in_ns(core, i)
-    elif outcome == OUT_REJECTED_DEADLINE:
-        core.refused_wait_ns = in_time_in_ns(core, &core.requests.items[i])
-    return 0
-
-
-cdef int64_t turn_again_ns(Scheduler core, const Request* r) except -1:
-    """When one that was evicted after its whole wait would come to its turn in time. O(SCAN_MAX +
-    pools)."""
-    cdef int64_t patience_ns = r.due_ns - r.arrival_ns
-    cdef int64_t wait_ns = wait_of_new(
-        core, r.flow, r.target, r.work, core.now_ns + patience_ns if r.has_deadline else NONE
-    )
-    cdef int64_t step_ns = turn_ns(core, r.flow, r.target, r.work)
-    wait_ns = step_ns if wait_ns < 0 else wait_ns - patience_ns
-    return foretold_in_turn(
-        core, &core.flows.items[r.flow].told_ns, max(<int64_t>0, wait_ns), step_ns
-    )

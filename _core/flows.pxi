@@ -27,7 +27,7 @@ ctypedef struct Flow:
     int64_t promised_tokens, posted_tokens
     int64_t input_tokens, cached_tokens, output_tokens, input_before, cached_before  # forgotten
     int64_t received, granted, completed, cancelled, expired
-    int64_t* refusals  # by kind; NO_REFUSALS until the first
+    Refusals* refusals  # NO_REFUSALS until the first
     int32_t weight_milli
     int32_t queued, live
     int64_t queued_tokens, queued_work  # of input; of what they will be charged
@@ -96,6 +96,7 @@ cdef class Flows:
     cdef int64_t backlogged_weight[CLASSES_MAX]  # of the flows that have something queued
     cdef int32_t backlogged  # how many these are
     cdef int64_t told_ns  # when the last was told to come back whom full queues refused
+    cdef Returns returns  # of these
     cdef int64_t queued_tokens, exempt_tokens  # of input: in all queues, in those of exempt flows
     cdef Treaps treaps
     cdef Stock refusal_stock
@@ -141,7 +142,7 @@ cdef class Flows:
         f.first_queue = f.sibling = f.quota = f.own_quota = f.share = NONE
         f.granted_at_ns = f.waits_at = f.wait_head = NONE
         f.told_ns = LONG_AGO_NS
-        f.refusals = NO_REFUSALS
+        f.refusals = &NO_REFUSALS
         self.count += 1
         self.changed.reserve(self.count)
         self.changed.mark(self.count - 1)
@@ -453,7 +454,7 @@ cdef class Flows:
     cdef void forget(self) noexcept:
         """Counters and rates as new. Only while nothing is active does order stay the same."""
         cdef int32_t i
-        self.told_ns = LONG_AGO_NS
+        self.told_ns, self.returns.count = LONG_AGO_NS, 0
         self.changed.mark_all(self.count)
         end_returns(self, self.count)
         for i in range(self.count):

@@ -131,7 +131,7 @@ cdef dict flow_row(Scheduler core, int64_t now_ns, int32_t flow):
         "cancelled": f.cancelled,
         "expired": f.expired,
         "oldest_queued_ms": (now_ns - oldest) // NS_PER_MS,
-        "refusals": refusal_counts(f.refusals),
+        "refusals": refusal_counts(f.refusals.counts),
         "quotas": quota_rows(core, now_ns, f.quota, NONE),
         "waits_for_quota": f.waits_at != NONE,
         **share_row(core, now_ns, flow),

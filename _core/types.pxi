@@ -74,9 +74,21 @@ REFUSALS = (
     list(range(OUT_REJECTED_FLOW_QUEUE_FULL, OUT_REJECTED_QUOTA_SIZE + 1))
     + list(range(OUT_EVICTED_TTL, OUT_EVICTED_DEADLINE + 1))
 )
+
+# Who was told to come back to a full queue, and has not yet; see returns.pxi.
+ctypedef struct Returns:
+    int64_t count
+    int64_t first_ns, last_ns  # when the first and the last of them are due
+
+
+ctypedef struct Refusals:
+    int64_t counts[REFUSAL_KINDS]
+    Returns returns
+
+
 # What those have that were refused nothing. Nobody writes to it.
-cdef int64_t NO_REFUSALS[REFUSAL_KINDS]
-memset(NO_REFUSALS, 0, sizeof(NO_REFUSALS))
+cdef Refusals NO_REFUSALS
+memset(&NO_REFUSALS, 0, sizeof(NO_REFUSALS))
 
 
 OUTCOME_TEXT = {

@@ -212,7 +212,7 @@ def test_what_is_matched_is_what_a_list_would_say() -> None:
 
 
 def test_hashes_of_the_queue_are_bounded() -> None:
-    s = make(capacity=600, queue_max=10_000, flow_queue_max=10_000, prefix_affinity_ppm=0)
+    s = make(capacity=600, queue_max=20_000, flow_queue_max=20_000, prefix_affinity_ppm=0)
     place(s, 0, "runs", 590)
     chain = tuple(range(512))
     first = [admit(s, 0, f"r{k}", 512, 1, prefix_block_hashes=chain) for k in range(8_192)]

@@ -2,13 +2,14 @@
 
 from schedsvc import _core as core
 
-from .twin_estimate import Estimate, Turn
+from .twin_estimate import Turn
+from .twin_returns import Return
 from .twin_types import Doubts, Pool, Request
 
 PROBE_EVERY = 8
 
 
-class Early(Estimate):
+class Early(Return):
     """Early refusal."""
 
     def _counts(self, r: Request) -> bool:

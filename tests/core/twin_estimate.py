@@ -1,17 +1,15 @@
-"""How fast the twin drains, how long a request will wait, and when a refused one may come back."""
+"""How fast the twin drains, and how long a request will wait."""
 
 from dataclasses import dataclass
 
 from schedsvc import _core as core
 
-from .twin_quota import TICK_NS
 from .twin_room import Room
-from .twin_types import Flow, Pool, Rate, Request
+from .twin_types import Pool, Rate, Request
 
 SECOND = 10**9
 WAIT_MAX_NS = 1 << 52
 US_MAX = (1 << 31) - 1
-RETRY_MAX_NS = 109 * SECOND
 
 
 def averaged(old: int, new: int) -> int:
@@ -178,62 +176,3 @@ class Estimate(Room):
             told = r.foretold_first_us
             f.foretold_first_us = told if first else averaged(f.foretold_first_us, told)
             f.first_judged += 1
-
-    # When to come back.
-
-    def turn_ns(self, flow: int, target: int, work: int) -> int:
-        """How long so much work of a flow takes."""
-        pace = self.pace_of(target)
-        if pace == 0:
-            return min(self.flows[flow].interval_ns or SECOND, RETRY_MAX_NS)
-        return time_for(work, self.own_pace(flow, target))
-
-    def _in_turn(self, teller: "Estimate | Flow", wait_ns: int, step_ns: int) -> int:
-        due_ns = self.now_ns + wait_ns
-        if teller.told_ns is not None:
-            due_ns = max(due_ns, teller.told_ns + step_ns)
-        teller.told_ns = min(due_ns, self.now_ns + RETRY_MAX_NS)
-        return teller.told_ns - self.now_ns
-
-    def foretold_in_turn(self, teller: "Estimate | Flow", wait_ns: int, step_ns: int) -> int:
-        """With something added, since it may be wrong."""
-        return self._in_turn(teller, wait_ns * 11 // 8 + step_ns // 2, step_ns * 11 // 8)
-
-    def place_in_ns(self, r: Request, outcome: int) -> int:
-        """When a request that a full queue refuses will find a place."""
-        own = outcome == core.REJECTED_FLOW_QUEUE_FULL
-        queue = self.queued(lambda q: q.flow == r.flow or not own)
-        most = self.limits["flow_queue_tokens_max" if own else "queue_tokens_max"]
-        work, tokens = sum(q.work for q in queue), sum(q.prompt_tokens for q in queue)
-        over = max(0, tokens + r.prompt_tokens - most) if most else 0
-        each = work // max(1, len(queue)) + 1
-        need = max(each, work * over // max(1, tokens))
-        pace = self.pace_of(r.target)
-        if own or pace == 0:
-            step_ns = self.turn_ns(r.flow, r.target, each)
-            wait_ns = self.turn_ns(r.flow, r.target, need)
-            return self.foretold_in_turn(self.flows[r.flow], wait_ns, step_ns)
-        return self.foretold_in_turn(self, time_for(need, pace), time_for(each, pace))
-
-    def refill_in_ns(self, r: Request) -> int:
-        """When a request that its quotas refuse will find enough in them."""
-        chain, needs = self.quotas.chain_of(r.flow), self.quotas.needs(r)
-        ticks = [
-            needs[which] // bucket.rate
-            for node in chain
-            for which, bucket in self.quotas.nodes[node].buckets.items()
-        ]
-        wait_ns = self.quotas.refused_ns(r)
-        return self._in_turn(self.flows[r.flow], wait_ns, max(ticks, default=0) * TICK_NS)
-
-    def turn_again_ns(self, r: Request) -> int:
-        """When one that waited for its whole TTL would come to its turn in time."""
-        patience_ns = r.due_ns - r.arrival_ns
-        again_ns = None if r.stated_ns is None else self.now_ns + patience_ns
-        wait_ns = self.wait_of_new(Turn(r.flow, r.target, r.work, again_ns))
-        step_ns = self.turn_ns(r.flow, r.target, r.work)
-        wait_ns = step_ns if wait_ns < 0 else wait_ns - patience_ns
-        return self.foretold_in_turn(self.flows[r.flow], max(0, wait_ns), step_ns)
-
-    def later_ms(self, wait_ns: int) -> int:
-        return -(-min(max(wait_ns, SECOND), RETRY_MAX_NS) // 10**6)

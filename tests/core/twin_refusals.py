@@ -5,7 +5,7 @@ from dataclasses import replace
 from schedsvc import _core as core
 
 from .twin_early import Early
-from .twin_types import Request
+from .twin_types import Due, Request
 
 RETRY_CONSTANT_MS = 5_000
 NO_RETRY = (
@@ -35,20 +35,22 @@ class Refusals(Early):
             return core.REJECTED_TOO_LARGE
         if not set(holding) & set(self.serving(r.target)):
             return core.REJECTED_DRAINING
-        if self._is_over(self.queued(lambda q: q.flow == r.flow), r, "flow_queue"):
+        due = self.flows[r.flow].due
+        if self._is_over(self.queued(lambda q: q.flow == r.flow), r, "flow_queue", due):
             return core.REJECTED_FLOW_QUEUE_FULL
         exempt = self.classes.is_exempt(r.flow)
         alike = self.queued(lambda q: self.classes.is_exempt(q.flow) == exempt)
-        if self._is_over(alike, r, "queue"):
+        if self._is_over(alike, r, "queue", self.due):
             return core.REJECTED_QUEUE_FULL
         return 0 if known else core.REJECTED_LIMIT
 
-    def _is_over(self, queue: list[Request], r: Request, name: str) -> bool:
+    def _is_over(self, queue: list[Request], r: Request, name: str, due: Due) -> bool:
         """Whether a queue has no place for it, by requests or by tokens."""
+        places = self.places_for(due, self.limits[f"{name}_max"])
         most = self.limits[f"{name}_tokens_max"]
         tokens = sum(q.prompt_tokens for q in queue)
         is_over = bool(most and queue) and tokens + r.prompt_tokens > most
-        return is_over or len(queue) >= self.limits[f"{name}_max"]
+        return is_over or len(queue) >= places
 
     def _refuse(self, r: Request, outcome: int) -> int:
         self.remember_refused(r, outcome)

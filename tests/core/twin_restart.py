@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from .twin_types import Doubts, Rate, Request
+from .twin_types import Doubts, Due, Rate, Request
 
 if TYPE_CHECKING:
     from .twin_state import State
@@ -120,7 +120,7 @@ class Restart:
         state.quotas.shares.begin_anew()
         state.pool_due, state.arrivals, state.totals = {}, Counter(), Counter()
         state.draining, state.sweeps = state.closed, False
-        state.work_in, state.told_ns = Counter(), None
+        state.work_in, state.told_ns, state.due = Counter(), None, Due()
         state.doubts = Doubts()
         for p in state.pools:
             p.drain = Rate()

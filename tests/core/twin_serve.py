@@ -3,6 +3,7 @@
 from schedsvc import _core as core
 
 from .twin_overload import Overload
+from .twin_returns import kept_of
 from .twin_room import PREFILL_MAX_NS
 from .twin_types import LIVE, Request, Verdict
 
@@ -206,6 +207,7 @@ class Serve(Overload):
         self.totals["evicted"] += 1
         queued = len(self.queued(lambda q: q.flow == r.flow))
         capacity, free = self.limits_told(r.target)
+        most = self.limits["flow_queue_max"]
         self.verdicts.append(
             Verdict(
                 handle=r.seq,
@@ -215,8 +217,8 @@ class Serve(Overload):
                 retry_ms=max(retry_ms, quota_ms) if retry_ms else 0,
                 position=ahead,
                 waited_ns=self.now_ns - r.arrival_ns,
-                queue_max=self.limits["flow_queue_max"],
-                queue_left=max(0, self.limits["flow_queue_max"] - queued),
+                queue_max=most,
+                queue_left=max(0, most - kept_of(most) - queued),
                 pool_capacity_tokens=capacity,
                 pool_free_tokens=free,
                 flow=r.flow,

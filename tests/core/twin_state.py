@@ -10,7 +10,7 @@ from .twin_mode import Audit
 from .twin_order import Order
 from .twin_quota import Quotas
 from .twin_restart import Restart
-from .twin_types import ENDED, QUEUED, Doubts, Flow, Pool, Request, TwinError, Verdict
+from .twin_types import ENDED, QUEUED, Doubts, Due, Flow, Pool, Request, TwinError, Verdict
 from .twin_why import Why
 
 DEFAULTS = {
@@ -93,6 +93,7 @@ class State:
         self.sweeps = False  # something was drained since the last poll
         self.work_in: Counter[tuple[int, int]] = Counter()  # ever queued, by flow and target
         self.told_ns: int | None = None
+        self.due = Due()
         self.doubts = Doubts()
 
     def enter(self, now_ns: int) -> None:
@@ -413,7 +414,7 @@ class State:
     def reset_learned(self) -> None:
         self.restart.end()
         self.predictor.forget()
-        self.prompt_seen, self.told_ns = 0, None
+        self.prompt_seen, self.told_ns, self.due.count = 0, None, 0
         self.doubts = Doubts()
         for i, f in enumerate(self.flows):
             f.interval_ns, f.granted_at_ns = 0, None

@@ -100,6 +100,33 @@ class Doubts:
 
 
 @dataclass
+class Due:
+    """Who was told to come back to a full queue, and has not yet."""
+
+    count: int = 0
+    first_ns: int = 0
+    last_ns: int = 0
+
+    def tell(self, now_ns: int, due_ns: int) -> None:
+        """Tell one more to come then."""
+        if now_ns > self.last_ns + 16 * 10**9:
+            self.count = 0
+        if self.count == 0:
+            self.first_ns = due_ns
+        self.count, self.last_ns = self.count + 1, due_ns
+
+    def comes(self, now_ns: int) -> bool:
+        """Whether who comes now may be one of them."""
+        if now_ns > self.last_ns + 16 * 10**9 and now_ns >= self.first_ns:
+            self.count = 0
+        if self.count == 0 or now_ns < self.first_ns:
+            return False
+        self.count -= 1
+        self.first_ns += (self.last_ns - self.first_ns) // max(1, self.count)
+        return True
+
+
+@dataclass
 class Flow:
     weight_milli: int
     base: int  # the tenant's flow in the default class
@@ -119,6 +146,7 @@ class Flow:
     average_milli: int = 0
     served: Rate = field(default_factory=Rate)  # while it is backlogged
     told_ns: int | None = None
+    due: Due = field(default_factory=Due)
     wait_error_ns: int = 0
     waits_judged: int = 0
     first_us: int = 0
@@ -132,6 +160,7 @@ class Flow:
     def forget_waits(self, now_ns: int) -> None:
         self.served.forget(now_ns)
         self.told_ns, self.wait_error_ns, self.waits_judged = None, 0, 0
+        self.due.count = 0
         self.first_us = self.foretold_first_us = self.first_judged = 0
         self.doubts = Doubts()
         self.forgotten = self.input_tokens, self.cached_input_tokens

@@ -113,7 +113,7 @@ async def test_what_is_due_at_once_is_told_in_parts() -> None:
     """The event loop has its turn between them: others do not wait for a thousand evictions."""
     now_ns = 0
     clock = SteadyClock(lambda: now_ns)
-    config = config_of(scheduler={"queue_ttl_ms": 500, "headroom": 0})
+    config = config_of(scheduler={"queue_ttl_ms": 500, "headroom": 0, "flow_queue_max": 2_000})
     driver = Driver(new_core(config, 0, work_max=WORK_MAX), clock)
     calls = []
     for _ in range(1_000):

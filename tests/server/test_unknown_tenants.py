@@ -51,12 +51,12 @@ def test_the_limits_of_the_unknown_reach_the_core() -> None:
 
 
 def test_without_limits_the_flow_of_the_unknown_is_bounded_by_its_queue_alone() -> None:
-    core = core_of(scheduler={"headroom": 0, "flow_queue_max": 5})
+    core = core_of(scheduler={"headroom": 0, "flow_queue_max": 4})
     outcomes = [
         core.admit_wire(0, 0, ask(1_500, tenant=f"t{i}").SerializeToString()) for i in range(8)
     ]
-    assert sum(isinstance(outcome, bytes) for outcome in outcomes) == 3
-    assert core.stats(0)["totals"]["queued"] == 5
+    assert sum(isinstance(outcome, bytes) for outcome in outcomes) == 4
+    assert core.stats(0)["totals"]["queued"] == 4
 
 
 async def test_names_without_end_spend_no_more_than_one_quota() -> None:

@@ -153,7 +153,7 @@ def _let_orphans_expire(books: Books, now_ns: int) -> None:
 
 
 def compare(books: Books, stats: Stats) -> None:
-    """Hold the scheduler's figures to those of the books (invariants 1, 2, 6, 7, 8)."""
+    """Hold the scheduler's figures to those of the books (invariants 1, 2, 6, 7, 8, 13)."""
     totals = stats["totals"]
     for name, count in books.counts.items():
         require(totals[name] == count, f"the count of {name} is wrong", totals[name], count)
@@ -161,6 +161,8 @@ def compare(books: Books, stats: Stats) -> None:
     held["stored_answers"] = len(books.ended)
     for name, count in held.items():
         require(totals[name] == count, f"the gauge {name} is wrong", totals[name], count)
+    # Exempt requests have as many places of their own.
+    require(books.queued <= 2 * books.terms.queue_max, "the queues are too long", books.queued)
     books.handles.compare(stats)
     for row in stats["pools"]:
         if row["name"] in books.pools:
@@ -170,6 +172,8 @@ def compare(books: Books, stats: Stats) -> None:
         told = [row["input_tokens"], row["cached_input_tokens"], row["output_tokens"]]
         used = books.usage.get(flow, [0, 0, 0])
         require(told == used, f"the usage of {row['tenant']} is wrong", told, used)
+        is_bounded = row["audit"] or row["queued"] <= books.terms.flow_queue_max
+        require(is_bounded, f"the queue of {row['tenant']} is too long", row["queued"])
         if books.counters.known:
             told_micro, micro = row["vtc_micro"], books.counters.of(flow)
             wrong = f"the counter of {row['tenant']} is wrong"

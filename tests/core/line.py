@@ -1,0 +1,39 @@
+"""A pool that serves one request a second, so that waits can be told by hand."""
+
+from schedsvc import _core as core
+
+from .support import SECOND, admit, make
+
+
+class Line:
+    """A pool for two requests at a time, of which one ends every second."""
+
+    def __init__(self, *flows: tuple[str, int], **more: int) -> None:
+        self.s = make(
+            *flows, capacity=40, queue_ttl_ns=3600 * SECOND, lease_ttl_ns=3600 * SECOND, **more
+        )
+        self.now_ns = 0
+        self.serial = 0
+        self.running: list[core.Decision] = []
+
+    def ask(self, flow: int = 0, count: int = 1) -> None:
+        for _ in range(count):
+            self.serial += 1
+            admit(self.s, self.now_ns, f"r{self.serial}", flow=flow, tag=self.serial)
+        self.running += self.s.poll(self.now_ns)
+
+    def tick(self, seconds: int = 1) -> list[int]:
+        """Let one end each second: whoever is granted instead."""
+        granted = []
+        for _ in range(seconds):
+            self.now_ns += SECOND
+            if self.running:
+                self.s.complete(self.now_ns, self.running.pop(0).lease_id, 1, output_tokens=10)
+            decisions = self.s.poll(self.now_ns)
+            self.running += decisions
+            granted += [d.tag for d in decisions]
+        return granted
+
+    def expected_s(self, flow: int = 0) -> float:
+        row = self.s.flow_stats(self.now_ns, flow)
+        return float(row["wait_expected_ms"]) / 1_000

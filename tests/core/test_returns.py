@@ -1,0 +1,122 @@
+"""When whoever is refused may come back, and what is kept for him."""
+
+from schedsvc_client.v1 import quota_pb2
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from schedsvc import _core as core
+
+from .line import Line
+from .support import SECOND, admit, admit_message, grant, make
+
+
+def full(**more: int) -> Line:
+    """A line of ten places that knows its pace, with eight in it: all that come unasked."""
+    line = Line(("f", 1000), **({"flow_queue_max": 10} | more))
+    line.ask(count=2)
+    line.ask(count=8)
+    line.tick(8)
+    line.ask(count=8)
+    return line
+
+
+def is_in(line: Line, request_id: str) -> bool:
+    return admit(line.s, line.now_ns, request_id) >= 0
+
+
+def retry_ms(s: core.Scheduler, now_ns: int, request_id: str) -> int:
+    answer = s.admit_wire(now_ns, 0, admit_message(request_id).SerializeToString())
+    assert isinstance(answer, bytes)
+    return pb.AdmitResponse.FromString(answer).refusal.retry_after_ms
+
+
+def test_each_that_is_refused_is_told_a_time_of_its_own() -> None:
+    line = full()
+    told = [retry_ms(line.s, line.now_ns, f"more{i}") / 1_000 for i in range(5)]
+    # A place a second; a 12th more than that, and up to 10 % to spread them.
+    for i, seconds in enumerate(told):
+        assert 1.08 * (i + 1) <= seconds <= 1.13 * (i + 1) * 1.1
+
+
+def test_a_larger_request_waits_for_more_places() -> None:
+    line = Line(("f", 1000), flow_queue_tokens_max=100)
+    line.ask(count=2)
+    line.ask(count=10)
+    line.tick(8)
+    line.ask(count=8)
+    message = admit_message("large", (20,), max_output_tokens=1)
+    answer = line.s.admit_wire(line.now_ns, 0, message.SerializeToString())
+    assert isinstance(answer, bytes)
+    assert 3_000 <= pb.AdmitResponse.FromString(answer).refusal.retry_after_ms <= 4_200
+
+
+def test_those_whom_a_quota_refuses_come_back_one_after_the_other() -> None:
+    s = make(capacity=10_000)
+    s.set_flow_quota(0, 0, refuse=True, requests=60)
+    for i in range(60):
+        grant(s, 0, f"r{i}")
+    told = [retry_ms(s, 0, f"more{i}") for i in range(4)]
+    for i, ms in enumerate(told):
+        assert (i + 1) * 1_000 <= ms <= (i + 1) * 1_100
+
+
+def test_nobody_is_told_to_stay_away_for_longer_than_two_minutes() -> None:
+    line = full()
+    told = [retry_ms(line.s, line.now_ns, f"more{i}") for i in range(300)]
+    assert max(told) <= 120_000
+    assert sorted(told[:5]) == told[:5]
+
+
+def test_the_last_fifth_of_a_queue_is_for_those_who_were_told_to_come() -> None:
+    line = full()
+    told_ms = retry_ms(line.s, line.now_ns, "early")
+    line.tick()
+    line.ask()  # whoever comes first, before it is time
+    assert not is_in(line, "unasked")
+    line.now_ns += told_ms * 10**6 - SECOND
+    assert is_in(line, "early again")
+    assert not is_in(line, "unasked")  # one was due
+    line.s.check()
+
+
+def test_a_queue_is_never_longer_than_it_may_be() -> None:
+    line = full()
+    for i in range(20):
+        retry_ms(line.s, line.now_ns, f"told{i}")
+    line.now_ns += 20 * SECOND
+    assert [is_in(line, f"again{i}") for i in range(4)] == [True, True, False, False]
+    assert line.s.flow_stats(line.now_ns, 0)["queued"] == 10
+
+
+def test_who_does_not_come_back_leaves_nothing_behind() -> None:
+    line = full()
+    told_ms = retry_ms(line.s, line.now_ns, "early")
+    line.now_ns += told_ms * 10**6 + 20 * SECOND
+    assert not is_in(line, "unasked")
+
+
+def test_a_short_queue_keeps_no_place() -> None:
+    line = Line(("f", 1000), flow_queue_max=4)
+    line.ask(count=2)
+    assert [is_in(line, f"next{i}") for i in range(5)] == [True] * 4 + [False]
+
+
+def test_all_queues_together_keep_places_too() -> None:
+    line = full(flow_queue_max=100, queue_max=10)
+    told_ms = retry_ms(line.s, line.now_ns, "early")
+    assert not is_in(line, "unasked")
+    line.now_ns += told_ms * 10**6
+    assert is_in(line, "early again")
+
+
+def test_what_is_left_of_a_queue_is_what_anybody_may_have() -> None:
+    line = Line(("f", 1000), flow_queue_max=10)
+    line.ask(count=2)
+    line.ask(count=8)
+    answer = line.s.admit_wire(0, 0, admit_message("refused").SerializeToString())
+    assert isinstance(answer, bytes)
+    [limit] = [
+        each
+        for each in pb.AdmitResponse.FromString(answer).refusal.quota.limits
+        if each.kind == quota_pb2.LIMIT_KIND_QUEUED_REQUESTS
+    ]
+    assert (limit.limit, limit.remaining) == (10, 0)
