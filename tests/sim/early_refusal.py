@@ -18,6 +18,7 @@ FOR_DEADLINES = (core.REJECTED_DEADLINE, core.EVICTED_DEADLINE)
 #: Of the requests, by which it has been learned what can be met.
 LEARNT = 0.2
 LOADS = {
+    "a fifth": Load(12_000, 5.7, (0.5, 20.0)),
     "few": Load(8_000, 6.3, (0.5, 20.0)),
     "some": Load(4_000, 8.0, (0.5, 20.0), seed=2),
     "many": Load(4_000, 10.0, (1.0, 60.0), seed=4, wave=0.2),

@@ -128,18 +128,33 @@ def test_whoever_was_served_least_is_next() -> None:
         line.settle()  # b has got less
 
 
-def test_a_counter_that_the_scheduler_tells_otherwise_is_seen() -> None:
-    desk = Desk(counts_exactly=True)
+def figures(desk: Desk, **more: object) -> tuple[dict[str, Any], dict[str, Any]]:
+    """One request of a runs: what the scheduler tells of a, and of all."""
     desk.grant(0, desk.ask(0, "r"), 1)
     desk.auditor.settled(0)
-    row = {"tenant": "a", "input_tokens": 0, "cached_input_tokens": 0, "output_tokens": 0}
+    row: dict[str, Any] = {"tenant": "a", "queued": 0, "audit": False}
+    row |= dict.fromkeys(("input_tokens", "cached_input_tokens", "output_tokens"), 0) | more
     totals = dict.fromkeys(("rejected", "evicted", "completed", "cancelled", "expired"), 0)
     totals |= {"received": 1, "granted": 1, "queued": 0, "live_leases": 1, "stored_answers": 0}
-    stats = {"totals": totals, "pools": [], "flows": [row | {"vtc_micro": 10_000_000}]}
-    stats["draining"] = False
+    return row, {"totals": totals, "pools": [], "flows": [row], "draining": False}
+
+
+def test_a_queue_that_is_longer_than_it_may_be_is_seen() -> None:
+    desk = Desk(flow_queue_max=5)
+    row, stats = figures(desk, queued=5)
+    desk.auditor.snapshot(stats)
+    row["queued"] = 6
+    with pytest.raises(ViolationError, match="the queue of a is too long"):
+        desk.auditor.snapshot(stats)
+    row["audit"] = True
+    desk.auditor.snapshot(stats)
+
+
+def test_a_counter_that_the_scheduler_tells_otherwise_is_seen() -> None:
+    desk = Desk(counts_exactly=True)
+    row, stats = figures(desk, vtc_micro=10_000_000)
     desk.auditor.snapshot(stats)
     row["vtc_micro"] = 10_000_001
-    stats["flows"] = [row]
     with pytest.raises(ViolationError, match="the counter of a is wrong"):
         desk.auditor.snapshot(stats)
 
