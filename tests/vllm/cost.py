@@ -80,8 +80,21 @@ async def run_slice(arm: Arm, in_flight: int) -> Slice:
 
 
 async def measure(arms: Mapping[str, Arm], rounds: int, in_flight: int = IN_FLIGHT) -> list[Round]:
-    """Run the slices one after the other, after a round that does not count."""
+    """Run the slices one after the other, after a round that does not count.
+
+    Ended by Ctrl-C or SIGTERM, it returns the rounds that are whole, if there are any.
+    """
     made: list[Round] = []
+    try:
+        await _fill(made, arms, rounds, in_flight)
+    except asyncio.CancelledError:
+        if not made:
+            raise
+        sys.stderr.write(f"\nended after {len(made)} of {rounds} rounds\n")
+    return made
+
+
+async def _fill(made: list[Round], arms: Mapping[str, Arm], rounds: int, in_flight: int) -> None:
     for number in range(-1, rounds):
         at = number % len(arms)
         order = [*arms][at:] + [*arms][:at]
@@ -94,7 +107,6 @@ async def measure(arms: Mapping[str, Arm], rounds: int, in_flight: int = IN_FLIG
             sys.stderr.write(f"\rround {number + 1} of {rounds} ")
             sys.stderr.flush()
     sys.stderr.write("\n")
-    return made
 
 
 def report(rounds: Sequence[Round]) -> dict[str, Any]:
@@ -159,6 +171,8 @@ def main() -> None:
     options.out.write_text(json.dumps(made, indent=1) + "\n")
     shown = made if options.json else {k: v for k, v in made.items() if k != "rounds"}
     print(json.dumps(shown, indent=1))
+    if len(made["rounds"]) < options.rounds:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,3 +62,23 @@ def test_the_gate_costs_little(arms: pairs.Arms) -> None:
     }
     told = cost.report(asyncio.run(cost.measure(made, rounds=4)))
     assert told["ratio"]["median"] < 1.2
+
+
+def test_a_cost_that_is_ended_early_tells_the_rounds_that_are_whole(
+    monkeypatch: pytest.MonkeyPatch, arms: pairs.Arms
+) -> None:
+    async def slice_of(arm: cost.Arm, in_flight: int) -> cost.Slice:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(0)
+        return cost.Slice(1.0, 1.0)
+
+    monkeypatch.setattr(cost, "run_slice", slice_of)
+    made = dict.fromkeys(("plain", "gated"), cost.Arm(arms.plain.server, {}))
+    left = 9
+    assert len(asyncio.run(cost.measure(made, rounds=100))) == 3  # behind one that does not count
+    left = 3
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(cost.measure(made, rounds=100))
