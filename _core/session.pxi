@@ -127,10 +127,6 @@ cdef class Session:
             + len(self.faults)
         )
 
-    @property
-    def only_acknowledges(self):
-        return self.is_ready and not self.welcome_due and self._untaken() == 0
-
     cdef int _check_message(self, Cursor c) except -1:
         # Before anything is applied: the message is whole, and its seq is the next.
         cdef int64_t tag

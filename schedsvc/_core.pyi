@@ -99,10 +99,6 @@ class Session:
     """
 
     owner: int
-    @property
-    def only_acknowledges(self) -> bool:
-        """Whether the next SessionResponse tells of nothing but what has come in. O(1)."""
-
     def receive(self, now_ns: int, data: bytes) -> None:
         """Apply a SessionRequest. O(events * log n). Call `Scheduler.poll()` after it."""
     def take(self, now_ns: int) -> bytes | None:

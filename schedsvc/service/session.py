@@ -16,10 +16,6 @@ from schedsvc.status import Failure, caller_failure, internal_failure
 
 __all__ = ["Stream"]
 
-#: What only acknowledges waits so long for a verdict to go with it: nobody waits for that but a
-#: client that ends, and each message costs a thin shim a part of all that a request does.
-ACKNOWLEDGE_S = 0.05
-
 _EOF = grpc.aio.EOF  # type: ignore[attr-defined] # the stubs lack it
 _log = structlog.get_logger("schedsvc.session")
 
@@ -31,7 +27,6 @@ class Stream:
     starts a writer, which lives as long as there is something to send. Only one of them writes at
     a time, and nothing is read while a write is blocked, so what can pile up is bounded by the
     requests that are open on the stream. A write that is blocked too long ends the stream.
-    What only acknowledges waits a little for company.
     """
 
     def __init__(self, driver: Driver, context: Any, write_stall_s: float) -> None:
@@ -42,7 +37,6 @@ class Stream:
         self._ended: asyncio.Future[Failure | None] = self._loop.create_future()
         self._session: CoreSession | None = None
         self._writer: asyncio.Task[None] | None = None
-        self._acknowledging: asyncio.TimerHandle | None = None
         #: Somebody is about to send whatever the core has.
         self.writing = False
         #: When the write began that is under way; never, where none is.
@@ -61,8 +55,6 @@ class Stream:
             return await self._ended
         finally:
             self._watcher.cancel()
-            if self._acknowledging is not None:
-                self._acknowledging.cancel()
             tasks = [reader] if self._writer is None else [reader, self._writer]
             for task in tasks:
                 task.cancel()
@@ -96,25 +88,11 @@ class Stream:
             answers = not self.writing
             self.writing = True
             receive(session, data)
-            if answers and session.only_acknowledges:
-                self.writing = False
-                self._acknowledge_soon(session)
-            elif answers:
+            if answers:
                 await self._write(session)
             elif self._writer is not None:
                 await self._writer
-        if session.only_acknowledges and not self.writing:
-            await self._write(session)
         self.end(None)
-
-    def _acknowledge_soon(self, session: CoreSession) -> None:
-        if self._acknowledging is None:
-            self._acknowledging = self._loop.call_later(ACKNOWLEDGE_S, self._acknowledge, session)
-
-    def _acknowledge(self, session: CoreSession) -> None:
-        self._acknowledging = None
-        if session.only_acknowledges:
-            self._wake()
 
     async def _write(self, session: CoreSession) -> None:
         write, take = self._context.write, self._driver.take

@@ -97,20 +97,6 @@ async def test_completing_one_lets_the_next_of_the_same_stream_go(server: Server
         assert totals(server)["promised_tokens"] == 0
 
 
-async def test_what_only_acknowledges_waits_a_little_for_a_verdict(server: Server) -> None:
-    async with stream(server) as peer:
-        await peer.send(admit(1))
-        first = await peer.verdict()
-        await peer.send(complete(first.response.grant))
-        await peer.send(admit(2))
-        answer = await peer.hear()  # one for both
-        assert answer.ack_seq == 4
-        assert [verdict.tag for verdict in answer.verdicts] == [2]
-        await peer.send(complete(answer.verdicts[0].response.grant))
-        alone = await peer.hear()
-        assert (alone.ack_seq, len(alone.verdicts)) == (5, 0)
-
-
 async def test_losing_the_stream_withdraws_what_is_queued(server: Server) -> None:
     async with stream(server) as peer:
         await peer.send(admit(1, 1_500), admit(2, 1_500))
