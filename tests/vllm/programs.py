@@ -26,7 +26,8 @@ BLOCK_TOKENS = 128
 CAPACITY_TOKENS = 160 * BLOCK_TOKENS
 MAX_RUNNING = 64
 QUEUE_TTL_MS = 4_000
-FLOW_QUEUE_MAX = 60
+FLOW_QUEUE_MAX = 75
+UNASKED_MAX = 60  # of these, for whoever was not told to come back
 # Of the tests: what waits is refused soon.
 SETTINGS = {"queue_ttl_ms": QUEUE_TTL_MS, "flow_queue_max": FLOW_QUEUE_MAX}
 GATE = "schedsvc_vllm.gate.Gate"

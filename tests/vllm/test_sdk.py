@@ -13,7 +13,7 @@ from .stack import Stack, completion
 
 PROMPT = [100 + number for number in range(40)]
 # Whatever the scheduler believes of its lengths, no more than this run or wait.
-FLOOD = programs.FLOW_QUEUE_MAX + programs.MAX_RUNNING + 4
+FLOOD = programs.UNASKED_MAX + programs.MAX_RUNNING + 4
 
 SOON, SOON_TOKENS = 6, 300
 
@@ -42,7 +42,7 @@ async def flood(stack: Stack) -> AsyncIterator[list[asyncio.Task[object]]]:
     tasks = [asyncio.create_task(ask(length)) for length in lengths]
     try:
         await asyncio.to_thread(
-            stack.until, lambda: stack.flow("sdk-0").queued == programs.FLOW_QUEUE_MAX
+            stack.until, lambda: stack.flow("sdk-0").queued == programs.UNASKED_MAX
         )
         yield tasks
     finally:
@@ -135,7 +135,7 @@ async def test_its_own_retries_bring_a_refused_request_through(stack: Stack) -> 
                     max_tokens=100,
                     extra_body={"min_tokens": 100, "ignore_eos": True},
                 )
-                for _ in range(2 * programs.FLOW_QUEUE_MAX + programs.MAX_RUNNING)
+                for _ in range(2 * programs.UNASKED_MAX + programs.MAX_RUNNING)
             )
         )
     assert all(answer.usage and answer.usage.completion_tokens == 100 for answer in answers)
