@@ -25,8 +25,12 @@ ENDS = [
 ]
 
 
+def piece_of(body: bytes, *, more: bool) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
 def is_whole_after(ending: Ending, piece: bytes) -> bool:
-    ending.feed(piece, False)
+    ending.feed(piece_of(piece, more=True))
     return ending.is_whole
 
 
@@ -64,7 +68,7 @@ def test_nothing_that_a_model_says_and_no_half_event_is_an_end(event: bytes) -> 
     ending = Ending(STREAM)
     assert not is_whole_after(ending, b'data: {"text":"a"}\n\n')
     assert not is_whole_after(ending, event)
-    ending.feed(b"", True)
+    ending.feed(piece_of(b"", more=False))
     assert ending.is_whole
 
 
@@ -75,6 +79,34 @@ def test_an_announced_length_is_the_end_of_what_is_no_stream() -> None:
     assert not is_whole_after(Ending([]), b"data: [DONE]\n\n")
     packed = Ending([*STREAM, (b"content-encoding", b"gzip")])
     assert not is_whole_after(packed, b"\ndata: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("size", [1, 7, 1_000])
+def test_what_came_after_the_client_left_completes_nothing(size: int) -> None:
+    stream = b'data: {"text":"a"}\n\ndata: [DONE]\n\n'
+    for left_at in range(0, len(stream), size):
+        ending = Ending(STREAM)
+        for at in range(0, len(stream), size):
+            if at == left_at:
+                ending.close()
+            ending.feed(piece_of(stream[at : at + size], more=at + size < len(stream)))
+        ending.catch_up()
+        assert not ending.is_whole
+    ending = Ending(STREAM)
+    ending.feed(piece_of(stream, more=True))
+    ending.close()
+    assert ending.is_whole
+
+
+def test_many_pieces_are_looked_through_together() -> None:
+    stream = b'data: {"text":"a"}\n\n' * 50 + b"event: message_stop\ndata: {}\n\n"
+    for size in (1, 3, 20, 64):
+        ending = Ending(STREAM)
+        for at in range(0, len(stream), size):
+            ending.feed(piece_of(stream[at : at + size], more=True))
+            if at % 5 == 0:
+                ending.catch_up()
+        assert ending.is_whole
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,8 @@ class ClientOptions:
     # Between two attempts to connect, or to deliver a Complete; grows by 2, with full jitter.
     backoff_min_s: float = 0.05
     backoff_max_s: float = 2.0
-    # Progress of all leases is gathered this long; other events go out at once.
+    # Progress of all leases is gathered this long (0: what is told in one moment); other events go
+    # out at once.
     progress_delay_s: float = 0.02
     # A Session's ends wait so long for another event to leave with; 0: they go out at once.
     end_delay_s: float = 0.0
@@ -62,7 +63,8 @@ class ClientOptions:
     def __post_init__(self) -> None:
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if value <= 0 and (value, entry.name) != (0, "end_delay_s"):
+            may_be_0 = entry.name in ("end_delay_s", "progress_delay_s")
+            if value < 0 or (value == 0 and not may_be_0):
                 raise ValueError(f"{entry.name} must be positive, not {value}")
         if self.message_bytes_max < 1_024:
             raise ValueError(f"message_bytes_max must be at least 1024: {self.message_bytes_max}")

@@ -171,6 +171,18 @@ class SessionProtocol:
         """Completes that the scheduler has not acknowledged."""
         return len(self._endings)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether `data_to_send` may have something to give before the next deadline."""
+        return self._connected and bool(
+            self._control_out
+            or self._complete_out
+            or self._admit_out
+            or self._cancel_out
+            or self._progress_out
+            or self._telemetry_out
+        )
+
     # What the shim wants.
 
     def register_pool(self, pool: pool_pb2.PoolRegistration) -> None:

@@ -67,8 +67,8 @@ class Mailbox:
         self._whole = body
         self._body: bytes | None = body
         self._watch: asyncio.Task[Message] | None = None
-        # The app has been told that the client is gone: what it sends from now on, nobody gets.
-        self.left = False
+        #: Called when the app is told that the client is gone: what it sends then, nobody gets.
+        self.on_left: Callable[[], None] | None = None
 
     async def __call__(self) -> Message:
         """Give the next message."""
@@ -80,7 +80,8 @@ class Mailbox:
             message = await watch
         else:
             message = await self._receive()
-        self.left = self.left or message["type"] == "http.disconnect"
+        if message["type"] == "http.disconnect" and self.on_left is not None:
+            self.on_left()
         return message
 
     def departure(self) -> asyncio.Task[Message]:

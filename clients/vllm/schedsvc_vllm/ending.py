@@ -8,23 +8,36 @@ Sans-IO; O(bytes).
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+from schedsvc_vllm.asgi import Message
 
 _EVENT_STREAM = b"text/event-stream"
 # The last events of OpenAI's streams, of its Responses, and of Anthropic's. JSON escapes newlines,
 # so no text that a model makes can look like one.
 _LAST_EVENTS = (b"\ndata: [DONE]", b"\nevent: response.completed", b"\nevent: message_stop")
-_LAST_EVENT = re.compile(b"|".join(map(re.escape, _LAST_EVENTS)))
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
-# What of a piece is needed to find a last event that the next one completes.
+# What of the text before is needed to find a last event, or an end, that the next piece completes.
 _TAIL_BYTES = max(map(len, _LAST_EVENTS)) - 1
 
 
 class Ending:
-    """Watches one answer; `headers` are those of its start, names in lower case."""
+    """Watches one answer; `headers` are those of its start, names in lower case.
 
-    __slots__ = ("_between", "_bytes_left", "_events", "_is_last", "_is_stream", "_tail")
+    `feed` takes its next message and only keeps it: a stream has hundreds. They are looked through
+    together by `catch_up`, which has to be called from time to time, and when `is_whole` is read.
+    """
+
+    __slots__ = (
+        "_bytes_left",
+        "_closed",
+        "_ended",
+        "_has_last",
+        "_is_stream",
+        "_new",
+        "_tail",
+        "feed",
+    )
 
     def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         told = dict(headers)
@@ -34,31 +47,39 @@ class Ending:
             told.get(b"content-type", b"").lower().startswith(_EVENT_STREAM)
             and b"content-encoding" not in told
         )
-        self._events = b""  # the latest piece, where it is whole events: not looked through yet
-        self._tail = b"\n"  # of what came before, where events come in several pieces
-        self._is_last = False
-        self._between = True  # events
+        self._tail = b"\n"
+        self._has_last = False  # event
+        self._ended = False  # by the server
+        self._closed = False
+        self._new: list[Message] = []
+        self.feed: Callable[[Message], None] = self._new.append
 
-    def feed(self, body: bytes, last: bool) -> None:
-        """Take the next piece (`last`: the server ends it here)."""
-        if last:
-            self._bytes_left = 0
-        elif self._bytes_left is not None:
-            self._bytes_left -= len(body)
-        elif self._between and body[-2:] == b"\n\n":
-            # As servers mostly send: what it says matters only if nothing follows.
-            self._events = body
-        elif self._is_stream:
-            text = (self._events[-_TAIL_BYTES:] or self._tail) + body
-            self._events, self._tail = b"", text[-_TAIL_BYTES:]
-            self._is_last = self._is_last or _LAST_EVENT.search(text) is not None
-            self._between = text.endswith(_EVENT_ENDS)
+    def catch_up(self) -> None:
+        """Look through what has been fed, and let it go."""
+        if not self._new:
+            return
+        if not self._closed:
+            self._ended = not self._new[-1].get("more_body", False)
+            text = b"".join([message.get("body", b"") for message in self._new])
+            if self._bytes_left is not None:
+                self._bytes_left -= len(text)
+            elif self._is_stream:
+                text = self._tail + text
+                self._has_last = self._has_last or any(event in text for event in _LAST_EVENTS)
+                self._tail = text[-_TAIL_BYTES:]
+        self._new.clear()
+
+    def close(self) -> None:
+        """Take note that the client is gone: what is fed from now on, nobody gets."""
+        self.catch_up()
+        self._closed = True
 
     @property
     def is_whole(self) -> bool:
         """Whether nothing is missing of the answer."""
+        self.catch_up()
+        if self._ended:
+            return True
         if self._bytes_left is not None:
             return self._bytes_left <= 0
-        if not (self._is_stream and self._between):
-            return False
-        return self._is_last or _LAST_EVENT.search(b"\n" + self._events) is not None
+        return self._has_last and self._tail.endswith(_EVENT_ENDS)

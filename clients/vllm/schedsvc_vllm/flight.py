@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from schedsvc_client import LeaseState, Outcome
@@ -27,6 +28,7 @@ class Flight:
     __slots__ = (
         "_call",
         "_ending",
+        "_keep",
         "_mailbox",
         "_reader",
         "_running",
@@ -62,6 +64,8 @@ class Flight:
         self._reader: UsageFilter | UsageReader | None = None
         self._status = 0
         self._ending: Ending | None = None
+        # Of a body that is not read here: all that is done with each of its pieces.
+        self._keep: Callable[[Message], None] | None = None
         self._running = False
         self._told = False  # that it has begun to make tokens
         self._task: asyncio.Task[Any] | None = None
@@ -73,6 +77,7 @@ class Flight:
         self.admission: Admission | None = None
         self.place: asyncio.Future[bool] | None = None
         self.local_wait_us = 0
+        mailbox.on_left = self._client_left
 
     @property
     def engine_priority(self) -> int:
@@ -108,24 +113,17 @@ class Flight:
             self.admission.on_lost = self._lost
         self._runtime.watch(self)
 
-    async def send(self, message: Message) -> None:
-        """Pass a message of the app on."""
-        kind = message["type"]
-        if kind == "http.response.body":
-            body, more = message.get("body", b""), message.get("more_body", False)
-            if self._reader is not None:
-                body = self._reader.feed(body, not more)
-                if not body and more:
-                    return
-                message = {**message, "body": body}
-            if self._ending is not None and not self._mailbox.left:
-                self._ending.feed(body, not more)
-        elif kind == "http.response.start":
-            message = self._begun(message)
-        await self._send(message)
+    def send(self, message: Message) -> Awaitable[None]:
+        """Pass a message of the app on. No coroutine of its own: a stream has many pieces."""
+        if self._keep is not None and message["type"] == "http.response.body":
+            self._keep(message)
+            return self._send(message)
+        return self._pass_on(message)
 
     def report(self, *, growth: bool) -> None:
         """Tell what has been counted so far: without `growth` only the first time."""
+        if growth and self._ending is not None:
+            self._ending.catch_up()
         if self._told and not growth:
             return
         if self.admission is not None and not self._call.beams:
@@ -142,6 +140,7 @@ class Flight:
     def finish(self, scope: Scope) -> None:
         """Close the books, without waiting. The first call counts."""
         self._runtime.unwatch(self)
+        self._mailbox.on_left = None
         admission, self.admission = self.admission, None
         place, self.place = self.place, None
         told = final_usage(scope)
@@ -159,12 +158,33 @@ class Flight:
         """Whether the client was given all of the answer."""
         return self._ending is not None and self._ending.is_whole
 
+    async def _pass_on(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "http.response.body" and self._ending is not None:
+            if self._reader is not None:
+                body, more = message.get("body", b""), message.get("more_body", False)
+                body = self._reader.feed(body, not more)
+                if not body and more:
+                    return
+                message = {**message, "body": body}
+            self._ending.feed(message)
+            self._ending.catch_up()
+        elif kind == "http.response.start":
+            message = self._begun(message)
+        await self._send(message)
+
+    def _client_left(self) -> None:
+        if self._ending is not None:
+            self._ending.close()
+
     def _begun(self, message: Message) -> Message:
         self._status = message["status"]
         headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
         if self._tally is None or self._tally.broken:
             self._reader = self._reader_of(headers)
         self._ending = Ending((name.lower(), value) for name, value in headers)
+        if self._reader is None:
+            self._keep = self._ending.feed
         enforced = self.admission is not None
         counts = self._runtime.counts
         if enforced:

@@ -37,8 +37,6 @@ FIRST_TOKEN_PERIOD_S = 0.2
 PROGRESS_PERIOD_S = 1.0
 _IDLE_PERIOD_S = TELEMETRY_PERIOD_S + FIRST_TOKEN_PERIOD_S
 _ROUNDS = round(PROGRESS_PERIOD_S / FIRST_TOKEN_PERIOD_S)
-# The reports of one round are made together: they leave in one message.
-_GATHER_S = 0.001
 # An end waits so long for something that it can leave with: mostly the next request of its client.
 _END_DELAY_S = 0.003
 _log = logging.getLogger("schedsvc_vllm")
@@ -71,7 +69,7 @@ class Runtime:
             incarnation=started_ns,
             credentials=_credentials(settings),
             token=settings.token,
-            options=ClientOptions(progress_delay_s=_GATHER_S, end_delay_s=_END_DELAY_S),
+            options=ClientOptions(progress_delay_s=0, end_delay_s=_END_DELAY_S),
             on_state=self._state_changed,
         )
         self._offer()
@@ -87,17 +85,19 @@ class Runtime:
         self._busy = asyncio.Event()
         self._round: asyncio.TimerHandle | None = None
         self._rounds_made = 0
-        self._growth_told = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
-        self._telemetry = asyncio.ensure_future(self._report_telemetry())
+        self._telling: asyncio.TimerHandle | None = None
+        self._scraping: asyncio.Task[None] | None = None
+        if engine.offers_telemetry:
+            self._tell_engine()
+        elif engine.metrics is not None:
+            self._scraping = asyncio.ensure_future(self._scrape(engine.metrics))
 
     async def close(self) -> None:
         """Cancel what is open, and hang up."""
-        self._telemetry.cancel()
-        if self._looking is not None:
-            self._looking.cancel()
-        if self._round is not None:
-            self._round.cancel()
+        for work in (self._looking, self._scraping, self._round, self._telling):
+            if work is not None:
+                work.cancel()
         if self.counter is not None:
             self.counter.close()
         await self.session.close()
@@ -167,8 +167,9 @@ class Runtime:
         growth = self._rounds_made % _ROUNDS == 0
         for reporter in self._running:
             reporter.report(growth=growth)
-        if growth:
-            self._growth_told.set()
+        if growth and self._telling is not None:
+            # What is told in the same moment leaves in one message.
+            self._tell_engine()
         if self._running:
             self._next_round()
 
@@ -176,23 +177,26 @@ class Runtime:
         if state is SessionState.CONNECTED:
             self.limit.scheduler_is_back()
 
-    async def _report_telemetry(self) -> None:
-        """Tell the engine's state: each second what it tells by itself, else what it is asked."""
+    def _tell_engine(self) -> None:
+        """Tell what the engine says by itself, and again in a while: a busy one's with a round."""
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
         try:
-            if self.engine.offers_telemetry:
-                while True:
-                    self._growth_told.clear()
-                    self._tell(self.engine.telemetry())
-                    # Of a busy engine it leaves in one message with what its sequences have grown.
-                    with contextlib.suppress(asyncio.TimeoutError):
-                        await within(self._growth_told.wait(), _IDLE_PERIOD_S)
-            elif self.engine.metrics is not None:
-                await self._scrape(self.engine.metrics)
+            self._tell(self.engine.telemetry())
         except Exception:
-            # Telemetry is a hint: the scheduler's own ledger goes on without it.
-            _log.exception("the engine's telemetry cannot be read; it is not reported any more")
+            _unreadable()
+            return
+        loop = asyncio.get_running_loop()
+        self._telling = loop.call_later(_IDLE_PERIOD_S, self._tell_engine)
 
     async def _scrape(self, fetch: Fetch) -> None:
+        try:
+            await self._scrape_on(fetch)
+        except Exception:
+            _unreadable()
+
+    async def _scrape_on(self, fetch: Fetch) -> None:
         """Ask the engine's `/metrics`; ever more seldom while it tells nothing."""
         failures, runs = 0, False
         while True:
@@ -226,6 +230,11 @@ class Runtime:
                 used_tokens=reading.used_tokens,
                 preemptions=reading.preemptions,
             )
+
+
+def _unreadable() -> None:
+    # Telemetry is a hint: the scheduler's own ledger goes on without it.
+    _log.exception("the engine's telemetry cannot be read; it is not reported any more")
 
 
 def now_ns() -> int:

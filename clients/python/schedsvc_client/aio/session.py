@@ -324,9 +324,9 @@ class SchedulerSession(Asker):
 
     def _take(self, response: pb.SessionResponse) -> CallError | None:
         """Take one message. Returns why the stream is of no use, where it says so."""
+        was_due_ns = self._protocol.next_deadline_ns()
         notices = self._protocol.receive(time.monotonic_ns(), response)
-        refused_pools = [n for n in notices if isinstance(n, PoolRefused)]
-        wrong = next((n.error for n in refused_pools if n.of_all), None)
+        wrong = next((n.error for n in notices if isinstance(n, PoolRefused) and n.of_all), None)
         for notice in notices:
             # A stream whose pools are all refused is none to ask on: it never counts as connected.
             if wrong is None or not isinstance(notice, Welcomed):
@@ -336,7 +336,8 @@ class SchedulerSession(Asker):
                 if not future.done():
                     future.set_result(None)
             self._flushed.clear()
-        self._wake.set()
+        if self._protocol.has_news or self._protocol.next_deadline_ns() != was_due_ns:
+            self._wake.set()
         return wrong
 
     async def _write(self, call: Any, reader: asyncio.Task[CallError]) -> CallError:
@@ -368,8 +369,7 @@ class SchedulerSession(Asker):
             timer = None
             due_ns = self._protocol.next_deadline_ns()
             if due_ns is not None:
-                delay_s = max(0, due_ns - time.monotonic_ns()) / 1e9
-                timer = loop.call_later(delay_s, self._wake.set)
+                timer = loop.call_later((due_ns - time.monotonic_ns()) / 1e9, self._wake.set)
             try:
                 await self._wake.wait()
             finally:
