@@ -188,6 +188,7 @@ cdef int64_t answer_repeat(Scheduler core, int32_t i, Ask* ask) except? -1:
 cdef int reason_to_refuse(Scheduler core, Request* r) except -1:
     """The outcome that refuses a request at its arrival, or 0. O(pools)."""
     cdef int64_t queued = core.flows.exempt_queued, tokens = core.flows.exempt_tokens
+    cdef int64_t places
     cdef int32_t p
     cdef bint attached = False, fits = False, drains = False
     cdef Flow* f = &core.flows.items[r.flow]
@@ -204,18 +205,14 @@ cdef int reason_to_refuse(Scheduler core, Request* r) except -1:
         return OUT_REJECTED_NO_POOL
     if not fits:
         return OUT_REJECTED_DRAINING if drains else OUT_REJECTED_TOO_LARGE
-    if f.queued >= places_for(
-        &f.refusals.returns, core.flow_queue_max, core.now_ns
-    ) or is_over(
-        f.queued_tokens, r.prompt_tokens, core.flow_queue_tokens_max
-    ):
+    places = places_for(&f.refusals.returns, core.flow_queue_max, core.now_ns)
+    if f.queued >= places or is_over(f.queued_tokens, r.prompt_tokens, core.flow_queue_tokens_max):
         return OUT_REJECTED_FLOW_QUEUE_FULL
     if not f.exempt:  # these have as many places of their own
         queued = core.requests.states[QUEUED] - queued
         tokens = core.flows.queued_tokens - tokens
-    if queued >= places_for(&core.flows.returns, core.queue_max, core.now_ns) or is_over(
-        tokens, r.prompt_tokens, core.queue_tokens_max
-    ):
+    places = places_for(&core.flows.returns, core.queue_max, core.now_ns)
+    if queued >= places or is_over(tokens, r.prompt_tokens, core.queue_tokens_max):
         return OUT_REJECTED_QUEUE_FULL
     return 0
 
