@@ -19,13 +19,27 @@ cdef inline int64_t kept_of(int64_t most) noexcept nogil:
     return most // RETURNS_PART
 
 
+cdef void forget_late(Returns* r, int64_t now_ns) noexcept nogil:
+    """Who is so late does not come any more: a flood that never comes back would leave the places
+    to whoever comes, for as long as somebody else is told. O(1)."""
+    cdef int64_t late_ns = now_ns - RETURN_LATE_NS - r.first_ns
+    cdef int64_t span_ns = r.last_ns - r.first_ns
+    cdef int64_t gone
+    if r.count == 0 or late_ns <= 0:
+        return
+    if late_ns > span_ns:  # also where one alone is left
+        r.count = 0
+        return
+    gone = <int64_t>(<wide>late_ns * (r.count - 1) // span_ns)
+    r.first_ns += <int64_t>(<wide>span_ns * gone // (r.count - 1))
+    r.count -= gone
+
+
 cdef bint comes_back(Returns* r, int64_t now_ns) noexcept nogil:
     """Whether whoever comes now is taken for one who was told to. Those who were told are taken to
     be evenly spaced. O(1)."""
+    forget_late(r, now_ns)
     if r.count == 0 or now_ns < r.first_ns:
-        return False
-    if now_ns > r.last_ns + RETURN_LATE_NS:
-        r.count = 0
         return False
     r.count -= 1
     if r.count:
@@ -40,8 +54,7 @@ cdef inline int64_t places_for(Returns* r, int64_t most, int64_t now_ns) noexcep
 
 cdef void note_told(Returns* r, int64_t now_ns, int64_t due_ns) noexcept nogil:
     """One was told to come back then. O(1)."""
-    if r.count and now_ns > r.last_ns + RETURN_LATE_NS:
-        r.count = 0
+    forget_late(r, now_ns)
     if r.count == 0:
         r.first_ns = due_ns
     r.last_ns = due_ns

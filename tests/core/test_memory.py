@@ -87,3 +87,17 @@ def test_errors_leave_nothing() -> None:
         stream.send(0, *(asking(0, "r") for _ in range(4_000)))
 
     assert growth(work) < PAGES_OF_SLACK
+
+
+def test_a_flood_that_is_told_to_come_back_leaves_nothing() -> None:
+    s = make(flow_queue_max=10)
+    grant(s, 0, "runs", 900, 100)
+    serial = 0
+
+    def work() -> None:
+        nonlocal serial
+        for _ in range(60_000):
+            serial += 1
+            admit(s, serial * 10**6, f"r{serial}", 900, 100)
+
+    assert growth(work) < PAGES_OF_SLACK

@@ -1,11 +1,15 @@
 """When whoever is refused may come back, and what is kept for him."""
 
+import random
+
+import pytest
 from schedsvc_client.v1 import quota_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc import _core as core
 
 from .line import Line
+from .pair import Pair
 from .support import SECOND, admit, admit_message, grant, make
 
 
@@ -21,6 +25,27 @@ def full(**more: int) -> Line:
 
 def is_in(line: Line, request_id: str) -> bool:
     return admit(line.s, line.now_ns, request_id) >= 0
+
+
+def queued(line: Line) -> int:
+    return int(line.s.flow_stats(line.now_ns, 0)["queued"])
+
+
+def let_in(line: Line, count: int) -> int:
+    """So many come unasked, and are told to come back where they find no place."""
+    line.serial += count
+    return sum(is_in(line, f"unasked{line.serial - k}") for k in range(count))
+
+
+def due_ns(line: Line, request_id: str) -> int:
+    """When one comes back that is refused now."""
+    return line.now_ns + retry_ms(line.s, line.now_ns, request_id) * 10**6
+
+
+def pass_until(line: Line, now_ns: int) -> None:
+    """Serve one a second until then."""
+    line.tick((now_ns - line.now_ns) // SECOND)
+    line.now_ns = now_ns
 
 
 def retry_ms(s: core.Scheduler, now_ns: int, request_id: str) -> int:
@@ -92,6 +117,72 @@ def test_who_does_not_come_back_leaves_nothing_behind() -> None:
     told_ms = retry_ms(line.s, line.now_ns, "early")
     line.now_ns += told_ms * 10**6 + 20 * SECOND
     assert not is_in(line, "unasked")
+
+
+def test_a_flood_that_comes_back_gets_in_and_leaves_no_place_open() -> None:
+    """One of it comes back early and is told again; one comes far too late and is as unasked."""
+    line = full()
+    comes_ns = [due_ns(line, f"told{i}") for i in range(60)]
+    comes_ns[0] = due_ns(line, "early")
+    del comes_ns[30]
+    for at_ns in sorted(comes_ns):
+        pass_until(line, at_ns)
+        assert is_in(line, f"again{at_ns}")
+        assert queued(line) <= 10
+    let_in(line, 20)
+    assert queued(line) == 8
+    pass_until(line, line.now_ns + 60 * SECOND)
+    let_in(line, 8 - queued(line))
+    assert not is_in(line, "late")
+    line.s.check()
+
+
+def test_a_flood_that_does_not_come_back_is_not_waited_for_longer_while_others_are_told() -> None:
+    line = full()
+    for i in range(2_000):
+        retry_ms(line.s, line.now_ns, f"told{i}")
+    lengths = []
+    for _ in range(30):
+        line.tick(10)
+        let_in(line, 12)
+        lengths.append(queued(line))
+    # It was told to come within 120 s, and is waited for a while.
+    assert lengths[:12] == [10] * 12
+    assert lengths[20:] == [8] * 10
+
+
+def test_a_flood_that_heeds_no_time_fills_the_queue_and_no_more() -> None:
+    line = full()
+    for _ in range(300):
+        let_in(line, 10)
+        assert queued(line) <= 10
+        line.tick()
+    line.tick(126)
+    let_in(line, 20)
+    assert queued(line) == 8
+    line.s.check()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_core_and_twin_agree_about_floods_and_pauses(seed: int) -> None:
+    rnd = random.Random(seed)
+    hour_ns = 3_600 * SECOND
+    long = {"queue_ttl_ns": hour_ns, "lease_ttl_ns": hour_ns}
+    pair = Pair("vtc", flow_queue_max=10, queue_max=rnd.choice((12, 15, 100)), **long)
+    pair.flow(b"a", 1000)
+    pair.flow(b"b", 1000)
+    pair.both("set_pool", b"p", 1, 40, 1)
+    outcomes = set()
+    for step in range(250):
+        pair.now_ns += rnd.choice((SECOND // 3, SECOND, SECOND, 12 * SECOND))
+        for k in range(rnd.choice((0, 1, 3, 25))):
+            name = b"r%d-%d" % (step, k)
+            outcomes.add(min(0, pair.both("admit", rnd.randrange(2), name, 10, 10)))
+        for r in pair.twin.leases()[:2]:
+            pair.both("complete", r.lease_id, r.epoch, output_tokens=10)
+        pair.poll()
+        pair.compare()
+    assert -core.REJECTED_FLOW_QUEUE_FULL in outcomes
 
 
 def test_a_short_queue_keeps_no_place() -> None:

@@ -109,21 +109,29 @@ class Due:
 
     def tell(self, now_ns: int, due_ns: int) -> None:
         """Tell one more to come then."""
-        if now_ns > self.last_ns + 16 * 10**9:
-            self.count = 0
+        self.forget_late(now_ns)
         if self.count == 0:
             self.first_ns = due_ns
         self.count, self.last_ns = self.count + 1, due_ns
 
     def comes(self, now_ns: int) -> bool:
         """Whether who comes now may be one of them."""
-        if now_ns > self.last_ns + 16 * 10**9 and now_ns >= self.first_ns:
-            self.count = 0
+        self.forget_late(now_ns)
         if self.count == 0 or now_ns < self.first_ns:
             return False
         self.count -= 1
         self.first_ns += (self.last_ns - self.first_ns) // max(1, self.count)
         return True
+
+    def forget_late(self, now_ns: int) -> None:
+        """Wait no longer for those whose time was 16 s ago."""
+        late_ns, span_ns = now_ns - 16 * 10**9 - self.first_ns, self.last_ns - self.first_ns
+        if self.count and late_ns > max(0, span_ns):
+            self.count = 0
+        elif self.count and late_ns > 0:
+            gone = late_ns * (self.count - 1) // span_ns
+            self.first_ns += span_ns * gone // (self.count - 1)
+            self.count -= gone
 
 
 @dataclass
