@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import aiohttp
 import openai
@@ -78,6 +80,16 @@ class Programs:
             SCHEDSVC_TENANT_HEADERS="x-tenant-id",
         )
         self.engine_url = json.loads((self.folder / "engine.ready").read_text())["base_url"]
+        # Its gate gives up on the scheduler after a second, which is not what is looked at here.
+        until_s = time.monotonic() + 30
+        while not self.connected():
+            assert time.monotonic() < until_s, self.log("engine")
+            time.sleep(0.02)
+
+    def connected(self) -> bool:
+        with urlopen(f"{self.engine_url}/metrics", timeout=30) as page:
+            text: str = page.read().decode()
+        return re.search(r"^schedsvc_gate_connected\S* 1$", text, re.MULTILINE) is not None
 
     def kill(self, name: str) -> None:
         process = self.running.pop(name)
