@@ -182,5 +182,24 @@ async def test_an_end_waits_a_moment_for_something_to_leave_with(
     async with opened:
         await ask(opened)
         await until(lambda: fake.books[3].completes)
+
+
+async def test_an_end_that_somebody_may_wait_for_leaves_at_once(
+    fake: FakeScheduler, until: Until
+) -> None:
+    options = ClientOptions(end_delay_s=60.0)
+    opened = SchedulerSession(fake.target, client_id="shim", incarnation=1, options=options)
+    opened.register_pool(**POOL)
+    async with opened, opened.admission(input_tokens=5, max_output_tokens=9) as first:
+        fake.decide = lambda request: None
+        second = asyncio.ensure_future(ask(opened))
+        await until(lambda: len(fake.held) == 1)
+        first.complete()
+        await until(lambda: fake.books[1].completes)
+        second.cancel()
+
+
+def test_a_delay_is_not_negative() -> None:
+    assert ClientOptions(end_delay_s=0, progress_delay_s=0).end_delay_s == 0
     with pytest.raises(ValueError, match="end_delay_s"):
         ClientOptions(end_delay_s=-1)

@@ -49,7 +49,8 @@ class ClientOptions:
     # Progress of all leases is gathered this long (0: what is told in one moment); other events go
     # out at once.
     progress_delay_s: float = 0.02
-    # A Session's ends wait so long for another event to leave with; 0: they go out at once.
+    # A Session's ends wait so long for another event to leave with. 0: they go out at once, as they
+    # do while a request of this Session waits for its verdict.
     end_delay_s: float = 0.0
     # How long the scheduler keeps an expired lease: past it a Complete is no longer retried.
     lease_grace_s: float = 20.0

@@ -242,8 +242,8 @@ class SchedulerSession(Asker):
         """Queue a Complete; the protocol repeats it until it is acknowledged."""
         self._running.pop(lease.lease_id, None)
         self._protocol.complete(time.monotonic_ns(), lease.lease_id, outcome, totals)
-        if not self._options.end_delay_s:
-            self._wake.set()
+        if self._waiting or not self._options.end_delay_s:
+            self._wake.set()  # it may make room
         elif self._ends_timer is None:
             loop = asyncio.get_running_loop()
             self._ends_timer = loop.call_later(self._options.end_delay_s, self._send_ends)
