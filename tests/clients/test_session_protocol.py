@@ -242,12 +242,76 @@ def test_lost_leases_are_noticed_once_and_not_renewed(state: LeaseState) -> None
     opened(protocol)
     granted(protocol)
     status = pb.LeaseStatus(lease_id=1, state=pb.LeaseState.ValueType(state))
-    lost = pb.SessionResponse(leases=[status])
-    assert protocol.receive(0, lost) == [LeaseLost(1, state)]
-    assert protocol.receive(0, lost) == []
+    told_twice = pb.SessionResponse(leases=[status])
+    assert protocol.receive(0, told_twice) == [LeaseLost(1, state)]
+    assert protocol.receive(0, told_twice) == []
     assert protocol.next_deadline_ns() is None
     told = protocol.complete(0, 1, Outcome.CANCELLED, (4, 0, 2))
     assert told is (state is not LeaseState.UNKNOWN)
+    assert kinds(sent(protocol)) == ["complete"] * told
+
+
+def lost(protocol: SessionProtocol, lease_id: int, state: LeaseState) -> None:
+    status = pb.LeaseStatus(lease_id=lease_id, state=pb.LeaseState.ValueType(state))
+    protocol.receive(0, pb.SessionResponse(leases=[status]))
+
+
+def reopened(protocol: SessionProtocol, now_ns: int, incarnation: int) -> list[pb.SessionEvent]:
+    """Another stream; what it begins with."""
+    protocol.disconnected()
+    protocol.connected(now_ns)
+    begins = sent(protocol, now_ns)
+    protocol.receive(now_ns, welcome(incarnation))
+    return begins
+
+
+def test_a_void_lease_is_told_of_before_its_end_where_the_scheduler_is_another() -> None:
+    protocol = SessionProtocol("s", 1)
+    opened(protocol)
+    for lease_id in (1, 2, 3):
+        granted(protocol, lease_id)
+        lost(protocol, lease_id, LeaseState.VOID)
+    assert kinds(reopened(protocol, 0, incarnation=1)) == ["hello"]
+    protocol.complete(0, 1, Outcome.COMPLETED, (4, 0, 2))
+    assert kinds(sent(protocol)) == ["complete"]  # the same one: it knows the lease
+    protocol.receive(0, pb.SessionResponse(ack_seq=2))
+    assert kinds(reopened(protocol, 0, incarnation=2)) == ["hello"]
+    assert kinds(reopened(protocol, 1_000 * MS, incarnation=2)) == ["hello"]
+    protocol.complete(8_999 * MS, 2, Outcome.COMPLETED, (4, 0, 2))
+    replay, complete = sent(protocol)
+    assert (replay.replay.lease_id, replay.replay.request_id) == (2, "r2")
+    assert complete.complete.lease_id == 2
+    # Only as long as a lease lives: what it took is charged for good then.
+    protocol.complete(9_000 * MS, 3, Outcome.COMPLETED, (4, 0, 2))
+    assert kinds(sent(protocol)) == ["complete"]
+
+
+def test_a_void_lease_is_told_of_before_its_end_where_the_scheduler_may_be_another() -> None:
+    protocol = SessionProtocol("s", 1)
+    opened(protocol)
+    lost(protocol, granted(protocol), LeaseState.VOID)
+    protocol.disconnected()
+    protocol.connected(0)
+    protocol.complete(0, 1, Outcome.COMPLETED, (4, 0, 2))
+    (data,) = iter(lambda: protocol.data_to_send(0), None)
+    events = pb.SessionRequest.FromString(data).events
+    assert kinds(list(events)) == ["hello", "replay", "complete"]
+
+
+@pytest.mark.parametrize("first", [LeaseState.VOID, LeaseState.ENDED])
+def test_a_lease_that_ended_is_never_replayed(first: LeaseState) -> None:
+    """It was charged: a scheduler that restarted would charge it once more."""
+    protocol = SessionProtocol("s", 1)
+    opened(protocol)
+    for lease_id in (1, 2):
+        granted(protocol, lease_id)
+        lost(protocol, lease_id, first)
+        lost(protocol, lease_id, LeaseState.ENDED)
+    protocol.disconnected()
+    protocol.complete(0, 1, Outcome.COMPLETED, (4, 0, 2))
+    assert kinds(reopened(protocol, 0, incarnation=2)) == ["hello", "complete"]
+    protocol.complete(0, 2, Outcome.COMPLETED, (4, 0, 2))
+    assert kinds(sent(protocol)) == ["complete"]
 
 
 def test_faults_name_the_field_and_free_the_tag() -> None:

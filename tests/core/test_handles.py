@@ -9,7 +9,8 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc import _core as core
 
 from .stream import Stream, asking, fates, reporting
-from .support import SECOND, admit, grant, is_drained, make, outcomes, pool, totals
+from .support import SECOND, admit, grant, is_drained, make, outcomes, pool, totals, vtc
+from .test_restart import FLOWS, reborn
 
 
 def two_pools(**more: Any) -> core.Scheduler:
@@ -212,6 +213,22 @@ def test_a_revoked_lease_holds_nothing_and_is_charged_at_its_end() -> None:
     assert ended == (core.CANCELLED, 10, 0, 5, False)
     assert s.flow_stats(2, 0)["output_tokens"] == 5
     s.check()
+
+
+@pytest.mark.parametrize(("epoch", "charged"), [(1, 250), (2, 240)])
+def test_after_a_restart_it_is_charged_once(epoch: int, charged: int) -> None:
+    """Of an engine that is gone there is nothing to take over: what was known stays charged."""
+    s = make(*FLOWS, capacity=1_000)
+    d = grant(s, 0, "r", 200, 50)
+    s.progress(0, d.lease_id, 1, 200, 0, 20)
+    s.revoke(0, d.lease_id)
+    new = reborn(s, 0, capacity=1_000)
+    new.set_pool(0, b"p", epoch, 1_000, 1)
+    told = new.replay(0, 0, b"r", d.lease_id, 0, 1, d.reserved_tokens, 200, 50, 200, 0, 20)
+    assert told == (core.LEASE_LIVE if epoch == 1 else core.LEASE_VOID)
+    assert (new.complete(0, d.lease_id, 1, output_tokens=25) is None) is (epoch == 2)
+    assert (vtc(new, 0), pool(new, 0)["promised_tokens"]) == (charged * 1_000_000, 0)
+    new.check()
 
 
 def test_its_shim_is_told_at_once() -> None:

@@ -89,6 +89,35 @@ async def test_a_revocation_that_its_holder_has_heard_of_outlives_the_scheduler(
     assert (used["a"], used["b"]) == (20, 5)
 
 
+async def test_a_revoked_lease_that_ends_at_another_scheduler_is_charged_once(
+    stand: Stand, folder: Path
+) -> None:
+    """Its holder has heard of it before the kill, and completes it long after the restart."""
+    programs = started(stand, folder, 2 * NEED_TOKENS, lease_ttl_ms=60_000)
+    async with shim(programs.target, "holder") as session:
+        held, lost = await granted(session, "a")
+        assert await revoke(programs, held) == 1
+        assert await asyncio.wait_for(lost, 10) is LeaseState.VOID
+        programs.kill("scheduler")
+        await asyncio.to_thread(programs.start_scheduler)
+        async with AsyncScheduler(programs.target) as scheduler:
+            await eventually(scheduler, lambda stats: stats.totals.open_sessions == 1)
+            # Its stream has begun, and said nothing of the lease.
+            assert (await scheduler.stats()).totals.received == 0
+            held.complete(input_tokens=80, output_tokens=20)
+            assert await session.flush(10)
+            stats = await at_rest(scheduler)
+            assert (stats.totals.received, stats.totals.completed) == (1, 1)
+            (used,) = [flow for flow in stats.flows if flow.tenant == "a"]
+            assert (used.input_tokens, used.output_tokens) == (80, 20)
+            assert used.vtc_micro == (80 + 2 * 20) * 1_000_000
+            # Nothing is held for it any more, long before its TTL.
+            after, _ = await granted(session, "b", input_tokens=180)
+            after.complete(output_tokens=5)
+            assert await session.flush(10)
+            await at_rest(scheduler)
+
+
 async def test_a_revocation_that_its_holder_never_heard_of_has_to_be_said_again(
     stand: Stand, folder: Path
 ) -> None:

@@ -112,6 +112,17 @@ class _Ending:
     lease: Lease
     event: bytes
     since_ns: int
+    replays: bool
+
+
+@dataclass(slots=True)
+class _Lost:
+    """A lease that is VOID or ENDED, and whose Complete still has to say what was used."""
+
+    lease: Lease
+    # When it ended, or a scheduler that restarted takes it for ended: it is charged for good then,
+    # and a replay would let it be charged once more. None: the scheduler of the loss knows it.
+    ends_ns: int | None = None
 
 
 def _encoded(event: pb.SessionEvent) -> bytes:
@@ -130,7 +141,7 @@ class SessionProtocol:
             pb.SessionEvent(hello=pb.SessionHello(client_id=client_id, incarnation=incarnation))
         )
         self._table = LeaseTable(self._limits.progress_delay_ns)
-        self._lost: dict[int, Lease] = {}
+        self._lost: dict[int, _Lost] = {}
         self._pools: dict[str, bytes] = {}
         self._pending: dict[int, _Pending] = {}
         self._endings: dict[int, _Ending] = {}
@@ -245,14 +256,22 @@ class SessionProtocol:
         It is sent again on every stream until it is acknowledged. False where the lease is not
         open (any more): nothing is sent then.
         """
-        lease = self._table.close(lease_id) or self._lost.pop(lease_id, None)
+        lease = self._table.close(lease_id)
+        lost = self._lost.pop(lease_id, None) if lease is None else None
+        if lost is not None:
+            lease = lost.lease
         if lease is None:
             return False
         event = _encoded(pb.SessionEvent(complete=lease.complete(outcome, totals)))
-        self._endings[lease_id] = _Ending(lease, event, now_ns)
+        ends_ns = lost.ends_ns if lost is not None else None
+        replays = ends_ns is None or now_ns < ends_ns
+        self._endings[lease_id] = _Ending(lease, event, now_ns, replays)
         if len(self._endings) > self._limits.unacknowledged_max:
             del self._endings[next(iter(self._endings))]
         if self._connected:
+            is_known = lost is None or (ends_ns is None and self._welcomed_here)
+            if replays and not is_known:
+                self._control_out.append(_encoded(pb.SessionEvent(replay=lease.replay())))
             self._complete_out.append(lease_id)
         return True
 
@@ -270,7 +289,8 @@ class SessionProtocol:
         self._control_out.extend(self._pools.values())
         # A Complete needs its lease: a scheduler that restarted learns it from the replay.
         for ending in self._endings.values():
-            self._control_out.append(_encoded(pb.SessionEvent(replay=ending.lease.replay())))
+            if ending.replays:
+                self._control_out.append(_encoded(pb.SessionEvent(replay=ending.lease.replay())))
         for lease in self._table.leases():
             self._control_out.append(_encoded(pb.SessionEvent(replay=lease.replay())))
         self._table.mark_all_sent(now_ns)
@@ -318,7 +338,7 @@ class SessionProtocol:
         while unacknowledged and unacknowledged[0][0] <= response.ack_seq:
             self._endings.pop(unacknowledged.popleft()[1], None)
         if response.HasField("welcome"):
-            notices.append(self._welcomed(response.welcome))
+            notices.append(self._welcomed(now_ns, response.welcome))
             self.prefix_use = PrefixUse()
         if response.HasField("prefix_use"):
             use = response.prefix_use
@@ -328,14 +348,17 @@ class SessionProtocol:
             if notice is not None:
                 notices.append(notice)
         for status in response.leases:
-            lost = self._lease_status(status)
+            lost = self._lease_status(now_ns, status)
             if lost is not None:
                 notices.append(lost)
         notices.extend(self._faulted(fault) for fault in response.faults)
         return notices
 
-    def _welcomed(self, welcome: pb.SessionWelcome) -> Welcomed:
+    def _welcomed(self, now_ns: int, welcome: pb.SessionWelcome) -> Welcomed:
         restarted = self._incarnation not in (None, welcome.incarnation)
+        for lost in self._lost.values() if restarted else ():
+            if lost.ends_ns is None:
+                lost.ends_ns = now_ns + lost.lease.ttl_ns
         self._incarnation = welcome.incarnation
         self._welcomed_here = True
         if welcome.open_requests_max > 0:
@@ -355,16 +378,17 @@ class SessionProtocol:
             return None
         return Verdict(verdict.tag, verdict.response, lease)
 
-    def _lease_status(self, status: pb.LeaseStatus) -> LeaseLost | None:
+    def _lease_status(self, now_ns: int, status: pb.LeaseStatus) -> LeaseLost | None:
         state = LeaseState(status.state)
         if state not in (LeaseState.VOID, LeaseState.ENDED, LeaseState.UNKNOWN):
             return None
         lease = self._table.close(status.lease_id)
+        if lease is not None and state != LeaseState.UNKNOWN:
+            self._lost[lease.lease_id] = _Lost(lease)
+        if state == LeaseState.ENDED and status.lease_id in self._lost:
+            self._lost[status.lease_id].ends_ns = now_ns
         if lease is None:
             return None
-        if state != LeaseState.UNKNOWN:
-            # Its Complete still has to say what was used.
-            self._lost[lease.lease_id] = lease
         return LeaseLost(lease.lease_id, state)
 
     def _faulted(self, fault: pb.SessionFault) -> Faulted | PoolRefused:
