@@ -198,7 +198,8 @@ ROOMS: dict[str, Room] = {
         "schedsvc schedsvc._core schedsvc.driver schedsvc.service schedsvc.server schedsvc.config"
         " schedsvc.clock schedsvc.emulator schedsvc.load schedsvc.load.result schedsvc.workload"
         " schedsvc_client"
-        " schedsvc_client.v1",
+        " schedsvc_client.v1"
+        " schedsvc_vllm",
         "click google grpc matplotlib numpy pytest pytest_benchmark rich uvloop",
         clock=WALL,
         prints=True,

@@ -1,0 +1,37 @@
+"""What the gate costs: the measurement runs, and counts only what the scheduler let run."""
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bench import gate
+
+
+def test_the_gate_is_measured() -> None:
+    done = CliRunner().invoke(gate.main, ["--rounds", "2", "--requests", "12", "--json"])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.output)
+    assert {len(rounds) for rounds in report["all_rounds_ms"].values()} == {2}
+    # Whatever else the machine does: JSON, a lease and its end are not for nothing.
+    assert 0 < report["few_pieces_ms"] < 100
+
+
+async def test_what_ran_without_the_scheduler_is_no_result() -> None:
+    async def open_gate(scope: Any, receive: Any, send: Any) -> None:
+        mode = {"headers": [(b"x-schedsvc-mode", b"fail-open")]}
+        await send({"type": "http.response.start", "status": 200, **mode})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    with pytest.raises(RuntimeError, match="did not answer in time"):
+        await gate._slice(open_gate, gate._Engine(), 1)
+
+
+async def test_what_was_not_served_is_no_result() -> None:
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    with pytest.raises(RuntimeError, match="500"):
+        await gate._slice(broken, gate._Engine(), 1)
