@@ -185,15 +185,18 @@ async def _measure(target: str, rounds: int, requests: int) -> dict[str, Any]:
     steps = asyncio.ensure_future(engine.run())
     extra: dict[int, list[float]] = {FEW: [], MANY: []}
     try:
+        deadline_s = time.monotonic() + _START_S_MAX
         while await _ask(gate, engine) != b"enforced":
-            pass  # it connects
+            if time.monotonic() > deadline_s:
+                raise click.ClickException("the gate does not reach the measurement's scheduler")
         await _slice(gate, engine, IN_FLIGHT)
         for number in range(rounds):
-            for engine.pieces in extra:
+            for pieces in (FEW, MANY):
+                engine.pieces = pieces
                 first, second = (gate, engine) if number % 2 else (engine, gate)
                 took = {first: await _slice(first, engine, requests)}
                 took[second] = await _slice(second, engine, requests)
-                extra[engine.pieces].append(took[gate] - took[engine])
+                extra[pieces].append(took[gate] - took[engine])
     finally:
         steps.cancel()
         await gate._close()

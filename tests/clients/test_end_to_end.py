@@ -402,6 +402,7 @@ async def test_a_cut_cable_costs_neither_lease_nor_place(
     programs: Programs, scheduler: AsyncScheduler
 ) -> None:
     """Cut while one runs, one waits, and one ends: all go on, and the books are right."""
+    await eventually(scheduler, empty)  # of the test before: the gate's ends wait for company
     before = {flow.tenant: flow for flow in (await scheduler.stats()).flows}["a"]
     options = ClientOptions(backoff_min_s=0.01, unavailable_after_s=5)
     async with (

@@ -25,12 +25,8 @@ ENDS = [
 ]
 
 
-def piece_of(body: bytes, *, more: bool) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": body, "more_body": more}
-
-
 def is_whole_after(ending: Ending, piece: bytes) -> bool:
-    ending.feed(piece_of(piece, more=True))
+    ending.feed(piece)
     return ending.is_whole
 
 
@@ -68,7 +64,7 @@ def test_nothing_that_a_model_says_and_no_half_event_is_an_end(event: bytes) -> 
     ending = Ending(STREAM)
     assert not is_whole_after(ending, b'data: {"text":"a"}\n\n')
     assert not is_whole_after(ending, event)
-    ending.feed(piece_of(b"", more=False))
+    ending.end()
     assert ending.is_whole
 
 
@@ -89,11 +85,11 @@ def test_what_came_after_the_client_left_completes_nothing(size: int) -> None:
         for at in range(0, len(stream), size):
             if at == left_at:
                 ending.close()
-            ending.feed(piece_of(stream[at : at + size], more=at + size < len(stream)))
-        ending.catch_up()
+            ending.feed(stream[at : at + size])
+        ending.end()
         assert not ending.is_whole
     ending = Ending(STREAM)
-    ending.feed(piece_of(stream, more=True))
+    ending.feed(stream)
     ending.close()
     assert ending.is_whole
 
@@ -103,7 +99,7 @@ def test_many_pieces_are_looked_through_together() -> None:
     for size in (1, 3, 20, 64):
         ending = Ending(STREAM)
         for at in range(0, len(stream), size):
-            ending.feed(piece_of(stream[at : at + size], more=True))
+            ending.feed(stream[at : at + size])
             if at % 5 == 0:
                 ending.catch_up()
         assert ending.is_whole
@@ -137,6 +133,63 @@ async def test_a_client_that_has_all_bytes_may_leave(
     await gate._runtime.session.flush(5)
     end = fake.books[1].end
     assert (end.outcome, end.output_tokens) == (outcome, 5)
+    await gate._close()
+
+
+async def test_what_an_app_answers_after_its_client_has_left_is_not_whole(
+    fake: FakeScheduler,
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/metrics":
+            await send(start(404, b"text/plain"))
+            return
+        await receive()
+        exchange.left.set()
+        assert (await receive())["type"] == "http.disconnect"
+        body = b'{"usage":{"prompt_tokens":7,"completion_tokens":5}}'
+        await send(start(200, b"application/json"))
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    gate = Gate(app, Settings(target=fake.target))
+    exchange = Exchange(gate, ask(), owner=owner())
+    await asyncio.wait_for(exchange.run(), 5)
+    assert gate._runtime is not None
+    await gate._runtime.session.flush(5)
+    assert fake.books[1].end.outcome == pb.OUTCOME_CANCELLED
+    await gate._close()
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize("fail_open", [False, True])
+async def test_pieces_are_let_go_while_it_runs(
+    fake: FakeScheduler, until: Until, fail_open: bool, wrong: bool
+) -> None:
+    """Also of one that runs without the scheduler, and where a piece is no bytes."""
+    go_on = asyncio.Event()
+    piece: Any = None if wrong else b"a"
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/metrics":
+            await send(start(404, b"text/plain"))
+            return
+        await receive()
+        headers = [(b"content-encoding", b"gzip")]  # nobody reads it
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for _ in range(100):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await go_on.wait()
+
+    if fail_open:
+        await fake.stop()
+    gate = Gate(app, Settings(target=fake.target))
+    running = asyncio.ensure_future(Exchange(gate, ask(), owner=owner()).run())
+    await until(lambda: gate._runtime is not None and bool(gate._runtime._running))
+    assert gate._runtime is not None
+    [flight] = gate._runtime._running
+    await until(lambda: flight._ending is not None and not flight._ending._new)
+    go_on.set()
+    await asyncio.wait_for(running, 5)
+    assert gate._runtime.limit.running == 0
     await gate._close()
 
 

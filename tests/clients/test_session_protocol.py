@@ -298,6 +298,21 @@ def test_a_void_lease_is_told_of_before_its_end_where_the_scheduler_may_be_anoth
     assert kinds(list(events)) == ["hello", "replay", "complete"]
 
 
+@pytest.mark.parametrize(
+    ("now_ms", "begins"), [(8_999, ["hello", "replay", "complete"]), (9_000, ["hello", "complete"])]
+)
+def test_an_end_that_took_long_to_get_through_is_not_charged_twice(
+    now_ms: int, begins: list[str]
+) -> None:
+    protocol = SessionProtocol("s", 1)
+    opened(protocol)
+    lost(protocol, granted(protocol), LeaseState.VOID)
+    reopened(protocol, 0, incarnation=2)
+    protocol.disconnected()
+    protocol.complete(8_000 * MS, 1, Outcome.COMPLETED, (4, 0, 2))
+    assert kinds(reopened(protocol, now_ms * MS, incarnation=2)) == begins
+
+
 @pytest.mark.parametrize("first", [LeaseState.VOID, LeaseState.ENDED])
 def test_a_lease_that_ended_is_never_replayed(first: LeaseState) -> None:
     """It was charged: a scheduler that restarted would charge it once more."""

@@ -64,9 +64,10 @@ class ClientOptions:
     def __post_init__(self) -> None:
         for entry in fields(self):
             value = getattr(self, entry.name)
-            may_be_0 = entry.name in ("end_delay_s", "progress_delay_s")
-            if value < 0 or (value == 0 and not may_be_0):
-                raise ValueError(f"{entry.name} must be positive, not {value}")
+            if value < 0:
+                raise ValueError(f"{entry.name} must not be negative: {value}")
+            if value == 0 and entry.name not in ("end_delay_s", "progress_delay_s"):
+                raise ValueError(f"{entry.name} must be positive, not 0")
         if self.message_bytes_max < 1_024:
             raise ValueError(f"message_bytes_max must be at least 1024: {self.message_bytes_max}")
         if self.backoff_max_s < self.backoff_min_s:

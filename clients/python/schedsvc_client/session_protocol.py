@@ -112,7 +112,12 @@ class _Ending:
     lease: Lease
     event: bytes
     since_ns: int
-    replays: bool
+    # As of a `_Lost`.
+    ends_ns: int | None
+
+    def replays(self, now_ns: int) -> bool:
+        """Whether its lease is told of before it."""
+        return self.ends_ns is None or now_ns < self.ends_ns
 
 
 @dataclass(slots=True)
@@ -264,13 +269,12 @@ class SessionProtocol:
             return False
         event = _encoded(pb.SessionEvent(complete=lease.complete(outcome, totals)))
         ends_ns = lost.ends_ns if lost is not None else None
-        replays = ends_ns is None or now_ns < ends_ns
-        self._endings[lease_id] = _Ending(lease, event, now_ns, replays)
+        ending = self._endings[lease_id] = _Ending(lease, event, now_ns, ends_ns)
         if len(self._endings) > self._limits.unacknowledged_max:
             del self._endings[next(iter(self._endings))]
         if self._connected:
             is_known = lost is None or (ends_ns is None and self._welcomed_here)
-            if replays and not is_known:
+            if ending.replays(now_ns) and not is_known:
                 self._control_out.append(_encoded(pb.SessionEvent(replay=lease.replay())))
             self._complete_out.append(lease_id)
         return True
@@ -289,7 +293,7 @@ class SessionProtocol:
         self._control_out.extend(self._pools.values())
         # A Complete needs its lease: a scheduler that restarted learns it from the replay.
         for ending in self._endings.values():
-            if ending.replays:
+            if ending.replays(now_ns):
                 self._control_out.append(_encoded(pb.SessionEvent(replay=ending.lease.replay())))
         for lease in self._table.leases():
             self._control_out.append(_encoded(pb.SessionEvent(replay=lease.replay())))

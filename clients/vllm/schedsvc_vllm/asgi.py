@@ -67,7 +67,9 @@ class Mailbox:
         self._whole = body
         self._body: bytes | None = body
         self._watch: asyncio.Task[Message] | None = None
-        #: Called when the app is told that the client is gone: what it sends then, nobody gets.
+        #: The app has been told that the client is gone: what it sends from now on, nobody gets.
+        self.left = False
+        #: Called when that happens.
         self.on_left: Callable[[], None] | None = None
 
     async def __call__(self) -> Message:
@@ -80,8 +82,10 @@ class Mailbox:
             message = await watch
         else:
             message = await self._receive()
-        if message["type"] == "http.disconnect" and self.on_left is not None:
-            self.on_left()
+        if message["type"] == "http.disconnect":
+            self.left = True
+            if self.on_left is not None:
+                self.on_left()
         return message
 
     def departure(self) -> asyncio.Task[Message]:

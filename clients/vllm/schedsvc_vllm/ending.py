@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from schedsvc_vllm.asgi import Message
-
 _EVENT_STREAM = b"text/event-stream"
 # The last events of OpenAI's streams, of its Responses, and of Anthropic's. JSON escapes newlines,
 # so no text that a model makes can look like one.
@@ -24,7 +22,7 @@ _TAIL_BYTES = max(map(len, _LAST_EVENTS)) - 1
 class Ending:
     """Watches one answer; `headers` are those of its start, names in lower case.
 
-    `feed` takes its next message and only keeps it: a stream has hundreds. They are looked through
+    `feed` takes its next piece and only keeps it: a stream has hundreds. They are looked through
     together by `catch_up`, which has to be called from time to time, and when `is_whole` is read.
     """
 
@@ -51,16 +49,16 @@ class Ending:
         self._has_last = False  # event
         self._ended = False  # by the server
         self._closed = False
-        self._new: list[Message] = []
-        self.feed: Callable[[Message], None] = self._new.append
+        self._new: list[bytes] = []
+        self.feed: Callable[[bytes], None] = self._new.append
 
     def catch_up(self) -> None:
         """Look through what has been fed, and let it go."""
         if not self._new:
             return
         if not self._closed:
-            self._ended = not self._new[-1].get("more_body", False)
-            text = b"".join([message.get("body", b"") for message in self._new])
+            # What is no bytes the server refuses, and its books have to be closed all the same.
+            text = b"".join([piece for piece in self._new if isinstance(piece, bytes)])
             if self._bytes_left is not None:
                 self._bytes_left -= len(text)
             elif self._is_stream:
@@ -68,6 +66,10 @@ class Ending:
                 self._has_last = self._has_last or any(event in text for event in _LAST_EVENTS)
                 self._tail = text[-_TAIL_BYTES:]
         self._new.clear()
+
+    def end(self) -> None:
+        """Take note that the server has ended it: what has been fed is all."""
+        self._ended = not self._closed
 
     def close(self) -> None:
         """Take note that the client is gone: what is fed from now on, nobody gets."""

@@ -65,7 +65,7 @@ class Flight:
         self._status = 0
         self._ending: Ending | None = None
         # Of a body that is not read here: all that is done with each of its pieces.
-        self._keep: Callable[[Message], None] | None = None
+        self._keep: Callable[[bytes], None] | None = None
         self._running = False
         self._told = False  # that it has begun to make tokens
         self._task: asyncio.Task[Any] | None = None
@@ -115,8 +115,8 @@ class Flight:
 
     def send(self, message: Message) -> Awaitable[None]:
         """Pass a message of the app on. No coroutine of its own: a stream has many pieces."""
-        if self._keep is not None and message["type"] == "http.response.body":
-            self._keep(message)
+        if self._keep is not None and message.get("more_body", False):
+            self._keep(message.get("body", b""))
             return self._send(message)
         return self._pass_on(message)
 
@@ -161,14 +161,16 @@ class Flight:
     async def _pass_on(self, message: Message) -> None:
         kind = message["type"]
         if kind == "http.response.body" and self._ending is not None:
+            body, more = message.get("body", b""), message.get("more_body", False)
             if self._reader is not None:
-                body, more = message.get("body", b""), message.get("more_body", False)
                 body = self._reader.feed(body, not more)
                 if not body and more:
                     return
                 message = {**message, "body": body}
-            self._ending.feed(message)
+            self._ending.feed(body)
             self._ending.catch_up()
+            if not more:
+                self._ending.end()
         elif kind == "http.response.start":
             message = self._begun(message)
         await self._send(message)
@@ -183,6 +185,8 @@ class Flight:
         if self._tally is None or self._tally.broken:
             self._reader = self._reader_of(headers)
         self._ending = Ending((name.lower(), value) for name, value in headers)
+        if self._mailbox.left:
+            self._ending.close()
         if self._reader is None:
             self._keep = self._ending.feed
         enforced = self.admission is not None

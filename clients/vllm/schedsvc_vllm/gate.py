@@ -272,7 +272,10 @@ class Gate:
             message = "the admission scheduler cannot be reached, and this server is full"
             return answers.unavailable(message, "scheduler_unreachable", request.id)
         flight.local_wait_us = int((time.monotonic() - started_s) * 1e6)
-        return None if runs else _ASK_AGAIN
+        if not runs:
+            return _ASK_AGAIN
+        runtime.watch(flight)
+        return None
 
     async def _refuse_ungated(self, path: str, scope: Scope, send: Send) -> None:
         error = BadRequestError(

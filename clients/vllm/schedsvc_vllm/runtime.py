@@ -99,6 +99,7 @@ class Runtime:
         for work in (self._looking, self._scraping, self._round, self._telling):
             if work is not None:
                 work.cancel()
+        self._telling = None
         if self.counter is not None:
             self.counter.close()
         await self.session.close()
