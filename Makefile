@@ -15,7 +15,7 @@ FRESH_SEED := $(shell echo $$((0x1$$(git rev-parse --verify -q 'HEAD^{tree}' | c
 	demo bench clean
 
 help: ## Show the targets.
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 env: $(STAMP) ## Make .venv with everything the project needs, and build the core.
 

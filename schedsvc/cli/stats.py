@@ -52,6 +52,17 @@ def stats(
         _print(scheduler, tenants, flows, as_json, watch)
 
 
+def _look(scheduler: Scheduler, tenants: tuple[str, ...], flows: int) -> Any:
+    """Ask once; a tenant that is asked for by name has to be there."""
+    snapshot = scheduler.stats(tenants, flows)
+    missing = set(tenants).difference(flow.tenant for flow in snapshot.flows)
+    if missing:
+        raise click.ClickException(
+            f"--tenant: no tenant of that name: {', '.join(sorted(missing))}"
+        )
+    return snapshot
+
+
 def _print(
     scheduler: Scheduler,
     tenants: tuple[str, ...],
@@ -61,20 +72,20 @@ def _print(
 ) -> None:
     if as_json:
         while True:
-            click.echo(json.dumps(plain(scheduler.stats(tenants, flows))))
+            click.echo(json.dumps(plain(_look(scheduler, tenants, flows))))
             if watch_s is None:
                 return
             time.sleep(watch_s)
     # Names may hold brackets: nothing here is markup.
     console = Console(markup=False)
-    view = _view(scheduler.stats(tenants, flows))
+    view = _view(_look(scheduler, tenants, flows))
     if watch_s is None:
         console.print(view)
         return
     with Live(view, console=console, auto_refresh=False) as live:
         while True:
             time.sleep(watch_s)
-            live.update(_view(scheduler.stats(tenants, flows)), refresh=True)
+            live.update(_view(_look(scheduler, tenants, flows)), refresh=True)
 
 
 def plain(message: Any) -> dict[str, Any]:
@@ -197,8 +208,10 @@ def _share(row: Any) -> tuple[str, ...]:
 
 
 def _table(name: str, *numbers: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(name, overflow="fold", min_width=16)
-    for number in numbers:
+    # On 80 columns nothing is left out: the first column and the last, which may be words, wrap.
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(name, overflow="fold", min_width=10)
+    for number in numbers[:-1]:
         table.add_column(number, justify="right", no_wrap=True)
+    table.add_column(numbers[-1], justify="right", overflow="fold", min_width=6)
     return table

@@ -148,7 +148,7 @@ def _outlook(story: pb.RequestStory) -> str:
         expected = f"It is expected to run in {_seconds(story.wait_left_ms / 1e3)}"
         if story.wait_error_ms:
             expected += f" (give or take {_seconds(story.wait_error_ms / 1e3)})"
-    return f"{expected}, and gives up in {_seconds(story.place.evicted_in_ms / 1e3)}."
+    return f"{expected}; it gives up in {_seconds(story.place.evicted_in_ms / 1e3)}."
 
 
 def _most(story: pb.RequestStory) -> str:

@@ -201,6 +201,21 @@ async def test_an_engine_that_dies_is_told_and_serves_again(programs: Proxied) -
     assert flow.cancelled in (2, 3)
 
 
+def test_a_signal_ends_it_while_it_waits_for_its_upstream(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from schedsvc_vllm.proxy_cli import main; main()"]
+    command += ["--upstream", "http://127.0.0.1:9", "--port", "0"]
+    command += ["--schedsvc-target", f"unix:{tmp_path}/s"]
+    log = tmp_path / "log"
+    with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
+        deadline_s = time.monotonic() + 30
+        while "waiting for the upstream" not in log.read_text():
+            assert time.monotonic() < deadline_s, log.read_text()
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) != 0
+    assert "stopped while waiting" in log.read_text()
+
+
 def test_a_signal_ends_it(programs: Proxied) -> None:
     process = programs.running.pop("proxy")
     process.send_signal(signal.SIGTERM)

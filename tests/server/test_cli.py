@@ -116,6 +116,29 @@ async def test_stats_shows_what_groups_and_shares_have_left() -> None:
     assert group["limits"][0]["remaining"] == 2
 
 
+async def test_stats_leaves_nothing_out_on_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    tenants = [{"name": "a" * 24, "quota": {"concurrency": 3}}]
+    async with serving(tenants=tenants) as server, calling(server.targets[0]) as stub:
+        granted = [await stub.Admit(ask(64, tenant="a" * 24)) for _ in range(2)]
+        assert all(each.outcome == pb.OUTCOME_GRANTED for each in granted)
+        shown = await asyncio.to_thread(run, "stats", "--target", server.targets[0])
+    assert max(map(len, shown.output.splitlines())) <= 80
+    words = shown.output.split()
+    for word in ("waits", "for", "quota", "left", "once", "refused", "1,600"):
+        assert word in words
+    assert "…" not in shown.output
+
+
+async def test_stats_of_a_tenant_that_is_not_there_fails() -> None:
+    async with serving(tenants=[{"name": "a"}]) as server:
+        target = ("--target", server.targets[0], "--tenant", "a", "--tenant", "nobody")
+        for more in ([], ["--json"]):
+            shown = await asyncio.to_thread(run, "stats", *target, *more)
+            assert shown.exit_code == 1
+            assert "--tenant: no tenant of that name: nobody" in shown.output
+
+
 async def test_stats_shows_a_running_scheduler() -> None:
     async with serving(tenants=[{"name": "[red]x[/]"}]) as server:
         target = server.targets[0]

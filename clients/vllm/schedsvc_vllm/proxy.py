@@ -11,6 +11,7 @@ import contextlib
 import logging
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -82,6 +83,8 @@ class Upstream:
             vllm_config=None, fetch_metrics=self.metrics, engine_in_doubt=False
         )
         self.told: Told | None = None
+        #: Whether the server has been told to stop; while it starts it does not look itself.
+        self.stopping: Callable[[], bool] = lambda: False
         self._wait_s = wait_s
         self._body_bytes_max = body_bytes_max
         self._http: aiohttp.ClientSession | None = None
@@ -213,6 +216,8 @@ class Upstream:
                 if time.monotonic() > deadline_s:
                     waited = f"{self._wait_s:g} s"
                     raise ScrapeError(f"--upstream: after {waited} still {error}") from None
+                if self.stopping():
+                    raise ScrapeError(f"stopped while waiting: {error}") from None
                 _log.info("waiting for the upstream: %s", error)
                 await asyncio.sleep(PROBE_PERIOD_S)
         try:

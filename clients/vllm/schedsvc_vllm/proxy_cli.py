@@ -92,6 +92,8 @@ def serve(gate: Gate, options: argparse.Namespace) -> bool:
         lifespan="on",
     )
     server = uvicorn.Server(config)
+    upstream: Any = gate.app
+    upstream.stopping = lambda: bool(server.should_exit)
     server.run()
     return bool(server.started)
 
