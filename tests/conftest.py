@@ -2,7 +2,9 @@
 
 import os
 import signal
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 # The same examples on every machine and run; HYPOTHESIS_PROFILE=fresh draws others.
@@ -18,3 +20,18 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+CRASHED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(sched: Any) -> None:
+    """A process that died under a test is worse than a failed test, which is tried again."""
+    sched.config.stash[CRASHED] = True
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell a crash by the exit status."""
+    if CRASHED in session.config.stash:
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
