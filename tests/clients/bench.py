@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from schedsvc_vllm.gate import Gate
@@ -11,6 +12,13 @@ from .asgi import Engine, Exchange, ask, owner
 from .fake_scheduler import FakeScheduler
 
 TRUST = {"x-tenant-id": "acme"}
+
+
+def gives_up_soon(gate: Gate) -> None:
+    """From now on a gate that has found its scheduler gives it up as fast as it does elsewhere."""
+    assert gate._runtime is not None
+    session = gate._runtime.session
+    session._options = replace(session._options, unavailable_after_s=1.0)
 
 
 class Bench:
@@ -32,7 +40,7 @@ class Bench:
     async def settled(self) -> None:
         """Wait until the scheduler knows all that the gate knows."""
         assert self.gate._runtime is not None
-        await self.gate._runtime.session.flush(5)
+        await self.gate._runtime.session.flush(20)
         assert not self.fake.live
         assert self.gate._runtime.limit.running == 0
         assert self.gate._runtime.session.open_requests == 0

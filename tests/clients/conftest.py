@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from schedsvc_client import ClientOptions
+from schedsvc_vllm import runtime
 from schedsvc_vllm.settings import Settings
 
 from .bench import Bench
@@ -17,6 +20,19 @@ async def fake(tmp_path: Path) -> AsyncIterator[FakeScheduler]:
     await scheduler.start()
     yield scheduler
     await scheduler.stop()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gates wait for their scheduler longer than the second that a machine may stand still."""
+    made = partial(ClientOptions, unavailable_after_s=30.0)
+    monkeypatch.setattr(runtime, "ClientOptions", made)
+
+
+@pytest.fixture
+def gives_up(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gates give up as they do elsewhere: for tests in which there is no scheduler to be found."""
+    monkeypatch.setattr(runtime, "ClientOptions", ClientOptions)
 
 
 @pytest.fixture
@@ -32,10 +48,10 @@ Until = Callable[[Callable[[], object]], Awaitable[None]]
 
 @pytest.fixture
 def until() -> Until:
-    """Wait for a condition that tasks bring about; fail after 5 s."""
+    """Wait for a condition that tasks bring about; fail after 20 s."""
 
     async def wait(condition: Callable[[], object]) -> None:
-        for _ in range(1_000):
+        for _ in range(4_000):
             if condition():
                 return
             await asyncio.sleep(0.005)

@@ -12,7 +12,7 @@ from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import Settings
 
 from .asgi import Exchange, ask, owner
-from .bench import Bench
+from .bench import Bench, gives_up_soon
 from .conftest import Until
 from .fake_scheduler import FakeScheduler
 
@@ -22,6 +22,7 @@ async def test_fail_open_keeps_the_last_level_and_comes_back(bench: Bench, until
     # Three run when the scheduler vanishes.
     tasks = [asyncio.ensure_future(bench.ask()) for _ in range(3)]
     await until(lambda: bench.engine.running == 3)
+    gives_up_soon(bench.gate)
     await bench.fake.stop()
     runtime = bench.gate._runtime
     assert runtime is not None
@@ -47,6 +48,7 @@ async def test_fail_open_keeps_the_last_level_and_comes_back(bench: Bench, until
     assert len(bench.fake.books) == 4
 
 
+@pytest.mark.usefixtures("gives_up")
 async def test_those_who_wait_locally_ask_the_scheduler_when_it_is_back(
     bench: Bench, until: Until
 ) -> None:
@@ -65,6 +67,7 @@ async def test_those_who_wait_locally_ask_the_scheduler_when_it_is_back(
     await bench.settled()
 
 
+@pytest.mark.usefixtures("gives_up")
 async def test_fail_closed_answers_503(fake: FakeScheduler) -> None:
     await fake.stop()
     bench = Bench(fake, Settings(target=fake.target, fail_open=False))
@@ -105,7 +108,7 @@ class TestLifespan:
         assert (await receive())["type"] == "lifespan.startup"
         await send({"type": "lifespan.startup.complete"})
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(receive(), 0.2)
+            await asyncio.wait_for(receive(), 5)
             await send({"type": "lifespan.shutdown.complete"})
 
     async def test_the_session_lives_as_long_as_the_server(self, fake: FakeScheduler) -> None:

@@ -39,6 +39,7 @@ async def test_the_engine_gets_the_schedulers_priority_where_it_obeys(
     await bench.settled()
 
 
+@pytest.mark.usefixtures("gives_up")
 async def test_without_the_scheduler_all_are_alike(bench: Bench) -> None:
     bench.owner.state.vllm_config.scheduler_config.policy = "priority"
     await bench.fake.stop()

@@ -10,6 +10,7 @@ from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import Settings
 
 from .asgi import Exchange, ask, owner, start
+from .bench import gives_up_soon
 from .fake_scheduler import FakeScheduler
 
 PAGE = b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3.0\n"
@@ -51,6 +52,7 @@ async def test_the_page_tells_whether_the_gate_enforces(fake: FakeScheduler) -> 
     assert (await page(gate)).answer == PAGE
     for _ in range(2):
         await Exchange(gate, ask(), owner=owner()).run()
+    gives_up_soon(gate)
     await fake.stop()
     await Exchange(gate, ask(), owner=owner()).run()
     shown = await page(gate)

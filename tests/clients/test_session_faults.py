@@ -18,7 +18,7 @@ from .conftest import Until
 from .fake_scheduler import FakeScheduler
 from .test_end_to_end import Programs
 
-QUICK = ClientOptions(backoff_min_s=0.01, backoff_max_s=0.05, unavailable_after_s=5)
+QUICK = ClientOptions(backoff_min_s=0.01, backoff_max_s=0.05, unavailable_after_s=30)
 POOL = {"pool": "p", "epoch": 1, "capacity_tokens": 1_000, "block_size_tokens": 10}
 
 
@@ -157,7 +157,7 @@ async def test_a_defect_of_the_writer_ends_the_stream_not_the_session(
             raise ZeroDivisionError
 
         monkeypatch.setattr(protocol, "data_to_send", fail)
-        await asyncio.wait_for(ask(opened), 5)
+        await asyncio.wait_for(ask(opened), 20)
         assert len(fake.hellos) == 2
         assert "ZeroDivisionError" in str(opened.last_error)
 
@@ -165,7 +165,7 @@ async def test_a_defect_of_the_writer_ends_the_stream_not_the_session(
 async def test_an_end_waits_a_moment_for_something_to_leave_with(
     fake: FakeScheduler, until: Until
 ) -> None:
-    options = ClientOptions(end_delay_s=60.0)
+    options = ClientOptions(end_delay_s=60.0, unavailable_after_s=30)
     opened = SchedulerSession(fake.target, client_id="shim", incarnation=1, options=options)
     opened.register_pool(**POOL)
     async with opened:
@@ -177,7 +177,7 @@ async def test_an_end_waits_a_moment_for_something_to_leave_with(
         assert not fake.books[2].completes
         # Whoever waits for the ends does not wait for more.
         assert await opened.flush(20)
-    options = ClientOptions(end_delay_s=0.02)
+    options = ClientOptions(end_delay_s=0.02, unavailable_after_s=30)
     opened = SchedulerSession(fake.target, client_id="shim", incarnation=2, options=options)
     async with opened:
         await ask(opened)
@@ -187,7 +187,7 @@ async def test_an_end_waits_a_moment_for_something_to_leave_with(
 async def test_an_end_that_somebody_may_wait_for_leaves_at_once(
     fake: FakeScheduler, until: Until
 ) -> None:
-    options = ClientOptions(end_delay_s=60.0)
+    options = ClientOptions(end_delay_s=60.0, unavailable_after_s=30)
     opened = SchedulerSession(fake.target, client_id="shim", incarnation=1, options=options)
     opened.register_pool(**POOL)
     async with opened, opened.admission(input_tokens=5, max_output_tokens=9) as first:

@@ -138,6 +138,13 @@ def looked_at_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "SCRAPE_PERIOD_S", 0.02)
 
 
+@pytest.fixture
+def looked_at_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that runs something is looked at every second, in which a machine may stand still."""
+    monkeypatch.setattr(runtime, "SCRAPE_PERIOD_S", 600.0)
+    monkeypatch.setattr(runtime, "TELEMETRY_PERIOD_S", 600.0)
+
+
 @pytest.mark.usefixtures("looked_at_often")
 async def test_an_upstream_that_was_restarted_is_another_pool(
     gate: Gate, behind: tuple[Server, str], fake: FakeScheduler, until: Until
@@ -195,6 +202,7 @@ async def test_what_a_restart_overtook_runs_again_unless_its_answer_has_begun(
     assert gate._runtime.limit.running == 0
 
 
+@pytest.mark.usefixtures("looked_at_seldom")
 async def test_after_an_upstream_hung_up_the_gate_looks_who_stands_there(
     gate: Gate, behind: tuple[Server, str], fake: FakeScheduler, until: Until
 ) -> None:

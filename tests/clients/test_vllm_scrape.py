@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,19 +120,24 @@ async def test_without_a_stat_logger_the_gate_asks_the_page(
 
 
 async def test_a_page_that_fails_is_said_once_and_asked_ever_more_seldom(
-    fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fake: FakeScheduler,
+    until: Until,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(runtime, "SCRAPE_PERIOD_S", 0.005)
     app = Serving()
     app.status = 503
     gate = Gate(app, Settings(target=fake.target))
     with caplog.at_level(logging.WARNING, logger="schedsvc_vllm"):
+        began_s = time.monotonic()
         await Exchange(gate, ask(), owner=owner()).run()
-        await asyncio.sleep(0.2)
+        await until(lambda: app.fetched >= 5)
+    took_s = time.monotonic() - began_s
     await gate._close()
     assert [r.getMessage() for r in caplog.records] == ["no telemetry: /metrics answers 503"]
-    # At 0, 10, 30, 70 and 150 ms.
-    assert 2 <= app.fetched <= 6
+    # At 0, 10, 30, 70 and 150 ms, or later.
+    assert 0.01 * (2 ** (app.fetched - 1) - 1) <= took_s + 0.001
     assert fake.telemetry == []
 
 
