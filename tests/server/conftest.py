@@ -83,7 +83,7 @@ def ask(tokens: int = 100, **fields: Any) -> pb.AdmitRequest:
     return pb.AdmitRequest(**given | fields)
 
 
-async def until(holds: Callable[[], bool], what: str, at_most_s: float = 5.0) -> None:
+async def until(holds: Callable[[], bool], what: str, at_most_s: float = 20.0) -> None:
     """Wait until something holds; fail where it does not."""
     for _ in range(int(at_most_s / 0.005)):
         if holds():

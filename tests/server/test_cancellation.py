@@ -22,7 +22,9 @@ from schedsvc.service import Service
 from .conftest import ask, config_of, serving, until
 from .suspension import cancelled_at
 
-QUICK = ClientOptions(backoff_min_s=0.005, backoff_max_s=0.01, progress_delay_s=0.001)
+QUICK = ClientOptions(
+    backoff_min_s=0.005, backoff_max_s=0.01, progress_delay_s=0.001, unavailable_after_s=30
+)
 LIFE_S = 31
 
 
@@ -241,7 +243,7 @@ async def test_a_session_client(target: Any, tokens: int) -> None:
         target.targets[0], client_id="c", incarnation=1, options=QUICK
     ) as asker:
         await ends(lambda k: cancelled_at(admission(asker, tokens), k), at_least=3)
-        assert await asker.flush(5)
+        assert await asker.flush(20)
     assert asker.open_leases == asker.open_requests == 0
 
 

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from schedsvc_client import ClientOptions
 from schedsvc_client.aio import SchedulerSession
 from schedsvc_client.v1 import operator_pb2, operator_pb2_grpc
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -58,8 +59,9 @@ async def test_every_call_of_a_known_caller_passes(tmp_path: Path) -> None:
 
 async def test_a_client_holds_a_session_through_it(tmp_path: Path) -> None:
     async with fronted(tmp_path) as (server, door):
+        patient = ClientOptions(unavailable_after_s=30)
         async with SchedulerSession(
-            door.target, client_id="shim", incarnation=7, token=TOKEN
+            door.target, client_id="shim", incarnation=7, token=TOKEN, options=patient
         ) as opened:
             for _ in range(20):
                 async with opened.admission(

@@ -1,9 +1,11 @@
 """The configuration of a running server: swapped whole, or not at all."""
 
 import asyncio
+import os
 import signal
 import time
 from pathlib import Path
+from select import select
 from typing import Any
 
 import grpc
@@ -258,6 +260,7 @@ def test_a_process_reloads_on_sighup(tmp_path: Path) -> None:
     )
     file.write_text(text.replace("WEIGHT", "1"))
     with scheduler(file) as (process, ready):
+        assert process.stderr is not None
         with grpc.insecure_channel(ready["targets"][0]) as channel:
             stub = stubs.SchedulerServiceStub(channel)
 
@@ -267,18 +270,20 @@ def test_a_process_reloads_on_sighup(tmp_path: Path) -> None:
 
             file.write_text(text.replace("WEIGHT", "[oops"))
             process.send_signal(signal.SIGHUP)
-            file_read = time.monotonic() + 0.5
-            while time.monotonic() < file_read:
+            said = ""
+            while '"config_rejected"' not in said:
                 assert weight() == 1_000
-                time.sleep(0.05)
+                assert select([process.stderr], [], [], 30)[0], said
+                said += os.read(process.stderr.fileno(), 65_536).decode()
+            assert weight() == 1_000
             file.write_text(text.replace("WEIGHT", "5"))
             process.send_signal(signal.SIGHUP)
-            until_s = time.monotonic() + 5
+            until_s = time.monotonic() + 30
             while weight() != 5_000:
                 assert time.monotonic() < until_s
                 time.sleep(0.02)
         process.terminate()
         names = [event["event"] for event in events_of(process)]
         assert process.returncode == 0
-    for name in ("config_problem", "config_rejected", "config_reloaded"):
-        assert name in names
+    assert '"config_problem"' in said
+    assert "config_reloaded" in names

@@ -82,9 +82,14 @@ async def test_a_calls_deadline_bounds_its_wait(
         return admit(principal, data, queue_ttl_ns)
 
     monkeypatch.setattr(server.driver, "admit", spy)
-    with suppress(grpc.aio.AioRpcError):
-        await stub.Admit(ask(100), timeout=deadline_s)
-    await until(lambda: len(ttls_ns) == 1, "the call arrives")
+    # A call whose deadline passes while it connects, or while the machine stands still, does not
+    # arrive: then another.
+    for _ in range(50):
+        with suppress(grpc.aio.AioRpcError):
+            await stub.Admit(ask(100), timeout=deadline_s)
+        await asyncio.sleep(0.05)
+        if ttls_ns:
+            break
     assert 0 < ttls_ns[0] <= waits_ns_max
 
 
