@@ -78,12 +78,13 @@ async def test_block_hashes_are_found_by_a_prefix_cache(backend: Backend) -> Non
     """Three requests share five blocks of 64 tokens; in a chat the template stands before them."""
     blocks = (1, 2, 3, 4, 5)
     asked = [
-        TraceRequest(0.3 * at, "a", 400, 2, Record(blocks=(*blocks, 10 + at), block_tokens=64))
+        TraceRequest(0.0, "a", 400, 2, Record(blocks=(*blocks, 10 + at), block_tokens=64))
         for at in range(3)
     ]
     async with emulator(prefix_cache="lru") as (running, url):
         target = Target(url, backend=backend, texts=EmulatorTexts(4))
-        result = await LoadRun(target, asked, Pace(seed=4)).run()
+        # One after the other, also where the machine stands still meanwhile.
+        result = await LoadRun(target, asked, Pace(seed=4, concurrency=1)).run()
         gauges = running.driver.engine.gauges()
     assert [sample.fate for sample in result.recorder.samples] == [Fate.COMPLETED] * 3
     assert gauges.cache_query_tokens == 1200

@@ -114,9 +114,9 @@ async def test_an_interrupted_run_keeps_what_it_has(concurrency: int | None) -> 
         return await stream(request, token(), 30.0)
 
     async with serving(answer) as fake:
-        run = LoadRun(Target(fake.url), trace(50, 0.05), Pace(concurrency=concurrency))
+        run = LoadRun(Target(fake.url), trace(500, 0.05), Pace(concurrency=concurrency))
         task = asyncio.create_task(run.run())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             tally = run.recorder.tally("a")
             while len(fake.bodies) < 3 or not tally.streaming:  # noqa: ASYNC110 - nobody tells it
                 await asyncio.sleep(0.01)
@@ -124,10 +124,10 @@ async def test_an_interrupted_run_keeps_what_it_has(concurrency: int | None) -> 
         result = await task
     fates = [sample.fate for sample in result.recorder.samples]
     assert result.interrupted
-    assert result.offered == 50
+    assert result.offered == 500
     assert fates[0] is Fate.COMPLETED
     assert set(fates[1:]) == {Fate.INTERRUPTED}
-    assert 3 <= len(fates) < 50
+    assert 3 <= len(fates) < 500
     assert (tally.waiting, tally.streaming, tally.errors) == (0, 0, 0)
 
 
