@@ -51,6 +51,7 @@ class Caching(Programs):
             SCHEDSVC_POOL_MAX_RUNNING="1",
         )
         self.engine_url = json.loads((self.folder / "engine.ready").read_text())["base_url"]
+        self.wait_until_connected()
 
     def reload(self, policy: str) -> None:
         self.configure(policy)
