@@ -15,7 +15,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 SERVICE = "/schedsvc.v1.SchedulerService/"
 #: Methods of other services.
 ELSEWHERE = {"Explain": "/schedsvc.v1.ExplainService/"}
-PATIENCE_S = 5.0
+PATIENCE_S = 20.0
 POLL_S = 0.02
 
 

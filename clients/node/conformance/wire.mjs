@@ -3,7 +3,7 @@
 import { status } from '@grpc/grpc-js';
 import { errorDetails } from '../contract.mjs';
 
-export const PATIENCE_MS = 5_000;
+export const PATIENCE_MS = 20_000;
 
 export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
