@@ -10,7 +10,11 @@ from bench import gate
 
 
 def test_the_gate_is_measured() -> None:
-    done = CliRunner().invoke(gate.main, ["--rounds", "2", "--requests", "12", "--json"])
+    # The gate gives up on a scheduler that a machine keeps for a second, and says that it did.
+    for _ in range(3):
+        done = CliRunner().invoke(gate.main, ["--rounds", "2", "--requests", "12", "--json"])
+        if "did not answer in time" not in f"{done.output}{done.exception}":
+            break
     assert done.exit_code == 0, done.output
     report = json.loads(done.output)
     assert {len(rounds) for rounds in report["all_rounds_ms"].values()} == {2}
