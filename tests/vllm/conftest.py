@@ -43,7 +43,9 @@ def stack(folder: Path) -> Iterator[Stack]:
         programs.Scheduler(folder, TENANTS) as scheduler,
         programs.vllm(folder, gated=True, arguments=("--enable-scale-out",)) as server,
     ):
-        yield Stack(server, scheduler)
+        made = Stack(server, scheduler)
+        made.connected()
+        yield made
 
 
 @pytest.fixture(autouse=True)

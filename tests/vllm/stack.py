@@ -43,7 +43,9 @@ class Stack:
         """Ask the scheduler."""
         with grpc.insecure_channel(self.scheduler.target) as channel:
             stub: Any = SchedulerServiceStub(channel)
-            answer: pb.StatsResponse = stub.Stats(pb.StatsRequest(), timeout=5, wait_for_ready=True)
+            answer: pb.StatsResponse = stub.Stats(
+                pb.StatsRequest(), timeout=20, wait_for_ready=True
+            )
         return answer
 
     def flow(self, tenant: str) -> pb.FlowStats:
@@ -57,7 +59,7 @@ class Stack:
 
     def gauges(self) -> dict[str, float]:
         """Scrape the engine: each of its metrics and of the gate's, summed over labels."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as response:
             text = response.read().decode()
         sums: dict[str, float] = {}
         for name, value in _SAMPLE.findall(text):
@@ -85,7 +87,11 @@ class Stack:
             time.sleep(0.02)
         return time.monotonic() - started
 
-    def until(self, condition: Callable[[], object], wait_s_max: float = 10.0) -> float:
+    def connected(self) -> None:
+        """Wait until the gate has found the scheduler, which it gives up after a second."""
+        self.until(lambda: self.gauges().get("gate_connected") == 1)
+
+    def until(self, condition: Callable[[], object], wait_s_max: float = 30.0) -> float:
         """Wait for a condition; return how long that took, in seconds."""
         started = time.monotonic()
         while not condition():

@@ -66,6 +66,7 @@ async def test_the_engine_is_killed_and_comes_back(own: Path) -> None:
     with programs.Scheduler(own, [TENANT]) as scheduler:
         with programs.vllm(own, gated=True) as server:
             stack = Stack(server, scheduler)
+            await asyncio.to_thread(stack.connected)
             first_epoch = stack.pool.epoch
             async with aiohttp.ClientSession(
                 server.url, headers={"x-tenant-id": TENANT}
@@ -89,6 +90,7 @@ async def test_the_engine_is_killed_and_comes_back(own: Path) -> None:
         fates.clear()
         with programs.vllm(own, gated=True, variables={"VLLM_PLUGINS": "none"}) as server:
             stack = Stack(server, scheduler)
+            await asyncio.to_thread(stack.connected)
             await asyncio.to_thread(stack.until, lambda: stack.pool.attached)
             assert stack.pool.epoch > first_epoch
             async with aiohttp.ClientSession(
