@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -31,7 +32,9 @@ START_S_MAX = 60.0
 LOOK_S = 0.02
 TENANTS = ("a", "b", "c")
 # Leases end soon after nobody renews them, but later than a busy machine may pause a process.
-TTL_MS, GRACE_MS = 1_000, 1_000
+TTL_MS, GRACE_MS = 1_500, 1_500
+# Where nothing is to expire: later than any machine stands still.
+PATIENT = {"lease_ttl_ms": 10_000, "lease_grace_ms": 20_000}
 
 
 def config(**scheduler: Any) -> dict[str, Any]:
@@ -134,6 +137,8 @@ class Programs:
             SCHEDSVC_TENANT_HEADERS="x-tenant-id",
         )
         self.engine_url = json.loads(self._ready("engine").read_text())["base_url"]
+        if self._gated:
+            self._wait_until_connected(self.engine_url)
 
     def start_proxy(self) -> None:
         """Start the gate in a process of its own, before the engine."""
@@ -146,6 +151,17 @@ class Programs:
         command += ["--schedsvc-target", self._gate_target]
         command += ["--schedsvc-tenant-headers=x-tenant-id"]
         self._spawn("proxy", command, {}, self._proxy_answers)
+        self._wait_until_connected(self.proxy_url)
+
+    def _wait_until_connected(self, gate_url: str) -> None:
+        """A gate gives up on the scheduler after a second, which is not what is looked at."""
+        deadline_s = time.monotonic() + START_S_MAX
+        while True:
+            with urllib.request.urlopen(f"{gate_url}/metrics", timeout=30) as page:
+                if re.search(rb"^schedsvc_gate_connected\S* 1$", page.read(), re.MULTILINE):
+                    return
+            assert time.monotonic() < deadline_s, "the gate does not find the scheduler"
+            time.sleep(LOOK_S)
 
     def _proxy_answers(self) -> bool:
         try:

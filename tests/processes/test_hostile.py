@@ -23,7 +23,7 @@ from schedsvc_client.aio import AsyncScheduler
 from bench.attackers import KINDS
 
 from .conftest import Stand
-from .programs import Programs, at_rest, config
+from .programs import PATIENT, Programs, at_rest, config
 
 # Processes that are about time have the cores to themselves.
 pytestmark = pytest.mark.alone
@@ -38,7 +38,7 @@ GROWTH_MB_MAX = 400
 
 def settings(**limits: int) -> dict[str, Any]:
     """A socket for the shim beside the engine, and a port for whoever has a token."""
-    whole = config()
+    whole = config(**PATIENT)
     whole["limits"] |= limits
     tokens = [{"name": "other", "sha256": sha256(b"secret").hexdigest()}]
     return whole | {
@@ -67,7 +67,7 @@ def attackers(
             time.sleep(0.05)
         yield met
         process.send_signal(signal.SIGTERM)
-        met |= json.loads(process.communicate(timeout=30)[0])
+        met |= json.loads(process.communicate(timeout=60)[0])
     finally:
         process.kill()
         process.wait()

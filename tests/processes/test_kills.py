@@ -169,21 +169,21 @@ async def test_the_engine_is_killed_and_the_queue_goes_on(stand: Stand) -> None:
         submitted = [admission.submit() for admission in waiting]
         await eventually(scheduler, lambda stats: stats.totals.queued == 4)
         programs.kill("engine")
-        answers = await asyncio.wait_for(asyncio.gather(*streams), 20)
+        answers = await asyncio.wait_for(asyncio.gather(*streams), 60)
         assert fates(answers) == {"broken": 9}
         stats = await eventually(scheduler, lambda stats: not pool_of(stats).attached)
         assert stats.totals.queued == 4
         await asyncio.to_thread(programs.start_engine)
         # The first request makes the gate of this engine offer its pool.
         assert (await stream(http, "a", 5)).fate == "whole"
-        await asyncio.wait_for(asyncio.gather(*submitted), 20)
+        await asyncio.wait_for(asyncio.gather(*submitted), 60)
         after = pool_of(await scheduler.stats())
         assert after.epoch > before.epoch
         for admission in waiting:
             assert admission.lease is not None
             assert admission.lease.pool_epoch == after.epoch
             admission.complete(input_tokens=1_000, output_tokens=10)
-        stats = await at_rest(scheduler, (TTL_MS + GRACE_MS) / 1_000 + 5)
+        stats = await at_rest(scheduler, (TTL_MS + GRACE_MS) / 1_000 + 15)
         flow = next(flow for flow in stats.flows if flow.tenant == "b")
         assert (flow.completed, flow.output_tokens) == (4, 40)
 
@@ -206,7 +206,7 @@ async def test_the_engine_behind_a_proxy_is_killed_and_its_clients_are_told(stan
         assert stats.totals.live_leases >= 8
         epoch = pool_of(stats).epoch
         programs.kill("engine")
-        answers = await asyncio.wait_for(asyncio.gather(*streams), 30)
+        answers = await asyncio.wait_for(asyncio.gather(*streams), 60)
         assert set(fates(answers)) <= {"503", "broken", "whole"}, fates(answers)
         told = [answer for answer in answers if answer.status == 503]
         assert len(told) >= 10
@@ -218,7 +218,7 @@ async def test_the_engine_behind_a_proxy_is_killed_and_its_clients_are_told(stan
         assert fates(again) == {"whole": 15}
         # The proxy sees at its next look that another engine stands there.
         await eventually(scheduler, lambda stats: pool_of(stats).epoch > epoch)
-        await at_rest(scheduler, (TTL_MS + GRACE_MS) / 1_000 + 5)
+        await at_rest(scheduler, (TTL_MS + GRACE_MS) / 1_000 + 15)
 
 
 def pooled() -> dict[str, Any]:
@@ -239,7 +239,7 @@ async def test_a_shim_is_killed_and_the_others_go_on(stand: Stand) -> None:
         assert (await scheduler.stats()).totals.live_leases == 10
         killed_s = time.monotonic()
         programs.kill("one")
-        await eventually(scheduler, lambda stats: stats.totals.queued == 3, 2)
+        await eventually(scheduler, lambda stats: stats.totals.queued == 3)
         stats = await eventually(scheduler, lambda stats: pool_of(stats, "one").suspect_leases == 5)
         assert pool_of(stats, "one").promised_tokens == 5 * 160
         stats = await eventually(scheduler, lambda stats: stats.totals.expired == 5)
@@ -247,7 +247,7 @@ async def test_a_shim_is_killed_and_the_others_go_on(stand: Stand) -> None:
         assert (pool_of(stats, "one").promised_tokens, stats.totals.queued) == (0, 3)
         assert (pool_of(stats, "two").live_leases, pool_of(stats, "two").suspect_leases) == (5, 0)
         programs.kill("two")
-        await at_rest(scheduler, (TTL_MS + GRACE_MS) / 1_000 + 5)
+        await at_rest(scheduler, (TTL_MS + GRACE_MS) / 1_000 + 15)
 
 
 @pytest.mark.slow
@@ -267,7 +267,7 @@ async def test_shims_are_killed_at_any_moment(stand: Stand) -> None:
             tenant="a", pool="shared", input_tokens=80, max_output_tokens=80
         ) as held:
             held.complete(input_tokens=80, output_tokens=8)
-        stats = await at_rest(scheduler, (TTL_MS + GRACE_MS) / 1_000 + 5)
+        stats = await at_rest(scheduler, (TTL_MS + GRACE_MS) / 1_000 + 15)
     flows = {flow.tenant: flow for flow in stats.flows}
     assert flows["a"].completed == 1
     assert flows["b"].granted >= flows["b"].expired > 0

@@ -26,7 +26,7 @@ async def test_a_scheduler_that_stood_still_expires_nothing(stand: Stand) -> Non
         AsyncScheduler(programs.target) as scheduler,
         client(programs.engine_url) as http,
     ):
-        streams = [asyncio.ensure_future(stream(http, "a", 350)) for _ in range(8)]
+        streams = [asyncio.ensure_future(stream(http, "a", 450)) for _ in range(8)]
         await eventually(scheduler, lambda stats: stats.totals.live_leases == 8)
         programs.pause("scheduler")
         asked = [asyncio.ensure_future(stream(http, "b", 10)) for _ in range(8)]

@@ -10,7 +10,7 @@ import pytest
 from schedsvc_client.aio import AsyncScheduler
 
 from .conftest import Stand
-from .programs import TENANTS, EngineSizes, at_rest, preemptions, stream
+from .programs import PATIENT, TENANTS, EngineSizes, at_rest, config, preemptions, stream
 from .test_kills import client
 
 # Processes that are about time have the cores to themselves.
@@ -33,7 +33,9 @@ async def one(http: aiohttp.ClientSession, number: int) -> str:
 @pytest.mark.slow
 async def test_two_runs_of_the_whole_stand_are_served_alike(stand: Stand) -> None:
     """The reserved-KV leak of others: the second run is refused what the first never gave back."""
-    programs = stand(sizes=EngineSizes(step_ms=5, kv_tokens=20 * 64, context_tokens=512))
+    programs = stand(
+        config(**PATIENT), EngineSizes(step_ms=5, kv_tokens=20 * 64, context_tokens=512)
+    )
     programs.start_scheduler()
     programs.start_engine()
     seen: list[Counter[str]] = []
