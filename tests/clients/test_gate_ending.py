@@ -161,6 +161,7 @@ async def test_what_an_app_answers_after_its_client_has_left_is_not_whole(
 
 @pytest.mark.parametrize("wrong", [False, True])
 @pytest.mark.parametrize("fail_open", [False, True])
+@pytest.mark.usefixtures("gives_up")
 async def test_pieces_are_let_go_while_it_runs(
     fake: FakeScheduler, until: Until, fail_open: bool, wrong: bool
 ) -> None:

@@ -47,28 +47,26 @@ class Lease:
             self.output_tokens, grown = output_tokens, True
         return grown
 
-    def progress(self) -> pb.LeaseProgress:
-        """Return the running totals as a report."""
-        return pb.LeaseProgress(
-            lease_id=self.lease_id,
-            pool_epoch=self.pool_epoch,
-            input_tokens=self.input_tokens,
-            cached_input_tokens=self.cached_input_tokens,
-            output_tokens=self.output_tokens,
-        )
+    def progress(self, report: pb.LeaseProgress | None = None) -> pb.LeaseProgress:
+        """Return the running totals, written into a new `report` where one is given: no copy."""
+        report = report if report is not None else pb.LeaseProgress()
+        report.lease_id = self.lease_id
+        report.pool_epoch = self.pool_epoch
+        _tell(report, self.input_tokens, self.cached_input_tokens, self.output_tokens)
+        return report
 
-    def complete(self, outcome: Outcome, totals: Totals) -> pb.CompleteRequest:
-        """Return its end; a total that is not given is the last one that was told."""
+    def complete(
+        self, outcome: Outcome, totals: Totals, request: pb.CompleteRequest | None = None
+    ) -> pb.CompleteRequest:
+        """Return its end, likewise; a total that is not given is the last one that was told."""
+        request = request if request is not None else pb.CompleteRequest()
+        request.lease_id = self.lease_id
+        request.pool_epoch = self.pool_epoch
+        request.outcome = pb.Outcome.ValueType(outcome)
         told = (self.input_tokens, self.cached_input_tokens, self.output_tokens)
         final = [last if total is None else total for total, last in zip(totals, told, strict=True)]
-        return pb.CompleteRequest(
-            lease_id=self.lease_id,
-            pool_epoch=self.pool_epoch,
-            outcome=pb.Outcome.ValueType(outcome),
-            input_tokens=final[0],
-            cached_input_tokens=final[1],
-            output_tokens=final[2],
-        )
+        _tell(request, *final)
+        return request
 
     def replay(self) -> pb.LeaseReplay:
         """Everything a scheduler needs to take this lease over."""
@@ -91,6 +89,21 @@ class Lease:
             adapter=request.adapter,
             request_class=request.request_class,
         )
+
+
+def _tell(
+    message: pb.LeaseProgress | pb.CompleteRequest,
+    input_tokens: int | None,
+    cached_input_tokens: int | None,
+    output_tokens: int | None,
+) -> None:
+    """Write the totals that are known."""
+    if input_tokens is not None:
+        message.input_tokens = input_tokens
+    if cached_input_tokens is not None:
+        message.cached_input_tokens = cached_input_tokens
+    if output_tokens is not None:
+        message.output_tokens = output_tokens
 
 
 def _larger(told: int | None, known: int | None) -> bool:

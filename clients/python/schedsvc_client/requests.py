@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import grpc
 
@@ -51,32 +52,36 @@ def admit_request(
     Raises InvalidRequest, naming the field, where a value does not fit its type on the wire; the
     scheduler judges everything else.
     """
-    prompts = (input_tokens,) if isinstance(input_tokens, int) else input_tokens
-    request = pb.AdmitRequest()
-    values = {
+    values: dict[str, Any] = {
         "request_id": request_id,
         "tenant": tenant,
         "api_key_sha256": api_key_sha256,
         "pool": pool,
+        "input_tokens": (input_tokens,) if isinstance(input_tokens, int) else input_tokens,
         "n": n,
         "max_output_tokens": max_output_tokens,
         "adapter": adapter,
         "request_class": request_class,
+        "prefix_block_hashes": prefix_block_hashes,
         "deadline_ms": deadline_ms,
         "queue_ttl_ms": queue_ttl_ms,
         "reports_progress": reports_progress,
     }
-    field = ""
     try:
-        for field, value in values.items():
-            setattr(request, field, value)
-        field = "input_tokens"
-        request.input_tokens.extend(prompts)
-        field = "prefix_block_hashes"
-        request.prefix_block_hashes.extend(prefix_block_hashes)
-    except (TypeError, ValueError) as error:
-        violation = Violation(field, str(error))
-        raise InvalidRequest(
-            grpc.StatusCode.INVALID_ARGUMENT, f"{field}: {error}", violations=(violation,)
-        ) from error
-    return request
+        return pb.AdmitRequest(**values)
+    except (TypeError, ValueError):
+        raise _misfit(values) from None
+
+
+def _misfit(values: Mapping[str, Any]) -> InvalidRequest:
+    """Say which value does not fit, and why."""
+    for field, value in values.items():
+        try:
+            pb.AdmitRequest(**{field: value})
+        except (TypeError, ValueError) as error:
+            return InvalidRequest(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{field}: {error}",
+                violations=(Violation(field, str(error)),),
+            )
+    raise AssertionError("every value fits by itself")

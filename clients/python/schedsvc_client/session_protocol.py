@@ -203,7 +203,7 @@ class SessionProtocol:
 
     def register_pool(self, pool: pool_pb2.PoolRegistration) -> None:
         """Offer a pool, now and on every later stream."""
-        event = self._checked(pb.SessionEvent(pool=pool), "pool")
+        event = self._checked(_encoded(pb.SessionEvent(pool=pool)), "pool")
         self._pools[pool.pool] = event
         if self._connected:
             self._control_out.append(event)
@@ -213,8 +213,8 @@ class SessionProtocol:
     def telemetry(self, telemetry: pool_pb2.EngineTelemetry) -> None:
         """Report what the engine says: the latest of each pool, while a stream offers it."""
         if self._connected and telemetry.pool in self._pools:
-            event = self._checked(pb.SessionEvent(telemetry=telemetry), "telemetry")
-            self._telemetry_out[telemetry.pool] = event
+            event = _encoded(pb.SessionEvent(telemetry=telemetry))
+            self._telemetry_out[telemetry.pool] = self._checked(event, "telemetry")
 
     def admit(self, request: pb.AdmitRequest) -> int:
         """Ask for one request; returns its tag, under which the verdict will come.
@@ -228,9 +228,11 @@ class SessionProtocol:
                 f"{self._open_requests_max} requests wait for their verdict already",
             )
         tag = self._next_tag
-        event = self._checked(
-            pb.SessionEvent(admit=pb.SessionAdmit(tag=tag, request=request)), "request"
-        )
+        message = pb.SessionRequest()
+        admit = message.events.add().admit
+        admit.tag = tag
+        admit.request.CopyFrom(request)
+        event = self._checked(message.SerializeToString(), "request")
         self._next_tag += 1
         self._pending[tag] = _Pending(request, event)
         if self._connected:
@@ -267,7 +269,9 @@ class SessionProtocol:
             lease = lost.lease
         if lease is None:
             return False
-        event = _encoded(pb.SessionEvent(complete=lease.complete(outcome, totals)))
+        message = pb.SessionRequest()
+        lease.complete(outcome, totals, message.events.add().complete)
+        event = message.SerializeToString()
         ends_ns = lost.ends_ns if lost is not None else None
         ending = self._endings[lease_id] = _Ending(lease, event, now_ns, ends_ns)
         if len(self._endings) > self._limits.unacknowledged_max:
@@ -425,7 +429,9 @@ class SessionProtocol:
         while self._progress_out:
             lease = self._progress_out.popleft()
             if self._table.get(lease.lease_id) is not None:
-                return _encoded(pb.SessionEvent(progress=lease.progress())), 0
+                message = pb.SessionRequest()
+                lease.progress(message.events.add().progress)
+                return message.SerializeToString(), 0
         if self._telemetry_out:
             return self._telemetry_out.pop(next(iter(self._telemetry_out))), 0
         while self._cancel_out:
@@ -446,9 +452,8 @@ class SessionProtocol:
             self._cancel_out.append(tag)
         return pending.event, 0
 
-    def _checked(self, event: pb.SessionEvent, field: str) -> bytes:
-        """Encode an event that the caller made; InvalidRequest where no message can hold it."""
-        encoded = _encoded(event)
+    def _checked(self, encoded: bytes, field: str) -> bytes:
+        """Return an event that the caller made; InvalidRequest where no message can hold it."""
         size_max = self._limits.message_bytes_max - _SEQ_BYTES_MAX
         if len(encoded) > size_max:
             description = f"takes {len(encoded)} bytes of at most {size_max}"

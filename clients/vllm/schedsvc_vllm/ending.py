@@ -79,9 +79,9 @@ class Ending:
     @property
     def is_whole(self) -> bool:
         """Whether nothing is missing of the answer."""
-        self.catch_up()
         if self._ended:
             return True
+        self.catch_up()
         if self._bytes_left is not None:
             return self._bytes_left <= 0
         return self._has_last and self._tail.endswith(_EVENT_ENDS)

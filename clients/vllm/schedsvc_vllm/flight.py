@@ -167,9 +167,10 @@ class Flight:
                 if not body and more:
                     return
                 message = {**message, "body": body}
-            self._ending.feed(body)
-            self._ending.catch_up()
-            if not more:
+            if more:
+                self._ending.feed(body)
+                self._ending.catch_up()
+            else:
                 self._ending.end()
         elif kind == "http.response.start":
             message = self._begun(message)
