@@ -281,6 +281,7 @@ cdef void fill_refusal(
 ) noexcept:
     # Whatever a refused caller is told. A flow of -1 is told nothing of anybody's queues.
     cdef Pool* p
+    cdef int64_t free
     memset(v, 0, sizeof(Verdict))
     v.outcome = outcome
     v.pool = target
@@ -298,10 +299,9 @@ cdef void fill_refusal(
     if target != NONE:
         p = &core.ledger.pools[target]
         v.pool_capacity_tokens = p.capacity_blocks * p.block_size
-        v.pool_free_tokens = max(
-            <int64_t>0,
-            (p.capacity_blocks - p.headroom_blocks - p.promised_blocks) * p.block_size,
-        )
+        # Where headroom is below nothing an idle pool may promise more than it holds.
+        free = p.capacity_blocks - p.headroom_blocks - p.promised_blocks
+        v.pool_free_tokens = p.block_size * max(<int64_t>0, min(free, p.capacity_blocks))
 
 
 cdef int64_t admit_message(

@@ -214,6 +214,25 @@ def test_below_zero_more_is_promised_than_there_is() -> None:
     assert pool(s, 22 * SECOND)["overdrawn"]
 
 
+def test_no_more_is_told_free_than_the_pool_has() -> None:
+    """Also where headroom is below nothing, and an idle pool may promise more than it holds."""
+    s = adaptive(headroom_ppm=0, headroom_min_ppm=-100_000)
+    grant(s, 0, "a", 10, 5_490)
+    admit(s, 0, "b", 10, 5_490, queue_ttl_ns=25 * SECOND)
+    for second in range(20):
+        s.poll(second * SECOND)
+        tell(s, second * SECOND, used=100)
+        s.progress(second * SECOND, 1, 1)
+    assert pool(s, 20 * SECOND)["headroom_tokens"] < -900
+    s.complete(20 * SECOND, 1, 1)
+    assert outcomes(s.poll(20 * SECOND)) == [core.GRANTED]
+    s.complete(20 * SECOND, 2, 1)
+    handle = admit(s, 20 * SECOND, "c", 10, 10)
+    s.cancel(20 * SECOND, handle)
+    (told,) = s.poll(20 * SECOND)
+    assert (told.pool_capacity_tokens, told.pool_free_tokens) == (10_000, 10_000)
+
+
 def test_learning_starts_anew_after_reset() -> None:
     s = adaptive()
     grant(s, 0, "a", 10, 10)

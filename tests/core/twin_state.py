@@ -409,7 +409,8 @@ class State:
             return 0, 0
         p = self.pools[target]
         free = p.capacity_blocks - p.headroom_blocks - self.promised(target)
-        return p.capacity_blocks * p.block_size, max(0, free * p.block_size)
+        told = max(0, min(free, p.capacity_blocks))
+        return p.capacity_blocks * p.block_size, told * p.block_size
 
     def reset_learned(self) -> None:
         self.restart.end()
