@@ -96,7 +96,7 @@ OUTCOME_TEXT = {
     OUT_REJECTED_FLOW_QUEUE_FULL: "the tenant's queue is full",
     OUT_REJECTED_QUEUE_FULL: "all queues together are full",
     OUT_REJECTED_TOO_LARGE: "larger than the model's context or the engine's KV cache",
-    OUT_REJECTED_NO_POOL: "no engine of that name is registered",
+    OUT_REJECTED_NO_POOL: "no engine is registered, or none of the name asked for",
     OUT_REJECTED_DRAINING: "the scheduler, or the engine asked for, is draining",
     OUT_REJECTED_UNKNOWN_TENANT: "the tenant is unknown and unknown tenants are refused",
     OUT_REJECTED_QUOTA: "a quota of the tenant is spent",
