@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
-from schedsvc_client import ChannelCredentials, SchedulerError, tls_credentials
+from schedsvc_client import (
+    ChannelCredentials,
+    SchedulerError,
+    SchedulerUnavailable,
+    tls_credentials,
+)
 
 __all__ = ["Connection", "connects"]
 
@@ -26,6 +31,7 @@ class Connection:
         return {"credentials": self.credentials, "token": self.token}
 
 
+_NOT_CONNECTED = "failed to connect"
 _OPTIONS = (
     click.option(
         "--target",
@@ -65,8 +71,19 @@ def connects(command: Callable[..., None]) -> Callable[..., None]:
                 )
             command(Connection(target, credentials, token), **given)
         except (SchedulerError, ValueError) as error:
-            raise click.ClickException(f"{target}: {error}") from None
+            raise click.ClickException(f"{target}: {_said(error)}") from None
 
     for option in reversed(_OPTIONS):
         run = option(run)
     return run
+
+
+def _said(error: SchedulerError | ValueError) -> str:
+    """Say what to do where gRPC only tells which of its attempts to connect failed, and how."""
+    if isinstance(error, SchedulerUnavailable) and error.message.startswith(_NOT_CONNECTED):
+        cause = error.message.rpartition(": ")[2]
+        return (
+            f"no scheduler answers there ({cause}); start one with `schedsvc serve`, or name its"
+            " address with --target"
+        )
+    return str(error)

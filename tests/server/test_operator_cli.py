@@ -242,7 +242,8 @@ COMMANDS = [
 def test_a_scheduler_that_is_not_there_is_named(words: tuple[str, ...]) -> None:
     result = run(*words, "--target", "unix:/nowhere/at/all.sock")
     assert result.exit_code == 1
-    assert "Error: unix:/nowhere/at/all.sock: UNAVAILABLE" in result.output
+    assert "Error: unix:/nowhere/at/all.sock: no scheduler answers" in result.output
+    assert "(No such file or directory)" in result.output
     assert len(result.output.splitlines()) == 1
 
 
