@@ -21,8 +21,9 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 
 _log = structlog.get_logger("schedsvc.service")
 
-#: A held Admit is answered this long before the call's own deadline.
-_ANSWER_AHEAD_S = 0.050
+#: A held Admit is answered this long before the call's own deadline, which gRPC tells rounded up,
+#: by a hundredth at most.
+_ANSWER_AHEAD_S, _ROUNDED_UP = 0.050, 0.01
 _QUEUE_TTL_MIN_NS = 1_000_000
 _BATCH_MAX = 4_096
 _NOT_FOUND = 5
@@ -72,7 +73,7 @@ class Service(Calls):
             principal = self._principal(context)
             queue_ttl_ns = 0
             if remaining_s is not None:
-                left_ns = int((remaining_s - _ANSWER_AHEAD_S) * 1e9)
+                left_ns = int((remaining_s * (1 - _ROUNDED_UP) - _ANSWER_AHEAD_S) * 1e9)
                 queue_ttl_ns = max(left_ns, _QUEUE_TTL_MIN_NS)
             answer = self._driver.admit(principal, data, queue_ttl_ns)
             if not isinstance(answer, bytes):
