@@ -7,10 +7,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 STUBS := clients/python
 VLLM_VENV := .venv-vllm
 TESTS_AT_ONCE ?= 2
-# Tests by their mark, with options. What fails beside other work is run once more by itself: how soon a
-# process runs is the machine's affair. What fails twice fails, and a crash is not tried again.
-LOOK = $(BIN)/python -m pytest -q --max-worker-restart 0 -m $(1)
-RUN = $(LOOK) $(2) || { test $$? -eq 1 && echo 'Once more, by themselves:' && $(LOOK) --lf --lfnf none $(filter tests/%,$(2)); }
+# The house rules: make check runs them, in a tenth of the time of the rest.
+NO_TIDY := --ignore tests/tidy
+# Tests by their mark, with options. What fails beside other work is run once more by itself: how
+# soon a process runs is the machine's affair. What fails twice fails; a crash is not tried again.
+LOOK = $(BIN)/python -m pytest -q --max-worker-restart 0 -m $(1) $(3)
+AGAIN = test $$? -eq 1 && echo 'Once more, by themselves:' && $(LOOK) --lf --lfnf none
+RUN = $(LOOK) $(2) || { $(AGAIN); }
 # Fresh with each change, and yet the same for all who run it.
 FRESH_SEED := $(shell echo $$((0x1$$(git rev-parse --verify -q 'HEAD^{tree}' | cut -c1-10))))
 
@@ -57,7 +60,7 @@ check: build ## Lint, types, contract drift, house rules.
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/tidy
 
 test: build ## The whole suite: no GPU, no network. Two processes, then what must be alone.
-	$(call RUN,'not slow and not vllm and not alone',-n $(TESTS_AT_ONCE))
+	$(call RUN,'not slow and not vllm and not alone',-n $(TESTS_AT_ONCE),$(NO_TIDY))
 	$(call RUN,'alone and not slow and not vllm')
 
 test-slow: build ## What is too slow for every change.
@@ -72,7 +75,7 @@ test-fuzz: build ## Every parser with hostile input, the core watching its memor
 	$(BIN)/python -m tests.fuzz --sanitised --seconds 6
 
 test-vllm: build $(VLLM_VENV)/.installed ## The gate on the real vLLM: its CPU build, no GPU, 4 GB.
-	$(call RUN,'vllm and not slow',tests/vllm)
+	$(call RUN,'vllm and not slow',,tests/vllm)
 
 test-vllm-slow: build $(VLLM_VENV)/.installed ## What takes too long there for every change.
 	$(BIN)/python -m pytest -q -m 'vllm and slow' tests/vllm
