@@ -24,7 +24,7 @@ def test_client(tmp_path: Path, node: str) -> None:
     token = hashlib.sha256(b"secret").hexdigest()
     served = script(
         auth={"tokens": [{"name": "node", "sha256": token}]},
-        scheduler={"lease_ttl_ms": 1_000, "lease_grace_ms": 1_000, "flow_queue_max": 1},
+        scheduler={"lease_ttl_ms": 3_000, "lease_grace_ms": 3_000, "flow_queue_max": 1},
     )
     served["listener"] = {"auth": "token"}
     with serving(served, tmp_path) as target:
