@@ -1,7 +1,7 @@
 """Thousands of connections that mean harm, in a process of their own.
 
 `python -m bench.attackers --target HOST:PORT --ready-file FILE` connects, writes the file, attacks
-until SIGTERM, and then prints what came of it as JSON. The kinds:
+until SIGTERM, and then prints what came of it as JSON; the file tells it meanwhile. The kinds:
 
 - `flood`: on each connection one Admit after another, each of 64 KiB and of another tenant;
 - `resets`: calls that are cancelled in the moment they are sent (CVE-2023-44487);
@@ -11,6 +11,7 @@ until SIGTERM, and then prints what came of it as JSON. The kinds:
 """
 
 import asyncio
+import contextlib
 import json
 import random
 import resource
@@ -40,6 +41,7 @@ _SPARE_FILES = 64
 _CONNECTING_AT_ONCE = 128
 _RESETS_AT_ONCE = 100
 _AGAIN_S = 5.0
+_TELL_S = 0.25
 _NAME_BYTES = 250
 _FILLER_FIELD = 1_000
 
@@ -220,11 +222,20 @@ async def _attack(attack: Attack, target: str, connections: int, ready_file: Pat
             break
         await asyncio.sleep(0.05)
     attack.begin()
-    ready_file.touch()  # noqa: ASYNC240 - nothing waits for it here
-    await stop.wait()
+    while not stop.is_set():
+        _tell(ready_file, attack.counts)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _TELL_S)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _tell(ready_file: Path, counts: Counter[str]) -> None:
+    """Write what has come of it so far; whoever reads the file meanwhile finds it whole."""
+    written = ready_file.with_suffix(".new")
+    written.write_text(json.dumps(counts))
+    written.replace(ready_file)
 
 
 def _allow_files(files: int) -> int:

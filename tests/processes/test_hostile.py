@@ -5,12 +5,13 @@ How much slower, `python -m bench.attack` measures with ten thousand of them, at
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 from schedsvc_client import ClientOptions
 from schedsvc_client.aio import AsyncScheduler
+from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from bench.attackers import KINDS
 
@@ -30,6 +32,10 @@ pytestmark = pytest.mark.alone
 
 ROOT = Path(__file__).resolve().parents[2]
 CONNECTIONS = 100
+#: Longer than a machine stands still: whoever conforms is not dropped for it.
+HANDSHAKE_MS = 3_000
+#: Attackers of the lowest priority get somewhere by then.
+SERVE_S_MAX = 120.0
 #: Of its token, at the front.
 CALLS_PER_SECOND, CALLS_MAX = 5, 50
 # At most 16,384 calls wait to be looked at, of about 20 KB each.
@@ -48,12 +54,26 @@ def settings(**limits: int) -> dict[str, Any]:
     }
 
 
+class Met:
+    """What attackers have met: as they told it a moment ago, and after their end in full."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._all: dict[str, int] = {}
+
+    def __getitem__(self, name: str) -> int:
+        told = self._all or json.loads(self._file.read_text())
+        return int(told.get(name, 0))
+
+    def end(self, told: dict[str, int]) -> None:
+        self._all = told
+
+
 @contextmanager
-def attackers(
-    programs: Programs, kind: str, *options: str, target: str = ""
-) -> Iterator[dict[str, int]]:
-    """Let them attack a target, else the scheduler's port; what they met is in the dict later."""
-    ready, met = programs.folder / "attackers.ready", dict[str, int]()
+def attackers(programs: Programs, kind: str, *options: str, target: str = "") -> Iterator[Met]:
+    """Let them attack a target, else the scheduler's port."""
+    ready = programs.folder / "attackers.ready"
+    met = Met(ready)
     target = target or programs.scheduler_targets[-1]
     # At the lowest priority, as bench/attack.py runs them: attackers have machines of their own,
     # and here they are not to take the cores that answer pings in time.
@@ -67,21 +87,46 @@ def attackers(
             time.sleep(0.05)
         yield met
         process.send_signal(signal.SIGTERM)
-        met |= json.loads(process.communicate(timeout=60)[0])
+        met.end(json.loads(process.communicate(timeout=60)[0]))
     finally:
         process.kill()
         process.wait()
 
 
-async def serve_conforming(programs: Programs) -> None:
-    """Ask and complete forty times; raises where one is not served."""
+async def serve_conforming(
+    programs: Programs, is_enough: Callable[[pb.StatsResponse], object]
+) -> int:
+    """Ask and complete forty times, and again until the attackers have got somewhere; how often.
+
+    Raises where one is not served.
+    """
     patient = ClientOptions(admit_deadline_s=30, call_deadline_s=30)
+    served, deadline_s = 0, time.monotonic() + SERVE_S_MAX
     async with AsyncScheduler(programs.target, options=patient) as scheduler:
-        for _ in range(40):
-            async with scheduler.admission(
-                tenant="a", input_tokens=50, max_output_tokens=50
-            ) as held:
-                held.complete(input_tokens=50, output_tokens=5)
+        while True:
+            for _ in range(40):
+                async with scheduler.admission(
+                    tenant="a", input_tokens=50, max_output_tokens=50
+                ) as held:
+                    held.complete(input_tokens=50, output_tokens=5)
+                served += 1
+            stats = await scheduler.stats()
+            if is_enough(stats):
+                return served
+            assert time.monotonic() < deadline_s, stats
+            # The attackers' turn, where there is but one core.
+            await asyncio.sleep(0.1)
+
+
+def flow_of(stats: pb.StatsResponse, tenant: str) -> pb.FlowStats:
+    return next(flow for flow in stats.flows if flow.tenant == tenant)
+
+
+def least(kind: str) -> dict[str, int]:
+    """What attackers of a kind have to meet: those that say nothing are dropped."""
+    sent = CONNECTIONS if kind in ("flood", "resets", "mixed") else 0
+    lost = {"silent": CONNECTIONS, "mixed": CONNECTIONS // 4}.get(kind, 0)
+    return {"connected": CONNECTIONS, "sent": sent, "lost": lost}
 
 
 @pytest.mark.slow
@@ -89,19 +134,20 @@ async def serve_conforming(programs: Programs) -> None:
 async def test_a_hundred_hostile_connections_harm_nobody(stand: Stand, kind: str) -> None:
     """Without a token nothing is decided for them, and nothing of theirs is kept."""
     # The conforming client's pings have to be answered in time, too, by processes that compete.
-    programs = stand(settings(handshake_ms=500, keepalive_ms=10_000))
+    programs = stand(settings(handshake_ms=HANDSHAKE_MS, keepalive_ms=10_000))
     programs.start_scheduler()
     before_mb = programs.resident_mb("scheduler")
     with attackers(programs, kind) as met:
-        await serve_conforming(programs)
-    assert met["connected"] >= CONNECTIONS
-    if kind in ("flood", "resets"):
-        assert met["sent"] >= CONNECTIONS
+        served = await serve_conforming(
+            programs, lambda _: all(met[name] >= count for name, count in least(kind).items())
+        )
+    for name, count in least(kind).items():
+        assert met[name] >= count, name
     assert programs.is_running("scheduler")
     assert programs.resident_mb("scheduler") - before_mb < GROWTH_MB_MAX
     async with AsyncScheduler(programs.target) as scheduler:
         totals = (await at_rest(scheduler)).totals
-    assert (totals.received, totals.completed) == (40, 40)
+    assert (totals.received, totals.completed) == (served, served)
 
 
 async def test_a_flood_of_unknown_names_shares_one_flow(stand: Stand) -> None:
@@ -110,20 +156,23 @@ async def test_a_flood_of_unknown_names_shares_one_flow(stand: Stand) -> None:
     programs.start_scheduler()
     before_mb = programs.resident_mb("scheduler")
     with attackers(programs, "flood", "--token", "secret") as met:
-        await serve_conforming(programs)
+        served = await serve_conforming(
+            programs,
+            lambda stats: flow_of(stats, "unknown").received > 0 and met["sent"] > CONNECTIONS,
+        )
     assert met["sent"] > CONNECTIONS
     assert programs.resident_mb("scheduler") - before_mb < GROWTH_MB_MAX
     async with AsyncScheduler(programs.target) as scheduler:
         stats = await scheduler.stats()
     flows = {flow.tenant: flow for flow in stats.flows}
     assert set(flows) == {"a", "b", "c", "unknown"}
-    assert flows["a"].completed == 40
+    assert flows["a"].completed == served
     assert flows["unknown"].received > 0
 
 
 def fronted() -> dict[str, Any]:
     """A socket for the shim beside the engine, and a front for everybody else."""
-    whole = settings(connections_max=CONNECTIONS // 2, handshake_ms=500)
+    whole = settings(connections_max=CONNECTIONS // 2, handshake_ms=HANDSHAKE_MS)
     front = {"tcp": "127.0.0.1:0", "calls_per_second": CALLS_PER_SECOND, "calls_max": CALLS_MAX}
     behind = {"unix": "behind", "auth": "token"}
     return whole | {"listeners": [behind], "front": front}
@@ -138,7 +187,10 @@ async def test_strangers_at_the_front_never_reach_the_scheduler(stand: Stand) ->
     files, before_mb = programs.files("scheduler"), programs.resident_mb("scheduler")
     front_mb = programs.resident_mb("front")
     with attackers(programs, "mixed", target=target) as met:
-        await serve_conforming(programs)
+        served = await serve_conforming(
+            programs,
+            lambda _: met["connected"] >= CONNECTIONS and met["sent"] > CONNECTIONS,
+        )
         # Its one connection, the front's, and what each opens for a moment.
         assert programs.files("scheduler") - files < 10
         assert programs.files("front") < CONNECTIONS
@@ -149,7 +201,7 @@ async def test_strangers_at_the_front_never_reach_the_scheduler(stand: Stand) ->
     assert programs.is_running("front")
     async with AsyncScheduler(programs.target) as scheduler:
         totals = (await at_rest(scheduler)).totals
-        assert (totals.received, totals.completed) == (40, 40)
+        assert (totals.received, totals.completed) == (served, served)
 
 
 @pytest.mark.slow
@@ -159,12 +211,16 @@ async def test_a_token_at_the_front_spends_no_more_than_its_allowance(stand: Sta
     target = programs.start_front()
     began_s = time.monotonic()
     with attackers(programs, "flood", "--token", "secret", target=target) as met:
-        await serve_conforming(programs)
+        served = await serve_conforming(
+            programs,
+            # Each connection may have a call on its way, that is still received.
+            lambda stats: 0 < flow_of(stats, "unknown").received < met["answered"] - CONNECTIONS,
+        )
     # Whatever else the machine does: the front's clock is this one.
     allowed = CALLS_PER_SECOND * (time.monotonic() - began_s + 1) + 1
     async with AsyncScheduler(programs.target) as scheduler:
         stats = await scheduler.stats()
     flows = {flow.tenant: flow for flow in stats.flows}
-    assert flows["a"].completed == 40
+    assert flows["a"].completed == served
     assert 0 < flows["unknown"].received <= allowed
     assert flows["unknown"].received < met["answered"]
