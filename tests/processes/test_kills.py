@@ -150,7 +150,9 @@ async def flight(stand: Stand, streams: int, step_ms: int) -> AsyncIterator[Flig
     sizes = EngineSizes(
         step_ms, capacity, RESERVED_TOKENS, sequences=2 * streams, block_tokens=BLOCK_TOKENS
     )
-    programs = stand(config(lease_ttl_ms=10_000, lease_grace_ms=5_000), sizes)
+    # Those that wait do so for as long as the shortest of them runs.
+    times = {"lease_ttl_ms": 10_000, "lease_grace_ms": 5_000, "queue_ttl_ms": 600_000}
+    programs = stand(config(**times), sizes)
     programs.start_scheduler()
     programs.start_engine()
     async with client(programs.engine_url) as http:
