@@ -11,14 +11,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
-from schedsvc_client import ClientOptions
+from schedsvc_client import ClientOptions, SchedulerUnavailable
 from schedsvc_client.aio import AsyncScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
@@ -93,6 +93,23 @@ def attackers(programs: Programs, kind: str, *options: str, target: str = "") ->
         process.wait()
 
 
+@asynccontextmanager
+async def connected(programs: Programs) -> AsyncIterator[AsyncScheduler]:
+    """A client whose connection is there: it gives one up after a second, and so does a call."""
+    patient = ClientOptions(admit_deadline_s=30, call_deadline_s=30)
+    deadline_s = time.monotonic() + 30
+    async with AsyncScheduler(programs.target, options=patient) as scheduler:
+        while True:
+            try:
+                await scheduler.stats()
+                break
+            except SchedulerUnavailable:
+                if time.monotonic() > deadline_s:
+                    raise
+                await asyncio.sleep(0.1)
+        yield scheduler
+
+
 async def serve_conforming(
     programs: Programs, is_enough: Callable[[pb.StatsResponse], object]
 ) -> int:
@@ -100,9 +117,8 @@ async def serve_conforming(
 
     Raises where one is not served.
     """
-    patient = ClientOptions(admit_deadline_s=30, call_deadline_s=30)
     served, deadline_s = 0, time.monotonic() + SERVE_S_MAX
-    async with AsyncScheduler(programs.target, options=patient) as scheduler:
+    async with connected(programs) as scheduler:
         while True:
             for _ in range(40):
                 async with scheduler.admission(
@@ -145,7 +161,7 @@ async def test_a_hundred_hostile_connections_harm_nobody(stand: Stand, kind: str
         assert met[name] >= count, name
     assert programs.is_running("scheduler")
     assert programs.resident_mb("scheduler") - before_mb < GROWTH_MB_MAX
-    async with AsyncScheduler(programs.target) as scheduler:
+    async with connected(programs) as scheduler:
         totals = (await at_rest(scheduler)).totals
     assert (totals.received, totals.completed) == (served, served)
 
@@ -162,7 +178,7 @@ async def test_a_flood_of_unknown_names_shares_one_flow(stand: Stand) -> None:
         )
     assert met["sent"] > CONNECTIONS
     assert programs.resident_mb("scheduler") - before_mb < GROWTH_MB_MAX
-    async with AsyncScheduler(programs.target) as scheduler:
+    async with connected(programs) as scheduler:
         stats = await scheduler.stats()
     flows = {flow.tenant: flow for flow in stats.flows}
     assert set(flows) == {"a", "b", "c", "unknown"}
@@ -199,7 +215,7 @@ async def test_strangers_at_the_front_never_reach_the_scheduler(stand: Stand) ->
     assert programs.resident_mb("scheduler") - before_mb < 40
     assert programs.resident_mb("front") - front_mb < GROWTH_MB_MAX / 2
     assert programs.is_running("front")
-    async with AsyncScheduler(programs.target) as scheduler:
+    async with connected(programs) as scheduler:
         totals = (await at_rest(scheduler)).totals
         assert (totals.received, totals.completed) == (served, served)
 
@@ -218,7 +234,7 @@ async def test_a_token_at_the_front_spends_no_more_than_its_allowance(stand: Sta
         )
     # Whatever else the machine does: the front's clock is this one.
     allowed = CALLS_PER_SECOND * (time.monotonic() - began_s + 1) + 1
-    async with AsyncScheduler(programs.target) as scheduler:
+    async with connected(programs) as scheduler:
         stats = await scheduler.stats()
     flows = {flow.tenant: flow for flow in stats.flows}
     assert flows["a"].completed == served
