@@ -150,6 +150,23 @@ def test_a_queue_that_is_longer_than_it_may_be_is_seen() -> None:
     desk.auditor.snapshot(stats)
 
 
+def test_what_audit_took_in_may_wait_when_it_ends_and_nobody_joins_it() -> None:
+    desk = Desk(flow_queue_max=5)
+    row, stats = figures(desk)
+    desk.auditor.say_mode("a", audit=True)
+    for number in range(7):
+        desk.ask(0, f"audited {number}")
+    desk.auditor.say_mode("a", audit=False)
+    stats["totals"] |= {"received": 8, "queued": 7}
+    row["queued"] = 7
+    desk.auditor.snapshot(stats)
+    desk.ask(0, "one more")
+    stats["totals"] |= {"received": 9, "queued": 8}
+    row["queued"] = 8
+    with pytest.raises(ViolationError, match="the queue of a is too long"):
+        desk.auditor.snapshot(stats)
+
+
 def test_a_counter_that_the_scheduler_tells_otherwise_is_seen() -> None:
     desk = Desk(counts_exactly=True)
     row, stats = figures(desk, vtc_micro=10_000_000)

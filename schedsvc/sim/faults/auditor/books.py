@@ -111,7 +111,7 @@ class Auditor:
     def say_mode(self, tenant: str, *, audit: bool) -> None:
         """Hear that a tenant is in audit, or not any more."""
         self.events += 1
-        self.books.handles.say(tenant, audit=audit)
+        self.books.handles.say(self.books, tenant, audit=audit)
 
     # Streams.
 

@@ -42,6 +42,7 @@ class Handles:
         self.drained = set(drained)
         self.closed = closed  # everything is drained
         self.audited: set[str] = set()  # tenants
+        self._ended: dict[str, int] = {}  # audits; by tenant, the last request that was taken in
         self.was_audited = False  # in this round, something was granted in audit
         self._sweeps = False
 
@@ -69,12 +70,25 @@ class Handles:
         books.void(lease)
         return LIVE
 
-    def say(self, tenant: str, *, audit: bool) -> None:
+    def say(self, books: Books, tenant: str, *, audit: bool) -> None:
         """Let a tenant be in audit, or not any more."""
         if audit:
             self.audited.add(tenant)
-        else:
+        elif tenant in self.audited:
             self.audited.discard(tenant)
+            self._ended[tenant] = books.seq
+
+    def places(self, books: Books, tenant: str, flow: str) -> int:
+        """Return how many of a flow that is not in audit may wait. O(queued) after an audit.
+
+        Audit refuses nobody, and takes in more than one poll can grant: when it ends, they wait.
+        """
+        last = self._ended.get(tenant)
+        if last is None:
+            return books.terms.flow_queue_max
+        queues = (queue for (name, _), queue in books.queues.items() if name == flow)
+        early = sum(r.seq <= last for queue in queues for r in queue.values())
+        return max(books.terms.flow_queue_max, early)
 
     def is_stranded(self, books: Books, r: Request) -> bool:
         """Whether a request that waits can go nowhere any more. O(pools)."""
