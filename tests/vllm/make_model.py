@@ -1,6 +1,7 @@
-"""Makes a tiny Llama without weights: configuration, tokenizer, chat template.
+"""Makes a Llama without weights: configuration, tokenizer, chat template.
 
     python make_model.py FOLDER
+    python make_model.py --size 14b FOLDER
 
 Run it in the environment of vLLM, which loads the folder with `--load-format dummy`. The tokenizer
 is a byte-level BPE that is trained here, on the standard library's own text.
@@ -22,6 +23,26 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+# `tiny` is small enough for one core and large enough for all code paths; `14b` computes what
+# Qwen2.5-14B does for each token, but for the vocabulary.
+SIZES = {
+    "tiny": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "dtype": "float32",
+    },
+    "14b": {
+        "hidden_size": 5120,
+        "intermediate_size": 13824,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "dtype": "bfloat16",
+    },
+}
 SPECIAL = ["<unk>", "<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"]
 
 
@@ -51,30 +72,28 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return wrapped
 
 
-def config() -> LlamaConfig:
-    """Describe the model: small enough for one core, large enough for all code paths."""
+def config(size: str) -> LlamaConfig:
+    """Describe the model."""
     return LlamaConfig(
         architectures=["LlamaForCausalLM"],
         vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=POSITIONS,
         bos_token_id=SPECIAL.index("<s>"),
         eos_token_id=SPECIAL.index("</s>"),
-        dtype="float32",
+        **SIZES[size],
     )
 
 
 def main() -> None:
     """Write the folder."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    tokenizer().save_pretrained(folder)
-    config().save_pretrained(folder)
+    parser.add_argument("--size", choices=SIZES, default="tiny", help="(default tiny)")
+    options = parser.parse_args()
+    tokenizer().save_pretrained(options.folder)
+    config(options.size).save_pretrained(options.folder)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,15 @@
 
     python -m tests.vllm.pairs --pairs 5 --null 2
     python -m tests.vllm.pairs --large --pairs 7 --null 2 --out out/vllm-large
+    python -m tests.vllm.pairs --gpu ENVIRONMENT --hog-per-s 20 --out out/vllm-gpu
 
 Open loop: `hog` sends 20 requests a second of 512/256 tokens, `quiet` 2 of 64/64. Two servers run
 side by side, one plain and one behind the gate; only one of them is busy at a time. A null pair is
 the plain server twice: what differs there is noise. With `--large` quiet's requests are as large
 as the hog's; `--alone` adds runs of quiet behind the gate without the hog. TTFT is taken at the
 client and at the server's edge, by the same code in both arms. A run whose client was late is void,
-and repeated.
+and repeated. With `--gpu` both servers share a GPU, with a model of 14 G parameters in each (random
+weights, 60 GB in all); ENVIRONMENT is a virtual environment with vLLM and `clients/*` in it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -71,7 +75,7 @@ def arrivals(
 
 
 @contextlib.contextmanager
-def both() -> Iterator[Arms]:
+def both(machine: programs.Machine | None = None) -> Iterator[Arms]:
     """Run a scheduler with the defaults, and both servers."""
     with tempfile.TemporaryDirectory(prefix="v") as name:
         folders = [Path(name) / arm for arm in ("p", "g")]
@@ -80,8 +84,8 @@ def both() -> Iterator[Arms]:
         names = [tenant[0] for tenant in TENANTS]
         with (
             programs.Scheduler(folders[1], names, {}) as scheduler,
-            programs.vllm(folders[0], gated=False, edge=True) as plain,
-            programs.vllm(folders[1], gated=True, edge=True) as gated,
+            programs.vllm(folders[0], gated=False, edge=True, machine=machine) as plain,
+            programs.vllm(folders[1], gated=True, edge=True, machine=machine) as gated,
         ):
             yield Arms(Stack(plain, scheduler), Stack(gated, scheduler))
 
@@ -206,6 +210,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--null", type=int, default=2, help="plain and plain (default 2)")
     parser.add_argument("--alone", type=int, default=0, help="runs of quiet alone (default 0)")
     parser.add_argument("--large", action="store_true", help="quiet's requests as the hog's")
+    parser.add_argument("--gpu", type=Path, metavar="ENVIRONMENT", help="not on the CPU")
+    parser.add_argument(
+        "--hog-per-s", type=float, default=HOG[1], help=f"of the hog (default {HOG[1]:g})"
+    )
     parser.add_argument("--seconds", type=float, default=40.0, help="of arrivals (default 40)")
     parser.add_argument("--seed", type=int, default=1, help="of arrivals and prompts (default 1)")
     parser.add_argument("--out", type=Path, default=Path("out/vllm"), help="folder of report.json")
@@ -216,9 +224,25 @@ def _options() -> argparse.Namespace:
         parser.error("--pairs must be at least 1, --null and --alone at least 0")
     if options.seconds <= WARMUP_S:
         parser.error(f"--seconds must be more than {WARMUP_S:g}: tokens count only after that")
-    if not programs.installed():
+    if options.hog_per_s <= 0:
+        parser.error(f"--hog-per-s must be more than 0, not {options.hog_per_s:g}")
+    if options.gpu and not (options.gpu / "bin" / "vllm").exists():
+        parser.error(f"--gpu: there is no {options.gpu / 'bin' / 'vllm'}; install vLLM there")
+    if not options.gpu and not programs.installed():
         parser.error("the real vLLM is not installed; `make test-vllm` does it")
     return options
+
+
+def _machine(environment: Path | None) -> programs.Machine | None:
+    """Describe the GPU, and make its model where that has not been done; None is the CPU."""
+    if environment is None:
+        return None
+    model = environment / "model-14b"
+    if not model.exists():
+        make = Path(__file__).with_name("make_model.py")
+        command = [str(environment / "bin" / "python"), str(make), "--size", "14b", str(model)]
+        subprocess.run(command, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    return programs.on_gpu(environment.resolve(), model.resolve())
 
 
 def main() -> None:
@@ -238,13 +262,13 @@ def main() -> None:
         report.update(pairs=pairs, null=null, alone=alone, summary=summary(pairs, null), bars=bars)
         file.write_text(json.dumps(report, indent=1) + "\n")
 
-    with both() as arms:
+    with both(_machine(options.gpu)) as arms:
         measure(
             arms,
             options.pairs,
             options.null,
             seed=options.seed + 1_000 * len(earlier["pairs"]),
-            load=Load(seconds=options.seconds, large=options.large),
+            load=Load(options.seconds, hog_per_s=options.hog_per_s, large=options.large),
             alone=options.alone,
             keep=keep,
         )

@@ -23,6 +23,7 @@ ENVIRONMENT = ROOT / ".venv-vllm"
 MODEL = "tiny"
 CONTEXT_TOKENS = 2048
 BLOCK_TOKENS = 128
+GPU_BLOCK_TOKENS = 16
 CAPACITY_TOKENS = 160 * BLOCK_TOKENS
 MAX_RUNNING = 64
 QUEUE_TTL_MS = 4_000
@@ -36,13 +37,50 @@ START_S_MAX = 180.0
 STOP_S_MAX = 20.0
 _TAIL_LINES = 25
 
-# In single precision: in half precision the CPU build takes AMX instructions where the processor
-# lists them, without asking the kernel for them, and dies of it in a virtual machine.
 ENGINE = (
-    *("--served-model-name", MODEL, "--load-format", "dummy", "--dtype", "float32"),
+    *("--served-model-name", MODEL, "--load-format", "dummy"),
     *("--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", str(MAX_RUNNING)),
-    *("--num-gpu-blocks-override", str(CAPACITY_TOKENS // BLOCK_TOKENS), "--enforce-eager"),
 )
+
+
+@dataclass(frozen=True)
+class Machine:
+    """On what vLLM runs: its environment, the model's folder, and what either is told for it."""
+
+    environment: Path
+    model: Path
+    arguments: tuple[str, ...]
+    variables: Mapping[str, str]
+
+
+def on_cpu() -> Machine:
+    """Describe the CPU build on the tiny model, as `make test-vllm` installs it.
+
+    In single precision: in half precision the CPU build takes AMX instructions where the processor
+    lists them, without asking the kernel for them, and dies of it in a virtual machine.
+    """
+    blocks = str(CAPACITY_TOKENS // BLOCK_TOKENS)
+    return Machine(
+        ENVIRONMENT,
+        ENVIRONMENT / "model",
+        ("--dtype", "float32", "--enforce-eager", "--num-gpu-blocks-override", blocks),
+        {"LD_PRELOAD": str(ENVIRONMENT / "sched_yield.so"), "VLLM_CPU_KVCACHE_SPACE": "1"},
+    )
+
+
+def on_gpu(environment: Path, model: Path) -> Machine:
+    """Describe a GPU that two servers share, with a cache as large as the CPU build's."""
+    blocks = str(CAPACITY_TOKENS // GPU_BLOCK_TOKENS)
+    return Machine(
+        environment,
+        model,
+        (
+            *("--dtype", "bfloat16", "--gpu-memory-utilization", "0.45"),
+            *("--compilation-config", '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}'),
+            *("--block-size", str(GPU_BLOCK_TOKENS), "--num-gpu-blocks-override", blocks),
+        ),
+        {},
+    )
 
 
 def installed() -> bool:
@@ -188,10 +226,11 @@ def vllm(
     gated: bool,
     edge: bool = False,
     switch: bool = False,
+    machine: Machine | None = None,
     arguments: tuple[str, ...] = (),
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Run vLLM on the tiny model, through the launcher where it is gated.
+    """Run vLLM, through the launcher where it is gated; on the CPU where nothing else is said.
 
     `edge`: with the clock of edge.py around everything; `switch`: with switch.py in the gate's
     place. The launcher can add neither.
@@ -203,8 +242,9 @@ def vllm(
     own = {"SCHEDSVC_TARGET": f"unix:{folder / 's'}", "SCHEDSVC_TENANT_HEADERS": "x-tenant-id"}
     launched = gated and not (edge or switch)
     name = "schedsvc-vllm" if launched else "vllm"
-    command = [str(ENVIRONMENT / "bin" / name), "serve", str(ENVIRONMENT / "model"), *ENGINE]
-    command += ["--host", "127.0.0.1", "--port", str(port), *arguments]
+    machine = machine or on_cpu()
+    command = [str(machine.environment / "bin" / name), "serve", str(machine.model), *ENGINE]
+    command += ["--host", "127.0.0.1", "--port", str(port), *machine.arguments, *arguments]
     if launched:
         command += ["--schedsvc-target", own["SCHEDSVC_TARGET"]]
         command += ["--schedsvc-tenant-headers=x-tenant-id"]
@@ -213,17 +253,20 @@ def vllm(
     if edge:
         command += ["--middleware", "edge.Edge"]
     environment = {
-        "LD_PRELOAD": str(ENVIRONMENT / "sched_yield.so"),
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
-        **({"PYTHONPATH": str(Path(__file__).parent)} if edge or switch else {}),
+        **machine.variables,
+        **({"PYTHONPATH": _path(Path(__file__).parent)} if edge or switch else {}),
         **(own if gated and not launched else {}),
         **(variables or {}),
     }
     log = folder / f"{name}.log"
     with program(command, log, lambda: _answers(url), environment) as process:
         yield Server(url, process, log)
+
+
+def _path(folder: Path) -> str:
+    return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
 
 
 def _answers(url: str) -> bool:
