@@ -167,6 +167,29 @@ def test_what_audit_took_in_may_wait_when_it_ends_and_nobody_joins_it() -> None:
         desk.auditor.snapshot(stats)
 
 
+def test_what_audit_took_in_does_not_count_in_the_bound_of_all_queues() -> None:
+    desk = Desk(queue_max=5)
+    _, stats = figures(desk, audit=True)
+
+    def wait(name: str, tenant: str = "a") -> None:
+        desk.ask(0, name, tenant=tenant)
+        totals["received"], totals["queued"] = totals["received"] + 1, totals["queued"] + 1
+
+    totals = stats["totals"]
+    desk.auditor.say_mode("a", audit=True)
+    for number in range(11):
+        wait(f"audited {number}")
+    desk.auditor.snapshot(stats)
+    desk.auditor.say_mode("a", audit=False)
+    desk.auditor.snapshot(stats)
+    for number in range(10):  # as many as are exempt, and as many as are not
+        wait(f"enforced {number}", "ab"[number % 2])
+    desk.auditor.snapshot(stats)
+    wait("one more")
+    with pytest.raises(ViolationError, match="the queues are too long"):
+        desk.auditor.snapshot(stats)
+
+
 def test_a_counter_that_the_scheduler_tells_otherwise_is_seen() -> None:
     desk = Desk(counts_exactly=True)
     row, stats = figures(desk, vtc_micro=10_000_000)

@@ -162,7 +162,8 @@ def compare(books: Books, stats: Stats) -> None:
     for name, count in held.items():
         require(totals[name] == count, f"the gauge {name} is wrong", totals[name], count)
     # Exempt requests have as many places of their own.
-    require(books.queued <= 2 * books.terms.queue_max, "the queues are too long", books.queued)
+    bounded = books.handles.bounded(books)
+    require(bounded <= 2 * books.terms.queue_max, "the queues are too long", bounded)
     books.handles.compare(stats)
     for row in stats["pools"]:
         if row["name"] in books.pools:

@@ -90,6 +90,19 @@ class Handles:
         early = sum(r.seq <= last for queue in queues for r in queue.values())
         return max(books.terms.flow_queue_max, early)
 
+    def bounded(self, books: Books) -> int:
+        """Count what waits and had to find a place. O(queued) in audit and after one.
+
+        In audit nobody has to, and what is too large for all pools waits there until one serves.
+        """
+        if not (self.audited or self._ended):
+            return books.queued
+        return sum(
+            r.key[0] not in self.audited and r.seq > self._ended.get(r.key[0], -1)
+            for queue in books.queues.values()
+            for r in queue.values()
+        )
+
     def is_stranded(self, books: Books, r: Request) -> bool:
         """Whether a request that waits can go nowhere any more. O(pools)."""
         target = r.ask.pool if r.ask else ""
