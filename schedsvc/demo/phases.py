@@ -125,7 +125,7 @@ async def _run(
     if lag_ms <= CLIENT_LAG_MS_MAX:
         return phase
     setting.console.print(
-        f"{title}: void, the load generator was late by {lag_ms:.0f} ms (p99); once more",
+        f"{title}: void; once more\nthe load generator was late by {lag_ms:.0f} ms (p99)",
         highlight=False,
     )
     return await _drive(setting, name, title, trace, url, programs, books)

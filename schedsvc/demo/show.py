@@ -20,7 +20,8 @@ def show(report: Report, details: Report, bars: list[Bar], console: Console) -> 
     console.print(_engine(report))
     for bar in bars:
         mark = Text("PASS  ", "green") if bar.holds else Text("FAIL  ", "bold red")
-        console.print(mark + Text(f"{bar.name}  ") + Text(bar.figures, "dim"), soft_wrap=True)
+        line = mark + Text(f"{bar.name}  ") + Text(bar.figures, "dim")
+        console.print(line, soft_wrap=not console.is_terminal)  # a file has one line for each
 
 
 def _latencies(report: Report) -> Table:

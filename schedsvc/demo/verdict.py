@@ -84,7 +84,7 @@ def _repeat(report: Report) -> Bar:
 
 
 def _leftovers(after: Report) -> Bar:
-    figures = ", ".join(f"{name} {value}" for name, value in after.items())
+    figures = ", ".join(f"{name} {value}" for name, value in after.items() if value) or "none"
     return Bar("afterwards nothing is promised, leased or queued", not any(after.values()), figures)
 
 

@@ -19,6 +19,7 @@ LINE_PERIOD_S = 5.0
 TENANTS_MAX = 20
 LINE_TENANTS_MAX = 5
 BAR_CHARS = 24
+WIDE = 90
 
 COLUMNS = ("sent", "waiting", "streaming", "done", "refused", "errors")
 
@@ -58,7 +59,7 @@ def duration(value_ms: float | None) -> str:
 
 
 def head(run: LoadRun, view: View) -> str:
-    """Write how far a run is, and at what rate it sends and completes."""
+    """Write how far a run is, and at what rate it sends and completes, on two lines."""
     now_s = run.now_s()
     tallies = run.recorder.tallies.values()
     sent = sum(tally.sent for tally in tallies)
@@ -67,26 +68,29 @@ def head(run: LoadRun, view: View) -> str:
     elapsed_s = max(now_s, 0.1)
     rates = f"sent {sent / elapsed_s:,.1f}/s, completed {done / elapsed_s:,.1f}/s"
     if not run.offered:
-        return f"{view.title}  {now_s:5.1f} s  {sent:,} sent, {rates}"
+        return f"{view.title}  {now_s:5.1f} s\n{sent:,} sent, {rates}"
     filled = round(BAR_CHARS * ended / run.offered)
     bar = "━" * filled + "╌" * (BAR_CHARS - filled)
-    return f"{view.title}  {now_s:5.1f} s  {bar} {ended:,} of {run.offered:,}, {rates}"
+    return f"{view.title}  {now_s:5.1f} s\n{bar} {ended:,} of {run.offered:,}, {rates}"
 
 
-def table(run: LoadRun, view: View) -> Group:
-    """Draw the state of a run. TTFT and rate are of the last few seconds.
+def table(run: LoadRun, view: View, width: int = WIDE) -> Group:
+    """Draw the state of a run, closer where fewer columns of a terminal are there than WIDE.
 
-    Of many tenants, those with the most requests are shown.
+    TTFT and rate are of the last few seconds. Of many tenants, those with the most requests are
+    shown; where there is no room, their names are cut.
     """
     now_s = run.now_s()
-    rows = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    rows.add_column("tenant")
-    for name in (*COLUMNS, "TTFT p50", "TTFT p99", "output/s"):
-        rows.add_column(name, justify="right")
+    gap = int(width >= WIDE)
+    rows = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
+    rows.add_column("\ntenant")
+    for name in (*(f"\n{name}" for name in COLUMNS), "TTFT\np50", "TTFT\np99", "output\n/s"):
+        rows.add_column(name, justify="right", no_wrap=True)
     tallies = run.recorder.tallies
     shown = sorted(tallies, key=lambda name: (-tallies[name].sent, name))[:TENANTS_MAX]
     for name in sorted(shown):
-        rows.add_row(name, *_cells(tallies[name], now_s))
+        tenant = Text(name, no_wrap=True, overflow="ellipsis")
+        rows.add_row(tenant, *_cells(tallies[name], now_s))
     notes = [f"TTFT and output are of the last {RECENT_S:.0f} s", *view.notes()]
     if len(tallies) > len(shown):
         notes.insert(0, f"the {len(shown)} busiest of {len(tallies)} tenants")
@@ -118,7 +122,8 @@ async def watch(run: LoadRun, view: View, console: Console) -> None:
         while True:
             await asyncio.sleep(LINE_PERIOD_S)
             console.print(line(run, view), highlight=False, soft_wrap=True)
-    with Live(table(run, view), console=console, auto_refresh=False, transient=True) as live:
+    first = table(run, view, console.width)
+    with Live(first, console=console, auto_refresh=False, transient=True) as live:
         while True:
             await asyncio.sleep(TABLE_PERIOD_S)
-            live.update(table(run, view), refresh=True)
+            live.update(table(run, view, console.width), refresh=True)

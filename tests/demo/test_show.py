@@ -82,3 +82,16 @@ def test_the_picture_of_nothing(tmp_path: Path) -> None:
     runs = {name: phase.result for name, phase in measured().phases.items()}
     draw(empty, runs, tmp_path / "demo.png")
     assert (tmp_path / "demo.png").exists()
+
+
+def test_what_is_shown_fits_eighty_columns() -> None:
+    _, details = reports(measured())
+    late = good()
+    late["without"] |= {"client_lag_ms_p99": 80.0, "preemptions": 0}
+    for report in (good(), late):
+        console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+        with console.capture() as captured:
+            show(report, details, judge(report), console)
+        text = captured.get()
+        assert max(map(len, text.splitlines())) <= 80
+        assert ("run it again" in text) == (report is late)

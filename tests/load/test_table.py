@@ -1,6 +1,7 @@
 import io
 import re
 
+import pytest
 from rich.console import Console
 
 from schedsvc.load.generator import LoadRun, Pace
@@ -46,6 +47,29 @@ def test_the_head_says_how_far_it_is() -> None:
     assert text.count("━") == 6
     assert text.count("╌") == 18
     assert "completed" in head(watched(), View("trace"))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_fits_the_terminal_and_shortens_names_alone(width: int) -> None:
+    trace = [TraceRequest(0.0, "a", 1, 1)] * 400
+    run = LoadRun(Target("http://127.0.0.1:9"), trace, Pace())
+    names = ("tenant-00000001", "t" * 150)
+    for number in range(300):
+        now_s = run.now_s()
+        sample = Sample(names[number % 2], now_s - 0.25 * (number % 2))
+        run.recorder.sent(sample, now_s)
+        run.recorder.output(sample, 4, now_s)
+        run.recorder.ended(sample, Fate.COMPLETED, now_s)
+    console = Console(file=io.StringIO(), width=width)
+    with console.capture() as captured:
+        console.print(table(run, View("4/4 the same again, same processes"), width))
+    title, progress, *rows = captured.get().splitlines()
+    assert title.startswith("4/4 the same again, same processes")
+    assert progress.endswith("/s")
+    assert max(len(row.rstrip()) for row in (title, progress, *rows)) <= width
+    for word in ("streaming", "refused", "p99", "tenant-00000001", "250 ms", "150"):
+        assert any(word in row for row in rows), word
+    assert sum("…" in row for row in rows) == 1
 
 
 def test_of_many_tenants_the_busiest_are_shown() -> None:
