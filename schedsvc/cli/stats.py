@@ -19,6 +19,8 @@ from schedsvc.cli.mode import mode_text
 _UNITS = {3: "req/min", 4: "in/min", 5: "out/min", 6: "tok/min", 7: "at once"}
 #: schedsvc.v1.OverloadState, for people.
 _LOADS = ("", "under", "nearly over", "over")
+#: More are in no answer.
+_FLOWS_MAX = 10_000
 _EPILOG = """\b
 Example:
   schedsvc stats --target unix:/run/schedsvc/schedsvc.sock
@@ -30,7 +32,13 @@ Example:
 @click.command(epilog=_EPILOG)
 @connects
 @click.option("--tenant", "tenants", multiple=True, help="Only this tenant; may be repeated.")
-@click.option("--flows", default=20, show_default=True, type=click.IntRange(1, 10_000))
+@click.option(
+    "--flows",
+    default=20,
+    show_default=True,
+    type=click.IntRange(1, _FLOWS_MAX),
+    help="Without --tenant: at most so many, those with the most service.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the snapshot as JSON.")
 @click.option(
     "--watch",
@@ -53,8 +61,8 @@ def stats(
 
 
 def _look(scheduler: Scheduler, tenants: tuple[str, ...], flows: int) -> Any:
-    """Ask once; a tenant that is asked for by name has to be there."""
-    snapshot = scheduler.stats(tenants, flows)
+    """Ask once; a tenant that is asked for by name has to be there, and is shown in any case."""
+    snapshot = scheduler.stats(tenants, _FLOWS_MAX if tenants else flows)
     missing = set(tenants).difference(flow.tenant for flow in snapshot.flows)
     if missing:
         raise click.ClickException(

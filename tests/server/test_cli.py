@@ -130,6 +130,17 @@ async def test_stats_leaves_nothing_out_on_80_columns(monkeypatch: pytest.Monkey
     assert "…" not in shown.output
 
 
+async def test_stats_shows_all_tenants_that_are_named_however_few_flows_are_asked_for() -> None:
+    names = [f"t{number}" for number in range(21)]
+    async with serving(tenants=[{"name": name} for name in names]) as server:
+        target = ("--target", server.targets[0], "--json")
+        named = [word for name in names for word in ("--tenant", name)]
+        for flows in ([], ["--flows", "1"]):
+            shown = await asyncio.to_thread(run, "stats", *target, *flows, *named)
+            assert shown.exit_code == 0, shown.output
+            assert [row["tenant"] for row in json.loads(shown.output)["flows"]] == names
+
+
 async def test_stats_of_a_tenant_that_is_not_there_fails() -> None:
     async with serving(tenants=[{"name": "a"}]) as server:
         target = ("--target", server.targets[0], "--tenant", "a", "--tenant", "nobody")
