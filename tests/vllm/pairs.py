@@ -245,6 +245,17 @@ def _machine(environment: Path | None) -> programs.Machine | None:
     return programs.on_gpu(environment.resolve(), model.resolve())
 
 
+@contextlib.contextmanager
+def _told_if_interrupted(file: Path, report: Report) -> Iterator[None]:
+    """Say on Ctrl-C what is kept, and end with the status that a shell gives it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = f"{file} has pairs: {len(report['pairs'])}, null pairs: {len(report['null'])}"
+        sys.stderr.write(f"interrupted; {kept if report['pairs'] else 'no report was written'}\n")
+        sys.exit(130)
+
+
 def main() -> None:
     """Measure, write the report, print each figure beside its bar; status 1 where one is missed."""
     options = _options()
@@ -254,7 +265,7 @@ def main() -> None:
     if options.append and file.exists():
         earlier |= json.loads(file.read_text())
     options.out.mkdir(parents=True, exist_ok=True)
-    report: Report = {}
+    report = dict(earlier)
 
     def keep(made: Report) -> None:
         pairs, null, alone = (earlier[name] + made[name] for name in ("pairs", "null", "alone"))
@@ -262,7 +273,7 @@ def main() -> None:
         report.update(pairs=pairs, null=null, alone=alone, summary=summary(pairs, null), bars=bars)
         file.write_text(json.dumps(report, indent=1) + "\n")
 
-    with both(_machine(options.gpu)) as arms:
+    with _told_if_interrupted(file, report), both(_machine(options.gpu)) as arms:
         measure(
             arms,
             options.pairs,

@@ -6,10 +6,13 @@ The full measurement is `make vllm-pairs` and `make vllm-cost`, on a quiet one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,3 +85,35 @@ def test_a_cost_that_is_ended_early_tells_the_rounds_that_are_whole(
     left = 3
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(cost.measure(made, rounds=100))
+
+
+@pytest.mark.parametrize(
+    ("done", "told"),
+    [
+        (0, "interrupted; no report was written\n"),
+        (2, "interrupted; {} has pairs: 2, null pairs: 1\n"),
+    ],
+)
+def test_pairs_that_are_interrupted_tell_what_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    done: int,
+    told: str,
+) -> None:
+    def measure(*_: object, keep: Callable[[dict[str, Any]], None], **__: object) -> None:
+        if done:
+            keep({"pairs": [{}] * done, "null": [{}], "alone": []})
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(pairs, "both", contextlib.nullcontext)
+    monkeypatch.setattr(pairs, "measure", measure)
+    for name in ("judge", "summary"):
+        monkeypatch.setattr(pairs, name, lambda *_: [])
+    monkeypatch.setattr(pairs.programs, "installed", lambda: True)
+    monkeypatch.setattr(pairs.programs, "end_on_signal", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["pairs", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        pairs.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == told.format(tmp_path / "report.json")
