@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -17,12 +18,46 @@ from .conftest import Until
 from .fake_scheduler import FakeScheduler
 
 STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
+USAGE = b'{"usage":{"prompt_tokens":7,"completion_tokens":5}}'
 ENDS = [
     b"data: [DONE]\n\n",
     b"data: [DONE]\r\n\r\n",
     b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
     b'event: response.completed\ndata: {"response":{"usage":{"output_tokens":5}}}\n\n',
 ]
+
+
+Answer = Callable[[Any, Any], Awaitable[None]]
+
+
+def engine(answer: Answer) -> Any:
+    """Build an app without metrics that reads a request and answers it so."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/metrics":
+            await send(start(404, b"text/plain"))
+            return
+        await receive()
+        await answer(receive, send)
+
+    return app
+
+
+async def leave(left: asyncio.Event, receive: Any) -> None:
+    """Let the client leave, and the app hear of it."""
+    left.set()
+    assert (await receive())["type"] == "http.disconnect"
+
+
+async def end_of(fake: FakeScheduler, answer: Answer, left: asyncio.Event) -> Any:
+    """Return what the scheduler is told at the end of a request."""
+    gate = Gate(engine(answer), Settings(target=fake.target))
+    exchange = Exchange(gate, ask(), owner=owner(), left=left)
+    await asyncio.wait_for(exchange.run(), 5)
+    assert gate._runtime is not None
+    await gate._runtime.session.flush(5)
+    await gate._close()
+    return fake.books[1].end
 
 
 def is_whole_after(ending: Ending, piece: bytes) -> bool:
@@ -112,51 +147,30 @@ async def test_a_client_that_has_all_bytes_may_leave(
     fake: FakeScheduler, body: bytes, outcome: int
 ) -> None:
     """`body`: what it did not wait for."""
-    answer = b'{"usage":{"prompt_tokens":7,"completion_tokens":5}}'
+    left = asyncio.Event()
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["path"] == "/metrics":
-            await send(start(404, b"text/plain"))
-            return
-        await receive()
-        headers = [(b"content-length", str(len(answer + body)).encode())]
+    async def answer(receive: Any, send: Any) -> None:
+        headers = [(b"content-length", str(len(USAGE + body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": answer, "more_body": True})
-        exchange.left.set()
-        assert (await receive())["type"] == "http.disconnect"
+        await send({"type": "http.response.body", "body": USAGE, "more_body": True})
+        await leave(left, receive)
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    gate = Gate(app, Settings(target=fake.target))
-    exchange = Exchange(gate, ask(), owner=owner())
-    await asyncio.wait_for(exchange.run(), 5)
-    assert gate._runtime is not None
-    await gate._runtime.session.flush(5)
-    end = fake.books[1].end
+    end = await end_of(fake, answer, left)
     assert (end.outcome, end.output_tokens) == (outcome, 5)
-    await gate._close()
 
 
 async def test_what_an_app_answers_after_its_client_has_left_is_not_whole(
     fake: FakeScheduler,
 ) -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["path"] == "/metrics":
-            await send(start(404, b"text/plain"))
-            return
-        await receive()
-        exchange.left.set()
-        assert (await receive())["type"] == "http.disconnect"
-        body = b'{"usage":{"prompt_tokens":7,"completion_tokens":5}}'
-        await send(start(200, b"application/json"))
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+    left = asyncio.Event()
 
-    gate = Gate(app, Settings(target=fake.target))
-    exchange = Exchange(gate, ask(), owner=owner())
-    await asyncio.wait_for(exchange.run(), 5)
-    assert gate._runtime is not None
-    await gate._runtime.session.flush(5)
-    assert fake.books[1].end.outcome == pb.OUTCOME_CANCELLED
-    await gate._close()
+    async def answer(receive: Any, send: Any) -> None:
+        await leave(left, receive)
+        await send(start(200, b"application/json"))
+        await send({"type": "http.response.body", "body": USAGE, "more_body": False})
+
+    assert (await end_of(fake, answer, left)).outcome == pb.OUTCOME_CANCELLED
 
 
 @pytest.mark.parametrize("wrong", [False, True])
@@ -169,11 +183,7 @@ async def test_pieces_are_let_go_while_it_runs(
     go_on = asyncio.Event()
     piece: Any = None if wrong else b"a"
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["path"] == "/metrics":
-            await send(start(404, b"text/plain"))
-            return
-        await receive()
+    async def answer(_: Any, send: Any) -> None:
         headers = [(b"content-encoding", b"gzip")]  # nobody reads it
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         for _ in range(100):
@@ -182,7 +192,7 @@ async def test_pieces_are_let_go_while_it_runs(
 
     if fail_open:
         await fake.stop()
-    gate = Gate(app, Settings(target=fake.target))
+    gate = Gate(engine(answer), Settings(target=fake.target))
     running = asyncio.ensure_future(Exchange(gate, ask(), owner=owner()).run())
     await until(lambda: gate._runtime is not None and bool(gate._runtime._running))
     assert gate._runtime is not None

@@ -8,6 +8,7 @@ import json
 import logging
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from schedsvc_client import ClientOptions, SchedulerUnavailable
@@ -22,8 +23,18 @@ QUICK = ClientOptions(backoff_min_s=0.01, backoff_max_s=0.05, unavailable_after_
 POOL = {"pool": "p", "epoch": 1, "capacity_tokens": 1_000, "block_size_tokens": 10}
 
 
-def session(target: str, **changes: str) -> SchedulerSession:
-    return SchedulerSession(target, client_id="shim", incarnation=1, options=QUICK, **changes)
+def session(target: str, **changes: Any) -> SchedulerSession:
+    return SchedulerSession(
+        target, **{"client_id": "shim", "incarnation": 1, "options": QUICK} | changes
+    )
+
+
+def delayed(target: str, end_delay_s: float, **changes: Any) -> SchedulerSession:
+    """Make a session whose ends wait for so long for something to leave with."""
+    options = ClientOptions(end_delay_s=end_delay_s, unavailable_after_s=30)
+    opened = session(target, options=options, **changes)
+    opened.register_pool(**POOL)
+    return opened
 
 
 async def ask(opened: SchedulerSession, runs_s: float = 0.0) -> None:
@@ -36,9 +47,7 @@ async def test_a_refused_pool_is_offered_again_until_it_is_taken(
 ) -> None:
     states: list[SessionState] = []
     fake.pool_fault = pb.SessionFault(code=9, field="pool", description="is offered by another")
-    opened = SchedulerSession(
-        fake.target, client_id="shim", incarnation=1, options=QUICK, on_state=states.append
-    )
+    opened = session(fake.target, on_state=states.append)
     opened.register_pool(**POOL)
     async with opened:
         await until(lambda: len(fake.pools) > 3)
@@ -132,10 +141,7 @@ async def test_a_token_that_is_away_and_a_callback_that_raises_cost_only_time(
         told.append(state)
         raise ZeroDivisionError
 
-    opened = SchedulerSession(
-        fake.target, client_id="s", incarnation=1, options=QUICK, token=token, on_state=on_state
-    )
-    async with opened:
+    async with session(fake.target, token=token, on_state=on_state) as opened:
         await ask(opened)
         assert not absent
         fake.hang_up()
@@ -165,10 +171,7 @@ async def test_a_defect_of_the_writer_ends_the_stream_not_the_session(
 async def test_an_end_waits_a_moment_for_something_to_leave_with(
     fake: FakeScheduler, until: Until
 ) -> None:
-    options = ClientOptions(end_delay_s=60.0, unavailable_after_s=30)
-    opened = SchedulerSession(fake.target, client_id="shim", incarnation=1, options=options)
-    opened.register_pool(**POOL)
-    async with opened:
+    async with delayed(fake.target, 60.0) as opened:
         await ask(opened, 0.02)
         await asyncio.sleep(0.05)
         assert not fake.books[1].completes
@@ -177,9 +180,7 @@ async def test_an_end_waits_a_moment_for_something_to_leave_with(
         assert not fake.books[2].completes
         # Whoever waits for the ends does not wait for more.
         assert await opened.flush(20)
-    options = ClientOptions(end_delay_s=0.02, unavailable_after_s=30)
-    opened = SchedulerSession(fake.target, client_id="shim", incarnation=2, options=options)
-    async with opened:
+    async with delayed(fake.target, 0.02, incarnation=2) as opened:
         await ask(opened)
         await until(lambda: fake.books[3].completes)
 
@@ -187,9 +188,7 @@ async def test_an_end_waits_a_moment_for_something_to_leave_with(
 async def test_an_end_that_somebody_may_wait_for_leaves_at_once(
     fake: FakeScheduler, until: Until
 ) -> None:
-    options = ClientOptions(end_delay_s=60.0, unavailable_after_s=30)
-    opened = SchedulerSession(fake.target, client_id="shim", incarnation=1, options=options)
-    opened.register_pool(**POOL)
+    opened = delayed(fake.target, 60.0)
     async with opened, opened.admission(input_tokens=5, max_output_tokens=9) as first:
         fake.decide = lambda request: None
         second = asyncio.ensure_future(ask(opened))
