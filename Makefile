@@ -59,7 +59,7 @@ check: build ## Lint, types, contract drift, house rules.
 	cd proto && ../$(BIN)/buf lint
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/tidy
 
-test: build ## The whole suite: no GPU, no network. Two processes, then what must be alone.
+test: build ## All but slow tests and house rules: no GPU, no network. Two at a time, then one.
 	$(call RUN,'not slow and not vllm and not alone',-n $(TESTS_AT_ONCE),$(NO_TIDY))
 	$(call RUN,'alone and not slow and not vllm')
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The figures of the study in docs/simulation.md. Needs the public traces beside the repository.
+# The figures of docs/study/README.md. Needs the public traces beside the repository.
 #   docs/study/run.sh out/study
 set -eu
 out=${1:?usage: docs/study/run.sh FOLDER}

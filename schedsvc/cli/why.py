@@ -23,9 +23,9 @@ Example:
   schedsvc why chatcmpl-7f3a --tenant acme --watch
   schedsvc why chatcmpl-7f3a --json | jq '.requests[0].place'
 
-A request is known from its arrival until its stored answer is forgotten (`limits.answer_ttl_ms`);
-so is one that was refused or evicted, as long as it is among the last 4,096 of these. Exit status 1
-where nothing is known.
+A request is known from its arrival until its stored answer is forgotten
+(`scheduler.answer_ttl_ms`); so is one that was refused or evicted, as long as it is among the last
+4,096 of these. Exit status 1 where nothing is known.
 """
 
 

@@ -11,7 +11,7 @@ _POOL_NEEDS = {
     pb.WAIT_REASON_MAX_RUNNING: "runs as many sequences as it may (max_running)",
     pb.WAIT_REASON_OVERDRAWN: "holds more than its ledger allows",
     pb.WAIT_REASON_DETACHED: "has no shim connected",
-    pb.WAIT_REASON_LIMIT: "cannot grant beyond limits.leases_max",
+    pb.WAIT_REASON_LIMIT: "cannot grant beyond scheduler.leases_max",
     pb.WAIT_REASON_STRICT: "is kept by a request that waits for another pool",
     pb.WAIT_REASON_HEADROOM: "keeps the rest of its KV cache for growth and for lighter flows",
     pb.WAIT_REASON_MODEL_QUOTA: "waits for the quota of its model",

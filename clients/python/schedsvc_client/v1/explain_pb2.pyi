@@ -83,7 +83,7 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     WAIT_REASON_DETACHED: _WaitReason.ValueType  # 8
     """No shim offers the pool at this time."""
     WAIT_REASON_LIMIT: _WaitReason.ValueType  # 9
-    """Fewer leases in all (`limits.leases_max`)."""
+    """Fewer leases in all (`scheduler.leases_max`)."""
     WAIT_REASON_STRICT: _WaitReason.ValueType  # 10
     """Of a pool alone: whoever is first waits for another one."""
     WAIT_REASON_HEADROOM: _WaitReason.ValueType  # 11
@@ -122,7 +122,7 @@ WAIT_REASON_OVERDRAWN: WaitReason.ValueType  # 7
 WAIT_REASON_DETACHED: WaitReason.ValueType  # 8
 """No shim offers the pool at this time."""
 WAIT_REASON_LIMIT: WaitReason.ValueType  # 9
-"""Fewer leases in all (`limits.leases_max`)."""
+"""Fewer leases in all (`scheduler.leases_max`)."""
 WAIT_REASON_STRICT: WaitReason.ValueType  # 10
 """Of a pool alone: whoever is first waits for another one."""
 WAIT_REASON_HEADROOM: WaitReason.ValueType  # 11
