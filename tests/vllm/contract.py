@@ -1,4 +1,4 @@
-"""Looks at the internals of vLLM that the gate uses; run it inside vLLM's environment.
+"""Looks at the internals of vLLM that the gate and the simulator count on; run it inside vLLM.
 
     python contract.py
 
@@ -14,6 +14,8 @@ from vllm.config import CacheConfig, ParallelConfig, SchedulerConfig
 from vllm.entrypoints.generate.base.protocol import RequestResponseMetadata
 from vllm.entrypoints.generate.base.serving import PRIORITY_HEADER
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -36,6 +38,19 @@ def set_in_init(kind: type) -> set[str]:
 def fields(kind: type) -> set[str]:
     """Return the fields of a dataclass or pydantic model."""
     return set(inspect.get_annotations(kind)) | set(getattr(kind, "model_fields", {}))
+
+
+def resumes_in_order() -> bool:
+    """Whether what is preempted, the youngest first, goes on before all others in its old order."""
+    waiting = FCFSRequestQueue()
+    for put, name in ("add", "new"), ("prepend", "younger"), ("prepend", "older"):
+        getattr(waiting, f"{put}_request")(name)
+    preempts = inspect.getsource(Scheduler.schedule), inspect.getsource(Scheduler._preempt_request)
+    return (
+        list(waiting) == ["older", "younger", "new"]
+        and "preempted_req = self.running.pop()" in preempts[0]
+        and "self.waiting.prepend_request(request)" in preempts[1]
+    )
 
 
 def missing() -> list[str]:
@@ -65,6 +80,8 @@ def missing() -> list[str]:
     expect("SchedulerStats", fields(SchedulerStats), *scheduler, "kv_cache_usage")
     expect("IterationStats", set_in_init(IterationStats), "num_preempted_reqs")
     expect("StatLoggerBase", set(dir(StatLoggerBase)), "record", "log_engine_initialized")
+    if not resumes_in_order():
+        found.append("what was preempted may go on in another order, or behind what is new")
     if PRIORITY_HEADER.lower() != "x-vllm-priority":
         found.append(f"the header of priorities is {PRIORITY_HEADER}")
     return found
