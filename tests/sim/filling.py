@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 
 from schedsvc import _core as core
-from schedsvc.config import configure
+from schedsvc.config import Config, configure
 from schedsvc.sim.engine import Engine, Profile
 from schedsvc.sim.front import CoreFront
 from schedsvc.sim.requests import Requests
@@ -72,11 +72,14 @@ class Filled:
 
 
 class Filling(World):
-    """A run that notes preemptions as they come."""
+    """A run that notes preemptions as they come. A `config` is taken as it is."""
 
-    def __init__(self, requests: Requests, profile: Profile, *, oracle: bool) -> None:
-        config, engine = patient_config(requests.clients), profile.config()
-        samples = {"samples_min": _NEVER_ENOUGH} if oracle else {}
+    def __init__(
+        self, requests: Requests, profile: Profile, *, oracle: bool, config: Config | None = None
+    ) -> None:
+        engine = profile.config()
+        samples = {"samples_min": _NEVER_ENOUGH} if oracle and config is None else {}
+        config = patient_config(requests.clients) if config is None else config
         self._preempted_ns: list[int] = []
         self._capacity_tokens = engine.capacity_tokens
         self.core = core.Scheduler(**config.core_options() | samples)
