@@ -47,6 +47,7 @@ CPU_MAX = 0.8
 
 _SAYS_S = 15.0
 _FILES = 16_384
+_TABLE_CHARS = 110
 _EPILOG = """\b
 Examples:
   python -m tests.emulator.filling
@@ -269,6 +270,8 @@ def main(
 
 def _show(made: dict[str, Any], real: Sequence[dict[str, Found]]) -> None:
     console = Console(soft_wrap=True, highlight=False)
+    # Where nobody looks at it the console has no width of its own.
+    console.width = max(console.width, _TABLE_CHARS)
     table = Table("cache in use", *(arm.name for arm in ARMS), "ratio", "preempted of 1,000")
     for where in ("real", "virtual"):
         row = made[where]
