@@ -275,16 +275,21 @@ cdef class Ledger:
     cdef int64_t load(self, int32_t pool, const Run* one_more) noexcept:
         """Tokens that the pool has to hold at worst, with one more lease where it is given.
         O(1), in the peak form O(leases of the pool)."""
+        return self.load_above(pool, one_more, -1)
+
+    cdef int64_t load_above(self, int32_t pool, const Run* one_more, int64_t enough) noexcept:
+        """The same, but for what is no more than `enough`: there the sum of the reservations will
+        do, which is O(1) and no peak is above."""
         cdef const Pool* p = &self.pools[pool]
-        cdef int64_t load
-        load = p.promised_blocks * p.block_size
+        cdef int64_t beside = p.loras.tokens + beyond(p)
+        cdef int64_t load = p.promised_blocks * p.block_size
         if one_more != NULL:
             load += one_more.whole
-        if self.by_peak:
+        if self.by_peak and load + beside > enough:
             load = min(
                 load, runs_peak(&self.pools[pool].runs, self.requests, one_more, p.block_size)
             )
-        return load + p.loras.tokens + beyond(p)
+        return load + beside
 
     cdef int64_t allowance(self, int32_t pool) noexcept:
         """The load that the pool's test allows once it is there: what exceeds it, overdraws."""
@@ -315,13 +320,13 @@ cdef class Ledger:
         """Why the request cannot be granted now, so many tokens being kept for others; WAIT_NONE
         where it can. O(1), in the peak form O(leases of the pool)."""
         cdef const Pool* p = &self.pools[pool]
-        cdef int64_t load
+        cdef int64_t load, more, room, allowance = self.allowance(pool)
         cdef Run run
         if p.attached == 0:
             return WAIT_DETACHED
         if not self.serves(pool):
             return WAIT_DRAINING
-        if self.load(pool, NULL) > self.allowance(pool):
+        if self.load_above(pool, NULL, allowance) > allowance:
             return WAIT_OVERDRAWN
         if p.max_running and p.running_sequences + r.sequences > p.max_running:
             return WAIT_MAX_RUNNING
@@ -336,10 +341,12 @@ cdef class Ledger:
         if p.live == 0 and p.owed_tokens == 0:
             return WAIT_NONE
         run = self.figures(pool, r, blocks, output)
-        load = self.load(pool, &run) + self.lora_more(pool, r, False)
-        if load > self.allowance(pool):
+        room = (p.capacity_blocks - p.headroom_blocks) * p.block_size - kept_tokens
+        more = self.lora_more(pool, r, False)
+        load = more + self.load_above(pool, &run, min(allowance, room) - more)
+        if load > allowance:
             return WAIT_MAX_TOTAL if is_below_engine(p) else WAIT_KV
-        if load > (p.capacity_blocks - p.headroom_blocks) * p.block_size - kept_tokens:
+        if load > room:
             return WAIT_HEADROOM
         return WAIT_NONE
 

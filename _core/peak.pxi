@@ -44,6 +44,7 @@ ctypedef struct Runs:
     Run* items
     int32_t count, size
     int64_t fixed_tokens  # reservations of the leases that are not here
+    int64_t most  # the peak of those here, in blocks; -1: to be counted anew
     bint ordered
 
 
@@ -57,6 +58,7 @@ cdef int runs_add(Runs* runs, Requests requests, int32_t id) except -1:
     runs.items[runs.count].id = id
     requests.items[id].lease.run = runs.count
     runs.count += 1
+    runs.most = -1
     return 0
 
 
@@ -68,6 +70,7 @@ cdef void runs_remove(Runs* runs, Requests requests, int32_t id) noexcept:
     requests.items[runs.items[at].id].lease.run = at
     requests.items[id].lease.run = NONE
     runs.ordered = False
+    runs.most = -1
 
 
 cdef void runs_put(Runs* runs, int32_t at, const Run* run) noexcept:
@@ -76,6 +79,7 @@ cdef void runs_put(Runs* runs, int32_t at, const Run* run) noexcept:
     runs.items[at] = run[0]
     runs.items[at].id = id
     runs.ordered = False
+    runs.most = -1
 
 
 cdef void runs_order(Runs* runs, Requests requests) noexcept:
@@ -133,7 +137,8 @@ cdef inline void peak_with(
 cdef int64_t runs_peak(
     Runs* runs, Requests requests, const Run* one_more, int64_t block_tokens
 ) noexcept:
-    """The greatest load to come, in tokens, with one more lease where it is given. O(leases)."""
+    """The greatest load to come, in tokens, with one more lease where it is given. O(leases);
+    without one O(1) while nothing moves."""
     cdef Histogram seen
     cdef int64_t blocks = 0, width = 0, most = 0
     cdef int64_t fixed = runs.fixed_tokens
@@ -142,6 +147,8 @@ cdef int64_t runs_peak(
     if one_more != NULL and one_more.width == 0:
         fixed += one_more.whole
         is_in = True
+    if is_in and runs.most >= 0:
+        return runs.most * block_tokens + fixed
     if not runs.ordered:
         runs_order(runs, requests)
     memset(&seen, 0, sizeof(seen))
@@ -152,6 +159,8 @@ cdef int64_t runs_peak(
         peak_with(&seen, &runs.items[i], &blocks, &width, &most)
     if not is_in:
         peak_with(&seen, one_more, &blocks, &width, &most)
+    if one_more == NULL or one_more.width == 0:
+        runs.most = most
     return most * block_tokens + fixed
 
 
