@@ -156,7 +156,7 @@ cdef int check_backlog(Scheduler core) except -1:
         )
         cls = flows.items[f].cls
         backlog[cls] += work[f]
-        weight[cls] += flows.items[f].weight_milli if flows.items[f].queued else 0
+        weight[cls] += flows.items[f].weight_milli if flows.items[f].queued > 1 else 0
         all_tokens += tokens[f]
         all_work += work[f]
         exempt_tokens += tokens[f] if flows.items[f].exempt else 0
@@ -167,7 +167,7 @@ cdef int check_backlog(Scheduler core) except -1:
     for cls in range(CLASSES_MAX):
         require(
             core, backlog[cls] == flows.backlog[cls]
-            and weight[cls] == flows.backlogged_weight[cls],
+            and weight[cls] == flows.deep_weight[cls],
             "backlog of a class = sum of its flows",
         )
     return 0

@@ -53,7 +53,8 @@ cdef inline int64_t places_for(Returns* r, int64_t most, int64_t now_ns) noexcep
 
 
 cdef void note_told(Returns* r, int64_t now_ns, int64_t due_ns) noexcept nogil:
-    """One was told to come back then. O(1)."""
+    """There will be a place then for one who was told to come back then, or in a second where that
+    is later: the places, not what is told, are evenly spaced. O(1)."""
     forget_late(r, now_ns)
     if r.count == 0:
         r.first_ns = due_ns
@@ -123,7 +124,7 @@ cdef int64_t place_in_ns(Scheduler core, const Request* r, int outcome) except -
     if over or kept_of(core.flow_queue_max if own else core.queue_max) == 0:
         return foretold_in_turn(core, told_ns, wait_ns, step_ns)
     wait_ns = told_in_turn(core, told_ns, wait_ns * 13 // 12, step_ns * 13 // 12)
-    note_told(returns, core.now_ns, core.now_ns + max(wait_ns, NS_PER_S))
+    note_told(returns, core.now_ns, core.now_ns + wait_ns)
     return wait_ns
 
 

@@ -13,6 +13,7 @@ class Line:
             *flows, capacity=40, queue_ttl_ns=3600 * SECOND, lease_ttl_ns=3600 * SECOND, **more
         )
         self.now_ns = 0
+        self.turn_ns = SECOND  # in which one ends
         self.serial = 0
         self.running: list[core.Decision] = []
 
@@ -22,11 +23,11 @@ class Line:
             admit(self.s, self.now_ns, f"r{self.serial}", flow=flow, tag=self.serial)
         self.running += self.s.poll(self.now_ns)
 
-    def tick(self, seconds: int = 1) -> list[int]:
-        """Let one end each second: whoever is granted instead."""
+    def tick(self, turns: int = 1) -> list[int]:
+        """Let one end each turn: whoever is granted instead."""
         granted = []
-        for _ in range(seconds):
-            self.now_ns += SECOND
+        for _ in range(turns):
+            self.now_ns += self.turn_ns
             if self.running:
                 self.s.complete(self.now_ns, self.running.pop(0).lease_id, 1, output_tokens=10)
             decisions = self.s.poll(self.now_ns)

@@ -43,6 +43,19 @@ def test_flows_that_share_drain_by_weight() -> None:
     assert line.expected_s(1) == pytest.approx(left[1] * 4 / 3, rel=0.2)
 
 
+def test_a_light_flow_takes_no_part_from_one_that_goes_on_waiting() -> None:
+    line = Line(("heavy", 1000), ("light", 1000))
+    line.ask(flow=0, count=60)
+    for _ in range(8):
+        line.tick(4)
+        line.ask(flow=1)
+    line.tick(1)
+    before_s = line.expected_s(0)
+    line.ask(flow=1)
+    assert line.s.flow_stats(line.now_ns, 1)["queued"] == 1
+    assert line.expected_s(0) == pytest.approx(before_s, abs=1.5)
+
+
 def test_first_come_first_served_waits_for_all() -> None:
     line = Line(("a", 1000), ("b", 1000), policy="fcfs")  # type: ignore[arg-type]
     line.ask(flow=0, count=40)

@@ -103,6 +103,18 @@ def test_the_last_fifth_of_a_queue_is_for_those_who_were_told_to_come() -> None:
     line.s.check()
 
 
+def test_who_is_told_a_second_because_nothing_less_is_told_keeps_nobody_out() -> None:
+    line = full()
+    line.turn_ns = SECOND // 4
+    line.tick(24)
+    while queued(line) < 8:
+        line.ask()
+    comes_ns = sorted(due_ns(line, f"told{i}") for i in range(12))
+    for at_ns in comes_ns[:2]:  # nothing ends in between: the kept places are theirs
+        line.now_ns = at_ns
+        assert is_in(line, f"again{at_ns}")
+
+
 def test_a_queue_is_never_longer_than_it_may_be() -> None:
     line = full()
     for i in range(20):

@@ -1,5 +1,6 @@
 """How fast the twin drains, and how long a request will wait."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from schedsvc import _core as core
@@ -53,8 +54,9 @@ class Estimate(Room):
 
     def own_pace(self, flow: int, target: int) -> int:
         f = self.flows[flow]
-        backlogged = {flow} | {r.flow for r in self.queued()}
-        alike = [self.flows[i] for i in backlogged if self.flows[i].cls == f.cls]
+        queued = Counter(r.flow for r in self.queued())
+        deep = {flow} | {i for i, count in queued.items() if count > 1}
+        alike = [self.flows[i] for i in deep if self.flows[i].cls == f.cls]
         weight = sum(other.weight_milli for other in alike)
         pace = self.pace_of(target, deep=True) or self.pace_of(target)
         part = max(1, pace * f.weight_milli // weight)

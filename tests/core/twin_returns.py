@@ -59,7 +59,7 @@ class Return(Estimate):
             return self.foretold_in_turn(teller, wait_ns, step_ns)
         wait_ns = self._in_turn(teller, wait_ns * 13 // 12, step_ns * 13 // 12)
         due = self.flows[r.flow].due if own else self.due
-        due.tell(self.now_ns, self.now_ns + max(wait_ns, SECOND))
+        due.tell(self.now_ns, self.now_ns + wait_ns)
         return wait_ns
 
     def refill_in_ns(self, r: Request) -> int:
