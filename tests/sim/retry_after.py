@@ -30,7 +30,7 @@ class Situation:
     tenants: int = 3
     hold_s: tuple[float, float] = (2.0, 6.0)
     steady_per_s: float = 0.0
-    seeds: tuple[int, ...] = (1, 2, 3)
+    seeds: tuple[int, ...] = tuple(range(1, 11))
 
     def tries(self) -> list[Try]:
         """Play it: every refusal of every seed."""
