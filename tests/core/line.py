@@ -9,9 +9,8 @@ class Line:
     """A pool for two requests at a time, of which one ends every second."""
 
     def __init__(self, *flows: tuple[str, int], **more: int) -> None:
-        self.s = make(
-            *flows, capacity=40, queue_ttl_ns=3600 * SECOND, lease_ttl_ns=3600 * SECOND, **more
-        )
+        hour = {"queue_ttl_ns": 3600 * SECOND, "lease_ttl_ns": 3600 * SECOND}
+        self.s = make(*flows, capacity=40, **(hour | more))
         self.now_ns = 0
         self.turn_ns = SECOND  # in which one ends
         self.serial = 0

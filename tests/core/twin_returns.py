@@ -79,7 +79,8 @@ class Return(Estimate):
         again_ns = None if r.stated_ns is None else self.now_ns + patience_ns
         wait_ns = self.wait_of_new(Turn(r.flow, r.target, r.work, again_ns))
         step_ns = self.turn_ns(r.flow, r.target, r.work)
-        wait_ns = step_ns if wait_ns < 0 else wait_ns - patience_ns
+        longest_ns = self.limits["queue_ttl_ns"]
+        wait_ns = step_ns if wait_ns < 0 else min(wait_ns - patience_ns, longest_ns)
         return self.foretold_in_turn(self.flows[r.flow], max(0, wait_ns), step_ns)
 
     def later_ms(self, wait_ns: int) -> int:
