@@ -27,3 +27,11 @@ def promised_tokens(Scheduler core not None):
 
 def moved_entries(Scheduler core not None):
     return core.ids.moves + core.leases.moves + core.tags.moves + core.names.moves
+
+
+def counted_peaks(Scheduler core not None):
+    cdef int64_t counted = 0
+    cdef int32_t pool
+    for pool in range(core.ledger.count):
+        counted += core.ledger.pools[pool].runs.counted
+    return counted

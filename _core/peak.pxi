@@ -45,6 +45,7 @@ ctypedef struct Runs:
     int32_t count, size
     int64_t fixed_tokens  # reservations of the leases that are not here
     int64_t most  # the peak of those here, in blocks; -1: to be counted anew
+    int64_t counted  # how often a peak was, ever
     bint ordered
 
 
@@ -151,6 +152,7 @@ cdef int64_t runs_peak(
         return runs.most * block_tokens + fixed
     if not runs.ordered:
         runs_order(runs, requests)
+    runs.counted += 1
     memset(&seen, 0, sizeof(seen))
     for i in range(runs.count):
         if not is_in and one_more.left >= runs.items[i].left:

@@ -476,3 +476,6 @@ def promised_tokens(core: Scheduler) -> int:
 
 def moved_entries(core: Scheduler) -> int:
     """Count what its hash tables have moved since the start, while they grew. O(1)."""
+
+def counted_peaks(core: Scheduler) -> int:
+    """Count how often it went through a pool's leases for the load to come. O(pools)."""

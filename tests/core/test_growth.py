@@ -1,4 +1,4 @@
-"""Tables grow a little with each event: work is counted, not timed."""
+"""What an event costs does not grow with what is there: work is counted, not timed."""
 
 import random
 
@@ -52,4 +52,31 @@ def test_while_a_table_grows_everything_in_it_is_found() -> None:
         assert admit(s, 9_000, f"r{number}") == d.handle
     assert growing > 500
     assert lost == 3_000
+    s.check()
+
+
+def test_no_peak_is_counted_where_the_sum_of_the_reservations_tells() -> None:
+    s = make(capacity=20_000, ledger="peak", leases_max=1_000)
+    for serial in range(50):
+        grant(s, serial, f"r{serial}", 100, 300, reports_progress=True)
+        s.poll(serial)
+    assert core.counted_peaks(s) == 0
+    admit(s, 50, "one-more", 100, 300, reports_progress=True)
+    s.poll(50)
+    assert core.counted_peaks(s) > 0
+    s.check()
+
+
+def test_a_peak_is_counted_once_while_nothing_moves() -> None:
+    s = make(capacity=20_000, ledger="peak", leases_max=1_000)
+    leases = [grant(s, n, f"r{n}", 100, 300, reports_progress=True) for n in range(50)]
+    s.stats(50)
+    before = core.counted_peaks(s)
+    for _ in range(10):
+        s.stats(50)
+    assert core.counted_peaks(s) == before
+    s.progress(50, leases[0].lease_id, 1, output_tokens=100)
+    told = s.stats(50)["pools"][0]["load_tokens"]
+    assert core.counted_peaks(s) == before + 1
+    assert told == 49 * 400  # it will have ended when the others are at their longest
     s.check()
