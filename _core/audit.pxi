@@ -145,7 +145,7 @@ cdef int check_backlog(Scheduler core) except -1:
     cdef int64_t all_tokens = 0, exempt_tokens = 0, all_work = 0
     cdef int32_t f, i, cls
     cdef list tokens = [0] * flows.count, work = [0] * flows.count
-    cdef list backlog = [0] * CLASSES_MAX, weight = [0] * CLASSES_MAX
+    cdef list backlog = [0] * CLASSES_MAX, weight = [0] * CLASSES_MAX, deep = [0] * CLASSES_MAX
     for _, i in queued_requests(core):
         tokens[core.requests.items[i].flow] += core.requests.items[i].prompt_tokens
         work[core.requests.items[i].flow] += core.requests.items[i].work
@@ -156,7 +156,8 @@ cdef int check_backlog(Scheduler core) except -1:
         )
         cls = flows.items[f].cls
         backlog[cls] += work[f]
-        weight[cls] += flows.items[f].weight_milli if flows.items[f].queued > 1 else 0
+        weight[cls] += flows.items[f].weight_milli if flows.items[f].queued else 0
+        deep[cls] += flows.items[f].weight_milli if flows.items[f].queued > 1 else 0
         all_tokens += tokens[f]
         all_work += work[f]
         exempt_tokens += tokens[f] if flows.items[f].exempt else 0
@@ -167,7 +168,8 @@ cdef int check_backlog(Scheduler core) except -1:
     for cls in range(CLASSES_MAX):
         require(
             core, backlog[cls] == flows.backlog[cls]
-            and weight[cls] == flows.deep_weight[cls],
+            and weight[cls] == flows.queued_weight[cls]
+            and deep[cls] == flows.deep_weight[cls],
             "backlog of a class = sum of its flows",
         )
     return 0
@@ -254,9 +256,13 @@ cdef int check_pools(Scheduler core) except -1:
 cdef int check_load(Scheduler core, int32_t pool) except -1:
     cdef Runs* runs = &core.ledger.pools[pool].runs
     cdef int32_t i = core.ledger.pools[pool].first_lease, growing = 0
-    cdef int64_t held = 0
+    cdef int64_t held = 0, most = runs.most
     cdef Request* r
     cdef Run run
+    if most >= 0:
+        runs.most = -1
+        runs_peak(runs, core.requests, NULL, core.ledger.pools[pool].block_size)
+        require(core, runs.most == most, "the peak that is kept is the peak")
     while i != NONE:
         r = &core.requests.items[i]
         run = core.ledger.figures(pool, r, r.lease.reserved_blocks, r.lease.predicted_output)

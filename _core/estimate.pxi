@@ -32,6 +32,7 @@ cdef void count_queued(Flows flows, const Request* r, int32_t more) noexcept:
     flows.backlog[f.cls] += more * r.work
     if f.queued == 0 or (f.queued == 1 and more > 0):
         flows.backlogged += more
+        flows.queued_weight[f.cls] += more * f.weight_milli
         memset(&f.served, 0, sizeof(Rate))
     elif f.queued == 2:
         rate_run(&f.served, flows.now_ns, True)
@@ -92,12 +93,17 @@ cdef bint has_to_wait(Scheduler core, int32_t target) noexcept:
 
 cdef int64_t own_pace(Scheduler core, const Flow* f, const Pace* pace) noexcept:
     """At which the queue of a flow drains, where its pools drain at `pace`. What flows get that do
-    not go on waiting is no part of `pace.deep`, so they do not share in it either. O(1)."""
+    not go on waiting is no part of `pace.deep`, so they do not share in it either; where none goes
+    on waiting, all that wait share the whole. O(1)."""
     cdef int64_t measured = pace_milli(&f.served, f.served.work)
     cdef int64_t weight = core.flows.deep_weight[f.cls]
-    cdef int64_t part = pace.deep if pace.deep else pace.whole
-    if f.queued <= 1:
-        weight += f.weight_milli
+    cdef int64_t part
+    if weight and pace.deep:
+        part = pace.deep
+        weight += 0 if f.queued > 1 else f.weight_milli
+    else:
+        part = pace.whole
+        weight = core.flows.queued_weight[f.cls] + (0 if f.queued else f.weight_milli)
     part = max(<int64_t>1, <int64_t>(<wide>part * f.weight_milli // weight))
     return min(measured, part) if measured else part
 

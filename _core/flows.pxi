@@ -93,7 +93,8 @@ cdef class Flows:
     cdef Changes changed
     cdef int64_t queued_work
     cdef int64_t backlog[CLASSES_MAX]  # work that is queued, by class
-    cdef int64_t deep_weight[CLASSES_MAX]  # of the flows that have more than one queued
+    cdef int64_t queued_weight[CLASSES_MAX]  # of the flows that have any
+    cdef int64_t deep_weight[CLASSES_MAX]  # of those that have more than one
     cdef int32_t backlogged  # how many have any
     cdef int64_t told_ns  # when the last was told to come back whom full queues refused
     cdef Returns returns  # of these
@@ -382,6 +383,8 @@ cdef class Flows:
         cdef Flow* f = &self.items[flow]
         if f.linger_until_ns or f.queued or f.live:
             self.recent_weight += weight_milli - f.weight_milli
+        if f.queued:
+            self.queued_weight[f.cls] += weight_milli - f.weight_milli
         if f.queued > 1:
             self.deep_weight[f.cls] += weight_milli - f.weight_milli
         f.weight_milli = weight_milli

@@ -45,7 +45,7 @@ ctypedef struct Runs:
     int32_t count, size
     int64_t fixed_tokens  # reservations of the leases that are not here
     int64_t most  # the peak of those here, in blocks; -1: to be counted anew
-    int64_t counted  # how often a peak was, ever
+    int64_t counted  # how often a peak was, since there is the pool
     bint ordered
 
 

@@ -159,7 +159,8 @@ cdef int note_refused(Scheduler core, int32_t i, int outcome) except -1:
 
 cdef int64_t turn_again_ns(Scheduler core, const Request* r) except -1:
     """When one that was evicted after its whole wait would come to its turn in time. What waits now
-    does so for the queue's TTL at most, however long its work would take. O(SCAN_MAX + pools)."""
+    does so for the queue's TTL at most, however long its work would take. O(SCAN_MAX + classes +
+    pools)."""
     cdef int64_t patience_ns = r.due_ns - r.arrival_ns
     cdef int64_t wait_ns = wait_of_new(
         core, r.flow, r.target, r.work, core.now_ns + patience_ns if r.has_deadline else NONE

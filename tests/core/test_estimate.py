@@ -56,6 +56,18 @@ def test_a_light_flow_takes_no_part_from_one_that_goes_on_waiting() -> None:
     assert line.expected_s(0) == pytest.approx(before_s, abs=1.5)
 
 
+def test_where_nobody_has_more_than_one_queued_all_share_the_pace() -> None:
+    flows = range(10)
+    line = Line(*((f"f{flow}", 1000) for flow in flows))
+    for _ in range(60):
+        for flow in flows:
+            if not line.s.flow_stats(line.now_ns, flow)["queued"]:
+                line.ask(flow=flow)
+        line.tick()
+    assert line.s.stats(line.now_ns)["totals"]["queued"] == len(flows) - 1
+    assert all(line.expected_s(flow) > len(flows) / 2 for flow in flows)
+
+
 def test_first_come_first_served_waits_for_all() -> None:
     line = Line(("a", 1000), ("b", 1000), policy="fcfs")  # type: ignore[arg-type]
     line.ask(flow=0, count=40)

@@ -55,10 +55,15 @@ class Estimate(Room):
     def own_pace(self, flow: int, target: int) -> int:
         f = self.flows[flow]
         queued = Counter(r.flow for r in self.queued())
-        deep = {flow} | {i for i, count in queued.items() if count > 1}
-        alike = [self.flows[i] for i in deep if self.flows[i].cls == f.cls]
-        weight = sum(other.weight_milli for other in alike)
-        pace = self.pace_of(target, deep=True) or self.pace_of(target)
+        alike = {i for i, other in enumerate(self.flows) if other.cls == f.cls}
+        deep = {i for i in alike if queued[i] > 1}
+        pace = self.pace_of(target, deep=True)
+        if deep and pace:
+            sharing = deep | {flow}
+        else:
+            pace = self.pace_of(target)
+            sharing = {i for i in alike if queued[i]} | {flow}
+        weight = sum(self.flows[i].weight_milli for i in sharing)
         part = max(1, pace * f.weight_milli // weight)
         return min(f.served.pace() or part, part)
 

@@ -14,8 +14,7 @@ from schedsvc.load.target import OutputMode, Target
 from schedsvc.sim.engine import Profile, load_profile
 from schedsvc.sim.requests import Requests
 from schedsvc.workload import TraceRequest
-from tests.sim.filling import OUTPUT_MAX, Filled, Filling, Traffic
-from tests.sim.test_filling import CAPACITY
+from tests.sim.filling import CAPACITY, OUTPUT_MAX, Filled, Filling, Traffic
 
 OVERLOAD = 1.5
 # Nobody is refused, as in virtual time: who waits is whose turn has not come.

@@ -29,8 +29,7 @@ from bench.machine import commit, describe
 from schedsvc.demo.processes import DemoError, guarded
 from schedsvc.load.generator import TargetError
 from schedsvc.sim.engine import load_profile
-from tests.sim.filling import Filled
-from tests.sim.test_filling import CAPACITY
+from tests.sim.filling import CAPACITY, Filled
 
 from .arms import ARMS, FORETOLD, OVERLOAD, PREDICTED, Arm, faster, imitate, trace_of, traffic
 from .side import Found, Side, found, standing
@@ -52,7 +51,6 @@ _EPILOG = """\b
 Examples:
   python -m tests.emulator.filling
   python -m tests.emulator.filling --runs 3 --json
-  python -m tests.emulator.filling --profile a10g-llama2-7b --speed 2 --seconds 900
 
 Exit status 1: less than 0.90 of the oracle's, more than one preemption in 1,000 requests, or this
 machine was too slow for the figures to mean anything.

@@ -22,6 +22,9 @@ from schedsvc.sim.world import Settings, World
 
 MS = 10**6
 SECOND = 10**9
+#: Requests a second of the emulator's profiles, measured with an oracle and a queue that is never
+#: empty, and how long a run is.
+CAPACITY = {"a10g-llama2-7b": (4.5, 2_500), "tiny-cpu": (31.0, 500)}
 TENANTS = 20
 OUTPUT_MAX = 1_024
 PROMPT_MAX = 2_048
@@ -75,7 +78,8 @@ class Filled:
 
 
 class Filling(World):
-    """A run that notes preemptions as they come. A `config` is taken as it is."""
+    """A run that notes preemptions as they come. A `config` is taken as it is: with one, an
+    oracle is only who asks for just its output."""
 
     def __init__(
         self, requests: Requests, profile: Profile, *, oracle: bool, config: Config | None = None

@@ -4,11 +4,8 @@ import pytest
 
 from schedsvc.sim.engine import load_profile
 
-from .filling import Filled, Filling, Traffic
+from .filling import CAPACITY, Filled, Filling, Traffic
 
-#: Requests a second of the emulator's profiles, measured with an oracle and a queue that is never
-#: empty, and how long a run is.
-CAPACITY = {"a10g-llama2-7b": (4.5, 2_500), "tiny-cpu": (31.0, 500)}
 #: Part of a run in which lengths and headroom are learned.
 LEARNT = 0.2
 

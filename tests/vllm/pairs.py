@@ -2,15 +2,16 @@
 
     python -m tests.vllm.pairs --pairs 5 --null 2
     python -m tests.vllm.pairs --large --pairs 7 --null 2 --out out/vllm-large
-    python -m tests.vllm.pairs --gpu ENVIRONMENT --hog-per-s 20 --out out/vllm-gpu
+    python -m tests.vllm.pairs --gpu ENVIRONMENT --out out/vllm-gpu
 
 Open loop: `hog` sends 20 requests a second of 512/256 tokens, `quiet` 2 of 64/64. Two servers run
 side by side, one plain and one behind the gate; only one of them is busy at a time. A null pair is
 the plain server twice: what differs there is noise. With `--large` quiet's requests are as large
 as the hog's; `--alone` adds runs of quiet behind the gate without the hog. TTFT is taken at the
 client and at the server's edge, by the same code in both arms. A run whose client was late is void,
-and repeated. With `--gpu` both servers share a GPU, with a model of 14 G parameters in each (random
-weights, 60 GB in all); ENVIRONMENT is a virtual environment with vLLM and `clients/*` in it.
+and repeated. With `--gpu` both servers share a GPU, with a model of 13 G parameters in each (random
+weights, 53 GB in all); ENVIRONMENT is a virtual environment with vLLM and `clients/*` in it, into
+which the model's configuration is written.
 """
 
 from __future__ import annotations
@@ -238,7 +239,7 @@ def _machine(environment: Path | None) -> programs.Machine | None:
     if environment is None:
         return None
     model = environment / "model-14b"
-    if not model.exists():
+    if not (model / "config.json").exists():  # written last
         make = Path(__file__).with_name("make_model.py")
         command = [str(environment / "bin" / "python"), str(make), "--size", "14b", str(model)]
         subprocess.run(command, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
