@@ -42,7 +42,7 @@ async def flood(stack: Stack) -> AsyncIterator[list[asyncio.Task[object]]]:
     tasks = [asyncio.create_task(ask(length)) for length in lengths]
     try:
         await asyncio.to_thread(
-            stack.until, lambda: stack.flow("sdk-0").queued == programs.UNASKED_MAX
+            stack.until, lambda: stack.flow("sdk-0").queued >= programs.UNASKED_MAX
         )
         yield tasks
     finally:
