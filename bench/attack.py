@@ -3,9 +3,14 @@
 A scheduler serves a Unix socket, as beside an engine, and others reach it through its front. A
 conforming tenant asks, is granted, and completes, a hundred times a second, while attackers
 (bench/attackers.py) hold their connections, and in turns do their worst and stand still: quiet and
-attacked slices are interleaved, so that a drift of the machine falls on both. The attackers run at
-the lowest priority, as if on other machines: what they compute is not taken from the scheduler.
+attacked slices are interleaved, so that a drift of the machine falls on both. Scheduler and tenant
+have one core, the front and the attackers, at the lowest priority, another: a front that is flooded
+takes all it can get, and belongs where the scheduler is not. `--cores shared` leaves that to the
+system, which on two cores lets it take both.
 With `--door listener` they come by a listener of the scheduler itself, for comparison.
+
+The p99 under attack over the quiet one is told of all slices together, which decides, and as the
+median over the turns with its bootstrap interval; beside it the same of quiet over quiet.
 """
 
 import json
@@ -19,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -35,6 +40,8 @@ from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from bench import http2, machine, memory
 from bench.attackers import KINDS, MESSAGE_BYTES
+from bench.compare import Comparison, compare
+from bench.machine import generator_cores, pinned, server_cores
 from bench.peers import Peer, front, serving
 from schedsvc.config.doors import Front
 from schedsvc.config.models import Limits
@@ -74,25 +81,25 @@ class Case:
 
     `door`: where they come in: at the front, or at a port of the scheduler itself (listener).
     `shim`: where the conforming tenant's shim is: on the Unix socket, or at that same door.
+    `apart`: whether front and attackers are kept off the scheduler's core.
     """
 
     kind: str
     known: bool
     door: str = "front"
     shim: str = "unix"
+    apart: bool = True
 
     @property
     def name(self) -> str:
-        """Name it."""
-        token = "with" if self.known else "without"
-        where = "by unix" if self.shim == "unix" else "at the same door"
-        return f"{self.kind} at the {self.door}, {token} a token, shim {where}"
+        """Name it among those that come by the same door."""
+        return f"{self.kind}, with a token" if self.known else self.kind
 
 
-def cases(kinds: Sequence[str], door: str, shim: str) -> list[Case]:
+def cases(kinds: Sequence[str], door: str, shim: str, *, apart: bool = True) -> list[Case]:
     """Return the attacks of these kinds; a flood also comes with a token."""
     return [
-        Case(kind, known, door, shim)
+        Case(kind, known, door, shim, apart)
         for kind in kinds or KINDS
         for known in ((False, True) if kind == "flood" else (False,))
     ]
@@ -184,7 +191,8 @@ def _attackers(case: Case, target: str, connections: int, folder: Path) -> Itera
     if case.known:
         command += ["--token", _TOKENS["attacker"]]
     command = ["nice", "-n", "19", *command]
-    process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE)
+    with pinned(generator_cores() if case.apart else []):
+        process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE)
     try:
         deadline_s = time.monotonic() + _READY_S_MAX
         while not ready.exists():
@@ -222,9 +230,10 @@ def measure(case: Case, connections: int, seconds: float) -> dict[str, Any]:
     """Measure one attack; times in ms, memory in MB."""
     with tempfile.TemporaryDirectory(prefix="attack-") as name:
         folder = Path(name)
-        with serving(folder, _settings(folder), cores=()) as scheduler:
-            through = front(folder) if case.door == "front" else nullcontext(None)
-            with through as door:
+        own, others = (server_cores(), generator_cores()) if case.apart else ([], [])
+        with serving(folder, _settings(folder), cores=own) as scheduler:
+            through = front(folder, others) if case.door == "front" else nullcontext(None)
+            with through as door, pinned(own):
                 return _measure(case, connections, seconds, folder, scheduler, door)
 
 
@@ -289,6 +298,7 @@ def _measure(
     tenant.close()
     taken = {when: np.concatenate(slices[attacks]) for when, attacks in _WHEN}
     ratio = _p(taken["attacked"], 99) / _p(taken["quiet"], 99)
+    paired, null = paired_ratios(slices[False], slices[True])
     held = {
         name: process.found(len(slices[True])) | {"growth_max_mb": growth_mb_max(case, name)}
         for name, process in watched.items()
@@ -299,6 +309,7 @@ def _measure(
         "token": case.known,
         "door": case.door,
         "shim": case.shim,
+        "cores": "apart" if case.apart else "shared",
         "connections": connections,
         "message_bytes": MESSAGE_BYTES,
         **{
@@ -306,11 +317,27 @@ def _measure(
             for when, figures in {"alone": alone, **taken}.items()
         },
         "p99_ratio": ratio,
+        "p99_ratio_paired": asdict(paired),
+        "p99_ratio_null": asdict(null),
         "processes": held,
         "holds": ratio <= RATIO_MAX
         and all(each["growth_mb"] <= each["growth_max_mb"] for each in held.values()),
         "attackers": attackers.met,
     }
+
+
+def paired_ratios(quiet: list[Floats], attacked: list[Floats]) -> tuple[Comparison, Comparison]:
+    """Compare the p99 of each turn's slices, quiet, attacked, attacked, quiet.
+
+    Returns attacked over quiet, and one quiet slice over the other: what a machine that others
+    use as well makes of nothing. Each list holds two slices for each turn.
+    """
+    turns = range(0, len(quiet), 2)
+    both = [
+        [_p(np.concatenate(side[at : at + 2]), 99) for side in (attacked, quiet)] for at in turns
+    ]
+    alike = [[_p(quiet[at], 99), _p(quiet[at + 1], 99)] for at in turns]
+    return compare(np.asarray(both)), compare(np.asarray(alike))
 
 
 def _p(taken_ms: Floats, percent: float) -> float:
@@ -335,6 +362,13 @@ def _p(taken_ms: Floats, percent: float) -> float:
     show_default=True,
     help="Where the conforming tenant's shim is: on a Unix socket, or at the attackers' door.",
 )
+@click.option(
+    "--cores",
+    type=click.Choice(["apart", "shared"]),
+    default="apart",
+    show_default=True,
+    help="Whether front and attackers are kept off the scheduler's core.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def main(
     connections: int,
@@ -342,6 +376,7 @@ def main(
     kinds: tuple[str, ...],
     door: str,
     shim: str,
+    cores: str,
     as_json: bool,
 ) -> None:
     """Measure what attackers cost a conforming tenant."""
@@ -349,7 +384,7 @@ def main(
     files = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     measured = []
-    for case in cases(kinds, door, shim):
+    for case in cases(kinds, door, shim, apart=cores == "apart"):
         if not as_json:
             click.echo(f"{case.name} ...", err=True)
         measured.append(measure(case, connections, seconds))
@@ -363,14 +398,23 @@ def main(
 
 
 def _show(measured: list[dict[str, Any]]) -> None:
-    table = Table("attack", "quiet p50 / p99 ms", "attacked p50 / p99 ms", "ratio of p99")
+    first = measured[0]
+    where = "on a Unix socket" if first["shim"] == "unix" else "at the same door"
+    table = Table(
+        *("attack", "quiet p50, p99 ms", "attacked", "ratio of p99", "by turns", "null"),
+        title=f"{first['connections']:,} connections at the {first['door']}, shim {where},"
+        f" cores {first['cores']}",
+        title_justify="left",
+    )
     for case in measured:
         mark = "" if case["holds"] else " missed"
+        turns, null = case["p99_ratio_paired"], case["p99_ratio_null"]
         table.add_row(
             case["name"],
-            f"{case['quiet_ms']['p50']:.2f} / {case['quiet_ms']['p99']:.2f}",
-            f"{case['attacked_ms']['p50']:.2f} / {case['attacked_ms']['p99']:.2f}",
+            f"{case['quiet_ms']['p50']:.2f}, {case['quiet_ms']['p99']:.2f}",
+            f"{case['attacked_ms']['p50']:.2f}, {case['attacked_ms']['p99']:.2f}",
             f"{case['p99_ratio']:.2f}{mark}",
+            *(f"{of['ratio']:.2f} [{of['low']:.2f}, {of['high']:.2f}]" for of in (turns, null)),
         )
     Console().print(table)
     processes = Table("attack", "process", "MB before / peak", "files", "CPU ms an admission")

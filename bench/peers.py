@@ -69,11 +69,11 @@ def serving(
 
 
 @contextmanager
-def front(folder: Path) -> Iterator[Peer]:
-    """Run the front of the scheduler that `serving()` runs in this folder."""
+def front(folder: Path, cores: Sequence[int] = ()) -> Iterator[Peer]:
+    """Run the front of the scheduler that `serving()` runs in this folder, on some cores or any."""
     ready = folder / "front.ready"
     command = ["-m", "schedsvc", "front", "--config", str(folder / "scheduler.yaml")]
-    with _running([*command, "--ready-file", str(ready)], ready, ()) as peer:
+    with _running([*command, "--ready-file", str(ready)], ready, cores) as peer:
         yield peer
 
 

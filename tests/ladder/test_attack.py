@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -67,6 +68,14 @@ def test_overload_is_measured(tmp_path: Path) -> None:
         assert 0 < high[name]["p50"] <= high[name]["p99"]
     assert json.loads((tmp_path / "report.json").read_text()) == report
     assert (tmp_path / "overload.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_ratios_are_of_turns_beside_those_of_nothing() -> None:
+    of = [np.full(100, ms) for ms in (1.0, 2.0, 4.0, 8.0, 3.0, 6.0)]
+    attacked = [np.full(100, ms) for ms in (4.0, 2.0, 8.0, 24.0, 12.0, 3.0)]
+    paired, null = attack.paired_ratios(of, attacked)
+    assert (paired.ratio, paired.low, paired.high) == pytest.approx((2.0, 2.0, 3.0), rel=0.02)
+    assert null.ratio == 0.5
 
 
 @pytest.mark.slow
