@@ -33,6 +33,7 @@ import click
 import grpc
 import numpy as np
 from numpy.typing import NDArray
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -93,7 +94,7 @@ class Case:
     @property
     def name(self) -> str:
         """Name it among those that come by the same door."""
-        return f"{self.kind}, with a token" if self.known else self.kind
+        return f"{self.kind}, token" if self.known else self.kind
 
 
 def cases(kinds: Sequence[str], door: str, shim: str, *, apart: bool = True) -> list[Case]:
@@ -401,10 +402,13 @@ def _show(measured: list[dict[str, Any]]) -> None:
     first = measured[0]
     where = "on a Unix socket" if first["shim"] == "unix" else "at the same door"
     table = Table(
-        *("attack", "quiet p50, p99 ms", "attacked", "ratio of p99", "by turns", "null"),
+        *("attack", "quiet ms", "attacked", "ratio", "by turns", "null"),
+        box=box.SIMPLE_HEAD,
         title=f"{first['connections']:,} connections at the {first['door']}, shim {where},"
         f" cores {first['cores']}",
+        caption="p50, p99 of an admission, ratio of p99; null: quiet over quiet, by turns",
         title_justify="left",
+        caption_justify="left",
     )
     for case in measured:
         mark = "" if case["holds"] else " missed"
@@ -414,19 +418,23 @@ def _show(measured: list[dict[str, Any]]) -> None:
             f"{case['quiet_ms']['p50']:.2f}, {case['quiet_ms']['p99']:.2f}",
             f"{case['attacked_ms']['p50']:.2f}, {case['attacked_ms']['p99']:.2f}",
             f"{case['p99_ratio']:.2f}{mark}",
-            *(f"{of['ratio']:.2f} [{of['low']:.2f}, {of['high']:.2f}]" for of in (turns, null)),
+            f"{turns['ratio']:.2f} [{turns['low']:.2f}, {turns['high']:.2f}]",
+            f"{null['ratio']:.2f}",
         )
     Console().print(table)
-    processes = Table("attack", "process", "MB before / peak", "files", "CPU ms an admission")
+    processes = Table(
+        *("attack", "process", "MB before, peak", "files", "CPU ms an admission, attacked"),
+        box=box.SIMPLE_HEAD,
+    )
     for case in measured:
         for name, held in case["processes"].items():
             cpu = held["cpu_ms_per_admission"]
             processes.add_row(
                 case["name"],
                 name,
-                f"{held['alone_mb']:.0f} / {held['peak_mb']:.0f}",
+                f"{held['alone_mb']:.0f}, {held['peak_mb']:.0f}",
                 f"{held['files_max']:,}",
-                f"{cpu['quiet']:.1f} / {cpu['attacked']:.1f}",
+                f"{cpu['quiet']:.1f}, {cpu['attacked']:.1f}",
             )
     Console().print(processes)
     for case in measured:
