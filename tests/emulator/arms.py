@@ -14,7 +14,7 @@ from schedsvc.load.target import OutputMode, Target
 from schedsvc.sim.engine import Profile, load_profile
 from schedsvc.sim.requests import Requests
 from schedsvc.workload import TraceRequest
-from tests.sim.filling import CAPACITY, OUTPUT_MAX, Filled, Filling, Traffic
+from tests.sim.filling import CAPACITY, ORACLE, OUTPUT_MAX, Filled, Filling, Traffic
 
 OVERLOAD = 1.5
 # Nobody is refused, as in virtual time: who waits is whose turn has not come.
@@ -50,10 +50,7 @@ class Arm:
 
 
 PREDICTED = Arm("P90 peak form", "p90", oracle=False)
-FORETOLD = Arm(
-    "oracle of the lengths", "oracle", oracle=True,
-    scheduler={"samples_min": 1_000, "quantile": 0.999},
-)  # fmt: skip
+FORETOLD = Arm("oracle of the lengths", "oracle", oracle=True, scheduler=ORACLE)
 ARMS = (PREDICTED, FORETOLD)
 
 

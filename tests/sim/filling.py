@@ -15,6 +15,7 @@ from schedsvc import _core as core
 from schedsvc.config import Config, configure
 from schedsvc.sim.engine import Engine, Profile
 from schedsvc.sim.front import CoreFront
+from schedsvc.sim.overrides import override
 from schedsvc.sim.requests import Requests
 from schedsvc.sim.runner import EngineRunner
 from schedsvc.sim.scenario import patient_config
@@ -28,8 +29,8 @@ CAPACITY = {"a10g-llama2-7b": (4.5, 2_500), "tiny-cpu": (31.0, 500)}
 TENANTS = 20
 OUTPUT_MAX = 1_024
 PROMPT_MAX = 2_048
-# No tenant of a short run has so many samples; all together do.
-_ORACLE = {"samples_min": 1_000, "quantile_ppm": 999_000}
+# Of the key `scheduler`. No tenant of a short run has so many samples; all together do.
+ORACLE = {"samples_min": 1_000, "quantile": 0.999}
 
 
 @dataclass(frozen=True)
@@ -85,11 +86,12 @@ class Filling(World):
         self, requests: Requests, profile: Profile, *, oracle: bool, config: Config | None = None
     ) -> None:
         engine = profile.config()
-        samples = _ORACLE if oracle and config is None else {}
-        config = patient_config(requests.clients) if config is None else config
+        if config is None:
+            own = {f"scheduler.{key}": value for key, value in ORACLE.items()} if oracle else {}
+            _, config = override(profile, patient_config(requests.clients), own)
         self._preempted_ns: list[int] = []
         self._capacity_tokens = engine.capacity_tokens
-        self.core = core.Scheduler(**config.core_options() | samples)
+        self.core = core.Scheduler(**config.core_options())
         configure(self.core, config, 0)
         self.core.set_pool(
             0, b"engine", 1, engine.capacity_tokens, engine.block_size_tokens,
