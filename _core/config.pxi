@@ -112,8 +112,8 @@ cdef int check_pool(bytes name, PoolFigures* f) except -1:
 cdef int32_t register_pool(Scheduler core, bytes name, PoolFigures* f) except -1:
     """Register a pool, or give a known one new figures. O(1), O(leases of it) on a new epoch.
 
-    While somebody offers it, its epoch cannot go back, and nobody else can change it. What nobody
-    offers any more may begin anew: an engine's wall clock may have been put back.
+    While somebody offers it, nobody else can change it, and while that is at the epoch that it has,
+    this cannot go back. Else it may: an engine's wall clock may have been put back.
     """
     cdef int32_t pool
     cdef Pool* p
@@ -129,7 +129,7 @@ cdef int32_t register_pool(Scheduler core, bytes name, PoolFigures* f) except -1
             raise CallerError(
                 CODE_FAILED_PRECONDITION, "pool", "is offered by another caller at this time"
             )
-        if p.attached and f.epoch < p.epoch:
+        if (p.configured or core.ledger.is_claimed(pool)) and f.epoch < p.epoch:
             raise CallerError(
                 CODE_FAILED_PRECONDITION, "epoch",
                 f"the pool is already at the later epoch {p.epoch}",

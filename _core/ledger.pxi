@@ -143,6 +143,7 @@ cdef class Ledger:
     cdef int64_t headroom_ppm
     cdef bint by_peak
     cdef bint closed  # an operator lets nothing into any pool any more
+    cdef list claims  # of each pool: how many streams offer it at each epoch
     cdef Requests requests
     cdef Flows flows
     cdef Adapters adapters
@@ -153,6 +154,7 @@ cdef class Ledger:
         Adapters adapters, Fuse fuse,
     ):
         self.adapters = adapters
+        self.claims = [None] * POOLS_MAX
         self.by_peak = by_peak
         self.headroom_ppm = headroom_ppm
         self.requests = requests
@@ -169,6 +171,21 @@ cdef class Ledger:
         for pool in range(self.count):
             free(self.pools[pool].runs.items)
             free(self.pools[pool].loras.leases)
+
+    cdef int claim(self, int32_t pool, int64_t epoch, int change) except -1:
+        """So many streams more, or less, offer a pool at an epoch. O(1)."""
+        cdef dict claims = self.claims[pool]
+        if claims is None:
+            claims = self.claims[pool] = {}
+        claims[epoch] = claims.get(epoch, 0) + change
+        if claims[epoch] == 0:
+            del claims[epoch]
+        return 0
+
+    cdef bint is_claimed(self, int32_t pool):
+        """Whether somebody offers a pool at the epoch that it has. O(1)."""
+        cdef dict claims = self.claims[pool]
+        return claims is not None and self.pools[pool].epoch in claims
 
     cdef void clear(self, int32_t pool) noexcept:
         free(self.pools[pool].runs.items)  # of a pool that held nothing any more

@@ -26,13 +26,14 @@ cdef class Session:
     cdef Verdict* box
     cdef Notice* notices
     cdef int32_t box_count, box_taken, box_max, notice_count, notice_taken, notices_max
-    cdef list faults, pools
+    cdef list faults
+    cdef dict pools  # what it offers, and at which epoch
     cdef readonly bytes client_id
 
     def __cinit__(self):
         self.first = NONE
         self.faults = []
-        self.pools = []
+        self.pools = {}
 
     def __dealloc__(self):
         free(self.box)
@@ -233,9 +234,12 @@ cdef class Session:
         f.epoch, f.capacity_tokens, f.block_size = v[0], v[1], v[2]
         f.max_running, f.max_model_tokens, f.principal = v[3], v[4], self.principal
         pool = register_pool(self.core, key, &f)
-        if key not in self.pools:
-            self.pools.append(key)
+        if key in self.pools:
+            self.core.ledger.claim(pool, self.pools[key], -1)
+        else:
             self.core.ledger.pools[pool].attached += 1
+        self.pools[key] = f.epoch
+        self.core.ledger.claim(pool, f.epoch, 1)
         return 0
 
     cdef int _telemetry(self, Cursor c) except -1:
@@ -427,8 +431,10 @@ cdef class Session:
             if self.core.requests.items[i].state == QUEUED:
                 evict(self.core, i, OUT_EVICTED_CANCELLED)
             i = after
-        for key in self.pools:
-            self.core.ledger.pools[<int32_t>self.core.pool_names[key]].attached -= 1
+        for key, epoch in self.pools.items():
+            pool = self.core.pool_names[key]
+            self.core.ledger.pools[pool].attached -= 1
+            self.core.ledger.claim(pool, epoch, -1)
         if self.is_listed:
             self.core.ready_slots.remove(self.owner)
         self.core.sessions[self.owner] = None

@@ -470,6 +470,26 @@ def test_a_pool_that_nobody_offers_may_begin_at_an_earlier_epoch() -> None:
     s.check()
 
 
+def test_an_epoch_that_nobody_offers_any_more_hinders_no_earlier_one() -> None:
+    # Two processes of an engine, and its wall clock was put back: what one of them had said before
+    # came late. Found by the fault simulator, seed 3298534913999: one was turned away for good.
+    s = make()
+    first, late = Stream(s), Stream(s)
+    first.send(0, offering("q", epoch=5))
+    assert not faults(late.send(0, offering("q", epoch=9)))
+    assert faults(late.send(0, offering("q", epoch=5)))
+    third = Stream(s)
+    assert faults(third.send(0, offering("q", epoch=5)))
+    late.session.close(0)
+    assert not faults(third.send(0, offering("q", epoch=5)))
+    assert s.stats(0)["pools"][1]["epoch"] == 5
+    third.session.close(0)
+    assert s.stats(0)["pools"][1]["attached"]
+    first.session.close(0)
+    assert not s.stats(0)["pools"][1]["attached"]
+    s.check()
+
+
 def test_a_pool_is_its_principals_while_it_is_offered() -> None:
     s = make()
     owner, other = Stream(s, principal=1), Stream(s, principal=2)

@@ -101,7 +101,7 @@ class Books:
 
     def expect(self, name: str) -> None:
         """Know a pool by its name, which nobody has offered yet: it drains."""
-        self.pools[name] = Pool(name, _NEVER, 1, 1, 0, 0, 0, set(), {}, self.terms)
+        self.pools[name] = Pool(name, _NEVER, 1, 1, 0, 0, 0, {}, {}, self.terms)
 
     def known(self, now_ns: int, *, is_behind: bool) -> Known:
         """Return what would outlive the process; `is_behind`: drains alone are known. O(leases)."""
@@ -427,11 +427,13 @@ class Books:
         """Let a stream offer a pool, or give it new figures. False: it may not."""
         pool = self.pools.get(name)
         if pool is None or pool.epoch == _NEVER:
-            pool = Pool(name, epoch, 1, 1, 0, 0, principal, set(), {}, self.terms)
+            pool = Pool(name, epoch, 1, 1, 0, 0, principal, {}, {}, self.terms)
             self.pools[name] = pool
             self._find_owed(now_ns, pool)
         else:
-            if pool.offers and (principal != pool.principal or epoch < pool.epoch):
+            if pool.offers and principal != pool.principal:
+                return False
+            if epoch < pool.epoch and pool.epoch in pool.offers.values():
                 return False
             if epoch != pool.epoch:
                 self._void(pool)
@@ -440,7 +442,7 @@ class Books:
                 return False
         pool.epoch, pool.max_model_tokens, pool.principal = epoch, max_model_tokens, principal
         pool.size(capacity, block, max_running)
-        pool.offers.add(conn)
+        pool.offers[conn] = epoch
         return True
 
     def _find_owed(self, now_ns: int, pool: Pool) -> None:
@@ -486,5 +488,5 @@ class Books:
             self.is_lost = self.is_lost or self.tags[place].queued
             del self.tags[place]
         for pool in self.pools.values():
-            pool.offers.discard(conn)
+            pool.offers.pop(conn, None)
         self.lagging.discard(conn)

@@ -219,7 +219,7 @@ class Pool:
     max_running: int
     max_model_tokens: int
     principal: int
-    offers: set[int]  # streams that offer it
+    offers: dict[int, int]  # streams that offer it, and at which epoch
     leases: dict[int, Lease]  # live, not void
     terms: Terms
     low: int = 0  # sums over them
