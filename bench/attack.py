@@ -10,7 +10,7 @@ system, which on two cores lets it take both.
 With `--door listener` they come by a listener of the scheduler itself, for comparison.
 
 The p99 under attack over the quiet one is told of all slices together, which decides, and as the
-median over the turns with its bootstrap interval; beside it the same of quiet over quiet.
+median over the turns with its bootstrap interval; beside it that of quiet over quiet.
 """
 
 import json
@@ -310,7 +310,7 @@ def _measure(
         "token": case.known,
         "door": case.door,
         "shim": case.shim,
-        "cores": "apart" if case.apart else "shared",
+        "cores": "apart" if case.apart and server_cores() else "shared",
         "connections": connections,
         "message_bytes": MESSAGE_BYTES,
         **{
@@ -330,8 +330,8 @@ def _measure(
 def paired_ratios(quiet: list[Floats], attacked: list[Floats]) -> tuple[Comparison, Comparison]:
     """Compare the p99 of each turn's slices, quiet, attacked, attacked, quiet.
 
-    Returns attacked over quiet, and one quiet slice over the other: what a machine that others
-    use as well makes of nothing. Each list holds two slices for each turn.
+    Returns attacked over quiet, and one quiet slice over the other, half as many admissions: what
+    a machine that others use as well makes of nothing. Each list holds two slices for each turn.
     """
     turns = range(0, len(quiet), 2)
     both = [
@@ -406,7 +406,7 @@ def _show(measured: list[dict[str, Any]]) -> None:
         box=box.SIMPLE_HEAD,
         title=f"{first['connections']:,} connections at the {first['door']}, shim {where},"
         f" cores {first['cores']}",
-        caption="p50, p99 of an admission, ratio of p99; null: quiet over quiet, by turns",
+        caption="p50, p99 of an admission, ratio of p99; null: one quiet slice over the other",
         title_justify="left",
         caption_justify="left",
     )
@@ -423,7 +423,7 @@ def _show(measured: list[dict[str, Any]]) -> None:
         )
     Console().print(table)
     processes = Table(
-        *("attack", "process", "MB before, peak", "files", "CPU ms an admission, attacked"),
+        *("attack", "process", "MB before, peak", "files", "CPU ms an admission: quiet, attacked"),
         box=box.SIMPLE_HEAD,
     )
     for case in measured:

@@ -6,8 +6,8 @@ each queue below it, and by no more; a model's is taken from at the grant itself
 as it was predicted, which nobody tells either: here only requests, input and concurrency count.
 What is taken beyond a grant (a lease that its holder brings along, input that nobody foresaw) is
 left out, and what is given back never is: a level here is never below the real one.
-What ends in a round may have ended before its grants: a message tells verdicts first. So levels are
-held at the end of a round.
+What ends in a round may have ended before its grants: a message tells verdicts first. So what a
+grant lacks may be what is given back later in its round.
 A head has its place among the concurrent requests from when it takes it, too: leases that are
 brought along later may fill the cap meanwhile, and one request for each queue may still follow.
 """
@@ -45,7 +45,7 @@ class Meter:
         self._at_ns = now_ns
         self._live = 0
         self._granted = 0  # in this round
-        self._has_taken = False
+        self._short: dict[str, int] = {}  # what grants of this round lacked, less what came back
         self._may_follow = 0
 
     def resume(self, state: Levels | None, credit_ns: int) -> None:
@@ -82,7 +82,9 @@ class Meter:
             units = 1 if kind == "requests" else prompt_tokens
             self._levels[kind] -= units * _MINUTE_NS
             self._largest[kind] = max(self._largest[kind], units)
-        self._has_taken = True
+            if self.known:
+                low = -self._largest[kind] * self._queues * _MINUTE_NS
+                self._short[kind] = max(self._short.get(kind, 0), low - self._levels[kind])
 
     def end(self, now_ns: int, unused_input: int, *, has_run: bool) -> None:
         """Let a request end, and give back what it did not use."""
@@ -91,16 +93,16 @@ class Meter:
         for kind in self._rates:
             units = unused_input if kind == "input" else int(not has_run)
             self._levels[kind] += units * _MINUTE_NS
+            if kind in self._short:
+                self._short[kind] -= units * _MINUTE_NS
         self._refill(now_ns)
 
     def settle(self, *, known: bool = True) -> None:
         """Hold a round's grants to the rates, and to the cap where their order is known."""
-        if self.known and self._has_taken:
-            above = f"above the quota of {self._name}"
-            for kind, level in self._levels.items():
-                low = -self._largest[kind] * self._queues * _MINUTE_NS
-                require(level >= low, above, kind, level, low, self._rates[kind])
-        self._has_taken = False
+        above = f"above the quota of {self._name}"
+        for kind, short in self._short.items():
+            require(short <= 0, above, kind, short, self._rates[kind])
+        self._short.clear()
         most = self._concurrency
         if known and self._granted and most and self._live > most:
             self._may_follow -= min(self._granted, self._live - most)
