@@ -306,3 +306,23 @@ def test_input_that_was_not_used_is_given_back() -> None:
     unused(limited(input_tokens=50))
     with pytest.raises(ViolationError, match="above the quota of tenant a: requests"):
         unused(limited(requests=5))
+
+
+@pytest.mark.parametrize(("back", "holds"), [(9, True), (8, False)])
+def test_what_a_grant_lacks_may_be_told_later_in_its_round_and_no_later(
+    back: int, holds: bool
+) -> None:
+    meter = Meter("tenant a", Limits(input_tokens=100), queues=0, now_ns=0)
+    meter.grant(0, 60)
+    meter.settle()
+    meter.grant(0, 49)
+    meter.end(0, back, has_run=True)
+    if holds:
+        meter.settle()
+    else:
+        with pytest.raises(ViolationError, match="above the quota of tenant a: input"):
+            meter.settle()
+    meter.grant(0, 1)
+    meter.end(0, 0, has_run=True)
+    with pytest.raises(ViolationError, match="above the quota of tenant a: input"):
+        meter.settle()
