@@ -107,21 +107,73 @@ async def test_reports_of_a_stream_are_gathered(bench: Bench) -> None:
     assert book.end.output_tokens == 60
 
 
-async def test_the_first_token_is_not_kept_until_the_next_report(
+async def test_the_first_token_is_told_at_once_and_the_second_is_not(
     bench: Bench, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "_ROUNDS", 1_000_000)
+    monkeypatch.setattr(runtime, "PROGRESS_PERIOD_S", 3_600.0)
     bench.engine.output_tokens, bench.engine.step_s = 1_000_000, 0.001
     running = bench.exchange(ask(stream=True))
     task = asyncio.ensure_future(running.run())
     await until(lambda: bench.fake.books and bench.fake.books[1].progress)
-    await asyncio.sleep(3 * runtime.FIRST_TOKEN_PERIOD_S)
+    await asyncio.sleep(10 * runtime.FIRST_TOKEN_PERIOD_S)
     assert len(bench.fake.books[1].progress) == 1
-    monkeypatch.setattr(runtime, "_ROUNDS", 1)
-    await until(lambda: len(bench.fake.books[1].progress) > 2)
     running.left.set()
     await task
     await bench.settled()
+
+
+class Counting:
+    """Tells its first total when it is asked for the `nth` time."""
+
+    def __init__(self, nth: int) -> None:
+        self.nth, self.asked, self.reported = nth, 0, 0
+
+    def begin(self) -> bool:
+        self.asked += 1
+        return self.asked >= self.nth
+
+    def report(self) -> None:
+        self.reported += 1
+
+
+async def test_what_has_begun_is_asked_no_more(
+    bench: Bench, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.ask()
+    kept = bench.gate._runtime
+    assert kept is not None
+    monkeypatch.setattr(runtime, "PROGRESS_PERIOD_S", 0.3)
+    early, late, never = Counting(2), Counting(7), Counting(10**9)
+    for reporter in (early, late, never):
+        kept.watch(reporter)
+    await until(lambda: late.asked == 7)
+    kept.unwatch(never)
+    # Nobody is left to be asked; growth is told all the same.
+    asked = never.asked
+    await until(lambda: early.reported >= 2 and late.reported >= 2)
+    assert (early.asked, late.asked, never.asked) == (2, 7, asked)
+    assert never.reported <= 1
+    assert kept._asking is None
+    kept.unwatch(early)
+    kept.unwatch(late)
+    await until(lambda: kept._reporting is None)
+
+
+async def test_many_that_wait_in_the_engine_are_asked_more_seldom(bench: Bench) -> None:
+    """5,000 of them four times a second, not fifty times: it is the engine's API process."""
+    await bench.ask()
+    kept = bench.gate._runtime
+    assert kept is not None
+    for count, delay_s in ((1, runtime.FIRST_TOKEN_PERIOD_S), (5_000, 0.25)):
+        waiting = [Counting(10**9) for _ in range(count)]
+        for reporter in waiting:
+            kept.watch(reporter)
+        kept._ask()
+        assert kept._asking is not None
+        left_s = kept._asking.when() - asyncio.get_running_loop().time()
+        assert 0.5 * delay_s < left_s <= delay_s
+        for reporter in waiting:
+            kept.unwatch(reporter)
 
 
 async def test_chat_is_sized_by_the_server_or_estimated_and_learned(bench: Bench) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from schedsvc_vllm.runtime import FIRST_TOKEN_PERIOD_S, PROGRESS_PERIOD_S
+
 from schedsvc.config import Config
 from schedsvc.load.target import OutputMode, Target
 from schedsvc.sim.engine import Profile, load_profile
@@ -17,6 +19,7 @@ from schedsvc.workload import TraceRequest
 from tests.sim.filling import CAPACITY, ORACLE, OUTPUT_MAX, Filled, Filling, Traffic
 
 OVERLOAD = 1.5
+_TICKS = round(PROGRESS_PERIOD_S / FIRST_TOKEN_PERIOD_S)
 # Nobody is refused, as in virtual time: who waits is whose turn has not come.
 _PATIENT = {"queue_ttl_ms": 3_600_000, "flow_queue_max": 10**6, "queue_max": 10**6}
 
@@ -100,20 +103,26 @@ def faster(profile: Profile, speed: float) -> Profile:
 class Twin(Filling):
     """The same run in virtual time, with reports as the gate makes them.
 
-    It looks five times a second, and tells first tokens at once, but all totals and what the engine
-    says of itself only each fifth time. The plain run tells everything five times a second.
+    It tells first tokens soon, but all totals and what the engine says of itself only once a
+    second. The plain run tells everything five times a second.
     """
 
     def __init__(self, requests: Requests, profile: Profile, arm: Arm) -> None:
         self._ticks = 0
         self._told: set[int] = set()
         config = Config.model_validate(arm.settings(requests.clients, {"tcp": "127.0.0.1:0"}))
-        super().__init__(requests, profile, oracle=arm.oracle, config=config)
+        super().__init__(
+            requests,
+            profile,
+            oracle=arm.oracle,
+            config=config,
+            progress_ns=round(FIRST_TOKEN_PERIOD_S * 1e9),
+        )
 
     def _tick(self) -> None:
         self._ticks += 1
         live = self._runners[0].live
-        if self._ticks % 5 == 0:
+        if self._ticks % _TICKS == 0:
             super()._tick()
             self._told = set(live)
             return

@@ -83,7 +83,13 @@ class Filling(World):
     oracle is only who asks for just its output."""
 
     def __init__(
-        self, requests: Requests, profile: Profile, *, oracle: bool, config: Config | None = None
+        self,
+        requests: Requests,
+        profile: Profile,
+        *,
+        oracle: bool,
+        config: Config | None = None,
+        progress_ns: int = 200 * MS,
     ) -> None:
         engine = profile.config()
         if config is None:
@@ -100,7 +106,7 @@ class Filling(World):
         flows = [self.core.flow_index(name.encode()) for name in requests.clients]
         front = CoreFront(self.core, requests, flows, 0 if oracle else OUTPUT_MAX)
         runner = EngineRunner(Engine(engine, profile.step_cost(engine.sequences_max)))
-        settings = Settings(progress_ns=200 * MS, sample_ns=SECOND // 4)
+        settings = Settings(progress_ns=progress_ns, sample_ns=SECOND // 4)
         super().__init__(requests, front, [runner], settings)
 
     def _sample(self) -> None:

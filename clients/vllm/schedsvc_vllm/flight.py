@@ -120,22 +120,15 @@ class Flight:
             return self._send(message)
         return self._pass_on(message)
 
-    def report(self, *, growth: bool) -> None:
-        """Tell what has been counted so far: without `growth` only the first time."""
-        if growth and self._ending is not None:
+    def begin(self) -> bool:
+        """Tell what has been counted, once there is output; whether that has been done with."""
+        return self._told or self._tell()
+
+    def report(self) -> None:
+        """Tell what has been counted so far."""
+        if self._ending is not None:
             self._ending.catch_up()
-        if self._told and not growth:
-            return
-        if self.admission is not None and not self._call.beams:
-            counted = self._counted()
-            if counted is not None and counted[2]:
-                self._told = True
-                input_tokens, cached_tokens, output_tokens = counted
-                self.admission.progress(
-                    input_tokens=input_tokens,
-                    cached_input_tokens=cached_tokens,
-                    output_tokens=output_tokens,
-                )
+        self._tell()
 
     def finish(self, scope: Scope) -> None:
         """Close the books, without waiting. The first call counts."""
@@ -152,6 +145,22 @@ class Flight:
         if self._running or _holds_place(place):
             self._running = False
             self._runtime.limit.ended()
+
+    def _tell(self) -> bool:
+        """Tell what has been counted; False: there is no output yet."""
+        if self.admission is None or self._call.beams:
+            return True
+        counted = self._counted()
+        if counted is None or not counted[2]:
+            return False
+        self._told = True
+        input_tokens, cached_tokens, output_tokens = counted
+        self.admission.progress(
+            input_tokens=input_tokens,
+            cached_input_tokens=cached_tokens,
+            output_tokens=output_tokens,
+        )
+        return True
 
     @property
     def _is_whole(self) -> bool:

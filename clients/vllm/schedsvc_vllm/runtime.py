@@ -31,12 +31,14 @@ from schedsvc_vllm.telemetry import Reading
 
 TELEMETRY_PERIOD_S = 1.0
 # Every report costs the engine's API process a write. The scheduler waits for first tokens: it
-# lets the next prompts in with them. Growth can wait: the ledger foresees it, ends carry their
-# totals themselves, and in simulations once a second serves as well as five times.
-FIRST_TOKEN_PERIOD_S = 0.2
+# lets the next prompts in with them, so whoever comes next waits for what is told late here. Growth
+# can wait: the ledger foresees it, ends carry their totals themselves, and in simulations once a
+# second serves as well as five times.
+FIRST_TOKEN_PERIOD_S = 0.02
 PROGRESS_PERIOD_S = 1.0
-_IDLE_PERIOD_S = TELEMETRY_PERIOD_S + FIRST_TOKEN_PERIOD_S
-_ROUNDS = round(PROGRESS_PERIOD_S / FIRST_TOKEN_PERIOD_S)
+# Each that has not begun is asked no oftener than a share of the process allows.
+_ASKED_PER_S_MAX = 20_000
+_IDLE_PERIOD_S = TELEMETRY_PERIOD_S + 0.2
 # An end for which nobody here waits may wait itself, for what it can leave with: mostly the next
 # request of its client. Each message costs the engine's API process a quarter of a millisecond.
 _END_DELAY_S = 0.02
@@ -46,8 +48,11 @@ _log = logging.getLogger("schedsvc_vllm")
 class Reporter(Protocol):
     """Something that has running totals to tell."""
 
-    def report(self, *, growth: bool) -> None:
-        """Tell them: those that were told before only with `growth`."""
+    def begin(self) -> bool:
+        """Tell the first of them, if there are any; whether that has been done with."""
+
+    def report(self) -> None:
+        """Tell them."""
 
 
 class Runtime:
@@ -83,9 +88,10 @@ class Runtime:
             lambda: self.session.state is SessionState.CONNECTED, lambda: self.limit.running
         )
         self._running: set[Reporter] = set()
+        self._beginning: set[Reporter] = set()  # those that have not told their first totals
         self._busy = asyncio.Event()
-        self._round: asyncio.TimerHandle | None = None
-        self._rounds_made = 0
+        self._asking: asyncio.TimerHandle | None = None
+        self._reporting: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
         self._telling: asyncio.TimerHandle | None = None
         self._scraping: asyncio.Task[None] | None = None
@@ -96,7 +102,8 @@ class Runtime:
 
     async def close(self) -> None:
         """Cancel what is open, and hang up."""
-        for work in (self._looking, self._scraping, self._round, self._telling):
+        timers = (self._asking, self._reporting, self._telling)
+        for work in (self._looking, self._scraping, *timers):
             if work is not None:
                 work.cancel()
         self._telling = None
@@ -123,13 +130,17 @@ class Runtime:
     def watch(self, reporter: Reporter) -> None:
         """Ask for running totals from time to time, until `unwatch`."""
         self._running.add(reporter)
+        self._beginning.add(reporter)
         self._busy.set()
-        if self._round is None:
-            self._next_round()
+        if self._asking is None:
+            self._ask_soon()
+        if self._reporting is None:
+            self._report_soon()
 
     def unwatch(self, reporter: Reporter) -> None:
         """Ask no more. Idempotent."""
         self._running.discard(reporter)
+        self._beginning.discard(reporter)
         if not self._running:
             self._busy.clear()
 
@@ -158,22 +169,31 @@ class Runtime:
             self.pool = pool
             self._offer()
 
-    def _next_round(self) -> None:
+    def _ask_soon(self) -> None:
+        delay_s = max(FIRST_TOKEN_PERIOD_S, len(self._beginning) / _ASKED_PER_S_MAX)
+        self._asking = asyncio.get_running_loop().call_later(delay_s, self._ask)
+
+    def _ask(self) -> None:
+        """Let what has begun tell so. O(sequences that have not)."""
+        self._asking = None
+        self._beginning = {reporter for reporter in self._beginning if not reporter.begin()}
+        if self._beginning:
+            self._ask_soon()
+
+    def _report_soon(self) -> None:
         loop = asyncio.get_running_loop()
-        self._round = loop.call_later(FIRST_TOKEN_PERIOD_S, self._report_progress)
+        self._reporting = loop.call_later(PROGRESS_PERIOD_S, self._report_progress)
 
     def _report_progress(self) -> None:
-        """Let what runs tell its totals: what has begun, and now and then all. O(sequences)."""
-        self._round = None
-        self._rounds_made += 1
-        growth = self._rounds_made % _ROUNDS == 0
+        """Let what runs tell its totals. O(sequences)."""
+        self._reporting = None
         for reporter in self._running:
-            reporter.report(growth=growth)
-        if growth and self._telling is not None:
+            reporter.report()
+        if self._telling is not None:
             # What is told in the same moment leaves in one message.
             self._tell_engine()
         if self._running:
-            self._next_round()
+            self._report_soon()
 
     def _state_changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:
