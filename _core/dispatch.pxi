@@ -1,11 +1,39 @@
 # What is due, who runs next, and who is told.
 
+cdef enum:
+    DECISION_FIELDS = 16
+    ENDED_FIELDS = 5
+
+
 cdef object as_decision(Scheduler core, Verdict* v):
-    return new_tuple(Decision, (
-        v.handle, v.tag, v.outcome, v.lease_id, v.pool, v.epoch, v.reserved_tokens,
-        v.retry_after_ms, v.position, v.waited_ns, v.queue_max, v.queue_left,
-        v.pool_capacity_tokens, v.pool_free_tokens, v.flow, v.engine_priority,
-    ))
+    row = PyType_GenericAlloc(DECISION_TYPE, DECISION_FIELDS)
+    put_item(row, 0, v.handle)
+    put_item(row, 1, v.tag)
+    put_item(row, 2, v.outcome)
+    put_item(row, 3, v.lease_id)
+    put_item(row, 4, v.pool)
+    put_item(row, 5, v.epoch)
+    put_item(row, 6, v.reserved_tokens)
+    put_item(row, 7, v.retry_after_ms)
+    put_item(row, 8, v.position)
+    put_item(row, 9, v.waited_ns)
+    put_item(row, 10, v.queue_max)
+    put_item(row, 11, v.queue_left)
+    put_item(row, 12, v.pool_capacity_tokens)
+    put_item(row, 13, v.pool_free_tokens)
+    put_item(row, 14, v.flow)
+    put_item(row, 15, v.engine_priority)
+    return row
+
+
+cdef object as_ended(const Lease* had, bint repeated):
+    row = PyType_GenericAlloc(ENDED_TYPE, ENDED_FIELDS)
+    put_item(row, 0, had.outcome)
+    put_item(row, 1, max(<int32_t>0, had.input_tokens))
+    put_item(row, 2, had.cached_tokens)
+    put_item(row, 3, had.output_tokens)
+    put_item(row, 4, repeated)
+    return row
 
 
 cdef list take_verdicts(Scheduler core):
@@ -108,7 +136,8 @@ cdef inline int leave_pool(Scheduler core, int32_t pool) except -1:
     rate_run(
         &p.drain, core.now_ns, p.reason not in (WAIT_NONE, WAIT_DETACHED, WAIT_DRAINING)
     )
-    return judge_load(core, pool)
+    judge_load(core, pool)
+    return 0
 
 
 cdef int evict_unholdable(Scheduler core, int32_t pool) except -1:

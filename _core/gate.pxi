@@ -363,10 +363,11 @@ cdef int raise_bill(Scheduler core, int32_t i) except -1:
 cdef bint model_waits(Scheduler core, int32_t i, int32_t pool) except -1:
     """Whether the quota of a pool's model makes its next request, and so the pool, wait."""
     cdef Pool* p = &core.ledger.pools[pool]
-    cdef Take t = take_for(core, i)
+    cdef Take t
     cdef int64_t due_ns
     if p.quota == NONE or core.flows.items[core.requests.items[i].flow].exempt:
         return False
+    t = take_for(core, i)
     due_ns = core.quotas.due(p.quota, &t)
     if 0 <= due_ns <= core.now_ns:
         core.requests.items[i].quota_output = <int32_t>t.output_tokens

@@ -27,7 +27,7 @@ cdef QuotaLimits checked_quota(
 cdef int64_t height(Scheduler core, int32_t node) noexcept:
     """Levels from a node up, itself counted; more than there can be where they form a circle."""
     cdef int levels = 0
-    while node != NONE and levels <= QUOTA_LEVELS_MAX:
+    while node != NONE and levels < QUOTA_DEPTH:
         levels += 1
         node = core.quotas.nodes[node].parent
     return levels

@@ -12,16 +12,15 @@ cdef inline int64_t fill_ppm(const Pool* p) noexcept:
     return <int64_t>(<wide>held * 1_000_000 // (p.capacity_blocks * p.block_size))
 
 
-cdef int64_t standing_ns(Scheduler core, int32_t pool, int64_t now_ns) except -2:
-    """How long the next request of a pool has waited for its room; -1: nobody does. O(classes)."""
-    cdef Pool* p = &core.ledger.pools[pool]
-    cdef int32_t i
-    cdef bint brought
-    if p.reason in (
+cdef inline bint lacks_room(const Pool* p) noexcept:
+    """Whether more room would let the next request of a pool go."""
+    return p.reason not in (
         WAIT_NONE, WAIT_DETACHED, WAIT_DRAINING, WAIT_STRICT, WAIT_QUOTA, WAIT_DELAY
-    ):
-        return NONE
-    i = head_for(core, pool, &brought)
+    )
+
+
+cdef inline int64_t stood_ns(Scheduler core, int32_t i, int64_t now_ns) noexcept:
+    """How long a request has been in the line; -1: there is none."""
     return NONE if i == NONE else now_ns - core.requests.items[i].front.lined_ns
 
 
@@ -40,10 +39,9 @@ cdef int lowest_level(Scheduler core, const Pool* p, int64_t waits_ns) noexcept:
     )
 
 
-cdef int overload_now(Scheduler core, int32_t pool, int64_t now_ns) except -1:
-    """The level of a pool at this time, the last event's or later. Changes nothing. O(classes)."""
-    cdef Pool* p = &core.ledger.pools[pool]
-    cdef int64_t waits_ns = standing_ns(core, pool, now_ns), fallen = 0
+cdef int level_now(Scheduler core, const Pool* p, int64_t waits_ns, int64_t now_ns) noexcept:
+    """The level of a pool whose next request has waited so long for its room; -1: nobody does."""
+    cdef int64_t fallen = 0
     cdef int level = load_level(core, p, waits_ns, core.queue_target_ns, core.saturation_ppm)
     if level >= p.overload:
         return level
@@ -52,18 +50,28 @@ cdef int overload_now(Scheduler core, int32_t pool, int64_t now_ns) except -1:
     return max(min(p.overload, lowest_level(core, p, waits_ns)), <int>(p.overload - fallen))
 
 
-cdef int judge_load(Scheduler core, int32_t pool) except -1:
-    """Take the level of a pool that has granted what it can. O(classes)."""
+cdef int overload_now(Scheduler core, int32_t pool, int64_t now_ns) except -1:
+    """The level of a pool at this time, the last event's or later. Changes nothing. O(classes)."""
     cdef Pool* p = &core.ledger.pools[pool]
-    cdef int level = overload_now(core, pool, core.now_ns)
+    cdef bint brought
+    cdef int64_t waits_ns = NONE
+    if lacks_room(p):
+        waits_ns = stood_ns(core, head_for(core, pool, &brought), now_ns)
+    return level_now(core, p, waits_ns, now_ns)
+
+
+cdef void judge_load(Scheduler core, int32_t pool) noexcept:
+    """Take the level of a pool that has granted what it can; its next request is known. O(1)."""
+    cdef Pool* p = &core.ledger.pools[pool]
+    cdef int64_t waits_ns = stood_ns(core, p.next, core.now_ns) if lacks_room(p) else NONE
+    cdef int level = level_now(core, p, waits_ns, core.now_ns)
     if level != p.overload:
         p.overload = level
         p.calm_since_ns = NONE
-    if lowest_level(core, p, standing_ns(core, pool, core.now_ns)) >= level:
+    if lowest_level(core, p, waits_ns) >= level:
         p.calm_since_ns = NONE
     elif p.calm_since_ns < 0:
         p.calm_since_ns = core.now_ns
-    return 0
 
 
 cdef inline void note_preemption(Scheduler core, Pool* p) noexcept:

@@ -193,7 +193,7 @@ cdef class Requests:
 
     cdef inline int32_t lookup(self, int64_t handle) noexcept:
         """Index of a handle's record, or -1 where it is gone."""
-        cdef int64_t i = handle & 0xFFFFFFFF
+        cdef int64_t i = handle & <int64_t>0xFFFFFFFF  # without the cast, a Python integer
         if handle <= 0 or i >= self.used or self.items[i].state == FREE:
             return NONE
         return <int32_t>i if self.items[i].generation == handle >> 32 else NONE

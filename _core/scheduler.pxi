@@ -412,10 +412,7 @@ cdef class Scheduler:
         if i == NONE:
             return None
         repeated = not complete_lease(self, i, outcome, &u)
-        had = self.requests.items[i].lease
-        return new_tuple(Ended, (
-            had.outcome, max(0, had.input_tokens), had.cached_tokens, had.output_tokens, repeated
-        ))
+        return as_ended(self.requests.items[i].lease, repeated)
 
     def replay(
         self, int64_t now_ns, int32_t flow, bytes request_id, int64_t lease_id, int32_t pool,

@@ -3,6 +3,7 @@
 from collections import namedtuple
 from heapq import nlargest
 
+from cpython.ref cimport Py_INCREF, PyObject
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
@@ -166,7 +167,20 @@ Ended = namedtuple(
 )
 
 
-cdef object new_tuple = tuple.__new__  # without the namedtuple's own Python frame
+cdef extern from "Python.h":
+    object PyType_GenericAlloc(type cls, Py_ssize_t count)
+    void PyTuple_SET_ITEM(object row, Py_ssize_t place, PyObject* value)
+
+
+cdef type DECISION_TYPE = Decision
+cdef type ENDED_TYPE = Ended
+
+
+cdef inline void put_item(object row, Py_ssize_t place, object value) noexcept:
+    """Fill a place of a row that `PyType_GenericAlloc()` has just made: named tuples are filled
+    where they lie, without their own Python frame and without another tuple before them."""
+    Py_INCREF(value)
+    PyTuple_SET_ITEM(row, place, <PyObject*>value)
 
 
 class CallerError(ValueError):

@@ -156,10 +156,12 @@ cdef bint is_utf8(const Slice* s) noexcept nogil:
     return True
 
 
-cdef int check_range(str field, int64_t value, int64_t low, int64_t high) except -1:
-    if not low <= value <= high:
-        invalid(field, f"must be from {low:,} to {high:,}, not {value:,}")
-    return 0
+cdef inline int check_range(str field, int64_t value, int64_t low, int64_t high) except -1:
+    return 0 if low <= value <= high else out_of_range(field, value, low, high)
+
+
+cdef int out_of_range(str field, int64_t value, int64_t low, int64_t high) except -1:
+    invalid(field, f"must be from {low:,} to {high:,}, not {value:,}")
 
 
 cdef int check_output(int64_t prompt_tokens, int64_t output_max, int64_t sequences) except -1:
