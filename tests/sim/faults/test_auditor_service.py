@@ -103,6 +103,27 @@ def test_where_nobody_can_tell_who_was_last_nothing_is_claimed() -> None:
     assert not line.counters.known
 
 
+def test_where_nobody_can_tell_who_was_last_nobody_has_a_turn_in_that_round() -> None:
+    line = Line(lift_queued=False, serves_in_order=True)
+    both = line.ask("a"), line.ask("b")
+    line.counters.charged("a", 10)
+    line.counters.charged("b", 200)
+    line.settle()
+    line.counters.is_deciding = True
+    for r in both:
+        line.counters.left(r)
+    line.waiting.clear()
+    line.settle()
+    assert line.counters.known
+    # If b was the last, c is lifted to 200, and its second request comes after that of b.
+    first, second = line.ask("c"), line.ask("b")
+    line.ask("c")
+    line.grant(first, 100)
+    line.grant(second, 5)
+    line.settle()
+    assert not line.counters.known
+
+
 def test_a_request_that_is_refused_at_once_was_never_there() -> None:
     line = Line()
     line.ask("a")

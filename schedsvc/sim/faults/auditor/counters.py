@@ -138,7 +138,7 @@ class Counters:
                 self._activate(flow, queues=True)
                 self._queued[flow] = self._queued.get(flow, 0) + 1
             elif kind == _LEAVE and r is not None and not r.refused_at_once:
-                if value and waiting:
+                if value and waiting and self.known:  # no more, after some arrivals
                     self._check_turn(r, waiting)
                     waiting.remove(r)
                 self._queued[flow] -= 1
