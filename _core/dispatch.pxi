@@ -1,12 +1,7 @@
 # What is due, who runs next, and who is told.
 
-cdef enum:
-    DECISION_FIELDS = 16
-    ENDED_FIELDS = 5
-
-
 cdef object as_decision(Scheduler core, Verdict* v):
-    row = PyType_GenericAlloc(DECISION_TYPE, DECISION_FIELDS)
+    row = new_row(DECISION_TYPE, DECISION_FIELDS)
     put_item(row, 0, v.handle)
     put_item(row, 1, v.tag)
     put_item(row, 2, v.outcome)
@@ -27,7 +22,7 @@ cdef object as_decision(Scheduler core, Verdict* v):
 
 
 cdef object as_ended(const Lease* had, bint repeated):
-    row = PyType_GenericAlloc(ENDED_TYPE, ENDED_FIELDS)
+    row = new_row(ENDED_TYPE, ENDED_FIELDS)
     put_item(row, 0, had.outcome)
     put_item(row, 1, max(<int32_t>0, had.input_tokens))
     put_item(row, 2, had.cached_tokens)

@@ -3,7 +3,6 @@
 from collections import namedtuple
 from heapq import nlargest
 
-from cpython.ref cimport Py_INCREF, PyObject
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
@@ -168,17 +167,26 @@ Ended = namedtuple(
 
 
 cdef extern from "Python.h":
+    ctypedef struct PyObject:
+        pass
+    void Py_INCREF(object value)
     object PyType_GenericAlloc(type cls, Py_ssize_t count)
     void PyTuple_SET_ITEM(object row, Py_ssize_t place, PyObject* value)
 
 
 cdef type DECISION_TYPE = Decision
 cdef type ENDED_TYPE = Ended
+cdef Py_ssize_t DECISION_FIELDS = len(Decision._fields)
+cdef Py_ssize_t ENDED_FIELDS = len(Ended._fields)
+
+
+cdef inline object new_row(type cls, Py_ssize_t fields):
+    """A named tuple, every field of which `put_item()` has to fill: without its own Python frame,
+    and without another tuple before it."""
+    return PyType_GenericAlloc(cls, fields)
 
 
 cdef inline void put_item(object row, Py_ssize_t place, object value) noexcept:
-    """Fill a place of a row that `PyType_GenericAlloc()` has just made: named tuples are filled
-    where they lie, without their own Python frame and without another tuple before them."""
     Py_INCREF(value)
     PyTuple_SET_ITEM(row, place, <PyObject*>value)
 

@@ -11,6 +11,7 @@ from schedsvc_vllm.estimate import MESSAGE_TOKENS, PART_TOKENS
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.routes import GATED_PATHS
 from schedsvc_vllm.settings import Settings
+from schedsvc_vllm.usage import UsageReader
 
 from .asgi import Exchange, owner, start
 from .fake_scheduler import FakeScheduler, refusal
@@ -242,6 +243,20 @@ async def test_streams_of_other_forms_pass_and_are_read(
     assert (end.input_tokens, end.cached_input_tokens, end.output_tokens) == (21, 16, 8)
 
 
+@pytest.mark.parametrize("stream", [RESPONSES, MESSAGES])
+def test_what_a_stream_begins_with_is_no_token(stream: list[bytes]) -> None:
+    """The first token ends a prompt's round: it must not be told while the prompt is computed."""
+    reader = UsageReader()
+    waiting = [stream[0], b'event: ping\ndata: {"type": "ping"}\n\n']
+    if stream is RESPONSES:
+        waiting += sse({"type": "response.in_progress"})
+    for piece in waiting:
+        reader.feed(piece, False)
+    assert reader.output_tokens == 0
+    reader.feed(stream[1], False)
+    assert reader.output_tokens == 1
+
+
 async def test_a_stream_that_breaks_off_is_charged_for_its_events(
     fake: FakeScheduler, gates: Any
 ) -> None:
@@ -258,7 +273,7 @@ async def test_a_stream_that_breaks_off_is_charged_for_its_events(
     await gates(breaking, "/v1/responses", {"input": TEXT, "stream": True})
     end = fake.books[1].end
     assert end.outcome == pb.OUTCOME_CANCELLED
-    assert end.output_tokens == 4
+    assert end.output_tokens == 3
 
 
 @pytest.mark.parametrize(

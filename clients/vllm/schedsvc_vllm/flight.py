@@ -86,6 +86,11 @@ class Flight:
         return lease.engine_priority if lease is not None else 0
 
     @property
+    def sequences(self) -> int:
+        """How many the engine makes of it."""
+        return len(self._call.prompts.tokens) * self._call.n
+
+    @property
     def has_begun(self) -> bool:
         """Whether the app has begun to answer."""
         return self._status != 0

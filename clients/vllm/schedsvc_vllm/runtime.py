@@ -36,9 +36,10 @@ TELEMETRY_PERIOD_S = 1.0
 # second serves as well as five times.
 FIRST_TOKEN_PERIOD_S = 0.02
 PROGRESS_PERIOD_S = 1.0
-# Each that has not begun is asked no oftener than a share of the process allows.
-_ASKED_PER_S_MAX = 20_000
-_IDLE_PERIOD_S = TELEMETRY_PERIOD_S + 0.2
+# Of so many sequences a second it is asked whether they have begun: some microseconds each.
+_ASKED_PER_S_MAX = 5_000
+# Longer than between two reports of totals: a busy engine's telemetry leaves with those.
+_IDLE_PERIOD_S = max(TELEMETRY_PERIOD_S, PROGRESS_PERIOD_S) + 0.2
 # An end for which nobody here waits may wait itself, for what it can leave with: mostly the next
 # request of its client. Each message costs the engine's API process a quarter of a millisecond.
 _END_DELAY_S = 0.02
@@ -46,7 +47,10 @@ _log = logging.getLogger("schedsvc_vllm")
 
 
 class Reporter(Protocol):
-    """Something that has running totals to tell."""
+    """Something that has running totals to tell, of so many sequences."""
+
+    @property
+    def sequences(self) -> int: ...
 
     def begin(self) -> bool:
         """Tell the first of them, if there are any; whether that has been done with."""
@@ -170,7 +174,7 @@ class Runtime:
             self._offer()
 
     def _ask_soon(self) -> None:
-        delay_s = max(FIRST_TOKEN_PERIOD_S, len(self._beginning) / _ASKED_PER_S_MAX)
+        delay_s = asking_delay_s(sum(reporter.sequences for reporter in self._beginning))
         self._asking = asyncio.get_running_loop().call_later(delay_s, self._ask)
 
     def _ask(self) -> None:
@@ -200,7 +204,7 @@ class Runtime:
             self.limit.scheduler_is_back()
 
     def _tell_engine(self) -> None:
-        """Tell what the engine says by itself, and again in a while: a busy one's with a round."""
+        """Tell what the engine says by itself, and again in a while: a busy one's with totals."""
         if self._telling is not None:
             self._telling.cancel()
             self._telling = None
@@ -257,6 +261,11 @@ class Runtime:
 def _unreadable() -> None:
     # Telemetry is a hint: the scheduler's own ledger goes on without it.
     _log.exception("the engine's telemetry cannot be read; it is not reported any more")
+
+
+def asking_delay_s(sequences: int) -> float:
+    """Return after how long to ask whether any of so many sequences has begun."""
+    return min(max(FIRST_TOKEN_PERIOD_S, sequences / _ASKED_PER_S_MAX), PROGRESS_PERIOD_S)
 
 
 def now_ns() -> int:

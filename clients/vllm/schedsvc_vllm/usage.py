@@ -26,6 +26,10 @@ _TOLD = re.compile(
     rb"|(?P<output>completion_tokens|output_tokens|generated_tokens|count_output_tokens)"
     rb'|(?P<cached>cached_tokens|cache_read_input_tokens))":\s*(?P<count>\d{1,12})(?=[^\d])'
 )
+# What streams begin with before there is a token. JSON escapes newlines: no text looks like this.
+_FRAMES = re.compile(
+    rb"event: (?:response\.(?:queued|created|in_progress)|message_start|ping)\r?\n"
+)
 # Longer than any match of it.
 _CARRY_BYTES = 64
 # An event that grows beyond this without an end is no event of ours: let everything pass.
@@ -169,8 +173,8 @@ class UsageReader:
     """One answer that passes as it is: the largest counts that it tells, under any of their names.
 
     Quotes inside strings are escaped, so that a key can only be a key. Until usage is told, each
-    event of a stream counts as one token: engines merge tokens, so that these are never too many
-    by more than the few events that frame a message.
+    event of a stream counts as one token, but those that come before there is any: engines merge
+    tokens, so that these are never too many by more than the few events that end a message.
     """
 
     __slots__ = ("_events", "_rest", "_told", "_whole", "cached_input_tokens", "input_tokens")
@@ -191,6 +195,7 @@ class UsageReader:
     def feed(self, body: bytes, last: bool) -> bytes:
         """Take a piece (`last`: nothing follows); returns it."""
         self._events += body.count(b"data: {") + body.count(b"data:{")
+        self._events -= len(_FRAMES.findall(body))
         data = self._rest + body
         for match in _TOLD.finditer(data):
             count = int(match["count"])
