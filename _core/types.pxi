@@ -3,6 +3,8 @@
 from collections import namedtuple
 from heapq import nlargest
 
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_SET_ITEM
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
@@ -18,6 +20,8 @@ cdef extern from *:
     """
     ctypedef long long wide  # 128 bits
     void prefetch_line(const void* p) noexcept nogil
+    # As C has it: Cython's own declaration takes any object, of which compilers complain.
+    object PyType_GenericAlloc(type cls, Py_ssize_t count)
 
 
 cdef enum Outcome:
@@ -166,14 +170,6 @@ Ended = namedtuple(
 )
 
 
-cdef extern from "Python.h":
-    ctypedef struct PyObject:
-        pass
-    void Py_INCREF(object value)
-    object PyType_GenericAlloc(type cls, Py_ssize_t count)
-    void PyTuple_SET_ITEM(object row, Py_ssize_t place, PyObject* value)
-
-
 cdef type DECISION_TYPE = Decision
 cdef type ENDED_TYPE = Ended
 cdef Py_ssize_t DECISION_FIELDS = len(Decision._fields)
@@ -187,8 +183,8 @@ cdef inline object new_row(type cls, Py_ssize_t fields):
 
 
 cdef inline void put_item(object row, Py_ssize_t place, object value) noexcept:
-    Py_INCREF(value)
-    PyTuple_SET_ITEM(row, place, <PyObject*>value)
+    Py_INCREF(value)  # which the row keeps
+    PyTuple_SET_ITEM(row, place, value)
 
 
 class CallerError(ValueError):
