@@ -254,3 +254,30 @@ def test_nobody_waits_for_what_no_pool_can_hold(terms: dict[str, Any], broken: s
     another_goes_first(output=11)
     with pytest.raises(ViolationError, match=broken):
         another_goes_first(output=10)
+
+
+@pytest.mark.parametrize(("evicted", "passes"), [(True, 2), (False, 1)])
+def test_who_is_evicted_in_a_round_may_have_been_next_in_it(evicted: bool, passes: int) -> None:
+    """Nobody tells whether before or after the grants: some passed it, and others who is next."""
+
+    def go_first(count: int) -> None:
+        desk = Desk(bypass_max=1)
+        ttl_ns = desk.auditor.books.terms.queue_ttl_ns
+        leaves = desk.ask(0, "leaves")
+        stays = desk.ask(S, "stays", tenant="b")
+        others = [desk.ask(S, f"other {n}", tenant=f"c{n}") for n in range(count)]
+        desk.auditor.settled(S)
+        for lease_id, tag in enumerate(others, 1):
+            desk.grant(ttl_ns, tag, lease_id)
+        if evicted:
+            response = pb.AdmitResponse(
+                outcome=pb.OUTCOME_EVICTED_TTL, queue_duration_us=ttl_ns // 1_000
+            )
+            desk.hear(ttl_ns, verdicts=[pb.SessionVerdict(tag=leaves, response=response)])
+        desk.auditor.settled(ttl_ns)
+        assert (1, stays) in desk.tags_open
+
+    go_first(passes)
+    if not evicted:
+        with pytest.raises(ViolationError, match="bypassed too often"):
+            go_first(passes + 1)

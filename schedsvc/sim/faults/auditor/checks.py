@@ -37,6 +37,7 @@ def end_round(books: Books, now_ns: int) -> list[tuple[int, int, int]]:
         for pool in books.pools.values():
             pool.granted = False
         books.fresh.clear()
+    books.dropped.clear()
     books.handles.check_round(books)
     owed = _let_unread_expire(books, now_ns) if books.lagging else []
     while books.ended:
@@ -81,7 +82,10 @@ def _check_order(books: Books) -> None:
 
 
 def _check_bypasses(books: Books) -> None:
-    """Who is next is bypassed a few times at most (invariant 9). O(queued) for each round."""
+    """Who is next is bypassed a few times at most (invariant 9). O(queued) for each round.
+
+    One that was evicted in the round may have been next before any of its grants: nobody tells.
+    """
     most = books.terms.bypass_max
     if most is None:
         return
@@ -91,11 +95,12 @@ def _check_bypasses(books: Books) -> None:
     first = min(still, key=lambda r: r.seq, default=None)
     if first is not None and not books.holds(first):  # it is passed over
         first = min(filter(books.holds, still), key=lambda r: r.seq, default=None)
+    dropped = min((r.seq for r in books.dropped), default=books.seq + 1)
     for at, r in enumerate(granted):
         head = min(granted[at + 1 :], key=lambda r: r.seq, default=first)
         if first is not None and head is not None and first.seq < head.seq:
             head = first
-        if head is not None and head.seq < r.seq:
+        if head is not None and head.seq < min(r.seq, dropped):
             head.bypassed += 1
             require(head.bypassed <= most, "bypassed too often", *head.key, head.bypassed, most)
 

@@ -66,6 +66,7 @@ class Books:
         self.lagging: set[int] = set()
         self.is_lost = False  # verdicts that nobody saw changed what later messages mean
         self.fresh: list[Request] = []  # granted in this round
+        self.dropped: list[Request] = []  # evicted in it, not as withdrawn
         self.voided: list[Lease] = []  # whose holders have to be told
         self.seq = 0
         self.draining = False
@@ -234,6 +235,8 @@ class Books:
         """Forget a request that was rejected or evicted: a repeat is a new try."""
         require(r.queued and r.lease is None, "a request got a second verdict", *r.key)
         r.refused_at_once = count == "rejected"
+        if not (r.refused_at_once or r.withdrawn):
+            self.dropped.append(r)
         self.unqueue(r)
         self.counts[count] += 1
         if self.requests.get(r.key) is r:
