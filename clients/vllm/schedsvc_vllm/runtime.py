@@ -47,10 +47,11 @@ _log = logging.getLogger("schedsvc_vllm")
 
 
 class Reporter(Protocol):
-    """Something that has running totals to tell, of so many sequences."""
+    """Something that has running totals to tell."""
 
     @property
-    def sequences(self) -> int: ...
+    def sequences(self) -> int:
+        """How many the engine makes of it."""
 
     def begin(self) -> bool:
         """Tell the first of them, if there are any; whether that has been done with."""
