@@ -191,7 +191,7 @@ cdef bint evict_head(Scheduler core, int32_t i, int32_t pool) except -1:
         return True
     if r.deadline_ns and drop_hopeless(core, i, pool):
         return True
-    # The pool has shrunk. Of others a head that it cannot hold is not its own.
+    # The pool has shrunk below what it had accepted. One that names no pool waits for another.
     if r.target != NONE and not core.ledger.can_hold(pool, r):
         evict(core, i, OUT_EVICTED_TOO_LARGE)
         return True

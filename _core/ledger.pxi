@@ -154,7 +154,7 @@ cdef class Ledger:
         Adapters adapters, Fuse fuse,
     ):
         self.adapters = adapters
-        self.claims = [None] * POOLS_MAX
+        self.claims = [{} for _ in range(POOLS_MAX)]
         self.by_peak = by_peak
         self.headroom_ppm = headroom_ppm
         self.requests = requests
@@ -175,8 +175,6 @@ cdef class Ledger:
     cdef int claim(self, int32_t pool, int64_t epoch, int change) except -1:
         """So many streams more, or less, offer a pool at an epoch. O(1)."""
         cdef dict claims = self.claims[pool]
-        if claims is None:
-            claims = self.claims[pool] = {}
         claims[epoch] = claims.get(epoch, 0) + change
         if claims[epoch] == 0:
             del claims[epoch]
@@ -185,7 +183,7 @@ cdef class Ledger:
     cdef bint is_claimed(self, int32_t pool):
         """Whether somebody offers a pool at the epoch that it has. O(1)."""
         cdef dict claims = self.claims[pool]
-        return claims is not None and self.pools[pool].epoch in claims
+        return self.pools[pool].epoch in claims
 
     cdef void clear(self, int32_t pool) noexcept:
         free(self.pools[pool].runs.items)  # of a pool that held nothing any more

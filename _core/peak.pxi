@@ -143,12 +143,12 @@ cdef int64_t runs_peak(
     cdef Histogram seen
     cdef int64_t blocks = 0, width = 0, most = 0
     cdef int64_t fixed = runs.fixed_tokens
-    cdef bint is_in = one_more == NULL
+    cdef bint is_alone = one_more == NULL or one_more.width == 0
+    cdef bint is_in = is_alone
     cdef int32_t i
-    if one_more != NULL and one_more.width == 0:
+    if one_more != NULL and is_alone:
         fixed += one_more.whole
-        is_in = True
-    if is_in and runs.most >= 0:
+    if is_alone and runs.most >= 0:
         return runs.most * block_tokens + fixed
     if not runs.ordered:
         runs_order(runs, requests)
@@ -161,7 +161,7 @@ cdef int64_t runs_peak(
         peak_with(&seen, &runs.items[i], &blocks, &width, &most)
     if not is_in:
         peak_with(&seen, one_more, &blocks, &width, &most)
-    if one_more == NULL or one_more.width == 0:
+    if is_alone:
         runs.most = most
     return most * block_tokens + fixed
 

@@ -161,6 +161,31 @@ async def test_what_has_begun_is_asked_no_more(
     await until(lambda: kept._reporting is None)
 
 
+class Broken(Counting):
+    """Cannot tell how far it is, from the `nth` question on."""
+
+    def begin(self) -> bool:
+        if super().begin():
+            raise RuntimeError("no total")
+        return False
+
+
+async def test_a_request_that_cannot_tell_its_totals_silences_no_other(
+    bench: Bench, until: Until, caplog: pytest.LogCaptureFixture
+) -> None:
+    await bench.ask()
+    kept = bench.gate._runtime
+    assert kept is not None
+    broken, sound = Broken(1), Counting(5)
+    kept.watch(broken)
+    kept.watch(sound)
+    await until(lambda: sound.asked == 5)
+    assert broken.asked == 1
+    told = [record.message for record in caplog.records if record.exc_info]
+    assert told == ["a request cannot tell its totals before it ends"]
+    kept.unwatch(sound)
+
+
 def test_many_that_wait_in_the_engine_are_asked_more_seldom() -> None:
     """It is the engine's API process: 5,000 questions a second cost it a hundredth or two."""
     delays_s = [runtime.asking_delay_s(sequences) for sequences in (1, 100, 1_000, 100_000)]

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from schedsvc_client import ChannelCredentials, ClientOptions, tls_credentials
@@ -181,7 +181,9 @@ class Runtime:
     def _ask(self) -> None:
         """Let what has begun tell so. O(sequences that have not)."""
         self._asking = None
-        self._beginning = {reporter for reporter in self._beginning if not reporter.begin()}
+        for reporter in tuple(self._beginning):
+            if self._ask_one(reporter, reporter.begin):
+                self._beginning.discard(reporter)
         if self._beginning:
             self._ask_soon()
 
@@ -192,13 +194,22 @@ class Runtime:
     def _report_progress(self) -> None:
         """Let what runs tell its totals. O(sequences)."""
         self._reporting = None
-        for reporter in self._running:
-            reporter.report()
+        for reporter in tuple(self._running):
+            self._ask_one(reporter, reporter.report)
         if self._telling is not None:
             # What is told in the same moment leaves in one message.
             self._tell_engine()
         if self._running:
             self._report_soon()
+
+    def _ask_one(self, reporter: Reporter, question: Callable[[], object]) -> bool:
+        """Ask one request; one that cannot answer is asked no more, and the others go on."""
+        try:
+            return bool(question())
+        except Exception:
+            _log.exception("a request cannot tell its totals before it ends")
+            self.unwatch(reporter)
+            return False
 
     def _state_changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:
