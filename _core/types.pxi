@@ -12,7 +12,9 @@ from libc.string cimport memcmp, memcpy, memset
 cdef extern from *:
     """
     #if defined(__GNUC__)
-    #define prefetch_line(p) __builtin_prefetch(p)
+    /* Without the empty statement GCC takes a function that only prefetches for one that does
+       nothing, and leaves its calls out. */
+    #define prefetch_line(p) do { __builtin_prefetch(p); __asm__ volatile (""); } while (0)
     #else
     #define prefetch_line(p) ((void)(p))
     #endif

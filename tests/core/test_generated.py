@@ -1,10 +1,15 @@
-"""The C that Cython makes of the core: what only computes has to be C all through."""
+"""What Cython and the compiler make of the core: C all through, and nothing left out of it."""
 
 import re
+import shutil
+import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from schedsvc import _core
 
 SOURCE = Path(__file__).resolve().parents[2] / "_core" / "core.c"
 _BEGINS = re.compile(r"static (?:CYTHON_INLINE )?[^;]*\b__pyx_f_8schedsvc_5_core_(\w+)\(.*\) \{")
@@ -57,3 +62,23 @@ def test_such_a_function_is_found(done: str, found: dict[str, list[str]]) -> Non
     told = '  __Pyx_WriteUnraisable("schedsvc._core.look", 1, 2, 3, 1, 0);'
     text = f"static int __pyx_f_8schedsvc_5_core_look(int a) {{\n  {done}\n{told}\n}}\n"
     assert python_integers(text) == found
+
+
+def test_the_compiler_leaves_no_prefetch_out() -> None:
+    # A function that does nothing but prefetch has no effect that GCC knows of, so its calls were
+    # dropped: each answer that was forgotten cost a fetch from memory, a sixth of an Admit and its
+    # Complete. Nothing but the time told.
+    objdump = shutil.which("objdump")
+    if objdump is None:
+        pytest.skip("no objdump: the core was not compiled with GNU's tools")
+    command = [objdump, "-d", "--no-show-raw-insn", _core.__file__]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found: Counter[str] = Counter()
+    name = ""
+    for line in listing.splitlines():
+        if line.endswith(">:"):
+            name = line.partition("<")[2]
+        elif re.search(r"\t(prefetch|prfm)", line):
+            found[name] += 1
+    forgets = [count for name, count in found.items() if re.search("forget|fetch_oldest", name)]
+    assert sum(forgets) >= 5, found
