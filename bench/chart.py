@@ -12,7 +12,13 @@ from bench.show import duration, verdict
 
 __all__ = ["draw"]
 
-_COLORS = {"core": "#00798c", "wire": "#30638e", "stream": "#edae49", "unary": "#d1495b"}
+_COLORS = {
+    "inside": "#2b2d42",
+    "core": "#00798c",
+    "wire": "#30638e",
+    "stream": "#edae49",
+    "unary": "#d1495b",
+}
 _INK, _GRID, _PALE = "#2b2d42", "#e6e8ec", "#8d99ae"
 _VERDICTS = {"met": "#2a9d5c", "missed": "#c77700", "MUST missed": "#c1121f", "": _INK}
 _ROW_INCHES = 0.34

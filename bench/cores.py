@@ -24,9 +24,9 @@ _POOL = {"capacity_tokens": 1 << 27, "block_size_tokens": 16}
 Ask = tuple[int, int, bytes]
 
 
-def _core(flows: int, running_max: int) -> Scheduler:
+def _core(flows: int, running_max: int, scheduler: type[Scheduler]) -> Scheduler:
     """Make a core with one pool; whatever limits it has are out of reach but `running_max`."""
-    core = Scheduler(
+    core = scheduler(
         queue_max=_LARGE,
         flow_queue_max=_LARGE,
         leases_max=_LARGE,
@@ -48,9 +48,15 @@ class Overload:
 
     RUNNING = 256
 
-    def __init__(self, flows: int, queued: int, answers: int = 0) -> None:
+    def __init__(
+        self,
+        flows: int,
+        queued: int,
+        answers: int = 0,
+        scheduler: type[Scheduler] = Scheduler,
+    ) -> None:
         """Begin once so many answers are stored: then memory no longer grows."""
-        self.core = _core(flows, self.RUNNING)
+        self.core = _core(flows, self.RUNNING, scheduler)
         self._draws = zipf(flows)
         self._now_ns = 0
         self._asked = 0
@@ -121,9 +127,9 @@ class Overload:
 class Running(Overload):
     """An empty queue: each request is granted at once. Some leases run all along."""
 
-    def __init__(self, flows: int, answers: int) -> None:
+    def __init__(self, flows: int, answers: int, scheduler: type[Scheduler] = Scheduler) -> None:
         """Begin once so many answers are stored."""
-        super().__init__(flows, queued=0)
+        super().__init__(flows, queued=0, scheduler=scheduler)
         self.core.set_pool(self.tick(), b"gpu-0", POOL_EPOCH, max_running=0, **_POOL)
         self._reports = 0
         for _ in range(answers):
@@ -157,8 +163,8 @@ class Picks:
     AT_ONCE = 64
     _DEPTH = 2
 
-    def __init__(self, flows: int) -> None:
-        self.core = _core(flows, self.AT_ONCE)
+    def __init__(self, flows: int, scheduler: type[Scheduler] = Scheduler) -> None:
+        self.core = _core(flows, self.AT_ONCE, scheduler)
         self.stream = self.core.open_session()
         self._now_ns = 1
         self._lease_id = 1
@@ -202,7 +208,7 @@ class Wire:
     FLOWS = 1_000
 
     def __init__(self) -> None:
-        self.core = _core(self.FLOWS, 0)
+        self.core = _core(self.FLOWS, 0, Scheduler)
         self.now_ns = 1
         self.stream: Session = self.core.open_session()
         self._lease_id = 1

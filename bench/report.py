@@ -14,7 +14,8 @@ Rung = dict[str, Any]
 
 #: Names of rungs begin with their level; from the inside outwards.
 LEVELS = {
-    "core": "Core, each event",
+    "inside": "Core in C, each event",
+    "core": "Core from Python, each event",
     "features": "Core, beside the default policies",
     "wire": "Bytes to bytes, each event",
     "stream": "Session over grpc.aio, each event",

@@ -200,7 +200,7 @@ ROOMS: dict[str, Room] = {
         " schedsvc_client"
         " schedsvc_client.v1"
         " schedsvc_vllm",
-        "click google grpc matplotlib numpy pytest pytest_benchmark rich uvloop",
+        "Cython click google grpc matplotlib numpy pytest pytest_benchmark rich setuptools uvloop",
         clock=WALL,
         prints=True,
     ),

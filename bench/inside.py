@@ -1,0 +1,60 @@
+"""The core with loops of C around its events (loops.pxi), so that what is timed is no Python."""
+
+import hashlib
+import shutil
+from functools import cache
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from typing import Any
+
+__all__ = ["FLAGS", "load"]
+
+#: Those that setup.py compiles the core with.
+FLAGS = ["-O3", "-fno-strict-aliasing", "-fwrapv"]
+_ROOT = Path(__file__).resolve().parents[1]
+_LOOPS = Path(__file__).with_name("loops.pxi")
+_NAME = "bench._core"
+
+
+@cache
+def load() -> Any:
+    """Return a module with the core's names and the loops. Its first build takes a minute."""
+    loader = ExtensionFileLoader(_NAME, str(_built()))
+    spec = spec_from_loader(_NAME, loader)
+    if spec is None:
+        raise ImportError(f"{_NAME}: the compiled loops cannot be loaded")
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def _built() -> Path:
+    """Compile the core's own files with the loops behind them, where that has not been done."""
+    parts = [*sorted((_ROOT / "_core").glob("*.p[yx][xi]")), _LOOPS]
+    digest = hashlib.sha256(repr([part.read_bytes() for part in parts]).encode()).hexdigest()[:16]
+    folder = _ROOT / "build" / "inside" / digest
+    if not list(folder.glob("lib/_core*")):
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        source = folder / "source"
+        source.mkdir(parents=True)
+        for part in parts:
+            shutil.copy(part, source)
+        whole = source / "core.pyx"
+        whole.write_text(whole.read_text() + f'include "{_LOOPS.name}"\n')
+        _compile(whole, folder)
+    return next(folder.glob("lib/_core*"))
+
+
+def _compile(source: Path, folder: Path) -> None:
+    # What only builds need is loaded only here.
+    from Cython.Build import cythonize
+    from setuptools import Distribution, Extension  # type: ignore[import-untyped] # has no types
+
+    extension = Extension("_core", [str(source)], extra_compile_args=FLAGS)
+    cython: Any = cythonize  # its types leave this one out
+    modules = cython([extension], compiler_directives={"language_level": "3"}, quiet=True)
+    command = Distribution({"ext_modules": modules}).get_command_obj("build_ext")
+    command.build_lib, command.build_temp = str(folder / "lib"), str(folder / "temp")
+    command.ensure_finalized()
+    command.run()

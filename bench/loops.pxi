@@ -1,0 +1,84 @@
+# Loops of C around the core's events, so that what is timed is no Python. bench/inside.py compiles
+# them behind the core's own files, of which they change nothing. An Admit is here what
+# Scheduler.admit_wire() makes of one, without the bytes.
+
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+
+cdef inline int64_t clock_ns() noexcept:
+    cdef timespec moment
+    clock_gettime(CLOCK_MONOTONIC, &moment)
+    return <int64_t>moment.tv_sec * 1_000_000_000 + moment.tv_nsec
+
+
+cdef int ask_for(Scheduler core, int64_t now_ns, Ask* ask, bytes request_id) except -1:
+    """Admit a request, and let the core decide what follows from it."""
+    enter(core, now_ns)
+    identify(core, ask, <const uint8_t*><const char*>request_id, len(request_id), 0, 0)
+    enter_class(core, ask)
+    core.capture = admit_request(core, ask)
+    core.captured.outcome = 0
+    dispatch(core)
+    core.capture = 0
+    return 0
+
+
+cdef int complete_captured(Scheduler core, int64_t now_ns, Usage* used) except -1:
+    """End the lease that was just granted."""
+    cdef int32_t i
+    enter(core, now_ns)
+    i = find_lease(core, core.captured.lease_id, 0)
+    if core.captured.outcome != OUT_GRANTED or i == NONE:
+        raise ValueError("asks: one of them was not granted at once")
+    complete_lease(core, i, OUT_COMPLETED, used)
+    return 0
+
+
+def time_asks(
+    Scheduler core, list asks, int64_t input_tokens, int64_t max_output_tokens,
+    int64_t output_tokens=NONE,
+):
+    """Admit each (now_ns, flow, request_id), and complete it where `output_tokens` are given.
+
+    Returns the time of each in ns; reading the clock is taken off.
+    """
+    cdef Ask ask
+    cdef Usage used
+    cdef list took_ns = []
+    cdef int64_t now_ns, empty_ns, began_ns, ended_ns
+    cdef bint completes = output_tokens != NONE
+    cdef bytes request_id
+    if completes:
+        used = checked_usage(input_tokens, 0, output_tokens)
+    for now_ns, flow, request_id in asks:
+        memset(&ask, 0, sizeof(Ask))
+        ask.flow, ask.target = flow, NONE
+        ask.prompt_tokens = ask.prompt_max_tokens = <int32_t>input_tokens
+        ask.output_max_tokens = <int32_t>max_output_tokens
+        ask.sequences = ask.n = 1
+        empty_ns = clock_ns()
+        began_ns = clock_ns()
+        ask_for(core, now_ns, &ask, request_id)
+        if completes:
+            complete_captured(core, now_ns, &used)
+        ended_ns = clock_ns()
+        took_ns.append(ended_ns - began_ns - (began_ns - empty_ns))
+    return took_ns
+
+
+def pick(Scheduler core, int times, int64_t input_tokens):
+    """Find the flow to serve next and charge it input, so many times; the flows, in order.
+
+    The requests stay where they are: what a grant is besides is not timed.
+    """
+    cdef list flows = []
+    cdef bint brought
+    cdef Flow* flow
+    cdef Request* head
+    cdef int _
+    for _ in range(times):
+        head = &core.requests.items[head_for(core, 0, &brought)]
+        flow = &core.flows.items[head.flow]
+        core.flows.charge(head.flow, input_tokens * core.input_price * 1000 // flow.weight_milli)
+        flows.append(head.flow)
+    return flows

@@ -1,0 +1,97 @@
+"""The loops in C around the core: compiled as the core is, and deciding as it does."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import inside
+from bench.cores import Overload, Picks, Running
+from bench.messages import INPUT_TOKENS, OUTPUT_TOKENS, OUTPUT_TOKENS_MAX, tenant
+from bench.scan import DictScan
+from schedsvc._core import Scheduler
+
+from .test_ladder import measure
+
+ROOT = Path(__file__).resolve().parents[2]
+# It takes a minute to compile.
+slow = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def core() -> Any:
+    return inside.load()
+
+
+def test_its_flags_are_those_of_the_core() -> None:
+    written = ", ".join(f'"{flag}"' for flag in inside.FLAGS)
+    assert f"extra_compile_args=[{written}]" in (ROOT / "setup.py").read_text()
+
+
+@slow
+def test_what_is_asked_in_c_is_decided_as_from_python(core: Any) -> None:
+    usual, timed = (
+        Overload(flows=50, queued=200, scheduler=scheduler)
+        for scheduler in (Scheduler, core.Scheduler)
+    )
+    for world in (usual, timed):
+        world.end_one()
+    asks = [usual.next_ask() for _ in range(300)]
+    for now_ns, flow, request_id in asks:
+        usual.core.admit(now_ns, flow, request_id, INPUT_TOKENS, OUTPUT_TOKENS_MAX)
+        usual.core.poll(now_ns)
+    took_ns = core.time_asks(timed.core, asks, INPUT_TOKENS, OUTPUT_TOKENS_MAX)
+    assert len(took_ns) == 300
+    assert 50 < sorted(took_ns)[150] < 50_000
+    assert timed.core.digest() == usual.core.digest()
+    timed.core.check()
+
+
+@slow
+def test_pairs_in_c_are_decided_as_from_python(core: Any) -> None:
+    usual, timed = (
+        Running(flows=50, answers=10, scheduler=scheduler)
+        for scheduler in (Scheduler, core.Scheduler)
+    )
+    asks = [usual.next_ask() for _ in range(300)]
+    for ask in asks:
+        usual.pair(*ask)
+    core.time_asks(timed.core, asks, INPUT_TOKENS, OUTPUT_TOKENS_MAX, OUTPUT_TOKENS)
+    assert timed.core.digest() == usual.core.digest()
+    timed.core.check()
+
+
+@slow
+def test_a_pair_that_is_not_granted_is_an_error(core: Any) -> None:
+    world = Overload(flows=5, queued=10, scheduler=core.Scheduler)
+    with pytest.raises(ValueError, match="asks: one of them was not granted"):
+        core.time_asks(world.core, [world.next_ask()], INPUT_TOKENS, OUTPUT_TOKENS_MAX, 1)
+
+
+@slow
+def test_it_picks_as_the_scan_does(core: Any) -> None:
+    flows = 100
+    world = Picks(flows, core.Scheduler)
+    scan = DictScan([tenant(flow) for flow in range(flows)], INPUT_TOKENS)
+    for _ in range(Picks.AT_ONCE):  # granted before
+        scan.pick()
+    # Whose counters are equal, the core serves as they came, the scan as they stand in the dict.
+    for picks in (flows - Picks.AT_ONCE, *(flows,) * 9):
+        picked = [tenant(flow) for flow in core.pick(world.core, picks, INPUT_TOKENS)]
+        assert sorted(picked) == sorted(scan.pick() for _ in range(picks))
+        assert len(set(picked)) == picks
+
+
+@slow
+@pytest.mark.alone  # pytest-benchmark is off below a worker of xdist
+def test_its_rungs_are_measured(core: Any, tmp_path: Path) -> None:
+    report = measure(tmp_path / "out", "--only=inside")
+    assert {rung["name"] for rung in report["rungs"]} == {
+        "inside.admit",
+        "inside.pair",
+        "inside.pick",
+    }
+    for rung in report["rungs"]:
+        assert rung["median_ns"] > 0
+        assert rung["digest"] is not None
+        assert (rung["p99_ns"] or rung["ratio"]) > 1
