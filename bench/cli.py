@@ -76,7 +76,7 @@ def main(out: Path, sizes: str, only: tuple[str, ...], as_json: bool) -> None:
 def _measure(measured: Path, log: Path, sizes: str, levels: tuple[str, ...]) -> None:
     """Run the measurements in a process of their own. Raises ClickException where one fails."""
     command = [sys.executable, "-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider"]
-    command += ["-o", "timeout=900", "--benchmark-only", f"--benchmark-json={measured.resolve()}"]
+    command += ["-o", "timeout=300", "--benchmark-only", f"--benchmark-json={measured.resolve()}"]
     command += [_FILES[level] for level in LEVELS if level in levels]
     with log.open("w") as written:
         process = subprocess.Popen(
