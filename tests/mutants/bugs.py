@@ -259,7 +259,7 @@ MUTANTS = (
         (
             (
                 "peak.pxi",
-                "    if one_more != NULL and one_more.width == 0:\n",
+                "    if one_more != NULL and is_alone:\n",
                 "    if BUG:\n        fixed = 0\n",
             ),
         ),
