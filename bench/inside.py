@@ -2,8 +2,11 @@
 
 import hashlib
 import shutil
+import sysconfig
+import tempfile
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
+from importlib.metadata import version
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
@@ -32,18 +35,21 @@ def load() -> Any:
 def _built() -> Path:
     """Compile the core's own files with the loops behind them, where that has not been done."""
     parts = [*sorted((_ROOT / "_core").glob("*.p[yx][xi]")), _LOOPS]
-    digest = hashlib.sha256(repr([part.read_bytes() for part in parts]).encode()).hexdigest()[:16]
-    folder = _ROOT / "build" / "inside" / digest
-    if not list(folder.glob("lib/_core*")):
-        shutil.rmtree(folder.parent, ignore_errors=True)
-        source = folder / "source"
-        source.mkdir(parents=True)
-        for part in parts:
-            shutil.copy(part, source)
-        whole = source / "core.pyx"
-        whole.write_text(whole.read_text() + f'include "{_LOOPS.name}"\n')
-        _compile(whole, folder)
-    return next(folder.glob("lib/_core*"))
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    made_of = (FLAGS, version("cython"), suffix, [part.read_bytes() for part in parts])
+    digest = hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
+    built = _ROOT / "build" / "inside" / digest / f"_core{suffix}"
+    if not built.exists():
+        built.parent.mkdir(parents=True, exist_ok=True)
+        # Aside, and moved when it is whole: another process may want it meanwhile.
+        with tempfile.TemporaryDirectory(dir=built.parent) as aside:
+            for part in parts:
+                shutil.copy(part, aside)
+            whole = Path(aside, "core.pyx")
+            whole.write_text(whole.read_text() + f'include "{_LOOPS.name}"\n')
+            _compile(whole, Path(aside))
+            Path(aside, "lib", built.name).rename(built)
+    return built
 
 
 def _compile(source: Path, folder: Path) -> None:

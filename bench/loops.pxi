@@ -1,6 +1,7 @@
 # Loops of C around the core's events, so that what is timed is no Python. bench/inside.py compiles
 # them behind the core's own files, of which they change nothing. An Admit is here what
-# Scheduler.admit_wire() makes of one, without the bytes.
+# Scheduler.admit_wire() makes of one, without the bytes and what is in them: the flow goes by its
+# number and not by a name that has to be looked up. What is due by its time is left to poll().
 
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
@@ -17,6 +18,8 @@ cdef int ask_for(Scheduler core, int64_t now_ns, Ask* ask, bytes request_id) exc
     identify(core, ask, <const uint8_t*><const char*>request_id, len(request_id), 0, 0)
     enter_class(core, ask)
     core.capture = admit_request(core, ask)
+    if core.capture < 0:
+        raise ValueError("asks: one of them was refused")
     core.captured.outcome = 0
     dispatch(core)
     core.capture = 0
@@ -75,9 +78,13 @@ def pick(Scheduler core, int times, int64_t input_tokens):
     cdef bint brought
     cdef Flow* flow
     cdef Request* head
+    cdef int32_t i
     cdef int _
     for _ in range(times):
-        head = &core.requests.items[head_for(core, 0, &brought)]
+        i = head_for(core, 0, &brought)
+        if i == NONE:
+            raise ValueError("core: nothing is queued for its first pool")
+        head = &core.requests.items[i]
         flow = &core.flows.items[head.flow]
         core.flows.charge(head.flow, input_tokens * core.input_price * 1000 // flow.weight_milli)
         flows.append(head.flow)

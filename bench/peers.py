@@ -40,7 +40,7 @@ class Peer:
 def scheduler(folder: Path) -> Iterator[Peer]:
     """Run a scheduler whose one pool has room for all that is asked, with 1,000 tenants."""
     settings = {
-        # More than a thousand run at once here, which is the default.
+        # More run at once here than by default, a thousand.
         "scheduler": {"lease_ttl_ms": 600_000, "each_pool": {"max_running": 0}},
         # What a stream leaves behind is not waited for.
         "limits": {"drain_ms": 0},

@@ -53,6 +53,7 @@ class Target:
         return f"{self.id}: " + ", ".join(limit.text() for limit in self.limits)
 
 
+# T1, T2 and T4 are of the core itself: its loops in C. Called from Python, the same is told beside.
 _UNARY = (Limit("ratio", most=1.10),)
 _UNARY_MUST = (Limit("ratio", most=1.25),)
 _MANY = {"flows": 100_000, "queued": 100_000}

@@ -23,8 +23,8 @@ class _States:
         self.short = Featured(feature, few, short, running)
         self.crowd = Featured(feature, few, short, crowd)
         self.idle = Featured(feature, min(_PAIR_FLOWS, SIZES.admit_flows[-1]), 0, running)
-        # Of each flow something has been granted, so that none is touched for the first time: what
-        # others are compared with has run for long.
+        # As many are granted as were queued: what others are compared with has run for long, too.
+        # What is queued then is mostly of heavy flows.
         self.many.picks(max(1, queued // AT_ONCE))
 
     def check(self) -> int:

@@ -99,5 +99,4 @@ def test_pick(record: Recorder, core: Any, flows: int) -> None:
         reference="dict scan",
         comparison=comparison,
         reference_ns=comparison.a,
-        digest=world.core.digest(),
     )

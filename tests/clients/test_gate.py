@@ -162,25 +162,35 @@ async def test_what_has_begun_is_asked_no_more(
 
 
 class Broken(Counting):
-    """Cannot tell how far it is, from the `nth` question on."""
+    """Cannot tell how far it is: before its first total, or once there is one."""
 
     def begin(self) -> bool:
         if super().begin():
             raise RuntimeError("no total")
         return False
 
+    def report(self) -> None:
+        super().report()
+        raise RuntimeError("no total")
 
+
+@pytest.mark.parametrize("nth", [1, 10**9])
 async def test_a_request_that_cannot_tell_its_totals_silences_no_other(
-    bench: Bench, until: Until, caplog: pytest.LogCaptureFixture
+    bench: Bench,
+    until: Until,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    nth: int,
 ) -> None:
     await bench.ask()
     kept = bench.gate._runtime
     assert kept is not None
-    broken, sound = Broken(1), Counting(5)
+    monkeypatch.setattr(runtime, "PROGRESS_PERIOD_S", 0.1)
+    broken, sound = Broken(nth), Counting(5)
     kept.watch(broken)
     kept.watch(sound)
-    await until(lambda: sound.asked == 5)
-    assert broken.asked == 1
+    await until(lambda: sound.asked == 5 and sound.reported >= 2)
+    assert (broken.asked == 1, broken.reported) == ((True, 0) if nth == 1 else (False, 1))
     told = [record.message for record in caplog.records if record.exc_info]
     assert told == ["a request cannot tell its totals before it ends"]
     kept.unwatch(sound)
