@@ -136,7 +136,7 @@ def test_what_was_measured_is_told(report: dict[str, Any], out: Path) -> None:
     assert (out / "ladder.png").read_bytes().startswith(b"\x89PNG")
     # Targets are for their own sizes.
     judged = {rung["name"] for rung in report["rungs"] if rung["target"]}
-    assert "inside.admit" not in judged
+    assert "core.admit_by_flows" not in judged
     assert {"unary.unix", "stream"} <= judged
 
 
