@@ -158,15 +158,18 @@ cdef int note_refused(Scheduler core, int32_t i, int outcome) except -1:
 
 
 cdef int64_t turn_again_ns(Scheduler core, const Request* r) except -1:
-    """When one that was evicted after its whole wait would come to its turn in time. What waits now
-    does so for the queue's TTL at most, however long its work would take. O(SCAN_MAX + classes +
-    pools)."""
-    cdef int64_t patience_ns = r.due_ns - r.arrival_ns
-    cdef int64_t wait_ns = wait_of_new(
-        core, r.flow, r.target, r.work, core.now_ns + patience_ns if r.has_deadline else NONE
-    )
+    """When one that was evicted after its whole wait would come to its turn in time: with a
+    deadline, after what waits now, which does so for the queue's TTL at most, however long its work
+    would take. Without one it may wait as long again, and whatever is before it then will have left
+    by then. So it has a turn only among those who were evicted, and comes half its patience before
+    it; or half of the time where that is less, so that they do not all come at once.
+    O(SCAN_MAX + classes + pools)."""
+    cdef int64_t* told_ns = &core.flows.items[r.flow].told_ns
+    cdef int64_t patience_ns = r.due_ns - r.arrival_ns, wait_ns
     cdef int64_t step_ns = turn_ns(core, r.flow, r.target, r.work)
+    if not r.has_deadline:
+        wait_ns = told_in_turn(core, told_ns, step_ns, step_ns)
+        return max(wait_ns // 2, wait_ns - patience_ns // 2)
+    wait_ns = wait_of_new(core, r.flow, r.target, r.work, core.now_ns + patience_ns)
     wait_ns = step_ns if wait_ns < 0 else min(wait_ns - patience_ns, core.queue_ttl_ns)
-    return foretold_in_turn(
-        core, &core.flows.items[r.flow].told_ns, max(<int64_t>0, wait_ns), step_ns
-    )
+    return foretold_in_turn(core, told_ns, max(<int64_t>0, wait_ns), step_ns)

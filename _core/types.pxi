@@ -12,7 +12,7 @@ from libc.string cimport memcmp, memcpy, memset
 cdef extern from *:
     """
     #if defined(__GNUC__)
-    /* Without the empty statement GCC takes a function that only prefetches for one that does
+    /* Without the empty asm GCC takes a function that only prefetches for one that does
        nothing, and leaves its calls out. */
     #define prefetch_line(p) do { __builtin_prefetch(p); __asm__ volatile (""); } while (0)
     #else

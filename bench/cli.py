@@ -41,7 +41,7 @@ that it measured: a missed target is shown, not hidden.
     help="Folder for report.json, ladder.png, features.png, pytest-benchmark's JSON and the log.",
 )
 @click.option("--full", "sizes", flag_value=FULL.name, default=FULL.name, help="The default.")
-@click.option("--quick", "sizes", flag_value=QUICK.name, help="Fewer rounds: half a minute.")
+@click.option("--quick", "sizes", flag_value=QUICK.name, help="Half a minute, and one to build.")
 @click.option("--smoke", "sizes", flag_value=SMOKE.name, help="Only shows that it works.")
 @click.option(
     "--only",

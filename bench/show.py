@@ -94,7 +94,7 @@ def _add(table: Table, rung: Rung) -> None:
 
 
 #: What is compared with the default policies, and with a smaller size, as headings.
-BESIDE = {"admit": "Admit (T1)", "pair": "Admit, grant, Complete (T2)", "pick": "pick (T4)"}
+BESIDE = {"admit": "Admit", "pair": "Admit, grant, Complete", "pick": "pick"}
 _GROWTH = {
     "flows": "Admit, flows (T3)",
     "queued_admit": "Admit, queued",

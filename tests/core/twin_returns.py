@@ -74,14 +74,18 @@ class Return(Estimate):
         return self._in_turn(self.flows[r.flow], wait_ns, max(ticks, default=0) * TICK_NS)
 
     def turn_again_ns(self, r: Request) -> int:
-        """When one that waited for its whole TTL would come to its turn in time."""
+        """When one that waited for its whole TTL would come to its turn in time: with a deadline,
+        after what waits; else after those who were told before."""
+        flow = self.flows[r.flow]
         patience_ns = r.due_ns - r.arrival_ns
-        again_ns = None if r.stated_ns is None else self.now_ns + patience_ns
-        wait_ns = self.wait_of_new(Turn(r.flow, r.target, r.work, again_ns))
         step_ns = self.turn_ns(r.flow, r.target, r.work)
+        if r.stated_ns is None:
+            wait_ns = self._in_turn(flow, step_ns, step_ns)
+            return max(wait_ns // 2, wait_ns - patience_ns // 2)
+        wait_ns = self.wait_of_new(Turn(r.flow, r.target, r.work, self.now_ns + patience_ns))
         longest_ns = self.limits["queue_ttl_ns"]
         wait_ns = step_ns if wait_ns < 0 else min(wait_ns - patience_ns, longest_ns)
-        return self.foretold_in_turn(self.flows[r.flow], max(0, wait_ns), step_ns)
+        return self.foretold_in_turn(flow, max(0, wait_ns), step_ns)
 
     def later_ms(self, wait_ns: int) -> int:
         return -(-min(max(wait_ns, SECOND), RETRY_MAX_NS) // 10**6)

@@ -6,7 +6,7 @@ from statistics import median
 
 import click
 
-from .obedient import SECOND, Obedient, Try
+from .obedient import PATIENT_S, SECOND, Obedient, Try
 
 #: No longer wait is ever told: OpenAI's SDK would ignore it.
 LONGEST_NS = 120 * SECOND
@@ -30,6 +30,7 @@ class Situation:
     tenants: int = 3
     hold_s: tuple[float, float] = (2.0, 6.0)
     steady_per_s: float = 0.0
+    ttl_s: int = PATIENT_S
     seeds: tuple[int, ...] = tuple(range(1, 11))
 
     def tries(self) -> list[Try]:
@@ -44,6 +45,7 @@ class Situation:
                 tenants=self.tenants,
                 hold_s=self.hold_s,
                 steady_per_s=self.steady_per_s,
+                ttl_s=self.ttl_s,
             ).run(self.burst, self.every_s)
         ]
 
@@ -61,6 +63,13 @@ SITUATIONS = {
     "one queue for all that is full": Situation((15, 30), 60, {"queue_max": 20}),
     "a quota": Situation((10, 25), 180, quota={"total_tokens": 2_000}),
     "a quota, eight tenants": Situation((10, 25), 180, quota={"total_tokens": 2_000}, tenants=8),
+    "evicted, three bursty tenants": Situation((40, 60), 180, ttl_s=20),
+    "evicted, the same, smaller and more often": Situation((10, 20), 30, ttl_s=5),
+    "evicted, eight bursty tenants": Situation((10, 20), 90, tenants=8, ttl_s=15),
+    "evicted, one bursty tenant of three": Situation((60, 90), 120, steady_per_s=0.4, ttl_s=20),
+    "evicted, the same, more than can be served": Situation(
+        (60, 90), 90, steady_per_s=0.4, ttl_s=20
+    ),
 }
 
 
