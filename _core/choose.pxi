@@ -19,6 +19,7 @@ ctypedef struct Plan:
     int32_t reason  # to wait
     uint8_t evidence  # what the output was predicted from; 0: nothing, or it cannot fail
     bint above  # its flow would be above its share
+    int64_t apart_ns  # so long its grant keeps the next of its kind away, see stagger
 
 
 cdef inline uint64_t adapter_of(Scheduler core, const Request* r) noexcept:
@@ -39,8 +40,9 @@ cdef Plan plan_for(Scheduler core, int32_t pool, const Request* r) noexcept:
     cdef Asked asked
     cdef Pool* p = &core.ledger.pools[pool]
     cdef bint exempt = core.flows.items[r.flow].exempt
+    cdef int64_t promise
     asked_of(core, r, &asked)
-    plan.output_tokens = core.predictor.promise(&asked, &plan.evidence)
+    plan.output_tokens = promise = core.predictor.promise(&asked, &plan.evidence)
     if plan.output_tokens == NONE or plan.output_tokens >= r.output_max_tokens:
         plan.output_tokens = r.output_max_tokens
         plan.evidence = BY_NOTHING
@@ -53,6 +55,11 @@ cdef Plan plan_for(Scheduler core, int32_t pool, const Request* r) noexcept:
     )
     if exempt and plan.reason == WAIT_HEADROOM:
         plan.reason = WAIT_NONE
+    plan.apart_ns = 0
+    if plan.reason == WAIT_NONE:
+        plan.apart_ns = apart_ns(core, p, r, plan.blocks, plan.above, promise)
+        if plan.apart_ns and core.now_ns < p.apart_until_ns < r.due_ns:
+            plan.reason = WAIT_STAGGER
     return plan
 
 
@@ -104,7 +111,7 @@ cdef inline bint is_for_room(int32_t reason) noexcept nogil:
 
 cdef inline bint may_be_passed(int32_t reason) noexcept nogil:
     """Whether a head that waits for this may be bypassed, so often and for so long."""
-    return is_for_room(reason) or reason == WAIT_ADAPTERS
+    return is_for_room(reason) or reason == WAIT_ADAPTERS or reason == WAIT_STAGGER
 
 
 cdef inline void forget_foreign(Scheduler core, Pool* p) noexcept:
@@ -157,8 +164,7 @@ cdef int serve_pool(Scheduler core, int32_t pool) except -1:
     plan = plan_for(core, pool, r)
     p.reason = plan.reason
     if plan.reason != WAIT_NONE:
-        if plan.reason == WAIT_ROUND:
-            core.pool_wakes.put(pool, core.ledger.round_ends_ns(pool), pool)
+        wake_for(core, pool, plan.reason)
         if not may_be_passed(plan.reason):
             return 0
         p.pressed = p.pressed or is_for_room(plan.reason)
@@ -176,11 +182,22 @@ cdef int serve_pool(Scheduler core, int32_t pool) except -1:
             return 0
     if not plan.above and core.flows.items[r.flow].queued == 1 and has_shares(core):
         note_light(p, core.now_ns, plan.blocks * p.block_size)
+    if plan.apart_ns:
+        keep_apart(p, plan.apart_ns, core.now_ns)
     r.evidence = plan.evidence
     if i == head:
         note_turn(core, pool, r, brought)
     grant(core, i, pool, plan.blocks, plan.output_tokens, i == head and brought)
     return 1
+
+
+cdef inline int wake_for(Scheduler core, int32_t pool, int32_t reason) except -1:
+    """Have a pool served when that reason to wait is over, where the time alone ends it. O(1)."""
+    if reason == WAIT_ROUND:
+        core.pool_wakes.put(pool, core.ledger.round_ends_ns(pool), pool)
+    elif reason == WAIT_STAGGER:
+        core.pool_wakes.put(pool, core.ledger.pools[pool].apart_until_ns, pool)
+    return 0
 
 
 cdef bint evict_head(Scheduler core, int32_t i, int32_t pool) except -1:
@@ -238,6 +255,7 @@ cdef int32_t who_may_pass(Scheduler core, int32_t pool, int32_t head, Plan* plan
         if found[k] == head or r.due_ns <= core.now_ns or not core.ledger.can_hold(pool, r):
             continue
         its = plan_for(core, pool, r)
+        wake_for(core, pool, its.reason)
         if its.reason != WAIT_NONE:
             continue
         is_light = plan.above and not its.above and core.flows.items[r.flow].cls == cls

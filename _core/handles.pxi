@@ -85,6 +85,7 @@ cdef int revoke_lease(Scheduler core, int64_t lease_id) except -1:
     if core.requests.items[i].lease.is_void:
         return LS_VOID
     void_lease(core, i)
+    core.save_rest = True  # what its pool owes, of which nothing else tells
     return LS_LIVE
 
 

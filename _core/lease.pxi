@@ -197,6 +197,8 @@ cdef int end_lease(Scheduler core, int32_t i, int outcome) except -1:
         core.predictor.book(r.flow, r.lease.promised_output, each)
         core.flows.average(r.flow, each)
         core.predictor.learn(r.flow, adapter, each)
+        if not r.lease.is_void:
+            note_run(&core.ledger.pools[r.pool], r, each, core.now_ns)
     elif outcome == OUT_CANCELLED:
         f.cancelled += 1
         core.cancelled += 1

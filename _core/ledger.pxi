@@ -23,10 +23,12 @@ cdef enum:  # why a pool grants nothing
     WAIT_DELAY = 12
     WAIT_SHARE = 13
     WAIT_DRAINING = 14
+    WAIT_STAGGER = 15
 
 WAIT_REASONS = [
     "NONE", "KV", "MAX_RUNNING", "OVERDRAWN", "DETACHED", "LIMIT", "STRICT", "HEADROOM", "QUOTA",
     "MAX_TOTAL", "ROUND", "ADAPTERS", "DELAY", "SHARE", "DRAINING",
+    "STAGGER",
 ]
 
 # The engine has begun with a request when so much time has passed, whatever is reported of it.
@@ -104,6 +106,9 @@ ctypedef struct Pool:
     int64_t calm_since_ns  # it could fall since then; -1: it could not
     int64_t last_prefill_ns  # from the last grant whose first tokens were reported until then
     int64_t opened_ns  # moment at which it has stopped holding what waits; -1: none
+    int64_t run_ns, run_milli  # moving averages: how long leases ran, and their output, see stagger
+    int64_t apart_until_ns  # until then none of those that would keep step begins
+    bint staggers  # that is what it waited for when it was served last
     bint saturated  # shares bind, see shares.pxi
 
 
@@ -211,6 +216,8 @@ cdef class Ledger:
         p.calm_since_ns = NONE
         p.last_prefill_ns = 0
         p.opened_ns = NONE
+        p.run_ns = p.run_milli = p.apart_until_ns = 0
+        p.staggers = False
 
     cdef void forget(self) noexcept:
         """Headroom and what is kept as new. O(pools)."""

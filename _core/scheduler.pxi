@@ -14,7 +14,7 @@ cdef class Scheduler:
     cdef int64_t headroom_min_ppm, headroom_max_ppm
     cdef int64_t bypass_max, bypass_ns, saturation_band_ppm, delay_factor_milli, affinity_ppm
     cdef int64_t prefix_ppm, prefix_max, quantum_tokens
-    cdef bint backfills, by_prefix, refuses_early
+    cdef bint backfills, by_prefix, refuses_early, staggers
     cdef Doubts doubts  # of all flows together
     cdef int32_t doubted_less_ppm[DOUBT_KINDS]  # of what is expected, that does not count
     cdef str policy

@@ -44,6 +44,7 @@ LIVE_OPTIONS = frozenset(
         "session_open_max",
         "sessions_max",
         "delay_factor_milli",
+        "stagger",
         "adapter_affinity_ppm",
         "prefix_affinity_ppm",
         "prefix_blocks_max",

@@ -20,6 +20,8 @@ _POOL_NEEDS = {
     pb.WAIT_REASON_ADAPTERS: "has as many LoRA adapters active as it may (max_loras)",
     pb.WAIT_REASON_DELAY: "holds requests for a moment so that prefills batch (delay_factor)",
     pb.WAIT_REASON_DRAINING: "is drained by an operator",
+    pb.WAIT_REASON_STAGGER: "lets requests of one length begin one after the other, so that they do"
+    " not all end at once",
     pb.WAIT_REASON_SHARE: "serves nobody who is beyond its share",
 }
 _ROOM = frozenset({pb.WAIT_REASON_KV, pb.WAIT_REASON_MAX_TOTAL, pb.WAIT_REASON_HEADROOM})

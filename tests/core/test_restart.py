@@ -485,3 +485,15 @@ def burst(s: core.Scheduler, rnd: random.Random, start_ns: int) -> list[tuple[An
             if d.outcome == core.GRANTED:
                 s.complete(now_ns, d.lease_id, 1, output_tokens=9)
     return log
+
+
+def test_a_revoked_lease_is_owed_nothing_after_a_restart() -> None:
+    s = make(*FLOWS)
+    d = grant(s, 0, "runs", 10, 10)
+    assert saved(s, 0)
+    assert s.revoke(0, d.lease_id) == core.LEASE_LIVE
+    rows = saved(s, 0)
+    assert b"pp" in rows
+    new = make(*FLOWS)
+    new.set_saved(0, [(key, value, 0) for key, value in rows.items()])
+    assert pool(new, 0)["load_tokens"] == 0

@@ -237,6 +237,7 @@ class Twin(Handles):
             self.predictor.book(r.flow, r.promised_output, each)
             self.predictor.learn(r.flow, r.adapter, each)
             self.pools[r.pool].served += not r.is_void
+            self.note_run(r, each)
         elif outcome == core.CANCELLED:
             f.cancelled += 1
         else:

@@ -2,8 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from .twin_refusals import Refusals
 from .twin_room import FRESH_NS
+from .twin_stagger import Stagger
 from .twin_types import Request
 
 LOOKAHEAD = 8
@@ -18,14 +18,19 @@ class Plan(NamedTuple):
     reason: str
     evidence: int
     above: bool
+    apart_ns: int = 0
 
 
-class Choice(Refusals):
+class Choice(Stagger):
     """Plans, and the choice among the heads of the flows."""
 
     def plan(self, pool: int, r: Request) -> Plan:
         its = self.reservation(pool, r)
-        return its._replace(reason=self._reason_to_wait(pool, r, its.blocks, its.output, its.above))
+        reason = self._reason_to_wait(pool, r, its.blocks, its.output, its.above)
+        if reason != "NONE":
+            return its._replace(reason=reason, apart_ns=0)
+        held = its.apart_ns and self.now_ns < self.pools[pool].apart_until_ns < r.due_ns
+        return its._replace(reason="STAGGER" if held else reason)
 
     def reservation(self, pool: int, r: Request) -> Plan:
         """A plan whose reason nobody asks for."""
@@ -37,7 +42,8 @@ class Choice(Refusals):
         )
         # What is all that it may produce cannot fail.
         evidence = predicted.by if output < r.output_max_tokens else 0
-        return Plan(need, output, "NONE", evidence, above)
+        apart_ns = self.apart_ns(pool, r, need, above, predicted.tokens)
+        return Plan(need, output, "NONE", evidence, above, apart_ns)
 
     def _reason_to_wait(self, pool: int, r: Request, need: int, output: int, above: bool) -> str:
         p, live = self.pools[pool], self.leases_of(pool)
@@ -138,6 +144,8 @@ class Choice(Refusals):
             if r is head or r.due_ns <= self.now_ns or not self.can_hold(pool, r):
                 continue
             its = self.plan(pool, r)
+            if its.reason == "STAGGER" and bypasses:
+                self.pool_due[pool] = self.pools[pool].apart_until_ns
             if its.reason != "NONE":
                 continue
             ends = r.reports_progress and its.output <= when

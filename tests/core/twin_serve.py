@@ -28,6 +28,7 @@ class Serve(Overload):
                 blocked.clear()  # counters and queues moved: every pool may have another head
             else:
                 reason = self.pools[pool].reason
+                self.pools[pool].staggers = reason == "STAGGER"
                 self.pools[pool].drain.run(self.now_ns, runs=reason not in IDLE)
                 self.judge(pool)
                 if reason != "DRAINING" and (r := self.head_for(pool)[0]):
@@ -112,9 +113,11 @@ class Serve(Overload):
             if plan.reason == "ROUND":
                 first = min(self.round_of(pool), key=lambda q: q.arrival_ns + q.waited_ns)
                 self.pool_due[pool] = first.arrival_ns + first.waited_ns + PREFILL_MAX_NS
-            if plan.reason not in ("KV", "MAX_TOTAL", "HEADROOM", "ADAPTERS"):
+            if plan.reason == "STAGGER":
+                self.pool_due[pool] = p.apart_until_ns
+            if plan.reason not in ("KV", "MAX_TOTAL", "HEADROOM", "ADAPTERS", "STAGGER"):
                 return False
-            p.pressed = p.pressed or plan.reason != "ADAPTERS"
+            p.pressed = p.pressed or plan.reason not in ("ADAPTERS", "STAGGER")
             passing = self.who_may_pass(pool, r, plan)
             if passing is None:
                 return False
@@ -130,6 +133,9 @@ class Serve(Overload):
             self.classes.since[("target", r.target), cls] = self.now_ns
             self.classes.items[cls].brought += brought
             p.brought = brought
+        if plan.apart_ns:
+            due_ns = p.apart_until_ns if p.staggers else max(p.apart_until_ns, self.now_ns)
+            p.apart_until_ns = due_ns + plan.apart_ns
         r.evidence = plan.evidence
         alone = len(self.queued(lambda q: q.flow == r.flow)) == 1
         if not plan.above and alone and self.has_shares():

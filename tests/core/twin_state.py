@@ -41,6 +41,7 @@ DEFAULTS = {
     "quantile_ppm": 900_000,
     "samples_min": 10,
     "delay_factor_milli": 0,
+    "stagger": 1,
     "adapter_affinity_ppm": 100_000,
     "prefix_affinity_ppm": 100_000,
     "prefix_blocks_max": 65_536,
@@ -167,6 +168,7 @@ class State:
         kept += ("overload", "calm_since_ns", "drain", "prefill_ns", "prefill_tokens")
         kept += ("prefill_error_ns", "prefills_judged")
         kept += ("last_prefill_ns", "opened_ns", "draining")
+        kept += ("run_ns", "run_milli", "apart_until_ns", "staggers")
         kept += ("blocks", "asked_tokens", "matched_tokens")
         for name in kept:
             setattr(new, name, getattr(old, name))

@@ -3,8 +3,9 @@
 import numpy as np
 
 from schedsvc.sim.engine import load_profile
+from schedsvc.sim.overrides import override
 from schedsvc.sim.requests import Requests
-from schedsvc.sim.scenario import Scenario, simulate
+from schedsvc.sim.scenario import Scenario, patient_config, simulate
 from schedsvc.sim.world import Settings
 from schedsvc.workload import TraceRequest
 
@@ -27,10 +28,14 @@ def arrivals() -> list[TraceRequest]:
     return sorted(drawn, key=lambda request: request.arrival_s)
 
 
-def p99_ms(requests: Requests, progress_ms: int) -> float:
+def p99_ms(requests: Requests, progress_ms: int, *, stagger: bool) -> float:
     """Return quiet's first token after the first run, where shims report so often."""
     settings = Settings(progress_ns=progress_ms * MS)
-    run = simulate(Scenario(load_profile("cpu-tiny-llama"), settings=settings), requests, "vtc")
+    own = {"scheduler.stagger": stagger}
+    profile, config = override(
+        load_profile("cpu-tiny-llama"), patient_config(requests.clients), own
+    )
+    run = simulate(Scenario(profile, config=config, settings=settings), requests, "vtc")
     waits_ms = [
         (run.outcomes.first_ns[i] - arrival_ns) / MS
         for i, arrival_ns in enumerate(requests.arrival_ns)
@@ -45,6 +50,13 @@ def test_first_tokens_that_are_told_soon_let_a_light_tenant_in_soon() -> None:
     # The pool's round is full of hog's prompts until their first tokens are reported, so the gate
     # tells of them within 20 ms. It was 200: then quiet's p99 was little less than that.
     requests = Requests.from_trace(arrivals())
-    late_ms, soon_ms = (p99_ms(requests, progress_ms) for progress_ms in (200, 20))
+    late_ms, soon_ms = (p99_ms(requests, after_ms, stagger=False) for after_ms in (200, 20))
     assert 100 < late_ms < 200
     assert soon_ms < late_ms / 3
+
+
+def test_what_begins_one_after_the_other_fills_no_round() -> None:
+    requests = Requests.from_trace(arrivals())
+    late_ms, soon_ms = (p99_ms(requests, after_ms, stagger=True) for after_ms in (200, 20))
+    assert soon_ms < 30
+    assert late_ms < 30

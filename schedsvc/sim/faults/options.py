@@ -1,6 +1,6 @@
 """Everything that one run chooses, drawn from its seed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ _SECOND, _THIRD, _FOURTH, NEWEST = 1 << 22, 1 << 23, 1 << 24, 1 << 40
 others also draw what the scheduler has learned since: quotas, and who counts as active; then what
 outlives a restart, classes, limits of pools, adapters, dispatch delay and shares; then deadlines,
 and that who cannot meet them is refused; then shares in front of several pools, what an operator
-does, order by deadline, and prefixes."""
+does, order by deadline, prefixes, and outputs of one length."""
 
 _FIRST_FAULTS = {
     # name: (how often it is chosen, what it does)
@@ -140,10 +140,33 @@ class Options:
     adapters: dict[str, int] | None = None  # tokens that each takes; -1: as many as is usual
     deadlines_permille: int = 0  # requests that tell by when they want their first token
     prefixes: int = 0  # families of prompts that begin alike; 0: nobody tells
+    alike: bool = False  # outputs of a tenant are of one length
 
 
 def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Options:
     """Draw a run. `faults` are those that may happen; None: what the seed draws."""
+    options = _draw(seed, events, faults)
+    rnd = Random(seed ^ 0xA11CE)  # noqa: S311 - no secret: one seed is one run
+    if seed >= NEWEST and not options.fair and rnd.random() < 0.25:
+        return _of_one_length(options)
+    return options
+
+
+def _of_one_length(options: Options) -> Options:
+    """Let outputs be alike, and so many ask and end that the core learns it and spreads them."""
+    core = {"ledger": "peak", "samples_min": 1, "queue_max": 10_000, "flow_queue_max": 1_000}
+    return replace(
+        options,
+        alike=True,
+        interval_ns=options.interval_ns // 10,
+        reports_permille=1_000,
+        pools=tuple(replace(pool, max_running=0, token_ns=_MS) for pool in options.pools),
+        core=options.core
+        | {name: value for name, value in (core | {"stagger": 1}).items() if knows(name, value)},
+    )
+
+
+def _draw(seed: int, events: int, faults: frozenset[str] | None) -> Options:
     rnd = Random(seed)  # noqa: S311 - no secret: one seed is one run
     # Every fifth run is made for one property that faults of other kinds would hide.
     fair = rnd.random() < 0.2
@@ -339,6 +362,7 @@ def draw_core(rnd: Random) -> dict[str, Any]:
     answer_ttls = (5 * _S, 60 * _S, 300 * _S) if work_max == 65_536 else (3_600 * _S,)
     policy = rnd.choice(_POLICIES)
     drawn = {name: rnd.choice(values) for name, values in _OPTIONAL.items()}
+    drawn["stagger"] = 0  # who is held apart, waits although there is room
     return {
         "policy": policy if knows("policy", policy) else "vtc",
         "queue_ttl_ns": rnd.choice((_S, 5 * _S, 30 * _S)),

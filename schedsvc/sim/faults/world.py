@@ -237,6 +237,7 @@ def terms_of(options: Options) -> Terms:
         sum_form=core.get("ledger", "sum") == "sum",
         # What an engine holds beyond all promises is believed for a while, also where it is false.
         work_conserving=not ((adapts and "telemetry-false" in options.faults) or limited or delays),
+        staggers=bool(core.get("stagger")),
         bypass_max=_bypass_max(options),
         fair=options.fair and core["policy"] == "vtc",
         lifts=core["policy"] == "vtc",

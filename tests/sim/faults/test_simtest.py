@@ -92,6 +92,9 @@ def test_seeds_with_an_operator_order_by_deadline_and_prefixes_hold() -> None:
     by_deadline = [s for s, o in drawn.items() if o.core.get("flow_order") == "deadline"]
     by_prefix = [s for s, o in drawn.items() if o.core["policy"] == "dlpm"]
     kept = [s for s, o in drawn.items() if o.state is not None]
+    alike = [s for s, o in drawn.items() if o.alike]
+    assert len(alike) > 10
+    assert all(o.core["stagger"] == o.alike for o in drawn.values())
     assert min(len(by_deadline), len(by_prefix), len(kept)) > 5
     tally = Tally()
     cases = [Case(seed) for seed in range(NEWEST, NEWEST + 10)]

@@ -100,6 +100,8 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     """It is held for a moment so that prefills batch (`delay_factor`)."""
     WAIT_REASON_DRAINING: _WaitReason.ValueType  # 18
     """An operator drains the pool."""
+    WAIT_REASON_STAGGER: _WaitReason.ValueType  # 19
+    """It would keep step with others of its length: these begin one after the other."""
 
 class WaitReason(_WaitReason, metaclass=_WaitReasonEnumTypeWrapper):
     """What a request waits for. From KV on it is the next of its pool, which has no room for it."""
@@ -139,6 +141,8 @@ WAIT_REASON_DELAY: WaitReason.ValueType  # 16
 """It is held for a moment so that prefills batch (`delay_factor`)."""
 WAIT_REASON_DRAINING: WaitReason.ValueType  # 18
 """An operator drains the pool."""
+WAIT_REASON_STAGGER: WaitReason.ValueType  # 19
+"""It would keep step with others of its length: these begin one after the other."""
 Global___WaitReason: _TypeAlias = WaitReason  # noqa: Y015
 
 @_typing.final

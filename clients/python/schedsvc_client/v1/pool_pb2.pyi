@@ -228,7 +228,8 @@ class PoolStats(_message.Message):
     (leases_max), QUOTA (of the pool's model), MAX_TOTAL (the engine could hold it, the limit is
     lower), ROUND (the input of those granted before it is still to be computed), ADAPTERS (as many
     LoRA adapters are active as may be, and its own is not), DELAY (it is held so that prefills
-    batch), SHARE (whoever waits is beyond its share), DRAINING (an operator lets nothing in).
+    batch), SHARE (whoever waits is beyond its share), DRAINING (an operator lets nothing in),
+    STAGGER (it would keep step with others of its length).
     """
     max_running: _builtins.int
     headroom_tokens: _builtins.int

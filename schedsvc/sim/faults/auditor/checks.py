@@ -218,6 +218,8 @@ def _check_work(pool: Pool, waiting: list[Request], books: Books) -> None:
         pool.name,
         len(waiting),
     )
+    if books.terms.staggers and pool.high * 2 >= pool.capacity_blocks:
+        return
     headroom = pool.capacity_blocks * books.terms.headroom_most_ppm // 1_000_000
     load = pool.high
     if not books.terms.sum_form:
