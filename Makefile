@@ -80,8 +80,8 @@ test-vllm: build $(VLLM_VENV)/.installed ## The gate on the real vLLM: its CPU b
 test-vllm-slow: build $(VLLM_VENV)/.installed ## What takes too long there for every change.
 	$(BIN)/python -m pytest -q -m 'vllm and slow' tests/vllm
 
-vllm-pairs: build $(VLLM_VENV)/.installed ## The noisy neighbour on the real vLLM: 15 minutes.
-	$(BIN)/python -m tests.vllm.pairs --pairs 5 --null 2 --out out/vllm
+vllm-pairs: build $(VLLM_VENV)/.installed ## The noisy neighbour on the real vLLM: 20 minutes.
+	$(BIN)/python -m tests.vllm.pairs --pairs 7 --null 2 --alone 2 --seconds 30 --out out/vllm
 
 vllm-cost: build $(VLLM_VENV)/.installed ## The gate's cost in CPU of the API server.
 	$(BIN)/python -m tests.vllm.cost --rounds 30 --out out/vllm/cost.json
