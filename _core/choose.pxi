@@ -192,11 +192,18 @@ cdef int serve_pool(Scheduler core, int32_t pool) except -1:
 
 
 cdef inline int wake_for(Scheduler core, int32_t pool, int32_t reason) except -1:
-    """Have a pool served when that reason to wait is over, where the time alone ends it. O(1)."""
+    """Have a pool served when that reason to wait is over, where the time alone ends it.
+    O(log pools)."""
+    cdef int64_t due_ns
     if reason == WAIT_ROUND:
-        core.pool_wakes.put(pool, core.ledger.round_ends_ns(pool), pool)
+        due_ns = core.ledger.round_ends_ns(pool)
     elif reason == WAIT_STAGGER:
-        core.pool_wakes.put(pool, core.ledger.pools[pool].apart_until_ns, pool)
+        due_ns = core.ledger.pools[pool].apart_until_ns
+    else:
+        return 0
+    # Of all that wait for a time, whoever can go first counts.
+    if not core.pool_wakes.has(pool) or due_ns < core.pool_wakes.key_of(pool):
+        core.pool_wakes.put(pool, due_ns, pool)
     return 0
 
 

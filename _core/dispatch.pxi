@@ -128,7 +128,7 @@ cdef inline int leave_pool(Scheduler core, int32_t pool) except -1:
     # It has granted what it can.
     cdef Pool* p = &core.ledger.pools[pool]
     note_next(core, pool)
-    p.staggers = p.reason == WAIT_STAGGER
+    p.spread = p.reason == WAIT_STAGGER
     rate_run(
         &p.drain, core.now_ns, p.reason not in (WAIT_NONE, WAIT_DETACHED, WAIT_DRAINING)
     )

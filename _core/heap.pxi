@@ -27,6 +27,10 @@ cdef class Heap:
     cdef inline bint has(self, int32_t id) noexcept:
         return id < self.ids_max and self.places[id] != 0
 
+    cdef inline int64_t key_of(self, int32_t id) noexcept:
+        """The key of an id that it has. O(1)."""
+        return self.nodes[self.places[id] - 1].key
+
     cdef int put(self, int32_t id, int64_t key, int64_t tie) except -1:
         """Insert id, or give it another key. O(log n)."""
         cdef Node node

@@ -108,7 +108,7 @@ ctypedef struct Pool:
     int64_t opened_ns  # moment at which it has stopped holding what waits; -1: none
     int64_t run_ns, run_milli  # moving averages: how long leases ran, and their output, see stagger
     int64_t apart_until_ns  # until then none of those that would keep step begins
-    bint staggers  # that is what it waited for when it was served last
+    bint spread  # that is what it waited for when it was served last
     bint saturated  # shares bind, see shares.pxi
 
 
@@ -217,7 +217,7 @@ cdef class Ledger:
         p.last_prefill_ns = 0
         p.opened_ns = NONE
         p.run_ns = p.run_milli = p.apart_until_ns = 0
-        p.staggers = False
+        p.spread = False
 
     cdef void forget(self) noexcept:
         """Headroom and what is kept as new. O(pools)."""

@@ -53,5 +53,5 @@ cdef int64_t apart_ns(
 
 cdef void keep_apart(Pool* p, int64_t ns, int64_t now_ns) noexcept:
     """One was granted that keeps the next away: from when it could begin, where the pool waited
-    for nothing else and looks late. O(1)."""
-    p.apart_until_ns = (p.apart_until_ns if p.staggers else max(p.apart_until_ns, now_ns)) + ns
+    for nothing else and looks late. Never two at once: who was not held adds nothing. O(1)."""
+    p.apart_until_ns = (min(p.apart_until_ns, now_ns) if p.spread else now_ns) + ns

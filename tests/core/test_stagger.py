@@ -122,6 +122,27 @@ def test_a_light_flow_is_not_held() -> None:
     assert pool(hog.core, hog.now_ns)["wait_reason"] == "STAGGER"
 
 
+def test_whoever_else_waits_for_a_time_does_not_make_it_wait_for_longer() -> None:
+    hog = Hog(flows=(("hog", 1000), ("long", 1000)))
+    hog.ask(30)
+    hog.granted()
+    hog.core.set_pool_limits(hog.now_ns, batch_max_tokens=7 * PROMPT)
+    admit(hog.core, hog.now_ns, "long", 2 * PROMPT, 5, flow=1, reports_progress=True)
+    assert hog.granted() == []
+    assert pool(hog.core, hog.now_ns)["wait_reason"] == "STAGGER"
+    assert hog.core.next_deadline() == hog.now_ns + APART_NS
+    assert len(hog.granted(APART_NS)) == 1
+
+
+def test_those_that_were_not_held_do_not_keep_the_next_away_for_longer() -> None:
+    hog = Hog()
+    hog.ask(9, queue_ttl_ns=APART_NS // 2)
+    asked = hog.ask(30)
+    assert len(hog.granted()) == 9
+    assert hog.granted(APART_NS - 1) == []
+    assert [d.handle for d in hog.granted(1)] == asked[:1]
+
+
 def test_who_fits_beside_may_pass_it() -> None:
     hog = Hog(flows=(("hog", 1000), ("later", 1000)))
     hog.core.set_flow_class(1, hog.core.set_class(b"later", 5))
@@ -170,6 +191,8 @@ def test_the_twin_agrees_where_lengths_are_alike(seed: int) -> None:
     flows = [pair.flow(name, 1000) for name in ((b"a", b"b", b"c")[: rnd.randint(1, 3)])]
     for name, *figures in ((b"p", 1, 700, 1), (b"q", 1, 1_200, 16))[: rnd.randint(1, 2)]:
         pair.both("set_pool", name, *figures)
+    if seed % 2:
+        pair.both("set_pool_limits", batch_max_tokens=150)
     held = 0
     for n in range(500):
         for _ in range(rnd.choice((0, 0, 1, 2))):
@@ -177,7 +200,8 @@ def test_the_twin_agrees_where_lengths_are_alike(seed: int) -> None:
             more = {"queue_ttl_ns": 20 * MS} if rnd.random() < 0.02 else {}
             sequences = rnd.choice((1, 1, 1, 2))
             pair.both(
-                "admit", flow, b"r%d" % (n * 4 + len(pair.seq_of) % 4), 50 * sequences, 100,
+                "admit", flow, b"r%d" % (n * 4 + len(pair.seq_of) % 4),
+                (50 if flow == flows[0] else 120) * sequences, 100,
                 pool=rnd.choice((-1, -1, 0)), sequences=sequences,
                 reports_progress=rnd.random() < 0.97, **more,
             )  # fmt: skip

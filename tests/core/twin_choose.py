@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from .twin_room import FRESH_NS
+from .twin_room import FRESH_NS, PREFILL_MAX_NS
 from .twin_stagger import Stagger
 from .twin_types import Request
 
@@ -144,8 +144,8 @@ class Choice(Stagger):
             if r is head or r.due_ns <= self.now_ns or not self.can_hold(pool, r):
                 continue
             its = self.plan(pool, r)
-            if its.reason == "STAGGER" and bypasses:
-                self.pool_due[pool] = self.pools[pool].apart_until_ns
+            if bypasses:
+                self.wake_for(pool, its.reason)
             if its.reason != "NONE":
                 continue
             ends = r.reports_progress and its.output <= when
@@ -159,6 +159,17 @@ class Choice(Stagger):
                 head.bypassed += 1
                 return r, its
         return None
+
+    def wake_for(self, pool: int, reason: str) -> None:
+        """Have a pool served when that is over, or whatever else it waits for before."""
+        if reason == "ROUND":
+            first = min(self.round_of(pool), key=lambda q: q.arrival_ns + q.waited_ns)
+            due_ns = first.arrival_ns + first.waited_ns + PREFILL_MAX_NS
+        elif reason == "STAGGER":
+            due_ns = self.pools[pool].apart_until_ns
+        else:
+            return
+        self.pool_due[pool] = min(due_ns, self.pool_due.get(pool, due_ns))
 
     def _whole(self, pool: int, r: Request, plan: Plan) -> int:
         """What a request adds: its blocks, and its adapter where that is not active."""

@@ -4,7 +4,6 @@ from schedsvc import _core as core
 
 from .twin_overload import Overload
 from .twin_returns import kept_of
-from .twin_room import PREFILL_MAX_NS
 from .twin_types import LIVE, Request, Verdict
 
 # Reasons for which a pool that grants nothing is not measured.
@@ -28,7 +27,7 @@ class Serve(Overload):
                 blocked.clear()  # counters and queues moved: every pool may have another head
             else:
                 reason = self.pools[pool].reason
-                self.pools[pool].staggers = reason == "STAGGER"
+                self.pools[pool].spread = reason == "STAGGER"
                 self.pools[pool].drain.run(self.now_ns, runs=reason not in IDLE)
                 self.judge(pool)
                 if reason != "DRAINING" and (r := self.head_for(pool)[0]):
@@ -110,11 +109,7 @@ class Serve(Overload):
         plan = self.plan(pool, r)
         p.reason = plan.reason
         if plan.reason != "NONE":
-            if plan.reason == "ROUND":
-                first = min(self.round_of(pool), key=lambda q: q.arrival_ns + q.waited_ns)
-                self.pool_due[pool] = first.arrival_ns + first.waited_ns + PREFILL_MAX_NS
-            if plan.reason == "STAGGER":
-                self.pool_due[pool] = p.apart_until_ns
+            self.wake_for(pool, plan.reason)
             if plan.reason not in ("KV", "MAX_TOTAL", "HEADROOM", "ADAPTERS", "STAGGER"):
                 return False
             p.pressed = p.pressed or plan.reason not in ("ADAPTERS", "STAGGER")
@@ -134,7 +129,7 @@ class Serve(Overload):
             self.classes.items[cls].brought += brought
             p.brought = brought
         if plan.apart_ns:
-            due_ns = p.apart_until_ns if p.staggers else max(p.apart_until_ns, self.now_ns)
+            due_ns = min(p.apart_until_ns, self.now_ns) if p.spread else self.now_ns
             p.apart_until_ns = due_ns + plan.apart_ns
         r.evidence = plan.evidence
         alone = len(self.queued(lambda q: q.flow == r.flow)) == 1

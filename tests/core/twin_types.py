@@ -211,7 +211,7 @@ class Pool:
     run_ns: int = 0  # averages: how long leases ran, and their output in thousandths
     run_milli: int = 0
     apart_until_ns: int = 0
-    staggers: bool = False
+    spread: bool = False
 
     def forget_pace(self, now_ns: int) -> None:
         self.overload, self.calm_since_ns = 1, None
@@ -219,7 +219,7 @@ class Pool:
         self.prefill_ns = self.prefill_tokens = 0
         self.prefill_error_ns = self.prefills_judged = 0
         self.run_ns = self.run_milli = self.apart_until_ns = 0
-        self.staggers = False
+        self.spread = False
 
     @property
     def capacity_blocks(self) -> int:

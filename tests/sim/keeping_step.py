@@ -30,6 +30,7 @@ LEARNT = 0.2
 PROGRESS_NS = 20 * 10**6
 PROMPT, OUTPUT, OUTPUT_MAX = 512, 256, 1_024
 LIGHT = 64
+PATIENT_S = 3_600.0  # nobody is sent away
 LIGHT_PART = 0.09  # of all requests
 #: Requests a second, half as many again as are served, and how long a run is.
 ARRIVALS = {"a10g-llama2-7b": (2.1, 900), "cpu-tiny-llama": (36.0, 120), "tiny-cpu": (30.0, 120)}
@@ -62,10 +63,12 @@ def draw(profile: str, seed: int, spread: float) -> Requests:
     return Requests(["hog", "quiet"], rows)
 
 
-def play(profile: str, seed: int, spread: float, *, stagger: bool) -> Found:
+def play(
+    profile: str, seed: int, spread: float, *, stagger: bool, ttl_s: float = PATIENT_S
+) -> Found:
     """Play one run in virtual time."""
     requests, engine = draw(profile, seed, spread), load_profile(profile)
-    own = {"scheduler.stagger": stagger}
+    own = {"scheduler.stagger": stagger, "scheduler.queue_ttl_ms": round(ttl_s * 1_000)}
     _, config = override(engine, patient_config(requests.clients), own)
     run = Filling(requests, engine, oracle=False, config=config, progress_ns=PROGRESS_NS)
     run.play()
@@ -93,9 +96,16 @@ def play(profile: str, seed: int, spread: float, *, stagger: bool) -> Found:
     )
 
 
-def measure(profile: str, seeds: Sequence[int], spread: float, *, stagger: bool) -> Found:
+def measure(
+    profile: str,
+    seeds: Sequence[int],
+    spread: float,
+    *,
+    stagger: bool,
+    ttl_s: float = PATIENT_S,
+) -> Found:
     """Average over several runs."""
-    runs = [asdict(play(profile, seed, spread, stagger=stagger)) for seed in seeds]
+    runs = [asdict(play(profile, seed, spread, stagger=stagger, ttl_s=ttl_s)) for seed in seeds]
     return Found(**{key: mean(run[key] for run in runs) for key in runs[0]})
 
 
@@ -105,15 +115,16 @@ def main() -> None:
     parser.add_argument("--profile", choices=sorted(ARRIVALS), action="append")
     parser.add_argument("--spread", type=float, nargs="+", default=[0.0, 0.1, 0.5])
     parser.add_argument("--seeds", type=int, default=3, help="runs of each [3]")
+    parser.add_argument("--ttl", type=float, default=PATIENT_S, help="queue TTL, s [3600]")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    if options.seeds < 1 or min(options.spread) < 0:
-        parser.error("--seeds has to be at least 1, --spread at least 0")
+    if options.seeds < 1 or min(options.spread) < 0 or not 1 <= options.ttl <= 3_600:
+        parser.error("--seeds has to be at least 1, --spread at least 0, --ttl 1 to 3600")
     for profile in options.profile or sorted(ARRIVALS):
         for spread in options.spread:
             for stagger in (False, True):
                 seeds = range(1, options.seeds + 1)
-                found = asdict(measure(profile, seeds, spread, stagger=stagger))
+                found = asdict(measure(profile, seeds, spread, stagger=stagger, ttl_s=options.ttl))
                 row = {"profile": profile, "spread": spread, "stagger": stagger} | found
                 print(json.dumps(row) if options.json else _line(row), flush=True)
 

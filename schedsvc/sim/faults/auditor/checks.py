@@ -199,7 +199,7 @@ def _compare_pool(books: Books, pool: Pool, row: Stats, stats: Stats) -> None:
         flows = {flow for (flow, target), q in books.queues.items() if target == pool.name and q}
         require(flows <= waiting, f"{pool.name} waits for no reason", *(flows - waiting))
     if books.queued and books.terms.work_conserving and books.handles.serves(pool):
-        _check_work(pool, list(_waiting(books, pool)), books)
+        _check_work(pool, list(_waiting(books, pool)), row["wait_reason"], books)
 
 
 def _waiting(books: Books, pool: Pool) -> Iterable[Request]:
@@ -208,7 +208,7 @@ def _waiting(books: Books, pool: Pool) -> Iterable[Request]:
             yield from queue.values()
 
 
-def _check_work(pool: Pool, waiting: list[Request], books: Books) -> None:
+def _check_work(pool: Pool, waiting: list[Request], reason: str, books: Books) -> None:
     """Nobody waits for room that is there (invariant 7)."""
     if not waiting or not all(pool.can_hold(r) for r in waiting):
         return  # the next may be one that only another pool can hold
@@ -218,7 +218,9 @@ def _check_work(pool: Pool, waiting: list[Request], books: Books) -> None:
         pool.name,
         len(waiting),
     )
-    if books.terms.staggers and pool.high * 2 >= pool.capacity_blocks:
+    if reason == "STAGGER":
+        half = pool.high * 2 >= pool.capacity_blocks
+        require(books.terms.staggers and half, f"{pool.name} spreads for no reason", len(waiting))
         return
     headroom = pool.capacity_blocks * books.terms.headroom_most_ppm // 1_000_000
     load = pool.high
