@@ -57,8 +57,8 @@ cdef int enter_class(Scheduler core, Ask* ask) except -1:
         ask.flow = core.flows.items[ask.flow].sibling
     ask.flow = core.flows.add_sibling(base, ask.cls)
     core.flow_list.append(core.flow_list[base])
-    if core.flows.items[base].audits:
-        core.audited[ask.flow] = [0] * (REFUSAL_KINDS + 1)
+    if core.flows.items[base].dry_runs:
+        core.dry_run_counts[ask.flow] = [0] * (REFUSAL_KINDS + 1)
     return 0
 
 
@@ -126,18 +126,18 @@ cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
     i = record_of(core, ask)
     r = &core.requests.items[i]
     outcome = reason_to_refuse(core, r)
-    if (not outcome or f.audits) and r.adapter == NONE and ask.adapter.size:
+    if (not outcome or f.dry_runs) and r.adapter == NONE and ask.adapter.size:
         outcome = OUT_REJECTED_LIMIT
     if outcome == 0 and core.quotas.count:
         outcome = quota_refusal(core, i)
     if outcome == 0 and r.deadline_ns and core.refuses_early:
         outcome = deadline_refusal(core, r)
-    if f.audits:
-        outcome = note_audit(core, i, outcome)
+    if f.dry_runs:
+        outcome = note_dry_run(core, i, outcome)
     if outcome:
         note_refused(core, i, outcome)
-        remember_refused(
-            core.refused, core.requests, i, &ask.key, ask.principal, outcome, core.now_ns
+        log_rejection(
+            core.rejection_log, core.requests, i, &ask.key, ask.principal, outcome, core.now_ns
         )
         core.adapters.let_go(r.adapter)
         core.requests.release(i)
@@ -158,12 +158,12 @@ cdef int64_t admit_request(Scheduler core, Ask* ask) except? -1:
         prefetch_line(&core.requests.items[core.flows.queues[f.first_queue].chain.tail].next)
     core.ids.put(r.key_hi, r.key_lo, i)
     core.deadlines.put(i, r.due_ns, r.seq)
-    if f.refuses or f.audits:
+    if f.refuses or f.dry_runs:
         take_quota(core, i)
-    foretell(core, i)
+    forecast(core, i)
     line_up(core, i)
-    if f.audits:
-        core.auditing.put(r.flow, r.flow, 0)
+    if f.dry_runs:
+        core.dry_running.put(r.flow, r.flow, 0)
     core.requests.enter(i, QUEUED)
     link_owner(core, i)
     return core.requests.handle(i)
@@ -205,13 +205,13 @@ cdef int reason_to_refuse(Scheduler core, Request* r) except -1:
         return OUT_REJECTED_NO_POOL
     if not fits:
         return OUT_REJECTED_DRAINING if drains else OUT_REJECTED_TOO_LARGE
-    places = places_for(&f.refusals.returns, core.flow_queue_max, core.now_ns)
+    places = slots_open_to(&f.refusals.retry_slots, core.flow_queue_max, core.now_ns)
     if f.queued >= places or is_over(f.queued_tokens, r.prompt_tokens, core.flow_queue_tokens_max):
         return OUT_REJECTED_FLOW_QUEUE_FULL
     if not f.exempt:  # these have as many places of their own
         queued = core.requests.states[QUEUED] - queued
         tokens = core.flows.queued_tokens - tokens
-    places = places_for(&core.flows.returns, core.queue_max, core.now_ns)
+    places = slots_open_to(&core.flows.retry_slots, core.queue_max, core.now_ns)
     if queued >= places or is_over(tokens, r.prompt_tokens, core.queue_tokens_max):
         return OUT_REJECTED_QUEUE_FULL
     return 0
@@ -292,7 +292,7 @@ cdef void fill_refusal(
     v.position = core.flows.items[flow].queued
     v.queue_max = <int32_t>core.flow_queue_max
     v.queue_left = max(
-        0, v.queue_max - <int32_t>kept_of(v.queue_max) - core.flows.items[flow].queued
+        0, v.queue_max - <int32_t>slots_kept(v.queue_max) - core.flows.items[flow].queued
     )
     if target == NONE and core.ledger.count == 1:
         target = 0
@@ -321,7 +321,7 @@ cdef int64_t admit_message(
         core.received += 1
         return -refuse(core, NONE, OUT_REJECTED_UNKNOWN_TENANT, tag)
     if core.unknown_refused and ask.flow == core.unknown_flow:
-        count_audit(core, ask.flow, refusal_place(OUT_REJECTED_UNKNOWN_TENANT))
+        count_dry_run(core, ask.flow, refusal_place(OUT_REJECTED_UNKNOWN_TENANT))
     if ask.target == NONE and m.pool.size:
         core.received += 1
         core.flows.items[ask.flow].received += 1

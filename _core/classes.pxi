@@ -19,7 +19,7 @@ cdef int64_t AGEING_NS = 5_000_000_000  # unless the configuration says otherwis
 
 ctypedef struct Class:
     int64_t ageing_ns
-    int64_t brought  # grants that came before better classes
+    int64_t aged  # grants that came before better classes
     int32_t rank  # the least goes first
     bint exempt
     bint gone  # no request may name it any more
@@ -119,7 +119,7 @@ cdef class Line:
     cdef list heaps
     cdef int64_t since_ns[CLASSES_MAX]  # when a class came, or was last served
     cdef int32_t count  # over all classes
-    cdef bint brought  # whom it served last, ageing had brought forward
+    cdef bint aged  # whom it served last, ageing had brought forward
 
     def __cinit__(self, Classes classes):
         self.classes = classes
@@ -165,7 +165,7 @@ cdef class Line:
         if (
             best == NONE
             or (<Heap>self.heaps[best]).count == self.count
-            or self.brought
+            or self.aged
             or self.classes.items[best].exempt
         ):
             return best
@@ -183,7 +183,7 @@ cdef class Line:
                 if self.classes.goes_before(c, cls):
                     return True
                 if self.due_ns(c) <= now_ns and not (
-                    self.brought or self.classes.items[cls].exempt
+                    self.aged or self.classes.items[cls].exempt
                 ):
                     return True
         return False
@@ -204,4 +204,4 @@ cdef class Line:
         """Somebody of a class goes next. O(classes)."""
         cdef int32_t best = self.best()
         self.since_ns[c] = now_ns
-        self.brought = best != NONE and self.classes.goes_before(best, c)
+        self.aged = best != NONE and self.classes.goes_before(best, c)

@@ -8,7 +8,7 @@ cdef int enter(Scheduler core, int64_t now_ns) except -1:
         invalid("now_ns", f"time went back by {core.now_ns - now_ns} ns")
     core.now_ns = core.quotas.now_ns = now_ns
     core.flows.enter(now_ns)
-    if core.quotas.shares.stale and core.quotas.shares.stale_ns != now_ns:
+    if core.quotas.guarantees.stale and core.quotas.guarantees.stale_ns != now_ns:
         settle_shares(core)
     if core.resume_until_ns and now_ns >= core.resume_until_ns:
         end_resume(core)
@@ -73,7 +73,7 @@ cdef int32_t change_class(
     check_range("ageing_ns", ageing_ns, 1, <int64_t>1 << 60)
     c = core.classes.set(name, <int32_t>rank, ageing_ns, exempt)
     for node in range(core.quotas.count):  # another class may be the first that waits, or sooner
-        core.quotas.stir(node)
+        core.quotas.mark_ready(node)
     return c
 
 
@@ -137,7 +137,7 @@ cdef int32_t register_pool(Scheduler core, bytes name, PoolFigures* f) except -1
         if f.epoch != p.epoch:
             void_leases(core, pool)
             core.prefixes.index(pool).forget()
-            p.foreign_tokens = p.owed_tokens = 0
+            p.engine_excess_tokens = p.owed_tokens = 0
             p.telemetry_at_ns = NONE
         elif p.live and f.block_size != p.block_size:
             invalid("block_size_tokens", "cannot change without a new epoch while leases live")
@@ -168,7 +168,7 @@ cdef int32_t new_pool(Scheduler core, bytes name) except -1:
         core.pool_list.append(name)
         core.prefixes.pools.append(PrefixIndex())
         core.flows.candidates.append(Line(core.classes))
-        core.quotas.shares.held_for.append(Line(core.classes))
+        core.quotas.guarantees.throttled_for.append(Line(core.classes))
     else:
         for pool in range(POOLS_MAX):
             if (
@@ -217,7 +217,7 @@ cdef int take_telemetry(
     p.engine_preemptions = preemptions
     p.telemetry_at_ns = core.now_ns
     core.save_rest = True
-    p.foreign_tokens = max(
+    p.engine_excess_tokens = max(
         <int64_t>0, used_tokens - p.promised_blocks * p.block_size - p.loras.tokens
     )
     adapt_headroom(core, p, fresh, elapsed_ns)

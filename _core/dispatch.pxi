@@ -47,7 +47,7 @@ cdef list take_verdicts(Scheduler core):
 
 cdef int64_t next_due_ns(Scheduler core) noexcept:
     """When something has to be done at the latest; -1: never. O(1)."""
-    cdef int64_t first = first_key(core.quotas.shares.dues, first_key(core.deadlines, NONE))
+    cdef int64_t first = first_key(core.quotas.guarantees.dues, first_key(core.deadlines, NONE))
     if core.has_more or core.verdict_count:
         return core.now_ns
     first = first_key(core.pool_wakes, first_key(core.quotas.wakes, first))
@@ -65,7 +65,7 @@ cdef int run_timers(Scheduler core) except -1:
         sort_queues(core)
     if core.quotas.wakes.count:
         work = core.quotas.run_timers(core.work_max)
-    if core.quotas.shares.dues.count:
+    if core.quotas.guarantees.dues.count:
         work = run_share_dues(core, work)
     while core.deadlines.count and core.deadlines.nodes[0].key <= core.now_ns:
         if work >= core.work_max:
@@ -101,7 +101,7 @@ cdef int dispatch(Scheduler core) except -1:
     cdef int64_t work = 0
     cdef int32_t pool
     core.rounds += 1
-    if core.auditing.count and grant_audited(core):
+    if core.dry_running.count and grant_dry_run(core):
         return 0  # in the line, the rest could be refused
     while True:
         if core.quotas.has_work:
@@ -128,7 +128,7 @@ cdef inline int leave_pool(Scheduler core, int32_t pool) except -1:
     # It has granted what it can.
     cdef Pool* p = &core.ledger.pools[pool]
     note_next(core, pool)
-    p.spread = p.reason == WAIT_STAGGER
+    p.paced = p.reason == WAIT_STAGGER
     rate_run(
         &p.drain, core.now_ns, p.reason not in (WAIT_NONE, WAIT_DETACHED, WAIT_DRAINING)
     )
@@ -160,7 +160,7 @@ cdef int evict_unholdable(Scheduler core, int32_t pool) except -1:
 
 
 cdef int grant(
-    Scheduler core, int32_t i, int32_t pool, int64_t blocks, int64_t output_tokens, bint brought
+    Scheduler core, int32_t i, int32_t pool, int64_t blocks, int64_t output_tokens, bint aged
 ) except -1:
     """Turn the head of a queue into a lease, and charge its flow. Where it was brought before
     better classes, it is as urgent to the engine as they are. O(log n)."""
@@ -176,7 +176,7 @@ cdef int grant(
     f.live += 1
     core.flows.exempt_live += f.exempt
     r.lease.engine_priority = (
-        core.classes.best_priority() if brought else core.classes.priority(f.cls)
+        core.classes.best_priority() if aged else core.classes.priority(f.cls)
     )
     core.flows.settle(r.flow)
     f.granted += 1
@@ -195,7 +195,7 @@ cdef int grant(
     core.requests.enter(i, LIVE)
     enter_prefill(core, r)
     untag(core, i)
-    if core.quotas.shares.count:
+    if core.quotas.guarantees.count:
         pay_share(core, i)
     if core.ledger.pools[pool].quota != NONE:
         take_model_quota(core, i)
@@ -209,7 +209,7 @@ cdef int grant(
     log_decision(core, r.flow, OUT_GRANTED, r.lease.waited_ns, blocks, pool, r.tag)
     if r.owner >= 0:
         fill_grant(core, &v, i)
-        tell(core, &v, r.owner)
+        deliver_verdict(core, &v, r.owner)
     return 0
 
 
@@ -252,10 +252,10 @@ cdef int evict(Scheduler core, int32_t i, int outcome) except -1:
     if r.state != QUEUED:
         raise core.fuse.blow("queue: a request that is not queued was evicted")
     key.hi, key.lo = r.key_hi, r.key_lo
-    remember_refused(core.refused, core.requests, i, &key, r.principal, outcome, core.now_ns)
+    log_rejection(core.rejection_log, core.requests, i, &key, r.principal, outcome, core.now_ns)
     core.flows.dequeue(i)
-    if r.doubt:
-        settle_doubt(core, r)
+    if r.shed_watch:
+        settle_shed(core, r)
     if outcome == OUT_EVICTED_TTL or outcome == OUT_EVICTED_DEADLINE:
         note_waited(core, r, outcome == OUT_EVICTED_DEADLINE)
         core.refused_wait_ns = turn_again_ns(core, r)
@@ -271,7 +271,7 @@ cdef int evict(Scheduler core, int32_t i, int outcome) except -1:
             v.retry_after_ms = max(v.retry_after_ms, later(r.key_lo, quota_ns))
         v.position = <int32_t>ahead
         v.waited_ns = core.now_ns - r.arrival_ns
-        tell(core, &v, r.owner)
+        deliver_verdict(core, &v, r.owner)
     untag(core, i)
     core.deadlines.remove(i)
     unlink_owner(core, i)
@@ -283,11 +283,11 @@ cdef int evict(Scheduler core, int32_t i, int outcome) except -1:
     return 0
 
 
-cdef int tell(Scheduler core, Verdict* v, int32_t owner) except -1:
+cdef int deliver_verdict(Scheduler core, Verdict* v, int32_t owner) except -1:
     """Put a verdict where its caller finds it. O(1) amortised."""
     cdef int32_t size
     if owner > 0:
-        (<Session>core.sessions[owner]).post(v)
+        (<Session>core.sessions[owner]).push(v)
         return 0
     if v.handle == core.capture and v.outcome != OUT_EXPIRED:
         core.captured = v[0]

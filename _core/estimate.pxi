@@ -42,11 +42,11 @@ cdef void count_queued(Flows flows, const Request* r, int32_t more) noexcept:
 
 cdef void forget_waits(Flow* f, int64_t now_ns) noexcept:
     rate_forget(&f.served, now_ns)
-    f.told_ns = LONG_AGO_NS
+    f.next_retry_at_ns = LONG_AGO_NS
     if f.refusals != &NO_REFUSALS:
-        f.refusals.returns.count = 0
-    f.wait_error_ns = f.waits_judged = f.first_us = f.foretold_first_us = f.first_judged = 0
-    memset(&f.doubts, 0, sizeof(Doubts))
+        f.refusals.retry_slots.count = 0
+    f.wait_error_ns = f.waits_judged = f.first_us = f.forecast_first_us = f.first_judged = 0
+    memset(&f.shed_accuracy, 0, sizeof(ShedAccuracy))
     f.input_before, f.cached_before = f.input_tokens, f.cached_tokens
 
 
@@ -187,21 +187,21 @@ cdef int64_t wait_of_new(
     return wait_from(core, flow, target, ahead, work)
 
 
-cdef int foretell(Scheduler core, int32_t i) except -1:
+cdef int forecast(Scheduler core, int32_t i) except -1:
     """Note of a request that is about to be queued when it is expected to be granted, and when to
     have its first token. O(SCAN_MAX), of few where there are many flows."""
     cdef Request* r = &core.requests.items[i]
     cdef int64_t wait_ns
-    r.foretold_wait_us = NONE
+    r.forecast_wait_us = NONE
     if not has_to_wait(core, r.target):
         return 0
     if core.flows.backlogged > SCAN_MAX and core.seq % SAMPLED:
         return 0
     wait_ns = wait_of_new(core, r.flow, r.target, r.work, r.due_ns if r.has_deadline else NONE)
     if wait_ns >= 0:
-        r.foretold_wait_us = <int32_t>min(wait_ns // 1000, FORETOLD_MAX_US)
+        r.forecast_wait_us = <int32_t>min(wait_ns // 1000, FORETOLD_MAX_US)
         wait_ns += prefill_of(core, r)
-        r.foretold_first_us = <int32_t>min(wait_ns // 1000, FORETOLD_MAX_US)
+        r.forecast_first_us = <int32_t>min(wait_ns // 1000, FORETOLD_MAX_US)
     return 0
 
 
@@ -209,8 +209,8 @@ cdef int note_waited(Scheduler core, const Request* r, bint in_turn) noexcept:
     """Learn from a request that leaves its queue how wrong it was foretold. One whose turn has not
     come says so only where it should have by then."""
     cdef Flow* f = &core.flows.items[r.flow]
-    cdef int64_t error_ns = core.now_ns - r.arrival_ns - <int64_t>r.foretold_wait_us * 1000
-    if r.foretold_wait_us < 0 or (not in_turn and error_ns < 0):
+    cdef int64_t error_ns = core.now_ns - r.arrival_ns - <int64_t>r.forecast_wait_us * 1000
+    if r.forecast_wait_us < 0 or (not in_turn and error_ns < 0):
         return 0
     error_ns = max(error_ns, -error_ns)
     f.wait_error_ns = averaged(f.wait_error_ns, error_ns) if f.waits_judged else error_ns
@@ -283,13 +283,13 @@ cdef int note_first(Scheduler core, Request* r) noexcept:
             p.prefill_tokens = max(<int64_t>1, averaged(p.prefill_tokens, r.lease.prefill_line))
             p.prefill_error_ns = averaged(p.prefill_error_ns, error_ns)
         p.prefills_judged += 1
-    if r.foretold_wait_us >= 0:
+    if r.forecast_wait_us >= 0:
         if f.first_judged == 0:
-            f.first_us, f.foretold_first_us = r.lease.first_us, r.foretold_first_us
+            f.first_us, f.forecast_first_us = r.lease.first_us, r.forecast_first_us
         else:
             f.first_us = averaged(f.first_us, r.lease.first_us)
-            f.foretold_first_us = averaged(f.foretold_first_us, r.foretold_first_us)
+            f.forecast_first_us = averaged(f.forecast_first_us, r.forecast_first_us)
         f.first_judged += 1
-    if r.doubt:
+    if r.shed_watch:
         settle_first(core, r)
     return 0

@@ -7,7 +7,7 @@
 # the flows of a class: those of a better class are ahead by what it had before the others.
 
 cdef enum:
-    RETURNS_EACH = 4096  # flows that one event looks at when their time is over, see restore
+    RESUMED_EACH = 4096  # flows that one event looks at when their time is over, see restore
 
 
 # A counter and the largest charge (2.7 * 10^18) together stay below 2^63.
@@ -37,25 +37,25 @@ ctypedef struct Flow:
     int32_t quota, own_quota  # first node of its chain; the node of its own limits; -1: none
     int32_t waits_at  # node whose quota it waits for; -1: none
     int32_t wait_head, wait_slot  # the request it waits with; its place among the waiters
-    int64_t wait_lift, held_lift  # of the node, and of the desk, when it began to wait there
+    int64_t wait_lift, throttled_lift  # of the node, and of the desk, when it began to wait there
     int64_t open_charged  # what the counter carries for its leases
     int64_t owed  # what it carries for those of before a restart, see restore
-    uint8_t returns  # active before a restart, and so for a while after it
+    uint8_t resumed  # active before a restart, and so for a while after it
     uint8_t refuses  # it would rather be refused than wait for its quotas
-    uint8_t audits  # its requests are decided and counted, and all granted at once
+    uint8_t dry_runs  # its requests are decided and counted, and all granted at once
     uint8_t exempt  # its class is
     uint8_t limited  # held to its share, it may not borrow
     Rate served  # while it is backlogged
-    int64_t told_ns  # when the last that was refused was told to come back
+    int64_t next_retry_at_ns  # when the last that was refused was told to come back
     int64_t wait_error_ns, waits_judged  # moving average of how wrong waits were foretold
-    int64_t first_us, foretold_first_us, first_judged  # to the first token: what was, what was told
+    int64_t first_us, forecast_first_us, first_judged  # to the first token: what was, what was told
     int32_t cls  # its class
     int32_t base, sibling  # the tenant's flow in the default class; another one of it, -1: none
     int32_t default_class  # of requests that name none; here and below, of the base
     uint32_t named_classes  # that requests may name, as bits; 0: all that are not exempt
-    int32_t held  # queues that are held to its share, see lending
-    Doubts doubts  # see refusal.pxi
-    int32_t share  # first node with a share on its chain; -1: none
+    int32_t throttled  # queues that are held to its share, see borrowing
+    ShedAccuracy shed_accuracy  # see deadline_shedding.pxi
+    int32_t guarantee  # first node with a share on its chain; -1: none
 
 
 ctypedef struct Queue:
@@ -67,7 +67,7 @@ ctypedef struct Queue:
     int32_t ordinal  # of the next arrival
     int32_t root  # of its treap, where it is served by deadline
     bint by_deadline
-    bint held  # its head is beyond the share of its flow while that binds
+    bint throttled  # its head is beyond the share of its flow while that binds
 
 
 @cython.final
@@ -88,19 +88,19 @@ cdef class Flows:
     cdef int32_t linger_first, linger_last  # those that were, in the order in which they went idle
     cdef int32_t queued_for[POOLS_MAX + 1]  # requests for each target
     cdef int64_t exempt_queued, exempt_live  # requests and leases of exempt flows
-    cdef int64_t returning_until_ns
-    cdef int32_t returning, return_at  # flows that return; how many were looked at in the end
-    cdef Changes changed
+    cdef int64_t resuming_until_ns
+    cdef int32_t resuming, resume_at  # flows that return; how many were looked at in the end
+    cdef DirtyQueue changed
     cdef int64_t queued_work
     cdef int64_t backlog[CLASSES_MAX]  # work that is queued, by class
     cdef int64_t queued_weight[CLASSES_MAX]  # of the flows that have any
     cdef int64_t deep_weight[CLASSES_MAX]  # of those that have more than one
     cdef int32_t backlogged  # how many have any
-    cdef int64_t told_ns  # when the last was told to come back whom full queues refused
-    cdef Returns returns  # of these
+    cdef int64_t next_retry_at_ns  # when the last was told to come back whom full queues refused
+    cdef RetrySlots retry_slots  # of these
     cdef int64_t queued_tokens, exempt_tokens  # of input: in all queues, in those of exempt flows
     cdef Treaps treaps
-    cdef Stock refusal_stock
+    cdef SlabAllocator refusal_slab
     cdef bint by_deadline  # the order inside a queue that is asked for, see order
     cdef int32_t unsorted  # so many of the first queues may have the former one
     cdef Requests requests
@@ -119,12 +119,12 @@ cdef class Flows:
         self.requests = requests
         self.quotas = quotas
         self.classes = classes
-        self.changed = Changes()
-        self.treaps, self.refusal_stock = Treaps(), Stock(sizeof(NO_REFUSALS))
+        self.changed = DirtyQueue()
+        self.treaps, self.refusal_slab = Treaps(), SlabAllocator(sizeof(NO_REFUSALS))
         self.actives = [Heap() for _ in range(CLASSES_MAX)]
         self.candidates = [Line(classes)]
         self.linger_first = self.linger_last = NONE
-        self.told_ns = LONG_AGO_NS
+        self.next_retry_at_ns = LONG_AGO_NS
 
     def __dealloc__(self):
         free(self.items)
@@ -140,9 +140,9 @@ cdef class Flows:
         memset(&self.items[self.count], 0, sizeof(Flow))
         f = &self.items[self.count]
         f.weight_milli, f.base = weight_milli, self.count
-        f.first_queue = f.sibling = f.quota = f.own_quota = f.share = NONE
+        f.first_queue = f.sibling = f.quota = f.own_quota = f.guarantee = NONE
         f.granted_at_ns = f.waits_at = f.wait_head = NONE
-        f.told_ns = LONG_AGO_NS
+        f.next_retry_at_ns = LONG_AGO_NS
         f.refusals = &NO_REFUSALS
         self.count += 1
         self.changed.reserve(self.count)
@@ -157,9 +157,9 @@ cdef class Flows:
         f.sibling, self.items[base].sibling = self.items[base].sibling, flow
         f.exempt = self.classes.items[cls].exempt
         f.quota = NONE if f.exempt else self.items[base].quota
-        f.share = NONE if f.exempt else self.items[base].share
+        f.guarantee = NONE if f.exempt else self.items[base].guarantee
         f.own_quota = self.items[base].own_quota
-        f.refuses, f.audits = self.items[base].refuses, self.items[base].audits
+        f.refuses, f.dry_runs = self.items[base].refuses, self.items[base].dry_runs
         return flow
 
     cdef inline Heap active(self, int32_t flow):
@@ -215,19 +215,19 @@ cdef class Flows:
         cdef Request* head
         if queue.chain.count:
             head = &self.requests.items[queue.chain.head]
-            if self.requests.front_of(queue.chain.head).head_ns < 0:
-                head.front.head_ns = self.now_ns
-        if queue.chain.count == 0 or not self.is_billed(queue) or queue.held:
+            if self.requests.head_state_of(queue.chain.head).head_ns < 0:
+                head.head_state.head_ns = self.now_ns
+        if queue.chain.count == 0 or not self.is_billed(queue) or queue.throttled:
             line.remove(cls, q)
             if queue.chain.count:
-                wait_outside(self.requests, queue.chain.head, queue.held, self.now_ns)
+                wait_outside(self.requests, queue.chain.head, queue.throttled, self.now_ns)
             if self.items[queue.flow].quota != NONE:
                 self.ask(queue.flow)
             return 0
         if self.items[queue.flow].quota != NONE:
             rejoin(self, queue.flow)
-        if head.front.lined_ns < 0:
-            head.front.lined_ns = self.now_ns
+        if head.head_state.lined_ns < 0:
+            head.head_state.lined_ns = self.now_ns
         wait_inside(self.requests, queue.chain.head, self.now_ns)
         return line.put(cls, q, self.key_of(q), head.seq, self.now_ns)
 
@@ -253,17 +253,17 @@ cdef class Flows:
         `settle()`. O(log n)."""
         cdef Request* r = &self.requests.items[i]
         cdef int32_t q = self.queue_of(r.flow, r.target + 1)
-        cdef bint was_head = self.queues[q].chain.head == i, was_held = False
+        cdef bint was_head = self.queues[q].chain.head == i, was_throttled = False
         chain_remove(&self.queues[q].chain, self.requests.items, i)
         if self.queues[q].by_deadline:
             self.queues[q].root = self.treaps.remove(self.queues[q].root, i)
         count_queued(self, r, -1)
         if was_head:
-            was_held = unhold(self, q)
+            was_throttled = unthrottle(self, q)
             self._rank(q)
         if self.items[r.flow].wait_head == i:
             quota_lost_head(self, r.flow, i)
-        return note_out(self, r.flow) if was_held else 0
+        return note_out(self, r.flow) if was_throttled else 0
 
     cdef inline bint is_billed(self, Queue* queue) noexcept:
         """Whether the head of a queue has what its quotas ask."""
@@ -276,7 +276,7 @@ cdef class Flows:
         """Note that a flow has a head without a bill, unless it waits already; and that it may
         be out now, or not any more. O(targets + log n)."""
         cdef Flow* f = &self.items[flow]
-        if f.waits_at != NONE or f.held:
+        if f.waits_at != NONE or f.throttled:
             note_out(self, flow)
         if f.waits_at != NONE:
             return 0
@@ -305,7 +305,7 @@ cdef class Flows:
         elif f.queued == 0 and f.live == 0:
             self.recent_count += 1
             self.recent_weight += f.weight_milli
-        if self.active(flow).has(flow) or f.waits_at != NONE or f.held or (
+        if self.active(flow).has(flow) or f.waits_at != NONE or f.throttled or (
             self.lifts_queued and not queues
         ):
             return 0
@@ -328,7 +328,7 @@ cdef class Flows:
         if f.queued:
             return
         if (
-            not f.returns and self.active(flow).has(flow)
+            not f.resumed and self.active(flow).has(flow)
             and (f.live == 0 or self.lifts_queued)
         ):
             self.active(flow).remove(flow)
@@ -365,8 +365,8 @@ cdef class Flows:
         """Let flows go that have been idle for long. O(1) amortised."""
         cdef int32_t flow
         self.now_ns = now_ns
-        if self.returning and now_ns >= self.returning_until_ns:
-            end_returns(self, RETURNS_EACH)
+        if self.resuming and now_ns >= self.resuming_until_ns:
+            end_resumed(self, RESUMED_EACH)
         while self.linger_first != NONE:
             flow = self.linger_first
             if self.items[flow].linger_until_ns > now_ns:
@@ -401,7 +401,7 @@ cdef class Flows:
             self._rebase(f.cls)
         if self.active(flow).has(flow):
             self.active(flow).put(flow, f.vtc, flow)
-        if f.waits_at != NONE or f.held:
+        if f.waits_at != NONE or f.throttled:
             rekey_waiting(self, flow)
         if self.order != ORDER_COUNTER:
             return 0
@@ -457,9 +457,9 @@ cdef class Flows:
     cdef void forget(self) noexcept:
         """Counters and rates as new. Only while nothing is active does order stay the same."""
         cdef int32_t i
-        self.told_ns, self.returns.count = LONG_AGO_NS, 0
+        self.next_retry_at_ns, self.retry_slots.count = LONG_AGO_NS, 0
         self.changed.mark_all(self.count)
-        end_returns(self, self.count)
+        end_resumed(self, self.count)
         for i in range(self.count):
             self.items[i].interval_ns = 0
             self.items[i].granted_at_ns = NONE

@@ -100,7 +100,7 @@ cdef int grow_lease(Scheduler core, int32_t i) except -1:
     # However wrong a report is, a lease cannot hold more than there is.
     cdef int64_t most = min(p.capacity_blocks, <int64_t>1 << 30)
     if each > r.lease.predicted_output:
-        core.predictor.judge(r.flow, adapter_of(core, r), r.evidence, False)
+        core.predictor.record_coverage(r.flow, adapter_of(core, r), r.evidence, False)
         r.evidence = BY_NOTHING
         asked_of(core, r, &asked)
         r.lease.predicted_output = <int32_t>max(
@@ -127,7 +127,7 @@ cdef int progress_lease(Scheduler core, int64_t lease_id, int64_t epoch, Usage* 
     if r.state == ENDED:
         return LS_ENDED
     account(core, i, u, False)
-    if r.lease.in_round and is_computed(r):
+    if r.lease.in_prefill_budget and is_computed(r):
         core.ledger.note_prefill(i, core.now_ns)
     if r.lease.output_tokens and r.lease.first_us == 0:
         note_first(core, r)
@@ -193,8 +193,8 @@ cdef int end_lease(Scheduler core, int32_t i, int outcome) except -1:
         core.completed += 1
         each = (r.lease.output_tokens + r.sequences - 1) // r.sequences
         adapter = adapter_of(core, r)
-        core.predictor.judge(r.flow, adapter, r.evidence, each <= r.lease.promised_output)
-        core.predictor.book(r.flow, r.lease.promised_output, each)
+        core.predictor.record_coverage(r.flow, adapter, r.evidence, each <= r.lease.promised_output)
+        core.predictor.record_usage(r.flow, r.lease.promised_output, each)
         core.flows.average(r.flow, each)
         core.predictor.learn(r.flow, adapter, each)
         if not r.lease.is_void:
@@ -205,11 +205,11 @@ cdef int end_lease(Scheduler core, int32_t i, int outcome) except -1:
     else:
         f.expired += 1
         core.expired += 1
-        tell_lease(core, i, LS_ENDED)
+        deliver_lease_state(core, i, LS_ENDED)
     if r.state == SUSPECT:
         set_suspect(core, i, False)
-    if r.doubt:
-        settle_doubt(core, r)
+    if r.shed_watch:
+        settle_shed(core, r)
     leave_prefill(core, r)
     if not r.lease.is_void:
         core.ledger.pools[r.pool].served += outcome == OUT_COMPLETED
@@ -252,7 +252,7 @@ cdef void fetch_oldest(Scheduler core) noexcept:
     r = &core.requests.items[r.next]
     for at in range(0, sizeof(Lease), 64):
         prefetch_line(<uint8_t*>r.lease + at)
-    prefetch_line(r.front)
+    prefetch_line(r.head_state)
     if r.next != NONE:
         for at in range(0, sizeof(Request), 64):
             prefetch_line(<uint8_t*>&core.requests.items[r.next] + at)
@@ -270,7 +270,7 @@ cdef int forget(Scheduler core, int32_t i) except -1:
     return 0
 
 
-cdef int tell_lease(Scheduler core, int32_t i, int state) except -1:
+cdef int deliver_lease_state(Scheduler core, int32_t i, int state) except -1:
     # Its holder has to know: the session that holds it, or whoever polls.
     cdef Request* r = &core.requests.items[i]
     cdef Verdict v
@@ -279,7 +279,7 @@ cdef int tell_lease(Scheduler core, int32_t i, int state) except -1:
     elif r.owner == 0 and state == LS_ENDED:
         fill_grant(core, &v, i)
         v.outcome = OUT_EXPIRED
-        tell(core, &v, 0)
+        deliver_verdict(core, &v, 0)
     return 0
 
 
@@ -290,7 +290,7 @@ cdef int void_lease(Scheduler core, int32_t i) except -1:
     leave_prefill(core, r)
     core.ledger.release(i)
     r.lease.is_void = True
-    return tell_lease(core, i, LS_VOID)
+    return deliver_lease_state(core, i, LS_VOID)
 
 
 cdef int void_leases(Scheduler core, int32_t pool) except -1:
@@ -377,7 +377,7 @@ cdef int32_t restore_lease(
     r.reports_progress = True
     r.arrival_ns = core.now_ns
     r.lease.lease_id = lease_id
-    r.owner = r.foretold_wait_us = NONE
+    r.owner = r.forecast_wait_us = NONE
     take_quota(core, i)
     pay_share(core, i)
     if p.quota != NONE:

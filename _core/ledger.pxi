@@ -1,11 +1,11 @@
 # The KV ledger: blocks promised to leases, pool by pool.
 #
 # promised = sum of the reservations of live leases; posted is the part that is materialised. The
-# load of a pool is that sum (sum form) or the greatest load to come (peak form, see peak.pxi), and
+# load of a pool is that sum (sum form) or the greatest load to come (peak form, see peak_usage),
 # what the engine says to hold beyond all that was promised, and what is still owed to leases of
-# before a restart. A grant needs load <= capacity -
-# headroom with the new lease counted. Growth, replay or a smaller capacity may push the load beyond
-# what the test allows: the pool is then OVERDRAWN and grants nothing.
+# before a restart. A grant needs load <= capacity - headroom with the new lease counted. Growth,
+# replay or a smaller capacity may push the load beyond what the test allows: the pool is then
+# OVERDRAWN and grants nothing.
 
 cdef enum:  # why a pool grants nothing
     WAIT_NONE = 0
@@ -36,7 +36,7 @@ cdef int64_t PREFILL_MAX_NS = 1_000_000_000
 
 cdef enum:
     BATCH_AUTO = -1
-    ROUND_PART = 6  # of the capacity
+    PREFILL_BUDGET_PART = 6  # of the capacity
 
 
 # What an operator allows a pool beside what its engine can (the limits of S-LoRA's queue, arXiv
@@ -52,7 +52,7 @@ ctypedef struct PoolLimits:
 # A round is the input that was granted and has not been computed yet, as far as is known: until
 # the first tokens of a request are reported, at most for PREFILL_MAX_NS. Requests whose callers
 # report nothing are in no round.
-ctypedef struct Round:
+ctypedef struct PrefillBudget:
     Chain chain  # leases, in the order of their grants
     int64_t tokens
     int64_t max_tokens  # in force; 0: no limit
@@ -68,7 +68,7 @@ ctypedef struct Pool:
     int64_t epoch
     int64_t engine_tokens, engine_max_running  # as registered
     PoolLimits limits
-    Round round
+    PrefillBudget prefill_budget
     Loras loras
     int64_t capacity_blocks
     int64_t headroom_blocks  # less than 0: more is promised than there is
@@ -77,7 +77,7 @@ ctypedef struct Pool:
     int64_t max_running, max_model_tokens
     int64_t live, suspect
     int64_t running_sequences
-    Runs runs
+    GrowingLeases growing
     int32_t first_lease  # chain through pool_next and pool_prev
     int32_t attached  # sessions that offer it, plus one where it is configured
     int32_t configured
@@ -87,7 +87,7 @@ ctypedef struct Pool:
     int32_t next  # request that it would grant if it could; -1: none
     int64_t named  # that request's handle, where it waits for this pool's reason; 0: none
     int32_t quota  # node of its model; -1: none
-    bint brought  # whom it served last, ageing had brought before better classes
+    bint aged  # whom it served last, ageing had brought before better classes
     int64_t engine_running, engine_waiting, engine_used_tokens, engine_preemptions
     int64_t telemetry_at_ns
     int64_t headroom_ppm
@@ -96,7 +96,7 @@ ctypedef struct Pool:
     int64_t served  # requests that were completed since then
     int64_t light_since_ns  # start of the window that runs; -1: none
     int64_t light_milli, kept_milli  # milli-tokens that flows below their share took, see headroom
-    int64_t foreign_tokens  # that the engine holds beyond all that was promised
+    int64_t engine_excess_tokens  # that the engine holds beyond all that was promised
     int64_t owed_tokens  # promised before a restart to leases that nobody has told of yet
     int32_t overload  # LOAD_*, see overload.pxi
     Rate drain  # what is granted while somebody waits
@@ -107,9 +107,9 @@ ctypedef struct Pool:
     int64_t last_prefill_ns  # from the last grant whose first tokens were reported until then
     int64_t opened_ns  # moment at which it has stopped holding what waits; -1: none
     int64_t run_ns, run_milli  # moving averages: how long leases ran, and their output, see stagger
-    int64_t apart_until_ns  # until then none of those that would keep step begins
-    bint spread  # that is what it waited for when it was served last
-    bint saturated  # shares bind, see shares.pxi
+    int64_t paced_until_ns  # until then none of those that would keep step begins
+    bint paced  # that is what it waited for when it was served last
+    bint saturated  # shares bind, see guarantees.pxi
 
 
 cdef inline int64_t blocks_for(const Pool* p, int64_t tokens, int64_t sequences) noexcept nogil:
@@ -136,9 +136,9 @@ cdef inline int64_t granted_at_ns(const Request* r) noexcept nogil:
     return r.arrival_ns + r.lease.waited_ns
 
 
-cdef inline int64_t beyond(const Pool* p) noexcept nogil:
+cdef inline int64_t unaccounted_tokens(const Pool* p) noexcept nogil:
     # What is held besides the leases that are known; the engine may speak of those that are owed.
-    return max(p.foreign_tokens, p.owed_tokens)
+    return max(p.engine_excess_tokens, p.owed_tokens)
 
 
 @cython.final
@@ -174,7 +174,7 @@ cdef class Ledger:
     def __dealloc__(self):
         cdef int32_t pool
         for pool in range(self.count):
-            free(self.pools[pool].runs.items)
+            free(self.pools[pool].growing.items)
             free(self.pools[pool].loras.leases)
 
     cdef int claim(self, int32_t pool, int64_t epoch, int change) except -1:
@@ -191,13 +191,14 @@ cdef class Ledger:
         return self.pools[pool].epoch in claims
 
     cdef void clear(self, int32_t pool) noexcept:
-        free(self.pools[pool].runs.items)  # of a pool that held nothing any more
+        free(self.pools[pool].growing.items)  # of a pool that held nothing any more
         free(self.pools[pool].loras.leases)
         memset(&self.pools[pool], 0, sizeof(Pool))
         self.pools[pool].first_lease = self.pools[pool].next = NONE
         self.pools[pool].telemetry_at_ns = NONE
         self.pools[pool].quota = NONE
-        self.pools[pool].round.chain.head = self.pools[pool].round.chain.tail = NONE
+        self.pools[pool].prefill_budget.chain.head = NONE
+        self.pools[pool].prefill_budget.chain.tail = NONE
         self.learn_anew(pool)
 
     cdef void learn_anew(self, int32_t pool) noexcept:
@@ -205,19 +206,19 @@ cdef class Ledger:
         p.headroom_ppm = self.headroom_ppm
         p.headroom_blocks = p.capacity_blocks * p.headroom_ppm // 1_000_000
         p.probes = True
-        p.pressed = p.brought = False
+        p.pressed = p.aged = False
         p.served = 0
         p.light_since_ns = NONE
         p.light_milli = p.kept_milli = 0
-        p.foreign_tokens = 0
+        p.engine_excess_tokens = 0
         rate_forget(&p.drain, self.flows.now_ns)
         p.prefill_ns = p.prefill_tokens = p.prefill_error_ns = p.prefills_judged = 0
         p.overload = LOAD_UNDER
         p.calm_since_ns = NONE
         p.last_prefill_ns = 0
         p.opened_ns = NONE
-        p.run_ns = p.run_milli = p.apart_until_ns = 0
-        p.spread = False
+        p.run_ns = p.run_milli = p.paced_until_ns = 0
+        p.paced = False
 
     cdef void forget(self) noexcept:
         """Headroom and what is kept as new. O(pools)."""
@@ -239,7 +240,7 @@ cdef class Ledger:
     cdef void limit(self, int32_t pool, const PoolLimits* limits) noexcept:
         """Let a pool hold and run the less of what its engine can and what is allowed. O(1)."""
         cdef Pool* p = &self.pools[pool]
-        cdef int64_t longest
+        cdef int64_t longest, size
         p.limits = limits[0]
         lora_weigh(&p.loras, self.adapters, p.limits.adapter_tokens)
         if p.block_size == 0:  # nobody has offered it yet
@@ -249,12 +250,13 @@ cdef class Ledger:
         )
         p.headroom_blocks = p.capacity_blocks * p.headroom_ppm // 1_000_000
         p.max_running = shortest(p.engine_max_running, p.limits.max_running)
-        p.round.max_tokens = p.limits.batch_max_tokens
+        p.prefill_budget.max_tokens = p.limits.batch_max_tokens
         if p.limits.batch_max_tokens == BATCH_AUTO:
             longest = shortest(p.limits.max_request_input_tokens, p.max_model_tokens)
             longest = shortest(longest, p.limits.max_request_total_tokens)
             longest = shortest(longest, p.engine_tokens)
-            p.round.max_tokens = max(p.capacity_blocks * p.block_size // ROUND_PART, longest)
+            size = p.capacity_blocks * p.block_size
+            p.prefill_budget.max_tokens = max(size // PREFILL_BUDGET_PART, longest)
 
     cdef inline bint serves(self, int32_t pool) noexcept:
         """Whether the pool may grant anything."""
@@ -294,22 +296,22 @@ cdef class Ledger:
             r.sequences,
         )
 
-    cdef int64_t load(self, int32_t pool, const Run* one_more) noexcept:
+    cdef int64_t load(self, int32_t pool, const GrowingLease* one_more) noexcept:
         """Tokens that the pool has to hold at worst, with one more lease where it is given.
         O(1), in the peak form O(leases of the pool)."""
         return self.load_above(pool, one_more, -1)
 
-    cdef int64_t load_above(self, int32_t pool, const Run* one_more, int64_t enough) noexcept:
+    cdef int64_t load_above(self, int32_t pool, const GrowingLease* new, int64_t enough) noexcept:
         """The same, but for what is no more than `enough`: there the sum of the reservations will
         do, which is O(1) and no peak is above."""
         cdef const Pool* p = &self.pools[pool]
-        cdef int64_t beside = p.loras.tokens + beyond(p)
+        cdef int64_t beside = p.loras.tokens + unaccounted_tokens(p)
         cdef int64_t load = p.promised_blocks * p.block_size
-        if one_more != NULL:
-            load += one_more.whole
+        if new != NULL:
+            load += new.whole
         if self.by_peak and load + beside > enough:
             load = min(
-                load, runs_peak(&self.pools[pool].runs, self.requests, one_more, p.block_size)
+                load, growing_peak(&self.pools[pool].growing, self.requests, new, p.block_size)
             )
         return load + beside
 
@@ -318,12 +320,14 @@ cdef class Ledger:
         cdef const Pool* p = &self.pools[pool]
         return (p.capacity_blocks - min(<int64_t>0, p.headroom_blocks)) * p.block_size
 
-    cdef Run figures(self, int32_t pool, const Request* r, int64_t blocks, int64_t output) noexcept:
+    cdef GrowingLease figures(
+        self, int32_t pool, const Request* r, int64_t blocks, int64_t output
+    ) noexcept:
         """What a lease adds to the load, with so many blocks reserved and so much output of each
         sequence to come in all."""
         cdef const Pool* p = &self.pools[pool]
         cdef int64_t whole = blocks * p.block_size, held, each
-        cdef Run run
+        cdef GrowingLease run
         memset(&run, 0, sizeof(run))
         run.whole = whole
         run.id = NONE
@@ -332,7 +336,7 @@ cdef class Ledger:
         each = (r.lease.output_tokens + r.sequences - 1) // r.sequences
         held = min(<int64_t>r.prompt_tokens * r.n + r.lease.output_tokens, whole)
         run.width = r.sequences
-        run.left = min(max(<int64_t>0, output - each), (whole - held) // run.width)
+        run.tokens_left = min(max(<int64_t>0, output - each), (whole - held) // run.width)
         set_growth(&run, (held + run.width - 1) // run.width, p.block_size)
         return run
 
@@ -343,7 +347,7 @@ cdef class Ledger:
         where it can. O(1), in the peak form O(leases of the pool)."""
         cdef const Pool* p = &self.pools[pool]
         cdef int64_t load, more, room, allowance = self.allowance(pool)
-        cdef Run run
+        cdef GrowingLease run
         if p.attached == 0:
             return WAIT_DETACHED
         if not self.serves(pool):
@@ -355,8 +359,8 @@ cdef class Ledger:
         if r.adapter != NONE and not lora_is_active(&p.loras, r.adapter):
             if is_above(p.limits.max_loras, p.loras.active + 1):
                 return WAIT_ADAPTERS
-        if p.round.tokens and r.reports_progress and is_above(
-            p.round.max_tokens, p.round.tokens + r.prompt_tokens
+        if p.prefill_budget.tokens and r.reports_progress and is_above(
+            p.prefill_budget.max_tokens, p.prefill_budget.tokens + r.prompt_tokens
         ):
             return WAIT_ROUND
         # Headroom is for growth; what is alone in the pool may use it all.
@@ -386,19 +390,19 @@ cdef class Ledger:
         lora_enter(&p.loras, self.adapters, r.adapter, p.limits.adapter_tokens)
         self.resize(i, blocks, 0)
         if r.reports_progress and not is_computed(r):
-            chain_push(&p.round.chain, self.requests.items, i)
-            p.round.tokens += r.prompt_tokens
-            r.lease.in_round = True
+            chain_push(&p.prefill_budget.chain, self.requests.items, i)
+            p.prefill_budget.tokens += r.prompt_tokens
+            r.lease.in_prefill_budget = True
         return self.place(i)
 
-    cdef void leave_round(self, int32_t i) noexcept:
+    cdef void leave_prefill_budget(self, int32_t i) noexcept:
         """The engine has computed the input of a lease, or never will. O(1)."""
         cdef Request* r = &self.requests.items[i]
         cdef Pool* p = &self.pools[r.pool]
-        if r.lease.in_round:
-            r.lease.in_round = False
-            chain_remove(&p.round.chain, self.requests.items, i)
-            p.round.tokens -= r.prompt_tokens
+        if r.lease.in_prefill_budget:
+            r.lease.in_prefill_budget = False
+            chain_remove(&p.prefill_budget.chain, self.requests.items, i)
+            p.prefill_budget.tokens -= r.prompt_tokens
 
     cdef void note_prefill(self, int32_t i, int64_t now_ns) noexcept:
         """The first tokens of a lease were reported. O(1)."""
@@ -406,24 +410,24 @@ cdef class Ledger:
         cdef int64_t elapsed_ns = now_ns - granted_at_ns(r)
         if elapsed_ns < PREFILL_MAX_NS:  # else nobody knows since when it was there
             self.pools[r.pool].last_prefill_ns = elapsed_ns
-        self.leave_round(i)
+        self.leave_prefill_budget(i)
 
-    cdef void end_round(self, int32_t pool, int64_t now_ns) noexcept:
+    cdef void expire_prefill_budget(self, int32_t pool, int64_t now_ns) noexcept:
         """Take those out of the round that were granted long ago. O(those)."""
         cdef Pool* p = &self.pools[pool]
-        while p.round.chain.count and self.round_ends_ns(pool) <= now_ns:
-            self.leave_round(p.round.chain.head)
+        while p.prefill_budget.chain.count and self.prefill_budget_ends_ns(pool) <= now_ns:
+            self.leave_prefill_budget(p.prefill_budget.chain.head)
 
-    cdef int64_t round_ends_ns(self, int32_t pool) noexcept:
+    cdef int64_t prefill_budget_ends_ns(self, int32_t pool) noexcept:
         """When the first of a round leaves it, whatever is reported. O(1)."""
         return granted_at_ns(
-            &self.requests.items[self.pools[pool].round.chain.head]
+            &self.requests.items[self.pools[pool].prefill_budget.chain.head]
         ) + PREFILL_MAX_NS
 
     cdef int64_t round_tokens(self, int32_t pool, int64_t now_ns) noexcept:
         """The round as it is now; nothing changes. O(those that would leave it)."""
-        cdef int64_t tokens = self.pools[pool].round.tokens
-        cdef int32_t i = self.pools[pool].round.chain.head
+        cdef int64_t tokens = self.pools[pool].prefill_budget.tokens
+        cdef int32_t i = self.pools[pool].prefill_budget.chain.head
         while i != NONE and granted_at_ns(&self.requests.items[i]) + PREFILL_MAX_NS <= now_ns:
             tokens -= self.requests.items[i].prompt_tokens
             i = self.requests.items[i].next
@@ -433,25 +437,25 @@ cdef class Ledger:
         """Count a lease in the load as it is now: it was reported, grew or changed its state.
         O(1)."""
         cdef Request* r = &self.requests.items[i]
-        cdef Runs* runs = &self.pools[r.pool].runs
-        cdef Run run
+        cdef GrowingLeases* runs = &self.pools[r.pool].growing
+        cdef GrowingLease run
         run = self.figures(r.pool, r, r.lease.reserved_blocks, r.lease.predicted_output)
         if run.width == 0:
             self.unplace(i)
             r.lease.fixed_tokens = run.whole
             runs.fixed_tokens += run.whole
             return 0
-        if r.lease.run == NONE:
+        if r.lease.growing_at == NONE:
             self.unplace(i)
-            runs_add(runs, self.requests, i)
-        runs_put(runs, r.lease.run, &run)
+            growing_add(runs, self.requests, i)
+        growing_put(runs, r.lease.growing_at, &run)
         return 0
 
     cdef void unplace(self, int32_t i) noexcept:
         cdef Request* r = &self.requests.items[i]
-        cdef Runs* runs = &self.pools[r.pool].runs
-        if r.lease.run != NONE:
-            runs_remove(runs, self.requests, i)
+        cdef GrowingLeases* runs = &self.pools[r.pool].growing
+        if r.lease.growing_at != NONE:
+            growing_remove(runs, self.requests, i)
         runs.fixed_tokens -= r.lease.fixed_tokens
         r.lease.fixed_tokens = 0
 
@@ -479,7 +483,7 @@ cdef class Ledger:
         cdef Request* r = &self.requests.items[i]
         cdef Pool* p = &self.pools[r.pool]
         self.unplace(i)
-        self.leave_round(i)
+        self.leave_prefill_budget(i)
         lora_leave(&p.loras, self.adapters, r.adapter, p.limits.adapter_tokens)
         self.resize(i, 0, 0)
         if r.lease.pool_prev == NONE:

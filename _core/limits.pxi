@@ -3,7 +3,7 @@
 ctypedef struct QuotaLimits:
     int64_t rates[RATES]
     int64_t concurrency
-    int64_t share, lends, borrows  # see shares.pxi
+    int64_t share, lends, borrows  # see guarantees.pxi
 
 
 cdef QuotaLimits checked_quota(
@@ -105,7 +105,7 @@ cdef int limit_flow(
     core.quotas.is_new = core.quotas.has_work = True
     while flow != NONE:
         f = &core.flows.items[flow]
-        come_back_whole(core.flows, flow)
+        unpark_whole(core.flows, flow)
         refused, f.refuses = f.refuses, refuse
         if refused and not refuse:
             give_back_all(core, flow)

@@ -113,8 +113,8 @@ cdef int32_t with_prefix(
 ) except -2:
     """The pool with the longest match for the next request of `pool`, if it is next there too and
     begins at once; the emptiest of these, else `pool`. `first` is the emptiest of all."""
-    cdef bint brought, has_adapter
-    cdef int32_t i = head_for(core, pool, &brought), q, best = NONE
+    cdef bint aged, has_adapter
+    cdef int32_t i = head_for(core, pool, &aged), q, best = NONE
     cdef int64_t most, share, least = 0, found, longest
     cdef Request* r
     if i == NONE or core.prefixes.of(i) == NULL:
@@ -134,7 +134,7 @@ cdef int32_t with_prefix(
         found = matched_tokens(core, q, i)
         if found < longest or (found == longest and (best == NONE or share >= least)):
             continue
-        if head_for(core, q, &brought) == i and begins_at_once(core, q, r):
+        if head_for(core, q, &aged) == i and begins_at_once(core, q, r):
             best, longest, least = q, found, share
     return pool if best == NONE else best
 
@@ -192,16 +192,20 @@ cdef int check_prefixes(Scheduler core) except -1:
     for i in range(core.requests.used):
         if core.prefixes.of(i) != NULL:
             queued += core.prefixes.of(i).count
-            require(core, core.requests.items[i].state == QUEUED, "hashes of what is queued alone")
-    require(core, queued == core.prefixes.queued, "hashes of queued requests")
+            check_invariant(
+                core, core.requests.items[i].state == QUEUED, "hashes of what is queued alone"
+            )
+    check_invariant(core, queued == core.prefixes.queued, "hashes of queued requests")
     for index in core.prefixes.pools:
         k, count, tokens = index.oldest, 0, 0
         while k != NONE:
-            require(core, index.places.get(index.blocks[k].key, 0) == k, "a key finds its block")
+            check_invariant(
+                core, index.places.get(index.blocks[k].key, 0) == k, "a key finds its block"
+            )
             count += 1
             tokens += index.blocks[k].tokens
             k = index.blocks[k].newer
-        require(
+        check_invariant(
             core, count == <int32_t>index.places.count and tokens == index.tokens
             and count <= core.prefix_max,
             "blocks of a prefix index",

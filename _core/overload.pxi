@@ -8,7 +8,7 @@
 
 cdef inline int64_t fill_ppm(const Pool* p) noexcept:
     """Promised, owed since a restart, and held by others, of the capacity; also more than it."""
-    cdef int64_t held = p.promised_blocks * p.block_size + beyond(p)
+    cdef int64_t held = p.promised_blocks * p.block_size + unaccounted_tokens(p)
     return <int64_t>(<wide>held * 1_000_000 // (p.capacity_blocks * p.block_size))
 
 
@@ -21,7 +21,7 @@ cdef inline bint lacks_room(const Pool* p) noexcept:
 
 cdef inline int64_t stood_ns(Scheduler core, int32_t i, int64_t now_ns) noexcept:
     """How long a request has been in the line; -1: there is none."""
-    return NONE if i == NONE else now_ns - core.requests.items[i].front.lined_ns
+    return NONE if i == NONE else now_ns - core.requests.items[i].head_state.lined_ns
 
 
 cdef int load_level(
@@ -53,10 +53,10 @@ cdef int level_now(Scheduler core, const Pool* p, int64_t waits_ns, int64_t now_
 cdef int overload_now(Scheduler core, int32_t pool, int64_t now_ns) except -1:
     """The level of a pool at this time, the last event's or later. Changes nothing. O(classes)."""
     cdef Pool* p = &core.ledger.pools[pool]
-    cdef bint brought
+    cdef bint aged
     cdef int64_t waits_ns = NONE
     if lacks_room(p):
-        waits_ns = stood_ns(core, head_for(core, pool, &brought), now_ns)
+        waits_ns = stood_ns(core, head_for(core, pool, &aged), now_ns)
     return level_now(core, p, waits_ns, now_ns)
 
 

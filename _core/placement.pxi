@@ -27,8 +27,8 @@ cdef int32_t nearest(Scheduler core, int32_t pool, uint64_t blocked) except -2:
     """The pool to serve before the emptiest, else that: its next request may run anywhere, is next
     there too, and would begin there at once, where its adapter is active. At most so much fuller
     as `affinity_ppm` says; the emptiest of these. O(pools), in the peak form with their leases."""
-    cdef bint brought
-    cdef int32_t i = head_for(core, pool, &brought), q, best = NONE
+    cdef bint aged
+    cdef int32_t i = head_for(core, pool, &aged), q, best = NONE
     cdef int64_t most, share, least = 0
     cdef Request* r
     if i == NONE:
@@ -46,12 +46,12 @@ cdef int32_t nearest(Scheduler core, int32_t pool, uint64_t blocked) except -2:
         share = promised_ppm(core, q)
         if share > most or (best != NONE and share >= least):
             continue
-        if head_for(core, q, &brought) == i and begins_at_once(core, q, r):
+        if head_for(core, q, &aged) == i and begins_at_once(core, q, r):
             best, least = q, share
     return pool if best == NONE else best
 
 
 cdef bint begins_at_once(Scheduler core, int32_t pool, const Request* r) noexcept:
-    forget_foreign(core, &core.ledger.pools[pool])
-    core.ledger.end_round(pool, core.now_ns)
+    forget_engine_excess(core, &core.ledger.pools[pool])
+    core.ledger.expire_prefill_budget(pool, core.now_ns)
     return plan_for(core, pool, r).reason == WAIT_NONE

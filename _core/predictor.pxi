@@ -75,11 +75,11 @@ cdef class Predictor:
     cdef int32_t enough
     cdef int64_t judged, covered  # promises from evidence, and those that held
     cdef int64_t reserved_tokens, used_tokens
-    cdef Changes changed  # flows whose lengths or sums are new
+    cdef DirtyQueue changed  # flows whose lengths or sums are new
 
     def __cinit__(self, int64_t quantile_ppm, int64_t samples_min):
         cdef int64_t least = 1
-        self.changed = Changes()
+        self.changed = DirtyQueue()
         self.ppm = quantile_ppm
         # level * (mass + 1) <= mass, but at most half a window
         while least < WINDOW // 2 and quantile_ppm * (least + 1) > WHOLE_PPM * least:
@@ -210,7 +210,7 @@ cdef class Predictor:
         # Longer than all that was seen: a quarter more at a time.
         return max(q, produced + max(<int64_t>16, produced >> 2))
 
-    cdef int judge(self, int32_t flow, uint64_t adapter, int by, bint covered) except -1:
+    cdef int record_coverage(self, int32_t flow, uint64_t adapter, int by, bint covered) except -1:
         """Measure a promise, and steer the sketch that made it. Amortised O(1)."""
         cdef FlowLengths* f
         cdef Pair* pair
@@ -247,7 +247,9 @@ cdef class Predictor:
         s.level_ppm[LEDGER] = <int32_t>min(level, WHOLE_PPM)
         sketch_settle(s, LEDGER)
 
-    cdef int book(self, int32_t flow, int64_t reserved_tokens, int64_t used_tokens) except -1:
+    cdef int record_usage(
+        self, int32_t flow, int64_t reserved_tokens, int64_t used_tokens
+    ) except -1:
         """Add up what was reserved at the grant and what was used, of a sequence that ended."""
         cdef FlowLengths* f = self._flow(flow)
         self.changed.mark(flow)

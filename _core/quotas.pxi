@@ -43,7 +43,7 @@ ctypedef struct Bill:
     int32_t nodes[QUOTA_DEPTH]
     int32_t count
     int32_t next_free
-    int64_t share_tokens  # what a share has paid of it, see shares.pxi
+    int64_t share_tokens  # what a share has paid of it, see guarantees.pxi
     int32_t share_node, share_source, lender
 
 
@@ -94,26 +94,26 @@ cdef class Quotas:
     cdef list waiting  # of each node: a line of the flows that wait for it
     cdef Heap wakes  # nodes that somebody waits for, by the time when they will hold enough
     cdef Heap asking  # flows whose heads have no bill yet
-    cdef Heap stirred  # nodes whose waiters have to be looked at
+    cdef Heap ready  # nodes whose waiters have to be looked at
     cdef bint has_work, is_new  # there is something for run_quotas(); limits are new
-    cdef Changes changed  # nodes whose levels or bills are new
+    cdef DirtyQueue changed  # nodes whose levels or bills are new
     cdef int64_t now_ns
     cdef int64_t refused_until_ns  # when the last that was refused would have fitted
     cdef Requests requests
     cdef Classes classes
-    cdef Shares shares
+    cdef Guarantees guarantees
     cdef Fuse fuse
 
     def __cinit__(self, Requests requests, Classes classes, Fuse fuse):
         self.requests = requests
         self.classes = classes
-        self.shares = Shares(classes)
+        self.guarantees = Guarantees(classes)
         self.fuse = fuse
         self.waiting = []
         self.wakes = Heap()
-        self.asking, self.stirred = Heap(), Heap()
+        self.asking, self.ready = Heap(), Heap()
         self.bill_count = 1
-        self.changed = Changes()
+        self.changed = DirtyQueue()
 
     def __dealloc__(self):
         free(self.nodes)
@@ -203,7 +203,7 @@ cdef class Quotas:
                 n.level[RATE_REQUESTS] - requests * MICRO, n.rate[RATE_REQUESTS] * MICRO
             )
 
-    cdef void tell(self, int32_t node, int32_t end, int64_t now_ns, Told* told) noexcept:
+    cdef void deliver_verdict(self, int32_t node, int32_t end, int64_t now_ns, Told* told) noexcept:
         """Of each kind (the rates, then concurrency) the limit of a chain, up to `end`, of which
         the least is left, at this time or later. Changes nothing. O(levels)."""
         cdef Quota n
@@ -272,7 +272,7 @@ cdef class Quotas:
                 self.nodes[b.nodes[k]].open_input += more_input
                 self.nodes[b.nodes[k]].open_output += more_output
                 if more_input < 0 or more_output < 0:
-                    self.stir(b.nodes[k])
+                    self.mark_ready(b.nodes[k])
             b.input_tokens = input_tokens
             b.output_tokens = output_tokens
         return 0
@@ -293,7 +293,7 @@ cdef class Quotas:
             self.changed.mark(b.nodes[k])
             if self.nodes[b.nodes[k]].live < 0:
                 raise self.fuse.blow("quota: more bills closed than written")
-            self.stir(b.nodes[k])
+            self.mark_ready(b.nodes[k])
         b.next_free = self.first_free
         self.first_free = r.bill
         r.bill = 0
@@ -316,14 +316,16 @@ cdef class Quotas:
             n.owed_output -= output_tokens
             self.draw_request(b.nodes[k], -requests)
             self.draw(b.nodes[k], -input_tokens, -output_tokens)
-            self.stir(b.nodes[k])
+            self.mark_ready(b.nodes[k])
         return 0
 
-    cdef int stir(self, int32_t node) except -1:
+    cdef int mark_ready(self, int32_t node) except -1:
         """Have the node's waiters looked at before the next grant."""
-        if self.waiting[node] is not None or (node == self.shares.root and self.shares.held):
+        if self.waiting[node] is not None or (
+            node == self.guarantees.root and self.guarantees.throttled
+        ):
             self.has_work = True
-            self.stirred.put(node, node, 0)
+            self.ready.put(node, node, 0)
         return 0
 
     cdef Line queue_at(self, int32_t node):
@@ -341,7 +343,7 @@ cdef class Quotas:
         while self.wakes.count and self.wakes.nodes[0].key <= self.now_ns and work < work_max:
             node = self.wakes.nodes[0].id
             self.wakes.remove(node)
-            self.stir(node)
+            self.mark_ready(node)
             work += 1
         return <int>work
 
@@ -356,8 +358,8 @@ cdef class Quotas:
                 self.nodes[node].level[k] = self.nodes[node].rate[k] * MICRO
                 self.nodes[node].at_ns[k] = self.now_ns
             if self.waiting[node] is not None:
-                (<Line>self.waiting[node]).brought = False
-            self.stir(node)
+                (<Line>self.waiting[node]).aged = False
+            self.mark_ready(node)
         for i in range(self.requests.used):
             if self.requests.items[i].state != FREE and self.requests.items[i].bill:
                 b = &self.bills[self.requests.items[i].bill]

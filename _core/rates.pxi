@@ -24,15 +24,16 @@ ctypedef struct Rate:
 
 
 cdef enum:  # on what ground a request is foretold to miss its deadline
-    DOUBT_WAIT = 0  # at its arrival
-    DOUBT_PREFILL = 1  # when its turn has come
-    DOUBT_KINDS = 2
+    SHED_WAIT = 0  # at its arrival
+    SHED_PREFILL = 1  # when its turn has come
+    SHED_KINDS = 2
 
 
-# How far it is believed that requests miss their deadline where that is foretold, see refusal.pxi.
-ctypedef struct Doubts:
-    int32_t score[DOUBT_KINDS]  # up for each that did, far down for each that did not
-    int32_t since[DOUBT_KINDS]  # how many were sent away since one was let in all the same
+# How far it is believed that requests miss their deadline where that is forecast, see
+# deadline_shedding.pxi.
+ctypedef struct ShedAccuracy:
+    int32_t score[SHED_KINDS]  # up for each that did, far down for each that did not
+    int32_t since[SHED_KINDS]  # how many were sent away since one was let in all the same
     int64_t judged, missed  # of those that were let in, how many showed it, and how many did
 
 

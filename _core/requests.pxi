@@ -25,14 +25,14 @@ ctypedef struct Lease:
     int32_t ahead_output  # charged at the grant, of each sequence
     int32_t matched_tokens  # of its input, charged as cached until its end tells
     int32_t reserved_blocks, posted_blocks
-    int32_t run  # place among the leases that grow; -1: none
+    int32_t growing_at  # place among the leases that grow; -1: none
     int32_t pool_next, pool_prev
     int32_t first_us  # from its arrival to its first output; 0: none yet
     int32_t fresh_tokens  # of its input, that are still to be computed; 0: done
     int32_t prefill_us, prefill_line  # foretold at the grant, and for how much input
     int16_t engine_priority  # told with the grant
     uint8_t is_void  # the engine restarted: no reservation
-    uint8_t in_round  # its input has not been computed yet, as far as is known
+    uint8_t in_prefill_budget  # its input has not been computed yet, as far as is known
     uint8_t outcome  # once ENDED
 
 
@@ -40,8 +40,8 @@ cdef enum:
     WAITS_KINDS = 24
 
 
-# For what a request has waited, see waits.pxi.
-ctypedef struct Waited:
+# For what a request has waited, see wait_times.pxi.
+ctypedef struct WaitTimes:
     int64_t since_ns  # for what it waits for now
     int64_t changed_ns  # moment of the last change
     int64_t before_ns  # since when it had waited for what it did until that moment
@@ -52,10 +52,10 @@ ctypedef struct Waited:
 
 
 # What a request has once it has been the first of its queue.
-ctypedef struct Front:
+ctypedef struct HeadState:
     int64_t head_ns, lined_ns  # first in its queue; then in the line, its quotas given; -1: not yet
     int64_t bypassed_ns  # when one did for the first time
-    Waited* waited  # where that is recorded, else NULL
+    WaitTimes* wait_times  # where that is recorded, else NULL
     int32_t bypassed  # how often another went first while it was the head
 
 
@@ -66,7 +66,7 @@ ctypedef struct Request:
     uint64_t payload  # hash of what was asked
     uint64_t tag  # the session's name for it
     Lease* lease  # NO_LEASE while it is queued
-    Front* front  # NO_FRONT until it is the first of its queue
+    HeadState* head_state  # NO_HEAD_STATE until it is the first of its queue
     int64_t arrival_ns
     int64_t deadline_ns  # for its first token; 0: none was told
     int64_t due_ns  # queue TTL, lease TTL, grace or answer TTL, by state
@@ -86,26 +86,26 @@ ctypedef struct Request:
     int32_t bill  # what it took from its quotas; 0: nothing
     int32_t quota_output  # of all sequences, as it asked its quotas for; 0: it has not asked
     int32_t work  # tokens that it will be charged, as far as could be foretold
-    int32_t foretold_wait_us, foretold_first_us  # at its arrival; -1: not
+    int32_t forecast_wait_us, forecast_first_us  # at its arrival; -1: not
     int16_t sequences  # prompts times n
     int16_t n  # completions of each prompt
     int8_t target  # pool it has to run in, -1: any
     int8_t pool  # pool of its lease
     uint8_t state
     uint8_t has_deadline  # it says how long it will wait
-    uint8_t waits_for  # WAITS_*, where that is recorded, see waits.pxi; 0: it is not
+    uint8_t waits_for  # WAITS_*, where that is recorded, see wait_times.pxi; 0: it is not
     uint8_t reports_progress
     uint8_t evidence  # what its promise was made from; 0: nothing, or it has been judged
-    uint8_t doubt  # 1 + DOUBT_*, let in for a probe; or UNSURE + DOUBT_*; 0: none
+    uint8_t shed_watch  # 1 + DOUBT_*, let in for a probe; or UNSURE + DOUBT_*; 0: none
 
 
 # What those have that have none of their own. Nobody writes to them.
 cdef Lease NO_LEASE
-cdef Front NO_FRONT
+cdef HeadState NO_HEAD_STATE
 memset(&NO_LEASE, 0, sizeof(Lease))
-NO_LEASE.input_tokens = NO_LEASE.run = NO_LEASE.pool_next = NO_LEASE.pool_prev = NONE
-memset(&NO_FRONT, 0, sizeof(Front))
-NO_FRONT.head_ns = NO_FRONT.lined_ns = NONE
+NO_LEASE.input_tokens = NO_LEASE.growing_at = NO_LEASE.pool_next = NO_LEASE.pool_prev = NONE
+memset(&NO_HEAD_STATE, 0, sizeof(HeadState))
+NO_HEAD_STATE.head_ns = NO_HEAD_STATE.lined_ns = NONE
 
 
 @cython.final
@@ -113,12 +113,13 @@ cdef class Requests:
     cdef Request* items
     cdef int32_t size, used, first_free
     cdef int32_t states[5]  # how many in each state
-    cdef Stock lease_stock, front_stock, waited_stock
+    cdef SlabAllocator lease_slab, head_state_slab, wait_times_slab
 
     def __cinit__(self):
         self.first_free = NONE
-        self.lease_stock, self.front_stock = Stock(sizeof(Lease)), Stock(sizeof(Front))
-        self.waited_stock = Stock(sizeof(Waited))
+        self.lease_slab = SlabAllocator(sizeof(Lease))
+        self.head_state_slab = SlabAllocator(sizeof(HeadState))
+        self.wait_times_slab = SlabAllocator(sizeof(WaitTimes))
 
     def __dealloc__(self):
         free(self.items)
@@ -150,34 +151,34 @@ cdef class Requests:
         r.generation = generation + 1 if generation < 0x7FFFFFFF else 1
         r.next = r.prev = r.owner_next = r.owner_prev = NONE
         r.pool = r.adapter = NONE
-        r.lease, r.front = &NO_LEASE, &NO_FRONT
+        r.lease, r.head_state = &NO_LEASE, &NO_HEAD_STATE
         self.states[FREE] += 1
         return i
 
     cdef Lease* open_lease(self, int32_t i) except NULL:
         """Give a request what a lease has. O(1)."""
-        cdef Lease* lease = <Lease*>self.lease_stock.take()
-        lease.input_tokens = lease.run = lease.pool_next = lease.pool_prev = NONE
+        cdef Lease* lease = <Lease*>self.lease_slab.alloc()
+        lease.input_tokens = lease.growing_at = lease.pool_next = lease.pool_prev = NONE
         self.items[i].lease = lease
         return lease
 
-    cdef Front* front_of(self, int32_t i) except NULL:
+    cdef HeadState* head_state_of(self, int32_t i) except NULL:
         """What a request has as the first of its queue. O(1)."""
-        cdef Front* front = self.items[i].front
-        if front == &NO_FRONT:
-            front = self.items[i].front = <Front*>self.front_stock.take()
-            front.head_ns = front.lined_ns = NONE
-        return front
+        cdef HeadState* head_state = self.items[i].head_state
+        if head_state == &NO_HEAD_STATE:
+            head_state = self.items[i].head_state = <HeadState*>self.head_state_slab.alloc()
+            head_state.head_ns = head_state.lined_ns = NONE
+        return head_state
 
     cdef void release(self, int32_t i) noexcept:
         """Let a record go. Until the next is given out, all but its lease_id can be read. O(1)."""
         cdef Request* r = &self.items[i]
         if r.lease != &NO_LEASE:
-            self.lease_stock.give(r.lease)
-        if r.front != &NO_FRONT:
-            if r.front.waited != NULL:
-                self.waited_stock.give(r.front.waited)
-            self.front_stock.give(r.front)
+            self.lease_slab.free(r.lease)
+        if r.head_state != &NO_HEAD_STATE:
+            if r.head_state.wait_times != NULL:
+                self.wait_times_slab.free(r.head_state.wait_times)
+            self.head_state_slab.free(r.head_state)
         self.states[r.state] -= 1
         r.state = FREE
         r.next = self.first_free

@@ -40,7 +40,7 @@ cdef int restore_rows(Scheduler core, list rows) except -1:
                 found += restore_row(core, key, value, age_ns, applies, stood)
             except CallerError as e:
                 raise CallerError(e.code, "rows", f"{key!r}: {e.field}: {e.description}") from None
-    core.flows.returning_until_ns = core.now_ns + core.lease_ttl_ns
+    core.flows.resuming_until_ns = core.now_ns + core.lease_ttl_ns
     core.resume_until_ns = core.now_ns + core.lease_ttl_ns + core.lease_grace_ns
     take_places(core, stood)
     core.predictor.samples = max(core.predictor.samples, latest_sample(core))
@@ -109,26 +109,26 @@ cdef int restore_flow(
 
 cdef int put_back(Flows flows, int32_t flow) except -1:
     """Let a flow be active that was it before the restart, until its time is over. O(log n)."""
-    flows.items[flow].returns = True
-    flows.returning += 1
+    flows.items[flow].resumed = True
+    flows.resuming += 1
     flows.recent_count += 1
     flows.recent_weight += flows.items[flow].weight_milli
     flows.linger(flow)
     return flows.active(flow).put(flow, flows.items[flow].vtc, flow)
 
 
-cdef void end_returns(Flows flows, int32_t count) noexcept:
+cdef void end_resumed(Flows flows, int32_t count) noexcept:
     """Look at so many flows more: those that have not come back go idle. O(log n) each."""
-    cdef int32_t last = min(flows.count, flows.return_at + count), flow
+    cdef int32_t last = min(flows.count, flows.resume_at + count), flow
     cdef Flow* f
-    while flows.return_at < last and flows.returning:
-        flow = flows.return_at
-        flows.return_at += 1
+    while flows.resume_at < last and flows.resuming:
+        flow = flows.resume_at
+        flows.resume_at += 1
         f = &flows.items[flow]
-        if not f.returns:
+        if not f.resumed:
             continue
-        f.returns = False
-        flows.returning -= 1
+        f.resumed = False
+        flows.resuming -= 1
         if flows.active(flow).has(flow) and f.queued == 0 and (f.live == 0 or flows.lifts_queued):
             flows.active(flow).remove(flow)
             flows.last_active[f.cls] = flow

@@ -99,8 +99,9 @@ cdef bytes flow_value(Scheduler core, int32_t flow, int64_t now_ns):
     cdef int32_t node = f.quota
     if core.flows.active(flow).has(flow):
         stands = STANDS_ACTIVE
-    elif f.held and f.waits_at == NONE:  # it comes back as if it had been idle
-        vtc = key = key - f.held_lift + core.quotas.nodes[core.quotas.shares.root].lift[f.cls]
+    elif f.throttled and f.waits_at == NONE:  # it comes back as if it had been idle
+        key += core.quotas.nodes[core.quotas.guarantees.root].lift[f.cls] - f.throttled_lift
+        vtc = key
     elif f.waits_at != NONE:
         key -= f.wait_lift
         vtc = key + core.quotas.nodes[f.waits_at].lift[f.cls]

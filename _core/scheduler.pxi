@@ -14,9 +14,9 @@ cdef class Scheduler:
     cdef int64_t headroom_min_ppm, headroom_max_ppm
     cdef int64_t bypass_max, bypass_ns, saturation_band_ppm, delay_factor_milli, affinity_ppm
     cdef int64_t prefix_ppm, prefix_max, quantum_tokens
-    cdef bint backfills, by_prefix, refuses_early, staggers
-    cdef Doubts doubts  # of all flows together
-    cdef int32_t doubted_less_ppm[DOUBT_KINDS]  # of what is expected, that does not count
+    cdef bint backfills, by_prefix, refuses_early, paces_grants
+    cdef ShedAccuracy shed_accuracy  # of all flows together
+    cdef int32_t shed_discount_ppm[SHED_KINDS]  # of what is expected, that does not count
     cdef str policy
     cdef int ahead  # AHEAD_*
     cdef readonly uint64_t incarnation
@@ -32,7 +32,7 @@ cdef class Scheduler:
     cdef Table ids, leases, tags, names
     cdef Adapters adapters
     cdef Prefixes prefixes
-    cdef Refused refused
+    cdef RejectionLog rejection_log
     cdef dict flow_names, keys, pool_names
     cdef dict quota_names, pool_models  # nodes of groups and models by name, and of pools' models
     cdef dict pool_limits  # by the names of pools; b"": of all others
@@ -54,14 +54,14 @@ cdef class Scheduler:
     cdef bint draining, has_more
     cdef dict settings  # as they are now
     cdef bint unknown_refused  # but for the audit, unknown tenants would be refused
-    cdef Heap auditing  # flows with something queued that is granted whatever it costs
-    cdef dict audited  # flow: what its requests would have met
+    cdef Heap dry_running  # flows with something queued that is granted whatever it costs
+    cdef dict dry_run_counts  # flow: what its requests would have met
     cdef Fuse fuse
     cdef list quota_keys  # of each node, as it is saved
     cdef dict saved_pools  # rows of pools that nobody has registered yet
     cdef int64_t resume_until_ns  # so long leases of before a restart are awaited; 0: none are
     cdef bint save_rest  # what is saved behind all that has changed
-    cdef int32_t sweep_next  # queue that a drain looks at next, see handles.pxi; -1: none
+    cdef int32_t sweep_next  # queue that a drain looks at next, see operator_actions.pxi; -1: none
 
     def __cinit__(
         self, *, bytes hash_key=b"\0" * 16, str policy="vtc", str lift="active", str ledger="peak",
@@ -98,7 +98,7 @@ cdef class Scheduler:
         set_grain(self)
         self.adapters = Adapters(<int32_t>limits["adapters_max"])
         self.prefixes = Prefixes(self.k0, self.k1)
-        self.refused = Refused()
+        self.rejection_log = RejectionLog()
         self.ledger = Ledger(
             ledger == "peak", limits["headroom_ppm"], self.requests, self.flows, self.adapters,
             self.fuse,
@@ -114,8 +114,8 @@ cdef class Scheduler:
         self.incarnation = incarnation
         self.answers.head = self.answers.tail = NONE
         self.unknown_flow = self.sweep_next = NONE
-        self.auditing = Heap()
-        self.audited = {}
+        self.dry_running = Heap()
+        self.dry_run_counts = {}
         self.quota_keys, self.saved_pools = [], {}
 
     def __dealloc__(self):
@@ -210,10 +210,10 @@ cdef class Scheduler:
         enter(self, now_ns)
         put_name(self, name, NONE)
 
-    def set_flow_mode(self, int64_t now_ns, int32_t flow, bint audit):
+    def set_flow_mode(self, int64_t now_ns, int32_t flow, bint dry_run):
         enter(self, now_ns)
         known_tenant(self, flow)
-        set_audit(self, flow, audit)
+        set_dry_run(self, flow, dry_run)
 
     def set_options(self, int64_t now_ns, *, policy=None, flow_order=None, **limits):
         enter(self, now_ns)

@@ -23,9 +23,9 @@ cdef class Session:
     cdef int uses_told  # of hashes of prompts
     cdef bint greeted, closed, welcome_due, is_ready, is_listed
     cdef uint64_t seq
-    cdef Verdict* box
+    cdef Verdict* outbox
     cdef Notice* notices
-    cdef int32_t box_count, box_taken, box_max, notice_count, notice_taken, notices_max
+    cdef int32_t outbox_count, outbox_taken, outbox_max, notice_count, notice_taken, notices_max
     cdef list faults
     cdef dict pools  # what it offers, and at which epoch
     cdef readonly bytes client_id
@@ -36,7 +36,7 @@ cdef class Session:
         self.pools = {}
 
     def __dealloc__(self):
-        free(self.box)
+        free(self.outbox)
         free(self.notices)
 
     # What the scheduler calls.
@@ -64,14 +64,14 @@ cdef class Session:
         self.open_count -= 1
         return 0
 
-    cdef int post(self, Verdict* v) except -1:
+    cdef int push(self, Verdict* v) except -1:
         cdef int32_t size
-        if self.box_count == self.box_max:
-            size = max(64, self.box_max * 2)
-            self.box = <Verdict*>grow(self.box, self.box_max, size, sizeof(Verdict))
-            self.box_max = size
-        self.box[self.box_count] = v[0]
-        self.box_count += 1
+        if self.outbox_count == self.outbox_max:
+            size = max(64, self.outbox_max * 2)
+            self.outbox = <Verdict*>grow(self.outbox, self.outbox_max, size, sizeof(Verdict))
+            self.outbox_max = size
+        self.outbox[self.outbox_count] = v[0]
+        self.outbox_count += 1
         return self.wake()
 
     cdef int notice(self, int64_t lease_id, int state) except -1:
@@ -124,7 +124,7 @@ cdef class Session:
 
     cdef int64_t _untaken(self) noexcept:
         return (
-            self.box_count - self.box_taken + self.notice_count - self.notice_taken
+            self.outbox_count - self.outbox_taken + self.notice_count - self.notice_taken
             + len(self.faults)
         )
 
@@ -292,13 +292,13 @@ cdef class Session:
                 tag,
             )
             v.tag = tag
-            return self.post(&v)
+            return self.push(&v)
         i = self.core.requests.lookup(handle)
         if self.core.requests.items[i].state != QUEUED:
             fill_grant(self.core, &v, i)
             v.tag = tag
             v.handle = 0  # a repeated telling: `close()` must not take the lease for unseen
-            return self.post(&v)
+            return self.push(&v)
         return 0
 
     cdef int _progress(self, Cursor c) except -1:
@@ -352,8 +352,8 @@ cdef class Session:
     def take(self, int64_t now_ns):
         cdef Writer w = self.core.writer
         cdef size_t before
-        cdef int32_t first = self.box_taken
-        cdef int32_t last = min(self.box_count, first + ANSWERS_PER_MESSAGE)
+        cdef int32_t first = self.outbox_taken
+        cdef int32_t last = min(self.outbox_count, first + ANSWERS_PER_MESSAGE)
         cdef int32_t first_notice = self.notice_taken
         cdef int32_t last_notice = min(self.notice_count, first_notice + ANSWERS_PER_MESSAGE)
         cdef int32_t i
@@ -383,14 +383,14 @@ cdef class Session:
             w.fixed64(1, <uint64_t>self.notices[i].lease_id)
             w.close(3, before)
         for i in range(last - 1, first - 1, -1):
-            self._write_verdict(w, &self.box[i])
+            self._write_verdict(w, &self.outbox[i])
         w.varint(1, <int64_t>self.seq)
         del self.faults[:ANSWERS_PER_MESSAGE]
         self.welcome_due = False
-        self.box_taken = last
+        self.outbox_taken = last
         self.notice_taken = last_notice
-        if last == self.box_count:
-            self.box_count = self.box_taken = 0
+        if last == self.outbox_count:
+            self.outbox_count = self.outbox_taken = 0
         if last_notice == self.notice_count:
             self.notice_count = self.notice_taken = 0
         self.is_ready = self._untaken() > 0
@@ -416,9 +416,9 @@ cdef class Session:
         enter(self.core, now_ns)
         self.closed = True
         # Leases whose grant was never taken: nobody runs them.
-        for k in range(self.box_taken, self.box_count):
-            if self.box[k].outcome == OUT_GRANTED:
-                i = self.core.requests.lookup(self.box[k].handle)
+        for k in range(self.outbox_taken, self.outbox_count):
+            if self.outbox[k].outcome == OUT_GRANTED:
+                i = self.core.requests.lookup(self.outbox[k].handle)
                 if i != NONE and self.core.requests.items[i].owner == self.owner:
                     cancel_request(self.core, i)
         i = self.first

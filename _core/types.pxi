@@ -81,15 +81,15 @@ REFUSALS = (
     + list(range(OUT_EVICTED_TTL, OUT_EVICTED_DEADLINE + 1))
 )
 
-# Who was told to come back to a full queue, and has not yet; see returns.pxi.
-ctypedef struct Returns:
+# Who was told to come back to a full queue, and has not yet; see retry_slots.pxi.
+ctypedef struct RetrySlots:
     int64_t count
     int64_t first_ns, last_ns  # when the first and the last of them are due
 
 
 ctypedef struct Refusals:
     int64_t counts[REFUSAL_KINDS]
-    Returns returns
+    RetrySlots retry_slots
 
 
 # What those have that were refused nothing. Nobody writes to it.

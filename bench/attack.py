@@ -1,10 +1,10 @@
 """`python -m bench.attack`: what thousands of hostile connections cost a conforming tenant.
 
-A scheduler serves a Unix socket, as beside an engine, and others reach it through its front. A
+A scheduler serves a Unix socket, as beside an engine, and others reach it through its edge. A
 conforming tenant asks, is granted, and completes, a hundred times a second, while attackers
 (bench/attackers.py) hold their connections, and in turns do their worst and stand still: quiet and
 attacked slices are interleaved, so that a drift of the machine falls on both. Scheduler and tenant
-have one core, the front and the attackers, at the lowest priority, another: a front that is flooded
+have one core, the edge and the attackers, at the lowest priority, another: an edge that is flooded
 takes all it can get, and belongs where the scheduler is not. `--cores shared` leaves that to the
 system, which on two cores lets it take both.
 With `--door listener` they come by a listener of the scheduler itself, for comparison.
@@ -43,9 +43,9 @@ from bench import http2, machine, memory
 from bench.attackers import KINDS, MESSAGE_BYTES
 from bench.compare import Comparison, compare
 from bench.machine import generator_cores, pinned, server_cores
-from bench.peers import Peer, front, serving
-from schedsvc.config.doors import Front
+from bench.peers import Peer, edge, serving
 from schedsvc.config.models import Limits
+from schedsvc.config.network import Edge
 
 __all__ = ["RATIO_MAX", "Case", "main", "measure"]
 
@@ -80,14 +80,14 @@ Exit status 1: some attack more than doubled the conforming tenant's p99, or too
 class Case:
     """One attack: what is done, and whether its callers have a token.
 
-    `door`: where they come in: at the front, or at a port of the scheduler itself (listener).
+    `door`: where they come in: at the edge, or at a port of the scheduler itself (listener).
     `shim`: where the conforming tenant's shim is: on the Unix socket, or at that same door.
-    `apart`: whether front and attackers are kept off the scheduler's core.
+    `apart`: whether edge and attackers are kept off the scheduler's core.
     """
 
     kind: str
     known: bool
-    door: str = "front"
+    door: str = "edge"
     shim: str = "unix"
     apart: bool = True
 
@@ -115,7 +115,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     behind = {"unix": str(folder / "behind.sock"), "auth": "token"}
     return {
         "listeners": [unix, behind, {"tcp": "127.0.0.1:0", "auth": "token"}],
-        "front": {"tcp": "127.0.0.1:0"},
+        "edge": {"tcp": "127.0.0.1:0"},
         "auth": {"tokens": tokens},
         "limits": {"drain_ms": 0},
         # Who may take leases under names of its own can also fill the engine: that is a question of
@@ -215,15 +215,15 @@ def growth_mb_max(case: Case, process: str, limits: Limits | None = None) -> flo
     """Return by how much a process may grow, in MB: its bound (docs/faults.md), less its base."""
     most = limits or Limits()
     call_kb = CALL_KB + BUFFERED * http2.WINDOW / 1e3
-    front_max: int = Front.model_fields["calls_max"].default
+    edge_max: int = Edge.model_fields["calls_max"].default
     if case.door == "listener":
         kb = most.connections_max * CONNECTION_KB + most.streams_max * call_kb
-    elif process == "front":
+    elif process == "edge":
         # Of those that are let in both ends.
-        calls = front_max * (3 if case.known else 1)
+        calls = edge_max * (3 if case.known else 1)
         kb = most.connections_max * CONNECTION_KB + calls * call_kb
     else:
-        kb = front_max * call_kb if case.known else 0.0
+        kb = edge_max * call_kb if case.known else 0.0
     return _ORDINARY_MB + kb / 1e3
 
 
@@ -233,7 +233,7 @@ def measure(case: Case, connections: int, seconds: float) -> dict[str, Any]:
         folder = Path(name)
         own, others = (server_cores(), generator_cores()) if case.apart else ([], [])
         with serving(folder, _settings(folder), cores=own) as scheduler:
-            through = front(folder, others) if case.door == "front" else nullcontext(None)
+            through = edge(folder, others) if case.door == "edge" else nullcontext(None)
             with through as door, pinned(own):
                 return _measure(case, connections, seconds, folder, scheduler, door)
 
@@ -285,7 +285,7 @@ def _measure(
     alone = tenant.measure(max(_SLICE_S, seconds / 4))
     watched = {"scheduler": _Watched(scheduler.process)}
     if door is not None:
-        watched["front"] = _Watched(door.process)
+        watched["edge"] = _Watched(door.process)
     slices: dict[bool, list[Floats]] = {False: [], True: []}
     with _attackers(case, way_in, connections, folder) as attackers:
         for _ in range(max(1, round(seconds / 2 / _SLICE_S))):
@@ -351,10 +351,10 @@ def _p(taken_ms: Floats, percent: float) -> float:
 @click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="Only this attack.")
 @click.option(
     "--door",
-    type=click.Choice(["front", "listener"]),
-    default="front",
+    type=click.Choice(["edge", "listener"]),
+    default="edge",
     show_default=True,
-    help="Where attackers come in: at the front, or at a port of the scheduler itself.",
+    help="Where attackers come in: at the edge, or at a port of the scheduler itself.",
 )
 @click.option(
     "--shim",
@@ -368,7 +368,7 @@ def _p(taken_ms: Floats, percent: float) -> float:
     type=click.Choice(["apart", "shared"]),
     default="apart",
     show_default=True,
-    help="Whether front and attackers are kept off the scheduler's core.",
+    help="Whether edge and attackers are kept off the scheduler's core.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def main(

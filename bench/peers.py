@@ -13,7 +13,7 @@ from typing import Any
 from bench.machine import cpu_ns, pinned, server_cores
 from bench.messages import POOL_EPOCH, tenant
 
-__all__ = ["FLOWS", "Peer", "echo", "front", "scheduler", "serving"]
+__all__ = ["FLOWS", "Peer", "echo", "edge", "scheduler", "serving"]
 
 #: Tenants of the scheduler.
 FLOWS = 1_000
@@ -70,10 +70,10 @@ def serving(
 
 
 @contextmanager
-def front(folder: Path, cores: Sequence[int] = ()) -> Iterator[Peer]:
+def edge(folder: Path, cores: Sequence[int] = ()) -> Iterator[Peer]:
     """Run the front of the scheduler that `serving()` runs in this folder, on some cores or any."""
-    ready = folder / "front.ready"
-    command = ["-m", "schedsvc", "front", "--config", str(folder / "scheduler.yaml")]
+    ready = folder / "edge.ready"
+    command = ["-m", "schedsvc", "edge", "--config", str(folder / "scheduler.yaml")]
     with _running([*command, "--ready-file", str(ready)], ready, cores) as peer:
         yield peer
 

@@ -151,7 +151,7 @@ class Scheduler:
         prefix_blocks_max: int = 65_536,  # blocks that each pool is thought to have; 0: not asked
         quantum_tokens: int = 10_000,  # under "dlpm": service for which the order is by prefix
         delay_factor_milli: int = 0,  # of the last prefill, for which work is held; 0: not
-        stagger: int = 1,  # requests of one length begin one after the other
+        grant_pacing: int = 1,  # requests of one length begin one after the other
         saturation_band_ppm: int = 50_000,  # shares bind until the load is so far below saturation
         session_open_max: int = 16_384,
         sessions_max: int = 4_096,
@@ -257,7 +257,7 @@ class Scheduler:
         -1: as many as `adapter_tokens` of the pool says. Also of one that is active. O(pools *
         adapters).
         """
-    def set_flow_mode(self, now_ns: int, flow: int, audit: bool) -> None:
+    def set_flow_mode(self, now_ns: int, flow: int, dry_run: bool) -> None:
         """Enforce decisions on a flow, or audit it.
 
         Under audit each request is decided and counted (`audited_refusals`, `audited_waits` of its

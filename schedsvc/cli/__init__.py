@@ -16,7 +16,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 #: Command to where it is defined and what it does in one line.
 _COMMANDS = {
     "serve": ("schedsvc.cli.serve:serve", "Serve admission over gRPC."),
-    "front": ("schedsvc.cli.front:front", "Let callers who are not trusted reach a scheduler."),
+    "edge": ("schedsvc.cli.edge:edge", "Let callers who are not trusted reach a scheduler."),
     "check": ("schedsvc.cli.check:check", "Check a configuration file."),
     "stats": ("schedsvc.cli.stats:stats", "Show what a running scheduler does."),
     "why": ("schedsvc.cli.why:why", "Say why a request waits."),
@@ -39,6 +39,9 @@ _COMMANDS = {
     ),
     "demo": ("schedsvc.demo.cli:demo", "Show a noisy neighbour, without and with the scheduler."),
 }
+
+#: Former names of commands, which still work.
+_RENAMED = {"front": "edge"}
 
 _EPILOG = """\b
 Example:
@@ -78,6 +81,14 @@ class _Root(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order in which one needs them."""
         return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command; one that is asked for by its former name warns."""
+        if cmd_name in _RENAMED:
+            click.echo(
+                f"schedsvc {cmd_name} is deprecated; use schedsvc {_RENAMED[cmd_name]}", err=True
+            )
+        return super().get_command(ctx, _RENAMED.get(cmd_name, cmd_name))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands."""

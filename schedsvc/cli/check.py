@@ -86,7 +86,7 @@ def _summary(config: Config) -> list[tuple[str, str]]:
     metrics = "none" if config.metrics is None else f"http://{config.metrics.listen}/metrics"
     return [
         ("listeners", "\n".join(_listener(config, entry) for entry in config.listeners)),
-        ("front", _front(config)),
+        ("edge", _edge(config)),
         ("tokens", ", ".join(token.name for token in config.auth.tokens) or "none"),
         (
             "policy",
@@ -149,11 +149,11 @@ def _listener(config: Config, listener: Listener) -> str:
     return f"{listener.tcp} ({'TLS' if listener.tls is not None else 'no TLS'}, {proof})"
 
 
-def _front(config: Config) -> str:
-    if config.front is None or config.front_socket is None:
+def _edge(config: Config) -> str:
+    if config.edge is None or config.edge_socket is None:
         return "none"
-    tls = "TLS" if config.front.tls is not None else "no TLS"
-    return f"{config.front.tcp} ({tls}, tokens) to unix:{config.resolve(config.front_socket)}"
+    tls = "TLS" if config.edge.tls is not None else "no TLS"
+    return f"{config.edge.tcp} ({tls}, tokens) to unix:{config.resolve(config.edge_socket)}"
 
 
 def _tenants(config: Config) -> str:

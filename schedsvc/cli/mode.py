@@ -4,18 +4,18 @@ import json
 from typing import Any
 
 import click
-from schedsvc_client.operator import MODES, Operator
+from schedsvc_client.operator import MODES, MODES_RENAMED, Operator
 
 from schedsvc.cli.connect import Connection, connects
 
 _EPILOG = """\b
 Example:
-  schedsvc mode audit
+  schedsvc mode dry_run
   schedsvc mode enforce --tenant research
   schedsvc mode configured
   schedsvc mode
 
-audit decides and counts everything, and refuses and delays nothing. What is said here goes before
+dry_run decides and counts everything, and refuses and delays nothing. What is said here goes before
 the configuration's `mode`, also when that is reloaded, until `schedsvc mode configured` or the
 scheduler's restart. Without a mode it only shows what is in force.
 """
@@ -23,9 +23,19 @@ scheduler's restart. Without a mode it only shows what is in force.
 NAMES = {number: name for name, number in MODES.items()}
 
 
+class _ModeChoice(click.Choice[str]):
+    """A mode; its former name works too, with a warning."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return today's name of a mode."""
+        if value in MODES_RENAMED:
+            click.echo(f"mode {value!r} is deprecated; use {MODES_RENAMED[value]!r}", err=True)
+        return super().convert(MODES_RENAMED.get(value, value), param, ctx)
+
+
 @click.command(epilog=_EPILOG)
 @connects
-@click.argument("mode", required=False, type=click.Choice(list(MODES)))
+@click.argument("mode", required=False, type=_ModeChoice(list(MODES)))
 @click.option("--tenant", default="", help="Only this one of the configuration's tenants.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def mode(connection: Connection, mode: str | None, tenant: str, as_json: bool) -> None:

@@ -185,7 +185,7 @@ def _quotas(snapshot: Any) -> Iterator[Table]:
 
 
 def _mode(snapshot: Any) -> str:
-    """Return the mode where it is no usual one: an operator's word, or audit."""
+    """Return the mode where it is no usual one: an operator's word, or dry run."""
     modes = snapshot.mode
     # MODE_AUDIT
     is_said = modes.overlay or modes.tenants_overlaid or modes.configured == 2
@@ -196,7 +196,7 @@ def _flow_name(flow: Any) -> str:
     name = flow.tenant
     if flow.request_class not in ("", "default"):
         name += f", {flow.request_class}"
-    return f"{name} (audit)" if flow.audit else str(name)
+    return f"{name} (dry)" if flow.audit else str(name)
 
 
 def _quota_left(limits: Any, waits: bool) -> str:

@@ -14,14 +14,20 @@ from schedsvc.config.apply import (
     needs_restart,
     reconfigure,
 )
+from schedsvc.config.deprecated import RENAMED_KEYS, RENAMED_MODES, modernise
 from schedsvc.config.explain import explain
 from schedsvc.config.models import Config
 from schedsvc.config.modes import ModeOverlay
-from schedsvc.config.places import Place, Problem, YamlText, path_text, read_yaml
 from schedsvc.config.rules import UNKNOWN_TENANT, advice, broken_rules
 from schedsvc.config.tokens import token_digest
+from schedsvc.config.yaml_positions import (
+    Path as YamlPath,
+)
+from schedsvc.config.yaml_positions import Place, Problem, YamlText, path_text, read_yaml
 
 __all__ = [
+    "RENAMED_KEYS",
+    "RENAMED_MODES",
     "UNKNOWN_TENANT",
     "Config",
     "ConfigError",
@@ -103,6 +109,12 @@ def _check(source: YamlText, folder: Path, environ: Mapping[str, str]) -> Readin
     problems = list(source.problems)
     config = None
     data = {} if source.data is None else source.data
+    former = modernise(data)
+
+    def found(path: YamlPath, message: str, *, key: bool = False) -> Problem:
+        written = former.as_written(path)
+        return Problem(source.place(written, key=key), written, message)
+
     try:
         config = Config.model_validate(data)
         config._folder = folder
@@ -110,12 +122,13 @@ def _check(source: YamlText, folder: Path, environ: Mapping[str, str]) -> Readin
         for details in error.errors(include_url=False):
             message, about_key = explain(details, Config)
             path = tuple(details["loc"])
-            missing = details["type"] == "missing"
-            place = source.place(path[:-1] if missing else path, key=about_key)
-            problems.append(Problem(place, path[:-1] if missing else path, message))
-    for path, message in broken_rules(data, folder, environ):
-        problems.append(Problem(source.place(path), path, message))
-    found = {(problem.place, problem.message): problem for problem in problems}
-    ordered = sorted(found.values(), key=lambda problem: problem.place)
-    warnings = [Problem(source.place(path), path, message) for path, message in advice(data)]
+            if details["type"] == "missing":
+                path = path[:-1]
+            problems.append(found(path, message, key=about_key))
+    rules = [*former.problems, *broken_rules(data, folder, environ)]
+    problems += [found(path, message) for path, message in rules]
+    unique = {(problem.place, problem.message): problem for problem in problems}
+    ordered = sorted(unique.values(), key=lambda problem: problem.place)
+    warnings = [found(path, message, key=True) for path, message in former.warnings]
+    warnings += [found(path, message) for path, message in advice(data)]
     return Reading(None if ordered else config, ordered, warnings)

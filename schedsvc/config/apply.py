@@ -44,7 +44,7 @@ LIVE_OPTIONS = frozenset(
         "session_open_max",
         "sessions_max",
         "delay_factor_milli",
-        "stagger",
+        "grant_pacing",
         "adapter_affinity_ppm",
         "prefix_affinity_ppm",
         "prefix_blocks_max",
@@ -72,7 +72,7 @@ class Configurable(Protocol):
     def set_flow_class(self, flow: int, default_class: int, named: tuple[int, ...]) -> None:
         """Give a tenant its class, and those that its requests may name."""
 
-    def set_flow_mode(self, now_ns: int, flow: int, audit: bool) -> None:
+    def set_flow_mode(self, now_ns: int, flow: int, dry_run: bool) -> None:
         """Enforce decisions on a flow, or only count them."""
 
     def set_gone(self, now_ns: int, name: bytes) -> None:
@@ -199,9 +199,9 @@ def change_modes(core: Configurable, config: Config, before: Config, now_ns: int
     O(tenants + groups).
     """
     for tenant, old in zip(config.tenants, before.tenants, strict=True):
-        if config.audits(tenant) != before.audits(old):
+        if config.is_dry_run(tenant) != before.is_dry_run(old):
             flow = core.set_flow(tenant.name.encode(), tenant.weight_milli)
-            core.set_flow_mode(now_ns, flow, config.audits(tenant))
+            core.set_flow_mode(now_ns, flow, config.is_dry_run(tenant))
     if config.mode != before.mode:
         classes = _classes(core, config, before)
         _unknown(
@@ -254,8 +254,8 @@ def _apply(core: Configurable, config: Config, before: Config | None, now_ns: in
             _limit_flow(core, flow, tenant, groups, now_ns)
         if before is not None or tenant.names_classes:
             _class_flow(core, flow, tenant, classes)
-        if before is not None or config.audits(tenant):
-            core.set_flow_mode(now_ns, flow, config.audits(tenant))
+        if before is not None or config.is_dry_run(tenant):
+            core.set_flow_mode(now_ns, flow, config.is_dry_run(tenant))
         for key in tenant.api_keys_sha256:
             core.set_key(bytes.fromhex(key), flow)
     _unknown(core, config, before, now_ns, classes, groups)
@@ -334,8 +334,8 @@ def _unknown(
     classes: dict[str, int],
     groups: dict[str, int],
 ) -> None:
-    audits, refused = config.mode == "audit", config.unknown_tenants == "refuse"
-    if refused and not audits:
+    dry_run, refused = config.mode == "dry_run", config.unknown_tenants == "refuse"
+    if refused and not dry_run:
         if before is not None:
             core.set_unknown(-1)
             # Else whoever says that he is called "unknown" would be known.
@@ -347,8 +347,8 @@ def _unknown(
         _limit_flow(core, flow, terms, groups, now_ns)
     if before is not None or terms.names_classes:
         _class_flow(core, flow, terms, classes)
-    if before is not None or audits:
-        core.set_flow_mode(now_ns, flow, audits)
+    if before is not None or dry_run:
+        core.set_flow_mode(now_ns, flow, dry_run)
     core.set_unknown(flow, refused)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from schedsvc.config.places import Path
+from schedsvc.config.yaml_positions import Path
 
 __all__ = ["explain"]
 

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr
 
-from schedsvc.config.doors import (
+from schedsvc.config.network import (
     STRICT,
     Address,
     Auth,
     AuthKind,
+    Edge,
     FilePath,
-    Front,
     Listener,
     Name,
     Sha256,
@@ -27,7 +27,7 @@ __all__ = [
     "Class",
     "Config",
     "EachPool",
-    "Front",
+    "Edge",
     "Group",
     "Limits",
     "Listener",
@@ -104,7 +104,7 @@ Requests = Annotated[int, Field(ge=1, le=_QUOTA_MAX)]
 Tokens = Annotated[int, Field(ge=1, le=_QUOTA_MAX)]
 #: The least request has a token of input and one of output.
 AllTokens = Annotated[int, Field(ge=2, le=_QUOTA_MAX)]
-Mode = Literal["enforce", "audit"]
+Mode = Literal["enforce", "dry_run"]
 
 
 class Section(BaseModel):
@@ -201,7 +201,7 @@ class Scheduler(Section):
     prefix_blocks_max: Annotated[int, Field(ge=0, le=16_777_216)] = 65_536
     quantum_tokens: Annotated[int, Field(ge=1, le=_TOKENS_MAX)] = 10_000
     delay_factor_milli: Annotated[DelayMilli, Field(alias="delay_factor")] = 0
-    stagger: bool = True
+    grant_pacing: bool = True
     each_pool: EachPool = EachPool()
     saturation_band_ppm: Annotated[RatioPpm, Field(alias="saturation_band")] = 50_000
 
@@ -354,7 +354,7 @@ class Config(Section):
     """A whole configuration file."""
 
     listeners: Annotated[list[Listener], Field(min_length=1, max_length=64)]
-    front: Front | None = None
+    edge: Edge | None = None
     auth: Auth = Auth()
     scheduler: Scheduler = Scheduler()
     mode: Mode = "enforce"
@@ -381,9 +381,9 @@ class Config(Section):
         """Return a path of the file; a relative one starts in the file's own folder."""
         return self._folder / Path(path).expanduser()
 
-    def audits(self, tenant: Tenant) -> bool:
+    def is_dry_run(self, tenant: Tenant) -> bool:
         """Whether the requests of a tenant are decided and counted, but never refused."""
-        return (tenant.mode or self.mode) == "audit"
+        return (tenant.mode or self.mode) == "dry_run"
 
     def limits_of_pools(self) -> dict[str, dict[str, int]]:
         """Keyword arguments for the core, by pool; "" stands for all that are not named."""
@@ -403,8 +403,8 @@ class Config(Section):
         return "token" if self.auth.tokens else "none"
 
     @property
-    def front_socket(self) -> str | None:
-        """The Unix socket to which the front passes calls on: the first that asks for tokens."""
+    def edge_socket(self) -> str | None:
+        """The Unix socket to which the edge passes calls on: the first that asks for tokens."""
         for listener in self.listeners:
             if listener.unix is not None and self.auth_kind(listener) == "token":
                 return listener.unix
@@ -459,7 +459,7 @@ class Config(Section):
             "prefix_blocks_max": settings.prefix_blocks_max,
             "quantum_tokens": settings.quantum_tokens,
             "delay_factor_milli": settings.delay_factor_milli,
-            "stagger": int(settings.stagger),
+            "grant_pacing": int(settings.grant_pacing),
             "saturation_band_ppm": settings.saturation_band_ppm,
             "session_open_max": self.limits.session_open_max,
             "sessions_max": self.limits.sessions_max,

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Any, get_args
 
+from schedsvc.config.deprecated import RENAMED_MODES
 from schedsvc.config.models import Config, Mode
 
 __all__ = ["ModeOverlay"]
@@ -49,7 +50,12 @@ class ModeOverlay:
             return ModeOverlay()
         told = json.loads(saved)
         if isinstance(told, dict) and isinstance(told.get("tenants"), dict):
-            everyone, tenants = told.get("everyone"), told["tenants"]
+            # A state file of an earlier version has former names.
+            everyone: Any = told.get("everyone")
+            everyone = RENAMED_MODES.get(everyone, everyone)
+            tenants: dict[str, Any] = {
+                name: RENAMED_MODES.get(mode, mode) for name, mode in told["tenants"].items()
+            }
             if everyone in (None, *_MODES) and all(mode in _MODES for mode in tenants.values()):
                 return ModeOverlay(everyone, tenants)
         raise ValueError("what an operator said of modes cannot be read")

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from schedsvc.config.places import Path
-from schedsvc.config.plain import Finding, Once, items, mapping, name_bytes, one_of
+from schedsvc.config.rule_helpers import Finding, Once, items, mapping, name_bytes, one_of
+from schedsvc.config.yaml_positions import Path
 
 __all__ = ["pool_findings"]
 

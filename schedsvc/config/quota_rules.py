@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
-from schedsvc.config.places import Path
-from schedsvc.config.plain import Finding, Once, items, mapping, name_bytes, with_terms
+from schedsvc.config.rule_helpers import Finding, Once, items, mapping, name_bytes, with_terms
+from schedsvc.config.yaml_positions import Path
 
 __all__ = ["quota_findings"]
 

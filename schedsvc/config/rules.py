@@ -13,11 +13,11 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from schedsvc.config.class_rules import class_findings
-from schedsvc.config.places import Path
-from schedsvc.config.plain import Finding, Once, items, mapping, name_bytes, one_of
 from schedsvc.config.pool_rules import pool_findings
 from schedsvc.config.quota_rules import quota_findings
+from schedsvc.config.rule_helpers import Finding, Once, items, mapping, name_bytes, one_of
 from schedsvc.config.tokens import token_digest
+from schedsvc.config.yaml_positions import Path
 
 __all__ = ["RESERVED_TENANTS", "UNKNOWN_TENANT", "advice", "broken_rules"]
 
@@ -73,10 +73,10 @@ def advice(data: Any) -> Iterator[Finding]:
             )
         elif "tls" not in entry:
             yield ("listeners", i), f"{tcp} has no TLS: tokens travel in clear"
-    front = mapping(data.get("front"))
-    tcp = front.get("tcp")
-    if isinstance(tcp, str) and not tcp.startswith(_LOOPBACK) and "tls" not in front:
-        yield ("front",), f"{tcp} has no TLS: tokens travel in clear"
+    edge = mapping(data.get("edge"))
+    tcp = edge.get("tcp")
+    if isinstance(tcp, str) and not tcp.startswith(_LOOPBACK) and "tls" not in edge:
+        yield ("edge",), f"{tcp} has no TLS: tokens travel in clear"
     listen = mapping(data.get("metrics")).get("listen")
     if isinstance(listen, str) and ":" in listen and not listen.startswith(_LOOPBACK):
         what = "shows the tenants and their usage to anyone who can reach it"
@@ -85,7 +85,7 @@ def advice(data: Any) -> Iterator[Finding]:
         yield ("unknown_tenants",), "refuses every request, because no tenants are listed"
     if data.get("unknown_tenants") == "refuse" and data.get("unknown_tenants_limits"):
         where = ("unknown_tenants_limits",)
-        yield where, "binds only in audit, because unknown_tenants says refuse"
+        yield where, "binds only in dry_run, because unknown_tenants says refuse"
 
 
 def _listeners(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
@@ -116,9 +116,9 @@ def _listeners(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
         if entry.get("auth") == "certificate" and not tls.get("client_ca"):
             yield (*path, "auth"), "asks for client certificates; give tls.client_ca"
         yield from _tls(tls, (*path, "tls"), folder)
-    if isinstance(data.get("front"), dict):
-        yield from _front(data, folder)
-    for where in (("front", "tcp"), ("metrics", "listen")):
+    if isinstance(data.get("edge"), dict):
+        yield from _edge(data, folder)
+    for where in (("edge", "tcp"), ("metrics", "listen")):
         address = mapping(data.get(where[0])).get(where[1])
         if isinstance(address, str):
             yield from _port(address, where)
@@ -126,11 +126,11 @@ def _listeners(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
                 yield from addresses.see(address, where)
 
 
-def _front(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
-    """Yield what keeps a front from passing calls on."""
+def _edge(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
+    """Yield what keeps an edge from passing calls on."""
     tokens, tls = (
         mapping(data.get("auth")).get("tokens"),
-        mapping(mapping(data["front"]).get("tls")),
+        mapping(mapping(data["edge"]).get("tls")),
     )
     sockets = [
         entry
@@ -138,14 +138,14 @@ def _front(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
         if isinstance(entry.get("unix"), str) and _proof(entry, tokens) == "token"
     ]
     if not tokens:
-        yield ("front",), "lets in whom auth.tokens lists, and it lists none"
+        yield ("edge",), "lets in whom auth.tokens lists, and it lists none"
     elif not sockets:
         message = "passes calls on to a Unix socket that asks for tokens; add to listeners one with"
-        yield ("front",), f"{message} `unix: PATH` and `auth: token`"
+        yield ("edge",), f"{message} `unix: PATH` and `auth: token`"
     if "client_ca" in tls:
-        yield ("front", "tls", "client_ca"), "is for listeners: a front goes by tokens; remove it"
+        yield ("edge", "tls", "client_ca"), "is for listeners: an edge goes by tokens; remove it"
     else:
-        yield from _tls(tls, ("front", "tls"), folder)
+        yield from _tls(tls, ("edge", "tls"), folder)
 
 
 def _proof(entry: dict[str, Any], tokens: object) -> object:

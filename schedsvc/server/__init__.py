@@ -3,7 +3,7 @@
 from schedsvc.recording.writer import RecordingError
 from schedsvc.server.listeners import ListenError
 from schedsvc.server.serve import serve
-from schedsvc.server.wiring import Server
+from schedsvc.server.server import Server
 from schedsvc.state import StateError
 
 __all__ = ["ListenError", "RecordingError", "Server", "StateError", "serve"]

@@ -11,20 +11,20 @@ from schedsvc.config import Config, ModeOverlay
 from schedsvc.config.models import Mode
 from schedsvc.driver import Driver
 from schedsvc.service import SERVICE_NAME
-from schedsvc.service.calls import not_found, untimely
+from schedsvc.service.servicer_base import not_found, untimely
 
-__all__ = ["Handles"]
+__all__ = ["OperatorActions"]
 
 _log = structlog.get_logger("schedsvc.operator")
 
 _MODES: dict[int, Mode | None] = {
     mode_pb2.MODE_ENFORCE: "enforce",
-    mode_pb2.MODE_AUDIT: "audit",
+    mode_pb2.MODE_AUDIT: "dry_run",
     mode_pb2.MODE_CONFIGURED: None,
 }
 
 
-class Handles:
+class OperatorActions:
     """The actions behind OperatorService, and the configuration as an operator has changed it."""
 
     def __init__(

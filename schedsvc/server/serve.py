@@ -13,7 +13,7 @@ import uvloop
 from schedsvc.config import Config
 from schedsvc.server.logs import configure_logs
 from schedsvc.server.reload import Reloader
-from schedsvc.server.wiring import Server
+from schedsvc.server.server import Server
 
 __all__ = ["serve", "write_ready"]
 

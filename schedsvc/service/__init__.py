@@ -3,7 +3,7 @@
 from schedsvc.service.auth import Authenticator, Credentials, Unauthenticated
 from schedsvc.service.explain import EXPLAIN_SERVICE_NAME, ExplainService
 from schedsvc.service.operator import OPERATOR_SERVICE_NAME, Actions, OperatorService
-from schedsvc.service.rpcs import SERVICE_NAME, Service
+from schedsvc.service.scheduler_servicer import SERVICE_NAME, Service
 
 __all__ = [
     "EXPLAIN_SERVICE_NAME",

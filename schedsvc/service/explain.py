@@ -9,8 +9,8 @@ from schedsvc_client.v1 import explain_pb2 as pb
 from schedsvc._core import CallerError
 from schedsvc.driver import Broken, Driver
 from schedsvc.service.auth import Authenticator, Unauthenticated
-from schedsvc.service.calls import Calls, parse
-from schedsvc.service.story import sentences
+from schedsvc.service.explanation_text import sentences
+from schedsvc.service.servicer_base import ServicerBase, parse
 
 __all__ = ["EXPLAIN_SERVICE_NAME", "ExplainService"]
 
@@ -19,7 +19,7 @@ EXPLAIN_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ExplainService"].full_nam
 _ANYBODY = -1
 
 
-class ExplainService(Calls):
+class ExplainService(ServicerBase):
     """ExplainService on one listener."""
 
     def __init__(

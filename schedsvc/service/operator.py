@@ -12,8 +12,8 @@ from schedsvc_client.v1 import operator_pb2 as pb
 from schedsvc._core import LEASE_LIVE, LEASE_VOID, CallerError
 from schedsvc.driver import Broken, Driver
 from schedsvc.service.auth import Authenticator, Forbidden, Unauthenticated
-from schedsvc.service.calls import Calls, invalid, parse
-from schedsvc.service.snapshot import modes
+from schedsvc.service.servicer_base import ServicerBase, invalid, parse
+from schedsvc.service.stats_response import modes
 
 __all__ = ["OPERATOR_SERVICE_NAME", "Actions", "OperatorService"]
 
@@ -44,7 +44,7 @@ class Actions(Protocol):
         """Say a mode for all ("") or for one tenant. Raises CallerError."""
 
 
-class OperatorService(Calls):
+class OperatorService(ServicerBase):
     """OperatorService on one listener."""
 
     def __init__(

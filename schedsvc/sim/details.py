@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schedsvc._core import GRANTED
-from schedsvc.sim.front import outcome_name
 from schedsvc.sim.requests import NEVER
 from schedsvc.sim.scenario import Run
+from schedsvc.sim.scheduler_adapter import outcome_name
 
 _NS = 1e9
 _PERCENTILES = (50, 90, 99)

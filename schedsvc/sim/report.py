@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from schedsvc._core import GRANTED
-from schedsvc.sim.front import outcome_name
 from schedsvc.sim.metrics import Service, cumulative_gap, service_difference
 from schedsvc.sim.requests import NEVER
 from schedsvc.sim.scenario import Run
+from schedsvc.sim.scheduler_adapter import outcome_name
 
 _COLUMNS = (
     "arrival_s",

@@ -8,9 +8,9 @@ from random import Random
 from schedsvc._core import Scheduler
 from schedsvc.config import UNKNOWN_TENANT, Config, configure
 from schedsvc.sim.engine import Engine, EngineConfig, EngineGauges, Future, Profile
-from schedsvc.sim.front import CoreFront, DirectFront, Front
 from schedsvc.sim.requests import Outcomes, Requests
 from schedsvc.sim.runner import EngineRunner
+from schedsvc.sim.scheduler_adapter import CoreAdapter, DirectAdapter, SchedulerAdapter
 from schedsvc.sim.world import Occupancy, Settings, World
 
 POLICIES = {
@@ -138,13 +138,13 @@ def simulate(
         )
         for config in configs.values()
     ]
-    front: Front
+    adapter: SchedulerAdapter
     if policy == "engine":
-        front = DirectFront(runners)
+        adapter = DirectAdapter(runners)
     else:
         told = _foretold(jittered, seed, scenario.oracle_error_ppm) if policy == _ORACLE else None
-        front = _core_front(scenario, jittered, policy, configs, told)
-    world = World(jittered, front, runners, scenario.settings)
+        adapter = _core_adapter(scenario, jittered, policy, configs, told)
+    world = World(jittered, adapter, runners, scenario.settings)
     world.run(watch)
     return Run(
         policy=policy,
@@ -155,7 +155,7 @@ def simulate(
         capacity_tokens=sum(config.capacity_tokens for config in configs.values()),
         end_ns=world.now_ns,
         engines=world.gauges(),
-        expired=front.expired,
+        expired=adapter.expired,
         digest=world.digest(),
     )
 
@@ -201,13 +201,13 @@ def _foretold(requests: Requests, seed: int, error_ppm: int) -> "array[int]":
     )
 
 
-def _core_front(
+def _core_adapter(
     scenario: Scenario,
     requests: Requests,
     policy: str,
     configs: dict[str, EngineConfig],
     told: "array[int] | None",
-) -> CoreFront:
+) -> CoreAdapter:
     config = scenario.config or patient_config(requests.clients)
     core = Scheduler(**{**config.core_options(), "policy": policy})
     configure(core, config, 0)
@@ -226,4 +226,4 @@ def _core_front(
             )
     flows = [unknown if flow < 0 else flow for flow in known]
     caches = any(engine.prefix_cache != "off" for engine in configs.values())
-    return CoreFront(core, requests, flows, scenario.output_tokens_max, told, prefixes=caches)
+    return CoreAdapter(core, requests, flows, scenario.output_tokens_max, told, prefixes=caches)

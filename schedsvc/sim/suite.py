@@ -2,7 +2,7 @@
 
 Every row is the production core's, configured like the paper's server: memory tested by the peak of
 the joint future (`ledger: peak`), nobody passes the head that waits for memory (`dispatch:
-strict`), nobody is held so that not all end at once (`stagger: off`), no part of the memory is
+strict`), nobody is held so that not all end at once (`grant_pacing: off`), no part of the memory is
 spared, no round is limited, and new work is considered every ten decode steps.
 """
 
@@ -295,7 +295,7 @@ def _config(variant: Variant) -> Config:
                 "headroom_max": 0,
                 "ledger": "peak",
                 "dispatch": "strict",
-                "stagger": False,
+                "grant_pacing": False,
                 "each_pool": {"batch_max_tokens": 0, "max_running": 0},
             },
             "tenants": [

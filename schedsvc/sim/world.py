@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from schedsvc._core import GRANTED, REJECTED_TOO_LARGE, InvariantError
 from schedsvc.sim.engine import EngineGauges, EngineRequestError
-from schedsvc.sim.front import Front, Telemetry
 from schedsvc.sim.requests import NEVER, Outcomes, Requests
 from schedsvc.sim.runner import EngineRunner, Totals
+from schedsvc.sim.scheduler_adapter import SchedulerAdapter, Telemetry
 
 _SAMPLES_PER_CHECK = 64
 # After everything that happens.
@@ -53,7 +53,7 @@ class World:
     def __init__(
         self,
         requests: Requests,
-        front: Front,
+        adapter: SchedulerAdapter,
         runners: Sequence[EngineRunner],
         settings: Settings,
     ) -> None:
@@ -64,10 +64,10 @@ class World:
         self.occupancy: list[Occupancy] = []
         self.now_ns = 0
         self.ended = 0
-        self._front = front
+        self._adapter = adapter
         self._runners = runners
         self._settings = settings
-        self._listens = front.listens
+        self._listens = adapter.listens
         self._rounds = settings.round_steps > 0
         self._arrived = 0
         self._arrival_ns = self._next_arrival_ns()
@@ -106,7 +106,7 @@ class World:
             outcomes.end_ns,
         ):
             sum_.update(column)
-        sum_.update((self._front.digest() & (2**64 - 1)).to_bytes(8, "little"))
+        sum_.update((self._adapter.digest() & (2**64 - 1)).to_bytes(8, "little"))
         return sum_.hexdigest()
 
     def gauges(self) -> list[EngineGauges]:
@@ -128,7 +128,7 @@ class World:
         if not self._rounds:
             if works and self._tick_ns < next_ns and self._listens:
                 next_ns = self._tick_ns
-            deadline_ns = self._front.next_ns()
+            deadline_ns = self._adapter.next_ns()
             if 0 <= deadline_ns < next_ns:
                 next_ns = deadline_ns
         if next_ns == _FAR_NS:
@@ -153,7 +153,7 @@ class World:
         if self._reports or self._telemetry:
             self._hear()
         while self._arrival_ns <= now_ns:
-            self._front.arrive(now_ns, self._arrived)
+            self._adapter.arrive(now_ns, self._arrived)
             self._arrived += 1
             self._arrival_ns = self._next_arrival_ns()
         if decides:
@@ -171,7 +171,7 @@ class World:
             self._report(self._reports.popleft()[1])
         while self._telemetry and self._telemetry[0][0] <= now_ns:
             _, pool, told = self._telemetry.popleft()
-            self._front.telemetry(now_ns, pool, told)
+            self._adapter.telemetry(now_ns, pool, told)
 
     def _finish(self, runner: EngineRunner) -> None:
         """Note first tokens and ends of the step that is over, and report the ends."""
@@ -205,14 +205,14 @@ class World:
 
     def _report(self, report: int | Totals) -> None:
         if isinstance(report, tuple):
-            self._front.progress(self.now_ns, report)
+            self._adapter.progress(self.now_ns, report)
         else:
-            self._front.complete(self.now_ns, report, cached_tokens=self._cached.pop(report, 0))
+            self._adapter.complete(self.now_ns, report, cached_tokens=self._cached.pop(report, 0))
 
     def _decide(self) -> None:
         """Take the verdicts that have fallen, and hand what was granted to its engine."""
         outcomes, requests = self.outcomes, self.requests
-        for index, outcome, pool in self._front.poll(self.now_ns):
+        for index, outcome, pool in self._adapter.poll(self.now_ns):
             if outcomes.outcome[index]:
                 raise InvariantError(f"request {index} got a second verdict")
             outcomes.decided_ns[index] = self.now_ns
@@ -227,7 +227,7 @@ class World:
                         *self._contents(index, pool),
                     )
                 except EngineRequestError:
-                    self._front.complete(self.now_ns, index, served=False)
+                    self._adapter.complete(self.now_ns, index, served=False)
                     outcome = REJECTED_TOO_LARGE
                 else:
                     outcomes.pool[index] = pool
@@ -257,14 +257,14 @@ class World:
 
     def _sample(self) -> None:
         used = sum(runner.used_tokens(self.now_ns) for runner in self._runners)
-        reserved = self._front.reserved_tokens(self.now_ns)
+        reserved = self._adapter.reserved_tokens(self.now_ns)
         self.occupancy.append(Occupancy(self.now_ns, used, reserved))
         self._sample_ns = self.now_ns + self._settings.sample_ns
         if len(self.occupancy) % _SAMPLES_PER_CHECK == 0:
             self._check(ended=False)
 
     def _check(self, *, ended: bool) -> None:
-        self._front.check(self.now_ns, ended=ended)
+        self._adapter.check(self.now_ns, ended=ended)
         for runner in self._runners:
             runner.engine.check()
             gauges = runner.engine.gauges()

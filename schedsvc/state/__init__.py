@@ -1,6 +1,6 @@
 """Keeps counters, quotas and predictions over a restart, in one SQLite file."""
 
-from schedsvc.state.keeper import Keeper, restore
+from schedsvc.state.state_writer import StateWriter, restore
 from schedsvc.state.store import StateError, Store
 
-__all__ = ["Keeper", "StateError", "Store", "restore"]
+__all__ = ["StateError", "StateWriter", "Store", "restore"]

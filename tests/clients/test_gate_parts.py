@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from schedsvc_vllm.answers import duration_text
 from schedsvc_vllm.estimate import RATIO_START, TENANTS_MAX, TokenRatios
-from schedsvc_vllm.intake import Call, Sizes, parse_json, size_call
 from schedsvc_vllm.limit import WAITING_MAX, LocalLimit, LocalLimitError
+from schedsvc_vllm.request_sizing import Call, Sizes, parse_json, size_call
 from schedsvc_vllm.routes import ROUTES
 from schedsvc_vllm.settings import Settings, SettingsError
 from schedsvc_vllm.usage import UsageFilter

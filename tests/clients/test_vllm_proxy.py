@@ -16,8 +16,8 @@ from aiohttp import web
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm import proxy_cli, runtime
-from schedsvc_vllm.flight import Flight
 from schedsvc_vllm.gate import Gate
+from schedsvc_vllm.gated_request import GatedRequest
 from schedsvc_vllm.launcher import LaunchError
 from schedsvc_vllm.proxy import Told, Upstream
 from schedsvc_vllm.settings import PoolSettings, Settings, SettingsError
@@ -185,7 +185,7 @@ async def test_what_a_restart_overtook_runs_again_unless_its_answer_has_begun(
     fake.statuses[1] = pb.LEASE_STATE_VOID
     assert gate._runtime is not None
     [flight] = gate._runtime._running
-    assert isinstance(flight, Flight)
+    assert isinstance(flight, GatedRequest)
     assert flight.admission is not None
     flight.admission.progress(output_tokens=1)
     exchange = await asyncio.wait_for(asked, 20)

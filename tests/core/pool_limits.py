@@ -2,7 +2,7 @@
 
 import random
 
-from .pair import Pair
+from .differential import Differential
 
 CHOICES: dict[str, tuple[int, ...]] = {
     "batch_max_tokens": (0, -1, -1, 1, 20, 60),
@@ -15,7 +15,7 @@ CHOICES: dict[str, tuple[int, ...]] = {
 }
 
 
-def change_pool_limits(rnd: random.Random, pair: Pair) -> None:
+def change_pool_limits(rnd: random.Random, pair: Differential) -> None:
     """Give one pool, or all that have none of their own, other limits; or none to all."""
     if rnd.random() < 0.2:
         pair.both("set_adapter", rnd.choice((b"x", b"y")), rnd.choice((-1, 0, 10, 40)))

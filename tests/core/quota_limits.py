@@ -3,13 +3,13 @@
 import random
 from typing import Any
 
-from .pair import Pair
+from .differential import Differential
 
 
 class QuotaLimits:
     """Draws limits, and sees whether they ever blocked a flow."""
 
-    def __init__(self, rnd: random.Random, pair: Pair) -> None:
+    def __init__(self, rnd: random.Random, pair: Differential) -> None:
         self.random = rnd
         self.pair = pair
         self.used = rnd.random() < 0.8

@@ -7,51 +7,51 @@ import pytest
 
 from schedsvc import _core as core
 
-from .pair import Pair
+from .differential import Differential
 from .support import SECOND, admit, grant, is_drained, make, outcomes, pool, totals
 
 TTL, GRACE = 10 * SECOND, 20 * SECOND
 
 
-def ask(pair: Pair) -> None:
+def ask(pair: Differential) -> None:
     pair.both("admit", 0, b"r", 10, 10)
 
 
-def poll(pair: Pair) -> None:
+def poll(pair: Differential) -> None:
     pair.poll()
 
 
-def report(pair: Pair) -> None:
+def report(pair: Differential) -> None:
     pair.both("progress", 1, 1, 10, 2, 5)
 
 
-def finish(pair: Pair) -> None:
+def finish(pair: Differential) -> None:
     pair.both("complete", 1, 1, core.COMPLETED, 10, 2, 7)
 
 
-def withdraw(pair: Pair) -> None:
+def withdraw(pair: Differential) -> None:
     pair.cancel(next(iter(pair.seq_of)))
 
 
-def pass_ttl(pair: Pair) -> None:
+def pass_ttl(pair: Differential) -> None:
     pair.now_ns += TTL
     pair.poll()
 
 
-def pass_grace(pair: Pair) -> None:
+def pass_grace(pair: Differential) -> None:
     pair.now_ns += TTL + GRACE
     pair.poll()
 
 
-def restart(pair: Pair) -> None:
+def restart(pair: Differential) -> None:
     pair.both("set_pool", b"p", pair.twin.pools[0].epoch + 1, 40, 1)
 
 
-def tell_again(pair: Pair) -> None:
+def tell_again(pair: Differential) -> None:
     pair.both("replay", 0, b"r", 1, 0, pair.twin.pools[0].epoch, 20, 10, 10, 10, 0, 4)
 
 
-EVENTS: tuple[Callable[[Pair], None], ...] = (
+EVENTS: tuple[Callable[[Differential], None], ...] = (
     ask,
     report,
     finish,
@@ -63,8 +63,8 @@ EVENTS: tuple[Callable[[Pair], None], ...] = (
 )
 
 
-def play(events: tuple[Callable[[Pair], None], ...], *, granted: bool) -> None:
-    pair = Pair("vtc", headroom_ppm=0)
+def play(events: tuple[Callable[[Differential], None], ...], *, granted: bool) -> None:
+    pair = Differential("vtc", headroom_ppm=0)
     pair.flow(b"f", 1000)
     pair.both("set_pool", b"p", 1, 40, 1)
     if not granted:  # the pool is full: the request waits
@@ -83,7 +83,7 @@ def play(events: tuple[Callable[[Pair], None], ...], *, granted: bool) -> None:
 
 @pytest.mark.parametrize("granted", [True, False])
 @pytest.mark.parametrize("first", EVENTS)
-def test_every_order_of_four_events(first: Callable[[Pair], None], granted: bool) -> None:
+def test_every_order_of_four_events(first: Callable[[Differential], None], granted: bool) -> None:
     for length in range(4):
         for rest in product(EVENTS, repeat=length):
             play((first, *rest), granted=granted)
@@ -92,7 +92,7 @@ def test_every_order_of_four_events(first: Callable[[Pair], None], granted: bool
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", EVENTS)
-def test_every_order_of_five_events(first: Callable[[Pair], None]) -> None:
+def test_every_order_of_five_events(first: Callable[[Differential], None]) -> None:
     for rest in product(EVENTS, repeat=4):
         play((first, *rest), granted=True)
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from schedsvc import _core as core
 
-from .pair import Pair
+from .differential import Differential
 from .pool_limits import change_pool_limits
 from .quota_limits import QuotaLimits
 
@@ -124,7 +124,7 @@ class Twins(RuleBasedStateMachine):
         quantum_tokens=st.sampled_from((1, 20, 100)),
         adapter_affinity_ppm=st.sampled_from((0, 100_000, 1_000_000)),
         delay_factor_milli=st.sampled_from((0, 0, 500, 3_000)),
-        stagger=st.sampled_from((0, 1, 1)),
+        grant_pacing=st.sampled_from((0, 1, 1)),
         quantile_ppm=st.sampled_from((500_000, 500_000, 700_000, 900_000)),
         flow_queue_tokens_max=st.sampled_from((0, 0, 40, 100)),
         queue_tokens_max=st.sampled_from((0, 0, 100)),
@@ -142,7 +142,7 @@ class Twins(RuleBasedStateMachine):
         grace: int,
         **limits: int,
     ) -> None:
-        self.pair = Pair(policy, modes, lease_grace_ns=grace, **LIMITS, **limits)
+        self.pair = Differential(policy, modes, lease_grace_ns=grace, **LIMITS, **limits)
         for name, weight in FLOWS:
             self.pair.flow(name, weight)
         for name, *figures in POOLS[:pools]:

@@ -1,6 +1,6 @@
 """How busy a pool of the twin is: levels that rise at once and fall when it has been calm."""
 
-from .twin_choose import Choice
+from .twin_pick_next import Choice
 
 UNDER, NEARLY, OVER = 1, 2, 3
 

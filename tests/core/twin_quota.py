@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedsvc import _core as core
 
-from .twin_share import Shares
+from .twin_guarantees import Shares
 from .twin_types import TICK_NS, Bucket, Node, Request, TwinError, Wait
 
 if TYPE_CHECKING:

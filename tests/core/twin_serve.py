@@ -3,7 +3,7 @@
 from schedsvc import _core as core
 
 from .twin_overload import Overload
-from .twin_returns import kept_of
+from .twin_retry_slots import kept_of
 from .twin_types import LIVE, Request, Verdict
 
 # Reasons for which a pool that grants nothing is not measured.

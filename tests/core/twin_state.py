@@ -5,13 +5,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from .twin_classes import Classes
+from .twin_dry_run import Audit
+from .twin_edf_queue import Order
+from .twin_explain import Why
 from .twin_lengths import Asked, Predictor
-from .twin_mode import Audit
-from .twin_order import Order
 from .twin_quota import Quotas
 from .twin_restart import Restart
 from .twin_types import ENDED, QUEUED, Doubts, Due, Flow, Pool, Request, TwinError, Verdict
-from .twin_why import Why
 
 DEFAULTS = {
     "queue_ttl_ns": 30 * 10**9,
@@ -41,7 +41,7 @@ DEFAULTS = {
     "quantile_ppm": 900_000,
     "samples_min": 10,
     "delay_factor_milli": 0,
-    "stagger": 1,
+    "grant_pacing": 1,
     "adapter_affinity_ppm": 100_000,
     "prefix_affinity_ppm": 100_000,
     "prefix_blocks_max": 65_536,

@@ -181,7 +181,7 @@ def test_the_oracle_reserves_what_is_produced_also_when_there_would_be_enough_to
 
 def test_the_twin_reports_as_the_gate_does():
     run, told, engine_ms = twin(PREDICTED, seconds=5), [], []
-    progress, telemetry = run._front.progress, run._front.telemetry
+    progress, telemetry = run._adapter.progress, run._adapter.telemetry
 
     def heard(now_ns, totals):
         told.append((now_ns // 10**6, dict(zip(*totals, strict=True))))
@@ -191,7 +191,7 @@ def test_the_twin_reports_as_the_gate_does():
         engine_ms.append(now_ns // 10**6)
         telemetry(now_ns, pool, reading)
 
-    run._front.progress, run._front.telemetry = heard, asked
+    run._adapter.progress, run._adapter.telemetry = heard, asked
     run.play()
     gaps_ms = [b - a for a, b in pairwise(engine_ms)]
     assert gaps_ms

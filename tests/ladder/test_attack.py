@@ -46,8 +46,8 @@ def test_the_bound_of_memory_is_that_of_the_limits() -> None:
     known, stranger = (attack.Case("flood", known=known) for known in (True, False))
     straight = attack.Case("flood", known=False, door="listener")
     ordinary = attack.growth_mb_max(stranger, "scheduler")
-    assert ordinary < attack.growth_mb_max(stranger, "front") < 400
-    assert attack.growth_mb_max(known, "front") < 1_100
+    assert ordinary < attack.growth_mb_max(stranger, "edge") < 400
+    assert attack.growth_mb_max(known, "edge") < 1_100
     assert attack.growth_mb_max(known, "scheduler") < ordinary + 350
     few = Limits(connections_max=10, streams_max=10)
     bound = [attack.growth_mb_max(straight, "scheduler", limits) for limits in (few, Limits())]
@@ -81,17 +81,17 @@ def test_ratios_are_of_turns_beside_those_of_nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.alone
 def test_an_attack_is_measured() -> None:
-    [stranger, known] = attack.cases(["flood"], "front", "unix")
+    [stranger, known] = attack.cases(["flood"], "edge", "unix")
     assert (stranger.known, known.known) == (False, True)
     measured = attack.measure(stranger, connections=20, seconds=1.0)
     assert measured["attackers"]["sent"] > 20
     assert measured["attackers"]["connected"] >= 20
     for when in ("alone_ms", "quiet_ms", "attacked_ms"):
         assert 0 < measured[when]["p50"] <= measured[when]["p99"]
-    assert set(measured["processes"]) == {"scheduler", "front"}
+    assert set(measured["processes"]) == {"scheduler", "edge"}
     for held in measured["processes"].values():
         assert held["peak_mb"] >= held["alone_mb"] > 0
-    assert measured["processes"]["front"]["files_max"] > 20
+    assert measured["processes"]["edge"]["files_max"] > 20
 
 
 def test_many_expiries_are_done_in_parts() -> None:

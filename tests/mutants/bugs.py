@@ -84,12 +84,12 @@ MUTANTS = (
         "whatever fits goes before a large request, as often as it likes",
         (
             (
-                "choose.pxi",
-                "    if not core.backfills or first.front.bypassed >= core.bypass_max or (\n",
-                "    if BUG:\n        first.front.bypassed = 0\n",
+                "pick_next.pxi",
+                "    if not core.backfills or first.head_state.bypassed >= core.bypass_max or (\n",
+                "    if BUG:\n        first.head_state.bypassed = 0\n",
             ),
             (
-                "choose.pxi",
+                "pick_next.pxi",
                 "        if not is_light and not leaves(",
                 "        if BUG:\n            is_light = True\n",
             ),
@@ -240,7 +240,7 @@ MUTANTS = (
         "a request is granted after its queue TTL",
         (
             (
-                "choose.pxi",
+                "pick_next.pxi",
                 "    if r.due_ns <= core.now_ns:  # its timer has not been reached yet\n",
                 "    if BUG:\n        r.due_ns = max(r.due_ns, core.now_ns + 1)\n",
             ),
@@ -258,7 +258,7 @@ MUTANTS = (
         "the peak form does not count leases that report nothing, or are suspect",
         (
             (
-                "peak.pxi",
+                "peak_usage.pxi",
                 "    if one_more != NULL and is_alone:\n",
                 "    if BUG:\n        fixed = 0\n",
             ),
@@ -270,7 +270,7 @@ MUTANTS = (
         "the peak form counts what leases hold now, not what they will",
         (
             (
-                "peak.pxi",
+                "peak_usage.pxi",
                 "    return most * block_tokens + fixed\n",
                 "    if BUG:\n        most = blocks\n",
             ),
@@ -295,7 +295,7 @@ MUTANTS = (
         "what is evicted at the head of its queue keeps what it took from its quotas",
         (
             (
-                "gate.pxi",
+                "quota_admission.pxi",
                 "    if core.requests.items[i].bill:\n        core.quotas.settle(i, has_run)\n",
                 "    if BUG:\n        core.requests.items[i].bill = 0\n        return 0\n",
             ),
@@ -386,7 +386,7 @@ MUTANTS = (
         "what changes of the first tenant is not saved",
         (
             (
-                "changes.pxi",
+                "dirty_queue.pxi",
                 "        if self.on and not self.marks[number]:\n",
                 "        if BUG and number == 0:\n            return\n",
             ),
@@ -445,8 +445,8 @@ MUTANTS = (
         (
             (
                 "ledger.pxi",
-                "        if p.round.tokens and r.reports_progress and is_above(\n",
-                "        if BUG:\n            self.pools[pool].round.max_tokens = 0\n",
+                "        if p.prefill_budget.tokens and r.reports_progress and is_above(\n",
+                "        if BUG:\n            self.pools[pool].prefill_budget.max_tokens = 0\n",
             ),
         ),
         100,

@@ -5,7 +5,7 @@ from mutant import Mutant
 NEWEST = 1 << 40  # seeds from here on have operators, order by deadline, prefixes
 DRAINS = frozenset({"pool-drained", "all-drained", "burst", "engine-slow"})
 REVOKES = frozenset({"lease-revoked", "burst", "engine-slow"})
-AUDITS = frozenset({"mode-audited", "burst", "engine-slow"})
+AUDITS = frozenset({"mode-dry_run_counts", "burst", "engine-slow"})
 
 OPERATOR_BUGS = (
     Mutant(
@@ -27,7 +27,7 @@ OPERATOR_BUGS = (
         "what waits for a pool that is drained is not told",
         (
             (
-                "handles.pxi",
+                "operator_actions.pxi",
                 "                evict(core, i, OUT_EVICTED_DRAINING)\n",
                 "                if BUG:\n"
                 "                    i = after\n"
@@ -57,10 +57,11 @@ OPERATOR_BUGS = (
         "what a revoked lease held is not free",
         (
             (
-                "handles.pxi",
+                "operator_actions.pxi",
                 "    void_lease(core, i)\n"
                 "    core.save_rest = True  # what its pool owes, of which nothing else tells\n",
-                "    if BUG:\n        tell_lease(core, i, LS_VOID)\n        return LS_LIVE\n",
+                "    if BUG:\n"
+                "        deliver_lease_state(core, i, LS_VOID)\n        return LS_LIVE\n",
             ),
         ),
         60,
@@ -73,7 +74,7 @@ OPERATOR_BUGS = (
         (
             (
                 "lease.pxi",
-                "    return tell_lease(core, i, LS_VOID)\n",
+                "    return deliver_lease_state(core, i, LS_VOID)\n",
                 "    if BUG:\n        return 0\n",
             ),
         ),
@@ -82,11 +83,11 @@ OPERATOR_BUGS = (
         NEWEST,
     ),
     Mutant(
-        "audit-refuses",
-        "in audit, what would be refused is refused",
+        "dry_run-refuses",
+        "in dry_run, what would be refused is refused",
         (
             (
-                "mode.pxi",
+                "live_settings.pxi",
                 "    if outcome in (OUT_REJECTED_NO_POOL, OUT_REJECTED_DRAINING,"
                 " OUT_REJECTED_LIMIT):\n",
                 "    if BUG and outcome:\n        return outcome\n",
@@ -97,12 +98,12 @@ OPERATOR_BUGS = (
         NEWEST,
     ),
     Mutant(
-        "audit-waits",
-        "in audit, what would wait waits",
+        "dry_run-waits",
+        "in dry_run, what would wait waits",
         (
             (
-                "mode.pxi",
-                "    while core.auditing.count and work < core.work_max:\n",
+                "live_settings.pxi",
+                "    while core.dry_running.count and work < core.work_max:\n",
                 "    if BUG:\n        return 0\n",
             ),
         ),
@@ -115,7 +116,7 @@ OPERATOR_BUGS = (
         "inside a flow, whose wait is over first goes last",
         (
             (
-                "order.pxi",
+                "edf_queue.pxi",
                 "    return r.due_ns if r.has_deadline else NEVER\n",
                 "    if BUG:\n        return NEVER - r.due_ns if r.has_deadline else NEVER\n",
             ),
@@ -129,7 +130,7 @@ OPERATOR_BUGS = (
         "what a pool is thought to have cached is not reserved",
         (
             (
-                "choose.pxi",
+                "pick_next.pxi",
                 "    plan.tokens = plan.blocks * p.block_size"
                 " + core.ledger.lora_more(pool, r, False)\n",
                 "    if BUG and core.prefixes.queued:\n"

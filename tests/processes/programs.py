@@ -114,10 +114,10 @@ class Programs:
         (self.folder / "c.yaml").write_text(json.dumps(settings))
         self._start("scheduler", "serve", "--config", str(self.folder / "c.yaml"))
 
-    def start_front(self) -> str:
-        """Start the front that the scheduler's settings have; return its target."""
-        self._start("front", "front", "--config", str(self.folder / "c.yaml"))
-        found: list[str] = json.loads(self._ready("front").read_text())["targets"]
+    def start_edge(self) -> str:
+        """Start the edge that the scheduler's settings have; return its target."""
+        self._start("edge", "edge", "--config", str(self.folder / "c.yaml"))
+        found: list[str] = json.loads(self._ready("edge").read_text())["targets"]
         return found[0]
 
     @property

@@ -1,6 +1,6 @@
 """Connections that mean harm, at a real scheduler: whoever behaves is served all the same.
 
-How much slower, `python -m bench.attack` measures with ten thousand of them, at the front.
+How much slower, `python -m bench.attack` measures with ten thousand of them, at the edge.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CONNECTIONS = 100
 HANDSHAKE_MS = 3_000
 #: Attackers of the lowest priority get somewhere by then.
 SERVE_S_MAX = 120.0
-#: Of its token, at the front.
+#: Of its token, at the edge.
 CALLS_PER_SECOND, CALLS_MAX = 5, 50
 # At most 16,384 calls wait to be looked at, of about 20 KB each.
 GROWTH_MB_MAX = 400
@@ -186,45 +186,45 @@ async def test_a_flood_of_unknown_names_shares_one_flow(stand: Stand) -> None:
     assert flows["unknown"].received > 0
 
 
-def fronted() -> dict[str, Any]:
-    """A socket for the shim beside the engine, and a front for everybody else."""
+def edged() -> dict[str, Any]:
+    """A socket for the shim beside the engine, and an edge for everybody else."""
     whole = settings(connections_max=CONNECTIONS // 2, handshake_ms=HANDSHAKE_MS)
-    front = {"tcp": "127.0.0.1:0", "calls_per_second": CALLS_PER_SECOND, "calls_max": CALLS_MAX}
+    edge = {"tcp": "127.0.0.1:0", "calls_per_second": CALLS_PER_SECOND, "calls_max": CALLS_MAX}
     behind = {"unix": "behind", "auth": "token"}
-    return whole | {"listeners": [behind], "front": front}
+    return whole | {"listeners": [behind], "edge": edge}
 
 
 @pytest.mark.slow
-async def test_strangers_at_the_front_never_reach_the_scheduler(stand: Stand) -> None:
-    """Neither their connections nor their calls; the front holds no more than it may."""
-    programs = stand(fronted())
+async def test_strangers_at_the_edge_never_reach_the_scheduler(stand: Stand) -> None:
+    """Neither their connections nor their calls; the edge holds no more than it may."""
+    programs = stand(edged())
     programs.start_scheduler()
-    target = programs.start_front()
+    target = programs.start_edge()
     files, before_mb = programs.files("scheduler"), programs.resident_mb("scheduler")
-    front_mb = programs.resident_mb("front")
+    edge_mb = programs.resident_mb("edge")
     with attackers(programs, "mixed", target=target) as met:
         served = await serve_conforming(
             programs,
             lambda _: met["connected"] >= CONNECTIONS and met["sent"] > CONNECTIONS,
         )
-        # Its one connection, the front's, and what each opens for a moment.
+        # Its one connection, the edge's, and what each opens for a moment.
         assert programs.files("scheduler") - files < 10
-        assert programs.files("front") < CONNECTIONS
+        assert programs.files("edge") < CONNECTIONS
     assert met["connected"] >= CONNECTIONS
     assert met["sent"] > CONNECTIONS
     assert programs.resident_mb("scheduler") - before_mb < 40
-    assert programs.resident_mb("front") - front_mb < GROWTH_MB_MAX / 2
-    assert programs.is_running("front")
+    assert programs.resident_mb("edge") - edge_mb < GROWTH_MB_MAX / 2
+    assert programs.is_running("edge")
     async with connected(programs) as scheduler:
         totals = (await at_rest(scheduler)).totals
         assert (totals.received, totals.completed) == (served, served)
 
 
 @pytest.mark.slow
-async def test_a_token_at_the_front_spends_no_more_than_its_allowance(stand: Stand) -> None:
-    programs = stand(fronted())
+async def test_a_token_at_the_edge_spends_no_more_than_its_allowance(stand: Stand) -> None:
+    programs = stand(edged())
     programs.start_scheduler()
-    target = programs.start_front()
+    target = programs.start_edge()
     began_s = time.monotonic()
     with attackers(programs, "flood", "--token", "secret", target=target) as met:
         served = await serve_conforming(
@@ -232,7 +232,7 @@ async def test_a_token_at_the_front_spends_no_more_than_its_allowance(stand: Sta
             # Each connection may have a call on its way, that is still received.
             lambda stats: 0 < flow_of(stats, "unknown").received < met["answered"] - CONNECTIONS,
         )
-    # Whatever else the machine does: the front's clock is this one.
+    # Whatever else the machine does: the edge's clock is this one.
     allowed = CALLS_PER_SECOND * (time.monotonic() - began_s + 1) + 1
     async with connected(programs) as scheduler:
         stats = await scheduler.stats()

@@ -114,7 +114,7 @@ async def fill(
 
 
 @dataclass
-class Flight:
+class GatedRequest:
     """Streams that fill the pool of a stand, and others that wait."""
 
     programs: Programs
@@ -144,7 +144,7 @@ class Flight:
 
 
 @asynccontextmanager
-async def flight(stand: Stand, streams: int, step_ms: int) -> AsyncIterator[Flight]:
+async def flight(stand: Stand, streams: int, step_ms: int) -> AsyncIterator[GatedRequest]:
     # A little more than they need: some of it is kept for tenants below their share.
     capacity = (streams + streams // 50) * RESERVED_TOKENS
     sizes = EngineSizes(
@@ -160,7 +160,7 @@ async def flight(stand: Stand, streams: int, step_ms: int) -> AsyncIterator[Flig
         async with AsyncScheduler(programs.target) as scheduler:
             running, waiting = await fill(scheduler, http, streams)
         try:
-            yield Flight(programs, running, waiting, time.monotonic() - began_s)
+            yield GatedRequest(programs, running, waiting, time.monotonic() - began_s)
         finally:
             for task in (*running, *waiting):
                 task.cancel()
@@ -168,7 +168,7 @@ async def flight(stand: Stand, streams: int, step_ms: int) -> AsyncIterator[Flig
     programs.stop()
 
 
-async def kill_the_scheduler(made: Flight) -> None:
+async def kill_the_scheduler(made: GatedRequest) -> None:
     """Kill it and let it come back while all run."""
     programs, streams = made.programs, len(made.running)
     async with watched(programs.target) as watch:

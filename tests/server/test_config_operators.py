@@ -72,16 +72,16 @@ def test_a_change_needs_a_restart() -> None:
 
 
 def modes(config: Config) -> dict[str, bool]:
-    return {tenant.name: config.audits(tenant) for tenant in config.tenants}
+    return {tenant.name: config.is_dry_run(tenant) for tenant in config.tenants}
 
 
 def test_an_overlay_goes_before_the_file() -> None:
-    config = config_of(mode="audit", tenants=[{"name": "a"}, {"name": "b", "mode": "enforce"}])
+    config = config_of(mode="dry_run", tenants=[{"name": "a"}, {"name": "b", "mode": "enforce"}])
     said = ModeOverlay()
     assert said.on(config) is config
     assert modes(said.saying("enforce").on(config)) == {"a": False, "b": False}
     assert said.saying("enforce").on(config).mode == "enforce"
-    one = said.saying("enforce").saying("audit", "b")
+    one = said.saying("enforce").saying("dry_run", "b")
     assert modes(one.on(config)) == {"a": False, "b": True}
     assert one.saying(None, "b") == said.saying("enforce")
     assert modes(one.saying(None).on(config)) == {"a": True, "b": False}

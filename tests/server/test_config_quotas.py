@@ -22,7 +22,7 @@ def test_quotas_of_tenants_groups_and_models_reach_the_core(tmp_path: Path) -> N
         + "pools: [{name: p, capacity_tokens: 1000}]\n"
         + "tenants:\n"
         + "  - {name: a, group: inner, quota: {requests_per_minute: 9, over: refuse}}\n"
-        + "  - {name: b, group: outer, mode: audit}\n"
+        + "  - {name: b, group: outer, mode: dry_run}\n"
         + "  - {name: c}\n"
     )
     core = new_core(load(file), 0)
@@ -138,7 +138,7 @@ def test_shares_of_tenants_and_groups_reach_the_core(tmp_path: Path) -> None:
                 " remove one",
             ],
         ),
-        ("mode: off\n", ["2:7 mode: has to be 'enforce' or 'audit'"]),
+        ("mode: off\n", ["2:7 mode: has to be 'enforce' or 'dry_run'"]),
         (
             "tenants:\n  - {name: x, share: {tokens_per_minute: 5, lends: 6}}\n",
             ["3:52 tenants[0].share.lends: is 6, more than its tokens_per_minute, 5"],

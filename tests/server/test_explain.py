@@ -18,7 +18,7 @@ from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from schedsvc._core import WAITS
 from schedsvc.cli import main
 from schedsvc.server import Server
-from schedsvc.service.story import sentences
+from schedsvc.service.explanation_text import sentences
 
 from .conftest import ask, failure, open_channel, serving, totals, until
 

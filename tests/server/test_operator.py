@@ -310,7 +310,7 @@ async def modes_of(both: Both) -> tuple[mode_pb2.ModeStats, dict[str, bool]]:
 
 
 async def test_audit_for_all_at_once_and_back() -> None:
-    tenants = [{"name": "a"}, {"name": "b", "mode": "audit"}, {"name": "c", "mode": "enforce"}]
+    tenants = [{"name": "a"}, {"name": "b", "mode": "dry_run"}, {"name": "c", "mode": "enforce"}]
     async with operating(tenants=tenants) as (server, both):
         configured = {"a": False, "b": True, "c": False, "unknown": False}
         assert (await modes_of(both))[1] == configured

@@ -167,16 +167,16 @@ async def test_modes_are_said_shown_and_taken_back() -> None:
     async with operating() as (server, _):
         target = server.targets[0]
         assert (await typed(target, "mode")).output == "mode enforce, as configured\n"
-        result = await typed(target, "mode", "audit")
-        assert result.output == "mode audit for all, an operator's word (configured: enforce)\n"
-        assert "a (audit)" in (await typed(target, "stats")).output
+        result = await typed(target, "mode", "dry_run")
+        assert result.output == "mode dry_run for all, an operator's word (configured: enforce)\n"
+        assert "a (dry)" in (await typed(target, "stats")).output
         assert "an operator's word" in " ".join((await typed(target, "stats")).output.split())
         shown = json.loads(
             (await typed(target, "mode", "enforce", "--tenant", "a", "--json")).output
         )
         assert shown == {
             "configured": "enforce",
-            "overlay": "audit",
+            "overlay": "dry_run",
             "tenants": {"a": "enforce"},
             "tenants_overlaid": 1,
         }
@@ -195,7 +195,7 @@ async def test_modes_are_said_shown_and_taken_back() -> None:
         (("leases", "list", "--pool", "nowhere"), "filter.pool: no pool of that name"),
         (("leases", "list", "--tenant", "nobody"), "filter.tenant: no tenant of that name"),
         (("leases", "revoke", "--shim", "gone", "--yes"), "no open Session of that name"),
-        (("mode", "audit", "--tenant", "nobody"), "the configuration lists no tenant 'nobody'"),
+        (("mode", "dry_run", "--tenant", "nobody"), "the configuration lists no tenant 'nobody'"),
     ],
 )
 async def test_what_nobody_knows_is_named(words: tuple[str, ...], part: str) -> None:
@@ -216,7 +216,7 @@ async def test_what_nobody_knows_is_named(words: tuple[str, ...], part: str) -> 
         (("leases", "revoke", "1", "--pool", "p"), "give lease ids, or options"),
         (("leases", "revoke", "x"), "not a valid integer"),
         (("leases", "list", "--older-than", "-1"), "--older-than"),
-        (("mode", "loud"), "'enforce', 'audit', 'configured'"),
+        (("mode", "loud"), "'enforce', 'dry_run', 'configured'"),
         (("mode", "--tenant", "a"), "say a mode for the tenant"),
         (("drain", "p", "--token-env", "NOT_SET_AT_ALL"), "NOT_SET_AT_ALL is not set"),
     ],
@@ -233,7 +233,7 @@ COMMANDS = [
     ("leases", "list"),
     ("leases", "revoke", "1"),
     ("leases", "revoke", "--tenant", "a"),
-    ("mode", "audit"),
+    ("mode", "dry_run"),
     ("mode",),
 ]
 
@@ -282,5 +282,5 @@ async def test_a_client_pages_through_all_leases() -> None:
 
 
 def test_a_client_knows_its_modes() -> None:
-    with Operator("127.0.0.1:1") as operator, pytest.raises(ValueError, match="enforce, audit"):
+    with Operator("127.0.0.1:1") as operator, pytest.raises(ValueError, match="enforce, dry_run"):
         operator.set_mode("loud")

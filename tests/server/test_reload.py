@@ -133,7 +133,7 @@ async def test_classes_come_change_and_go_under_load() -> None:
 
 async def test_audit_begins_and_ends_while_it_runs() -> None:
     async with serving() as server, calling(server.targets[0]) as stub:
-        server.reconfigure(config_of(mode="audit", unknown_tenants="refuse"))
+        server.reconfigure(config_of(mode="dry_run", unknown_tenants="refuse"))
         asks = [ask(1_500) for _ in range(3)] + [ask(100, tenant="stranger")]
         answers = [await stub.Admit(request) for request in asks]
         assert {answer.outcome for answer in answers} == {pb.OUTCOME_GRANTED}
@@ -184,7 +184,7 @@ async def test_quotas_are_told_by_stats_refusals_and_metrics() -> None:
         (MINIMAL + "scheduler: {policy: fcfs, headroom: 0.5}\n", ["scheduler.headroom_ppm"]),
         (MINIMAL + "pools: [{name: p, capacity_tokens: 99}]\n", []),
         (MINIMAL + "classes: [{name: x, rank: 4}]\n", []),
-        (MINIMAL + "tenants: [{name: x}]\nmode: audit\nlog: {level: error}\n", []),
+        (MINIMAL + "tenants: [{name: x}]\nmode: dry_run\nlog: {level: error}\n", []),
     ],
 )
 def test_what_needs_a_restart_is_named(text: str, expected: list[str], tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ async def test_a_watched_file_is_reloaded_when_it_changes(tmp_path: Path) -> Non
     watch = asyncio.ensure_future(Reloader(file, taken.append).watch(0.01))
     await asyncio.sleep(0.05)
     assert taken == []
-    (tmp_path / "new").write_text(MINIMAL + "mode: audit\n")
+    (tmp_path / "new").write_text(MINIMAL + "mode: dry_run\n")
     (tmp_path / "new").replace(file)
     await until(lambda: len(taken) == 1, "reloaded")
     file.unlink()
@@ -241,7 +241,7 @@ def test_a_reload_is_recorded_and_replayed(tmp_path: Path) -> None:
         record=str(tmp_path / "recording"),
         groups=[{"name": "g", "quota": {"concurrency": 1}}],
         tenants=[{"name": "b", "group": "g", "api_keys_sha256": ["ab" * 32]}],
-        mode="audit",
+        mode="dry_run",
     )
     recording = Recording(old, 5)
     core = recording.core

@@ -160,7 +160,7 @@ async def test_what_an_operator_said_outlives_a_restart(tmp_path: Path) -> None:
             await operator.Drain(operator_pb2.DrainRequest())
     (told,) = [entry for entry in logs if entry["event"] == "operator_resumed"]
     assert (told["draining"], told["pools_draining"]) == (False, ["pool"])
-    assert (told["mode"], told["tenant_modes"]) == ("audit", {"a": "enforce"})
+    assert (told["mode"], told["tenant_modes"]) == ("dry_run", {"a": "enforce"})
     async with serving(**keys) as server, open_channel(server.targets[0]) as channel:
         assert server.driver.stats(0)["draining"]
         assert await health(server) == await health(server, "schedsvc.v1.SchedulerService") == 2

@@ -183,4 +183,4 @@ def test_limits_of_whom_nobody_lets_in_are_warned_of(tmp_path: Path) -> None:
     read = reading(tmp_path, f"{MINIMAL}groups: [{{name: g}}]\n{text}")
     assert read.config is not None
     [warning] = read.warnings
-    assert warning.message == "binds only in audit, because unknown_tenants says refuse"
+    assert warning.message == "binds only in dry_run, because unknown_tenants says refuse"

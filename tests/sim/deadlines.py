@@ -14,10 +14,10 @@ from random import Random
 from schedsvc import _core as core
 from schedsvc.config import configure
 from schedsvc.sim.engine import Engine, load_profile
-from schedsvc.sim.front import CoreFront
 from schedsvc.sim.requests import NEVER, Requests
 from schedsvc.sim.runner import EngineRunner
 from schedsvc.sim.scenario import patient_config
+from schedsvc.sim.scheduler_adapter import CoreAdapter
 from schedsvc.sim.world import Settings, World
 
 MS = 10**6
@@ -65,9 +65,9 @@ class Deadlines(World):
             engine.sequences_max, engine.context_tokens_max,
         )  # fmt: skip
         flows = [self.core.flow_index(name.encode()) for name in requests.clients]
-        front = CoreFront(self.core, requests, flows, 160, deadlines=self.deadlines)
+        adapter = CoreAdapter(self.core, requests, flows, 160, deadlines=self.deadlines)
         runner = EngineRunner(Engine(engine, PROFILE.step_cost(engine.sequences_max)))
-        super().__init__(requests, front, [runner], Settings(progress_ns=100 * MS))
+        super().__init__(requests, adapter, [runner], Settings(progress_ns=100 * MS))
         self._wanted = list(deadlines)
 
     def met(self, index: int) -> bool:

@@ -14,11 +14,11 @@ from random import Random
 from schedsvc import _core as core
 from schedsvc.config import Config, configure
 from schedsvc.sim.engine import Engine, Profile
-from schedsvc.sim.front import CoreFront
 from schedsvc.sim.overrides import override
 from schedsvc.sim.requests import Requests
 from schedsvc.sim.runner import EngineRunner
 from schedsvc.sim.scenario import patient_config
+from schedsvc.sim.scheduler_adapter import CoreAdapter
 from schedsvc.sim.world import Settings, World
 
 MS = 10**6
@@ -104,10 +104,10 @@ class Filling(World):
             engine.sequences_max, engine.context_tokens_max,
         )  # fmt: skip
         flows = [self.core.flow_index(name.encode()) for name in requests.clients]
-        front = CoreFront(self.core, requests, flows, 0 if oracle else OUTPUT_MAX)
+        adapter = CoreAdapter(self.core, requests, flows, 0 if oracle else OUTPUT_MAX)
         runner = EngineRunner(Engine(engine, profile.step_cost(engine.sequences_max)))
         settings = Settings(progress_ns=progress_ns, sample_ns=SECOND // 4)
-        super().__init__(requests, front, [runner], settings)
+        super().__init__(requests, adapter, [runner], settings)
 
     def _sample(self) -> None:
         super()._sample()

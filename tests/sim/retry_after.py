@@ -6,7 +6,7 @@ from statistics import median
 
 import click
 
-from .obedient import PATIENT_S, SECOND, Obedient, Try
+from .retry_after_clients import PATIENT_S, SECOND, RetryAfterClient, Try
 
 #: No longer wait is ever told: OpenAI's SDK would ignore it.
 LONGEST_NS = 120 * SECOND
@@ -38,7 +38,7 @@ class Situation:
         return [
             each
             for seed in self.seeds
-            for each in Obedient(
+            for each in RetryAfterClient(
                 seed,
                 options=self.options,
                 quota=self.quota,

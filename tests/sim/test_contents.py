@@ -53,15 +53,15 @@ def test_shared_blocks_are_found_again_by_hand(tmp_path):
 
 def test_hits_are_charged_at_their_price(tmp_path, monkeypatch):
     told = []
-    from schedsvc.sim import front
+    from schedsvc.sim import scheduler_adapter
 
-    real = front.CoreFront.complete
+    real = scheduler_adapter.CoreAdapter.complete
 
     def complete(self, now_ns, index, **given):
         told.append((index, given.get("cached_tokens")))
         real(self, now_ns, index, **given)
 
-    monkeypatch.setattr(front.CoreFront, "complete", complete)
+    monkeypatch.setattr(scheduler_adapter.CoreAdapter, "complete", complete)
     requests = mooncake(tmp_path, [(0, 1_024, 8, [1, 2]), (5_000, 1_024, 8, [1, 3])])
     totals(requests, prefix_cache="lru")
     assert told == [(0, 0), (1, 512)]

@@ -13,11 +13,11 @@ import pytest
 from schedsvc._core import GRANTED, Scheduler
 from schedsvc.config import configure
 from schedsvc.sim.engine import Engine, load_profile
-from schedsvc.sim.engine.books import Books
-from schedsvc.sim.front import CoreFront
+from schedsvc.sim.engine.block_accounting import BlockAccounting
 from schedsvc.sim.requests import Requests
 from schedsvc.sim.runner import EngineRunner
 from schedsvc.sim.scenario import patient_config
+from schedsvc.sim.scheduler_adapter import CoreAdapter
 from schedsvc.sim.world import Settings, World
 
 MS = 10**6
@@ -77,7 +77,7 @@ class WatchedEngine(Engine):
             seen.overtaken.append(f"{request} starts before {list(seen.out)}")
 
 
-class WatchedFront(CoreFront):
+class WatchedFront(CoreAdapter):
     """Looks at each decision of the core, and at the leases of what is thrown out."""
 
     def __init__(self, seen, *arguments):
@@ -134,9 +134,9 @@ def serve(*, percent=150, progress_ns=MS, lease_ttl_ms=30_000, audit=False, **op
     for flow in flows:
         core.set_flow_mode(0, flow, audit)
     seen = Seen()
-    front = WatchedFront(seen, core, requests, flows, 600)
+    adapter = WatchedFront(seen, core, requests, flows, 600)
     runner = EngineRunner(WatchedEngine(seen, engine, FAST.step_cost(engine.sequences_max)))
-    World(requests, front, [runner], Settings(progress_ns=progress_ns)).run()
+    World(requests, adapter, [runner], Settings(progress_ns=progress_ns)).run()
     assert seen.resumed == runner.engine.counts()[2]
     return seen
 
@@ -165,14 +165,14 @@ def test_victims_that_are_put_in_front_as_they_came_out_are_seen(options):
 
 
 def test_victims_that_are_put_behind_all_others_are_seen(monkeypatch):
-    requeue = Books.requeue
+    requeue = BlockAccounting.requeue
 
     def behind(self, units):
         for unit in units:
             unit[0].place = unit[0].key + (1 << 64)
         requeue(self, units)
 
-    monkeypatch.setattr(Books, "requeue", behind)
+    monkeypatch.setattr(BlockAccounting, "requeue", behind)
     assert serve().overtaken
 
 

@@ -28,10 +28,10 @@ def arrivals() -> list[TraceRequest]:
     return sorted(drawn, key=lambda request: request.arrival_s)
 
 
-def p99_ms(requests: Requests, progress_ms: int, *, stagger: bool) -> float:
+def p99_ms(requests: Requests, progress_ms: int, *, grant_pacing: bool) -> float:
     """Return quiet's first token after the first run, where shims report so often."""
     settings = Settings(progress_ns=progress_ms * MS)
-    own = {"scheduler.stagger": stagger}
+    own = {"scheduler.grant_pacing": grant_pacing}
     profile, config = override(
         load_profile("cpu-tiny-llama"), patient_config(requests.clients), own
     )
@@ -50,13 +50,13 @@ def test_first_tokens_that_are_told_soon_let_a_light_tenant_in_soon() -> None:
     # The pool's round is full of hog's prompts until their first tokens are reported, so the gate
     # tells of them within 20 ms. It was 200: then quiet's p99 was little less than that.
     requests = Requests.from_trace(arrivals())
-    late_ms, soon_ms = (p99_ms(requests, after_ms, stagger=False) for after_ms in (200, 20))
+    late_ms, soon_ms = (p99_ms(requests, after_ms, grant_pacing=False) for after_ms in (200, 20))
     assert 100 < late_ms < 200
     assert soon_ms < late_ms / 3
 
 
 def test_what_begins_one_after_the_other_fills_no_round() -> None:
     requests = Requests.from_trace(arrivals())
-    late_ms, soon_ms = (p99_ms(requests, after_ms, stagger=True) for after_ms in (200, 20))
+    late_ms, soon_ms = (p99_ms(requests, after_ms, grant_pacing=True) for after_ms in (200, 20))
     assert soon_ms < 30
     assert late_ms < 30

@@ -10,12 +10,12 @@ from schedsvc import _core
 from schedsvc._core import GRANTED, InvariantError
 from schedsvc.config import load
 from schedsvc.sim.engine import Engine, load_profile
-from schedsvc.sim.front import CoreFront
 from schedsvc.sim.overrides import override
 from schedsvc.sim.report import summarise
 from schedsvc.sim.requests import NEVER, Requests
 from schedsvc.sim.runner import EngineRunner
 from schedsvc.sim.scenario import Scenario, ScenarioError, patient_config, simulate
+from schedsvc.sim.scheduler_adapter import CoreAdapter
 from schedsvc.sim.world import Settings, World
 
 MS = 10**6
@@ -176,10 +176,10 @@ def test_what_the_engine_does_not_take_is_not_charged():
     # Nobody told the core that the engine's context is shorter than its memory.
     core.set_pool(0, b"engine", 1, FAST.engine.kv_tokens, 16)
     requests = Requests(("a",), [(0, 0, 3_000, 10), (0, 0, 100, 10)])
-    front = CoreFront(core, requests, [flow], 0)
+    adapter = CoreAdapter(core, requests, [flow], 0)
     config = FAST.config()
     runner = EngineRunner(Engine(config, FAST.step_cost(config.sequences_max)))
-    world = World(requests, front, [runner], Settings())
+    world = World(requests, adapter, [runner], Settings())
     world.run()
     assert list(world.outcomes.outcome) == [_core.REJECTED_TOO_LARGE, GRANTED]
     stats = core.flow_stats(world.now_ns, flow)
@@ -246,13 +246,13 @@ def test_a_request_that_is_lost_or_answered_twice_is_noticed(verdicts, complaint
 def test_the_scheduler_hears_how_the_engine_is(monkeypatch, delay_ms):
     """Every tick, as late as other reports, with the engine's own figures of that time."""
     told = []
-    real = CoreFront.telemetry
+    real = CoreAdapter.telemetry
 
     def telemetry(self, now_ns, pool, what):
         told.append((now_ns, pool, what))
         real(self, now_ns, pool, what)
 
-    monkeypatch.setattr(CoreFront, "telemetry", telemetry)
+    monkeypatch.setattr(CoreAdapter, "telemetry", telemetry)
     settings = Settings(progress_ns=20 * MS, report_delay_ns=delay_ms * MS, sample_ns=20 * MS)
     run = simulate(Scenario(FAST, engines=2, settings=settings), flood(), "vtc")
     assert {pool for _, pool, _ in told} == {0, 1}

@@ -65,7 +65,7 @@ ROOMS: dict[str, Room] = {
         "aiohttp grpc grpc_health grpc_reflection prometheus_client structlog uvloop",
     ),
     # A process of its own before it: knows tokens and bytes, and decides nothing.
-    "schedsvc.front": room(
+    "schedsvc.edge": room(
         "schedsvc.service schedsvc.status schedsvc.server schedsvc.config",
         "grpc grpc_health structlog uvloop",
     ),
@@ -141,7 +141,7 @@ ROOMS: dict[str, Room] = {
     # Commands. Each names the others by text, so that it loads only what it runs.
     "schedsvc.__main__": room("schedsvc.cli"),
     "schedsvc.cli": room(
-        "schedsvc schedsvc.config schedsvc.server schedsvc.front schedsvc_client",
+        "schedsvc schedsvc.config schedsvc.server schedsvc.edge schedsvc_client",
         "click rich",
         prints=True,
     ),

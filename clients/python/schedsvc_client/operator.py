@@ -21,14 +21,16 @@ from schedsvc_client.v1 import operator_pb2 as pb
 from schedsvc_client.v1.operator_pb2_grpc import OperatorServiceStub
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
-__all__ = ["MODES", "Operator"]
+__all__ = ["MODES", "MODES_RENAMED", "Operator"]
 
 #: What a mode is called, and its number.
 MODES = {
     "enforce": mode_pb2.MODE_ENFORCE,
-    "audit": mode_pb2.MODE_AUDIT,
+    "dry_run": mode_pb2.MODE_AUDIT,
     "configured": mode_pb2.MODE_CONFIGURED,
 }
+#: Former names of modes, which still work.
+MODES_RENAMED = {"audit": "dry_run"}
 _IDS_MAX = 4_096
 
 
@@ -114,6 +116,7 @@ class Operator:
 
     def set_mode(self, mode: str, tenant: str = "") -> mode_pb2.ModeStats:
         """Say one of MODES for a tenant, or (`""`) for all."""
+        mode = MODES_RENAMED.get(mode, mode)
         if mode not in MODES:
             raise ValueError(f"mode {mode!r} must be one of {', '.join(MODES)}")
         request = pb.SetModeRequest(mode=MODES[mode], tenant=tenant)

@@ -17,7 +17,7 @@ _BAD, _FORBIDDEN, _TOO_MANY, _BUSY = 400, 403, 429, 503
 
 
 @dataclass(frozen=True, slots=True)
-class Face:
+class HttpError:
     """How an outcome looks in HTTP."""
 
     status: int
@@ -25,16 +25,16 @@ class Face:
     code: str
 
 
-_RATE_LIMIT = Face(_TOO_MANY, "rate_limit_error", "rate_limit_exceeded")
+_RATE_LIMIT = HttpError(_TOO_MANY, "rate_limit_error", "rate_limit_exceeded")
 # A quota that can never hold the request: as a rate limit, but no retry helps.
-_NEVER = Face(_TOO_MANY, "rate_limit_error", "request_too_large")
-_SLOW_DOWN = Face(_TOO_MANY, "rate_limit_error", "slow_down")
-_TOO_LONG = Face(_BAD, "invalid_request_error", "context_length_exceeded")
-OVERLOADED = Face(_BUSY, "service_unavailable_error", "server_is_overloaded")
-_UNKNOWN = Face(_FORBIDDEN, "permission_error", "unknown_tenant")
+_NEVER = HttpError(_TOO_MANY, "rate_limit_error", "request_too_large")
+_SLOW_DOWN = HttpError(_TOO_MANY, "rate_limit_error", "slow_down")
+_TOO_LONG = HttpError(_BAD, "invalid_request_error", "context_length_exceeded")
+OVERLOADED = HttpError(_BUSY, "service_unavailable_error", "server_is_overloaded")
+_UNKNOWN = HttpError(_FORBIDDEN, "permission_error", "unknown_tenant")
 
 # The table of the contract's section "HTTP face". What is missing here is OVERLOADED.
-FACES: dict[Outcome, Face] = {
+FACES: dict[Outcome, HttpError] = {
     Outcome.REJECTED_FLOW_QUEUE_FULL: _SLOW_DOWN,
     Outcome.REJECTED_TOO_LARGE: _TOO_LONG,
     Outcome.EVICTED_TOO_LARGE: _TOO_LONG,

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from schedsvc_vllm.asgi import App, Scope
-from schedsvc_vllm.intake import CountTokens, Sizes
+from schedsvc_vllm.request_sizing import CountTokens, Sizes
 from schedsvc_vllm.scrape import Fetch, fetch_from_app
 from schedsvc_vllm.settings import PoolSettings, SettingsError
-from schedsvc_vllm.tally import Counter
 from schedsvc_vllm.telemetry import READINGS, Reading
+from schedsvc_vllm.token_counter import Counter
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from schedsvc_client import CallError, InvalidRequest, LimitExceeded, Refused, api_key_hash
 
-from schedsvc_vllm import answers, page
+from schedsvc_vllm import answers, metrics_page
 from schedsvc_vllm.answers import Answer, BadRequestError, Dialect
 from schedsvc_vllm.asgi import (
     App,
@@ -31,10 +31,10 @@ from schedsvc_vllm.asgi import (
     read_body,
 )
 from schedsvc_vllm.engine import EngineView
-from schedsvc_vllm.flight import Flight
+from schedsvc_vllm.gated_request import GatedRequest
 from schedsvc_vllm.identity import Identifier, Identity, key_is_known
-from schedsvc_vllm.intake import Call, parse_json, size_call
 from schedsvc_vllm.limit import LocalLimitError
+from schedsvc_vllm.request_sizing import Call, parse_json, size_call
 from schedsvc_vllm.routes import GATED_PATHS, ROUTES, route_of
 from schedsvc_vllm.runtime import Runtime, now_ns
 from schedsvc_vllm.settings import Settings, SettingsError
@@ -107,9 +107,11 @@ class Gate:
             if path in UNGATED_PATHS and (self._settings is None or self._settings.refuse_ungated):
                 await self._refuse_ungated(path, scope, send)
                 return
-        elif kind == "http" and self._runtime is not None and path_of(scope) == page.PATH:
+        elif kind == "http" and self._runtime is not None and path_of(scope) == metrics_page.PATH:
             await self.app(
-                page.plain_scope(scope), receive, page.adding(self._runtime.counts, send)
+                metrics_page.plain_scope(scope),
+                receive,
+                metrics_page.adding(self._runtime.counts, send),
             )
             return
         elif kind == "lifespan":
@@ -160,67 +162,67 @@ class Gate:
             await answers.bad_request(error, request_id).spoken(_dialect(path)).send(send)
             return
         mailbox = Mailbox(receive, call.body)
-        flight = Flight(runtime, call, identity.key, mailbox, send, tally)
+        gated = GatedRequest(runtime, call, identity.key, mailbox, send, tally)
         adapter = runtime.engine.adapter(body.get("model"))
         hashes = runtime.prefix_block_hashes(route, body)
         request = Request(call, identity, request_class, adapter, request_id, mailbox, hashes)
-        await self._run(runtime, request, flight, scope, send)
+        await self._run(runtime, request, gated, scope, send)
 
     async def _run(
-        self, runtime: Runtime, request: Request, flight: Flight, scope: Scope, send: Send
+        self, runtime: Runtime, request: Request, gated: GatedRequest, scope: Scope, send: Send
     ) -> None:
         """Wait for its turn and run it, once more where another engine has come meanwhile."""
         scope.setdefault("state", {})
         try:
-            while await self._run_once(runtime, request, flight, scope, send):
+            while await self._run_once(runtime, request, gated, scope, send):
                 request.mailbox.play_again()
-                flight = flight.again()
+                gated = gated.again()
         finally:
             request.mailbox.close()
 
     async def _run_once(
-        self, runtime: Runtime, request: Request, flight: Flight, scope: Scope, send: Send
+        self, runtime: Runtime, request: Request, gated: GatedRequest, scope: Scope, send: Send
     ) -> bool:
         """Run it, and close its books on every way out; whether it has to be run again."""
         try:
-            refusal = await self._turn(runtime, request, flight)
+            refusal = await self._turn(runtime, request, gated)
             if refusal is not None:
                 await refusal.spoken(request.call.route.dialect).send(send)
                 return False
             if runtime.engine.in_doubt:
                 await _first(runtime.look(), request.mailbox)
             # Once: whatever is wrong with the pool, a request does not ask for ever.
-            if flight.is_stale and not flight.asked_again:
+            if gated.is_stale and not gated.asked_again:
                 return True
-            priority = flight.engine_priority if runtime.sets_priority else None
+            priority = gated.engine_priority if runtime.sets_priority else None
             inner = _scope_for_app(scope, request.call, priority)
-            await self.app(inner, request.mailbox, flight.send)
+            await self.app(inner, request.mailbox, gated.send)
         except ClientLeftError:
             pass  # there is nobody to answer
         except asyncio.CancelledError:
             task = asyncio.current_task()
             # Somebody else may want the task to end, too.
-            if not flight.revoked or task is None or task.uncancel():
+            if not gated.revoked or task is None or task.uncancel():
                 raise
-            if flight.is_stale and not flight.has_begun:
+            if gated.is_stale and not gated.has_begun:
                 return True  # its lease went with that engine, its client has seen nothing of it
-            if not flight.has_begun:
+            if not gated.has_begun:
                 message = "the scheduler has ended this request; ask again"
                 answer = answers.unavailable(message, "lease_revoked", request.id)
-                flight.finish(scope)
+                gated.finish(scope)
                 await answer.spoken(request.call.route.dialect).send(send)
         finally:
-            flight.finish(scope)
+            gated.finish(scope)
         return False
 
-    async def _turn(self, runtime: Runtime, request: Request, flight: Flight) -> Answer | None:
+    async def _turn(self, runtime: Runtime, request: Request, gated: GatedRequest) -> Answer | None:
         """Wait until the request may run (None) or is refused. Raises ClientLeftError."""
         while True:
             if runtime.session.available:
                 try:
-                    return await self._ask(runtime, request, flight)
+                    return await self._ask(runtime, request, gated)
                 except CallError as error:
-                    flight.admission = None
+                    gated.admission = None
                     cause = error.message
             else:
                 last = runtime.session.last_error
@@ -229,15 +231,15 @@ class Gate:
                 _log.debug("refused while the scheduler is away: %s", cause)
                 message = "the admission scheduler cannot be reached"
                 return answers.unavailable(message, "scheduler_unreachable", request.id)
-            answer = await self._run_without(runtime, request, flight)
+            answer = await self._run_without(runtime, request, gated)
             if answer is not _ASK_AGAIN:
                 return answer
 
-    async def _ask(self, runtime: Runtime, request: Request, flight: Flight) -> Answer | None:
+    async def _ask(self, runtime: Runtime, request: Request, gated: GatedRequest) -> Answer | None:
         """Ask the scheduler. Raises CallError where it cannot be asked."""
         call, identity = request.call, request.identity
         try:
-            admission = flight.admission = runtime.session.admission(
+            admission = gated.admission = runtime.session.admission(
                 tenant=identity.tenant,
                 api_key_sha256=identity.api_key_sha256,
                 pool=runtime.pool.name,
@@ -257,24 +259,24 @@ class Gate:
             return answers.unavailable(
                 error.message, "scheduler_limit", request.id, error.retry_after_ms
             )
-        flight.granted()
+        gated.granted()
         return None
 
     async def _run_without(
-        self, runtime: Runtime, request: Request, flight: Flight
+        self, runtime: Runtime, request: Request, gated: GatedRequest
     ) -> Answer | None:
         """Wait for a place under the local limit, while the scheduler is away."""
         started_s = time.monotonic()
         try:
-            flight.place = runtime.limit.ask()
-            runs = await _first(flight.place, request.mailbox, LOCAL_WAIT_S_MAX)
+            gated.place = runtime.limit.ask()
+            runs = await _first(gated.place, request.mailbox, LOCAL_WAIT_S_MAX)
         except (LocalLimitError, asyncio.TimeoutError):
             message = "the admission scheduler cannot be reached, and this server is full"
             return answers.unavailable(message, "scheduler_unreachable", request.id)
-        flight.local_wait_us = int((time.monotonic() - started_s) * 1e6)
+        gated.local_wait_us = int((time.monotonic() - started_s) * 1e6)
         if not runs:
             return _ASK_AGAIN
-        runtime.watch(flight)
+        runtime.watch(gated)
         return None
 
     async def _refuse_ungated(self, path: str, scope: Scope, send: Send) -> None:

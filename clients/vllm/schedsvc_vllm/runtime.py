@@ -15,7 +15,7 @@ from schedsvc_client.aio import SchedulerSession, SessionState
 from schedsvc_vllm.engine import EngineView, Pool
 from schedsvc_vllm.estimate import TokenRatios
 from schedsvc_vllm.limit import LocalLimit
-from schedsvc_vllm.page import Counts
+from schedsvc_vllm.metrics_page import Counts
 from schedsvc_vllm.prefixes import block_hashes
 from schedsvc_vllm.routes import Route
 from schedsvc_vllm.scrape import (

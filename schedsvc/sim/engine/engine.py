@@ -1,13 +1,13 @@
 """The engine: continuous batching over a paged KV cache, one step at a time."""
 
-from schedsvc.sim.engine.audit import audit
+from schedsvc.sim.engine.block_accounting import BlockAccounting
 from schedsvc.sim.engine.blocks import BlockPool
-from schedsvc.sim.engine.books import Books
 from schedsvc.sim.engine.config import EngineConfig
 from schedsvc.sim.engine.cost import StepCost
 from schedsvc.sim.engine.errors import EngineInvariantError, EngineRequestError
 from schedsvc.sim.engine.eviction import Future
 from schedsvc.sim.engine.group import Group
+from schedsvc.sim.engine.invariants import check_invariants
 from schedsvc.sim.engine.lockstep import Lockstep
 from schedsvc.sim.engine.planner import Planner
 from schedsvc.sim.engine.runs import Runs
@@ -38,9 +38,9 @@ class Engine:
             raise ValueError("cost: its table is smaller than sequences_max")
         self.config = config
         self.cost = cost
-        self._books = Books(config, future)
-        self._planner = Planner(self._books, cost)
-        self._runs = Runs(self._books, self._planner, cost)
+        self._accounting = BlockAccounting(config, future)
+        self._planner = Planner(self._accounting, cost)
+        self._runs = Runs(self._accounting, self._planner, cost)
         self._prompts_open: set[RequestId] = set()  # prompts that are not counted yet
         self._step: Step | None = None
         self._arrivals = 0
@@ -51,12 +51,12 @@ class Engine:
     @property
     def blocks(self) -> BlockPool:
         """The device's KV blocks."""
-        return self._books.pool
+        return self._accounting.pool
 
     @property
     def lockstep(self) -> Lockstep:
         """The sequences that decode in lockstep, to be looked at."""
-        return self._books.lockstep
+        return self._accounting.lockstep
 
     def add(self, request: EngineRequest, now_ns: int = 0) -> list[Sequence]:
         """Queue a request. Returns its sequences. O(sequences * log n).
@@ -67,7 +67,7 @@ class Engine:
         self._check_request(request, forks)
         base = request.priority << _ARRIVALS if self.config.policy == "priority" else 0
         group = Group(request) if forks else None
-        keys = request.prefix_keys if self._books.cache is not None else ()
+        keys = request.prefix_keys if self._accounting.cache is not None else ()
         if keys and request.adapter is not None:
             # What an adapter has computed is of no use to another one.
             keys = tuple((request.adapter, key) for key in keys)
@@ -80,10 +80,10 @@ class Engine:
             if group is not None and index:
                 sequence.state = SequenceState.HELD
             else:
-                self._books.waiting.push(sequence)
+                self._accounting.waiting.push(sequence)
         if group is not None:
             group.members = list(sequences)
-        self._books.requests[request.request_id] = list(sequences)
+        self._accounting.requests[request.request_id] = list(sequences)
         self._prompts_open.add(request.request_id)
         return sequences
 
@@ -92,14 +92,14 @@ class Engine:
 
         O(sequences * running).
         """
-        books = self._books
-        sequences = books.requests.pop(request_id, None)
+        accounting = self._accounting
+        sequences = accounting.requests.pop(request_id, None)
         if sequences is None:
             return False
         self._prompts_open.discard(request_id)
-        books.abort(sequences)
-        if books.cache is not None:
-            books.cache.pass_by(request_id, sequences[0].prefix_keys)
+        accounting.abort(sequences)
+        if accounting.cache is not None:
+            accounting.cache.pass_by(request_id, sequences[0].prefix_keys)
         return True
 
     def plan_step(self, now_ns: int = 0) -> Step | None:
@@ -125,8 +125,8 @@ class Engine:
         started: list[Sequence] = []
         groups: dict[RequestId, Group] = {}
         # Else something of it was aborted, and each goes its own way.
-        if step.together and step.together == len(self._books.lockstep.members):
-            finished = self._books.lockstep.advance(1)
+        if step.together and step.together == len(self._accounting.lockstep.members):
+            finished = self._accounting.lockstep.advance(1)
             produced, sequences = sequences[: step.together], sequences[step.together :]
         for sequence in sequences:
             if sequence.state != SequenceState.RUNNING:
@@ -153,7 +153,7 @@ class Engine:
                     finished.append(sequence)
         self._generation_tokens += len(produced)
         for sequence in finished:
-            self._books.finish(sequence)
+            self._accounting.finish(sequence)
         return StepResult(step.duration_ns, 1, produced, finished, step.preempted, started)
 
     def step(self, now_ns: int = 0) -> StepResult | None:
@@ -189,10 +189,10 @@ class Engine:
 
         O(running) to copy a list, and O(blocks allocated + ended * log n).
         """
-        running = self._books.running
+        running = self._accounting.running
         if (
             self._step is not None
-            or not run.decodes == len(running) == len(self._books.lockstep.members)
+            or not run.decodes == len(running) == len(self._accounting.lockstep.members)
             or not 1 <= steps <= run.steps
         ):
             raise EngineInvariantError("this is no run of decodes that was planned just now")
@@ -201,63 +201,63 @@ class Engine:
         self._steps += steps
         self._generation_tokens += steps * len(produced)
         for sequence in finished:
-            self._books.finish(sequence)
+            self._accounting.finish(sequence)
         duration_ns = self.cost.decode_run_ns(steps, run.decodes, run.kv_tokens)
         return StepResult(duration_ns, steps, produced, finished, [], [])
 
     def gauges(self) -> EngineGauges:
         """Take the figures of this moment. O(1)."""
-        books = self._books
-        pool, adapters = books.pool, books.adapters
+        accounting = self._accounting
+        pool, adapters = accounting.pool, accounting.adapters
         used = pool.used
         return EngineGauges(
-            running=len(books.running),
-            waiting=len(books.waiting),
+            running=len(accounting.running),
+            waiting=len(accounting.waiting),
             used_blocks=used,
             total_blocks=pool.total,
             used_tokens=used * pool.block_size_tokens,
-            preemptions=books.preemptions,
+            preemptions=accounting.preemptions,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
             steps=self._steps,
-            swapped=len(books.swapped),
+            swapped=len(accounting.swapped),
             cached_blocks=pool.cached,
             cache_query_tokens=self._planner.cache_query_tokens,
             cache_hit_tokens=self._planner.cache_hit_tokens,
-            cache_evictions=0 if books.cache is None else books.cache.evictions,
-            swapped_blocks=books.swapped_blocks,
-            copied_blocks=books.copied_blocks,
+            cache_evictions=0 if accounting.cache is None else accounting.cache.evictions,
+            swapped_blocks=accounting.swapped_blocks,
+            copied_blocks=accounting.copied_blocks,
             adapters_loaded=0 if adapters is None else adapters.loaded,
             adapter_loads=0 if adapters is None else adapters.loads,
         )
 
     def counts(self) -> tuple[int, int, int]:
         """Count what runs, what waits, and preemptions since the start. O(1)."""
-        books = self._books
-        return len(books.running), len(books.waiting), books.preemptions
+        accounting = self._accounting
+        return len(accounting.running), len(accounting.waiting), accounting.preemptions
 
     def blocks_ahead(self, steps: int) -> int:
         """Count the blocks that so many steps of a run take that was foreseen. O(log n)."""
-        return self._books.lockstep.blocks_ahead(steps)
+        return self._accounting.lockstep.blocks_ahead(steps)
 
     def running(self) -> list[Sequence]:
         """List the running sequences in order of service. O(running)."""
-        return list(self._books.running)
+        return list(self._accounting.running)
 
     def waiting(self) -> list[Sequence]:
         """List the waiting sequences in order of service. O(waiting * log(waiting))."""
-        return self._books.waiting.live()
+        return self._accounting.waiting.live()
 
     def swapped(self) -> list[list[Sequence]]:
         """List the units in host memory in the order in which they come back. O(swapped)."""
-        return self._books.swapped.units()
+        return self._accounting.swapped.units()
 
     def check(self) -> None:
         """Verify the books; raises EngineInvariantError. O(blocks + sequences * log n)."""
-        audit(self._books, self._step is not None)
+        check_invariants(self._accounting, self._step is not None)
 
     def _check_request(self, request: EngineRequest, forks: bool) -> None:
-        if request.request_id in self._books.requests:
+        if request.request_id in self._accounting.requests:
             raise EngineRequestError("request_id", f"{request.request_id!r} is in use")
         if request.prompt_tokens < 1:
             raise EngineRequestError("prompt_tokens", "must be at least 1")
@@ -297,7 +297,7 @@ class Engine:
             )
         # They share the full blocks of their prompt, and may come to share nothing else.
         shared = request.prompt_tokens // self.config.block_size_tokens
-        own = [self._books.blocks_for(request.prompt_tokens + n) - shared for n in outputs]
+        own = [self._accounting.blocks_for(request.prompt_tokens + n) - shared for n in outputs]
         room = self.config.blocks
         if request.adapter is not None:
             room -= self.config.adapter_blocks
@@ -309,7 +309,7 @@ class Engine:
 
     def _register(self, sequence: Sequence) -> None:
         """Make the prompt blocks that have just been computed known to the prefix cache."""
-        cache = self._books.cache
+        cache = self._accounting.cache
         if cache is None:
             return
         keys, table = sequence.prefix_keys, sequence.blocks
@@ -335,10 +335,10 @@ class Engine:
         had produced, first.
         """
         if not group.forked:
-            self._books.fork(group)
+            self._accounting.fork(group)
         if not group.request.beam:
             return [m for m in group.members if m.computed_tokens == m.known_tokens]
         if not group.is_ready():
             return []
-        group.extend(self._books.pool)
+        group.extend(self._accounting.pool)
         return group.members

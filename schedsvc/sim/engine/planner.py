@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from schedsvc.sim.engine.books import Books
+from schedsvc.sim.engine.block_accounting import BlockAccounting
 from schedsvc.sim.engine.cache import PrefixCache
 from schedsvc.sim.engine.cost import StepCost
 from schedsvc.sim.engine.sequence import Sequence, SequenceState
@@ -28,9 +28,9 @@ class Planner:
     the last unit by key is thrown out, and then nothing is brought back or admitted.
     """
 
-    def __init__(self, books: Books, cost: StepCost) -> None:
-        self._books = books
-        self._config = books.config
+    def __init__(self, accounting: BlockAccounting, cost: StepCost) -> None:
+        self._accounting = accounting
+        self._config = accounting.config
         self._cost = cost
         self._prompt_step_ns = 0  # duration of the last step with prompts
         self._transfer_ns = 0  # of the step that is being planned
@@ -39,27 +39,27 @@ class Planner:
 
     def plan(self, now_ns: int) -> Step | None:
         """Plan a step and take the blocks it needs. O(running + admitted * log(waiting))."""
-        books = self._books
+        accounting = self._accounting
         planned: list[Sequence] = []
         preempted: list[Sequence] = []
         separate = self._config.prefill == "separate"
         self._transfer_ns = 0
         together = 0
-        if separate and not books.swapped:
+        if separate and not accounting.swapped:
             self._plan_waiting(planned, self._config.step_tokens_max, now_ns)
         if not planned:
             together = self._plan_lockstep(planned)
             budget = self._plan_running(planned, preempted, together)
-            together = min(together, len(books.lockstep.members))  # a victim may have ended it
+            together = min(together, len(accounting.lockstep.members))  # a victim may have ended it
             if not preempted:
-                if books.swapped:
+                if accounting.swapped:
                     budget = self._plan_swapped(planned, budget)
-                if not separate and not books.swapped:
+                if not separate and not accounting.swapped:
                     self._plan_waiting(planned, budget, now_ns)
         if not planned:
             return None
         prompt_tokens, decodes = 0, together
-        kv_tokens = books.lockstep.kv_tokens() if together else 0
+        kv_tokens = accounting.lockstep.kv_tokens() if together else 0
         for sequence in planned[together:]:
             if sequence.computed_base < sequence.prefill_end_tokens:
                 prompt_tokens += sequence.scheduled_tokens
@@ -83,29 +83,29 @@ class Planner:
 
     def next_admission(self, budget: int, now_ns: int) -> Admission | None:
         """Find who could be admitted next, of those that wait; None: nobody now."""
-        books = self._books
+        accounting = self._accounting
         while True:
-            sequence = books.waiting.peek()
+            sequence = accounting.waiting.peek()
             if sequence is None:
                 return None
             if self._config.delay_factor_ppm and self.delay_left_ns(now_ns) > 0:
                 return None
             group = sequence.group
             seats = 1 if group is None else len(group.members)
-            if seats > books.seats_free():
+            if seats > accounting.seats_free():
                 return None
-            adapter, adapters = sequence.request.adapter, books.adapters
+            adapter, adapters = sequence.request.adapter, accounting.adapters
             if adapter is None or adapters is None or adapters.has_slot(adapter):
                 return self._admissible(sequence, budget)
             # Every slot is taken by an adapter in use: those that need no slot go first.
-            books.waiting.park()
+            accounting.waiting.park()
 
     def delay_left_ns(self, now_ns: int) -> int:
         """Tell for how long the first in the queue is still held back; 0: it is not."""
         factor = self._config.delay_factor_ppm
-        if not factor or not self._books.running:
+        if not factor or not self._accounting.running:
             return 0
-        first = self._books.waiting.peek()
+        first = self._accounting.waiting.peek()
         if first is None:
             return 0
         # Admitted when it has waited for longer than this.
@@ -114,18 +114,18 @@ class Planner:
 
     def next_return(self, budget: int) -> list[Sequence] | None:
         """Find the swapped unit that could go on now; None: none. O(blocks of the unit)."""
-        books = self._books
-        unit = books.swapped.peek()
+        accounting = self._accounting
+        unit = accounting.swapped.peek()
         if unit is None or not budget:
             return None
         group = unit[0].group
         # The answers that wait for their prompt have no blocks, but will need a seat.
         seats = len(unit) if group is None else len(group.members)
-        if seats > books.seats_free():
+        if seats > accounting.seats_free():
             return None
         need = self._need(unit, budget)
-        free = books.pool.free
-        adapter, adapters = unit[0].request.adapter, books.adapters
+        free = accounting.pool.free
+        adapter, adapters = unit[0].request.adapter, accounting.adapters
         if adapters is not None:
             if adapter is not None and not adapters.has_slot(adapter):
                 return None
@@ -145,13 +145,13 @@ class Planner:
 
     def _plan_lockstep(self, planned: list[Sequence]) -> int:
         """Schedule what goes in lockstep, if there are blocks for all of it. Returns how many."""
-        books = self._books
-        lockstep, count = books.lockstep, books.gather()
-        if lockstep.blocks_ahead(1) > books.pool.free:
+        accounting = self._accounting
+        lockstep, count = accounting.lockstep, accounting.gather()
+        if lockstep.blocks_ahead(1) > accounting.pool.free:
             lockstep.dissolve()
             return 0
         lockstep.take(1)
-        planned += books.running[:count]
+        planned += accounting.running[:count]
         return count
 
     def _plan_running(
@@ -161,8 +161,8 @@ class Planner:
 
         Returns what is left of the token budget.
         """
-        books = self._books
-        running, pool = books.running, books.pool
+        accounting = self._accounting
+        running, pool = accounting.running, accounting.pool
         block_size = pool.block_size_tokens
         budget = self._config.step_tokens_max - position
         thrown_out: list[list[Sequence]] = []
@@ -179,13 +179,15 @@ class Planner:
             if end == computed:
                 continue  # a beam whose search waits for the other beams
             count = -(-end // block_size) - len(sequence.blocks)
-            copies = sequence.group is not None and books.must_copy(sequence)
+            copies = sequence.group is not None and accounting.must_copy(sequence)
             if count > 0 or copies:
                 # The victim stands last, so it was not scheduled in this step; at worst it is
                 # the sequence itself, with its group, and the loop ends.
                 while count + copies > pool.free and position <= len(running):
-                    if books.adapters is None or not books.adapters.reclaim(count + copies):
-                        thrown_out.append(books.throw_out())
+                    if accounting.adapters is None or not accounting.adapters.reclaim(
+                        count + copies
+                    ):
+                        thrown_out.append(accounting.throw_out())
                 if position > len(running):
                     break
                 self._take(sequence, count, copies)
@@ -199,13 +201,13 @@ class Planner:
 
     def _take(self, sequence: Sequence, count: int, copies: bool) -> None:
         """Give a sequence the blocks that its next tokens go to."""
-        books = self._books
+        accounting = self._accounting
         if copies:
-            books.pool.copy_last(sequence.blocks)
-            books.copied_blocks += 1
+            accounting.pool.copy_last(sequence.blocks)
+            accounting.copied_blocks += 1
             self._transfer_ns += self._cost.copy_ns(self._config.block_size_tokens)
         if count > 0:
-            books.pool.allocate(count, sequence.blocks)
+            accounting.pool.allocate(count, sequence.blocks)
 
     def _throw_out(
         self, units: list[list[Sequence]], planned: list[Sequence], preempted: list[Sequence]
@@ -215,27 +217,27 @@ class Planner:
             preempted += unit
             if unit[0].state == SequenceState.SWAPPED:
                 self._move_cost(_distinct(unit))
-        self._books.requeue(units)
+        self._accounting.requeue(units)
         planned[:] = [s for s in planned if s.state == SequenceState.RUNNING]
 
     def _plan_swapped(self, planned: list[Sequence], budget: int) -> int:
         """Bring swapped units back, in order, until the first that does not fit."""
-        books = self._books
+        accounting = self._accounting
         while (unit := self.next_return(budget)) is not None:
             need = self._need(unit, budget)
             for sequence in unit:
-                self._adapter_cost(books.use_adapter(sequence, need))
-            if books.adapters is not None:  # also where the unit itself has none
-                books.adapters.reclaim(need)
-            self._move_cost(books.swap_in(unit))
+                self._adapter_cost(accounting.use_adapter(sequence, need))
+            if accounting.adapters is not None:  # also where the unit itself has none
+                accounting.adapters.reclaim(need)
+            self._move_cost(accounting.swap_in(unit))
             for sequence in unit:
                 tokens = _due(sequence, budget)
                 end = sequence.computed_tokens + tokens
                 sequence.scheduled_tokens = tokens
                 if not tokens:
                     continue
-                count = books.blocks_for(end) - len(sequence.blocks)
-                self._take(sequence, count, books.must_copy(sequence))
+                count = accounting.blocks_for(end) - len(sequence.blocks)
+                self._take(sequence, count, accounting.must_copy(sequence))
                 planned.append(sequence)
                 budget -= tokens
         return budget
@@ -252,26 +254,26 @@ class Planner:
 
     def _admissible(self, sequence: Sequence, budget: int) -> Admission | None:
         """Tell what a waiting sequence could compute in a step now, if it fits."""
-        books = self._books
+        accounting = self._accounting
         target, found = _target(sequence), []
-        tokens, free = target, books.pool.free
-        if sequence.prefix_keys and books.cache is not None:
+        tokens, free = target, accounting.pool.free
+        if sequence.prefix_keys and accounting.cache is not None:
             # The last token is computed in any case: the next one comes out of it.
             size = self._config.block_size_tokens
-            found = books.cache.find(sequence.prefix_keys, (target - 1) // size)
+            found = accounting.cache.find(sequence.prefix_keys, (target - 1) // size)
             tokens -= len(found) * size
-            free -= sum([block in books.cache for block in found])
+            free -= sum([block in accounting.cache for block in found])
         if tokens > budget:
             if self._config.prefill != "chunked":
                 return None
             tokens = budget
-        need = books.blocks_for(tokens)
+        need = accounting.blocks_for(tokens)
         if self._config.reserve_prompt:
-            need = books.blocks_for(target) - len(found)
+            need = accounting.blocks_for(target) - len(found)
         if sequence.group is not None:
             # Once its prompt is computed, its members need what they had before a preemption.
-            need = max(need, books.group_blocks(sequence.group) - len(found))
-        adapters = books.adapters
+            need = max(need, accounting.group_blocks(sequence.group) - len(found))
+        adapters = accounting.adapters
         if adapters is not None:
             need += adapters.blocks_needed(sequence.request.adapter)
             free += adapters.reclaimable(sequence.request.adapter)
@@ -279,23 +281,23 @@ class Planner:
 
     def _admit(self, admission: Admission) -> None:
         sequence, tokens, found = admission
-        books = self._books
-        books.waiting.pop()
+        accounting = self._accounting
+        accounting.waiting.pop()
         sequence.prefill_end_tokens = _target(sequence)
-        if sequence.prefix_keys and books.cache is not None:
-            self._hold_found(sequence, found, books.cache)
-        need = books.blocks_for(sequence.computed_tokens + tokens) - len(sequence.blocks)
-        self._adapter_cost(books.use_adapter(sequence, need))
-        if need > books.pool.free and books.adapters is not None:
-            books.adapters.reclaim(need)
-        books.pool.allocate(need, sequence.blocks)
+        if sequence.prefix_keys and accounting.cache is not None:
+            self._hold_found(sequence, found, accounting.cache)
+        need = accounting.blocks_for(sequence.computed_tokens + tokens) - len(sequence.blocks)
+        self._adapter_cost(accounting.use_adapter(sequence, need))
+        if need > accounting.pool.free and accounting.adapters is not None:
+            accounting.adapters.reclaim(need)
+        accounting.pool.allocate(need, sequence.blocks)
         sequence.scheduled_tokens = tokens
-        books.seat(sequence)
+        accounting.seat(sequence)
 
     def _hold_found(self, sequence: Sequence, found: list[int], cache: PrefixCache) -> None:
         """Let a sequence begin behind the blocks that the prefix cache has for it."""
         for block in found:
-            self._books.pool.reuse(block)
+            self._accounting.pool.reuse(block)
             sequence.blocks.append(block)
         cache.count_hits(found)
         cache.pass_by(sequence.request.request_id, sequence.prefix_keys)

@@ -1,6 +1,6 @@
 """Many decode steps at once, between two events, with the same result to the token."""
 
-from schedsvc.sim.engine.books import Books
+from schedsvc.sim.engine.block_accounting import BlockAccounting
 from schedsvc.sim.engine.cost import StepCost
 from schedsvc.sim.engine.planner import Planner
 from schedsvc.sim.engine.sequence import Sequence
@@ -15,15 +15,15 @@ class Runs:
     whose end a run ends.
     """
 
-    def __init__(self, books: Books, planner: Planner, cost: StepCost) -> None:
-        self._books = books
+    def __init__(self, accounting: BlockAccounting, planner: Planner, cost: StepCost) -> None:
+        self._accounting = accounting
         self._planner = planner
         self._cost = cost
 
     def plan(self, steps_max: int, duration_max_ns: int | None, now_ns: int) -> DecodeRun | None:
         """Foresee a run, and decide nothing. O(log n), and what `Books.gather()` takes."""
-        lockstep, count = self._books.lockstep, len(self._books.running)
-        if not count or self._books.gather() < count or not self._only_decodes(now_ns):
+        lockstep, count = self._accounting.lockstep, len(self._accounting.running)
+        if not count or self._accounting.gather() < count or not self._only_decodes(now_ns):
             return None
         steps = min(steps_max, lockstep.steps_left())
         kv_tokens = lockstep.kv_tokens()
@@ -41,15 +41,15 @@ class Runs:
 
     def apply(self, steps: int) -> list[Sequence]:
         """Do the first steps of a run. Returns what is complete. O(blocks + log n)."""
-        lockstep = self._books.lockstep
+        lockstep = self._accounting.lockstep
         lockstep.take(steps)
         return lockstep.advance(steps)
 
     def _only_decodes(self, now_ns: int) -> bool:
         """Whether nobody comes to those that decode in the next step, or until one of them ends."""
-        books, config = self._books, self._books.config
-        count = len(books.running)
-        if books.swapped:
+        accounting, config = self._accounting, self._accounting.config
+        count = len(accounting.running)
+        if accounting.swapped:
             return self._planner.next_return(config.step_tokens_max - count) is None
         if count == config.sequences_max:
             return True
@@ -59,11 +59,11 @@ class Runs:
 
     def _free(self) -> int:
         """Count the blocks that a run may take."""
-        books = self._books
-        if books.cache is not None:
+        accounting = self._accounting
+        if accounting.cache is not None:
             # Who waits may find less of its prompt when contents are given up, and then fit into
             # a step's budget with fewer blocks than before: that has to be looked at each time.
-            first = books.waiting.peek()
+            first = accounting.waiting.peek()
             if first is not None and first.prefix_keys:
-                return books.pool.unused
-        return books.pool.free
+                return accounting.pool.unused
+        return accounting.pool.free

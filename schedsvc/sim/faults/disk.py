@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from schedsvc._core import CallerError, Scheduler
-from schedsvc.sim.faults.agenda import Agenda
 from schedsvc.sim.faults.auditor import Known, ViolationError
 from schedsvc.sim.faults.configured import StateOptions
+from schedsvc.sim.faults.event_queue import EventQueue
 from schedsvc.state.backlog import Backlog, SavedRow, aged
 
 if TYPE_CHECKING:
@@ -63,11 +63,15 @@ class Saver:
     """Saves every so often: in slices, between which other things happen, then one write."""
 
     def __init__(
-        self, agenda: Agenda, server: Server, options: StateOptions, wall_ns: Callable[[], int]
+        self,
+        events: EventQueue,
+        server: Server,
+        options: StateOptions,
+        wall_ns: Callable[[], int],
     ) -> None:
         self.disk = Disk()
         self.wall_ns = wall_ns
-        self._agenda = agenda
+        self._events = events
         self._server = server
         self._options = options
         self._backlog = Backlog()
@@ -83,7 +87,7 @@ class Saver:
         self._wait()
 
     def _wait(self) -> None:
-        self._agenda.after(self._options.every_ns, self._ring, self._server.incarnation)
+        self._events.after(self._options.every_ns, self._ring, self._server.incarnation)
 
     def _ring(self, incarnation: int) -> None:
         if incarnation == self._server.incarnation:
@@ -93,15 +97,15 @@ class Saver:
         """Read a slice, and come back for the next; behind the last one, begin to write."""
         rows = self._server.save(self._options.rows_at_once)
         if rows:
-            self._offsets.add(self.wall_ns() - self._agenda.now_ns)
+            self._offsets.add(self.wall_ns() - self._events.now_ns)
             self._backlog.add(rows, self.wall_ns())
-            self._agenda.after(self._agenda.soon(self._options.slice_ns), self._ring, incarnation)
+            self._events.after(self._events.soon(self._options.slice_ns), self._ring, incarnation)
             return
         taken = self._backlog.take()
         if taken:
             self._writing = (taken, self._server.known())
-            delay_ns = self._agenda.soon(self._options.write_ns)
-            self._agenda.after(delay_ns, self._write, self._writing)
+            delay_ns = self._events.soon(self._options.write_ns)
+            self._events.after(delay_ns, self._write, self._writing)
         elif not self.is_calm:
             self._wait()
 
@@ -121,7 +125,7 @@ class Saver:
 
     def die(self) -> None:
         """End with the process; what is being written may be in the file or not."""
-        if self._writing is not None and self._agenda.rnd.random() < 0.5:
+        if self._writing is not None and self._events.rnd.random() < 0.5:
             self.disk.write(*self._writing, is_first=self._is_first)
         self._writing = None
 
@@ -131,7 +135,7 @@ class Saver:
         Returns what the auditor knew when that was told, and for how long buckets are credited at
         most; None where it starts as if it never ran. `spare` is another core like it.
         """
-        disk, rnd = self.disk, self._agenda.rnd
+        disk, rnd = self.disk, self._events.rnd
         if not disk.rows or (disk.is_damaged and rnd.random() < 0.5):  # SQLite finds it
             disk.begin_anew()
             return None, 0
@@ -150,9 +154,9 @@ class Saver:
             raise ViolationError("a damaged row was taken")
         self._check(spare, now_ns)
         known, saved_ns = disk.known
-        if self._offsets != {self.wall_ns() - self._agenda.now_ns}:
+        if self._offsets != {self.wall_ns() - self._events.now_ns}:
             known = replace(known, levels=None)  # credited by a clock that was changed
-        return known, self._agenda.now_ns - saved_ns
+        return known, self._events.now_ns - saved_ns
 
     def _check(self, spare: Scheduler, now_ns: int) -> None:
         """Hold that whoever takes rows over without delay tells the same again."""

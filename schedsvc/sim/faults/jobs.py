@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc.sim.faults.agenda import Agenda
+from schedsvc.sim.faults.event_queue import EventQueue
 from schedsvc.sim.faults.options import Options
 
 _SEASON, _ALONE = 130, 40
@@ -40,9 +40,9 @@ class Job:
 class JobMaker:
     """Draws requests."""
 
-    def __init__(self, agenda: Agenda, options: Options, prefix: str = "r") -> None:
+    def __init__(self, events: EventQueue, options: Options, prefix: str = "r") -> None:
         self._prefix = prefix
-        self._agenda = agenda
+        self._events = events
         self._options = options
         self._tenants = list(options.tenants)
         self._adapters = None if options.adapters is None else list(options.adapters)
@@ -58,7 +58,7 @@ class JobMaker:
 
     def job(self, pool: str = "", tenant: str | None = None) -> Job:
         """Draw a request; half of them for any pool."""
-        options, random = self._options, self._agenda.rnd.random
+        options, random = self._options, self._events.rnd.random
         if tenant is None:
             tenant = self._tenants[self._whose(random())]
         n = 1 if random() < 0.9 else 2
@@ -97,7 +97,7 @@ class JobMaker:
 
     def _hashes(self, prompt_tokens: int) -> list[int]:
         """Draw what a prompt begins with: like others, for a part; rarely more than it can hold."""
-        random = self._agenda.rnd.random
+        random = self._events.rnd.random
         family, count = 1 + int(random() * self._options.prefixes), prompt_tokens // 16
         if random() < 0.03:
             count += int(random() * 600)

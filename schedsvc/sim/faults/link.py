@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from schedsvc.sim.faults.agenda import Agenda
+from schedsvc.sim.faults.event_queue import EventQueue
 
 if TYPE_CHECKING:
     from schedsvc.sim.faults.server import Server
@@ -19,13 +19,24 @@ class Connection:
     """
 
     __slots__ = (
-        "_agenda", "_delay_ns", "_down_ns", "_server", "_up_ns", "garbage", "is_broken",
-        "is_stalled", "number", "on_lost", "on_message", "principal", "session",
+        "_delay_ns",
+        "_down_ns",
+        "_events",
+        "_server",
+        "_up_ns",
+        "garbage",
+        "is_broken",
+        "is_stalled",
+        "number",
+        "on_lost",
+        "on_message",
+        "principal",
+        "session",
     )  # fmt: skip
 
     def __init__(
         self,
-        agenda: Agenda,
+        events: EventQueue,
         server: Server,
         number: int,
         principal: int,
@@ -41,12 +52,12 @@ class Connection:
         self.garbage: set[bytes] = set()
         self.on_message = on_message
         self.on_lost = on_lost
-        self._agenda = agenda
+        self._events = events
         self._server = server
         self._delay_ns = delay_ns
         self._up_ns = self._down_ns = 0
-        self._up_ns = agenda.now_ns + agenda.soon(delay_ns)
-        agenda.at(self._up_ns, self._open)
+        self._up_ns = events.now_ns + events.soon(delay_ns)
+        events.at(self._up_ns, self._open)
 
     def _open(self, _: object) -> None:
         if self._server.is_up:
@@ -56,17 +67,17 @@ class Connection:
 
     def delay(self, duration_ns: int) -> None:
         """Let nothing arrive for a while, in either direction."""
-        until_ns = self._agenda.now_ns + duration_ns
+        until_ns = self._events.now_ns + duration_ns
         self._up_ns = max(self._up_ns, until_ns)
         self._down_ns = max(self._down_ns, until_ns)
 
     def send_up(self, data: bytes) -> None:
         """Send a message to the scheduler."""
-        agenda = self._agenda
-        arrival_ns = agenda.now_ns + agenda.soon(self._delay_ns)
+        events = self._events
+        arrival_ns = events.now_ns + events.soon(self._delay_ns)
         if arrival_ns > self._up_ns:
             self._up_ns = arrival_ns
-        agenda.at(self._up_ns, self._arrive_up, data)
+        events.at(self._up_ns, self._arrive_up, data)
 
     def _arrive_up(self, data: bytes) -> None:
         if not self.is_broken:
@@ -74,11 +85,11 @@ class Connection:
 
     def send_down(self, message: Any) -> None:
         """Send a message to the shim."""
-        agenda = self._agenda
-        arrival_ns = agenda.now_ns + agenda.soon(self._delay_ns)
+        events = self._events
+        arrival_ns = events.now_ns + events.soon(self._delay_ns)
         if arrival_ns > self._down_ns:
             self._down_ns = arrival_ns
-        agenda.at(self._down_ns, self._arrive_down, message)
+        events.at(self._down_ns, self._arrive_down, message)
 
     def _arrive_down(self, message: Any) -> None:
         if not self.is_broken:
@@ -88,8 +99,8 @@ class Connection:
         """Break it: what is under way is lost. Each side notices after its time."""
         if not self.is_broken:
             self.is_broken = True
-            self._agenda.after(client_ns, self.on_lost, self)
-            self._agenda.after(server_ns, self._server_notices)
+            self._events.after(client_ns, self.on_lost, self)
+            self._events.after(server_ns, self._server_notices)
 
     def _server_notices(self, _: object) -> None:
         self._server.enter((self._server.end_stream, self))
@@ -99,20 +110,31 @@ class Call:
     """One unary call. It is lost on its way, its answer is lost, or it succeeds."""
 
     __slots__ = (
-        "_agenda", "_delay_ns", "_lost_permille", "_then", "epoch", "is_over",
-        "lease_id", "message", "outcome", "principal", "totals", "ttl_ns", "waiting",
+        "_delay_ns",
+        "_events",
+        "_lost_permille",
+        "_then",
+        "epoch",
+        "is_over",
+        "lease_id",
+        "message",
+        "outcome",
+        "principal",
+        "totals",
+        "ttl_ns",
+        "waiting",
     )  # fmt: skip
 
     def __init__(
         self,
-        agenda: Agenda,
+        events: EventQueue,
         delay_ns: int,
         lost_permille: int,
         then: Callable[[Call, Any], None],
         principal: int,
     ) -> None:
         """`then(call, answer)` is told the answer; None where the call has failed."""
-        self._agenda = agenda
+        self._events = events
         self._delay_ns = delay_ns
         self._lost_permille = lost_permille
         self._then = then
@@ -126,26 +148,26 @@ class Call:
 
     def send(self, server: Server, method: Callable[[Call], None]) -> int:
         """Send it. Returns when it arrives; -1: it was lost; 0: nobody is there."""
-        agenda = self._agenda
-        is_lost = agenda.rnd.random() * 1_000 < self._lost_permille
+        events = self._events
+        is_lost = events.rnd.random() * 1_000 < self._lost_permille
         if is_lost or not server.is_up:
             self.fail()
             return -1 if is_lost else 0
-        arrival_ns = agenda.now_ns + agenda.soon(self._delay_ns)
-        agenda.at(arrival_ns, server.enter, (method, self))
+        arrival_ns = events.now_ns + events.soon(self._delay_ns)
+        events.at(arrival_ns, server.enter, (method, self))
         return arrival_ns
 
     def answer(self, answer: Any) -> None:
         """Send the answer back; it may be lost."""
-        agenda = self._agenda
-        if agenda.rnd.random() * 1_000 < self._lost_permille:
+        events = self._events
+        if events.rnd.random() * 1_000 < self._lost_permille:
             self.fail()
         else:
-            agenda.after(agenda.soon(self._delay_ns), self._over, answer)
+            events.after(events.soon(self._delay_ns), self._over, answer)
 
     def fail(self) -> None:
         """Let the caller find out, after a while, that no answer will come."""
-        self._agenda.after(self._agenda.soon(200_000_000), self._over, None)
+        self._events.after(self._events.soon(200_000_000), self._over, None)
 
     def _over(self, answer: Any) -> None:
         if not self.is_over:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedsvc._core import CallerError
-from schedsvc.sim.faults.agenda import Agenda
 from schedsvc.sim.faults.auditor import UNKNOWN_FLOW, ViolationError
+from schedsvc.sim.faults.event_queue import EventQueue
 from schedsvc.sim.faults.options import Options
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ class Operator:
     Modes end with the process here: that they outlive it is not the core's doing.
     """
 
-    def __init__(self, agenda: Agenda, server: Server, options: Options) -> None:
-        self._agenda = agenda
+    def __init__(self, events: EventQueue, server: Server, options: Options) -> None:
+        self._events = events
         self._server = server
         self._options = options
 
@@ -40,7 +40,7 @@ class Operator:
         if not self._server.is_up:
             return False
         self._server.enter((self._drain, (pool, True)))
-        self._agenda.after(self._agenda.soon(3 * _S), self._undo, pool)
+        self._events.after(self._events.soon(3 * _S), self._undo, pool)
         return True
 
     def _undo(self, pool: str) -> None:
@@ -64,7 +64,7 @@ class Operator:
 
     def revoke(self) -> bool:
         """Revoke a lease: mostly one that runs, else one that has ended or never was."""
-        server, random = self._server, self._agenda.rnd.random
+        server, random = self._server, self._events.rnd.random
         books = server.auditor.books
         of = list(books.live if random() < 0.8 else books.ended)
         if not of or not server.is_up:
@@ -94,11 +94,11 @@ class Operator:
         """Refuse and delay nothing of a tenant, or of all, for seconds."""
         if not self._server.is_up:
             return False
-        tenants, random = self._tenants(), self._agenda.rnd.random
+        tenants, random = self._tenants(), self._events.rnd.random
         if random() < 0.7:
             tenants = [tenants[int(random() * len(tenants))]]
         self._server.enter((self._say, (tenants, True)))
-        self._agenda.after(self._agenda.soon(2 * _S), self._enforce, tenants)
+        self._events.after(self._events.soon(2 * _S), self._enforce, tenants)
         return True
 
     def _enforce(self, tenants: list[str]) -> None:

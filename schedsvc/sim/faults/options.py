@@ -162,7 +162,11 @@ def _of_one_length(options: Options) -> Options:
         reports_permille=1_000,
         pools=tuple(replace(pool, max_running=0, token_ns=_MS) for pool in options.pools),
         core=options.core
-        | {name: value for name, value in (core | {"stagger": 1}).items() if knows(name, value)},
+        | {
+            name: value
+            for name, value in (core | {"grant_pacing": 1}).items()
+            if knows(name, value)
+        },
     )
 
 
@@ -362,7 +366,7 @@ def draw_core(rnd: Random) -> dict[str, Any]:
     answer_ttls = (5 * _S, 60 * _S, 300 * _S) if work_max == 65_536 else (3_600 * _S,)
     policy = rnd.choice(_POLICIES)
     drawn = {name: rnd.choice(values) for name, values in _OPTIONAL.items()}
-    drawn["stagger"] = 0  # who is held apart, waits although there is room
+    drawn["grant_pacing"] = 0  # who is held apart, waits although there is room
     return {
         "policy": policy if knows("policy", policy) else "vtc",
         "queue_ttl_ns": rnd.choice((_S, 5 * _S, 30 * _S)),

@@ -14,10 +14,10 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc._core import EXPIRED, CallerError, InvariantError
 from schedsvc.clock import PAUSE_NS, SteadyClock
-from schedsvc.sim.faults.agenda import Agenda
 from schedsvc.sim.faults.auditor import Auditor, Known, ViolationError
 from schedsvc.sim.faults.configured import configured
 from schedsvc.sim.faults.disk import Saver
+from schedsvc.sim.faults.event_queue import EventQueue
 from schedsvc.sim.faults.link import Call, Connection
 from schedsvc.sim.faults.options import Options
 
@@ -48,9 +48,13 @@ class Server:
     """One scheduler, over any number of processes one after the other."""
 
     def __init__(
-        self, agenda: Agenda, options: Options, auditor: Auditor, wall_ns: Callable[[], int]
+        self,
+        events: EventQueue,
+        options: Options,
+        auditor: Auditor,
+        wall_ns: Callable[[], int],
     ) -> None:
-        self.agenda = agenda
+        self.events = events
         self.auditor = auditor
         self.is_up = False
         self.incarnation = 0
@@ -65,7 +69,7 @@ class Server:
         self._rounds = 0
         self.saver: Saver | None = None
         if options.state is not None:
-            self.saver = Saver(agenda, self, options.state, wall_ns)
+            self.saver = Saver(events, self, options.state, wall_ns)
         self.start()
 
     # The process.
@@ -75,7 +79,7 @@ class Server:
         if self.is_up:
             return
         self.incarnation += 1
-        self._raw_ns = self.agenda.now_ns
+        self._raw_ns = self.events.now_ns
         self._clock = SteadyClock(lambda: self._raw_ns)
         self._timer_ns = -1
         self._paused_ns = 0
@@ -95,7 +99,7 @@ class Server:
         self._inbox.clear()
         for conn in self._streams.values():
             conn.session = None
-            conn.cut(client_ns=self.agenda.soon(10_000_000))
+            conn.cut(client_ns=self.events.soon(10_000_000))
         self._streams.clear()
         for waiting in self._waiting.values():
             for call in waiting.calls:
@@ -109,17 +113,17 @@ class Server:
         """Stop the process for a while; the sockets go on to fill."""
         if self.is_up and not self._paused:
             self._paused = True
-            self._paused_since_ns = self.agenda.now_ns
-            self.agenda.after(duration_ns, self.resume)
+            self._paused_since_ns = self.events.now_ns
+            self.events.after(duration_ns, self.resume)
 
     def resume(self, _: object = None) -> None:
         """Go on, with all that has come in meanwhile."""
         if not self._paused:
             return
         self._paused = False
-        self._paused_ns += self.agenda.now_ns - self._paused_since_ns
+        self._paused_ns += self.events.now_ns - self._paused_since_ns
         self.auditor.books.resumed = True
-        self._raw_ns = self.agenda.now_ns
+        self._raw_ns = self.events.now_ns
         self._clock.now_ns()
         inbox, self._inbox = self._inbox, []
         for act, what in inbox:
@@ -137,7 +141,7 @@ class Server:
 
     def _now(self) -> int:
         """Ask the production clock, which the event loop's heartbeat asks often enough."""
-        now_ns = self.agenda.now_ns
+        now_ns = self.events.now_ns
         while now_ns - self._raw_ns > PAUSE_NS:
             self._raw_ns += PAUSE_NS
             self._clock.now_ns()
@@ -183,7 +187,7 @@ class Server:
         session.close(now_ns)
         evicted = self.core.stats(now_ns, 0)["totals"]["evicted"] - before
         self.auditor.stream_closed(now_ns, conn.number, evicted)
-        conn.cut(client_ns=self.agenda.soon(1_000_000))
+        conn.cut(client_ns=self.events.soon(1_000_000))
         self._settle(now_ns)
 
     def _write(self, conn: Connection, now_ns: int) -> None:
@@ -250,7 +254,7 @@ class Server:
             return
         self.auditor.verdict(now_ns, waiting.request, response)
         waiting.answer = response
-        self.agenda.after(_ANSWER_NS, self._deliver, waiting)
+        self.events.after(_ANSWER_NS, self._deliver, waiting)
 
     def _deliver(self, waiting: Waiting) -> None:
         """Let the calls that wait take their answer."""
@@ -339,7 +343,7 @@ class Server:
         if deadline_ns >= 0 and (self._timer_ns < 0 or deadline_ns < self._timer_ns):
             self._timer_ns = deadline_ns
             ticks = -(-(deadline_ns - now_ns) // TICK_NS)
-            self.agenda.after(ticks * TICK_NS, self._ring, (self.incarnation, deadline_ns))
+            self.events.after(ticks * TICK_NS, self._ring, (self.incarnation, deadline_ns))
 
     def _ring(self, timer: tuple[int, int]) -> None:
         if timer == (self.incarnation, self._timer_ns):
@@ -356,7 +360,7 @@ class Server:
 
     def known(self) -> tuple[Known, int]:
         """Return what the auditor knows of what is saved, and the time less all pauses."""
-        return self.auditor.known(self._now()), self.agenda.now_ns - self._paused_ns
+        return self.auditor.known(self._now()), self.events.now_ns - self._paused_ns
 
     def core_now(self) -> int:
         """Read the scheduler's own clock."""

@@ -17,7 +17,7 @@ from schedsvc_client.session_protocol import (
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc.sim.faults.agenda import Agenda
+from schedsvc.sim.faults.event_queue import EventQueue
 from schedsvc.sim.faults.jobs import Job
 from schedsvc.sim.faults.link import Connection
 from schedsvc.sim.faults.options import Options, PoolOptions
@@ -72,7 +72,7 @@ class Shim:
 
     def __init__(
         self,
-        agenda: Agenda,
+        events: EventQueue,
         server: Server,
         options: Options,
         engine: Engine,
@@ -89,7 +89,7 @@ class Shim:
         self.jobs: dict[int, Job] = {}  # by tag, without verdict
         self.running: dict[int, Job] = {}  # by lease
         self.last_ended = (0, 0)  # lease and epoch
-        self._agenda = agenda
+        self._events = events
         self._server = server
         self._options = options
         self._incarnation = 0
@@ -124,16 +124,16 @@ class Shim:
     # The stream.
 
     def _connect(self, _: object = None) -> None:
-        agenda = self._agenda
+        events = self._events
         if not self.is_alive or self.conn is not None:
             return
-        if agenda.now_ns < self.unreachable_until_ns:
-            agenda.at(self.unreachable_until_ns, self._connect)
+        if events.now_ns < self.unreachable_until_ns:
+            events.at(self.unreachable_until_ns, self._connect)
             return
         self._server.streams_made += 1
         self._welcomed = False
         self.conn = conn = Connection(
-            agenda,
+            events,
             self._server,
             self._server.streams_made,
             self.principal,
@@ -141,9 +141,9 @@ class Shim:
             self._received,
             self._lost,
         )
-        self.protocol.connected(agenda.now_ns)
+        self.protocol.connected(events.now_ns)
         self.pump()
-        agenda.after(_WELCOME_NS, self._give_up, conn)
+        events.after(_WELCOME_NS, self._give_up, conn)
 
     def _give_up(self, conn: Connection) -> None:
         if conn is self.conn and not self._welcomed:
@@ -156,20 +156,20 @@ class Shim:
         self.conn = None
         self.protocol.disconnected()
         self._failures = min(self._failures + 1, _BACKOFFS_MAX)
-        self._agenda.after(self._agenda.around(_BACKOFF_NS << self._failures), self._connect)
+        self._events.after(self._events.around(_BACKOFF_NS << self._failures), self._connect)
 
     def pump(self, _: object = None) -> None:
         """Send all that is to be said, and come back when more is due."""
-        conn, protocol, agenda = self.conn, self.protocol, self._agenda
+        conn, protocol, events = self.conn, self.protocol, self._events
         if conn is None or conn.is_broken:
             return
-        now_ns = agenda.now_ns
+        now_ns = events.now_ns
         while (data := protocol.data_to_send(now_ns)) is not None:
             conn.send_up(data)
         due_ns = protocol.next_deadline_ns()
         if due_ns is not None and (self._pump_ns <= now_ns or due_ns < self._pump_ns):
             self._pump_ns = max(due_ns, now_ns + 1)
-            agenda.at(self._pump_ns, self._pump_due, self._incarnation)
+            events.at(self._pump_ns, self._pump_due, self._incarnation)
 
     def _pump_due(self, incarnation: int) -> None:
         if incarnation == self._incarnation and self.is_alive:
@@ -181,7 +181,7 @@ class Shim:
             self.pump()
         elif not self._gathering:
             self._gathering = True
-            self._agenda.after(self._options.gather_ns, self._gathered)
+            self._events.after(self._options.gather_ns, self._gathered)
 
     def _gathered(self, _: object) -> None:
         self._gathering = False
@@ -193,7 +193,7 @@ class Shim:
         if conn is not self.conn:
             return
         refused = False
-        for notice in self.protocol.receive(self._agenda.now_ns, message):
+        for notice in self.protocol.receive(self._events.now_ns, message):
             refused = refused or isinstance(notice, PoolRefused)
             self._heard(notice)
         if refused:
@@ -247,7 +247,7 @@ class Shim:
                 self._refused(job, verdict.response.refusal.retry_after_ms)
         elif job is None:
             self.protocol.complete(
-                self._agenda.now_ns, verdict.lease.lease_id, Outcome.CANCELLED, (0, 0, 0)
+                self._events.now_ns, verdict.lease.lease_id, Outcome.CANCELLED, (0, 0, 0)
             )
         else:
             job.lease_id, job.epoch = verdict.lease.lease_id, verdict.lease.pool_epoch
@@ -256,10 +256,10 @@ class Shim:
 
     def _refused(self, job: Job, retry_after_ms: int) -> None:
         """Let some clients try again with the same id."""
-        if self.is_calm or job.tries > 2 or self._agenda.rnd.random() < 0.7 or not retry_after_ms:
+        if self.is_calm or job.tries > 2 or self._events.rnd.random() < 0.7 or not retry_after_ms:
             job.is_over = True
         else:
-            self._agenda.after(retry_after_ms * 1_000_000, self._retry, (self._incarnation, job))
+            self._events.after(retry_after_ms * 1_000_000, self._retry, (self._incarnation, job))
 
     def _retry(self, what: tuple[int, Job]) -> None:
         incarnation, job = what
@@ -270,10 +270,10 @@ class Shim:
 
     def _work(self, job: Job) -> None:
         """Let the engine come to the next report of a request."""
-        agenda, engine = self._agenda, self.engine
+        events, engine = self._events, self.engine
         work_ns = engine.token_ns * job.output_tokens // max(1, job.steps_left)
-        wake_ns = max(agenda.now_ns, engine.sleeps_until_ns) + agenda.around(work_ns)
-        agenda.at(wake_ns, self._worked, job)
+        wake_ns = max(events.now_ns, engine.sleeps_until_ns) + events.around(work_ns)
+        events.at(wake_ns, self._worked, job)
 
     def _worked(self, job: Job) -> None:
         if job.is_over or self.running.get(job.lease_id) is not job:
@@ -288,7 +288,7 @@ class Shim:
             job.produced += (job.output_tokens - job.produced) // (job.steps_left + 1)
             if job.request.reports_progress:
                 totals = (job.input_tokens, None, job.produced)
-                self.protocol.progress(self._agenda.now_ns, job.lease_id, totals)
+                self.protocol.progress(self._events.now_ns, job.lease_id, totals)
             self._work(job)
         self._say()
 
@@ -296,7 +296,7 @@ class Shim:
         # Cached input costs less, which is a refund at the end.
         cached = 0 if self._options.fair else job.input_tokens // 2
         totals = (job.input_tokens, cached, job.produced)
-        self.protocol.complete(self._agenda.now_ns, job.lease_id, outcome, totals)
+        self.protocol.complete(self._events.now_ns, job.lease_id, outcome, totals)
         self.last_ended = (job.lease_id, job.epoch)
 
     def engine_restarted(self) -> None:

@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 from schedsvc_client.v1 import quota_pb2
 
-from schedsvc.sim.faults.agenda import Agenda
 from schedsvc.sim.faults.auditor import Auditor, PoolLimits, Terms, ViolationError
-from schedsvc.sim.faults.caller import Caller
-from schedsvc.sim.faults.chaos import Chaos
 from schedsvc.sim.faults.configured import UNKNOWN_WEIGHT
+from schedsvc.sim.faults.event_queue import EventQueue
+from schedsvc.sim.faults.fault_injector import FaultInjector
 from schedsvc.sim.faults.jobs import JobMaker
 from schedsvc.sim.faults.operator import Operator
 from schedsvc.sim.faults.options import FAULTS, Options
 from schedsvc.sim.faults.server import TICK_NS, Server
 from schedsvc.sim.faults.shim import Engine, Shim
+from schedsvc.sim.faults.unary_client import UnaryClient
 
 _WALL_START_NS = 1_700_000_000_000_000_000
 _CALM_STEPS_MAX = 200_000
@@ -44,33 +44,33 @@ class World:
     def __init__(self, options: Options) -> None:
         self.options = options
         rnd = Random(options.seed ^ 0x5EED)  # noqa: S311 - no secret: one seed is one run
-        self.agenda = Agenda(rnd)
+        self.event_queue = EventQueue(rnd)
         self.auditor = Auditor(terms_of(options))
         self.wall_skew_ns = 0
-        self.server = Server(self.agenda, options, self.auditor, self.wall_ns)
-        self.maker = JobMaker(self.agenda, options)
+        self.server = Server(self.event_queue, options, self.auditor, self.wall_ns)
+        self.maker = JobMaker(self.event_queue, options)
         self.tags = 0  # of injected requests
         self.engines = [Engine(pool, self.wall_ns()) for pool in options.pools]
         self.shims = [
-            Shim(self.agenda, self.server, options, engine, 10 * at + number, at + 1)
+            Shim(self.event_queue, self.server, options, engine, 10 * at + number, at + 1)
             for at, engine in enumerate(self.engines)
             for number in range(engine.options.shims)
         ]
         self.callers = [
-            Caller(self.agenda, self.server, options, 0) for _ in range(options.callers)
+            UnaryClient(self.event_queue, self.server, options, 0) for _ in range(options.callers)
         ]
-        self.operator = Operator(self.agenda, self.server, options)
-        self.chaos = Chaos(self)
+        self.operator = Operator(self.event_queue, self.server, options)
+        self.injector = FaultInjector(self)
         self._is_calm = False
 
     @property
     def events(self) -> int:
         """What has happened so far: on the agenda, and inside of messages."""
-        return self.agenda.events + self.auditor.events
+        return self.event_queue.events + self.auditor.events
 
     def wall_ns(self) -> int:
         """Read the wall clock, which may have been set back."""
-        return _WALL_START_NS + self.agenda.now_ns + self.wall_skew_ns
+        return _WALL_START_NS + self.event_queue.now_ns + self.wall_skew_ns
 
     def run(self) -> Outcome:
         """Run both phases."""
@@ -84,7 +84,7 @@ class World:
             # Whatever the core or a client raises here, it would have raised in production.
             at = extract_tb(error.__traceback__)[-1]
             violation = f"{type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno})"
-        counts = dict(self.chaos.counts)
+        counts = dict(self.injector.counts)
         for caller in self.callers:
             for name, count in caller.harm.items():
                 counts[name] += count
@@ -92,7 +92,7 @@ class World:
 
     def arrive(self, tenant: str | None = None) -> None:
         """Let one request arrive somewhere."""
-        whom = int(self.agenda.rnd.random() * (len(self.shims) + len(self.callers)))
+        whom = int(self.event_queue.rnd.random() * (len(self.shims) + len(self.callers)))
         if whom < len(self.shims):
             shim = self.shims[whom]
             shim.ask(self.maker.job(shim.engine.options.name, tenant))
@@ -103,19 +103,19 @@ class World:
     def _arrivals(self, _: object) -> None:
         if not self._is_calm:
             self.arrive()
-            self.agenda.after(self.agenda.soon(self.options.interval_ns), self._arrivals)
+            self.event_queue.after(self.event_queue.soon(self.options.interval_ns), self._arrivals)
 
     def _strikes(self, _: object) -> None:
         if not self._is_calm:
-            self.chaos.strike()
-            self.agenda.after(self.agenda.soon(self.options.fault_ns), self._strikes)
+            self.injector.strike()
+            self.event_queue.after(self.event_queue.soon(self.options.fault_ns), self._strikes)
 
     def _suffer(self) -> None:
         """Live through as many events as the run has."""
         self._arrivals(None)
-        self.agenda.after(self.options.fault_ns, self._strikes)
+        self.event_queue.after(self.options.fault_ns, self._strikes)
         while self.events < self.options.events:
-            self.agenda.steps(16)  # there is always a next arrival
+            self.event_queue.steps(16)  # there is always a next arrival
 
     def _recover(self) -> None:
         """No more faults: everything that is open has to end."""
@@ -143,7 +143,7 @@ class World:
 
     def _drain(self) -> None:
         """Let everything happen that is still to happen."""
-        if not self.agenda.drain(_CALM_STEPS_MAX):
+        if not self.event_queue.drain(_CALM_STEPS_MAX):
             raise ViolationError("without faults and arrivals, the world does not come to rest")
 
     def _check_rest(self) -> None:
@@ -171,14 +171,14 @@ class World:
         """Let service go on: the same few requests, from a state that has forgotten all."""
         server = self.server
         server.forget()
-        self.agenda.rnd.seed(self.options.seed)
-        caller = Caller(self.agenda, server, self.options, 0)
+        self.event_queue.rnd.seed(self.options.seed)
+        caller = UnaryClient(self.event_queue, server, self.options, 0)
         caller.lost_permille = 0
-        maker = JobMaker(self.agenda, self.options, prefix)
+        maker = JobMaker(self.event_queue, self.options, prefix)
         for _ in range(_PROBES):
             caller.ask(maker.job())
-            self.agenda.after(self.agenda.soon(self.options.interval_ns), lambda _: None)
-            self.agenda.step()
+            self.event_queue.after(self.event_queue.soon(self.options.interval_ns), lambda _: None)
+            self.event_queue.step()
         self._drain()
         self._check_rest()
         granted = server.core.stats(server.core_now())["totals"]["granted"]
@@ -237,7 +237,7 @@ def terms_of(options: Options) -> Terms:
         sum_form=core.get("ledger", "sum") == "sum",
         # What an engine holds beyond all promises is believed for a while, also where it is false.
         work_conserving=not ((adapts and "telemetry-false" in options.faults) or limited or delays),
-        staggers=bool(core.get("stagger")),
+        paces_grants=bool(core.get("grant_pacing")),
         bypass_max=_bypass_max(options),
         fair=options.fair and core["policy"] == "vtc",
         lifts=core["policy"] == "vtc",

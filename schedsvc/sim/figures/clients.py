@@ -20,8 +20,8 @@ from schedsvc.sim.figures.style import (
     say_hidden,
     shown_clients,
 )
-from schedsvc.sim.front import outcome_name
 from schedsvc.sim.scenario import Run
+from schedsvc.sim.scheduler_adapter import outcome_name
 
 _ROW_HEIGHT = 0.22
 # Shorter waits are drawn as this, and none in the queue not at all: the axis has no nought.

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from schedsvc._core import GRANTED
-from schedsvc.sim.front import outcome_name
 from schedsvc.sim.replay.asks import Ask
 from schedsvc.sim.replay.whatif import Fate
+from schedsvc.sim.scheduler_adapter import outcome_name
 
 __all__ = ["WAITING", "compare", "write_changes"]
 

@@ -212,7 +212,7 @@ def test_what_each_policy_gives_up_first(eviction, gone):
     )
     for number, name in enumerate(order[:6]):
         ask(engine, number, name)
-    left = engine._books.cache.keys()
+    left = engine._accounting.cache.keys()
     assert left == {"a", "b", "c", "d"} - {gone}
     assert engine.gauges().cache_evictions == 1
 
@@ -222,7 +222,7 @@ def test_what_was_used_twice_outlasts_what_was_used_later_only_by_frequency(evic
     engine = make(prefix_cache=eviction, cache_blocks_max=3)
     for number, name in enumerate("aabcd"):
         ask(engine, number, name)
-    assert engine._books.cache.keys() == set("abcd") - {gone}
+    assert engine._accounting.cache.keys() == set("abcd") - {gone}
 
 
 def test_a_run_ends_where_lost_contents_let_somebody_in():

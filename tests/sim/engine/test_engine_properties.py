@@ -252,7 +252,7 @@ def test_equal_inputs_give_equal_steps(config, requests):
 
 def standing(engine):
     """Everything that later steps depend on, but for the numbers of blocks."""
-    cache = engine._books.cache
+    cache = engine._accounting.cache
     return (
         [
             (s.key, s.computed_tokens, s.produced_tokens, len(s.blocks), s.cached_tokens)

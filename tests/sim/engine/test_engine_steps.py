@@ -209,7 +209,7 @@ def test_aborted_requests_leave_the_queue_and_do_not_pile_up_in_it():
     engine.check()
     assert ids(engine.waiting()) == ["last"]
     assert engine.gauges().waiting == 1
-    assert len(engine._books.waiting._heap) < 200
+    assert len(engine._accounting.waiting._heap) < 200
 
 
 @pytest.mark.parametrize(
@@ -255,10 +255,10 @@ def test_check_sees_a_sequence_out_of_order_and_a_lost_block():
     engine.add(EngineRequest("a", 4, (4,)))
     engine.add(EngineRequest("b", 4, (4,)))
     engine.step()
-    engine._books.running.reverse()
+    engine._accounting.running.reverse()
     with pytest.raises(EngineInvariantError, match="out of order"):
         engine.check()
-    engine._books.running.reverse()
-    engine._books.running[0].blocks.pop()
+    engine._accounting.running.reverse()
+    engine._accounting.running[0].blocks.pop()
     with pytest.raises(EngineInvariantError, match="blocks are lost"):
         engine.check()

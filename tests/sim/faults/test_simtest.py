@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from schedsvc.cli import main
 from schedsvc.sim.faults import run
-from schedsvc.sim.faults.agenda import Agenda
 from schedsvc.sim.faults.disk import Disk, fields
+from schedsvc.sim.faults.event_queue import EventQueue
 from schedsvc.sim.faults.marathon import run_marathon
 from schedsvc.sim.faults.options import FAULTS, NEWEST, OPERATOR_FAULTS, STATE_FAULTS, draw
 from schedsvc.sim.faults.run import Case, Tally, run_case, run_cases, shrink
@@ -94,7 +94,7 @@ def test_seeds_with_an_operator_order_by_deadline_and_prefixes_hold() -> None:
     kept = [s for s, o in drawn.items() if o.state is not None]
     alike = [s for s, o in drawn.items() if o.alike]
     assert len(alike) > 10
-    assert all(o.core["stagger"] == o.alike for o in drawn.values())
+    assert all(o.core["grant_pacing"] == o.alike for o in drawn.values())
     assert min(len(by_deadline), len(by_prefix), len(kept)) > 5
     tally = Tally()
     cases = [Case(seed) for seed in range(NEWEST, NEWEST + 10)]
@@ -140,15 +140,15 @@ def test_without_faults_nothing_goes_wrong() -> None:
 
 
 def test_the_agenda_keeps_order() -> None:
-    agenda, seen = Agenda(Random(1)), []
+    event_queue, seen = EventQueue(Random(1)), []
     for time_ns, name in ((5, "c"), (3, "a"), (3, "b")):
-        agenda.at(time_ns, seen.append, name)
-    agenda.at(4, lambda _: agenda.after(1, seen.append, "d"))
-    while agenda.step():
+        event_queue.at(time_ns, seen.append, name)
+    event_queue.at(4, lambda _: event_queue.after(1, seen.append, "d"))
+    while event_queue.step():
         pass
     assert seen == ["a", "b", "c", "d"]
-    assert agenda.now_ns == 5
-    assert agenda.events == 5
+    assert event_queue.now_ns == 5
+    assert event_queue.events == 5
 
 
 def broken(case: Case) -> Outcome:

@@ -4,7 +4,6 @@ It imports nothing of the core, and believes nothing that the core says of itsel
 it saw on the wire between clients and scheduler.
 """
 
-from schedsvc.sim.faults.auditor.books import Auditor
 from schedsvc.sim.faults.auditor.ledger import UNKNOWN_FLOW
 from schedsvc.sim.faults.auditor.records import (
     DEFAULT_CLASS,
@@ -16,6 +15,7 @@ from schedsvc.sim.faults.auditor.records import (
     Terms,
     ViolationError,
 )
+from schedsvc.sim.faults.auditor.reference_state import Auditor
 from schedsvc.sim.faults.auditor.resume import Known
 
 __all__ = [

@@ -220,7 +220,9 @@ def _check_work(pool: Pool, waiting: list[Request], reason: str, books: Books) -
     )
     if reason == "STAGGER":
         half = pool.high * 2 >= pool.capacity_blocks
-        require(books.terms.staggers and half, f"{pool.name} spreads for no reason", len(waiting))
+        require(
+            books.terms.paces_grants and half, f"{pool.name} spreads for no reason", len(waiting)
+        )
         return
     headroom = pool.capacity_blocks * books.terms.headroom_most_ppm // 1_000_000
     load = pool.high

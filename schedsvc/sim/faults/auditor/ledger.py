@@ -3,7 +3,7 @@
 from schedsvc.sim.faults.auditor.classes import ClassOrder
 from schedsvc.sim.faults.auditor.counters import Counters
 from schedsvc.sim.faults.auditor.fair import Fairness
-from schedsvc.sim.faults.auditor.handles import Handles
+from schedsvc.sim.faults.auditor.operator_actions import OperatorActions
 from schedsvc.sim.faults.auditor.quotas import Meters
 from schedsvc.sim.faults.auditor.records import (
     CANCELLED,
@@ -47,7 +47,7 @@ class Books:
         classes = 1 if terms.classes is None else len(terms.classes.known)
         self.meters = Meters(terms.quotas, (terms.pools + 1) * classes)
         self.order = ClassOrder(terms)
-        self.handles = Handles()
+        self.handles = OperatorActions()
         self.resumed = False  # the process was paused since the last round
         self.restart(0)
 

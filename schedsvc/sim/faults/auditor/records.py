@@ -134,7 +134,9 @@ class Terms:
     adapters: dict[str, int] = field(default_factory=dict)  # tokens of each, where not the usual
     early_refusal: bool = False  # who cannot meet a deadline is refused
     by_deadline: bool = False  # inside a flow, whose wait is over first goes first
-    staggers: bool = False  # beyond half of a pool, requests may wait so that not all end at once
+    paces_grants: bool = (
+        False  # beyond half of a pool, requests may wait so that not all end at once
+    )
 
 
 class Ask(NamedTuple):

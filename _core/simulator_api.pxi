@@ -1,0 +1,37 @@
+# What simulators ask for in bulk: the same as the methods one by one, without a call for each; and
+# what tests count.
+
+def progress_all(Scheduler core not None, int64_t now_ns, bytes leases not None,
+                 bytes outputs not None):
+    cdef const int64_t* lease = <const int64_t*><const char*>leases
+    cdef const int64_t* output = <const int64_t*><const char*>outputs
+    cdef Py_ssize_t count = len(outputs) // sizeof(int64_t), at
+    cdef Usage u
+    if len(outputs) != count * <Py_ssize_t>sizeof(int64_t) or len(leases) != 3 * len(outputs):
+        invalid("leases", "must have three numbers of 8 bytes for each one of the outputs")
+    for at in range(count):
+        enter(core, now_ns)
+        # Who sees the first token knows by it that the input has been computed, and not before.
+        u = checked_usage(lease[2] if output[at] else NONE, 0, output[at])
+        progress_lease(core, lease[0], lease[1], &u, 0)
+        lease += 3
+
+
+def promised_tokens(Scheduler core not None):
+    cdef int64_t tokens = 0
+    cdef int32_t i
+    for i in range(core.ledger.count):
+        tokens += core.ledger.pools[i].promised_blocks * core.ledger.pools[i].block_size
+    return tokens
+
+
+def moved_entries(Scheduler core not None):
+    return core.ids.moves + core.leases.moves + core.tags.moves + core.names.moves
+
+
+def counted_peaks(Scheduler core not None):
+    cdef int64_t counted = 0
+    cdef int32_t pool
+    for pool in range(core.ledger.count):
+        counted += core.ledger.pools[pool].growing.counted
+    return counted

@@ -1,0 +1,319 @@
+"""One request on its way through the app: headers added, tokens counted, books closed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from schedsvc_client import LeaseState, Outcome
+from schedsvc_client.aio import Admission
+
+from schedsvc_vllm.answers import asked_as, queue_duration
+from schedsvc_vllm.asgi import Mailbox, Message, Scope, Send
+from schedsvc_vllm.request_sizing import Call
+from schedsvc_vllm.response_end import ResponseEnd
+from schedsvc_vllm.runtime import Runtime
+from schedsvc_vllm.token_counter import TokenTotals, Usage
+from schedsvc_vllm.usage import UsageFilter, UsageReader
+
+_EVENT_STREAM = b"text/event-stream"
+_log = logging.getLogger("schedsvc_vllm")
+
+
+class GatedRequest:
+    """Stands between the app and the server's `send`, and ends the lease."""
+
+    __slots__ = (
+        "_call",
+        "_ending",
+        "_keep",
+        "_mailbox",
+        "_reader",
+        "_running",
+        "_runtime",
+        "_send",
+        "_status",
+        "_tally",
+        "_task",
+        "_tenant",
+        "_told",
+        "admission",
+        "asked_again",
+        "local_wait_us",
+        "place",
+        "revoked",
+    )
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        call: Call,
+        tenant: str | bytes,
+        mailbox: Mailbox,
+        send: Send,
+        tally: TokenTotals | None,
+    ) -> None:
+        self._runtime = runtime
+        self._call = call
+        self._tenant = tenant
+        self._mailbox = mailbox
+        self._send = send
+        self._tally = tally
+        self._reader: UsageFilter | UsageReader | None = None
+        self._status = 0
+        self._ending: ResponseEnd | None = None
+        # Of a body that is not read here: all that is done with each of its pieces.
+        self._keep: Callable[[bytes], None] | None = None
+        self._running = False
+        self._told = False  # that it has begun to make tokens
+        self._task: asyncio.Task[Any] | None = None
+        #: It was granted once already, by an engine that has gone.
+        self.asked_again = False
+        #: The scheduler has voided its lease: it is being ended.
+        self.revoked = False
+        # What lets it run: a lease of the scheduler, or a place under the local limit.
+        self.admission: Admission | None = None
+        self.place: asyncio.Future[bool] | None = None
+        self.local_wait_us = 0
+        mailbox.on_left = self._client_left
+
+    @property
+    def engine_priority(self) -> int:
+        """What the scheduler suggests; lower runs first."""
+        lease = self.admission.lease if self.admission is not None else None
+        return lease.engine_priority if lease is not None else 0
+
+    @property
+    def sequences(self) -> int:
+        """How many the engine makes of it."""
+        return len(self._call.prompts.tokens) * self._call.n
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the app has begun to answer."""
+        return self._status != 0
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether its lease is of an engine before the one that stands there now."""
+        lease = self.admission.lease if self.admission is not None else None
+        return lease is not None and lease.pool_epoch < self._runtime.pool.epoch
+
+    def again(self) -> GatedRequest:
+        """Return one for the same request, after this one has finished."""
+        runtime = self._runtime
+        tally = runtime.counter.tally() if runtime.counter is not None else None
+        gated = GatedRequest(runtime, self._call, self._tenant, self._mailbox, self._send, tally)
+        gated.asked_again = True
+        return gated
+
+    def granted(self) -> None:
+        """Take note that the scheduler lets it run, in the task that will run it."""
+        self._runtime.limit.granted()
+        self._running = True
+        self._task = asyncio.current_task()
+        if self.admission is not None:
+            self.admission.on_lost = self._lost
+        self._runtime.watch(self)
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Pass a message of the app on. No coroutine of its own: a stream has many pieces."""
+        if self._keep is not None and message.get("more_body", False):
+            self._keep(message.get("body", b""))
+            return self._send(message)
+        return self._pass_on(message)
+
+    def begin(self) -> bool:
+        """Tell what has been counted, once there is output; whether that has been done with."""
+        return self._told or self._tell()
+
+    def report(self) -> None:
+        """Tell what has been counted so far."""
+        if self._ending is not None:
+            self._ending.catch_up()
+        self._tell()
+
+    def finish(self, scope: Scope) -> None:
+        """Close the books, without waiting. The first call counts."""
+        self._runtime.unwatch(self)
+        self._mailbox.on_left = None
+        admission, self.admission = self.admission, None
+        place, self.place = self.place, None
+        told = final_usage(scope)
+        if admission is not None:
+            self._complete(admission, scope, told)
+        self._learn(told)
+        if self._tally is not None:
+            self._tally.close()
+        if self._running or _holds_place(place):
+            self._running = False
+            self._runtime.limit.ended()
+
+    def _tell(self) -> bool:
+        """Tell what has been counted; False: there is no output yet."""
+        if self.admission is None or self._call.beams:
+            return True
+        counted = self._counted()
+        if counted is None or not counted[2]:
+            return False
+        self._told = True
+        input_tokens, cached_tokens, output_tokens = counted
+        self.admission.progress(
+            input_tokens=input_tokens,
+            cached_input_tokens=cached_tokens,
+            output_tokens=output_tokens,
+        )
+        return True
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the client was given all of the answer."""
+        return self._ending is not None and self._ending.is_whole
+
+    async def _pass_on(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "http.response.body" and self._ending is not None:
+            body, more = message.get("body", b""), message.get("more_body", False)
+            if self._reader is not None:
+                body = self._reader.feed(body, not more)
+                if not body and more:
+                    return
+                message = {**message, "body": body}
+            if more:
+                self._ending.feed(body)
+                self._ending.catch_up()
+            else:
+                self._ending.end()
+        elif kind == "http.response.start":
+            message = self._begun(message)
+        await self._send(message)
+
+    def _client_left(self) -> None:
+        if self._ending is not None:
+            self._ending.close()
+
+    def _begun(self, message: Message) -> Message:
+        self._status = message["status"]
+        headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+        if self._tally is None or self._tally.broken:
+            self._reader = self._reader_of(headers)
+        self._ending = ResponseEnd((name.lower(), value) for name, value in headers)
+        if self._mailbox.left:
+            self._ending.close()
+        if self._reader is None:
+            self._keep = self._ending.feed
+        enforced = self.admission is not None
+        counts = self._runtime.counts
+        if enforced:
+            counts.enforced += 1
+        else:
+            counts.fail_open += 1
+        waited_us = self.admission.queue_duration_us if self.admission else self.local_wait_us
+        waited = queue_duration(waited_us)
+        mode = b"enforced" if enforced else b"fail-open"
+        headers += [(waited[0].encode(), waited[1].encode()), (b"x-schedsvc-mode", mode)]
+        if self.admission is not None:
+            name, value = asked_as(self.admission)
+            headers.append((name.encode(), value.encode()))
+        return {**message, "headers": headers}
+
+    def _reader_of(self, headers: list[tuple[bytes, bytes]]) -> UsageFilter | UsageReader | None:
+        told = {name.lower(): value.lower() for name, value in headers}
+        if b"content-encoding" in told:
+            return None
+        asked = self._call.asked
+        if asked is not None and told.get(b"content-type", b"").startswith(_EVENT_STREAM):
+            return UsageFilter(keep_last=asked.keep_last, keep_all=asked.keep_all)
+        return UsageReader()
+
+    def _counted(self) -> tuple[int | None, int | None, int | None] | None:
+        """Return input, cached input and output tokens, as far as they have been counted."""
+        if self._tally is not None and not self._tally.broken:
+            return self._tally.usage()
+        reader = self._reader
+        if reader is None or not (reader.input_tokens or reader.output_tokens):
+            return None
+        # Of several prompts, an event counts only its own.
+        alone = len(self._call.prompts.tokens) == 1 and reader.input_tokens > 0
+        if not alone:
+            return None, None, reader.output_tokens
+        return reader.input_tokens, reader.cached_input_tokens, reader.output_tokens
+
+    def _complete(self, admission: Admission, scope: Scope, told: Usage | None) -> None:
+        counted = None if self._call.beams else self._counted()
+        if told is not None:
+            # vLLM tells cached tokens only where it was started so; its states always do.
+            cached_tokens = counted[1] if counted is not None else None
+            admission.complete(
+                input_tokens=told.input_tokens,
+                cached_input_tokens=max(told.cached_input_tokens, cached_tokens or 0),
+                output_tokens=told.output_tokens,
+            )
+            return
+        input_tokens, cached_tokens, output_tokens = counted or (None, None, None)
+        if not self._running or (self._status >= 400 and not output_tokens):
+            # It never reached the engine, or the app refused it.
+            admission.give_back()
+            return
+        # vLLM's sign of a request that the engine aborted: no usage where it leaves one.
+        aborted = self._call.route.leaves_usage and _metadata(scope) is not None
+        done = self._is_whole and self._status < 400 and bool(output_tokens) and not aborted
+        admission.complete(
+            outcome=Outcome.COMPLETED if done else Outcome.CANCELLED,
+            input_tokens=input_tokens,
+            cached_input_tokens=cached_tokens,
+            output_tokens=output_tokens,
+        )
+
+    def _learn(self, told: Usage | None) -> None:
+        """Teach the tenant's ratio what its text was in tokens."""
+        prompts = self._call.prompts
+        if not prompts.text_bytes:
+            return
+        if told is not None:
+            input_tokens: int | None = told.input_tokens
+        else:
+            counted = self._counted() if self._is_whole and self._status < 400 else None
+            input_tokens = counted[0] if counted is not None else None
+        if input_tokens:
+            learned = input_tokens - prompts.frame_tokens
+            self._runtime.ratios.learn(self._tenant, prompts.text_bytes, learned)
+
+    def _lost(self, state: LeaseState) -> None:
+        if state is LeaseState.VOID and self._running and self._task is not None:
+            # It holds nothing in the engine's cache any more, so the contract has it end. The app
+            # still runs in this task: it is left, and `finish()` called, without a pause between.
+            self.revoked = True
+            self._task.cancel()
+            _log.warning("the scheduler has voided a lease: its request is ended")
+            return
+        _log.warning("the scheduler gave up a lease (%s) whose request still runs", state.name)
+
+
+def final_usage(scope: Scope) -> Usage | None:
+    """Return the usage that vLLM leaves in the request's state when it has finished."""
+    info: Any = getattr(_metadata(scope), "final_usage_info", None)
+    if info is None:
+        return None
+    details = getattr(info, "prompt_tokens_details", None)
+    return Usage(
+        int(info.prompt_tokens or 0),
+        int(getattr(details, "cached_tokens", None) or 0),
+        int(info.completion_tokens or 0),
+    )
+
+
+def _metadata(scope: Scope) -> object:
+    return (scope.get("state") or {}).get("request_metadata")
+
+
+def _holds_place(place: asyncio.Future[bool] | None) -> bool:
+    return (
+        place is not None
+        and place.done()
+        and not place.cancelled()
+        and place.exception() is None
+        and place.result()
+    )

@@ -1,0 +1,87 @@
+"""When the whole answer has been handed on, although the server has not ended it yet.
+
+Many clients leave as soon as they have what they asked for: at the length that was announced, or at
+a stream's last event. The server's own end comes a moment later, through a proxy perhaps in another
+packet, so by then they may be gone. What they leave behind them is whole nevertheless.
+Sans-IO; O(bytes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+_EVENT_STREAM = b"text/event-stream"
+# The last events of OpenAI's streams, of its Responses, and of Anthropic's. JSON escapes newlines,
+# so no text that a model makes can look like one.
+_LAST_EVENTS = (b"\ndata: [DONE]", b"\nevent: response.completed", b"\nevent: message_stop")
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+# What of the text before is needed to find a last event, or an end, that the next piece completes.
+_TAIL_BYTES = max(map(len, _LAST_EVENTS)) - 1
+
+
+class ResponseEnd:
+    """Watches one answer; `headers` are those of its start, names in lower case.
+
+    `feed` takes its next piece and only keeps it: a stream has hundreds. They are looked through
+    together by `catch_up`, which has to be called from time to time, and when `is_whole` is read.
+    """
+
+    __slots__ = (
+        "_bytes_left",
+        "_closed",
+        "_ended",
+        "_has_last",
+        "_is_stream",
+        "_new",
+        "_tail",
+        "feed",
+    )
+
+    def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        told = dict(headers)
+        length = told.get(b"content-length", b"")
+        self._bytes_left: int | None = int(length) if length.isdigit() else None
+        self._is_stream = (
+            told.get(b"content-type", b"").lower().startswith(_EVENT_STREAM)
+            and b"content-encoding" not in told
+        )
+        self._tail = b"\n"
+        self._has_last = False  # event
+        self._ended = False  # by the server
+        self._closed = False
+        self._new: list[bytes] = []
+        self.feed: Callable[[bytes], None] = self._new.append
+
+    def catch_up(self) -> None:
+        """Look through what has been fed, and let it go."""
+        if not self._new:
+            return
+        if not self._closed:
+            # What is no bytes the server refuses, and its books have to be closed all the same.
+            text = b"".join([piece for piece in self._new if isinstance(piece, bytes)])
+            if self._bytes_left is not None:
+                self._bytes_left -= len(text)
+            elif self._is_stream:
+                text = self._tail + text
+                self._has_last = self._has_last or any(event in text for event in _LAST_EVENTS)
+                self._tail = text[-_TAIL_BYTES:]
+        self._new.clear()
+
+    def end(self) -> None:
+        """Take note that the server has ended it: what has been fed is all."""
+        self._ended = not self._closed
+
+    def close(self) -> None:
+        """Take note that the client is gone: what is fed from now on, nobody gets."""
+        self.catch_up()
+        self._closed = True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing of the answer."""
+        if self._ended:
+            return True
+        self.catch_up()
+        if self._bytes_left is not None:
+            return self._bytes_left <= 0
+        return self._has_last and self._tail.endswith(_EVENT_ENDS)

@@ -1,0 +1,127 @@
+"""Counts a request's tokens where the engine's answers arrive: in vLLM's own process.
+
+vLLM's output processor keeps one state for each sequence. The gate watches the one method that
+makes them; it runs in the context of the request, and contextvars follow tasks and generators, so
+that each state finds the tally of its request whatever the endpoint, `n` or the number of prompts.
+Nothing is read until somebody asks, no body and no stream is changed, and what was counted before
+an abort is known.
+
+These are internals of vLLM, as of 0.32. tests/vllm/test_contract.py holds them; where they are
+missing, the gate reads usage from the answers instead (usage.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+_log = logging.getLogger("schedsvc_vllm")
+
+
+class Usage(NamedTuple):
+    """Tokens of a request: its prompts once, whatever `n`; its outputs all together."""
+
+    input_tokens: int
+    cached_input_tokens: int
+    output_tokens: int
+
+
+class TokenTotals:
+    """The sequences of one request."""
+
+    __slots__ = ("_counter", "_prompts")
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        # The sequences of one prompt share their parent.
+        self._prompts: dict[str, list[Any]] = {}
+
+    @property
+    def broken(self) -> bool:
+        """Whether the states are not what they were when this was written."""
+        return not self._counter.working
+
+    def close(self) -> None:
+        """Let the states go: a task of the engine may keep this context for good."""
+        self._prompts = {}
+
+    def add(self, state: Any) -> None:
+        """Take in one sequence's state."""
+        parent = state.parent_req
+        name = state.request_id if parent is None else parent.request_id
+        self._prompts.setdefault(name, []).append(state)
+
+    def usage(self) -> Usage | None:
+        """Sum up what the engine has told so far; None: nothing runs yet. O(sequences)."""
+        if self.broken or not self._prompts:
+            return None
+        input_tokens = cached_tokens = output_tokens = 0
+        try:
+            for states in self._prompts.values():
+                computed = [state for state in states if not state.is_prefilling]
+                if not computed:
+                    continue
+                input_tokens += computed[0].prompt_len
+                # What no sequence of the prompt had to compute; the others reuse the first's.
+                cached_tokens += min(state.num_cached_tokens for state in computed)
+                output_tokens += sum(state.detokenizer.num_output_tokens() for state in computed)
+        except Exception:
+            self._counter.give_up()
+            return None
+        return Usage(input_tokens, cached_tokens, output_tokens)
+
+
+_current: ContextVar[TokenTotals | None] = ContextVar("schedsvc_tally", default=None)
+
+
+class Counter:
+    """Watches one output processor. `working` turns False for good where it cannot be read."""
+
+    def __init__(self, processor: Any) -> None:
+        self.working = True
+        self._processor = processor
+        self._original: Callable[..., Any] = processor.add_request
+        processor.add_request = self._add_request
+
+    @classmethod
+    def attach(cls, app_state: object) -> Counter | None:
+        """Watch the engine client of the app's state, where it is vLLM's own."""
+        client = getattr(app_state, "engine_client", None)
+        processor = getattr(client, "output_processor", None)
+        if not callable(getattr(processor, "add_request", None)):
+            return None
+        if not isinstance(getattr(processor, "request_states", None), dict):
+            return None
+        return cls(processor)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self.working = False
+        self._processor.add_request = self._original
+
+    def give_up(self) -> None:
+        """Take note of an exception: usage is read from answers from now on."""
+        if self.working:
+            _log.exception("vLLM's states are not as expected: usage is read from answers")
+        self.working = False
+
+    def tally(self) -> TokenTotals | None:
+        """Begin to count what the present task will ask of the engine; None: not possible."""
+        if not self.working:
+            return None
+        tally = TokenTotals(self)
+        _current.set(tally)
+        return tally
+
+    def _add_request(self, request: Any, *args: Any, **named: Any) -> Any:
+        made = self._original(request, *args, **named)
+        tally = _current.get()
+        if tally is not None and self.working:
+            try:
+                tally.add(self._processor.request_states[request.request_id])
+            except Exception:
+                # It runs inside the engine's client: counting must never fail a request.
+                self.give_up()
+        return made

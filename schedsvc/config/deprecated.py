@@ -1,0 +1,67 @@
+"""Former names of keys and values: they keep working for one minor version, with a warning."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from schedsvc.config.rule_helpers import Finding, items, mapping
+from schedsvc.config.yaml_positions import Path, path_text
+
+__all__ = ["RENAMED_KEYS", "RENAMED_MODES", "Former", "modernise"]
+
+#: Path of a former key, and its path today. Both are in the same section.
+RENAMED_KEYS: Mapping[tuple[str, ...], tuple[str, ...]] = {
+    ("front",): ("edge",),
+    ("scheduler", "stagger"): ("scheduler", "grant_pacing"),
+}
+#: Former values of the keys `mode`, and their names today.
+RENAMED_MODES: Mapping[str, str] = {"audit": "dry_run"}
+
+
+class Former:
+    """What a file still calls by former names."""
+
+    def __init__(self) -> None:
+        self.problems: list[Finding] = []
+        self.warnings: list[Finding] = []
+        self._written: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def as_written(self, path: Path) -> Path:
+        """Return a path under today's names as it stands in the file. O(renamed keys)."""
+        for today, former in self._written.items():
+            if path[: len(today)] == today:
+                return (*former, *path[len(today) :])
+        return path
+
+    def rename(self, former: tuple[str, ...], today: tuple[str, ...], data: dict[str, Any]) -> None:
+        """Rename one key in `data`, if it is there."""
+        section = data
+        for part in former[:-1]:
+            section = mapping(section.get(part))
+        if former[-1] not in section:
+            return
+        if today[-1] in section:
+            text = f"is the former name of {path_text(today)}, which is set too; remove this one"
+            self.problems.append((former, text))
+        else:
+            self.warnings.append((former, f"is deprecated; write {path_text(today)} instead"))
+            section[today[-1]] = section[former[-1]]
+            self._written[today] = former
+        del section[former[-1]]
+
+
+def modernise(data: Any) -> Former:
+    """Give the keys and values of a file today's names, in place. O(file)."""
+    former = Former()
+    if not isinstance(data, dict):
+        return former
+    for before, today in RENAMED_KEYS.items():
+        former.rename(before, today, data)
+    sections: list[tuple[Path, dict[str, Any]]] = [((), data)]
+    sections += [(("tenants", i), entry) for i, entry in items(data.get("tenants"))]
+    for path, entry in sections:
+        mode = entry.get("mode")
+        if isinstance(mode, str) and mode in RENAMED_MODES:
+            entry["mode"] = RENAMED_MODES[mode]
+            text = f"{mode!r} is deprecated; write {entry['mode']!r} instead"
+            former.warnings.append(((*path, "mode"), text))
+    return former

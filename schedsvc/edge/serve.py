@@ -1,0 +1,129 @@
+"""The life of an edge process: it listens, asks the scheduler, and ends at the first signal."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import grpc
+import structlog
+import uvloop
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from schedsvc.config import Config
+from schedsvc.config.models import Listener
+from schedsvc.edge.relay import Allowance, Relay
+from schedsvc.server.credentials import credentials_of
+from schedsvc.server.listeners import bind, server_options
+from schedsvc.server.logs import configure_logs
+from schedsvc.server.serve import write_ready
+from schedsvc.service import SERVICE_NAME, Authenticator
+
+__all__ = ["Edge", "serve"]
+
+_log = structlog.get_logger("schedsvc.edge")
+_STATUS = health_pb2.HealthCheckResponse.ServingStatus
+_AGAIN_S = 0.5
+#: A burst of so many calls is never shed unheard, however few may be open.
+_WAITING_MIN = 100
+_STOP_GRACE_S = 1.0
+
+
+class Edge:
+    """The listener `edge` of a configuration, before a scheduler on a Unix socket."""
+
+    def __init__(self, config: Config) -> None:
+        """Make one; nothing listens yet. Has to be called in the event loop."""
+        edge, socket = config.edge, config.edge_socket
+        if edge is None or socket is None:
+            raise ValueError("the configuration has no edge")
+        self._config = config
+        self._listener = Listener(tcp=edge.tcp, tls=edge.tls)
+        most = config.limits.message_max_bytes
+        self._upstream = grpc.aio.insecure_channel(
+            f"unix:{config.resolve(socket)}",
+            [
+                ("grpc.max_receive_message_length", -1),
+                ("grpc.max_send_message_length", most),
+                # A scheduler that restarts is found soon.
+                ("grpc.initial_reconnect_backoff_ms", 100),
+                ("grpc.max_reconnect_backoff_ms", 1_000),
+            ],
+        )
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # not in the stubs
+        # Whoever waits for his turn here may wait again elsewhere: that is bounded tightly.
+        waiting_max = max(edge.calls_max, _WAITING_MIN)
+        limits = config.limits.model_copy(update={"streams_max": waiting_max})
+        self._server = grpc.aio.server(options=server_options(limits))
+        authenticator = Authenticator(credentials_of(config), "token")
+
+        def allowance() -> Allowance:
+            return Allowance(edge.calls_per_second, edge.calls_max)
+
+        self._server.add_generic_rpc_handlers((Relay(self._upstream, authenticator, allowance),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._tasks: list[asyncio.Task[None]] = []
+        #: The address as a client's target, once started.
+        self.target = ""
+
+    async def start(self) -> None:
+        """Listen. Raises ListenError."""
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, _STATUS.NOT_SERVING)
+        try:
+            self.target = bind(self._server, self._config, self._listener)
+        finally:
+            # Only a server that runs gives its address back when it stops.
+            await self._server.start()
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._follow(name)) for name in ("", SERVICE_NAME)]
+        _log.info("listening", target=self.target, tls=self._listener.tls is not None)
+
+    async def stop(self, grace_s: float | None = _STOP_GRACE_S) -> None:
+        """Stop listening; calls that are open get `grace_s` (None: nothing)."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.stop(grace_s)
+        await self._upstream.close(None)
+
+    async def _follow(self, name: str) -> None:
+        """Let our health be the scheduler's, so that asking for it costs the scheduler nothing."""
+        stub = health_pb2_grpc.HealthStub(self._upstream)
+        while True:
+            try:
+                async for answer in stub.Watch(health_pb2.HealthCheckRequest(service=name)):
+                    await self._health.set(name, answer.status)
+            except grpc.aio.AioRpcError as error:
+                _log.warning("scheduler_away", service=name, code=error.code().name)
+            await self._health.set(name, _STATUS.NOT_SERVING)
+            await asyncio.sleep(_AGAIN_S)
+
+
+def serve(config: Config, ready_file: Path | None = None) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ListenError.
+
+    While listening, `ready_file` holds `{"targets": [...], "metrics": null}` as JSON.
+    """
+    configure_logs(config.log.format, config.log.level)
+    if ready_file is not None:
+        ready_file.unlink(missing_ok=True)
+    try:
+        uvloop.run(_serve(config, ready_file))
+    finally:
+        if ready_file is not None:
+            ready_file.unlink(missing_ok=True)
+
+
+async def _serve(config: Config, ready_file: Path | None) -> None:
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    edge = Edge(config)
+    await edge.start()
+    _log.info("ready", pid=os.getpid(), targets=[edge.target])
+    if ready_file is not None:
+        write_ready(ready_file, [edge.target], None)
+    await stopped.wait()
+    await edge.stop()
+    _log.info("stopped")

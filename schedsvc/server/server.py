@@ -1,0 +1,277 @@
+"""Puts core, driver, service, listeners and metrics together, and takes them apart again."""
+
+import asyncio
+import math
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2_grpc
+
+from schedsvc.clock import HEARTBEAT_NS, SteadyClock
+from schedsvc.config import UNKNOWN_TENANT, Config, ModeOverlay, needs_restart
+from schedsvc.driver import WORK_MAX, Broken, Driver, new_core
+from schedsvc.metrics import Metrics
+from schedsvc.recording.start import Recording
+from schedsvc.server.credentials import credentials_of
+from schedsvc.server.listeners import bind, server_options
+from schedsvc.server.logs import configure_logs
+from schedsvc.server.metrics_http import MetricsPage
+from schedsvc.server.operator import OperatorActions
+from schedsvc.server.reflection import add_reflection
+from schedsvc.service import (
+    Authenticator,
+    ExplainService,
+    OperatorService,
+    Service,
+)
+from schedsvc.state import StateWriter, Store, restore
+from schedsvc.status import Failure
+
+__all__ = ["Server"]
+
+_log = structlog.get_logger("schedsvc.server")
+
+_HEARTBEAT_S = HEARTBEAT_NS / 1e9
+_DRAIN_LOOK_S = 0.050
+_FLUSH_S = 1.0
+_FLUSH_LOOK_S = 0.005
+_STOP_GRACE_S = 1.0
+
+
+class Server:
+    """One scheduler: a core behind all listeners of a configuration."""
+
+    def __init__(self, config: Config) -> None:
+        """Make a server; nothing listens yet. Has to be called in the event loop.
+
+        Raises RecordingError where the configuration records to a file that cannot be written,
+        and StateError where it keeps its state in one that cannot be used.
+        """
+        self._config = config
+        self._clock = SteadyClock()
+        self._incarnation = secrets.randbits(63) + 1
+        options = {
+            "hash_key": secrets.token_bytes(16),
+            # Far from every other process's ids, and not to be guessed.
+            "lease_id_base": secrets.randbits(61) + 1,
+            "incarnation": self._incarnation,
+            "work_max": WORK_MAX,
+        }
+        store = None if config.state is None else Store(config.resolve(config.state.file))
+        if store is not None:
+            options["hash_key"] = store.hash_key
+        #: What an operator said of modes before a restart.
+        self._said = ModeOverlay()
+        self._recording: Recording | None = None
+        if config.record is None:
+            core = new_core(config, self._clock.now_ns(), **options)
+        else:
+            self._recording = Recording(
+                config, self._clock.now_ns(), _on_recording_stopped, **options
+            )
+            core = self._recording.core
+            _log.info("recording", file=str(self._recording.path))
+        if store is not None:
+            # Nothing listens before that: whoever reaches the scheduler finds it restored.
+            restore(core, store, self._clock.now_ns(), check=ModeOverlay.restored)
+            self._said = ModeOverlay.restored(store.modes)
+        self.driver = Driver(core, self._clock, self._on_defect)
+        self._keeper: StateWriter | None = None
+        if store is not None and config.state is not None:
+            self._keeper = StateWriter(self.driver, store, config.state.every_ms)
+        tenants_max = 0 if config.metrics is None else config.metrics.tenants_max
+        self.metrics = Metrics(self.driver, _tenants(config), tenants_max)
+        #: What the parts that cannot change were made of.
+        self._first_config = config
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # not in the stubs
+        self._handles = OperatorActions(
+            self.driver,
+            config,
+            self._health,
+            show=lambda now: self.metrics.show(_tenants(now)),
+            save=self._keeper.hurry if self._keeper else lambda: None,
+        )
+        self._services: list[Service] = []
+        self._grpc: list[grpc.aio.Server] = []
+        self._page: MetricsPage | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        #: Addresses as a client's targets, in the order of the configuration, once started.
+        self.targets: list[str] = []
+        #: Where Prometheus may scrape, once started.
+        self.metrics_url: str | None = None
+
+    async def start(self) -> None:
+        """Listen on every address. Raises ListenError, and then listens on none."""
+        try:
+            await self._start()
+        except BaseException:
+            # Only a server that runs gives its addresses back when it stops.
+            for server in self._grpc:
+                await server.start()
+            await self.stop(None)
+            raise
+
+    async def _start(self) -> None:
+        await self._handles.resume(self._said)
+        credentials = credentials_of(self._config)
+        for listener in self._config.listeners:
+            kind = self._config.auth_kind(listener)
+            authenticator = None if kind == "none" else Authenticator(credentials, kind)
+            server = self._new_grpc_server(authenticator, self._config.may_operate(listener))
+            self._grpc.append(server)
+            target = bind(server, self._config, listener)
+            self.targets.append(target)
+            _log.info("listening", target=target, tls=listener.tls is not None, auth=kind)
+        for server in self._grpc:
+            await server.start()
+        if self._config.metrics is not None:
+            self._page = MetricsPage(self.metrics)
+            self.metrics_url = await self._page.start(self._config.metrics.listen)
+            _log.info("listening", metrics=self.metrics_url)
+        if self._keeper is not None:
+            self._keep(self._keeper.run())
+        self._keep(self._beat())
+
+    def _new_grpc_server(
+        self, authenticator: Authenticator | None, operate: bool
+    ) -> grpc.aio.Server:
+        def on_failure(method: str, code: grpc.StatusCode) -> None:
+            self.metrics.count_failure(method, code.name)
+
+        service = Service(
+            self.driver,
+            authenticator=authenticator,
+            incarnation=self._incarnation,
+            write_stall_s=self._config.limits.write_stall_ms / 1_000,
+            on_failure=on_failure,
+        )
+        operator = OperatorService(
+            self.driver,
+            self._handles,
+            authenticator=authenticator,
+            open_here=operate,
+            on_failure=on_failure,
+        )
+        self._services.append(service)
+        server = grpc.aio.server(options=server_options(self._config.limits))
+        explain = ExplainService(
+            self.driver, operator.may_operate, authenticator=authenticator, on_failure=on_failure
+        )
+        handlers = (service.handler(), operator.handler(), explain.handler())
+        server.add_generic_rpc_handlers(handlers)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        add_reflection(server, authenticator)
+        return server
+
+    def reconfigure(self, config: Config) -> None:
+        """Let another valid configuration be in force, as far as a running server can."""
+        if config == self._config:
+            _log.info("config_unchanged")
+            return
+        kept = self._handles.reconfigured(config)
+        if config.log != self._config.log:
+            configure_logs(config.log.format, config.log.level)
+        self._config = config
+        _log.info("config_reloaded", tenants=len(config.tenants), mode=config.mode)
+        for pool, reason in kept:
+            _log.warning("pool_unchanged", pool=pool, reason=reason)
+        needed = needs_restart(config, self._first_config)
+        if needed:
+            _log.warning("config_needs_restart", keys=needed, effect="these stay as they were")
+
+    async def drain(self) -> None:
+        """Refuse what is new, serve what is queued and running, then evict; close the streams.
+
+        Takes at most `limits.drain_ms` and about a second.
+        """
+        began_ns = self._clock.now_ns()
+        self._handles.stopping = True
+        _log.info("draining", drain_ms=self._config.limits.drain_ms)
+        await self._health.enter_graceful_shutdown()
+        evicted = 0
+        try:
+            self.driver.drain()
+            await _until(self._is_idle, self._config.limits.drain_ms / 1_000, _DRAIN_LOOK_S)
+            evicted = self.driver.evict_queued()
+            # What was decided last reaches its callers.
+            await asyncio.sleep(0)
+            await _until(self._is_flushed, _FLUSH_S, _FLUSH_LOOK_S)
+        except Broken:
+            _log.error("drain_cut_short", reason=self.driver.broken)
+        self._end_streams()
+        waited_ms = (self._clock.now_ns() - began_ns) // 1_000_000
+        _log.info("drained", evicted=evicted, waited_ms=waited_ms)
+
+    async def stop(self, grace_s: float | None = _STOP_GRACE_S) -> None:
+        """Stop listening; calls in flight get `grace_s` (None: nothing). Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        servers, self._grpc = self._grpc, []
+        await asyncio.gather(*(server.stop(grace_s) for server in servers))
+        if self._page is not None:
+            await self._page.stop()
+            self._page = None
+        if self._keeper is not None:
+            await self._keeper.close()
+        self.driver.close()
+        if self._recording is not None:
+            await asyncio.to_thread(self._recording.close)
+
+    def _is_idle(self) -> bool:
+        totals = self.driver.stats(0)["totals"]
+        return not totals["queued"] and not totals["live_leases"]
+
+    def _is_flushed(self) -> bool:
+        streams = (stream for service in self._services for stream in service.streams)
+        return not any(stream.writing for stream in streams)
+
+    def _end_streams(self) -> None:
+        failure = Failure(grpc.StatusCode.UNAVAILABLE, "the scheduler stopped; come back later")
+        for service in self._services:
+            for stream in list(service.streams):
+                stream.end(failure)
+
+    async def _beat(self) -> None:
+        """Keep the clock awake, and measure how late the event loop is."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _HEARTBEAT_S
+            await asyncio.sleep(_HEARTBEAT_S)
+            self._clock.now_ns()
+            self.metrics.observe_lag(loop.time() - due)
+
+    def _on_defect(self, error: Exception, state: str) -> None:
+        if not state:
+            _log.error("defect", exc_info=error)
+            return
+        _log.critical("invariant_broken", reason=self.driver.broken, state=state, exc_info=error)
+        self._keep(self._health.enter_graceful_shutdown())
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _tenants(config: Config) -> list[str]:
+    tenants = [tenant.name for tenant in config.tenants]
+    if config.unknown_tenants == "share" or config.mode == "dry_run":
+        tenants.append(UNKNOWN_TENANT)
+    return tenants
+
+
+def _on_recording_stopped(reason: str) -> None:
+    """Say that serving goes on without being recorded."""
+    _log.error("recording_stopped", reason=reason)
+
+
+async def _until(holds: Callable[[], bool], at_most_s: float, look_every_s: float) -> None:
+    """Wait until something holds, but not longer than so long."""
+    for _ in range(math.ceil(at_most_s / look_every_s)):
+        if holds():
+            return
+        await asyncio.sleep(look_every_s)

@@ -1,0 +1,188 @@
+"""The handlers of the five RPCs. Admit and Session pass bytes to the core unparsed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import structlog
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from schedsvc._core import COMPLETED, TOTAL_TOKENS_MAX, CallerError
+from schedsvc.driver import Broken, Driver
+from schedsvc.service.auth import Authenticator, Unauthenticated
+from schedsvc.service.servicer_base import ServicerBase, invalid, parse
+from schedsvc.service.session import Stream
+from schedsvc.service.stats_response import snapshot
+from schedsvc.status import UNARY_ERRORS, refusal_failure
+
+__all__ = ["SERVICE_NAME", "Service", "parse"]
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name
+
+_log = structlog.get_logger("schedsvc.service")
+
+#: A held Admit is answered this long before the call's own deadline, which gRPC tells rounded up,
+#: by a hundredth at most.
+_ANSWER_AHEAD_S, _ROUNDED_UP = 0.050, 0.01
+_QUEUE_TTL_MIN_NS = 1_000_000
+_BATCH_MAX = 4_096
+_NOT_FOUND = 5
+_LEASE_ID_MAX = (1 << 63) - 1
+
+
+class Service(ServicerBase):
+    """SchedulerService on one listener."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        authenticator: Authenticator | None = None,
+        incarnation: int = 0,
+        write_stall_s: float = 10.0,
+        on_failure: Callable[[str, grpc.StatusCode], None] | None = None,
+    ) -> None:
+        """Serve a driver; without an authenticator everybody is principal 0.
+
+        `on_failure` is told the method and code of each call that ends in a gRPC error.
+        """
+        super().__init__(authenticator, on_failure)
+        self._driver = driver
+        self._incarnation = incarnation
+        self._write_stall_s = write_stall_s
+        #: Open Session streams.
+        self.streams: set[Stream] = set()
+
+    def handler(self) -> "grpc.GenericRpcHandler[bytes, bytes]":
+        """Return the handler to add to a grpc.aio server; all methods take and give bytes."""
+        unary = grpc.unary_unary_rpc_method_handler
+        methods = {
+            "Admit": unary(self.admit),
+            "Progress": unary(self.progress),
+            "Complete": unary(self.complete),
+            "Stats": unary(self.stats),
+            "Session": grpc.stream_stream_rpc_method_handler(self.session),
+        }
+        return self._guarded(SERVICE_NAME, methods)
+
+    async def admit(self, data: bytes, context: Any) -> bytes:
+        """Answer Admit once the verdict has fallen."""
+        # On the wall clock, so it is asked once, on arrival.
+        remaining_s = context.time_remaining()
+        try:
+            principal = self._principal(context)
+            queue_ttl_ns = 0
+            if remaining_s is not None:
+                left_ns = int((remaining_s * (1 - _ROUNDED_UP) - _ANSWER_AHEAD_S) * 1e9)
+                queue_ttl_ns = max(left_ns, _QUEUE_TTL_MIN_NS)
+            answer = self._driver.admit(principal, data, queue_ttl_ns)
+            if not isinstance(answer, bytes):
+                answer = await self._driver.wait(answer, queue_ttl_ns)
+        except (CallerError, Broken, Unauthenticated) as error:
+            await self._fail(context, "Admit", error)
+        # The outcome is the message's first field and below 128: the second byte.
+        if answer[1] in UNARY_ERRORS:
+            refusal = pb.AdmitResponse.FromString(answer).refusal
+            failure = refusal_failure(answer[1], refusal.retry_after_ms)
+            await self._abort(context, "Admit", failure)
+        return answer
+
+    async def progress(self, data: bytes, context: Any) -> bytes:
+        """Answer Progress."""
+        try:
+            principal = self._principal(context)
+            return self._progress(parse(pb.ProgressRequest, data), principal)
+        except (CallerError, Broken, Unauthenticated) as error:
+            await self._fail(context, "Progress", error)
+
+    def _progress(self, request: pb.ProgressRequest, principal: int) -> bytes:
+        if len(request.leases) > _BATCH_MAX:
+            raise invalid("leases", f"has more than {_BATCH_MAX:,} entries; send several calls")
+        # All or nothing: the core is told of none before all are known to be right.
+        totals = [_totals(lease, f"leases[{i}].") for i, lease in enumerate(request.leases)]
+        response = pb.ProgressResponse()
+        for lease, (input_tokens, cached_tokens, output_tokens) in zip(
+            request.leases, totals, strict=True
+        ):
+            state = self._driver.progress(
+                _lease_id(lease),
+                lease.pool_epoch,
+                input_tokens,
+                cached_tokens,
+                output_tokens,
+                principal,
+            )
+            response.leases.add(lease_id=lease.lease_id, state=pb.LeaseState.ValueType(state))
+        self._driver.settle()
+        return response.SerializeToString()
+
+    async def complete(self, data: bytes, context: Any) -> bytes:
+        """Answer Complete."""
+        try:
+            principal = self._principal(context)
+            return self._complete(parse(pb.CompleteRequest, data), principal)
+        except (CallerError, Broken, Unauthenticated) as error:
+            await self._fail(context, "Complete", error)
+
+    def _complete(self, request: pb.CompleteRequest, principal: int) -> bytes:
+        outcome = request.outcome or COMPLETED
+        if outcome not in (pb.OUTCOME_COMPLETED, pb.OUTCOME_CANCELLED):
+            raise invalid("outcome", "has to be OUTCOME_COMPLETED or OUTCOME_CANCELLED")
+        lease_id, epoch, totals = _lease_id(request), request.pool_epoch, _totals(request)
+        ended = self._driver.complete(lease_id, epoch, outcome, *totals, principal)
+        if ended is None:
+            what = "no such lease, or its stored answer has been forgotten"
+            raise CallerError(_NOT_FOUND, "lease_id", what)
+        return pb.CompleteResponse(
+            outcome=pb.Outcome.ValueType(ended.outcome),
+            input_tokens=ended.input_tokens,
+            cached_input_tokens=ended.cached_input_tokens,
+            output_tokens=ended.output_tokens,
+            repeated_call=ended.repeated,
+        ).SerializeToString()
+
+    async def stats(self, data: bytes, context: Any) -> bytes:
+        """Answer Stats."""
+        try:
+            self._principal(context)
+            request = parse(pb.StatsRequest, data)
+            if request.flow_limit < 0:
+                raise invalid("flow_limit", "must not be negative")
+            if len(request.tenants) > _BATCH_MAX:
+                raise invalid("tenants", f"has more than {_BATCH_MAX:,} entries")
+            return snapshot(self._driver, request, self._incarnation).SerializeToString()
+        except (CallerError, Broken, Unauthenticated) as error:
+            await self._fail(context, "Stats", error)
+
+    async def session(self, requests: Any, context: Any) -> None:
+        """Serve one Session stream."""
+        try:
+            principal = self._principal(context)
+            stream = Stream(self._driver, context, self._write_stall_s)
+            self.streams.add(stream)
+            _log.info("session_opened", peer=context.peer(), principal=principal)
+            try:
+                failure = await stream.run(principal)
+            finally:
+                self.streams.discard(stream)
+                _log.info("session_closed", peer=context.peer(), principal=principal)
+        except (CallerError, Broken, Unauthenticated) as error:
+            await self._fail(context, "Session", error)
+        if failure is not None:
+            await self._abort(context, "Session", failure)
+
+
+def _lease_id(message: pb.LeaseProgress | pb.CompleteRequest) -> int:
+    """Return the lease id as the core counts; no lease has 0."""
+    return message.lease_id if message.lease_id <= _LEASE_ID_MAX else 0
+
+
+def _totals(message: pb.LeaseProgress | pb.CompleteRequest, path: str = "") -> tuple[int, int, int]:
+    """Return the three totals, -1 where absent."""
+    totals = []
+    for name in ("input_tokens", "cached_input_tokens", "output_tokens"):
+        value = getattr(message, name) if message.HasField(name) else -1
+        if message.HasField(name) and not 0 <= value <= TOTAL_TOKENS_MAX:
+            raise invalid(path + name, f"must be from 0 to {TOTAL_TOKENS_MAX:,}, not {value:,}")
+        totals.append(value)
+    return totals[0], totals[1], totals[2]

@@ -1,0 +1,104 @@
+"""What the services have in common: who calls, messages read, and calls that fail."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from schedsvc._core import CallerError
+from schedsvc.service.auth import Authenticator, Forbidden, Unauthenticated
+from schedsvc.service.auth_interceptor import AuthInterceptor
+from schedsvc.status import (
+    Failure,
+    caller_failure,
+    forbidden_failure,
+    internal_failure,
+    unauthenticated_failure,
+)
+
+__all__ = ["ServicerBase", "invalid", "not_found", "parse", "untimely"]
+
+_INVALID_ARGUMENT = 3
+_NOT_FOUND = 5
+_FAILED_PRECONDITION = 9
+
+M = TypeVar("M", bound=Message)
+
+
+class ServicerBase:
+    """The calls of one service on one listener."""
+
+    def __init__(
+        self,
+        authenticator: Authenticator | None,
+        on_failure: Callable[[str, grpc.StatusCode], None] | None,
+    ) -> None:
+        """Without an authenticator everybody is principal 0.
+
+        `on_failure` is told the method and code of each call that ends in a gRPC error.
+        """
+        self._authenticator = authenticator
+        self._on_failure = on_failure
+
+    def _guarded(
+        self, service: str, methods: dict[str, "grpc.RpcMethodHandler[bytes, bytes]"]
+    ) -> "grpc.GenericRpcHandler[bytes, bytes]":
+        """Make a handler of the methods, which take and give bytes."""
+        handler = grpc.method_handlers_generic_handler(service, methods)
+        if self._authenticator is None:
+            return handler
+        return AuthInterceptor(handler, self._authenticator, self._turn_away)
+
+    def _principal(self, context: Any) -> int:
+        return 0 if self._authenticator is None else self._authenticator.principal(context)
+
+    async def _turn_away(self, context: Any, method: str, why: str) -> None:
+        await self._abort(context, method, unauthenticated_failure(why))
+
+    async def _fail(self, context: Any, method: str, error: Exception) -> NoReturn:
+        if isinstance(error, CallerError):
+            failure = caller_failure(error)
+        elif isinstance(error, Unauthenticated):
+            failure = unauthenticated_failure(str(error))
+        elif isinstance(error, Forbidden):
+            failure = forbidden_failure(str(error))
+        else:
+            failure = internal_failure()
+        await self._abort(context, method, failure)
+
+    async def _abort(self, context: Any, method: str, failure: Failure) -> NoReturn:
+        if self._on_failure is not None:
+            self._on_failure(method, failure.code)
+        try:
+            await context.abort(failure.code, failure.details, failure.trailing_metadata)
+        except grpc.aio.AbortError:
+            raise
+        except grpc.aio.BaseError:
+            # The peer left meanwhile: there is nobody to tell.
+            raise asyncio.CancelledError from None
+        raise AssertionError("abort() raises")
+
+
+def invalid(field: str, description: str) -> CallerError:
+    """Return the error for a field that is wrong."""
+    return CallerError(_INVALID_ARGUMENT, field, description)
+
+
+def not_found(field: str, description: str) -> CallerError:
+    """Return the error for a field that names what nobody knows."""
+    return CallerError(_NOT_FOUND, field, description)
+
+
+def untimely(field: str, description: str) -> CallerError:
+    """Return the error for what cannot be in this state."""
+    return CallerError(_FAILED_PRECONDITION, field, description)
+
+
+def parse(kind: type[M], data: bytes) -> M:
+    """Read a message. Raises CallerError."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise invalid("", f"the message is no {kind.DESCRIPTOR.full_name}") from None

@@ -1,0 +1,89 @@
+"""The core's snapshot as a StatsResponse."""
+
+from typing import Any
+
+from schedsvc_client.v1 import mode_pb2, pool_pb2, quota_pb2
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from schedsvc.driver import Driver
+
+__all__ = ["FLOW_LIMIT_DEFAULT", "FLOW_LIMIT_MAX", "modes", "snapshot"]
+
+FLOW_LIMIT_DEFAULT = 1_000
+#: What a client reads under gRPC's default limit of 4 MiB a message.
+FLOW_LIMIT_MAX = 10_000
+
+_POOL_FIELDS = frozenset(pool_pb2.PoolStats.DESCRIPTOR.fields_by_name)
+_FLOW_FIELDS = frozenset(pb.FlowStats.DESCRIPTOR.fields_by_name)
+#: Numbers by outcome.
+_COUNTS = frozenset({"refusals", "audited_refusals"})
+_QUOTA_FIELDS = frozenset(quota_pb2.QuotaStats.DESCRIPTOR.fields_by_name)
+_CLASS_FIELDS = frozenset(pb.ClassStats.DESCRIPTOR.fields_by_name)
+_MODES = {"enforce": mode_pb2.MODE_ENFORCE, "dry_run": mode_pb2.MODE_AUDIT}
+_TENANTS_TOLD = 100
+_TOTALS_FIELDS = frozenset(pb.Totals.DESCRIPTOR.fields_by_name)
+
+
+def snapshot(driver: Driver, request: pb.StatsRequest, incarnation: int) -> pb.StatsResponse:
+    """Take a snapshot of pools, flows and totals. O(flows)."""
+    limit = min(request.flow_limit or FLOW_LIMIT_DEFAULT, FLOW_LIMIT_MAX)
+    if request.tenants:
+        stats = driver.stats(0)
+        found = (driver.tenant_stats(tenant.encode()) for tenant in request.tenants)
+        flows = [flow for tenant in found for flow in tenant][:limit]
+    else:
+        stats = driver.stats(limit)
+        flows = stats["flows"]
+    return pb.StatsResponse(
+        pools=[pool_pb2.PoolStats(**_only(pool, _POOL_FIELDS)) for pool in stats["pools"]],
+        flows=[pb.FlowStats(**_counted(flow, _FLOW_FIELDS)) for flow in flows],
+        totals=pb.Totals(**_counted(stats["totals"], _TOTALS_FIELDS)),
+        policy=stats["policy"],
+        flow_order=stats["flow_order"],
+        digest=stats["digest"],
+        incarnation=incarnation,
+        draining=stats["draining"],
+        state=_state(driver),
+        mode=modes(driver),
+        classes=[pb.ClassStats(**_only(entry, _CLASS_FIELDS)) for entry in stats["classes"]],
+        quotas=[
+            quota_pb2.QuotaStats(**_counted(entry, _QUOTA_FIELDS)) for entry in stats["quotas"]
+        ],
+    )
+
+
+def modes(driver: Driver) -> mode_pb2.ModeStats:
+    """Tell the modes in force, with at most 100 tenants of whom an operator has said something."""
+    overlay = driver.mode_overlay
+    tenants = sorted(overlay.tenants.items())
+    return mode_pb2.ModeStats(
+        configured=_MODES[driver.mode_configured],
+        overlay=_MODES[overlay.everyone] if overlay.everyone else mode_pb2.MODE_UNSPECIFIED,
+        tenants=[
+            mode_pb2.TenantMode(tenant=tenant, mode=_MODES[mode])
+            for tenant, mode in tenants[:_TENANTS_TOLD]
+        ],
+        tenants_overlaid=len(tenants),
+    )
+
+
+def _state(driver: Driver) -> pb.StateStats | None:
+    if driver.saving is None:
+        return None
+    return pb.StateStats(unsaved_ms=driver.unsaved_ns() // 1_000_000, problem=driver.saving.problem)
+
+
+def _counted(values: dict[str, Any], fields: frozenset[str]) -> dict[str, Any]:
+    kept = _only(values, fields)
+    for key in kept.keys() & _COUNTS:
+        kept[key] = [
+            pb.OutcomeCount(outcome=outcome, count=count) for outcome, count in values[key].items()
+        ]
+    for key in kept.keys() & {"quotas", "limits"}:
+        kept[key] = [quota_pb2.Limit(**limit) for limit in kept[key]]
+    return kept
+
+
+def _only(values: dict[str, Any], fields: frozenset[str]) -> dict[str, Any]:
+    """Return what the message has a field for; the core may tell more than the contract."""
+    return {key: value for key, value in values.items() if key in fields}

@@ -1,0 +1,134 @@
+"""Carries what has changed from the core to the state file, beside the event loop's work."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import structlog
+
+from schedsvc._core import CallerError, Scheduler
+from schedsvc.driver import Broken, Driver, Saving
+from schedsvc.state.backlog import Backlog, aged
+from schedsvc.state.store import StateError, Store
+
+__all__ = ["StateWriter", "restore"]
+
+_log = structlog.get_logger("schedsvc.state")
+
+#: Rows that are read from the core before the event loop gets its turn: well under a millisecond.
+_ROWS_AT_ONCE = 64
+
+
+def restore(
+    core: Scheduler,
+    store: Store,
+    now_ns: int,
+    wall_ns: Callable[[], int] = time.time_ns,
+    check: Callable[[bytes], object] = bytes,
+) -> None:
+    """Let a core that was just configured take over what a file holds. O(rows * log n).
+
+    A file whose rows are wrong is set aside like one that SQLite finds damaged, and the core starts
+    as if it never ran. A wall clock that was put back credits nothing. `check` is called with
+    what the file holds of modes, and raises ValueError where that is wrong, too. Raises StateError.
+    """
+    rows = aged(store.rows, wall_ns())
+    found = 0
+    try:
+        check(store.modes)
+        found = core.set_saved(now_ns, rows)
+    except (CallerError, ValueError) as error:
+        store.set_aside(str(error))
+    if store.set_aside_as:
+        effect = "the scheduler starts as if it never ran"
+        _log.error(
+            "state_damaged", file=str(store.path), kept_as=store.set_aside_as,
+            reason=store.damage, effect=effect,
+        )  # fmt: skip
+    else:
+        _log.info("state_restored", file=str(store.path), rows=found, left_out=len(rows) - found)
+    store.rows = []
+
+
+class StateWriter:
+    """Saves every so often; a write that fails is told, and its rows go with the next one.
+
+    The disk is waited for in a thread of its own. Serving goes on while it fails: what a restart
+    would lose grows, and `Driver.saving` says since when.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        store: Store,
+        every_ms: int,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """Save what a driver's core tells, once it `run()`s."""
+        self._driver = driver
+        self._store = store
+        self._every_s = every_ms / 1_000
+        self._wall_ns = wall_ns
+        self._thread = ThreadPoolExecutor(1, "state")
+        self._backlog = Backlog()
+        self._hurried = asyncio.Event()
+        self._saving = driver.saving = Saving(driver.clock.now_ns())
+
+    async def run(self) -> None:
+        """Save until it is cancelled, or the core is broken."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._every_s):
+                    await self._hurried.wait()
+            self._hurried.clear()
+            try:
+                await self.save()
+            except Broken:
+                return
+
+    def hurry(self) -> None:
+        """Save at once, or at once again: what an operator said is not to be lost."""
+        self._hurried.set()
+
+    async def save(self) -> bool:
+        """Save what has changed; False where the file could not be written. Raises Broken."""
+        began_ns = self._driver.clock.now_ns()
+        while rows := self._driver.save(_ROWS_AT_ONCE):
+            self._backlog.add(rows, self._wall_ns())
+            await asyncio.sleep(0)
+        taken, modes = self._backlog.take(), self._driver.mode_overlay.saved()
+        if taken or modes != self._store.modes:
+            loop = asyncio.get_running_loop()
+            try:
+                await loop.run_in_executor(self._thread, self._store.write, taken.values(), modes)
+            except asyncio.CancelledError:
+                # Perhaps it is written, perhaps its turn never comes: `close()` writes it again.
+                self._backlog.put_back(taken)
+                raise
+            except StateError as error:
+                self._backlog.put_back(taken)
+                self._tell(str(error))
+                return False
+        self._saving.saved_ns = began_ns
+        self._tell("")
+        return True
+
+    async def close(self) -> None:
+        """Save once more, as far as that goes, and close the file."""
+        loop = asyncio.get_running_loop()
+        try:
+            with suppress(Broken):
+                await self.save()
+        finally:
+            await loop.run_in_executor(self._thread, self._store.close)
+            self._thread.shutdown()
+
+    def _tell(self, problem: str) -> None:
+        if problem != self._saving.problem:
+            self._saving.problem = problem
+            if problem:
+                _log.error("state_not_saved", reason=problem, effect="a restart would lose it")
+            else:
+                _log.info("state_saved_again")

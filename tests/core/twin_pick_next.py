@@ -1,0 +1,192 @@
+"""Who runs next in a pool of the twin: the head, or whom it lets pass."""
+
+from typing import Any, NamedTuple
+
+from .twin_grant_pacing import Stagger
+from .twin_room import FRESH_NS, PREFILL_MAX_NS
+from .twin_types import Request
+
+LOOKAHEAD = 8
+NEVER = 1 << 62
+
+
+class Plan(NamedTuple):
+    """What a request would reserve, and why it has to wait."""
+
+    blocks: int
+    output: int
+    reason: str
+    evidence: int
+    above: bool
+    apart_ns: int = 0
+
+
+class Choice(Stagger):
+    """Plans, and the choice among the heads of the flows."""
+
+    def plan(self, pool: int, r: Request) -> Plan:
+        its = self.reservation(pool, r)
+        reason = self._reason_to_wait(pool, r, its.blocks, its.output, its.above)
+        if reason != "NONE":
+            return its._replace(reason=reason, apart_ns=0)
+        held = its.apart_ns and self.now_ns < self.pools[pool].apart_until_ns < r.due_ns
+        return its._replace(reason="STAGGER" if held else reason)
+
+    def reservation(self, pool: int, r: Request) -> Plan:
+        """A plan whose reason nobody asks for."""
+        predicted = self.predictor.promise(self.asked(r))
+        output = min(predicted.tokens or r.output_max_tokens, r.output_max_tokens)
+        need = self.blocks(pool, r.prompt_tokens * r.n + output * r.sequences, r.sequences)
+        above = not self.classes.is_exempt(r.flow) and self.is_above_share(
+            r.flow, need * self.pools[pool].block_size
+        )
+        # What is all that it may produce cannot fail.
+        evidence = predicted.by if output < r.output_max_tokens else 0
+        apart_ns = self.apart_ns(pool, r, need, above, predicted.tokens)
+        return Plan(need, output, "NONE", evidence, above, apart_ns)
+
+    def _reason_to_wait(self, pool: int, r: Request, need: int, output: int, above: bool) -> str:
+        p, live = self.pools[pool], self.leases_of(pool)
+        if self.is_full(r.flow):
+            return "LIMIT"
+        if p.foreign_tokens and self.now_ns - (p.told_at_ns or 0) > FRESH_NS:
+            p.foreign_tokens = 0
+        if pool not in self.serving():
+            return "DRAINING"
+        if self.load(pool) > self.allowance(pool):
+            return "OVERDRAWN"
+        if p.max_running and sum(q.sequences for q in live) + r.sequences > p.max_running:
+            return "MAX_RUNNING"
+        if r.adapter:
+            active = self.active_adapters(pool)
+            most = p.limits.get("max_loras", 0)
+            if r.adapter not in active and 0 < most <= len(active):
+                return "ADAPTERS"
+        before = self.round_tokens(pool)
+        if r.reports_progress and before and 0 < p.round_max_tokens < before + r.prompt_tokens:
+            return "ROUND"
+        if not live and not p.owed_tokens:
+            return "NONE"
+        load = self.load(pool, self.figures(pool, r, need, output), need, r.adapter)
+        if load > self.allowance(pool):
+            return "MAX_TOTAL" if p.capacity_blocks < p.engine_tokens // p.block_size else "KV"
+        if load > self.limit(pool, above) and not self.classes.is_exempt(r.flow):
+            return "HEADROOM"
+        return "NONE"
+
+    def limit(self, pool: int, above: bool) -> int:
+        p = self.pools[pool]
+        kept = self.kept_tokens(pool) if above else 0
+        return (p.capacity_blocks - p.headroom_blocks) * p.block_size - kept
+
+    def head_for(self, pool: int) -> tuple[Request | None, bool]:
+        """The pool's next, and whether ageing brought it before better classes."""
+        classes, best = self.classes, None
+        aged = []
+        for cls in classes.order():
+            own, shared = self.least(pool, cls), self.least(-1, cls)
+            if shared and not self.can_hold(pool, shared):
+                shared = None
+            heads = [r for r in (own, shared) if r]
+            if best is None:
+                best = min(heads, key=self.rank, default=None)
+                if best and self.policy == "dlpm":
+                    best = self.longest(pool, best)
+                if best and (classes.items[cls].exempt or self.pools[pool].brought):
+                    break
+            else:
+                for r in heads:
+                    due_ns = classes.due_ns(("target", r.target), cls)
+                    if due_ns <= self.now_ns:
+                        aged.append((due_ns, classes.place(cls), r.target == -1, r))
+        if aged:
+            return min(aged, key=lambda entry: entry[:3])[-1], True
+        return best, False
+
+    def hold_ends_ns(self, pool: int, head: Request) -> int:
+        """Until when what could run is held so that prefills batch; 0: it is not."""
+        p = self.pools[pool]
+        delay_ns = p.last_prefill_ns * self.limits["delay_factor_milli"] // 1000
+        if not delay_ns or p.opened_ns == self.now_ns or self.classes.is_exempt(head.flow):
+            return 0
+        if not self.leases_of(pool):
+            p.opened_ns = self.now_ns
+            return 0
+        line = self.line(pool, head)
+        ends_ns = min(r.arrival_ns for r in line) + delay_ns
+        if ends_ns <= self.now_ns or any(r.due_ns <= ends_ns for r in line):
+            p.opened_ns = self.now_ns
+            return 0
+        return ends_ns
+
+    def line(self, pool: int, head: Request) -> list[Request]:
+        """The first heads of flows: those of the head's class, then class by class."""
+        cls = self.flows[head.flow].cls
+
+        def place(r: Request) -> tuple[Any, ...]:
+            its = self.flows[r.flow].cls
+            return its != cls, self.classes.place(its), self.rank(r)
+
+        return sorted(self.heads(pool) + self.heads(-1), key=place)[:LOOKAHEAD]
+
+    def who_may_pass(self, pool: int, head: Request, plan: Plan) -> tuple[Request, Plan] | None:
+        """The first of the next heads that fits now and, but for light ones that pass a flow above
+        its share, leaves the start of this head where it is."""
+        classes, cls = self.classes, self.flows[head.flow].cls
+        bypasses = (
+            self.backfills
+            and not classes.is_exempt(head.flow)
+            and head.bypassed < self.limits["bypass_max"]
+            and (not head.bypassed or self.now_ns - head.bypassed_ns < self.limits["bypass_ns"])
+        )
+        when, spare = self._start(pool, self.limit(pool, plan.above), head, plan)
+        for r in self.line(pool, head):
+            if r is head or r.due_ns <= self.now_ns or not self.can_hold(pool, r):
+                continue
+            its = self.plan(pool, r)
+            if bypasses:
+                self.wake_for(pool, its.reason)
+            if its.reason != "NONE":
+                continue
+            ends = r.reports_progress and its.output <= when
+            fits = self._whole(pool, r, its) <= spare
+            light = plan.above and not its.above and self.flows[r.flow].cls == cls
+            passes = bypasses and (light or fits or ends or when == NEVER)
+            if self.quotas.shares.has_to_be_held(r):
+                continue
+            if passes and self.quotas.model_allows(r, pool):
+                head.bypassed_ns = head.bypassed_ns if head.bypassed else self.now_ns
+                head.bypassed += 1
+                return r, its
+        return None
+
+    def wake_for(self, pool: int, reason: str) -> None:
+        """Have a pool served when that is over, or whatever else it waits for before."""
+        if reason == "ROUND":
+            first = min(self.round_of(pool), key=lambda q: q.arrival_ns + q.waited_ns)
+            due_ns = first.arrival_ns + first.waited_ns + PREFILL_MAX_NS
+        elif reason == "STAGGER":
+            due_ns = self.pools[pool].apart_until_ns
+        else:
+            return
+        self.pool_due[pool] = min(due_ns, self.pool_due.get(pool, due_ns))
+
+    def _whole(self, pool: int, r: Request, plan: Plan) -> int:
+        """What a request adds: its blocks, and its adapter where that is not active."""
+        more = self.adapter_tokens(pool, r.adapter) - self.adapter_tokens(pool)
+        return plan.blocks * self.pools[pool].block_size + more
+
+    def _start(self, pool: int, limit: int, head: Request, plan: Plan) -> tuple[int, int]:
+        """After how many tokens of each sequence the head fits, and what is then spare."""
+        p = self.pools[pool]
+        room = limit - self._whole(pool, head, plan) - p.beyond_tokens
+        room -= self.adapter_tokens(pool)
+        leases = [
+            (self.figures(pool, r)[0], self.figures(pool, r)[2], r.reserved_blocks * p.block_size)
+            for r in self.leases_of(pool)
+        ]
+        for moment in sorted({0} | {left for left, width, _ in leases if width}):
+            held = sum(whole for left, width, whole in leases if left > moment or not width)
+            if held <= room:
+                return moment, room - held
+        return NEVER, 0

@@ -1,0 +1,78 @@
+"""Whom the twin refuses, and when they may come back."""
+
+from dataclasses import replace
+
+from schedsvc import _core as core
+
+from .twin_deadline_shedding import Early
+from .twin_types import Due, Request
+
+RETRY_CONSTANT_MS = 5_000
+NO_RETRY = (
+    core.REJECTED_TOO_LARGE,
+    core.REJECTED_UNKNOWN_TENANT,
+    core.EVICTED_TOO_LARGE,
+    core.EVICTED_CANCELLED,
+    core.REJECTED_QUOTA_SIZE,
+)
+RETRY_LATER = (core.REJECTED_NO_POOL, core.REJECTED_DRAINING, core.EVICTED_DRAINING)
+
+
+class Refusals(Early):
+    """Reasons to refuse, and Retry-After."""
+
+    def _reason_to_refuse(self, r: Request) -> int:
+        if self.draining:
+            return core.REJECTED_DRAINING
+        pools = [p for p in range(len(self.pools)) if r.target in (-1, p)]
+        if not pools:
+            return core.REJECTED_NO_POOL
+        # An adapter that gets no number has no weight.
+        known = self.has_room(r.adapter)
+        weighed = r if known else replace(r, adapter=b"")
+        holding = [p for p in pools if self.can_hold(p, weighed)]
+        if not holding:
+            return core.REJECTED_TOO_LARGE
+        if not set(holding) & set(self.serving(r.target)):
+            return core.REJECTED_DRAINING
+        due = self.flows[r.flow].due
+        if self._is_over(self.queued(lambda q: q.flow == r.flow), r, "flow_queue", due):
+            return core.REJECTED_FLOW_QUEUE_FULL
+        exempt = self.classes.is_exempt(r.flow)
+        alike = self.queued(lambda q: self.classes.is_exempt(q.flow) == exempt)
+        if self._is_over(alike, r, "queue", self.due):
+            return core.REJECTED_QUEUE_FULL
+        return 0 if known else core.REJECTED_LIMIT
+
+    def _is_over(self, queue: list[Request], r: Request, name: str, due: Due) -> bool:
+        """Whether a queue has no place for it, by requests or by tokens."""
+        places = self.places_for(due, self.limits[f"{name}_max"])
+        most = self.limits[f"{name}_tokens_max"]
+        tokens = sum(q.prompt_tokens for q in queue)
+        is_over = bool(most and queue) and tokens + r.prompt_tokens > most
+        return is_over or len(queue) >= places
+
+    def _refuse(self, r: Request, outcome: int) -> int:
+        self.remember_refused(r, outcome)
+        self.flows[r.flow].refusals[outcome] += 1
+        self.totals["rejected"] += 1
+        if outcome in (core.REJECTED_FLOW_QUEUE_FULL, core.REJECTED_QUEUE_FULL):
+            self.place_in_ns(r, outcome)
+        elif outcome == core.REJECTED_QUOTA:
+            self.refill_in_ns(r)
+        elif outcome == core.REJECTED_DEADLINE:
+            self.note_early(r)
+        return -outcome
+
+    def remember_refused(self, r: Request, outcome: int) -> None:
+        """Keep what is told of it; the core has room for more than any walk refuses."""
+        self.refused[self.flow_names[r.flow], r.request_id] = r, outcome, self.now_ns
+
+    def _retry_ms(self, r: Request, outcome: int) -> int:
+        if outcome in NO_RETRY:
+            return 0
+        if outcome in RETRY_LATER:
+            return RETRY_CONSTANT_MS
+        if outcome in (core.EVICTED_TTL, core.EVICTED_DEADLINE):
+            return self.later_ms(self.turn_again_ns(r))
+        return self.later_ms(self.flows[r.flow].interval_ns)

@@ -1,0 +1,101 @@
+"""Former names of keys, modes and commands keep working, and say what to write instead."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from schedsvc_client.operator import MODES, MODES_RENAMED
+
+from schedsvc.cli import main
+from schedsvc.config import ModeOverlay
+from schedsvc.sim.engine import load_profile
+from schedsvc.sim.overrides import override
+
+from .conftest import config_of
+from .test_config import MINIMAL, found, reading
+
+EDGE = "auth: {tokens: [{name: a, env: A}]}\n"
+SOCKET = "listeners: [{unix: s.sock, auth: token}]\n" + EDGE
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "warning"),
+    [
+        (
+            SOCKET + "front: {tcp: '127.0.0.1:7603'}\n",
+            lambda config: config.edge.tcp == "127.0.0.1:7603",
+            (("front",), "is deprecated; write edge instead"),
+        ),
+        (
+            MINIMAL + "scheduler: {stagger: off}\n",
+            lambda config: config.core_options()["grant_pacing"] == 0,
+            (("scheduler", "stagger"), "is deprecated; write scheduler.grant_pacing instead"),
+        ),
+        (
+            MINIMAL + "mode: audit\n",
+            lambda config: config.mode == "dry_run",
+            (("mode",), "'audit' is deprecated; write 'dry_run' instead"),
+        ),
+        (
+            MINIMAL + "tenants: [{name: a, mode: audit}]\n",
+            lambda config: config.is_dry_run(config.tenants[0]),
+            (("tenants", 0, "mode"), "'audit' is deprecated; write 'dry_run' instead"),
+        ),
+    ],
+)
+def test_former_key_is_read_with_a_warning(
+    tmp_path: Path, text: str, value: Any, warning: tuple[tuple[str, ...], str]
+) -> None:
+    read = reading(tmp_path, text, A="token-of-16-bytes")
+    assert not read.problems
+    assert value(read.config)
+    assert [(one.path, one.message) for one in read.warnings] == [warning]
+
+
+def test_error_below_a_former_key_names_what_the_user_wrote(tmp_path: Path) -> None:
+    assert found(tmp_path, MINIMAL + "scheduler:\n  stagger: 7\n") == [
+        "3:12 scheduler.stagger: has to be true or false, not a number"
+    ]
+
+
+def test_former_key_beside_its_new_name_is_refused(tmp_path: Path) -> None:
+    text = MINIMAL + "scheduler:\n  stagger: on\n  grant_pacing: off\n"
+    assert found(tmp_path, text) == [
+        "3:12 scheduler.stagger: is the former name of scheduler.grant_pacing, which is set too;"
+        " remove this one"
+    ]
+
+
+def test_simulator_override_accepts_a_former_key() -> None:
+    config = config_of()
+    _, changed = override(load_profile("fast"), config, {"scheduler.stagger": False})
+    assert config.scheduler.grant_pacing
+    assert not changed.scheduler.grant_pacing
+
+
+def test_saved_mode_of_a_former_version_is_restored() -> None:
+    overlay = ModeOverlay.restored(b'{"everyone": "audit", "tenants": {"a": "audit"}}')
+    assert (overlay.everyone, overlay.tenants) == ("dry_run", {"a": "dry_run"})
+
+
+@pytest.mark.parametrize(
+    ("words", "warning"),
+    [
+        (("front", "--help"), "schedsvc front is deprecated; use schedsvc edge"),
+        (("mode", "audit"), "mode 'audit' is deprecated; use 'dry_run'"),
+    ],
+)
+def test_former_command_works_with_a_warning(words: tuple[str, ...], warning: str) -> None:
+    result = CliRunner().invoke(main, [*words, *(() if "--help" in words else TARGET)])
+    assert result.stderr.splitlines()[0] == warning
+    assert "No such command" not in result.output
+    assert result.exit_code == (0 if "--help" in words else 1)
+
+
+TARGET = ("--target", "unix:/nowhere/at/all.sock")
+
+
+def test_former_modes_of_the_client_lead_to_known_ones() -> None:
+    assert MODES_RENAMED == {"audit": "dry_run"}
+    assert set(MODES_RENAMED.values()) <= set(MODES)

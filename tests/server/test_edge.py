@@ -1,0 +1,314 @@
+"""The edge: who is let through to the scheduler, and what never gets there."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from click.testing import CliRunner
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from schedsvc_client import ClientOptions
+from schedsvc_client.aio import SchedulerSession
+from schedsvc_client.v1 import operator_pb2, operator_pb2_grpc
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from schedsvc.cli import main
+from schedsvc.edge import Edge
+from schedsvc.edge.relay import Allowance
+from schedsvc.server import ListenError, Server
+
+from .certificates import Authority
+from .conftest import ask, calling, config_of, failure, open_channel, totals, until
+from .test_auth import BEARER, TOKEN, TOKENS, every_call
+from .test_config import MINIMAL, found, reading
+from .test_stranger import WRONG, state
+
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@asynccontextmanager
+async def edged(folder: Path, **keys: Any) -> AsyncIterator[tuple[Server, Edge]]:
+    """A scheduler on a Unix socket, and the edge before it."""
+    listeners = [{"unix": str(folder / "s"), "auth": "token"}]
+    edge = {"tcp": "127.0.0.1:0"} | keys.pop("edge", {})
+    config = config_of(listeners=listeners, auth=TOKENS | keys.pop("auth", {}), edge=edge, **keys)
+    server, door = Server(config), Edge(config)
+    await server.start()
+    await door.start()
+    try:
+        yield server, door
+        server.driver._core.check()
+    finally:
+        await door.stop(None)
+        await server.stop(None)
+
+
+async def test_every_call_of_a_known_caller_passes(tmp_path: Path) -> None:
+    async with edged(tmp_path) as (server, door), calling(door.target) as stub:
+        granted = await stub.Admit(ask(10), metadata=BEARER)
+        assert granted.outcome == pb.OUTCOME_GRANTED
+        codes = await every_call(stub, BEARER)
+        assert grpc.StatusCode.UNAUTHENTICATED not in codes
+        done = pb.CompleteRequest(lease_id=granted.grant.lease_id, pool_epoch=1, output_tokens=1)
+        assert (await stub.Complete(done, metadata=BEARER)).outcome == pb.OUTCOME_COMPLETED
+        assert totals(server)["completed"] == 1
+
+
+async def test_a_client_holds_a_session_through_it(tmp_path: Path) -> None:
+    async with edged(tmp_path) as (server, door):
+        patient = ClientOptions(unavailable_after_s=30)
+        async with SchedulerSession(
+            door.target, client_id="shim", incarnation=7, token=TOKEN, options=patient
+        ) as opened:
+            for _ in range(20):
+                async with opened.admission(
+                    tenant="a", input_tokens=[10], max_output_tokens=10
+                ) as held:
+                    held.complete(input_tokens=10, output_tokens=5)
+        await until(lambda: totals(server)["completed"] == 20, "completed")
+        assert totals(server)["live_leases"] == 0
+
+
+@pytest.mark.parametrize("metadata", [(), WRONG], ids=["none", "wrong"])
+async def test_of_strangers_the_scheduler_hears_nothing(tmp_path: Path, metadata: Any) -> None:
+    async with edged(tmp_path) as (server, door), calling(door.target) as stub:
+        failures: list[str] = []
+        for service in server._services:
+            service._on_failure = lambda method, _: failures.append(method)
+        before = state(server)
+        for _ in range(5):
+            codes = await every_call(stub, metadata)
+            # gRPC may reset what it has refused before the client has said all of it.
+            assert grpc.StatusCode.UNAUTHENTICATED in codes
+            assert grpc.StatusCode.OK not in codes
+        assert state(server) == before
+        assert failures == []
+
+
+async def test_errors_and_their_details_come_back_as_they_are(tmp_path: Path) -> None:
+    socket = f"unix:{tmp_path}/s"
+    async with edged(tmp_path) as (_, door), calling(door.target) as far, calling(socket) as near:
+        for wrong in (ask(10, max_output_tokens=0), ask(10, request_id="")):
+            told = [await failure(stub.Admit(wrong, metadata=BEARER)) for stub in (far, near)]
+            assert told[0].code() == told[1].code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert told[0].details() == told[1].details()
+            details = [dict(error.trailing_metadata() or ()) for error in told]
+            assert details[0] == details[1] != {}
+
+
+async def test_deadline_and_cancellation_reach_the_scheduler(tmp_path: Path) -> None:
+    async with edged(tmp_path) as (server, door), calling(door.target) as stub:
+        await stub.Admit(ask(1_500), metadata=BEARER)
+        waiting = stub.Admit(ask(1_500), metadata=BEARER)
+        await until(lambda: totals(server)["queued"] == 1, "queued")
+        waiting.cancel()
+        await until(lambda: totals(server)["queued"] == 0, "withdrawn")
+        # Less than its deadline, so that the verdict comes in time, unless the machine stalls.
+        for _ in range(5):
+            with suppress(grpc.aio.AioRpcError):
+                answer = await stub.Admit(ask(1_500), metadata=BEARER, timeout=0.5)
+                break
+        else:
+            pytest.fail("no answer came before the call's deadline")
+        assert answer.outcome == pb.OUTCOME_EVICTED_TTL
+
+
+async def test_what_a_token_may_not_do_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    limits = {"edge": {"calls_per_second": 5, "calls_max": 3}}
+    async with edged(tmp_path, **limits) as (server, door), calling(door.target) as stub:
+        # Wrong messages, which the scheduler would name as such.
+        wrong = pb.ProgressRequest(leases=[pb.LeaseProgress()] * 5_000)
+        calls = [failure(stub.Progress(wrong, metadata=BEARER)) for _ in range(20)]
+        told = await asyncio.gather(*calls)
+        refused = [error.details() or "" for error in told if error.code() == EXHAUSTED]
+        assert len(refused) >= 10
+        assert all("with this token" in details for details in refused)
+        assert totals(server)["received"] == 0
+
+
+def test_an_allowance_is_a_burst_a_rate_and_a_number_of_open_calls() -> None:
+    second = 1_000_000_000
+    allowed = Allowance(per_second=10, open_max=3)
+    assert sum(not allowed.refuses(second) for _ in range(50)) == 10
+    assert sum(not allowed.refuses(2 * second - 1) for _ in range(50)) == 9
+    assert sum(not allowed.refuses(100 * second) for _ in range(50)) == 10
+    assert "more than 10 calls a second" in allowed.refuses(100 * second)
+    allowed.open = 3
+    assert "3 calls are open" in allowed.refuses(200 * second)
+    allowed.open = 2
+    assert allowed.refuses(200 * second) == ""
+
+
+async def test_calls_that_ended_are_open_no_more(tmp_path: Path) -> None:
+    async with edged(tmp_path, edge={"calls_max": 2}) as (_, door), calling(door.target) as stub:
+        for _ in range(10):
+            assert (await stub.Admit(ask(1), metadata=BEARER)).outcome == pb.OUTCOME_GRANTED
+        sessions = [stub.Session(metadata=BEARER) for _ in range(2)]
+        hello = pb.SessionEvent(hello=pb.SessionHello(client_id="shim", incarnation=1))
+        for session in sessions:
+            await session.write(pb.SessionRequest(seq=1, events=[hello]))
+            await session.read()
+        assert (await failure(stub.Admit(ask(1), metadata=BEARER))).code() == EXHAUSTED
+        for session in sessions:
+            session.cancel()
+        for _ in range(200):
+            try:
+                await stub.Admit(ask(1), metadata=BEARER)
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(0.02)
+                continue
+            break
+        else:
+            pytest.fail("cancelled streams still count")
+
+
+async def test_its_health_is_the_schedulers_and_costs_it_nothing(tmp_path: Path) -> None:
+    async with edged(tmp_path) as (server, door), open_channel(door.target) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service="schedsvc.v1.SchedulerService")
+
+        async def now() -> int:
+            return int((await health.Check(request)).status)
+
+        async def becomes(status: int) -> None:
+            for _ in range(400):
+                if await now() == status:
+                    return
+                await asyncio.sleep(0.02)
+            pytest.fail(f"health is not {status}")
+
+        await becomes(1)
+        await server._handles.drain("", undo=False)
+        await becomes(2)
+        await server._handles.drain("", undo=True)
+        await becomes(1)
+        await server.stop(None)
+        await becomes(2)
+
+
+async def test_what_is_no_service_of_ours_is_unimplemented(tmp_path: Path) -> None:
+    async with edged(tmp_path) as (_, door), open_channel(door.target) as channel:
+        call = channel.unary_unary("/other.Service/Method")
+        error = await failure(call(b"", metadata=BEARER))
+        assert error.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_operators_operate_through_it(tmp_path: Path) -> None:
+    keys = {"auth": {"operators": ["shim"]}}
+    async with edged(tmp_path, **keys) as (_, door), open_channel(door.target) as channel:
+        stub = operator_pb2_grpc.OperatorServiceStub(channel)
+        answer = await stub.ListLeases(operator_pb2.ListLeasesRequest(), metadata=BEARER)
+        assert list(answer.leases) == []
+
+
+async def test_a_scheduler_that_is_away_is_unavailable_and_found_again(tmp_path: Path) -> None:
+    config = config_of(
+        listeners=[{"unix": str(tmp_path / "s"), "auth": "token"}],
+        auth=TOKENS,
+        edge={"tcp": "127.0.0.1:0"},
+    )
+    door, server = Edge(config), Server(config)
+    await door.start()
+    try:
+        async with calling(door.target) as stub:
+            error = await failure(stub.Admit(ask(1), metadata=BEARER))
+            assert error.code() == grpc.StatusCode.UNAVAILABLE
+            await server.start()
+            answer = None
+            for _ in range(200):
+                try:
+                    answer = await stub.Admit(ask(1), metadata=BEARER)
+                except grpc.aio.AioRpcError:
+                    await asyncio.sleep(0.05)
+                    continue
+                break
+            assert answer is not None
+            assert answer.outcome == pb.OUTCOME_GRANTED
+    finally:
+        await door.stop(None)
+        await server.stop(None)
+
+
+async def test_tls_of_the_edge(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.issue("edge")
+    tls = {"cert": str(pair.cert_file), "key": str(pair.key_file)}
+    async with edged(tmp_path, edge={"tls": tls}) as (_, door):
+        credentials = grpc.ssl_channel_credentials(authority.cert)
+        target = door.target.replace("127.0.0.1", "localhost")
+        async with calling(target, credentials) as stub:
+            assert (await stub.Admit(ask(1), metadata=BEARER)).outcome == pb.OUTCOME_GRANTED
+
+
+async def test_an_address_in_use_is_an_error_that_names_it(tmp_path: Path) -> None:
+    async with edged(tmp_path) as (_, door):
+        config = config_of(
+            listeners=[{"unix": str(tmp_path / "t"), "auth": "token"}],
+            auth=TOKENS,
+            edge={"tcp": door.target},
+        )
+        second = Edge(config)
+        with pytest.raises(ListenError, match="in use"):
+            await second.start()
+        await second.stop(None)
+
+
+TOKENED = (
+    "auth: {tokens: [{name: t, sha256: " + "ab" * 32 + "}]}\n"
+    "listeners: [{unix: s, auth: token}, {tcp: '127.0.0.1:7'}]\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            MINIMAL + "edge: {tcp: 'a:1'}\n",
+            ["2:7 edge: lets in whom auth.tokens lists, and it lists none"],
+        ),
+        (
+            TOKENED.replace("unix: s, auth: token", "unix: s, auth: none") + "edge: {tcp: 'a:1'}\n",
+            [
+                "3:7 edge: passes calls on to a Unix socket that asks for tokens; add to listeners"
+                " one with `unix: PATH` and `auth: token`"
+            ],
+        ),
+        (
+            TOKENED + "edge: {tcp: '127.0.0.1:7'}\n",
+            ["3:13 edge.tcp: this address stands twice, first at listeners[1].tcp; remove one"],
+        ),
+        (
+            TOKENED + "edge: {tcp: 'a:99999'}\n",
+            ["3:13 edge.tcp: port 99999 does not exist; the largest is 65535"],
+        ),
+        (
+            TOKENED + "edge: {tcp: 'a:1', calls_max: 0}\n",
+            ["3:31 edge.calls_max: is 0; it has to be at least 1"],
+        ),
+        (TOKENED + "edge: {}\n", ["3:7 edge: the key 'tcp' is missing; add it"]),
+        (
+            TOKENED + "edge: {tcp: 'a:1', tls: {cert: c, key: k, client_ca: x}}\n",
+            ["3:54 edge.tls.client_ca: is for listeners: an edge goes by tokens; remove it"],
+        ),
+    ],
+)
+def test_a_wrong_edge_is_named_by_place(text: str, expected: list[str], tmp_path: Path) -> None:
+    assert found(tmp_path, text) == expected
+
+
+def test_an_edge_without_tls_is_warned_of(tmp_path: Path) -> None:
+    read = reading(tmp_path, TOKENED + "edge: {tcp: '0.0.0.0:1'}\n")
+    assert [warning.message for warning in read.warnings] == [
+        "0.0.0.0:1 has no TLS: tokens travel in clear"
+    ]
+
+
+def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(MINIMAL)
+    ended = CliRunner().invoke(main, ["edge", "--config", str(file)])
+    assert ended.exit_code == 1
+    assert "the key 'edge' is missing" in ended.output
