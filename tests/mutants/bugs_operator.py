@@ -5,7 +5,7 @@ from mutant import Mutant
 NEWEST = 1 << 40  # seeds from here on have operators, order by deadline, prefixes
 DRAINS = frozenset({"pool-drained", "all-drained", "burst", "engine-slow"})
 REVOKES = frozenset({"lease-revoked", "burst", "engine-slow"})
-AUDITS = frozenset({"mode-dry_run_counts", "burst", "engine-slow"})
+DRY_RUNS = frozenset({"mode-dry-run", "burst", "engine-slow"})
 
 OPERATOR_BUGS = (
     Mutant(
@@ -83,8 +83,8 @@ OPERATOR_BUGS = (
         NEWEST,
     ),
     Mutant(
-        "dry_run-refuses",
-        "in dry_run, what would be refused is refused",
+        "dry-run-refuses",
+        "in a dry run, what would be refused is refused",
         (
             (
                 "live_settings.pxi",
@@ -94,12 +94,12 @@ OPERATOR_BUGS = (
             ),
         ),
         200,
-        AUDITS,
+        DRY_RUNS,
         NEWEST,
     ),
     Mutant(
-        "dry_run-waits",
-        "in dry_run, what would wait waits",
+        "dry-run-waits",
+        "in a dry run, what would wait waits",
         (
             (
                 "live_settings.pxi",
@@ -108,7 +108,7 @@ OPERATOR_BUGS = (
             ),
         ),
         200,
-        AUDITS,
+        DRY_RUNS,
         NEWEST,
     ),
     Mutant(

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from schedsvc.sim.faults.options import FAULTS
+
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
 
@@ -24,6 +26,11 @@ def test_every_bug_has_its_place_in_the_source() -> None:
     for number, mutant in enumerate(MUTANTS, 1):
         used = sum(text.count(f"MUTANT == {number}") for text in texts.values())
         assert used >= len(mutant.insertions), mutant.name
+
+
+def test_every_bug_is_sought_among_faults_that_exist() -> None:
+    for mutant in MUTANTS:
+        assert mutant.only is None or mutant.only <= FAULTS.keys(), mutant.name
 
 
 def test_a_place_that_has_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -378,9 +378,9 @@ class FaultInjector:
         """Void a lease."""
         return self._world.operator.revoke()
 
-    def mode_audited(self) -> bool:
+    def mode_dry_run(self) -> bool:
         """Let a tenant or all in, for a while."""
-        return self._world.operator.audit()
+        return self._world.operator.dry_run()
 
     # Engines.
 

@@ -90,7 +90,7 @@ class Operator:
         shared = [UNKNOWN_FLOW] if self._options.shares_unknown else []
         return list(self._options.tenants) + shared
 
-    def audit(self) -> bool:
+    def dry_run(self) -> bool:
         """Refuse and delay nothing of a tenant, or of all, for seconds."""
         if not self._server.is_up:
             return False
@@ -105,12 +105,12 @@ class Operator:
         self._server.enter((self._say, (tenants, False)))
 
     def _say(self, what: tuple[list[str], bool]) -> None:
-        tenants, audit = what
+        tenants, dry_run = what
         server = self._server
 
         def say(now_ns: int) -> None:
             for name in tenants:
-                server.core.set_flow_mode(now_ns, server.core.flow_index(name.encode()), audit)
-                server.auditor.say_mode(name, audit=audit)
+                server.core.set_flow_mode(now_ns, server.core.flow_index(name.encode()), dry_run)
+                server.auditor.say_mode(name, dry_run=dry_run)
 
         server.act(say)

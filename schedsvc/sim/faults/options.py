@@ -76,7 +76,7 @@ OPERATOR_FAULTS = {
     "pool-drained": (2, "an operator lets a pool grant nothing, for seconds, also over a restart"),
     "all-drained": (1, "an operator lets nothing be granted, for seconds, also over a restart"),
     "lease-revoked": (4, "an operator revokes a lease that runs, has ended, or never was"),
-    "mode-audited": (1, "an operator lets a tenant or all in whatever it costs, for seconds"),
+    "mode-dry-run": (1, "an operator lets a tenant or all in whatever it costs, for seconds"),
 }
 """What an operator can do to a scheduler that runs."""
 

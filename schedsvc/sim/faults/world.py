@@ -202,7 +202,7 @@ def _bypass_max(options: Options) -> int | None:
 def _reorders(options: Options) -> bool:
     """Whether arrivals, counters and classes alone do not tell who is next."""
     by_deadline = options.core.get("flow_order") == "deadline"
-    return by_deadline or "mode-audited" in options.faults
+    return by_deadline or "mode-dry-run" in options.faults
 
 
 def terms_of(options: Options) -> Terms:
@@ -253,7 +253,7 @@ def terms_of(options: Options) -> Terms:
             limited
             or may_pass
             or len(options.pools) > 1
-            or not {"capacity-changed", "mode-audited"}.isdisjoint(options.faults)
+            or not {"capacity-changed", "mode-dry-run"}.isdisjoint(options.faults)
         ),
         limits=options.limits or PoolLimits(),
         by_deadline=core.get("flow_order") == "deadline",

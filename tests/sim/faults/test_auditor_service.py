@@ -174,10 +174,10 @@ def test_a_queue_that_is_longer_than_it_may_be_is_seen() -> None:
 def test_what_audit_took_in_may_wait_when_it_ends_and_nobody_joins_it() -> None:
     desk = Desk(flow_queue_max=5)
     row, stats = figures(desk)
-    desk.auditor.say_mode("a", audit=True)
+    desk.auditor.say_mode("a", dry_run=True)
     for number in range(7):
         desk.ask(0, f"audited {number}")
-    desk.auditor.say_mode("a", audit=False)
+    desk.auditor.say_mode("a", dry_run=False)
     stats["totals"] |= {"received": 8, "queued": 7}
     row["queued"] = 7
     desk.auditor.snapshot(stats)
@@ -197,11 +197,11 @@ def test_what_audit_took_in_does_not_count_in_the_bound_of_all_queues() -> None:
         totals["received"], totals["queued"] = totals["received"] + 1, totals["queued"] + 1
 
     totals = stats["totals"]
-    desk.auditor.say_mode("a", audit=True)
+    desk.auditor.say_mode("a", dry_run=True)
     for number in range(11):
         wait(f"audited {number}")
     desk.auditor.snapshot(stats)
-    desk.auditor.say_mode("a", audit=False)
+    desk.auditor.say_mode("a", dry_run=False)
     desk.auditor.snapshot(stats)
     for number in range(10):  # as many as are exempt, and as many as are not
         wait(f"enforced {number}", "ab"[number % 2])

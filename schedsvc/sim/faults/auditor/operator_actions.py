@@ -70,9 +70,9 @@ class OperatorActions:
         books.void(lease)
         return LIVE
 
-    def say(self, books: Books, tenant: str, *, audit: bool) -> None:
+    def say(self, books: Books, tenant: str, *, dry_run: bool) -> None:
         """Let a tenant be in audit, or not any more."""
-        if audit:
+        if dry_run:
             self.audited.add(tenant)
         elif tenant in self.audited:
             self.audited.discard(tenant)

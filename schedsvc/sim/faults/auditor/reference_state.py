@@ -108,10 +108,10 @@ class Auditor:
         self._owe_void()
         return state
 
-    def say_mode(self, tenant: str, *, audit: bool) -> None:
-        """Hear that a tenant is in audit, or not any more."""
+    def say_mode(self, tenant: str, *, dry_run: bool) -> None:
+        """Hear that a tenant is in a dry run, or not any more."""
         self.events += 1
-        self.books.handles.say(self.books, tenant, audit=audit)
+        self.books.handles.say(self.books, tenant, dry_run=dry_run)
 
     # Streams.
 
