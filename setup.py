@@ -1,4 +1,4 @@
-"""Builds the one compiled unit, schedsvc._core, out of the files of _core/."""
+"""Builds the one compiled unit, schedsvc._core, out of the files below _core/."""
 
 from glob import glob
 
@@ -8,7 +8,7 @@ from setuptools import Extension, setup
 core = Extension(
     "schedsvc._core",
     sources=["_core/core.pyx"],
-    depends=sorted(glob("_core/*.pxi")),
+    depends=sorted(glob("_core/**/*.pxi", recursive=True)),
     extra_compile_args=["-O3", "-fno-strict-aliasing", "-fwrapv"],
 )
 

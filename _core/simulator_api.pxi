@@ -1,7 +1,7 @@
 # What simulators ask for in bulk: the same as the methods one by one, without a call for each; and
 # what tests count.
 
-def progress_all(Scheduler core not None, int64_t now_ns, bytes leases not None,
+def progress_all(Core core not None, int64_t now_ns, bytes leases not None,
                  bytes outputs not None):
     cdef const int64_t* lease = <const int64_t*><const char*>leases
     cdef const int64_t* output = <const int64_t*><const char*>outputs
@@ -17,7 +17,7 @@ def progress_all(Scheduler core not None, int64_t now_ns, bytes leases not None,
         lease += 3
 
 
-def promised_tokens(Scheduler core not None):
+def promised_tokens(Core core not None):
     cdef int64_t tokens = 0
     cdef int32_t i
     for i in range(core.ledger.count):
@@ -25,11 +25,11 @@ def promised_tokens(Scheduler core not None):
     return tokens
 
 
-def moved_entries(Scheduler core not None):
+def moved_entries(Core core not None):
     return core.ids.moves + core.leases.moves + core.tags.moves + core.names.moves
 
 
-def counted_peaks(Scheduler core not None):
+def counted_peaks(Core core not None):
     cdef int64_t counted = 0
     cdef int32_t pool
     for pool in range(core.ledger.count):

@@ -16,6 +16,7 @@ __all__ = ["FLAGS", "load"]
 #: Those that setup.py compiles the core with.
 FLAGS = ["-O3", "-fno-strict-aliasing", "-fwrapv"]
 _ROOT = Path(__file__).resolve().parents[1]
+_CORE = _ROOT / "_core"
 _LOOPS = Path(__file__).with_name("loops.pxi")
 _NAME = "bench._core"
 
@@ -34,7 +35,7 @@ def load() -> Any:
 
 def _built() -> Path:
     """Compile the core's own files with the loops behind them, where that has not been done."""
-    parts = [*sorted((_ROOT / "_core").glob("*.p[yx][xi]")), _LOOPS]
+    parts = [*sorted(_CORE.rglob("*.p[yx][xi]")), _LOOPS]
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     made_of = (FLAGS, version("cython"), suffix, [part.read_bytes() for part in parts])
     digest = hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
@@ -43,9 +44,10 @@ def _built() -> Path:
         built.parent.mkdir(parents=True, exist_ok=True)
         # Aside, and moved when it is whole: another process may want it meanwhile.
         with tempfile.TemporaryDirectory(dir=built.parent) as aside:
-            for part in parts:
-                shutil.copy(part, aside)
-            whole = Path(aside, "core.pyx")
+            source = Path(aside, "source")
+            shutil.copytree(_CORE, source, ignore=shutil.ignore_patterns("*.c"))
+            shutil.copy(_LOOPS, source)
+            whole = source / "core.pyx"
             whole.write_text(whole.read_text() + f'include "{_LOOPS.name}"\n')
             _compile(whole, Path(aside))
             Path(aside, "lib", built.name).rename(built)

@@ -6,6 +6,14 @@ from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
+CORE = Path(__file__).resolve().parents[1] / "_core"
+
+
+def core_sources() -> dict[str, Path]:
+    """The Cython files of the core, by their path below `_core/`."""
+    paths = sorted(CORE.rglob("*.p[yx][xi]"))
+    return {path.relative_to(CORE).as_posix(): path for path in paths}
+
 
 def compile_extension(
     source: Path, folder: Path, flags: Sequence[str], link_flags: Sequence[str] = ()

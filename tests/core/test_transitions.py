@@ -1,4 +1,4 @@
-"""Every order of events in the life of a request, against the table in `_core/lease.pxi`.
+"""Every order of events in the life of a request, against the table in `_core/lifecycle/lease.pxi`.
 
 The table is the documentation, and it is read from there: it alone says what has to come out. So
 the model has no code of its own that could be as wrong as the core's.
@@ -6,17 +6,17 @@ the model has no code of its own that could be as wrong as the core's.
 
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 
 import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc import _core as core
+from tests.other_core import CORE
 
 from .stream import HELLO, Stream, asking, cancelling, completing, replaying, reporting
 from .support import SECOND, make
 
-SOURCE = Path(__file__).resolve().parents[2] / "_core" / "lease.pxi"
+SOURCE = CORE / "lifecycle" / "lease.pxi"
 T = 5 * SECOND
 OTHER, UNTOLD = 900, 901  # leases: the one that fills the pool, and one that was never granted
 TOLD = {

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.other_core import compile_extension, load
+from tests.other_core import CORE, compile_extension, core_sources, load
 
 ROOT = Path(__file__).parents[2]
 _VARIABLE = "SCHEDSVC_SANITISED_CORE"
@@ -26,13 +26,12 @@ def _library(name: str) -> str:
 
 def _build() -> Path:
     """Build the core under build/, where that has not been done."""
-    sources = sorted((ROOT / "_core").glob("*.p[yx][xi]"))
-    texts = [path.read_bytes() for path in (*sources, _COVERAGE)]
+    texts = [path.read_bytes() for path in (*core_sources().values(), _COVERAGE)]
     digest = hashlib.sha256(repr((texts, _FLAGS)).encode()).hexdigest()[:16]
     folder = ROOT / "build" / "sanitised" / digest
     if not list(folder.glob("lib/_core*")):
         shutil.rmtree(folder.parent, ignore_errors=True)
-        shutil.copytree(ROOT / "_core", folder / "source", ignore=shutil.ignore_patterns("*.c"))
+        shutil.copytree(CORE, folder / "source", ignore=shutil.ignore_patterns("*.c"))
         counter = folder / "coverage.o"
         command = ["gcc", "-O2", "-fPIC", "-c", "-o", str(counter), str(_COVERAGE)]
         subprocess.run(command, check=True)

@@ -28,7 +28,7 @@ def leak(outcome: str) -> tuple[tuple[str, str, str], ...]:
         f"    if BUG and outcome == {outcome} and not r.lease.is_void:\n"
         "        core.ledger.pools[r.pool].promised_blocks += r.lease.reserved_blocks\n"
     )
-    return (("lease.pxi", RELEASE, line),)
+    return (("lifecycle/lease.pxi", RELEASE, line),)
 
 
 MUTANTS = (
@@ -46,7 +46,7 @@ MUTANTS = (
         "a request that is refused at once leaves a block promised",
         (
             (
-                "admit.pxi",
+                "lifecycle/admit.pxi",
                 "        return -refuse(core, ask.flow, outcome, ask.tag)\n    core.seq += 1\n",
                 "        if BUG and core.ledger.count:\n"
                 "            core.ledger.pools[0].promised_blocks += 1\n",
@@ -59,7 +59,7 @@ MUTANTS = (
         "a request that ends in an error leaves a block promised",
         (
             (
-                "admit.pxi",
+                "lifecycle/admit.pxi",
                 "        raise CallerError(\n"
                 '            CODE_ALREADY_EXISTS, "request_id", "was used for another',
                 "        if BUG:\n            core.ledger.pools[0].promised_blocks += 1\n",
@@ -72,7 +72,7 @@ MUTANTS = (
         "a pool that is full holds up all others",
         (
             (
-                "dispatch.pxi",
+                "lifecycle/dispatch.pxi",
                 "            blocked |= <uint64_t>1 << pool\n",
                 "            if BUG:\n                return 0\n",
             ),
@@ -84,12 +84,12 @@ MUTANTS = (
         "whatever fits goes before a large request, as often as it likes",
         (
             (
-                "pick_next.pxi",
+                "policy/pick_next.pxi",
                 "    if not core.backfills or first.head_state.bypassed >= core.bypass_max or (\n",
                 "    if BUG:\n        first.head_state.bypassed = 0\n",
             ),
             (
-                "pick_next.pxi",
+                "policy/pick_next.pxi",
                 "        if not is_light and not leaves(",
                 "        if BUG:\n            is_light = True\n",
             ),
@@ -102,7 +102,7 @@ MUTANTS = (
         "a newcomer is not lifted to flows that have nothing but running requests",
         (
             (
-                "flows.pxi",
+                "model/flows.pxi",
                 LIFT,
                 "        if BUG:\n"
                 "            for other in range(self.count):\n"
@@ -119,7 +119,7 @@ MUTANTS = (
         "a flow that was idle comes back with a counter of 0",
         (
             (
-                "flows.pxi",
+                "model/flows.pxi",
                 LIFT,
                 "        if BUG:\n"
                 "            f.vtc = 0\n"
@@ -133,13 +133,13 @@ MUTANTS = (
         "what comes back to a queue goes before what it came behind",
         (
             (
-                "flows.pxi",
-                "        if self.queues[q].chain.count == 1:\n            self._rank(q)\n",
-                "        if BUG and self.queues[q].chain.count > 1:\n"
-                "            other = self.queues[q].chain.head\n"
-                "            chain_remove(&self.queues[q].chain, self.requests.items, other)\n"
-                "            chain_push(&self.queues[q].chain, self.requests.items, other)\n"
-                "            self._rank(q)\n",
+                "policy/queueing.pxi",
+                "    if flows.queues[q].chain.count == 1:\n        rank_queue(flows, q)\n",
+                "    if BUG and flows.queues[q].chain.count > 1:\n"
+                "        other = flows.queues[q].chain.head\n"
+                "        chain_remove(&flows.queues[q].chain, flows.requests.items, other)\n"
+                "        chain_push(&flows.queues[q].chain, flows.requests.items, other)\n"
+                "        rank_queue(flows, q)\n",
             ),
         ),
         40,
@@ -149,7 +149,7 @@ MUTANTS = (
         "a lease ends after its first TTL, though its holder renews it",
         (
             (
-                "dispatch.pxi",
+                "lifecycle/expire.pxi",
                 RENEWED,
                 "        if BUG and (r.state == LIVE or r.state == SUSPECT):\n"
                 "            end_lease(core, i, OUT_EXPIRED)\n"
@@ -163,7 +163,7 @@ MUTANTS = (
         "the end of a lease of an old epoch is booked on the new one",
         (
             (
-                "lease.pxi",
+                "lifecycle/lease.pxi",
                 RELEASE,
                 "    if BUG and r.lease.is_void:\n        core.ledger.release(i)\n",
             ),
@@ -175,7 +175,7 @@ MUTANTS = (
         "the ledger believes what the engine said last, not what it has promised itself",
         (
             (
-                "ledger.pxi",
+                "model/ledger.pxi",
                 HEADROOM,
                 "        if BUG and p.telemetry_at_ns >= 0:\n"
                 "            if p.engine_used_tokens // p.block_size + blocks"
@@ -191,7 +191,7 @@ MUTANTS = (
         "half of the cache is never granted, so that the engine idles",
         (
             (
-                "ledger.pxi",
+                "model/ledger.pxi",
                 HEADROOM,
                 "        if BUG and p.promised_blocks + blocks > p.capacity_blocks // 2:\n"
                 "            return WAIT_KV\n",
@@ -204,7 +204,7 @@ MUTANTS = (
         "while a lease is suspect, its pool grants what it holds to others",
         (
             (
-                "ledger.pxi",
+                "model/ledger.pxi",
                 HEADROOM,
                 "        if BUG and p.suspect:\n            return WAIT_NONE\n",
             ),
@@ -216,7 +216,7 @@ MUTANTS = (
         "a repeated request is taken for a new one: two reservations, two charges",
         (
             (
-                "admit.pxi",
+                "lifecycle/admit.pxi",
                 "    if i != NONE:\n        return answer_repeat(core, i, ask)\n",
                 "    if BUG:\n        i = NONE\n",
             ),
@@ -228,7 +228,7 @@ MUTANTS = (
         "leases of an engine that restarted keep their reservations",
         (
             (
-                "lease.pxi",
+                "lifecycle/lease.pxi",
                 "    while i != NONE:\n        after = core.requests.items[i].lease.pool_next\n",
                 "    if BUG:\n        return 0\n",
             ),
@@ -240,12 +240,12 @@ MUTANTS = (
         "a request is granted after its queue TTL",
         (
             (
-                "pick_next.pxi",
+                "lifecycle/evict.pxi",
                 "    if r.due_ns <= core.now_ns:  # its timer has not been reached yet\n",
                 "    if BUG:\n        r.due_ns = max(r.due_ns, core.now_ns + 1)\n",
             ),
             (
-                "dispatch.pxi",
+                "lifecycle/expire.pxi",
                 RENEWED,
                 "        if BUG and r.state == QUEUED and r.due_ns <= core.now_ns:\n"
                 "            r.due_ns = core.now_ns + NS_PER_S\n",
@@ -258,7 +258,7 @@ MUTANTS = (
         "the peak form does not count leases that report nothing, or are suspect",
         (
             (
-                "peak_usage.pxi",
+                "model/peak_usage.pxi",
                 "    if one_more != NULL and is_alone:\n",
                 "    if BUG:\n        fixed = 0\n",
             ),
@@ -270,7 +270,7 @@ MUTANTS = (
         "the peak form counts what leases hold now, not what they will",
         (
             (
-                "peak_usage.pxi",
+                "model/peak_usage.pxi",
                 "    return most * block_tokens + fixed\n",
                 "    if BUG:\n        most = blocks\n",
             ),
@@ -282,7 +282,7 @@ MUTANTS = (
         "no bucket and no cap ever makes a request wait",
         (
             (
-                "quotas.pxi",
+                "model/quotas.pxi",
                 "        if n.concurrency and n.live >= n.concurrency:\n",
                 "        if BUG:\n            return 0\n",
             ),
@@ -295,7 +295,7 @@ MUTANTS = (
         "what is evicted at the head of its queue keeps what it took from its quotas",
         (
             (
-                "quota_admission.pxi",
+                "policy/quota_admission.pxi",
                 "    if core.requests.items[i].bill:\n        core.quotas.settle(i, has_run)\n",
                 "    if BUG:\n        core.requests.items[i].bill = 0\n        return 0\n",
             ),
@@ -308,7 +308,7 @@ MUTANTS = (
         "after a restart, all tenants count as never served",
         (
             (
-                "restore.pxi",
+                "lifecycle/restore.pxi",
                 "    if v[6]:\n        f.granted_at_ns",
                 "    if BUG:\n        f.vtc = 0\n",
             ),
@@ -322,7 +322,7 @@ MUTANTS = (
         "after a restart, whoever was active counts as idle until he comes back",
         (
             (
-                "restore.pxi",
+                "lifecycle/restore.pxi",
                 "        if level < 0:\n            put_back(flows, flow)\n",
                 "        if BUG:\n            continue\n",
             ),
@@ -334,7 +334,7 @@ MUTANTS = (
     Mutant(
         "replay-charged-twice",
         "a lease that is told of after a restart is charged once more",
-        (("lease.pxi", "    f.owed -= paid\n", "    if BUG:\n        paid = 0\n"),),
+        (("lifecycle/replay.pxi", "    f.owed -= paid\n", "    if BUG:\n        paid = 0\n"),),
         100,
         RESTARTS,
         THIRD,
@@ -344,7 +344,7 @@ MUTANTS = (
         "after a restart, all buckets are full",
         (
             (
-                "restore.pxi",
+                "lifecycle/restore.pxi",
                 "    n.at_ns[which] = at_ns\n",
                 "    if BUG:\n        n.level[which] = micro\n",
             ),
@@ -358,7 +358,7 @@ MUTANTS = (
         "after a restart, blocks of leases that nobody told of yet are granted to others",
         (
             (
-                "restore.pxi",
+                "lifecycle/restore.pxi",
                 "        p.owed_tokens = v[1]\n",
                 "        if BUG:\n            v[1] = 0\n",
             ),
@@ -372,7 +372,7 @@ MUTANTS = (
         "blocks of leases that nobody tells of are never free again",
         (
             (
-                "restore.pxi",
+                "lifecycle/restore.pxi",
                 "        core.ledger.pools[pool].owed_tokens = 0\n",
                 "        if BUG:\n            continue\n",
             ),
@@ -386,7 +386,7 @@ MUTANTS = (
         "what changes of the first tenant is not saved",
         (
             (
-                "dirty_queue.pxi",
+                "base/dirty_queue.pxi",
                 "        if self.on and not self.marks[number]:\n",
                 "        if BUG and number == 0:\n            return\n",
             ),
@@ -400,7 +400,7 @@ MUTANTS = (
         "of a damaged file, the rows before the wrong one count",
         (
             (
-                "restore.pxi",
+                "lifecycle/restore.pxi",
                 "    for applies in (False, True):\n",
                 "    if BUG:\n"
                 "        for key, value, age_ns in rows:\n"
@@ -416,7 +416,7 @@ MUTANTS = (
         "the worst class goes first",
         (
             (
-                "classes.pxi",
+                "model/classes.pxi",
                 "        return EXEMPT_PRIORITY if self.items[c].exempt else self.items[c].rank\n",
                 "        if BUG:\n            return -self.items[c].rank\n",
             ),
@@ -430,7 +430,7 @@ MUTANTS = (
         "more LoRA adapters are active than may be",
         (
             (
-                "ledger.pxi",
+                "model/ledger.pxi",
                 "            if is_above(p.limits.max_loras, p.loras.active + 1):\n",
                 "            if BUG:\n                self.pools[pool].limits.max_loras = 0\n",
             ),
@@ -444,7 +444,7 @@ MUTANTS = (
         "a round takes any number of prompts",
         (
             (
-                "ledger.pxi",
+                "model/ledger.pxi",
                 "        if p.prefill_budget.tokens and r.reports_progress and is_above(\n",
                 "        if BUG:\n            self.pools[pool].prefill_budget.max_tokens = 0\n",
             ),
@@ -458,7 +458,7 @@ MUTANTS = (
         "who has no deadline is refused as if he would miss it",
         (
             (
-                "admit.pxi",
+                "lifecycle/admit.pxi",
                 "    if outcome == 0 and r.deadline_ns and core.refuses_early:\n",
                 "    if BUG and outcome == 0 and core.refuses_early and not r.deadline_ns:\n"
                 "        outcome = OUT_REJECTED_DEADLINE if core.seq % 50 == 49 else 0\n",

@@ -13,7 +13,7 @@ OPERATOR_BUGS = (
         "a pool that is drained grants on",
         (
             (
-                "ledger.pxi",
+                "model/ledger.pxi",
                 "        return p.attached and not p.draining and not self.closed\n",
                 "        if BUG:\n            return p.attached and not self.closed\n",
             ),
@@ -27,7 +27,7 @@ OPERATOR_BUGS = (
         "what waits for a pool that is drained is not told",
         (
             (
-                "operator_actions.pxi",
+                "lifecycle/drain.pxi",
                 "                evict(core, i, OUT_EVICTED_DRAINING)\n",
                 "                if BUG:\n"
                 "                    i = after\n"
@@ -43,7 +43,7 @@ OPERATOR_BUGS = (
         "a pool that is drained serves again after a restart",
         (
             (
-                "restore.pxi",
+                "lifecycle/restore.pxi",
                 "    p.draining = v[4] != 0\n",
                 "    if BUG:\n        v[4] = 0\n",
             ),
@@ -57,7 +57,7 @@ OPERATOR_BUGS = (
         "what a revoked lease held is not free",
         (
             (
-                "operator_actions.pxi",
+                "lifecycle/drain.pxi",
                 "    void_lease(core, i)\n"
                 "    core.save_rest = True  # what its pool owes, of which nothing else tells\n",
                 "    if BUG:\n"
@@ -73,7 +73,7 @@ OPERATOR_BUGS = (
         "who holds a revoked lease is not told",
         (
             (
-                "lease.pxi",
+                "lifecycle/lease.pxi",
                 "    return deliver_lease_state(core, i, LS_VOID)\n",
                 "    if BUG:\n        return 0\n",
             ),
@@ -87,7 +87,7 @@ OPERATOR_BUGS = (
         "in a dry run, what would be refused is refused",
         (
             (
-                "live_settings.pxi",
+                "policy/dry_run.pxi",
                 "    if outcome in (OUT_REJECTED_NO_POOL, OUT_REJECTED_DRAINING,"
                 " OUT_REJECTED_LIMIT):\n",
                 "    if BUG and outcome:\n        return outcome\n",
@@ -102,7 +102,7 @@ OPERATOR_BUGS = (
         "in a dry run, what would wait waits",
         (
             (
-                "live_settings.pxi",
+                "lifecycle/grant.pxi",
                 "    while core.dry_running.count and work < core.work_max:\n",
                 "    if BUG:\n        return 0\n",
             ),
@@ -116,7 +116,7 @@ OPERATOR_BUGS = (
         "inside a flow, whose wait is over first goes last",
         (
             (
-                "edf_queue.pxi",
+                "policy/edf_queue.pxi",
                 "    return r.due_ns if r.has_deadline else NEVER\n",
                 "    if BUG:\n        return NEVER - r.due_ns if r.has_deadline else NEVER\n",
             ),
@@ -130,7 +130,7 @@ OPERATOR_BUGS = (
         "what a pool is thought to have cached is not reserved",
         (
             (
-                "pick_next.pxi",
+                "policy/pick_next.pxi",
                 "    plan.tokens = plan.blocks * p.block_size"
                 " + core.ledger.lora_more(pool, r, False)\n",
                 "    if BUG and core.prefixes.queued:\n"

@@ -36,10 +36,10 @@ def test_every_bug_is_sought_among_faults_that_exist() -> None:
 def test_a_place_that_has_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import wrong_core
 
-    gone = MUTANTS[0].__class__("gone", "", (("lease.pxi", "no such line", ""),), 1)
+    gone = MUTANTS[0].__class__("gone", "", (("lifecycle/lease.pxi", "no such line", ""),), 1)
     monkeypatch.setattr(wrong_core, "MUTANTS", (gone,))
     monkeypatch.setitem(wrong_core.NUMBERS, "gone", 99)
-    with pytest.raises(StaleMutantError, match=r"gone: _core/lease\.pxi"):
+    with pytest.raises(StaleMutantError, match=r"gone: _core/lifecycle/lease\.pxi"):
         edited()
 
 

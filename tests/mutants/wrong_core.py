@@ -10,7 +10,7 @@ from bugs import MUTANTS, NUMBERS
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.other_core import compile_extension  # noqa: E402 - this is a program's module
+from tests.other_core import compile_extension, core_sources  # noqa: E402 - a program
 
 FLAGS = ["-O1", "-fno-strict-aliasing", "-fwrapv", "-w"]
 VARIABLE = "SCHEDSVC_MUTANT"
@@ -26,8 +26,8 @@ class StaleMutantError(Exception):
 
 
 def edited() -> dict[str, str]:
-    """The files of the core by name, with all bugs in them."""
-    texts = {path.name: path.read_text() for path in sorted((ROOT / "_core").glob("*.p[yx][xi]"))}
+    """The files of the core by their path below `_core/`, with all bugs in them."""
+    texts = {name: path.read_text() for name, path in core_sources().items()}
     for mutant in MUTANTS:
         switch = f"MUTANT == {NUMBERS[mutant.name]}"
         for name, before, lines in mutant.insertions:
@@ -37,7 +37,7 @@ def edited() -> dict[str, str]:
                     " bring the insertion in tests/mutants/bugs.py up to date"
                 )
             texts[name] = texts[name].replace(before, lines.replace("BUG", switch) + before)
-    texts["types.pxi"] += SWITCH
+    texts["base/prelude.pxi"] += SWITCH
     return texts
 
 
@@ -53,6 +53,7 @@ def build() -> Path:
     source = folder / "source"
     source.mkdir(parents=True)
     for name, text in texts.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(text)
     compile_extension(source / "core.pyx", folder, FLAGS)
     return next(folder.glob("lib/_core*"))

@@ -111,7 +111,7 @@ def core_violations(text: str) -> Iterator[str]:
             yield f"{header}: take C declarations from libc's or cpython's .pxd files"
 
 
-CORE = [path for path in files(".pyx", ".pxi") if path.parent == ROOT / "_core"]
+CORE = [path for path in files(".pyx", ".pxi") if ROOT / "_core" in path.parents]
 
 
 @pytest.mark.parametrize("path", CORE, ids=relative)

@@ -1,0 +1,433 @@
+# The public class: checks what a caller passes, and hands each event to the layer that does it.
+
+@cython.final
+cdef class Scheduler(Core):
+    def __cinit__(
+        self, *, bytes hash_key=b"\0" * 16, str policy="vtc", str lift="active", str ledger="peak",
+        str dispatch="backfill", str flow_order="arrival", uint64_t incarnation=1, **limits
+    ):
+        check_name("policy", "policy", policy, POLICIES)
+        check_name("lift", "mode", lift, LIFTS)
+        check_name("ledger", "form", ledger, LEDGER_FORMS)
+        check_name("dispatch", "order", dispatch, DISPATCH_ORDERS)
+        check_name("flow_order", "order", flow_order, FLOW_ORDERS)
+        if len(hash_key) != 16:
+            invalid("hash_key", "must be 16 bytes")
+        limits = checked_limits(limits)
+        take_settings(self, limits)
+        self.work_max = limits["work_max"]
+        self.backfills = dispatch == "backfill"
+        self.bypass_max, self.bypass_ns = limits["bypass_max"], limits["bypass_ns"]
+        self.headroom_min_ppm = min(limits["headroom_min_ppm"], limits["headroom_ppm"])
+        self.headroom_max_ppm = max(limits["headroom_max_ppm"], limits["headroom_ppm"])
+        self.lease_next = limits["lease_id_base"]
+        memcpy(&self.k0, <const char*>hash_key, 8)
+        memcpy(&self.k1, <const char*>hash_key + 8, 8)
+        self.requests = Requests()
+        self.policy = policy
+        order, lifts, self.ahead, self.by_prefix = POLICIES[policy]
+        self.fuse = Fuse()
+        self.classes = Classes()
+        self.quotas = Quotas(self.requests, self.classes, self.fuse)
+        self.flows = Flows(
+            order, lifts, lift == "queued", self.requests, self.quotas, self.classes
+        )
+        self.flows.by_deadline = FLOW_ORDERS[flow_order]
+        self.flows.treaps.salt = self.k1
+        set_grain(self)
+        self.adapters = Adapters(<int32_t>limits["adapters_max"])
+        self.prefixes = Prefixes(self.k0, self.k1)
+        self.rejection_log = RejectionLog()
+        self.ledger = Ledger(
+            ledger == "peak", limits["headroom_ppm"], self.requests, self.flows, self.adapters,
+            self.fuse,
+        )
+        self.predictor = Predictor(limits["quantile_ppm"], limits["samples_min"])
+        self.deadlines, self.pool_wakes = Heap(), Heap()
+        self.ids, self.leases, self.tags, self.names = Table(), Table(), Table(), Table()
+        self.flow_names, self.keys, self.pool_names = {}, {}, {}
+        self.quota_names, self.pool_models, self.pool_limits = {}, {}, {}
+        self.flow_list, self.pool_list = [], []
+        self.sessions, self.ready_slots, self.free_slots = [None], [], []
+        self.writer = Writer()
+        self.incarnation = incarnation
+        self.answers.head = self.answers.tail = NONE
+        self.unknown_flow = self.sweep_next = NONE
+        self.dry_running = Heap()
+        self.dry_run_counts = {}
+        self.quota_keys, self.saved_pools = [], {}
+
+    def set_flow(self, bytes name, int64_t weight_milli):
+        if not 0 < len(name) <= NAME_BYTES_MAX:
+            invalid("tenant", f"a name has 1 to {NAME_BYTES_MAX} bytes")
+        if not 0 < weight_milli <= WEIGHT_MILLI_MAX:
+            invalid("weight", f"must be from 0.001 to {WEIGHT_MILLI_MAX // 1000}")
+        return add_flow(self, name, weight_milli)
+
+    def set_class(
+        self, bytes name, int64_t rank, int64_t ageing_ns=AGEING_NS, bint exempt=False
+    ):
+        return change_class(self, name, rank, ageing_ns, exempt)
+
+    def set_class_gone(self, bytes name):
+        cdef int32_t c = self.classes.find(name)
+        if c > 0:
+            self.classes.items[c].gone = True
+
+    def set_flow_class(self, int32_t flow, int32_t default_class=0, named=()):
+        known_tenant(self, flow)
+        set_classes_of(self, flow, default_class, named)
+
+    def set_quota(
+        self, int64_t now_ns, bytes name, int32_t parent=NONE, int64_t requests=0,
+        int64_t input_tokens=0, int64_t output_tokens=0, int64_t total_tokens=0,
+        int64_t concurrency=0, int64_t share=0, int64_t lends=NONE, int64_t borrows=NONE,
+    ):
+        cdef QuotaLimits limits
+        enter(self, now_ns)
+        limits = checked_quota(requests, input_tokens, output_tokens, total_tokens, concurrency)
+        add_share(&limits, share, lends, borrows)
+        return set_named_quota(self, name, parent, &limits)
+
+    def set_flow_quota(
+        self, int64_t now_ns, int32_t flow, int32_t parent=NONE, bint refuse=False,
+        int64_t requests=0, int64_t input_tokens=0, int64_t output_tokens=0,
+        int64_t total_tokens=0, int64_t concurrency=0, int64_t share=0, int64_t lends=NONE,
+        int64_t borrows=NONE,
+    ):
+        cdef QuotaLimits limits
+        enter(self, now_ns)
+        limits = checked_quota(requests, input_tokens, output_tokens, total_tokens, concurrency)
+        add_share(&limits, share, lends, borrows)
+        limit_flow(self, flow, parent, refuse, &limits)
+
+    def set_pool_quota(self, int64_t now_ns, bytes pool, int32_t quota):
+        enter(self, now_ns)
+        check_parent(self, quota, 1)
+        self.pool_models[pool] = quota
+        if pool in self.pool_names:
+            self.ledger.pools[<int32_t>self.pool_names[pool]].quota = quota
+
+    def set_pool_limits(
+        self, int64_t now_ns, bytes pool=b"", int64_t batch_max_tokens=0,
+        int64_t max_total_tokens=0, int64_t max_running=0, int64_t max_request_total_tokens=0,
+        int64_t max_request_input_tokens=0, int64_t max_loras=0, int64_t adapter_tokens=0,
+    ):
+        enter(self, now_ns)
+        limit_pools(self, pool, checked_pool_limits(
+            batch_max_tokens, max_total_tokens, max_running, max_request_total_tokens,
+            max_request_input_tokens, max_loras, adapter_tokens,
+        ))
+
+    def set_adapter(self, int64_t now_ns, bytes name, int64_t tokens):
+        enter(self, now_ns)
+        weigh_adapter(self, name, tokens)
+
+    def set_no_pool_limits(self, int64_t now_ns):
+        enter(self, now_ns)
+        limit_no_pools(self)
+
+    def set_key(self, bytes api_key_sha256, int32_t flow):
+        if len(api_key_sha256) != 32:
+            invalid("api_key_sha256", "must be 32 bytes")
+        known_tenant(self, flow)
+        self.keys[api_key_sha256] = flow
+
+    def set_no_keys(self):
+        self.keys = {}
+
+    def set_unknown(self, int32_t flow, bint refused=False):
+        if flow != NONE:
+            known_tenant(self, flow)
+        self.unknown_flow = flow
+        self.unknown_refused = refused
+
+    def set_gone(self, int64_t now_ns, bytes name):
+        enter(self, now_ns)
+        put_name(self, name, NONE)
+
+    def set_flow_mode(self, int64_t now_ns, int32_t flow, bint dry_run):
+        enter(self, now_ns)
+        known_tenant(self, flow)
+        set_dry_run(self, flow, dry_run)
+
+    def set_options(self, int64_t now_ns, *, policy=None, flow_order=None, **limits):
+        enter(self, now_ns)
+        change_settings(self, policy, flow_order, limits)
+
+    def flow_index(self, bytes name):
+        return self.flow_names.get(name, NONE)
+
+    def flow_indices(self, bytes name):
+        return flows_of(self, name)
+
+    def pool_index(self, bytes name):
+        return self.pool_names.get(name, NONE)
+
+    def pool_name(self, int32_t pool):
+        known_pool(self, pool)
+        return self.pool_list[pool]
+
+    def set_pool(
+        self, int64_t now_ns, bytes name, int64_t epoch, int64_t capacity_tokens,
+        int64_t block_size_tokens, int64_t max_running=0, int64_t max_model_tokens=0,
+    ):
+        enter(self, now_ns)
+        cdef PoolFigures f
+        f.epoch, f.capacity_tokens, f.block_size = epoch, capacity_tokens, block_size_tokens
+        f.max_running, f.max_model_tokens, f.principal = max_running, max_model_tokens, NONE
+        return configure_pool(self, name, &f)
+
+    def telemetry(
+        self, int64_t now_ns, int32_t pool, int64_t epoch, int64_t running, int64_t waiting,
+        int64_t used_tokens, int64_t preemptions,
+    ):
+        enter(self, now_ns)
+        known_pool(self, pool)
+        take_telemetry(self, pool, epoch, running, waiting, used_tokens, preemptions)
+
+    def drain(self, int64_t now_ns):
+        enter(self, now_ns)
+        self.draining = True
+
+    def set_draining(self, int64_t now_ns, bytes pool, bint draining):
+        enter(self, now_ns)
+        drain_some(self, pool, draining)
+
+    def revoke(self, int64_t now_ns, int64_t lease_id):
+        enter(self, now_ns)
+        return revoke_lease(self, lease_id)
+
+    def list_leases(
+        self, int64_t now_ns, int32_t start, int32_t scan_max, int32_t rows_max, bytes tenant=b"",
+        bytes pool=b"", bytes client_id=b"", int64_t pool_epoch=0, int64_t age_min_ns=0,
+    ):
+        cdef LeaseFilter f = lease_filter(self, tenant, pool, pool_epoch, now_ns - age_min_ns)
+        return lease_page(self, now_ns, start, scan_max, rows_max, &f, client_id)
+
+    def open_session(self, int32_t principal=0):
+        cdef Session session
+        if self.fuse.what is not None:
+            raise InvariantError(self.fuse.what)
+        if len(self.sessions) - 1 - len(self.free_slots) >= self.sessions_max:
+            raise CallerError(
+                CODE_RESOURCE_EXHAUSTED, "", f"at most {self.sessions_max:,} sessions can be open"
+            )
+        session = Session()
+        session.core = self
+        session.principal = principal
+        if self.free_slots:
+            session.owner = self.free_slots.pop()
+            self.sessions[session.owner] = session
+        else:
+            session.owner = <int32_t>len(self.sessions)
+            self.sessions.append(session)
+        return session
+
+    def ready(self):
+        cdef list out = self.ready_slots
+        self.ready_slots = []
+        for owner in out:
+            (<Session>self.sessions[owner]).is_listed = False
+        return out
+
+    def admit(
+        self, int64_t now_ns, int32_t flow, bytes request_id, int64_t input_tokens,
+        int64_t max_output_tokens, int32_t pool=NONE, int64_t sequences=1, int64_t queue_ttl_ns=0,
+        int64_t deadline_ns=0, bint reports_progress=False, int32_t principal=0, uint64_t tag=0,
+        int64_t n=1, bytes adapter=b"", int64_t told_output=0, bytes request_class=b"",
+        tuple prefix_block_hashes=(),
+    ):
+        cdef Ask ask
+        cdef int64_t prompts
+        enter(self, now_ns)
+        known_tenant(self, flow)
+        check_id(request_id)
+        check_range("sequences", sequences, 1, SEQUENCES_MAX)
+        check_range("n", n, 1, sequences)
+        if sequences % n:
+            invalid("n", f"must divide sequences, {sequences}")
+        prompts = sequences // n
+        check_range("input_tokens", input_tokens, prompts, TOKENS_MAX)
+        check_output(input_tokens * n, max_output_tokens, sequences)
+        check_range("queue_ttl_ns", queue_ttl_ns, 0, <int64_t>1 << 60)
+        check_range("deadline_ns", deadline_ns, 0, <int64_t>1 << 60)
+        check_range("told_output", told_output, 0, PROMPT_TOKENS_MAX)
+        if not NONE <= pool < self.ledger.count:
+            invalid("pool", f"no pool has the index {pool}")
+        ask.flow = flow
+        ask.target = pool
+        ask.prompt_tokens = <int32_t>input_tokens
+        ask.prompt_max_tokens = <int32_t>((input_tokens + prompts - 1) // prompts)
+        ask.output_max_tokens = <int32_t>max_output_tokens
+        ask.sequences = <int32_t>sequences
+        ask.n = <int32_t>n
+        ask.told_output = <int32_t>told_output
+        ask.queue_ttl_ns, ask.deadline_ns = shortest(queue_ttl_ns, deadline_ns), deadline_ns
+        ask.reports_progress = reports_progress
+        ask.owner = 0
+        ask.principal = principal
+        ask.tag = tag
+        take_adapter(self, &ask, adapter)
+        take_class(self, &ask, <const uint8_t*><const char*>request_class, len(request_class))
+        identify(self, &ask, <const uint8_t*><const char*>request_id, len(request_id), 0, 0)
+        enter_class(self, &ask)
+        return keep_hashes(self, admit_request(self, &ask), prefix_block_hashes)
+
+    def admit_wire(self, int64_t now_ns, int32_t principal, bytes data, int64_t queue_ttl_ns=0):
+        cdef AdmitMessage message
+        cdef Verdict refused
+        cdef Request* r
+        cdef int64_t handle
+        cdef int32_t i
+        enter(self, now_ns)
+        parse_admit(&message, data_cursor(data))
+        handle = admit_message(self, &message, 0, principal, 0, queue_ttl_ns)
+        if handle < 0:
+            fill_refusal(
+                self, &refused, message.flow, target_of(self, &message.pool), <int>-handle,
+                <uint64_t>self.received,
+            )
+            return encode_verdict(self, &refused)
+        i = self.requests.lookup(handle)
+        r = &self.requests.items[i]
+        if r.state == QUEUED:
+            self.capture = handle
+            self.captured.outcome = 0
+            dispatch(self)
+            self.capture = 0
+            if self.captured.outcome:
+                return encode_verdict(self, &self.captured)
+            return handle
+        fill_grant(self, &refused, i)
+        return encode_verdict(self, &refused)
+
+    def poll(self, int64_t now_ns):
+        enter(self, now_ns)
+        self.has_more = False
+        run_timers(self)
+        if self.sweep_next != NONE:
+            run_sweep(self)
+        dispatch(self)
+        return take_verdicts(self)
+
+    def next_deadline(self):
+        return next_due_ns(self)
+
+    def evict_queued(self, int64_t now_ns):
+        enter(self, now_ns)
+        queued = sorted(queued_requests(self))
+        for _, i in queued:
+            evict(self, i, OUT_EVICTED_DRAINING)
+        return len(queued)
+
+    def cancel(self, int64_t now_ns, int64_t handle):
+        enter(self, now_ns)
+        return cancel_request(self, self.requests.lookup(handle))
+
+    def progress(
+        self, int64_t now_ns, int64_t lease_id, int64_t pool_epoch, int64_t input_tokens=NONE,
+        int64_t cached_input_tokens=NONE, int64_t output_tokens=NONE, int32_t principal=0,
+    ):
+        cdef Usage u
+        enter(self, now_ns)
+        u = checked_usage(input_tokens, cached_input_tokens, output_tokens)
+        return progress_lease(self, lease_id, pool_epoch, &u, principal)
+
+    def complete(
+        self, int64_t now_ns, int64_t lease_id, int64_t pool_epoch, int outcome=OUT_COMPLETED,
+        int64_t input_tokens=NONE, int64_t cached_input_tokens=NONE, int64_t output_tokens=NONE,
+        int32_t principal=0,
+    ):
+        cdef Usage u
+        cdef int32_t i
+        cdef bint repeated
+        enter(self, now_ns)
+        u = checked_usage(input_tokens, cached_input_tokens, output_tokens)
+        i = find_lease(self, lease_id, principal)
+        if i == NONE:
+            return None
+        repeated = not complete_lease(self, i, outcome, &u)
+        return as_ended(self.requests.items[i].lease, repeated)
+
+    def replay(
+        self, int64_t now_ns, int32_t flow, bytes request_id, int64_t lease_id, int32_t pool,
+        int64_t pool_epoch, int64_t reserved_tokens, int64_t prompt_tokens,
+        int64_t max_output_tokens, int64_t input_tokens=0, int64_t cached_input_tokens=0,
+        int64_t output_tokens=0, int64_t sequences=1, int32_t principal=0, bytes adapter=b"",
+        bytes request_class=b"",
+    ):
+        cdef Ask ask
+        cdef Usage u
+        enter(self, now_ns)
+        known_tenant(self, flow)
+        check_id(request_id)
+        check_range("reserved_tokens", reserved_tokens, 0, TOKENS_MAX)
+        check_range("sequences", sequences, 1, SEQUENCES_MAX)
+        check_range("prompt_tokens", prompt_tokens, 1, TOKENS_MAX)
+        check_output(prompt_tokens, max_output_tokens, sequences)
+        known_pool(self, pool)
+        u = checked_usage(input_tokens, cached_input_tokens, output_tokens)
+        memset(&ask, 0, sizeof(Ask))
+        ask.flow = flow
+        ask.target = pool
+        ask.prompt_tokens = ask.prompt_max_tokens = <int32_t>prompt_tokens
+        ask.output_max_tokens = <int32_t>max_output_tokens
+        ask.sequences = <int32_t>sequences
+        ask.n = 1
+        ask.principal = principal
+        take_adapter(self, &ask, adapter)
+        replayed_class(self, &ask, <const uint8_t*><const char*>request_class, len(request_class))
+        identify(self, &ask, <const uint8_t*><const char*>request_id, len(request_id), 0, 0)
+        return replay_lease(self, &ask, lease_id, pool_epoch, reserved_tokens, &u)
+
+    def encode(self, decision):
+        return encode_decision(self, decision)
+
+    def save(self, int64_t now_ns, int64_t rows_max):
+        if self.fuse.what is not None:
+            raise InvariantError(self.fuse.what)
+        check_range("now_ns", now_ns, self.now_ns, <int64_t>1 << 62)
+        return changed_rows(self, now_ns, rows_max)
+
+    def set_saved(self, int64_t now_ns, list rows):
+        enter(self, now_ns)
+        return restore_rows(self, rows)
+
+    def digest(self):
+        return self.digest_value
+
+    def describe(self, int64_t now_ns):
+        return state_text(self, now_ns)
+
+    def reset_learned(self):
+        forget_learned(self)
+
+    def stats(self, int64_t now_ns, int flow_limit=1_000):
+        cdef int32_t i
+        order = nlargest(
+            flow_limit, range(self.flows.count), key=lambda f: (service_of(self, f), -f)
+        )
+        return {
+            "pools": [pool_stats(self, now_ns, i) for i in range(self.ledger.count)],
+            "flows": [self.flow_stats(now_ns, i) for i in order],
+            "classes": class_rows(self), "quotas": quota_stats(self, now_ns),
+            "totals": totals_of(self),
+            "policy": self.policy,
+            "flow_order": "deadline" if self.flows.by_deadline else "arrival",
+            "digest": self.digest_value,
+            "draining": bool(self.draining),
+        }
+
+    def flow_stats(self, int64_t now_ns, int32_t flow):
+        known_flow(self, flow)
+        return flow_row(self, now_ns, flow)
+
+    def explain(self, int64_t now_ns, bytes request_id, bytes tenant=b"", int32_t principal=NONE):
+        return explain_id(self, now_ns, request_id, tenant, principal)
+
+    def check(self):
+        """Verify every invariant. O(n)."""
+        if self.fuse.what is not None:
+            raise InvariantError(self.fuse.what)
+        check_all(self)

@@ -1,0 +1,176 @@
+# Indexed 4-ary min-heap by (key, tie): the least element in O(1), any element moved or removed by
+# its id in O(log n). Four children a node halve the depth and share a cache line. Keys lie in the
+# nodes, so that sifting touches no other memory. They are packed, because each request has one.
+
+ctypedef packed struct Node:
+    int64_t key
+    int64_t tie
+    int32_t id
+
+
+cdef inline bint less(Node* a, Node* b) noexcept nogil:
+    return a.key < b.key or (a.key == b.key and a.tie < b.tie)
+
+
+@cython.final
+cdef class Heap:
+    cdef Node* nodes
+    cdef int32_t* places  # id -> index in nodes, plus one; 0: not in the heap
+    cdef int32_t count
+    cdef int32_t nodes_max
+    cdef int32_t ids_max, places_max  # ids below have a place; there is room for so many
+
+    def __dealloc__(self):
+        free(self.nodes)
+        free(self.places)
+
+    cdef inline bint has(self, int32_t id) noexcept:
+        return id < self.ids_max and self.places[id] != 0
+
+    cdef inline int64_t key_of(self, int32_t id) noexcept:
+        """The key of an id that it has. O(1)."""
+        return self.nodes[self.places[id] - 1].key
+
+    cdef int put(self, int32_t id, int64_t key, int64_t tie) except -1:
+        """Insert id, or give it another key. O(log n)."""
+        cdef Node node
+        cdef int32_t at, size
+        if id >= self.ids_max:
+            self._reach(id)
+        node.key = key
+        node.tie = tie
+        node.id = id
+        at = self.places[id] - 1
+        if at < 0:
+            if self.count == self.nodes_max:
+                size = larger(self.nodes_max, 0)
+                self.nodes = <Node*>extend(self.nodes, size, sizeof(Node))
+                self.nodes_max = size
+            at = self.count
+            self.count += 1
+            self._up(at, node)
+        elif less(&node, &self.nodes[at]):
+            self._up(at, node)
+        else:
+            self._down(at, node)
+        return 0
+
+    cdef int _reach(self, int32_t id) except -1:
+        # Ids come about in their order: so a few places at a time are written for the first time.
+        cdef int32_t size
+        if id >= self.places_max:
+            size = larger(self.places_max, id)
+            self.places = <int32_t*>extend(self.places, size, sizeof(int32_t))
+            self.places_max = size
+        memset(&self.places[self.ids_max], 0, (id + 1 - self.ids_max) * sizeof(int32_t))
+        self.ids_max = id + 1
+        return 0
+
+    cdef void remove(self, int32_t id) noexcept:
+        """Remove id if it is there. O(log n)."""
+        cdef int32_t at
+        cdef Node last
+        if not self.has(id):
+            return
+        at = self.places[id] - 1
+        self.places[id] = 0
+        self.count -= 1
+        if at == self.count:
+            return
+        last = self.nodes[self.count]
+        if less(&last, &self.nodes[at]):
+            self._up(at, last)
+        else:
+            self._down(at, last)
+
+    cdef inline void _set(self, int32_t at, Node node) noexcept:
+        self.nodes[at] = node
+        self.places[node.id] = at + 1
+
+    cdef void _up(self, int32_t at, Node node) noexcept:
+        cdef int32_t parent
+        while at > 0:
+            parent = (at - 1) >> 2
+            if not less(&node, &self.nodes[parent]):
+                break
+            self._set(at, self.nodes[parent])
+            at = parent
+        self._set(at, node)
+
+    cdef void _down(self, int32_t at, Node node) noexcept:
+        cdef int32_t child, best, end
+        while True:
+            child = (at << 2) + 1
+            if child >= self.count:
+                break
+            end = min(child + 4, self.count)
+            best = child
+            child += 1
+            while child < end:
+                if less(&self.nodes[child], &self.nodes[best]):
+                    best = child
+                child += 1
+            if not less(&self.nodes[best], &node):
+                break
+            self._set(at, self.nodes[best])
+            at = best
+        self._set(at, node)
+
+    cdef bint valid(self) noexcept:
+        """Whether order and places hold. O(n)."""
+        cdef int32_t i
+        for i in range(self.count):
+            if i > 0 and less(&self.nodes[i], &self.nodes[(i - 1) >> 2]):
+                return False
+            if self.places[self.nodes[i].id] != i + 1:
+                return False
+        return True
+
+
+cdef inline int64_t earlier(int64_t a, int64_t b) noexcept nogil:
+    """The earlier of two times, where -1 stands for none."""
+    if a < 0 or b < 0:
+        return max(a, b)
+    return min(a, b)
+
+
+cdef inline int64_t first_key(Heap heap, int64_t other) noexcept:
+    """The lesser of a heap's least key and another one, where -1 stands for none."""
+    if heap.count == 0 or 0 <= other <= heap.nodes[0].key:
+        return other
+    return heap.nodes[0].key
+
+
+cdef enum:
+    LOOKAHEAD = 8  # so many heads of flows are looked at
+
+
+cdef int32_t best_first(Heap own, Heap free, int32_t* found, int32_t taken) noexcept:
+    """The first ids of two heaps together, behind those that were taken, LOOKAHEAD at most with
+    them. O(LOOKAHEAD^2)."""
+    cdef Node* open[4 * LOOKAHEAD + 2]  # whoever may be next
+    cdef bint is_free[4 * LOOKAHEAD + 2]
+    cdef Node* base
+    cdef int32_t count = 0, k, best, at, child, size
+    if own.count:
+        open[count], is_free[count] = own.nodes, False
+        count += 1
+    if free.count:
+        open[count], is_free[count] = free.nodes, True
+        count += 1
+    while count and taken < LOOKAHEAD:
+        best = 0
+        for k in range(1, count):
+            if less(open[k], open[best]):
+                best = k
+        base, size = (free.nodes, free.count) if is_free[best] else (own.nodes, own.count)
+        at = <int32_t>(open[best] - base)
+        found[taken] = open[best].id
+        taken += 1
+        count -= 1
+        k = is_free[best]
+        open[best], is_free[best] = open[count], is_free[count]
+        for child in range(4 * at + 1, min(4 * at + 5, size)):
+            open[count], is_free[count] = &base[child], k
+            count += 1
+    return taken

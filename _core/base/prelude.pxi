@@ -1,0 +1,59 @@
+# What every file stands on: libc, CPython's objects, and the bounds of all numbers.
+
+from collections import namedtuple
+from heapq import nlargest
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_SET_ITEM
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcmp, memcpy, memset
+
+cdef extern from *:
+    """
+    #if defined(__GNUC__)
+    /* Without the empty asm GCC takes a function that only prefetches for one that does
+       nothing, and leaves its calls out. */
+    #define prefetch_line(p) do { __builtin_prefetch(p); __asm__ volatile (""); } while (0)
+    #else
+    #define prefetch_line(p) ((void)(p))
+    #endif
+    typedef __int128 wide;
+    """
+    ctypedef long long wide  # 128 bits
+    void prefetch_line(const void* p) noexcept nogil
+    # As C has it: Cython's own declaration takes any object, of which compilers complain.
+    object PyType_GenericAlloc(type cls, Py_ssize_t count)
+
+cdef enum:
+    NONE = -1
+    # Keeps every product of tokens, price and weight below 2^63: 2^28 * 10^7 * 10^3 < 2.7 * 10^18.
+    TOKENS_MAX = 1 << 27
+    PROMPT_TOKENS_MAX = 1 << 24
+    SEQUENCES_MAX = 1024
+    PRICE_MICRO_MAX = 10_000_000
+    WEIGHT_MILLI_MAX = 1_000_000_000
+    POOLS_MAX = 64
+    ADAPTERS_MAX = 65_536
+    NAME_BYTES_MAX = 256
+    ID_BYTES_MAX = 128
+
+TOTAL_TOKENS_MAX = TOKENS_MAX
+cdef int64_t LEASE_ID_MAX = <int64_t>1 << 62
+
+# Names of flows and adapters, and ids of requests, have the same key, as different kinds.
+cdef uint64_t NAME_SALT = <uint64_t>0xA5A5A5A5A5A5A5A5
+cdef uint64_t ADAPTER_SALT = <uint64_t>0x5A5A5A5A5A5A5A5A
+cdef int64_t NS_PER_MS = 1_000_000
+cdef int64_t NS_PER_S = 1_000_000_000
+cdef int64_t NEVER = <int64_t>1 << 62
+
+
+cdef inline object new_row(type cls, Py_ssize_t fields):
+    """A named tuple, every field of which `put_item()` has to fill: without its own Python frame,
+    and without another tuple before it."""
+    return PyType_GenericAlloc(cls, fields)
+
+
+cdef inline void put_item(object row, Py_ssize_t place, object value) noexcept:
+    Py_INCREF(value)  # which the row keeps
+    PyTuple_SET_ITEM(row, place, value)

@@ -1,0 +1,144 @@
+# Open-addressing hash table from a 96-bit key to a small integer. Linear probing; a deletion shifts
+# the run back, so there are no tombstones and the load stays what it is.
+#
+# It grows without a pause. A table that is full becomes the former one of a new one, twice as
+# large; every insertion and removal then moves the next STEP places of it, so that it is empty long
+# before the new one is full. Meanwhile a key is in one of the two. What has been moved stays where
+# it was, and does not count any more; what is removed from the former one leaves a tombstone there.
+# A new table is memory that the system hands out as zeros, page by page as it is touched: so 0 is
+# an empty place, and a value is held plus one.
+
+cdef enum:
+    STEP = 8  # places of the former table that one operation moves
+    HELD_GONE = -1  # a tombstone
+
+ctypedef struct Entry:
+    uint64_t hi
+    uint32_t lo
+    int32_t held  # 0: empty
+
+
+@cython.final
+cdef class Table:
+    cdef Entry* slots
+    cdef size_t mask
+    cdef size_t count
+    cdef Entry* former  # NULL: none
+    cdef size_t former_mask, moved  # places of it that are done
+    cdef int64_t moves  # entries that were moved to another table, ever
+
+    def __cinit__(self):
+        self.slots = <Entry*>calloc(64, sizeof(Entry))
+        if self.slots == NULL:
+            raise MemoryError()
+        self.mask = 63
+
+    def __dealloc__(self):
+        free(self.slots)
+        free(self.former)
+
+    cdef inline size_t _home(self, uint64_t hi, uint32_t lo) noexcept:
+        # Keys are hashes or consecutive ids: one multiplication spreads both. Eight ids in a row
+        # stay neighbours, because they are used and forgotten together. To be masked.
+        cdef uint64_t spread = ((hi >> 3) ^ lo) * <uint64_t>0x9E3779B97F4A7C15
+        return <size_t>((spread >> 20) & ~<uint64_t>7 | (hi & 7))
+
+    cdef inline void prefetch(self, uint64_t hi, uint64_t lo) noexcept:
+        """Fetch the slot that is looked at soon."""
+        prefetch_line(&self.slots[self._home(hi, <uint32_t>lo) & self.mask])
+
+    cdef inline size_t _find(self, uint64_t hi, uint32_t lo) noexcept:
+        cdef size_t i = self._home(hi, lo) & self.mask
+        while self.slots[i].held != 0:
+            if self.slots[i].hi == hi and self.slots[i].lo == lo:
+                break
+            i = (i + 1) & self.mask
+        return i
+
+    cdef Entry* _find_former(self, uint64_t hi, uint32_t lo) noexcept:
+        # NULL: it is not there.
+        cdef size_t i = self._home(hi, lo) & self.former_mask
+        while self.former[i].held != 0:
+            if self.former[i].hi == hi and self.former[i].lo == lo:
+                return &self.former[i] if i >= self.moved and self.former[i].held > 0 else NULL
+            i = (i + 1) & self.former_mask
+        return NULL
+
+    cdef inline int32_t get(self, uint64_t hi, uint64_t lo) noexcept:
+        """Value, or -1. Of the lower half of the key 32 bits count. Expected O(1)."""
+        cdef int32_t held = self.slots[self._find(hi, <uint32_t>lo)].held
+        cdef Entry* entry
+        if held == 0 and self.former != NULL:
+            entry = self._find_former(hi, <uint32_t>lo)
+            held = 0 if entry == NULL else entry.held
+        return held - 1
+
+    cdef int put(self, uint64_t hi, uint64_t lo, int32_t value) except -1:
+        """Insert or replace. Expected O(1)."""
+        cdef Entry* entry
+        cdef size_t i
+        if self.former != NULL:
+            self._move()
+        i = self._find(hi, <uint32_t>lo)
+        if self.slots[i].held == 0:
+            entry = NULL if self.former == NULL else self._find_former(hi, <uint32_t>lo)
+            if entry != NULL:
+                entry.held = value + 1
+                return 0
+            if (self.count + 1) * 10 > (self.mask + 1) * 7:
+                self._grow()
+                i = self._find(hi, <uint32_t>lo)
+            self.count += 1
+            self.slots[i].hi, self.slots[i].lo = hi, <uint32_t>lo
+        self.slots[i].held = value + 1
+        return 0
+
+    cdef int _grow(self) except -1:
+        # The former table is gone: as many places as it had were moved within an eighth of the
+        # insertions that fill this one.
+        cdef size_t size = 2 * (self.mask + 1)
+        cdef Entry* slots = <Entry*>calloc(size, sizeof(Entry))
+        if slots == NULL:
+            raise MemoryError()
+        self.former, self.former_mask, self.moved = self.slots, self.mask, 0
+        self.slots, self.mask = slots, size - 1
+        return 0
+
+    cdef void _move(self) noexcept:
+        # The next places of the former table. O(STEP) expected.
+        cdef size_t end = self.moved + STEP
+        cdef Entry* entry
+        while self.moved < end:
+            entry = &self.former[self.moved]
+            if entry.held > 0:
+                self.slots[self._find(entry.hi, entry.lo)] = entry[0]
+                self.moves += 1
+            self.moved += 1
+        if self.moved > self.former_mask:
+            free(self.former)
+            self.former = NULL
+
+    cdef void remove(self, uint64_t hi, uint64_t lo) noexcept:
+        """Remove if present. Expected O(1)."""
+        cdef size_t i, j, home
+        cdef Entry* entry
+        if self.former != NULL:
+            self._move()
+        i = j = self._find(hi, <uint32_t>lo)
+        if self.slots[i].held == 0:
+            entry = NULL if self.former == NULL else self._find_former(hi, <uint32_t>lo)
+            if entry != NULL:
+                entry.held = HELD_GONE
+                self.count -= 1
+            return
+        self.count -= 1
+        while True:
+            j = (j + 1) & self.mask
+            if self.slots[j].held == 0:
+                break
+            home = self._home(self.slots[j].hi, self.slots[j].lo) & self.mask
+            # The entry at j may fill the hole at i only if its home is not inside (i, j].
+            if ((j - home) & self.mask) >= ((j - i) & self.mask):
+                self.slots[i] = self.slots[j]
+                i = j
+        self.slots[i].held = 0

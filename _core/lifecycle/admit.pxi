@@ -1,0 +1,281 @@
+# From an Admit to a queued request, a refusal or a stored answer.
+
+cdef void identify(
+    Core core, Ask* ask, const uint8_t* request_id, size_t size, uint64_t tenant,
+    uint64_t prompts,
+) noexcept:
+    # (tenant, request_id) names a request; what was asked, without its deadlines, is its payload.
+    # `tenant` tells apart those that share the flow of the unknown. Payload 0 stands for any.
+    cdef uint64_t h = prompts
+    ask.key = sip128(core.k0, core.k1 ^ <uint64_t>ask.flow ^ tenant, request_id, size)
+    h = mix(h, ask.prompt_tokens)
+    h = mix(h, ask.prompt_max_tokens)
+    h = mix(h, ask.output_max_tokens)
+    if ask.adapter.size:
+        h = mix(h, ask.adapter_key.lo)
+    h = mix(h, (<uint64_t>ask.n << 32) | <uint64_t>ask.sequences)
+    h = mix(h, <uint64_t>(ask.target + 1))
+    if ask.cls:
+        h = mix(h, <uint64_t>ask.cls)
+    ask.payload = h | 1
+
+
+cdef int take_class(Core core, Ask* ask, const uint8_t* name, int64_t size) except -1:
+    """Find the class that a request names, or its tenant's. O(classes)."""
+    cdef Flow* f
+    cdef bint allowed
+    ask.cls = core.classes.find_slice(name, size) if size else 0
+    if ask.cls == NONE:
+        invalid("request_class", "unknown class; leave it empty, or name one that is configured")
+    if ask.flow == NONE:  # an unknown tenant's, which is refused
+        return 0
+    f = &core.flows.items[ask.flow]
+    if size == 0:
+        ask.cls = f.default_class
+        return 0
+    allowed = not core.classes.items[ask.cls].exempt
+    if f.named_classes:
+        allowed = (f.named_classes >> ask.cls) & 1
+    if not allowed and ask.cls != f.default_class:
+        invalid("request_class", "the tenant may not name this class")
+    return 0
+
+
+cdef void replayed_class(Core core, Ask* ask, const uint8_t* name, int64_t size) noexcept:
+    # A class that is unknown by now does not end what runs.
+    cdef int32_t cls = core.classes.find_slice(name, size)
+    ask.cls = core.flows.items[ask.flow].default_class if cls == NONE else cls
+
+
+cdef int take_adapter(Core core, Ask* ask, bytes name) except -1:
+    ask.adapter.at = <const uint8_t*>PyBytes_AS_STRING(name)
+    ask.adapter.size = PyBytes_GET_SIZE(name)
+    check_text("adapter", &ask.adapter, 0, NAME_BYTES_MAX)
+    hash_adapter(core, ask)
+    return 0
+
+
+cdef inline void hash_adapter(Core core, Ask* ask) noexcept:
+    if ask.adapter.size:
+        ask.adapter_key = sip128(
+            core.k0, core.k1 ^ ADAPTER_SALT, ask.adapter.at, ask.adapter.size
+        )
+
+
+cdef uint64_t tenant_salt(Core core, int32_t flow, Slice* tenant, Slice* key) noexcept:
+    cdef Slice* name = tenant if tenant.size else key
+    if flow != core.unknown_flow:
+        return 0
+    return sip128(core.k0, core.k1, name.at, name.size).hi
+
+
+cdef int32_t record_of(Core core, Ask* ask) except -1:
+    """A record of what is asked, in no queue yet. O(1)."""
+    cdef int32_t i = core.requests.allocate()
+    cdef Request* r = &core.requests.items[i]
+    r.flow = ask.flow
+    r.target = ask.target
+    r.prompt_tokens = ask.prompt_tokens
+    r.prompt_max_tokens = ask.prompt_max_tokens
+    r.output_max_tokens = ask.output_max_tokens
+    r.told_output = ask.told_output
+    r.sequences = ask.sequences
+    r.n = ask.n
+    r.reports_progress = ask.reports_progress
+    if ask.adapter.size:
+        r.adapter = core.adapters.hold(&ask.adapter_key, &ask.adapter)
+    r.work = work_of(core, r)
+    r.due_ns = core.now_ns + shortest(core.queue_ttl_ns, ask.queue_ttl_ns)
+    r.has_deadline = ask.queue_ttl_ns > 0
+    if ask.deadline_ns:
+        r.deadline_ns = core.now_ns + ask.deadline_ns
+    return i
+
+
+cdef int64_t admit_request(Core core, Ask* ask) except? -1:
+    """A handle, or the negated outcome of a refusal. O(log n)."""
+    cdef Flow* f = &core.flows.items[ask.flow]
+    cdef Request* r
+    cdef int outcome
+    cdef int32_t i
+    # Among many flows nothing of this one is in the processor's cache: fetch all at once.
+    core.flows.prefetch(ask.flow)
+    core.requests.prefetch()
+    i = core.ids.get(ask.key.hi, ask.key.lo)
+    if i != NONE:
+        return answer_repeat(core, i, ask)
+    f.received += 1
+    core.received += 1
+    if f.first_queue != NONE:
+        prefetch_line(&core.flows.queues[f.first_queue])
+    i = record_of(core, ask)
+    r = &core.requests.items[i]
+    outcome = reason_to_refuse(core, r)
+    if (not outcome or f.dry_runs) and r.adapter == NONE and ask.adapter.size:
+        outcome = OUT_REJECTED_LIMIT
+    if outcome == 0 and core.quotas.count:
+        outcome = quota_refusal(core, i)
+    if outcome == 0 and r.deadline_ns and core.refuses_early:
+        outcome = deadline_refusal(core, r)
+    if f.dry_runs:
+        outcome = note_dry_run(core, i, outcome)
+    if outcome:
+        note_refused(core, i, outcome)
+        log_rejection(
+            core.rejection_log, core.requests, i, &ask.key, ask.principal, outcome, core.now_ns
+        )
+        core.adapters.let_go(r.adapter)
+        core.requests.release(i)
+        return -refuse(core, ask.flow, outcome, ask.tag)
+    core.seq += 1
+    r.seq = core.seq
+    r.key_hi = ask.key.hi
+    r.key_lo = ask.key.lo
+    r.payload = ask.payload
+    r.tag = ask.tag
+    r.owner = ask.owner
+    r.principal = ask.principal
+    r.arrival_ns = core.now_ns
+    if r.prompt_tokens > core.prompt_seen_max:
+        core.prompt_seen_max = r.prompt_tokens
+        core.save_rest = True
+    if f.queued:  # the last in line gets a neighbour
+        prefetch_line(&core.requests.items[core.flows.queues[f.first_queue].chain.tail].next)
+    core.ids.put(r.key_hi, r.key_lo, i)
+    core.deadlines.put(i, r.due_ns, r.seq)
+    if f.refuses or f.dry_runs:
+        take_quota(core, i)
+    forecast(core, i)
+    line_up(core, i)
+    if f.dry_runs:
+        core.dry_running.put(r.flow, r.flow, 0)
+    core.requests.enter(i, QUEUED)
+    link_owner(core, i)
+    return core.requests.handle(i)
+
+
+cdef int64_t answer_repeat(Core core, int32_t i, Ask* ask) except? -1:
+    # A retry or a hedge: one reservation, one charge, one answer, to whoever asked last.
+    cdef Request* r = &core.requests.items[i]
+    if (r.payload and r.payload != ask.payload) or r.principal != ask.principal:
+        raise CallerError(
+            CODE_ALREADY_EXISTS, "request_id", "was used for another request of this tenant"
+        )
+    if r.state == QUEUED and ask.owner and ask.owner == r.owner:
+        raise CallerError(
+            CODE_ALREADY_EXISTS, "request_id", "is already open on this stream"
+        )
+    if r.state != ENDED and ask.owner != r.owner:
+        adopt(core, i, ask.owner, ask.tag)
+    return core.requests.handle(i)
+
+
+cdef int reason_to_refuse(Core core, Request* r) except -1:
+    """The outcome that refuses a request at its arrival, or 0. O(pools)."""
+    cdef int64_t queued = core.flows.exempt_queued, tokens = core.flows.exempt_tokens
+    cdef int64_t places
+    cdef int32_t p
+    cdef bint attached = False, fits = False, drains = False
+    cdef Flow* f = &core.flows.items[r.flow]
+    if core.draining:
+        return OUT_REJECTED_DRAINING
+    for p in range(core.ledger.count):
+        if r.target == NONE or r.target == p:
+            if core.ledger.pools[p].attached:
+                attached = True
+                if not fits and core.ledger.can_hold(p, r):
+                    fits = core.ledger.serves(p)
+                    drains = not fits
+    if not attached:
+        return OUT_REJECTED_NO_POOL
+    if not fits:
+        return OUT_REJECTED_DRAINING if drains else OUT_REJECTED_TOO_LARGE
+    places = slots_open_to(&f.refusals.retry_slots, core.flow_queue_max, core.now_ns)
+    if f.queued >= places or is_over(f.queued_tokens, r.prompt_tokens, core.flow_queue_tokens_max):
+        return OUT_REJECTED_FLOW_QUEUE_FULL
+    if not f.exempt:  # these have as many places of their own
+        queued = core.requests.states[QUEUED] - queued
+        tokens = core.flows.queued_tokens - tokens
+    places = slots_open_to(&core.flows.retry_slots, core.queue_max, core.now_ns)
+    if queued >= places or is_over(tokens, r.prompt_tokens, core.queue_tokens_max):
+        return OUT_REJECTED_QUEUE_FULL
+    return 0
+
+
+cdef inline bint is_over(int64_t queued, int64_t more, int64_t most) noexcept nogil:
+    # What is alone in a queue may be as large as it likes: else it could never run.
+    return most and queued and queued + more > most
+
+
+cdef int refuse(Core core, int32_t flow, int outcome, uint64_t tag) except -1:
+    if flow != NONE:
+        count_refusal(core, flow, outcome)
+    else:
+        core.refusals[refusal_place(outcome)] += 1
+    core.rejected += 1
+    log_decision(core, flow, outcome, 0, 0, NONE, tag)
+    return outcome
+
+
+cdef int64_t admit_message(
+    Core core, AdmitMessage* m, int32_t owner, int32_t principal, uint64_t tag,
+    int64_t queue_ttl_ns,
+) except? -1:
+    """Admit a parsed message: a handle, or the negated outcome of a refusal."""
+    cdef Ask ask
+    cdef int64_t handle
+    m.flow = ask.flow = flow_of(core, &m.tenant, &m.key)
+    ask.target = target_of(core, &m.pool)
+    take_class(core, &ask, m.request_class.at, m.request_class.size)
+    ask.owner = owner
+    ask.principal = principal
+    ask.tag = tag
+    if ask.flow == NONE:
+        core.received += 1
+        return -refuse(core, NONE, OUT_REJECTED_UNKNOWN_TENANT, tag)
+    if core.unknown_refused and ask.flow == core.unknown_flow:
+        count_dry_run(core, ask.flow, refusal_place(OUT_REJECTED_UNKNOWN_TENANT))
+    if ask.target == NONE and m.pool.size:
+        core.received += 1
+        core.flows.items[ask.flow].received += 1
+        return -refuse(core, ask.flow, OUT_REJECTED_NO_POOL, tag)
+    ask.prompt_tokens = <int32_t>m.prompt_tokens
+    ask.n = <int32_t>m.n
+    ask.prompt_max_tokens = <int32_t>m.prompt_max_tokens
+    ask.output_max_tokens = <int32_t>m.max_output_tokens
+    ask.sequences = <int32_t>(m.prompts * m.n)
+    ask.queue_ttl_ns = shortest(
+        queue_ttl_ns, shortest(m.queue_ttl_ms, m.deadline_ms) * NS_PER_MS
+    )
+    ask.deadline_ns = m.deadline_ms * NS_PER_MS
+    ask.reports_progress = m.reports_progress
+    ask.told_output = 0
+    ask.adapter = m.adapter
+    hash_adapter(core, &ask)
+    identify(
+        core, &ask, m.request_id.at, m.request_id.size,
+        tenant_salt(core, ask.flow, &m.tenant, &m.key), m.prompts_hash,
+    )
+    enter_class(core, &ask)
+    m.flow = ask.flow
+    handle = admit_request(core, &ask)
+    if m.hashes and core.prefix_max:
+        keep_wire_hashes(core, handle, m)
+    return handle
+
+
+cdef int32_t flow_of(Core core, Slice* tenant, Slice* key) except? -1:
+    cdef Hash128 h
+    cdef int32_t flow
+    known = None
+    if tenant.size:
+        h = sip128(core.k0, core.k1 ^ NAME_SALT, tenant.at, tenant.size)
+        flow = core.names.get(h.hi, h.lo)
+        return core.unknown_flow if flow == NONE else flow
+    elif key.size:
+        known = core.keys.get(slice_bytes(key))
+    return core.unknown_flow if known is None else known
+
+
+cdef int32_t target_of(Core core, Slice* pool) except? -1:
+    return core.pool_names.get(slice_bytes(pool), NONE) if pool.size else NONE

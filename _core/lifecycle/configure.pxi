@@ -1,0 +1,163 @@
+# Flows, keys and pools, as the configuration and the shims declare them.
+
+cdef int enter(Core core, int64_t now_ns) except -1:
+    # Every event begins here.
+    if core.fuse.what is not None:
+        raise InvariantError(core.fuse.what)
+    if now_ns < core.now_ns:
+        invalid("now_ns", f"time went back by {core.now_ns - now_ns} ns")
+    core.now_ns = core.quotas.now_ns = now_ns
+    core.flows.enter(now_ns)
+    if core.quotas.guarantees.stale and core.quotas.guarantees.stale_ns != now_ns:
+        settle_shares(core)
+    if core.resume_until_ns and now_ns >= core.resume_until_ns:
+        end_resume(core)
+    return 0
+
+
+cdef int32_t add_flow(Core core, bytes name, int64_t weight_milli) except -1:
+    """Add a tenant, or give a known one another weight, in all its classes. O(classes)."""
+    cdef int32_t flow
+    known = core.flow_names.get(name)
+    if known is None:
+        flow = core.flows.add(<int32_t>weight_milli)
+        core.flow_names[name] = flow
+        core.flow_list.append(name)
+        put_name(core, name, flow)
+        return flow
+    put_name(core, name, known)  # it may have been gone
+    flow = known
+    while flow != NONE:
+        core.flows.reweigh(flow, <int32_t>weight_milli)
+        flow = core.flows.items[flow].sibling
+    return known
+
+
+cdef int32_t change_class(
+    Core core, bytes name, int64_t rank, int64_t ageing_ns, bint exempt
+) except -1:
+    """Add a class, or give a known one another rank and ageing time. O(classes + quotas)."""
+    cdef int32_t c, node
+    if not 0 < len(name) <= NAME_BYTES_MAX:
+        invalid("classes", f"a name has 1 to {NAME_BYTES_MAX} bytes")
+    check_range("rank", rank, -RANK_MAX, RANK_MAX)
+    check_range("ageing_ns", ageing_ns, 1, <int64_t>1 << 60)
+    c = core.classes.set(name, <int32_t>rank, ageing_ns, exempt)
+    for node in range(core.quotas.count):  # another class may be the first that waits, or sooner
+        core.quotas.mark_ready(node)
+    return c
+
+
+cdef int set_classes_of(Core core, int32_t flow, int32_t default_class, named) except -1:
+    """Which class a tenant's requests are of, and which they may name. O(named)."""
+    cdef uint32_t bits = 0
+    cdef int32_t c
+    for c in (default_class, *named):
+        if not 0 <= c < core.classes.count or core.classes.items[c].gone:
+            invalid("request_class", f"no class has the index {c}")
+    for c in named:
+        bits |= <uint32_t>1 << c
+    core.flows.items[flow].default_class = default_class
+    core.flows.items[flow].named_classes = bits
+    return 0
+
+
+# What a pool is registered with.
+ctypedef struct PoolFigures:
+    int64_t epoch, capacity_tokens, block_size, max_running, max_model_tokens
+    int32_t principal  # who offers it; -1: the configuration
+
+
+cdef int check_pool(bytes name, PoolFigures* f) except -1:
+    if not 0 < len(name) <= ID_BYTES_MAX:
+        invalid("pool", f"a name has 1 to {ID_BYTES_MAX} bytes")
+    if f.epoch < 0:
+        invalid("epoch", "must not be negative")
+    check_range("block_size_tokens", f.block_size, 1, 65_536)
+    check_range("capacity_tokens", f.capacity_tokens, f.block_size, <int64_t>1 << 40)
+    check_range("max_running", f.max_running, 0, 1 << 24)
+    check_range("max_model_tokens", f.max_model_tokens, 0, TOKENS_MAX)
+    return 0
+
+
+cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
+    """Register a pool, or give a known one new figures. O(1), O(leases of it) on a new epoch.
+
+    While somebody offers it, nobody else can change it, and while that is at the epoch that it has,
+    this cannot go back. Else it may: an engine's wall clock may have been put back.
+    """
+    cdef int32_t pool
+    cdef Pool* p
+    check_pool(name, f)
+    known = core.pool_names.get(name)
+    if known is None:
+        pool = new_pool(core, name)
+        p = &core.ledger.pools[pool]
+    else:
+        pool = known
+        p = &core.ledger.pools[pool]
+        if p.attached > p.configured and f.principal not in (NONE, p.principal):
+            raise CallerError(
+                CODE_FAILED_PRECONDITION, "pool", "is offered by another caller at this time"
+            )
+        if (p.configured or core.ledger.is_claimed(pool)) and f.epoch < p.epoch:
+            raise CallerError(
+                CODE_FAILED_PRECONDITION, "epoch",
+                f"the pool is already at the later epoch {p.epoch}",
+            )
+        if f.epoch != p.epoch:
+            void_leases(core, pool)
+            core.prefixes.index(pool).forget()
+            p.engine_excess_tokens = p.owed_tokens = 0
+            p.telemetry_at_ns = NONE
+        elif p.live and f.block_size != p.block_size:
+            invalid("block_size_tokens", "cannot change without a new epoch while leases live")
+    core.save_rest = True
+    if f.principal != NONE:
+        p.principal = f.principal
+    p.epoch = f.epoch
+    core.ledger.size(pool, f.capacity_tokens, f.block_size, f.max_running, f.max_model_tokens)
+    if name in core.saved_pools:
+        resume_pool(core, name)
+    return pool
+
+
+cdef int32_t configure_pool(Core core, bytes name, PoolFigures* f) except -1:
+    """Register a pool that is attached without a stream."""
+    cdef int32_t pool = register_pool(core, name, f)
+    if not core.ledger.pools[pool].configured:
+        core.ledger.pools[pool].configured = 1
+        core.ledger.pools[pool].attached += 1
+    return pool
+
+
+cdef int take_telemetry(
+    Core core, int32_t pool, int64_t epoch, int64_t running, int64_t waiting,
+    int64_t used_tokens, int64_t preemptions,
+) except -1:
+    cdef Pool* p = &core.ledger.pools[pool]
+    cdef int64_t elapsed_ns = 0, fresh = 0
+    for field, value in (
+        ("running", running), ("waiting", waiting), ("used_tokens", used_tokens),
+        ("preemptions", preemptions),
+    ):
+        if value < 0:
+            invalid(field, f"must not be negative, not {value:,}")
+    if epoch != p.epoch:
+        return 0
+    if p.telemetry_at_ns >= 0:
+        elapsed_ns = core.now_ns - p.telemetry_at_ns
+        fresh = max(<int64_t>0, preemptions - p.engine_preemptions)
+        if fresh:
+            note_preemption(core, p)
+    p.engine_running = running
+    p.engine_waiting = waiting
+    p.engine_used_tokens = used_tokens
+    p.engine_preemptions = preemptions
+    p.telemetry_at_ns = core.now_ns
+    core.save_rest = True
+    p.engine_excess_tokens = max(
+        <int64_t>0, used_tokens - p.promised_blocks * p.block_size - p.loras.tokens
+    )
+    adapt_headroom(core, p, fresh, elapsed_ns)
+    return 0

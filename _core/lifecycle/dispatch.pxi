@@ -1,0 +1,114 @@
+# Who is served, pool by pool.
+
+cdef int serve_pool(Core core, int32_t pool) except -1:
+    """Grant or evict one request of a pool: 1; 0 where the pool has to wait."""
+    cdef Pool* p = &core.ledger.pools[pool]
+    cdef int32_t i, head
+    cdef bint aged
+    cdef Request* r
+    cdef Plan plan
+    cdef int64_t ends_ns
+    if core.pool_wakes.count:
+        core.pool_wakes.remove(pool)
+    if not p.attached:
+        p.reason = WAIT_DETACHED
+        p.next = next_of_detached(core, pool)
+        return 0
+    if not core.ledger.serves(pool):
+        p.reason, p.next = WAIT_DRAINING, NONE
+        return 0
+    if core.quotas.guarantees.count:
+        know_shares(core)
+        note_saturation(core)
+    if evict_unholdable(core, pool):
+        return 1
+    head = i = p.next = head_for(core, pool, &aged)
+    if i == NONE:
+        p.reason = WAIT_STRICT if (<Line>core.flows.candidates[0]).count else WAIT_NONE
+        if p.reason == WAIT_NONE and has_throttled(core.flows, pool):
+            p.reason = WAIT_SHARE
+            return let_one_go(core, pool)
+        return 0
+    if evict_head(core, i, pool):
+        return 1
+    r = &core.requests.items[i]
+    if is_full(core, r.flow):
+        p.reason = WAIT_LIMIT
+        return 0
+    if core.quotas.guarantees.count and must_throttle(core, i):
+        throttle(core, i)
+        return 1
+    if model_waits(core, i, pool):
+        return 0
+    forget_engine_excess(core, p)
+    core.ledger.expire_prefill_budget(pool, core.now_ns)
+    plan = plan_for(core, pool, r)
+    p.reason = plan.reason
+    if plan.reason != WAIT_NONE:
+        wake_for(core, pool, plan.reason)
+        if not may_be_passed(plan.reason):
+            return 0
+        p.pressed = p.pressed or is_for_room(plan.reason)
+        i = who_may_pass(core, pool, i, &plan)
+        if i == NONE:
+            return 0
+        r = &core.requests.items[i]
+        if r.deadline_ns and shed_head(core, i, pool):
+            return 1
+    elif core.delay_factor_milli:
+        ends_ns = hold_ends_ns(core, pool, r)
+        if ends_ns:
+            p.reason = WAIT_DELAY
+            core.pool_wakes.put(pool, ends_ns, pool)
+            return 0
+    if not plan.above and core.flows.items[r.flow].queued == 1 and has_shares(core):
+        note_light(p, core.now_ns, plan.blocks * p.block_size)
+    if plan.pacing_gap_ns:
+        pace_next(p, plan.pacing_gap_ns, core.now_ns)
+    r.evidence = plan.evidence
+    if i == head:
+        note_turn(core, pool, r, aged)
+    grant(core, i, pool, plan.blocks, plan.output_tokens, i == head and aged)
+    return 1
+
+
+cdef int dispatch(Core core) except -1:
+    """Grant while a pool has room for its next request. O(grants * (log n + pools)), in the peak
+    form with the leases of a pool for each."""
+    cdef uint64_t blocked = 0
+    cdef int64_t work = 0
+    cdef int32_t pool
+    core.rounds += 1
+    if core.dry_running.count and grant_dry_run(core):
+        return 0  # in the line, the rest could be refused
+    while True:
+        if core.quotas.has_work:
+            run_quotas(core)
+        pool = emptiest(core, blocked)
+        if pool == NONE:
+            return 0
+        if core.ledger.count > 1:
+            pool = placed(core, pool, blocked)
+        if not serve_pool(core, pool):
+            leave_pool(core, pool)
+            blocked |= <uint64_t>1 << pool
+            continue
+        # Whoever was served makes way for another head, which a blocked pool may hold.
+        blocked = 0
+        core.rounds += 1
+        work += 1
+        if work >= core.work_max:
+            core.has_more = True
+            return 0
+
+
+cdef inline int leave_pool(Core core, int32_t pool) except -1:
+    # It has granted what it can.
+    cdef Pool* p = &core.ledger.pools[pool]
+    note_next(core, pool)
+    p.paced = p.reason == WAIT_STAGGER
+    rate_run(
+        &p.drain, core.now_ns, p.reason not in (WAIT_NONE, WAIT_DETACHED, WAIT_DRAINING)
+    )
+    judge_load(core, pool)
+    return 0

@@ -1,0 +1,92 @@
+# A queued request leaves without a grant.
+
+cdef int evict(Core core, int32_t i, int outcome) except -1:
+    """Take a queued request out and tell its caller. A retry is a new request. O(log n)."""
+    cdef Request* r = &core.requests.items[i]
+    cdef int32_t flow = r.flow
+    cdef int64_t ahead = ahead_of(core.flows, i), quota_ns = quota_wait_ns(core, i)
+    cdef Verdict v
+    cdef Hash128 key
+    if r.state != QUEUED:
+        raise core.fuse.blow("queue: a request that is not queued was evicted")
+    key.hi, key.lo = r.key_hi, r.key_lo
+    log_rejection(core.rejection_log, core.requests, i, &key, r.principal, outcome, core.now_ns)
+    dequeue(core.flows, i)
+    if r.shed_watch:
+        settle_shed(core, r)
+    if outcome == OUT_EVICTED_TTL or outcome == OUT_EVICTED_DEADLINE:
+        note_waited(core, r, outcome == OUT_EVICTED_DEADLINE)
+        core.refused_wait_ns = turn_again_ns(core, r)
+    close_bill(core, i, False)
+    count_refusal(core, flow, outcome)
+    core.evicted += 1
+    log_decision(core, flow, outcome, core.now_ns - r.arrival_ns, 0, r.target, r.tag)
+    if r.owner >= 0:
+        fill_refusal(core, &v, flow, r.target, outcome, r.key_lo)
+        v.handle = core.requests.handle(i)
+        v.tag = r.tag
+        if quota_ns and v.retry_after_ms:
+            v.retry_after_ms = max(v.retry_after_ms, later(r.key_lo, quota_ns))
+        v.position = <int32_t>ahead
+        v.waited_ns = core.now_ns - r.arrival_ns
+        deliver_verdict(core, &v, r.owner)
+    untag(core, i)
+    core.deadlines.remove(i)
+    unlink_owner(core, i)
+    core.ids.remove(r.key_hi, r.key_lo)
+    core.adapters.let_go(r.adapter)
+    core.prefixes.drop(i)
+    core.requests.release(i)
+    core.flows.settle(flow)
+    return 0
+
+
+cdef int evict_unholdable(Core core, int32_t pool) except -1:
+    """Evict a request for any pool, at the head of its class, that no registered pool can hold
+    any more: it would hide those behind it; whether that was done. O(classes), where the head is
+    another pool's O(classes * pools)."""
+    cdef Line free = <Line>core.flows.candidates[0]
+    cdef int32_t i, p, k
+    cdef Heap heap
+    for k in range(core.classes.count):
+        heap = free.heap(core.classes.order[k])
+        if heap.count == 0:
+            continue
+        i = core.flows.queues[heap.nodes[0].id].chain.head
+        if core.ledger.can_hold(pool, &core.requests.items[i]):
+            continue
+        for p in range(core.ledger.count):
+            if core.ledger.can_hold(p, &core.requests.items[i]):
+                break
+        else:
+            evict(core, i, OUT_EVICTED_TOO_LARGE)
+            return 1
+    return 0
+
+
+cdef bint shed_head(Core core, int32_t i, int32_t pool) except -1:
+    """Evict a request with a deadline, whose turn has come, where its prefill would end beyond it;
+    whether that was done. O(log n), O(1) where not."""
+    cdef Request* r = &core.requests.items[i]
+    cdef const Pool* p = &core.ledger.pools[pool]
+    if not counts_deadline(core, r):
+        return False
+    if not sheds(core, r, SHED_PREFILL, prefill_expected_ns(core, p, fresh_of(core, r))):
+        return False
+    evict(core, i, OUT_EVICTED_DEADLINE)
+    return True
+
+
+cdef bint evict_head(Core core, int32_t i, int32_t pool) except -1:
+    """Evict a head that cannot be granted any more, or not in time; whether that was done."""
+    cdef Request* r = &core.requests.items[i]
+    if r.due_ns <= core.now_ns:  # its timer has not been reached yet
+        evict(core, i, OUT_EVICTED_TTL)
+        return True
+    if r.deadline_ns and shed_head(core, i, pool):
+        return True
+    # The pool has shrunk below what it had accepted. One that names no pool waits for another.
+    if r.target != NONE and not core.ledger.can_hold(pool, r):
+        evict(core, i, OUT_EVICTED_TOO_LARGE)
+        return True
+    return False

@@ -1,0 +1,49 @@
+# What is due by now.
+
+cdef int64_t next_due_ns(Core core) noexcept:
+    """When something has to be done at the latest; -1: never. O(1)."""
+    cdef int64_t first = first_key(core.quotas.guarantees.dues, first_key(core.deadlines, NONE))
+    if core.has_more or core.verdict_count:
+        return core.now_ns
+    first = first_key(core.pool_wakes, first_key(core.quotas.wakes, first))
+    if core.resume_until_ns and not 0 <= first <= core.resume_until_ns:
+        first = core.resume_until_ns
+    return first
+
+
+cdef int run_timers(Core core) except -1:
+    """Evict and expire what is due, at most `work_max`. O(work_max * log n)."""
+    cdef int64_t work = 0
+    cdef int32_t i
+    cdef Request* r
+    if core.flows.unsorted:
+        sort_queues(core)
+    if core.quotas.wakes.count:
+        work = core.quotas.run_timers(core.work_max)
+    if core.quotas.guarantees.dues.count:
+        work = run_share_dues(core, work)
+    while core.deadlines.count and core.deadlines.nodes[0].key <= core.now_ns:
+        if work >= core.work_max:
+            core.has_more = True
+            break
+        work += 1
+        i = core.deadlines.nodes[0].id
+        r = &core.requests.items[i]
+        if r.due_ns > core.deadlines.nodes[0].key:  # renewed since
+            core.deadlines.put(i, r.due_ns, r.seq)
+        elif r.state == QUEUED:
+            evict(core, i, OUT_EVICTED_TTL)
+        elif r.state == LIVE and core.lease_grace_ns:
+            set_suspect(core, i, True)
+            r.due_ns += core.lease_grace_ns
+            core.deadlines.put(i, r.due_ns, r.seq)
+        elif r.state == LIVE or r.state == SUSPECT:
+            end_lease(core, i, OUT_EXPIRED)
+        else:
+            raise core.fuse.blow("deadlines: a request that has ended is still timed")
+    while core.answers.count and work < core.work_max:
+        if core.requests.items[core.answers.head].due_ns > core.now_ns:
+            break
+        work += 1
+        forget(core, core.answers.head)
+    return 0

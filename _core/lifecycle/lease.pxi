@@ -1,0 +1,231 @@
+# The life of a lease: Progress, Complete, expiry, void, replay.
+#
+# What each event makes of a request. tests/core/test_transitions.py plays every order of events up
+# to a length, and reads what has to come out of this table. none: never asked for, or forgotten.
+# VOID: it lives, but its engine has restarted, or an operator revoked it, so nothing is reserved.
+# "time": the queue TTL passes, or the lease TTL, or, where it is SUSPECT, the grace. "room":
+# another lease ends.
+#
+#   event       none    QUEUED  LIVE    SUSPECT       VOID          VOID_SUSPECT  ENDED
+#   admit       QUEUED  QUEUED  LIVE    SUSPECT       VOID          VOID_SUSPECT  ENDED
+#   room        none    LIVE    LIVE    SUSPECT       VOID          VOID_SUSPECT  ENDED
+#   cancel      none    none    LIVE    SUSPECT       VOID          VOID_SUSPECT  ENDED
+#   progress    none    QUEUED  LIVE    LIVE          VOID          VOID          ENDED
+#   complete    none    QUEUED  ENDED   ENDED         ENDED         ENDED         ENDED
+#   time        none    none    SUSPECT ENDED         VOID_SUSPECT  ENDED         ENDED
+#   epoch       none    QUEUED  VOID    VOID_SUSPECT  VOID          VOID_SUSPECT  ENDED
+#   disconnect  none    none    LIVE    SUSPECT       VOID          VOID_SUSPECT  ENDED
+#   replay      LIVE    QUEUED  LIVE    LIVE          VOID          VOID          ENDED
+#   revoke      none    QUEUED  VOID    VOID_SUSPECT  VOID          VOID_SUSPECT  ENDED
+#
+# Whatever is not named in a state has no effect there, and never raises.
+
+cdef int32_t find_lease(Core core, int64_t lease_id, int32_t principal) noexcept:
+    # Of somebody else's lease nothing is said.
+    cdef int32_t i = core.leases.get(<uint64_t>lease_id, 0)
+    if i != NONE and core.requests.items[i].principal != principal:
+        return NONE
+    return i
+
+
+cdef int renew(Core core, int32_t i) except -1:
+    cdef Request* r = &core.requests.items[i]
+    r.due_ns = core.now_ns + core.lease_ttl_ns
+    if r.state == SUSPECT:
+        set_suspect(core, i, False)
+    # Later than it was: the heap learns of it when the old time comes.
+    if not core.deadlines.has(i) or r.due_ns < core.deadlines.nodes[
+        core.deadlines.places[i] - 1
+    ].key:
+        core.deadlines.put(i, r.due_ns, r.seq)
+    return 0
+
+
+cdef int set_suspect(Core core, int32_t i, bint suspect) except -1:
+    cdef Request* r = &core.requests.items[i]
+    core.requests.enter(i, SUSPECT if suspect else LIVE)
+    if not r.lease.is_void:
+        core.ledger.pools[r.pool].suspect += 1 if suspect else -1
+        core.ledger.place(i)
+    return 0
+
+
+cdef int account(Core core, int32_t i, Usage* u, bint is_final) except -1:
+    """Take over reported totals. While it runs they only grow; the final ones are the truth."""
+    cdef Request* r = &core.requests.items[i]
+    cdef Flow* f = &core.flows.items[r.flow]
+    cdef int64_t known
+    known = max(0, r.lease.input_tokens)
+    if u.input_tokens >= 0 and (is_final or u.input_tokens > known):
+        f.input_tokens += u.input_tokens - known
+        r.lease.input_tokens = <int32_t>u.input_tokens
+    known = r.lease.input_tokens if r.lease.input_tokens >= 0 else r.prompt_tokens
+    if u.cached_tokens >= 0 and (is_final or u.cached_tokens > r.lease.cached_tokens):
+        f.cached_tokens += min(u.cached_tokens, known) - r.lease.cached_tokens
+        r.lease.cached_tokens = <int32_t>min(u.cached_tokens, known)
+    elif r.lease.cached_tokens > known:
+        f.cached_tokens += known - r.lease.cached_tokens
+        r.lease.cached_tokens = <int32_t>known
+    if u.output_tokens >= 0 and (is_final or u.output_tokens > r.lease.output_tokens):
+        f.output_tokens += u.output_tokens - r.lease.output_tokens
+        r.lease.output_tokens = <int32_t>u.output_tokens
+    return 0
+
+
+cdef int recharge(
+    Core core, int32_t i, int64_t input_tokens, int64_t cached_tokens, int64_t output_tokens
+) except -1:
+    """Let the flow's counter carry exactly this service for the request; what it carried before
+    is refunded. Of totals, so that rounding does not add up. O(log n)."""
+    cdef Request* r = &core.requests.items[i]
+    cdef int64_t micro = (
+        (input_tokens - cached_tokens) * core.input_price
+        + cached_tokens * (core.input_price * core.cached_ppm // 1_000_000)
+        + output_tokens * core.output_price
+    )
+    cdef int64_t weighted = micro * 1000 // r.lease.weight_milli
+    charge_flow(core.flows, r.flow, weighted - r.lease.charged)
+    core.flows.items[r.flow].open_charged += weighted - r.lease.charged
+    r.lease.charged = weighted
+    return 0
+
+
+cdef int end_lease(Core core, int32_t i, int outcome) except -1:
+    """Settle the charge, give the reservation back, learn, and store the answer. O(log n)."""
+    cdef Request* r = &core.requests.items[i]
+    cdef Flow* f = &core.flows.items[r.flow]
+    cdef int64_t input_tokens = r.lease.input_tokens, each
+    cdef uint64_t adapter
+    if r.state != LIVE and r.state != SUSPECT:
+        raise core.fuse.blow("lease: ended twice")
+    if input_tokens < 0:  # never reported
+        # Output means that the input was computed, also where nobody counted it.
+        input_tokens = (
+            0 if outcome == OUT_CANCELLED and r.lease.output_tokens == 0 else r.prompt_tokens
+        )
+        f.input_tokens += input_tokens
+        r.lease.input_tokens = <int32_t>input_tokens
+        if input_tokens == 0:
+            f.cached_tokens -= r.lease.cached_tokens
+            r.lease.cached_tokens = 0
+    recharge(core, i, input_tokens, r.lease.cached_tokens, r.lease.output_tokens)
+    f.open_charged -= r.lease.charged
+    core.flows.changed.mark(r.flow)
+    if r.bill:
+        core.quotas.correct(i, input_tokens, r.lease.output_tokens)
+        follow_bill(core, i)
+        core.quotas.settle(i, True)
+    if outcome == OUT_COMPLETED:
+        f.completed += 1
+        core.completed += 1
+        each = (r.lease.output_tokens + r.sequences - 1) // r.sequences
+        adapter = adapter_of(core, r)
+        core.predictor.record_coverage(r.flow, adapter, r.evidence, each <= r.lease.promised_output)
+        core.predictor.record_usage(r.flow, r.lease.promised_output, each)
+        core.flows.average(r.flow, each)
+        core.predictor.learn(r.flow, adapter, each)
+        if not r.lease.is_void:
+            note_run(&core.ledger.pools[r.pool], r, each, core.now_ns)
+    elif outcome == OUT_CANCELLED:
+        f.cancelled += 1
+        core.cancelled += 1
+    else:
+        f.expired += 1
+        core.expired += 1
+        deliver_lease_state(core, i, LS_ENDED)
+    if r.state == SUSPECT:
+        set_suspect(core, i, False)
+    if r.shed_watch:
+        settle_shed(core, r)
+    leave_prefill(core, r)
+    if not r.lease.is_void:
+        core.ledger.pools[r.pool].served += outcome == OUT_COMPLETED
+        core.ledger.release(i)
+    core.adapters.let_go(r.adapter)
+    r.adapter = NONE
+    core.deadlines.remove(i)
+    unlink_owner(core, i)
+    log_decision(
+        core, r.flow, outcome, core.now_ns - r.arrival_ns, r.lease.output_tokens, r.pool, r.tag
+    )
+    r.lease.outcome = outcome
+    core.requests.enter(i, ENDED)
+    r.lease.ended_ns, r.due_ns = core.now_ns, core.now_ns + core.answer_ttl_ns
+    chain_push(&core.answers, core.requests.items, i)
+    f.live -= 1
+    core.flows.exempt_live -= f.exempt
+    if f.live < 0:
+        raise core.fuse.blow("flow: more leases ended than granted")
+    core.flows.settle(r.flow)
+    if core.answers.count > core.answers_max:
+        forget(core, core.answers.head)
+    return 0
+
+
+cdef void fetch_oldest(Core core) noexcept:
+    # Answers are forgotten long after they were last touched, in the order of this chain: so the
+    # next one's places in the tables are fetched now, what the one behind it has, and the record
+    # of the third.
+    cdef int32_t i = core.answers.head
+    cdef size_t at
+    cdef Request* r
+    if i == NONE:
+        return
+    r = &core.requests.items[i]
+    core.ids.prefetch(r.key_hi, r.key_lo)
+    core.leases.prefetch(<uint64_t>r.lease.lease_id, 0)
+    if r.next == NONE:
+        return
+    r = &core.requests.items[r.next]
+    for at in range(0, sizeof(Lease), 64):
+        prefetch_line(<uint8_t*>r.lease + at)
+    prefetch_line(r.head_state)
+    if r.next != NONE:
+        for at in range(0, sizeof(Request), 64):
+            prefetch_line(<uint8_t*>&core.requests.items[r.next] + at)
+
+
+cdef int forget(Core core, int32_t i) except -1:
+    cdef Request* r = &core.requests.items[i]
+    if r.state != ENDED:
+        return 0  # forgotten already, where no answers are stored
+    chain_remove(&core.answers, core.requests.items, i)
+    fetch_oldest(core)
+    core.ids.remove(r.key_hi, r.key_lo)
+    core.leases.remove(<uint64_t>r.lease.lease_id, 0)
+    core.requests.release(i)
+    return 0
+
+
+cdef int deliver_lease_state(Core core, int32_t i, int state) except -1:
+    # Its holder has to know: the session that holds it, or whoever polls.
+    cdef Request* r = &core.requests.items[i]
+    cdef Verdict v
+    if r.owner > 0:
+        (<SessionState>core.sessions[r.owner]).notice(r.lease.lease_id, state)
+    elif r.owner == 0 and state == LS_ENDED:
+        fill_grant(core, &v, i)
+        v.outcome = OUT_EXPIRED
+        deliver_verdict(core, &v, 0)
+    return 0
+
+
+cdef int void_lease(Core core, int32_t i) except -1:
+    cdef Request* r = &core.requests.items[i]
+    if r.state == SUSPECT:
+        core.ledger.pools[r.pool].suspect -= 1
+    leave_prefill(core, r)
+    core.ledger.release(i)
+    r.lease.is_void = True
+    return deliver_lease_state(core, i, LS_VOID)
+
+
+cdef int void_leases(Core core, int32_t pool) except -1:
+    """The engine restarted: what its leases held is gone. They stay live, without reservation,
+    until their holder ends them or their TTL passes. O(leases of the pool)."""
+    cdef int32_t i = core.ledger.pools[pool].first_lease, after
+    while i != NONE:
+        after = core.requests.items[i].lease.pool_next
+        void_lease(core, i)
+        i = after
+    return 0

@@ -1,0 +1,184 @@
+# Limits of tenants, groups, models and pools, as the configuration declares them.
+
+cdef QuotaLimits checked_quota(
+    int64_t requests, int64_t input_tokens, int64_t output_tokens, int64_t total_tokens,
+    int64_t concurrency,
+) except *:
+    cdef QuotaLimits limits
+    for name, value in (
+        ("requests", requests), ("input_tokens", input_tokens), ("output_tokens", output_tokens),
+        ("total_tokens", total_tokens), ("concurrency", concurrency),
+    ):
+        check_range(name, value, 0, QUOTA_LIMIT_MAX)
+    limits.rates[RATE_REQUESTS] = requests
+    limits.rates[RATE_INPUT] = input_tokens
+    limits.rates[RATE_OUTPUT] = output_tokens
+    limits.rates[RATE_TOTAL] = total_tokens
+    limits.concurrency = concurrency
+    return limits
+
+
+cdef int64_t height(Core core, int32_t node) noexcept:
+    """Levels from a node up, itself counted; more than there can be where they form a circle."""
+    cdef int levels = 0
+    while node != NONE and levels < QUOTA_DEPTH:
+        levels += 1
+        node = core.quotas.nodes[node].parent
+    return levels
+
+
+cdef int check_parent(Core core, int32_t parent, int64_t below) except -1:
+    # With so many levels below it.
+    if not NONE <= parent < core.quotas.count:
+        invalid("quota", f"no quota has the index {parent}")
+    if height(core, parent) + below > QUOTA_LEVELS_MAX:
+        invalid("parent", f"at most {QUOTA_LEVELS_MAX} levels of quotas, and no circle")
+    return 0
+
+
+cdef int set_limits(Core core, int32_t node, const QuotaLimits* limits) except -1:
+    cdef int k
+    for k in range(RATES):
+        core.quotas.limit(node, k, limits.rates[k])
+    core.quotas.nodes[node].concurrency = limits.concurrency
+    give_share(core, node, limits)
+    core.quotas.is_new = core.quotas.has_work = True
+    return 0
+
+
+cdef int32_t set_named_quota(
+    Core core, bytes name, int32_t parent, const QuotaLimits* limits
+) except -1:
+    """Add a group or a model, or give a known one new limits. O(1); O(quotas) where a known one
+    gets another parent."""
+    cdef int32_t node, n, before
+    if not 0 < len(name) <= NAME_BYTES_MAX:
+        invalid("quota", f"a name has 1 to {NAME_BYTES_MAX} bytes")
+    known = core.quota_names.get(name)
+    check_parent(core, parent, 2)  # a tenant's own limits may come below
+    if known is None:
+        node = core.quotas.add()
+        core.quota_keys.append(QUOTA_ROW + name)
+        core.quota_names[name] = node
+        core.quotas.nodes[node].parent = parent
+    else:
+        node = known
+        before = core.quotas.nodes[node].parent
+        if parent != before:
+            core.quotas.nodes[node].parent = parent
+            for n in range(core.quotas.count):
+                if height(core, n) > QUOTA_LEVELS_MAX:
+                    core.quotas.nodes[node].parent = before
+                    invalid("parent", f"at most {QUOTA_LEVELS_MAX} levels of quotas, no circle")
+    set_limits(core, node, limits)
+    return node
+
+
+cdef int limit_flow(
+    Core core, int32_t flow, int32_t parent, bint refuse, const QuotaLimits* limits
+) except -1:
+    """Give a tenant limits of its own, or none, below a group, or none, for all its flows but the
+    exempt ones. O(classes * targets * log n), by deadline O(queued of it) where it ceases to
+    refuse."""
+    cdef int32_t own
+    cdef Flow* f
+    cdef bint refused
+    cdef bint is_limited = limits.concurrency > 0 or limits.share > 0
+    cdef int k
+    for k in range(RATES):
+        is_limited = is_limited or limits.rates[k] > 0
+    known_tenant(core, flow)
+    check_parent(core, parent, 1)
+    own = core.flows.items[flow].own_quota
+    if is_limited or own != NONE:
+        if own == NONE:
+            own = core.quotas.add()
+            core.quota_keys.append(TENANT_QUOTA_ROW + <bytes>core.flow_list[flow])
+        core.quotas.nodes[own].parent = parent
+        set_limits(core, own, limits)
+    core.quotas.is_new = core.quotas.has_work = True
+    while flow != NONE:
+        f = &core.flows.items[flow]
+        unpark_whole(core.flows, flow)
+        refused, f.refuses = f.refuses, refuse
+        if refused and not refuse:
+            give_back_all(core, flow)
+        f.own_quota = own
+        f.quota = own if is_limited else parent
+        if f.exempt:
+            f.quota = NONE
+        rank_flow(core.flows, flow)
+        flow = f.sibling
+    return 0
+
+
+cdef PoolLimits checked_pool_limits(
+    int64_t batch_max_tokens, int64_t max_total_tokens, int64_t max_running,
+    int64_t max_request_total_tokens, int64_t max_request_input_tokens, int64_t max_loras,
+    int64_t adapter_tokens,
+) except *:
+    cdef PoolLimits limits
+    for name, value, low, high in (
+        ("batch_max_tokens", batch_max_tokens, BATCH_AUTO, TOKENS_MAX),
+        ("max_total_tokens", max_total_tokens, 0, 1 << 40),
+        ("max_running", max_running, 0, 1 << 24),
+        ("max_request_total_tokens", max_request_total_tokens, 0, TOKENS_MAX),
+        ("max_request_input_tokens", max_request_input_tokens, 0, TOKENS_MAX),
+        ("max_loras", max_loras, 0, ADAPTERS_MAX),
+        ("adapter_tokens", adapter_tokens, 0, TOKENS_MAX),
+    ):
+        check_range(name, value, low, high)
+    limits.batch_max_tokens, limits.max_total_tokens = batch_max_tokens, max_total_tokens
+    limits.max_running = max_running
+    limits.max_request_total_tokens = max_request_total_tokens
+    limits.max_request_input_tokens = max_request_input_tokens
+    limits.max_loras, limits.adapter_tokens = max_loras, adapter_tokens
+    return limits
+
+
+cdef int limit_pool(Core core, int32_t pool) except -1:
+    """Give a pool its own limits, else those of all others. O(1)."""
+    cdef PoolLimits limits
+    known = core.pool_limits.get(core.pool_list[pool]) or core.pool_limits.get(b"")
+    memset(&limits, 0, sizeof(PoolLimits))
+    if known is not None:
+        limits = known
+    core.ledger.limit(pool, &limits)
+    return 0
+
+
+cdef int limit_pools(Core core, bytes name, PoolLimits limits) except -1:
+    """Limit a pool, also a later one of that name; b"": all that have no limits of their own."""
+    cdef int32_t pool
+    if len(name) > ID_BYTES_MAX:
+        invalid("pool", f"a name has at most {ID_BYTES_MAX} bytes")
+    core.pool_limits[name] = limits
+    for pool in range(core.ledger.count):
+        limit_pool(core, pool)
+    return 0
+
+
+cdef int limit_no_pools(Core core) except -1:
+    cdef int32_t pool
+    core.pool_limits = {}
+    for pool in range(core.ledger.count):
+        limit_pool(core, pool)
+    return 0
+
+
+cdef int weigh_adapter(Core core, bytes name, int64_t tokens) except -1:
+    """Let an adapter of this name take so many tokens of each pool in which it is active; -1: as
+    many as is usual there. O(adapters * pools)."""
+    cdef int32_t pool
+    check_range("tokens", tokens, NONE, TOKENS_MAX)
+    if not 0 < len(name) <= NAME_BYTES_MAX:
+        invalid("adapter", f"a name has 1 to {NAME_BYTES_MAX} bytes")
+    if len(core.adapters.weights) >= ADAPTERS_MAX and name not in core.adapters.weights:
+        invalid("adapter", f"at most {ADAPTERS_MAX} adapters can have a figure of their own")
+    core.adapters.weigh(name, tokens)
+    for pool in range(core.ledger.count):
+        lora_weigh(
+            &core.ledger.pools[pool].loras, core.adapters,
+            core.ledger.pools[pool].limits.adapter_tokens,
+        )
+    return 0

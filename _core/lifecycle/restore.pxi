@@ -1,0 +1,328 @@
+# Saved rows, read back into a scheduler that has seen no request yet. They come from a disk, so
+# nothing in them is believed: all are read and checked before the first one counts.
+#
+# Leases are not saved: their holders tell of them. Until they do, for as long as a lease lives that
+# nobody renews, what they took is held: blocks of their pool, tokens of quotas, and what counters
+# carry for them. A replay takes its part over, so that nothing is taken twice, and what was never
+# told again is what an expired lease leaves behind. Flows that were active stay so for a lease's
+# TTL, whether or not they have come back: who was served little before the restart is not lifted to
+# the others for coming back a moment later, and a newcomer is lifted to all that were there.
+
+cdef int64_t DEBT_MINUTES = 1_440  # more than this no bucket owes after a restart
+
+
+cdef int restore_rows(Core core, list rows) except -1:
+    """Take over all rows or none; how many found their place. O(rows * log n)."""
+    cdef list stood = []
+    cdef int found = 0
+    cdef bint applies
+    if core.received or core.requests.used or core.resume_until_ns:
+        raise CallerError(
+            CODE_FAILED_PRECONDITION, "rows", "only a scheduler that saw no request is restored"
+        )
+    seen = set()
+    for row in rows:
+        if not (
+            isinstance(row, (list, tuple)) and len(row) == 3
+            and isinstance(row[0], bytes) and isinstance(row[1], bytes)
+            and isinstance(row[2], int) and 0 <= row[2] <= AGE_MAX_NS
+        ):
+            invalid("rows", "a row is (key, value, age in ns)")
+        if row[0] in seen:
+            invalid("rows", f"the key {row[0]!r} occurs twice")
+        seen.add(row[0])
+    if not rows:
+        return 0
+    for applies in (False, True):
+        for key, value, age_ns in rows:
+            try:
+                found += restore_row(core, key, value, age_ns, applies, stood)
+            except CallerError as e:
+                raise CallerError(e.code, "rows", f"{key!r}: {e.field}: {e.description}") from None
+    core.flows.resuming_until_ns = core.now_ns + core.lease_ttl_ns
+    core.resume_until_ns = core.now_ns + core.lease_ttl_ns + core.lease_grace_ns
+    take_places(core, stood)
+    core.predictor.samples = max(core.predictor.samples, latest_sample(core))
+    return found
+
+
+cdef int restore_row(
+    Core core, bytes key, bytes value, int64_t age_ns, bint applies, list stood
+) except -1:
+    # Checks one, or takes it over: 1 where there is a place for it.
+    cdef Cursor c = data_cursor(value)
+    cdef bytes kind = key[:1], name = key[1:]
+    if kind == FLOW_ROW:
+        return restore_flow(core, name, &c, age_ns, applies, stood)
+    if kind == LENGTHS_ROW:
+        return restore_lengths(core, name, &c, applies)
+    if kind == QUOTA_ROW or kind == TENANT_QUOTA_ROW:
+        return restore_quota(core, kind, name, &c, age_ns, applies)
+    if kind == POOL_ROW:
+        return restore_pool(core, name, &c, applies)
+    if key == OVERALL_ROW:
+        return restore_overall(core, &c, applies)
+    invalid("key", "of an unknown kind")
+
+
+cdef int read_numbers(Cursor* c, int64_t* values, int count) except -1:
+    """Fields 1 to `count` that are numbers; others are skipped. The bytes have to be whole."""
+    cdef int64_t tag
+    memset(values, 0, count * sizeof(int64_t))
+    while True:
+        tag = read_tag(c)
+        if tag == 0:
+            return check_whole(c, "it")
+        if tag & 7 == VARINT and 1 <= tag >> 3 <= count:
+            values[(tag >> 3) - 1] = <int64_t>read_varint(c)
+        else:
+            skip(c, tag)
+
+
+cdef int restore_flow(
+    Core core, bytes name, Cursor* c, int64_t age_ns, bint applies, list stood
+) except -1:
+    cdef int64_t v[7]
+    cdef int64_t key
+    cdef int32_t flow = flow_of_row(core, name, applies)
+    cdef Flow* f
+    read_numbers(c, v, 7)
+    key = unzigzag(<uint64_t>v[1])
+    check_range("counter", v[0], 0, VTC_MAX)
+    check_range("key", key, -VTC_MAX, v[0])
+    check_range("stands", v[2], STANDS_IDLE, STANDS_WAITING + QUOTA_LEVELS_MAX)
+    check_range("open_charged", v[3], 0, VTC_MAX)
+    check_range("average_milli", v[4], 0, <int64_t>TOKENS_MAX * 1000)
+    check_range("interval_ns", v[5], 0, AGE_MAX_NS)
+    check_range("granted_age_ns", v[6], 0, AGE_MAX_NS)
+    if flow == NONE:
+        return 0
+    f = &core.flows.items[flow]
+    f.vtc, f.owed, f.average_milli, f.interval_ns = v[0], v[3], v[4], v[5]
+    if v[6]:
+        f.granted_at_ns = max(<int64_t>0, core.now_ns - (v[6] - 1) - age_ns)
+    if v[2] != STANDS_IDLE:
+        stood.append((flow, v[2] - STANDS_WAITING, v[0], key))
+    return 1
+
+
+cdef int put_back(Flows flows, int32_t flow) except -1:
+    """Let a flow be active that was it before the restart, until its time is over. O(log n)."""
+    flows.items[flow].resumed = True
+    flows.resuming += 1
+    flows.recent_count += 1
+    flows.recent_weight += flows.items[flow].weight_milli
+    flows.linger(flow)
+    return flows.active(flow).put(flow, flows.items[flow].vtc, flow)
+
+
+cdef int take_places(Core core, list stood) except -1:
+    """Let flows that were active be it; those that waited for a quota are lifted to them, and keep
+    their distances where they waited together, as if all were served now. O(flows * log n)."""
+    cdef Flows flows = core.flows
+    cdef int32_t flow, node, cls
+    waited = {}  # (node, class): what waited there
+    for flow, level, vtc, key in sorted(stood):
+        node = flows.items[flow].quota
+        if level < 0:
+            put_back(flows, flow)
+        elif node == NONE:
+            waited.setdefault((NONE, flow), []).append((flow, vtc, key))
+        else:
+            while level and core.quotas.nodes[node].parent != NONE:
+                node = core.quotas.nodes[node].parent
+                level -= 1
+            cls = flows.items[flow].cls
+            waited.setdefault((node, cls), []).append((flow, vtc, key))
+    for node, waiters in [(k[0], waited[k]) for k in sorted(waited)]:
+        cls = flows.items[<int32_t>waiters[0][0]].cls
+        lift = max([vtc - key for _, vtc, key in waiters])
+        if node != NONE:
+            lift = core.quotas.nodes[node].lift[cls]
+        if flows.lifts:
+            lift = max(lift, flows.least_vtc(cls) - min([key for _, _, key in waiters]))
+        if node != NONE:
+            core.quotas.nodes[node].lift[cls] = min(lift, VTC_MAX)
+        for flow, _, key in waiters:
+            flows.items[flow].vtc = max(0, min(key + lift, VTC_MAX))
+            put_back(flows, flow)
+    return 0
+
+
+cdef int restore_overall(Core core, Cursor* c, bint applies) except -1:
+    cdef int64_t v[8]  # fields 2 to 9
+    cdef int64_t tag
+    cdef SavedLengths lengths
+    cdef Slice last
+    cdef int32_t flow
+    cdef Predictor p = core.predictor
+    memset(v, 0, sizeof(v))
+    memset(&lengths, 0, sizeof(SavedLengths))
+    while True:
+        tag = read_tag(c)
+        if tag == 0:
+            break
+        if tag == 1 << 3 | LENGTH:
+            read_lengths(read_message(c), &lengths)
+        elif tag == 8 << 3 | LENGTH:
+            last = read_slice(c)
+            flow = flow_of_row(core, slice_bytes(&last), applies and not c.bad)
+            if flow != NONE:
+                core.flows.last_active[core.flows.items[flow].cls] = flow
+        elif tag & 7 == VARINT and 2 <= tag >> 3 <= 9:
+            v[(tag >> 3) - 2] = <int64_t>read_varint(c)
+        else:
+            skip(c, tag)
+    check_whole(c, "it")
+    check_range("samples", v[0], 0, SUM_MAX)
+    check_sums(&v[1])
+    check_range("prompt_seen_max", v[5], 0, TOKENS_MAX)
+    check_range("draining", v[7], 0, 1)
+    if not applies:
+        return 0
+    place_lengths(p, &p.overall, &lengths)
+    p.samples, p.judged, p.covered, p.reserved_tokens, p.used_tokens = v[0], v[1], v[2], v[3], v[4]
+    core.prompt_seen_max = v[5]
+    core.draining = core.ledger.closed = v[7] != 0
+    return 1
+
+
+cdef int restore_quota(
+    Core core, bytes kind, bytes name, Cursor* c, int64_t age_ns, bint applies
+) except -1:
+    cdef int64_t v[4]
+    cdef int64_t bucket[4]  # which, limit, level, age
+    cdef int64_t tag
+    cdef Cursor inner
+    cdef Quota* n = NULL
+    cdef int32_t node = node_of(core, kind, name) if applies else NONE
+    if node != NONE:
+        n = &core.quotas.nodes[node]
+    memset(v, 0, sizeof(v))
+    while True:
+        tag = read_tag(c)
+        if tag == 0:
+            break
+        if tag == 1 << 3 | LENGTH:
+            inner = read_message(c)
+            read_numbers(&inner, bucket, 4)
+            bucket[2] = unzigzag(<uint64_t>bucket[2])
+            check_range("bucket", bucket[0], 0, RATES - 1)
+            check_range("limit", bucket[1], 1, QUOTA_LIMIT_MAX)
+            check_range("level", bucket[2], LEVEL_MIN, bucket[1] * MICRO)
+            check_range("age_ns", bucket[3], 0, AGE_MAX_NS)
+            if n != NULL and n.rate[bucket[0]]:
+                restore_bucket(n, <int>bucket[0], bucket, core.now_ns - bucket[3] - age_ns)
+        elif tag == 5 << 3 | LENGTH:
+            restore_lift(core, n, read_message(c))
+        elif tag & 7 == VARINT and 2 <= tag >> 3 <= 4:
+            v[(tag >> 3) - 1] = <int64_t>read_varint(c)
+        else:
+            skip(c, tag)
+    check_whole(c, "it")
+    for tag in range(1, 4):
+        check_range("open", v[tag], 0, SUM_MAX)
+    if n == NULL:
+        return 0
+    n.owed_requests, n.owed_input, n.owed_output = v[1], v[2], v[3]
+    return 1
+
+
+cdef int restore_lift(Core core, Quota* n, Cursor c) except -1:
+    # What the waiting flows of a class were lifted by.
+    cdef Slice name
+    cdef int64_t tag, lift = 0
+    cdef int32_t cls
+    name.at, name.size = c.at, 0
+    while True:
+        tag = read_tag(&c)
+        if tag == 0:
+            break
+        if tag == 1 << 3 | VARINT:
+            lift = <int64_t>read_varint(&c)
+        elif tag == 2 << 3 | LENGTH:
+            name = read_slice(&c)
+        else:
+            skip(&c, tag)
+    check_whole(&c, "it")
+    check_range("lift", lift, 0, VTC_MAX)
+    check_range("class", name.size, 0, NAME_BYTES_MAX)
+    cls = core.classes.find_slice(name.at, name.size)
+    if n != NULL and cls != NONE:
+        n.lift[cls] = lift
+    return 0
+
+
+cdef void restore_bucket(Quota* n, int which, const int64_t* bucket, int64_t at_ns) noexcept:
+    # What was taken stays taken, also under another limit; the time away is credited by refill().
+    cdef int64_t rate = n.rate[which], micro = rate * MICRO
+    cdef wide level = <wide>bucket[2] + <wide>(rate - bucket[1]) * MICRO
+    n.level[which] = <int64_t>min(max(level, -<wide>micro * DEBT_MINUTES), <wide>micro)
+    n.at_ns[which] = at_ns
+
+
+cdef int32_t node_of(Core core, bytes kind, bytes name) except? -2:
+    if kind == QUOTA_ROW:
+        return core.quota_names.get(name, NONE)
+    flow = core.flow_names.get(name)
+    return NONE if flow is None else core.flows.items[<int32_t>flow].own_quota
+
+
+cdef int restore_pool(Core core, bytes name, Cursor* c, bint applies) except -1:
+    cdef int64_t v[5]
+    read_numbers(c, v, 5)
+    check_range("epoch", v[0], 0, <int64_t>1 << 62)
+    check_range("promised_tokens", v[1], 0, <int64_t>1 << 50)
+    check_range("headroom_ppm", unzigzag(<uint64_t>v[2]), -WHOLE_PPM, WHOLE_PPM)
+    check_range("probes", v[3], 0, 1)
+    check_range("draining", v[4], 0, 1)
+    check_range("pool", len(name), 1, ID_BYTES_MAX)
+    if not applies:
+        return 0
+    if len(core.saved_pools) >= POOLS_MAX:
+        return 0
+    core.saved_pools[name] = (v[0], v[1], unzigzag(<uint64_t>v[2]), v[3], v[4], core.now_ns)
+    if name in core.pool_names:
+        resume_pool(core, name)
+    elif v[4] and core.ledger.count < POOLS_MAX:
+        absent_pool(core, name)
+    return 1
+
+
+cdef int32_t absent_pool(Core core, bytes name) except -1:
+    """A place for a pool of before the restart that drains and that nobody offers yet, so that
+    whoever looks sees it. O(pools)."""
+    cdef int32_t pool = new_pool(core, name)
+    core.ledger.size(pool, 1, 1, 0, 0)
+    core.ledger.pools[pool].draining = True
+    return pool
+
+
+cdef int resume_pool(Core core, bytes name) except -1:
+    """A pool of before the restart is registered: it knows what it learned, and holds what its
+    leases had until they are told of, or the engine has restarted too."""
+    cdef int32_t pool = core.pool_names[name]
+    cdef Pool* p = &core.ledger.pools[pool]
+    cdef int64_t v[6]
+    v[0], v[1], v[2], v[3], v[4], v[5] = core.saved_pools.pop(name)
+    set_headroom(p, min(max(v[2], core.headroom_min_ppm), core.headroom_max_ppm))
+    p.probes = v[3] != 0
+    p.draining = v[4] != 0
+    if v[0] == p.epoch and core.now_ns < v[5] + core.lease_ttl_ns + core.lease_grace_ns:
+        p.owed_tokens = v[1]
+    return 0
+
+
+cdef int end_resume(Core core) noexcept:
+    """The leases of before the restart have had their time: what is saved owes them nothing any
+    more. O(flows + quotas) where somebody saves."""
+    cdef int32_t pool
+    if core.resume_until_ns == 0:
+        return 0
+    core.resume_until_ns = 0
+    core.flows.changed.mark_all(core.flows.count)
+    core.quotas.changed.mark_all(core.quotas.count)
+    core.save_rest = True
+    for pool in range(core.ledger.count):
+        core.ledger.pools[pool].owed_tokens = 0
+    return 0

@@ -1,0 +1,21 @@
+# The records and their own invariants. Nothing here decides who goes first.
+
+include "model/classes.pxi"        # Class, Classes, Line: priority classes and the heads of each
+include "model/predictor.pxi"      # Predictor: output lengths by tenant and adapter
+include "model/requests.pxi"       # Request, Lease, Requests, Chain: every request and its state
+include "model/wait_times.pxi"     # how long a request has waited, and for what
+include "model/rejection_log.pxi"  # RejectionLog: the last requests that were refused
+include "model/token_bucket.pxi"   # Bucket: tokens that come back at a rate
+include "model/guarantees.pxi"     # Guarantee, Guarantees: what a group is owed of a saturated pool
+include "model/quotas.pxi"         # Quota, Quotas, Bill: limits of tenants, groups and models
+include "model/rates.pxi"          # Rate, ShedAccuracy: averages and rates over time
+include "model/prefixes.pxi"       # PrefixIndex, Prefixes: which prompts a pool's cache may hold
+include "model/settings.pxi"       # Ask, limits, policies, orders: what a scheduler is made with
+include "model/flows.pxi"          # Flow, Queue, Flows: tenants' counters and queues
+include "model/adapters.pxi"       # Adapters: names of LoRA adapters and who uses them
+include "model/loras.pxi"          # Loras: the adapters that are active in a pool
+include "model/peak_usage.pxi"     # GrowingLeases: the peak that growing leases will reach together
+include "model/ledger.pxi"         # Pool, Ledger: what each pool has promised
+include "model/core_state.pxi"     # Core: the state of one scheduler; known_*(), check_invariant()
+include "model/session_state.pxi"  # SessionState: what a stream owns and has not sent yet
+include "model/saved_rows.pxi"     # the rows in which the state outlives the process

@@ -1,0 +1,206 @@
+# Priority classes above the fair layer, and lines in which somebody waits by class.
+#
+# Strict priority: the class of the least rank that has anybody in the line goes first, and an
+# exempt one before all others. Ageing, so that none is starved: a class that has been in a line for
+# its ageing time without being served goes next, once, also before better ones, though never before
+# an exempt one, and at most every second time. So a class that waits is served at least about once
+# in its ageing time, and a better one is held up by one request in that time.
+#
+# An exempt class is bound by nothing that is configured for the others: no quota, no headroom, no
+# share, no bound that their requests and leases have used up. What it needs is an engine with room.
+
+cdef enum:
+    CLASSES_MAX = 16  # twice what a configuration may have: those that are gone keep their place
+    RANK_MAX = 1_000
+    EXEMPT_PRIORITY = -1 - RANK_MAX
+
+cdef int64_t AGEING_NS = 5_000_000_000  # unless the configuration says otherwise
+
+ctypedef struct Class:
+    int64_t ageing_ns
+    int64_t aged  # grants that came before better classes
+    int32_t rank  # the least goes first
+    bint exempt
+    bint gone  # no request may name it any more
+
+
+@cython.final
+cdef class Classes:
+    cdef Class items[CLASSES_MAX]
+    cdef int32_t order[CLASSES_MAX]  # best first
+    cdef int32_t place[CLASSES_MAX]  # of each in that order
+    cdef int32_t count
+    cdef list names
+
+    def __cinit__(self):
+        self.names = []
+        self.set(b"default", 0, AGEING_NS, False)
+
+    cdef int32_t set(self, bytes name, int32_t rank, int64_t ageing_ns, bint exempt) except -1:
+        """Add a class, or change a known one. O(classes)."""
+        cdef int32_t c = self.find(name)
+        if c != NONE and self.items[c].gone and self.items[c].exempt != exempt:
+            self.names[c] = b""  # another one of that name
+            c = NONE
+        if c == NONE:
+            c = self._place(name, exempt)
+        if self.items[c].exempt != exempt:
+            invalid("exempt", f"class {name.decode()!r} cannot change this while it runs")
+        self.items[c].rank, self.items[c].ageing_ns = rank, ageing_ns
+        self.items[c].gone = False
+        self._sort()
+        return c
+
+    cdef int32_t _place(self, bytes name, bint exempt) except -1:
+        # A class that is gone gives its place, and what still waits there, to a new one.
+        cdef int32_t c
+        for c in range(self.count):
+            if self.items[c].gone and self.items[c].exempt == exempt:
+                self.names[c] = name
+                return c
+        if self.count == CLASSES_MAX:
+            raise CallerError(
+                CODE_RESOURCE_EXHAUSTED, "classes", f"at most {CLASSES_MAX} classes"
+            )
+        self.names.append(name)
+        self.items[self.count].exempt = exempt
+        self.count += 1
+        return self.count - 1
+
+    cdef void _sort(self) noexcept:
+        # By insertion; ties go by number.
+        cdef int32_t c, k
+        for c in range(self.count):
+            k = c
+            while k > 0 and self.priority(c) < self.priority(self.order[k - 1]):
+                self.order[k] = self.order[k - 1]
+                k -= 1
+            self.order[k] = c
+        for k in range(self.count):
+            self.place[self.order[k]] = k
+
+    cdef int32_t find(self, bytes name) except -2:
+        """Index of a name, -1: there is no such class. O(classes)."""
+        return <int32_t>self.names.index(name) if name in self.names else NONE
+
+    cdef int32_t find_slice(self, const uint8_t* at, int64_t size) noexcept:
+        """The same for bytes of a message; of a class that is gone nothing is known."""
+        cdef int32_t c
+        cdef bytes name
+        for c in range(self.count):
+            name = <bytes>self.names[c]
+            if PyBytes_GET_SIZE(name) == size and not self.items[c].gone:
+                if memcmp(PyBytes_AS_STRING(name), at, size) == 0:
+                    return c
+        return NONE
+
+    cdef inline int32_t priority(self, int32_t c) noexcept:
+        """What an engine that has priorities is told: less runs first."""
+        return EXEMPT_PRIORITY if self.items[c].exempt else self.items[c].rank
+
+    cdef inline bint goes_before(self, int32_t a, int32_t b) noexcept:
+        return self.place[a] < self.place[b]
+
+    cdef int32_t best_priority(self) noexcept:
+        """That of the best class which is not exempt. O(classes)."""
+        cdef int32_t k
+        for k in range(self.count):
+            if not self.items[self.order[k]].exempt:
+                return self.items[self.order[k]].rank
+        return 0
+
+
+@cython.final
+cdef class Line:
+    """Those who wait for the same, a heap for each class. Ids are numbered by class."""
+
+    cdef Classes classes
+    cdef list heaps
+    cdef int64_t since_ns[CLASSES_MAX]  # when a class came, or was last served
+    cdef int32_t count  # over all classes
+    cdef bint aged  # whom it served last, ageing had brought forward
+
+    def __cinit__(self, Classes classes):
+        self.classes = classes
+        self.heaps = [Heap() for _ in range(CLASSES_MAX)]
+
+    cdef inline Heap heap(self, int32_t c):
+        return <Heap>self.heaps[c]
+
+    cdef inline bint has(self, int32_t c, int32_t id) noexcept:
+        return (<Heap>self.heaps[c]).has(id)
+
+    cdef int put(self, int32_t c, int32_t id, int64_t key, int64_t tie, int64_t now_ns) except -1:
+        """Let somebody wait in a class, or give him another place there. O(log n)."""
+        cdef Heap heap = <Heap>self.heaps[c]
+        if heap.count == 0:
+            self.since_ns[c] = now_ns
+        if not heap.has(id):
+            self.count += 1
+        return heap.put(id, key, tie)
+
+    cdef void remove(self, int32_t c, int32_t id) noexcept:
+        """Take somebody out who may be there. O(log n)."""
+        cdef Heap heap = <Heap>self.heaps[c]
+        self.count -= heap.has(id)
+        heap.remove(id)
+
+    cdef inline int64_t due_ns(self, int32_t c) noexcept:
+        """When a class that is here goes before better ones."""
+        return self.since_ns[c] + self.classes.items[c].ageing_ns
+
+    cdef int32_t best(self) noexcept:
+        """The best class that is here; -1: nobody is. O(classes)."""
+        cdef int32_t k
+        for k in range(self.classes.count):
+            if (<Heap>self.heaps[self.classes.order[k]]).count:
+                return self.classes.order[k]
+        return NONE
+
+    cdef int32_t first(self, int64_t now_ns) noexcept:
+        """The class that is served next; -1: nobody is here. O(classes)."""
+        cdef int32_t k, c, best = self.best(), first = best
+        cdef int64_t due_ns = now_ns + 1
+        if (
+            best == NONE
+            or (<Heap>self.heaps[best]).count == self.count
+            or self.aged
+            or self.classes.items[best].exempt
+        ):
+            return best
+        for k in range(self.classes.count):
+            c = self.classes.order[k]
+            if c != best and (<Heap>self.heaps[c]).count and self.due_ns(c) < due_ns:
+                first, due_ns = c, self.due_ns(c)
+        return first
+
+    cdef bint holds_up(self, int32_t cls, int64_t now_ns) noexcept:
+        """Whether somebody of a class that is not here comes after others. O(classes)."""
+        cdef int32_t c
+        for c in range(self.classes.count):
+            if (<Heap>self.heaps[c]).count:
+                if self.classes.goes_before(c, cls):
+                    return True
+                if self.due_ns(c) <= now_ns and not (
+                    self.aged or self.classes.items[cls].exempt
+                ):
+                    return True
+        return False
+
+    cdef int64_t next_due_ns(self, int32_t first, int64_t now_ns) noexcept:
+        """When another class than the first may become it because of its age; -1: not to come.
+        O(classes)."""
+        cdef int32_t c
+        cdef int64_t next_ns = NONE
+        if (<Heap>self.heaps[first]).count == self.count:
+            return NONE
+        for c in range(self.classes.count):
+            if c != first and (<Heap>self.heaps[c]).count and self.due_ns(c) > now_ns:
+                next_ns = self.due_ns(c) if next_ns == NONE else min(next_ns, self.due_ns(c))
+        return next_ns
+
+    cdef void served(self, int32_t c, int64_t now_ns) noexcept:
+        """Somebody of a class goes next. O(classes)."""
+        cdef int32_t best = self.best()
+        self.since_ns[c] = now_ns
+        self.aged = best != NONE and self.classes.goes_before(best, c)

@@ -1,0 +1,103 @@
+# The state of one scheduler, which every layer above reads and changes.
+
+cdef class Core:
+    """The state of one scheduler. What its events do is in the layers above."""
+
+    cdef readonly int64_t queue_ttl_ns, lease_ttl_ns, lease_grace_ns, answer_ttl_ns
+    cdef readonly int64_t flow_queue_max, queue_max, leases_max, answers_max
+    cdef readonly int64_t flow_queue_tokens_max, queue_tokens_max  # of input; 0: no limit
+    cdef int64_t queue_target_ns, overload_hold_ns, saturation_ppm, refusal_samples_min
+    cdef readonly int64_t session_open_max, sessions_max, work_max
+    cdef int64_t input_price, output_price, cached_ppm
+    cdef int64_t headroom_min_ppm, headroom_max_ppm
+    cdef int64_t bypass_max, bypass_ns, saturation_band_ppm, delay_factor_milli, affinity_ppm
+    cdef int64_t prefix_ppm, prefix_max, quantum_tokens
+    cdef bint backfills, by_prefix, refuses_early, paces_grants
+    cdef ShedAccuracy shed_accuracy  # of all flows together
+    cdef int32_t shed_discount_ppm[SHED_KINDS]  # of what is expected, that does not count
+    cdef str policy
+    cdef int ahead  # AHEAD_*
+    cdef readonly uint64_t incarnation
+    cdef uint64_t k0, k1
+    cdef Requests requests
+    cdef Flows flows
+    cdef Ledger ledger
+    cdef Quotas quotas
+    cdef Classes classes
+    cdef Predictor predictor
+    cdef Heap deadlines  # every queued request and every lease, by due_ns or earlier
+    cdef Heap pool_wakes  # pools, by the time at which what their next request waits for has come
+    cdef Table ids, leases, tags, names
+    cdef Adapters adapters
+    cdef Prefixes prefixes
+    cdef RejectionLog rejection_log
+    cdef dict flow_names, keys, pool_names
+    cdef dict quota_names, pool_models  # nodes of groups and models by name, and of pools' models
+    cdef dict pool_limits  # by the names of pools; b"": of all others
+    cdef list flow_list, pool_list, sessions, ready_slots, free_slots
+    cdef Writer writer
+    cdef Chain answers  # ended requests, oldest first
+    cdef Verdict* verdicts  # that belong to no session
+    cdef int32_t verdict_count, verdict_taken, verdicts_max
+    cdef Verdict captured  # of the request that admit_wire just asked for
+    cdef int64_t capture
+    cdef int64_t now_ns, seq, lease_next
+    cdef int64_t rounds  # of looking at all pools, ever
+    cdef int64_t refusals[REFUSAL_KINDS]  # of requests whose tenant has no flow
+    cdef int64_t received, granted, completed, cancelled, expired, rejected, evicted
+    cdef int64_t prompt_seen_max
+    cdef int64_t refused_wait_ns  # after which the last that was refused may come back
+    cdef uint64_t digest_value
+    cdef int32_t unknown_flow
+    cdef bint draining, has_more
+    cdef dict settings  # as they are now
+    cdef bint unknown_refused  # but for the audit, unknown tenants would be refused
+    cdef Heap dry_running  # flows with something queued that is granted whatever it costs
+    cdef dict dry_run_counts  # flow: what its requests would have met
+    cdef Fuse fuse
+    cdef list quota_keys  # of each node, as it is saved
+    cdef dict saved_pools  # rows of pools that nobody has registered yet
+    cdef int64_t resume_until_ns  # so long leases of before a restart are awaited; 0: none are
+    cdef bint save_rest  # what is saved behind all that has changed
+    cdef int32_t sweep_next  # queue that a drain looks at next, see drain.pxi; -1: none
+
+    def __dealloc__(self):
+        free(self.verdicts)
+
+
+cdef int known_pool(Core core, int32_t pool) except -1:
+    if not 0 <= pool < core.ledger.count:
+        invalid("pool", f"no pool has the index {pool}")
+    return 0
+
+
+cdef int known_flow(Core core, int32_t flow) except -1:
+    if not 0 <= flow < core.flows.count:
+        invalid("flow", f"no flow has the index {flow}")
+    return 0
+
+
+cdef int known_tenant(Core core, int32_t flow) except -1:
+    # A tenant goes by its flow in the default class.
+    known_flow(core, flow)
+    if core.flows.items[flow].base != flow:
+        invalid("flow", f"{flow} is another one of the tenant {core.flows.items[flow].base}")
+    return 0
+
+
+cdef int check_invariant(Core core, bint holds, str what) except -1:
+    if not holds:
+        raise core.fuse.blow(what)
+    return 0
+
+
+cdef int check_line(Core core, Line line) except -1:
+    cdef int32_t c, count = 0
+    for c in range(CLASSES_MAX):
+        check_invariant(core, line.heap(c).valid(), "heap order of a line")
+        check_invariant(
+            core, line.heap(c).count == 0 or line.since_ns[c] <= core.now_ns,
+            "a class that is in a line came before now",
+        )
+        count += line.heap(c).count
+    return check_invariant(core, count == line.count, "a line counts all classes")

@@ -1,0 +1,394 @@
+# Fair sharing by virtual token counters (Sheng et al., OSDI 2024, arXiv 2401.00588).
+#
+# A flow is the queue of one tenant in one class. It has one counter and a queue for each target:
+# target 0 holds requests that may run in any pool, target p + 1 those that must run in pool p. Each
+# target has a line of its non-empty queues, in each class by (counter, sequence number of the
+# head). Under FCFS the counter's place in the key is 0. Counters are compared, and lifted, among
+# the flows of a class: those of a better class are ahead by what it had before the others.
+
+cdef enum:
+    RESUMED_EACH = 4096  # flows that one event looks at when their time is over, see restore
+
+# A counter and the largest charge (2.7 * 10^18) together stay below 2^63.
+cdef int64_t VTC_REBASE = <int64_t>1 << 61
+cdef int64_t VTC_MAX = <int64_t>1 << 62
+
+# For so long an idle flow counts among those that share the pools.
+cdef int64_t LINGER_NS = 10_000_000_000
+
+ctypedef struct Flow:
+    int64_t vtc
+    int64_t average_milli  # moving average of its outputs, in thousandths of a token
+    int64_t interval_ns  # moving average of the time between two grants
+    int64_t granted_at_ns  # -1: never
+    int64_t promised_tokens, posted_tokens
+    int64_t input_tokens, cached_tokens, output_tokens, input_before, cached_before  # forgotten
+    int64_t received, granted, completed, cancelled, expired
+    Refusals* refusals  # NO_REFUSALS until the first
+    int32_t weight_milli
+    int32_t queued, live
+    int64_t queued_tokens, queued_work  # of input; of what they will be charged
+    int32_t linger_next, linger_prev  # among the flows that were active lately
+    int64_t linger_until_ns  # 0: it does not linger
+    int32_t first_queue
+    int32_t quota, own_quota  # first node of its chain; the node of its own limits; -1: none
+    int32_t waits_at  # node whose quota it waits for; -1: none
+    int32_t wait_head, wait_slot  # the request it waits with; its place among the waiters
+    int64_t wait_lift, throttled_lift  # of the node, and of the desk, when it began to wait there
+    int64_t open_charged  # what the counter carries for its leases
+    int64_t owed  # what it carries for those of before a restart, see restore
+    uint8_t resumed  # active before a restart, and so for a while after it
+    uint8_t refuses  # it would rather be refused than wait for its quotas
+    uint8_t dry_runs  # its requests are decided and counted, and all granted at once
+    uint8_t exempt  # its class is
+    uint8_t limited  # held to its share, it may not borrow
+    Rate served  # while it is backlogged
+    int64_t next_retry_at_ns  # when the last that was refused was told to come back
+    int64_t wait_error_ns, waits_judged  # moving average of how wrong waits were foretold
+    int64_t first_us, forecast_first_us, first_judged  # to the first token: what was, what was told
+    int32_t cls  # its class
+    int32_t base, sibling  # the tenant's flow in the default class; another one of it, -1: none
+    int32_t default_class  # of requests that name none; here and below, of the base
+    uint32_t named_classes  # that requests may name, as bits; 0: all that are not exempt
+    int32_t throttled  # queues that are held to its share, see borrowing
+    ShedAccuracy shed_accuracy  # see deadline_shedding.pxi
+    int32_t guarantee  # first node with a share on its chain; -1: none
+
+ctypedef struct Queue:
+    Chain chain
+    int32_t flow
+    int32_t target
+    int32_t next_queue
+    int64_t work_in  # that was queued here, ever
+    int32_t ordinal  # of the next arrival
+    int32_t root  # of its treap, where it is served by deadline
+    bint by_deadline
+    bint throttled  # its head is beyond the share of its flow while that binds
+
+
+@cython.final
+cdef class Flows:
+    cdef Flow* items
+    cdef Queue* queues
+    cdef int32_t count, size, queue_count, queue_size
+    cdef list actives  # of each class: flows that have something queued or in flight, by counter
+    cdef list candidates  # line of queues for each target
+    cdef int order  # ORDER_*
+    cdef int64_t grain  # of counters in the order, see locality
+    cdef bint lifts
+    cdef bint lifts_queued  # a flow is active while it has something queued, as in the paper
+    cdef int32_t last_active[CLASSES_MAX]  # of each class the flow that was so last; -1: none
+    cdef int64_t now_ns
+    cdef int64_t recent_weight  # of the flows that are active or were lately
+    cdef int32_t recent_count
+    cdef int32_t linger_first, linger_last  # those that were, in the order in which they went idle
+    cdef int32_t queued_for[POOLS_MAX + 1]  # requests for each target
+    cdef int64_t exempt_queued, exempt_live  # requests and leases of exempt flows
+    cdef int64_t resuming_until_ns
+    cdef int32_t resuming, resume_at  # flows that return; how many were looked at in the end
+    cdef DirtyQueue changed
+    cdef int64_t queued_work
+    cdef int64_t backlog[CLASSES_MAX]  # work that is queued, by class
+    cdef int64_t queued_weight[CLASSES_MAX]  # of the flows that have any
+    cdef int64_t deep_weight[CLASSES_MAX]  # of those that have more than one
+    cdef int32_t backlogged  # how many have any
+    cdef int64_t next_retry_at_ns  # when the last was told to come back whom full queues refused
+    cdef RetrySlots retry_slots  # of these
+    cdef int64_t queued_tokens, exempt_tokens  # of input: in all queues, in those of exempt flows
+    cdef Treaps treaps
+    cdef SlabAllocator refusal_slab
+    cdef bint by_deadline  # the order inside a queue that is asked for, see order
+    cdef int32_t unsorted  # so many of the first queues may have the former one
+    cdef Requests requests
+    cdef Quotas quotas
+    cdef Classes classes
+
+    def __cinit__(
+        self, int order, bint lifts, bint lifts_queued, Requests requests, Quotas quotas,
+        Classes classes,
+    ):
+        cdef int32_t c
+        self.order, self.grain = order, 1
+        self.lifts, self.lifts_queued = lifts, lifts_queued
+        for c in range(CLASSES_MAX):
+            self.last_active[c] = NONE
+        self.requests = requests
+        self.quotas = quotas
+        self.classes = classes
+        self.changed = DirtyQueue()
+        self.treaps, self.refusal_slab = Treaps(), SlabAllocator(sizeof(NO_REFUSALS))
+        self.actives = [Heap() for _ in range(CLASSES_MAX)]
+        self.candidates = [Line(classes)]
+        self.linger_first = self.linger_last = NONE
+        self.next_retry_at_ns = LONG_AGO_NS
+
+    def __dealloc__(self):
+        free(self.items)
+        free(self.queues)
+
+    cdef int32_t add(self, int32_t weight_milli) except -1:
+        cdef int32_t size
+        cdef Flow* f
+        if self.count == self.size:
+            size = larger(self.size, 0)
+            self.items = <Flow*>extend(self.items, size, sizeof(Flow))
+            self.size = size
+        memset(&self.items[self.count], 0, sizeof(Flow))
+        f = &self.items[self.count]
+        f.weight_milli, f.base = weight_milli, self.count
+        f.first_queue = f.sibling = f.quota = f.own_quota = f.guarantee = NONE
+        f.granted_at_ns = f.waits_at = f.wait_head = NONE
+        f.next_retry_at_ns = LONG_AGO_NS
+        f.refusals = &NO_REFUSALS
+        self.count += 1
+        self.changed.reserve(self.count)
+        self.changed.mark(self.count - 1)
+        return self.count - 1
+
+    cdef int32_t add_sibling(self, int32_t base, int32_t cls) except -1:
+        """A flow of the tenant in another class, with the same weight, quotas and mode."""
+        cdef int32_t flow = self.add(self.items[base].weight_milli)
+        cdef Flow* f = &self.items[flow]
+        f.base, f.cls = base, cls
+        f.sibling, self.items[base].sibling = self.items[base].sibling, flow
+        f.exempt = self.classes.items[cls].exempt
+        f.quota = NONE if f.exempt else self.items[base].quota
+        f.guarantee = NONE if f.exempt else self.items[base].guarantee
+        f.own_quota = self.items[base].own_quota
+        f.refuses, f.dry_runs = self.items[base].refuses, self.items[base].dry_runs
+        return flow
+
+    cdef inline Heap active(self, int32_t flow):
+        """The active flows of a flow's class."""
+        return <Heap>self.actives[self.items[flow].cls]
+
+    cdef inline void prefetch(self, int32_t flow) noexcept:
+        """Fetch a flow that is looked at soon."""
+        cdef size_t at
+        for at in range(0, sizeof(Flow), 64):
+            prefetch_line(<uint8_t*>&self.items[flow] + at)
+
+    cdef inline int32_t find_queue(self, int32_t flow, int32_t target) noexcept:
+        # A flow has as many queues as targets it has used: one or two.
+        cdef int32_t q = self.items[flow].first_queue
+        while q != NONE and self.queues[q].target != target:
+            q = self.queues[q].next_queue
+        return q
+
+    cdef int32_t queue_of(self, int32_t flow, int32_t target) except -1:
+        cdef int32_t q = self.find_queue(flow, target)
+        cdef int32_t size
+        if q != NONE:
+            return q
+        if self.queue_count == self.queue_size:
+            size = larger(self.queue_size, 0)
+            self.queues = <Queue*>extend(self.queues, size, sizeof(Queue))
+            self.queue_size = size
+        q = self.queue_count
+        self.queue_count += 1
+        memset(&self.queues[q], 0, sizeof(Queue))
+        self.queues[q].flow = flow
+        self.queues[q].target = target
+        self.queues[q].chain.head = self.queues[q].chain.tail = self.queues[q].root = NONE
+        self.queues[q].by_deadline = self.by_deadline
+        self.queues[q].next_queue = self.items[flow].first_queue
+        self.items[flow].first_queue = q
+        return q
+
+    cdef int64_t key_of(self, int32_t q) noexcept:
+        """What orders the heads; ties go by arrival. O(1)."""
+        if self.order == ORDER_COUNTER:
+            return self.items[self.queues[q].flow].vtc // self.grain
+        if self.order == ORDER_INPUT:
+            return self.requests.items[self.queues[q].chain.head].prompt_tokens
+        return 0
+
+    cdef inline bint is_billed(self, Queue* queue) noexcept:
+        """Whether the head of a queue has what its quotas ask."""
+        return (
+            self.items[queue.flow].quota == NONE
+            or self.requests.items[queue.chain.head].bill != 0
+        )
+
+    cdef int activate(self, int32_t flow, bint queues) except -1:
+        """The flow gets something queued, or in flight. Lift: one that was idle is not served for
+        the time it was away (section 4.1). O(log n)."""
+        cdef Flow* f = &self.items[flow]
+        if f.linger_until_ns:
+            self._unlinger(flow)
+        elif f.queued == 0 and f.live == 0:
+            self.recent_count += 1
+            self.recent_weight += f.weight_milli
+        if self.active(flow).has(flow) or f.waits_at != NONE or f.throttled or (
+            self.lifts_queued and not queues
+        ):
+            return 0
+        if self.lifts:
+            f.vtc = max(f.vtc, self.least_vtc(f.cls))
+        self.changed.mark(flow)
+        return self.active(flow).put(flow, f.vtc, flow)
+
+    cdef int64_t least_vtc(self, int32_t cls) noexcept:
+        """What a flow of a class is lifted to: the least active counter of it, else that of the
+        last that was."""
+        cdef Heap active = <Heap>self.actives[cls]
+        if active.count:
+            return active.nodes[0].key
+        return self.items[self.last_active[cls]].vtc if self.last_active[cls] != NONE else 0
+
+    cdef void settle(self, int32_t flow) noexcept:
+        """The flow may have become idle. O(log n)."""
+        cdef Flow* f = &self.items[flow]
+        if f.queued:
+            return
+        if (
+            not f.resumed and self.active(flow).has(flow)
+            and (f.live == 0 or self.lifts_queued)
+        ):
+            self.active(flow).remove(flow)
+            self.last_active[f.cls] = flow
+            self.changed.mark(flow)
+        if not f.live and not f.linger_until_ns:
+            self.linger(flow)
+
+    cdef void linger(self, int32_t flow) noexcept:
+        """Count an idle flow among those that share the pools for some time yet. O(1)."""
+        cdef Flow* f = &self.items[flow]
+        f.linger_until_ns = self.now_ns + LINGER_NS
+        f.linger_next = NONE
+        f.linger_prev = self.linger_last
+        if self.linger_last == NONE:
+            self.linger_first = flow
+        else:
+            self.items[self.linger_last].linger_next = flow
+        self.linger_last = flow
+
+    cdef void _unlinger(self, int32_t flow) noexcept:
+        cdef Flow* f = &self.items[flow]
+        f.linger_until_ns = 0
+        if f.linger_prev == NONE:
+            self.linger_first = f.linger_next
+        else:
+            self.items[f.linger_prev].linger_next = f.linger_next
+        if f.linger_next == NONE:
+            self.linger_last = f.linger_prev
+        else:
+            self.items[f.linger_next].linger_prev = f.linger_prev
+
+    cdef void enter(self, int64_t now_ns) noexcept:
+        """Let flows go that have been idle for long. O(1) amortised."""
+        cdef int32_t flow
+        self.now_ns = now_ns
+        if self.resuming and now_ns >= self.resuming_until_ns:
+            end_resumed(self, RESUMED_EACH)
+        while self.linger_first != NONE:
+            flow = self.linger_first
+            if self.items[flow].linger_until_ns > now_ns:
+                break
+            self._leave(flow)
+
+    cdef void _leave(self, int32_t flow) noexcept:
+        self._unlinger(flow)
+        self.recent_count -= 1
+        self.recent_weight -= self.items[flow].weight_milli
+
+    cdef void reweigh(self, int32_t flow, int32_t weight_milli) noexcept:
+        """Give a flow another weight; leases keep theirs. O(1)."""
+        cdef Flow* f = &self.items[flow]
+        if f.linger_until_ns or f.queued or f.live:
+            self.recent_weight += weight_milli - f.weight_milli
+        if f.queued:
+            self.queued_weight[f.cls] += weight_milli - f.weight_milli
+        if f.queued > 1:
+            self.deep_weight[f.cls] += weight_milli - f.weight_milli
+        f.weight_milli = weight_milli
+
+    cdef void note_grant(self, int32_t flow, int64_t now_ns) noexcept:
+        # Time between grants, moving average with alpha = 1/5; what Retry-After is made of.
+        cdef Flow* f = &self.items[flow]
+        cdef int64_t gap
+        self.changed.mark(flow)
+        if f.granted_at_ns >= 0:
+            gap = now_ns - f.granted_at_ns
+            f.interval_ns += (gap - f.interval_ns) // 5 if f.interval_ns else gap
+        f.granted_at_ns = now_ns
+
+    cdef void average(self, int32_t flow, int64_t output_tokens) noexcept:
+        """Learn an output, of each sequence: n = (4 n + output) / 5 (section 4.4 of the paper)."""
+        cdef Flow* f = &self.items[flow]
+        self.changed.mark(flow)
+        if f.average_milli:
+            f.average_milli = (4 * f.average_milli + output_tokens * 1000) // 5
+        else:
+            f.average_milli = output_tokens * 1000
+
+    cdef void forget(self) noexcept:
+        """Counters and rates as new. Only while nothing is active does order stay the same."""
+        cdef int32_t i
+        self.next_retry_at_ns, self.retry_slots.count = LONG_AGO_NS, 0
+        self.changed.mark_all(self.count)
+        end_resumed(self, self.count)
+        for i in range(self.count):
+            self.items[i].interval_ns = 0
+            self.items[i].granted_at_ns = NONE
+            self.items[i].average_milli = 0
+            forget_waits(&self.items[i], self.now_ns)
+            if self.items[i].queued == 0 and self.items[i].live == 0:
+                self.items[i].vtc = 0
+        for i in range(CLASSES_MAX):
+            if (<Heap>self.actives[i]).count == 0:
+                self.last_active[i] = NONE
+        while self.linger_first != NONE:
+            self._leave(self.linger_first)
+
+
+cdef void count_queued(Flows flows, const Request* r, int32_t more) noexcept:
+    """One more or one less is queued. A flow is backlogged from the second on until its queue is
+    empty. O(1)."""
+    cdef Flow* f = &flows.items[r.flow]
+    f.queued += more
+    f.queued_tokens += more * r.prompt_tokens
+    flows.queued_tokens += more * r.prompt_tokens
+    flows.queued_for[r.target + 1] += more
+    if f.exempt:
+        flows.exempt_queued += more
+        flows.exempt_tokens += more * r.prompt_tokens
+    f.queued_work += more * r.work
+    flows.queued_work += more * r.work
+    flows.backlog[f.cls] += more * r.work
+    if f.queued == 0 or (f.queued == 1 and more > 0):
+        flows.backlogged += more
+        flows.queued_weight[f.cls] += more * f.weight_milli
+        memset(&f.served, 0, sizeof(Rate))
+    elif f.queued == 2:
+        rate_run(&f.served, flows.now_ns, True)
+    if f.queued + (more < 0) == 2:  # it begins or ceases to have more than one
+        flows.deep_weight[f.cls] += more * f.weight_milli
+
+
+cdef void forget_waits(Flow* f, int64_t now_ns) noexcept:
+    rate_forget(&f.served, now_ns)
+    f.next_retry_at_ns = LONG_AGO_NS
+    if f.refusals != &NO_REFUSALS:
+        f.refusals.retry_slots.count = 0
+    f.wait_error_ns = f.waits_judged = f.first_us = f.forecast_first_us = f.first_judged = 0
+    memset(&f.shed_accuracy, 0, sizeof(ShedAccuracy))
+    f.input_before, f.cached_before = f.input_tokens, f.cached_tokens
+
+
+cdef void end_resumed(Flows flows, int32_t count) noexcept:
+    """Look at so many flows more: those that have not come back go idle. O(log n) each."""
+    cdef int32_t last = min(flows.count, flows.resume_at + count), flow
+    cdef Flow* f
+    while flows.resume_at < last and flows.resuming:
+        flow = flows.resume_at
+        flows.resume_at += 1
+        f = &flows.items[flow]
+        if not f.resumed:
+            continue
+        f.resumed = False
+        flows.resuming -= 1
+        if flows.active(flow).has(flow) and f.queued == 0 and (f.live == 0 or flows.lifts_queued):
+            flows.active(flow).remove(flow)
+            flows.last_active[f.cls] = flow
+            flows.changed.mark(flow)

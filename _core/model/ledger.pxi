@@ -1,0 +1,472 @@
+# The KV ledger: blocks promised to leases, pool by pool.
+#
+# promised = sum of the reservations of live leases; posted is the part that is materialised. The
+# load of a pool is that sum (sum form) or the greatest load to come (peak form, see peak_usage),
+# what the engine says to hold beyond all that was promised, and what is still owed to leases of
+# before a restart. A grant needs load <= capacity - headroom with the new lease counted. Growth,
+# replay or a smaller capacity may push the load beyond what the test allows: the pool is then
+# OVERDRAWN and grants nothing.
+
+# The engine has begun with a request when so much time has passed, whatever is reported of it.
+cdef int64_t PREFILL_MAX_NS = 1_000_000_000
+
+cdef enum:
+    BATCH_AUTO = -1
+    PREFILL_BUDGET_PART = 6  # of the capacity
+
+# What an operator allows a pool beside what its engine can (the limits of S-LoRA's queue, arXiv
+# 2311.03285 and its source). 0: no limit.
+ctypedef struct PoolLimits:
+    int64_t batch_max_tokens  # input of one round; -1: a sixth of the pool, at least its longest
+    int64_t max_total_tokens, max_running
+    int64_t max_request_total_tokens, max_request_input_tokens
+    int64_t max_loras
+    int64_t adapter_tokens  # that an active adapter takes, where it has no figure of its own
+
+# A round is the input that was granted and has not been computed yet, as far as is known: until
+# the first tokens of a request are reported, at most for PREFILL_MAX_NS. Requests whose callers
+# report nothing are in no round.
+ctypedef struct PrefillBudget:
+    Chain chain  # leases, in the order of their grants
+    int64_t tokens
+    int64_t max_tokens  # in force; 0: no limit
+
+cdef enum:  # how busy a pool is (schedsvc.v1.OverloadState), see overload.pxi
+    LOAD_UNDER = 1
+    LOAD_NEARLY = 2
+    LOAD_OVER = 3
+
+ctypedef struct Pool:
+    int64_t epoch
+    int64_t engine_tokens, engine_max_running  # as registered
+    PoolLimits limits
+    PrefillBudget prefill_budget
+    Loras loras
+    int64_t capacity_blocks
+    int64_t headroom_blocks  # less than 0: more is promised than there is
+    int64_t promised_blocks, posted_blocks
+    int64_t block_size
+    int64_t max_running, max_model_tokens
+    int64_t live, suspect
+    int64_t running_sequences
+    GrowingLeases growing
+    int32_t first_lease  # chain through pool_next and pool_prev
+    int32_t attached  # sessions that offer it, plus one where it is configured
+    int32_t configured
+    bint draining  # an operator lets nothing in any more
+    int32_t principal  # who offers it
+    int32_t reason
+    int32_t next  # request that it would grant if it could; -1: none
+    int64_t named  # that request's handle, where it waits for this pool's reason; 0: none
+    int32_t quota  # node of its model; -1: none
+    bint aged  # whom it served last, ageing had brought before better classes
+    int64_t engine_running, engine_waiting, engine_used_tokens, engine_preemptions
+    int64_t telemetry_at_ns
+    int64_t headroom_ppm
+    bint probes  # no preemption has been seen yet
+    bint pressed  # something has waited for cache since the last report of the engine
+    int64_t served  # requests that were completed since then
+    int64_t light_since_ns  # start of the window that runs; -1: none
+    int64_t light_milli, kept_milli  # milli-tokens that flows below their share took, see headroom
+    int64_t engine_excess_tokens  # that the engine holds beyond all that was promised
+    int64_t owed_tokens  # promised before a restart to leases that nobody has told of yet
+    int32_t overload  # LOAD_*, see overload.pxi
+    Rate drain  # what is granted while somebody waits
+    int64_t prefilling  # input of leases that is still to be computed, see forecast.pxi
+    int64_t prefill_ns, prefill_tokens  # moving averages of times to the first output, and for what
+    int64_t prefill_error_ns, prefills_judged  # moving average of how wrong these were foretold
+    int64_t calm_since_ns  # it could fall since then; -1: it could not
+    int64_t last_prefill_ns  # from the last grant whose first tokens were reported until then
+    int64_t opened_ns  # moment at which it has stopped holding what waits; -1: none
+    int64_t run_ns, run_milli  # moving averages: how long leases ran, and their output, see stagger
+    int64_t paced_until_ns  # until then none of those that would keep step begins
+    bint paced  # that is what it waited for when it was served last
+    bint saturated  # shares bind, see guarantees.pxi
+
+
+cdef inline int64_t blocks_for(const Pool* p, int64_t tokens, int64_t sequences) noexcept nogil:
+    # Each sequence may leave its last block partly filled.
+    return (tokens + p.block_size - 1) // p.block_size + sequences - 1
+
+
+cdef inline bint is_above(int64_t limit, int64_t value) noexcept nogil:
+    # 0: no limit.
+    return limit != 0 and value > limit
+
+
+cdef inline bint is_below_engine(const Pool* p) noexcept nogil:
+    """Whether the pool may hold less than its engine can."""
+    return p.capacity_blocks < p.engine_tokens // p.block_size
+
+
+cdef inline bint is_computed(const Request* r) noexcept nogil:
+    """Whether all input of a lease is known to be in the cache."""
+    return r.lease.output_tokens > 0 or r.lease.input_tokens >= r.prompt_tokens
+
+
+cdef inline int64_t granted_at_ns(const Request* r) noexcept nogil:
+    return r.arrival_ns + r.lease.waited_ns
+
+
+cdef inline int64_t unaccounted_tokens(const Pool* p) noexcept nogil:
+    # What is held besides the leases that are known; the engine may speak of those that are owed.
+    return max(p.engine_excess_tokens, p.owed_tokens)
+
+
+@cython.final
+cdef class Ledger:
+    cdef Pool pools[POOLS_MAX]
+    cdef int32_t count
+    cdef int64_t headroom_ppm
+    cdef bint by_peak
+    cdef bint closed  # an operator lets nothing into any pool any more
+    cdef list claims  # of each pool: how many streams offer it at each epoch
+    cdef Requests requests
+    cdef Flows flows
+    cdef Adapters adapters
+    cdef Fuse fuse
+
+    def __cinit__(
+        self, bint by_peak, int64_t headroom_ppm, Requests requests, Flows flows,
+        Adapters adapters, Fuse fuse,
+    ):
+        self.adapters = adapters
+        self.claims = [{} for _ in range(POOLS_MAX)]
+        self.by_peak = by_peak
+        self.headroom_ppm = headroom_ppm
+        self.requests = requests
+        self.flows = flows
+        self.fuse = fuse
+
+    cdef int32_t add(self) except -1:
+        self.clear(self.count)
+        self.count += 1
+        return self.count - 1
+
+    def __dealloc__(self):
+        cdef int32_t pool
+        for pool in range(self.count):
+            free(self.pools[pool].growing.items)
+            free(self.pools[pool].loras.leases)
+
+    cdef int claim(self, int32_t pool, int64_t epoch, int change) except -1:
+        """So many streams more, or less, offer a pool at an epoch. O(1)."""
+        cdef dict claims = self.claims[pool]
+        claims[epoch] = claims.get(epoch, 0) + change
+        if claims[epoch] == 0:
+            del claims[epoch]
+        return 0
+
+    cdef bint is_claimed(self, int32_t pool):
+        """Whether somebody offers a pool at the epoch that it has. O(1)."""
+        cdef dict claims = self.claims[pool]
+        return self.pools[pool].epoch in claims
+
+    cdef void clear(self, int32_t pool) noexcept:
+        free(self.pools[pool].growing.items)  # of a pool that held nothing any more
+        free(self.pools[pool].loras.leases)
+        memset(&self.pools[pool], 0, sizeof(Pool))
+        self.pools[pool].first_lease = self.pools[pool].next = NONE
+        self.pools[pool].telemetry_at_ns = NONE
+        self.pools[pool].quota = NONE
+        self.pools[pool].prefill_budget.chain.head = NONE
+        self.pools[pool].prefill_budget.chain.tail = NONE
+        self.learn_anew(pool)
+
+    cdef void learn_anew(self, int32_t pool) noexcept:
+        cdef Pool* p = &self.pools[pool]
+        p.headroom_ppm = self.headroom_ppm
+        p.headroom_blocks = p.capacity_blocks * p.headroom_ppm // 1_000_000
+        p.probes = True
+        p.pressed = p.aged = False
+        p.served = 0
+        p.light_since_ns = NONE
+        p.light_milli = p.kept_milli = 0
+        p.engine_excess_tokens = 0
+        rate_forget(&p.drain, self.flows.now_ns)
+        p.prefill_ns = p.prefill_tokens = p.prefill_error_ns = p.prefills_judged = 0
+        p.overload = LOAD_UNDER
+        p.calm_since_ns = NONE
+        p.last_prefill_ns = 0
+        p.opened_ns = NONE
+        p.run_ns = p.run_milli = p.paced_until_ns = 0
+        p.paced = False
+
+    cdef void forget(self) noexcept:
+        """Headroom and what is kept as new. O(pools)."""
+        cdef int32_t pool
+        for pool in range(self.count):
+            self.learn_anew(pool)
+
+    cdef void size(
+        self, int32_t pool, int64_t capacity_tokens, int64_t block_size, int64_t max_running,
+        int64_t max_model_tokens,
+    ) noexcept:
+        cdef Pool* p = &self.pools[pool]
+        p.block_size = block_size
+        p.engine_tokens = capacity_tokens
+        p.engine_max_running = max_running
+        p.max_model_tokens = max_model_tokens
+        self.limit(pool, &p.limits)
+
+    cdef void limit(self, int32_t pool, const PoolLimits* limits) noexcept:
+        """Let a pool hold and run the less of what its engine can and what is allowed. O(1)."""
+        cdef Pool* p = &self.pools[pool]
+        cdef int64_t longest, size
+        p.limits = limits[0]
+        lora_weigh(&p.loras, self.adapters, p.limits.adapter_tokens)
+        if p.block_size == 0:  # nobody has offered it yet
+            return
+        p.capacity_blocks = max(
+            <int64_t>1, shortest(p.engine_tokens, p.limits.max_total_tokens) // p.block_size
+        )
+        p.headroom_blocks = p.capacity_blocks * p.headroom_ppm // 1_000_000
+        p.max_running = shortest(p.engine_max_running, p.limits.max_running)
+        p.prefill_budget.max_tokens = p.limits.batch_max_tokens
+        if p.limits.batch_max_tokens == BATCH_AUTO:
+            longest = shortest(p.limits.max_request_input_tokens, p.max_model_tokens)
+            longest = shortest(longest, p.limits.max_request_total_tokens)
+            longest = shortest(longest, p.engine_tokens)
+            size = p.capacity_blocks * p.block_size
+            p.prefill_budget.max_tokens = max(size // PREFILL_BUDGET_PART, longest)
+
+    cdef inline bint serves(self, int32_t pool) noexcept:
+        """Whether the pool may grant anything."""
+        cdef const Pool* p = &self.pools[pool]
+        return p.attached and not p.draining and not self.closed
+
+    cdef bint can_hold(self, int32_t pool, const Request* r) noexcept:
+        """Whether the request could ever run in the pool, all its output counted."""
+        cdef const Pool* p = &self.pools[pool]
+        if p.max_model_tokens and r.prompt_max_tokens + r.output_max_tokens > p.max_model_tokens:
+            return False
+        if p.max_running and r.sequences > p.max_running:
+            return False
+        if is_above(p.limits.max_request_input_tokens, r.prompt_tokens) or is_above(
+            p.limits.max_request_total_tokens,
+            r.prompt_tokens + <int64_t>r.output_max_tokens * r.sequences,
+        ):
+            return False
+        return (
+            self.need(pool, r, r.output_max_tokens) * p.block_size + self.lora_more(pool, r, True)
+            <= p.capacity_blocks * p.block_size
+        )
+
+    cdef int64_t lora_more(self, int32_t pool, const Request* r, bint alone) noexcept:
+        """What the request's adapter takes in the pool beside those that are active there; or
+        `alone`, where none were. O(1)."""
+        cdef const Pool* p = &self.pools[pool]
+        if r.adapter == NONE or (lora_is_active(&p.loras, r.adapter) and not alone):
+            return 0
+        return lora_tokens(self.adapters, r.adapter, p.limits.adapter_tokens)
+
+    cdef int64_t need(self, int32_t pool, const Request* r, int64_t output_tokens) noexcept:
+        """Blocks for so much output of each sequence, and a copy of its prompt for each."""
+        return blocks_for(
+            &self.pools[pool],
+            <int64_t>r.prompt_tokens * r.n + output_tokens * r.sequences,
+            r.sequences,
+        )
+
+    cdef int64_t load(self, int32_t pool, const GrowingLease* one_more) noexcept:
+        """Tokens that the pool has to hold at worst, with one more lease where it is given.
+        O(1), in the peak form O(leases of the pool)."""
+        return self.load_above(pool, one_more, -1)
+
+    cdef int64_t load_above(self, int32_t pool, const GrowingLease* new, int64_t enough) noexcept:
+        """The same, but for what is no more than `enough`: there the sum of the reservations will
+        do, which is O(1) and no peak is above."""
+        cdef const Pool* p = &self.pools[pool]
+        cdef int64_t beside = p.loras.tokens + unaccounted_tokens(p)
+        cdef int64_t load = p.promised_blocks * p.block_size
+        if new != NULL:
+            load += new.whole
+        if self.by_peak and load + beside > enough:
+            load = min(
+                load, growing_peak(&self.pools[pool].growing, self.requests, new, p.block_size)
+            )
+        return load + beside
+
+    cdef int64_t allowance(self, int32_t pool) noexcept:
+        """The load that the pool's test allows once it is there: what exceeds it, overdraws."""
+        cdef const Pool* p = &self.pools[pool]
+        return (p.capacity_blocks - min(<int64_t>0, p.headroom_blocks)) * p.block_size
+
+    cdef GrowingLease figures(
+        self, int32_t pool, const Request* r, int64_t blocks, int64_t output
+    ) noexcept:
+        """What a lease adds to the load, with so many blocks reserved and so much output of each
+        sequence to come in all."""
+        cdef const Pool* p = &self.pools[pool]
+        cdef int64_t whole = blocks * p.block_size, held, each
+        cdef GrowingLease run
+        memset(&run, 0, sizeof(run))
+        run.whole = whole
+        run.id = NONE
+        if not r.reports_progress or r.state == SUSPECT:
+            return run
+        each = (r.lease.output_tokens + r.sequences - 1) // r.sequences
+        held = min(<int64_t>r.prompt_tokens * r.n + r.lease.output_tokens, whole)
+        run.width = r.sequences
+        run.tokens_left = min(max(<int64_t>0, output - each), (whole - held) // run.width)
+        set_growth(&run, (held + run.width - 1) // run.width, p.block_size)
+        return run
+
+    cdef int verdict(
+        self, int32_t pool, const Request* r, int64_t blocks, int64_t output, int64_t kept_tokens
+    ) noexcept:
+        """Why the request cannot be granted now, so many tokens being kept for others; WAIT_NONE
+        where it can. O(1), in the peak form O(leases of the pool)."""
+        cdef const Pool* p = &self.pools[pool]
+        cdef int64_t load, more, room, allowance = self.allowance(pool)
+        cdef GrowingLease run
+        if p.attached == 0:
+            return WAIT_DETACHED
+        if not self.serves(pool):
+            return WAIT_DRAINING
+        if self.load_above(pool, NULL, allowance) > allowance:
+            return WAIT_OVERDRAWN
+        if p.max_running and p.running_sequences + r.sequences > p.max_running:
+            return WAIT_MAX_RUNNING
+        if r.adapter != NONE and not lora_is_active(&p.loras, r.adapter):
+            if is_above(p.limits.max_loras, p.loras.active + 1):
+                return WAIT_ADAPTERS
+        if p.prefill_budget.tokens and r.reports_progress and is_above(
+            p.prefill_budget.max_tokens, p.prefill_budget.tokens + r.prompt_tokens
+        ):
+            return WAIT_ROUND
+        # Headroom is for growth; what is alone in the pool may use it all.
+        if p.live == 0 and p.owed_tokens == 0:
+            return WAIT_NONE
+        run = self.figures(pool, r, blocks, output)
+        room = (p.capacity_blocks - p.headroom_blocks) * p.block_size - kept_tokens
+        more = self.lora_more(pool, r, False)
+        load = more + self.load_above(pool, &run, min(allowance, room) - more)
+        if load > allowance:
+            return WAIT_MAX_TOTAL if is_below_engine(p) else WAIT_KV
+        if load > room:
+            return WAIT_HEADROOM
+        return WAIT_NONE
+
+    cdef int reserve(self, int32_t i, int64_t blocks) except -1:
+        """Open the reservation of a lease in its pool. O(1)."""
+        cdef Request* r = &self.requests.items[i]
+        cdef Pool* p = &self.pools[r.pool]
+        r.lease.pool_prev = NONE
+        r.lease.pool_next = p.first_lease
+        if p.first_lease != NONE:
+            self.requests.items[p.first_lease].lease.pool_prev = i
+        p.first_lease = i
+        p.live += 1
+        p.running_sequences += r.sequences
+        lora_enter(&p.loras, self.adapters, r.adapter, p.limits.adapter_tokens)
+        self.resize(i, blocks, 0)
+        if r.reports_progress and not is_computed(r):
+            chain_push(&p.prefill_budget.chain, self.requests.items, i)
+            p.prefill_budget.tokens += r.prompt_tokens
+            r.lease.in_prefill_budget = True
+        return self.place(i)
+
+    cdef void leave_prefill_budget(self, int32_t i) noexcept:
+        """The engine has computed the input of a lease, or never will. O(1)."""
+        cdef Request* r = &self.requests.items[i]
+        cdef Pool* p = &self.pools[r.pool]
+        if r.lease.in_prefill_budget:
+            r.lease.in_prefill_budget = False
+            chain_remove(&p.prefill_budget.chain, self.requests.items, i)
+            p.prefill_budget.tokens -= r.prompt_tokens
+
+    cdef void note_prefill(self, int32_t i, int64_t now_ns) noexcept:
+        """The first tokens of a lease were reported. O(1)."""
+        cdef Request* r = &self.requests.items[i]
+        cdef int64_t elapsed_ns = now_ns - granted_at_ns(r)
+        if elapsed_ns < PREFILL_MAX_NS:  # else nobody knows since when it was there
+            self.pools[r.pool].last_prefill_ns = elapsed_ns
+        self.leave_prefill_budget(i)
+
+    cdef void expire_prefill_budget(self, int32_t pool, int64_t now_ns) noexcept:
+        """Take those out of the round that were granted long ago. O(those)."""
+        cdef Pool* p = &self.pools[pool]
+        while p.prefill_budget.chain.count and self.prefill_budget_ends_ns(pool) <= now_ns:
+            self.leave_prefill_budget(p.prefill_budget.chain.head)
+
+    cdef int64_t prefill_budget_ends_ns(self, int32_t pool) noexcept:
+        """When the first of a round leaves it, whatever is reported. O(1)."""
+        return granted_at_ns(
+            &self.requests.items[self.pools[pool].prefill_budget.chain.head]
+        ) + PREFILL_MAX_NS
+
+    cdef int64_t round_tokens(self, int32_t pool, int64_t now_ns) noexcept:
+        """The round as it is now; nothing changes. O(those that would leave it)."""
+        cdef int64_t tokens = self.pools[pool].prefill_budget.tokens
+        cdef int32_t i = self.pools[pool].prefill_budget.chain.head
+        while i != NONE and granted_at_ns(&self.requests.items[i]) + PREFILL_MAX_NS <= now_ns:
+            tokens -= self.requests.items[i].prompt_tokens
+            i = self.requests.items[i].next
+        return tokens
+
+    cdef int place(self, int32_t i) except -1:
+        """Count a lease in the load as it is now: it was reported, grew or changed its state.
+        O(1)."""
+        cdef Request* r = &self.requests.items[i]
+        cdef GrowingLeases* runs = &self.pools[r.pool].growing
+        cdef GrowingLease run
+        run = self.figures(r.pool, r, r.lease.reserved_blocks, r.lease.predicted_output)
+        if run.width == 0:
+            self.unplace(i)
+            r.lease.fixed_tokens = run.whole
+            runs.fixed_tokens += run.whole
+            return 0
+        if r.lease.growing_at == NONE:
+            self.unplace(i)
+            growing_add(runs, self.requests, i)
+        growing_put(runs, r.lease.growing_at, &run)
+        return 0
+
+    cdef void unplace(self, int32_t i) noexcept:
+        cdef Request* r = &self.requests.items[i]
+        cdef GrowingLeases* runs = &self.pools[r.pool].growing
+        if r.lease.growing_at != NONE:
+            growing_remove(runs, self.requests, i)
+        runs.fixed_tokens -= r.lease.fixed_tokens
+        r.lease.fixed_tokens = 0
+
+    cdef int resize(self, int32_t i, int64_t reserved, int64_t posted) except -1:
+        """Let a lease hold `reserved` blocks, `posted` of them materialised. O(1)."""
+        cdef Request* r = &self.requests.items[i]
+        cdef Pool* p = &self.pools[r.pool]
+        cdef Flow* f = &self.flows.items[r.flow]
+        cdef int64_t more = reserved - r.lease.reserved_blocks
+        cdef int64_t filled = posted - r.lease.posted_blocks
+        p.promised_blocks += more
+        p.posted_blocks += filled
+        f.promised_tokens += more * p.block_size
+        f.posted_tokens += filled * p.block_size
+        r.lease.reserved_blocks = <int32_t>reserved
+        r.lease.posted_blocks = <int32_t>posted
+        if p.promised_blocks < 0 or p.posted_blocks < 0 or f.promised_tokens < 0 or posted < 0:
+            raise self.fuse.blow("ledger: a sum of reservations is negative")
+        if posted > reserved:
+            raise self.fuse.blow("ledger: a lease has posted more than it reserved")
+        return 0
+
+    cdef int release(self, int32_t i) except -1:
+        """Give a lease's reservation back. O(1)."""
+        cdef Request* r = &self.requests.items[i]
+        cdef Pool* p = &self.pools[r.pool]
+        self.unplace(i)
+        self.leave_prefill_budget(i)
+        lora_leave(&p.loras, self.adapters, r.adapter, p.limits.adapter_tokens)
+        self.resize(i, 0, 0)
+        if r.lease.pool_prev == NONE:
+            p.first_lease = r.lease.pool_next
+        else:
+            self.requests.items[r.lease.pool_prev].lease.pool_next = r.lease.pool_next
+        if r.lease.pool_next != NONE:
+            self.requests.items[r.lease.pool_next].lease.pool_prev = r.lease.pool_prev
+        r.lease.pool_next = r.lease.pool_prev = NONE
+        p.live -= 1
+        p.running_sequences -= r.sequences
+        if p.live < 0 or p.running_sequences < 0:
+            raise self.fuse.blow("ledger: more leases released than reserved")
+        return 0

@@ -1,0 +1,368 @@
+# Quotas: token buckets, each a limit a minute, and a cap on concurrent requests.
+#
+# A node holds the buckets of a tenant, of a group or of a model; its parent is the next level up. A
+# bucket of R units a minute holds at most R. Its level is kept in millionths: every tick of 60 us
+# it gains exactly R of them, so that no rounding adds up and the moment at which it will hold
+# enough is known exactly. A full bucket's ticks begin anew with the next take.
+#
+# What a request takes is written on a bill, with the nodes it was taken from: prompt and predicted
+# output are taken before it runs, corrected when more is reported, and settled when it ends.
+# Nothing else changes a level but time, so the concurrent requests of a node overshoot it by no
+# more than what they used beyond their bills.
+
+cdef enum:
+    RATE_REQUESTS = 0
+    RATE_INPUT = 1
+    RATE_OUTPUT = 2
+    RATE_TOTAL = 3
+    RATES = 4
+    QUOTA_DEPTH = 6  # nodes that one request can be subject to
+
+QUOTA_LEVELS_MAX = QUOTA_DEPTH - 1  # a tenant and the groups above it; the last is the model's
+QUOTA_LIMIT_MAX = 1_000_000_000_000
+
+# Longer than this nobody is told to stay away: with the spread of 10 % some clients ignore more.
+cdef int64_t RETRY_MAX_NS = 109_000_000_000
+
+ctypedef struct Quota:
+    int64_t rate[RATES]  # units a minute; 0: no limit
+    int64_t level[RATES]  # millionths of a unit; below 0: overshot
+    int64_t at_ns[RATES]  # start of the tick that runs
+    int64_t concurrency, live  # 0: no cap; bills that name this node
+    int64_t open_input, open_output  # tokens on those bills
+    int64_t owed_requests, owed_input, owed_output  # of bills from before a restart, see restore
+    int64_t lift[CLASSES_MAX]  # what the waiting flows of a class were lifted by in all, see gate
+    int32_t parent
+
+ctypedef struct Bill:
+    int64_t input_tokens, output_tokens
+    int32_t nodes[QUOTA_DEPTH]
+    int32_t count
+    int32_t next_free
+    int64_t share_tokens  # what a share has paid of it, see guarantees.pxi
+    int32_t share_node, share_source, lender
+
+# What a request takes, in millionths.
+ctypedef struct Take:
+    int64_t input_tokens, output_tokens
+    int64_t micro[RATES]
+
+# A limit and what is left of it, for people.
+ctypedef struct Told:
+    int64_t limit, left  # 0: no limit
+    int64_t reset_ms  # until it is whole again
+
+
+cdef inline Take take_of(int64_t input_tokens, int64_t output_tokens) noexcept nogil:
+    cdef Take t
+    t.input_tokens = input_tokens
+    t.output_tokens = output_tokens
+    t.micro[RATE_REQUESTS] = MICRO
+    t.micro[RATE_INPUT] = input_tokens * MICRO
+    t.micro[RATE_OUTPUT] = output_tokens * MICRO
+    t.micro[RATE_TOTAL] = (input_tokens + output_tokens) * MICRO
+    return t
+
+
+cdef void refill(Quota* n, int which, int64_t now_ns) noexcept nogil:
+    """Bring a level up to the present. O(1)."""
+    cdef int64_t rate = n.rate[which], missing, ticks
+    if rate == 0:
+        return
+    missing = rate * MICRO - n.level[which]
+    ticks = (now_ns - n.at_ns[which]) // QUOTA_TICK_NS
+    if missing <= 0 or ticks >= (missing + rate - 1) // rate:
+        n.level[which] = rate * MICRO
+        n.at_ns[which] = now_ns
+    else:
+        n.level[which] += ticks * rate
+        n.at_ns[which] += ticks * QUOTA_TICK_NS
+
+
+@cython.final
+cdef class Quotas:
+    cdef Quota* nodes
+    cdef int32_t count, size
+    cdef Bill* bills  # 0 stands for none
+    cdef int32_t bill_count, bill_size, first_free
+    cdef list waiting  # of each node: a line of the flows that wait for it
+    cdef Heap wakes  # nodes that somebody waits for, by the time when they will hold enough
+    cdef Heap asking  # flows whose heads have no bill yet
+    cdef Heap ready  # nodes whose waiters have to be looked at
+    cdef bint has_work, is_new  # there is something for run_quotas(); limits are new
+    cdef DirtyQueue changed  # nodes whose levels or bills are new
+    cdef int64_t now_ns
+    cdef int64_t refused_until_ns  # when the last that was refused would have fitted
+    cdef Requests requests
+    cdef Classes classes
+    cdef Guarantees guarantees
+    cdef Fuse fuse
+
+    def __cinit__(self, Requests requests, Classes classes, Fuse fuse):
+        self.requests = requests
+        self.classes = classes
+        self.guarantees = Guarantees(classes)
+        self.fuse = fuse
+        self.waiting = []
+        self.wakes = Heap()
+        self.asking, self.ready = Heap(), Heap()
+        self.bill_count = 1
+        self.changed = DirtyQueue()
+
+    def __dealloc__(self):
+        free(self.nodes)
+        free(self.bills)
+
+    cdef int32_t add(self) except -1:
+        """A node without limits. O(1) amortised."""
+        cdef int32_t size
+        if self.count == self.size:
+            size = max(16, self.size * 2)
+            self.nodes = <Quota*>grow(self.nodes, self.size, size, sizeof(Quota))
+            self.size = size
+        self.nodes[self.count].parent = NONE
+        self.waiting.append(None)
+        self.count += 1
+        self.changed.reserve(self.count)
+        return self.count - 1
+
+    cdef void limit(self, int32_t node, int which, int64_t rate) noexcept:
+        """Give a bucket another limit: what was taken from it stays taken."""
+        cdef Quota* n = &self.nodes[node]
+        self.changed.mark(node)
+        self.refill(n, which)
+        n.level[which] += (rate - n.rate[which]) * MICRO
+        if n.rate[which] == 0:
+            n.level[which] = rate * MICRO
+            n.at_ns[which] = self.now_ns
+        n.rate[which] = rate
+
+    cdef inline void refill(self, Quota* n, int which) noexcept:
+        refill(n, which, self.now_ns)
+
+    cdef int64_t due(self, int32_t node, const Take* t) noexcept:
+        """When the node will hold enough if nothing else happens: now or before where it does
+        already, -1 where only the end of a request can tell. A bucket that is smaller than what is
+        asked, which a reload can bring about, has to be full. O(1)."""
+        cdef Quota* n = &self.nodes[node]
+        cdef int64_t missing, latest = 0
+        cdef int k
+        if n.concurrency and n.live >= n.concurrency:
+            return NONE
+        for k in range(RATES):
+            if n.rate[k]:
+                self.refill(n, k)
+                missing = min(t.micro[k], n.rate[k] * MICRO) - n.level[k]
+                if missing > 0:
+                    latest = max(
+                        latest,
+                        n.at_ns[k] + (missing + n.rate[k] - 1) // n.rate[k] * QUOTA_TICK_NS,
+                    )
+        return latest
+
+    cdef inline bint fits(self, int32_t node, const Take* t) noexcept:
+        cdef int64_t due_ns = self.due(node, t)
+        return 0 <= due_ns <= self.now_ns
+
+    cdef bint can_hold(self, int32_t node, const Take* t) noexcept:
+        """Whether so much can ever be taken at once."""
+        cdef int k
+        for k in range(RATES):
+            if self.nodes[node].rate[k] and t.micro[k] > self.nodes[node].rate[k] * MICRO:
+                return False
+        return True
+
+    cdef void draw(self, int32_t node, int64_t input_tokens, int64_t output_tokens) noexcept:
+        """Take tokens from a node's buckets; negative: give back. O(1)."""
+        cdef Quota* n = &self.nodes[node]
+        cdef int64_t micro
+        cdef int k
+        self.changed.mark(node)
+        for k in range(RATE_INPUT, RATES):
+            if n.rate[k]:
+                micro = 0
+                if k != RATE_OUTPUT:
+                    micro += input_tokens * MICRO
+                if k != RATE_INPUT:
+                    micro += output_tokens * MICRO
+                self.refill(n, k)
+                n.level[k] = min(n.level[k] - micro, n.rate[k] * MICRO)
+
+    cdef void draw_request(self, int32_t node, int64_t requests) noexcept:
+        cdef Quota* n = &self.nodes[node]
+        self.changed.mark(node)
+        if n.rate[RATE_REQUESTS]:
+            self.refill(n, RATE_REQUESTS)
+            n.level[RATE_REQUESTS] = min(
+                n.level[RATE_REQUESTS] - requests * MICRO, n.rate[RATE_REQUESTS] * MICRO
+            )
+
+    cdef void deliver_verdict(self, int32_t node, int32_t end, int64_t now_ns, Told* told) noexcept:
+        """Of each kind (the rates, then concurrency) the limit of a chain, up to `end`, of which
+        the least is left, at this time or later. Changes nothing. O(levels)."""
+        cdef Quota n
+        cdef int64_t left
+        cdef int k
+        memset(told, 0, (RATES + 1) * sizeof(Told))
+        while node != end:
+            n = self.nodes[node]
+            for k in range(RATES):
+                if n.rate[k]:
+                    refill(&n, k, max(now_ns, self.now_ns))
+                    left = max(<int64_t>0, n.level[k] // MICRO)
+                    if told[k].limit == 0 or left < told[k].left:
+                        told[k].limit, told[k].left = n.rate[k], left
+                        left = n.rate[k] * MICRO - n.level[k]
+                        left = (left + n.rate[k] - 1) // n.rate[k] * QUOTA_TICK_NS
+                        told[k].reset_ms = (left + NS_PER_MS - 1) // NS_PER_MS
+            left = max(<int64_t>0, n.concurrency - n.live)
+            if n.concurrency and (told[RATES].limit == 0 or left < told[RATES].left):
+                told[RATES].limit, told[RATES].left = n.concurrency, left
+            node = n.parent
+
+    cdef int bill(self, int32_t i, const Take* t, int32_t node) except -1:
+        """Take from one node, and write it on the request's bill. O(1)."""
+        cdef Request* r = &self.requests.items[i]
+        cdef int32_t size
+        cdef Bill* b
+        if r.bill == 0:
+            if self.first_free:
+                r.bill = self.first_free
+                self.first_free = self.bills[r.bill].next_free
+            else:
+                if self.bill_count >= self.bill_size:
+                    size = larger(self.bill_size, 0)
+                    self.bills = <Bill*>extend(self.bills, size, sizeof(Bill))
+                    memset(self.bills, 0, sizeof(Bill))
+                    self.bill_size = size
+                r.bill = self.bill_count
+                self.bill_count += 1
+            self.bills[r.bill].count = 0
+            self.bills[r.bill].share_source = -2  # not yet
+            self.bills[r.bill].share_tokens = 0
+            self.bills[r.bill].input_tokens = t.input_tokens
+            self.bills[r.bill].output_tokens = t.output_tokens
+        b = &self.bills[r.bill]
+        if b.count == QUOTA_DEPTH:
+            raise self.fuse.blow("quota: a bill of too many levels")
+        b.nodes[b.count] = node
+        b.count += 1
+        self.nodes[node].live += 1
+        self.nodes[node].open_input += b.input_tokens
+        self.nodes[node].open_output += b.output_tokens
+        self.draw_request(node, 1)
+        self.draw(node, b.input_tokens, b.output_tokens)
+        return 0
+
+    cdef int correct(self, int32_t i, int64_t input_tokens, int64_t output_tokens) except -1:
+        """Let a bill be about exactly so much. O(1)."""
+        cdef Bill* b = &self.bills[self.requests.items[i].bill]
+        cdef int64_t more_input = input_tokens - b.input_tokens
+        cdef int64_t more_output = output_tokens - b.output_tokens
+        cdef int k
+        if more_input or more_output:
+            for k in range(b.count):
+                self.draw(b.nodes[k], more_input, more_output)
+                self.nodes[b.nodes[k]].open_input += more_input
+                self.nodes[b.nodes[k]].open_output += more_output
+                if more_input < 0 or more_output < 0:
+                    self.mark_ready(b.nodes[k])
+            b.input_tokens = input_tokens
+            b.output_tokens = output_tokens
+        return 0
+
+    cdef int settle(self, int32_t i, bint has_run) except -1:
+        """Close a bill; one that stands for nothing that ran is given back whole. O(1)."""
+        cdef Request* r = &self.requests.items[i]
+        cdef Bill* b = &self.bills[r.bill]
+        cdef int k
+        if not has_run:
+            self.correct(i, 0, 0)
+        for k in range(b.count):
+            if not has_run:
+                self.draw_request(b.nodes[k], -1)
+            self.nodes[b.nodes[k]].live -= 1
+            self.nodes[b.nodes[k]].open_input -= b.input_tokens
+            self.nodes[b.nodes[k]].open_output -= b.output_tokens
+            self.changed.mark(b.nodes[k])
+            if self.nodes[b.nodes[k]].live < 0:
+                raise self.fuse.blow("quota: more bills closed than written")
+            self.mark_ready(b.nodes[k])
+        b.next_free = self.first_free
+        self.first_free = r.bill
+        r.bill = 0
+        return 0
+
+    cdef int resume(self, int32_t bill) except -1:
+        """Give back what a bill has in common with those of before a restart: the restored levels
+        lack it already. O(levels)."""
+        cdef Bill* b = &self.bills[bill]
+        cdef Quota* n
+        cdef int64_t requests, input_tokens, output_tokens
+        cdef int k
+        for k in range(b.count):
+            n = &self.nodes[b.nodes[k]]
+            requests = min(n.owed_requests, <int64_t>1)
+            input_tokens = min(n.owed_input, b.input_tokens)
+            output_tokens = min(n.owed_output, b.output_tokens)
+            n.owed_requests -= requests
+            n.owed_input -= input_tokens
+            n.owed_output -= output_tokens
+            self.draw_request(b.nodes[k], -requests)
+            self.draw(b.nodes[k], -input_tokens, -output_tokens)
+            self.mark_ready(b.nodes[k])
+        return 0
+
+    cdef int mark_ready(self, int32_t node) except -1:
+        """Have the node's waiters looked at before the next grant."""
+        if self.waiting[node] is not None or (
+            node == self.guarantees.root and self.guarantees.throttled
+        ):
+            self.has_work = True
+            self.ready.put(node, node, 0)
+        return 0
+
+    cdef Line queue_at(self, int32_t node):
+        if self.waiting[node] is None:
+            self.waiting[node] = Line(self.classes)
+        return <Line>self.waiting[node]
+
+    cdef inline bint is_awaited(self, int32_t node):
+        return self.waiting[node] is not None and (<Line>self.waiting[node]).count > 0
+
+    cdef int run_timers(self, int64_t work_max) except -1:
+        """Stir the nodes that hold enough now, at most `work_max`: how many. O(log n) each."""
+        cdef int64_t work = 0
+        cdef int32_t node
+        while self.wakes.count and self.wakes.nodes[0].key <= self.now_ns and work < work_max:
+            node = self.wakes.nodes[0].id
+            self.wakes.remove(node)
+            self.mark_ready(node)
+            work += 1
+        return <int>work
+
+    cdef void fill_up(self) noexcept:
+        """All buckets as new, less what open bills hold. O(nodes + bills)."""
+        cdef int32_t node, i
+        cdef int k
+        cdef Bill* b
+        self.changed.mark_all(self.count)
+        for node in range(self.count):
+            for k in range(RATES):
+                self.nodes[node].level[k] = self.nodes[node].rate[k] * MICRO
+                self.nodes[node].at_ns[k] = self.now_ns
+            if self.waiting[node] is not None:
+                (<Line>self.waiting[node]).aged = False
+            self.mark_ready(node)
+        for i in range(self.requests.used):
+            if self.requests.items[i].state != FREE and self.requests.items[i].bill:
+                b = &self.bills[self.requests.items[i].bill]
+                for k in range(b.count):
+                    self.draw_request(b.nodes[k], 1)
+                    self.draw(b.nodes[k], b.input_tokens, b.output_tokens)
+
+
+ctypedef struct QuotaLimits:
+    int64_t rates[RATES]
+    int64_t concurrency
+    int64_t share, lends, borrows  # see guarantees.pxi

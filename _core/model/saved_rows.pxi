@@ -1,0 +1,23 @@
+# The kinds of rows in which the state is saved.
+
+cdef bytes FLOW_ROW = b"f"
+cdef bytes LENGTHS_ROW = b"l"
+cdef bytes TENANT_QUOTA_ROW = b"t"
+cdef bytes QUOTA_ROW = b"q"
+cdef bytes POOL_ROW = b"p"
+cdef bytes OVERALL_ROW = b"o"
+cdef int64_t AGE_MAX_NS = <int64_t>1 << 58  # nine years
+cdef int64_t LEVEL_MIN = -(<int64_t>1 << 62)  # of a bucket
+
+cdef enum:  # how a flow stands
+    STANDS_IDLE = 0
+    STANDS_ACTIVE = 1
+    STANDS_WAITING = 2  # plus the level
+
+
+cdef inline int64_t zigzag(int64_t value) noexcept nogil:
+    return (value << 1) ^ (value >> 63)
+
+
+cdef inline int64_t unzigzag(uint64_t value) noexcept nogil:
+    return <int64_t>(value >> 1) ^ -<int64_t>(value & 1)

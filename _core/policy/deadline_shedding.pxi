@@ -1,0 +1,157 @@
+# Early refusal: whoever cannot have the first token before the deadline is sent away, so that what
+# is hopeless burns neither the engine nor the caller's time.
+#
+# At the arrival, where wait and prefill, each less its average error, end beyond the deadline; and
+# when the turn has come, where the prefill does. A gate on a wrong estimate would refuse what could
+# be served, and never learn of it. So it has to earn its right: what it would send away is let in
+# until of such requests `refusal_samples_min` more have missed their deadline than not, of its flow
+# and of all; then every PROBE_EVERY-th still is. One that met its deadline costs what TRUST_LOSS
+# that missed it bring: where fewer than nine in ten do, all are let in again. What is let in
+# settles the estimates, too, so that wrong ones heal.
+#
+# Waits are foretold too long where others leave before their turn, so of what is expected only a
+# part counts, by which about three in a hundred of those that are let in meet their deadlines: an
+# eighth less for each that does, a 256th more for each that does not. It also grows, slowly, for
+# each that missed its deadline as the whole would have foretold.
+
+cdef enum:
+    PROBE_EVERY = 8
+    TRUST_LOSS = 9
+    TRUST_MORE = 8  # a score grows so far beyond what it takes to be trusted
+    PART_PPM = 1_000_000
+    PART_MIN_PPM = 62_500
+    UNSURE = 3  # Request.doubt of DOUBT_WAIT, where the whole is beyond the deadline, a part is not
+
+
+cdef inline bint counts_deadline(Core core, const Request* r) noexcept:
+    """Whether a request with a deadline may be sent away for it. Not one that is granted whatever
+    it costs, nor one that was let in, and is watched."""
+    cdef const Flow* f = &core.flows.items[r.flow]
+    cdef bint is_watched = 0 < r.shed_watch < UNSURE
+    return core.refuses_early and not is_watched and not f.exempt and not f.dry_runs
+
+
+cdef bint sheds(Core core, Request* r, int kind, int64_t first_ns) noexcept:
+    """Whether a request, whose first token is expected in so long, is sent away; where it would be
+    but for the safeguards, it is watched. O(1)."""
+    cdef int64_t left_ns = r.deadline_ns - core.now_ns
+    cdef ShedAccuracy* own = &core.flows.items[r.flow].shed_accuracy
+    cdef ShedAccuracy* overall = &core.shed_accuracy
+    if first_ns < left_ns:
+        return False
+    if <wide>first_ns * (PART_PPM - core.shed_discount_ppm[kind]) // PART_PPM < left_ns:
+        r.shed_watch = <uint8_t>(kind + UNSURE)
+        return False
+    if (
+        min(own.score[kind], overall.score[kind]) >= core.refusal_samples_min
+        and max(own.since[kind], overall.since[kind]) < PROBE_EVERY - 1
+    ):
+        own.since[kind] += 1
+        overall.since[kind] += 1
+        return True
+    own.since[kind] = overall.since[kind] = 0
+    r.shed_watch = <uint8_t>(kind + 1)
+    return False
+
+
+cdef void record_shed_outcome(Core core, Request* r, bint missed) noexcept:
+    """One that was let in has missed its deadline, as was foretold, or met it. O(1)."""
+    cdef int kind = (r.shed_watch - 1) % SHED_KINDS
+    cdef int64_t part_ppm = PART_PPM - core.shed_discount_ppm[kind]
+    if r.shed_watch >= UNSURE:
+        part_ppm += part_ppm // 2048 * missed
+    else:
+        learn_shed_outcome(core, &core.flows.items[r.flow].shed_accuracy, kind, missed)
+        learn_shed_outcome(core, &core.shed_accuracy, kind, missed)
+        part_ppm += part_ppm // 256 if missed else -(part_ppm // 8)
+    part_ppm = min(max(part_ppm, <int64_t>PART_MIN_PPM), <int64_t>PART_PPM)
+    core.shed_discount_ppm[kind] = <int32_t>(PART_PPM - part_ppm)
+    r.shed_watch = 0
+
+
+cdef inline void learn_shed_outcome(
+    Core core, ShedAccuracy* d, int kind, bint missed
+) noexcept:
+    d.judged += 1
+    d.missed += missed
+    if missed:
+        d.score[kind] = <int32_t>min(d.score[kind] + 1, core.refusal_samples_min + TRUST_MORE)
+    else:
+        d.score[kind] = max(d.score[kind] - TRUST_LOSS, 0)
+
+
+cdef void settle_first(Core core, Request* r) noexcept:
+    """A report tells of its first token, which came since the last one, or since the grant. Where
+    the deadline was between the two, it may have been met. O(1)."""
+    record_shed_outcome(core, r, r.due_ns - core.lease_ttl_ns >= r.deadline_ns)
+
+
+cdef void settle_shed(Core core, Request* r) noexcept:
+    """It is over, and no report has told when its first token came: it did before now, or not at
+    all. O(1)."""
+    cdef bint late = core.now_ns >= r.deadline_ns
+    if late != (r.lease.output_tokens > 0):
+        record_shed_outcome(core, r, late)
+    r.shed_watch = 0
+
+
+cdef inline int64_t prefill_expected_ns(Core core, const Pool* p, int64_t tokens) noexcept:
+    """The same of the prefill alone, in a pool."""
+    if p.prefills_judged < core.refusal_samples_min:
+        return 0
+    return max(<int64_t>0, prefill_ns(p, tokens) - p.prefill_error_ns)
+
+
+cdef int64_t first_expected_ns(Core core, const Request* r) except -2:
+    """In how long a request that comes now is expected to have its first token, less the average
+    errors; -1: unknown. A prefill that nobody has measured takes no time. O(SCAN_MAX + pools +
+    classes)."""
+    cdef const Flow* f = &core.flows.items[r.flow]
+    cdef const Pool* p
+    cdef int64_t wait_ns = 0, each, least = NONE
+    cdef int32_t k, fresh = fresh_of(core, r)
+    if has_to_wait(core, r.target):
+        wait_ns = wait_of_new(
+            core, r.flow, r.target, r.work, r.due_ns if r.has_deadline else NONE
+        )
+        if wait_ns < 0 or f.waits_judged < core.refusal_samples_min:
+            return NONE
+        wait_ns = max(<int64_t>0, wait_ns - f.wait_error_ns)
+    for k in range(core.ledger.count):
+        p = &core.ledger.pools[k]
+        if core.ledger.serves(k) and (r.target == NONE or r.target == k):
+            each = prefill_expected_ns(core, p, fresh)
+            least = each if least < 0 else min(least, each)
+    return wait_ns + max(<int64_t>0, least)
+
+
+cdef int deadline_refusal(Core core, Request* r) except -1:
+    """The outcome that refuses a request with a deadline at its arrival, or 0. O(SCAN_MAX + pools +
+    classes)."""
+    if not counts_deadline(core, r):
+        return 0
+    if sheds(core, r, SHED_WAIT, first_expected_ns(core, r)):
+        return OUT_REJECTED_DEADLINE
+    if r.shed_watch == 1 + SHED_WAIT:
+        r.work = 1  # whoever stands behind it need not expect that it is served
+    return 0
+
+
+cdef int64_t feasible_in_ns(Core core, const Request* r) except -1:
+    """When one that is refused for its deadline could meet it, after those that were told before.
+    O(SCAN_MAX + pools + classes)."""
+    cdef int64_t late_ns = first_expected_ns(core, r) - (r.deadline_ns - core.now_ns)
+    return forecast_in_turn(
+        core, &core.flows.items[r.flow].next_retry_at_ns, max(<int64_t>0, late_ns),
+        turn_ns(core, r.flow, r.target, r.work),
+    )
+
+
+cdef void forget_shed_accuracy(Core core) noexcept:
+    memset(&core.shed_accuracy, 0, sizeof(ShedAccuracy))
+    memset(&core.shed_discount_ppm, 0, sizeof(core.shed_discount_ppm))
+
+
+cdef inline int64_t work_done(Core core, const Request* r) noexcept:
+    """What a request that is granted adds to the drain."""
+    return work_of(core, r) if r.shed_watch == 1 + SHED_WAIT else r.work

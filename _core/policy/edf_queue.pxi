@@ -1,0 +1,71 @@
+
+
+cdef inline int64_t deadline_of(const Request* r) noexcept nogil:
+    return r.due_ns if r.has_deadline else NEVER
+
+
+cdef int insert_in_treap(Flows flows, Queue* queue, int32_t i, int64_t key) except -1:
+    cdef const Request* r = &flows.requests.items[i]
+    queue.root = flows.treaps.insert(queue.root, i, key, r.seq, r.work, r.arrival_ns)
+    return 0
+
+
+cdef int32_t insert_by_deadline(Flows flows, int32_t q, int32_t i) except -2:
+    """Give request i its place in a queue; returns the head that it displaces, -1: none.
+    O(log n) expected."""
+    cdef Queue* queue = &flows.queues[q]
+    cdef Request* items = flows.requests.items
+    cdef int32_t head = queue.chain.head
+    insert_in_treap(flows, queue, i, deadline_of(&items[i]))
+    chain_insert(&queue.chain, items, flows.treaps.before(i), i)
+    if queue.chain.head != i:
+        return NONE
+    if head != NONE:
+        displace(flows, q, head)
+    rank_queue(flows, q)
+    return head
+
+
+cdef int displace(Flows flows, int32_t q, int32_t head) except -1:
+    # Nothing was granted: where the new head needs no quota, the flow stands in the line as before.
+    cdef Request* old = &flows.requests.items[head]
+    unthrottle(flows, q)
+    if flows.is_billed(&flows.queues[q]):
+        flows.requests.head_state_of(flows.queues[q].chain.head).lined_ns = old.head_state.lined_ns
+    wait_for(flows.requests, head, WAITS_QUEUE, flows.now_ns)
+    old.head_state.head_ns = old.head_state.lined_ns = NONE
+    return 0
+
+
+cdef inline bint takes_in_turn(Flows flows, int32_t flow) noexcept:
+    """Whether a flow's requests take their quotas as heads, not at their arrival."""
+    return not flows.items[flow].refuses and not flows.items[flow].dry_runs
+
+
+cdef int64_t ahead_of(Flows flows, int32_t i) except -1:
+    """Requests before i in its queue; by arrival, those that were withdrawn since still count.
+    O(targets), by deadline with O(log n) expected."""
+    cdef Request* r = &flows.requests.items[i]
+    cdef Queue* queue = &flows.queues[flows.queue_of(r.flow, r.target + 1)]
+    if queue.by_deadline:
+        return flows.treaps.place(i)
+    return max(0, r.ordinal - flows.requests.items[queue.chain.head].ordinal)
+
+
+cdef int64_t work_in_queue(Flows flows, const Queue* queue, int64_t deadline_ns) noexcept:
+    """Work in a queue that is served before one that comes now with a deadline, -1: with none;
+    what will come with an earlier one is not foreseen. O(1), by deadline O(log n) expected."""
+    if queue.chain.count == 0:
+        return 0
+    if not queue.by_deadline:
+        return queue.work_in - flows.requests.items[queue.chain.head].mark
+    if deadline_ns == NONE:
+        return flows.treaps.items[queue.root].work
+    return flows.treaps.work_until(queue.root, deadline_ns)
+
+
+cdef int64_t oldest_in(Flows flows, const Queue* queue) noexcept:
+    """When the oldest request of a queue that is not empty arrived. O(1)."""
+    if queue.by_deadline:
+        return flows.treaps.items[queue.root].oldest_ns
+    return flows.requests.items[queue.chain.head].arrival_ns

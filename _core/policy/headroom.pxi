@@ -1,0 +1,112 @@
+# Headroom: how far the ledger's test is believed, and what is kept for flows below their share.
+#
+# Adaptive: a preemption says that too much was promised, so headroom rises at once (additive
+# increase, by how many there were); while requests wait for cache that the engine has not filled,
+# it falls slowly, below 0 where reservations are larger than what is used: the pool is then
+# overcommitted. It falls faster before the first preemption, to find the point within a minute;
+# afterwards by no more than requests that were served have earned, so that of these, and not of
+# seconds, less than one in a thousand pays for the search: a preemption takes what two thousand
+# earn.
+#
+# Share-aware: room comes free only when a sequence ends, so a flow that comes and goes would wait
+# for one each time. A flow above its max-min share therefore leaves a part of the pool alone: as
+# much as flows below theirs took lately in half a second at most. While one flow is alone, that is
+# nothing.
+
+cdef int64_t LIGHT_WINDOW_NS = 500_000_000
+cdef int64_t TELEMETRY_FRESH_NS = 5_000_000_000
+
+cdef enum:
+    LIGHT_WINDOWS = 64  # after so many without any, nothing is kept
+    KEPT_PART = 8  # at most this part of the pool
+    PROBE_PPM_S = 5_000  # of the capacity, until the first preemption
+    RELAX_PPM_S = 500
+    RELAX_SERVED_PPM = 10
+    PREEMPTED_PPM = 20_000
+    PREEMPTED_EACH_PPM = 2_000
+    PREEMPTED_MAX = 10
+    FULL_PERCENT = 95
+
+
+cdef void set_headroom(Pool* p, int64_t ppm) noexcept:
+    p.headroom_ppm = ppm
+    p.headroom_blocks = p.capacity_blocks * ppm // 1_000_000  # towards 0
+
+
+cdef void adapt_headroom(
+    Core core, Pool* p, int64_t preempted, int64_t elapsed_ns
+) noexcept:
+    """Once for each report of the engine, with the preemptions since the last. O(1)."""
+    cdef int64_t ppm = p.headroom_ppm
+    cdef int64_t pace = PROBE_PPM_S if p.probes else RELAX_PPM_S
+    cdef int64_t fall = pace * min(elapsed_ns, TELEMETRY_FRESH_NS) // NS_PER_S
+    if not p.probes:
+        fall = min(fall, RELAX_SERVED_PPM * p.served)
+    if preempted > 0:
+        p.probes = False
+        ppm += PREEMPTED_PPM + PREEMPTED_EACH_PPM * min(preempted, <int64_t>PREEMPTED_MAX)
+    elif (
+        p.pressed
+        and p.engine_used_tokens * 100 < p.capacity_blocks * p.block_size * FULL_PERCENT
+    ):
+        ppm -= fall
+    p.pressed = False
+    p.served = 0
+    set_headroom(p, min(max(ppm, core.headroom_min_ppm), core.headroom_max_ppm))
+
+
+cdef int64_t faded(const Pool* p, int64_t windows) noexcept:
+    # Each window that has ended lets the greatest fade by a sixteenth. O(LIGHT_WINDOWS).
+    cdef int64_t kept = p.kept_milli, k
+    if windows >= LIGHT_WINDOWS:
+        return 0
+    for k in range(windows):
+        kept = max(kept - (kept >> 4), p.light_milli if k == 0 else 0)
+    return kept
+
+
+cdef int64_t kept_tokens(const Pool* p, int64_t now_ns) noexcept:
+    """What of the pool flows above their share leave alone. O(LIGHT_WINDOWS)."""
+    cdef int64_t kept
+    if p.light_since_ns < 0:
+        return 0
+    kept = faded(p, (now_ns - p.light_since_ns) // LIGHT_WINDOW_NS)
+    if now_ns - p.light_since_ns < LIGHT_WINDOW_NS:
+        kept = max(kept, p.light_milli)
+    return min(kept // 1000, p.capacity_blocks // KEPT_PART * p.block_size)
+
+
+cdef void note_light(Pool* p, int64_t now_ns, int64_t tokens) noexcept:
+    """A flow below its share took so much. O(LIGHT_WINDOWS)."""
+    cdef int64_t windows
+    if p.light_since_ns < 0:
+        p.light_since_ns = now_ns
+    windows = (now_ns - p.light_since_ns) // LIGHT_WINDOW_NS
+    if windows:
+        p.kept_milli = faded(p, windows)
+        p.light_milli = 0
+        p.light_since_ns += windows * LIGHT_WINDOW_NS
+    p.light_milli += tokens * 1000
+
+
+cdef inline bint has_shares(Core core) noexcept:
+    # Shares are what counters are for.
+    return core.flows.recent_count > 1 and core.flows.order == ORDER_COUNTER
+
+
+cdef bint is_above_share(Core core, int32_t flow, int64_t tokens) noexcept:
+    """Whether a flow that gets so much more holds more than its part, by weight, of what all that
+    were active lately share: the pools, or what is promised where that is more. O(pools)."""
+    cdef Flow* f = &core.flows.items[flow]
+    cdef int64_t all_tokens = 0
+    cdef int32_t p
+    if not has_shares(core):
+        return False
+    for p in range(core.ledger.count):
+        all_tokens += core.ledger.pools[p].block_size * max(
+            core.ledger.pools[p].capacity_blocks, core.ledger.pools[p].promised_blocks
+        )
+    return (
+        <wide>(f.promised_tokens + tokens) * core.flows.recent_weight
+        > <wide>all_tokens * f.weight_milli
+    )

@@ -1,0 +1,198 @@
+# Where what shares a prefix runs, and in what order: see prefixes for what is known of the caches.
+#
+# Placement: a request that may run anywhere goes to the pool in which most of its prompt is known,
+# if it can begin there at once and that is fuller than the emptiest by no more than a margin.
+#
+# DLPM (deficit longest prefix match, arXiv 2501.14312): a flow has a deficit, takes part while that
+# is positive, and gets a quantum more once no flow that waits has any. Here the deficit is what is
+# left of the quantum in which the flow's counter stands: flows are in line by how many quanta they
+# have used up, and those with the fewest take part. That is the same, since all who wait were given
+# alike many; who comes back is lifted, as under VTC, instead of keeping what was left. A quantum of
+# a token is VTC. Among those who take part the head with the longest match in the pool goes first,
+# of the first LOOKAHEAD that came; ties go by arrival.
+
+cdef int32_t first_in_class(Core core, int32_t pool, int32_t cls) except -2:
+    """The least (counter, seq) of a class among those that must run in a pool and those that may.
+    -1: none. O(1)."""
+    cdef Heap own = (<Line>core.flows.candidates[pool + 1]).heap(cls)
+    cdef Heap free = (<Line>core.flows.candidates[0]).heap(cls)
+    cdef int32_t shared = NONE
+    if free.count:
+        shared = core.flows.queues[free.nodes[0].id].chain.head
+        if not core.ledger.can_hold(pool, &core.requests.items[shared]):
+            shared = NONE  # another pool's
+    if own.count == 0:
+        return shared
+    if shared != NONE and less(&free.nodes[0], &own.nodes[0]):
+        return shared
+    return core.flows.queues[own.nodes[0].id].chain.head
+
+
+cdef int32_t next_in_class(
+    Core core, int32_t pool, int32_t cls, int32_t* found, int32_t taken
+) noexcept:
+    """The same of one class, behind those that were taken."""
+    cdef Heap own = (<Line>core.flows.candidates[pool + 1]).heap(cls)
+    cdef Heap free = (<Line>core.flows.candidates[0]).heap(cls)
+    cdef int32_t k, count = best_first(own, free, found, taken)
+    for k in range(taken, count):
+        found[k] = core.flows.queues[found[k]].chain.head
+    return count
+
+
+HASH_MASK = (1 << 64) - 1
+
+cdef enum:
+    USE_PLACEMENT = 1
+    USE_ORDER = 2
+
+cdef bytes PREFIX_KEY_NAME = b"prefix blocks"
+
+
+cdef int prefix_uses(Core core) noexcept:
+    """What hashes could change now; 0: nothing. O(1)."""
+    cdef int uses = 0
+    if core.prefix_max:
+        if core.prefix_ppm and core.ledger.count > 1:
+            uses |= USE_PLACEMENT
+        if core.by_prefix:
+            uses |= USE_ORDER
+    return uses
+
+
+cdef int keep_wire_hashes(Core core, int64_t handle, const AdmitMessage* m) except -1:
+    """Keep what a message says of the prompt, if that was queued. O(bytes)."""
+    cdef int32_t i = core.requests.lookup(handle)
+    cdef Kept* kept
+    if i == NONE or core.requests.items[i].state != QUEUED:
+        return 0
+    kept = core.prefixes.keep(i, m.hashes, core.requests.items[i].prompt_max_tokens)
+    if kept != NULL:
+        read_hashes(core.prefixes, kept, m.body, adapter_of(core, &core.requests.items[i]))
+    return 0
+
+
+cdef int64_t keep_hashes(Core core, int64_t handle, tuple hashes) except? -1:
+    """The same of a simulator's request; its handle. O(hashes)."""
+    cdef int32_t i = core.requests.lookup(handle), k
+    cdef Kept* kept
+    if not hashes or not core.prefix_max or i == NONE or core.requests.items[i].state != QUEUED:
+        return handle
+    kept = core.prefixes.keep(i, len(hashes), core.requests.items[i].prompt_max_tokens)
+    if kept != NULL:
+        for k in range(kept.count):
+            kept.keys[k] = core.prefixes.key(
+                hashes[k] & HASH_MASK, adapter_of(core, &core.requests.items[i])
+            )
+    return handle
+
+
+cdef inline int64_t matched_tokens(Core core, int32_t pool, int32_t i) noexcept:
+    """What of a queued request's prompt a pool is thought to have. O(log hashes)."""
+    cdef const Kept* kept = core.prefixes.of(i)
+    if kept == NULL:
+        return 0
+    return min(
+        <int64_t>core.prefixes.index(pool).match(kept) * kept.tokens,
+        <int64_t>core.requests.items[i].prompt_max_tokens,
+    )
+
+
+cdef int note_prefix(Core core, int32_t i, int32_t pool) except -1:
+    """Request i is granted in a pool, which will have its prompt. O(hashes) amortised."""
+    cdef const Kept* kept = core.prefixes.of(i)
+    cdef Request* r = &core.requests.items[i]
+    cdef Pool* p = &core.ledger.pools[pool]
+    cdef PrefixIndex index = core.prefixes.index(pool)
+    cdef int64_t matched = matched_tokens(core, pool, i)
+    if kept == NULL:
+        return 0
+    index.asked_tokens += r.prompt_tokens
+    index.matched_tokens += matched
+    if core.flows.grain > 1:
+        r.lease.matched_tokens = <int32_t>matched
+    index.take(kept, core.prefix_max, p.capacity_blocks * p.block_size)
+    core.prefixes.drop(i)
+    return 0
+
+
+cdef int32_t head_in_class(Core core, int32_t pool, int32_t cls) except -2:
+    """Who is next for a pool in a class; -1: nobody. O(1), under DLPM O(LOOKAHEAD log hashes)."""
+    cdef int32_t first = first_in_class(core, pool, cls)
+    if first == NONE or core.flows.grain == 1 or core.prefixes.queued == 0:
+        return first
+    return longest_match(core, pool, cls, first)
+
+
+cdef int64_t quanta_of(Core core, int32_t i) noexcept:
+    """How many quanta the flow of a request has used up."""
+    return core.flows.items[core.requests.items[i].flow].vtc // core.flows.grain
+
+
+cdef int32_t longest_match(
+    Core core, int32_t pool, int32_t cls, int32_t first
+) noexcept:
+    """Of the heads of a class whose flows take part, as that of the first does, the one of whose
+    prompt a pool has most. O(LOOKAHEAD^2 + LOOKAHEAD log hashes)."""
+    cdef int32_t found[LOOKAHEAD]
+    cdef int32_t k, count = next_in_class(core, pool, cls, found, 0), best = first
+    cdef int64_t quanta = quanta_of(core, first), match
+    cdef int64_t longest = matched_tokens(core, pool, first)
+    for k in range(count):
+        if quanta_of(core, found[k]) != quanta:
+            continue
+        match = matched_tokens(core, pool, found[k])
+        if match > longest and core.ledger.can_hold(pool, &core.requests.items[found[k]]):
+            best, longest = found[k], match
+    return best
+
+
+cdef int set_grain(Core core) except -1:
+    """By how much flows are told apart: a micro-token, under DLPM a quantum. O(queues log n) where
+    that has changed."""
+    cdef int64_t grain = core.quantum_tokens * 1_000_000 if core.by_prefix else 1
+    cdef int32_t flow
+    if core.flows.grain == grain:
+        return 0
+    core.flows.grain = grain
+    for flow in range(core.flows.count):
+        if core.flows.items[flow].queued:
+            rank_flow(core.flows, flow)
+    return 0
+
+
+cdef int check_prefixes(Core core) except -1:
+    """That queued requests alone keep hashes, and that indices are what they say. O(n)."""
+    cdef PrefixIndex index
+    cdef int32_t i, k, count
+    cdef int64_t queued = 0, tokens
+    for i in range(core.requests.used):
+        if core.prefixes.of(i) != NULL:
+            queued += core.prefixes.of(i).count
+            check_invariant(
+                core, core.requests.items[i].state == QUEUED, "hashes of what is queued alone"
+            )
+    check_invariant(core, queued == core.prefixes.queued, "hashes of queued requests")
+    for index in core.prefixes.pools:
+        k, count, tokens = index.oldest, 0, 0
+        while k != NONE:
+            check_invariant(
+                core, index.places.get(index.blocks[k].key, 0) == k, "a key finds its block"
+            )
+            count += 1
+            tokens += index.blocks[k].tokens
+            k = index.blocks[k].newer
+        check_invariant(
+            core, count == <int32_t>index.places.count and tokens == index.tokens
+            and count <= core.prefix_max,
+            "blocks of a prefix index",
+        )
+    return 0
+
+
+cdef int limit_prefixes(Core core) except -1:
+    """Let no index have more blocks than may be. O(blocks forgotten)."""
+    cdef int32_t pool
+    for pool in range(core.ledger.count):
+        core.prefixes.index(pool).trim(core.prefix_max, <int64_t>1 << 62)
+    return 0

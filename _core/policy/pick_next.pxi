@@ -1,0 +1,219 @@
+# Who runs next in a pool.
+#
+# The best class first, or the one that ageing brings forward (see classes), at most every second
+# time; in it least (counter, seq) first. Where that head does not fit, strict order stops; EASY
+# backfill (Lifka 1995) lets a later request go first if it fits now and does not move the head's
+# projected start. The start is projected from what the running leases have left, counted in tokens,
+# which is time on an engine that batches. A request whose flow stays below its share may also go
+# before a head of its class whose flow is above: for it something is kept free (see headroom).
+# One head is bypassed `bypass_max` times and for `bypass_ns` at most, an exempt one never.
+
+# What a request would reserve in a pool now.
+ctypedef struct Plan:
+    int64_t blocks
+    int64_t tokens  # of these, and of its adapter where that is not active yet
+    int64_t output_tokens  # of each sequence
+    int32_t reason  # to wait
+    uint8_t evidence  # what the output was predicted from; 0: nothing, or it cannot fail
+    bint above  # its flow would be above its share
+    int64_t pacing_gap_ns  # so long its grant keeps the next of its kind away, see stagger
+
+
+cdef Plan plan_for(Core core, int32_t pool, const Request* r) noexcept:
+    """O(1), in the peak form O(leases of the pool)."""
+    cdef Plan plan
+    cdef Asked asked
+    cdef Pool* p = &core.ledger.pools[pool]
+    cdef bint exempt = core.flows.items[r.flow].exempt
+    cdef int64_t promise
+    asked_of(core, r, &asked)
+    plan.output_tokens = promise = core.predictor.promise(&asked, &plan.evidence)
+    if plan.output_tokens == NONE or plan.output_tokens >= r.output_max_tokens:
+        plan.output_tokens = r.output_max_tokens
+        plan.evidence = BY_NOTHING
+    plan.blocks = core.ledger.need(pool, r, plan.output_tokens)
+    plan.tokens = plan.blocks * p.block_size + core.ledger.lora_more(pool, r, False)
+    plan.above = not exempt and is_above_share(core, r.flow, plan.blocks * p.block_size)
+    plan.reason = core.ledger.verdict(
+        pool, r, plan.blocks, plan.output_tokens,
+        kept_tokens(p, core.now_ns) if plan.above else 0,
+    )
+    if exempt and plan.reason == WAIT_HEADROOM:
+        plan.reason = WAIT_NONE
+    plan.pacing_gap_ns = 0
+    if plan.reason == WAIT_NONE:
+        plan.pacing_gap_ns = pacing_gap_ns(core, p, r, plan.blocks, plan.above, promise)
+        if plan.pacing_gap_ns and core.now_ns < p.paced_until_ns < r.due_ns:
+            plan.reason = WAIT_STAGGER
+    return plan
+
+
+cdef int32_t head_for(Core core, int32_t pool, bint* aged) except -2:
+    """The request that is next for a pool, and whether ageing brought it before better classes.
+    -1: none. O(classes)."""
+    cdef Line line
+    cdef int32_t k, c, target, best = NONE, i = NONE, head
+    cdef int64_t due_ns = core.now_ns + 1
+    aged[0] = False
+    for k in range(core.classes.count):
+        c = core.classes.order[k]
+        if best == NONE:
+            i = head_in_class(core, pool, c)
+            if i != NONE:
+                best = c
+                if core.classes.items[c].exempt or core.ledger.pools[pool].aged:
+                    break
+            continue
+        for target in (pool + 1, 0):
+            line = <Line>core.flows.candidates[target]
+            if line.heap(c).count and line.due_ns(c) < due_ns:
+                head = core.flows.queues[line.heap(c).nodes[0].id].chain.head
+                if target or core.ledger.can_hold(pool, &core.requests.items[head]):
+                    i, due_ns, aged[0] = head, line.due_ns(c), True
+    return i
+
+
+cdef inline bint is_for_room(int32_t reason) noexcept nogil:
+    return reason == WAIT_KV or reason == WAIT_MAX_TOTAL or reason == WAIT_HEADROOM
+
+
+cdef inline bint may_be_passed(int32_t reason) noexcept nogil:
+    """Whether a head that waits for this may be bypassed, so often and for so long."""
+    return is_for_room(reason) or reason == WAIT_ADAPTERS or reason == WAIT_STAGGER
+
+
+cdef inline void forget_engine_excess(Core core, Pool* p) noexcept:
+    if p.engine_excess_tokens and core.now_ns - p.telemetry_at_ns > TELEMETRY_FRESH_NS:
+        p.engine_excess_tokens = 0  # nobody knows any more
+
+
+cdef inline int wake_for(Core core, int32_t pool, int32_t reason) except -1:
+    """Have a pool served when that reason to wait is over, where the time alone ends it.
+    O(log pools)."""
+    cdef int64_t due_ns
+    if reason == WAIT_ROUND:
+        due_ns = core.ledger.prefill_budget_ends_ns(pool)
+    elif reason == WAIT_STAGGER:
+        due_ns = core.ledger.pools[pool].paced_until_ns
+    else:
+        return 0
+    # Of all that wait for a time, whoever can go first counts.
+    if not core.pool_wakes.has(pool) or due_ns < core.pool_wakes.key_of(pool):
+        core.pool_wakes.put(pool, due_ns, pool)
+    return 0
+
+
+cdef inline bint is_full(Core core, int32_t flow) noexcept:
+    """Whether there is no lease left to give a flow; exempt ones have as many of their own."""
+    cdef int64_t leases = core.flows.exempt_live
+    if not core.flows.items[flow].exempt:
+        leases = core.requests.states[LIVE] + core.requests.states[SUSPECT] - leases
+    return leases >= core.leases_max
+
+
+cdef void note_turn(Core core, int32_t pool, const Request* r, bint aged) noexcept:
+    # The class of the head has been served: it is due again when it has waited as long as now.
+    cdef int32_t cls = core.flows.items[r.flow].cls
+    (<Line>core.flows.candidates[r.target + 1]).since_ns[cls] = core.now_ns
+    core.ledger.pools[pool].aged = aged
+    core.classes.items[cls].aged += aged
+
+
+cdef int32_t who_may_pass(Core core, int32_t pool, int32_t head, Plan* plan) except -2:
+    """The first request behind a head that waits for cache, or for a place among the active
+    adapters, which may go before it, and its plan; -1: none. O(LOOKAHEAD), in the peak form times
+    the leases of the pool."""
+    cdef int32_t found[LOOKAHEAD]
+    cdef Request* first = &core.requests.items[head]
+    cdef Request* r
+    cdef Plan its
+    cdef Projection start
+    cdef bint is_light
+    cdef int32_t k, count, cls = core.flows.items[first.flow].cls
+    if core.flows.items[first.flow].exempt:
+        return NONE
+    if not core.backfills or first.head_state.bypassed >= core.bypass_max or (
+        first.head_state.bypassed and core.now_ns - first.head_state.bypassed_ns >= core.bypass_ns
+    ):
+        return NONE
+    start = project(core, pool, first, plan)
+    count = next_in_line(core, pool, cls, found)
+    for k in range(count):
+        r = &core.requests.items[found[k]]
+        if found[k] == head or r.due_ns <= core.now_ns or not core.ledger.can_hold(pool, r):
+            continue
+        its = plan_for(core, pool, r)
+        wake_for(core, pool, its.reason)
+        if its.reason != WAIT_NONE:
+            continue
+        is_light = plan.above and not its.above and core.flows.items[r.flow].cls == cls
+        if not is_light and not leaves(&start, r, &its):
+            continue
+        if core.quotas.guarantees.count and must_throttle(core, found[k]):
+            continue
+        if not model_allows(core, found[k], pool):
+            continue
+        if first.head_state.bypassed == 0:
+            first.head_state.bypassed_ns = core.now_ns
+        first.head_state.bypassed += 1
+        plan[0] = its
+        return found[k]
+    return NONE
+
+
+# When the head of a pool can start.
+ctypedef struct Projection:
+    int64_t left  # after so many tokens of every running sequence
+    int64_t spare_tokens  # what will then be free beside it
+
+
+cdef Projection project(
+    Core core, int32_t pool, const Request* r, const Plan* plan
+) noexcept:
+    """O(leases of the pool)."""
+    cdef const Pool* p = &core.ledger.pools[pool]
+    cdef Projection start
+    cdef int64_t room = (p.capacity_blocks - p.headroom_blocks) * p.block_size - plan.tokens
+    if plan.above:
+        room -= kept_tokens(p, core.now_ns)
+    growing_project(
+        &core.ledger.pools[pool].growing, core.requests,
+        room - unaccounted_tokens(p) - p.loras.tokens, &start.left, &start.spare_tokens,
+    )
+    return start
+
+
+cdef bint leaves(
+    const Projection* start, const Request* r, const Plan* its
+) noexcept:
+    """Whether the head still starts when it would: the request ends before, or fits beside it."""
+    if its.tokens <= start.spare_tokens:
+        return True
+    return start.left == NEVER or (r.reports_progress and its.output_tokens <= start.left)
+
+
+cdef int32_t next_in_line(
+    Core core, int32_t pool, int32_t first_class, int32_t* found
+) noexcept:
+    """The heads of the first flows in the pool's order, at most LOOKAHEAD; how many. Those of one
+    class first, then by class: O(LOOKAHEAD^2 + classes)."""
+    cdef int32_t k, taken = next_in_class(core, pool, first_class, found, 0)
+    for k in range(core.classes.count):
+        if core.classes.order[k] != first_class:
+            taken = next_in_class(core, pool, core.classes.order[k], found, taken)
+    return taken
+
+
+cdef int32_t next_of_detached(Core core, int32_t pool) except -2:
+    """The request that waits for a pool to come; -1: none. O(pools + classes)."""
+    cdef Line own = <Line>core.flows.candidates[pool + 1]
+    cdef int32_t p, cls
+    cdef bint aged, some = False
+    if core.requests.states[QUEUED] == 0:
+        return NONE
+    for p in range(core.ledger.count):
+        some = some or core.ledger.pools[p].attached
+    if not some:
+        return head_for(core, pool, &aged)
+    cls = own.best()
+    return NONE if cls == NONE else core.flows.queues[own.heap(cls).nodes[0].id].chain.head

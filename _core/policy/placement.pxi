@@ -1,0 +1,97 @@
+# Where a request runs that may run in several pools: where the least is promised, or in a fuller
+# one in which its LoRA adapter is active already, if it can begin there at once.
+
+cdef inline int64_t promised_ppm(Core core, int32_t pool) noexcept:
+    return (
+        core.ledger.pools[pool].promised_blocks * 1_000_000
+        // core.ledger.pools[pool].capacity_blocks
+    )
+
+
+cdef int32_t emptiest(Core core, uint64_t blocked) noexcept:
+    # Pool with the smallest promised share, so that what may run anywhere spreads.
+    cdef int32_t p, best = NONE
+    cdef int64_t share, least = 0
+    for p in range(core.ledger.count):
+        if not (blocked >> p) & 1:
+            if core.ledger.count == 1:
+                return p
+            share = promised_ppm(core, p)
+            if best == NONE or share < least:
+                best = p
+                least = share
+    return best
+
+
+cdef int32_t nearest(Core core, int32_t pool, uint64_t blocked) except -2:
+    """The pool to serve before the emptiest, else that: its next request may run anywhere, is next
+    there too, and would begin there at once, where its adapter is active. At most so much fuller
+    as `affinity_ppm` says; the emptiest of these. O(pools), in the peak form with their leases."""
+    cdef bint aged
+    cdef int32_t i = head_for(core, pool, &aged), q, best = NONE
+    cdef int64_t most, share, least = 0
+    cdef Request* r
+    if i == NONE:
+        return pool
+    r = &core.requests.items[i]
+    if (
+        r.target != NONE or r.adapter == NONE or is_full(core, r.flow)
+        or lora_is_active(&core.ledger.pools[pool].loras, r.adapter)
+    ):
+        return pool
+    most = promised_ppm(core, pool) + core.affinity_ppm
+    for q in range(core.ledger.count):
+        if (blocked >> q) & 1 or not lora_is_active(&core.ledger.pools[q].loras, r.adapter):
+            continue
+        share = promised_ppm(core, q)
+        if share > most or (best != NONE and share >= least):
+            continue
+        if head_for(core, q, &aged) == i and begins_at_once(core, q, r):
+            best, least = q, share
+    return pool if best == NONE else best
+
+
+cdef bint begins_at_once(Core core, int32_t pool, const Request* r) noexcept:
+    forget_engine_excess(core, &core.ledger.pools[pool])
+    core.ledger.expire_prefill_budget(pool, core.now_ns)
+    return plan_for(core, pool, r).reason == WAIT_NONE
+
+
+cdef int32_t placed(Core core, int32_t pool, uint64_t blocked) except -2:
+    """The pool to serve before the emptiest, else that: for the adapter of its next request, and
+    among those that serve this as well for its prefix. O(pools), with hashes O(pools log)."""
+    cdef int32_t near = nearest(core, pool, blocked) if core.affinity_ppm else pool
+    if core.prefix_ppm and core.prefixes.queued:
+        return with_prefix(core, pool, near, blocked)
+    return near
+
+
+cdef int32_t with_prefix(
+    Core core, int32_t first, int32_t pool, uint64_t blocked
+) except -2:
+    """The pool with the longest match for the next request of `pool`, if it is next there too and
+    begins at once; the emptiest of these, else `pool`. `first` is the emptiest of all."""
+    cdef bint aged, has_adapter
+    cdef int32_t i = head_for(core, pool, &aged), q, best = NONE
+    cdef int64_t most, share, least = 0, found, longest
+    cdef Request* r
+    if i == NONE or core.prefixes.of(i) == NULL:
+        return pool
+    r = &core.requests.items[i]
+    if r.target != NONE or is_full(core, r.flow):
+        return pool
+    has_adapter = r.adapter != NONE and lora_is_active(&core.ledger.pools[pool].loras, r.adapter)
+    most = promised_ppm(core, first) + core.prefix_ppm
+    longest = matched_tokens(core, pool, i)
+    for q in range(core.ledger.count):
+        share = promised_ppm(core, q)
+        if q == pool or (blocked >> q) & 1 or share > most:
+            continue
+        if has_adapter and not lora_is_active(&core.ledger.pools[q].loras, r.adapter):
+            continue
+        found = matched_tokens(core, q, i)
+        if found < longest or (found == longest and (best == NONE or share >= least)):
+            continue
+        if head_for(core, q, &aged) == i and begins_at_once(core, q, r):
+            best, longest, least = q, found, share
+    return pool if best == NONE else best

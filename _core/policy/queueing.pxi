@@ -1,0 +1,36 @@
+# A request enters its queue, and leaves it.
+
+cdef int32_t enqueue(Flows flows, int32_t i) except -2:
+    """Queue request i, by arrival at the end; returns the head that it displaces. O(log n)."""
+    cdef Request* r = &flows.requests.items[i]
+    cdef int32_t q = flows.queue_of(r.flow, r.target + 1)
+    flows.activate(r.flow, True)
+    count_queued(flows, r, 1)
+    r.ordinal = flows.queues[q].ordinal
+    flows.queues[q].ordinal += 1
+    r.mark = flows.queues[q].work_in
+    flows.queues[q].work_in += r.work
+    if flows.queues[q].by_deadline:
+        return insert_by_deadline(flows, q, i)
+    chain_push(&flows.queues[q].chain, flows.requests.items, i)
+    if flows.queues[q].chain.count == 1:
+        rank_queue(flows, q)
+    return NONE
+
+
+cdef int dequeue(Flows flows, int32_t i) except -1:
+    """Take request i out of its queue, wherever it stands. The flow stays active until
+    `settle()`. O(log n)."""
+    cdef Request* r = &flows.requests.items[i]
+    cdef int32_t q = flows.queue_of(r.flow, r.target + 1)
+    cdef bint was_head = flows.queues[q].chain.head == i, was_throttled = False
+    chain_remove(&flows.queues[q].chain, flows.requests.items, i)
+    if flows.queues[q].by_deadline:
+        flows.queues[q].root = flows.treaps.remove(flows.queues[q].root, i)
+    count_queued(flows, r, -1)
+    if was_head:
+        was_throttled = unthrottle(flows, q)
+        rank_queue(flows, q)
+    if flows.items[r.flow].wait_head == i:
+        quota_lost_head(flows, r.flow, i)
+    return note_out(flows, r.flow) if was_throttled else 0

@@ -1,0 +1,149 @@
+# When one that is refused may come back, and what is kept for those who were told.
+#
+# Each is told a time of its own, after those that were told before. What is foretold of a full
+# queue is wrong where others come meanwhile, so a fifth of its places is for those whose time has
+# come: whoever was not told to come finds the queue full that much earlier. Nobody says that he
+# comes back; while somebody is due, whoever comes first is taken for him. With these places little
+# more than what is foretold is told; without, in queues of less than five or full by tokens, half
+# as much again.
+
+cdef enum:
+    RETRY_SLOTS_PART = 5
+
+# Who was told may come up to a tenth of RETRY_MAX_NS later, and some time after that.
+cdef int64_t RETRY_SLOT_LATE_NS = 16_000_000_000
+
+
+cdef inline int64_t slots_kept(int64_t most) noexcept nogil:
+    """How many places of a queue are kept for those who come back."""
+    return most // RETRY_SLOTS_PART
+
+
+cdef void drop_late_slots(RetrySlots* r, int64_t now_ns) noexcept nogil:
+    """Who is so late does not come any more: a flood that never comes back would leave the places
+    to whoever comes, for as long as somebody else is told. O(1)."""
+    cdef int64_t late_ns = now_ns - RETRY_SLOT_LATE_NS - r.first_ns
+    cdef int64_t span_ns = r.last_ns - r.first_ns
+    cdef int64_t gone
+    if r.count == 0 or late_ns <= 0:
+        return
+    if late_ns > span_ns:  # also where one alone is left
+        r.count = 0
+        return
+    gone = <int64_t>(<wide>late_ns * (r.count - 1) // span_ns)
+    r.first_ns += <int64_t>(<wide>span_ns * gone // (r.count - 1))
+    r.count -= gone
+
+
+cdef bint claims_retry_slot(RetrySlots* r, int64_t now_ns) noexcept nogil:
+    """Whether whoever comes now is taken for one who was told to. Those who were told are taken to
+    be evenly spaced. O(1)."""
+    drop_late_slots(r, now_ns)
+    if r.count == 0 or now_ns < r.first_ns:
+        return False
+    r.count -= 1
+    if r.count:
+        r.first_ns += (r.last_ns - r.first_ns) // r.count
+    return True
+
+
+cdef inline int64_t slots_open_to(RetrySlots* r, int64_t most, int64_t now_ns) noexcept nogil:
+    """How many a queue of `most` places may hold before whoever comes now is refused."""
+    return most if claims_retry_slot(r, now_ns) else most - slots_kept(most)
+
+
+cdef void reserve_retry_slot(RetrySlots* r, int64_t now_ns, int64_t due_ns) noexcept nogil:
+    """There will be a place then for one who was told to come back then, or in a second where that
+    is later: the places, not what is told, are evenly spaced. O(1)."""
+    drop_late_slots(r, now_ns)
+    if r.count == 0:
+        r.first_ns = due_ns
+    r.last_ns = due_ns
+    r.count += 1
+
+
+cdef Refusals* refusals_of(Core core, int32_t flow) except NULL:
+    """What a flow was refused, to write to: most are never refused anything. O(1)."""
+    cdef Flow* f = &core.flows.items[flow]
+    if f.refusals == &NO_REFUSALS:
+        f.refusals = <Refusals*>core.flows.refusal_slab.alloc()
+    return f.refusals
+
+
+cdef int64_t turn_ns(Core core, int32_t flow, int32_t target, int64_t work) noexcept:
+    """How long so much work of a flow takes, the flow's part of the pools counted. O(pools)."""
+    cdef Flow* f = &core.flows.items[flow]
+    cdef Pace pace = pace_of(core, target)
+    if pace.whole == 0:
+        return min(f.interval_ns if f.interval_ns else NS_PER_S, RETRY_MAX_NS)
+    return time_for(work, own_pace(core, f, &pace))
+
+
+cdef int64_t next_turn_ns(
+    Core core, int64_t* next_ns, int64_t wait_ns, int64_t step_ns
+) noexcept:
+    # Those who were told before come back before: each is told a time of its own.
+    cdef int64_t due_ns = max(core.now_ns + wait_ns, next_ns[0] + step_ns)
+    next_ns[0] = min(due_ns, core.now_ns + RETRY_MAX_NS)
+    return next_ns[0] - core.now_ns
+
+
+cdef int64_t forecast_in_turn(
+    Core core, int64_t* next_ns, int64_t wait_ns, int64_t step_ns
+) noexcept:
+    # 3/8 more than is foretold, and half a place: who comes too early is refused again.
+    return next_turn_ns(core, next_ns, wait_ns * 11 // 8 + step_ns // 2, step_ns * 11 // 8)
+
+
+cdef int64_t place_in_ns(Core core, const Request* r, int outcome) except -1:
+    """When a request that a full queue refuses will find a place in it. O(pools)."""
+    cdef Flow* f = &core.flows.items[r.flow]
+    cdef bint own = outcome == OUT_REJECTED_FLOW_QUEUE_FULL
+    cdef Pace pace = pace_of(core, r.target)
+    cdef int64_t queued, backlog, tokens, over, each, step_ns, wait_ns
+    cdef int64_t* next_ns = (
+        &f.next_retry_at_ns if own or pace.whole == 0 else &core.flows.next_retry_at_ns
+    )
+    cdef RetrySlots* slots = &core.flows.retry_slots
+    if own:
+        slots = &refusals_of(core, r.flow).retry_slots
+        queued, backlog, tokens = f.queued, f.queued_work, f.queued_tokens
+        over = tokens + r.prompt_tokens - core.flow_queue_tokens_max
+        over = over if core.flow_queue_tokens_max else 0
+    else:
+        queued, backlog = core.requests.states[QUEUED], core.flows.queued_work
+        tokens = core.flows.queued_tokens
+        over = tokens + r.prompt_tokens - core.queue_tokens_max
+        over = over if core.queue_tokens_max else 0
+    each = backlog // max(<int64_t>1, queued) + 1
+    # The part of the work that has to be gone before so many tokens are.
+    over = <int64_t>(<wide>backlog * over // max(<int64_t>1, tokens)) if over > 0 else 0
+    if own or pace.whole == 0:
+        step_ns = turn_ns(core, r.flow, r.target, each)
+        wait_ns = turn_ns(core, r.flow, r.target, max(each, over))
+    else:
+        step_ns, wait_ns = time_for(each, pace.whole), time_for(max(each, over), pace.whole)
+    if over or slots_kept(core.flow_queue_max if own else core.queue_max) == 0:
+        return forecast_in_turn(core, next_ns, wait_ns, step_ns)
+    wait_ns = next_turn_ns(core, next_ns, wait_ns * 13 // 12, step_ns * 13 // 12)
+    reserve_retry_slot(slots, core.now_ns, core.now_ns + wait_ns)
+    return wait_ns
+
+
+cdef int64_t refill_in_ns(Core core, int32_t i) noexcept:
+    """When a request that its quotas refuse will find enough in them, after those that were told
+    before. O(levels)."""
+    cdef Flow* f = &core.flows.items[core.requests.items[i].flow]
+    cdef int32_t node = f.quota
+    cdef int64_t step_ns = 0
+    cdef Take t = take_for(core, i)
+    cdef int k
+    while node != NONE:
+        for k in range(RATES):
+            if core.quotas.nodes[node].rate[k]:
+                step_ns = max(step_ns, t.micro[k] // core.quotas.nodes[node].rate[k])
+        node = core.quotas.nodes[node].parent
+    return next_turn_ns(
+        core, &f.next_retry_at_ns, core.quotas.refused_until_ns - core.now_ns,
+        step_ns * QUOTA_TICK_NS
+    )

@@ -1,0 +1,372 @@
+# The server side of a Session stream as a state machine: bytes in, bytes out.
+#
+#   state      receives                          then
+#   new        Hello, else INVALID_ARGUMENT       greeted
+#   greeted    any event but Hello                greeted
+#   any        close()                            closed: what is queued is withdrawn
+
+cdef enum:
+    ANSWERS_PER_MESSAGE = 4096  # of each kind
+    SESSION_POOLS_MAX = 8
+
+
+cdef tuple EVENT_NAMES = (
+    "", "hello", "pool", "telemetry", "replay", "admit", "progress", "complete", "cancel"
+)
+
+
+@cython.final
+cdef class Session(SessionState):
+    cdef int uses_told  # of hashes of prompts
+    cdef bint greeted, closed, welcome_due
+    cdef uint64_t seq
+    cdef list faults
+    cdef dict pools  # what it offers, and at which epoch
+
+    def __cinit__(self):
+        self.faults = []
+        self.pools = {}
+
+    def receive(self, int64_t now_ns, bytes data):
+        cdef Cursor c = data_cursor(data)
+        cdef Cursor event
+        cdef int64_t tag
+        cdef int events = 0
+        if self.closed:
+            invalid("", "the stream is closed")
+        if self._untaken() > 2 * (self.core.session_open_max + SESSION_EVENTS_MAX):
+            raise CallerError(CODE_RESOURCE_EXHAUSTED, "", "too many answers wait to be read")
+        enter(self.core, now_ns)
+        self._check_message(c)
+        while True:
+            tag = read_tag(&c)
+            if tag == 0:
+                return
+            if tag == 1 << 3 | VARINT:
+                self.seq = read_varint(&c)
+            elif tag == 2 << 3 | LENGTH:
+                event = read_message(&c)
+                events += 1
+                if events > SESSION_EVENTS_MAX:
+                    invalid("events", f"at most {SESSION_EVENTS_MAX:,} in a message")
+                self._event(event)
+            else:
+                skip(&c, tag)
+
+    cdef int64_t _untaken(self) noexcept:
+        return (
+            self.outbox_count - self.outbox_taken + self.notice_count - self.notice_taken
+            + len(self.faults)
+        )
+
+    cdef int _check_message(self, Cursor c) except -1:
+        # Before anything is applied: the message is whole, and its seq is the next.
+        cdef int64_t tag
+        cdef uint64_t seq = 0
+        while True:
+            tag = read_tag(&c)
+            if tag == 0:
+                break
+            if tag == 1 << 3 | VARINT:
+                seq = read_varint(&c)
+            else:
+                skip(&c, tag)
+        check_whole(&c, "SessionRequest")
+        if seq != self.seq + 1:
+            invalid("seq", f"must be {self.seq + 1}, not {seq}")
+        return 0
+
+    cdef int _event(self, Cursor c) except -1:
+        cdef int64_t tag
+        cdef int kind = 0
+        cdef Cursor body
+        while True:
+            tag = read_tag(&c)
+            if tag == 0:
+                break
+            if tag & 7 == LENGTH and tag >> 3 <= 8:
+                body = read_message(&c)  # of a oneof the last wins
+                kind = <int>(tag >> 3)
+            else:
+                skip(&c, tag)
+        if c.bad or kind == 0:
+            self.fault(0, CODE_INVALID_ARGUMENT, "events", "an event is malformed or unknown")
+            return 0
+        if kind != 1 and not self.greeted:
+            invalid("events", "the first event must be hello")
+        try:
+            self._apply(kind, body)
+        except CallerError as e:
+            path = EVENT_NAMES[kind] + ("." if e.field else "") + e.field
+            if kind == 1:
+                raise CallerError(e.code, path, e.description) from None
+            if kind == 5 and e.field != "tag":
+                path = "admit.request" + path[5:]
+            # An Admit or a Cancel has a tag, which the fault carries.
+            self.fault(
+                tag_of(body) if kind == 5 or kind == 8 else 0, e.code, path, e.description
+            )
+        return 0
+
+    cdef int _apply(self, int kind, Cursor c) except -1:
+        if kind == 1:
+            return self._hello(c)
+        if kind == 2:
+            return self._register(c)
+        if kind == 3:
+            return self._telemetry(c)
+        if kind == 4:
+            return self._replay(c)
+        if kind == 5:
+            return self._admit(c)
+        if kind == 6:
+            return self._progress(c)
+        if kind == 7:
+            return self._complete(c)
+        return self._cancel(c)
+
+    cdef int fault(self, uint64_t tag, int code, str field, str description) except -1:
+        self.faults.append((tag, code, field.encode(), description.encode()))
+        return self.wake()
+
+    cdef int _hello(self, Cursor c) except -1:
+        cdef Slice client
+        cdef int64_t tag
+        if self.greeted:
+            invalid("", "was sent already")
+        client.at, client.size = c.at, 0
+        while True:
+            tag = read_tag(&c)
+            if tag == 0:
+                break
+            if tag == 1 << 3 | LENGTH:
+                client = read_slice(&c)
+            else:
+                skip(&c, tag)
+        check_whole(&c, "hello")
+        check_text("client_id", &client, 1, ID_BYTES_MAX)
+        self.client_id = slice_bytes(&client)
+        self.greeted = self.welcome_due = True
+        return self.wake()
+
+    cdef int _register(self, Cursor c) except -1:
+        cdef Slice name
+        cdef PoolFigures f
+        cdef int64_t v[6]
+        cdef int32_t pool
+        read_figures(&c, &name, v, 6)
+        check_whole(&c, "pool")
+        check_text("pool", &name, 1, ID_BYTES_MAX)
+        key = slice_bytes(&name)
+        if key not in self.pools and len(self.pools) == SESSION_POOLS_MAX:
+            raise CallerError(
+                CODE_RESOURCE_EXHAUSTED, "pool", f"a stream offers at most {SESSION_POOLS_MAX}"
+            )
+        f.epoch, f.capacity_tokens, f.block_size = v[0], v[1], v[2]
+        f.max_running, f.max_model_tokens, f.principal = v[3], v[4], self.principal
+        pool = register_pool(self.core, key, &f)
+        if key in self.pools:
+            self.core.ledger.claim(pool, self.pools[key], -1)
+        else:
+            self.core.ledger.pools[pool].attached += 1
+        self.pools[key] = f.epoch
+        self.core.ledger.claim(pool, f.epoch, 1)
+        return 0
+
+    cdef int _telemetry(self, Cursor c) except -1:
+        cdef Slice name
+        cdef int64_t v[6]
+        read_figures(&c, &name, v, 6)
+        check_whole(&c, "telemetry")
+        pool = self.core.pool_names.get(slice_bytes(&name))
+        if pool is None:
+            raise CallerError(CODE_NOT_FOUND, "pool", "no pool of that name")
+        if self.core.ledger.pools[<int32_t>pool].principal != self.principal:
+            raise CallerError(CODE_FAILED_PRECONDITION, "pool", "is offered by another caller")
+        return take_telemetry(self.core, pool, v[0], v[1], v[2], v[3], v[4])
+
+    cdef int _admit(self, Cursor c) except -1:
+        cdef AdmitMessage message
+        cdef Cursor body
+        cdef Verdict v
+        cdef uint64_t tag = 0
+        cdef int64_t handle
+        cdef int32_t i
+        cdef int64_t field
+        body.at = body.end = c.at
+        body.bad = False
+        while True:
+            field = read_tag(&c)
+            if field == 0:
+                break
+            if field == 1 << 3 | VARINT:
+                tag = read_varint(&c)
+            elif field == 2 << 3 | LENGTH:
+                body = read_message(&c)
+            else:
+                skip(&c, field)
+        check_whole(&c, "admit")
+        if tag == 0:
+            invalid("tag", "must not be 0")
+        if self.core.tags.get(tag, <uint64_t>self.owner) != NONE:
+            invalid("tag", f"{tag} is open already")
+        parse_admit(&message, body)
+        if self.open_count >= self.core.session_open_max:
+            self.core.received += 1
+            message.flow = flow_of(self.core, &message.tenant, &message.key)
+            handle = -refuse(self.core, NONE, OUT_REJECTED_LIMIT, tag)
+        else:
+            handle = admit_message(self.core, &message, self.owner, self.principal, tag, 0)
+        if handle < 0:
+            fill_refusal(
+                self.core, &v, message.flow, target_of(self.core, &message.pool), <int>-handle,
+                tag,
+            )
+            v.tag = tag
+            return self.push(&v)
+        i = self.core.requests.lookup(handle)
+        if self.core.requests.items[i].state != QUEUED:
+            fill_grant(self.core, &v, i)
+            v.tag = tag
+            v.handle = 0  # a repeated telling: `close()` must not take the lease for unseen
+            return self.push(&v)
+        return 0
+
+    cdef int _progress(self, Cursor c) except -1:
+        cdef LeaseMessage m
+        cdef int state
+        read_lease(&c, &m, 3)
+        check_whole(&c, "progress")
+        state = progress_lease(self.core, m.lease_id, m.epoch, &m.usage, self.principal)
+        if state != LS_LIVE:
+            self.notice(m.lease_id, state)
+        return 0
+
+    cdef int _complete(self, Cursor c) except -1:
+        cdef LeaseMessage m
+        cdef int32_t i
+        read_lease(&c, &m, 4)
+        check_whole(&c, "complete")
+        self.wake()  # every answer acknowledges
+        i = find_lease(self.core, m.lease_id, self.principal)
+        if i == NONE:
+            return self.notice(m.lease_id, LS_UNKNOWN)
+        complete_lease(self.core, i, <int>m.outcome, &m.usage)
+        return 0
+
+    cdef int _cancel(self, Cursor c) except -1:
+        cdef uint64_t tag = read_first(&c)
+        cdef int32_t i
+        check_whole(&c, "cancel")
+        i = self.core.tags.get(tag, <uint64_t>self.owner)
+        if i != NONE:
+            cancel_request(self.core, i)
+        return 0
+
+    cdef int _replay(self, Cursor c) except -1:
+        cdef Ask ask
+        cdef Usage usage
+        cdef int64_t lease_id, epoch, reserved
+        cdef int state
+        memset(&ask, 0, sizeof(Ask))
+        self.wake()  # every answer acknowledges
+        read_replay(self.core, &c, &ask, &usage, &lease_id, &epoch, &reserved)
+        if ask.flow == NONE or ask.target == NONE:
+            return self.notice(lease_id, LS_UNKNOWN)
+        ask.owner = self.owner
+        ask.principal = self.principal
+        state = replay_lease(self.core, &ask, lease_id, epoch, reserved, &usage)
+        if state != LS_LIVE:
+            self.notice(lease_id, state)
+        return 0
+
+    def take(self, int64_t now_ns):
+        cdef Writer w = self.core.writer
+        cdef size_t before
+        cdef int32_t first = self.outbox_taken
+        cdef int32_t last = min(self.outbox_count, first + ANSWERS_PER_MESSAGE)
+        cdef int32_t first_notice = self.notice_taken
+        cdef int32_t last_notice = min(self.notice_count, first_notice + ANSWERS_PER_MESSAGE)
+        cdef int32_t i
+        cdef int uses
+        if self.closed or not self.is_ready:
+            return None
+        uses = prefix_uses(self.core) if self.greeted else 0
+        if uses != self.uses_told:
+            self.uses_told = uses
+            write_prefix_uses(self.core, w, uses)
+        for tag, code, field, description in reversed(self.faults[:ANSWERS_PER_MESSAGE]):
+            before = w.length()
+            w.text(4, description)
+            w.text(3, field)
+            w.varint(2, code)
+            w.varint(1, <int64_t><uint64_t>tag)
+            w.close(5, before)
+        if self.welcome_due:
+            before = w.length()
+            w.varint(3, self.core.session_open_max)
+            w.varint(2, self.core.lease_ttl_ns // NS_PER_MS)
+            w.fixed64(1, <uint64_t>self.core.incarnation)
+            w.close(4, before)
+        for i in range(last_notice - 1, first_notice - 1, -1):
+            before = w.length()
+            w.varint(2, self.notices[i].state)
+            w.fixed64(1, <uint64_t>self.notices[i].lease_id)
+            w.close(3, before)
+        for i in range(last - 1, first - 1, -1):
+            self._write_verdict(w, &self.outbox[i])
+        w.varint(1, <int64_t>self.seq)
+        del self.faults[:ANSWERS_PER_MESSAGE]
+        self.welcome_due = False
+        self.outbox_taken = last
+        self.notice_taken = last_notice
+        if last == self.outbox_count:
+            self.outbox_count = self.outbox_taken = 0
+        if last_notice == self.notice_count:
+            self.notice_count = self.notice_taken = 0
+        self.is_ready = self._untaken() > 0
+        return w.take()
+
+    cdef int _write_verdict(self, Writer w, Verdict* v) except -1:
+        cdef size_t before = w.length(), inner = before
+        cdef bytes name = b""
+        if v.outcome == OUT_GRANTED:
+            name = self.core.pool_list[v.pool]
+        write_admit_response(
+            w, v, name, self.core.lease_ttl_ns // NS_PER_MS, self.core.quotas,
+            told_quota(self.core, v),
+        )
+        w.close(2, inner)
+        w.varint(1, <int64_t>v.tag)
+        return w.close(2, before)
+
+    def close(self, int64_t now_ns):
+        cdef int32_t i, after
+        if self.closed:
+            return
+        enter(self.core, now_ns)
+        self.closed = True
+        # Leases whose grant was never taken: nobody runs them.
+        for k in range(self.outbox_taken, self.outbox_count):
+            if self.outbox[k].outcome == OUT_GRANTED:
+                i = self.core.requests.lookup(self.outbox[k].handle)
+                if i != NONE and self.core.requests.items[i].owner == self.owner:
+                    cancel_request(self.core, i)
+        i = self.first
+        while i != NONE:
+            after = self.core.requests.items[i].owner_next
+            if self.core.requests.items[i].state == QUEUED:
+                untag(self.core, i)
+            self.unlink(i)
+            self.core.requests.items[i].owner = NONE
+            if self.core.requests.items[i].state == QUEUED:
+                evict(self.core, i, OUT_EVICTED_CANCELLED)
+            i = after
+        for key, epoch in self.pools.items():
+            pool = self.core.pool_names[key]
+            self.core.ledger.pools[pool].attached -= 1
+            self.core.ledger.claim(pool, epoch, -1)
+        if self.is_listed:
+            self.core.ready_slots.remove(self.owner)
+        self.core.sessions[self.owner] = None
+        self.core.free_slots.append(self.owner)

@@ -1,0 +1,204 @@
+# What outlives the process, as rows of a key and a value. Only what has changed since it was saved
+# last is told, and only so much at a time, so that saving never holds up what it is done beside.
+#
+# A key is a letter and a name. A value is a protocol buffer, in fields of numbers; a signed number
+# is written in zigzag. Rows that reach somebody's disk say of each flow:
+#
+#   f flow     1 counter, 2 the same without the lift of the quota it waits for (signed), 3 how it
+#              stands (0 idle, 1 active, from 2 on it waits at that level of its quotas), 4 charged
+#              for open leases, 5 average output, 6 between grants, 7 since the last grant, plus 1
+#   l flow     1 its lengths, 2 lengths with an adapter (repeated), 3 to 6 judged, covered, reserved
+#              and used
+#   t tenant, q name: a tenant's own quota, one of a group or a model
+#              1 a bucket (repeated: 1 which, 2 limit, 3 level (signed), 4 since its tick began),
+#              2 requests, 3 input and 4 output tokens on open bills, 5 lifts of
+#              those that waited (repeated: 1 by how much, 2 class)
+#   p pool     1 epoch, 2 promised tokens, 3 headroom (signed), 4 no preemption was seen yet, 5 an
+#              operator drains it
+#   o          1 lengths of all flows, 2 to 6 samples, judged, covered, reserved and used, 7 longest
+#              prompt, 8 the flows that were active last (repeated), 9 an operator drains everything
+#
+# A flow is named by the length of its class's name in two bytes (0: the default), that, and tenant.
+# Lengths are 1 count, 2 level, 3 when they were learned, 4 those that wait for a sketch (packed),
+# 5 the sketch as pairs of steps between buckets and counts (packed), 6 the adapter's hash.
+
+cdef list changed_rows(Core core, int64_t now_ns, int64_t rows_max):
+    """At most so many rows, and behind the last change those of all flows and of pools. The first
+    call has all rows told. O(rows)."""
+    cdef list rows = []
+    cdef int32_t n
+    check_range("rows_max", rows_max, 1, 1 << 20)
+    if not core.flows.changed.on:
+        core.flows.changed.on = core.predictor.changed.on = core.quotas.changed.on = True
+        core.flows.changed.mark_all(core.flows.count)
+        core.predictor.changed.mark_all(min(core.flows.count, core.predictor.flows_max))
+        core.quotas.changed.mark_all(core.quotas.count)
+        core.save_rest = True
+    while len(rows) < rows_max:
+        n = core.flows.changed.take()
+        if n != NONE:
+            rows.append((FLOW_ROW + flow_name(core, n), flow_value(core, n, now_ns)))
+            continue
+        n = core.predictor.changed.take()
+        if n != NONE:
+            if n < core.flows.count:
+                rows.append((LENGTHS_ROW + flow_name(core, n), lengths_value(core, n)))
+            continue
+        n = core.quotas.changed.take()
+        if n == NONE:
+            break
+        rows.append((core.quota_keys[n], quota_value(core, n, now_ns)))
+    core.save_rest = core.save_rest or len(rows) > 0
+    if len(rows) < rows_max and core.save_rest:
+        core.save_rest = False
+        rows.append((OVERALL_ROW, overall_value(core)))
+        for n in range(core.ledger.count):
+            if core.pool_list[n] not in core.saved_pools:
+                rows.append((POOL_ROW + <bytes>core.pool_list[n], pool_value(core, n)))
+        for name, told in core.saved_pools.items():  # nobody has offered them since the restart
+            epoch, promised, headroom, probes, draining, _ = told
+            value = pool_row(core, epoch, promised, headroom, probes, draining)
+            rows.append((POOL_ROW + <bytes>name, value))
+    return rows
+
+
+cdef bytes flow_name(Core core, int32_t flow):
+    cdef int32_t cls = core.flows.items[flow].cls
+    cdef bytes name = <bytes>core.classes.names[cls] if cls else b""
+    return bytes((len(name) >> 8, len(name) & 255)) + name + <bytes>core.flow_list[flow]
+
+
+cdef bytes flow_value(Core core, int32_t flow, int64_t now_ns):
+    cdef Writer w = core.writer
+    cdef Flow* f = &core.flows.items[flow]
+    cdef int64_t vtc = f.vtc, key = f.vtc, stands = STANDS_IDLE
+    cdef int32_t node = f.quota
+    if core.flows.active(flow).has(flow):
+        stands = STANDS_ACTIVE
+    elif f.throttled and f.waits_at == NONE:  # it comes back as if it had been idle
+        key += core.quotas.nodes[core.quotas.guarantees.root].lift[f.cls] - f.throttled_lift
+        vtc = key
+    elif f.waits_at != NONE:
+        key -= f.wait_lift
+        vtc = key + core.quotas.nodes[f.waits_at].lift[f.cls]
+        stands = STANDS_WAITING
+        while node != f.waits_at and node != NONE:
+            stands += 1
+            node = core.quotas.nodes[node].parent
+    if f.granted_at_ns >= 0:
+        w.varint(7, now_ns - f.granted_at_ns + 1)
+    w.varint(6, f.interval_ns)
+    w.varint(5, f.average_milli)
+    w.varint(4, f.open_charged + (f.owed if core.resume_until_ns else 0))
+    w.varint(3, stands)
+    w.varint(2, zigzag(key))
+    w.varint(1, vtc)
+    return w.take()
+
+
+cdef bytes lengths_value(Core core, int32_t flow):
+    cdef Writer w = core.writer
+    cdef FlowLengths* f = &core.predictor.lengths_of[flow]
+    cdef int k
+    w.varint(6, f.used_tokens)
+    w.varint(5, f.reserved_tokens)
+    w.varint(4, f.covered)
+    w.varint(3, f.judged)
+    if f.pairs != NULL:
+        for k in range(PAIRS_MAX):
+            if f.pairs[k].adapter:
+                write_lengths(w, 2, &f.pairs[k].lengths, f.pairs[k].adapter, f.pairs[k].learned_at)
+    write_lengths(w, 1, &f.own, 0, 0)
+    return w.take()
+
+
+cdef int write_lengths(
+    Writer w, int field, const Lengths* e, uint64_t adapter, int64_t learned_at
+) except -1:
+    cdef size_t before = w.length(), packed
+    cdef int32_t k, above = NONE
+    if adapter:
+        w.fixed64(6, adapter)
+    packed = w.length()
+    if e.sketch != NULL:
+        for k in range(BUCKETS - 1, -1, -1):
+            if e.sketch.counts[k]:
+                if above != NONE:
+                    w.number(above - k)
+                w.number(e.sketch.counts[k])
+                above = k
+        w.number(above + 1)
+        w.close(5, packed)
+    elif e.count:
+        for k in range(e.count - 1, -1, -1):
+            w.number(e.first[k])
+        w.close(4, packed)
+    w.varint(3, learned_at)
+    w.varint(2, e.sketch.level_ppm[LEDGER] if e.sketch != NULL else 0)
+    w.varint(1, e.count)
+    return w.close(field, before)
+
+
+cdef bytes quota_value(Core core, int32_t node, int64_t now_ns):
+    cdef Writer w = core.writer
+    cdef Quota* n = &core.quotas.nodes[node]
+    cdef bint owed = core.resume_until_ns != 0
+    cdef size_t before
+    cdef int k
+    for k in range(CLASSES_MAX - 1, -1, -1):
+        if n.lift[k]:
+            before = w.length()
+            w.text(2, <bytes>core.classes.names[k])
+            w.varint(1, n.lift[k])
+            w.close(5, before)
+    w.varint(4, n.open_output + (n.owed_output if owed else 0))
+    w.varint(3, n.open_input + (n.owed_input if owed else 0))
+    w.varint(2, n.live + (n.owed_requests if owed else 0))
+    for k in range(RATES - 1, -1, -1):
+        if n.rate[k]:
+            before = w.length()
+            w.varint(4, min(now_ns - n.at_ns[k], AGE_MAX_NS))
+            w.varint(3, zigzag(max(n.level[k], LEVEL_MIN)))
+            w.varint(2, n.rate[k])
+            w.varint(1, k)
+            w.close(1, before)
+    return w.take()
+
+
+cdef bytes pool_value(Core core, int32_t pool):
+    cdef Pool* p = &core.ledger.pools[pool]
+    return pool_row(
+        core, p.epoch, p.promised_blocks * p.block_size + p.owed_tokens, p.headroom_ppm, p.probes,
+        p.draining,
+    )
+
+
+cdef bytes pool_row(
+    Core core, int64_t epoch, int64_t promised_tokens, int64_t headroom_ppm, bint probes,
+    bint draining,
+):
+    cdef Writer w = core.writer
+    w.varint(5, draining)
+    w.varint(4, probes)
+    w.varint(3, zigzag(headroom_ppm))
+    w.varint(2, promised_tokens)
+    w.varint(1, epoch)
+    return w.take()
+
+
+cdef bytes overall_value(Core core):
+    cdef Writer w = core.writer
+    cdef Predictor p = core.predictor
+    cdef int32_t c
+    w.varint(9, core.ledger.closed)
+    for c in range(CLASSES_MAX - 1, -1, -1):
+        if core.flows.last_active[c] != NONE:
+            w.text(8, flow_name(core, core.flows.last_active[c]))
+    w.varint(7, core.prompt_seen_max)
+    w.varint(6, p.used_tokens)
+    w.varint(5, p.reserved_tokens)
+    w.varint(4, p.covered)
+    w.varint(3, p.judged)
+    w.varint(2, p.samples)
+    write_lengths(w, 1, &p.overall, 0, 0)
+    return w.take()

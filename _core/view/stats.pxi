@@ -1,0 +1,367 @@
+# What it shows.
+
+cdef service_of(Core core, int32_t flow):
+    cdef Flow* f = &core.flows.items[flow]
+    # As Python numbers: over years the product outgrows 64 bits.
+    return (
+        <object>f.input_tokens * core.input_price + <object>f.output_tokens * core.output_price
+    )
+
+
+cdef pool_stats(Core core, int64_t now_ns, int32_t pool):
+    cdef Pool* p = &core.ledger.pools[pool]
+    return {
+        "name": core.pool_list[pool].decode(),
+        "epoch": p.epoch,
+        "capacity_tokens": p.capacity_blocks * p.block_size,
+        "block_size_tokens": p.block_size,
+        "promised_tokens": p.promised_blocks * p.block_size,
+        "posted_tokens": p.posted_blocks * p.block_size,
+        "live_leases": p.live,
+        "suspect_leases": p.suspect,
+        "queued": core.flows.queued_for[pool + 1],
+        "overdrawn": core.ledger.load(pool, NULL) > core.ledger.allowance(pool),
+        "attached": p.attached > 0,
+        "draining": bool(p.draining or core.ledger.closed),
+        "wait_reason": WAIT_REASONS[p.reason] if core.requests.states[QUEUED] else "NONE",
+        "max_running": p.max_running,
+        "saturated": bool(p.saturated),
+        "headroom_tokens": p.headroom_blocks * p.block_size,
+        "kept_tokens": kept_tokens(p, now_ns),
+        "overload_state": overload_now(core, pool, now_ns),
+        "fill_ppm": fill_ppm(p),
+        "drain_tokens_per_minute": pace_milli(&p.drain, p.drain.work) * 60 // 1000,
+        "prefill_tokens_per_s": (
+            p.prefill_tokens * NS_PER_S // p.prefill_ns if p.prefill_ns else 0
+        ),
+        "prefill_error_ms": p.prefill_error_ns // NS_PER_MS,
+        "prefills_judged": p.prefills_judged,
+        "load_tokens": core.ledger.load(pool, NULL),
+        "engine_capacity_tokens": p.engine_tokens,
+        "round_tokens": core.ledger.round_tokens(pool, now_ns),
+        "round_max_tokens": p.prefill_budget.max_tokens,
+        "last_prefill_us": p.last_prefill_ns // 1000,
+        "active_adapters": p.loras.active,
+        "max_loras": p.limits.max_loras,
+        "adapter_tokens": p.loras.tokens,
+        **prefix_row(core, pool),
+        "engine_running": p.engine_running,
+        "engine_waiting": p.engine_waiting,
+        "engine_used_tokens": p.engine_used_tokens,
+        "engine_preemptions": p.engine_preemptions,
+        "telemetry_age_ms": (
+            NONE if p.telemetry_at_ns < 0 else (now_ns - p.telemetry_at_ns) // NS_PER_MS
+        ),
+    }
+
+
+cdef dict prefix_row(Core core, int32_t pool):
+    cdef PrefixIndex index = core.prefixes.index(pool)
+    return {
+        "prefix_blocks": index.places.count,
+        "prefix_tokens": index.tokens,
+        "prefix_asked_tokens": index.asked_tokens,
+        "prefix_matched_tokens": index.matched_tokens,
+    }
+
+
+cdef dict flow_row(Core core, int64_t now_ns, int32_t flow):
+    cdef Flow* f
+    cdef int32_t q
+    cdef int64_t oldest = now_ns
+    cdef Asked asked
+    f = &core.flows.items[flow]
+    asked.flow, asked.adapter, asked.live = flow, 0, f.live
+    asked.live_of_all = core.requests.states[LIVE] + core.requests.states[SUSPECT]
+    q = f.first_queue
+    while q != NONE:
+        if core.flows.queues[q].chain.count:
+            oldest = min(oldest, oldest_in(core.flows, &core.flows.queues[q]))
+        q = core.flows.queues[q].next_queue
+    return {
+        "tenant": core.flow_list[flow].decode(),
+        "request_class": core.classes.names[f.cls].decode(),
+        "weight_milli": f.weight_milli,
+        "vtc_micro": f.vtc,
+        "queued": f.queued,
+        "queued_input_tokens": f.queued_tokens,
+        "wait_expected_ms": wait_now_ms(core, flow),
+        "wait_error_ms": f.wait_error_ns // NS_PER_MS,
+        "waits_judged": f.waits_judged,
+        "ttft_expected_ms": f.forecast_first_us // 1000,
+        "ttft_ms": f.first_us // 1000,
+        "ttft_judged": f.first_judged,
+        "deadline_probes_judged": f.shed_accuracy.judged,
+        "deadline_probes_missed": f.shed_accuracy.missed,
+        "live_leases": f.live,
+        "promised_tokens": f.promised_tokens,
+        "posted_tokens": f.posted_tokens,
+        "input_tokens": f.input_tokens,
+        "cached_input_tokens": f.cached_tokens,
+        "output_tokens": f.output_tokens,
+        "received": f.received,
+        "granted": f.granted,
+        "completed": f.completed,
+        "cancelled": f.cancelled,
+        "expired": f.expired,
+        "oldest_queued_ms": (now_ns - oldest) // NS_PER_MS,
+        "refusals": refusal_counts(f.refusals.counts),
+        "quotas": quota_rows(core, now_ns, f.quota, NONE),
+        "waits_for_quota": f.waits_at != NONE,
+        **share_row(core, now_ns, flow),
+        "audit": bool(f.dry_runs),
+        **dry_run_rows(core, flow),
+        "predicted_p50_tokens": max(0, core.predictor.quantile(&asked, MEDIAN)),
+        "predicted_quantile_tokens": max(0, core.predictor.quantile(&asked, LEDGER)),
+        **predictor_figures(core, flow),
+    }
+
+
+cdef int64_t wait_now_ms(Core core, int32_t flow) except -2:
+    """What one more request of a flow would wait, as large as those that wait; -1: unknown."""
+    cdef Flow* f = &core.flows.items[flow]
+    cdef int64_t wait_ns, size = core.flows.queued_work // max(1, core.requests.states[QUEUED])
+    if not has_to_wait(core, NONE):
+        return 0
+    if f.queued:
+        size = f.queued_work // f.queued
+    wait_ns = wait_of_new(core, flow, NONE, size, NONE)
+    return NONE if wait_ns < 0 else wait_ns // NS_PER_MS
+
+
+cdef dict predictor_figures(Core core, int32_t flow):
+    """What promises came to, of a flow or (-1) of all."""
+    cdef FlowLengths sums
+    cdef const Lengths* e = &core.predictor.overall
+    memset(&sums, 0, sizeof(FlowLengths))
+    sums.judged, sums.covered = core.predictor.judged, core.predictor.covered
+    sums.reserved_tokens = core.predictor.reserved_tokens
+    sums.used_tokens = core.predictor.used_tokens
+    if flow != NONE:
+        e = NULL
+        memset(&sums, 0, sizeof(FlowLengths))
+        if flow < core.predictor.flows_max:
+            sums = core.predictor.lengths_of[flow]
+            e = &sums.own
+    reserved, used = sums.reserved_tokens, sums.used_tokens
+    return {
+        "predictor_judged": sums.judged,
+        "predictor_coverage_ppm": (
+            sums.covered * 1_000_000 // sums.judged if sums.judged else 0
+        ),
+        "predictor_level_ppm": (
+            e.sketch.level_ppm[LEDGER] if e != NULL and e.sketch != NULL else 0
+        ),
+        "reserved_to_used_ppm": reserved * 1_000_000 // used if used else 0,
+    }
+
+
+cdef list quota_rows(Core core, int64_t now_ns, int32_t node, int32_t end):
+    """What is left of each limit along a chain of quotas up to `end`, the tightest of each kind."""
+    cdef Told told[RATES + 1]
+    cdef int k
+    core.quotas.deliver_verdict(node, end, now_ns, told)
+    return [
+        {
+            "kind": LIMIT_KINDS[k], "limit": told[k].limit, "remaining": told[k].left,
+            "reset_ms": told[k].reset_ms,
+        }
+        for k in range(RATES + 1)
+        if told[k].limit
+    ]
+
+
+cdef list quota_stats(Core core, int64_t now_ns):
+    """Groups, models and the pool of all shares: what each has left itself, and who waits for it.
+    O(quotas + flows * levels + pools)."""
+    cdef int32_t flow, pool, node
+    cdef Flow* f
+    cdef Pool* p
+    cdef list waiting = [0] * core.quotas.count, held = [0] * core.quotas.count, rows = []
+    know_shares(core)
+    for flow in range(core.flows.count):
+        f = &core.flows.items[flow]
+        if f.waits_at != NONE:
+            waiting[f.waits_at] += 1
+        node = f.guarantee if f.throttled else NONE
+        while node != NONE:
+            held[node] += 1
+            node = core.quotas.guarantees.items[node].cohort
+    for pool in range(core.ledger.count):
+        p = &core.ledger.pools[pool]
+        if p.quota != NONE and p.reason == WAIT_QUOTA and core.requests.states[QUEUED]:
+            waiting[p.quota] += 1
+    for name, known in core.quota_names.items():
+        node = known
+        row = {
+            "name": name.decode(),
+            "parent": quota_name_of(core, core.quotas.nodes[node].parent),
+            "limits": quota_rows(core, now_ns, node, core.quotas.nodes[node].parent),
+            "open_requests": core.quotas.nodes[node].live,
+            "waiting": waiting[node],
+            **group_share(core, now_ns, node),
+            "held_flows": held[node],
+        }
+        if row["limits"] or row["share_tokens_per_minute"] or shares_bind(core, node):
+            rows.append(row)
+    return rows
+
+
+cdef bint shares_bind(Core core, int32_t node) noexcept:
+    # The pool of all, while anybody has a share.
+    return is_root_cohort(core, node) and core.quotas.guarantees.items[node].unused.rate > 0
+
+
+cdef dict group_share(Core core, int64_t now_ns, int32_t node):
+    """What the share of a node has come to, and what is left in the pool of its members. O(1)."""
+    cdef Guarantee n
+    memset(&n, 0, sizeof(Guarantee))
+    if has_share(core, node) or is_root_cohort(core, node):
+        n = core.quotas.guarantees.items[node]
+        bucket_fill(&n.unused, max(now_ns, core.now_ns))
+    return {
+        "share_tokens_per_minute": n.nominal,
+        "share_left_tokens": max(<int64_t>0, n.unused.level // MICRO),
+        "borrowed_tokens": n.borrowed,
+        "lent_tokens": n.lent,
+    }
+
+
+cdef list class_rows(Core core):
+    """The classes, best first. O(flows + classes)."""
+    cdef int64_t queued[CLASSES_MAX]
+    cdef int64_t live[CLASSES_MAX]
+    cdef int64_t granted[CLASSES_MAX]
+    cdef int32_t c, i
+    cdef list rows = []
+    memset(queued, 0, sizeof(queued))
+    memset(live, 0, sizeof(live))
+    memset(granted, 0, sizeof(granted))
+    for i in range(core.flows.count):
+        c = core.flows.items[i].cls
+        queued[c] += core.flows.items[i].queued
+        live[c] += core.flows.items[i].live
+        granted[c] += core.flows.items[i].granted
+    for i in range(core.classes.count):
+        c = core.classes.order[i]
+        if core.classes.items[c].gone and not queued[c] and not live[c]:
+            continue
+        rows.append({
+            "name": core.classes.names[c].decode(),
+            "rank": core.classes.items[c].rank,
+            "ageing_ms": core.classes.items[c].ageing_ns // NS_PER_MS,
+            "exempt": bool(core.classes.items[c].exempt),
+            "queued": queued[c],
+            "live_leases": live[c],
+            "granted": granted[c],
+            "brought_forward": core.classes.items[c].aged,
+        })
+    return rows
+
+
+cdef int64_t fairness_gap(Flows flows) noexcept:
+    """Largest difference of counters between flows of a class that are backlogged, and not by
+    their own quotas. O(queues + classes)."""
+    cdef int64_t low[CLASSES_MAX]
+    cdef int64_t high[CLASSES_MAX]
+    cdef int64_t widest = 0
+    cdef int32_t q, c
+    cdef Flow* f
+    for c in range(CLASSES_MAX):
+        low[c], high[c] = VTC_MAX, -1
+    for q in range(flows.queue_count):
+        f = &flows.items[flows.queues[q].flow]
+        if (<Line>flows.candidates[flows.queues[q].target]).has(f.cls, q):
+            low[f.cls] = min(low[f.cls], f.vtc)
+            high[f.cls] = max(high[f.cls], f.vtc)
+    for c in range(CLASSES_MAX):
+        widest = max(widest, high[c] - low[c])
+    return widest
+
+
+cdef totals_of(Core core):
+    cdef int32_t i
+    cdef int64_t promised = 0, weight = WEIGHT_MILLI_MAX
+    capacity = 0
+    for i in range(core.ledger.count):
+        promised += core.ledger.pools[i].promised_blocks * core.ledger.pools[i].block_size
+        capacity += core.ledger.pools[i].capacity_blocks * core.ledger.pools[i].block_size
+    for i in range(core.flows.count):
+        weight = min(weight, core.flows.items[i].weight_milli)
+    # Theorem 4.4 of the paper, divided by the least weight; M is what all pools hold.
+    # Under DLPM a flow may be a quantum ahead, at either end of a time.
+    bound = 2 * max(
+        core.prompt_seen_max * core.input_price, capacity * core.output_price
+    ) * 1000 // weight + (2 * core.flows.grain if core.by_prefix else 0)
+    return {
+        "received": core.received,
+        "granted": core.granted,
+        "queued": core.requests.states[QUEUED],
+        "queued_input_tokens": core.flows.queued_tokens,
+        "live_leases": core.requests.states[LIVE] + core.requests.states[SUSPECT],
+        "completed": core.completed,
+        "cancelled": core.cancelled,
+        "expired": core.expired,
+        "rejected": core.rejected,
+        "evicted": core.evicted,
+        "promised_tokens": promised,
+        "fairness_gap_micro": fairness_gap(core.flows),
+        "fairness_bound_micro": bound,
+        "predictor_samples": core.predictor.samples,
+        **predictor_figures(core, NONE),
+        "refusals": refusal_counts(core.refusals),
+        "open_sessions": sum(s is not None for s in core.sessions),
+        "stored_answers": core.answers.count,
+        "overload_state": overload_of_all(core),
+    }
+
+
+cdef str state_text(Core core, int64_t now_ns):
+    """The state as text. O(flows + queued)."""
+    stats = core.stats(now_ns, 50)
+    lines = [
+        f"schedsvc core: policy {stats['policy']}, {stats['totals']['queued']} queued,"
+        f" {stats['totals']['live_leases']} leases, digest {stats['digest']:016x}"
+        + (f", HALTED: {core.fuse.what}" if core.fuse.what is not None else "")
+    ]
+    for p in stats["pools"]:
+        lines.append(
+            f"pool {p['name']} epoch {p['epoch']}: {p['promised_tokens']} promised and"
+            f" {p['posted_tokens']} posted of {p['capacity_tokens']} tokens,"
+            f" {p['live_leases']} leases ({p['suspect_leases']} suspect), {p['queued']} queued,"
+            f" waits for {p['wait_reason']}"
+        )
+    for f in stats["flows"]:
+        lines.append(
+            f"flow {f['tenant']}, class {f['request_class']}, weight {f['weight_milli']}:"
+            f" vtc {f['vtc_micro']},"
+            f" {f['queued']} queued, {f['live_leases']} leases,"
+            f" {f['promised_tokens']} tokens promised"
+        )
+    return "\n".join(lines)
+
+
+cdef dict refusal_counts(int64_t* counts):
+    return {
+        outcome: counts[refusal_place(outcome)]
+        for outcome in REFUSALS
+        if counts[refusal_place(outcome)]
+    }
+
+
+cdef list queued_requests(Core core):
+    """(seq, record) of all that is queued. O(queues + queued)."""
+    cdef int32_t q, i
+    cdef list found = []
+    for q in range(core.flows.queue_count):
+        i = core.flows.queues[q].chain.head
+        while i != NONE:
+            found.append((core.requests.items[i].seq, i))
+            i = core.requests.items[i].next
+    return found
+
+
+cdef str quota_name_of(Core core, int32_t node):
+    """Of a group or a model; empty: the limits are the tenant's own."""
+    cdef bytes key = b"" if node == NONE else core.quota_keys[node]
+    return key[1:].decode() if key[:1] == QUOTA_ROW else ""
