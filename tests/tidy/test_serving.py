@@ -1,0 +1,39 @@
+"""Serving imports nothing of the laboratory: neither its modules nor its packages."""
+
+import subprocess
+import sys
+from collections.abc import Iterable
+
+import pytest
+
+LAB_MODULES = ("schedsvc.demo", "schedsvc.emulator", "schedsvc.load", "schedsvc.sim")
+LAB_MODULES += ("schedsvc.workload",)
+LAB_PACKAGES = ("httptools", "jinja2", "matplotlib", "numpy", "starlette", "tokenizers", "uvicorn")
+
+# The command resolves to its implementation, as it does when an operator types it.
+PROGRAM = """
+import sys
+from schedsvc.cli import main
+main.get_command(None, "serve")
+import schedsvc.server
+print("\\n".join(sys.modules))
+"""
+
+
+def lab_parts(names: Iterable[str]) -> list[str]:
+    """Return the modules that belong to the laboratory or to a package that only it needs."""
+    roots = (*LAB_MODULES, *LAB_PACKAGES)
+    return sorted(n for n in names if any(n == r or n.startswith(r + ".") for r in roots))
+
+
+def test_serve_imports_no_laboratory() -> None:
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    loaded = done.stdout.split()
+    assert "schedsvc.server" in loaded
+    assert not lab_parts(loaded)
+
+
+@pytest.mark.parametrize("name", ["numpy.linalg", "schedsvc.sim", "schedsvc.load.runner"])
+def test_checker_lab_module_is_found(name: str) -> None:
+    assert lab_parts([name, "schedsvc.server", "schedsvc.simple"]) == [name]
