@@ -86,6 +86,8 @@ def pick(Scheduler core, int times, int64_t input_tokens):
             raise ValueError("core: nothing is queued for its first pool")
         head = &core.requests.items[i]
         flow = &core.flows.items[head.flow]
-        core.flows.charge(head.flow, input_tokens * core.input_price * 1000 // flow.weight_milli)
+        charge_flow(
+            core.flows, head.flow, input_tokens * core.input_price * 1000 // flow.weight_milli
+        )
         flows.append(head.flow)
     return flows
