@@ -1,6 +1,6 @@
 # Events: what each call and each timer changes.
 
-include "lifecycle/verdicts.pxi"         # what a caller is told, and where it finds it
+include "lifecycle/verdicts.pxi"         # verdicts, put where their callers read them
 include "lifecycle/evict.pxi"            # a queued request leaves without a grant
 include "lifecycle/lease.pxi"            # renew, account, end, void, forget
 include "lifecycle/progress.pxi"         # what a lease's reports change
@@ -9,11 +9,11 @@ include "lifecycle/grant.pxi"            # a queued request becomes a lease
 include "lifecycle/dispatch.pxi"         # pools are served until nothing fits
 include "lifecycle/expire.pxi"           # timers
 include "lifecycle/limits.pxi"           # quotas, shares, pool limits, adapters' sizes
-include "lifecycle/registry.pxi"         # names, flows of classes and pools find their places
-include "lifecycle/restore_lengths.pxi"  # predictions of before a restart
-include "lifecycle/restore.pxi"          # everything else of before a restart
+include "lifecycle/registry.pxi"         # numbers for names, flows of classes, and pools
+include "lifecycle/restore_lengths.pxi"  # rows of the predictor from the state file
+include "lifecycle/restore.pxi"          # all other rows of the state file
 include "lifecycle/configure.pxi"        # enter(), tenants, classes, pools, telemetry
 include "lifecycle/live_settings.pxi"    # settings that change while everything runs
 include "lifecycle/admit.pxi"            # an Admit becomes a queued request or an answer
-include "lifecycle/replay.pxi"           # leases that a holder tells anew after a restart
+include "lifecycle/replay.pxi"           # leases that their holders report after a restart
 include "lifecycle/drain.pxi"            # what an operator does: drain, revoke, list

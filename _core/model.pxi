@@ -1,4 +1,4 @@
-# The records and their own invariants. Nothing here decides who goes first.
+# The records and their own invariants. Nothing here decides which request goes first.
 
 include "model/classes.pxi"        # Class, Classes, Line: priority classes and the heads of each
 include "model/predictor.pxi"      # Predictor: output lengths by tenant and adapter

@@ -148,7 +148,7 @@ cdef enum:
 cdef int32_t best_first(Heap own, Heap free, int32_t* found, int32_t taken) noexcept:
     """The first ids of two heaps together, behind those that were taken, LOOKAHEAD at most with
     them. O(LOOKAHEAD^2)."""
-    cdef Node* open[4 * LOOKAHEAD + 2]  # whoever may be next
+    cdef Node* open[4 * LOOKAHEAD + 2]  # candidates for the next place
     cdef bint is_free[4 * LOOKAHEAD + 2]
     cdef Node* base
     cdef int32_t count = 0, k, best, at, child, size

@@ -1,4 +1,4 @@
-# A lease ends, by its holder, its client or its operator.
+# Complete and cancel: the holder ends its lease, or the client gives its request up.
 
 cdef bint complete_lease(Core core, int32_t i, int outcome, Usage* u) except -1:
     """End a lease as its caller says; False where it had ended already. O(log n)."""

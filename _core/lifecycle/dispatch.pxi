@@ -1,4 +1,4 @@
-# Who is served, pool by pool.
+# Dispatch: grants each pool its next requests until nothing fits.
 
 cdef int serve_pool(Core core, int32_t pool) except -1:
     """Grant or evict one request of a pool: 1; 0 where the pool has to wait."""
@@ -93,7 +93,7 @@ cdef int dispatch(Core core) except -1:
             leave_pool(core, pool)
             blocked |= <uint64_t>1 << pool
             continue
-        # Whoever was served makes way for another head, which a blocked pool may hold.
+        # The granted request gives way to another head, which a blocked pool may be able to hold.
         blocked = 0
         core.rounds += 1
         work += 1

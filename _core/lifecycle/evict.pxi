@@ -1,4 +1,4 @@
-# A queued request leaves without a grant.
+# Evict: takes queued requests out without a grant.
 
 cdef int evict(Core core, int32_t i, int outcome) except -1:
     """Take a queued request out and tell its caller. A retry is a new request. O(log n)."""

@@ -1,4 +1,4 @@
-# What is due by now.
+# Timers: evicts queued requests and expires leases whose time is over.
 
 cdef int64_t next_due_ns(Core core) noexcept:
     """When something has to be done at the latest; -1: never. O(1)."""

@@ -1,4 +1,4 @@
-# A queued request becomes a lease.
+# Grant: makes a queued request a lease.
 
 cdef int grant(
     Core core, int32_t i, int32_t pool, int64_t blocks, int64_t output_tokens, bint aged
@@ -69,7 +69,7 @@ cdef int32_t output_ahead(Core core, const Request* r) noexcept:
 
 
 cdef bint grant_dry_run(Core core) except -1:
-    """Grant all that is queued of audited flows, each in the order of arrival, at most `work_max`:
+    """Grant all that is queued of flows in a dry run, by arrival in each, at most `work_max`:
     True where there may be more. O(work_max * (targets * pools + log n))."""
     cdef int64_t work = 0
     cdef int32_t flow, i

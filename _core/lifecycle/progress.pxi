@@ -1,4 +1,4 @@
-# What a lease's reports change.
+# Progress: posts what a lease reports.
 
 cdef int note_first(Core core, Request* r) noexcept:
     """A report tells of a request's first output. O(1)."""
@@ -47,7 +47,7 @@ cdef int grow_lease(Core core, int32_t i) except -1:
             each, min(core.predictor.beyond(&asked, each), r.output_max_tokens)
         )
         reserved = max(reserved, min(core.ledger.need(r.pool, r, r.lease.predicted_output), most))
-    # Output means that all input is in the cache, also where nobody counts it.
+    # Once there is output, all input is in the cache, even if no report counted it.
     input_tokens = r.prompt_tokens if r.lease.output_tokens else max(0, r.lease.input_tokens)
     held = input_tokens * r.n + r.lease.output_tokens
     held = min(blocks_for(p, held, r.sequences), most) if held else 0

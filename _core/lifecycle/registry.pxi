@@ -1,4 +1,4 @@
-# Names, flows of classes and pools find their places.
+# Registry: gives names, flows of classes, and pools their numbers.
 
 cdef int put_name(Core core, bytes name, int32_t flow) except -1:
     """Let a name stand for a flow, or for none where it is gone."""
@@ -38,7 +38,7 @@ cdef list flows_of(Core core, bytes name):
 
 
 cdef int32_t new_pool(Core core, bytes name) except -1:
-    # A place of its own, or where there is none left that of a pool which nobody offers or uses.
+    # Takes a free place; if none is left, that of a pool without engine, leases or requests.
     cdef int32_t pool
     if core.ledger.count < POOLS_MAX:
         pool = core.ledger.add()

@@ -1,4 +1,4 @@
-# Leases that survive a restart, told anew by whoever holds them.
+# Restores the leases that their holders report after a restart.
 
 cdef int replay_lease(
     Core core, Ask* ask, int64_t lease_id, int64_t epoch, int64_t reserved_tokens, Usage* u
@@ -61,7 +61,7 @@ cdef int32_t restore_lease(
     core.seq += 1
     r.seq = core.seq
     r.key_hi, r.key_lo = ask.key.hi, ask.key.lo
-    r.payload = 0  # what exactly was asked, its holder does not tell
+    r.payload = 0  # the holder does not report the original request
     r.flow, r.target, r.pool, r.lease.epoch = ask.flow, ask.target, ask.target, p.epoch
     r.principal, r.lease.weight_milli = ask.principal, f.weight_milli
     r.sequences, r.n = ask.sequences, ask.n

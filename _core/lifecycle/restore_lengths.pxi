@@ -140,8 +140,8 @@ cdef int64_t SUM_MAX = <int64_t>1 << 53
 
 
 cdef int32_t flow_of_row(Core core, bytes name, bint applies) except -2:
-    """The flow that a row is of, made where its tenant has none in that class yet; -1: nobody is
-    configured who could have it. Checks the name alone where it does not apply."""
+    """Return the flow of a row; -1: no such tenant is configured. Makes the flow if the tenant has
+    none in that class yet. If `applies` is false, checks the name alone."""
     cdef int64_t size
     cdef Ask ask
     if len(name) < 2:

@@ -1,4 +1,4 @@
-# What a caller is told, and where it finds it.
+# Verdicts: fills them, and puts each where its caller reads it.
 
 cdef object as_decision(Core core, Verdict* v):
     row = new_row(DECISION_TYPE, DECISION_FIELDS)
@@ -91,7 +91,7 @@ cdef int link_owner(Core core, int32_t i) except -1:
 
 
 cdef int adopt(Core core, int32_t i, int32_t owner, uint64_t tag) except -1:
-    # The request changes hands, to whoever asked for it last.
+    # The caller that sent the request last becomes its owner.
     cdef Request* r = &core.requests.items[i]
     unlink_owner(core, i)
     r.owner = owner
@@ -133,7 +133,7 @@ cdef int count_refusal(Core core, int32_t flow, int outcome) except -1:
 cdef void fill_refusal(
     Core core, Verdict* v, int32_t flow, int32_t target, int outcome, uint64_t key
 ) noexcept:
-    # Whatever a refused caller is told. A flow of -1 is told nothing of anybody's queues.
+    # Fills every field of a refusal. A request without a flow (-1) learns nothing of queues.
     cdef Pool* p
     cdef int64_t free
     memset(v, 0, sizeof(Verdict))

@@ -1,5 +1,5 @@
-# What the core keeps of one open stream: its requests, and what it has to be told. The session
-# layer reads it.
+# The state of one open stream: its requests, and the answers that it has not been sent yet. The
+# session layer reads it.
 
 ctypedef struct Notice:
     int64_t lease_id

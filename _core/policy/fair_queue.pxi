@@ -1,4 +1,4 @@
-# The places of queues among the candidates of their targets, and what changes them.
+# Fair queue: orders the queues of each target by the virtual token counters of their flows.
 
 cdef int rank_queue(Flows flows, int32_t q) except -1:
     """Give the queue its place among the candidates of its target. O(log n)."""

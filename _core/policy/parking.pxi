@@ -1,4 +1,4 @@
-# A flow that waits outside the line: for its quota, or held until its share is free.
+# Parking: flows that wait outside the order, for a quota or until their share is free.
 
 cdef bint unthrottle(Flows flows, int32_t q) except -1:
     """A queue is held no more, and has to get its place: whether it was. O(log n)."""

@@ -1,4 +1,4 @@
-# A request enters its queue, and leaves it.
+# Queueing: puts a request into its queue, and takes it out.
 
 cdef int32_t enqueue(Flows flows, int32_t i) except -2:
     """Queue request i, by arrival at the end; returns the head that it displaces. O(log n)."""

@@ -1,7 +1,7 @@
-# When a request that is refused or evicted may come back.
+# Retry-After: estimates when a refused or evicted request may be retried.
 
 cdef int note_refused(Core core, int32_t i, int outcome) except -1:
-    """Find when a request that is refused may come back."""
+    """Estimate when a refused request may be retried."""
     if outcome == OUT_REJECTED_FLOW_QUEUE_FULL or outcome == OUT_REJECTED_QUEUE_FULL:
         core.refused_wait_ns = place_in_ns(core, &core.requests.items[i], outcome)
     elif outcome == OUT_REJECTED_QUOTA:

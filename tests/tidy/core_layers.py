@@ -1,5 +1,6 @@
 """Reads the core with Cython's own parser: which file declares a name, and which files use it."""
 
+from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,8 +8,10 @@ from typing import Any
 
 from Cython.Compiler import ExprNodes, Main, Nodes, Options
 from Cython.Compiler.Scanning import FileSourceDescriptor
-from Cython.Compiler.Visitor import TreeVisitor
 
+# What the core holds of Python's, and C's record of a time.
+_BUILTINS = (bytes, dict, list, set, str, namedtuple("Row", ()))
+_FIELDS_OF_C = {"tv_sec", "tv_nsec"}
 _FUNCTIONS = (Nodes.FuncDefNode, ExprNodes.LambdaNode)
 
 
@@ -41,12 +44,27 @@ def upward(main: Path) -> Iterator[tuple[Use, Path]]:
     order: dict[Path, int] = {}
     for statement in _statements(tree.body):
         order.setdefault(_path(statement), len(order))
-    collector = _Uses()
-    collector.visit(tree)
-    for use in collector.uses:
+    for use in _uses(tree):
         other = declared.get(use.name)
         if other is not None and order[other] > order.get(use.path, -1):
             yield use, other
+
+
+def undeclared_attributes(main: Path) -> Iterator[Use]:
+    """Every attribute that no class or struct of the tree declares and no builtin has.
+
+    Cython compiles such an attribute as a lookup by name, which fails only when it runs.
+    """
+    tree = parse(main)
+    declared = _FIELDS_OF_C.union(*(dir(kind) for kind in _BUILTINS))
+    for node in _walk(tree):
+        if isinstance(node, Nodes.CClassDefNode | Nodes.CStructOrUnionDefNode):
+            for inner in _walk(node):
+                if isinstance(inner, Nodes.CNameDeclaratorNode | Nodes.DefNode):
+                    declared.add(inner.name)
+    for node in _walk(tree):
+        if isinstance(node, ExprNodes.AttributeNode) and node.attribute not in declared:
+            yield Use(str(node.attribute), _path(node), node.pos[1])
 
 
 def _path(node: Any) -> Path:
@@ -97,48 +115,41 @@ def _declarator_name(node: Any) -> str:
     return str(node.name)
 
 
-class _Locals(TreeVisitor):  # type: ignore[misc] # Cython's classes have no types
+def _children(node: Any) -> Iterator[Any]:
+    for field in node.child_attrs:
+        found = getattr(node, field)
+        yield from found if isinstance(found, list) else [found] if found is not None else []
+
+
+def _walk(node: Any) -> Iterator[Any]:
+    yield node
+    for child in _children(node):
+        yield from _walk(child)
+
+
+def _own_names(function: Any) -> Iterator[str]:
     """The names that a function declares or assigns itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def visit_Node(self, node: Any) -> None:
+    for node in _walk(function):
         if isinstance(node, Nodes.CNameDeclaratorNode):
-            self.names.add(node.name)
+            yield node.name
         for field in ("lhs", "target"):
-            self._assign(getattr(node, field, None))
-        self.visitchildren(node)
-
-    def _assign(self, target: Any) -> None:
-        if isinstance(target, ExprNodes.NameNode):
-            self.names.add(target.name)
-        elif isinstance(target, ExprNodes.TupleNode | ExprNodes.ListNode):
-            for inner in target.args:
-                self._assign(inner)
+            yield from _assigned(getattr(node, field, None))
 
 
-class _Uses(TreeVisitor):  # type: ignore[misc] # Cython's classes have no types
-    """The names that are used and are not a function's own."""
+def _assigned(target: Any) -> Iterator[str]:
+    if isinstance(target, ExprNodes.NameNode):
+        yield target.name
+    elif isinstance(target, ExprNodes.TupleNode | ExprNodes.ListNode):
+        for inner in target.args:
+            yield from _assigned(inner)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.uses: list[Use] = []
-        self._own: list[set[str]] = []
 
-    def visit_Node(self, node: Any) -> None:
-        is_function = isinstance(node, _FUNCTIONS)
-        if is_function:
-            found = _Locals()
-            found.visit(node)
-            self._own.append(found.names)
-        if isinstance(node, ExprNodes.NameNode | Nodes.CSimpleBaseTypeNode):
-            self._use(node)
-        self.visitchildren(node)
-        if is_function:
-            self._own.pop()
-
-    def _use(self, node: Any) -> None:
-        if node.name and not any(node.name in own for own in self._own):
-            self.uses.append(Use(str(node.name), _path(node), node.pos[1]))
+def _uses(node: Any, own: frozenset[str] = frozenset()) -> Iterator[Use]:
+    """The names that a tree uses, without those that belong to the function around them."""
+    if isinstance(node, _FUNCTIONS):
+        own |= set(_own_names(node))
+    is_name = isinstance(node, ExprNodes.NameNode | Nodes.CSimpleBaseTypeNode)
+    if is_name and node.name and node.name not in own:
+        yield Use(str(node.name), _path(node), node.pos[1])
+    for child in _children(node):
+        yield from _uses(child, own)

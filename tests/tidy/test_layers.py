@@ -1,13 +1,15 @@
 """The core is built in layers: a file uses only what files above it in `_core/core.pyx` declare."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.other_core import CORE, core_sources
 
-from .core_layers import upward
+from .core_layers import undeclared_attributes, upward
+from .sources import ROOT
 
 LAYERS = ("base", "wire", "model", "policy", "lifecycle", "session", "view")
 _INCLUDE = re.compile(r'^include "([^"]+)"(?:\s+# (\S.*))?$', re.MULTILINE)
@@ -94,3 +96,21 @@ def test_a_use_of_a_later_file_is_found(tmp_path: Path, lower: str, name: str) -
 )
 def test_a_name_of_its_own_is_no_use_of_a_later_file(tmp_path: Path, lower: str) -> None:
     assert planted(tmp_path, lower) == []
+
+
+def test_every_attribute_of_the_core_and_its_loops_is_declared(tmp_path: Path) -> None:
+    shutil.copytree(CORE, tmp_path / "core", ignore=shutil.ignore_patterns("*.c"))
+    shutil.copy(ROOT / "bench" / "loops.pxi", tmp_path / "core")
+    main = tmp_path / "core" / "core.pyx"
+    main.write_text(main.read_text() + 'include "loops.pxi"\n')
+    found = [f"{use.path.name}:{use.line}: {use.name}" for use in undeclared_attributes(main)]
+    assert not found, f"Cython would look these up by name when they run: {found}"
+
+
+def test_a_call_of_a_method_that_has_gone_is_found(tmp_path: Path) -> None:
+    main = tmp_path / "core.pyx"
+    main.write_text(
+        "cdef class Counter:\n    cdef int count\n    cdef int add(self):\n        return 1\n"
+        "cdef int f(Counter c):\n    c.count = c.add() + c.charge()\n"
+    )
+    assert [use.name for use in undeclared_attributes(main)] == ["charge"]

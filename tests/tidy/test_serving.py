@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 import pytest
 
-LAB_MODULES = ("schedsvc.demo", "schedsvc.emulator", "schedsvc.load", "schedsvc.sim")
-LAB_MODULES += ("schedsvc.workload",)
+LAB_MODULES = (
+    "schedsvc.demo", "schedsvc.emulator", "schedsvc.load", "schedsvc.sim", "schedsvc.workload"
+)  # fmt: skip
 LAB_PACKAGES = ("httptools", "jinja2", "matplotlib", "numpy", "starlette", "tokenizers", "uvicorn")
 
 # The command resolves to its implementation, as it does when an operator types it.
@@ -35,5 +36,5 @@ def test_serve_imports_no_laboratory() -> None:
 
 
 @pytest.mark.parametrize("name", ["numpy.linalg", "schedsvc.sim", "schedsvc.load.runner"])
-def test_checker_lab_module_is_found(name: str) -> None:
+def test_a_module_of_the_laboratory_is_found(name: str) -> None:
     assert lab_parts([name, "schedsvc.server", "schedsvc.simple"]) == [name]
