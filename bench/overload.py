@@ -32,11 +32,11 @@ from bench import machine, memory
 from bench.machine import cpu_ns
 from bench.overload_probe import probing
 from bench.peers import Peer, serving
-from schedsvc.load.generator import LoadRun, Pace, RunResult
-from schedsvc.load.report import output_tokens_per_s, percentile
-from schedsvc.load.samples import Fate
-from schedsvc.load.target import Target
-from schedsvc.workload import TraceRequest
+from schedsvc.lab.load.generator import LoadRun, Pace, RunResult
+from schedsvc.lab.load.report import output_tokens_per_s, percentile
+from schedsvc.lab.load.samples import Fate
+from schedsvc.lab.load.target import Target
+from schedsvc.lab.workload import TraceRequest
 
 __all__ = ["GOODPUT_MIN", "LEVELS", "main", "measure"]
 

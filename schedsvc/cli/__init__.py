@@ -14,7 +14,7 @@ __all__ = ["main"]
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 #: Command to where it is defined and what it does in one line.
-_COMMANDS = {
+_SERVICE = {
     "serve": ("schedsvc.cli.serve:serve", "Serve admission over gRPC."),
     "edge": ("schedsvc.cli.edge:edge", "Let callers who are not trusted reach a scheduler."),
     "check": ("schedsvc.cli.check:check", "Check a configuration file."),
@@ -23,22 +23,27 @@ _COMMANDS = {
     "drain": ("schedsvc.cli.drain:drain", "Stop admitting to a pool, or to all; or begin again."),
     "leases": ("schedsvc.cli.leases:leases", "List the leases that run, or revoke them."),
     "mode": ("schedsvc.cli.mode:mode", "Enforce decisions or only count them, for all at once."),
-    "emulate": ("schedsvc.emulator.cli:emulate", "Serve an emulated engine in OpenAI's format."),
-    "load": ("schedsvc.load.cli:load", "Send a trace of requests to an OpenAI-compatible server."),
-    "workload": ("schedsvc.workload.cli:workload", "Read, describe, convert and make traces."),
+}
+
+#: The same for what the extra `lab` is needed for.
+_LAB = {
+    "demo": ("demo.cli:demo", "Show a noisy neighbour, without and with the scheduler."),
+    "sim": ("sim.cli:sim", "Simulate what a configuration does to a trace."),
+    "predict": ("sim.cli.predict:predict", "Measure what output lengths are promised to a trace."),
+    "simtest": ("faults.cli:simtest", "Test the scheduler against every fault."),
+    "emulate": ("emulator.cli:emulate", "Serve an emulated engine in OpenAI's format."),
+    "load": ("load.cli:load", "Send a trace of requests to an OpenAI-compatible server."),
+    "workload": ("workload.cli:workload", "Read, describe, convert and make traces."),
+    "prefix": ("workload.cli.prefix:prefix", "Tell what the prompts of a trace share."),
     "converse": (
-        "schedsvc.workload.cli.conversations:converse",
+        "workload.cli.conversations:converse",
         "Hold conversations with an OpenAI-compatible server.",
     ),
-    "prefix": ("schedsvc.workload.cli.prefix:prefix", "Tell what the prompts of a trace share."),
-    "sim": ("schedsvc.sim.cli:sim", "Simulate what a configuration does to a trace."),
-    "simtest": ("schedsvc.sim.faults.cli:simtest", "Test the scheduler against every fault."),
-    "predict": (
-        "schedsvc.sim.cli.predict:predict",
-        "Measure what output lengths are promised to a trace.",
-    ),
-    "demo": ("schedsvc.demo.cli:demo", "Show a noisy neighbour, without and with the scheduler."),
 }
+
+_COMMANDS = _SERVICE | {name: (f"schedsvc.lab.{at}", text) for name, (at, text) in _LAB.items()}
+
+_INSTALL_LAB = "pip install 'schedsvc[lab]'"
 
 #: Former names of commands, which still work.
 _RENAMED = {"front": "edge"}
@@ -50,6 +55,21 @@ Example:
 """
 
 
+def _needs(name: str, error: ModuleNotFoundError) -> str:
+    package = (error.name or "").partition(".")[0]
+    return f"schedsvc {name} needs the package {package}: {_INSTALL_LAB}"
+
+
+def _uninstalled(name: str, error: ModuleNotFoundError) -> click.Command:
+    """Return a command that takes any arguments and says what to install."""
+
+    def fail() -> None:
+        raise click.ClickException(_needs(name, error))
+
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    return click.Command(name, context_settings=settings, callback=fail, help=_COMMANDS[name][1])
+
+
 class _Commands(MutableMapping[str, click.Command]):
     """The commands by name, imported on first use."""
 
@@ -59,7 +79,12 @@ class _Commands(MutableMapping[str, click.Command]):
     def __getitem__(self, name: str) -> click.Command:
         if name not in self._loaded:
             module, _, attribute = _COMMANDS[name][0].partition(":")
-            self._loaded[name] = getattr(importlib.import_module(module), attribute)
+            try:
+                self._loaded[name] = getattr(importlib.import_module(module), attribute)
+            except ModuleNotFoundError as error:
+                if name not in _LAB:
+                    raise
+                self._loaded[name] = _uninstalled(name, error)
         return self._loaded[name]
 
     def __setitem__(self, name: str, command: click.Command) -> None:
@@ -92,8 +117,12 @@ class _Root(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+        for title, commands in (
+            ("Commands", _SERVICE),
+            (f"Laboratory ({_INSTALL_LAB})", _LAB),
+        ):
+            with formatter.section(title):
+                formatter.write_dl([(name, text) for name, (_, text) in commands.items()])
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; an error that it does not know becomes a message and exit status 1."""
@@ -104,6 +133,9 @@ class _Root(click.Group):
         except Exception as error:
             if ctx.params["debug"]:
                 raise
+            command = ctx.invoked_subcommand
+            if isinstance(error, ModuleNotFoundError) and command in _LAB:
+                raise click.ClickException(_needs(command, error)) from error
             what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise click.ClickException(f"{what} (schedsvc --debug ... shows where)") from error
 

@@ -23,7 +23,7 @@ def caught(mutant: Mutant) -> bool:
     os.environ[VARIABLE] = str(NUMBERS.get(mutant.name, 0))
     load(build())
     os.chdir(ROOT)
-    from schedsvc.sim.faults.run import Case, Tally, run_cases
+    from schedsvc.lab.faults.run import Case, Tally, run_cases
 
     tally = Tally()
     seeds = range(mutant.first, mutant.first + mutant.seeds)

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
+from schedsvc.lab.sim.replay.reader import Recording
 from schedsvc.recording import writer as module
 from schedsvc.recording.form import Event, Kind, pack
 from schedsvc.recording.writer import RecordingError, RecordingWriter
-from schedsvc.sim.replay.reader import Recording
 
 HEADER = {"options": {}, "setup": []}
 MB = 1 << 20

@@ -1,6 +1,7 @@
 """The command line, and the scheduler as a process."""
 
 import asyncio
+import importlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import click
 import grpc
 import pytest
 from click.testing import CliRunner, Result
@@ -53,6 +55,53 @@ def test_help_imports_no_command() -> None:
     assert shown.rstrip().endswith("[]")
     for command in ("serve", "check", "stats", "emulate", "load", "demo"):
         assert f"\n  {command} " in shown
+
+
+def run_without_lab_packages(*arguments: str) -> subprocess.CompletedProcess[str]:
+    missing = ("httptools", "jinja2", "matplotlib", "numpy", "starlette", "tokenizers", "uvicorn")
+    code = f"import sys; sys.modules.update(dict.fromkeys({missing})); import schedsvc.cli as cli; "
+    return subprocess.run(
+        [sys.executable, "-c", code + f"cli.main({list(arguments)}, prog_name='schedsvc')"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("command", ["serve", "edge", "check", "stats", "why", "leases", "mode"])
+def test_a_command_of_the_service_runs_without_the_lab_packages(command: str) -> None:
+    done = run_without_lab_packages(command, "--help")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "package"),
+    [
+        (["sim", "sweep", "--help"], "numpy"),
+        (["load", "--help"], "numpy"),
+        (["emulate"], "starlette"),
+        (["demo", "--out", "out"], "numpy"),
+    ],
+)
+def test_a_lab_command_without_its_packages_says_what_to_install(
+    arguments: list[str], package: str
+) -> None:
+    done = run_without_lab_packages(*arguments)
+    said = f"schedsvc {arguments[0]} needs the package {package}: pip install 'schedsvc[lab]'"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"Error: {said}\n")
+
+
+def test_a_lab_command_that_imports_a_package_late_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @click.command("sim")
+    def imports_late() -> None:
+        importlib.import_module("a_package_that_is_missing")
+
+    monkeypatch.setitem(main.commands, "sim", imports_late)
+    result = run("sim")
+    assert result.exit_code == 1
+    assert "needs the package a_package_that_is_missing: pip install" in result.output
 
 
 def test_version() -> None:

@@ -9,8 +9,8 @@ from schedsvc_client.operator import MODES, MODES_RENAMED
 
 from schedsvc.cli import main
 from schedsvc.config import ModeOverlay
-from schedsvc.sim.engine import load_profile
-from schedsvc.sim.overrides import override
+from schedsvc.lab.engine import load_profile
+from schedsvc.lab.sim.overrides import override
 
 from .conftest import config_of
 from .test_config import MINIMAL, found, reading

@@ -16,10 +16,10 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc._core import Scheduler
 from schedsvc.config import Config, configure, load, needs_restart, reconfigure
+from schedsvc.lab.sim.replay.exact import Exact
+from schedsvc.lab.sim.replay.reader import Recording as Recorded
 from schedsvc.recording.start import Recording
 from schedsvc.server.reload import Reloader
-from schedsvc.sim.replay.exact import Exact
-from schedsvc.sim.replay.reader import Recording as Recorded
 
 from .conftest import ask, calling, config_of, serving, totals, until
 from .test_cli import events_of, scheduler

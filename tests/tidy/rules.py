@@ -69,72 +69,78 @@ ROOMS: dict[str, Room] = {
         "schedsvc.service schedsvc.status schedsvc.server schedsvc.config",
         "grpc grpc_health structlog uvloop",
     ),
+    # The laboratory: what people use around the service, which knows nothing of it.
+    "schedsvc.lab": room(),
     # Also drives, in virtual time.
-    "schedsvc.workload": room(
-        "schedsvc.workload.chat schedsvc.workload.tokenizers",
+    "schedsvc.lab.workload": room(
+        "schedsvc.lab.workload.chat schedsvc.lab.workload.tokenizers",
         "numpy pyarrow pydantic yaml",
         never=IO,
         clock=NO_CLOCK,
         seeded=True,
     ),
     # As a model's own server counts. The emulator uses them too, so they know nothing of traces.
-    "schedsvc.workload.chat": room(packages="jinja2", never=IO, clock=NO_CLOCK, seeded=True),
-    "schedsvc.workload.tokenizers": room(
-        "schedsvc.workload.chat", "tokenizers", never=IO, clock=NO_CLOCK, seeded=True
+    "schedsvc.lab.workload.chat": room(packages="jinja2", never=IO, clock=NO_CLOCK, seeded=True),
+    "schedsvc.lab.workload.tokenizers": room(
+        "schedsvc.lab.workload.chat", "tokenizers", never=IO, clock=NO_CLOCK, seeded=True
     ),
     # Talks to the publishers of traces.
-    "schedsvc.workload.fetch": room(packages="yaml"),
-    "schedsvc.workload.plot": room("schedsvc.workload", "matplotlib numpy"),
-    "schedsvc.workload.prefix.figures": room("schedsvc.workload", "matplotlib numpy"),
+    "schedsvc.lab.workload.fetch": room(packages="yaml"),
+    "schedsvc.lab.workload.plot": room("schedsvc.lab.workload", "matplotlib numpy"),
+    "schedsvc.lab.workload.prefix.figures": room("schedsvc.lab.workload", "matplotlib numpy"),
     # Holds conversations with a server, in real time.
-    "schedsvc.workload.conversations_client": room("schedsvc.workload", "aiohttp"),
-    "schedsvc.workload.conversations_report": room(
-        "schedsvc.workload.conversations_client", "numpy"
+    "schedsvc.lab.workload.conversations_client": room("schedsvc.lab.workload", "aiohttp"),
+    "schedsvc.lab.workload.conversations_report": room(
+        "schedsvc.lab.workload.conversations_client", "numpy"
     ),
-    "schedsvc.sim": room(
-        "schedsvc._core schedsvc.config schedsvc.sim.engine schedsvc.workload",
+    "schedsvc.lab.sim": room(
+        "schedsvc._core schedsvc.config schedsvc.lab.engine schedsvc.lab.workload",
         "numpy",
         never=IO,
         clock=NO_CLOCK,
         seeded=True,
     ),
-    "schedsvc.sim.figures": room(
-        "schedsvc._core schedsvc.sim", "matplotlib numpy", never=IO, clock=NO_CLOCK, seeded=True
+    "schedsvc.lab.sim.figures": room(
+        "schedsvc._core schedsvc.lab.sim", "matplotlib numpy", never=IO, clock=NO_CLOCK, seeded=True
     ),
-    "schedsvc.sim.overrides": room(
-        "schedsvc.config schedsvc.sim.engine",
+    "schedsvc.lab.sim.overrides": room(
+        "schedsvc.config schedsvc.lab.engine",
         "pydantic yaml",
         never=IO,
         clock=NO_CLOCK,
         seeded=True,
     ),
     # Reads the messages of the contract that a recording holds.
-    "schedsvc.sim.replay": room(
-        "schedsvc._core schedsvc.config schedsvc.recording schedsvc.sim schedsvc_client.v1",
+    "schedsvc.lab.sim.replay": room(
+        "schedsvc._core schedsvc.config schedsvc.recording schedsvc.lab.sim schedsvc_client.v1",
         "google numpy",
         never=IO,
         clock=NO_CLOCK,
         seeded=True,
     ),
     # One engine model for the simulator and the emulator, so it knows neither.
-    "schedsvc.sim.engine": room(packages="pydantic yaml", never=IO, clock=NO_CLOCK, seeded=True),
+    "schedsvc.lab.engine": room(packages="pydantic yaml", never=IO, clock=NO_CLOCK, seeded=True),
     # Everyone else asks.
-    "schedsvc.emulator": room(
-        "schedsvc.sim.engine schedsvc.workload",
+    "schedsvc.lab.emulator": room(
+        "schedsvc.lab.engine schedsvc.lab.workload",
         "httptools prometheus_client pydantic starlette uvicorn uvloop",
         clock=WALL,
     ),
-    "schedsvc.load": room("schedsvc.workload", "aiohttp numpy rich", clock=WALL, seeded=True),
+    "schedsvc.lab.load": room(
+        "schedsvc.lab.workload", "aiohttp numpy rich", clock=WALL, seeded=True
+    ),
     # The service difference is defined once: a pure function of what was served when.
-    "schedsvc.load.fairness": room("schedsvc.load schedsvc.sim", "numpy"),
-    "schedsvc.load.result": room("schedsvc.load schedsvc.load.fairness", "numpy"),
-    "schedsvc.load.plot": room("schedsvc.load", "matplotlib numpy"),
-    "schedsvc.load.texts": room(
-        "schedsvc.load schedsvc.workload schedsvc.workload.tokenizers", "numpy", seeded=True
+    "schedsvc.lab.load.fairness": room("schedsvc.lab.load schedsvc.lab.sim", "numpy"),
+    "schedsvc.lab.load.result": room("schedsvc.lab.load schedsvc.lab.load.fairness", "numpy"),
+    "schedsvc.lab.load.plot": room("schedsvc.lab.load", "matplotlib numpy"),
+    "schedsvc.lab.load.texts": room(
+        "schedsvc.lab.load schedsvc.lab.workload schedsvc.lab.workload.tokenizers",
+        "numpy",
+        seeded=True,
     ),
     # Starts the other programs as processes: it imports none of them.
-    "schedsvc.demo": room(
-        "schedsvc.load schedsvc.workload schedsvc_client schedsvc_client.v1",
+    "schedsvc.lab.demo": room(
+        "schedsvc.lab.load schedsvc.lab.workload schedsvc_client schedsvc_client.v1",
         "aiohttp grpc matplotlib numpy rich uvloop yaml",
         prints=True,
     ),
@@ -145,49 +151,50 @@ ROOMS: dict[str, Room] = {
         "click rich",
         prints=True,
     ),
-    "schedsvc.emulator.cli": room(
-        "schedsvc.emulator schedsvc.emulator.replay_cli schedsvc.sim.engine"
-        " schedsvc.workload.tokenizers",
+    "schedsvc.lab.emulator.cli": room(
+        "schedsvc.lab.emulator schedsvc.lab.emulator.replay_cli schedsvc.lab.engine"
+        " schedsvc.lab.workload.tokenizers",
         "click",
         prints=True,
     ),
-    "schedsvc.emulator.replay_cli": room(
-        "schedsvc.emulator schedsvc.workload", "click uvloop", prints=True
+    "schedsvc.lab.emulator.replay_cli": room(
+        "schedsvc.lab.emulator schedsvc.lab.workload", "click uvloop", prints=True
     ),
-    "schedsvc.load.cli": room(
-        "schedsvc.load schedsvc.load.plot schedsvc.load.result schedsvc.load.texts"
-        " schedsvc.workload schedsvc.workload.tokenizers",
+    "schedsvc.lab.load.cli": room(
+        "schedsvc.lab.load schedsvc.lab.load.plot schedsvc.lab.load.result schedsvc.lab.load.texts"
+        " schedsvc.lab.workload schedsvc.lab.workload.tokenizers",
         "click rich uvloop yaml",
         clock=WALL,
         prints=True,
     ),
-    "schedsvc.workload.cli": room(
-        "schedsvc.workload schedsvc.workload.chat schedsvc.workload.conversations_client"
-        " schedsvc.workload.conversations_report schedsvc.workload.fetch schedsvc.workload.plot"
-        " schedsvc.workload.prefix.figures schedsvc.workload.tokenizers",
+    "schedsvc.lab.workload.cli": room(
+        "schedsvc.lab.workload schedsvc.lab.workload.chat schedsvc.lab.workload.fetch"
+        " schedsvc.lab.workload.conversations_client schedsvc.lab.workload.conversations_report"
+        " schedsvc.lab.workload.plot schedsvc.lab.workload.prefix.figures"
+        " schedsvc.lab.workload.tokenizers",
         "click pydantic rich",
         prints=True,
     ),
     # Drives the core and the client's half of the Session protocol against each other.
-    "schedsvc.sim.faults": room(
+    "schedsvc.lab.faults": room(
         "schedsvc._core schedsvc.clock schedsvc.state schedsvc_client schedsvc_client.v1"
-        " schedsvc.sim.faults.auditor",
+        " schedsvc.lab.faults.auditor",
         never=IO,
         clock=NO_CLOCK,
         seeded=True,
     ),
     # Believes nothing of the core: it knows the contract alone.
-    "schedsvc.sim.faults.auditor": room(
+    "schedsvc.lab.faults.auditor": room(
         "schedsvc_client.v1", never=IO, clock=NO_CLOCK, seeded=True
     ),
-    "schedsvc.sim.faults.cli": room("schedsvc.sim.faults", "click rich", prints=True),
-    "schedsvc.sim.cli": room(
-        "schedsvc.config schedsvc.sim schedsvc.sim.engine schedsvc.sim.figures"
-        " schedsvc.sim.overrides schedsvc.sim.replay schedsvc.workload",
+    "schedsvc.lab.faults.cli": room("schedsvc.lab.faults", "click rich", prints=True),
+    "schedsvc.lab.sim.cli": room(
+        "schedsvc.config schedsvc.lab.sim schedsvc.lab.engine schedsvc.lab.sim.figures"
+        " schedsvc.lab.sim.overrides schedsvc.lab.sim.replay schedsvc.lab.workload",
         "click rich",
         prints=True,
     ),
-    "schedsvc.demo.cli": room("schedsvc.demo schedsvc.load", "click", prints=True),
+    "schedsvc.lab.demo.cli": room("schedsvc.lab.demo schedsvc.lab.load", "click", prints=True),
     # Pure Python that knows nothing of the server: an engine host never compiles anything.
     "schedsvc_client": room("schedsvc_client.v1", "grpc google grpc_status"),
     "schedsvc_client.v1": room(packages="grpc google"),
@@ -196,10 +203,8 @@ ROOMS: dict[str, Room] = {
     "schedsvc_vllm.proxy": room("schedsvc_vllm schedsvc_client", "aiohttp yarl"),
     "bench": room(
         "schedsvc schedsvc._core schedsvc.driver schedsvc.service schedsvc.server schedsvc.config"
-        " schedsvc.clock schedsvc.emulator schedsvc.load schedsvc.load.result schedsvc.workload"
-        " schedsvc_client"
-        " schedsvc_client.v1"
-        " schedsvc_vllm",
+        " schedsvc.clock schedsvc.lab.emulator schedsvc.lab.load schedsvc.lab.load.result"
+        " schedsvc.lab.workload schedsvc_client schedsvc_client.v1 schedsvc_vllm",
         "Cython click google grpc matplotlib numpy pytest pytest_benchmark rich setuptools uvloop",
         clock=WALL,
         prints=True,

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from schedsvc.sim.faults.options import FAULTS
+from schedsvc.lab.faults.options import FAULTS
 
 from .sources import ROOT
 

@@ -52,6 +52,12 @@ def test_every_room_is_spelled_right() -> None:
     assert not unknown, f"edges lead to no room: {sorted(unknown)}"
 
 
+def test_no_room_of_the_service_leads_to_the_laboratory() -> None:
+    lab = {name for name in ROOMS if (name + ".").startswith("schedsvc.lab.")}
+    service = set(ROOMS) - lab - {"bench"}
+    assert not {(name, edge) for name in service for edge in ROOMS[name].rooms & lab}
+
+
 def test_rooms_form_no_cycle() -> None:
     finished: set[str] = set()
 
@@ -69,11 +75,11 @@ def test_rooms_form_no_cycle() -> None:
 @pytest.mark.parametrize(
     ("module", "text", "complaint"),
     [
-        ("schedsvc.sim.world", "import asyncio", "may never import asyncio"),
-        ("schedsvc.sim.world", "def f():\n    from grpc import aio", "use the package grpc"),
-        ("schedsvc.sim.world", "from .. import driver", "may not import schedsvc.driver"),
-        ("schedsvc.sim.engine.cache", "from schedsvc.sim import world", "may not import"),
-        ("schedsvc.load.runner", "from schedsvc.service import Service", "may not import"),
+        ("schedsvc.lab.sim.world", "import asyncio", "may never import asyncio"),
+        ("schedsvc.lab.sim.world", "def f():\n    from grpc import aio", "use the package grpc"),
+        ("schedsvc.lab.sim.world", "from ... import driver", "may not import schedsvc.driver"),
+        ("schedsvc.lab.engine.cache", "from schedsvc.lab.sim import world", "may not import"),
+        ("schedsvc.lab.load.runner", "from schedsvc.service import Service", "may not import"),
         ("schedsvc_client.admission", "import schedsvc", "may not import schedsvc"),
         ("schedsvc_vllm.gate", "import starlette.types", "use the package starlette"),
     ],
@@ -87,7 +93,7 @@ def test_a_wrong_import_is_found(module: str, text: str, complaint: str) -> None
     [
         ("schedsvc.driver", "from schedsvc._core import Scheduler\nimport asyncio"),
         ("schedsvc.cli", "from schedsvc import __version__"),
-        ("schedsvc.sim.world", "from .engine.cache import Cache\nimport heapq"),
+        ("schedsvc.lab.sim.world", "from ..engine.cache import Cache\nimport heapq"),
     ],
 )
 def test_a_right_import_passes(module: str, text: str) -> None:

@@ -5,6 +5,7 @@ import importlib
 import importlib.metadata
 import itertools
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -18,16 +19,26 @@ PROJECTS = {
     "schedsvc_vllm": ROOT / "clients/vllm/pyproject.toml",
 }
 
-# Modules that only a command with packages of its own loads: an extra names those.
-OPTIONAL = {"schedsvc_vllm.proxy", "schedsvc.workload.parquet"}
+# Modules whose packages an extra names.
+EXTRAS = {
+    "schedsvc.lab": ("lab",),
+    "schedsvc.lab.workload.parquet": ("lab", "parquet"),
+    "schedsvc_vllm.proxy": ("proxy",),
+}
 
 
-def required(pyproject: Path, *, extras: bool) -> set[str]:
-    """Distributions that a pyproject.toml names, in normal form."""
+def extras_of(module: str) -> tuple[str, ...]:
+    """Return the extras whose packages a module may import besides those of its distribution."""
+    parts = module.split(".")
+    names = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((EXTRAS[name] for name in names if name in EXTRAS), ())
+
+
+def required(pyproject: Path, extras: Iterable[str]) -> set[str]:
+    """Return the distributions that a pyproject.toml names, in normal form."""
     project = tomllib.loads(pyproject.read_text())["project"]
-    lines = list(project["dependencies"])
-    if extras:
-        lines += itertools.chain(*project.get("optional-dependencies", {}).values())
+    optional = project.get("optional-dependencies", {})
+    lines = [*project["dependencies"], *itertools.chain(*(optional[extra] for extra in extras))]
     return {_normal(re.split(r"[\s<>=!~;\[]", line, maxsplit=1)[0]) for line in lines}
 
 
@@ -40,7 +51,13 @@ def _modules_of(distribution: str) -> list[str]:
     return [name for name, owners in found if distribution in map(_normal, owners)]
 
 
-NAMED = sorted(set().union(*(required(path, extras=True) for path in PROJECTS.values())))
+def named(pyproject: Path) -> set[str]:
+    """Return the distributions that a pyproject.toml names, those of every extra included."""
+    project = tomllib.loads(pyproject.read_text())["project"]
+    return required(pyproject, project.get("optional-dependencies", {}))
+
+
+NAMED = sorted(set().union(*map(named, PROJECTS.values())))
 
 
 @pytest.mark.parametrize("distribution", NAMED)
@@ -59,13 +76,13 @@ def test_every_import_is_named(package: str) -> None:
     for module in modules():
         if module.name.split(".")[0] != package:
             continue
-        named = required(PROJECTS[package], extras=module.name in OPTIONAL)
+        allowed = required(PROJECTS[package], extras_of(module.name))
         for _, name in imports(ast.parse(module.path.read_text()), module.name, module.is_package):
             top = name.split(".")[0]
             if top in PACKAGES:
                 provider = {top.replace("_", "-")} - {package.replace("_", "-")}
             else:
                 provider = set() if is_standard(name) else {_normal(o) for o in owners[top]}
-            if provider and not provider & named:
+            if provider and not provider & allowed:
                 unnamed.add(f"{module.name} imports {top}")
     assert not unnamed, f"{PROJECTS[package]} does not name: {sorted(unnamed)}"

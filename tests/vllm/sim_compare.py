@@ -27,14 +27,14 @@ from statistics import fmean, median
 from typing import Any
 
 from schedsvc.config import Config, load
-from schedsvc.load.generator import LoadRun, Pace
-from schedsvc.load.report import client_lag_ms_p99
-from schedsvc.load.target import Target
-from schedsvc.sim.engine import Profile, ProfileError, load_profile
-from schedsvc.sim.fit import FitError
-from schedsvc.sim.requests import Requests
-from schedsvc.sim.scenario import Scenario, simulate
-from schedsvc.workload import TraceRequest, read_trace
+from schedsvc.lab.engine import Profile, ProfileError, load_profile
+from schedsvc.lab.load.generator import LoadRun, Pace
+from schedsvc.lab.load.report import client_lag_ms_p99
+from schedsvc.lab.load.target import Target
+from schedsvc.lab.sim.fit import FitError
+from schedsvc.lab.sim.requests import Requests
+from schedsvc.lab.sim.scenario import Scenario, simulate
+from schedsvc.lab.workload import TraceRequest, read_trace
 
 from . import programs, recorded
 from .around import added_ms, around_ms

@@ -9,10 +9,10 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 import pytest
-from workload import trained
+from lab.workload import trained
 
-from schedsvc.workload.prompts import PrefixPlan, PromptMaker, block_stretches
-from schedsvc.workload.tokenizers import ModelTokenizer
+from schedsvc.lab.workload.prompts import PrefixPlan, PromptMaker, block_stretches
+from schedsvc.lab.workload.tokenizers import ModelTokenizer
 
 from . import programs
 

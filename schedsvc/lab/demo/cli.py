@@ -1,0 +1,50 @@
+"""`schedsvc demo`: the noisy neighbour, without and with the scheduler."""
+
+import asyncio
+from pathlib import Path
+
+import click
+
+EPILOG = """\b
+Example:
+  schedsvc demo --out out/demo
+
+Writes report.json, details.json, demo.png, one CSV of requests for each run, and the logs of the
+programs it started. The exit status is 0 only where every bar holds.
+"""
+
+
+@click.command("demo", epilog=EPILOG)
+@click.option(
+    "--out",
+    default="out/demo",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for the report, the picture and the logs; made where it is missing.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    help="Draw another workload of the same kind instead of the bundled one.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def demo(out: Path, seed: int | None, as_json: bool) -> None:
+    """Show what one flooding tenant does to the others, and what the scheduler does about it.
+
+    Starts emulated engines and a scheduler, and sends the same requests of three tenants four
+    times: the quiet tenant alone, all on the plain engine, all through the scheduler, and once
+    more through the same scheduler. Takes less than two minutes.
+    """
+    # Imported here: numpy and matplotlib would make every other command start later.
+    from schedsvc.lab.demo.processes import DemoError
+    from schedsvc.lab.demo.run import run_demo
+    from schedsvc.lab.load.generator import TargetError
+
+    try:
+        holds = run_demo(out, seed=seed, as_json=as_json)
+    except (DemoError, TargetError, OSError) as error:
+        raise click.ClickException(str(error)) from None
+    except asyncio.CancelledError:
+        raise click.ClickException("ended by a signal") from None
+    if not holds:
+        raise click.ClickException("a bar does not hold; see above")

@@ -1,0 +1,83 @@
+"""The whole demo: every phase, its report, its picture, its verdict."""
+
+import asyncio
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from rich.console import Console
+
+from schedsvc.lab.demo.phases import Measured, Setting, run_all
+from schedsvc.lab.demo.plot import draw
+from schedsvc.lab.demo.show import show
+from schedsvc.lab.demo.traffic import TRACE_FILE, bundled, generate
+from schedsvc.lab.demo.verdict import judge
+from schedsvc.lab.load.files import write_report, write_requests
+from schedsvc.lab.load.report import full_report, run_report
+
+
+def run_demo(out: Path, *, seed: int | None, as_json: bool) -> bool:
+    """Run the demo into a folder; True where every bar holds.
+
+    `seed` draws another workload than the bundled one. Raises DemoError, TargetError, OSError;
+    asyncio.CancelledError on SIGTERM and SIGHUP and KeyboardInterrupt on Ctrl-C, with every program
+    ended.
+    """
+    started = time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    trace = bundled() if seed is None else generate(seed)
+    console = Console(stderr=as_json)
+    name = TRACE_FILE.name if seed is None else f"drawn with seed {seed}"
+    console.print(
+        f"{len(trace)} requests of three tenants over {trace[-1].arrival_s:.0f} s ({name}); "
+        f"output in {out}",
+        highlight=False,
+    )
+    setting = Setting(trace, seed or 0, out, console)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        measured = runner.run(_until_signalled(setting))
+    report, details = reports(measured)
+    _write(measured, report, details, out)
+    bars = judge(report)
+    show(report, details, bars, console)
+    console.print(
+        f"{out / 'demo.png'}, {out / 'report.json'}; {time.monotonic() - started:.0f} s in all",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if as_json:
+        Console(soft_wrap=True, highlight=False).print(json.dumps(report, indent=2), markup=False)
+    return all(bar.holds for bar in bars)
+
+
+async def _until_signalled(setting: Setting) -> Measured:
+    """Run all phases; SIGTERM and SIGHUP end them as Ctrl-C does."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        return await run_all(setting)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+
+
+def reports(measured: Measured) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Make the report, and the same with reasons, queue times and the generator's health."""
+    phases = measured.phases.values()
+    report = {phase.name: run_report(phase.result, phase.preemptions) for phase in phases}
+    details = {phase.name: full_report(phase.result, phase.preemptions) for phase in phases}
+    return report | {"after": measured.after}, details | {"after": measured.after}
+
+
+def _write(measured: Measured, report: dict[str, Any], details: dict[str, Any], out: Path) -> None:
+    write_report(report, out / "report.json")
+    write_report(details, out / "details.json")
+    for phase in measured.phases.values():
+        write_requests(phase.result, out / f"requests-{phase.name}.csv")
+    draw(report, {phase.name: phase.result for phase in measured.phases.values()}, out / "demo.png")

@@ -1,0 +1,33 @@
+"""An independent auditor: books kept from the messages alone, by the rules of the contract.
+
+It imports nothing of the core, and believes nothing that the core says of itself: what it knows,
+it saw on the wire between clients and scheduler.
+"""
+
+from schedsvc.lab.faults.auditor.ledger import UNKNOWN_FLOW
+from schedsvc.lab.faults.auditor.records import (
+    DEFAULT_CLASS,
+    Classes,
+    Limits,
+    PoolLimits,
+    PriorityClass,
+    Quotas,
+    Terms,
+    ViolationError,
+)
+from schedsvc.lab.faults.auditor.reference_state import Auditor
+from schedsvc.lab.faults.auditor.resume import Known
+
+__all__ = [
+    "DEFAULT_CLASS",
+    "UNKNOWN_FLOW",
+    "Auditor",
+    "Classes",
+    "Known",
+    "Limits",
+    "PoolLimits",
+    "PriorityClass",
+    "Quotas",
+    "Terms",
+    "ViolationError",
+]

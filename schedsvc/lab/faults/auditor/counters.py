@@ -1,0 +1,205 @@
+"""Counters of service by the rules of the contract (arXiv 2401.00588, algorithm 2).
+
+They are kept from the messages alone, and only where the messages tell everything that counters
+are made of: every request reports its progress, nothing waits for a quota, and no verdict is left
+unread by its stream.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import itemgetter
+
+from schedsvc.lab.faults.auditor.records import Request, Terms, require
+
+_EVENT, _OTHER, _GRANT = range(3)
+"""Who caused a change: a message, in whose order it is; the scheduler by itself, in an order that
+nobody tells; a grant, in the order of the lease ids."""
+
+_ARRIVE, _LEAVE, _START, _CHARGE, _END = range(5)
+
+_cause_and_lease = itemgetter(0, 1)
+
+
+@dataclass(frozen=True)
+class CounterState:
+    """Counters as they outlive a process."""
+
+    counters: dict[str, int]
+    active: frozenset[str]
+    last: frozenset[str]
+    owed: dict[str, int]  # what they carry for open leases
+
+
+class Counters:
+    """What each flow's counter has to be.
+
+    Changes are noted as they are heard, and made at the end of a round: only then is known which
+    arrivals were refused at once, and in which order was granted. O(flows) for each change.
+    """
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew, with nothing queued and nothing in flight."""
+        self.known = self._terms.counts_exactly
+        self._counters: dict[str, int] = {}
+        self._queued: dict[str, int] = {}
+        self._live: dict[str, int] = {}
+        self._active: set[str] = set()
+        self._last: set[str] = set()  # one of these was active last
+        self._log: list[tuple[int, int, int, str, int, Request | None]] = []
+        self._ended: list[tuple[int, str]] = []  # by a decision of this round
+        self.is_deciding = False  # what is noted now was caused by the scheduler, not by a message
+        self.owed: dict[str, int] = {}  # what is charged for leases of an earlier process
+        self._returning: set[str] = set()  # active before, and so until a time
+        self._returning_until_ns = 0
+
+    def resume(self, state: CounterState | None, returning_until_ns: int) -> None:
+        """Go on where an earlier process was; None: nobody knows where."""
+        if state is None:
+            self.known = False
+            return
+        self._counters = dict(state.counters)
+        self._active, self._returning = set(state.active), set(state.active)
+        self._last = set(state.last)
+        self.owed = dict(state.owed)
+        self._returning_until_ns = returning_until_ns
+
+    def state(self, now_ns: int, owed: dict[str, int]) -> CounterState | None:
+        """Return what would outlive the process; `owed`: what is charged for open leases."""
+        if not self.known or self._log or (self._returning and now_ns >= self._returning_until_ns):
+            return None
+        active, last = frozenset(self._active), frozenset(self._last)
+        return CounterState(dict(self._counters), active, last, owed)
+
+    def of(self, flow: str) -> int:
+        """Return the counter of a flow, in weighted micro-tokens."""
+        return self._counters.get(flow, 0)
+
+    # Notes.
+
+    def _note(self, lease_id: int, kind: int, flow: str, value: int, r: Request | None) -> None:
+        if self.known:
+            cause = _GRANT if lease_id else _OTHER if self.is_deciding else _EVENT
+            self._log.append((cause, lease_id, kind, flow, value, r))
+
+    def arrived(self, r: Request) -> None:
+        """Note a request that waits, unless it turns out to be refused at once."""
+        self._note(0, _ARRIVE, r.flow, 0, r)
+
+    def left(self, r: Request, granted_as: int = 0) -> None:
+        """Note that a request waits no more; `granted_as`: the lease that it became."""
+        self._note(granted_as, _LEAVE, r.flow, granted_as, r)
+
+    def restored(self, r: Request) -> None:
+        """Note a lease of an earlier process."""
+        self._note(0, _START, r.flow, 0, r)
+
+    def charged(self, flow: str, weighted: int, granted_as: int = 0) -> None:
+        """Note service; negative: a refund."""
+        if weighted:
+            self._note(granted_as, _CHARGE, flow, weighted, None)
+
+    def ended(self, flow: str) -> None:
+        """Note the end of a lease."""
+        self._note(0, _END, flow, 0, None)
+
+    def told_of(self, flow: str, charged: int) -> None:
+        """Let a lease of an earlier process, charged anew, take over what its flow is owed."""
+        paid = min(self.owed.get(flow, 0), charged)
+        if paid:
+            self.owed[flow] -= paid
+            self.charged(flow, -paid)
+
+    def close_stream(self) -> None:
+        """Note that what follows is withdrawn in an order that nobody tells."""
+        self.is_deciding = True
+
+    # The end of a round.
+
+    def settle(self, now_ns: int, heads: Callable[[], list[Request]]) -> None:
+        """Make the changes of a round; `heads` tells who still waits at its end."""
+        log, self._log = self._log, []
+        self.is_deciding = False
+        if self._returning and now_ns >= self._returning_until_ns:
+            self._end_returns()
+        if not log or not self.known:
+            return
+        log.sort(key=_cause_and_lease)  # what ties, keeps its order
+        waiting: list[Request] = []
+        if self._terms.serves_in_order and log[-1][0] == _GRANT:  # grants are last: _GRANT is most
+            granted = [note[5] for note in log if note[0] == _GRANT and note[5] is not None]
+            if granted and all(note[0] != _OTHER for note in log):
+                waiting = heads() + granted
+        for cause, _, kind, flow, value, r in log:
+            if kind == _ARRIVE and r is not None and not r.refused_at_once:
+                self._activate(flow, queues=True)
+                self._queued[flow] = self._queued.get(flow, 0) + 1
+            elif kind == _LEAVE and r is not None and not r.refused_at_once:
+                if value and waiting and self.known:  # no more, after some arrivals
+                    self._check_turn(r, waiting)
+                    waiting.remove(r)
+                self._queued[flow] -= 1
+                if value:
+                    self._live[flow] = self._live.get(flow, 0) + 1
+                self._may_rest(cause, flow)
+            elif kind == _START:
+                self._activate(flow, queues=False)
+                self._live[flow] = self._live.get(flow, 0) + 1
+            elif kind == _CHARGE:
+                self._counters[flow] = max(0, self.of(flow) + value)
+            elif kind == _END:
+                self._live[flow] -= 1
+                self._may_rest(cause, flow)
+        self._settle_last()
+
+    def _check_turn(self, r: Request, waiting: list[Request]) -> None:
+        """Whoever is served is the one that was served least (invariant 8)."""
+        first = min(waiting, key=lambda other: (self.of(other.flow), other.seq))
+        require(
+            first is r, "served before its turn", *r.key, self.of(r.flow), *first.key,
+            self.of(first.flow),
+        )  # fmt: skip
+
+    def _activate(self, flow: str, *, queues: bool) -> None:
+        if flow in self._active or (self._terms.lift_queued and not queues):
+            return
+        if self._terms.lifts:
+            among = self._active or self._last
+            levels = {self.of(other) for other in among} or {0}
+            least = min(levels)
+            if not self._active and max(levels) > max(least, self.of(flow)):
+                self.known = False  # whichever of them it was
+            self._counters[flow] = max(self.of(flow), least)
+        self._active.add(flow)
+
+    def _may_rest(self, cause: int, flow: str) -> None:
+        if self._queued.get(flow, 0) or flow not in self._active or flow in self._returning:
+            return
+        if self._live.get(flow, 0) == 0 or self._terms.lift_queued:
+            self._active.discard(flow)
+            if cause == _EVENT:
+                self._last = {flow}
+            else:
+                self._ended.append((cause, flow))
+
+    def _end_returns(self) -> None:
+        """Let those be idle that have not come back in their time."""
+        back, self._returning = self._returning, set()
+        gone = {
+            flow
+            for flow in back
+            if not self._queued.get(flow, 0)
+            and (self._terms.lift_queued or not self._live.get(flow, 0))
+        }
+        self._active -= gone
+        self._last = gone or self._last
+
+    def _settle_last(self) -> None:
+        ended, self._ended = self._ended, []
+        if not ended:
+            return
+        by_grants = all(cause == _GRANT for cause, _ in ended)
+        self._last = {ended[-1][1]} if by_grants else {flow for _, flow in ended}

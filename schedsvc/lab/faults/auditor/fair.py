@@ -1,0 +1,99 @@
+"""The bound of VTC (arXiv 2401.00588, section 4), measured on what was served."""
+
+from schedsvc.lab.faults.auditor.counters import Counters
+from schedsvc.lab.faults.auditor.records import Lease, Request, Terms, require
+
+
+class Fairness:
+    """Service of flows, compared pair by pair from the round in which both are backlogged.
+
+    A flow that waits all the time has to get as much as any other that waits all the time, give or
+    take the bound. Where a running request keeps a flow active, it is not lifted when it waits
+    again: what its counter is behind then, it may catch up, and no more.
+    """
+
+    def __init__(self, terms: Terms, counters: Counters) -> None:
+        self._terms = terms
+        self._counters = counters
+        self._weight_min = min(terms.tenants.values(), default=1_000)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything: the scheduler did."""
+        self.served: dict[str, int] = {}
+        self._since: dict[tuple[str, str], tuple[int, int]] = {}  # difference served, of counters
+        self._waiting: dict[str, int] = {}
+        self._prompt_max = self._pool_tokens = 0
+
+    def arrived(self, r: Request) -> None:
+        """Count a request that waits from now on."""
+        self._prompt_max = max(self._prompt_max, r.prompt_tokens)
+        waiting = self._waiting
+        waiting[r.flow] = waiting.get(r.flow, 0) + 1
+
+    def left(self, r: Request) -> None:
+        """Count a request that waits no more."""
+        waiting = self._waiting
+        waiting[r.flow] -= 1
+        if not waiting[r.flow]:
+            del waiting[r.flow]
+            self._since = {pair: gap for pair, gap in self._since.items() if r.flow not in pair}
+
+    def charge(self, lease: Lease, *, final: bool, granted_as: int = 0) -> None:
+        """Let the flow's service hold what the lease has used so far."""
+        terms = self._terms
+        input_tokens = lease.input_tokens
+        if not final:
+            input_tokens = max(input_tokens, lease.request.prompt_tokens)
+        micro = (
+            (input_tokens - lease.cached_tokens) * terms.input_price
+            + lease.cached_tokens * terms.cached_price
+            + lease.output_tokens * terms.output_price
+        )
+        served = micro * 1000 // lease.weight_milli
+        flow = lease.request.flow
+        more = served - lease.served
+        if more:
+            self.served[flow] = self.served.get(flow, 0) + more
+            self._counters.charged(flow, more, granted_as)
+            lease.served = served
+
+    def settle(self) -> None:
+        """Begin to compare those that both wait since this round. O(pairs)."""
+        if not self._terms.fair:
+            return
+        waiting = sorted(self._waiting)
+        if len(self._since) == len(waiting) * (len(waiting) - 1) // 2:
+            return
+        counter = self._counters.of
+        for at, one in enumerate(waiting):
+            for other in waiting[at + 1 :]:
+                served = self.served.get(one, 0) - self.served.get(other, 0)
+                self._since.setdefault((one, other), (served, counter(one) - counter(other)))
+
+    def check(self, live: dict[int, Lease]) -> None:
+        """Hold every pair to its bound. O(pairs + leases)."""
+        terms = self._terms
+        if not terms.fair or not (terms.lift_queued or self._counters.known):
+            return
+        slack: dict[str, int] = {}
+        for lease in live.values():
+            r = lease.request
+            if not r.reports_progress:  # its output is settled at its end
+                most = r.max_output_tokens * r.sequences * terms.output_price
+                slack[r.flow] = slack.get(r.flow, 0) + most * 1000 // lease.weight_milli
+            # Where more is promised than there is, more runs at once.
+            blocks = max(lease.pool.capacity_blocks, lease.pool.high)
+            self._pool_tokens = max(self._pool_tokens, blocks * lease.pool.block)
+        most = max(terms.input_price * self._prompt_max, terms.output_price * self._pool_tokens)
+        bound = 2 * most * 1000 // self._weight_min
+        for (one, other), (since, behind) in self._since.items():
+            gap = self.served.get(one, 0) - self.served.get(other, 0) - since
+            allowed = bound + slack.get(one, 0) + slack.get(other, 0)
+            if not terms.lift_queued and gap * behind < 0:
+                allowed += abs(behind)
+            require(
+                abs(gap) <= allowed,
+                "two flows that waited all the time were served too differently",
+                f"{one} and {other} by {gap} micro-tokens, bound {allowed}",
+            )

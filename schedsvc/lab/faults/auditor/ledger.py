@@ -1,0 +1,495 @@
+"""The auditor's books: what each event of the contract does to requests, leases and pools."""
+
+from schedsvc.lab.faults.auditor.classes import ClassOrder
+from schedsvc.lab.faults.auditor.counters import Counters
+from schedsvc.lab.faults.auditor.fair import Fairness
+from schedsvc.lab.faults.auditor.operator_actions import OperatorActions
+from schedsvc.lab.faults.auditor.quotas import Meters
+from schedsvc.lab.faults.auditor.records import (
+    CANCELLED,
+    COMPLETED,
+    DEFAULT_CLASS,
+    ENDED,
+    EXPIRED,
+    LIVE,
+    UNKNOWN,
+    VOID,
+    Ask,
+    Lease,
+    Pool,
+    PriorityClass,
+    Request,
+    Stats,
+    Terms,
+    require,
+)
+from schedsvc.lab.faults.auditor.resume import ANY_TOKENS, Known, Owed
+
+UNKNOWN_FLOW = "unknown"
+_NEVER = -1  # epoch of a pool that nobody has offered
+COUNTS = ("received", "granted", "rejected", "evicted", "completed", "cancelled", "expired")
+
+
+class Books:
+    """State of one scheduler as the messages imply it. Times are the scheduler's clock, in ns.
+
+    `lagging` holds the streams that have verdicts which were not sent yet: while there are any,
+    the books are behind, and nothing that needs them exact is checked. Where such a verdict is
+    never seen, or its request is asked for again meanwhile, the books are lost (`is_lost`) until
+    the next process.
+    """
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.lease_ids: set[int] = set()  # ever granted, by any process
+        self.counters = Counters(terms)
+        self.fairness = Fairness(terms, self.counters)
+        classes = 1 if terms.classes is None else len(terms.classes.known)
+        self.meters = Meters(terms.quotas, (terms.pools + 1) * classes)
+        self.order = ClassOrder(terms)
+        self.handles = OperatorActions()
+        self.resumed = False  # the process was paused since the last round
+        self.restart(0)
+
+    def restart(self, now_ns: int) -> None:
+        """Another process, which knows nothing."""
+        self.requests: dict[tuple[str, str, str], Request] = {}
+        self.queues: dict[tuple[str, str], dict[int, Request]] = {}
+        self.queued = 0
+        self.live: dict[int, Lease] = {}
+        self.ended: dict[int, Lease] = {}  # oldest end first
+        self.orphans: dict[int, Lease] = {}  # live leases whose expiry nobody is told
+        self.pools: dict[str, Pool] = {}
+        self.tags: dict[tuple[int, int], Request] = {}
+        self.counts = dict.fromkeys(COUNTS, 0)
+        self.usage: dict[str, list[int]] = {}  # input, cached, output tokens by flow
+        self.lagging: set[int] = set()
+        self.is_lost = False  # verdicts that nobody saw changed what later messages mean
+        self.fresh: list[Request] = []  # granted in this round
+        self.dropped: list[Request] = []  # evicted in it, not as withdrawn
+        self.voided: list[Lease] = []  # whose holders have to be told
+        self.seq = 0
+        self.draining = False
+        self.last_ns = -1
+        self.weights = {**self.terms.tenants, UNKNOWN_FLOW: self.terms.unknown_weight}
+        self.counters.restart()
+        self.fairness.restart()
+        self.order.restart()
+        self.meters.restart(now_ns)
+        self.handles.restart(frozenset(), closed=False)
+        # What pools of an earlier process hold that nobody has offered yet; None: anything.
+        self.awaited: dict[str, Owed] | None = {}
+        self.resume_until_ns = 0
+
+    def resume(self, now_ns: int, known: Known, credit_ns: int) -> None:
+        """Go on where an earlier process was; buckets are credited for the time away."""
+        returning_until_ns = now_ns + self.terms.lease_ttl_ns
+        self.resume_until_ns = returning_until_ns + self.terms.lease_grace_ns
+        self.awaited = None if known.pools is None else dict(known.pools)
+        self.counters.resume(known.counters, returning_until_ns)
+        self.meters.resume(known.levels, credit_ns)
+        self.handles.restart(known.drained, closed=known.closed)
+        for name in sorted(known.drained):
+            self.expect(name)
+
+    def end_resume(self, now_ns: int) -> None:
+        """Expect no more leases of an earlier process, once they have had their time."""
+        if self.resume_until_ns and now_ns >= self.resume_until_ns:
+            self.resume_until_ns = 0
+            self.counters.owed.clear()
+            for pool in self.pools.values():
+                pool.owed_low = pool.owed_high = 0
+
+    def expect(self, name: str) -> None:
+        """Know a pool by its name, which nobody has offered yet: it drains."""
+        self.pools[name] = Pool(name, _NEVER, 1, 1, 0, 0, 0, {}, {}, self.terms)
+
+    def known(self, now_ns: int, *, is_behind: bool) -> Known:
+        """Return what would outlive the process; `is_behind`: drains alone are known. O(leases)."""
+        drained, closed = frozenset(self.handles.drained), self.handles.closed
+        if is_behind:
+            return Known(drained=drained, closed=closed)
+        owed = dict(self.counters.owed)
+        for lease in self.live.values():
+            owed[lease.request.flow] = owed.get(lease.request.flow, 0) + lease.served
+        is_late = self.resume_until_ns != 0 and now_ns >= self.resume_until_ns
+        pools = None if self.awaited is None else dict(self.awaited)
+        if pools is not None:
+            for pool in self.pools.values():
+                if pool.epoch == _NEVER:
+                    continue
+                low = pool.low * pool.block + (0 if is_late else pool.owed_low)
+                pools[pool.name] = Owed(pool.epoch, low, pool.high * pool.block + pool.owed_high)
+        counters = None if is_late else self.counters.state(now_ns, owed)
+        return Known(pools, counters, self.meters.state(now_ns), drained, closed)
+
+    def class_of(self, tenant: str, named: str) -> PriorityClass:
+        """Return the class of a tenant's request."""
+        classes = self.terms.classes
+        return DEFAULT_CLASS if classes is None else classes.find(tenant, named)
+
+    def flow_of(self, base: str, cls: PriorityClass) -> str:
+        """Return the name of a tenant's flow in a class."""
+        return base if self.terms.classes is None else f"{base}/{cls.name}"
+
+    def flow_of_row(self, row: Stats) -> str:
+        """Return the name of the flow that a row of Stats tells of."""
+        classes = self.terms.classes
+        if classes is None:
+            return str(row["tenant"])
+        return self.flow_of(row["tenant"], classes.known[row["request_class"]])
+
+    # Requests.
+
+    def admit(
+        self, now_ns: int, principal: int, conn: int, tag: int, ask: Ask, ttl_ns: int, reports: bool
+    ) -> Request | None:
+        """Take a request in, or find the one that it repeats; None: it contradicts that one."""
+        known_flow = ask.tenant in self.terms.tenants
+        base = ask.tenant if known_flow else UNKNOWN_FLOW
+        flow = self.flow_of(base, ask.request_class)
+        hopeless = (not known_flow and not self.terms.shares_unknown) or (
+            ask.pool != "" and ask.pool not in self.pools
+        )
+        key = (base, "" if known_flow else ask.tenant, ask.request_id)
+        r = None if hopeless else self.requests.get(key)
+        if r is not None:
+            # While its stream lags, it may have a verdict by now.
+            self.is_lost = self.is_lost or (r.queued and r.conn in self.lagging)
+            if (r.ask is not None and r.ask != ask) or r.principal != principal:
+                return None
+            if r.queued and conn > 0 and r.conn == conn:
+                return None
+            if conn != r.conn and (r.lease is None or not r.lease.outcome):
+                self._adopt(r, conn, tag)
+            return r
+        self.seq += 1
+        self.counts["received"] += 1
+        is_urgent = ttl_ns and self.terms.by_deadline
+        ttl_ns = min(ttl_ns or self.terms.queue_ttl_ns, self.terms.queue_ttl_ns)
+        r = Request(
+            ask, key, flow, principal, self.seq, now_ns, now_ns + ttl_ns, conn, tag, reports,
+            sum(ask.prompts), len(ask.prompts) * ask.n, ask.n, ask.max_output_tokens,
+            ask.adapter, ask.request_class,
+        )  # fmt: skip
+        r.place = (r.due_ns if is_urgent else ANY_TOKENS, r.seq)
+        if not hopeless:
+            self.requests[key] = r
+            self.queues.setdefault((flow, ask.pool), {})[r.seq] = r
+            self.queued += 1
+            self.counters.arrived(r)
+            self.fairness.arrived(r)
+        return r
+
+    def hand_over(self, r: Request, conn: int) -> None:
+        """Let another stream hold a lease: the one that replayed it."""
+        self._adopt(r, conn, 0)
+
+    def _adopt(self, r: Request, conn: int, tag: int) -> None:
+        """Whoever asked last is told."""
+        if r.queued and r.conn > 0:
+            self.tags.pop((r.conn, r.tag), None)
+        r.conn, r.tag = conn, tag
+        if r.lease is not None:
+            self._owned(r.lease)
+
+    def _owned(self, lease: Lease) -> None:
+        if lease.request.conn < 0:
+            self.orphans[lease.lease_id] = lease
+        else:
+            self.orphans.pop(lease.lease_id, None)
+
+    def unqueue(self, r: Request, granted_as: int = 0) -> None:
+        """Take a request out of its queue, if it stands in one; `granted_as`: its lease."""
+        r.queued = False
+        queue = self.queues.get((r.flow, r.ask.pool if r.ask else ""))
+        if queue is not None and queue.pop(r.seq, None) is not None:
+            self.queued -= 1
+            if not r.withdrawn:
+                self.counters.left(r, granted_as)
+            self.fairness.left(r)
+
+    def withdraw(self, r: Request) -> None:
+        """Note that its caller wants it no more: it leaves its queue at once, told or not."""
+        if r.queued and not r.withdrawn:
+            self.counters.left(r)
+        r.withdrawn = True
+
+    def heads(self) -> list[Request]:
+        """Return the first of each queue; nobody waits for one that no pool can hold any more."""
+        first_of = self.first_of
+        firsts = [first_of(queue) for queue in self.queues.values() if queue]
+        return [r for r in firsts if self.holds(r)]
+
+    def holds(self, r: Request) -> bool:
+        """Whether a pool could ever run a request. O(pools)."""
+        return any(pool.can_hold(r) for pool in self.pools.values())
+
+    def first_of(self, queue: dict[int, Request]) -> Request:
+        """Return who is next in a queue. O(1), by deadline O(n)."""
+        if self.terms.by_deadline:
+            return min(queue.values(), key=lambda r: r.place)
+        return next(iter(queue.values()))
+
+    def refuse(self, r: Request, count: str) -> None:
+        """Forget a request that was rejected or evicted: a repeat is a new try."""
+        require(r.queued and r.lease is None, "a request got a second verdict", *r.key)
+        r.refused_at_once = count == "rejected"
+        if not (r.refused_at_once or r.withdrawn):
+            self.dropped.append(r)
+        self.unqueue(r)
+        self.counts[count] += 1
+        if self.requests.get(r.key) is r:
+            del self.requests[r.key]
+
+    # Leases.
+
+    def grant(
+        self, now_ns: int, r: Request, lease_id: int, pool: Pool, reserved_tokens: int, *,
+        late: bool,
+    ) -> Lease:  # fmt: skip
+        """Turn a queued request into a lease; `late`: an earlier round did."""
+        require(r.queued, "a request that does not wait was granted", *r.key)
+        require(lease_id not in self.lease_ids, "a lease id was used again", lease_id)
+        self.lease_ids.add(lease_id)
+        self.unqueue(r, lease_id)
+        self.counts["granted"] += 1
+        lease = self._open(now_ns, r, lease_id, pool, reserved_tokens)
+        self.fairness.charge(lease, final=False, granted_as=lease_id)
+        self.meters.grant(now_ns, lease, late=late)
+        if not late:
+            pool.granted = True
+            self.fresh.append(r)
+        return lease
+
+    def _open(
+        self, now_ns: int, r: Request, lease_id: int, pool: Pool, reserved_tokens: int
+    ) -> Lease:
+        weight = self.weights[r.key[0]]
+        lease = Lease(lease_id, r, pool, pool.epoch, now_ns, weight, reserved_tokens, now_ns)
+        lease.input_billed = r.prompt_tokens
+        r.lease = lease
+        self.live[lease_id] = lease
+        pool.leases[lease_id] = lease
+        blocks = -(-reserved_tokens // pool.block)
+        self._hold(lease, blocks, blocks)
+        self._owned(lease)
+        return lease
+
+    def restore(
+        self, now_ns: int, r: Request, lease_id: int, pool: Pool, reserved_tokens: int
+    ) -> None:
+        """Take over a lease of an earlier process, as its holder tells it."""
+        self.lease_ids.add(lease_id)
+        self.counts["received"] += 1
+        self.counts["granted"] += 1
+        r.queued = False
+        self.requests[r.key] = r
+        self.counters.restored(r)
+        lease = self._open(now_ns, r, lease_id, pool, reserved_tokens)
+        self.fairness.charge(lease, final=False)
+        self.meters.hold(lease)
+
+    def told_of(self, now_ns: int, lease: Lease) -> None:
+        """Let a lease take its part over of what was held and charged for those of before."""
+        if now_ns < self.resume_until_ns:
+            pool = lease.pool
+            self.counters.told_of(lease.request.flow, lease.served)
+            pool.owed_low = max(0, pool.owed_low - lease.high * pool.block)
+            pool.owed_high = max(0, pool.owed_high - lease.low * pool.block)
+
+    def _hold(self, lease: Lease, low: int, high: int) -> None:
+        """Note how many blocks the lease holds, at least and at most."""
+        lease.pool.low += low - lease.low
+        lease.pool.high += high - lease.high
+        lease.low, lease.high = low, high
+
+    def state(self, lease_id: int, principal: int, epoch: int) -> int:
+        """Say what a report on this lease is answered."""
+        lease = self.live.get(lease_id)
+        if lease is not None and lease.request.principal == principal:
+            return VOID if lease.is_void or epoch != lease.epoch else LIVE
+        lease = self.ended.get(lease_id)
+        if lease is not None and lease.request.principal == principal:
+            return ENDED
+        return UNKNOWN
+
+    def report(self, now_ns: int, lease: Lease, epoch: int, totals: tuple[int, int, int]) -> None:
+        """Take running totals: they only grow, and they renew. -1: absent."""
+        input_tokens, cached, output_tokens = totals
+        usage = self._usage(lease)
+        if input_tokens > max(0, lease.input_tokens):
+            usage[0] += input_tokens - max(0, lease.input_tokens)
+            lease.input_tokens = input_tokens
+            lease.input_billed = max(lease.input_billed, input_tokens)
+        known = lease.input_tokens if lease.input_tokens >= 0 else lease.request.prompt_tokens
+        if cached > lease.cached_tokens:
+            usage[1] += min(cached, known) - lease.cached_tokens
+            lease.cached_tokens = min(cached, known)
+        if output_tokens > lease.output_tokens:
+            usage[2] += output_tokens - lease.output_tokens
+            lease.output_tokens = output_tokens
+        self.fairness.charge(lease, final=False)
+        if lease.is_void:
+            lease.renewed_ns = now_ns
+        elif epoch == lease.epoch:
+            lease.renewed_ns = now_ns
+            self._grow(lease)
+
+    def _usage(self, lease: Lease) -> list[int]:
+        return self.usage.setdefault(lease.request.flow, [0, 0, 0])
+
+    def _grow(self, lease: Lease) -> None:
+        """Let a lease that outlives its prediction hold more; how much more, nobody tells."""
+        r, pool = lease.request, lease.pool
+        input_tokens = r.prompt_tokens if lease.output_tokens else max(0, lease.input_tokens)
+        held = input_tokens * r.n + lease.output_tokens
+        most = min(pool.capacity_blocks, 1 << 30)
+        low = max(lease.low, min(pool.blocks(held, r.sequences), most) if held else 0)
+        each = -(-lease.output_tokens // r.sequences)
+        # The least prediction for which so many blocks were reserved.
+        room = (-(-lease.reserved_tokens // pool.block) - r.sequences) * pool.block
+        predicted = (room - r.prompt_tokens * r.n) // r.sequences + 1
+        high = max(lease.high, low)
+        if each > predicted:
+            high = max(high, min(pool.need(r, max(each, r.max_output_tokens)), most))
+        self._hold(lease, low, high)
+
+    def complete(
+        self, now_ns: int, lease: Lease, outcome: int, totals: tuple[int, int, int], *,
+        has_run: bool = True,
+    ) -> None:  # fmt: skip
+        """End a lease as its holder says. Final totals are the truth."""
+        input_tokens, cached, output_tokens = totals
+        usage = self._usage(lease)
+        for at, value in enumerate(lease.usage()):
+            usage[at] -= value
+        if input_tokens >= 0:
+            lease.input_tokens = input_tokens
+        known = lease.input_tokens if lease.input_tokens >= 0 else lease.request.prompt_tokens
+        lease.cached_tokens = min(cached if cached >= 0 else lease.cached_tokens, known)
+        if output_tokens >= 0:
+            lease.output_tokens = output_tokens
+        for at, value in enumerate(lease.usage()):
+            usage[at] += value
+        self.end(now_ns, lease, outcome, has_run=has_run)
+
+    def end(self, now_ns: int, lease: Lease, outcome: int, *, has_run: bool = True) -> None:
+        """Close a lease's books, and keep its answer for a while."""
+        lease.outcome = outcome
+        if lease.input_tokens < 0:
+            used = outcome != CANCELLED or lease.output_tokens > 0
+            lease.input_tokens = lease.request.prompt_tokens if used else 0
+            usage = self._usage(lease)
+            usage[0] += lease.input_tokens
+            if not used:
+                usage[1] -= lease.cached_tokens
+                lease.cached_tokens = 0
+        self.fairness.charge(lease, final=True)
+        self.counters.ended(lease.request.flow)
+        self.meters.end(now_ns, lease, has_run=has_run)
+        self._release(lease)
+        self.orphans.pop(lease.lease_id, None)
+        del self.live[lease.lease_id]
+        name = {COMPLETED: "completed", CANCELLED: "cancelled", EXPIRED: "expired"}[outcome]
+        self.counts[name] += 1
+        lease.forgotten_ns = now_ns + self.terms.answer_ttl_ns
+        self.ended[lease.lease_id] = lease
+        if len(self.ended) > self.terms.answers_max:
+            self.forget(next(iter(self.ended.values())))
+
+    def _release(self, lease: Lease) -> None:
+        if lease.pool.leases.pop(lease.lease_id, None) is not None:
+            self._hold(lease, 0, 0)
+
+    def forget(self, lease: Lease) -> None:
+        """Forget the answer of an ended lease."""
+        if self.ended.pop(lease.lease_id, None) is not None:
+            self.requests.pop(lease.request.key, None)
+
+    def take_back(self, now_ns: int, lease: Lease) -> None:
+        """Cancel a grant that its caller never saw: nothing was used, a repeat is a new try."""
+        self.complete(now_ns, lease, CANCELLED, (0, 0, 0), has_run=False)
+        self.forget(lease)
+
+    def expire(self, now_ns: int, lease: Lease, *, late: bool = False) -> None:
+        """Nobody renewed it: not before its time, and not later than one tick after it."""
+        due_ns = lease.renewed_ns + self.terms.lease_ttl_ns + self.terms.lease_grace_ns
+        require(now_ns >= due_ns, "a lease was released before its TTL and grace", due_ns - now_ns)
+        # Of a grant that was told late, the time is known to the microsecond.
+        in_time = late or self.resumed or now_ns <= due_ns + self.terms.tick_ns + 1_000
+        require(in_time, "a lease outlived its TTL and grace", now_ns - due_ns)
+        self.end(now_ns, lease, EXPIRED)
+
+    # Pools and streams.
+
+    def register(
+        self, now_ns: int, conn: int, principal: int, name: str, epoch: int, capacity: int,
+        block: int, max_running: int, max_model_tokens: int,
+    ) -> bool:  # fmt: skip
+        """Let a stream offer a pool, or give it new figures. False: it may not."""
+        pool = self.pools.get(name)
+        if pool is None or pool.epoch == _NEVER:
+            pool = Pool(name, epoch, 1, 1, 0, 0, principal, {}, {}, self.terms)
+            self.pools[name] = pool
+            self._find_owed(now_ns, pool)
+        else:
+            if pool.offers and principal != pool.principal:
+                return False
+            if epoch < pool.epoch and pool.epoch in pool.offers.values():
+                return False
+            if epoch != pool.epoch:
+                self._void(pool)
+                pool.owed_low = pool.owed_high = 0
+            elif pool.leases and block != pool.block:
+                return False
+        pool.epoch, pool.max_model_tokens, pool.principal = epoch, max_model_tokens, principal
+        pool.size(capacity, block, max_running)
+        pool.offers[conn] = epoch
+        return True
+
+    def _find_owed(self, now_ns: int, pool: Pool) -> None:
+        """Hold what leases of an earlier process have in a pool that is offered again."""
+        owed = Owed(pool.epoch, 0, ANY_TOKENS)
+        if self.awaited is not None:
+            owed = self.awaited.pop(pool.name, Owed(pool.epoch, 0, 0))
+        if owed.epoch == pool.epoch and now_ns < self.resume_until_ns:
+            pool.owed_low, pool.owed_high = owed.low, owed.high
+
+    def _void(self, pool: Pool) -> None:
+        for lease in list(pool.leases.values()):
+            self.void(lease)
+
+    def void(self, lease: Lease) -> None:
+        """Void a lease, whose engine has restarted: it holds nothing, and goes on."""
+        lease.is_void = True
+        self._release(lease)
+        self.voided.append(lease)
+
+    def close_stream(self, now_ns: int, conn: int, evicted: int) -> None:
+        """Close a stream: what is queued on it is withdrawn, its leases live on.
+
+        `evicted` is how many the core withdrew. What else waits in the books, on a stream that
+        lagged, got a verdict that nobody saw.
+        """
+        open_requests = [r for r in self.requests.values() if r.conn == conn]
+        waiting = [r for r in open_requests if r.queued]
+        untold = len(waiting) - evicted
+        require(untold >= 0, "more was withdrawn than waited on a stream", evicted, len(waiting))
+        lagged = conn in self.lagging
+        self.counters.close_stream()
+        require(untold == 0 or lagged, "a stream left requests in the queue", untold)
+        self.is_lost = self.is_lost or untold > 0
+        for r in waiting:
+            self.refuse(r, "evicted")
+        for r in open_requests:
+            r.conn = -1
+            if r.lease is not None and not r.lease.outcome:
+                self._owned(r.lease)
+        for place in [place for place in self.tags if place[0] == conn]:
+            # Refused at once, as it could only be, but nobody saw that.
+            self.is_lost = self.is_lost or self.tags[place].queued
+            del self.tags[place]
+        for pool in self.pools.values():
+            pool.offers.pop(conn, None)
+        self.lagging.discard(conn)

@@ -1,0 +1,252 @@
+"""`schedsvc simtest`: everything that can go wrong, in virtual time, from a seed."""
+
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib import resources
+from itertools import count
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from schedsvc.lab.faults.marathon import Marathon, run_marathon
+from schedsvc.lab.faults.options import FAULTS, NEWEST
+from schedsvc.lab.faults.run import EVENTS, Case, Tally, run_cases, shrink
+
+_FAILURES_MAX = 5
+"""So many failing seeds are made small and shown; after them nothing new is begun."""
+
+EPILOG = """\b
+Example:
+  schedsvc simtest --seeds 1000
+  schedsvc simtest --minutes 1 --json
+  schedsvc simtest --seed 4711 --events 250 --only stream-cut,admit-twice
+  schedsvc simtest --regressions
+  schedsvc simtest --marathon 10000000
+
+One seed is one run: the same on every machine, as long as the code is the same. Without --seed,
+--seeds begins where everything is drawn (at 2^40; lower seeds leave the newer features out), and
+--minutes at a fresh one beyond, which is printed. The exit status is 1 where a promise was broken.
+"""
+
+
+def _parse_faults(
+    _: click.Context, __: click.Parameter, value: str | None
+) -> frozenset[str] | None:
+    if value is None:
+        return None
+    names = frozenset(name.strip() for name in value.split(",") if name.strip()) - {"none"}
+    unknown = sorted(names - set(FAULTS))
+    if unknown:
+        raise click.BadParameter(
+            f"unknown: {', '.join(unknown)}; schedsvc simtest --faults lists them, 'none' is none"
+        )
+    return names
+
+
+def _regressions() -> list[Case]:
+    text = resources.files("schedsvc.lab.faults").joinpath("seeds.json").read_text()
+    return [Case(entry["seed"]) for entry in json.loads(text)]
+
+
+def _cases(
+    seed: int, seeds: int | None, minutes: float | None, events: int, only: frozenset[str] | None
+) -> Iterator[Case]:
+    """Give seeds until there are enough, or the time is up."""
+    until_s = None if minutes is None else time.monotonic() + 60 * minutes
+    for number in count(seed):
+        if seeds is not None and number >= seed + seeds:
+            return
+        if until_s is not None and time.monotonic() >= until_s:
+            return
+        yield Case(number, events, only)
+
+
+def _run(cases: Iterator[Case], tally: Tally, total: int | None, minutes: float | None) -> float:
+    """Run all, with a bar. Returns the CPU seconds that they took."""
+    began_s, before_ns = time.monotonic(), time.process_time_ns()
+    with Progress(
+        TextColumn("{task.fields[seeds]:,} seeds, {task.fields[events]:,} events"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
+        whole = float(total) if total is not None else 60 * (minutes or 0)
+        task = bar.add_task("", total=whole, seeds=0, events=0)
+        for _ in run_cases(cases, tally):
+            done = tally.seeds if total is not None else time.monotonic() - began_s
+            bar.update(task, completed=done, seeds=tally.seeds, events=tally.events)
+            if len(tally.failures) >= _FAILURES_MAX:
+                break
+    # A clock may stand still over a very short run.
+    return max(time.process_time_ns() - before_ns, 1_000) / 1e9
+
+
+def _report(tally: Tally, cpu_s: float, first: int | None) -> dict[str, Any]:
+    failures = []
+    for case, violation in tally.failures:
+        small = shrink(case, violation)
+        failures.append({"seed": case.seed, "violation": violation, "reproduce": small.command()})
+    return {
+        "seeds": tally.seeds,
+        "events": tally.events,
+        "violations": len(tally.failures),
+        "events_per_s": round(tally.events / cpu_s),
+        "first_seed": first,
+        "faults": tally.faults,
+        "failures": failures,
+    }
+
+
+def _show(report: dict[str, Any], console: Console) -> None:
+    table = Table(title="faults", title_justify="left")
+    table.add_column("fault")
+    table.add_column("times", justify="right")
+    for name, times in report["faults"].items():
+        table.add_row(name, f"{times:,}")
+    console.print(table)
+    first = "" if report["first_seed"] is None else f" from {report['first_seed']}"
+    console.print(
+        f"{report['seeds']:,} seeds{first}, {report['events']:,} events,"
+        f" {report['events_per_s']:,} events per CPU second,"
+        f" {report['violations']} violations",
+        highlight=False,
+    )
+    for failure in report["failures"]:
+        console.print(
+            f"seed {failure['seed']}: {failure['violation']}\n  {failure['reproduce']}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _run_marathon(requests: int, seed: int, as_json: bool) -> None:
+    """Run it, show what is left, and fail where that is anything."""
+    before_ns = time.process_time_ns()
+    with Progress(
+        TextColumn("requests"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
+        task = bar.add_task("", total=requests)
+        found = run_marathon(
+            requests, seed=seed, watch=lambda done: bar.update(task, completed=done)
+        )
+    cpu_s = max(time.process_time_ns() - before_ns, 1_000) / 1e9
+    left = found.promised_tokens or found.live_leases or found.queued
+    if as_json:
+        report = asdict(found) | {"requests_per_s": round(requests / cpu_s)}
+        click.echo(json.dumps(report, indent=2))
+    else:
+        _show_marathon(found, cpu_s)
+    if left:
+        raise click.ClickException("something is left at rest: see promised, live and queued above")
+
+
+def _show_marathon(found: Marathon, cpu_s: float) -> None:
+    table = Table(
+        title=f"{found.requests:,} requests, {cpu_s:.1f} CPU seconds", title_justify="left"
+    )
+    table.add_column("")
+    table.add_column("requests", justify="right")
+    for name, value in asdict(found).items():
+        if name in ("granted", "completed", "cancelled", "lost", "expired", "refused"):
+            table.add_row(name, f"{value:,}")
+    Console().print(table)
+    Console().print(
+        f"at rest: {found.promised_tokens:,} tokens promised, {found.live_leases:,} leases live,"
+        f" {found.queued:,} requests queued",
+        highlight=False,
+    )
+
+
+def _list_faults() -> None:
+    table = Table(box=None)
+    table.add_column("fault")
+    table.add_column("what happens")
+    for name, (_, what) in FAULTS.items():
+        table.add_row(name, what)
+    Console().print(table)
+
+
+@click.command("simtest", epilog=EPILOG)
+@click.option("--seed", type=click.IntRange(0, 1 << 60), help="The seed, or the first of several.")
+@click.option("--seeds", type=click.IntRange(1), help="How many; default: one, or till the time.")
+@click.option("--minutes", type=click.FloatRange(0, 10_000, min_open=True), help="Run for so long.")
+@click.option(
+    "--events",
+    type=click.IntRange(1, 100_000_000),
+    default=EVENTS,
+    show_default=True,
+    help="Events of a seed, before the phase without faults.",
+)
+@click.option(
+    "--only", callback=_parse_faults, help="Only these faults, separated by commas, or 'none'."
+)
+@click.option("--regressions", is_flag=True, help="Run the seeds that have failed once.")
+@click.option(
+    "--marathon",
+    type=click.IntRange(1, 1_000_000_000),
+    help="Instead: so many requests, 20 % cancelled, 5 % of the Completes lost; what is left?",
+)
+@click.option("--faults", "list_faults", is_flag=True, help="List the faults.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def simtest(
+    seed: int | None,
+    seeds: int | None,
+    minutes: float | None,
+    events: int,
+    only: frozenset[str] | None,
+    regressions: bool,
+    marathon: int | None,
+    list_faults: bool,
+    as_json: bool,
+) -> None:
+    """Test the scheduling core against every fault, in virtual time, with an independent audit."""
+    if list_faults:
+        _list_faults()
+        return
+    if (regressions or marathon) and (seeds is not None or minutes is not None):
+        alone = "--regressions" if regressions else "--marathon"
+        raise click.UsageError(f"{alone} cannot be given with --seeds or --minutes")
+    if regressions and (seed is not None or marathon):
+        raise click.UsageError("--regressions cannot be given with --seed or --marathon")
+    if marathon:
+        _run_marathon(marathon, seed or 0, as_json)
+        return
+    cases: Iterator[Case]
+    tally, total, first = Tally(), seeds, seed
+    if regressions:
+        known = _regressions()
+        cases, total = iter(known), len(known)
+    else:
+        if minutes is None and seeds is None:
+            if seed is None:
+                raise click.UsageError("give --seed N, --seeds N, --minutes M or --regressions")
+            total = seeds = 1
+        if first is None:
+            first = NEWEST if minutes is None else NEWEST + secrets.randbelow(NEWEST)
+        cases = _cases(first, seeds, minutes, events, only)
+    cpu_s = _run(cases, tally, total, minutes)
+    report = _report(tally, cpu_s, first)
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        _show(report, Console())
+    if report["violations"]:
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,211 @@
+"""The disk with the state file, and what writes it: the server's keeper in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from schedsvc._core import CallerError, Scheduler
+from schedsvc.lab.faults.auditor import Known, ViolationError
+from schedsvc.lab.faults.configured import StateOptions
+from schedsvc.lab.faults.event_queue import EventQueue
+from schedsvc.state.backlog import Backlog, SavedRow, aged
+
+if TYPE_CHECKING:
+    from schedsvc.lab.faults.server import Server
+
+Rows = dict[bytes, SavedRow]
+_COMPARED = (b"l", b"o", b"p", b"q", b"t")
+"""Rows that a core which has just restored them tells as they were."""
+
+_QUOTAS = (b"q", b"t")
+_BUCKET, _LIFT, _LENGTH = 1, 5, 2
+_MICRO, _DEBT_MINUTES = 1_000_000, 1_440
+_KEPT = 4
+"""So many writes may be lost with the power."""
+
+
+class Disk:
+    """The file: each write is there as a whole or not at all.
+
+    Beside the rows it keeps what the auditor knew when they were told.
+    """
+
+    def __init__(self) -> None:
+        self.rows: Rows = {}
+        self.known: Any = None
+        self.is_full = False
+        self.is_damaged = False
+        self._before: list[tuple[Rows, Any]] = []
+
+    def write(self, rows: Rows, known: Any, *, is_first: bool) -> bool:
+        """Write in one transaction; the first of a process replaces all. False: it failed."""
+        if self.is_full:
+            return False
+        self._before = [*self._before[1 - _KEPT :], (self.rows, self.known)]
+        self.rows = rows if is_first else self.rows | rows
+        self.known = known
+        return True
+
+    def lose(self, writes: int) -> None:
+        """Lose the last writes, with the power."""
+        for _ in range(min(writes, len(self._before))):
+            self.rows, self.known = self._before.pop()
+
+    def begin_anew(self) -> None:
+        """Set the file aside, and begin a new one."""
+        self.rows, self.known, self._before = {}, None, []
+        self.is_damaged = False
+
+
+class Saver:
+    """Saves every so often: in slices, between which other things happen, then one write."""
+
+    def __init__(
+        self,
+        events: EventQueue,
+        server: Server,
+        options: StateOptions,
+        wall_ns: Callable[[], int],
+    ) -> None:
+        self.disk = Disk()
+        self.wall_ns = wall_ns
+        self._events = events
+        self._server = server
+        self._options = options
+        self._backlog = Backlog()
+        self._is_first = True
+        self._writing: tuple[Rows, Any] | None = None
+        self._offsets: set[int] = set()  # of the wall clock, whenever something was saved
+        self.is_calm = False  # it rests while nothing changes
+
+    def begin(self) -> None:
+        """Begin with a process."""
+        self._backlog = Backlog()
+        self._is_first = True
+        self._wait()
+
+    def _wait(self) -> None:
+        self._events.after(self._options.every_ns, self._ring, self._server.incarnation)
+
+    def _ring(self, incarnation: int) -> None:
+        if incarnation == self._server.incarnation:
+            self._server.enter((self._collect, incarnation))
+
+    def _collect(self, incarnation: int) -> None:
+        """Read a slice, and come back for the next; behind the last one, begin to write."""
+        rows = self._server.save(self._options.rows_at_once)
+        if rows:
+            self._offsets.add(self.wall_ns() - self._events.now_ns)
+            self._backlog.add(rows, self.wall_ns())
+            self._events.after(self._events.soon(self._options.slice_ns), self._ring, incarnation)
+            return
+        taken = self._backlog.take()
+        if taken:
+            self._writing = (taken, self._server.known())
+            delay_ns = self._events.soon(self._options.write_ns)
+            self._events.after(delay_ns, self._write, self._writing)
+        elif not self.is_calm:
+            self._wait()
+
+    def _write(self, writing: tuple[Rows, Any]) -> None:
+        if self._writing is writing:
+            self._writing = None
+            has_failed = not self.disk.write(*writing, is_first=self._is_first)
+            self._server.enter((self._written, (writing[0], has_failed)))
+
+    def _written(self, what: tuple[Rows, bool]) -> None:
+        taken, has_failed = what
+        if has_failed:
+            self._backlog.put_back(taken)
+        else:
+            self._is_first = False
+        self._wait()
+
+    def die(self) -> None:
+        """End with the process; what is being written may be in the file or not."""
+        if self._writing is not None and self._events.rnd.random() < 0.5:
+            self.disk.write(*self._writing, is_first=self._is_first)
+        self._writing = None
+
+    def restore(self, core: Scheduler, spare: Scheduler, now_ns: int) -> tuple[Known | None, int]:
+        """Let a core that was just configured take over what the file holds.
+
+        Returns what the auditor knew when that was told, and for how long buckets are credited at
+        most; None where it starts as if it never ran. `spare` is another core like it.
+        """
+        disk, rnd = self.disk, self._events.rnd
+        if not disk.rows or (disk.is_damaged and rnd.random() < 0.5):  # SQLite finds it
+            disk.begin_anew()
+            return None, 0
+        rows = aged(disk.rows.values(), self.wall_ns())
+        if disk.is_damaged:
+            key, value, age_ns = rows[-1]
+            rows[-1] = (key, value + b"\x08", age_ns)
+        try:
+            core.set_saved(now_ns, rows)
+        except CallerError as error:
+            if not disk.is_damaged:
+                raise ViolationError(f"what was saved is refused: {error}") from error
+            disk.begin_anew()
+            return None, 0
+        if disk.is_damaged:
+            raise ViolationError("a damaged row was taken")
+        self._check(spare, now_ns)
+        known, saved_ns = disk.known
+        if self._offsets != {self.wall_ns() - self._events.now_ns}:
+            known = replace(known, levels=None)  # credited by a clock that was changed
+        return known, self._events.now_ns - saved_ns
+
+    def _check(self, spare: Scheduler, now_ns: int) -> None:
+        """Hold that whoever takes rows over without delay tells the same again."""
+        rows = [(key, value, 0) for key, value, _ in self.disk.rows.values()]
+        spare.set_saved(now_ns, rows)
+        told = dict(spare.save(now_ns, 1 << 20))
+        for key, value, _ in rows:
+            quota = key.startswith(_QUOTAS)
+            again = fields(told.get(key, b""), quota=quota)
+            if key.startswith(_COMPARED) and again != fields(value, quota=quota):
+                raise ViolationError(f"what was saved comes back otherwise: {key!r}")
+
+
+def fields(value: bytes, *, quota: bool = False) -> list[tuple[int, object]]:
+    """Fields of a row in any order, as a restart takes them.
+
+    The lifts of quotas it may raise, and of what their buckets owe it believes a day.
+    """
+    found: list[tuple[int, object]] = []
+    at = 0
+    while at < len(value):
+        number, kind = value[at] >> 3, value[at] & 7
+        begin, (size, at) = at + 1, _varint(value, at + 1)
+        if kind == _LENGTH:
+            begin, at = at, at + size
+        if quota and number == _BUCKET:
+            found.append((number, _bucket(value[begin:at])))
+        elif number != _LIFT or kind != _LENGTH:
+            found.append((number, value[begin:at]))
+    return sorted(found)
+
+
+def _bucket(value: bytes) -> tuple[int, int, int, int]:
+    """Return which one it is, its limit, its level, and how old its tick is."""
+    told, at = [0, 0, 0, 0], 0
+    while at < len(value):
+        place = (value[at] >> 3) - 1
+        told[place], at = _varint(value, at + 1)
+    which, limit, level, age_ns = told
+    level = (level >> 1) ^ -(level & 1)
+    return which, limit, max(level, -limit * _MICRO * _DEBT_MINUTES), age_ns
+
+
+def _varint(value: bytes, at: int) -> tuple[int, int]:
+    """Return a number, and where what follows it begins."""
+    number = 0
+    for shift in range(0, 70, 7):
+        number |= (value[at] & 0x7F) << shift
+        at += 1
+        if value[at - 1] < 0x80:
+            break
+    return number, at

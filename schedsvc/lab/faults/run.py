@@ -1,0 +1,86 @@
+"""Runs seeds, counts what happened, and makes a failing one small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from schedsvc.lab.faults.options import FAULTS, draw
+from schedsvc.lab.faults.world import Outcome, World
+
+EVENTS = 2_000
+"""Of one run, before the phase in which everything ends."""
+
+
+class Case(NamedTuple):
+    """One run, as a person repeats it."""
+
+    seed: int
+    events: int = EVENTS
+    only: frozenset[str] | None = None  # faults that may happen; None: those that the seed draws
+
+    def command(self) -> str:
+        """Return the one line that repeats it."""
+        words = ["schedsvc simtest", f"--seed {self.seed}"]
+        if self.events != EVENTS:
+            words.append(f"--events {self.events}")
+        if self.only is not None:
+            words.append(f"--only {','.join(sorted(self.only)) or 'none'}")
+        return " ".join(words)
+
+
+@dataclass
+class Tally:
+    """Sums over runs."""
+
+    seeds: int = 0
+    events: int = 0
+    faults: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAULTS, 0))
+    failures: list[tuple[Case, str]] = field(default_factory=list)
+
+    def add(self, case: Case, outcome: Outcome) -> None:
+        """Count one run."""
+        self.seeds += 1
+        self.events += outcome.events
+        for name, count in outcome.faults.items():
+            self.faults[name] += count
+        if outcome.violation:
+            self.failures.append((case, outcome.violation))
+
+
+def run_case(case: Case) -> Outcome:
+    """Run one seed. O(events)."""
+    return World(draw(case.seed, case.events, case.only)).run()
+
+
+def run_cases(cases: Iterable[Case], tally: Tally) -> Iterator[Outcome]:
+    """Run seeds one after the other."""
+    for case in cases:
+        outcome = run_case(case)
+        tally.add(case, outcome)
+        yield outcome
+
+
+def shrink(case: Case, violation: str) -> Case:
+    """Make a failing run small: fewer events, then fewer kinds of faults.
+
+    A smaller run counts only where it breaks the same promise. It is another run, not a part of
+    the old one, so this finds a small one, not the smallest. O(faults) runs.
+    """
+    promise = violation.partition(":")[0]
+
+    def still_fails(smaller: Case) -> bool:
+        return run_case(smaller).violation.partition(":")[0] == promise
+
+    while case.events > 1:
+        smaller = case._replace(events=case.events // 2)
+        if not still_fails(smaller):
+            break
+        case = smaller
+    faults = draw(case.seed, case.events, case.only).faults
+    for name in sorted(faults):
+        fewer = case._replace(only=faults - {name})
+        if still_fails(fewer):
+            case, faults = fewer, faults - {name}
+    return case

@@ -1,0 +1,207 @@
+"""Options that the commands of `schedsvc sim` share, and the scenario that they describe."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import click
+
+from schedsvc.config import Config
+from schedsvc.lab.engine import profile_names
+from schedsvc.lab.sim.cli.inputs import TOKENS_MAX, config_of, profile_of, requests_of
+from schedsvc.lab.sim.overrides import OverrideError, override, parse
+from schedsvc.lab.sim.requests import Requests
+from schedsvc.lab.sim.scenario import (
+    POLICIES,
+    Scenario,
+    ScenarioError,
+    engine_configs,
+    patient_config,
+)
+from schedsvc.lab.sim.world import Settings
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NS_PER_MS = 1_000_000
+_POSITIVE = click.FloatRange(min=0, min_open=True)
+
+_WORLD = (
+    click.option(
+        "--trace",
+        "trace_file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Trace with times and lengths; CSV in the LMSYS or the Azure form among others.",
+    ),
+    click.option(
+        "--tenant", default="default", show_default=True, help="For traces without tenants."
+    ),
+    click.option(
+        "--policy",
+        "policies",
+        multiple=True,
+        type=click.Choice(list(POLICIES)),
+        help="Who decides; give several to compare them.",
+    ),
+    click.option(
+        "--engine",
+        "engine_name",
+        default="a10g-llama2-7b",
+        show_default=True,
+        help=f"Profile: {', '.join(profile_names())}, or a .yaml file.",
+    ),
+    click.option(
+        "--engines",
+        type=click.IntRange(1, 64),
+        default=1,
+        show_default=True,
+        help="How many, where the configuration names no pools.",
+    ),
+    click.option(
+        "--config",
+        "config_file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="The server's configuration file; without it nobody is refused, all weigh the same.",
+    ),
+    click.option(
+        "--set",
+        "changes",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Change engine.FIELD or cost.FIELD of the profile, scheduler.KEY or weight.TENANT "
+        "of the configuration, such as engine.prefill=whole.",
+    ),
+    click.option(
+        "--jitter",
+        "jitter_ms",
+        type=click.FloatRange(0, 3_600_000),
+        default=0.0,
+        show_default=True,
+        help="Delay each arrival by up to so many ms, drawn from the seed.",
+    ),
+    click.option(
+        "--max-tokens",
+        type=click.IntRange(0, TOKENS_MAX),
+        default=0,
+        show_default=True,
+        help="Output that each request asks for; 0: exactly what it produces.",
+    ),
+    click.option(
+        "--progress",
+        "progress_ms",
+        type=click.FloatRange(1, 60_000),
+        default=200.0,
+        show_default=True,
+        help="A shim reports its running requests every so many ms.",
+    ),
+    click.option(
+        "--report-delay",
+        "report_delay_ms",
+        type=click.FloatRange(0, 60_000),
+        default=0.0,
+        show_default=True,
+        help="A report is so many ms on its way.",
+    ),
+    click.option(
+        "--round-steps",
+        type=click.IntRange(0, 10_000),
+        default=0,
+        show_default=True,
+        help="Consider new work only every so many decode steps, as the VTC paper's server does.",
+    ),
+)
+
+SPAN = click.option(
+    "--span",
+    "span_s",
+    type=_POSITIVE,
+    help="Seconds over which service differences are measured; default: to the last arrival.",
+)
+
+
+def world_options(command: Callable[P, R]) -> Callable[P, R]:
+    """Add the options that describe trace, engines and scheduler."""
+    for option in reversed(_WORLD):
+        command = option(command)
+    return command
+
+
+def world(
+    *,
+    trace_file: Path,
+    tenant: str,
+    engine_name: str,
+    engines: int,
+    config_file: Path | None,
+    changes: tuple[str, ...],
+    jitter_ms: float,
+    max_tokens: int,
+    progress_ms: float,
+    report_delay_ms: float,
+    round_steps: int,
+) -> tuple[Scenario, Requests]:
+    """Read everything that the options name; nothing starts before all of it is right."""
+    profile, config = profile_of(engine_name), config_of(config_file)
+    settings = dict(_parsed(change, "--set") for change in changes)
+    base = Scenario(
+        profile=profile,
+        config=config,
+        engines=engines,
+        settings=Settings(
+            progress_ns=round(progress_ms * _NS_PER_MS),
+            report_delay_ns=round(report_delay_ms * _NS_PER_MS),
+            round_steps=round_steps,
+        ),
+        jitter_ns=round(jitter_ms * _NS_PER_MS),
+        output_tokens_max=max_tokens,
+    )
+    # Before the trace, which may take long to read; a weight can only be set of a known tenant.
+    _checked(base)
+    requests = requests_of(trace_file, tenant)
+    if config is not None:
+        _say_unknown(config, requests)
+    return changed(base, requests, settings, "--set"), requests
+
+
+def changed(base: Scenario, requests: Requests, settings: dict[str, Any], hint: str) -> Scenario:
+    """Return the scenario with settings changed by name; `hint` is the option that gave them."""
+    if not settings:
+        return base
+    try:
+        config = base.config or patient_config(requests.clients)
+        profile, config = override(base.profile, config, settings)
+    except OverrideError as error:
+        raise click.BadParameter(str(error), param_hint=hint) from None
+    except ScenarioError as error:
+        raise click.ClickException(str(error)) from None
+    return _checked(replace(base, profile=profile, config=config))
+
+
+def _say_unknown(config: Config, requests: Requests) -> None:
+    """Warn where the configuration does not name the trace's clients."""
+    named = {each.name for each in config.tenants}
+    unknown = [client for client in requests.clients if client not in named]
+    if unknown:
+        fate = "are refused" if config.unknown_tenants == "refuse" else "share one flow"
+        click.echo(
+            f"{len(unknown):,} of {len(requests.clients):,} clients are no tenants of the "
+            f"configuration ({unknown[0]!r} is one): they {fate}",
+            err=True,
+        )
+
+
+def _checked(scenario: Scenario) -> Scenario:
+    """Refuse parts that do not fit together."""
+    try:
+        engine_configs(scenario)
+    except ScenarioError as error:
+        raise click.ClickException(str(error)) from None
+    return scenario
+
+
+def _parsed(text: str, hint: str) -> tuple[str, Any]:
+    try:
+        return parse(text)
+    except OverrideError as error:
+        raise click.BadParameter(str(error), param_hint=hint) from None

@@ -1,0 +1,144 @@
+"""Settings by name: one field of the engine, of the scheduler's configuration, or one weight.
+
+`engine.FIELD` and `cost.FIELD` are fields of the profile's sections, `scheduler.KEY` is a key of
+the configuration's section `scheduler` (a dot leads into a section of it), `weight.TENANT` the
+weight of a tenant.
+"""
+
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from schedsvc.config import RENAMED_KEYS, Config
+from schedsvc.config.models import Scheduler, Tenant
+from schedsvc.lab.engine import Profile
+from schedsvc.lab.engine.profile import CostFields, EngineFields
+
+M = TypeVar("M", bound=BaseModel)
+
+# Sections of a profile.
+_PARTS: dict[str, type[BaseModel]] = {"engine": EngineFields, "cost": CostFields}
+
+# The engine's sizes that the pools of a configuration give, too.
+_POOL_FIELDS = {
+    "kv_tokens": "capacity_tokens",
+    "block_size_tokens": "block_size_tokens",
+    "sequences_max": "max_running",
+    "context_tokens_max": "max_model_tokens",
+}
+
+
+class OverrideError(ValueError):
+    """A setting is unknown, or its value is wrong; the message names it."""
+
+
+def parse(text: str) -> tuple[str, Any]:
+    """Split NAME=VALUE; the value is read as in YAML. Raises OverrideError."""
+    name, equals, value = text.partition("=")
+    if not equals or not value:
+        raise OverrideError(f"{text!r}: give NAME=VALUE, such as engine.block_size_tokens=32")
+    return name.strip(), value_of(name, value)
+
+
+def value_of(name: str, text: str) -> Any:
+    """Read one value as in YAML. Raises OverrideError."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise OverrideError(f"{name}: {text!r} is no value") from None
+
+
+def known() -> list[str]:
+    """Names of all settings but the weights, in order."""
+    profile = [f"{part}.{name}" for part, kind in _PARTS.items() for name in kind.model_fields]
+    return profile + [f"scheduler.{name}" for name in _aliases(Scheduler)] + ["weight.TENANT"]
+
+
+def override(profile: Profile, config: Config, settings: dict[str, Any]) -> tuple[Profile, Config]:
+    """Return profile and configuration with some settings changed. Raises OverrideError."""
+    for written, value in settings.items():
+        name = ".".join(RENAMED_KEYS.get(tuple(written.split(".")), (written,)))
+        section, _, field = name.partition(".")
+        if section in _PARTS:
+            profile = _part(profile, section, field, value)
+            if section == "engine":
+                config = _pools(config, field, profile)
+        elif section == "scheduler":
+            config = config.model_copy(
+                update={"scheduler": _changed(config.scheduler, name, field.split("."), value)}
+            )
+        elif section == "weight" and field:
+            config = _weight(config, name, field, value)
+        else:
+            raise OverrideError(f"{name}: unknown setting; known are {', '.join(known())}")
+    return profile, config
+
+
+def _part(profile: Profile, section: str, field: str, value: Any) -> Profile:
+    """Change one field of a section of the profile; the section's own rules check it."""
+    kind = _PARTS[section]
+    name = f"{section}.{field}"
+    if field not in kind.model_fields:
+        raise OverrideError(
+            f"{name}: the profile has no such field; known are {', '.join(kind.model_fields)}"
+        )
+    try:
+        changed = kind.model_validate({**getattr(profile, section).model_dump(), field: value})
+    except ValidationError as error:
+        raise OverrideError(f"{name}: {_reason(error)}, not {value!r}") from None
+    return profile.model_copy(update={section: changed})
+
+
+def _pools(config: Config, field: str, profile: Profile) -> Config:
+    """Give the pools of the configuration the same size: they stand for the engines."""
+    if field not in _POOL_FIELDS or not config.pools:
+        return config
+    update = {_POOL_FIELDS[field]: getattr(profile.engine, field)}
+    return config.model_copy(
+        update={"pools": [pool.model_copy(update=update) for pool in config.pools]}
+    )
+
+
+def _weight(config: Config, name: str, tenant: str, value: Any) -> Config:
+    if tenant not in [each.name for each in config.tenants]:
+        names = ", ".join(each.name for each in config.tenants) or "none"
+        raise OverrideError(f"{name}: no tenant of that name; there are {names}")
+    tenants = [
+        _changed(each, name, ["weight"], value) if each.name == tenant else each
+        for each in config.tenants
+    ]
+    return config.model_copy(update={"tenants": tenants})
+
+
+def _changed(model: M, name: str, path: list[str], value: Any) -> M:
+    """Change one leaf of a section; the section's own rules check the value."""
+    fields = _aliases(type(model))
+    if path[0] not in fields:
+        raise OverrideError(f"{name}: unknown setting; known are {', '.join(fields)}")
+    field = fields[path[0]]
+    here = getattr(model, field)
+    if len(path) > 1:
+        if not isinstance(here, BaseModel):
+            raise OverrideError(f"{name}: {path[0]} has no parts")
+        return model.model_copy(update={field: _changed(here, name, path[1:], value)})
+    if isinstance(here, BaseModel):
+        raise OverrideError(f"{name}: name one of its parts: {', '.join(_aliases(type(here)))}")
+    given: dict[str, Any] = {path[0]: value}
+    if isinstance(model, Tenant) and path[0] != "name":
+        given["name"] = model.name
+    try:
+        checked = type(model).model_validate(given)
+    except ValidationError as error:
+        raise OverrideError(f"{name}: {_reason(error)}, not {value!r}") from None
+    return model.model_copy(update={field: getattr(checked, field)})
+
+
+def _reason(error: ValidationError) -> str:
+    message = error.errors()[0]["msg"].removeprefix("Value error, ")
+    return message[0].lower() + message[1:]
+
+
+def _aliases(model: type[BaseModel]) -> dict[str, str]:
+    """Map each key as it stands in the file to its field."""
+    return {field.alias or name: name for name, field in model.model_fields.items()}

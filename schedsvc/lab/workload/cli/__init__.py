@@ -1,0 +1,40 @@
+"""`schedsvc workload`: read, describe, convert and make traces."""
+
+import click
+
+from schedsvc.lab.workload.cli.conversations import conversations
+from schedsvc.lab.workload.cli.fetch import fetch
+from schedsvc.lab.workload.cli.make import label, scale, synth
+from schedsvc.lab.workload.cli.prompts import prompts
+from schedsvc.lab.workload.cli.read import convert, describe
+from schedsvc.lab.workload.cli.servegen import servegen
+from schedsvc.lab.workload.cli.users import users
+
+__all__ = ["workload"]
+
+EPILOG = """\b
+Example:
+  schedsvc workload describe AzureLLMInferenceTrace_conv.csv
+  schedsvc workload convert BurstGPT_3.csv --out burstgpt.jsonl
+  schedsvc workload synth --requests 1000 --rate 5 --tenants 27 --out synthetic.jsonl
+"""
+
+
+@click.group("workload", epilog=EPILOG)
+def workload() -> None:
+    """Read, describe, convert and make traces of requests."""
+
+
+for _command in (
+    describe,
+    convert,
+    synth,
+    label,
+    scale,
+    prompts,
+    conversations,
+    fetch,
+    users,
+    servegen,
+):
+    workload.add_command(_command)

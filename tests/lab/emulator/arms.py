@@ -1,0 +1,147 @@
+"""What is compared: how lengths are told or predicted, for a real scheduler and for a virtual one.
+
+An oracle of the lengths is a caller that asks for exactly what it will produce (`max_tokens`), from
+a scheduler that hardly ever reserves less than what was asked: it predicts nothing before 1,000
+requests have ended, and after them what 999 of 1,000 stay below. That is configuration alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from schedsvc_vllm.runtime import FIRST_TOKEN_PERIOD_S, PROGRESS_PERIOD_S
+
+from schedsvc.config import Config
+from schedsvc.lab.engine import Profile, load_profile
+from schedsvc.lab.load.target import OutputMode, Target
+from schedsvc.lab.sim.requests import Requests
+from schedsvc.lab.workload import TraceRequest
+from tests.lab.sim.filling import CAPACITY, ORACLE, OUTPUT_MAX, Filled, Filling, Traffic
+
+OVERLOAD = 1.5
+_TICKS = round(PROGRESS_PERIOD_S / FIRST_TOKEN_PERIOD_S)
+# Nobody is refused, as in virtual time: who waits is whose turn has not come.
+_PATIENT = {"queue_ttl_ms": 3_600_000, "flow_queue_max": 10**6, "queue_max": 10**6}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side: what of the scheduler is no default, and whether clients ask for just their output.
+
+    `short` names its files.
+    """
+
+    name: str
+    short: str
+    oracle: bool
+    scheduler: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings(self, tenants: Sequence[str], listener: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the configuration file as data."""
+        return {
+            "listeners": [dict(listener)],
+            "scheduler": {**_PATIENT, **self.scheduler},
+            "unknown_tenants": "refuse",
+            "tenants": [{"name": tenant} for tenant in tenants],
+            "limits": {"drain_ms": 0},
+        }
+
+    def target(self, url: str) -> Target:
+        """Return the endpoint as this side's clients use it; the lengths are the trace's."""
+        output = OutputMode.FORCED if self.oracle else OutputMode.EMULATED
+        return Target(url, output=output, max_tokens=OUTPUT_MAX)
+
+
+PREDICTED = Arm("P90 peak form", "p90", oracle=False)
+FORETOLD = Arm("oracle of the lengths", "oracle", oracle=True, scheduler=ORACLE)
+ARMS = (PREDICTED, FORETOLD)
+
+
+def traffic(profile: str, speed: float, seconds: int, seed: int) -> Requests:
+    """Draw 20 tenants that ask for OVERLOAD times what the engine serves at this speed.
+
+    The few prompts are left out that with OUTPUT_MAX exceed the engine's context: a server answers
+    them with an error, and an oracle's callers ask for less.
+    """
+    per_s, _ = CAPACITY[profile]
+    drawn = Traffic(OVERLOAD * per_s * speed, seconds, seed).draw()
+    prompt_max = load_profile(profile).engine.context_tokens_max - OUTPUT_MAX
+    return Requests(drawn.clients, [row for row in _rows(drawn) if row[2] <= prompt_max])
+
+
+def _rows(requests: Requests) -> Iterator[tuple[int, int, int, int]]:
+    return zip(
+        requests.arrival_ns,
+        requests.client,
+        requests.prompt_tokens,
+        requests.output_tokens,
+        strict=True,
+    )
+
+
+def trace_of(requests: Requests) -> list[TraceRequest]:
+    """Return the same requests for the load generator."""
+    return [
+        TraceRequest(at_ns / 1e9, requests.clients[client], prompt, output)
+        for at_ns, client, prompt, output in _rows(requests)
+    ]
+
+
+def faster(profile: Profile, speed: float) -> Profile:
+    """Return the engine whose steps take as long as the emulator's do at this speed."""
+
+    def scaled(value: Any) -> Any:
+        if isinstance(value, list):
+            return [[count, round(ns / speed)] for count, ns in value]
+        return round(value / speed)
+
+    fields = {name: scaled(value) for name, value in profile.cost.model_dump().items()}
+    cost = type(profile.cost).model_validate(fields)
+    return profile.model_copy(update={"cost": cost})
+
+
+class Twin(Filling):
+    """The same run in virtual time, with reports as the gate makes them.
+
+    It tells first tokens soon, but all totals and what the engine says of itself only once a
+    second. The plain run tells everything five times a second.
+    """
+
+    def __init__(self, requests: Requests, profile: Profile, arm: Arm) -> None:
+        self._ticks = 0
+        self._told: set[int] = set()
+        config = Config.model_validate(arm.settings(requests.clients, {"tcp": "127.0.0.1:0"}))
+        super().__init__(
+            requests,
+            profile,
+            oracle=arm.oracle,
+            config=config,
+            progress_ns=round(FIRST_TOKEN_PERIOD_S * 1e9),
+        )
+
+    def _tick(self) -> None:
+        self._ticks += 1
+        live = self._runners[0].live
+        if self._ticks % _TICKS == 0:
+            super()._tick()
+            self._told = set(live)
+            return
+        self._told &= live.keys()
+        (indices, outputs), _ = self._runners[0].report(self.now_ns)
+        first = [
+            (index, output)
+            for index, output in zip(indices, outputs, strict=True)
+            if output and index not in self._told
+        ]
+        if first:
+            self._told.update(index for index, _ in first)
+            self._tell((tuple(index for index, _ in first), [output for _, output in first]))
+        self._tick_ns = self.now_ns + self._settings.progress_ns
+
+
+def imitate(requests: Requests, profile: Profile, arm: Arm, learnt: float) -> Filled:
+    """Play it in virtual time; sums up from this part of the run on."""
+    run = Twin(requests, profile, arm)
+    run.play()
+    run.core.check()
+    return run.since(learnt)

@@ -1,0 +1,349 @@
+"""The auditor's counters and quotas: what each flow has to have been charged, and may be given."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from schedsvc.lab.faults.auditor import Limits, Quotas, ViolationError
+from schedsvc.lab.faults.auditor.counters import Counters
+from schedsvc.lab.faults.auditor.quotas import Meter
+from schedsvc.lab.faults.auditor.records import Request
+from tests.lab.faults.test_auditor import TERMS, Desk, S
+
+MINUTE = 60 * S
+
+
+class Line:
+    """Counters alone, and requests to put into them."""
+
+    def __init__(self, **terms: Any) -> None:
+        self.counters = Counters(replace(TERMS, counts_exactly=True, **terms))
+        self.seq = 0
+        self.waiting: list[Request] = []
+
+    def ask(self, flow: str) -> Request:
+        self.seq += 1
+        r = Request(
+            None, (flow, "", str(self.seq)), flow, 0, self.seq, 0, 0, 1, 0, True, 1, 1, 1, 1
+        )
+        self.counters.arrived(r)
+        self.waiting.append(r)
+        return r
+
+    def grant(self, r: Request, charge: int) -> None:
+        self.waiting.remove(r)
+        self.counters.left(r, granted_as=r.seq)
+        self.counters.charged(r.flow, charge, granted_as=r.seq)
+
+    def end(self, flow: str) -> None:
+        self.counters.ended(flow)
+
+    def settle(self) -> dict[str, int]:
+        self.counters.settle(0, lambda: list(self.waiting))
+        return {flow: self.counters.of(flow) for flow in "abc"}
+
+
+def test_who_was_away_is_lifted_to_the_least_that_is_active() -> None:
+    line = Line(lift_queued=False)
+    for flow, charge in (("a", 50), ("b", 90)):
+        line.grant(line.ask(flow), charge)
+    line.ask("c")
+    assert line.settle() == {"a": 50, "b": 90, "c": 0}  # all came together
+    line.end("a")
+    line.grant(line.waiting[0], 200)
+    assert line.settle() == {"a": 50, "b": 90, "c": 200}
+    line.ask("a")
+    assert line.settle()["a"] == 90  # b still runs
+
+
+def test_with_lift_queued_only_those_that_wait_are_active() -> None:
+    line = Line(lift_queued=True)
+    line.grant(line.ask("a"), 50)
+    line.ask("b")
+    line.counters.charged("b", 300)
+    line.settle()
+    line.ask("a")  # has not ended, but was not active
+    assert line.settle()["a"] == 300
+
+
+def test_without_lift_nobody_is_lifted() -> None:
+    line = Line(lifts=False)
+    line.ask("a")
+    line.counters.charged("a", 500)
+    line.ask("b")
+    assert line.settle() == {"a": 500, "b": 0, "c": 0}
+
+
+def test_a_newcomer_on_an_idle_server_is_lifted_to_the_last_that_was_active() -> None:
+    line = Line(lift_queued=False)
+    r = line.ask("a")
+    line.grant(r, 70)
+    line.settle()
+    line.end("a")
+    line.ask("b")
+    assert line.settle() == {"a": 70, "b": 70, "c": 0}
+
+
+def test_where_nobody_can_tell_who_was_last_nothing_is_claimed() -> None:
+    line = Line(lift_queued=False)
+    first, second = line.ask("a"), line.ask("b")
+    line.counters.charged("a", 10)
+    line.counters.charged("b", 20)
+    line.settle()
+    line.counters.is_deciding = True  # both are evicted by the scheduler, in some order
+    line.counters.left(first)
+    line.counters.left(second)
+    line.waiting.clear()
+    line.settle()
+    assert line.counters.known
+    line.ask("c")
+    line.settle()
+    assert not line.counters.known
+
+
+def test_where_nobody_can_tell_who_was_last_nobody_has_a_turn_in_that_round() -> None:
+    line = Line(lift_queued=False, serves_in_order=True)
+    both = line.ask("a"), line.ask("b")
+    line.counters.charged("a", 10)
+    line.counters.charged("b", 200)
+    line.settle()
+    line.counters.is_deciding = True
+    for r in both:
+        line.counters.left(r)
+    line.waiting.clear()
+    line.settle()
+    assert line.counters.known
+    # If b was the last, c is lifted to 200, and its second request comes after that of b.
+    first, second = line.ask("c"), line.ask("b")
+    line.ask("c")
+    line.grant(first, 100)
+    line.grant(second, 5)
+    line.settle()
+    assert not line.counters.known
+
+
+def test_a_request_that_is_refused_at_once_was_never_there() -> None:
+    line = Line()
+    line.ask("a")
+    line.counters.charged("a", 40)
+    line.settle()
+    refused = line.ask("b")
+    refused.refused_at_once = True
+    line.waiting.remove(refused)
+    line.counters.left(refused)
+    assert line.settle()["b"] == 0
+
+
+def test_whoever_was_served_least_is_next() -> None:
+    line = Line(serves_in_order=True)
+    first, second, third = line.ask("a"), line.ask("a"), line.ask("b")
+    line.ask("b")
+    line.settle()
+    line.grant(first, 10)
+    line.grant(third, 5)
+    line.settle()  # by arrival, then b, which had nothing
+    line.grant(second, 10)
+    with pytest.raises(ViolationError, match="served before its turn"):
+        line.settle()  # b has got less
+
+
+def figures(desk: Desk, **more: object) -> tuple[dict[str, Any], dict[str, Any]]:
+    """One request of a runs: what the scheduler tells of a, and of all."""
+    desk.grant(0, desk.ask(0, "r"), 1)
+    desk.auditor.settled(0)
+    row: dict[str, Any] = {"tenant": "a", "queued": 0, "audit": False}
+    row |= dict.fromkeys(("input_tokens", "cached_input_tokens", "output_tokens"), 0) | more
+    totals = dict.fromkeys(("rejected", "evicted", "completed", "cancelled", "expired"), 0)
+    totals |= {"received": 1, "granted": 1, "queued": 0, "live_leases": 1, "stored_answers": 0}
+    return row, {"totals": totals, "pools": [], "flows": [row], "draining": False}
+
+
+def test_a_queue_that_is_longer_than_it_may_be_is_seen() -> None:
+    desk = Desk(flow_queue_max=5)
+    row, stats = figures(desk, queued=5)
+    desk.auditor.snapshot(stats)
+    row["queued"] = 6
+    with pytest.raises(ViolationError, match="the queue of a is too long"):
+        desk.auditor.snapshot(stats)
+    row["audit"] = True
+    desk.auditor.snapshot(stats)
+
+
+def test_what_audit_took_in_may_wait_when_it_ends_and_nobody_joins_it() -> None:
+    desk = Desk(flow_queue_max=5)
+    row, stats = figures(desk)
+    desk.auditor.say_mode("a", dry_run=True)
+    for number in range(7):
+        desk.ask(0, f"audited {number}")
+    desk.auditor.say_mode("a", dry_run=False)
+    stats["totals"] |= {"received": 8, "queued": 7}
+    row["queued"] = 7
+    desk.auditor.snapshot(stats)
+    desk.ask(0, "one more")
+    stats["totals"] |= {"received": 9, "queued": 8}
+    row["queued"] = 8
+    with pytest.raises(ViolationError, match="the queue of a is too long"):
+        desk.auditor.snapshot(stats)
+
+
+def test_what_audit_took_in_does_not_count_in_the_bound_of_all_queues() -> None:
+    desk = Desk(queue_max=5)
+    _, stats = figures(desk, audit=True)
+
+    def wait(name: str, tenant: str = "a") -> None:
+        desk.ask(0, name, tenant=tenant)
+        totals["received"], totals["queued"] = totals["received"] + 1, totals["queued"] + 1
+
+    totals = stats["totals"]
+    desk.auditor.say_mode("a", dry_run=True)
+    for number in range(11):
+        wait(f"audited {number}")
+    desk.auditor.snapshot(stats)
+    desk.auditor.say_mode("a", dry_run=False)
+    desk.auditor.snapshot(stats)
+    for number in range(10):  # as many as are exempt, and as many as are not
+        wait(f"enforced {number}", "ab"[number % 2])
+    desk.auditor.snapshot(stats)
+    wait("one more")
+    with pytest.raises(ViolationError, match="the queues are too long"):
+        desk.auditor.snapshot(stats)
+
+
+def test_a_counter_that_the_scheduler_tells_otherwise_is_seen() -> None:
+    desk = Desk(counts_exactly=True)
+    row, stats = figures(desk, vtc_micro=10_000_000)
+    desk.auditor.snapshot(stats)
+    row["vtc_micro"] = 10_000_001
+    with pytest.raises(ViolationError, match="the counter of a is wrong"):
+        desk.auditor.snapshot(stats)
+
+
+def catch_up(desk: Desk) -> None:
+    """While a has a request that runs, b alone waits and is served; then both wait."""
+    desk.grant(0, desk.ask(0, "long", tenant="a"), 1_000)
+    for number in range(1, 121):
+        tag = desk.ask(0, f"b{number}", tenant="b")
+        desk.auditor.settled(0)
+        desk.grant(0, tag, number)
+        done = pb.CompleteRequest(lease_id=number, pool_epoch=1, output_tokens=10)
+        desk.auditor.settled(0)
+        desk.say(0, complete=done)
+    for number in range(121, 241):
+        desk.ask(0, f"b{number}", tenant="b")
+        desk.ask(0, f"a{number}", tenant="a")
+    desk.auditor.settled(0)
+    for number in range(121, 241):
+        desk.grant(0, desk.auditor.books.requests["a", "", f"a{number}"].tag, number)
+        desk.auditor.settled(0)
+        done = pb.CompleteRequest(lease_id=number, pool_epoch=1, output_tokens=10)
+        desk.say(0, complete=done)
+        desk.auditor.settled(0)
+
+
+def test_a_flow_that_runs_may_catch_up_unless_it_is_lifted() -> None:
+    catch_up(Desk(counts_exactly=True, lift_queued=False))
+    with pytest.raises(ViolationError, match="served too differently"):
+        catch_up(Desk(counts_exactly=True, lift_queued=True))
+
+
+def limited(**limits: int) -> Desk:
+    quotas = Quotas(
+        tenants={"a": Limits(**limits)}, refusing=frozenset(), members=frozenset(), group=None,
+        model=None, model_pool="p",
+    )  # fmt: skip
+    return Desk(quotas=quotas, sum_form=True, work_conserving=False, fair=False)
+
+
+def serve(desk: Desk, count: int, now_ns: int = 0, first: int = 1, tenant: str = "a") -> None:
+    """Grant one request after the other, each of which has ended before the next."""
+    for number in range(first, first + count):
+        desk.grant(now_ns, desk.ask(now_ns, f"r{number}", tenant=tenant), number)
+        desk.auditor.settled(now_ns)
+        done = pb.CompleteRequest(lease_id=number, pool_epoch=1, input_tokens=10, output_tokens=1)
+        desk.say(now_ns, complete=done)
+        desk.auditor.settled(now_ns)
+
+
+@pytest.mark.parametrize("limits", [{"requests": 5}, {"input_tokens": 50}])
+def test_a_bucket_gives_what_it_holds_and_the_heads_of_its_queues(limits: dict[str, int]) -> None:
+    desk = limited(**limits)
+    serve(desk, 7)  # 5, and one for each of two queues
+    serve(desk, 20, first=100, tenant="b")  # is not limited
+    serve(desk, 3, now_ns=MINUTE * 3 // 5, first=50)
+    with pytest.raises(ViolationError, match="above the quota of tenant a"):
+        serve(desk, 1, now_ns=MINUTE * 3 // 5, first=60)
+
+
+def overlap(desk: Desk) -> None:
+    for number in range(1, 4):
+        desk.grant(0, desk.ask(0, f"r{number}"), number)
+    desk.auditor.settled(0)
+
+
+def unused(desk: Desk) -> None:
+    """What did not run was given back, and can be given again."""
+    for number in range(1, 30):
+        desk.grant(0, desk.ask(0, f"r{number}"), number)
+        done = pb.CompleteRequest(
+            lease_id=number, pool_epoch=1, outcome=pb.OUTCOME_CANCELLED, input_tokens=0
+        )
+        desk.say(0, complete=done)
+        desk.auditor.settled(0)
+
+
+def test_no_more_run_at_once_than_may() -> None:
+    overlap(limited(concurrency=3))
+    with pytest.raises(ViolationError, match="above the concurrency of tenant a"):
+        overlap(limited(concurrency=2))
+
+
+def test_a_head_that_had_its_place_may_follow_leases_that_were_brought_along() -> None:
+    meter = Meter("tenant a", Limits(concurrency=2), 1, 0)
+    meter.hold()
+    meter.hold()
+    meter.grant(0, 1)  # it took its place before
+    meter.settle()
+    meter.grant(0, 1)  # there was one queue
+    with pytest.raises(ViolationError, match="above the concurrency of tenant a"):
+        meter.settle()
+
+
+def test_only_what_is_granted_now_is_held_to_what_runs_now() -> None:
+    meter = Meter("the model", Limits(concurrency=1), 0, 0)
+    meter.grant(0, 1)
+    meter.settle(known=False)  # a stream reads late: who knows when
+    meter.hold()  # in audit, which takes what is not there
+    meter.settle()
+    meter.grant(0, 1, late=True)  # an earlier round made it
+    meter.settle()
+    meter.grant(0, 1)
+    with pytest.raises(ViolationError, match="above the concurrency of the model"):
+        meter.settle()
+
+
+def test_input_that_was_not_used_is_given_back() -> None:
+    unused(limited(input_tokens=50))
+    with pytest.raises(ViolationError, match="above the quota of tenant a: requests"):
+        unused(limited(requests=5))
+
+
+@pytest.mark.parametrize(("back", "holds"), [(9, True), (8, False)])
+def test_what_a_grant_lacks_may_be_told_later_in_its_round_and_no_later(
+    back: int, holds: bool
+) -> None:
+    meter = Meter("tenant a", Limits(input_tokens=100), queues=0, now_ns=0)
+    meter.grant(0, 60)
+    meter.settle()
+    meter.grant(0, 49)
+    meter.end(0, back, has_run=True)
+    if holds:
+        meter.settle()
+    else:
+        with pytest.raises(ViolationError, match="above the quota of tenant a: input"):
+            meter.settle()
+    meter.grant(0, 1)
+    meter.end(0, 0, has_run=True)
+    with pytest.raises(ViolationError, match="above the quota of tenant a: input"):
+        meter.settle()

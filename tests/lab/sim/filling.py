@@ -1,0 +1,130 @@
+"""Many tenants of different lengths on an engine beyond its capacity: how full its cache is.
+
+An oracle of the lengths is a caller that asks for exactly what it will produce, from a scheduler
+that hardly ever reserves less: it predicts nothing of a tenant, and what all tenants together have
+shown, which counts from the thousandth end on, by what 999 of 1,000 stay below. Both have the same
+requests, the same peak form, the same headroom.
+"""
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+from random import Random
+
+from schedsvc import _core as core
+from schedsvc.config import Config, configure
+from schedsvc.lab.engine import Engine, Profile
+from schedsvc.lab.sim.overrides import override
+from schedsvc.lab.sim.requests import Requests
+from schedsvc.lab.sim.runner import EngineRunner
+from schedsvc.lab.sim.scenario import patient_config
+from schedsvc.lab.sim.scheduler_adapter import CoreAdapter
+from schedsvc.lab.sim.world import Settings, World
+
+MS = 10**6
+SECOND = 10**9
+#: Requests a second of the emulator's profiles, measured with an oracle and a queue that is never
+#: empty, and how long a run is.
+CAPACITY = {"a10g-llama2-7b": (4.5, 2_500), "tiny-cpu": (31.0, 500)}
+TENANTS = 20
+OUTPUT_MAX = 1_024
+PROMPT_MAX = 2_048
+# Of the key `scheduler`. No tenant of a short run has so many samples; all together do.
+ORACLE = {"samples_min": 1_000, "quantile": 0.999}
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Poisson arrivals; all tenants ask equally often, each with lengths of its own, lognormal.
+
+    Medians of tenants are from the first to the second figure, by orders of magnitude; who has
+    long prompts is drawn, and so is not who has long outputs.
+    """
+
+    per_s: float
+    seconds: int
+    seed: int = 1
+    spread: float = 0.6
+    prompt: tuple[int, int] = (50, 400)
+    output: tuple[int, int] = (30, 300)
+
+    def draw(self) -> Requests:
+        """Draw all requests."""
+        rnd, at_s, rows = Random(self.seed), 0.0, []
+        prompts = list(range(TENANTS))
+        rnd.shuffle(prompts)
+        while at_s < self.seconds:
+            at_s += rnd.expovariate(self.per_s)
+            tenant = rnd.randrange(TENANTS)
+            prompt = self._length(rnd, self.prompt, prompts[tenant])
+            output = self._length(rnd, self.output, tenant)
+            at_ns = round(at_s * SECOND)
+            rows.append((at_ns, tenant, min(prompt, PROMPT_MAX), min(output, OUTPUT_MAX)))
+        return Requests([f"tenant-{n:02d}" for n in range(TENANTS)], rows)
+
+    def _length(self, rnd: Random, ends: tuple[int, int], step: int) -> int:
+        low, high = (math.log(end) for end in ends)
+        middle = low + (high - low) * step / (TENANTS - 1)
+        return max(1, round(math.exp(rnd.gauss(middle, self.spread))))
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What came of it between two moments: the mean part of the cache that sequences held, ends,
+    and sequences that the engine threw out."""
+
+    used: float
+    ended: int
+    preempted: int
+
+
+class Filling(World):
+    """A run that notes preemptions as they come. A `config` is taken as it is: with one, an
+    oracle is only who asks for just its output."""
+
+    def __init__(
+        self,
+        requests: Requests,
+        profile: Profile,
+        *,
+        oracle: bool,
+        config: Config | None = None,
+        progress_ns: int = 200 * MS,
+    ) -> None:
+        engine = profile.config()
+        if config is None:
+            own = {f"scheduler.{key}": value for key, value in ORACLE.items()} if oracle else {}
+            _, config = override(profile, patient_config(requests.clients), own)
+        self._preempted_ns: list[int] = []
+        self._capacity_tokens = engine.capacity_tokens
+        self.core = core.Scheduler(**config.core_options())
+        configure(self.core, config, 0)
+        self.core.set_pool(
+            0, b"engine", 1, engine.capacity_tokens, engine.block_size_tokens,
+            engine.sequences_max, engine.context_tokens_max,
+        )  # fmt: skip
+        flows = [self.core.flow_index(name.encode()) for name in requests.clients]
+        adapter = CoreAdapter(self.core, requests, flows, 0 if oracle else OUTPUT_MAX)
+        runner = EngineRunner(Engine(engine, profile.step_cost(engine.sequences_max)))
+        settings = Settings(progress_ns=progress_ns, sample_ns=SECOND // 4)
+        super().__init__(requests, adapter, [runner], settings)
+
+    def _sample(self) -> None:
+        super()._sample()
+        fresh = self._runners[0].engine.counts()[2] - len(self._preempted_ns)
+        self._preempted_ns += [self.now_ns] * fresh
+
+    def play(self) -> None:
+        """Run until the last request arrives: what is queued then is not served."""
+        while self.now_ns < self.requests.arrival_ns[-1]:
+            self._step(self._next_ns())
+
+    def since(self, part: float) -> Filled:
+        """Sum up from this part of the run on."""
+        from_ns = round(part * self.now_ns)
+        held = [each.used for each in self.occupancy if each.at_ns >= from_ns]
+        return Filled(
+            used=sum(held) / len(held) / self._capacity_tokens,
+            ended=sum(end_ns >= from_ns for end_ns in self.outcomes.end_ns),
+            preempted=len(self._preempted_ns) - bisect_left(self._preempted_ns, from_ns),
+        )

@@ -1,0 +1,184 @@
+"""What an engine throws out goes on before anything that the scheduler grants later.
+
+The engine does it: it resumes by itself, in the order in which it was given its work. The scheduler
+leaves a preempted request its lease, so whatever it grants meanwhile arrives behind it. Here it
+is told of more cache than there is, and believes that outputs are short, so it has to happen.
+"""
+
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from schedsvc._core import GRANTED, Scheduler
+from schedsvc.config import configure
+from schedsvc.lab.engine import Engine, load_profile
+from schedsvc.lab.engine.block_accounting import BlockAccounting
+from schedsvc.lab.sim.requests import Requests
+from schedsvc.lab.sim.runner import EngineRunner
+from schedsvc.lab.sim.scenario import patient_config
+from schedsvc.lab.sim.scheduler_adapter import CoreAdapter
+from schedsvc.lab.sim.world import Settings, World
+
+MS = 10**6
+FAST = load_profile("fast")
+ENGINES = {
+    "recompute": {},
+    "swap": {"preemption": "swap", "swap_tokens": 16_384},
+    "separate": {"prefill": "separate"},
+}
+OUTPUTS = (20, 30, 40, 50, 400)
+
+
+@dataclass
+class Seen:
+    """What happened, and each thing that should not have."""
+
+    granted: dict[int, int] = field(default_factory=dict)  # request: how many were before it
+    out: dict[int, int] = field(default_factory=dict)  # thrown out: its reservation, as last seen
+    resumed: int = 0
+    contested: int = 0  # of these, while something that never ran waited in the engine
+    overdrawn: int = 0  # moments at which the scheduler decides, and something is queued
+    overtaken: list[str] = field(default_factory=list)
+    reversed: list[str] = field(default_factory=list)
+    granted_overdrawn: list[int] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+
+class WatchedEngine(Engine):
+    """Looks at who begins in each step, and who is thrown out of it."""
+
+    def __init__(self, seen, *arguments):
+        super().__init__(*arguments)
+        self.seen = seen
+
+    def plan_step(self, now_ns=0):
+        seen, before = self.seen, {s.request.request_id for s in self.running()}
+        fresh = [s for s in self.waiting() if not s.preemptions]
+        step = super().plan_step(now_ns)
+        for sequence in step.sequences if step else ():
+            request = sequence.request.request_id
+            if request not in before:
+                self._begin(request, fresh)
+        for sequence in step.preempted if step else ():
+            seen.out[sequence.request.request_id] = 0
+        return step
+
+    def _begin(self, request, fresh):
+        seen = self.seen
+        if request in seen.out:
+            del seen.out[request]
+            seen.resumed += 1
+            seen.contested += bool(fresh)
+            early = [other for other in seen.out if seen.granted[other] < seen.granted[request]]
+            if early:
+                seen.reversed.append(f"{request} goes on before {early}")
+        elif seen.out:
+            seen.overtaken.append(f"{request} starts before {list(seen.out)}")
+
+
+class WatchedFront(CoreAdapter):
+    """Looks at each decision of the core, and at the leases of what is thrown out."""
+
+    def __init__(self, seen, *arguments):
+        super().__init__(*arguments)
+        self.seen = seen
+
+    def poll(self, now_ns):
+        seen, stats = self.seen, self.core.stats(now_ns, 0)
+        verdicts = super().poll(now_ns)
+        granted = [v.request for v in verdicts if v.outcome == GRANTED]
+        if stats["pools"][0]["overdrawn"] and stats["totals"]["queued"]:
+            seen.overdrawn += 1
+            seen.granted_overdrawn += granted
+        for request in granted:
+            seen.granted[request] = len(seen.granted)
+        if seen.out:
+            self._check_leases(now_ns)
+        return verdicts
+
+    def _check_leases(self, now_ns):
+        """Hold the leases of what is thrown out to be alive, and as large as they were."""
+        _, rows = self.core.list_leases(now_ns, 0, 1 << 16, 1 << 16)
+        reserved = {r["lease_id"]: r["reserved_tokens"] for r in rows if not r["suspect"]}
+        for request, had in self.seen.out.items():
+            lease_id = int.from_bytes(self._leases[request][:8], "little")
+            has = reserved.get(lease_id, 0)
+            if has < max(had, 1):
+                self.seen.lost.append(f"{request} had {had} tokens and has {has}")
+            self.seen.out[request] = has
+
+
+def serve(*, percent=150, progress_ns=MS, lease_ttl_ms=30_000, audit=False, **options):
+    """Serve two tenants, of whose outputs each fifth is ten times as long as the others, from a
+    core that is told so many percent of the cache.
+
+    Many ask at once for prompts of whole blocks, so that they need their next ones in one step.
+    """
+    draws = Random(7)
+    rows = [
+        (number // 20 * 10 * MS, number % 2, 16 * draws.randint(2, 10), draws.choice(OUTPUTS))
+        for number in range(300)
+    ]
+    requests = Requests(("a", "b"), rows)
+    engine = FAST.config(**options)
+    config = patient_config(requests.clients)
+    changes = {"quantile_ppm": 500_000, "lease_ttl_ns": lease_ttl_ms * MS, "lease_grace_ns": 0}
+    core = Scheduler(**config.core_options() | changes)
+    configure(core, config, 0)
+    core.set_pool(
+        0, b"engine", 1, engine.capacity_tokens * percent // 100,
+        engine.block_size_tokens, engine.sequences_max, engine.context_tokens_max,
+    )  # fmt: skip
+    flows = [core.flow_index(name.encode()) for name in requests.clients]
+    for flow in flows:
+        core.set_flow_mode(0, flow, audit)
+    seen = Seen()
+    adapter = WatchedFront(seen, core, requests, flows, 600)
+    runner = EngineRunner(WatchedEngine(seen, engine, FAST.step_cost(engine.sequences_max)))
+    World(requests, adapter, [runner], Settings(progress_ns=progress_ns)).run()
+    assert seen.resumed == runner.engine.counts()[2]
+    return seen
+
+
+@pytest.mark.parametrize("options", ENGINES.values(), ids=ENGINES)
+def test_what_was_preempted_goes_on_first_and_in_the_order_of_the_grants(options):
+    seen = serve(**options)
+    assert seen.contested > 50  # else nobody was there who could have gone first
+    assert seen.overtaken == []
+    assert seen.reversed == []
+    assert seen.lost == []
+
+
+def test_a_pool_that_is_overdrawn_grants_nothing():
+    seen = serve(percent=110)
+    assert seen.resumed > 0
+    assert seen.overdrawn > 50
+    assert seen.granted_overdrawn == []
+
+
+@pytest.mark.parametrize("options", ENGINES.values(), ids=ENGINES)
+def test_victims_that_are_put_in_front_as_they_came_out_are_seen(options):
+    seen = serve(resume="front", **options)
+    assert seen.reversed
+    assert seen.overtaken == []
+
+
+def test_victims_that_are_put_behind_all_others_are_seen(monkeypatch):
+    requeue = BlockAccounting.requeue
+
+    def behind(self, units):
+        for unit in units:
+            unit[0].place = unit[0].key + (1 << 64)
+        requeue(self, units)
+
+    monkeypatch.setattr(BlockAccounting, "requeue", behind)
+    assert serve().overtaken
+
+
+def test_leases_of_preempted_requests_that_end_are_seen():
+    assert serve(progress_ns=20 * MS, lease_ttl_ms=10).lost
+
+
+def test_grants_of_an_overdrawn_pool_are_seen():
+    assert serve(audit=True).granted_overdrawn  # audit grants whatever it costs
