@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,34 @@ def test_rooms_form_no_cycle() -> None:
 
     for name in ROOMS:
         visit(name, ())
+
+
+def import_graph(texts: dict[str, tuple[str, bool]]) -> dict[str, set[str]]:
+    """Return the modules that each module imports, also late or for its types alone.
+
+    `texts` maps a module's name to its source and whether it is a package.
+    """
+    graph: dict[str, set[str]] = {}
+    for module, (text, is_package) in texts.items():
+        graph[module] = set()
+        for _, name in imports(ast.parse(text), module, is_package):
+            parts = name.split(".")
+            prefixes = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+            imported = next((prefix for prefix in prefixes if prefix in texts), module)
+            graph[module] |= {imported} - {module}
+    return graph
+
+
+def test_modules_form_no_cycle() -> None:
+    texts = {m.name: (m.path.read_text(), m.is_package) for m in modules()}
+    TopologicalSorter(import_graph(texts)).prepare()
+
+
+def test_a_cycle_of_types_alone_is_found() -> None:
+    late = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from bench.b import B"
+    texts = {"bench": ("", True), "bench.a": (late, False), "bench.b": ("from .a import A", False)}
+    with pytest.raises(CycleError, match="cycle"):
+        TopologicalSorter(import_graph(texts)).prepare()
 
 
 @pytest.mark.parametrize(

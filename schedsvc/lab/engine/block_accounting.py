@@ -8,9 +8,8 @@ from schedsvc.lab.engine.blocks import BlockPool
 from schedsvc.lab.engine.cache import PrefixCache
 from schedsvc.lab.engine.config import EngineConfig
 from schedsvc.lab.engine.eviction import Future
-from schedsvc.lab.engine.group import Group
 from schedsvc.lab.engine.lockstep import Lockstep
-from schedsvc.lab.engine.sequence import STILL, RequestId, Sequence, SequenceState
+from schedsvc.lab.engine.sequence import STILL, Group, RequestId, Sequence, SequenceState
 from schedsvc.lab.engine.waiting import SwappedQueue, WaitingQueue
 
 _key = attrgetter("key")

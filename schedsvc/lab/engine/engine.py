@@ -6,13 +6,13 @@ from schedsvc.lab.engine.config import EngineConfig
 from schedsvc.lab.engine.cost import StepCost
 from schedsvc.lab.engine.errors import EngineInvariantError, EngineRequestError
 from schedsvc.lab.engine.eviction import Future
-from schedsvc.lab.engine.group import Group
 from schedsvc.lab.engine.invariants import check_invariants
 from schedsvc.lab.engine.lockstep import Lockstep
 from schedsvc.lab.engine.planner import Planner
 from schedsvc.lab.engine.runs import Runs
 from schedsvc.lab.engine.sequence import (
     EngineRequest,
+    Group,
     RequestId,
     Sequence,
     SequenceState,
@@ -178,7 +178,7 @@ class Engine:
     ) -> DecodeRun | None:
         """Foresee what `run_decodes()` would do, and decide nothing.
 
-        O(log n), and what `Books.gather()` takes where not all were in lockstep.
+        O(log n), and what `BlockAccounting.gather()` takes where not all were in lockstep.
         """
         if self._step is not None:
             raise EngineInvariantError("a step is under way; finish it first")

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from schedsvc._core import CallerError, Scheduler
 from schedsvc.lab.faults.auditor import Known, ViolationError
-from schedsvc.lab.faults.configured import StateOptions
+from schedsvc.lab.faults.draws import StateOptions
 from schedsvc.lab.faults.event_queue import EventQueue
 from schedsvc.state.backlog import Backlog, SavedRow, aged
-
-if TYPE_CHECKING:
-    from schedsvc.lab.faults.server import Server
 
 Rows = dict[bytes, SavedRow]
 _COMPARED = (b"l", b"o", b"p", b"q", b"t")
@@ -59,20 +56,37 @@ class Disk:
         self.is_damaged = False
 
 
+class SavedProcess(Protocol):
+    """What a saver asks of the process whose state it saves."""
+
+    @property
+    def incarnation(self) -> int:
+        """Which process of the scheduler it is."""
+
+    def enter(self, message: tuple[Callable[[Any], None], Any]) -> None:
+        """Let something arrive at the process."""
+
+    def save(self, rows_max: int) -> list[tuple[bytes, bytes]]:
+        """Read the next rows of its state."""
+
+    def known(self) -> Any:
+        """Return what the auditor knows now."""
+
+
 class Saver:
     """Saves every so often: in slices, between which other things happen, then one write."""
 
     def __init__(
         self,
         events: EventQueue,
-        server: Server,
+        process: SavedProcess,
         options: StateOptions,
         wall_ns: Callable[[], int],
     ) -> None:
         self.disk = Disk()
         self.wall_ns = wall_ns
         self._events = events
-        self._server = server
+        self._process = process
         self._options = options
         self._backlog = Backlog()
         self._is_first = True
@@ -87,15 +101,15 @@ class Saver:
         self._wait()
 
     def _wait(self) -> None:
-        self._events.after(self._options.every_ns, self._ring, self._server.incarnation)
+        self._events.after(self._options.every_ns, self._ring, self._process.incarnation)
 
     def _ring(self, incarnation: int) -> None:
-        if incarnation == self._server.incarnation:
-            self._server.enter((self._collect, incarnation))
+        if incarnation == self._process.incarnation:
+            self._process.enter((self._collect, incarnation))
 
     def _collect(self, incarnation: int) -> None:
         """Read a slice, and come back for the next; behind the last one, begin to write."""
-        rows = self._server.save(self._options.rows_at_once)
+        rows = self._process.save(self._options.rows_at_once)
         if rows:
             self._offsets.add(self.wall_ns() - self._events.now_ns)
             self._backlog.add(rows, self.wall_ns())
@@ -103,7 +117,7 @@ class Saver:
             return
         taken = self._backlog.take()
         if taken:
-            self._writing = (taken, self._server.known())
+            self._writing = (taken, self._process.known())
             delay_ns = self._events.soon(self._options.write_ns)
             self._events.after(delay_ns, self._write, self._writing)
         elif not self.is_calm:
@@ -113,7 +127,7 @@ class Saver:
         if self._writing is writing:
             self._writing = None
             has_failed = not self.disk.write(*writing, is_first=self._is_first)
-            self._server.enter((self._written, (writing[0], has_failed)))
+            self._process.enter((self._written, (writing[0], has_failed)))
 
     def _written(self, what: tuple[Rows, bool]) -> None:
         taken, has_failed = what

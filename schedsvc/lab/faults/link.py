@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from schedsvc.lab.faults.event_queue import EventQueue
 
-if TYPE_CHECKING:
-    from schedsvc.lab.faults.server import Server
+
+class ServingProcess(Protocol):
+    """What the network asks of the scheduler's process."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether somebody is there."""
+
+    def enter(self, message: tuple[Callable[[Any], None], Any]) -> None:
+        """Let something arrive at the process."""
+
+    def accept(self, conn: Connection) -> None:
+        """Begin a stream."""
+
+    def receive(self, message: tuple[Connection, bytes]) -> None:
+        """Take a message of a stream."""
+
+    def end_stream(self, conn: Connection) -> None:
+        """End a stream."""
 
 
 class Connection:
@@ -22,7 +39,7 @@ class Connection:
         "_delay_ns",
         "_down_ns",
         "_events",
-        "_server",
+        "_process",
         "_up_ns",
         "garbage",
         "is_broken",
@@ -37,7 +54,7 @@ class Connection:
     def __init__(
         self,
         events: EventQueue,
-        server: Server,
+        process: ServingProcess,
         number: int,
         principal: int,
         delay_ns: int,
@@ -53,15 +70,15 @@ class Connection:
         self.on_message = on_message
         self.on_lost = on_lost
         self._events = events
-        self._server = server
+        self._process = process
         self._delay_ns = delay_ns
         self._up_ns = self._down_ns = 0
         self._up_ns = events.now_ns + events.soon(delay_ns)
         events.at(self._up_ns, self._open)
 
     def _open(self, _: object) -> None:
-        if self._server.is_up:
-            self._server.enter((self._server.accept, self))
+        if self._process.is_up:
+            self._process.enter((self._process.accept, self))
         else:
             self.cut(client_ns=self._delay_ns)
 
@@ -81,7 +98,7 @@ class Connection:
 
     def _arrive_up(self, data: bytes) -> None:
         if not self.is_broken:
-            self._server.enter((self._server.receive, (self, data)))
+            self._process.enter((self._process.receive, (self, data)))
 
     def send_down(self, message: Any) -> None:
         """Send a message to the shim."""
@@ -103,7 +120,7 @@ class Connection:
             self._events.after(server_ns, self._server_notices)
 
     def _server_notices(self, _: object) -> None:
-        self._server.enter((self._server.end_stream, self))
+        self._process.enter((self._process.end_stream, self))
 
 
 class Call:
@@ -146,15 +163,15 @@ class Call:
         self.lease_id = self.epoch = self.outcome = 0
         self.totals = (-1, -1, -1)
 
-    def send(self, server: Server, method: Callable[[Call], None]) -> int:
+    def send(self, process: ServingProcess, method: Callable[[Call], None]) -> int:
         """Send it. Returns when it arrives; -1: it was lost; 0: nobody is there."""
         events = self._events
         is_lost = events.rnd.random() * 1_000 < self._lost_permille
-        if is_lost or not server.is_up:
+        if is_lost or not process.is_up:
             self.fail()
             return -1 if is_lost else 0
         arrival_ns = events.now_ns + events.soon(self._delay_ns)
-        events.at(arrival_ns, server.enter, (method, self))
+        events.at(arrival_ns, process.enter, (method, self))
         return arrival_ns
 
     def answer(self, answer: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from schedsvc import _core
 from schedsvc.lab.faults.auditor import Classes, Limits, PoolLimits, Quotas
-from schedsvc.lab.faults.configured import (
+from schedsvc.lab.faults.draws import (
     StateOptions,
     draw_adapters,
     draw_classes,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from schedsvc.lab.faults.options import FAULTS, draw
-from schedsvc.lab.faults.world import Outcome, World
+from schedsvc.lab.faults.phases import Outcome, Run
 
 EVENTS = 2_000
 """Of one run, before the phase in which everything ends."""
@@ -51,7 +51,7 @@ class Tally:
 
 def run_case(case: Case) -> Outcome:
     """Run one seed. O(events)."""
-    return World(draw(case.seed, case.events, case.only)).run()
+    return Run(draw(case.seed, case.events, case.only)).play()
 
 
 def run_cases(cases: Iterable[Case], tally: Tally) -> Iterator[Outcome]:

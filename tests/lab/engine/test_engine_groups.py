@@ -8,7 +8,7 @@ from schedsvc.lab.engine import (
     SequenceState,
     load_profile,
 )
-from schedsvc.lab.engine.group import COST_MAX, mix
+from schedsvc.lab.engine.sequence import COST_MAX, mix
 
 COST = load_profile("a10g-llama2-7b-memory").step_cost(8)
 

@@ -12,8 +12,8 @@ from schedsvc.lab.faults.disk import Disk, fields
 from schedsvc.lab.faults.event_queue import EventQueue
 from schedsvc.lab.faults.marathon import run_marathon
 from schedsvc.lab.faults.options import FAULTS, NEWEST, OPERATOR_FAULTS, STATE_FAULTS, draw
+from schedsvc.lab.faults.phases import Outcome
 from schedsvc.lab.faults.run import Case, Tally, run_case, run_cases, shrink
-from schedsvc.lab.faults.world import Outcome
 from tests.core.support import grant, make
 
 

@@ -4,7 +4,7 @@ It imports nothing of the core, and believes nothing that the core says of itsel
 it saw on the wire between clients and scheduler.
 """
 
-from schedsvc.lab.faults.auditor.ledger import UNKNOWN_FLOW
+from schedsvc.lab.faults.auditor.implied_state import UNKNOWN_FLOW
 from schedsvc.lab.faults.auditor.records import (
     DEFAULT_CLASS,
     Classes,

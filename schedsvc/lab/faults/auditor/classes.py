@@ -4,14 +4,8 @@ A class that has waited for its ageing time without being served may go before b
 never before an exempt one, and never twice in a row.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from schedsvc.lab.faults.auditor.implied_state import ImpliedState
 from schedsvc.lab.faults.auditor.records import PriorityClass, Request, Terms, require
-
-if TYPE_CHECKING:
-    from schedsvc.lab.faults.auditor.ledger import Books
 
 _LONG_AGO_NS = -(1 << 60)
 
@@ -35,7 +29,7 @@ class ClassOrder:
         self._brought = False  # the last grant came before better classes
         self._is_blind = False  # verdicts were left unread: nobody knows who was served when
 
-    def settle(self, now_ns: int, books: Books) -> None:
+    def settle(self, now_ns: int, books: ImpliedState) -> None:
         """Close a round."""
         if not self._terms.strict_classes:
             return

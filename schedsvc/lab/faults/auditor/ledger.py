@@ -3,6 +3,7 @@
 from schedsvc.lab.faults.auditor.classes import ClassOrder
 from schedsvc.lab.faults.auditor.counters import Counters
 from schedsvc.lab.faults.auditor.fair import Fairness
+from schedsvc.lab.faults.auditor.implied_state import UNKNOWN_FLOW, ImpliedState
 from schedsvc.lab.faults.auditor.operator_actions import OperatorActions
 from schedsvc.lab.faults.auditor.quotas import Meters
 from schedsvc.lab.faults.auditor.records import (
@@ -25,12 +26,10 @@ from schedsvc.lab.faults.auditor.records import (
 )
 from schedsvc.lab.faults.auditor.resume import ANY_TOKENS, Known, Owed
 
-UNKNOWN_FLOW = "unknown"
 _NEVER = -1  # epoch of a pool that nobody has offered
-COUNTS = ("received", "granted", "rejected", "evicted", "completed", "cancelled", "expired")
 
 
-class Books:
+class Books(ImpliedState):
     """State of one scheduler as the messages imply it. Times are the scheduler's clock, in ns.
 
     `lagging` holds the streams that have verdicts which were not sent yet: while there are any,
@@ -40,7 +39,7 @@ class Books:
     """
 
     def __init__(self, terms: Terms) -> None:
-        self.terms = terms
+        super().__init__(terms)
         self.lease_ids: set[int] = set()  # ever granted, by any process
         self.counters = Counters(terms)
         self.fairness = Fairness(terms, self.counters)
@@ -53,25 +52,7 @@ class Books:
 
     def restart(self, now_ns: int) -> None:
         """Another process, which knows nothing."""
-        self.requests: dict[tuple[str, str, str], Request] = {}
-        self.queues: dict[tuple[str, str], dict[int, Request]] = {}
-        self.queued = 0
-        self.live: dict[int, Lease] = {}
-        self.ended: dict[int, Lease] = {}  # oldest end first
-        self.orphans: dict[int, Lease] = {}  # live leases whose expiry nobody is told
-        self.pools: dict[str, Pool] = {}
-        self.tags: dict[tuple[int, int], Request] = {}
-        self.counts = dict.fromkeys(COUNTS, 0)
-        self.usage: dict[str, list[int]] = {}  # input, cached, output tokens by flow
-        self.lagging: set[int] = set()
-        self.is_lost = False  # verdicts that nobody saw changed what later messages mean
-        self.fresh: list[Request] = []  # granted in this round
-        self.dropped: list[Request] = []  # evicted in it, not as withdrawn
-        self.voided: list[Lease] = []  # whose holders have to be told
-        self.seq = 0
-        self.draining = False
-        self.last_ns = -1
-        self.weights = {**self.terms.tenants, UNKNOWN_FLOW: self.terms.unknown_weight}
+        self.forget_all()
         self.counters.restart()
         self.fairness.restart()
         self.order.restart()
@@ -272,7 +253,7 @@ class Books:
         self.live[lease_id] = lease
         pool.leases[lease_id] = lease
         blocks = -(-reserved_tokens // pool.block)
-        self._hold(lease, blocks, blocks)
+        self.hold(lease, blocks, blocks)
         self._owned(lease)
         return lease
 
@@ -297,12 +278,6 @@ class Books:
             self.counters.told_of(lease.request.flow, lease.served)
             pool.owed_low = max(0, pool.owed_low - lease.high * pool.block)
             pool.owed_high = max(0, pool.owed_high - lease.low * pool.block)
-
-    def _hold(self, lease: Lease, low: int, high: int) -> None:
-        """Note how many blocks the lease holds, at least and at most."""
-        lease.pool.low += low - lease.low
-        lease.pool.high += high - lease.high
-        lease.low, lease.high = low, high
 
     def state(self, lease_id: int, principal: int, epoch: int) -> int:
         """Say what a report on this lease is answered."""
@@ -353,7 +328,7 @@ class Books:
         high = max(lease.high, low)
         if each > predicted:
             high = max(high, min(pool.need(r, max(each, r.max_output_tokens)), most))
-        self._hold(lease, low, high)
+        self.hold(lease, low, high)
 
     def complete(
         self, now_ns: int, lease: Lease, outcome: int, totals: tuple[int, int, int], *,
@@ -388,7 +363,7 @@ class Books:
         self.fairness.charge(lease, final=True)
         self.counters.ended(lease.request.flow)
         self.meters.end(now_ns, lease, has_run=has_run)
-        self._release(lease)
+        self.release(lease)
         self.orphans.pop(lease.lease_id, None)
         del self.live[lease.lease_id]
         name = {COMPLETED: "completed", CANCELLED: "cancelled", EXPIRED: "expired"}[outcome]
@@ -397,10 +372,6 @@ class Books:
         self.ended[lease.lease_id] = lease
         if len(self.ended) > self.terms.answers_max:
             self.forget(next(iter(self.ended.values())))
-
-    def _release(self, lease: Lease) -> None:
-        if lease.pool.leases.pop(lease.lease_id, None) is not None:
-            self._hold(lease, 0, 0)
 
     def forget(self, lease: Lease) -> None:
         """Forget the answer of an ended lease."""
@@ -459,12 +430,6 @@ class Books:
     def _void(self, pool: Pool) -> None:
         for lease in list(pool.leases.values()):
             self.void(lease)
-
-    def void(self, lease: Lease) -> None:
-        """Void a lease, whose engine has restarted: it holds nothing, and goes on."""
-        lease.is_void = True
-        self._release(lease)
-        self.voided.append(lease)
 
     def close_stream(self, now_ns: int, conn: int, evicted: int) -> None:
         """Close a stream: what is queued on it is withdrawn, its leases live on.

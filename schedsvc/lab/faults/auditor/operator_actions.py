@@ -1,9 +1,6 @@
 """What an operator does: pools that grant nothing, leases that hold nothing, flows in audit."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from schedsvc.lab.faults.auditor.implied_state import ImpliedState
 from schedsvc.lab.faults.auditor.records import (
     ENDED,
     EVICTED_CANCELLED,
@@ -20,9 +17,6 @@ from schedsvc.lab.faults.auditor.records import (
     Stats,
     require,
 )
-
-if TYPE_CHECKING:
-    from schedsvc.lab.faults.auditor.ledger import Books
 
 _IN_AUDIT = frozenset(
     (REJECTED_NO_POOL, REJECTED_DRAINING, REJECTED_LIMIT, EVICTED_CANCELLED, EVICTED_DRAINING,
@@ -60,7 +54,7 @@ class OperatorActions:
         else:
             self.drained.discard(pool)
 
-    def revoke(self, books: Books, lease_id: int) -> int:
+    def revoke(self, books: ImpliedState, lease_id: int) -> int:
         """Void a lease; what it was before."""
         lease = books.live.get(lease_id)
         if lease is None:
@@ -70,7 +64,7 @@ class OperatorActions:
         books.void(lease)
         return LIVE
 
-    def say(self, books: Books, tenant: str, *, dry_run: bool) -> None:
+    def say(self, books: ImpliedState, tenant: str, *, dry_run: bool) -> None:
         """Let a tenant be in audit, or not any more."""
         if dry_run:
             self.audited.add(tenant)
@@ -78,7 +72,7 @@ class OperatorActions:
             self.audited.discard(tenant)
             self._ended[tenant] = books.seq
 
-    def places(self, books: Books, tenant: str, flow: str) -> int:
+    def places(self, books: ImpliedState, tenant: str, flow: str) -> int:
         """Return how many of a flow that is not in audit may wait. O(queued) after an audit.
 
         Audit refuses nobody, and takes in more than one poll can grant: when it ends, they wait.
@@ -90,7 +84,7 @@ class OperatorActions:
         early = sum(r.seq <= last for queue in queues for r in queue.values())
         return max(books.terms.flow_queue_max, early)
 
-    def bounded(self, books: Books) -> int:
+    def bounded(self, books: ImpliedState) -> int:
         """Count what waits and had to find a place. O(queued) in audit and after one.
 
         In audit nobody has to, and what is too large for all pools waits there until one serves.
@@ -103,7 +97,7 @@ class OperatorActions:
             for r in queue.values()
         )
 
-    def is_stranded(self, books: Books, r: Request) -> bool:
+    def is_stranded(self, books: ImpliedState, r: Request) -> bool:
         """Whether a request that waits can go nowhere any more. O(pools)."""
         target = r.ask.pool if r.ask else ""
         if self.closed or target in self.drained:
@@ -111,7 +105,7 @@ class OperatorActions:
         holding = {pool.name for pool in books.pools.values() if pool.can_hold(r)}
         return not target and bool(holding) and holding <= self.drained
 
-    def check_refusal(self, books: Books, r: Request, outcome: int) -> None:
+    def check_refusal(self, books: ImpliedState, r: Request, outcome: int) -> None:
         """Hold a refusal to what is drained, and to the mode of its tenant. O(pools)."""
         if outcome == REJECTED_DRAINING and not self.closed:
             target = r.ask.pool if r.ask else ""
@@ -128,7 +122,7 @@ class OperatorActions:
         if r.key[0] in self.audited and self.audited:
             require(outcome in _IN_AUDIT, "refused in audit", outcome, *r.key)
 
-    def check_round(self, books: Books) -> None:
+    def check_round(self, books: ImpliedState) -> None:
         """Nothing waits that is drained away, or audited. O(queued) after a drain or in audit."""
         swept, self._sweeps, self.was_audited = self._sweeps, False, False
         if not (swept or self.audited) or books.lagging:

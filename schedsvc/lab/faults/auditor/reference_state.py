@@ -5,7 +5,8 @@ from typing import Any
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.lab.faults.auditor.checks import compare, end_round
-from schedsvc.lab.faults.auditor.ledger import UNKNOWN_FLOW, Books
+from schedsvc.lab.faults.auditor.implied_state import UNKNOWN_FLOW
+from schedsvc.lab.faults.auditor.ledger import Books
 from schedsvc.lab.faults.auditor.records import (
     CANCELLED,
     COMPLETED,

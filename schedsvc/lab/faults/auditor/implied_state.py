@@ -1,0 +1,53 @@
+"""What the messages imply that a scheduler holds now: requests, leases, pools, streams."""
+
+from schedsvc.lab.faults.auditor.records import Lease, Pool, Request, Terms
+
+UNKNOWN_FLOW = "unknown"
+COUNTS = ("received", "granted", "rejected", "evicted", "completed", "cancelled", "expired")
+
+
+class ImpliedState:
+    """The records alone. `Books` changes them; what checks one of its aspects reads them."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.forget_all()
+
+    def forget_all(self) -> None:
+        """Know nothing, as another process does."""
+        self.requests: dict[tuple[str, str, str], Request] = {}
+        self.queues: dict[tuple[str, str], dict[int, Request]] = {}
+        self.queued = 0
+        self.live: dict[int, Lease] = {}
+        self.ended: dict[int, Lease] = {}  # oldest end first
+        self.orphans: dict[int, Lease] = {}  # live leases whose expiry nobody is told
+        self.pools: dict[str, Pool] = {}
+        self.tags: dict[tuple[int, int], Request] = {}
+        self.counts = dict.fromkeys(COUNTS, 0)
+        self.usage: dict[str, list[int]] = {}  # input, cached, output tokens by flow
+        self.lagging: set[int] = set()
+        self.is_lost = False  # verdicts that nobody saw changed what later messages mean
+        self.fresh: list[Request] = []  # granted in this round
+        self.dropped: list[Request] = []  # evicted in it, not as withdrawn
+        self.voided: list[Lease] = []  # whose holders have to be told
+        self.seq = 0
+        self.draining = False
+        self.last_ns = -1
+        self.weights = {**self.terms.tenants, UNKNOWN_FLOW: self.terms.unknown_weight}
+
+    def hold(self, lease: Lease, low: int, high: int) -> None:
+        """Note how many blocks the lease holds, at least and at most."""
+        lease.pool.low += low - lease.low
+        lease.pool.high += high - lease.high
+        lease.low, lease.high = low, high
+
+    def release(self, lease: Lease) -> None:
+        """Let a lease hold nothing of its pool."""
+        if lease.pool.leases.pop(lease.lease_id, None) is not None:
+            self.hold(lease, 0, 0)
+
+    def void(self, lease: Lease) -> None:
+        """Void a lease, whose engine has restarted: it holds nothing, and goes on."""
+        lease.is_void = True
+        self.release(lease)
+        self.voided.append(lease)

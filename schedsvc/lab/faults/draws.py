@@ -1,0 +1,111 @@
+"""Draws what a configuration may ask for beyond the first settings.
+
+A state file, classes, limits of pools, adapters, shares: drawn where the seed is new enough.
+"""
+
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from schedsvc.lab.faults.auditor import (
+    DEFAULT_CLASS,
+    Classes,
+    Limits,
+    PoolLimits,
+    PriorityClass,
+    Quotas,
+)
+
+_S, _MS = 1_000_000_000, 1_000_000
+
+
+@dataclass(frozen=True)
+class StateOptions:
+    """How the state is saved."""
+
+    every_ns: int
+    rows_at_once: int
+    slice_ns: int  # between two slices, on average
+    write_ns: int  # that the disk takes, on average
+
+
+def draw_state(rnd: Random) -> StateOptions:
+    """Draw how the state is saved: also in slices of one row, beside a disk that is slow."""
+    return StateOptions(
+        every_ns=rnd.choice((20 * _MS, 200 * _MS, _S)),
+        rows_at_once=rnd.choice((1, 3, 64)),
+        slice_ns=rnd.choice((10_000, _MS)),
+        write_ns=rnd.choice((_MS, 50 * _MS)),
+    )
+
+
+def draw_classes(rnd: Random, tenants: list[str]) -> Classes:
+    """Draw priority classes; a tenant may have an exempt one."""
+    ageing = (200 * _MS, _S, 5 * _S, 60 * _S)
+    drawn = [
+        PriorityClass("rush", -5, rnd.choice(ageing)),
+        PriorityClass("batch", 10, rnd.choice(ageing)),
+        PriorityClass("ops", 3, rnd.choice(ageing), exempt=True),
+    ]
+    known = [DEFAULT_CLASS, *(c for c in drawn if rnd.random() < 0.7)]
+    usual = [c.name for c in known if not c.exempt]
+    of_tenants = {name: rnd.choice(usual) for name in tenants}
+    if len(usual) < len(known) and rnd.random() < 0.5:
+        of_tenants[tenants[-1]] = "ops"
+    return Classes({c.name: c for c in known}, of_tenants)
+
+
+def draw_pool_limits(rnd: Random, capacity_tokens: int, *, adapters: bool) -> PoolLimits:
+    """Draw what each pool may run; the smallest stop much of what arrives."""
+
+    def some(*values: int) -> int:
+        return rnd.choice(values) if rnd.random() < 0.4 else 0
+
+    size = capacity_tokens
+    return PoolLimits(
+        batch_max_tokens=some(size // 20 + 1, size // 6 + 1, size),
+        max_total_tokens=some(size // 2, size),
+        max_running=some(2, 8, 32),
+        max_request_total_tokens=some(size // 4, size // 2),
+        max_request_input_tokens=some(size // 8 + 1, size // 4 + 1),
+        max_loras=rnd.choice((1, 2, 0)) if adapters else 0,
+        adapter_tokens=rnd.choice((0, 16, size // 16)) if adapters else 0,
+    )
+
+
+def draw_adapters(rnd: Random) -> dict[str, int]:
+    """Draw LoRA adapters; some take more or less of the cache than is usual."""
+    names = ("sql", "french", "legal", "poet", "chess")[: rnd.randrange(2, 6)]
+    return {name: rnd.choice((-1, -1, 0, 40)) for name in names}
+
+
+def with_shares(rnd: Random, quotas: Quotas) -> Quotas:
+    """Give tenants and their group shares that others may borrow."""
+
+    def shared(limits: Limits | None) -> Limits:
+        share = rnd.choice((0, 2_000, 20_000, 200_000))
+        lends = rnd.choice((-1, share // 2, 0))
+        borrows = rnd.choice((-1, -1, 0, 5_000))
+        return replace(limits or Limits(), share=share, lends=lends, borrows=borrows)
+
+    tenants = {name: shared(limits) for name, limits in quotas.tenants.items()}
+    group = shared(quotas.group) if quotas.members and rnd.random() < 0.5 else quotas.group
+    return replace(quotas, tenants=tenants, group=group)
+
+
+def draw_order(rnd: Random, core: dict[str, Any]) -> tuple[int, int]:
+    """Draw who goes first inside a flow, and of prefixes; `core` gets the settings.
+
+    Returns of how many families prompts are (0: nobody tells), and how many of a thousand requests
+    have a deadline.
+    """
+    deadlines = prefixes = 0
+    if rnd.random() < 0.35:
+        core["flow_order"], deadlines = "deadline", rnd.choice((300, 800))
+    if rnd.random() < 0.35:
+        prefixes = rnd.choice((1, 3, 20))
+        core["prefix_affinity_ppm"] = rnd.choice((0, 100_000, 1_000_000))
+        core["prefix_blocks_max"] = rnd.choice((0, 8, 65_536))
+        if rnd.random() < 0.6:
+            core["policy"], core["quantum_tokens"] = "dlpm", rnd.choice((1, 200, 5_000))
+    return prefixes, deadlines

@@ -1,0 +1,85 @@
+"""What the scheduler promises under the options of a run: what the auditor holds it to."""
+
+from schedsvc.lab.faults.auditor import PoolLimits, Terms
+from schedsvc.lab.faults.configured import UNKNOWN_WEIGHT
+from schedsvc.lab.faults.options import Options
+from schedsvc.lab.faults.server import TICK_NS
+
+_KEPT_PPM = 125_000
+
+
+def _bypass_max(options: Options) -> int | None:
+    """Say how often a head may be bypassed, where arrivals alone tell who is the head.
+
+    What a pool has outgrown, because it became smaller, waits for its eviction, not for its turn.
+    """
+    core = options.core
+    if core["policy"] != "fcfs" or len(options.pools) > 1 or "capacity-changed" in options.faults:
+        return None
+    if options.quotas is not None or options.classes is not None or _reorders(options):
+        return None
+    backfills = core.get("dispatch", "strict") == "backfill"
+    return int(core["bypass_max"]) if backfills else 0
+
+
+def _reorders(options: Options) -> bool:
+    """Whether arrivals, counters and classes alone do not tell who is next."""
+    by_deadline = options.core.get("flow_order") == "deadline"
+    return by_deadline or "mode-dry-run" in options.faults
+
+
+def terms_of(options: Options) -> Terms:
+    """Say what the scheduler promises under these options."""
+    core = options.core
+    headroom = core["headroom_ppm"]
+    # A core whose headroom adapts keeps more, and some for those below their share.
+    adapts = "headroom_max_ppm" in core
+    limited = options.quotas is not None
+    all_report = options.reports_permille == 1_000
+    counts = core["policy"] in ("vtc", "lcf") and all_report and not limited
+    counts = counts and options.classes is None  # counters are compared inside of a class
+    delays = "delay_factor_milli" in core or options.limits is not None
+    may_pass = core.get("dispatch", "strict") == "backfill"
+    most = max(headroom, core["headroom_max_ppm"]) + _KEPT_PPM if adapts else headroom
+    return Terms(
+        tenants=options.tenants,
+        shares_unknown=options.shares_unknown,
+        queue_ttl_ns=core["queue_ttl_ns"],
+        lease_ttl_ns=core["lease_ttl_ns"],
+        lease_grace_ns=core["lease_grace_ns"],
+        answer_ttl_ns=core["answer_ttl_ns"],
+        answers_max=core["answers_max"],
+        flow_queue_max=core["flow_queue_max"],
+        queue_max=core["queue_max"],
+        headroom_ppm=min(headroom, core.get("headroom_min_ppm", headroom)),
+        headroom_most_ppm=most,
+        tick_ns=TICK_NS,
+        input_price=1_000_000,
+        output_price=2_000_000,
+        cached_price=core["cached_price_ppm"],
+        sum_form=core.get("ledger", "sum") == "sum",
+        # What an engine holds beyond all promises is believed for a while, also where it is false.
+        work_conserving=not ((adapts and "telemetry-false" in options.faults) or limited or delays),
+        paces_grants=bool(core.get("grant_pacing")),
+        bypass_max=_bypass_max(options),
+        fair=options.fair and core["policy"] == "vtc",
+        lifts=core["policy"] == "vtc",
+        lift_queued=core.get("lift", "active") == "queued",
+        counts_exactly=counts,
+        serves_in_order=counts and not (may_pass or len(options.pools) > 1 or _reorders(options)),
+        unknown_weight=UNKNOWN_WEIGHT,
+        pools=len(options.pools),
+        quotas=options.quotas,
+        classes=options.classes,
+        strict_classes=options.classes is not None
+        and not (
+            limited
+            or may_pass
+            or len(options.pools) > 1
+            or not {"capacity-changed", "mode-dry-run"}.isdisjoint(options.faults)
+        ),
+        limits=options.limits or PoolLimits(),
+        by_deadline=core.get("flow_order") == "deadline",
+        early_refusal=bool(core.get("early_refusal")),
+        adapters={n: tokens for n, tokens in (options.adapters or {}).items() if tokens >= 0},
+    )
