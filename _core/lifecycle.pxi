@@ -10,6 +10,7 @@ include "lifecycle/dispatch.pxi"         # pools are served until nothing fits
 include "lifecycle/expire.pxi"           # timers
 include "lifecycle/limits.pxi"           # quotas, shares, pool limits, adapters' sizes
 include "lifecycle/registry.pxi"         # numbers for names, flows of classes, and pools
+include "lifecycle/save.pxi"             # rows for the state file, of what has changed
 include "lifecycle/restore_lengths.pxi"  # rows of the predictor from the state file
 include "lifecycle/restore.pxi"          # all other rows of the state file
 include "lifecycle/configure.pxi"        # enter(), tenants, classes, pools, telemetry

@@ -18,12 +18,13 @@ def core_sources() -> dict[str, Path]:
 def compile_extension(
     source: Path, folder: Path, flags: Sequence[str], link_flags: Sequence[str] = ()
 ) -> None:
-    """Compile one Cython file into folder/lib."""
+    """Compile one Cython file into folder/lib; the core's own becomes `_core`."""
     from Cython.Build import cythonize
     from setuptools import Distribution, Extension
 
+    name = "_core" if source.stem == "core" else source.stem
     extension = Extension(
-        "_core", [str(source)], extra_compile_args=[*flags], extra_link_args=[*link_flags]
+        name, [str(source)], extra_compile_args=[*flags], extra_link_args=[*link_flags]
     )
     modules = cythonize([extension], compiler_directives={"language_level": "3"}, quiet=True)
     command = Distribution({"ext_modules": modules}).get_command_obj("build_ext")

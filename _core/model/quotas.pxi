@@ -197,7 +197,7 @@ cdef class Quotas:
                 n.level[RATE_REQUESTS] - requests * MICRO, n.rate[RATE_REQUESTS] * MICRO
             )
 
-    cdef void deliver_verdict(self, int32_t node, int32_t end, int64_t now_ns, Told* told) noexcept:
+    cdef void tightest_limits(self, int32_t node, int32_t end, int64_t now_ns, Told* told) noexcept:
         """Of each kind (the rates, then concurrency) the limit of a chain, up to `end`, of which
         the least is left, at this time or later. Changes nothing. O(levels)."""
         cdef Quota n

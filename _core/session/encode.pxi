@@ -16,7 +16,7 @@ cdef int32_t* LIMIT_KINDS = [3, 4, 5, 6, 7]
 cdef int write_quotas(Writer w, Quotas quotas, int32_t node) except -1:
     cdef Told told[RATES + 1]
     cdef int k
-    quotas.deliver_verdict(node, NONE, 0, told)
+    quotas.tightest_limits(node, NONE, 0, told)
     for k in range(RATES, -1, -1):
         if told[k].limit:
             write_limit(w, LIMIT_KINDS[k], told[k].limit, told[k].left, told[k].reset_ms)

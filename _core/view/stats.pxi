@@ -160,7 +160,7 @@ cdef list quota_rows(Core core, int64_t now_ns, int32_t node, int32_t end):
     """What is left of each limit along a chain of quotas up to `end`, the tightest of each kind."""
     cdef Told told[RATES + 1]
     cdef int k
-    core.quotas.deliver_verdict(node, end, now_ns, told)
+    core.quotas.tightest_limits(node, end, now_ns, told)
     return [
         {
             "kind": LIMIT_KINDS[k], "limit": told[k].limit, "remaining": told[k].left,

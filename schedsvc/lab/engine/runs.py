@@ -21,7 +21,7 @@ class Runs:
         self._cost = cost
 
     def plan(self, steps_max: int, duration_max_ns: int | None, now_ns: int) -> DecodeRun | None:
-        """Foresee a run, and decide nothing. O(log n), and what `BlockAccounting.gather()` takes."""
+        """Foresee a run, and decide nothing. O(log n) and `BlockAccounting.gather()`."""
         lockstep, count = self._accounting.lockstep, len(self._accounting.running)
         if not count or self._accounting.gather() < count or not self._only_decodes(now_ns):
             return None

@@ -1,0 +1,61 @@
+"""The structures below the core, tested without a scheduler around them."""
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from random import Random
+from types import ModuleType
+from typing import TypeVar
+
+from hypothesis import strategies as st
+
+from tests.other_core import CORE, compile_extension, core_sources
+
+_PROBE = Path(__file__).with_name("base_probe.pyx")
+# Compiled quickly, with the arithmetic of setup.py.
+_FLAGS = ("-O1", "-g0", "-w", "-fno-strict-aliasing", "-fwrapv")
+
+T = TypeVar("T")
+
+
+def many(one: Callable[[Random], T], most: int) -> st.SearchStrategy[list[T]]:
+    """Draw up to `most` of something, evenly by count: Hypothesis' own lists are mostly short."""
+
+    def draw(what: tuple[int, int]) -> list[T]:
+        rnd = Random(what[0])
+        return [one(rnd) for _ in range(what[1])]
+
+    return st.tuples(st.integers(0, 1 << 32), st.integers(0, most)).map(draw)
+
+
+@cache
+def probe() -> ModuleType:
+    """Return the compiled probe. Building it takes some seconds, once for each of its texts."""
+    loader = ExtensionFileLoader("base_probe", str(_built()))
+    spec = spec_from_loader("base_probe", loader)
+    assert spec
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def _built() -> Path:
+    texts = [path.read_bytes() for path in (*core_sources().values(), _PROBE)]
+    digest = hashlib.sha256(repr((texts, _FLAGS)).encode()).hexdigest()[:16]
+    folder = CORE.parent / "build" / "base_probe" / digest
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Aside, and moved when it is whole: another process may build it at the same time.
+        with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
+            source = Path(aside, "source")
+            shutil.copytree(CORE, source, ignore=shutil.ignore_patterns("*.c", "core.pyx"))
+            shutil.copy(_PROBE, source)
+            compile_extension(source / _PROBE.name, Path(aside), _FLAGS)
+            if not folder.exists():
+                Path(aside, "lib").rename(folder)
+    return next(folder.glob("base_probe*"))

@@ -1,0 +1,65 @@
+"""The hash table beside a dictionary, while it grows and after."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from . import many, probe
+
+
+def change(rnd):
+    # Few keys, many of one home: the lower three bits are the place in a run of eight.
+    key = rnd.choice((rnd.randrange(8), rnd.randrange(30) << 3)), rnd.randrange(3)
+    return key, rnd.choice((None, rnd.randrange((1 << 31) - 1), rnd.randrange((1 << 31) - 1)))
+
+
+CHANGES = many(change, 600)
+
+
+@given(CHANGES)
+def test_it_holds_what_a_dictionary_holds(changes):
+    table, model = probe().ProbeTable(), {}
+    for key, value in changes:
+        if value is None:
+            del table[key]
+            model.pop(key, None)
+        else:
+            table[key] = model[key] = value
+        assert len(table) == len(model)
+        assert table[key] == model.get(key, -1)
+    for hi in range(240):
+        for lo in range(3):
+            assert table[hi, lo] == model.get((hi, lo), -1)
+
+
+def test_it_grows_without_a_pause_and_loses_nothing():
+    rnd = random.Random(1)
+    table, model = probe().ProbeTable(), {}
+    was_moving = 0
+    for n in range(60_000):
+        before = table.moves
+        key = (rnd.getrandbits(64), rnd.getrandbits(32))
+        table[key] = model[key] = n
+        if rnd.random() < 0.3:
+            gone = rnd.choice(list(model)) if n < 2_000 else key
+            del table[gone]
+            del model[gone]
+        # An insertion and a removal move the entries of eight places each at most.
+        assert table.moves - before <= 16
+        was_moving += table.is_moving
+        assert len(table) * 10 <= table.places * 7
+    assert was_moving > 1_000
+    assert len(table) == len(model)
+    assert all(table[key] == value for key, value in model.items())
+    for key in model:
+        del table[key]
+    assert len(table) == 0
+    assert all(table[key] == -1 for key in model)
+
+
+@given(st.integers(0, 1 << 40), st.integers(0, (1 << 32) - 1))
+def test_of_the_second_half_of_a_key_32_bits_count(hi, lo):
+    table = probe().ProbeTable()
+    table[hi, lo] = 7
+    assert table[hi, lo | 1 << 32] == 7
