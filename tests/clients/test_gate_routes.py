@@ -12,6 +12,8 @@ from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.routes import GATED_PATHS
 from schedsvc_vllm.settings import Settings
 from schedsvc_vllm.usage import UsageReader
+from schedsvc_vllm.usage_forms import ANTHROPIC
+from schedsvc_vllm.usage_forms import RESPONSES as RESPONSES_FORM
 
 from .asgi import Exchange, owner, start
 from .fake_scheduler import FakeScheduler, refusal
@@ -60,6 +62,12 @@ def gates(fake: FakeScheduler) -> Any:
 
 
 USAGE = {"prompt_tokens": 9, "total_tokens": 14, "completion_tokens": 5}
+# As each endpoint tells 9 tokens of input and 5 of output.
+TOLD = {
+    "/v1/responses": {"input_tokens": 9, "output_tokens": 5},
+    "/v1/messages": {"input_tokens": 9, "output_tokens": 5},
+    "/cohere/v2/chat": {"tokens": {"input_tokens": 9, "output_tokens": 5}},
+}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +124,8 @@ async def test_each_endpoint_is_sized(
     n: int,
     limit: int,
 ) -> None:
-    app = Answering([json.dumps({"choices": [], "usage": USAGE}).encode()])
+    usage = TOLD.get(path, USAGE)
+    app = Answering([json.dumps({"choices": [], "usage": usage}).encode()])
     answered = await gates(app, path, body)
     assert answered.status == 200
     admit = fake.admits[0]
@@ -208,7 +217,7 @@ MESSAGES = sse(
     *({"type": "content_block_delta", "delta": {"text": "a"}} for _ in range(3)),
     {
         "type": "message_delta",
-        "usage": {"input_tokens": 21, "output_tokens": 8, "cache_read_input_tokens": 16},
+        "usage": {"input_tokens": 5, "output_tokens": 8, "cache_read_input_tokens": 16},
     },
 )
 
@@ -246,7 +255,8 @@ async def test_streams_of_other_forms_pass_and_are_read(
 @pytest.mark.parametrize("stream", [RESPONSES, MESSAGES])
 def test_what_a_stream_begins_with_is_no_token(stream: list[bytes]) -> None:
     """The first token ends a prompt's round: it must not be told while the prompt is computed."""
-    reader = UsageReader()
+    form = RESPONSES_FORM if stream is RESPONSES else ANTHROPIC
+    reader = UsageReader(form, is_stream=True)
     waiting = [stream[0], b'event: ping\ndata: {"type": "ping"}\n\n']
     if stream is RESPONSES:
         waiting += sse({"type": "response.in_progress"})

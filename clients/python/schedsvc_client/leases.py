@@ -15,6 +15,9 @@ LEASE_TTL_NS_DEFAULT = 10_000_000_000
 # Of one Progress call: a report takes at most 60 bytes of the scheduler's 64 KiB.
 PROGRESS_LEASES_MAX = 1_000
 
+# Of any total that is reported.
+TOKENS_MAX = 1 << 27
+
 Totals = tuple[int | None, int | None, int | None]
 """Input, cached input and output tokens; None where a total is not known."""
 
@@ -97,13 +100,21 @@ def _tell(
     cached_input_tokens: int | None,
     output_tokens: int | None,
 ) -> None:
-    """Write the totals that are known."""
+    """Write the totals that are known.
+
+    A total beyond the contract's limits is brought within them: a scheduler refuses the whole
+    report otherwise, and the lease of a Complete would live until its TTL.
+    """
     if input_tokens is not None:
-        message.input_tokens = input_tokens
+        message.input_tokens = _within(input_tokens)
     if cached_input_tokens is not None:
-        message.cached_input_tokens = cached_input_tokens
+        message.cached_input_tokens = _within(cached_input_tokens)
     if output_tokens is not None:
-        message.output_tokens = output_tokens
+        message.output_tokens = _within(output_tokens)
+
+
+def _within(total: int) -> int:
+    return min(max(total, 0), TOKENS_MAX)
 
 
 def _larger(told: int | None, known: int | None) -> bool:

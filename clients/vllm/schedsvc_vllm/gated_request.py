@@ -11,12 +11,12 @@ from schedsvc_client import LeaseState, Outcome
 from schedsvc_client.aio import Admission
 
 from schedsvc_vllm.answers import asked_as, queue_duration
-from schedsvc_vllm.asgi import Mailbox, Message, Scope, Send
+from schedsvc_vllm.asgi import Headers, Mailbox, Message, Scope, Send
 from schedsvc_vllm.request_sizing import Call
 from schedsvc_vllm.response_end import ResponseEnd
 from schedsvc_vllm.runtime import Runtime
 from schedsvc_vllm.token_counter import TokenTotals, Usage
-from schedsvc_vllm.usage import UsageFilter, UsageReader
+from schedsvc_vllm.usage import ByteReader, Decoder, UsageFilter, UsageReader
 
 _EVENT_STREAM = b"text/event-stream"
 _log = logging.getLogger("schedsvc_vllm")
@@ -27,6 +27,7 @@ class GatedRequest:
 
     __slots__ = (
         "_call",
+        "_decoder",
         "_ending",
         "_keep",
         "_mailbox",
@@ -61,7 +62,8 @@ class GatedRequest:
         self._mailbox = mailbox
         self._send = send
         self._tally = tally
-        self._reader: UsageFilter | UsageReader | None = None
+        self._reader: UsageFilter | UsageReader | ByteReader | None = None
+        self._decoder: Decoder | None = None
         self._status = 0
         self._ending: ResponseEnd | None = None
         # Of a body that is not read here: all that is done with each of its pieces.
@@ -176,6 +178,8 @@ class GatedRequest:
         kind = message["type"]
         if kind == "http.response.body" and self._ending is not None:
             body, more = message.get("body", b""), message.get("more_body", False)
+            if self._decoder is not None:
+                body = self._decoder.feed(body, not more)
             if self._reader is not None:
                 body = self._reader.feed(body, not more)
                 if not body and more:
@@ -198,7 +202,7 @@ class GatedRequest:
         self._status = message["status"]
         headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
         if self._tally is None or self._tally.broken:
-            self._reader = self._reader_of(headers)
+            headers = self._read_answer(headers)
         self._ending = ResponseEnd((name.lower(), value) for name, value in headers)
         if self._mailbox.left:
             self._ending.close()
@@ -219,24 +223,37 @@ class GatedRequest:
             headers.append((name.encode(), value.encode()))
         return {**message, "headers": headers}
 
-    def _reader_of(self, headers: list[tuple[bytes, bytes]]) -> UsageFilter | UsageReader | None:
+    def _read_answer(self, headers: Headers) -> Headers:
+        """Choose how the answer is read; return its headers as the client gets them."""
         told = {name.lower(): value.lower() for name, value in headers}
-        if b"content-encoding" in told:
-            return None
+        encoding = told.get(b"content-encoding", b"identity").strip()
+        is_stream = told.get(b"content-type", b"").startswith(_EVENT_STREAM)
         asked = self._call.asked
-        if asked is not None and told.get(b"content-type", b"").startswith(_EVENT_STREAM):
-            return UsageFilter(keep_last=asked.keep_last, keep_all=asked.keep_all)
-        return UsageReader()
+        changed: set[bytes] = set()
+        if encoding in Decoder.KNOWN:
+            # Nobody asked for it: the request's accept-encoding was taken out.
+            self._decoder = Decoder()
+            changed = {b"content-encoding", b"content-length"}
+        elif encoding != b"identity":
+            self._reader = ByteReader()
+            return headers
+        if asked is not None and is_stream:
+            self._reader = UsageFilter(keep_last=asked.keep_last, keep_all=asked.keep_all)
+            if not asked.keep_all:
+                changed.add(b"content-length")
+        else:
+            self._reader = UsageReader(self._call.route.usage, is_stream=is_stream)
+        return [pair for pair in headers if pair[0].lower() not in changed]
 
     def _counted(self) -> tuple[int | None, int | None, int | None] | None:
         """Return input, cached input and output tokens, as far as they have been counted."""
         if self._tally is not None and not self._tally.broken:
             return self._tally.usage()
         reader = self._reader
-        if reader is None or not (reader.input_tokens or reader.output_tokens):
+        if reader is None or not reader.is_told:
             return None
         # Of several prompts, an event counts only its own.
-        alone = len(self._call.prompts.tokens) == 1 and reader.input_tokens > 0
+        alone = len(self._call.prompts.tokens) == 1 and reader.input_tokens
         if not alone:
             return None, None, reader.output_tokens
         return reader.input_tokens, reader.cached_input_tokens, reader.output_tokens
@@ -259,7 +276,9 @@ class GatedRequest:
             return
         # vLLM's sign of a request that the engine aborted: no usage where it leaves one.
         aborted = self._call.route.leaves_usage and _metadata(scope) is not None
-        done = self._is_whole and self._status < 400 and bool(output_tokens) and not aborted
+        # Only an answer tells that a prompt alone was wanted: inside vLLM, no output is an abort.
+        is_told = bool(output_tokens) or (counted is not None and self._reader is not None)
+        done = self._is_whole and self._status < 400 and is_told and not aborted
         admission.complete(
             outcome=Outcome.COMPLETED if done else Outcome.CANCELLED,
             input_tokens=input_tokens,

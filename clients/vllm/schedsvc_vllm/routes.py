@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from schedsvc_vllm import usage_forms
 from schedsvc_vllm.answers import BadRequestError, Dialect
 from schedsvc_vllm.estimate import MESSAGE_TOKENS, PART_TOKENS
+from schedsvc_vllm.usage_forms import UsageForm
 
 PROMPTS_MAX = 1_024
 # vLLM's default for /v1/completions; the others run to the end of the context.
@@ -70,6 +72,8 @@ class Route:
     stream_options: bool = False
     # vLLM leaves the final usage in the request's state.
     leaves_usage: bool = True
+    # Where its answers tell what was used.
+    usage: UsageForm = usage_forms.OPENAI
     dialect: Dialect = Dialect.OPENAI
 
 
@@ -211,8 +215,21 @@ ROUTES = {
             ("max_completion_tokens", "max_tokens"),
             has_n=True,
         ),
-        Route("/v1/responses", "input", _responses, ("max_output_tokens",), leaves_usage=False),
-        Route("/v1/messages", "messages", _anthropic, dialect=Dialect.ANTHROPIC),
+        Route(
+            "/v1/responses",
+            "input",
+            _responses,
+            ("max_output_tokens",),
+            leaves_usage=False,
+            usage=usage_forms.RESPONSES,
+        ),
+        Route(
+            "/v1/messages",
+            "messages",
+            _anthropic,
+            dialect=Dialect.ANTHROPIC,
+            usage=usage_forms.ANTHROPIC,
+        ),
         Route(
             "/inference/v1/generate",
             "token_ids",
@@ -221,7 +238,13 @@ ROUTES = {
             has_n=True,
             stream_options=True,
         ),
-        Route("/cohere/v2/chat", "messages", _chat, dialect=Dialect.COHERE),
+        Route(
+            "/cohere/v2/chat",
+            "messages",
+            _chat,
+            dialect=Dialect.COHERE,
+            usage=usage_forms.COHERE,
+        ),
         *(
             Route(
                 path,
@@ -232,6 +255,7 @@ ROUTES = {
                 params_field="parameters",
                 params_optional=True,
                 leaves_usage=False,
+                usage=usage_forms.GENERATE,
             )
             for path in ("/generate", "/generate_stream")  # of LightLLM and S-LoRA
         ),

@@ -1,220 +1,276 @@
-"""Reads token counts out of answers, where nothing counts them inside the engine (tally.py).
+"""Reads token counts out of answers, where nothing inside the engine counts (token_counter.py).
 
 UsageFilter is for streams that the gate has asked for usage in every chunk, because engines merge
 deltas under load: events are not tokens. What the client did not ask for is cut out again, so that
 it sees the stream it would have got. UsageReader is for all other answers, and changes nothing.
-Sans-IO; O(bytes).
+Where each form of answer tells its counts is a table (usage_forms.py). Sans-IO; O(bytes).
 """
 
 from __future__ import annotations
 
 import json
 import re
+import zlib
 from typing import Any
 
+from schedsvc_vllm.sse import Event, EventSplitter, data_of, name_of
+from schedsvc_vllm.usage_forms import OPENAI, UsageForm
+
 _KEY = b',"usage":'
-_COUNTS = re.compile(
-    rb'"prompt_tokens":\s*(?P<prompt>\d+)|"completion_tokens":\s*(?P<completion>\d+)'
-)
 # How vLLM ends nearly every message: a flat usage, last in the only event.
 _USUAL_END = re.compile(
     rb',"usage":\{"prompt_tokens":(\d+),"total_tokens":\d+,"completion_tokens":(\d+)'
     rb'(?:,"prompt_tokens_details":null)?\}\}\n\n'
 )
-_TOLD = re.compile(
-    rb'"(?:(?P<input>prompt_tokens|input_tokens)'
-    rb"|(?P<output>completion_tokens|output_tokens|generated_tokens|count_output_tokens)"
-    rb'|(?P<cached>cached_tokens|cache_read_input_tokens))":\s*(?P<count>\d{1,12})(?=[^\d])'
+# What streams begin with before there is a token.
+_FRAMES = frozenset(
+    (
+        b"response.queued",
+        b"response.created",
+        b"response.in_progress",
+        b"message_start",
+        b"message-start",
+        b"ping",
+    )
 )
-# What streams begin with before there is a token. JSON escapes newlines: no text looks like this.
-_FRAMES = re.compile(
-    rb"event: (?:response\.(?:queued|created|in_progress)|message_start|ping)\r?\n"
-)
-# Longer than any match of it.
-_CARRY_BYTES = 64
-# An event that grows beyond this without an end is no event of ours: let everything pass.
-_EVENT_BYTES_MAX = 4 << 20
+# A whole answer is kept so far, to be read at its end. Of a larger one, four bytes are a token.
+ANSWER_BYTES_MAX = 32 << 20
+_BYTES_PER_TOKEN = 4
 
 
-class UsageFilter:
-    """One stream.
+class _Told:
+    """The largest counts that an answer has told so far."""
 
-    `keep_last`: the client asked for the usage at the end; `keep_all`: in every chunk.
-    """
+    __slots__ = ("_events", "_told", "cached_input_tokens", "form", "input_tokens")
 
-    __slots__ = ("_keep_last", "_passing", "_rest", "input_tokens", "output_tokens")
-
-    def __init__(self, *, keep_last: bool, keep_all: bool) -> None:
-        self._keep_last = keep_last or keep_all
-        self._passing = keep_all
-        self._rest = b""
-        # The largest counts seen. Where a request has several sequences, an engine may count each
-        # by itself: then these are what one of them has, never too many.
-        self.input_tokens = 0
-        self.output_tokens = 0
+    def __init__(self, form: UsageForm) -> None:
+        self.form = form
+        self._events = 0
+        self._told: int | None = None
+        self.input_tokens: int | None = None
+        self.cached_input_tokens: int | None = None
 
     @property
-    def cached_input_tokens(self) -> int | None:
-        """Not told in chunks."""
-        return None
+    def is_told(self) -> bool:
+        """Whether anything is known of it."""
+        return bool(self._events or self._told is not None or self.input_tokens is not None)
 
-    def feed(self, body: bytes, last: bool) -> bytes:
-        """Take a piece of the stream (`last`: nothing follows); what the client is to get."""
-        if self._passing:
-            self._glance(body)
-            return body
-        if not self._rest:
-            at = body.rfind(_KEY)
-            usual = _USUAL_END.fullmatch(body, at) if at >= 0 else None
-            if usual and body.startswith(b"data: {") and body.find(b"\n") == len(body) - 2:
-                return self._usual(body, at, usual)
-        data = self._rest + body if self._rest else body
-        parts: list[bytes] = []
-        start = 0
-        while start < len(data):
-            end, after = _event_end(data, start)
-            if end < 0:
-                break
-            kept = self._event(data[start:end])
-            if kept:
-                parts += (kept, data[end:after])
-            start = after
-        self._rest = data[start:]
-        if last and self._rest:
-            parts.append(self._event(self._rest))
-            self._rest = b""
-        elif len(self._rest) > _EVENT_BYTES_MAX:
-            self._passing = True
-            parts.append(self._rest)
-            self._rest = b""
-        return b"".join(parts)
-
-    def _usual(self, body: bytes, at: int, usual: re.Match[bytes]) -> bytes:
-        """Do what `_event` does, for a message in the usual form."""
-        prompt, completion = int(usual[1]), int(usual[2])
-        if prompt > self.input_tokens:
-            self.input_tokens = prompt
-        if completion > self.output_tokens:
-            self.output_tokens = completion
-        if body.find(b'"choices":[]', 0, at) >= 0:
-            return body if self._keep_last else b""
-        return body[:at] + (b',"usage":null}\n\n' if self._keep_last else b"}\n\n")
-
-    def _event(self, event: bytes) -> bytes:
-        """Return one event as the client gets it; b"" drops it.
-
-        Engines write usage last, without spaces: then it is the text between the key and the
-        final brace, and no other text of the event is looked at. Quotes inside strings are
-        escaped, so the key can only be a key.
-        """
-        at = event.rfind(_KEY)
-        if at < 0 and b'"usage"' not in event:
-            return event
-        if at < 0 or not event.startswith(b"data: {"):
-            return self._any_event(event)
-        if not event.endswith(b"}"):
-            return self._any_event(event)
-        try:
-            usage = json.loads(event[at + len(_KEY) : -1])
-        except ValueError:
-            return self._any_event(event)
-        if usage is None:
-            return event if self._keep_last else event[:at] + b"}"
-        self._note(usage)
-        if b'"choices":[]' in event[:at]:
-            return event if self._keep_last else b""
-        return event[:at] + (b',"usage":null}' if self._keep_last else b"}")
-
-    def _any_event(self, event: bytes) -> bytes:
-        """Do the same for an event in any form that the standard allows."""
-        lines = event.splitlines()
-        data = b"\n".join(line[5:].removeprefix(b" ") for line in lines if line[:5] == b"data:")
-        try:
-            chunk = json.loads(data)
-        except ValueError:
-            return event
-        if not isinstance(chunk, dict) or "usage" not in chunk:
-            return event
-        self._note(chunk["usage"])
-        if chunk["usage"] is not None and not chunk.get("choices", True):
-            return event if self._keep_last else b""
-        del chunk["usage"]
-        if self._keep_last:
-            chunk["usage"] = None
-        text = json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode(
-            "utf-8", "surrogatepass"
-        )
-        others = [line for line in lines if line[:5] != b"data:"]
-        return b"\n".join([*others, b"data: " + text])
-
-    def _note(self, usage: Any) -> None:
-        if not isinstance(usage, dict):
-            return
-        prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        if type(prompt) is int:
-            self.input_tokens = max(self.input_tokens, prompt)
-        if type(completion) is int:
-            self.output_tokens = max(self.output_tokens, completion)
-
-    def _glance(self, body: bytes) -> None:
-        """Read the last counts of a piece that passes as it is."""
-        at = body.rfind(b'"usage":{')
-        if at < 0:
-            return
-        for match in _COUNTS.finditer(body, at):
-            prompt, completion = match["prompt"], match["completion"]
-            if prompt is not None:
-                self.input_tokens = max(self.input_tokens, int(prompt))
-            if completion is not None:
-                self.output_tokens = max(self.output_tokens, int(completion))
+    def _note(self, answer: object) -> bool:
+        """Take the counts that an answer or event tells; whether it tells any."""
+        found = self.form.find(answer)
+        for input_tokens, cached, output_tokens in found:
+            self.input_tokens = _larger(self.input_tokens, input_tokens)
+            self.cached_input_tokens = _larger(self.cached_input_tokens, cached)
+            self._told = _larger(self._told, output_tokens)
+        return bool(found)
 
 
-class UsageReader:
-    """One answer that passes as it is: the largest counts that it tells, under any of their names.
+class UsageFilter(_Told):
+    """One stream of OpenAI's form.
 
-    Quotes inside strings are escaped, so that a key can only be a key. Until usage is told, each
-    event of a stream counts as one token, but those that come before there is any: engines merge
-    tokens, so that these are never too many by more than the few events that end a message.
+    `keep_last`: the client asked for the usage at the end; `keep_all`: in every chunk. Where a
+    request has several sequences, an engine may count each by itself: then the counts are what one
+    of them has, never too many. Where no usage comes, each event counts as one token.
     """
 
-    __slots__ = ("_events", "_rest", "_told", "_whole", "cached_input_tokens", "input_tokens")
+    __slots__ = ("_keep_all", "_keep_last", "_splitter")
 
-    def __init__(self) -> None:
-        self._events = 0
-        self._told = 0
-        self._rest = b""
-        self._whole = False
-        self.input_tokens = 0
-        self.cached_input_tokens: int | None = None
+    def __init__(self, *, keep_last: bool, keep_all: bool) -> None:
+        super().__init__(OPENAI)
+        self._keep_last = keep_last or keep_all
+        self._keep_all = keep_all
+        self._splitter = EventSplitter()
 
     @property
     def output_tokens(self) -> int:
         """Tokens told, or events seen."""
-        return self._told if self._told and self._whole else max(self._told, self._events)
+        return self._told or self._events
+
+    def feed(self, body: bytes, last: bool) -> bytes:
+        """Take a piece of the stream (`last`: nothing follows); what the client is to get."""
+        if not self._splitter.pending:
+            at = body.rfind(_KEY)
+            usual = _USUAL_END.fullmatch(body, at) if at >= 0 else None
+            if usual and body.startswith(b"data: {") and body.find(b"\n") == len(body) - 2:
+                return self._usual(body, at, usual)
+        events = self._splitter.feed(body)
+        if last and (rest := self._splitter.end()) is not None:
+            events.append(rest)
+        kept = [self._event(event) for event in events]
+        return b"".join(kept)
+
+    def _usual(self, body: bytes, at: int, usual: re.Match[bytes]) -> bytes:
+        """Do what `_event` does, for a message in the usual form."""
+        self.input_tokens = max(self.input_tokens or 0, int(usual[1]))
+        self._told = max(self._told or 0, int(usual[2]))
+        if self._keep_all:
+            return body
+        if body.find(b'"choices":[]', 0, at) >= 0:
+            return body if self._keep_last else b""
+        return body[:at] + (b',"usage":null}\n\n' if self._keep_last else b"}\n\n")
+
+    def _event(self, event: Event) -> bytes:
+        """Return one event as the client gets it; b"" drops it."""
+        raw, is_whole = event
+        if not is_whole:
+            return raw
+        if b'"usage"' not in raw:
+            self._events += b"data:" in raw and data_of(raw)[:1] == b"{"
+            return raw
+        found = self._usage_at_end(raw)
+        if found is None:
+            return self._any_event(raw)
+        at, usage = found
+        is_alone = usage is not None and b'"choices":[]' in raw[:at]
+        self._events += not is_alone
+        if usage is not None:
+            self._note({"usage": usage})
+        if self._keep_all:
+            return raw
+        if is_alone:
+            return raw if self._keep_last else b""
+        return raw[:at] + (b',"usage":null}\n\n' if self._keep_last else b"}\n\n")
+
+    def _usage_at_end(self, raw: bytes) -> tuple[int, Any] | None:
+        """Return where the usage begins, where it is the last field of an event's only line.
+
+        Engines write it so. What follows its key is JSON, but for the final brace, only where the
+        key is the event's own: behind one further inside there are more braces.
+        """
+        at = raw.rfind(_KEY)
+        if at < 0 or not (raw.startswith(b"data: {") and raw.endswith(b"}\n\n")):
+            return None
+        if raw.find(b"\n") != len(raw) - 2 or b"\r" in raw:
+            return None
+        try:
+            return at, json.loads(raw[at + len(_KEY) : -3])
+        except (ValueError, RecursionError):
+            return None
+
+    def _any_event(self, raw: bytes) -> bytes:
+        """Do what `_event` does, for an event in any form that the standard allows."""
+        try:
+            chunk = json.loads(data_of(raw))
+        except (ValueError, RecursionError):
+            return raw
+        if not isinstance(chunk, dict):
+            return raw
+        self._note(chunk)
+        is_alone = chunk.get("usage") is not None and not chunk.get("choices", True)
+        self._events += not is_alone
+        if self._keep_all or "usage" not in chunk:
+            return raw
+        if is_alone:
+            return raw if self._keep_last else b""
+        del chunk["usage"]
+        if self._keep_last:
+            chunk["usage"] = None
+        head = raw.rstrip(b"\r\n")
+        lines = re.split(rb"\r\n|\n|\r", head)
+        others = [line for line in lines if line.partition(b":")[0] != b"data"]
+        text = json.dumps(chunk, ensure_ascii=False, separators=(",", ":"))
+        data = b"data: " + text.encode("utf-8", "surrogatepass")
+        return b"\n".join([*others, data]) + raw[len(head) :]
+
+
+class UsageReader(_Told):
+    """One answer that passes as it is: a stream of events, or a whole one.
+
+    Until usage is told, each event of a stream counts as one token, but those that come before
+    there is any: engines merge tokens, so that these are never too many by more than the few events
+    that end a message.
+    """
+
+    __slots__ = ("_bytes", "_parts", "_splitter", "_whole")
+
+    def __init__(self, form: UsageForm, *, is_stream: bool) -> None:
+        super().__init__(form)
+        self._splitter = EventSplitter() if is_stream else None
+        self._parts: list[bytes] = []
+        self._bytes = 0
+        self._whole = False
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens told, or events seen."""
+        told = self._told or 0
+        return told if told and self._whole else max(told, self._events)
 
     def feed(self, body: bytes, last: bool) -> bytes:
         """Take a piece (`last`: nothing follows); returns it."""
-        self._events += body.count(b"data: {") + body.count(b"data:{")
-        self._events -= len(_FRAMES.findall(body))
-        data = self._rest + body
-        for match in _TOLD.finditer(data):
-            count = int(match["count"])
-            if match["input"]:
-                self.input_tokens = max(self.input_tokens, count)
-            elif match["output"]:
-                self._told = max(self._told, count)
-            else:
-                self.cached_input_tokens = max(self.cached_input_tokens or 0, count)
-        self._rest = data[-_CARRY_BYTES:]
+        if self._splitter is not None:
+            events = self._splitter.feed(body)
+            if last and (rest := self._splitter.end()) is not None:
+                events.append(rest)
+            for raw, is_whole in events:
+                if is_whole:
+                    self._event(raw)
+        else:
+            self._bytes += len(body)
+            if self._bytes <= ANSWER_BYTES_MAX:
+                self._parts.append(body)
+            if last:
+                self._read_whole()
         self._whole = last
         return body
 
+    def _event(self, raw: bytes) -> None:
+        data = data_of(raw)
+        if data[:1] != b"{":
+            return
+        self._events += name_of(raw) not in _FRAMES
+        if self.form.mark in data:
+            try:
+                self._note(json.loads(data))
+            except (ValueError, RecursionError):
+                return
 
-def _event_end(data: bytes, start: int) -> tuple[int, int]:
-    """Return where the event ends and where the next begins; (-1, -1): it is not complete."""
-    end = data.find(b"\n\n", start)
-    if b"\r" in data:
-        other = data.find(b"\r\n\r\n", start)
-        if other >= 0 and (end < 0 or other < end):
-            return other, other + 4
-    return (end, end + 2) if end >= 0 else (-1, -1)
+    def _read_whole(self) -> None:
+        parts, self._parts = self._parts, []
+        if self._bytes > ANSWER_BYTES_MAX:
+            self._told = self._bytes // _BYTES_PER_TOKEN
+            return
+        try:
+            self._note(json.loads(b"".join(parts)))
+        except (ValueError, RecursionError):
+            return
+
+
+class ByteReader(_Told):
+    """One answer that cannot be read: its tokens are guessed from its bytes."""
+
+    __slots__ = ("output_tokens",)
+
+    def __init__(self) -> None:
+        super().__init__(OPENAI)
+        self.output_tokens = 0
+
+    def feed(self, body: bytes, last: bool) -> bytes:
+        """Take a piece; returns it."""
+        self._events += len(body)
+        self.output_tokens = -(-self._events // _BYTES_PER_TOKEN)
+        return body
+
+
+class Decoder:
+    """Takes gzip's or zlib's compression off an answer, so that it can be read."""
+
+    __slots__ = ("_inflate",)
+
+    #: Values of content-encoding.
+    KNOWN = frozenset((b"gzip", b"x-gzip", b"deflate"))
+
+    def __init__(self) -> None:
+        # 32: gzip's or zlib's header, whichever comes.
+        self._inflate = zlib.decompressobj(32 + zlib.MAX_WBITS)
+
+    def feed(self, body: bytes, last: bool) -> bytes:
+        """Take a piece (`last`: nothing follows); return what it stands for. Raises zlib.error."""
+        data = self._inflate.decompress(body)
+        return data + self._inflate.flush() if last else data
+
+
+def _larger(known: int | None, told: int | None) -> int | None:
+    if known is None or told is None:
+        return told if known is None else known
+    return max(known, told)

@@ -1,0 +1,107 @@
+"""Streams of server-sent events (WHATWG HTML, 9.2.6): cut into events, and what an event says.
+
+Lines end with LF, CR LF or CR, an event with an empty line. Any of them may be split over two
+pieces of the stream. Sans-IO; O(bytes).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+# What of an event is kept while its end has not come. A larger one passes in parts, unread.
+EVENT_BYTES_MAX = 4 << 20
+_EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
+# A line's end, and whatever of the next one's can stand in a piece: where a search begins again.
+_END_BYTES_MAX = 4
+_HALF_ENDS = (b"\r\n\r", b"\n\r")
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_BOM = b"\xef\xbb\xbf"
+
+
+class Event(NamedTuple):
+    """One event as it came, its end included.
+
+    `is_whole`: it can be read. Otherwise it is a part of one that is too large.
+    """
+
+    raw: bytes
+    is_whole: bool
+
+
+class EventSplitter:
+    """Cuts one stream. What comes out is, in all, what went in."""
+
+    __slots__ = ("_is_large", "_rest", "_searched")
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._searched = 0  # so many bytes of the rest hold no end
+        self._is_large = False  # of the event that has not ended, parts are out
+
+    def feed(self, piece: bytes) -> list[Event]:
+        """Take the next piece; return the events that it completes."""
+        if not self._rest and _is_one(piece) and not self._is_large:
+            return [Event(piece, True)]  # as servers mostly send them
+        rest, events, start = self._rest, [], 0
+        rest += piece
+        for match in _EVENT_END.finditer(rest, max(0, self._searched - _END_BYTES_MAX)):
+            if match.end() == len(rest) and match[0] in _HALF_ENDS:
+                break  # the other half comes with the next piece
+            events.append(Event(bytes(rest[start : match.end()]), not self._is_large))
+            self._is_large = False
+            start = match.end()
+        del rest[:start]
+        if len(rest) > EVENT_BYTES_MAX:
+            # The end of it may have begun.
+            events.append(Event(bytes(rest[:-_END_BYTES_MAX]), False))
+            self._is_large = True
+            del rest[:-_END_BYTES_MAX]
+        self._searched = len(rest)
+        return events
+
+    @property
+    def pending(self) -> bool:
+        """Whether a part of an event has come."""
+        return bool(self._rest)
+
+    def end(self) -> Event | None:
+        """Return what has come of an event that was not completed; None: nothing."""
+        raw = bytes(self._rest)
+        self._rest.clear()
+        return Event(raw, not self._is_large) if raw else None
+
+
+def _is_one(piece: bytes) -> bool:
+    """Whether a piece is one event, whole, with lines that end with LF."""
+    return piece.find(b"\n\n") == len(piece) - 2 and len(piece) > 2 and b"\r" not in piece
+
+
+def data_of(event: bytes) -> bytes:
+    """Return the data of an event; b"" where it has none."""
+    line = event.rstrip(b"\n")
+    at = 0 if line.startswith(b"data: ") else line.find(b"\ndata: ") + 1
+    # As servers mostly write them: the one line of data is the last.
+    is_last = line.startswith(b"data: ", at) and line.find(b"\n", at) < 0 and b"\r" not in line
+    if is_last and line.find(b"data", 0, at) < 0:
+        return line[at + 6 :]
+    return b"\n".join(_fields(event, b"data"))
+
+
+def name_of(event: bytes) -> bytes:
+    """Return the last name that an event gives itself; b"": none."""
+    if event.startswith(b"data: ") and b"\nevent" not in event and b"\r" not in event:
+        return b""
+    if event.startswith(b"event: ") and event.find(b"event", 7) < 0 and b"\r" not in event:
+        return event[7 : event.find(b"\n")]
+    names = _fields(event, b"event")
+    return names[-1] if names else b""
+
+
+def _fields(event: bytes, name: bytes) -> list[bytes]:
+    found = []
+    for line in _LINE_END.split(event.removeprefix(_BOM)):
+        field, _, value = line.partition(b":")
+        if field == name:
+            found.append(value.removeprefix(b" "))
+    return found
