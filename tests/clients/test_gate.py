@@ -365,8 +365,6 @@ async def test_a_thousand_requests_twice_end_with_empty_books(bench: Bench) -> N
         ("GET", "/metrics"),
         ("POST", "/tokenize"),
         ("GET", "/v1/models"),
-        ("GET", "/v1/completions"),
-        ("POST", "/v1/completions/"),
     ],
 )
 async def test_what_does_not_generate_is_never_gated(

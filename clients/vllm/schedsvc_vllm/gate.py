@@ -34,22 +34,14 @@ from schedsvc_vllm.engine import EngineView
 from schedsvc_vllm.gated_request import GatedRequest
 from schedsvc_vllm.identity import Identifier, Identity, key_is_known
 from schedsvc_vllm.limit import LocalLimitError
+from schedsvc_vllm.paths import SAFE_METHODS, asks_in_vain, place_of, with_path
 from schedsvc_vllm.request_sizing import Call, parse_json, size_call
-from schedsvc_vllm.routes import GATED_PATHS, ROUTES, route_of
+from schedsvc_vllm.routes import ROUTES, route_of
 from schedsvc_vllm.runtime import Runtime, now_ns
 from schedsvc_vllm.settings import Settings, SettingsError
 
 T = TypeVar("T")
 
-# They keep the engine busy too, but this version does not size them.
-UNGATED_PATHS = frozenset(
-    {
-        "/generative_scoring",
-        "/v1/systemone",
-        "/v1/audio/transcriptions",
-        "/v1/audio/translations",
-    }
-)
 # Most verdicts come sooner; only a request that really waits is watched for a client that leaves.
 WATCH_AFTER_S = 0.05
 # While the scheduler is away, nobody waits longer than this for a place.
@@ -57,6 +49,7 @@ LOCAL_WAIT_S_MAX = 30.0
 # Set by whoever spreads requests over ranks: never by a caller.
 RANK_HEADER = b"x-data-parallel-rank"
 PRIORITY_HEADER = b"x-vllm-priority"
+_WRONG_KEY = BadRequestError("the API key is wrong", status=401, code="invalid_api_key")
 _ASK_AGAIN = Answer(0, [], b"")
 _log = logging.getLogger("schedsvc_vllm")
 
@@ -99,27 +92,63 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one scope."""
         kind = scope["type"]
-        if kind == "http" and scope["method"] == "POST":
-            path = path_of(scope)
-            if path in GATED_PATHS:
-                await self._gated(path, scope, receive, send)
-                return
-            if path in UNGATED_PATHS and (self._settings is None or self._settings.refuse_ungated):
-                await self._refuse_ungated(path, scope, send)
-                return
-        elif kind == "http" and self._runtime is not None and path_of(scope) == metrics_page.PATH:
+        if kind == "http" and (scope["method"] not in SAFE_METHODS or asks_in_vain(scope)):
+            await self._unsafe(scope, receive, send)
+            return
+        if kind == "websocket" and self._refuses_ungated:
+            await receive()
+            await send({"type": "websocket.close", "code": 1008, "reason": "not gated"})
+            return
+        if kind == "http" and self._runtime is not None and path_of(scope) == metrics_page.PATH:
             await self.app(
                 metrics_page.plain_scope(scope),
                 receive,
                 metrics_page.adding(self._runtime.counts, send),
             )
             return
-        elif kind == "lifespan":
+        if kind == "lifespan":
             await self._lifespan(scope, receive, send)
             return
         await self.app(scope, receive, send)
 
     # One request.
+
+    @property
+    def _refuses_ungated(self) -> bool:
+        return self._settings is None or self._settings.refuse_ungated
+
+    async def _unsafe(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request that may cost the engine something, by its canonical path."""
+        open_paths = self._settings.open_paths if self._settings is not None else frozenset()
+        place = place_of(scope, open_paths)
+        if place is None:
+            told = str(scope["path"])[:200]
+            error = BadRequestError(f"the path {told!r} has characters that no endpoint's has")
+            await self._refuse(error, scope, send)
+            return
+        scope = with_path(scope, place.path)
+        if scope["method"] in SAFE_METHODS:
+            error = BadRequestError(f"{place.path}: the method must be POST", status=405)
+            await self._refuse(error, scope, send)
+            return
+        if place.gated:
+            await self._gated(place.path, scope, receive, send)
+            return
+        if not place.known and self._refuses_ungated:
+            error = BadRequestError(
+                f"{place.path} is not served here: this server's admission gate does not cover it "
+                "(its operator can open it with SCHEDSVC_UNGATED)",
+                status=501,
+                code="not_gated",
+            )
+            await self._refuse(error, scope, send)
+            return
+        if self._broken is None:
+            self._start(scope)
+        if self._api_keys and not key_is_known(scope, self._api_keys):
+            await self._refuse(_WRONG_KEY, scope, send)
+            return
+        await self.app(scope, receive, send)
 
     async def _gated(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         if self._broken is None:
@@ -133,7 +162,7 @@ class Gate:
         request_id = self._identifier.request_id(scope)
         try:
             if self._api_keys and not key_is_known(scope, self._api_keys):
-                raise BadRequestError("the API key is wrong", status=401, code="invalid_api_key")
+                raise _WRONG_KEY
             raw = await read_body(scope, receive, self._settings.body_bytes_max)
             body = parse_json(raw)
             route = route_of(path, body)
@@ -279,12 +308,7 @@ class Gate:
         runtime.watch(gated)
         return None
 
-    async def _refuse_ungated(self, path: str, scope: Scope, send: Send) -> None:
-        error = BadRequestError(
-            f"{path} is not served here: this server's admission gate does not cover it",
-            status=501,
-            code="not_gated",
-        )
+    async def _refuse(self, error: BadRequestError, scope: Scope, send: Send) -> None:
         request_id = self._identifier.request_id(scope) if self._broken is None else "-"
         await answers.bad_request(error, request_id).send(send)
 

@@ -50,6 +50,16 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
+# By these some servers take another method or path than the request's.
+_OVERRIDES = frozenset(
+    {
+        b"x-http-method",
+        b"x-http-method-override",
+        b"x-method-override",
+        b"x-original-url",
+        b"x-rewrite-url",
+    }
+)
 # By the HTTP client, where the caller sent none.
 _NOT_ADDED = ("accept", "accept-encoding", "content-type", "user-agent")
 _BODILESS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -285,7 +295,7 @@ class Upstream:
 
 def _headers_for(scope: Scope) -> list[tuple[str, str]]:
     """Return the caller's headers, but those of its connection."""
-    dropped = _HOP_BY_HOP | {b"host", b"content-length"}
+    dropped = _HOP_BY_HOP | _OVERRIDES | {b"host", b"content-length"}
     headers: Headers = [pair for pair in scope["headers"] if pair[0] not in dropped]
     client = scope.get("client")
     if client:

@@ -12,6 +12,8 @@ from pathlib import Path
 from schedsvc_client import api_key_hash
 from schedsvc_client.channel import Token, check_target
 
+from schedsvc_vllm.paths import canonical
+
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
 
@@ -58,6 +60,7 @@ class Settings:
     fail_open: bool = True
     fail_open_concurrency_min: int = 1
     refuse_ungated: bool = True
+    open_paths: frozenset[str] = frozenset()
     prefix_hashes: bool = True
     body_bytes_max: int = 32 << 20
 
@@ -87,7 +90,8 @@ class Settings:
             api_keys_sha256=read.api_keys(),
             fail_open=read.choice("SCHEDSVC_UNREACHABLE", ("open", "closed")) == "open",
             fail_open_concurrency_min=read.number("SCHEDSVC_UNREACHABLE_CONCURRENCY_MIN", 1),
-            refuse_ungated=read.choice("SCHEDSVC_UNGATED", ("refuse", "pass")) == "refuse",
+            refuse_ungated=read.raw("SCHEDSVC_UNGATED").lower() != "pass",
+            open_paths=read.open_paths("SCHEDSVC_UNGATED"),
             prefix_hashes=read.choice("SCHEDSVC_PREFIX_HASHES", ("auto", "off")) == "auto",
             body_bytes_max=read.number("SCHEDSVC_BODY_BYTES_MAX", 32 << 20),
         )
@@ -139,6 +143,19 @@ class _Reader:
         if value not in choices:
             raise SettingsError(f"{name}: must be {' or '.join(choices)}, not {value}")
         return value
+
+    def open_paths(self, name: str) -> frozenset[str]:
+        """Return the paths of a list; none for the words that stand for no path or for all."""
+        value = self.raw(name)
+        if value.lower() in ("", "refuse", "pass"):
+            return frozenset()
+        paths = [part.strip() for part in value.split(",") if part.strip()]
+        for path in paths:
+            if canonical(path.encode()) != path:
+                raise SettingsError(
+                    f"{name}: must be refuse, pass, or paths such as /v1/embeddings, not {path}"
+                )
+        return frozenset(paths)
 
     def headers(self, name: str) -> tuple[str, ...]:
         names = tuple(part.strip().lower() for part in self.raw(name).split(",") if part.strip())
