@@ -30,6 +30,7 @@ from schedsvc_vllm.asgi import (
     path_of,
     read_body,
 )
+from schedsvc_vllm.delivery import ClientStalledError
 from schedsvc_vllm.engine import EngineView
 from schedsvc_vllm.gated_request import GatedRequest
 from schedsvc_vllm.identity import Identifier, Identity, key_is_known
@@ -226,8 +227,12 @@ class Gate:
             priority = gated.engine_priority if runtime.sets_priority else None
             inner = _scope_for_app(scope, request.call, priority)
             await self.app(inner, request.mailbox, gated.send)
+            gated.finish(scope)
+            await gated.delivered()
         except ClientLeftError:
             pass  # there is nobody to answer
+        except ClientStalledError:
+            _log.warning("a client that reads nothing is disconnected: %s", request.id)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             # Somebody else may want the task to end, too.

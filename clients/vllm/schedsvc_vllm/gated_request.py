@@ -12,6 +12,7 @@ from schedsvc_client.aio import Admission
 
 from schedsvc_vllm.answers import asked_as, queue_duration
 from schedsvc_vllm.asgi import Headers, Mailbox, Message, Scope, Send
+from schedsvc_vllm.delivery import Delivery
 from schedsvc_vllm.request_sizing import Call
 from schedsvc_vllm.response_end import ResponseEnd
 from schedsvc_vllm.runtime import Runtime
@@ -28,6 +29,7 @@ class GatedRequest:
     __slots__ = (
         "_call",
         "_decoder",
+        "_delivery",
         "_ending",
         "_keep",
         "_mailbox",
@@ -64,6 +66,7 @@ class GatedRequest:
         self._tally = tally
         self._reader: UsageFilter | UsageReader | ByteReader | None = None
         self._decoder: Decoder | None = None
+        self._delivery: Delivery | None = None
         self._status = 0
         self._ending: ResponseEnd | None = None
         # Of a body that is not read here: all that is done with each of its pieces.
@@ -132,10 +135,19 @@ class GatedRequest:
         return self._told or self._tell()
 
     def report(self) -> None:
-        """Tell what has been counted so far."""
+        """Tell what has been counted so far, or that the engine is done with it."""
         if self._ending is not None:
             self._ending.catch_up()
-        self._tell()
+        if self._is_done():
+            # Its client may take as long as it likes to read: the engine holds nothing any more.
+            self._end_lease()
+        else:
+            self._tell()
+
+    async def delivered(self) -> None:
+        """Wait until the client has its answer. Raises ClientStalledError, or what `send` does."""
+        if self._delivery is not None:
+            await self._delivery.finish()
 
     def finish(self, scope: Scope) -> None:
         """Close the books, without waiting. The first call counts."""
@@ -149,9 +161,29 @@ class GatedRequest:
         self._learn(told)
         if self._tally is not None:
             self._tally.close()
+        if self._delivery is not None and not self._is_whole:
+            self._delivery.cancel()
         if self._running or _holds_place(place):
             self._running = False
             self._runtime.limit.ended()
+
+    def _is_done(self) -> bool:
+        """Whether the engine has made all of it, although the app has not ended its answer yet."""
+        tally, call = self._tally, self._call
+        if tally is None or tally.broken or call.beams or not call.route.leaves_usage:
+            return False  # a response asks the engine several times, a beam search very often
+        return self._status == 200 and tally.is_done(self.sequences)
+
+    def _end_lease(self) -> None:
+        admission, self.admission = self.admission, None
+        counted = self._counted()
+        if admission is not None and counted is not None:
+            input_tokens, cached_tokens, output_tokens = counted
+            admission.complete(
+                input_tokens=input_tokens,
+                cached_input_tokens=cached_tokens,
+                output_tokens=output_tokens,
+            )
 
     def _tell(self) -> bool:
         """Tell what has been counted; False: there is no output yet."""
@@ -203,6 +235,9 @@ class GatedRequest:
         headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
         if self._tally is None or self._tally.broken:
             headers = self._read_answer(headers)
+            tokens_max = self._call.max_output_tokens * self.sequences
+            self._delivery = Delivery(self._send, tokens_max, self._runtime.send_stall_s)
+            self._send = self._delivery.send
         self._ending = ResponseEnd((name.lower(), value) for name, value in headers)
         if self._mailbox.left:
             self._ending.close()

@@ -97,6 +97,7 @@ class Runtime:
         self._busy = asyncio.Event()
         self._asking: asyncio.TimerHandle | None = None
         self._reporting: asyncio.TimerHandle | None = None
+        self.send_stall_s = settings.send_stall_s
         self._looking: asyncio.Task[None] | None = None
         self._telling: asyncio.TimerHandle | None = None
         self._scraping: asyncio.Task[None] | None = None

@@ -63,6 +63,7 @@ class Settings:
     open_paths: frozenset[str] = frozenset()
     prefix_hashes: bool = True
     body_bytes_max: int = 32 << 20
+    send_stall_s: float = 30.0
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -94,6 +95,7 @@ class Settings:
             open_paths=read.open_paths("SCHEDSVC_UNGATED"),
             prefix_hashes=read.choice("SCHEDSVC_PREFIX_HASHES", ("auto", "off")) == "auto",
             body_bytes_max=read.number("SCHEDSVC_BODY_BYTES_MAX", 32 << 20),
+            send_stall_s=read.seconds("SCHEDSVC_SEND_STALL", 30.0),
         )
 
 
@@ -128,6 +130,18 @@ class _Reader:
         if not (value.isascii() and value.isdigit()) or not 1 <= int(value) <= maximum:
             raise SettingsError(f"{name}: must be a whole number from 1 to {maximum}, not {value}")
         return int(value)
+
+    def seconds(self, name: str, default: float) -> float:
+        value = self.raw(name)
+        if not value:
+            return default
+        try:
+            seconds = float(value.removesuffix("s"))
+        except ValueError:
+            seconds = 0.0
+        if not 0.01 <= seconds <= 86_400:
+            raise SettingsError(f"{name}: must be seconds from 0.01 to 86400, not {value}")
+        return seconds
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.raw(name).lower()

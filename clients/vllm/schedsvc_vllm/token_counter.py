@@ -53,6 +53,11 @@ class TokenTotals:
         name = state.request_id if parent is None else parent.request_id
         self._prompts.setdefault(name, []).append(state)
 
+    def is_done(self, sequences: int) -> bool:
+        """Whether the engine has made all of so many sequences, and let them go. O(sequences)."""
+        states = [state for states in self._prompts.values() for state in states]
+        return len(states) == sequences and not any(map(self._counter.holds, states))
+
     def usage(self) -> Usage | None:
         """Sum up what the engine has told so far; None: nothing runs yet. O(sequences)."""
         if self.broken or not self._prompts:
@@ -100,6 +105,10 @@ class Counter:
         """Stop watching."""
         self.working = False
         self._processor.add_request = self._original
+
+    def holds(self, state: Any) -> bool:
+        """Whether the engine still works on a sequence."""
+        return self._processor.request_states.get(state.request_id) is state
 
     def give_up(self) -> None:
         """Take note of an exception: usage is read from answers from now on."""

@@ -1,0 +1,123 @@
+"""Hands an answer to a client who may read it slowly, or not at all, without holding the engine up.
+
+While the client keeps up, each message goes straight to the server. Once the server holds one back,
+a task of its own hands on what has come, in order, and the app goes on: it can end, and so can the
+lease, before the client has read the answer. What waits is bounded by what a whole answer may have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Generator
+from types import coroutine
+from typing import Any
+
+from schedsvc_vllm.asgi import Message, Send
+
+# A token of output in a stream of events, with names, ids and some log-probabilities around it.
+BYTES_PER_TOKEN = 1_024
+BYTES_MIN = 1 << 16
+BYTES_MAX = 64 << 20
+
+
+class ClientStalledError(Exception):
+    """The client has read nothing for too long, and what waits for it is as much as may wait."""
+
+
+class Delivery:
+    """One answer on its way to one client."""
+
+    __slots__ = ("_bytes", "_bytes_max", "_error", "_handed", "_room", "_send", "_stall_s",
+                 "_waiting", "_writer")  # fmt: skip
+
+    def __init__(self, send: Send, tokens_max: int, stall_s: float) -> None:
+        self._send = send
+        self._bytes_max = min(BYTES_MIN + tokens_max * BYTES_PER_TOKEN, BYTES_MAX)
+        self._stall_s = stall_s
+        self._waiting: deque[Message] = deque()
+        self._bytes = 0
+        self._handed = 0  # messages that the writer has handed on
+        self._room = asyncio.Event()
+        self._writer: asyncio.Task[None] | None = None
+        self._error: BaseException | None = None
+
+    async def send(self, message: Message) -> None:
+        """Take a message, which reaches the client some time. Raises ClientStalledError."""
+        if self._error is not None:
+            raise self._error
+        if self._writer is None:
+            steps = self._send(message).__await__()
+            try:
+                awaited = next(steps)
+            except StopIteration:
+                return
+            self._writer = asyncio.ensure_future(self._write(steps, awaited))
+            return
+        self._waiting.append(message)
+        self._bytes += len(message.get("body", b""))
+        while self._bytes > self._bytes_max:
+            await self._wait_for_room()
+
+    async def finish(self) -> None:
+        """Wait until the client has got everything, or is gone."""
+        if self._writer is not None:
+            try:
+                await asyncio.wait((self._writer,))
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+        if self._error is not None:
+            raise self._error
+
+    def cancel(self) -> None:
+        """Let go of what waits."""
+        self._waiting.clear()
+        if self._writer is not None:
+            self._writer.cancel()
+
+    async def _wait_for_room(self) -> None:
+        handed = self._handed
+        self._room.clear()
+        try:
+            await asyncio.wait_for(self._room.wait(), self._stall_s)
+        except asyncio.TimeoutError:
+            if self._handed == handed:
+                self._error = ClientStalledError()
+                self.cancel()
+        if self._error is not None:
+            raise self._error
+
+    async def _write(self, steps: Generator[Any, Any, None], awaited: Any) -> None:
+        """Hand on the message that the server held back, then those that came meanwhile."""
+        try:
+            await _go_on(steps, awaited)
+            while self._waiting:
+                message = self._waiting.popleft()
+                self._bytes -= len(message.get("body", b""))
+                self._handed += 1
+                self._room.set()
+                await self._send(message)
+        except Exception as error:
+            self._error = error
+        finally:
+            self._writer = None
+            self._room.set()
+
+
+@coroutine
+def _go_on(steps: Generator[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
+    """Await the rest of what has been begun in another task and waits for `awaited`."""
+    try:
+        while True:
+            try:
+                value = yield awaited
+            except GeneratorExit:
+                steps.close()
+                raise
+            except BaseException as error:
+                awaited = steps.throw(error)
+            else:
+                awaited = steps.send(value)
+    except StopIteration:
+        return
