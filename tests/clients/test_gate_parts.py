@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 from schedsvc_vllm.answers import duration_text
-from schedsvc_vllm.estimate import RATIO_START, TENANTS_MAX, TokenRatios
+from schedsvc_vllm.estimate import KINDS_MAX, RATIO_MIN, RATIO_START, TextKind, TokenRatios
 from schedsvc_vllm.limit import WAITING_MAX, LocalLimit, LocalLimitError
 from schedsvc_vllm.request_sizing import Call, Sizes, parse_json, size_call
 from schedsvc_vllm.routes import ROUTES
@@ -222,20 +222,72 @@ def test_the_servers_own_count_is_asked_with_the_endpoints_own_prompt() -> None:
     assert sized(lambda body: [1, 2]).prompts.exact is False
 
 
+def kind(tenant: str = "a", path: str = "/v1/completions", has_tools: bool = False) -> TextKind:
+    return TextKind(tenant, path, has_tools)
+
+
 def test_ratios_learn_fast_upwards_and_stay_bounded() -> None:
     ratios = TokenRatios()
-    assert ratios.tokens("a", 100) == round(100 * RATIO_START)
-    ratios.learn("a", 100, 50)
-    assert ratios.tokens("a", 100) == 50
-    ratios.learn("a", 100, 100)
-    assert ratios.tokens("a", 100) == 75
-    ratios.learn("a", 100, 10)
-    assert 68 < ratios.tokens("a", 100) < 75
-    ratios.learn("a", 0, 10)
-    for number in range(TENANTS_MAX):
-        ratios.learn(f"t{number}", 100, 10)
-    assert ratios.tokens("a", 100) == round(100 * RATIO_START)
-    assert ratios.tokens("t0", 100) == 10
+    assert ratios.tokens(kind(), 100) == round(100 * RATIO_START)
+    ratios.learn(kind(), 100, 50)
+    assert ratios.tokens(kind(), 100) == 50
+    ratios.learn(kind(), 100, 100)
+    assert ratios.tokens(kind(), 100) == 75
+    ratios.learn(kind(), 100, 10)
+    assert 68 < ratios.tokens(kind(), 100) < 75
+    ratios.learn(kind(), 0, 10)
+    for number in range(KINDS_MAX):
+        ratios.learn(kind(f"t{number}"), 100, 20)
+    assert ratios.tokens(kind(), 100) == round(100 * RATIO_START)
+    assert ratios.tokens(kind("t0"), 100) == 20
+
+
+def test_one_request_changes_a_ratio_by_a_factor_of_two_at_most() -> None:
+    ratios = TokenRatios()
+    ratios.learn(kind(), 200_000, 1_056)
+    assert ratios.tokens(kind(), 1_000) == round(1_000 * RATIO_START / 2)
+    ratios.learn(kind(), 1, 1_000)
+    assert ratios.tokens(kind(), 1_000) == round(1_000 * RATIO_START / 2 * 1.5)
+    for _ in range(200):
+        ratios.learn(kind(), 200_000, 1)
+    assert ratios.tokens(kind(), 1_000) == round(1_000 * RATIO_MIN)
+
+
+def test_kinds_of_text_learn_apart() -> None:
+    ratios = TokenRatios()
+    ratios.learn(kind(), 1_000, 200)
+    for other in (kind("b"), kind(path="/v1/messages"), kind(has_tools=True)):
+        assert ratios.tokens(other, 100) == round(100 * RATIO_START)
+
+
+IMAGE_DATA = "QUJD" * 50_000
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("/v1/messages", [{"type": "image", "source": {"type": "base64", "data": IMAGE_DATA}}]),
+        (
+            "/v1/messages",
+            [{"type": "tool_result", "tool_use_id": "t",
+              "content": [{"type": "image", "source": {"type": "base64", "data": IMAGE_DATA}}]}],
+        ),
+        ("/v1/chat/completions", [{"type": "image_url", "image_url": {"url": IMAGE_DATA}}]),
+        (
+            "/v1/responses",
+            [{"type": "function_call_output", "call_id": "c",
+              "output": [{"type": "input_image", "image_url": IMAGE_DATA}]}],
+        ),
+    ],
+)  # fmt: skip
+def test_an_image_is_as_large_in_a_tools_result_as_in_a_message(
+    path: str, content: list[Any]
+) -> None:
+    said = content if path == "/v1/responses" else [{"role": "user", "content": content}]
+    field = "input" if path == "/v1/responses" else "messages"
+    call = size(path, context=1 << 20, **{field: said, "max_tokens": 9, "max_output_tokens": 9})
+    assert 1_024 <= call.prompts.tokens[0] < 1_100
+    assert call.prompts.text_bytes == 0  # nothing to learn from
 
 
 async def test_the_local_limit_is_fair_bounded_and_exact() -> None:

@@ -3,39 +3,58 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 RATIO_START = 0.3
-TENANTS_MAX = 1_024
+# No text has fewer tokens for each byte, but for long runs of one character.
+RATIO_MIN, RATIO_MAX = 0.05, 4.0
+# What one request can change a ratio by, at most.
+STEP_MAX = 2.0
+KINDS_MAX = 4_096
 # Chat templates put some tokens around every message.
 MESSAGE_TOKENS = 6
 # An image, a sound: nobody knows before the engine has looked at it.
 PART_TOKENS = 1_024
 
 
+class TextKind(NamedTuple):
+    """Texts that have about the same tokens for each byte: a tenant's, at one endpoint.
+
+    `has_tools`: schemas and arguments stand in it, which are no prose, and which a template may
+    write otherwise than they came.
+    """
+
+    tenant: str | bytes
+    path: str
+    has_tools: bool
+
+
 class TokenRatios:
-    """Tokens for each byte of text, for each tenant; the tenants that came last are kept.
+    """Tokens for each byte of text, for each kind; those that came last are kept.
 
     It learns fast upwards and slowly downwards: a prompt that is taken for too small costs the
-    engine a preemption, one that is taken for too large only a moment's capacity.
+    engine a preemption, one that is taken for too large only a moment's capacity. One request
+    changes a ratio by a factor of two at most, so that none can spoil the next one's size.
     """
 
     def __init__(self) -> None:
-        self._ratios: OrderedDict[str | bytes, float] = OrderedDict()
+        self._ratios: OrderedDict[TextKind, float] = OrderedDict()
 
-    def tokens(self, tenant: str | bytes, text_bytes: int) -> int:
+    def tokens(self, kind: TextKind, text_bytes: int) -> int:
         """Estimate the tokens of a text, at least 1."""
-        return max(1, round(text_bytes * self._ratios.get(tenant, RATIO_START)))
+        return max(1, round(text_bytes * self._ratios.get(kind, RATIO_START)))
 
-    def learn(self, tenant: str | bytes, text_bytes: int, tokens: int) -> None:
+    def learn(self, kind: TextKind, text_bytes: int, tokens: int) -> None:
         """Take in what the engine counted."""
         if text_bytes <= 0 or tokens <= 0:
             return
-        seen = min(tokens / text_bytes, 4.0)
-        ratio = self._ratios.pop(tenant, None)
-        if ratio is None:
+        known = self._ratios.pop(kind, None)
+        ratio = RATIO_START if known is None else known
+        seen = min(max(tokens / text_bytes, ratio / STEP_MAX), ratio * STEP_MAX)
+        if known is None:
             ratio = seen
         else:
             ratio += (seen - ratio) * (0.5 if seen > ratio else 0.0625)
-        self._ratios[tenant] = ratio
-        if len(self._ratios) > TENANTS_MAX:
+        self._ratios[kind] = min(max(ratio, RATIO_MIN), RATIO_MAX)
+        if len(self._ratios) > KINDS_MAX:
             self._ratios.popitem(last=False)

@@ -31,6 +31,7 @@ class GatedRequest:
         "_decoder",
         "_delivery",
         "_ending",
+        "_is_finished",
         "_keep",
         "_mailbox",
         "_reader",
@@ -72,6 +73,7 @@ class GatedRequest:
         # Of a body that is not read here: all that is done with each of its pieces.
         self._keep: Callable[[bytes], None] | None = None
         self._running = False
+        self._is_finished = False
         self._told = False  # that it has begun to make tokens
         self._task: asyncio.Task[Any] | None = None
         #: It was granted once already, by an engine that has gone.
@@ -151,6 +153,9 @@ class GatedRequest:
 
     def finish(self, scope: Scope) -> None:
         """Close the books, without waiting. The first call counts."""
+        if self._is_finished:
+            return
+        self._is_finished = True
         self._runtime.unwatch(self)
         self._mailbox.on_left = None
         admission, self.admission = self.admission, None
@@ -324,7 +329,7 @@ class GatedRequest:
     def _learn(self, told: Usage | None) -> None:
         """Teach the tenant's ratio what its text was in tokens."""
         prompts = self._call.prompts
-        if not prompts.text_bytes:
+        if not prompts.text_bytes or prompts.kind is None:
             return
         if told is not None:
             input_tokens: int | None = told.input_tokens
@@ -333,7 +338,7 @@ class GatedRequest:
             input_tokens = counted[0] if counted is not None else None
         if input_tokens:
             learned = input_tokens - prompts.frame_tokens
-            self._runtime.ratios.learn(self._tenant, prompts.text_bytes, learned)
+            self._runtime.ratios.learn(prompts.kind, prompts.text_bytes, learned)
 
     def _lost(self, state: LeaseState) -> None:
         if state is LeaseState.VOID and self._running and self._task is not None:

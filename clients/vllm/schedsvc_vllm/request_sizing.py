@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from schedsvc_vllm.answers import BadRequestError
-from schedsvc_vllm.estimate import TokenRatios
+from schedsvc_vllm.estimate import TextKind, TokenRatios
 from schedsvc_vllm.routes import PROMPTS_MAX, Measured, Route
 
 INT_MAX = (1 << 31) - 1
@@ -24,14 +24,15 @@ CountTokens = Callable[[Mapping[str, Any]], Sequence[int]]
 class Prompts:
     """The input tokens of each prompt.
 
-    Where they were estimated from text alone, `text_bytes` and `frame_tokens` (what is no text)
-    are what the estimate can learn from.
+    Where they were estimated from text alone, `text_bytes`, `frame_tokens` (what is no text) and
+    `kind` are what the estimate can learn from.
     """
 
     tokens: list[int]
     exact: bool
     text_bytes: int = 0
     frame_tokens: int = 0
+    kind: TextKind | None = None
 
 
 class Asked(NamedTuple):
@@ -209,14 +210,15 @@ def _prompts(
             if len(counted) == len(sized):
                 exact = [_truncated(body, max(1, tokens)) for tokens in counted]
                 return Prompts(exact, exact=True)
+    kind = TextKind(tenant, route.path, measured.has_tools)
     estimated = [
-        _truncated(body, tokens + (ratios.tokens(tenant, size) if size else 0))
+        _truncated(body, tokens + (ratios.tokens(kind, size) if size else 0))
         for tokens, size in sized
     ]
     if not measured.only_text:
         return Prompts(estimated, exact=False)
     frame_tokens, text_bytes = (sum(column) for column in zip(*sized, strict=True))
-    return Prompts(estimated, False, text_bytes, frame_tokens)
+    return Prompts(estimated, False, text_bytes, frame_tokens, kind)
 
 
 def _truncated(body: Mapping[str, Any], tokens: int) -> int:

@@ -34,6 +34,9 @@ _WRITTEN_PARTS = frozenset(
     }
 )
 
+# Where these hold parts of their own: Anthropic's tool results, and outputs of functions.
+_RESULT_FIELDS = ("content", "output")
+
 
 class Size(NamedTuple):
     """One prompt: tokens that are known or guessed without its text, and the bytes of its text."""
@@ -46,11 +49,13 @@ class Measured(NamedTuple):
     """The prompts of a body.
 
     `only_text`: what the engine counts teaches tokens for each byte. `exact`: nothing is guessed.
+    `has_tools`: schemas, calls or results stand among the text.
     """
 
     prompts: list[Size]
     only_text: bool
     exact: bool = False
+    has_tools: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +130,7 @@ def _completion(body: Mapping[str, Any]) -> Measured:
 
 def _chat(body: Mapping[str, Any]) -> Measured:
     written = _written(body, "tools", "documents")
-    size, only_text = _conversation(body.get("messages"), "messages", written)
-    return Measured([size], only_text)
+    return _measured(_conversation(body.get("messages"), "messages", written))
 
 
 def _batch(body: Mapping[str, Any]) -> Measured:
@@ -140,14 +144,13 @@ def _batch(body: Mapping[str, Any]) -> Measured:
         _conversation(conversation, f"messages[{number}]", 0)
         for number, conversation in enumerate(messages)
     ]
-    return Measured([size for size, _ in measured], all(text for _, text in measured))
+    return _measured(*measured)
 
 
 def _anthropic(body: Mapping[str, Any]) -> Measured:
     written = _written(body, "tools")
-    size, only_text = _conversation(body.get("messages"), "messages", written)
-    system = _content(body.get("system"))
-    return Measured([_sum((size, system))], only_text and not system.tokens)
+    said = _conversation(body.get("messages"), "messages", written)
+    return _measured(said._replace(size=_sum((said.size, _content(body.get("system"))))))
 
 
 def _responses(body: Mapping[str, Any]) -> Measured:
@@ -161,13 +164,13 @@ def _responses(body: Mapping[str, Any]) -> Measured:
     written = _written(body, "tools", "instructions")
     value = body.get("input")
     if isinstance(value, str):
-        size, only_text = Size(MESSAGE_TOKENS, text_bytes(value) + written), True
+        said = Said(Size(0, text_bytes(value) + written), bool(written), frames=1)
     else:
-        size, only_text = _conversation(value, "input", written)
+        said = _conversation(value, "input", written)
     # Kept at the server, and unknown to the gate.
     earlier = [name for name in ("previous_response_id", "prompt") if body.get(name)]
-    size = Size(size.tokens + PART_TOKENS * len(earlier), size.text_bytes)
-    return Measured([size], only_text and not earlier)
+    unknown = Size(PART_TOKENS * len(earlier), 0)
+    return _measured(said._replace(size=_sum((said.size, unknown))))
 
 
 def _generate(body: Mapping[str, Any]) -> Measured:
@@ -270,26 +273,48 @@ def text_bytes(text: str) -> int:
     return max(1, size)
 
 
-def _conversation(messages: object, field: str, written_bytes: int) -> tuple[Size, bool]:
-    """Size a list of messages or items, and tell whether it is text alone.
+class Said(NamedTuple):
+    """A conversation: its parts, those that are no text as tokens, and how many frames it has."""
 
-    The template writes `written_bytes` besides.
-    """
+    size: Size
+    has_tools: bool
+    frames: int
+
+
+def _measured(*said: Said) -> Measured:
+    sizes = [
+        Size(each.size.tokens + MESSAGE_TOKENS * each.frames, max(1, each.size.text_bytes))
+        for each in said
+    ]
+    only_text = not any(each.size.tokens for each in said)
+    return Measured(sizes, only_text, has_tools=any(each.has_tools for each in said))
+
+
+def _conversation(messages: object, field: str, written_bytes: int) -> Said:
+    """Size a list of messages or items. The template writes `written_bytes` besides."""
     outer = field.partition("[")[0]
     if not isinstance(messages, list) or not messages:
         raise BadRequestError(f"{field}: must be a list of messages, and not empty", outer)
     sizes = [Size(0, written_bytes)]
+    has_tools = written_bytes > 0
     for number, message in enumerate(messages):
         if not isinstance(message, dict):
             raise BadRequestError(f"{field}[{number}]: must be an object", outer)
         if "content" not in message and message.get("type") in _WRITTEN_PARTS:
             sizes.append(_part(message))
+            has_tools = True
             continue
-        sizes.append(_content(message.get("content")))
+        content = message.get("content")
+        sizes.append(_content(content))
         sizes.append(Size(0, _written(message, "tool_calls", "reasoning", "reasoning_content")))
-    parts = _sum(sizes)
-    size = Size(parts.tokens + MESSAGE_TOKENS * len(messages), max(1, parts.text_bytes))
-    return size, not parts.tokens
+        has_tools = has_tools or bool(message.get("tool_calls")) or _has_tools(content)
+    return Said(_sum(sizes), has_tools, len(messages))
+
+
+def _has_tools(content: object) -> bool:
+    return isinstance(content, list) and any(
+        isinstance(part, dict) and part.get("type") in _WRITTEN_PARTS for part in content
+    )
 
 
 def _content(content: object) -> Size:
@@ -309,7 +334,13 @@ def _part(part: object) -> Size:
         if isinstance(text, str):
             return Size(0, text_bytes(text))
         if part.get("type") in _WRITTEN_PARTS:
-            return Size(0, len(json.dumps(part)))
+            # What a tool returns may hold images, as a message does.
+            inner = {
+                name: part[name] for name in _RESULT_FIELDS if isinstance(part.get(name), list)
+            }
+            rest = {name: value for name, value in part.items() if name not in inner}
+            written = Size(0, len(json.dumps(rest)))
+            return _sum((written, *(_content(value) for value in inner.values())))
     return Size(PART_TOKENS, 0)
 
 
