@@ -168,7 +168,7 @@ def test_the_table_is_the_contracts() -> None:
         ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"n": 0}}, "n"),
         ("/invocations", {"messages": SAID, "prompt": "x"}, "messages"),
         ("/invocations", {"input": "x"}, None),
-        ("/cohere/v2/chat", {"messages": SAID, "max_tokens": "9"}, "max_tokens"),
+        ("/cohere/v2/chat", {"messages": SAID, "max_tokens": "9x"}, "max_tokens"),
     ],
 )
 async def test_wrong_bodies_name_the_field(

@@ -138,6 +138,12 @@ def unavailable(message: str, reason: str, request_id: str, retry_after_ms: int 
     return _answer(OVERLOADED.status, fields, request_id, headers)
 
 
+def bad_gateway(message: str, request_id: str) -> Answer:
+    """Answer for a server behind this one whose answer cannot be understood."""
+    fields = (message, "bad_gateway", None, "bad_gateway")
+    return _answer(502, fields, request_id, [("x-should-retry", "false")])
+
+
 def stream_error(message: str) -> bytes:
     """Write the event that ends a broken stream, as OpenAI's and Anthropic's SDKs know it."""
     error = {"message": message, "type": OVERLOADED.type, "param": None, "code": OVERLOADED.code}

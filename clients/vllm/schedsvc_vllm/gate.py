@@ -164,6 +164,12 @@ class Gate:
         try:
             if self._api_keys and not key_is_known(scope, self._api_keys):
                 raise _WRONG_KEY
+            encoding = header(scope, b"content-encoding").decode("latin-1")
+            if encoding not in ("", "identity"):
+                raise BadRequestError(
+                    f"content-encoding: {encoding[:40]!r} is not taken; send the body as it is",
+                    status=415,
+                )
             raw = await read_body(scope, receive, self._settings.body_bytes_max)
             body = parse_json(raw)
             route = route_of(path, body)
@@ -181,6 +187,10 @@ class Gate:
             )
             request_class = self._identifier.request_class(body)
         except ClientLeftError:
+            return
+        except RecursionError:
+            error = BadRequestError("the body is nested too deeply")
+            await answers.bad_request(error, request_id).spoken(_dialect(path)).send(send)
             return
         except BodyTooLargeError:
             error = BadRequestError(
@@ -381,12 +391,12 @@ def _scope_for_app(scope: Scope, call: Call, priority: int | None) -> Scope:
 
     `priority`: what the scheduler suggests; None where the engine would ignore it.
     """
-    if not call.reads_answer and priority is None and not header(scope, RANK_HEADER):
+    dropped = {RANK_HEADER, PRIORITY_HEADER}
+    has_own = any(name in dropped for name, _ in scope["headers"])
+    if not (call.reads_answer or call.rewritten or priority is not None or has_own):
         return scope
-    dropped = {RANK_HEADER}
     added: list[tuple[bytes, bytes]] = []
     if priority is not None:
-        dropped.add(PRIORITY_HEADER)
         added.append((PRIORITY_HEADER, str(priority).encode()))
     if call.reads_answer:
         dropped.add(b"accept-encoding")  # what is compressed cannot be read

@@ -81,9 +81,11 @@ class Identifier:
 
 
 def bearer(scope: Scope) -> str:
-    """Return the API key of the Authorization header, or ""."""
+    """Return the API key of the Authorization header, else Anthropic's header, or ""."""
     scheme, _, key = header(scope, b"authorization").decode("latin-1").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""
+    if scheme.lower() == "bearer":
+        return key.strip()
+    return header(scope, b"x-api-key").decode("latin-1").strip()
 
 
 def key_is_known(scope: Scope, keys_sha256: frozenset[bytes]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import re
 import time
@@ -60,6 +61,12 @@ _OVERRIDES = frozenset(
         b"x-rewrite-url",
     }
 )
+# The server in front of this app writes its own.
+_OWN = frozenset({b"date", b"server"})
+# As common servers have them.
+_HEADER_BYTES_MAX = 1 << 16
+# Servers close a connection that is idle for 5 s (uvicorn's default): it must not be used then.
+_KEEPALIVE_S = 4.0
 # By the HTTP client, where the caller sent none.
 _NOT_ADDED = ("accept", "accept-encoding", "content-type", "user-agent")
 _BODILESS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -78,6 +85,31 @@ class Told:
     block_size_tokens: int
     context_tokens: int
     started_ns: int
+
+
+class _Passing:
+    """An answer that is passed on as it comes."""
+
+    def __init__(self, send: Send) -> None:
+        self.send = send
+        self.begun = self.between_events = False
+
+    async def all_of(self, response: aiohttp.ClientResponse) -> None:
+        """Pass on an answer. Raises aiohttp.ClientError where it breaks off."""
+        headers = [
+            (name.lower(), value)
+            for name, value in response.raw_headers
+            if name.lower() not in _HOP_BY_HOP | _OWN
+        ]
+        self.begun = True
+        is_stream = response.content_type == "text/event-stream"
+        send = self.send
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        async for piece in response.content.iter_any():
+            self.between_events = is_stream and piece.endswith(_EVENT_ENDS)
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        self.between_events = False
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class Upstream:
@@ -166,39 +198,43 @@ class Upstream:
         path = scope.get("raw_path") or str(scope["path"]).encode()
         query = scope.get("query_string") or b""
         target = self.url + (path + b"?" + query if query else path).decode("latin-1")
-        begun, between_events = False, False
-        try:
-            async with self._session().request(
-                scope["method"],
-                URL(target, encoded=True),
-                data=body,
-                headers=_headers_for(scope),
-                allow_redirects=False,
-            ) as response:
-                headers = [
-                    (name.lower(), value)
-                    for name, value in response.raw_headers
-                    if name.lower() not in _HOP_BY_HOP
-                ]
-                begun = True
-                is_stream = response.content_type == "text/event-stream"
-                await send(
-                    {"type": "http.response.start", "status": response.status, "headers": headers}
-                )
-                async for piece in response.content.iter_any():
-                    between_events = is_stream and piece.endswith(_EVENT_ENDS)
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
-            self._doubt(error)
-            if between_events:
-                event = answers.stream_error("the server behind this one broke off its answer")
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-            if begun:
-                raise
-            _log.warning("the upstream cannot be reached: %s", error or type(error).__name__)
-            message = "the server behind this one cannot be reached"
-            await answers.unavailable(message, "upstream_unreachable", "-").send(send)
+        passing = _Passing(send)
+        for is_last in (False, True):
+            use = SimpleNamespace(is_reused=False)
+            try:
+                async with self._session().request(
+                    scope["method"],
+                    URL(target, encoded=True),
+                    data=body,
+                    headers=_headers_for(scope),
+                    allow_redirects=False,
+                    trace_request_ctx=use,
+                ) as response:
+                    await passing.all_of(response)
+                return
+            except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+                # A server may close a connection that it kept, in the moment it is used again.
+                if use.is_reused and not (is_last or passing.begun) and _has_hung_up(error):
+                    continue
+                await self._broke(error, passing)
+                return
+
+    async def _broke(self, error: Exception, passing: _Passing) -> None:
+        """Answer for an upstream that did not, or tell why a stream ends; else raise the error."""
+        self._doubt(error)
+        if passing.between_events:
+            event = answers.stream_error("the server behind this one broke off its answer")
+            await passing.send({"type": "http.response.body", "body": event, "more_body": True})
+        if passing.begun:
+            raise error
+        if isinstance(error, aiohttp.ClientResponseError):
+            _log.warning("the upstream's answer is not valid HTTP: %s", error.message)
+            message = f"the server behind this one gave no valid HTTP answer: {error.message}"
+            await answers.bad_gateway(message[:500], "-").send(passing.send)
+            return
+        _log.warning("the upstream cannot be reached: %s", error or type(error).__name__)
+        message = "the server behind this one cannot be reached"
+        await answers.unavailable(message, "upstream_unreachable", "-").send(passing.send)
 
     # The upstream's start, and ours.
 
@@ -282,13 +318,18 @@ class Upstream:
 
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None:
+            trace = aiohttp.TraceConfig()
+            trace.on_connection_reuseconn.append(_note_reuse)
             self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX),
                 skip_auto_headers=_NOT_ADDED,
                 auto_decompress=False,
                 read_bufsize=1 << 18,
+                trace_configs=[trace],
+                max_line_size=_HEADER_BYTES_MAX,
+                max_field_size=_HEADER_BYTES_MAX,
             )
         return self._http
 
@@ -301,6 +342,19 @@ def _headers_for(scope: Scope) -> list[tuple[str, str]]:
     if client:
         headers.append((b"x-forwarded-for", str(client[0]).encode("latin-1")))
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+
+
+async def _note_reuse(_: object, context: SimpleNamespace, __: object) -> None:
+    use = context.trace_request_ctx
+    if use is not None:  # a scrape's is nobody's
+        use.is_reused = True
+
+
+def _has_hung_up(error: Exception) -> bool:
+    hung_up = (errno.ECONNRESET, errno.EPIPE)
+    return isinstance(error, aiohttp.ServerDisconnectedError) or (
+        isinstance(error, OSError) and error.errno in hung_up
+    )
 
 
 async def _departure(receive: Receive) -> None:

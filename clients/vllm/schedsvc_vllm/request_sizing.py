@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,6 +14,9 @@ from schedsvc_vllm.estimate import TextKind, TokenRatios
 from schedsvc_vllm.routes import PROMPTS_MAX, Measured, Route
 
 INT_MAX = (1 << 31) - 1
+_WHOLE = re.compile(r"[+-]?\d{1,18}(\.0*)?", re.ASCII)
+_TRUE: frozenset[object] = frozenset((True, 1, 1.0, "1", "on", "t", "true", "y", "yes"))
+_FALSE: frozenset[object] = frozenset((False, 0, 0.0, "0", "off", "f", "false", "n", "no"))
 _PROMPT_FIELDS = frozenset({"prompt", "messages"})
 _ASK_ALL = {"include_usage": True, "continuous_usage_stats": True}
 _ASK_ALL_TAIL = b',"stream_options":' + json.dumps(_ASK_ALL, separators=(",", ":")).encode() + b"}"
@@ -95,6 +99,7 @@ def size_call(
 
     `reads_answer`: nothing but the answer tells the usage, so a stream is to tell it all along.
     """
+    given = raw
     params = _params(route, body)
     n = max(_count(params, "n", 1), _count(params, "best_of", 1)) if route.has_n else 1
     stream = _flag(body, "stream")
@@ -108,13 +113,17 @@ def size_call(
     if sizes.context_tokens:
         _fit(route, prompts, limit_field, limit, sizes.context_tokens)
     room = (sizes.context_tokens or sizes.capacity_tokens or INT_MAX) - max(tokens)
+    if body.get("priority"):
+        # Who runs first is the scheduler's to say: it tells the engine in a header.
+        body = {name: value for name, value in body.items() if name != "priority"}
+        raw = json.dumps(body).encode()
     asks = stream and reads_answer and route.stream_options
     asked = _ask_usage(raw, body) if asks else None
     sent = raw if asked is None else asked.body
     return Call(
         route=route,
         body=sent,
-        rewritten=sent is not raw,
+        rewritten=sent is not given,
         reads_answer=reads_answer,
         asked=asked,
         prompts=prompts,
@@ -165,16 +174,30 @@ def _count(body: Mapping[str, Any], name: str, default: int) -> int:
     value = body.get(name)
     if value is None:
         return default
-    if type(value) is not int or not 1 <= value <= INT_MAX:
+    number = _whole(value)
+    if number is None or not 1 <= number <= INT_MAX:
         raise BadRequestError(f"{name}: must be a whole number from 1 to {INT_MAX}", name)
-    return value
+    return number
+
+
+def _whole(value: object) -> int | None:
+    """Read a whole number as vLLM's own models do: 16, 16.0, "16"; None for anything else."""
+    if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
+        return int(value.strip().partition(".")[0])
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if type(value) is int else None
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:
+    """Read a flag as vLLM's own models do: true, "true", 1 and so on."""
     value = body.get(name)
-    if value is not None and type(value) is not bool:
+    if isinstance(value, str):
+        value = value.lower()
+    is_plain = isinstance(value, bool | int | float | str)
+    if value is not None and not (is_plain and value in _TRUE | _FALSE):
         raise BadRequestError(f"{name}: must be true or false", name)
-    return bool(value)
+    return is_plain and value in _TRUE
 
 
 def _limit(route: Route, params: Mapping[str, Any]) -> tuple[str, int | None]:
@@ -183,10 +206,11 @@ def _limit(route: Route, params: Mapping[str, Any]) -> tuple[str, int | None]:
         value = params.get(name)
         if value is None:
             continue
+        number = _whole(value)
         # vLLM lets 0 through where only the prompt is to be scored.
-        if type(value) is not int or not 0 <= value <= INT_MAX:
+        if number is None or not 0 <= number <= INT_MAX:
             raise BadRequestError(f"{name}: must be a whole number from 1 to {INT_MAX}", name)
-        return name, max(1, value)
+        return name, max(1, number)
     name = route.limit_fields[-1]
     return name, None if name in params else route.output_tokens_default
 
@@ -245,7 +269,7 @@ def _ask_usage(raw: bytes, body: Mapping[str, Any]) -> Asked:
 
 
 def _option(options: Mapping[str, Any], name: str) -> bool:
-    value = options.get(name)
-    if value is not None and type(value) is not bool:
-        raise BadRequestError(f"stream_options.{name}: must be true or false", "stream_options")
-    return bool(value)
+    try:
+        return _flag(options, name)
+    except BadRequestError as error:
+        raise BadRequestError(f"stream_options.{error.message}", "stream_options") from None

@@ -1,0 +1,254 @@
+"""What ordinary clients and servers send at the edges of HTTP, and what must not come through."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from schedsvc_client import api_key_hash
+from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_vllm.gate import Gate
+from schedsvc_vllm.proxy import Upstream
+from schedsvc_vllm.settings import Settings
+
+from .asgi import Exchange, ask, owner
+from .bench import TRUST, Bench
+from .fake_scheduler import FakeScheduler
+
+USAGE = b'{"choices":[],"usage":{"prompt_tokens":2,"completion_tokens":3}}'
+
+
+def sent_on(bench: Bench) -> dict[str, Any]:
+    body: dict[str, Any] = bench.engine.bodies[-1]
+    return body
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit", "n"),
+    [
+        ({"max_tokens": 16.0}, 16, 1),
+        ({"max_tokens": "16"}, 16, 1),
+        ({"max_tokens": " 16.0 ", "n": 1.0}, 16, 1),
+        ({"max_tokens": 5, "n": "2", "stream": "false"}, 5, 2),
+        ({"max_tokens": 5, "stream": 0}, 5, 1),
+    ],
+)
+async def test_numbers_and_flags_are_read_as_the_engine_reads_them(
+    bench: Bench, fields: dict[str, Any], limit: int, n: int
+) -> None:
+    done = await bench.ask(json.dumps({"prompt": [1, 2]} | fields).encode())
+    admit = bench.fake.admits[0]
+    assert (admit.max_output_tokens, admit.n or 1) == (limit, n)
+    assert sent_on(bench) == {"prompt": [1, 2]} | fields
+    assert done.status == 200
+    await bench.settled()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": "1e3"}, "max_tokens"),
+        ({"max_tokens": "9" * 40}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"n": "x"}, "n"),
+        ({"n": float("inf")}, "n"),
+        ({"stream": "maybe"}, "stream"),
+        ({"stream": []}, "stream"),
+        ({"stream": {}}, "stream"),
+        ({"stream": 2}, "stream"),
+        ({"stream": True, "stream_options": {"include_usage": "x"}}, "stream_options"),
+    ],
+)
+async def test_what_no_engine_reads_as_one_is_named(
+    bench: Bench, fields: dict[str, Any], param: str
+) -> None:
+    refused = await bench.ask(json.dumps({"prompt": [1, 2]} | fields).encode())
+    assert (refused.status, refused.error["param"]) == (400, param)
+    assert bench.fake.admits == []
+
+
+@pytest.mark.parametrize("depth", [982, 20_000])
+@pytest.mark.parametrize("field", ["tools", "messages"])
+async def test_what_is_nested_too_deeply_is_a_bad_request(
+    bench: Bench, field: str, depth: int
+) -> None:
+    deep = "[" * depth + "]" * depth
+    part = f'[{{"role":"user","content":[{{"type":"tool_use","input":{deep}}}]}}]'
+    body = {"tools": deep, "messages": part}[field]
+    rest = {"tools": ',"messages":[{"role":"user","content":"x"}]', "messages": ""}[field]
+    raw = f'{{"{field}":{body}{rest},"max_tokens":1}}'.encode()
+    refused = await bench.ask(raw, path="/v1/messages")
+    # A depth that one Python still reads and another does not: but never a traceback.
+    assert refused.status in (200, 400)
+    if refused.status == 400:
+        assert refused.error["type"] == "invalid_request_error"
+    await bench.settled()
+
+
+async def test_a_compressed_request_is_told_so(bench: Bench) -> None:
+    refused = await bench.ask(gzip.compress(ask()), headers=TRUST | {"content-encoding": "gzip"})
+    assert refused.status == 415
+    assert "'gzip' is not taken; send the body as it is" in refused.error["message"]
+    assert bench.fake.admits == []
+
+
+@pytest.mark.parametrize("priority", [-1_000, 5])
+async def test_a_priority_of_the_body_does_not_reach_the_engine(
+    bench: Bench, priority: int
+) -> None:
+    await bench.ask(json.dumps({"prompt": [1, 2], "priority": priority}).encode())
+    assert sent_on(bench) == {"prompt": [1, 2]}
+    headers = dict(bench.engine.scopes[0]["headers"])
+    assert headers[b"content-length"] == str(len(json.dumps({"prompt": [1, 2]}))).encode()
+    await bench.settled()
+
+
+@pytest.mark.parametrize("has_both", [False, True])
+async def test_anthropics_key_header_is_read_like_a_bearer_key(
+    fake: FakeScheduler, has_both: bool
+) -> None:
+    bench = Bench(
+        fake, Settings(target=fake.target, api_keys_sha256=frozenset({api_key_hash("k")}))
+    )
+    headers = {"x-api-key": "k"} | ({"authorization": "Bearer other"} if has_both else {})
+    body = b'{"messages":[{"role":"user","content":"x"}],"max_tokens":1}'
+    answered = await bench.ask(body, path="/v1/messages", headers=headers)
+    if has_both:
+        assert answered.status == 401
+    else:
+        assert fake.admits[0].api_key_sha256 == api_key_hash("k")
+    await bench.settled()
+    await bench.gate._close()
+
+
+# A server of raw bytes, behind the proxy.
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
+
+
+class Raw:
+    """Answers each request on a connection with the next of its answers; None hangs up."""
+
+    def __init__(self) -> None:
+        self.answers: list[bytes | None] = []
+        self.requests: list[bytes] = []
+        self.connections = 0
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                if head.startswith(b"GET"):
+                    writer.write(b"HTTP/1.1 404 x\r\nconnection: close\r\n\r\n")
+                    break
+                length = next(
+                    int(line.partition(b":")[2])
+                    for line in head.lower().split(b"\r\n")
+                    if line.startswith(b"content-length:")
+                )
+                body = await reader.readexactly(length)
+                self.requests.append(head + body)
+                answer = self.answers.pop(0)
+                if answer is None:
+                    break
+                writer.write(answer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+def whole(headers: bytes = b"") -> bytes:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + headers
+    return head + b"content-length: %d\r\n\r\n" % len(USAGE) + USAGE
+
+
+@pytest.fixture
+async def raw() -> Raw:
+    return Raw()
+
+
+@pytest.fixture
+async def proxy(fake: FakeScheduler, raw: Raw) -> AsyncIterator[Gate]:
+    server = await asyncio.start_server(raw.handle, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    upstream = Upstream(f"http://127.0.0.1:{port}")
+    gate = Gate(upstream, Settings(target=fake.target))
+    yield gate
+    await gate._close()
+    if upstream._http is not None:
+        await upstream._http.close()
+    server.close()
+    await server.wait_closed()
+
+
+async def through(gate: Gate, body: bytes = b'{"prompt":[1,2]}', **headers: str) -> Exchange:
+    exchange = Exchange(gate, body, headers=headers, owner=owner())
+    await asyncio.wait_for(exchange.run(), 10)
+    assert gate._runtime is not None
+    await gate._runtime.session.flush(5)
+    return exchange
+
+
+async def test_a_long_header_of_the_server_comes_through(proxy: Gate, raw: Raw) -> None:
+    raw.answers = [whole(b"x-long: " + b"y" * 8_300 + b"\r\n")]
+    answered = await through(proxy)
+    assert answered.status == 200
+    assert answered.answer_headers["x-long"] == "y" * 8_300
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"nonsense\r\n\r\n", whole(b"x-long: " + b"y" * 70_000 + b"\r\n"), b"HTTP/1.1 2x0 OK\r\n\r\n"],
+)
+async def test_an_answer_that_is_no_http_is_a_bad_gateway(
+    proxy: Gate, raw: Raw, fake: FakeScheduler, answer: bytes
+) -> None:
+    raw.answers = [answer]
+    answered = await through(proxy)
+    assert answered.status == 502
+    assert "no valid HTTP answer" in answered.error["message"]
+    assert fake.books[1].end.outcome == pb.OUTCOME_CANCELLED
+
+
+async def test_date_and_server_are_told_once(proxy: Gate, raw: Raw) -> None:
+    raw.answers = [whole(b"date: Thu, 01 Jan 1970 00:00:00 GMT\r\nserver: x\r\n")]
+    answered = await through(proxy)
+    assert not {"date", "server"} & set(answered.answer_headers)  # the proxy's own server adds them
+
+
+async def test_a_kept_connection_that_the_server_has_closed_is_asked_again(
+    proxy: Gate, raw: Raw, fake: FakeScheduler
+) -> None:
+    raw.answers = [whole(), None, whole()]
+    assert (await through(proxy)).status == 200
+    assert (await through(proxy)).status == 200
+    assert len(raw.requests) == 3
+    assert [book.end.output_tokens for book in fake.books.values()] == [3, 3]
+
+
+async def test_a_new_connection_that_the_server_closes_is_not_asked_again(
+    proxy: Gate, raw: Raw
+) -> None:
+    raw.answers = [None, whole()]
+    assert (await through(proxy)).status == 503
+    assert len(raw.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["x-vllm-priority", "x-data-parallel-rank", "x-http-method-override", "x-original-url"],
+)
+async def test_headers_that_change_what_is_asked_do_not_reach_the_server(
+    proxy: Gate, raw: Raw, header: str
+) -> None:
+    raw.answers = [whole()]
+    await through(proxy, **{header: "-1000"})
+    assert header.encode() not in raw.requests[0].lower()
