@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +14,11 @@ from schedsvc_client import api_key_hash
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.proxy import Upstream
-from schedsvc_vllm.settings import Settings
+from schedsvc_vllm.settings import Settings, SettingsError
 
-from .asgi import Exchange, ask, owner
+from .asgi import Exchange, ask, owner, start
 from .bench import TRUST, Bench
-from .fake_scheduler import FakeScheduler
+from .fake_scheduler import FakeScheduler, refusal
 
 USAGE = b'{"choices":[],"usage":{"prompt_tokens":2,"completion_tokens":3}}'
 
@@ -252,3 +253,146 @@ async def test_headers_that_change_what_is_asked_do_not_reach_the_server(
     raw.answers = [whole()]
     await through(proxy, **{header: "-1000"})
     assert header.encode() not in raw.requests[0].lower()
+
+
+# Servers that do not know how to be asked for usage.
+
+
+class Strict:
+    """Streams, and refuses stream_options that it does not know: `knows` of them."""
+
+    def __init__(self, *knows: str) -> None:
+        self.knows = knows
+        self.bodies: list[dict[str, Any]] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/metrics":
+            await send(start(404, b"text/plain"))
+            return
+        body = json.loads((await receive())["body"])
+        self.bodies.append(body)
+        options = body.get("stream_options")
+        unknown = set(options or ()) - set(self.knows)
+        if (options is not None and (unknown or not self.knows)) or body.get("bad"):
+            await send(start(400, b"application/json"))
+            text = json.dumps({"error": {"message": "unknown", "param": sorted(unknown)}}).encode()
+            await send({"type": "http.response.body", "body": text, "more_body": False})
+            return
+        await send(start(200, b"text/event-stream"))
+        for number in range(1, 5):
+            chunk: dict[str, Any] = {"choices": [{"text": "a"}]}
+            if options and options.get("continuous_usage_stats"):
+                chunk["usage"] = {"prompt_tokens": 2, "completion_tokens": 10 * number}
+            await piece(send, chunk)
+        if options and options.get("include_usage"):
+            usage = {"prompt_tokens": 2, "completion_tokens": 40}
+            await piece(send, {"choices": [], "usage": usage})
+        end = {"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False}
+        await send(end)
+
+
+async def piece(send: Any, chunk: dict[str, Any]) -> None:
+    data = b"data: " + json.dumps(chunk).encode() + b"\n\n"
+    await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+@pytest.mark.parametrize(
+    ("knows", "asked", "tokens"),
+    [
+        (("include_usage", "continuous_usage_stats"), 1, 40),
+        (("include_usage",), 2, 40),
+        ((), 3, 4),
+    ],
+)
+async def test_a_server_that_refuses_an_option_is_asked_without_it_and_remembered(
+    fake: FakeScheduler, knows: tuple[str, ...], asked: int, tokens: int
+) -> None:
+    app = Strict(*knows)
+    gate = Gate(app, Settings(target=fake.target))
+    for number in range(3):
+        body = json.dumps({"prompt": [1, 2], "stream": True}).encode()
+        answered = await Exchange(gate, body, owner=owner()).run()
+        assert answered.status == 200
+        assert answered.answer.count(b'"choices"') == 4
+        assert b"usage" not in answered.answer
+        assert len(app.bodies) == asked + number
+        assert "stream_options" in app.bodies[-1] or not knows
+    assert gate._runtime is not None
+    await gate._runtime.session.flush(5)
+    assert [book.end.output_tokens for book in fake.books.values()] == [tokens] * 3
+    assert len(fake.admits) == 3
+    await gate._close()
+
+
+async def test_a_refusal_of_the_request_itself_reaches_the_client(fake: FakeScheduler) -> None:
+    app = Strict("include_usage", "continuous_usage_stats")
+    gate = Gate(app, Settings(target=fake.target))
+    bad = json.dumps({"prompt": [1, 2], "stream": True, "bad": True}).encode()
+    good = json.dumps({"prompt": [1, 2], "stream": True}).encode()
+    refused = await Exchange(gate, bad, owner=owner()).run()
+    assert (refused.status, refused.error["message"]) == (400, "unknown")
+    assert len(app.bodies) == 3  # it might have been the options
+    assert (await Exchange(gate, good, owner=owner()).run()).status == 200
+    assert app.bodies[-1]["stream_options"]["continuous_usage_stats"]
+    # By now the server is known to take them.
+    assert (await Exchange(gate, bad, owner=owner()).run()).status == 400
+    assert len(app.bodies) == 5
+    await gate._close()
+
+
+# Browsers.
+
+PAGE = "https://chat.example"
+
+
+def shown(exchange: Exchange) -> tuple[str | None, str]:
+    headers = exchange.answer_headers
+    return headers.get("access-control-allow-origin"), headers.get(
+        "access-control-expose-headers", ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("origins", "engines", "origin", "allowed"),
+    [
+        ("", ["*"], PAGE, "*"),
+        ("", [PAGE], PAGE, PAGE),
+        ("", ["https://other.example"], PAGE, None),
+        ("", None, PAGE, None),
+        ("*", None, PAGE, "*"),
+        (f"{PAGE},http://localhost:3000", ["https://other.example"], PAGE, PAGE),
+        ("*", None, None, None),
+    ],
+)
+async def test_a_browser_shows_why_the_gate_refused(
+    fake: FakeScheduler, origins: str, engines: list[str] | None, origin: str | None, allowed: Any
+) -> None:
+    fake.decide = lambda request: refusal(
+        pb.OUTCOME_REJECTED_FLOW_QUEUE_FULL, retry_after_ms=1_000, message="full"
+    )
+    bench = Bench(
+        fake,
+        Settings.from_environment(
+            {"SCHEDSVC_TARGET": fake.target, "SCHEDSVC_CORS_ORIGINS": origins}
+        ),
+    )
+    bench.owner.state.args = SimpleNamespace(allowed_origins=engines)
+    headers = {"origin": origin} if origin else {}
+    for body, path, status in (
+        (ask(), "/v1/completions", 429),
+        (ask(n=0), "/v1/completions", 400),
+        (b"{}", "/v1/embeddings", 501),
+    ):
+        refused = await bench.ask(body, path=path, headers=headers)
+        assert refused.status == status
+        assert shown(refused)[0] == allowed
+        if allowed and status == 429:
+            assert "retry-after" in shown(refused)[1]
+            assert "x-schedsvc-dropped-reason" in shown(refused)[1]
+    await bench.gate._close()
+
+
+@pytest.mark.parametrize("value", ["chat.example", "https://a/b", "https://"])
+def test_a_wrong_origin_is_named(value: str) -> None:
+    with pytest.raises(SettingsError, match=r"SCHEDSVC_CORS_ORIGINS: .* is not \* or https://HOST"):
+        Settings.from_environment({"SCHEDSVC_TARGET": "x:1", "SCHEDSVC_CORS_ORIGINS": value})

@@ -14,7 +14,7 @@ CLIENTS = [f"client-{number:02}" for number in range(27)]
 TENANTS = [
     *(
         f"{part}-{number}"
-        for part in ("usage", "leave", "busy", "sdk", "away", "bench")
+        for part in ("usage", "truth", "leave", "busy", "sdk", "away", "bench")
         for number in range(4)
     ),
     *CLIENTS,

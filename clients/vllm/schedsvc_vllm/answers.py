@@ -55,6 +55,10 @@ _LIMITS_OF_HEADER = {
 }
 
 
+# A page may read these without being told so (Fetch, "CORS-safelisted response-header name").
+_SAFE_HEADERS = (b"content-type", b"content-length")
+
+
 class Dialect(enum.Enum):
     """Whose form an error has. Each is OpenAI's with what the others' SDKs look for besides."""
 
@@ -97,6 +101,19 @@ class Answer:
         size = (b"content-length", str(len(body)).encode())
         headers = [size if name == b"content-length" else (name, v) for name, v in self.headers]
         return Answer(self.status, headers, body)
+
+    def readable_by(self, origin: bytes, allowed: Sequence[str]) -> Answer:
+        """Return the same answer for a browser, which shows it only to pages that may read it."""
+        told = origin.decode("latin-1")
+        if not origin or not ("*" in allowed or told in allowed):
+            return self
+        shown = [name for name, _ in self.headers if name not in _SAFE_HEADERS]
+        cors = [
+            (b"access-control-allow-origin", b"*" if "*" in allowed else origin),
+            (b"access-control-expose-headers", b", ".join(shown)),
+            (b"vary", b"origin"),
+        ]
+        return Answer(self.status, self.headers + cors, self.body)
 
     async def send(self, send: Send) -> None:
         """Send it."""

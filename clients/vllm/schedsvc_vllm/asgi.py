@@ -94,9 +94,9 @@ class Mailbox:
             self._watch = asyncio.ensure_future(self._next_disconnect())
         return self._watch
 
-    def play_again(self) -> None:
-        """Give the body once more, to an app that has not answered yet."""
-        self._body = self._whole
+    def play_again(self, body: bytes | None = None) -> None:
+        """Give the body, or another one, to an app that has not answered yet."""
+        self._body = self._whole if body is None else body
 
     def close(self) -> None:
         """End the watch, where the app did not take it over."""

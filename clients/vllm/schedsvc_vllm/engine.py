@@ -59,6 +59,12 @@ class EngineView:
         return [keys] if isinstance(keys, str) else [key for key in keys if key]
 
     @property
+    def allowed_origins(self) -> tuple[str, ...]:
+        """Origins whose pages may read the server's answers (vLLM's --allowed-origins)."""
+        origins = getattr(getattr(self._state, "args", None), "allowed_origins", None)
+        return tuple(map(str, origins)) if isinstance(origins, list | tuple) else ()
+
+    @property
     def obeys_priority(self) -> bool:
         """Whether the engine runs requests by their priority; under fcfs it ignores them."""
         return getattr(self._config("scheduler_config"), "policy", "") == "priority"

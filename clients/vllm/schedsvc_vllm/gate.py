@@ -83,6 +83,7 @@ class Gate:
         self._broken: SettingsError | None = None
         self._runtime: Runtime | None = None
         self._api_keys: frozenset[bytes] = frozenset()
+        self._engine_origins: tuple[str, ...] = ()
         try:
             self._settings = settings or Settings.from_environment()
             self._identifier = Identifier(self._settings)
@@ -120,6 +121,8 @@ class Gate:
 
     async def _unsafe(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request that may cost the engine something, by its canonical path."""
+        if self._broken is None:
+            self._start(scope)
         open_paths = self._settings.open_paths if self._settings is not None else frozenset()
         place = place_of(scope, open_paths)
         if place is None:
@@ -144,21 +147,16 @@ class Gate:
             )
             await self._refuse(error, scope, send)
             return
-        if self._broken is None:
-            self._start(scope)
         if self._api_keys and not key_is_known(scope, self._api_keys):
             await self._refuse(_WRONG_KEY, scope, send)
             return
         await self.app(scope, receive, send)
 
     async def _gated(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._broken is None:
-            self._start(scope)
         runtime = self._runtime
         if runtime is None or self._settings is None:
             message = "the gate of this server is misconfigured"
-            answer = answers.unavailable(message, "gate_misconfigured", "-")
-            await answer.spoken(_dialect(path)).send(send)
+            await self._say(answers.unavailable(message, "gate_misconfigured", "-"), scope, send)
             return
         request_id = self._identifier.request_id(scope)
         try:
@@ -184,22 +182,23 @@ class Gate:
                 ratios=runtime.ratios,
                 tenant=identity.key,
                 reads_answer=tally is None,
+                asking=runtime.asking,
             )
             request_class = self._identifier.request_class(body)
         except ClientLeftError:
             return
         except RecursionError:
             error = BadRequestError("the body is nested too deeply")
-            await answers.bad_request(error, request_id).spoken(_dialect(path)).send(send)
+            await self._say(answers.bad_request(error, request_id), scope, send)
             return
         except BodyTooLargeError:
             error = BadRequestError(
                 f"the body has more than {self._settings.body_bytes_max} bytes", status=413
             )
-            await answers.bad_request(error, request_id).spoken(_dialect(path)).send(send)
+            await self._say(answers.bad_request(error, request_id), scope, send)
             return
         except BadRequestError as error:
-            await answers.bad_request(error, request_id).spoken(_dialect(path)).send(send)
+            await self._say(answers.bad_request(error, request_id), scope, send)
             return
         mailbox = Mailbox(receive, call.body)
         gated = GatedRequest(runtime, call, identity.key, mailbox, send, tally)
@@ -227,7 +226,7 @@ class Gate:
         try:
             refusal = await self._turn(runtime, request, gated)
             if refusal is not None:
-                await refusal.spoken(request.call.route.dialect).send(send)
+                await self._say(refusal, scope, send)
                 return False
             if runtime.engine.in_doubt:
                 await _first(runtime.look(), request.mailbox)
@@ -237,6 +236,10 @@ class Gate:
             priority = gated.engine_priority if runtime.sets_priority else None
             inner = _scope_for_app(scope, request.call, priority)
             await self.app(inner, request.mailbox, gated.send)
+            while gated.asks_less():
+                request.mailbox.play_again(gated.call.body)
+                inner = _scope_for_app(scope, gated.call, priority)
+                await self.app(inner, request.mailbox, gated.send)
             gated.finish(scope)
             await gated.delivered()
         except ClientLeftError:
@@ -254,7 +257,7 @@ class Gate:
                 message = "the scheduler has ended this request; ask again"
                 answer = answers.unavailable(message, "lease_revoked", request.id)
                 gated.finish(scope)
-                await answer.spoken(request.call.route.dialect).send(send)
+                await self._say(answer, scope, send)
         finally:
             gated.finish(scope)
         return False
@@ -325,7 +328,14 @@ class Gate:
 
     async def _refuse(self, error: BadRequestError, scope: Scope, send: Send) -> None:
         request_id = self._identifier.request_id(scope) if self._broken is None else "-"
-        await answers.bad_request(error, request_id).send(send)
+        await self._say(answers.bad_request(error, request_id), scope, send)
+
+    async def _say(self, answer: Answer, scope: Scope, send: Send) -> None:
+        """Send an answer of its own, in its endpoint's form, and so that a browser shows it."""
+        spoken = answer.spoken(_dialect(path_of(scope)))
+        origins = self._settings.cors_origins if self._settings is not None else ()
+        allowed = origins or self._engine_origins
+        await spoken.readable_by(header(scope, b"origin"), allowed).send(send)
 
     # The server's start and end.
 
@@ -340,6 +350,7 @@ class Gate:
             self._broken = error
             _log.error("the gate cannot work: %s", error)
             return
+        self._engine_origins = engine.allowed_origins
         keys = {api_key_hash(key) for key in engine.api_keys}
         self._api_keys = self._settings.api_keys_sha256 | keys
 

@@ -13,7 +13,7 @@ from schedsvc_client.aio import Admission
 from schedsvc_vllm.answers import asked_as, queue_duration
 from schedsvc_vllm.asgi import Headers, Mailbox, Message, Scope, Send
 from schedsvc_vllm.delivery import Delivery
-from schedsvc_vllm.request_sizing import Call
+from schedsvc_vllm.request_sizing import Asking, Call, ask_less
 from schedsvc_vllm.response_end import ResponseEnd
 from schedsvc_vllm.runtime import Runtime
 from schedsvc_vllm.token_counter import TokenTotals, Usage
@@ -31,7 +31,9 @@ class GatedRequest:
         "_decoder",
         "_delivery",
         "_ending",
+        "_has_asked_less",
         "_is_finished",
+        "_is_refused",
         "_keep",
         "_mailbox",
         "_reader",
@@ -74,6 +76,7 @@ class GatedRequest:
         self._keep: Callable[[bytes], None] | None = None
         self._running = False
         self._is_finished = False
+        self._is_refused = self._has_asked_less = False
         self._told = False  # that it has begun to make tokens
         self._task: asyncio.Task[Any] | None = None
         #: It was granted once already, by an engine that has gone.
@@ -91,6 +94,22 @@ class GatedRequest:
         """What the scheduler suggests; lower runs first."""
         lease = self.admission.lease if self.admission is not None else None
         return lease.engine_priority if lease is not None else 0
+
+    @property
+    def call(self) -> Call:
+        """The request as the app is to get it."""
+        return self._call
+
+    def asks_less(self) -> bool:
+        """Whether the app has refused what it was asked for beside the request: then ask less.
+
+        Its refusal has been kept from the client, who did not ask for that.
+        """
+        if not self._is_refused:
+            return False
+        self._is_refused, self._status = False, 0
+        self._call = ask_less(self._call)
+        return True
 
     @property
     def sequences(self) -> int:
@@ -213,6 +232,8 @@ class GatedRequest:
 
     async def _pass_on(self, message: Message) -> None:
         kind = message["type"]
+        if self._is_refused:
+            return
         if kind == "http.response.body" and self._ending is not None:
             body, more = message.get("body", b""), message.get("more_body", False)
             if self._decoder is not None:
@@ -228,8 +249,27 @@ class GatedRequest:
             else:
                 self._ending.end()
         elif kind == "http.response.start":
+            if self._refuses_options(message["status"]):
+                return
             message = self._begun(message)
         await self._send(message)
+
+    def _refuses_options(self, status: int) -> bool:
+        """Take note of how the app takes being asked for usage; True: it may be that it does not.
+
+        Once it has taken it, a refusal is about the request itself.
+        """
+        asked, runtime = self._call.asked, self._runtime
+        if status == 200:
+            runtime.asking_is_known = runtime.asking_is_known or self._call.reads_answer
+            if self._has_asked_less:
+                runtime.asking = asked.asking if asked is not None else Asking.NOTHING
+            return False
+        is_ours = asked is not None and asked.body is not self._call.plain
+        if status not in (400, 422) or not is_ours or runtime.asking_is_known:
+            return False
+        self._is_refused = self._has_asked_less = True
+        return True
 
     def _client_left(self) -> None:
         if self._ending is not None:

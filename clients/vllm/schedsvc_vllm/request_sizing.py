@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from schedsvc_vllm.answers import BadRequestError
@@ -39,12 +40,21 @@ class Prompts:
     kind: TextKind | None = None
 
 
+class Asking(enum.IntEnum):
+    """How much usage a server's streams are asked for: some refuse an option they do not know."""
+
+    NOTHING = 0
+    AT_THE_END = 1
+    IN_EVERY_EVENT = 2
+
+
 class Asked(NamedTuple):
-    """A body that asks for usage in every event, and what of it the client is to get."""
+    """A body that asks for usage, and what of it the client is to get."""
 
     body: bytes
     keep_last: bool
     keep_all: bool
+    asking: Asking
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +63,7 @@ class Call:
 
     route: Route
     body: bytes  # as the app gets it
+    plain: bytes  # the same, before usage was asked for
     rewritten: bool
     # Usage is read from the answer, for nothing else counts it.
     reads_answer: bool
@@ -94,10 +105,12 @@ def size_call(
     ratios: TokenRatios,
     tenant: str | bytes,
     reads_answer: bool,
+    asking: Asking = Asking.IN_EVERY_EVENT,
 ) -> Call:
     """Work out what a request may use. O(prompt). Raises BadRequestError naming the field.
 
-    `reads_answer`: nothing but the answer tells the usage, so a stream is to tell it all along.
+    `reads_answer`: nothing but the answer tells the usage, so a stream is to tell as much of it as
+    `asking` says.
     """
     given = raw
     params = _params(route, body)
@@ -118,11 +131,12 @@ def size_call(
         body = {name: value for name, value in body.items() if name != "priority"}
         raw = json.dumps(body).encode()
     asks = stream and reads_answer and route.stream_options
-    asked = _ask_usage(raw, body) if asks else None
+    asked = _ask_usage(raw, body, asking) if asks and asking else None
     sent = raw if asked is None else asked.body
     return Call(
         route=route,
         body=sent,
+        plain=raw,
         rewritten=sent is not given,
         reads_answer=reads_answer,
         asked=asked,
@@ -250,22 +264,32 @@ def _truncated(body: Mapping[str, Any], tokens: int) -> int:
     return min(tokens, most) if type(most) is int and most > 0 else tokens
 
 
-def _ask_usage(raw: bytes, body: Mapping[str, Any]) -> Asked:
-    """Return the body that asks for usage in every event."""
+def ask_less(call: Call) -> Call:
+    """Return the same call asking for less usage than it does. It must have asked for some."""
+    asked = None
+    if call.asked is not None and call.asked.asking is Asking.IN_EVERY_EVENT:
+        asked = _ask_usage(call.plain, json.loads(call.plain), Asking.AT_THE_END)
+    body = call.plain if asked is None else asked.body
+    return replace(call, body=body, rewritten=True, asked=asked)
+
+
+def _ask_usage(raw: bytes, body: Mapping[str, Any], asking: Asking) -> Asked:
+    """Return the body that asks for usage."""
     options = body.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise BadRequestError("stream_options: must be an object", "stream_options")
     options = options or {}
     last = _option(options, "include_usage")
     every = last and _option(options, "continuous_usage_stats")
-    if every:
-        return Asked(raw, last, every)
-    if "stream_options" not in body:
+    if every or (last and asking is Asking.AT_THE_END):
+        return Asked(raw, last, every, asking)
+    if "stream_options" not in body and asking is Asking.IN_EVERY_EVENT:
         text = raw.rstrip(b" \t\r\n")
         if raw[:1] == b"{" and b"\0" not in raw[:4]:
-            return Asked(text[:-1] + _ASK_ALL_TAIL, last, every)
-    asked = {**body, "stream_options": {**options, **_ASK_ALL}}
-    return Asked(json.dumps(asked).encode(), last, every)
+            return Asked(text[:-1] + _ASK_ALL_TAIL, last, every, asking)
+    wanted = _ASK_ALL if asking is Asking.IN_EVERY_EVENT else {"include_usage": True}
+    asked = {**body, "stream_options": {**options, **wanted}}
+    return Asked(json.dumps(asked).encode(), last, every, asking)
 
 
 def _option(options: Mapping[str, Any], name: str) -> bool:

@@ -17,6 +17,7 @@ from schedsvc_vllm.estimate import TokenRatios
 from schedsvc_vllm.limit import LocalLimit
 from schedsvc_vllm.metrics_page import Counts
 from schedsvc_vllm.prefixes import block_hashes
+from schedsvc_vllm.request_sizing import Asking
 from schedsvc_vllm.routes import Route
 from schedsvc_vllm.scrape import (
     SCRAPE_PERIOD_S,
@@ -97,6 +98,9 @@ class Runtime:
         self._busy = asyncio.Event()
         self._asking: asyncio.TimerHandle | None = None
         self._reporting: asyncio.TimerHandle | None = None
+        #: How much usage streams are asked for, and whether a server is known to take that.
+        self.asking = Asking.IN_EVERY_EVENT
+        self.asking_is_known = False
         self.send_stall_s = settings.send_stall_s
         self._looking: asyncio.Task[None] | None = None
         self._telling: asyncio.TimerHandle | None = None

@@ -15,6 +15,7 @@ from schedsvc_client.channel import Token, check_target
 from schedsvc_vllm.paths import canonical
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_ORIGIN = re.compile(r"https?://[\w.:\[\]-]+", re.ASCII)
 _HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
 
 
@@ -64,6 +65,7 @@ class Settings:
     prefix_hashes: bool = True
     body_bytes_max: int = 32 << 20
     send_stall_s: float = 30.0
+    cors_origins: tuple[str, ...] = ()
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -95,6 +97,7 @@ class Settings:
             open_paths=read.open_paths("SCHEDSVC_UNGATED"),
             prefix_hashes=read.choice("SCHEDSVC_PREFIX_HASHES", ("auto", "off")) == "auto",
             body_bytes_max=read.number("SCHEDSVC_BODY_BYTES_MAX", 32 << 20),
+            cors_origins=read.origins("SCHEDSVC_CORS_ORIGINS"),
             send_stall_s=read.seconds("SCHEDSVC_SEND_STALL", 30.0),
         )
 
@@ -170,6 +173,13 @@ class _Reader:
                     f"{name}: must be refuse, pass, or paths such as /v1/embeddings, not {path}"
                 )
         return frozenset(paths)
+
+    def origins(self, name: str) -> tuple[str, ...]:
+        origins = tuple(part.strip() for part in self.raw(name).split(",") if part.strip())
+        for origin in origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise SettingsError(f"{name}: {origin!r} is not * or https://HOST[:PORT]")
+        return origins
 
     def headers(self, name: str) -> tuple[str, ...]:
         names = tuple(part.strip().lower() for part in self.raw(name).split(",") if part.strip())
