@@ -73,6 +73,7 @@ test-faults: build ## Every seed that has failed once, and 700 fresh ones (docs/
 
 test-fuzz: build ## Every parser with hostile input, the core watching its memory: two minutes.
 	$(BIN)/python -m tests.fuzz --sanitised --seconds 6
+	$(BIN)/python -m tests.clients.exchanges --count 20000 --seed $(FRESH_SEED)
 
 test-vllm: build $(VLLM_VENV)/.installed ## The gate on the real vLLM: its CPU build, no GPU, 4 GB.
 	$(call RUN,'vllm and not slow',,tests/vllm)

@@ -322,7 +322,8 @@ class GatedRequest:
             if not asked.keep_all:
                 changed.add(b"content-length")
         else:
-            self._reader = UsageReader(self._call.route.usage, is_stream=is_stream)
+            form, served = self._call.route.usage, self._status < 400
+            self._reader = UsageReader(form, is_stream=is_stream, guesses=served)
         return [pair for pair in headers if pair[0].lower() not in changed]
 
     def _counted(self) -> tuple[int | None, int | None, int | None] | None:

@@ -8,6 +8,7 @@ Where each form of answer tells its counts is a table (usage_forms.py). Sans-IO;
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import zlib
@@ -33,7 +34,8 @@ _FRAMES = frozenset(
         b"ping",
     )
 )
-# A whole answer is kept so far, to be read at its end. Of a larger one, four bytes are a token.
+# A whole answer is kept so far, to be read at its end. Of one that tells nothing, four bytes are a
+# token.
 ANSWER_BYTES_MAX = 32 << 20
 _BYTES_PER_TOKEN = 4
 
@@ -176,15 +178,17 @@ class UsageFilter(_Told):
 class UsageReader(_Told):
     """One answer that passes as it is: a stream of events, or a whole one.
 
+    `guesses`: a whole answer that tells no usage is one, and so is charged by its bytes.
     Until usage is told, each event of a stream counts as one token, but those that come before
     there is any: engines merge tokens, so that these are never too many by more than the few events
     that end a message.
     """
 
-    __slots__ = ("_bytes", "_parts", "_splitter", "_whole")
+    __slots__ = ("_bytes", "_guesses", "_parts", "_splitter", "_whole")
 
-    def __init__(self, form: UsageForm, *, is_stream: bool) -> None:
+    def __init__(self, form: UsageForm, *, is_stream: bool, guesses: bool = False) -> None:
         super().__init__(form)
+        self._guesses = guesses
         self._splitter = EventSplitter() if is_stream else None
         self._parts: list[bytes] = []
         self._bytes = 0
@@ -227,13 +231,11 @@ class UsageReader(_Told):
 
     def _read_whole(self) -> None:
         parts, self._parts = self._parts, []
-        if self._bytes > ANSWER_BYTES_MAX:
-            self._told = self._bytes // _BYTES_PER_TOKEN
-            return
-        try:
-            self._note(json.loads(b"".join(parts)))
-        except (ValueError, RecursionError):
-            return
+        if self._bytes <= ANSWER_BYTES_MAX:
+            with contextlib.suppress(ValueError, RecursionError):
+                self._note(json.loads(b"".join(parts)))
+        if self._told is None and self._guesses:
+            self._told = -(-self._bytes // _BYTES_PER_TOKEN)
 
 
 class ByteReader(_Told):
