@@ -33,6 +33,7 @@ from schedsvc_vllm.asgi import (
 from schedsvc_vllm.delivery import ClientStalledError
 from schedsvc_vllm.engine import EngineView
 from schedsvc_vllm.gated_request import GatedRequest
+from schedsvc_vllm.idempotency import Replays
 from schedsvc_vllm.identity import Identifier, Identity, key_is_known
 from schedsvc_vllm.limit import LocalLimitError
 from schedsvc_vllm.paths import SAFE_METHODS, asks_in_vain, place_of, with_path
@@ -84,6 +85,7 @@ class Gate:
         self._runtime: Runtime | None = None
         self._api_keys: frozenset[bytes] = frozenset()
         self._engine_origins: tuple[str, ...] = ()
+        self._replays = Replays()
         try:
             self._settings = settings or Settings.from_environment()
             self._identifier = Identifier(self._settings)
@@ -185,6 +187,9 @@ class Gate:
                 asking=runtime.asking,
             )
             request_class = self._identifier.request_class(body)
+            entry = None
+            if self._settings.joins_retries:
+                entry = self._replays.entry(scope, identity.key, path, raw, is_stream=call.stream)
         except ClientLeftError:
             return
         except RecursionError:
@@ -200,12 +205,21 @@ class Gate:
         except BadRequestError as error:
             await self._say(answers.bad_request(error, request_id), scope, send)
             return
-        mailbox = Mailbox(receive, call.body)
-        gated = GatedRequest(runtime, call, identity.key, mailbox, send, tally)
         adapter = runtime.engine.adapter(body.get("model"))
         hashes = runtime.prefix_block_hashes(route, body)
-        request = Request(call, identity, request_class, adapter, request_id, mailbox, hashes)
-        await self._run(runtime, request, gated, scope, send)
+
+        async def run(receive: Receive, send: Send) -> None:
+            mailbox = Mailbox(receive, call.body)
+            gated = GatedRequest(runtime, call, identity.key, mailbox, send, tally)
+            request = Request(call, identity, request_class, adapter, request_id, mailbox, hashes)
+            await self._run(runtime, request, gated, scope, send)
+
+        if entry is None:
+            await run(receive, send)
+        elif call.stream:
+            await self._replays.stream(entry[0], run, receive, send)
+        else:
+            await self._replays.join(*entry, run, receive, send)
 
     async def _run(
         self, runtime: Runtime, request: Request, gated: GatedRequest, scope: Scope, send: Send
@@ -372,6 +386,7 @@ class Gate:
             await self._close()
 
     async def _close(self) -> None:
+        self._replays.close()
         runtime, self._runtime = self._runtime, None
         if runtime is not None:
             await runtime.close()

@@ -72,6 +72,7 @@ class Call:
     n: int
     max_output_tokens: int
     limit_field: str
+    stream: bool
     # A beam search is many short sequences in the engine: only their end tells what it used.
     beams: bool
 
@@ -144,6 +145,7 @@ def size_call(
         n=n,
         max_output_tokens=max(1, room if limit is None else limit),
         limit_field=limit_field,
+        stream=stream,
         beams=bool(body.get("use_beam_search")),
     )
 
