@@ -37,6 +37,7 @@ from schedsvc_vllm.idempotency import Replays
 from schedsvc_vllm.identity import Identifier, Identity, key_is_known
 from schedsvc_vllm.limit import LocalLimitError
 from schedsvc_vllm.paths import SAFE_METHODS, asks_in_vain, place_of, with_path
+from schedsvc_vllm.queue_comments import QueueComments
 from schedsvc_vllm.request_sizing import Call, parse_json, size_call
 from schedsvc_vllm.routes import ROUTES, route_of
 from schedsvc_vllm.runtime import Runtime, now_ns
@@ -208,11 +209,19 @@ class Gate:
         adapter = runtime.engine.adapter(body.get("model"))
         hashes = runtime.prefix_block_hashes(route, body)
 
+        period_s = self._settings.queue_comments_s if call.stream else 0.0
+
         async def run(receive: Receive, send: Send) -> None:
+            comments = QueueComments(send, period_s, request_id) if period_s else None
+            send = comments.send if comments is not None else send
             mailbox = Mailbox(receive, call.body)
             gated = GatedRequest(runtime, call, identity.key, mailbox, send, tally)
             request = Request(call, identity, request_class, adapter, request_id, mailbox, hashes)
-            await self._run(runtime, request, gated, scope, send)
+            try:
+                await self._run(runtime, request, gated, scope, send)
+            finally:
+                if comments is not None:
+                    await comments.stop()
 
         if entry is None:
             await run(receive, send)

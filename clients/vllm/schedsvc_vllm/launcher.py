@@ -45,6 +45,7 @@ OPTIONS = {
     "ungated": "paths that pass although they are not covered; refuse (none) or pass (all)",
     "prefix-hashes": "auto or off: hash the blocks of prompts while the scheduler orders by them",
     "body-bytes-max": "largest body of a request",
+    "queue-comments": "seconds between comments in a stream whose request waits (none)",
     "idempotency-keys": "on or off: requests with the same idempotency-key run once",
     "cors-origins": "origins whose pages may read refusals (the engine's --allowed-origins)",
     "send-stall": "seconds until a client that reads nothing of its answer is cut off",

@@ -67,6 +67,7 @@ class Settings:
     send_stall_s: float = 30.0
     cors_origins: tuple[str, ...] = ()
     joins_retries: bool = False
+    queue_comments_s: float = 0.0
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -98,6 +99,7 @@ class Settings:
             open_paths=read.open_paths("SCHEDSVC_UNGATED"),
             prefix_hashes=read.choice("SCHEDSVC_PREFIX_HASHES", ("auto", "off")) == "auto",
             body_bytes_max=read.number("SCHEDSVC_BODY_BYTES_MAX", 32 << 20),
+            queue_comments_s=read.seconds("SCHEDSVC_QUEUE_COMMENTS", 0.0),
             joins_retries=read.flag("SCHEDSVC_IDEMPOTENCY_KEYS", False),
             cors_origins=read.origins("SCHEDSVC_CORS_ORIGINS"),
             send_stall_s=read.seconds("SCHEDSVC_SEND_STALL", 30.0),

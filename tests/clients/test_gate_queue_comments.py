@@ -1,0 +1,93 @@
+"""A stream whose request waits says so, where that is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from openai._streaming import SSEDecoder
+from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_vllm.settings import Settings
+
+from .asgi import Exchange, ask
+from .bench import Bench
+from .conftest import Until
+from .fake_scheduler import FakeScheduler, refusal
+
+
+@pytest.fixture
+async def waiting(fake: FakeScheduler) -> AsyncIterator[Bench]:
+    fake.decide = lambda request: None
+    settings = Settings(target=fake.target, tenant_headers=("x-tenant-id",), queue_comments_s=0.02)
+    made = Bench(fake, settings)
+    yield made
+    await made.gate._close()
+
+
+async def asked(bench: Bench, until: Until, body: bytes) -> tuple[Exchange, Any, str]:
+    exchange = bench.exchange(body)
+    task = asyncio.ensure_future(exchange.run())
+    await until(lambda: bench.fake.held)
+    return exchange, task, next(iter(bench.fake.held))
+
+
+def events(exchange: Exchange) -> list[tuple[str | None, str]]:
+    return [(e.event, e.data) for e in SSEDecoder().iter_bytes(iter([exchange.answer]))]
+
+
+async def test_comments_come_until_the_answer_does(waiting: Bench, until: Until) -> None:
+    exchange, task, request_id = await asked(waiting, until, ask(stream=True))
+    await until(lambda: exchange.answer.count(b": queued\n\n") >= 3)
+    assert exchange.status == 200
+    assert exchange.answer_headers["content-type"].startswith("text/event-stream")
+    waiting.fake.release(request_id)
+    await asyncio.wait_for(task, 5)
+    comments = exchange.answer.count(b": queued\n\n")
+    assert exchange.answer.startswith(b": queued\n\n" * comments)
+    assert events(exchange)[-1] == (None, "[DONE]")
+    assert [m["type"] for m in exchange.sent].count("http.response.start") == 1
+    assert exchange.sent[-1].get("more_body", False) is False
+    await waiting.settled()
+
+
+async def test_a_refusal_after_a_comment_is_an_event(waiting: Bench, until: Until) -> None:
+    exchange, task, request_id = await asked(waiting, until, ask(stream=True))
+    await until(lambda: b": queued" in exchange.answer)
+    evicted = refusal(pb.OUTCOME_EVICTED_TTL, retry_after_ms=1_000, message="waited too long")
+    waiting.fake.release(request_id, evicted)
+    await asyncio.wait_for(task, 5)
+    [(name, data)] = events(exchange)
+    assert name == "error"
+    assert json.loads(data)["error"]["message"] == "waited too long"
+    assert exchange.sent[-1]["more_body"] is False
+
+
+async def test_before_a_comment_a_refusal_has_its_status(waiting: Bench) -> None:
+    waiting.fake.decide = lambda request: refusal(
+        pb.OUTCOME_REJECTED_FLOW_QUEUE_FULL, retry_after_ms=1_000, message="full"
+    )
+    assert (await waiting.ask(ask(stream=True))).status == 429
+
+
+async def test_what_is_not_streamed_gets_no_comment(waiting: Bench, until: Until) -> None:
+    exchange, task, request_id = await asked(waiting, until, ask(stream=False))
+    await asyncio.sleep(0.06)  # three comments of a stream
+    assert exchange.sent == []
+    waiting.fake.release(request_id)
+    await asyncio.wait_for(task, 5)
+    assert json.loads(exchange.answer)["usage"]
+    await waiting.settled()
+
+
+async def test_a_client_that_leaves_ends_its_comments(waiting: Bench, until: Until) -> None:
+    exchange, task, _ = await asked(waiting, until, ask(stream=True))
+    await until(lambda: b": queued" in exchange.answer)
+    exchange.left.set()
+    await asyncio.wait_for(task, 5)
+    said = exchange.answer
+    await asyncio.sleep(0.06)
+    assert exchange.answer == said
+    assert not waiting.fake.held
