@@ -42,6 +42,7 @@ from schedsvc_vllm.request_sizing import Call, parse_json, size_call
 from schedsvc_vllm.routes import ROUTES, route_of
 from schedsvc_vllm.runtime import Runtime, now_ns
 from schedsvc_vllm.settings import Settings, SettingsError
+from schedsvc_vllm.token_counter import TokenTotals
 
 T = TypeVar("T")
 
@@ -66,8 +67,8 @@ class Request:
     request_class: str
     adapter: str
     id: str
-    mailbox: Mailbox
     prefix_block_hashes: list[int]
+    tally: TokenTotals | None
 
 
 class Gate:
@@ -161,86 +162,105 @@ class Gate:
             message = "the gate of this server is misconfigured"
             await self._say(answers.unavailable(message, "gate_misconfigured", "-"), scope, send)
             return
-        request_id = self._identifier.request_id(scope)
         try:
-            if self._api_keys and not key_is_known(scope, self._api_keys):
-                raise _WRONG_KEY
-            encoding = header(scope, b"content-encoding").decode("latin-1")
-            if encoding not in ("", "identity"):
-                raise BadRequestError(
-                    f"content-encoding: {encoding[:40]!r} is not taken; send the body as it is",
-                    status=415,
-                )
-            raw = await read_body(scope, receive, self._settings.body_bytes_max)
-            body = parse_json(raw)
-            route = route_of(path, body)
-            identity = self._identifier.identity(scope, body)
-            tally = runtime.counter.tally() if runtime.counter is not None else None
-            call = size_call(
-                route,
-                raw,
-                body,
-                sizes=runtime.pool.sizes,
-                count=runtime.engine.count_prompt_tokens,
-                ratios=runtime.ratios,
-                tenant=identity.key,
-                reads_answer=tally is None,
-                asking=runtime.asking,
-            )
-            request_class = self._identifier.request_class(body)
+            request, raw = await self._take_in(runtime, self._settings, path, scope, receive)
+            caller, is_stream = request.identity.key, request.call.stream
             entry = None
             if self._settings.joins_retries:
-                entry = self._replays.entry(scope, identity.key, path, raw, is_stream=call.stream)
+                entry = self._replays.entry(scope, caller, path, raw, is_stream=is_stream)
         except ClientLeftError:
             return
         except RecursionError:
-            error = BadRequestError("the body is nested too deeply")
-            await self._say(answers.bad_request(error, request_id), scope, send)
+            await self._refuse(BadRequestError("the body is nested too deeply"), scope, send)
             return
         except BodyTooLargeError:
-            error = BadRequestError(
-                f"the body has more than {self._settings.body_bytes_max} bytes", status=413
-            )
-            await self._say(answers.bad_request(error, request_id), scope, send)
+            most = self._settings.body_bytes_max
+            error = BadRequestError(f"the body has more than {most} bytes", status=413)
+            await self._refuse(error, scope, send)
             return
         except BadRequestError as error:
-            await self._say(answers.bad_request(error, request_id), scope, send)
+            await self._refuse(error, scope, send)
             return
-        adapter = runtime.engine.adapter(body.get("model"))
-        hashes = runtime.prefix_block_hashes(route, body)
-
-        period_s = self._settings.queue_comments_s if call.stream else 0.0
+        period_s = self._settings.queue_comments_s if request.call.stream else 0.0
 
         async def run(receive: Receive, send: Send) -> None:
-            comments = QueueComments(send, period_s, request_id) if period_s else None
-            send = comments.send if comments is not None else send
-            mailbox = Mailbox(receive, call.body)
-            gated = GatedRequest(runtime, call, identity.key, mailbox, send, tally)
-            request = Request(call, identity, request_class, adapter, request_id, mailbox, hashes)
-            try:
-                await self._run(runtime, request, gated, scope, send)
-            finally:
-                if comments is not None:
-                    await comments.stop()
+            await self._run(runtime, request, scope, receive, send, comments_s=period_s)
 
         if entry is None:
             await run(receive, send)
-        elif call.stream:
+        elif request.call.stream:
             await self._replays.stream(entry[0], run, receive, send)
         else:
             await self._replays.join(*entry, run, receive, send)
 
+    async def _take_in(
+        self, runtime: Runtime, settings: Settings, path: str, scope: Scope, receive: Receive
+    ) -> tuple[Request, bytes]:
+        """Read and size a request; return its body, too.
+
+        Raises BadRequestError, BodyTooLargeError, ClientLeftError, RecursionError.
+        """
+        if self._api_keys and not key_is_known(scope, self._api_keys):
+            raise _WRONG_KEY
+        encoding = header(scope, b"content-encoding").decode("latin-1")
+        if encoding not in ("", "identity"):
+            raise BadRequestError(
+                f"content-encoding: {encoding[:40]!r} is not taken; send the body as it is",
+                status=415,
+            )
+        raw = await read_body(scope, receive, settings.body_bytes_max)
+        body = parse_json(raw)
+        route = route_of(path, body)
+        identity = self._identifier.identity(scope, body)
+        tally = runtime.counter.tally() if runtime.counter is not None else None
+        call = size_call(
+            route,
+            raw,
+            body,
+            sizes=runtime.pool.sizes,
+            count=runtime.engine.count_prompt_tokens,
+            ratios=runtime.ratios,
+            tenant=identity.key,
+            reads_answer=tally is None,
+            asking=runtime.asking,
+        )
+        request = Request(
+            call=call,
+            identity=identity,
+            request_class=self._identifier.request_class(body),
+            adapter=runtime.engine.adapter(body.get("model")),
+            id=self._identifier.request_id(scope),
+            prefix_block_hashes=runtime.prefix_block_hashes(route, body),
+            tally=tally,
+        )
+        return request, raw
+
     async def _run(
-        self, runtime: Runtime, request: Request, gated: GatedRequest, scope: Scope, send: Send
+        self,
+        runtime: Runtime,
+        request: Request,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        comments_s: float,
     ) -> None:
         """Wait for its turn and run it, once more where another engine has come meanwhile."""
         scope.setdefault("state", {})
+        comments = QueueComments(send, comments_s, request.id) if comments_s else None
+        send = comments.send if comments is not None else send
+        mailbox = Mailbox(receive, request.call.body)
+        gated = GatedRequest(
+            runtime, request.call, request.identity.key, mailbox, send, request.tally
+        )
         try:
             while await self._run_once(runtime, request, gated, scope, send):
-                request.mailbox.play_again()
+                mailbox.play_again()
                 gated = gated.again()
         finally:
-            request.mailbox.close()
+            mailbox.close()
+            if comments is not None:
+                await comments.stop()
 
     async def _run_once(
         self, runtime: Runtime, request: Request, gated: GatedRequest, scope: Scope, send: Send
@@ -252,17 +272,17 @@ class Gate:
                 await self._say(refusal, scope, send)
                 return False
             if runtime.engine.in_doubt:
-                await _first(runtime.look(), request.mailbox)
+                await _first(runtime.look(), gated.mailbox)
             # Once: whatever is wrong with the pool, a request does not ask for ever.
             if gated.is_stale and not gated.asked_again:
                 return True
             priority = gated.engine_priority if runtime.sets_priority else None
             inner = _scope_for_app(scope, request.call, priority)
-            await self.app(inner, request.mailbox, gated.send)
+            await self.app(inner, gated.mailbox, gated.send)
             while gated.asks_less():
-                request.mailbox.play_again(gated.call.body)
+                gated.mailbox.play_again(gated.call.body)
                 inner = _scope_for_app(scope, gated.call, priority)
-                await self.app(inner, request.mailbox, gated.send)
+                await self.app(inner, gated.mailbox, gated.send)
             gated.finish(scope)
             await gated.delivered()
         except ClientLeftError:
@@ -320,7 +340,7 @@ class Gate:
                 adapter=request.adapter,
                 prefix_block_hashes=request.prefix_block_hashes,
             )
-            await _first(admission.submit(), request.mailbox)
+            await _first(admission.submit(), gated.mailbox)
         except Refused as refused:
             return answers.refusal(refused, admission, request.id, call.route.prompt_field)
         except InvalidRequest as error:
@@ -339,7 +359,7 @@ class Gate:
         started_s = time.monotonic()
         try:
             gated.place = runtime.limit.ask()
-            runs = await _first(gated.place, request.mailbox, LOCAL_WAIT_S_MAX)
+            runs = await _first(gated.place, gated.mailbox, LOCAL_WAIT_S_MAX)
         except (LocalLimitError, asyncio.TimeoutError):
             message = "the admission scheduler cannot be reached, and this server is full"
             return answers.unavailable(message, "scheduler_unreachable", request.id)

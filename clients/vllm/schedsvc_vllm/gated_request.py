@@ -35,7 +35,6 @@ class GatedRequest:
         "_is_finished",
         "_is_refused",
         "_keep",
-        "_mailbox",
         "_reader",
         "_running",
         "_runtime",
@@ -48,6 +47,7 @@ class GatedRequest:
         "admission",
         "asked_again",
         "local_wait_us",
+        "mailbox",
         "place",
         "revoked",
     )
@@ -64,7 +64,7 @@ class GatedRequest:
         self._runtime = runtime
         self._call = call
         self._tenant = tenant
-        self._mailbox = mailbox
+        self.mailbox = mailbox
         self._send = send
         self._tally = tally
         self._reader: UsageFilter | UsageReader | ByteReader | None = None
@@ -131,7 +131,7 @@ class GatedRequest:
         """Return one for the same request, after this one has finished."""
         runtime = self._runtime
         tally = runtime.counter.tally() if runtime.counter is not None else None
-        gated = GatedRequest(runtime, self._call, self._tenant, self._mailbox, self._send, tally)
+        gated = GatedRequest(runtime, self._call, self._tenant, self.mailbox, self._send, tally)
         gated.asked_again = True
         return gated
 
@@ -176,7 +176,7 @@ class GatedRequest:
             return
         self._is_finished = True
         self._runtime.unwatch(self)
-        self._mailbox.on_left = None
+        self.mailbox.on_left = None
         admission, self.admission = self.admission, None
         place, self.place = self.place, None
         told = final_usage(scope)
@@ -284,7 +284,7 @@ class GatedRequest:
             self._delivery = Delivery(self._send, tokens_max, self._runtime.send_stall_s)
             self._send = self._delivery.send
         self._ending = ResponseEnd((name.lower(), value) for name, value in headers)
-        if self._mailbox.left:
+        if self.mailbox.left:
             self._ending.close()
         if self._reader is None:
             self._keep = self._ending.feed
