@@ -26,7 +26,7 @@ def split(pieces: list[bytes]) -> list[bytes]:
     splitter = EventSplitter()
     events = [event for piece in pieces for event in splitter.feed(piece)]
     rest = splitter.end()
-    assert not splitter.pending
+    assert not splitter.rest
     assert all(event.is_whole for event in events)
     return [event.raw for event in events] + ([rest.raw] if rest is not None else [])
 

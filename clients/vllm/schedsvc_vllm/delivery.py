@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Awaitable, Generator
 from types import coroutine
 from typing import Any
 
@@ -23,6 +23,16 @@ BYTES_MAX = 64 << 20
 
 class ClientStalledError(Exception):
     """The client has read nothing for too long, and what waits for it is as much as may wait."""
+
+
+class _Nothing:
+    """An awaitable of what has been done already."""
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return iter(())  # type: ignore[return-value] # an iterator will do, and is made sooner
+
+
+NOTHING = _Nothing()
 
 
 class Delivery:
@@ -42,18 +52,24 @@ class Delivery:
         self._writer: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
 
-    async def send(self, message: Message) -> None:
-        """Take a message, which reaches the client some time. Raises ClientStalledError."""
+    def send(self, message: Message) -> Awaitable[None]:
+        """Take a message, which reaches the client some time. Raises ClientStalledError.
+
+        What is returned has to be awaited. No coroutine of its own: a stream has many pieces.
+        """
+        if self._writer is not None or self._error is not None:
+            return self._keep(message)
+        steps = self._send(message).__await__()
+        try:
+            awaited = next(steps)
+        except StopIteration:
+            return NOTHING
+        self._writer = asyncio.ensure_future(self._write(steps, awaited))
+        return NOTHING
+
+    async def _keep(self, message: Message) -> None:
         if self._error is not None:
             raise self._error
-        if self._writer is None:
-            steps = self._send(message).__await__()
-            try:
-                awaited = next(steps)
-            except StopIteration:
-                return
-            self._writer = asyncio.ensure_future(self._write(steps, awaited))
-            return
         self._waiting.append(message)
         self._bytes += len(message.get("body", b""))
         while self._bytes > self._bytes_max:

@@ -12,7 +12,7 @@ from schedsvc_client.aio import Admission
 
 from schedsvc_vllm.answers import asked_as, queue_duration
 from schedsvc_vllm.asgi import Headers, Mailbox, Message, Scope, Send
-from schedsvc_vllm.delivery import Delivery
+from schedsvc_vllm.delivery import NOTHING, Delivery
 from schedsvc_vllm.request_sizing import Asking, Call, ask_less
 from schedsvc_vllm.response_end import ResponseEnd
 from schedsvc_vllm.runtime import Runtime
@@ -146,10 +146,19 @@ class GatedRequest:
 
     def send(self, message: Message) -> Awaitable[None]:
         """Pass a message of the app on. No coroutine of its own: a stream has many pieces."""
-        if self._keep is not None and message.get("more_body", False):
+        if not message.get("more_body", False) or self._is_refused:
+            return self._pass_on(message)
+        if self._keep is not None:
             self._keep(message.get("body", b""))
             return self._send(message)
-        return self._pass_on(message)
+        if self._reader is None or self._decoder is not None or self._ending is None:
+            return self._pass_on(message)
+        body = self._reader.feed(message.get("body", b""), False)
+        if not body:
+            return NOTHING
+        self._ending.feed(body)
+        self._ending.catch_up()
+        return self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     def begin(self) -> bool:
         """Tell what has been counted, once there is output; whether that has been done with."""

@@ -105,10 +105,13 @@ class _Passing:
         is_stream = response.content_type == "text/event-stream"
         send = self.send
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
-        async for piece in response.content.iter_any():
+        piece = b""
+        try:
+            async for piece in response.content.iter_any():
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except BaseException:
             self.between_events = is_stream and piece.endswith(_EVENT_ENDS)
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        self.between_events = False
+            raise
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

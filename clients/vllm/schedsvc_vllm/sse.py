@@ -32,18 +32,19 @@ class Event(NamedTuple):
 class EventSplitter:
     """Cuts one stream. What comes out is, in all, what went in."""
 
-    __slots__ = ("_is_large", "_rest", "_searched")
+    __slots__ = ("_is_large", "_searched", "rest")
 
     def __init__(self) -> None:
-        self._rest = bytearray()
+        #: What has come of an event that is not complete.
+        self.rest = bytearray()
         self._searched = 0  # so many bytes of the rest hold no end
         self._is_large = False  # of the event that has not ended, parts are out
 
     def feed(self, piece: bytes) -> list[Event]:
         """Take the next piece; return the events that it completes."""
-        if not self._rest and _is_one(piece) and not self._is_large:
+        if not self.rest and _is_one(piece) and not self._is_large:
             return [Event(piece, True)]  # as servers mostly send them
-        rest, events, start = self._rest, [], 0
+        rest, events, start = self.rest, [], 0
         rest += piece
         for match in _EVENT_END.finditer(rest, max(0, self._searched - _END_BYTES_MAX)):
             if match.end() == len(rest) and match[0] in _HALF_ENDS:
@@ -60,15 +61,10 @@ class EventSplitter:
         self._searched = len(rest)
         return events
 
-    @property
-    def pending(self) -> bool:
-        """Whether a part of an event has come."""
-        return bool(self._rest)
-
     def end(self) -> Event | None:
         """Return what has come of an event that was not completed; None: nothing."""
-        raw = bytes(self._rest)
-        self._rest.clear()
+        raw = bytes(self.rest)
+        self.rest.clear()
         return Event(raw, not self._is_large) if raw else None
 
 

@@ -90,7 +90,7 @@ class UsageFilter(_Told):
 
     def feed(self, body: bytes, last: bool) -> bytes:
         """Take a piece of the stream (`last`: nothing follows); what the client is to get."""
-        if not self._splitter.pending:
+        if not self._splitter.rest:
             at = body.rfind(_KEY)
             usual = _USUAL_END.fullmatch(body, at) if at >= 0 else None
             if usual and body.startswith(b"data: {") and body.find(b"\n") == len(body) - 2:
@@ -103,8 +103,11 @@ class UsageFilter(_Told):
 
     def _usual(self, body: bytes, at: int, usual: re.Match[bytes]) -> bytes:
         """Do what `_event` does, for a message in the usual form."""
-        self.input_tokens = max(self.input_tokens or 0, int(usual[1]))
-        self._told = max(self._told or 0, int(usual[2]))
+        prompt, completion = int(usual[1]), int(usual[2])
+        if self.input_tokens is None or prompt > self.input_tokens:
+            self.input_tokens = prompt
+        if self._told is None or completion > self._told:
+            self._told = completion
         if self._keep_all:
             return body
         if body.find(b'"choices":[]', 0, at) >= 0:
