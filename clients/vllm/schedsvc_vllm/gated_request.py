@@ -208,15 +208,16 @@ class GatedRequest:
         return self._status == 200 and tally.is_done(self.sequences)
 
     def _end_lease(self) -> None:
-        admission, self.admission = self.admission, None
         counted = self._counted()
-        if admission is not None and counted is not None:
-            input_tokens, cached_tokens, output_tokens = counted
-            admission.complete(
-                input_tokens=input_tokens,
-                cached_input_tokens=cached_tokens,
-                output_tokens=output_tokens,
-            )
+        if self.admission is None or counted is None:
+            return
+        admission, self.admission = self.admission, None
+        input_tokens, cached_tokens, output_tokens = counted
+        admission.complete(
+            input_tokens=input_tokens,
+            cached_input_tokens=cached_tokens,
+            output_tokens=output_tokens,
+        )
 
     def _tell(self) -> bool:
         """Tell what has been counted; False: there is no output yet."""
@@ -269,12 +270,12 @@ class GatedRequest:
         Once it has taken it, a refusal is about the request itself.
         """
         asked, runtime = self._call.asked, self._runtime
+        is_ours = asked is not None and asked.body is not self._call.plain
         if status == 200:
-            runtime.asking_is_known = runtime.asking_is_known or self._call.reads_answer
             if self._has_asked_less:
                 runtime.asking = asked.asking if asked is not None else Asking.NOTHING
+            runtime.asking_is_known = runtime.asking_is_known or is_ours
             return False
-        is_ours = asked is not None and asked.body is not self._call.plain
         if status not in (400, 422) or not is_ours or runtime.asking_is_known:
             return False
         self._is_refused = self._has_asked_less = True
