@@ -130,10 +130,14 @@ async def test_without_the_setting_or_a_key_nothing_is_joined(
     for _ in range(2):
         await keyed.ask()
     assert len(keyed.engine.bodies) == 2
-    monkeypatch.setattr(idempotency, "ENTRIES_MAX", 0)
-    for _ in range(2):
-        await keyed.ask(headers=KEY)
+    with monkeypatch.context() as patched:
+        patched.setattr(idempotency, "ENTRIES_MAX", 0)
+        for _ in range(2):
+            await keyed.ask(headers=KEY)
     assert len(keyed.engine.bodies) == 4
+    for _ in range(2):  # whoever is unknown may be anybody
+        await keyed.ask(headers={"idempotency-key": "k"})
+    assert len(keyed.engine.bodies) == 6
     long = await keyed.ask(headers=TRUST | {"idempotency-key": "k" * 257})
     assert long.status == 400
     await keyed.settled()

@@ -166,7 +166,8 @@ class Gate:
             request, raw = await self._take_in(runtime, self._settings, path, scope, receive)
             caller, is_stream = request.identity.key, request.call.stream
             entry = None
-            if self._settings.joins_retries:
+            # Callers who are nobody in particular must not read each other's answers.
+            if self._settings.joins_retries and caller:
                 entry = self._replays.entry(scope, caller, path, raw, is_stream=is_stream)
         except ClientLeftError:
             return
