@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from schedsvc_vllm.gate import Gate
+from schedsvc_vllm.h2c import without_h2c
 from schedsvc_vllm.launcher import EXIT_USAGE, LaunchError, options_text, split
 from schedsvc_vllm.settings import Settings, SettingsError
 
@@ -76,6 +77,17 @@ def build(options: argparse.Namespace, settings: Settings) -> Gate:
     return Gate(upstream, settings)
 
 
+def http_protocol() -> Any:
+    """Make uvicorn's HTTP/1.1 that does not trip over the offer of another protocol."""
+    base: Any = importlib.import_module("uvicorn.protocols.http.httptools_impl").HttpToolsProtocol
+
+    class WithoutOffers(base):  # type: ignore[misc] # known only where uvicorn is
+        def data_received(self, data: bytes) -> None:
+            super().data_received(without_h2c(data))
+
+    return WithoutOffers
+
+
 def serve(gate: Gate, options: argparse.Namespace) -> bool:
     """Serve until a signal; True where the start succeeded."""
     try:
@@ -89,6 +101,7 @@ def serve(gate: Gate, options: argparse.Namespace) -> bool:
         uds=options.uds,
         log_level=options.log_level,
         access_log=False,
+        http=http_protocol(),
         lifespan="on",
     )
     server = uvicorn.Server(config)
