@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .base import many, probe
+from . import many, probe
 
 
 def lease(rnd):
