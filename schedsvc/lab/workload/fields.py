@@ -38,9 +38,13 @@ class Fields:
         value = self._needed(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise Bad(key, f"not a number: {_short(value)}")
-        if not math.isfinite(value) or value < 0:
-            raise Bad(key, f"must be a finite number, 0 or more, is {value}")
-        return float(value)
+        try:
+            number = float(value)
+        except OverflowError:  # JSON's whole numbers have no bound
+            number = math.inf
+        if not math.isfinite(number) or number < 0:
+            raise Bad(key, f"must be a finite number, 0 or more, is {_short(value)}")
+        return number
 
     def maybe_number(self, key: str) -> float | None:
         """Return a finite number, 0 or more; None where it is absent or null."""
