@@ -239,9 +239,10 @@ async def test_inside_the_engine_the_lease_ends_with_its_sequences(
     client = Stalled(gate, ask(stream=True, n=2), owner=engine.owner)
     running = asyncio.ensure_future(client.run())
     await until(lambda: client.held == 1)
-    for _ in range(10):  # it still works on them
-        await asyncio.sleep(0.01)
-    assert not has_ended(fake)
+    assert gate._runtime is not None
+    [gated] = gate._runtime._running
+    gated.report()
+    assert gated.admission is not None  # the engine still works on the sequences
     engine.processor.request_states.clear()
     await until(lambda: has_ended(fake))
     assert not running.done()
@@ -251,8 +252,27 @@ async def test_inside_the_engine_the_lease_ends_with_its_sequences(
     client.reads.set()
     await asyncio.wait_for(running, 5)
     assert client.answer == b"data: x\n\n" * 5
-    assert gate._runtime is not None
     assert gate._runtime.limit.running == 0
+
+
+async def test_sequences_that_go_with_their_client_are_not_completed(
+    fake: FakeScheduler, gates: Any, until: Until
+) -> None:
+    engine = Engine()
+    gate = gates(engine)
+    client = Stalled(gate, ask(stream=True), owner=engine.owner)
+    running = asyncio.ensure_future(client.run())
+    await until(lambda: client.held == 1)
+    [gated] = gate._runtime._running
+    engine.processor.request_states.clear()  # as the engine does for a client that has left
+    gated.mailbox.left = True
+    gated.report()
+    assert gated.admission is not None
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await until(lambda: has_ended(fake))
+    assert fake.books[1].end.outcome == pb.OUTCOME_CANCELLED
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("5", 5.0), ("0.3s", 0.3), ("", 30.0)])

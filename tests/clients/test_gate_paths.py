@@ -195,6 +195,7 @@ async def test_a_gated_path_is_only_posted_to(fake: FakeScheduler, method: str) 
         Gate(app, Settings(target=fake.target)), b"", "/v1//completions", method=method
     ).run()
     assert refused.status == 405
+    assert refused.answer_headers["allow"] == "POST"
     assert app.reached == []
     preflight = Exchange(Gate(app, Settings(target=fake.target)), b"", method="OPTIONS")
     assert (await preflight.run()).status == 200

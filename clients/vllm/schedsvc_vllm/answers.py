@@ -13,7 +13,7 @@ from schedsvc_client.aio import Admission
 from schedsvc_vllm.asgi import Headers, Send
 
 REFUSAL_RETRY_MS = 1_000
-_BAD, _FORBIDDEN, _TOO_MANY, _BUSY = 400, 403, 429, 503
+_BAD, _FORBIDDEN, _METHOD, _TOO_MANY, _BUSY = 400, 403, 405, 429, 503
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,10 @@ def bad_request(error: BadRequestError, request_id: str) -> Answer:
     """Answer a request that is wrong: a repeat would be wrong too."""
     kind = "invalid_request_error"
     fields = (error.message, kind, error.param, error.code)
-    return _answer(error.status, fields, request_id, [("x-should-retry", "false")])
+    headers = [("x-should-retry", "false")]
+    if error.status == _METHOD:
+        headers.append(("allow", "POST"))
+    return _answer(error.status, fields, request_id, headers)
 
 
 def asked_as(admission: Admission) -> tuple[str, str]:

@@ -55,6 +55,14 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
             return b"".join(parts) if len(parts) > 1 else parts[0]
 
 
+async def disconnected(receive: Receive) -> Message:
+    """Wait until the client has left; return the server's message about it."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return message
+
+
 class Mailbox:
     """The `receive` that the app gets: the body again, then the server's own messages.
 
@@ -91,7 +99,7 @@ class Mailbox:
     def departure(self) -> asyncio.Task[Message]:
         """Return a task that is done when the client has left."""
         if self._watch is None:
-            self._watch = asyncio.ensure_future(self._next_disconnect())
+            self._watch = asyncio.ensure_future(disconnected(self._receive))
         return self._watch
 
     def play_again(self, body: bytes | None = None) -> None:
@@ -102,9 +110,3 @@ class Mailbox:
         """End the watch, where the app did not take it over."""
         if self._watch is not None:
             self._watch.cancel()
-
-    async def _next_disconnect(self) -> Message:
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                return message

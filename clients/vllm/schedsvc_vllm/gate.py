@@ -131,7 +131,7 @@ class Gate:
         place = place_of(scope, open_paths)
         if place is None:
             told = str(scope["path"])[:200]
-            error = BadRequestError(f"the path {told!r} has characters that no endpoint's has")
+            error = BadRequestError(f"the path {told!r} contains characters that no endpoint uses")
             await self._refuse(error, scope, send)
             return
         scope = with_path(scope, place.path)
@@ -166,7 +166,7 @@ class Gate:
             request, raw = await self._take_in(runtime, self._settings, path, scope, receive)
             caller, is_stream = request.identity.key, request.call.stream
             entry = None
-            # Callers who are nobody in particular must not read each other's answers.
+            # Unidentified callers share one empty name: one must not read another's answer.
             if self._settings.joins_retries and caller:
                 entry = self._replays.entry(scope, caller, path, raw, is_stream=is_stream)
         except ClientLeftError:

@@ -205,7 +205,9 @@ class GatedRequest:
         tally, call = self._tally, self._call
         if tally is None or tally.broken or call.beams or not call.route.leaves_usage:
             return False  # a response asks the engine several times, a beam search very often
-        return self._status == 200 and tally.is_done(self.sequences)
+        # If the client has left, the engine may have dropped the sequences unfinished.
+        has_client = self._status == 200 and not self.mailbox.left
+        return has_client and tally.is_done(self.sequences)
 
     def _end_lease(self) -> None:
         counted = self._counted()
@@ -321,7 +323,7 @@ class GatedRequest:
         asked = self._call.asked
         changed: set[bytes] = set()
         if encoding in Decoder.KNOWN:
-            # Nobody asked for it: the request's accept-encoding was taken out.
+            # The gate removed accept-encoding from the request, so the client can do without.
             self._decoder = Decoder()
             changed = {b"content-encoding", b"content-length"}
         elif encoding != b"identity":

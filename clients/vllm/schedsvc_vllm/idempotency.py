@@ -1,8 +1,8 @@
-"""Retries with the same `idempotency-key`: run once, charged once.
+"""Runs retries with the same `idempotency-key` once, so that they are charged once.
 
-OpenAI's SDK sends the key again with each retry of one call. The first request runs in a task of
-its own, not in its client's; whoever comes with the same key waits for the same answer. It is kept
-for a while after its last client has left, so that a retry finds it.
+OpenAI's SDK sends the same key with each retry of one call. The gate runs the first request in a
+separate task. A later request with the same key waits for the same answer. The gate keeps the
+request for a while after its last client has left, so that a retry finds it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from schedsvc_vllm.answers import BadRequestError
-from schedsvc_vllm.asgi import Message, Receive, Scope, Send, header
+from schedsvc_vllm.asgi import Message, Receive, Scope, Send, disconnected, header
 
 KEPT_S = 10.0
 ENTRIES_MAX = 10_000
@@ -88,7 +88,7 @@ class Replays:
         return key, found
 
     async def stream(self, key: Key, run: Run, receive: Receive, send: Send) -> None:
-        """Run a stream, which nobody can join."""
+        """Run a stream, which no second request can join."""
         try:
             await run(receive, send)
         finally:
@@ -102,7 +102,7 @@ class Replays:
         if entry.timer is not None:
             entry.timer.cancel()
             entry.timer = None
-        leaving = asyncio.ensure_future(_departure(receive))
+        leaving = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait((entry.task, leaving), return_when=asyncio.FIRST_COMPLETED)
             if entry.task.done():
@@ -136,14 +136,9 @@ class Replays:
                 del self._entries[key]
 
     def _forget(self, key: Key, entry: Entry) -> None:
-        """Nobody waits for it any more: what runs is aborted, what has ended is forgotten."""
+        """Abort a request that still runs, and drop the answer of one that has ended."""
         if entry.timer is not None:
             entry.timer.cancel()
         entry.gone.set()
         if self._entries.get(key) is entry:
             del self._entries[key]
-
-
-async def _departure(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -29,6 +29,7 @@ from schedsvc_vllm.asgi import (
     Receive,
     Scope,
     Send,
+    disconnected,
     header,
     read_body,
 )
@@ -180,7 +181,7 @@ class Upstream:
                 await answers.bad_request(BadRequestError(text, status=413), "-").send(send)
                 return
         answering = asyncio.ensure_future(self._answer(scope, body, send))
-        leaving = asyncio.ensure_future(_departure(receive))
+        leaving = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
             if answering.done():
@@ -349,7 +350,7 @@ def _headers_for(scope: Scope) -> list[tuple[str, str]]:
 
 async def _note_reuse(_: object, context: SimpleNamespace, __: object) -> None:
     use = context.trace_request_ctx
-    if use is not None:  # a scrape's is nobody's
+    if use is not None:  # a scrape does not ask for it
         use.is_reused = True
 
 
@@ -358,11 +359,6 @@ def _has_hung_up(error: Exception) -> bool:
     return isinstance(error, aiohttp.ServerDisconnectedError) or (
         isinstance(error, OSError) and error.errno in hung_up
     )
-
-
-async def _departure(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _started_ns(page: str) -> int:

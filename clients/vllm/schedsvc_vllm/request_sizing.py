@@ -128,7 +128,7 @@ def size_call(
         _fit(route, prompts, limit_field, limit, sizes.context_tokens)
     room = (sizes.context_tokens or sizes.capacity_tokens or INT_MAX) - max(tokens)
     if body.get("priority"):
-        # Who runs first is the scheduler's to say: it tells the engine in a header.
+        # The scheduler alone sets the engine's priority, by a header.
         body = {name: value for name, value in body.items() if name != "priority"}
         raw = json.dumps(body).encode()
     asks = stream and reads_answer and route.stream_options

@@ -7,7 +7,7 @@ from schedsvc.lab.faults.auditor import Limits
 from schedsvc.lab.faults.options import Options
 
 UNKNOWN_WEIGHT = 100
-"""Of all tenants together that nobody knows, in thousandths."""
+"""Weight of the flow that all unknown tenants share, in thousandths."""
 
 _LEASES_PER_PROCESS = 1_000_000_000
 

@@ -104,7 +104,7 @@ class Run:
             raise ViolationError("without faults and arrivals, the world does not come to rest")
 
     def _check_rest(self) -> None:
-        """All gauges are 0, and nobody waits for anything."""
+        """Require that all gauges are 0 and that no request or lease is open."""
         server, books = self._world.server, self._world.auditor.books
         server.check()
         stats = server.core.stats(server.core_now())

@@ -1,5 +1,7 @@
 """The heap beside a sorted dictionary."""
 
+from collections import deque
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +31,11 @@ def filled(changes):
         yield heap, model
 
 
+def last(changes):
+    """Return the heap and the model after all changes."""
+    return deque(filled(changes), maxlen=1).pop() if changes else (probe().ProbeHeap(), {})
+
+
 def in_order(model):
     return sorted((*place, id) for id, place in model.items())
 
@@ -48,9 +55,7 @@ def test_the_least_is_first_after_every_change(changes):
 
 @given(CHANGES)
 def test_it_empties_in_order(changes):
-    heap, model = probe().ProbeHeap(), {}
-    for heap, model in filled(changes):  # noqa: B007 - the last ones are used
-        pass
+    heap, model = last(changes)
     found = []
     while len(heap):
         found.append(heap.first())
@@ -79,9 +84,7 @@ def test_the_best_of_two_heaps_are_the_least_of_both(own, other):
 @given(CHANGES, st.integers(-1, 5))
 def test_the_first_key_is_the_lesser_of_the_heap_and_another(changes, other):
     changes = [(id, place and (abs(place[0]) % 7, place[1])) for id, place in changes]
-    heap, model = probe().ProbeHeap(), {}
-    for heap, model in filled(changes):  # noqa: B007 - the last ones are used
-        pass
+    heap, model = last(changes)
     known = [key for key, _ in model.values()] + [other] * (other >= 0)
     assert heap.first_key(other) == (min(known) if known else -1)
 

@@ -20,13 +20,13 @@ class ImpliedState:
         self.queued = 0
         self.live: dict[int, Lease] = {}
         self.ended: dict[int, Lease] = {}  # oldest end first
-        self.orphans: dict[int, Lease] = {}  # live leases whose expiry nobody is told
+        self.orphans: dict[int, Lease] = {}  # live leases whose expiry no stream hears of
         self.pools: dict[str, Pool] = {}
         self.tags: dict[tuple[int, int], Request] = {}
         self.counts = dict.fromkeys(COUNTS, 0)
         self.usage: dict[str, list[int]] = {}  # input, cached, output tokens by flow
         self.lagging: set[int] = set()
-        self.is_lost = False  # verdicts that nobody saw changed what later messages mean
+        self.is_lost = False  # unread verdicts changed what later messages mean
         self.fresh: list[Request] = []  # granted in this round
         self.dropped: list[Request] = []  # evicted in it, not as withdrawn
         self.voided: list[Lease] = []  # whose holders have to be told
