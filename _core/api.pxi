@@ -3,7 +3,7 @@
 @cython.final
 cdef class Scheduler(Core):
     def __cinit__(
-        self, *, bytes hash_key=b"\0" * 16, str policy="vtc", str lift="active", str ledger="peak",
+        self, *, bytes hash_key=b"\0" * 16, str policy="vtc", str lift="level", str ledger="peak",
         str dispatch="backfill", str flow_order="arrival", uint64_t incarnation=1, **limits
     ):
         check_name("policy", "policy", policy, POLICIES)
@@ -13,6 +13,8 @@ cdef class Scheduler(Core):
         check_name("flow_order", "order", flow_order, FLOW_ORDERS)
         if len(hash_key) != 16:
             invalid("hash_key", "must be 16 bytes")
+        if lift == "queued":
+            limits["credit_max_micro"] = 0
         limits = checked_limits(limits)
         take_settings(self, limits)
         self.work_max = limits["work_max"]
@@ -30,11 +32,12 @@ cdef class Scheduler(Core):
         self.classes = Classes()
         self.quotas = Quotas(self.requests, self.classes, self.fuse)
         self.flows = Flows(
-            order, lifts, lift == "queued", self.requests, self.quotas, self.classes
+            order, lifts, lift != "active", self.requests, self.quotas, self.classes
         )
         self.flows.by_deadline = FLOW_ORDERS[flow_order]
         self.flows.treaps.salt = self.k1
         set_grain(self)
+        self.flows.credit_max = limits["credit_max_micro"]
         self.adapters = Adapters(<int32_t>limits["adapters_max"])
         self.prefixes = Prefixes(self.k0, self.k1)
         self.rejection_log = RejectionLog()

@@ -13,6 +13,7 @@ cdef int grant(
     rate_add(&core.ledger.pools[pool].drain, core.now_ns, work_done(core, r), f.queued > 1)
     rate_add(&f.served, core.now_ns, work_done(core, r), True)
     note_waited(core, r, True)
+    core.flows.raise_level(f.cls)
     dequeue(core.flows, i)
     f.live += 1
     core.flows.exempt_live += f.exempt

@@ -90,26 +90,45 @@ cdef int recharge(
     return 0
 
 
+cdef int64_t final_input(Core core, Request* r, int outcome) noexcept:
+    """The input of a lease that ends: as reported, else what its outcome says of it. O(1)."""
+    cdef Flow* f = &core.flows.items[r.flow]
+    if r.lease.input_tokens < 0:
+        # Output means that the input was computed, also where nobody counted it.
+        r.lease.input_tokens = (
+            0 if outcome == OUT_CANCELLED and r.lease.output_tokens == 0 else r.prompt_tokens
+        )
+        f.input_tokens += r.lease.input_tokens
+        if r.lease.input_tokens == 0:
+            f.cached_tokens -= r.lease.cached_tokens
+            r.lease.cached_tokens = 0
+    return r.lease.input_tokens
+
+
+cdef int learn_output(Core core, const Request* r) except -1:
+    """Learn from a request that completed how long outputs are. O(log n)."""
+    cdef int64_t each = (r.lease.output_tokens + r.sequences - 1) // r.sequences
+    cdef uint64_t adapter = adapter_of(core, r)
+    core.predictor.record_coverage(r.flow, adapter, r.evidence, each <= r.lease.promised_output)
+    core.predictor.record_usage(r.flow, r.lease.promised_output, each)
+    core.flows.average(r.flow, each)
+    core.predictor.learn(r.flow, adapter, each)
+    if not r.lease.is_void:
+        note_run(&core.ledger.pools[r.pool], r, each, core.now_ns)
+    return 0
+
+
 cdef int end_lease(Core core, int32_t i, int outcome) except -1:
     """Settle the charge, give the reservation back, learn, and store the answer. O(log n)."""
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]
-    cdef int64_t input_tokens = r.lease.input_tokens, each
-    cdef uint64_t adapter
+    cdef int64_t input_tokens
     if r.state != LIVE and r.state != SUSPECT:
         raise core.fuse.blow("lease: ended twice")
-    if input_tokens < 0:  # never reported
-        # Output means that the input was computed, also where nobody counted it.
-        input_tokens = (
-            0 if outcome == OUT_CANCELLED and r.lease.output_tokens == 0 else r.prompt_tokens
-        )
-        f.input_tokens += input_tokens
-        r.lease.input_tokens = <int32_t>input_tokens
-        if input_tokens == 0:
-            f.cached_tokens -= r.lease.cached_tokens
-            r.lease.cached_tokens = 0
+    input_tokens = final_input(core, r, outcome)
     recharge(core, i, input_tokens, r.lease.cached_tokens, r.lease.output_tokens)
     f.open_charged -= r.lease.charged
+    core.flows.note_charge(r, core.input_price, core.output_price)
     core.flows.changed.mark(r.flow)
     if r.bill:
         core.quotas.correct(i, input_tokens, r.lease.output_tokens)
@@ -118,14 +137,7 @@ cdef int end_lease(Core core, int32_t i, int outcome) except -1:
     if outcome == OUT_COMPLETED:
         f.completed += 1
         core.completed += 1
-        each = (r.lease.output_tokens + r.sequences - 1) // r.sequences
-        adapter = adapter_of(core, r)
-        core.predictor.record_coverage(r.flow, adapter, r.evidence, each <= r.lease.promised_output)
-        core.predictor.record_usage(r.flow, r.lease.promised_output, each)
-        core.flows.average(r.flow, each)
-        core.predictor.learn(r.flow, adapter, each)
-        if not r.lease.is_void:
-            note_run(&core.ledger.pools[r.pool], r, each, core.now_ns)
+        learn_output(core, r)
     elif outcome == OUT_CANCELLED:
         f.cancelled += 1
         core.cancelled += 1

@@ -7,6 +7,7 @@ LIVE_SETTINGS = frozenset((
     "answers_max", "answer_ttl_ns", "input_price_micro", "output_price_micro", "cached_price_ppm",
     "session_open_max", "sessions_max", "saturation_band_ppm", "delay_factor_milli", "grant_pacing",
     "adapter_affinity_ppm", "prefix_affinity_ppm", "prefix_blocks_max", "quantum_tokens",
+    "credit_max_micro",
 ))
 
 
@@ -55,6 +56,7 @@ cdef int change_settings(Core core, policy, flow_order, dict limits) except -1:
     if flow_order is not None:
         check_name("flow_order", "order", flow_order, FLOW_ORDERS)
     take_settings(core, checked_limits({**core.settings, **limits}))
+    core.flows.credit_max = core.settings["credit_max_micro"]
     while core.answers.count > core.answers_max:
         forget(core, core.answers.head)
     if policy is not None and policy != core.policy:

@@ -122,6 +122,9 @@ cdef int take_places(Core core, list stood) except -1:
     cdef Flows flows = core.flows
     cdef int32_t flow, node, cls
     waited = {}  # (node, class): what waited there
+    for cls in range(CLASSES_MAX):
+        if flows.level[cls] == NONE:  # of an older state, which has no levels
+            flows.level[cls] = flows.items[flows.last_active[cls]].vtc
     for flow, level, vtc, key in sorted(stood):
         node = flows.items[flow].quota
         if level < 0:
@@ -140,7 +143,7 @@ cdef int take_places(Core core, list stood) except -1:
         if node != NONE:
             lift = core.quotas.nodes[node].lift[cls]
         if flows.lifts:
-            lift = max(lift, flows.least_vtc(cls) - min([key for _, _, key in waiters]))
+            lift = max(lift, flows.lift_of(cls) - min([key for _, _, key in waiters]))
         if node != NONE:
             core.quotas.nodes[node].lift[cls] = min(lift, VTC_MAX)
         for flow, _, key in waiters:
@@ -150,13 +153,15 @@ cdef int take_places(Core core, list stood) except -1:
 
 
 cdef int restore_overall(Core core, Cursor* c, bint applies) except -1:
-    cdef int64_t v[8]  # fields 2 to 9
-    cdef int64_t tag
+    cdef int64_t v[9]  # fields 2 to 10
+    cdef int64_t levels[CLASSES_MAX]
+    cdef int64_t tag, level = 0
     cdef SavedLengths lengths
     cdef Slice last
-    cdef int32_t flow
+    cdef int32_t flow, cls
     cdef Predictor p = core.predictor
     memset(v, 0, sizeof(v))
+    memset(levels, 0xFF, sizeof(levels))  # NONE each
     memset(&lengths, 0, sizeof(SavedLengths))
     while True:
         tag = read_tag(c)
@@ -168,8 +173,14 @@ cdef int restore_overall(Core core, Cursor* c, bint applies) except -1:
             last = read_slice(c)
             flow = flow_of_row(core, slice_bytes(&last), applies and not c.bad)
             if flow != NONE:
-                core.flows.last_active[core.flows.items[flow].cls] = flow
-        elif tag & 7 == VARINT and 2 <= tag >> 3 <= 9:
+                cls = core.flows.items[flow].cls
+                core.flows.last_active[cls] = flow
+                core.flows.level[cls] = NONE
+        elif tag == 11 << 3 | LENGTH:
+            cls = read_of_class(core, read_message(c), "level", &level)
+            if cls != NONE:
+                levels[cls] = level
+        elif tag & 7 == VARINT and 2 <= tag >> 3 <= 10:
             v[(tag >> 3) - 2] = <int64_t>read_varint(c)
         else:
             skip(c, tag)
@@ -178,8 +189,13 @@ cdef int restore_overall(Core core, Cursor* c, bint applies) except -1:
     check_sums(&v[1])
     check_range("prompt_seen_max", v[5], 0, TOKENS_MAX)
     check_range("draining", v[7], 0, 1)
+    check_range("average_charge", v[8], 0, VTC_MAX)
     if not applies:
         return 0
+    core.flows.average_charge = v[8]
+    for cls in range(CLASSES_MAX):
+        if levels[cls] != NONE:
+            core.flows.level[cls] = levels[cls]
     place_lengths(p, &p.overall, &lengths)
     p.samples, p.judged, p.covered, p.reserved_tokens, p.used_tokens = v[0], v[1], v[2], v[3], v[4]
     core.prompt_seen_max = v[5]
@@ -192,7 +208,8 @@ cdef int restore_quota(
 ) except -1:
     cdef int64_t v[4]
     cdef int64_t bucket[4]  # which, limit, level, age
-    cdef int64_t tag
+    cdef int64_t tag, lift = 0
+    cdef int32_t cls
     cdef Cursor inner
     cdef Quota* n = NULL
     cdef int32_t node = node_of(core, kind, name) if applies else NONE
@@ -214,7 +231,9 @@ cdef int restore_quota(
             if n != NULL and n.rate[bucket[0]]:
                 restore_bucket(n, <int>bucket[0], bucket, core.now_ns - bucket[3] - age_ns)
         elif tag == 5 << 3 | LENGTH:
-            restore_lift(core, n, read_message(c))
+            cls = read_of_class(core, read_message(c), "lift", &lift)
+            if n != NULL and cls != NONE:
+                n.lift[cls] = lift
         elif tag & 7 == VARINT and 2 <= tag >> 3 <= 4:
             v[(tag >> 3) - 1] = <int64_t>read_varint(c)
         else:
@@ -228,29 +247,26 @@ cdef int restore_quota(
     return 1
 
 
-cdef int restore_lift(Core core, Quota* n, Cursor c) except -1:
-    # What the waiting flows of a class were lifted by.
+cdef int32_t read_of_class(Core core, Cursor c, str what, int64_t* value) except -2:
+    """A number that each class has; its class, -1 where there is none of that name."""
     cdef Slice name
-    cdef int64_t tag, lift = 0
-    cdef int32_t cls
+    cdef int64_t tag
+    value[0] = 0
     name.at, name.size = c.at, 0
     while True:
         tag = read_tag(&c)
         if tag == 0:
             break
         if tag == 1 << 3 | VARINT:
-            lift = <int64_t>read_varint(&c)
+            value[0] = <int64_t>read_varint(&c)
         elif tag == 2 << 3 | LENGTH:
             name = read_slice(&c)
         else:
             skip(&c, tag)
     check_whole(&c, "it")
-    check_range("lift", lift, 0, VTC_MAX)
+    check_range(what, value[0], 0, VTC_MAX)
     check_range("class", name.size, 0, NAME_BYTES_MAX)
-    cls = core.classes.find_slice(name.at, name.size)
-    if n != NULL and cls != NONE:
-        n.lift[cls] = lift
-    return 0
+    return core.classes.find_slice(name.at, name.size)
 
 
 cdef void restore_bucket(Quota* n, int which, const int64_t* bucket, int64_t at_ns) noexcept:

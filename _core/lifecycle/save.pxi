@@ -16,7 +16,8 @@
 #   p pool     1 epoch, 2 promised tokens, 3 headroom (signed), 4 no preemption was seen yet, 5 an
 #              operator drains it
 #   o          1 lengths of all flows, 2 to 6 samples, judged, covered, reserved and used, 7 longest
-#              prompt, 8 the flows that were active last (repeated), 9 an operator drains everything
+#              prompt, 8 the flows that were active last (repeated), 9 an operator drains
+#              everything, 10 average charge, 11 levels (repeated: 1 level, 2 class)
 #
 # A flow is named by the length of its class's name in two bytes (0: the default), that, and tenant.
 # Lengths are 1 count, 2 level, 3 when they were learned, 4 those that wait for a sketch (packed),
@@ -139,6 +140,14 @@ cdef int write_lengths(
     return w.close(field, before)
 
 
+cdef int write_of_class(Core core, Writer w, int field, int cls, int64_t value) except -1:
+    """A number that each class has, with the name of the class."""
+    cdef size_t before = w.length()
+    w.text(2, <bytes>core.classes.names[cls])
+    w.varint(1, value)
+    return w.close(field, before)
+
+
 cdef bytes quota_value(Core core, int32_t node, int64_t now_ns):
     cdef Writer w = core.writer
     cdef Quota* n = &core.quotas.nodes[node]
@@ -147,10 +156,7 @@ cdef bytes quota_value(Core core, int32_t node, int64_t now_ns):
     cdef int k
     for k in range(CLASSES_MAX - 1, -1, -1):
         if n.lift[k]:
-            before = w.length()
-            w.text(2, <bytes>core.classes.names[k])
-            w.varint(1, n.lift[k])
-            w.close(5, before)
+            write_of_class(core, w, 5, k, n.lift[k])
     w.varint(4, n.open_output + (n.owed_output if owed else 0))
     w.varint(3, n.open_input + (n.owed_input if owed else 0))
     w.varint(2, n.live + (n.owed_requests if owed else 0))
@@ -190,6 +196,10 @@ cdef bytes overall_value(Core core):
     cdef Writer w = core.writer
     cdef Predictor p = core.predictor
     cdef int32_t c
+    for c in range(CLASSES_MAX - 1, -1, -1):
+        if core.flows.level[c] or core.flows.last_active[c] != NONE:
+            write_of_class(core, w, 11, c, core.flows.level[c])
+    w.varint(10, core.flows.average_charge)
     w.varint(9, core.ledger.closed)
     for c in range(CLASSES_MAX - 1, -1, -1):
         if core.flows.last_active[c] != NONE:

@@ -5,9 +5,17 @@
 # target has a line of its non-empty queues, in each class by (counter, sequence number of the
 # head). Under FCFS the counter's place in the key is 0. Counters are compared, and lifted, among
 # the flows of a class: those of a better class are ahead by what it had before the others.
+#
+# Lift: a class has a level, the largest that the least counter of its backlogged flows ever was at
+# a pick or a lift. It never falls, so it knows how much a flow that waited all along was served. A
+# flow that becomes backlogged is lifted to the level less the credit. So a flow that sent little
+# for long is served at most the credit, and the bound of VTC, before the others are served again;
+# a credit of 0 is the paper's rule. The level may not be the least counter alone: each newcomer
+# would lower it by the credit, and the next one be lifted to less.
 
 cdef enum:
     RESUMED_EACH = 4096  # flows that one event looks at when their time is over, see restore
+    CHARGES_AVERAGED = 32  # the moving average of charges forgets at this pace
 
 # A counter and the largest charge (2.7 * 10^18) together stay below 2^63.
 cdef int64_t VTC_REBASE = <int64_t>1 << 61
@@ -77,6 +85,9 @@ cdef class Flows:
     cdef int64_t grain  # of counters in the order, see locality
     cdef bint lifts
     cdef bint lifts_queued  # a flow is active while it has something queued, as in the paper
+    cdef int64_t level[CLASSES_MAX]  # of each class, where flows are lifted to it
+    cdef int64_t credit_max  # how far below the level a flow may begin, in micro; CREDIT_AUTO
+    cdef int64_t average_charge  # moving average of what a request was charged in the end
     cdef int32_t last_active[CLASSES_MAX]  # of each class the flow that was so last; -1: none
     cdef int64_t now_ns
     cdef int64_t recent_weight  # of the flows that are active or were lately
@@ -212,7 +223,7 @@ cdef class Flows:
 
     cdef int activate(self, int32_t flow, bint queues) except -1:
         """The flow gets something queued, or in flight. Lift: one that was idle is not served for
-        the time it was away (section 4.1). O(log n)."""
+        the time it was away, but for the credit (section 4.1). O(log n)."""
         cdef Flow* f = &self.items[flow]
         if f.linger_until_ns:
             self._unlinger(flow)
@@ -224,14 +235,29 @@ cdef class Flows:
         ):
             return 0
         if self.lifts:
-            f.vtc = max(f.vtc, self.least_vtc(f.cls))
+            f.vtc = max(f.vtc, self.lift_of(f.cls) - self.credit())
         self.changed.mark(flow)
         return self.active(flow).put(flow, f.vtc, flow)
 
-    cdef int64_t least_vtc(self, int32_t cls) noexcept:
-        """What a flow of a class is lifted to: the least active counter of it, else that of the
-        last that was."""
+    cdef int64_t raise_level(self, int32_t cls) noexcept:
+        """Let the level of a class follow its least active counter. It never falls. O(1)."""
         cdef Heap active = <Heap>self.actives[cls]
+        if active.count:
+            self.level[cls] = max(self.level[cls], active.nodes[0].key)
+        return self.level[cls]
+
+    cdef inline int64_t credit(self) noexcept:
+        """How far below the level of its class a flow may begin, in weighted micro-tokens."""
+        if not self.lifts_queued:
+            return 0
+        return self.average_charge if self.credit_max == CREDIT_AUTO else self.credit_max
+
+    cdef int64_t lift_of(self, int32_t cls) noexcept:
+        """What a flow of a class is lifted to, but for the credit: the level. Where running
+        requests keep flows active, the least active counter, else that of the last. O(1)."""
+        cdef Heap active = <Heap>self.actives[cls]
+        if self.lifts_queued:
+            return self.raise_level(cls)
         if active.count:
             return active.nodes[0].key
         return self.items[self.last_active[cls]].vtc if self.last_active[cls] != NONE else 0
@@ -322,6 +348,17 @@ cdef class Flows:
         else:
             f.average_milli = output_tokens * 1000
 
+    cdef void note_charge(self, const Request* r, int64_t price_in, int64_t price_out) noexcept:
+        """Learn what a request was charged in the end, though no more than it asked for. O(1)."""
+        cdef int64_t most = r.prompt_tokens * price_in
+        most += <int64_t>r.output_max_tokens * r.sequences * price_out
+        most = min(r.lease.charged, most * 1000 // r.lease.weight_milli)
+        if self.average_charge:
+            most = most // CHARGES_AVERAGED - self.average_charge // CHARGES_AVERAGED
+            self.average_charge += most
+        else:
+            self.average_charge = most
+
     cdef void forget(self) noexcept:
         """Counters and rates as new. Only while nothing is active does order stay the same."""
         cdef int32_t i
@@ -338,6 +375,8 @@ cdef class Flows:
         for i in range(CLASSES_MAX):
             if (<Heap>self.actives[i]).count == 0:
                 self.last_active[i] = NONE
+                self.level[i] = 0
+        self.average_charge = 0
         while self.linger_first != NONE:
             self._leave(self.linger_first)
 

@@ -22,6 +22,9 @@ cdef enum:  # order of the heads
     ORDER_INPUT = 1
     ORDER_COUNTER = 2
 
+cdef enum:
+    CREDIT_AUTO = -1  # the credit is what one request is charged, on average
+
 cdef enum:  # what of the output is charged at the grant, where a Progress could tell it later
     AHEAD_NONE = 0
     AHEAD_AVERAGE = 1  # moving average of the flow's outputs
@@ -42,7 +45,10 @@ POLICIES = {
     "sif": (ORDER_INPUT, True, AHEAD_NONE, False),
 }
 
-LIFTS = ("active", "queued")
+# To what a flow that becomes backlogged is lifted. level: its class's level, less the credit.
+# queued: the same without credit, as in the paper. active, deprecated: a running request keeps a
+# flow active, so that its credit grows without bound while it sends little.
+LIFTS = ("level", "queued", "active")
 LEDGER_FORMS = ("sum", "peak")
 DISPATCH_ORDERS = ("strict", "backfill")
 
@@ -84,6 +90,7 @@ cdef dict LIMITS = {
     "prefix_affinity_ppm": (100_000, 0, 1_000_000),
     "prefix_blocks_max": (65_536, 0, PREFIX_BLOCKS_MAX),
     "quantum_tokens": (10_000, 1, TOKENS_MAX),
+    "credit_max_micro": (CREDIT_AUTO, CREDIT_AUTO, <int64_t>1 << 50),
     "work_max": (1_024, 1, 1 << 30),
 }
 

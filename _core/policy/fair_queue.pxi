@@ -66,14 +66,15 @@ cdef int charge_flow(Flows flows, int32_t flow, int64_t weighted_micro) except -
 
 cdef int rebase(Flows flows, int32_t cls) except -1:
     # Once in about 2^60 micro-tokens. Where one flow runs so far ahead that the others have not
-    # come half as far, it is held at VTC_MAX instead, and still is the last. Idle flows below
-    # the least active one would be lifted to it on their return, so cutting them at 0 changes
-    # no order.
+    # come half as far, it is held at VTC_MAX instead, and still is the last. Idle flows further
+    # below the least active one than the credit would be lifted on their return, so cutting them
+    # at 0 changes no order.
     cdef Heap active = <Heap>flows.actives[cls]
-    cdef int64_t base = active.nodes[0].key
+    cdef int64_t base = active.nodes[0].key - flows.credit()
     cdef int32_t i
     if base < VTC_REBASE // 2:
         return 0
+    flows.level[cls] = max(<int64_t>0, flows.level[cls] - base)
     for i in range(flows.count):
         if flows.items[i].cls != cls:
             continue

@@ -73,7 +73,7 @@ cdef int note_out(Flows flows, int32_t flow) except -1:
 
 cdef int rejoin(Flows flows, int32_t flow) except -1:
     """Let a flow that was out come back among the active ones, by the lift of the node that it
-    waits at, else of the desk. O(targets * log n)."""
+    waits at, else of the desk; it earns no credit. O(targets * log n)."""
     cdef Flow* f = &flows.items[flow]
     cdef int32_t node = flows.quotas.guarantees.root if f.waits_at == NONE else f.waits_at
     cdef int64_t least, before = f.throttled_lift if f.waits_at == NONE else f.wait_lift
@@ -83,7 +83,7 @@ cdef int rejoin(Flows flows, int32_t flow) except -1:
     if node == NONE:
         raise flows.quotas.fuse.blow("fairness: a flow was out that waited for nothing")
     n = &flows.quotas.nodes[node]
-    least = flows.least_vtc(f.cls)
+    least = flows.lift_of(f.cls)
     f.vtc += n.lift[f.cls] - before
     if flows.lifts and f.vtc < least:
         n.lift[f.cls] += least - f.vtc

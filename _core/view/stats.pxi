@@ -289,10 +289,11 @@ cdef totals_of(Core core):
     for i in range(core.flows.count):
         weight = min(weight, core.flows.items[i].weight_milli)
     # Theorem 4.4 of the paper, divided by the least weight; M is what all pools hold.
-    # Under DLPM a flow may be a quantum ahead, at either end of a time.
+    # Under DLPM a flow may be a quantum ahead, at either end of a time. A flow may begin below the
+    # others by the credit.
     bound = 2 * max(
         core.prompt_seen_max * core.input_price, capacity * core.output_price
-    ) * 1000 // weight + (2 * core.flows.grain if core.by_prefix else 0)
+    ) * 1000 // weight + (2 * core.flows.grain if core.by_prefix else 0) + core.flows.credit()
     return {
         "received": core.received,
         "granted": core.granted,

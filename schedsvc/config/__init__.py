@@ -14,7 +14,7 @@ from schedsvc.config.apply import (
     needs_restart,
     reconfigure,
 )
-from schedsvc.config.deprecated import RENAMED_KEYS, RENAMED_MODES, modernise
+from schedsvc.config.deprecated import RENAMED_MODES, modernise, modernise_setting
 from schedsvc.config.explain import explain
 from schedsvc.config.models import Config
 from schedsvc.config.modes import ModeOverlay
@@ -26,7 +26,6 @@ from schedsvc.config.yaml_positions import (
 from schedsvc.config.yaml_positions import Place, Problem, YamlText, path_text, read_yaml
 
 __all__ = [
-    "RENAMED_KEYS",
     "RENAMED_MODES",
     "UNKNOWN_TENANT",
     "Config",
@@ -39,6 +38,7 @@ __all__ = [
     "change_modes",
     "configure",
     "load",
+    "modernise_setting",
     "needs_restart",
     "path_text",
     "problem_text",

@@ -49,6 +49,7 @@ LIVE_OPTIONS = frozenset(
         "prefix_affinity_ppm",
         "prefix_blocks_max",
         "quantum_tokens",
+        "credit_max_micro",
         "saturation_band_ppm",
     }
 )

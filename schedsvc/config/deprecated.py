@@ -6,7 +6,7 @@ from typing import Any
 from schedsvc.config.rule_helpers import Finding, items, mapping
 from schedsvc.config.yaml_positions import Path, path_text
 
-__all__ = ["RENAMED_KEYS", "RENAMED_MODES", "Former", "modernise"]
+__all__ = ["RENAMED_MODES", "Former", "modernise", "modernise_setting"]
 
 #: Path of a former key, and its path today. Both are in the same section.
 RENAMED_KEYS: Mapping[tuple[str, ...], tuple[str, ...]] = {
@@ -49,6 +49,28 @@ class Former:
         del section[former[-1]]
 
 
+def _modernise_lift(scheduler: dict[str, Any], former: Former) -> None:
+    """Give the former values of scheduler.lift their meaning of today."""
+    lift = scheduler.get("lift")
+    if lift == "queued":
+        if "credit_max" in scheduler:
+            text = "'queued' means credit_max: 0, which is set too; remove this one"
+            former.problems.append((("scheduler", "lift"), text))
+        else:
+            text = "'queued' is deprecated; write credit_max: 0 instead"
+            former.warnings.append((("scheduler", "lift"), text))
+            scheduler["credit_max"] = 0
+        del scheduler["lift"]
+    elif lift == "active":
+        former.warnings.append(
+            (
+                ("scheduler", "lift"),
+                "'active' is deprecated: a tenant that sends little for hours is then served alone"
+                " for minutes; remove this line, or set credit_max",
+            )
+        )
+
+
 def modernise(data: Any) -> Former:
     """Give the keys and values of a file today's names, in place. O(file)."""
     former = Former()
@@ -56,6 +78,7 @@ def modernise(data: Any) -> Former:
         return former
     for before, today in RENAMED_KEYS.items():
         former.rename(before, today, data)
+    _modernise_lift(mapping(data.get("scheduler")), former)
     sections: list[tuple[Path, dict[str, Any]]] = [((), data)]
     sections += [(("tenants", i), entry) for i, entry in items(data.get("tenants"))]
     for path, entry in sections:
@@ -65,3 +88,13 @@ def modernise(data: Any) -> Former:
             text = f"{mode!r} is deprecated; write {entry['mode']!r} instead"
             former.warnings.append(((*path, "mode"), text))
     return former
+
+
+def modernise_setting(name: str, value: Any) -> tuple[str, Any]:
+    """Return today's name and value of one setting, such as scheduler.stagger. O(1)."""
+    section, _, key = name.partition(".")
+    data = {section: {key: value}}
+    modernise(data)
+    [(section, rest)] = data.items()
+    [(key, value)] = rest.items()
+    return f"{section}.{key}", value

@@ -49,11 +49,12 @@ __all__ = [
 ]
 
 _MS = 1_000_000
+_MICRO = 1_000_000
 #: The core's own bound: it keeps every product of tokens, price and weight in 64 bits.
 _TOKENS_MAX = 1 << 27
 _TOKENS_OF_A_RANK = 4
-#: The core sizes a round by the pool.
-BATCH_AUTO = -1
+#: The core finds the number of tokens by itself.
+AUTO = -1
 
 
 def _fixed_point(places: int, low: str, high: str) -> Callable[[Any], int]:
@@ -77,10 +78,10 @@ def _fixed_point(places: int, low: str, high: str) -> Callable[[Any], int]:
     return read
 
 
-def _batch_tokens(value: object) -> int:
-    """Read the input tokens of a round: a number, or `auto`."""
+def _tokens_or_auto(value: object) -> int:
+    """Read a number of tokens, or `auto`."""
     if value == "auto":
-        return BATCH_AUTO
+        return AUTO
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _TOKENS_MAX:
         raise ValueError(f"has to be auto, or a whole number up to {_TOKENS_MAX}")
     return value
@@ -121,7 +122,7 @@ class Prices(Section):
     cached_ppm: Annotated[RatioPpm, Field(alias="cached")] = 100_000
 
 
-BatchTokens = Annotated[int, BeforeValidator(_batch_tokens)]
+TokensOrAuto = Annotated[int, BeforeValidator(_tokens_or_auto)]
 SomeTokens = Annotated[int, Field(ge=0, le=_TOKENS_MAX)]
 Sequences = Annotated[int, Field(ge=0, le=1_000_000)]
 Adapters = Annotated[int, Field(ge=0, le=65_536)]
@@ -130,7 +131,7 @@ Adapters = Annotated[int, Field(ge=0, le=65_536)]
 class EachPool(Section):
     """Limits of every pool that has none of its own; 0 is no limit."""
 
-    batch_max_tokens: BatchTokens = BATCH_AUTO
+    batch_max_tokens: TokensOrAuto = AUTO
     max_total_tokens: SomeTokens = 0
     max_running: Sequences = 1_000
     max_request_total_tokens: SomeTokens = 0
@@ -143,7 +144,7 @@ class PoolLimits(Section):
     """Limits of some pools; one that is absent is that of every pool."""
 
     pools: Annotated[list[Name], Field(min_length=1, max_length=64)]
-    batch_max_tokens: BatchTokens | None = None
+    batch_max_tokens: TokensOrAuto | None = None
     max_total_tokens: SomeTokens | None = None
     max_running: Sequences | None = None
     max_request_total_tokens: SomeTokens | None = None
@@ -169,7 +170,8 @@ class Scheduler(Section):
     """The core's settings."""
 
     policy: Literal["vtc", "vtc-predict", "dlpm", "lcf", "fcfs", "sif"] = "vtc"
-    lift: Literal["active", "queued"] = "active"
+    lift: Literal["level", "active"] = "level"
+    credit_max_tokens: Annotated[TokensOrAuto, Field(alias="credit_max")] = AUTO
     flow_order: Literal["arrival", "deadline"] = "arrival"
     prices: Prices = Prices()
     queue_ttl_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 30_000
@@ -204,6 +206,11 @@ class Scheduler(Section):
     grant_pacing: bool = True
     each_pool: EachPool = EachPool()
     saturation_band_ppm: Annotated[RatioPpm, Field(alias="saturation_band")] = 50_000
+
+    @property
+    def credit_max_micro(self) -> int:
+        """The credit in the unit of the counters; AUTO: what one request is charged."""
+        return AUTO if self.credit_max_tokens == AUTO else self.credit_max_tokens * _MICRO
 
 
 class Limits(Section):
@@ -444,6 +451,7 @@ class Config(Section):
             "output_price_micro": settings.prices.output_micro,
             "cached_price_ppm": settings.prices.cached_ppm,
             "lift": settings.lift,
+            "credit_max_micro": settings.credit_max_micro,
             "flow_order": settings.flow_order,
             "ledger": settings.ledger,
             "dispatch": settings.dispatch,

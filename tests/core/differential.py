@@ -106,7 +106,7 @@ class Differential:
         want = view(self.twin, self.now_ns)
         for section in want:
             assert got[section] == want[section], difference(got[section], want[section])
-        by_queue, returning = self.twin.lift_mode == "queued", self.twin.restart.returning
+        by_queue, returning = self.twin.lift_mode != "active", self.twin.restart.returning
         assert self.twin.in_minimum == {
             i
             for i in range(len(self.twin.flows))

@@ -43,7 +43,7 @@ def rows(s: core.Scheduler, now_ns: int = 0) -> dict[str, dict[str, Any]]:
 
 
 def test_the_best_class_goes_first_whatever_its_counters_and_arrival() -> None:
-    s = classed(("a", 1000), ("b", 1000), capacity=20)
+    s = classed(("a", 1000), ("b", 1000), capacity=20, credit_max_micro=0)
     d = grant(s, 0, "before", 10, 10, 0, request_class=HIGH)  # its counter is ahead of all
     s.complete(0, d.lease_id, 1, output_tokens=10)
     for tag, (cls, flow) in enumerate(
@@ -105,7 +105,7 @@ def test_a_flow_is_one_tenant_in_one_class_and_its_id_is_the_tenants() -> None:
 def test_counters_of_a_class_are_lifted_among_themselves() -> None:
     # A flow of a class that is held up keeps a low counter. Were newcomers of a better class lifted
     # to that, they would have the pool for themselves until they have caught up.
-    s = classed(("old", 1000), ("starved", 1000), ("new", 1000), capacity=20)
+    s = classed(("old", 1000), ("starved", 1000), ("new", 1000), capacity=20, credit_max_micro=0)
     ask(s, "waits", LOW, 1)
     s.cancel(0, ask(s, "gone", HIGH, 1))
     for i in range(20):

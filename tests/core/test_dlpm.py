@@ -173,7 +173,7 @@ def served(policy: str, seed: int, steps: int, **more: Any) -> tuple[float, floa
 @pytest.mark.parametrize("quantum", [100, 1_000, 5_000])
 def test_service_of_backlogged_flows_stays_within_the_bound(quantum: int, seed: int) -> None:
     """2 * (U + Q), with U = max(wp * L_input, wq * M)."""
-    widest, shown, _ = served("dlpm", seed, 1_200, quantum_tokens=quantum)
+    widest, shown, _ = served("dlpm", seed, 1_200, quantum_tokens=quantum, credit_max_micro=0)
     bound = 2 * (max(INPUT * 80, OUTPUT * 400) + quantum * INPUT)
     assert shown == bound
     assert 0 < widest <= bound

@@ -127,7 +127,7 @@ def test_what_has_room_at_once_has_waited_for_nothing() -> None:
 def test_who_goes_first_and_by_how_much() -> None:
     s = make(("heavy", 1000), ("light", 1000), capacity=40)
     running = grant(s, 0, "first", 20, 20, flow=0, reports_progress=True)
-    admit(s, 0, "light", 10, 30, flow=1)  # lifted to the only active counter
+    admit(s, 0, "light", 10, 30, flow=1)  # lifted to the level, which is 0
     admit(s, 0, "heavy", 10, 10, flow=0)
     s.progress(0, running.lease_id, 1, output_tokens=7)  # 14 tokens of service
     s.poll(0)
@@ -139,7 +139,7 @@ def test_who_goes_first_and_by_how_much() -> None:
     found = story(s, 0, "heavy")
     (row,) = found["pools"]
     assert (row["next_tenant"], row["next_class"], row["is_next"]) == ("light", "default", False)
-    assert row["next_lead_tokens"] == 14
+    assert row["next_lead_tokens"] == 20 + 14
     assert found["place"]["flows_ahead"] == 1
     assert reason(s, 0, "heavy") == "TURN"
 

@@ -123,7 +123,7 @@ def test_a_light_flow_is_not_held() -> None:
 
 
 def test_whoever_else_waits_for_a_time_does_not_make_it_wait_for_longer() -> None:
-    hog = Hog(flows=(("hog", 1000), ("long", 1000)))
+    hog = Hog(flows=(("hog", 1000), ("long", 1000)), credit_max_micro=0)
     hog.ask(30)
     hog.granted()
     hog.core.set_pool_limits(hog.now_ns, batch_max_tokens=7 * PROMPT)

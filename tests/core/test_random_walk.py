@@ -74,7 +74,7 @@ def twin_walk(seed: int, events: int) -> None:
     pair = Differential(
         rnd.choice(("vtc", "vtc", "vtc-predict", "vtc-oracle", "lcf", "fcfs", "sif")),
         {
-            "lift": rnd.choice(("active", "active", "queued")),
+            "lift": rnd.choice(("active", "level", "queued")),
             "ledger": rnd.choice(("peak", "peak", "sum")),
             "dispatch": rnd.choice(("backfill", "backfill", "strict")),
         },

@@ -78,19 +78,8 @@ def test_the_order_of_service_goes_on(back: tuple[int, ...]) -> None:
     new.check()
 
 
-def test_a_flow_that_was_idle_is_lifted_to_those_that_were_active() -> None:
-    s = make(*FLOWS, capacity=100)
-    for k in range(5):
-        serve(s, 0, f"a{k}", flow=0)
-    d = grant(s, 0, "a", flow=0)
-    new = reborn(s, 0, capacity=100)
-    admit(new, 0, "b", flow=1)
-    assert vtc(new, 0, 1) == vtc(s, 0, 0)
-    assert d.lease_id
-
-
 def test_who_was_active_stays_so_for_a_lease_ttl() -> None:
-    s = make(*FLOWS, capacity=100)
+    s = make(*FLOWS, capacity=100, lift="active")
     grant(s, 0, "c", flow=2, prompt=5)
     serve(s, 0, "a0", flow=0)
     serve(s, 0, "a1", flow=0)
@@ -99,7 +88,7 @@ def test_who_was_active_stays_so_for_a_lease_ttl() -> None:
     rows = [(key, value, 0) for key, value in saved(s, 0).items()]
     # c, which has not come back, counts as active; then it does not any more.
     for now_ns, lifted_to in ((TTL_NS - 1, behind), (TTL_NS, ahead)):
-        new = make(*FLOWS, capacity=100)
+        new = make(*FLOWS, capacity=100, lift="active")
         new.set_saved(0, rows)
         admit(new, now_ns, "a", flow=0)
         admit(new, now_ns, "b", flow=1)

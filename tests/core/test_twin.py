@@ -104,7 +104,7 @@ class Twins(RuleBasedStateMachine):
         ),
         modes=st.fixed_dictionaries(
             {
-                "lift": st.sampled_from(("active", "active", "queued")),
+                "lift": st.sampled_from(("active", "level", "queued")),
                 "ledger": st.sampled_from(("peak", "peak", "sum")),
                 "dispatch": st.sampled_from(("backfill", "backfill", "strict")),
                 "flow_order": st.sampled_from(("arrival", "deadline")),

@@ -226,6 +226,7 @@ class Twin(OperatorActions):
             inputs = 0 if unseen else r.prompt_tokens
             self._account(r, inputs, r.cached_tokens, r.output_tokens)
         self.recharge(r, r.input_tokens or 0, r.cached_tokens, r.output_tokens)
+        self.note_charge(r)
         self.quotas.correct(r, r.input_tokens or 0, r.output_tokens)
         self.quotas.close(r, True)
         if outcome == core.COMPLETED:

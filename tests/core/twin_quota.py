@@ -432,7 +432,7 @@ class Quotas:
             return
         f = state.flows[flow]
         node = self.nodes[wait.node if wait else self.shares.root]
-        least = state.least_vtc(f.cls)
+        least = state.lift_of(f.cls)
         f.vtc += node.lift[f.cls] - (wait.lift if wait else self.shares.lifts[flow])
         if f.vtc < least and state.policy != "lcf":
             node.lift[f.cls] += least - f.vtc

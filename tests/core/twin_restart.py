@@ -100,7 +100,7 @@ class Restart:
             lift = quotas.nodes[node].lift[cls]
             if state.policy != "lcf":
                 first = min(key for _, key in waiting[node, cls])
-                lift = max(lift, state.least_vtc(cls) - first)
+                lift = max(lift, state.lift_of(cls) - first)
             quotas.nodes[node].lift[cls] = lift
             for flow, key in waiting[node, cls]:
                 state.flows[flow].vtc = key + lift

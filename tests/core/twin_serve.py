@@ -154,6 +154,7 @@ class Serve(Overload):
         self.pools[pool].drain.add(self.now_ns, self.work_done(r), deep=deep)
         f.served.add(self.now_ns, self.work_done(r), deep=True)
         r.state, r.pool, r.epoch = LIVE, pool, self.pools[pool].epoch
+        self.raise_level(f.cls)
         self.note_left(r, core.GRANTED)
         self.quotas.gone(r)
         self.settle(r.flow)

@@ -47,6 +47,7 @@ DEFAULTS = {
     "prefix_blocks_max": 65_536,
     "quantum_tokens": 10_000,
     "saturation_band_ppm": 50_000,
+    "credit_max_micro": -1,
 }
 
 
@@ -56,13 +57,15 @@ class State:
     def __init__(
         self,
         policy: str = "vtc",
-        lift: str = "active",
+        lift: str = "level",
         ledger: str = "peak",
         dispatch: str = "backfill",
         flow_order: str = "arrival",
         **limits: int,
     ) -> None:
         self.limits = DEFAULTS | limits
+        if lift == "queued":
+            self.limits["credit_max_micro"] = 0
         self.policy, self.lift_mode, self.form = policy, lift, ledger
         self.backfills = dispatch == "backfill"
         self.predictor = Predictor(self.limits["quantile_ppm"], self.limits["samples_min"])
@@ -89,6 +92,8 @@ class State:
         self.arrivals: Counter[tuple[int, int]] = Counter()  # by flow and target
         self.now_ns = self.seq = self.prompt_seen = 0
         self.last_active: dict[int, int] = {}  # by class
+        self.levels: Counter[int] = Counter()  # by class
+        self.average_charge = 0
         self.lease_next, self.draining = 1, False
         self.closed = False  # an operator drains all pools
         self.sweeps = False  # something was drained since the last poll
@@ -335,15 +340,39 @@ class State:
         waits = flow in self.quotas.waits or self.quotas.shares.holds_of(flow)
         if not self.is_lifted(flow) and not waits:
             if self.policy != "lcf":
-                least = self.least_vtc(self.flows[flow].cls)
+                least = self.lift_of(self.flows[flow].cls) - self.credit
                 self.flows[flow].vtc = max(self.flows[flow].vtc, least)
             self.in_minimum.add(flow)
 
-    def least_vtc(self, cls: int) -> int:
-        """What a flow of a class is lifted to."""
+    @property
+    def credit(self) -> int:
+        """How far below its class's level a flow may begin."""
+        most = self.limits["credit_max_micro"]
+        if self.lift_mode == "active":
+            return 0
+        return self.average_charge if most == -1 else most
+
+    def lift_of(self, cls: int) -> int:
+        """What a flow of a class is lifted to, but for the credit."""
+        if self.lift_mode != "active":
+            return self.raise_level(cls)
         last = self.flows[self.last_active[cls]].vtc if cls in self.last_active else 0
-        active = (self.flows[i].vtc for i in self.in_minimum if self.flows[i].cls == cls)
-        return min(active, default=last)
+        return min(self._active_counters(cls), default=last)
+
+    def raise_level(self, cls: int) -> int:
+        least = min(self._active_counters(cls), default=0)
+        self.levels[cls] = max(self.levels[cls], least)
+        return self.levels[cls]
+
+    def _active_counters(self, cls: int) -> list[int]:
+        return [self.flows[i].vtc for i in self.in_minimum if self.flows[i].cls == cls]
+
+    def note_charge(self, r: Request) -> None:
+        prices = self.limits["input_price_micro"], self.limits["output_price_micro"]
+        most = r.prompt_tokens * prices[0] + r.output_max_tokens * r.sequences * prices[1]
+        charge = min(r.charged, most * 1000 // r.weight_milli)
+        known = self.average_charge
+        self.average_charge = known - known // 32 + charge // 32 if known else charge
 
     def retire(self, flow: int) -> None:
         """It leaves those whose least counter lifts others."""
@@ -352,7 +381,7 @@ class State:
 
     def settle(self, flow: int) -> None:
         stays = self.queued(lambda r: r.flow == flow) or (
-            self.lift_mode != "queued" and self.is_active(flow)
+            self.lift_mode == "active" and self.is_active(flow)
         )
         if self.is_lifted(flow) and not stays and flow not in self.restart.returning:
             self.retire(flow)
@@ -362,7 +391,7 @@ class State:
     def settle_returned(self, flow: int) -> None:
         """It does not stay active for having been it before a restart any more."""
         stays = self.queued(lambda r: r.flow == flow) or (
-            self.lift_mode != "queued" and self.live(flow)
+            self.lift_mode == "active" and self.live(flow)
         )
         if self.is_lifted(flow) and not stays:
             self.retire(flow)
@@ -435,4 +464,8 @@ class State:
         for cls in list(self.last_active):
             if not any(self.flows[i].cls == cls for i in self.in_minimum):
                 del self.last_active[cls]
+        for cls in list(self.levels):
+            if not self._active_counters(cls):
+                del self.levels[cls]
+        self.average_charge = 0
         self.quotas.fill_up()

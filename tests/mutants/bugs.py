@@ -3,6 +3,7 @@
 The production source holds none of this.
 """
 
+from bugs_fairness import FAIRNESS_BUGS
 from bugs_operator import OPERATOR_BUGS
 from mutant import Mutant
 
@@ -11,7 +12,9 @@ RELEASE = (
     "        core.ledger.pools[r.pool].served += outcome == OUT_COMPLETED\n"
 )
 HEADROOM = "        # Headroom is for growth; what is alone in the pool may use it all.\n"
-LIFT = "        if self.lifts:\n            f.vtc = max(f.vtc, self.least_vtc(f.cls))\n"
+LIFT = (
+    "        if self.lifts:\n            f.vtc = max(f.vtc, self.lift_of(f.cls) - self.credit())\n"
+)
 SECOND = 1 << 22
 THIRD = 1 << 23
 FOURTH = 1 << 24  # from here on there are deadlines
@@ -107,7 +110,7 @@ MUTANTS = (
                 "        if BUG:\n"
                 "            for other in range(self.count):\n"
                 "                if self.items[other].queued:\n"
-                "                    f.vtc = max(f.vtc, self.least_vtc(f.cls))\n"
+                "                    f.vtc = max(f.vtc, self.lift_of(f.cls))\n"
                 "                    break\n"
                 "            return self.active(flow).put(flow, f.vtc, flow)\n",
             ),
@@ -468,6 +471,7 @@ MUTANTS = (
         first=FOURTH,
     ),
     *OPERATOR_BUGS,
+    *FAIRNESS_BUGS,
 )
 
 NUMBERS = {mutant.name: number for number, mutant in enumerate(MUTANTS, 1)}

@@ -33,6 +33,20 @@ SOCKET = "listeners: [{unix: s.sock, auth: token}]\n" + EDGE
             (("scheduler", "stagger"), "is deprecated; write scheduler.grant_pacing instead"),
         ),
         (
+            MINIMAL + "scheduler: {lift: queued}\n",
+            lambda config: config.core_options()["credit_max_micro"] == 0,
+            (("scheduler", "lift"), "'queued' is deprecated; write credit_max: 0 instead"),
+        ),
+        (
+            MINIMAL + "scheduler: {lift: active}\n",
+            lambda config: config.core_options()["lift"] == "active",
+            (
+                ("scheduler", "lift"),
+                "'active' is deprecated: a tenant that sends little for hours is then served alone"
+                " for minutes; remove this line, or set credit_max",
+            ),
+        ),
+        (
             MINIMAL + "mode: audit\n",
             lambda config: config.mode == "dry_run",
             (("mode",), "'audit' is deprecated; write 'dry_run' instead"),
@@ -67,11 +81,20 @@ def test_former_key_beside_its_new_name_is_refused(tmp_path: Path) -> None:
     ]
 
 
+def test_former_lift_beside_the_credit_is_refused(tmp_path: Path) -> None:
+    text = MINIMAL + "scheduler:\n  lift: queued\n  credit_max: 10\n"
+    assert found(tmp_path, text) == [
+        "3:9 scheduler.lift: 'queued' means credit_max: 0, which is set too; remove this one"
+    ]
+
+
 def test_simulator_override_accepts_a_former_key() -> None:
     config = config_of()
     _, changed = override(load_profile("fast"), config, {"scheduler.stagger": False})
     assert config.scheduler.grant_pacing
     assert not changed.scheduler.grant_pacing
+    _, changed = override(load_profile("fast"), config, {"scheduler.lift": "queued"})
+    assert changed.core_options()["credit_max_micro"] == 0
 
 
 def test_saved_mode_of_a_former_version_is_restored() -> None:

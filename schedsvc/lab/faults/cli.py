@@ -36,7 +36,7 @@ Example:
   schedsvc simtest --marathon 10000000
 
 One seed is one run: the same on every machine, as long as the code is the same. Without --seed,
---seeds begins where everything is drawn (at 2^40; lower seeds leave the newer features out), and
+--seeds begins where everything is drawn (at 2^44; lower seeds leave the newer features out), and
 --minutes at a fresh one beyond, which is printed. The exit status is 1 where a promise was broken.
 """
 

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from schedsvc import _core
-from schedsvc.lab.faults.auditor import Classes, Limits, PoolLimits, Quotas
+from schedsvc.lab.faults.auditor import CREDIT_AUTO, Classes, Limits, PoolLimits, Quotas
 from schedsvc.lab.faults.draws import (
     StateOptions,
     draw_adapters,
@@ -19,12 +19,13 @@ from schedsvc.lab.faults.draws import (
 
 _S, _MS = 1_000_000_000, 1_000_000
 
-_SECOND, _THIRD, _FOURTH, NEWEST = 1 << 22, 1 << 23, 1 << 24, 1 << 40
+_SECOND, _THIRD, _FOURTH, FIFTH, NEWEST = 1 << 22, 1 << 23, 1 << 24, 1 << 40, 1 << 44
 """Seeds below draw what the first ones drew, so that those that failed once fail as they did; the
 others also draw what the scheduler has learned since: quotas, and who counts as active; then what
 outlives a restart, classes, limits of pools, adapters, dispatch delay and shares; then deadlines,
 and that who cannot meet them is refused; then shares in front of several pools, what an operator
-does, order by deadline, prefixes, and outputs of one length."""
+does, order by deadline, prefixes, and outputs of one length; then the lift to a level, and its
+credit."""
 
 _FIRST_FAULTS = {
     # name: (how often it is chosen, what it does)
@@ -147,7 +148,7 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
     """Draw a run. `faults` are those that may happen; None: what the seed draws."""
     options = _draw(seed, events, faults)
     rnd = Random(seed ^ 0xA11CE)  # noqa: S311 - no secret: one seed is one run
-    if seed >= NEWEST and not options.fair and rnd.random() < 0.25:
+    if seed >= FIFTH and not options.fair and rnd.random() < 0.25:
         return _of_one_length(options)
     return options
 
@@ -202,16 +203,17 @@ def _draw(seed: int, events: int, faults: frozenset[str] | None) -> Options:
     later = Later(quotas=quotas)
     if seed >= _THIRD and not fair:
         more = Random(seed ^ 0x57A7E)  # noqa: S311 - no secret: one seed is one run
-        later = draw_later(more, core, list(tenants), pools, quotas, several=seed >= NEWEST)
+        later = draw_later(more, core, list(tenants), pools, quotas, several=seed >= FIFTH)
         drawn |= later.faults
     deadlines = 0
     if seed >= _FOURTH and not fair and seed % 2:
         deadlines = 500
         core |= {"early_refusal": 1, "refusal_samples_min": (0, 1, 5)[seed // 2 % 3]}
     prefixes = 0
-    if seed >= NEWEST and not fair:
-        done, prefixes, wanted = draw_newest(seed, core)
+    if seed >= FIFTH and not fair:
+        done, prefixes, wanted = draw_fifth(seed, core)
         drawn, deadlines = drawn | done, max(deadlines, wanted)
+    core |= draw_lift(seed, core)
     may = drawn if faults is None else faults
     return Options(
         seed=seed,
@@ -241,7 +243,7 @@ def _draw(seed: int, events: int, faults: frozenset[str] | None) -> Options:
     )
 
 
-def draw_newest(seed: int, core: dict[str, Any]) -> tuple[frozenset[str], int, int]:
+def draw_fifth(seed: int, core: dict[str, Any]) -> tuple[frozenset[str], int, int]:
     """Draw what an operator does, and with `draw_order()` what that returns."""
     rnd = Random(seed ^ 0x0FE7A)  # noqa: S311 - no secret: one seed is one run
     done: frozenset[str] = frozenset()
@@ -250,8 +252,19 @@ def draw_newest(seed: int, core: dict[str, Any]) -> tuple[frozenset[str], int, i
     return done, *draw_order(rnd, core)
 
 
+def draw_lift(seed: int, core: dict[str, Any]) -> dict[str, Any]:
+    """Draw to what flows are lifted: mostly what a configuration has if it says nothing."""
+    if seed < NEWEST:
+        return {"lift": core.get("lift", "active")}
+    rnd = Random(seed ^ 0xC4ED17)  # noqa: S311 - no secret: one seed is one run
+    if rnd.random() < 0.1:
+        return {"lift": "active"}
+    micro = round(10 ** rnd.uniform(6, 10))  # a token or less, ten thousand or more
+    return {"lift": "level", "credit_max_micro": rnd.choice((CREDIT_AUTO, CREDIT_AUTO, 0, micro))}
+
+
 class Later(NamedTuple):
-    """What the newest seeds draw beside the rest."""
+    """What later seeds draw beside the rest."""
 
     quotas: Quotas | None
     state: StateOptions | None = None

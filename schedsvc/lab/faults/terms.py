@@ -1,6 +1,6 @@
 """What the scheduler promises under the options of a run: what the auditor holds it to."""
 
-from schedsvc.lab.faults.auditor import PoolLimits, Terms
+from schedsvc.lab.faults.auditor import CREDIT_AUTO, PoolLimits, Terms
 from schedsvc.lab.faults.configured import UNKNOWN_WEIGHT
 from schedsvc.lab.faults.options import Options
 from schedsvc.lab.faults.server import TICK_NS
@@ -64,7 +64,8 @@ def terms_of(options: Options) -> Terms:
         bypass_max=_bypass_max(options),
         fair=options.fair and core["policy"] == "vtc",
         lifts=core["policy"] == "vtc",
-        lift_queued=core.get("lift", "active") == "queued",
+        lift_queued=core["lift"] != "active",
+        credit_max=0 if core["lift"] == "queued" else core.get("credit_max_micro", CREDIT_AUTO),
         counts_exactly=counts,
         serves_in_order=counts and not (may_pass or len(options.pools) > 1 or _reorders(options)),
         unknown_weight=UNKNOWN_WEIGHT,

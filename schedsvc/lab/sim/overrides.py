@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from schedsvc.config import RENAMED_KEYS, Config
+from schedsvc.config import Config, modernise_setting
 from schedsvc.config.models import Scheduler, Tenant
 from schedsvc.lab.engine import Profile
 from schedsvc.lab.engine.profile import CostFields, EngineFields
@@ -58,7 +58,7 @@ def known() -> list[str]:
 def override(profile: Profile, config: Config, settings: dict[str, Any]) -> tuple[Profile, Config]:
     """Return profile and configuration with some settings changed. Raises OverrideError."""
     for written, value in settings.items():
-        name = ".".join(RENAMED_KEYS.get(tuple(written.split(".")), (written,)))
+        name, value = modernise_setting(written, value)
         section, _, field = name.partition(".")
         if section in _PARTS:
             profile = _part(profile, section, field, value)

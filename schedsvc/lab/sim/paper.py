@@ -91,6 +91,7 @@ WORKLOADS = {
     for workload in (
         PaperWorkload("overload", _OVERLOAD),
         PaperWorkload("overload-360s", _OVERLOAD, duration_s=360.0),
+        PaperWorkload("overload-1h", _OVERLOAD, duration_s=3_600.0),
         PaperWorkload("short-long", (poisson(8.0), poisson(1.5)), tokens=(64, 256)),
         PaperWorkload("on-off-less", (steady(0.5, 2.7491, on_off=True), steady(2.0, 0.9754))),
         PaperWorkload("on-off-overload", (steady(2.0, 0.6873, on_off=True), steady(3.0, 0.6502))),

@@ -207,7 +207,7 @@ def served_unfairly(desk: Desk) -> None:
         (too_large_but_is_not, "refused as too large"),
         (late_without_deadline, "a deadline that it does not have"),
         (left_in_the_queue, "left requests in the queue"),
-        (served_unfairly, "served too differently"),
+        (served_unfairly, "served too little"),
     ],
 )
 def test_a_broken_promise_is_seen(wrong: Callable[[Desk], None], promise: str) -> None:

@@ -244,7 +244,7 @@ def catch_up(desk: Desk) -> None:
 
 def test_a_flow_that_runs_may_catch_up_unless_it_is_lifted() -> None:
     catch_up(Desk(counts_exactly=True, lift_queued=False))
-    with pytest.raises(ViolationError, match="served too differently"):
+    with pytest.raises(ViolationError, match="served too little"):
         catch_up(Desk(counts_exactly=True, lift_queued=True))
 
 

@@ -8,10 +8,11 @@ from click.testing import CliRunner
 
 from schedsvc.cli import main
 from schedsvc.lab.faults import run
+from schedsvc.lab.faults.auditor import CREDIT_AUTO
 from schedsvc.lab.faults.disk import Disk, fields
 from schedsvc.lab.faults.event_queue import EventQueue
 from schedsvc.lab.faults.marathon import run_marathon
-from schedsvc.lab.faults.options import FAULTS, NEWEST, OPERATOR_FAULTS, STATE_FAULTS, draw
+from schedsvc.lab.faults.options import FAULTS, FIFTH, NEWEST, OPERATOR_FAULTS, STATE_FAULTS, draw
 from schedsvc.lab.faults.phases import Outcome
 from schedsvc.lab.faults.run import Case, Tally, run_case, run_cases, shrink
 from tests.core.support import grant, make
@@ -108,11 +109,19 @@ def test_seeds_with_an_operator_order_by_deadline_and_prefixes_hold() -> None:
 
 
 def test_older_seeds_draw_nothing_newer() -> None:
-    for seed in (0, 1 << 22, 1 << 23, 1 << 24, NEWEST - 1):
+    for seed in (0, 1 << 22, 1 << 23, 1 << 24, FIFTH - 1):
         options = draw(seed, 2_000)
         assert not options.faults & set(OPERATOR_FAULTS)
         assert not options.prefixes
         assert "flow_order" not in options.core
+    assert all(draw(seed, 2_000).core["lift"] != "level" for seed in (0, FIFTH, NEWEST - 1))
+
+
+def test_newest_seeds_draw_the_level_and_its_credit() -> None:
+    drawn = [draw(seed, 2_000).core for seed in range(NEWEST, NEWEST + 200)]
+    credits = [core["credit_max_micro"] for core in drawn if core["lift"] == "level"]
+    assert len(credits) > 150
+    assert min(credits.count(CREDIT_AUTO), credits.count(0), sum(c > 0 for c in credits)) > 20
 
 
 def test_seeds_that_failed_once_hold() -> None:

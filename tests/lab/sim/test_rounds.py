@@ -31,7 +31,8 @@ def arrivals() -> list[TraceRequest]:
 def p99_ms(requests: Requests, progress_ms: int, *, grant_pacing: bool) -> float:
     """Return quiet's first token after the first run, where shims report so often."""
     settings = Settings(progress_ns=progress_ms * MS)
-    own = {"scheduler.grant_pacing": grant_pacing}
+    # Without credit, which lets quiet in before hog whatever the round holds.
+    own = {"scheduler.grant_pacing": grant_pacing, "scheduler.credit_max": 0}
     profile, config = override(
         load_profile("cpu-tiny-llama"), patient_config(requests.clients), own
     )

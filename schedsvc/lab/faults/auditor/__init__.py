@@ -6,6 +6,7 @@ it saw on the wire between clients and scheduler.
 
 from schedsvc.lab.faults.auditor.implied_state import UNKNOWN_FLOW
 from schedsvc.lab.faults.auditor.records import (
+    CREDIT_AUTO,
     DEFAULT_CLASS,
     Classes,
     Limits,
@@ -19,6 +20,7 @@ from schedsvc.lab.faults.auditor.reference_state import Auditor
 from schedsvc.lab.faults.auditor.resume import Known
 
 __all__ = [
+    "CREDIT_AUTO",
     "DEFAULT_CLASS",
     "UNKNOWN_FLOW",
     "Auditor",

@@ -9,11 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
 
-from schedsvc.lab.faults.auditor.records import Request, Terms, require
+from schedsvc.lab.faults.auditor.records import CREDIT_AUTO, Request, Terms, require
 
 _EVENT, _OTHER, _GRANT = range(3)
 """Who caused a change: a message, in whose order it is; the scheduler by itself, in an order that
 nobody tells; a grant, in the order of the lease ids."""
+
+_AVERAGED = 32
+"""The average charge forgets a 32nd of itself with each request that ends."""
 
 _ARRIVE, _LEAVE, _START, _CHARGE, _END = range(5)
 
@@ -28,6 +31,8 @@ class CounterState:
     active: frozenset[str]
     last: frozenset[str]
     owed: dict[str, int]  # what they carry for open leases
+    level: int = 0
+    average_charge: int = 0
 
 
 class Counters:
@@ -55,6 +60,10 @@ class Counters:
         self.owed: dict[str, int] = {}  # what is charged for leases of an earlier process
         self._returning: set[str] = set()  # active before, and so until a time
         self._returning_until_ns = 0
+        self._level = 0  # the most that the least active counter has been at a grant or a lift
+        self._average = 0  # charge of a request that has ended
+        self._gone: set[str] = set()  # ceased to be active in this round, nobody tells when
+        self._expired: set[int] = set()  # charges that ended in this round, nobody tells when
 
     def resume(self, state: CounterState | None, returning_until_ns: int) -> None:
         """Go on where an earlier process was; None: nobody knows where."""
@@ -66,13 +75,14 @@ class Counters:
         self._last = set(state.last)
         self.owed = dict(state.owed)
         self._returning_until_ns = returning_until_ns
+        self._level, self._average = state.level, state.average_charge
 
     def state(self, now_ns: int, owed: dict[str, int]) -> CounterState | None:
         """Return what would outlive the process; `owed`: what is charged for open leases."""
         if not self.known or self._log or (self._returning and now_ns >= self._returning_until_ns):
             return None
         active, last = frozenset(self._active), frozenset(self._last)
-        return CounterState(dict(self._counters), active, last, owed)
+        return CounterState(dict(self._counters), active, last, owed, self._level, self._average)
 
     def of(self, flow: str) -> int:
         """Return the counter of a flow, in weighted micro-tokens."""
@@ -102,9 +112,9 @@ class Counters:
         if weighted:
             self._note(granted_as, _CHARGE, flow, weighted, None)
 
-    def ended(self, flow: str) -> None:
-        """Note the end of a lease."""
-        self._note(0, _END, flow, 0, None)
+    def ended(self, flow: str, charge: int = 0) -> None:
+        """Note the end of a lease; `charge`: what counts for the average."""
+        self._note(0, _END, flow, charge, None)
 
     def told_of(self, flow: str, charged: int) -> None:
         """Let a lease of an earlier process, charged anew, take over what its flow is owed."""
@@ -138,6 +148,8 @@ class Counters:
                 self._activate(flow, queues=True)
                 self._queued[flow] = self._queued.get(flow, 0) + 1
             elif kind == _LEAVE and r is not None and not r.refused_at_once:
+                if value:
+                    self._raise_level()
                 if value and waiting and self.known:  # no more, after some arrivals
                     self._check_turn(r, waiting)
                     waiting.remove(r)
@@ -152,8 +164,10 @@ class Counters:
                 self._counters[flow] = max(0, self.of(flow) + value)
             elif kind == _END:
                 self._live[flow] -= 1
+                self._learn_charge(cause, value)
                 self._may_rest(cause, flow)
         self._settle_last()
+        self._gone, self._expired = set(), set()
 
     def _check_turn(self, r: Request, waiting: list[Request]) -> None:
         """Whoever is served is the one that was served least (invariant 8)."""
@@ -166,7 +180,10 @@ class Counters:
     def _activate(self, flow: str, *, queues: bool) -> None:
         if flow in self._active or (self._terms.lift_queued and not queues):
             return
-        if self._terms.lifts:
+        if self._terms.lifts and self._terms.lift_queued:
+            self._raise_level()
+            self._counters[flow] = max(self.of(flow), self._level - self._credit)
+        elif self._terms.lifts:
             among = self._active or self._last
             levels = {self.of(other) for other in among} or {0}
             least = min(levels)
@@ -175,11 +192,37 @@ class Counters:
             self._counters[flow] = max(self.of(flow), least)
         self._active.add(flow)
 
+    @property
+    def _credit(self) -> int:
+        """How far below the level a flow may begin."""
+        most = self._terms.credit_max
+        return self._average if most == CREDIT_AUTO else most
+
+    def _raise_level(self) -> None:
+        """Let the level follow the least active counter; it never falls."""
+
+        def level_among(flows: set[str]) -> int:
+            return max([self._level, *([min(map(self.of, flows))] if flows else [])])
+
+        if self._gone and level_among(self._active) != level_among(self._active | self._gone):
+            self.known = False  # who has gone was there, or was not
+        self._level = level_among(self._active)
+
+    def _learn_charge(self, cause: int, charge: int) -> None:
+        if cause != _EVENT and self._terms.credit_max == CREDIT_AUTO:
+            self._expired.add(charge)
+            if len(self._expired) > 1:
+                self.known = False  # in whichever order
+        known = self._average
+        self._average = known - known // _AVERAGED + charge // _AVERAGED if known else charge
+
     def _may_rest(self, cause: int, flow: str) -> None:
         if self._queued.get(flow, 0) or flow not in self._active or flow in self._returning:
             return
         if self._live.get(flow, 0) == 0 or self._terms.lift_queued:
             self._active.discard(flow)
+            if cause == _OTHER:
+                self._gone.add(flow)
             if cause == _EVENT:
                 self._last = {flow}
             else:

@@ -1,15 +1,16 @@
 """The bound of VTC (arXiv 2401.00588, section 4), measured on what was served."""
 
 from schedsvc.lab.faults.auditor.counters import Counters
-from schedsvc.lab.faults.auditor.records import Lease, Request, Terms, require
+from schedsvc.lab.faults.auditor.records import CREDIT_AUTO, Lease, Request, Terms, require
 
 
 class Fairness:
-    """Service of flows, compared pair by pair from the round in which both are backlogged.
+    """Service of flows, compared pair by pair while one of them waits.
 
-    A flow that waits all the time has to get as much as any other that waits all the time, give or
-    take the bound. Where a running request keeps a flow active, it is not lifted when it waits
-    again: what its counter is behind then, it may catch up, and no more.
+    A flow that waits all the time is behind no other by more than the bound and the credit,
+    wherever one begins to count, and whether or not the other waited all the time. Where a running
+    request keeps a flow active, only those that both wait all the time are compared: it is not
+    lifted when it waits again, and what its counter is behind then, it may catch up, and no more.
     """
 
     def __init__(self, terms: Terms, counters: Counters) -> None:
@@ -23,13 +24,17 @@ class Fairness:
         self.served: dict[str, int] = {}
         self._since: dict[tuple[str, str], tuple[int, int]] = {}  # difference served, of counters
         self._waiting: dict[str, int] = {}
-        self._prompt_max = self._pool_tokens = 0
+        self._lead: dict[tuple[str, str], int] = {}  # the least since the second one waits
+        self._flows: set[str] = set()
+        self._prompt_max = self._pool_tokens = self._charge_max = 0
 
     def arrived(self, r: Request) -> None:
         """Count a request that waits from now on."""
         self._prompt_max = max(self._prompt_max, r.prompt_tokens)
         waiting = self._waiting
         waiting[r.flow] = waiting.get(r.flow, 0) + 1
+        self._flows.add(r.flow)
+        self._charge_max = max(self._charge_max, self._most_of(r))
 
     def left(self, r: Request) -> None:
         """Count a request that waits no more."""
@@ -38,6 +43,7 @@ class Fairness:
         if not waiting[r.flow]:
             del waiting[r.flow]
             self._since = {pair: gap for pair, gap in self._since.items() if r.flow not in pair}
+            self._lead = {pair: lead for pair, lead in self._lead.items() if pair[1] != r.flow}
 
     def charge(self, lease: Lease, *, final: bool, granted_as: int = 0) -> None:
         """Let the flow's service hold what the lease has used so far."""
@@ -57,10 +63,20 @@ class Fairness:
             self.served[flow] = self.served.get(flow, 0) + more
             self._counters.charged(flow, more, granted_as)
             lease.served = served
+            self._flows.add(flow)
+
+    def _most_of(self, r: Request) -> int:
+        """Return what a request can be charged by what it asked for, not weighted."""
+        output_tokens = r.max_output_tokens * r.sequences
+        return r.prompt_tokens * self._terms.input_price + output_tokens * self._terms.output_price
+
+    def charge_of(self, lease: Lease) -> int:
+        """Return what a lease that has ended counts for the average charge."""
+        return min(lease.served, self._most_of(lease.request) * 1000 // lease.weight_milli)
 
     def settle(self) -> None:
         """Begin to compare those that both wait since this round. O(pairs)."""
-        if not self._terms.fair:
+        if not self._terms.fair or self._terms.lift_queued:
             return
         waiting = sorted(self._waiting)
         if len(self._since) == len(waiting) * (len(waiting) - 1) // 2:
@@ -87,10 +103,33 @@ class Fairness:
             self._pool_tokens = max(self._pool_tokens, blocks * lease.pool.block)
         most = max(terms.input_price * self._prompt_max, terms.output_price * self._pool_tokens)
         bound = 2 * most * 1000 // self._weight_min
+        if terms.lift_queued:
+            self._check_leads(bound, slack)
+        else:
+            self._check_gaps(bound, slack)
+
+    def _check_leads(self, bound: int, slack: dict[str, int]) -> None:
+        most = self._charge_max * 1000 // self._weight_min
+        credit = most if self._terms.credit_max == CREDIT_AUTO else self._terms.credit_max
+        for waits in self._waiting:
+            for other in self._flows:
+                if other == waits:
+                    continue
+                lead = self.served.get(other, 0) - self.served.get(waits, 0)
+                least = self._lead.get((other, waits), lead)
+                require(
+                    lead - least <= bound + credit + slack.get(other, 0) + slack.get(waits, 0),
+                    "a flow that waited all the time was served too little beside another",
+                    f"{other} was served {lead - least} micro-tokens more than {waits}, bound"
+                    f" {bound} and credit {credit}",
+                )
+                self._lead[other, waits] = min(least, lead)
+
+    def _check_gaps(self, bound: int, slack: dict[str, int]) -> None:
         for (one, other), (since, behind) in self._since.items():
             gap = self.served.get(one, 0) - self.served.get(other, 0) - since
             allowed = bound + slack.get(one, 0) + slack.get(other, 0)
-            if not terms.lift_queued and gap * behind < 0:
+            if gap * behind < 0:
                 allowed += abs(behind)
             require(
                 abs(gap) <= allowed,

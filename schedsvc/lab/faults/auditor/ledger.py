@@ -361,7 +361,7 @@ class Books(ImpliedState):
                 usage[1] -= lease.cached_tokens
                 lease.cached_tokens = 0
         self.fairness.charge(lease, final=True)
-        self.counters.ended(lease.request.flow)
+        self.counters.ended(lease.request.flow, self.fairness.charge_of(lease))
         self.meters.end(now_ns, lease, has_run=has_run)
         self.release(lease)
         self.orphans.pop(lease.lease_id, None)

@@ -13,6 +13,8 @@ EVICTED_TTL, EVICTED_CANCELLED, EVICTED_DRAINING, EVICTED_TOO_LARGE = 32, 33, 34
 COMPLETED, CANCELLED, EXPIRED = 48, 49, 50
 UNKNOWN, LIVE, VOID, ENDED = 1, 2, 3, 4
 
+CREDIT_AUTO = -1
+
 # Limits of the contract (proto/README.md).
 PROMPT_TOKENS_MAX = 1 << 24
 SEQUENCES_MAX, COMPLETIONS_MAX = 1_024, 128
@@ -121,7 +123,9 @@ class Terms:
     # One pool, and nobody reports what he did not use: the bound of VTC applies.
     fair: bool
     lifts: bool  # who was idle is lifted to the least served that is active
-    lift_queued: bool  # a flow is active while something of it waits, else also while it runs
+    # A flow is active while something of it waits, and lifted to a level that never falls, less the
+    # credit; else it is active while it runs, too, and lifted to the least counter.
+    lift_queued: bool
     counts_exactly: bool  # messages tell everything that counters are made of
     serves_in_order: bool  # in one pool, whoever was served least, is next
     unknown_weight: int  # of all unknown tenants together
@@ -133,6 +137,7 @@ class Terms:
     limits: PoolLimits = PoolLimits()
     adapters: dict[str, int] = field(default_factory=dict)  # tokens of each, where not the usual
     early_refusal: bool = False  # who cannot meet a deadline is refused
+    credit_max: int = 0  # micro-tokens; CREDIT_AUTO: the average charge of a request
     by_deadline: bool = False  # inside a flow, whose wait is over first goes first
     paces_grants: bool = (
         False  # beyond half of a pool, requests may wait so that not all end at once
