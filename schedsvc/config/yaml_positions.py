@@ -73,6 +73,7 @@ def read_yaml(text: str) -> YamlText:
     out = YamlText()
     loader = _Loader(text)
     try:
+        _check_nesting(text)
         node = loader.get_single_node()
         if node is not None:
             out.data = _build(loader, node, (), out, {})
@@ -88,6 +89,23 @@ def read_yaml(text: str) -> YamlText:
     finally:
         loader.dispose()
     return out
+
+
+def _check_nesting(text: str) -> None:
+    """Count levels before anything is built: the parser's nodes are made by recursion in C.
+
+    50 KB of brackets overflow its stack, which ends the process. O(text).
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > _NESTING_MAX:
+                mark: Any = event.start_mark
+                problem = f"nested deeper than {_NESTING_MAX} levels"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
 
 
 def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
@@ -108,9 +126,6 @@ def _build(loader: Any, node: yaml.Node, path: Path, out: YamlText, seen: dict[i
         out.problems.append(Problem(out.place(path), path, message))
         return None
     place = _place(node)
-    if len(path) > _NESTING_MAX:
-        out.problems.append(Problem(place, path, "nested too deeply"))
-        return None
     seen[id(node)] = path
     out.values[path] = place
     if isinstance(node, yaml.SequenceNode):

@@ -1,6 +1,8 @@
 """The configuration file: what it means, and how wrong ones are named."""
 
 import hashlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -309,5 +311,20 @@ def test_a_short_file_cannot_become_large(tmp_path: Path) -> None:
         f"{chr(98 + i)}: &{chr(98 + i)} [*{chr(97 + i)}, *{chr(97 + i)}]\n" for i in range(20)
     )
     assert len(reading(tmp_path, bomb).problems) < 100
-    assert found(tmp_path, "a: " + "[" * 200 + "]" * 200)
     assert found(tmp_path, "&a [*a]")
+
+
+@pytest.mark.parametrize(
+    "text", ["x: " + "[" * 25_000, "x: " + "[" * 25_000 + "]" * 25_000, "- " * 25_000, "{a: " * 40]
+)
+def test_deep_nesting_is_an_error_and_not_the_end_of_the_process(text: str, tmp_path: Path) -> None:
+    (tmp_path / "deep.yaml").write_text(text)
+    command = [sys.executable, "-m", "schedsvc", "check", str(tmp_path / "deep.yaml")]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "nested deeper than 32 levels" in ended.stderr
+
+
+def test_nesting_within_the_limit_is_read(tmp_path: Path) -> None:
+    assert "nested deeper" not in str(reading(tmp_path, "[" * 32 + "]" * 32).problems)
+    assert "nested deeper" in str(reading(tmp_path, "[" * 33 + "]" * 33).problems)

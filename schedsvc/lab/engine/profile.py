@@ -212,7 +212,7 @@ def dump_profile(profile: Profile) -> str:
 def _parse(file: str, text: str) -> Profile:
     try:
         return Profile.model_validate(yaml.safe_load(text))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ProfileError(f"profile {file}: is not YAML: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]

@@ -45,7 +45,7 @@ def value_of(name: str, text: str) -> Any:
     """Read one value as in YAML. Raises OverrideError."""
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         raise OverrideError(f"{name}: {text!r} is no value") from None
 
 

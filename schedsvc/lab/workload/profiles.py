@@ -112,7 +112,7 @@ def read_profiles(path: Path) -> Mapping[str, Profile]:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
         return _File.model_validate(data).profiles
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, RecursionError, UnicodeDecodeError) as error:
         raise ProfileError(f"{path}: not YAML: {error}") from None
     except ValidationError as error:
         found = "; ".join(f"{field or 'file'}: {reason}" for field, reason in complaints(error))

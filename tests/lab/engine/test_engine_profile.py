@@ -84,6 +84,7 @@ def test_an_unknown_profile_lists_the_known_ones():
         ("[20, 200]", "[20, 100]", r"ns must not shrink"),
         ("[20, 200]", "[20]", r"each point must be"),
         ("name: mine", "name: [", r"is not YAML"),
+        ("name: mine", "name: " + "[" * 5_000, r"is not YAML"),
         (GOOD, "- 1", r"the file: Input should be"),
     ],
 )

@@ -63,6 +63,7 @@ def test_sizes_of_the_engine_are_those_of_the_configured_pools_too():
         ("weight.a=heavy", "has to be a number"),
         ("pools=1", "unknown setting"),
         ("scheduler.headroom=[1", "is no value"),
+        ("scheduler.headroom=" + "[" * 5_000, "is no value"),
     ],
 )
 def test_a_wrong_setting_is_named(text, complaint):
