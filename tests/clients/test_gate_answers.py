@@ -235,6 +235,44 @@ async def test_who_asks(fake: FakeScheduler, tmp_path: Path) -> None:
     await bench.gate._close()
 
 
+@pytest.mark.parametrize(
+    "name", ["x-tenant-id", "authorization", "x-api-key"], ids=lambda name: str(name)
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+async def test_header_that_tells_who_asks_occurs_once(
+    fake: FakeScheduler, name: str, path: str
+) -> None:
+    bench = Bench(fake, Settings(target=fake.target, tenant_headers=("x-tenant-id",)))
+    bench.owner.state.args = type("Args", (), {"api_key": ["sk-1"]})
+    values = {"authorization": "Bearer sk-1", "x-api-key": "sk-1", "x-tenant-id": "a"}
+    others = {} if name == "x-api-key" else {"authorization": values["authorization"]}
+    exchange = bench.exchange(ask(), headers=others | {name: values[name]}, path=path)
+    second = values[name] if name != "x-tenant-id" else "b"
+    exchange.scope["headers"].append((name.encode(), second.encode()))
+    await exchange.run()
+    if name == "x-tenant-id" and path == "/tokenize":
+        assert exchange.status == 200  # nothing asks for it there
+        return
+    assert (exchange.status, exchange.error["param"]) == (400, name)
+    assert exchange.error["message"] == f"{name}: the header occurs 2 times; send it once"
+    assert fake.admits == []
+    await bench.gate._close()
+
+
+@pytest.mark.parametrize("name", ["a\x1b[31m", "a\x07", "a\u202eb", "a\nb"])
+async def test_tenant_that_cannot_be_printed_is_refused(fake: FakeScheduler, name: str) -> None:
+    bench = Bench(
+        fake, Settings(target=fake.target, tenant_headers=("x-a",), trust_user_field=True)
+    )
+    exchange = bench.exchange(ask())
+    exchange.scope["headers"].append((b"x-a", name.encode()))
+    await exchange.run()
+    assert (exchange.status, exchange.error["param"]) == (400, "x-a")
+    assert (await bench.ask(ask(user=name))).error["param"] == "user"
+    assert fake.admits == []
+    await bench.gate._close()
+
+
 async def test_a_wrong_key_never_reaches_the_scheduler(fake: FakeScheduler) -> None:
     bench = Bench(fake, Settings(target=fake.target))
     bench.owner.state.args = type("Args", (), {"api_key": ["sk-right"]})

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvicorn
 from schedsvc_client import api_key_hash
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.gate import Gate
@@ -400,3 +402,32 @@ async def test_a_browser_shows_why_the_gate_refused(
 def test_a_wrong_origin_is_named(value: str) -> None:
     with pytest.raises(SettingsError, match=r"SCHEDSVC_CORS_ORIGINS: .* is not \* or https://HOST"):
         Settings.from_environment({"SCHEDSVC_TARGET": "x:1", "SCHEDSVC_CORS_ORIGINS": value})
+
+
+@pytest.mark.parametrize("target", ["@127.0.0.1:{}/x", "http://127.0.0.1:{}/x", "*", ".evil/x"])
+async def test_request_target_names_no_other_server(proxy: Gate, raw: Raw, target: str) -> None:
+    """uvicorn on h11 hands such targets on as they came; behind a URL they are another host."""
+    reached: list[bytes] = []
+
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reached.append(await reader.readline())
+        writer.close()
+
+    server = await asyncio.start_server(other, "127.0.0.1", 0)
+    config = uvicorn.Config(proxy, http="h11", lifespan="off", log_level="error")
+    front = uvicorn.Server(config)
+    bound = socket.create_server(("127.0.0.1", 0))
+    serving = asyncio.create_task(front.serve([bound]))
+    try:
+        reader, writer = await asyncio.open_connection(*bound.getsockname())
+        asked = target.format(server.sockets[0].getsockname()[1])
+        writer.write(f"GET {asked} HTTP/1.1\r\nhost: a\r\n\r\n".encode())
+        status = await asyncio.wait_for(reader.readline(), 10)
+        assert status.split()[1] == b"400"
+        writer.close()
+    finally:
+        front.should_exit = True
+        await serving
+        server.close()
+    assert reached == []
+    assert raw.requests == []

@@ -151,8 +151,10 @@ class Gate:
             )
             await self._refuse(error, scope, send)
             return
-        if self._api_keys and not key_is_known(scope, self._api_keys):
-            await self._refuse(_WRONG_KEY, scope, send)
+        try:
+            self._check_key(scope)
+        except BadRequestError as error:
+            await self._refuse(error, scope, send)
             return
         await self.app(scope, receive, send)
 
@@ -201,8 +203,7 @@ class Gate:
 
         Raises BadRequestError, BodyTooLargeError, ClientLeftError, RecursionError.
         """
-        if self._api_keys and not key_is_known(scope, self._api_keys):
-            raise _WRONG_KEY
+        self._check_key(scope)
         encoding = header(scope, b"content-encoding").decode("latin-1")
         if encoding not in ("", "identity"):
             raise BadRequestError(
@@ -369,6 +370,10 @@ class Gate:
             return _ASK_AGAIN
         runtime.watch(gated)
         return None
+
+    def _check_key(self, scope: Scope) -> None:
+        if self._api_keys and not key_is_known(scope, self._api_keys):
+            raise _WRONG_KEY
 
     async def _refuse(self, error: BadRequestError, scope: Scope, send: Send) -> None:
         request_id = self._identifier.request_id(scope) if self._broken is None else "-"

@@ -47,7 +47,7 @@ class Identifier:
     def identity(self, scope: Scope, body: Mapping[str, Any]) -> Identity:
         """Find the tenant. Raises BadRequestError where a trusted name is no name."""
         for name in self._headers:
-            value = header(scope, name).strip()
+            value = _once(scope, name).strip()
             if value:
                 return Identity(tenant=_name(value, name.decode()))
         if self._trust_api_key:
@@ -81,15 +81,21 @@ class Identifier:
 
 
 def bearer(scope: Scope) -> str:
-    """Return the API key of the Authorization header, else Anthropic's header, or ""."""
-    scheme, _, key = header(scope, b"authorization").decode("latin-1").partition(" ")
+    """Return the API key of the Authorization header, else Anthropic's header, or "".
+
+    Raises BadRequestError where one of them occurs twice.
+    """
+    scheme, _, key = _once(scope, b"authorization").decode("latin-1").partition(" ")
     if scheme.lower() == "bearer":
         return key.strip()
-    return header(scope, b"x-api-key").decode("latin-1").strip()
+    return _once(scope, b"x-api-key").decode("latin-1").strip()
 
 
 def key_is_known(scope: Scope, keys_sha256: frozenset[bytes]) -> bool:
-    """Compare the caller's API key with those that are allowed, in constant time."""
+    """Compare the caller's API key with those that are allowed, in constant time.
+
+    Raises BadRequestError as `bearer()`.
+    """
     given = api_key_hash(bearer(scope))
     found = False
     for known in keys_sha256:
@@ -97,10 +103,25 @@ def key_is_known(scope: Scope, keys_sha256: frozenset[bytes]) -> bool:
     return found
 
 
+def _once(scope: Scope, name: bytes) -> bytes:
+    """Return the header of that name, or b"". Raises BadRequestError where there are several.
+
+    A server behind this one, or a proxy before it, may believe another one of them.
+    """
+    values = [value for key, value in scope["headers"] if key == name]
+    if len(values) > 1:
+        text = name.decode("latin-1")
+        raise BadRequestError(f"{text}: the header occurs {len(values)} times; send it once", text)
+    return bytes(values[0]) if values else b""
+
+
 def _name(value: bytes, where: str) -> str:
     if len(value) > _TENANT_BYTES_MAX:
         raise BadRequestError(f"{where}: has more than {_TENANT_BYTES_MAX} bytes", where)
     try:
-        return value.decode()
+        name = value.decode()
     except UnicodeDecodeError:
         raise BadRequestError(f"{where}: is not UTF-8", where) from None
+    if not name.isprintable():
+        raise BadRequestError(f"{where}: has characters that cannot be printed", where)
+    return name

@@ -171,6 +171,11 @@ class Upstream:
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = None
+        if not _path_of(scope).startswith(b"/"):
+            # `http://other/` or `@other/`: put behind the upstream's address, it names another.
+            text = "the request target has to be a path that begins with /"
+            await answers.bad_request(BadRequestError(text), "-").send(send)
+            return
         if scope["method"] not in _BODILESS or header(scope, b"content-length"):
             try:
                 body = await read_body(scope, receive, self._body_bytes_max)
@@ -199,7 +204,7 @@ class Upstream:
         Raises aiohttp.ClientError where it breaks off: the client's connection then does too, but
         a stream of events is told why first.
         """
-        path = scope.get("raw_path") or str(scope["path"]).encode()
+        path = _path_of(scope)
         query = scope.get("query_string") or b""
         target = self.url + (path + b"?" + query if query else path).decode("latin-1")
         passing = _Passing(send)
@@ -336,6 +341,10 @@ class Upstream:
                 max_field_size=_HEADER_BYTES_MAX,
             )
         return self._http
+
+
+def _path_of(scope: Scope) -> bytes:
+    return scope.get("raw_path") or str(scope["path"]).encode()
 
 
 def _headers_for(scope: Scope) -> list[tuple[str, str]]:
