@@ -29,6 +29,8 @@ cdef int check_text(str field, Slice* s, int64_t least, int64_t most) except -1:
         invalid(field, f"must have {least} to {most} bytes, not {s.size:,}")
     if not is_utf8(s):
         invalid(field, "is not valid UTF-8")
+    if has_control(s):
+        invalid(field, "has a control character, or one that turns the direction of text")
     return 0
 
 

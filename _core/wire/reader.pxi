@@ -144,6 +144,25 @@ cdef bint is_utf8(const Slice* s) noexcept nogil:
     return True
 
 
+cdef bint has_control(const Slice* s) noexcept nogil:
+    """Whether UTF-8 holds what a terminal obeys: a control character (U+0000 to U+001F, U+007F to
+    U+009F), a separator of lines, or an override of the direction (U+2028 to U+202E, U+2066 to
+    U+2069). O(bytes)."""
+    cdef const uint8_t* p = s.at
+    cdef const uint8_t* end = s.at + s.size
+    while p < end:
+        if p[0] < 0x20 or p[0] == 0x7F:
+            return True
+        if p[0] == 0xC2 and p[1] < 0xA0:
+            return True
+        if p[0] == 0xE2 and (
+            (p[1] == 0x80 and 0xA8 <= p[2] <= 0xAE) or (p[1] == 0x81 and 0xA6 <= p[2] <= 0xA9)
+        ):
+            return True
+        p += 1
+    return False
+
+
 cdef inline int check_range(str field, int64_t value, int64_t low, int64_t high) except -1:
     return 0 if low <= value <= high else out_of_range(field, value, low, high)
 

@@ -14,6 +14,8 @@ from schedsvc_client import (
     tls_credentials,
 )
 
+from schedsvc.printable import printable
+
 __all__ = ["Connection", "connects"]
 
 
@@ -71,7 +73,7 @@ def connects(command: Callable[..., None]) -> Callable[..., None]:
                 )
             command(Connection(target, credentials, token), **given)
         except (SchedulerError, ValueError) as error:
-            raise click.ClickException(f"{target}: {_said(error)}") from None
+            raise click.ClickException(printable(f"{target}: {_said(error)}")) from None
 
     for option in reversed(_OPTIONS):
         run = option(run)

@@ -9,6 +9,7 @@ import click
 from schedsvc_client.operator import Operator
 
 from schedsvc.cli.connect import Connection, connects
+from schedsvc.printable import printable
 
 _EPILOG = """\b
 Example:
@@ -156,9 +157,9 @@ def _line(cells: tuple[str, ...], widths: list[int]) -> str:
 def _cells(lease: Any) -> tuple[str, ...]:
     return (
         str(lease.lease_id),
-        _printable(lease.tenant),
-        _printable(lease.pool),
-        _printable(lease.client_id),
+        printable(lease.tenant),
+        printable(lease.pool),
+        printable(lease.client_id),
         f"{lease.age_ms / 1_000:,.1f} s",
         _state(lease),
         f"{lease.reserved_tokens:,}",
@@ -174,8 +175,3 @@ def _state(lease: Any) -> str:
         return "suspect"
     # LEASE_STATE_VOID
     return "void" if lease.state == 3 else "live"
-
-
-def _printable(name: str) -> str:
-    """Return a name that does nothing to a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in name)

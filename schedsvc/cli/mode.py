@@ -7,6 +7,7 @@ import click
 from schedsvc_client.operator import MODES, MODES_RENAMED, Operator
 
 from schedsvc.cli.connect import Connection, connects
+from schedsvc.printable import printable_message
 
 _EPILOG = """\b
 Example:
@@ -47,7 +48,7 @@ def mode(connection: Connection, mode: str | None, tenant: str, as_json: bool) -
     if as_json:
         click.echo(json.dumps(_plain(found)))
     else:
-        click.echo(mode_text(found))
+        click.echo(mode_text(printable_message(found)))
 
 
 def mode_text(modes: Any) -> str:

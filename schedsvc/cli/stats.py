@@ -14,6 +14,7 @@ from schedsvc_client.sync import Scheduler
 
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.mode import mode_text
+from schedsvc.printable import printable_message
 
 #: Kinds of schedsvc.v1.LimitKind, short.
 _UNITS = {3: "req/min", 4: "in/min", 5: "out/min", 6: "tok/min", 7: "at once"}
@@ -86,14 +87,15 @@ def _print(
             time.sleep(watch_s)
     # Names may hold brackets: nothing here is markup.
     console = Console(markup=False)
-    view = _view(_look(scheduler, tenants, flows))
+    view = _view(printable_message(_look(scheduler, tenants, flows)))
     if watch_s is None:
         console.print(view)
         return
     with Live(view, console=console, auto_refresh=False) as live:
         while True:
             time.sleep(watch_s)
-            live.update(_view(_look(scheduler, tenants, flows)), refresh=True)
+            view = _view(printable_message(_look(scheduler, tenants, flows)))
+            live.update(view, refresh=True)
 
 
 def plain(message: Any) -> dict[str, Any]:

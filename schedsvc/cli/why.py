@@ -14,6 +14,7 @@ from schedsvc_client.sync import Scheduler
 
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.stats import plain
+from schedsvc.printable import printable_message
 
 #: schedsvc.v1.RequestState: ended, refused.
 _OVER = (4, 5)
@@ -84,6 +85,7 @@ def _goes_on(answer: Any) -> bool:
 
 
 def _view(answer: Any) -> RenderableType:
+    answer = printable_message(answer)
     return Group(*(part for story in answer.requests for part in _parts(story)))
 
 

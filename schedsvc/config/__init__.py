@@ -24,6 +24,7 @@ from schedsvc.config.yaml_positions import (
     Path as YamlPath,
 )
 from schedsvc.config.yaml_positions import Place, Problem, YamlText, path_text, read_yaml
+from schedsvc.printable import printable
 
 __all__ = [
     "RENAMED_MODES",
@@ -72,7 +73,7 @@ def problem_text(file: Path, problem: Problem) -> str:
     """Write a problem as `file:line:column: path: message`."""
     where = f"{file}:{problem.place.line}:{problem.place.column}"
     path = path_text(problem.path)
-    return f"{where}: {path}: {problem.message}" if path else f"{where}: {problem.message}"
+    return printable(": ".join([where, *([path] if path else []), problem.message]))
 
 
 def load(file: Path, environ: Mapping[str, str] | None = None) -> Config:

@@ -6,6 +6,8 @@ from typing import Literal
 
 import structlog
 
+from schedsvc.printable import printable
+
 __all__ = ["configure_logs"]
 
 _LEVELS = {
@@ -31,7 +33,7 @@ def configure_logs(
     if style == "json":
         final += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
-        final += [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        final += [_printable, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=final)
@@ -50,3 +52,13 @@ def configure_logs(
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
+
+
+def _printable(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Let no text of an event do anything to the terminal but a traceback's lines."""
+    for name, value in event.items():
+        if isinstance(value, str) and name != "exception":
+            event[name] = printable(value)
+    return event

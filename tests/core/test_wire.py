@@ -23,15 +23,22 @@ QUICK = settings(
 )
 
 
+CONTROL = {*range(0x20), *range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0x2066, 0x206A)}
+
+
+def is_plain(text: str) -> bool:
+    return CONTROL.isdisjoint(map(ord, text))
+
+
 def wrong_fields(m: pb.AdmitRequest) -> set[str]:
     """Fields that the contract and the core's documented limits do not allow."""
     tokens, sequences = sum(m.input_tokens), len(m.input_tokens) * max(1, m.n)
     limits = {
-        "request_id": 1 <= len(m.request_id.encode()) <= 128,
-        "tenant": len(m.tenant.encode()) <= 256,
+        "request_id": 1 <= len(m.request_id.encode()) <= 128 and is_plain(m.request_id),
+        "tenant": len(m.tenant.encode()) <= 256 and is_plain(m.tenant),
         "api_key_sha256": len(m.api_key_sha256) in (0, 32),
-        "pool": len(m.pool.encode()) <= 128,
-        "adapter": len(m.adapter.encode()) <= 256,
+        "pool": len(m.pool.encode()) <= 128 and is_plain(m.pool),
+        "adapter": len(m.adapter.encode()) <= 256 and is_plain(m.adapter),
         "request_class": m.request_class == "",  # none is configured
         "input_tokens": 1 <= len(m.input_tokens) <= 1024
         and all(1 <= p <= PROMPT_MAX for p in m.input_tokens)
@@ -292,13 +299,24 @@ def test_bad_utf8_is_refused(bad: bytes, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "good", ["é", "€", "\U0001f600", "\ud7ff", "\U0010ffff", "a\0b", "\x7f\x80"]
+    "good", ["é", "€", "\U0001f600", "\ud7ff", "\U0010ffff", "\u2027\u202f\u2065\u206a", "\xa0"]
 )
 def test_good_utf8_is_taken(good: str) -> None:
     s = make()
     data = message([*VALID, (1, LENGTH, good.encode())])
     assert isinstance(s.admit_wire(0, 0, data), bytes)
     assert totals(s, 0)["granted"] == 1
+
+
+@pytest.mark.parametrize("code", sorted(CONTROL))
+def test_control_characters_are_refused(code: int) -> None:
+    s = make()
+    for number, name in ((1, "request_id"), (2, "tenant")):
+        data = message([*VALID, (number, LENGTH, f"a{chr(code)}b".encode())])
+        with pytest.raises(core.CallerError, match="control character") as wrong:
+            s.admit_wire(0, 0, data)
+        assert (wrong.value.code, wrong.value.field) == (3, name)
+    assert totals(s, 0)["received"] == 0
 
 
 def test_large_and_many() -> None:

@@ -48,7 +48,8 @@ ROOMS: dict[str, Room] = {
     "schedsvc._core": room(never=IO, clock=NO_CLOCK, seeded=True),
     # Drives.
     "schedsvc.clock": room(clock=WALL),
-    "schedsvc.config": room(packages="pydantic pydantic_core yaml"),
+    "schedsvc.printable": room(never=IO, clock=NO_CLOCK),
+    "schedsvc.config": room("schedsvc.printable", packages="pydantic pydantic_core yaml"),
     "schedsvc.status": room("schedsvc._core schedsvc_client.v1", "grpc google grpc_status"),
     "schedsvc.driver": room("schedsvc._core schedsvc.clock schedsvc.config"),
     # The wall clock tells how long a scheduler was away: quotas are credited for it.
@@ -61,7 +62,8 @@ ROOMS: dict[str, Room] = {
     "schedsvc.metrics": room("schedsvc.driver schedsvc.status", "prometheus_client"),
     "schedsvc.server": room(
         "schedsvc.service schedsvc.status schedsvc.driver schedsvc.config schedsvc.metrics"
-        " schedsvc.clock schedsvc.recording schedsvc.state schedsvc_client.v1",
+        " schedsvc.clock schedsvc.printable schedsvc.recording schedsvc.state"
+        " schedsvc_client.v1",
         "aiohttp grpc grpc_health grpc_reflection prometheus_client structlog uvloop",
     ),
     # A process of its own before it: knows tokens and bytes, and decides nothing.
@@ -147,7 +149,7 @@ ROOMS: dict[str, Room] = {
     # Commands. Each names the others by text, so that it loads only what it runs.
     "schedsvc.__main__": room("schedsvc.cli"),
     "schedsvc.cli": room(
-        "schedsvc schedsvc.config schedsvc.server schedsvc.edge schedsvc_client",
+        "schedsvc schedsvc.config schedsvc.printable schedsvc.server schedsvc.edge schedsvc_client",
         "click rich",
         prints=True,
     ),
