@@ -48,6 +48,8 @@ cdef class Scheduler(Core):
         self.predictor = Predictor(limits["quantile_ppm"], limits["samples_min"])
         self.deadlines, self.pool_wakes = Heap(), Heap()
         self.ids, self.leases, self.tags, self.names = Table(), Table(), Table(), Table()
+        self.leases.set_key(self.k0, self.k1 ^ LEASE_SALT)
+        self.tags.set_key(self.k0, self.k1 ^ TAG_SALT)
         self.flow_names, self.keys, self.pool_names = {}, {}, {}
         self.quota_names, self.pool_models, self.pool_limits = {}, {}, {}
         self.flow_list, self.pool_list = [], []

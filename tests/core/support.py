@@ -1,6 +1,7 @@
 """Short ways to a scheduler, a grant and a number out of the books."""
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -98,3 +99,13 @@ def gauges(scheduler: core.Scheduler, now_ns: int) -> dict[str, int]:
 def is_drained(scheduler: core.Scheduler, now_ns: int) -> bool:
     scheduler.check()
     return not any(gauges(scheduler, now_ns).values()) and scheduler.next_deadline() == -1
+
+
+def meeting_keys(count: int, lower: int = 0) -> list[int]:
+    """Keys, below 2^62, that have one place in a table of up to 2^21 places without a key.
+
+    `lower`: the lower half that goes with each.
+    """
+    inverse = pow(0x9E3779B97F4A7C15, -1, 1 << 64)
+    keys = ((number << 44) * inverse % (1 << 64) ^ lower for number in range(1, 1 << 20))
+    return list(islice((key << 3 for key in keys if key < 1 << 59), count))

@@ -51,8 +51,10 @@ cdef class ProbeHeap:
 cdef class ProbeTable:
     cdef Table table
 
-    def __init__(self):
+    def __init__(self, key=None):
         self.table = Table()
+        if key is not None:
+            self.table.set_key(key[0], key[1])
 
     def __setitem__(self, key, int32_t value):
         self.table.put(key[0], key[1], value)
@@ -69,6 +71,9 @@ cdef class ProbeTable:
     @property
     def places(self):
         return self.table.mask + 1
+
+    def home(self, uint64_t hi, uint32_t lo):
+        return self.table._home(hi, lo) & self.table.mask
 
     @property
     def is_moving(self):
@@ -244,6 +249,10 @@ def hash_of(bytes key, bytes data):
     memcpy(k, <const uint8_t*>key, 16)
     cdef Hash128 found = sip128(k[0], k[1], data, len(data))
     return found.hi.to_bytes(8, "little") + found.lo.to_bytes(8, "little")
+
+
+def place_hash(uint64_t k0, uint64_t k1, uint64_t hi, uint64_t lo):
+    return sip64(k0, k1, hi, lo)
 
 
 def bucket_and_middle(int64_t length):

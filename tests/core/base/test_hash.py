@@ -60,3 +60,19 @@ def test_it_is_siphash(key, data):
 )
 def test_published_vectors(size, vector):
     assert probe().hash_of(bytes(range(16)), bytes(range(size))).hex() == vector
+
+
+WORD = st.integers(0, MASK)
+
+
+@given(WORD, WORD, WORD, WORD)
+def test_hash_of_a_place_is_siphash_1_3_of_sixteen_bytes(k0, k1, hi, lo):
+    start = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)
+    v = [word ^ key for word, key in zip(start, (k0, k1, k0, k1), strict=True)]
+    for word in (hi, lo, 16 << 56):
+        v[3] ^= word
+        v = rounds(v, 1)
+        v[0] ^= word
+    v[2] ^= 0xFF
+    v = rounds(v, 3)
+    assert probe().place_hash(k0, k1, hi, lo) == v[0] ^ v[1] ^ v[2] ^ v[3]

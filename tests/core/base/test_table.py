@@ -2,9 +2,11 @@
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ..support import meeting_keys
 from . import many, probe
 
 
@@ -17,9 +19,10 @@ def change(rnd):
 CHANGES = many(change, 600)
 
 
-@given(CHANGES)
-def test_it_holds_what_a_dictionary_holds(changes):
-    table, model = probe().ProbeTable(), {}
+@pytest.mark.parametrize("key", [None, (3, 2**64 - 1)])
+@given(changes=CHANGES)
+def test_it_holds_what_a_dictionary_holds(key, changes):
+    table, model = probe().ProbeTable(key), {}
     for key, value in changes:
         if value is None:
             del table[key]
@@ -33,9 +36,10 @@ def test_it_holds_what_a_dictionary_holds(changes):
             assert table[hi, lo] == model.get((hi, lo), -1)
 
 
-def test_it_grows_without_a_pause_and_loses_nothing():
+@pytest.mark.parametrize("key", [None, (3, 2**64 - 1)])
+def test_it_grows_without_a_pause_and_loses_nothing(key):
     rnd = random.Random(1)
-    table, model = probe().ProbeTable(), {}
+    table, model = probe().ProbeTable(key), {}
     was_moving = 0
     for n in range(60_000):
         before = table.moves
@@ -63,3 +67,14 @@ def test_of_the_second_half_of_a_key_32_bits_count(hi, lo):
     table = probe().ProbeTable()
     table[hi, lo] = 7
     assert table[hi, lo | 1 << 32] == 7
+
+
+def test_nobody_without_the_key_finds_keys_that_meet():
+    """Keys of one place in a table without a key, made from the multiplication that it uses."""
+    keys = meeting_keys(3_500)
+    plain, keyed = probe().ProbeTable(), probe().ProbeTable((12, 34))
+    for table in (plain, keyed):
+        for key in keys:
+            table[key, 0] = 1
+    assert len({plain.home(key, 0) for key in keys}) == 1
+    assert len({keyed.home(key, 0) for key in keys}) > 2_000
