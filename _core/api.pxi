@@ -4,7 +4,8 @@
 cdef class Scheduler(Core):
     def __cinit__(
         self, *, bytes hash_key=b"\0" * 16, str policy="vtc", str lift="level", str ledger="peak",
-        str dispatch="backfill", str flow_order="arrival", uint64_t incarnation=1, **limits
+        str dispatch="backfill", str flow_order="arrival", str lease_seed="",
+        uint64_t incarnation=1, **limits
     ):
         check_name("policy", "policy", policy, POLICIES)
         check_name("lift", "mode", lift, LIFTS)
@@ -23,6 +24,8 @@ cdef class Scheduler(Core):
         self.headroom_min_ppm = min(limits["headroom_min_ppm"], limits["headroom_ppm"])
         self.headroom_max_ppm = max(limits["headroom_max_ppm"], limits["headroom_ppm"])
         self.lease_next = limits["lease_id_base"]
+        if lease_seed:
+            seed_lease_ids(self, lease_seed)
         memcpy(&self.k0, <const char*>hash_key, 8)
         memcpy(&self.k1, <const char*>hash_key + 8, 8)
         self.requests = Requests()

@@ -113,7 +113,8 @@ class Scheduler:
         self,
         *,
         hash_key: bytes = ...,  # 16 bytes; keys every hash of caller-chosen bytes
-        lease_id_base: int = 1,  # first lease id; later ones count up
+        lease_seed: str = "",  # 32 hexadecimal digits that lease ids are drawn of; "": they count
+        lease_id_base: int = 1,  # first lease id, where they count up
         incarnation: int = 1,  # told to shims, so that they notice a restart
         policy: str = "vtc",  # a key of POLICIES
         lift: str = "level",  # or "active", deprecated: running requests keep a flow active

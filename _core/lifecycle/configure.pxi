@@ -115,6 +115,8 @@ cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
     core.save_rest = True
     if f.principal != NONE:
         p.principal = f.principal
+    if p.replays_until_ns == 0:
+        p.replays_until_ns = core.now_ns + core.lease_ttl_ns + core.lease_grace_ns
     p.epoch = f.epoch
     core.ledger.size(pool, f.capacity_tokens, f.block_size, f.max_running, f.max_model_tokens)
     if name in core.saved_pools:

@@ -1,5 +1,37 @@
 # Grant: makes a queued request a lease.
 
+cdef int seed_lease_ids(Core core, str seed) except -1:
+    """Draw lease ids from now on. O(1)."""
+    cdef bytes key
+    try:
+        key = bytes.fromhex(seed)
+    except ValueError:
+        key = b""
+    if len(key) != 16:
+        invalid("lease_seed", "must be 32 hexadecimal digits")
+    memcpy(&core.lease_k0, <const char*>key, 8)
+    memcpy(&core.lease_k1, <const char*>key + 8, 8)
+    core.draws_lease_ids = True
+    return 0
+
+
+cdef int64_t next_lease_id(Core core) noexcept:
+    """A lease id that is free: one more than the last, or, with a seed, one that nobody can guess
+    who knows others. Expected O(1)."""
+    cdef Hash128 drawn
+    cdef uint64_t number
+    cdef int64_t lease_id = 0
+    if not core.draws_lease_ids:
+        core.lease_next += 1
+        return core.lease_next - 1
+    while lease_id == 0 or core.leases.get(<uint64_t>lease_id, 0) != NONE:
+        number = <uint64_t>core.lease_next
+        core.lease_next += 1
+        drawn = sip128(core.lease_k0, core.lease_k1, <const uint8_t*>&number, sizeof(number))
+        lease_id = <int64_t>(drawn.lo & <uint64_t>(LEASE_ID_MAX - 1))
+    return lease_id
+
+
 cdef int grant(
     Core core, int32_t i, int32_t pool, int64_t blocks, int64_t output_tokens, bint aged
 ) except -1:
@@ -31,8 +63,7 @@ cdef int grant(
     r.lease.weight_milli = f.weight_milli
     r.lease.waited_ns = core.now_ns - r.arrival_ns
     r.lease.predicted_output = r.lease.promised_output = <int32_t>output_tokens
-    r.lease.lease_id = core.lease_next
-    core.lease_next += 1
+    r.lease.lease_id = next_lease_id(core)
     core.leases.put(<uint64_t>r.lease.lease_id, 0, i)
     core.requests.enter(i, LIVE)
     enter_prefill(core, r)

@@ -1,4 +1,9 @@
 # Restores the leases that their holders report after a restart.
+#
+# A report gives no rights by itself. A lease that this scheduler does not know is taken over from
+# the principal that offers its pool, and only while those of before the restart are awaited: for a
+# lease's TTL and grace from the moment at which the pool was first offered, or configured. Later,
+# and from others, it is UNKNOWN, and counted.
 
 cdef int replay_lease(
     Core core, Ask* ask, int64_t lease_id, int64_t epoch, int64_t reserved_tokens, Usage* u
@@ -12,6 +17,9 @@ cdef int replay_lease(
     if i == NONE:
         if epoch != p.epoch:
             return LS_VOID
+        if p.principal not in (NONE, ask.principal) or core.now_ns >= p.replays_until_ns:
+            core.replays_refused += 1
+            return LS_UNKNOWN
         if (
             not 0 < lease_id <= LEASE_ID_MAX
             or core.leases.get(<uint64_t>lease_id, 0) != NONE
@@ -88,7 +96,8 @@ cdef int32_t restore_lease(
     core.granted += 1
     core.ids.put(r.key_hi, r.key_lo, i)
     core.leases.put(<uint64_t>lease_id, 0, i)
-    core.lease_next = max(core.lease_next, lease_id + 1)
+    if not core.draws_lease_ids:
+        core.lease_next = max(core.lease_next, lease_id + 1)
     core.requests.enter(i, LIVE)
     core.ledger.reserve(i, (reserved_tokens + p.block_size - 1) // p.block_size)
     r.lease.granted_tokens = r.lease.reserved_blocks * p.block_size

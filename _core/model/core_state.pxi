@@ -41,7 +41,11 @@ cdef class Core:
     cdef int32_t verdict_count, verdict_taken, verdicts_max
     cdef Verdict captured  # of the request that admit_wire just asked for
     cdef int64_t capture
-    cdef int64_t now_ns, seq, lease_next
+    cdef int64_t now_ns, seq
+    cdef int64_t lease_next  # the next lease id, or its number where ids are drawn
+    cdef bint draws_lease_ids
+    cdef uint64_t lease_k0, lease_k1  # of which they are drawn
+    cdef int64_t replays_refused
     cdef int64_t rounds  # of looking at all pools, ever
     cdef int64_t refusals[REFUSAL_KINDS]  # of requests whose tenant has no flow
     cdef int64_t received, granted, completed, cancelled, expired, rejected, evicted

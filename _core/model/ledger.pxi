@@ -54,7 +54,8 @@ ctypedef struct Pool:
     int32_t attached  # sessions that offer it, plus one where it is configured
     int32_t configured
     bint draining  # an operator lets nothing in any more
-    int32_t principal  # who offers it
+    int32_t principal  # who offered it last; -1: nobody has
+    int64_t replays_until_ns  # so long leases of before this process are taken over; 0: not yet
     int32_t reason
     int32_t next  # request that it would grant if it could; -1: none
     int64_t named  # that request's handle, where it waits for this pool's reason; 0: none
@@ -168,7 +169,7 @@ cdef class Ledger:
         memset(&self.pools[pool], 0, sizeof(Pool))
         self.pools[pool].first_lease = self.pools[pool].next = NONE
         self.pools[pool].telemetry_at_ns = NONE
-        self.pools[pool].quota = NONE
+        self.pools[pool].quota = self.pools[pool].principal = NONE
         self.pools[pool].prefill_budget.chain.head = NONE
         self.pools[pool].prefill_budget.chain.tail = NONE
         self.learn_anew(pool)

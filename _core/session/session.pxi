@@ -181,7 +181,7 @@ cdef class Session(SessionState):
         pool = self.core.pool_names.get(slice_bytes(&name))
         if pool is None:
             raise CallerError(CODE_NOT_FOUND, "pool", "no pool of that name")
-        if self.core.ledger.pools[<int32_t>pool].principal != self.principal:
+        if max(0, self.core.ledger.pools[<int32_t>pool].principal) != self.principal:
             raise CallerError(CODE_FAILED_PRECONDITION, "pool", "is offered by another caller")
         return take_telemetry(self.core, pool, v[0], v[1], v[2], v[3], v[4])
 

@@ -305,6 +305,7 @@ cdef totals_of(Core core):
         "expired": core.expired,
         "rejected": core.rejected,
         "evicted": core.evicted,
+        "replays_refused": core.replays_refused,
         "promised_tokens": promised,
         "fairness_gap_micro": fairness_gap(core.flows),
         "fairness_bound_micro": bound,

@@ -55,8 +55,8 @@ class Server:
         self._incarnation = secrets.randbits(63) + 1
         options = {
             "hash_key": secrets.token_bytes(16),
-            # Far from every other process's ids, and not to be guessed.
-            "lease_id_base": secrets.randbits(61) + 1,
+            # Lease ids that nobody can guess; it stands in a recording, whose replay needs it.
+            "lease_seed": secrets.token_hex(16),
             "incarnation": self._incarnation,
             "work_max": WORK_MAX,
         }

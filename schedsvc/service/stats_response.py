@@ -18,7 +18,7 @@ _FLOW_FIELDS = frozenset(pb.FlowStats.DESCRIPTOR.fields_by_name)
 #: Numbers by outcome.
 _COUNTS = frozenset({"refusals", "audited_refusals"})
 _QUOTA_FIELDS = frozenset(quota_pb2.QuotaStats.DESCRIPTOR.fields_by_name)
-_CLASS_FIELDS = frozenset(pb.ClassStats.DESCRIPTOR.fields_by_name)
+_CLASS_FIELDS = frozenset(quota_pb2.ClassStats.DESCRIPTOR.fields_by_name)
 _MODES = {"enforce": mode_pb2.MODE_ENFORCE, "dry_run": mode_pb2.MODE_AUDIT}
 _TENANTS_TOLD = 100
 _TOTALS_FIELDS = frozenset(pb.Totals.DESCRIPTOR.fields_by_name)
@@ -45,7 +45,7 @@ def snapshot(driver: Driver, request: pb.StatsRequest, incarnation: int) -> pb.S
         draining=stats["draining"],
         state=_state(driver),
         mode=modes(driver),
-        classes=[pb.ClassStats(**_only(entry, _CLASS_FIELDS)) for entry in stats["classes"]],
+        classes=[quota_pb2.ClassStats(**_only(entry, _CLASS_FIELDS)) for entry in stats["classes"]],
         quotas=[
             quota_pb2.QuotaStats(**_counted(entry, _QUOTA_FIELDS)) for entry in stats["quotas"]
         ],

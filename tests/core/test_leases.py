@@ -8,6 +8,7 @@ import pytest
 from schedsvc import _core as core
 
 from .differential import Differential
+from .stream import Stream, offering, replaying
 from .support import SECOND, admit, grant, is_drained, make, outcomes, pool, totals
 
 TTL, GRACE = 10 * SECOND, 20 * SECOND
@@ -253,6 +254,61 @@ def test_a_replay_moves_the_numbering_past_it() -> None:
     assert s.replay(0, 0, b"r", 500, 0, 1, 10, 5, 5) == core.LEASE_LIVE
     assert s.replay(0, 0, b"q", 400, 0, 1, 10, 5, 5) == core.LEASE_LIVE
     assert grant(s, 0, "next").lease_id == 501
+
+
+def test_replay_of_an_unknown_lease_is_the_owners_of_its_pool_alone() -> None:
+    """It took a lease of 192,416 tokens in a pool of 10,000, whoever told of it."""
+    s = make(capacity=10_000)
+    owner, stranger = Stream(s, principal=1), Stream(s, principal=2)
+    owner.send(0, offering("gpu", capacity=10_000))
+    said = stranger.send(0, replaying(7, "r", pool="gpu", reserved_tokens=1_000))
+    assert [(n.lease_id, n.state) for n in said.leases] == [(7, core.LEASE_UNKNOWN)]
+    assert totals(s, 0)["promised_tokens"] == 0
+    assert totals(s, 0)["replays_refused"] == 1
+    assert not owner.send(0, replaying(7, "r", pool="gpu", reserved_tokens=1_000)).leases
+    assert totals(s, 0)["promised_tokens"] == 1_000
+    owner.session.close(0)  # who offered it last owns it still
+    said = stranger.send(0, replaying(8, "q", pool="gpu"))
+    assert [(n.lease_id, n.state) for n in said.leases] == [(8, core.LEASE_UNKNOWN)]
+    s.check()
+
+
+@pytest.mark.parametrize(("at_ns", "state"), [(14, core.LEASE_LIVE), (15, core.LEASE_UNKNOWN)])
+def test_replay_of_an_unknown_lease_is_believed_while_those_of_before_are_awaited(
+    at_ns: int, state: int
+) -> None:
+    s = core.Scheduler(lease_ttl_ns=10 * SECOND, lease_grace_ns=5 * SECOND)
+    s.set_flow(b"f", 1_000)
+    s.set_pool(0, b"p", 1, 1_000, 1)
+    assert s.replay(at_ns * SECOND, 0, b"r", 9, 0, 1, 10, 5, 5) == state
+    assert totals(s, at_ns * SECOND)["replays_refused"] == (state == core.LEASE_UNKNOWN)
+    s.set_pool(at_ns * SECOND, b"q", 1, 1_000, 1)  # offered first now: its leases are awaited
+    assert s.replay(at_ns * SECOND, 0, b"q", 10, 1, 1, 10, 5, 5) == core.LEASE_LIVE
+    s.check()
+
+
+def test_lease_ids_of_a_seed_are_drawn_and_moved_by_nobody() -> None:
+    def ids(seed: str, *replayed: int) -> list[int]:
+        s = make(capacity=1_000, lease_seed=seed)
+        for lease_id in replayed:
+            assert s.replay(0, 0, b"%d" % lease_id, lease_id, 0, 1, 10, 5, 5) == core.LEASE_LIVE
+        return [grant(s, 0, f"r{i}").lease_id for i in range(20)]
+
+    drawn = ids("00" * 16)
+    assert drawn == ids("00" * 16)  # so a recording can be replayed
+    assert drawn == ids("00" * 16, 1, 1 << 62)
+    assert set(drawn).isdisjoint(ids("01" * 16))
+    assert len(set(drawn)) == 20
+    assert all(0 < lease_id < 1 << 62 for lease_id in drawn)
+    assert sum(lease_id < 1 << 61 for lease_id in drawn) in range(2, 19)
+    taken = ids("00" * 16, drawn[0])  # what is in use is not drawn
+    assert taken == [*drawn[1:], taken[-1]]
+
+
+@pytest.mark.parametrize("seed", ["0", "00" * 15, "x" * 32])
+def test_seed_of_lease_ids_has_32_digits(seed: str) -> None:
+    with pytest.raises(core.CallerError, match="must be 32 hexadecimal digits"):
+        make(lease_seed=seed)
 
 
 def test_a_replay_of_an_unknown_lease_needs_the_pools_epoch() -> None:

@@ -317,6 +317,9 @@ class Twin(OperatorActions):
         if is_new:
             if pool_epoch != self.pools[pool].epoch:
                 return core.LEASE_VOID
+            if now_ns >= self.pools[pool].replays_until_ns:
+                self.totals["replays_refused"] += 1
+                return core.LEASE_UNKNOWN
             if self._is_taken(lease_id, flow, request_id) or not self.has_room(adapter):
                 return core.LEASE_UNKNOWN
             if self.is_full(flow := self.classes.flow(flow, cls)):

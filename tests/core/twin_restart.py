@@ -73,6 +73,7 @@ class Restart:
             p.owed_tokens += state.promised(i) * p.block_size
             p.pressed, p.told_at_ns, p.preemptions, p.foreign_tokens = False, None, 0, 0
             p.served = 0
+            p.replays_until_ns = state.replays_until()
             p.reason, p.light, p.brought, p.saturated = "NONE", [], False, False
             p.last_prefill_ns, p.opened_ns = 0, -1
             p.blocks, p.asked_tokens, p.matched_tokens = {}, 0, 0

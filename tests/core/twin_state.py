@@ -152,6 +152,7 @@ class State:
         if name not in self.pool_names:
             self.pool_names.append(name)
             self.pools.append(new)
+            new.replays_until_ns = self.replays_until()
             return len(self.pools) - 1
         index = self.pool_names.index(name)
         old = self.pools[index]
@@ -169,6 +170,7 @@ class State:
             else {"told_at_ns": None, "foreign_tokens": 0, "owed_tokens": 0, "blocks": {}}
         )
         kept = ("headroom_ppm", "reason", "probes", "pressed", "told_at_ns", "preemptions")
+        kept += ("replays_until_ns",)
         kept += ("served", "foreign_tokens", "owed_tokens", "light", "brought", "saturated")
         kept += ("overload", "calm_since_ns", "drain", "prefill_ns", "prefill_tokens")
         kept += ("prefill_error_ns", "prefills_judged")
@@ -179,6 +181,10 @@ class State:
             setattr(new, name, getattr(old, name))
         self.pools[index] = replace(new, **restarted)
         return index
+
+    def replays_until(self) -> int:
+        """So long leases of before a restart are taken over in a pool that is offered now."""
+        return self.now_ns + self.limits["lease_ttl_ns"] + self.limits["lease_grace_ns"]
 
     def set_pool_limits(self, now_ns: int, pool: bytes = b"", **limits: int) -> None:
         self.enter(now_ns)

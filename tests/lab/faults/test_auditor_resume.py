@@ -11,7 +11,7 @@ from schedsvc.lab.faults.auditor import (
     PriorityClass,
     ViolationError,
 )
-from tests.lab.faults.test_auditor import Desk, S
+from tests.lab.faults.test_auditor import TERMS, Desk, S
 from tests.lab.faults.test_auditor_service import limited, serve
 
 POOL = pool_pb2.PoolRegistration(pool="p", epoch=1, capacity_tokens=100, block_size_tokens=1)
@@ -85,10 +85,21 @@ def test_a_lease_that_is_told_of_is_held_and_charged_once() -> None:
     assert (pool.low, pool.owed_low) == (60, 0)
     replay(desk, 0, 2)  # was never saved: a second one
     assert counters.of("a") == 90_000_000
-    desk.auditor.settled(3 * S)
-    reborn(desk, 3 * S)
-    replay(desk, 6 * S, 3)  # too late to be one of those
-    assert desk.auditor.books.counters.of("a") == 130_000_000
+
+
+def test_a_lease_that_is_told_of_too_late_is_not_believed() -> None:
+    desk = exact()
+    running(desk)
+    reborn(desk)
+    late_ns = TERMS.lease_ttl_ns + TERMS.lease_grace_ns
+    told = pb.LeaseReplay(
+        lease_id=7, request_id="r7", tenant="a", pool="p", pool_epoch=1, reserved_tokens=60,
+        prompt_tokens=40, max_output_tokens=20,
+    )  # fmt: skip
+    desk.say(late_ns, replay=told)
+    desk.hear(late_ns, leases=[pb.LeaseStatus(lease_id=7, state=pb.LEASE_STATE_UNKNOWN)])
+    assert 7 not in desk.auditor.books.live
+    assert desk.auditor.books.counts["replays_refused"] == 1
 
 
 def test_who_was_active_is_so_until_a_lease_ttl_has_passed() -> None:

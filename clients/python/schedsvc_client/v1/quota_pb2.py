@@ -24,19 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17schedsvc/v1/quota.proto\x12\x0bschedsvc.v1\"3\n\rQuotaSnapshot\x12\"\n\x06limits\x18\x01 \x03(\x0b\x32\x12.schedsvc.v1.Limit\"a\n\x05Limit\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.schedsvc.v1.LimitKind\x12\r\n\x05limit\x18\x02 \x01(\x03\x12\x11\n\tremaining\x18\x03 \x01(\x03\x12\x10\n\x08reset_ms\x18\x04 \x01(\x03\"\xf4\x01\n\nQuotaStats\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06parent\x18\x02 \x01(\t\x12\"\n\x06limits\x18\x03 \x03(\x0b\x32\x12.schedsvc.v1.Limit\x12\x15\n\ropen_requests\x18\x04 \x01(\x03\x12\x0f\n\x07waiting\x18\x05 \x01(\x03\x12\x1f\n\x17share_tokens_per_minute\x18\x06 \x01(\x03\x12\x19\n\x11share_left_tokens\x18\x07 \x01(\x03\x12\x17\n\x0f\x62orrowed_tokens\x18\x08 \x01(\x03\x12\x13\n\x0blent_tokens\x18\t \x01(\x03\x12\x12\n\nheld_flows\x18\n \x01(\x03*\x9e\x02\n\tLimitKind\x12\x1a\n\x16LIMIT_KIND_UNSPECIFIED\x10\x00\x12\x1e\n\x1aLIMIT_KIND_QUEUED_REQUESTS\x10\x01\x12\x1a\n\x16LIMIT_KIND_POOL_TOKENS\x10\x02\x12\"\n\x1eLIMIT_KIND_REQUESTS_PER_MINUTE\x10\x03\x12&\n\"LIMIT_KIND_INPUT_TOKENS_PER_MINUTE\x10\x04\x12\'\n#LIMIT_KIND_OUTPUT_TOKENS_PER_MINUTE\x10\x05\x12 \n\x1cLIMIT_KIND_TOKENS_PER_MINUTE\x10\x06\x12\"\n\x1eLIMIT_KIND_CONCURRENT_REQUESTS\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17schedsvc/v1/quota.proto\x12\x0bschedsvc.v1\"3\n\rQuotaSnapshot\x12\"\n\x06limits\x18\x01 \x03(\x0b\x32\x12.schedsvc.v1.Limit\"a\n\x05Limit\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.schedsvc.v1.LimitKind\x12\r\n\x05limit\x18\x02 \x01(\x03\x12\x11\n\tremaining\x18\x03 \x01(\x03\x12\x10\n\x08reset_ms\x18\x04 \x01(\x03\"\xf4\x01\n\nQuotaStats\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06parent\x18\x02 \x01(\t\x12\"\n\x06limits\x18\x03 \x03(\x0b\x32\x12.schedsvc.v1.Limit\x12\x15\n\ropen_requests\x18\x04 \x01(\x03\x12\x0f\n\x07waiting\x18\x05 \x01(\x03\x12\x1f\n\x17share_tokens_per_minute\x18\x06 \x01(\x03\x12\x19\n\x11share_left_tokens\x18\x07 \x01(\x03\x12\x17\n\x0f\x62orrowed_tokens\x18\x08 \x01(\x03\x12\x13\n\x0blent_tokens\x18\t \x01(\x03\x12\x12\n\nheld_flows\x18\n \x01(\x03\"\x9a\x01\n\nClassStats\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x11\n\tageing_ms\x18\x03 \x01(\x03\x12\x0e\n\x06\x65xempt\x18\x04 \x01(\x08\x12\x0e\n\x06queued\x18\x05 \x01(\x03\x12\x13\n\x0blive_leases\x18\x06 \x01(\x03\x12\x0f\n\x07granted\x18\x07 \x01(\x03\x12\x17\n\x0f\x62rought_forward\x18\x08 \x01(\x03*\x9e\x02\n\tLimitKind\x12\x1a\n\x16LIMIT_KIND_UNSPECIFIED\x10\x00\x12\x1e\n\x1aLIMIT_KIND_QUEUED_REQUESTS\x10\x01\x12\x1a\n\x16LIMIT_KIND_POOL_TOKENS\x10\x02\x12\"\n\x1eLIMIT_KIND_REQUESTS_PER_MINUTE\x10\x03\x12&\n\"LIMIT_KIND_INPUT_TOKENS_PER_MINUTE\x10\x04\x12\'\n#LIMIT_KIND_OUTPUT_TOKENS_PER_MINUTE\x10\x05\x12 \n\x1cLIMIT_KIND_TOKENS_PER_MINUTE\x10\x06\x12\"\n\x1eLIMIT_KIND_CONCURRENT_REQUESTS\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'schedsvc_client.v1.quota_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LIMITKIND']._serialized_start=440
-  _globals['_LIMITKIND']._serialized_end=726
+  _globals['_LIMITKIND']._serialized_start=597
+  _globals['_LIMITKIND']._serialized_end=883
   _globals['_QUOTASNAPSHOT']._serialized_start=40
   _globals['_QUOTASNAPSHOT']._serialized_end=91
   _globals['_LIMIT']._serialized_start=93
   _globals['_LIMIT']._serialized_end=190
   _globals['_QUOTASTATS']._serialized_start=193
   _globals['_QUOTASTATS']._serialized_end=437
+  _globals['_CLASSSTATS']._serialized_start=440
+  _globals['_CLASSSTATS']._serialized_end=594
 # @@protoc_insertion_point(module_scope)

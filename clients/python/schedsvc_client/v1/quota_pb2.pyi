@@ -181,3 +181,49 @@ class QuotaStats(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___QuotaStats: _TypeAlias = QuotaStats  # noqa: Y015
+
+@_typing.final
+class ClassStats(_message.Message):
+    """One priority class."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    AGEING_MS_FIELD_NUMBER: _builtins.int
+    EXEMPT_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
+    LIVE_LEASES_FIELD_NUMBER: _builtins.int
+    GRANTED_FIELD_NUMBER: _builtins.int
+    BROUGHT_FORWARD_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    rank: _builtins.int
+    """The least goes first."""
+    ageing_ms: _builtins.int
+    """So long it waits for its turn at most, while requests of better classes are served."""
+    exempt: _builtins.bool
+    """It goes before all, and no quota, headroom or share binds it."""
+    queued: _builtins.int
+    live_leases: _builtins.int
+    granted: _builtins.int
+    brought_forward: _builtins.int
+    """Of these, before better classes that waited, because of the ageing time."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        ageing_ms: _builtins.int = ...,
+        exempt: _builtins.bool = ...,
+        queued: _builtins.int = ...,
+        live_leases: _builtins.int = ...,
+        granted: _builtins.int = ...,
+        brought_forward: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ageing_ms", b"ageing_ms", "brought_forward", b"brought_forward", "exempt", b"exempt", "granted", b"granted", "live_leases", b"live_leases", "name", b"name", "queued", b"queued", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassStats: _TypeAlias = ClassStats  # noqa: Y015

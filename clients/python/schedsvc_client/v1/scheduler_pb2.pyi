@@ -628,7 +628,7 @@ class StatsResponse(_message.Message):
         """How counters, quotas and predictions are kept for a restart; absent where they are not."""
 
     @_builtins.property
-    def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassStats]:
+    def classes(self) -> _containers.RepeatedCompositeFieldContainer[_quota_pb2.ClassStats]:
         """Priority classes, best first."""
 
     @_builtins.property
@@ -647,7 +647,7 @@ class StatsResponse(_message.Message):
         incarnation: _builtins.int = ...,
         draining: _builtins.bool = ...,
         state: Global___StateStats | None = ...,
-        classes: _abc.Iterable[Global___ClassStats] | None = ...,
+        classes: _abc.Iterable[_quota_pb2.ClassStats] | None = ...,
         mode: _mode_pb2.ModeStats | None = ...,
         quotas: _abc.Iterable[_quota_pb2.QuotaStats] | None = ...,
     ) -> None: ...
@@ -658,52 +658,6 @@ class StatsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatsResponse: _TypeAlias = StatsResponse  # noqa: Y015
-
-@_typing.final
-class ClassStats(_message.Message):
-    """One priority class."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    RANK_FIELD_NUMBER: _builtins.int
-    AGEING_MS_FIELD_NUMBER: _builtins.int
-    EXEMPT_FIELD_NUMBER: _builtins.int
-    QUEUED_FIELD_NUMBER: _builtins.int
-    LIVE_LEASES_FIELD_NUMBER: _builtins.int
-    GRANTED_FIELD_NUMBER: _builtins.int
-    BROUGHT_FORWARD_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    rank: _builtins.int
-    """The least goes first."""
-    ageing_ms: _builtins.int
-    """So long it waits for its turn at most, while requests of better classes are served."""
-    exempt: _builtins.bool
-    """It goes before all, and no quota, headroom or share binds it."""
-    queued: _builtins.int
-    live_leases: _builtins.int
-    granted: _builtins.int
-    brought_forward: _builtins.int
-    """Of these, before better classes that waited, because of the ageing time."""
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        rank: _builtins.int = ...,
-        ageing_ms: _builtins.int = ...,
-        exempt: _builtins.bool = ...,
-        queued: _builtins.int = ...,
-        live_leases: _builtins.int = ...,
-        granted: _builtins.int = ...,
-        brought_forward: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ageing_ms", b"ageing_ms", "brought_forward", b"brought_forward", "exempt", b"exempt", "granted", b"granted", "live_leases", b"live_leases", "name", b"name", "queued", b"queued", "rank", b"rank"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ClassStats: _TypeAlias = ClassStats  # noqa: Y015
 
 @_typing.final
 class StateStats(_message.Message):
@@ -959,6 +913,7 @@ class Totals(_message.Message):
     REFUSALS_FIELD_NUMBER: _builtins.int
     QUEUED_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     OVERLOAD_STATE_FIELD_NUMBER: _builtins.int
+    REPLAYS_REFUSED_FIELD_NUMBER: _builtins.int
     received: _builtins.int
     granted: _builtins.int
     queued: _builtins.int
@@ -986,6 +941,8 @@ class Totals(_message.Message):
     """Input tokens of all queued requests."""
     overload_state: _pool_pb2.OverloadState.ValueType
     """Of the pool that is best off, since what waits may go to any."""
+    replays_refused: _builtins.int
+    """Replays of unknown leases that were not believed: see LeaseReplay."""
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutcomeCount]:
         """Refusals of requests whose tenant has no flow."""
@@ -1015,10 +972,11 @@ class Totals(_message.Message):
         refusals: _abc.Iterable[Global___OutcomeCount] | None = ...,
         queued_input_tokens: _builtins.int = ...,
         overload_state: _pool_pb2.OverloadState.ValueType = ...,
+        replays_refused: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "completed", b"completed", "evicted", b"evicted", "expired", b"expired", "fairness_bound_micro", b"fairness_bound_micro", "fairness_gap_micro", b"fairness_gap_micro", "granted", b"granted", "live_leases", b"live_leases", "open_sessions", b"open_sessions", "overload_state", b"overload_state", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "predictor_samples", b"predictor_samples", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "received", b"received", "refusals", b"refusals", "rejected", b"rejected", "reserved_to_used_ppm", b"reserved_to_used_ppm", "stored_answers", b"stored_answers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "completed", b"completed", "evicted", b"evicted", "expired", b"expired", "fairness_bound_micro", b"fairness_bound_micro", "fairness_gap_micro", b"fairness_gap_micro", "granted", b"granted", "live_leases", b"live_leases", "open_sessions", b"open_sessions", "overload_state", b"overload_state", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "predictor_samples", b"predictor_samples", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "received", b"received", "refusals", b"refusals", "rejected", b"rejected", "replays_refused", b"replays_refused", "reserved_to_used_ppm", b"reserved_to_used_ppm", "stored_answers", b"stored_answers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1132,7 +1090,10 @@ Global___SessionHello: _TypeAlias = SessionHello  # noqa: Y015
 
 @_typing.final
 class LeaseReplay(_message.Message):
-    """A lease that the shim still runs, told again after a reconnect."""
+    """A lease that the shim still runs, told again after a reconnect. One that the scheduler does not
+    know is believed from the caller that offers its pool, and for as long as a lease lives that
+    nobody renews, counted from the moment at which the pool was first offered. Later it is UNKNOWN.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -3,7 +3,10 @@
 from schedsvc.lab.faults.auditor.records import Lease, Pool, Request, Terms
 
 UNKNOWN_FLOW = "unknown"
-COUNTS = ("received", "granted", "rejected", "evicted", "completed", "cancelled", "expired")
+COUNTS = (
+    "received", "granted", "rejected", "evicted", "completed", "cancelled", "expired",
+    "replays_refused",
+)  # fmt: skip
 
 
 class ImpliedState:

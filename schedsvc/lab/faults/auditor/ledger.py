@@ -257,6 +257,12 @@ class Books(ImpliedState):
         self._owned(lease)
         return lease
 
+    def believes(self, now_ns: int, principal: int, pool: Pool) -> bool:
+        """Whether a replay of an unknown lease may be believed; else it is counted."""
+        holds = principal == pool.principal and now_ns < pool.replays_until_ns
+        self.counts["replays_refused"] += not holds
+        return holds
+
     def restore(
         self, now_ns: int, r: Request, lease_id: int, pool: Pool, reserved_tokens: int
     ) -> None:
@@ -403,6 +409,7 @@ class Books(ImpliedState):
         if pool is None or pool.epoch == _NEVER:
             pool = Pool(name, epoch, 1, 1, 0, 0, principal, {}, {}, self.terms)
             self.pools[name] = pool
+            pool.replays_until_ns = now_ns + self.terms.lease_ttl_ns + self.terms.lease_grace_ns
             self._find_owed(now_ns, pool)
         else:
             if pool.offers and principal != pool.principal:

@@ -244,7 +244,6 @@ class Auditor:
         known = p.tenant in books.terms.tenants
         pool = books.pools.get(p.pool)
         state = books.state(lease_id, principal, p.pool_epoch)
-        is_new = state == UNKNOWN
         if pool is None or not (known or books.terms.shares_unknown):
             self._owe(conn, lease_id, UNKNOWN)
             return True
@@ -254,7 +253,8 @@ class Auditor:
                 self._stale.add(lease_id)
                 self._owe(conn, lease_id, VOID)
                 return True
-            if lease_id in books.live or lease_id in books.ended or key in books.requests:
+            is_taken = lease_id in books.live or lease_id in books.ended or key in books.requests
+            if not books.believes(now_ns, principal, pool) or is_taken:
                 self._owe(conn, lease_id, UNKNOWN)
                 return True
             books.seq += 1
@@ -269,11 +269,11 @@ class Auditor:
             r = books.live[lease_id].request
             if r.conn != conn:
                 books.hand_over(r, conn)
-        state = self._report(now_ns, lease_id, principal, p.pool_epoch, totals)
-        if is_new:
+        told = self._report(now_ns, lease_id, principal, p.pool_epoch, totals)
+        if state == UNKNOWN:
             books.told_of(now_ns, books.live[lease_id])
-        if state != LIVE:
-            self._owe(conn, lease_id, state)
+        if told != LIVE:
+            self._owe(conn, lease_id, told)
         return True
 
     def _telemetry_is_wrong(self, principal: int, t: Any) -> bool:
