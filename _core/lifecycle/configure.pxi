@@ -80,11 +80,36 @@ cdef int check_pool(bytes name, PoolFigures* f) except -1:
     return 0
 
 
+cdef inline bint is_owned(Core core, const Pool* p) noexcept:
+    return p.attached > p.configured or core.now_ns < p.owned_until_ns
+
+
+cdef str owner_text(Core core, const Pool* p):
+    if p.attached > p.configured:
+        return "is offered by another caller at this time; give this engine's pool another name"
+    return (
+        "was offered by another caller until a moment ago, whose leases may still run; it is free"
+        f" in {max(<int64_t>1, (p.owned_until_ns - core.now_ns) // NS_PER_S)} s"
+    )
+
+
+cdef int detach_pool(Core core, int32_t pool, int64_t epoch, bint for_good) except -1:
+    """A stream that offered a pool has ended, perhaps to come back. O(1)."""
+    cdef Pool* p = &core.ledger.pools[pool]
+    p.attached -= 1
+    if p.attached == p.configured and not for_good:
+        p.owned_until_ns = core.now_ns + core.lease_ttl_ns + core.lease_grace_ns
+    core.ledger.claim(pool, epoch, -1)
+    return 0
+
+
 cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
     """Register a pool, or give a known one new figures. O(1), O(leases of it) on a new epoch.
 
-    While somebody offers it, nobody else can change it, and while that is at the epoch that it has,
-    this cannot go back. Else it may: an engine's wall clock may have been put back.
+    While a principal offers it, and for a lease's TTL and grace after its last stream has ended, no
+    other one can change it: its shim may be reconnecting, and its leases run. While it is offered
+    at the epoch that it has, this cannot go back. Else it may: an engine's wall clock may have been
+    put back.
     """
     cdef int32_t pool
     cdef Pool* p
@@ -96,10 +121,8 @@ cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
     else:
         pool = known
         p = &core.ledger.pools[pool]
-        if p.attached > p.configured and f.principal not in (NONE, p.principal):
-            raise CallerError(
-                CODE_FAILED_PRECONDITION, "pool", "is offered by another caller at this time"
-            )
+        if f.principal not in (NONE, p.principal) and is_owned(core, p):
+            raise CallerError(CODE_FAILED_PRECONDITION, "pool", owner_text(core, p))
         if (p.configured or core.ledger.is_claimed(pool)) and f.epoch < p.epoch:
             raise CallerError(
                 CODE_FAILED_PRECONDITION, "epoch",

@@ -55,6 +55,7 @@ ctypedef struct Pool:
     int32_t configured
     bint draining  # an operator lets nothing in any more
     int32_t principal  # who offered it last; -1: nobody has
+    int64_t owned_until_ns  # by that principal, after its last stream has ended
     int64_t replays_until_ns  # so long leases of before this process are taken over; 0: not yet
     int32_t reason
     int32_t next  # request that it would grant if it could; -1: none

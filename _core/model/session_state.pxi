@@ -10,6 +10,7 @@ cdef class SessionState:
     cdef Core core
     cdef readonly int32_t owner
     cdef int32_t principal, open_count, first
+    cdef bint said_goodbye
     cdef bint is_ready, is_listed
     cdef Verdict* outbox
     cdef Notice* notices

@@ -11,7 +11,8 @@ cdef enum:
 
 
 cdef tuple EVENT_NAMES = (
-    "", "hello", "pool", "telemetry", "replay", "admit", "progress", "complete", "cancel"
+    "", "hello", "pool", "telemetry", "replay", "admit", "progress", "complete", "cancel",
+    "goodbye",
 )
 
 
@@ -84,7 +85,7 @@ cdef class Session(SessionState):
             tag = read_tag(&c)
             if tag == 0:
                 break
-            if tag & 7 == LENGTH and tag >> 3 <= 8:
+            if tag & 7 == LENGTH and tag >> 3 <= 9:
                 body = read_message(&c)  # of a oneof the last wins
                 kind = <int>(tag >> 3)
             else:
@@ -123,7 +124,10 @@ cdef class Session(SessionState):
             return self._progress(c)
         if kind == 7:
             return self._complete(c)
-        return self._cancel(c)
+        if kind == 8:
+            return self._cancel(c)
+        self.said_goodbye = True
+        return self.wake()
 
     cdef int fault(self, uint64_t tag, int code, str field, str description) except -1:
         self.faults.append((tag, code, field.encode(), description.encode()))
@@ -363,9 +367,7 @@ cdef class Session(SessionState):
                 evict(self.core, i, OUT_EVICTED_CANCELLED)
             i = after
         for key, epoch in self.pools.items():
-            pool = self.core.pool_names[key]
-            self.core.ledger.pools[pool].attached -= 1
-            self.core.ledger.claim(pool, epoch, -1)
+            detach_pool(self.core, self.core.pool_names[key], epoch, self.said_goodbye)
         if self.is_listed:
             self.core.ready_slots.remove(self.owner)
         self.core.sessions[self.owner] = None

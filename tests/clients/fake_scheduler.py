@@ -73,6 +73,7 @@ class FakeScheduler:
         self.pools: list[pool_pb2.PoolRegistration] = []
         self.telemetry: list[pool_pb2.EngineTelemetry] = []
         self.replays: list[pb.LeaseReplay] = []
+        self.goodbyes = 0
         self.messages: list[bytes] = []
         self.faults: list[pb.SessionFault] = []
         # Of each pool, or of the one named.
@@ -295,6 +296,8 @@ class _Stream:
             fake.pools.append(event.pool)
             if fake.pool_fault is not None and fake.faulty_pool in ("", event.pool.pool):
                 answer.faults.append(fake.pool_fault)
+        elif kind == "goodbye":
+            fake.goodbyes += 1
         elif kind == "telemetry":
             fake.telemetry.append(event.telemetry)
         elif kind == "replay":

@@ -202,3 +202,19 @@ def test_a_delay_is_not_negative() -> None:
     assert ClientOptions(end_delay_s=0, progress_delay_s=0).end_delay_s == 0
     with pytest.raises(ValueError, match="end_delay_s"):
         ClientOptions(end_delay_s=-1)
+
+
+async def test_session_says_goodbye_when_it_is_closed_and_not_when_it_is_lost(
+    fake: FakeScheduler, until: Until
+) -> None:
+    opened = session(fake.target)
+    opened.register_pool(**POOL)
+    async with opened:
+        await ask(opened)
+        fake.hang_up()
+        await until(lambda: len(fake.hellos) == 2)
+        assert fake.goodbyes == 0
+    assert fake.goodbyes == 1
+    async with session(fake.target) as without_pools:
+        await ask(without_pools)
+    assert fake.goodbyes == 1

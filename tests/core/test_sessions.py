@@ -376,3 +376,53 @@ def test_a_replay_names_its_pool_in_utf8() -> None:
     stream.session.receive(0, b"\x08%c\x12%c%s" % (stream.seq, len(event), event))
     answer = stream.pull(0)
     assert (faults(answer), notices(answer)) == ([(0, 3, "replay.pool")], [])
+
+
+# Who owns a pool.
+
+
+def offers(s: core.Scheduler, principal: int, at_ns: int, epoch: int = 1) -> str:
+    """Offer pool p as a principal; why not, else "". The stream stays open where it may."""
+    said = Stream(s, principal, greets=False).send(at_ns, HELLO, offering("p", epoch, capacity=50))
+    return str(said.faults[0].description) if said.faults else ""
+
+
+def test_pool_stays_its_owners_while_that_may_be_reconnecting() -> None:
+    """Within a second another caller's registration voided all running leases."""
+    s = core.Scheduler(lease_ttl_ns=TTL, lease_grace_ns=GRACE)
+    s.set_flow(b"f", 1_000)
+    owner = Stream(s, 1)
+    owner.send(0, offering("p", capacity=100))
+    owner.send(0, asking(1, "r", pool="p"))
+    owner.session.close(SECOND)
+    free_ns = SECOND + TTL + GRACE
+    assert "was offered by another caller until a moment ago" in offers(s, 2, SECOND, epoch=9)
+    assert "it is free in 1 s" in offers(s, 2, free_ns - 1, epoch=9)
+    assert s.stats(free_ns - 1)["pools"][0]["epoch"] == 1
+    assert offers(s, 1, free_ns - 1) == ""  # its owner may come back at any time
+    assert "is offered by another caller at this time" in offers(s, 2, free_ns, epoch=9)
+
+
+def test_pool_is_free_when_its_owner_has_had_its_time_or_said_goodbye() -> None:
+    for goodbye in (False, True):
+        s = core.Scheduler(lease_ttl_ns=TTL, lease_grace_ns=GRACE)
+        owner = Stream(s, 1)
+        owner.send(0, offering("p", capacity=100))
+        if goodbye:
+            said = owner.send(0, pb.SessionEvent(goodbye=pb.SessionGoodbye()))
+            assert said.ack_seq == 3  # it is acknowledged
+        owner.session.close(0)
+        assert offers(s, 2, 0 if goodbye else TTL + GRACE, epoch=9) == ""
+        assert s.stats(TTL + GRACE)["pools"][0]["epoch"] == 9
+
+
+def test_goodbye_of_one_of_two_streams_leaves_the_pool_to_the_other() -> None:
+    s = core.Scheduler(lease_ttl_ns=TTL, lease_grace_ns=GRACE)
+    streams = [Stream(s, 1), Stream(s, 1)]
+    for stream in streams:
+        stream.send(0, offering("p", capacity=100))
+    streams[0].send(0, pb.SessionEvent(goodbye=pb.SessionGoodbye()))
+    streams[0].session.close(0)
+    assert "is offered by another caller at this time" in offers(s, 2, 0)
+    streams[1].session.close(0)
+    assert "until a moment ago" in offers(s, 2, 0)

@@ -23,6 +23,8 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 # The seq field of a message: a tag and a varint of at most ten bytes.
 _SEQ_BYTES_MAX = 11
+_GOODBYE = -1
+"""Stands among the lease ids of Completes that are not acknowledged."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ class SessionProtocol:
         self._pools: dict[str, bytes] = {}
         self._pending: dict[int, _Pending] = {}
         self._endings: dict[int, _Ending] = {}
+        self._leaves = False  # for good, which the scheduler does not know yet
         self._next_tag = 1
         self._open_requests_max = self._limits.open_requests_max
         self._incarnation: int | None = None
@@ -171,6 +174,7 @@ class SessionProtocol:
         self._admit_out: dict[int, None] = {}
         self._unacknowledged: deque[tuple[int, int]] = deque()
         self._pools_refused = 0
+        self._said_goodbye = False
 
     @property
     def open_requests(self) -> int:
@@ -184,8 +188,8 @@ class SessionProtocol:
 
     @property
     def unacknowledged(self) -> int:
-        """Completes that the scheduler has not acknowledged."""
-        return len(self._endings)
+        """Completes, and a Goodbye, that the scheduler has not acknowledged."""
+        return len(self._endings) + self._leaves
 
     @property
     def has_news(self) -> bool:
@@ -197,6 +201,7 @@ class SessionProtocol:
             or self._cancel_out
             or self._progress_out
             or self._telemetry_out
+            or (self._leaves and not self._said_goodbye)
         )
 
     # What the shim wants.
@@ -283,6 +288,11 @@ class SessionProtocol:
             self._complete_out.append(lease_id)
         return True
 
+    def say_goodbye(self) -> bool:
+        """End for good: the scheduler gives the pools of this session free at once. Always True."""
+        self._leaves = bool(self._pools)
+        return True
+
     # The stream.
 
     def connected(self, now_ns: int) -> None:
@@ -344,7 +354,9 @@ class SessionProtocol:
         notices: list[Notice] = []
         unacknowledged = self._unacknowledged
         while unacknowledged and unacknowledged[0][0] <= response.ack_seq:
-            self._endings.pop(unacknowledged.popleft()[1], None)
+            acknowledged = unacknowledged.popleft()[1]
+            self._leaves = self._leaves and acknowledged != _GOODBYE
+            self._endings.pop(acknowledged, None)
         if response.HasField("welcome"):
             notices.append(self._welcomed(now_ns, response.welcome))
             self.prefix_use = PrefixUse()
@@ -438,6 +450,9 @@ class SessionProtocol:
             tag = self._cancel_out.popleft()
             if tag in self._pending:
                 return _encoded(pb.SessionEvent(cancel=pb.SessionCancel(tag=tag))), 0
+        if self._leaves and not self._said_goodbye and not self._admit_out:
+            self._said_goodbye = True
+            return _encoded(pb.SessionEvent(goodbye=pb.SessionGoodbye())), _GOODBYE
         return self._next_admit()
 
     def _next_admit(self) -> tuple[bytes, int] | None:

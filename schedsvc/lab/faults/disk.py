@@ -17,7 +17,7 @@ _COMPARED = (b"l", b"o", b"p", b"q", b"t")
 """Rows that a core which has just restored them tells as they were."""
 
 _QUOTAS = (b"q", b"t")
-_BUCKET, _LIFT, _LENGTH = 1, 5, 2
+_BUCKET, _LIFT, _LEVELS, _LENGTH = 1, 5, 11, 2
 _MICRO, _DEBT_MINUTES = 1_000_000, 1_440
 _KEPT = 4
 """So many writes may be lost with the power."""
@@ -187,7 +187,8 @@ class Saver:
 def fields(value: bytes, *, quota: bool = False) -> list[tuple[int, object]]:
     """Fields of a row in any order, as a restart takes them.
 
-    The lifts of quotas it may raise, and of what their buckets owe it believes a day.
+    The lifts of quotas and the levels of classes it may raise, and of what buckets owe it believes
+    a day.
     """
     found: list[tuple[int, object]] = []
     at = 0
@@ -198,7 +199,7 @@ def fields(value: bytes, *, quota: bool = False) -> list[tuple[int, object]]:
             begin, at = at, at + size
         if quota and number == _BUCKET:
             found.append((number, _bucket(value[begin:at])))
-        elif number != _LIFT or kind != _LENGTH:
+        elif kind != _LENGTH or number not in (_LIFT, _LEVELS):
             found.append((number, value[begin:at]))
     return sorted(found)
 

@@ -138,7 +138,7 @@ class SchedulerSession(Asker):
         for admission in list(self._running.values()):
             admission.complete(outcome=Outcome.CANCELLED)
         self._stop_asking(_unavailable("the session was closed"))
-        if self.state is SessionState.CONNECTED:
+        if self.state is SessionState.CONNECTED and self._protocol.say_goodbye():
             await self.flush(flush_deadline_s)
         self._set_state(SessionState.CLOSED)
         for timer in (self._give_up_timer, self._ends_timer):

@@ -1024,6 +1024,7 @@ class SessionEvent(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    GOODBYE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___SessionHello: ...
     @_builtins.property
@@ -1040,6 +1041,8 @@ class SessionEvent(_message.Message):
     def complete(self) -> Global___CompleteRequest: ...
     @_builtins.property
     def cancel(self) -> Global___SessionCancel: ...
+    @_builtins.property
+    def goodbye(self) -> Global___SessionGoodbye: ...
     def __init__(
         self,
         *,
@@ -1051,12 +1054,13 @@ class SessionEvent(_message.Message):
         progress: Global___LeaseProgress | None = ...,
         complete: Global___CompleteRequest | None = ...,
         cancel: Global___SessionCancel | None = ...,
+        goodbye: Global___SessionGoodbye | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "cancel", b"cancel", "complete", b"complete", "event", b"event", "hello", b"hello", "pool", b"pool", "progress", b"progress", "replay", b"replay", "telemetry", b"telemetry"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "cancel", b"cancel", "complete", b"complete", "event", b"event", "goodbye", b"goodbye", "hello", b"hello", "pool", b"pool", "progress", b"progress", "replay", b"replay", "telemetry", b"telemetry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "cancel", b"cancel", "complete", b"complete", "event", b"event", "hello", b"hello", "pool", b"pool", "progress", b"progress", "replay", b"replay", "telemetry", b"telemetry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "cancel", b"cancel", "complete", b"complete", "event", b"event", "goodbye", b"goodbye", "hello", b"hello", "pool", b"pool", "progress", b"progress", "replay", b"replay", "telemetry", b"telemetry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["hello", "pool", "telemetry", "replay", "admit", "progress", "complete", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["hello", "pool", "telemetry", "replay", "admit", "progress", "complete", "cancel", "goodbye"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -1087,6 +1091,25 @@ class SessionHello(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SessionHello: _TypeAlias = SessionHello  # noqa: Y015
+
+@_typing.final
+class SessionGoodbye(_message.Message):
+    """The stream will end for good: the pools that it offers are free for others at once. Without
+    it they are kept for their owner, who may be reconnecting, for a lease's TTL and grace.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionGoodbye: _TypeAlias = SessionGoodbye  # noqa: Y015
 
 @_typing.final
 class LeaseReplay(_message.Message):

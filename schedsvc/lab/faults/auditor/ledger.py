@@ -412,7 +412,7 @@ class Books(ImpliedState):
             pool.replays_until_ns = now_ns + self.terms.lease_ttl_ns + self.terms.lease_grace_ns
             self._find_owed(now_ns, pool)
         else:
-            if pool.offers and principal != pool.principal:
+            if principal != pool.principal and (pool.offers or now_ns < pool.owned_until_ns):
                 return False
             if epoch < pool.epoch and pool.epoch in pool.offers.values():
                 return False
@@ -463,5 +463,7 @@ class Books(ImpliedState):
             self.is_lost = self.is_lost or self.tags[place].queued
             del self.tags[place]
         for pool in self.pools.values():
-            pool.offers.pop(conn, None)
+            if pool.offers.pop(conn, None) is not None and not pool.offers:
+                life_ns = self.terms.lease_ttl_ns + self.terms.lease_grace_ns
+                pool.owned_until_ns = now_ns + life_ns
         self.lagging.discard(conn)
