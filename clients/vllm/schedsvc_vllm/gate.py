@@ -30,6 +30,7 @@ from schedsvc_vllm.asgi import (
     path_of,
     read_body,
 )
+from schedsvc_vllm.body_limits import check_bytes, check_elements
 from schedsvc_vllm.delivery import ClientStalledError
 from schedsvc_vllm.engine import EngineView
 from schedsvc_vllm.gated_request import GatedRequest
@@ -211,7 +212,9 @@ class Gate:
                 status=415,
             )
         raw = await read_body(scope, receive, settings.body_bytes_max)
+        check_bytes(raw, runtime.pool.sizes.context_tokens)
         body = parse_json(raw)
+        check_elements(body)
         route = route_of(path, body)
         identity = self._identifier.identity(scope, body)
         tally = runtime.counter.tally() if runtime.counter is not None else None

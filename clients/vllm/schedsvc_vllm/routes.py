@@ -34,6 +34,9 @@ _WRITTEN_PARTS = frozenset(
     }
 )
 
+# What a template writes of a message besides its content.
+_WRITTEN_FIELDS = frozenset({"tool_calls", "reasoning", "reasoning_content"})
+
 # Where these hold parts of their own: Anthropic's tool results, and outputs of functions.
 _RESULT_FIELDS = ("content", "output")
 
@@ -295,20 +298,26 @@ def _conversation(messages: object, field: str, written_bytes: int) -> Said:
     outer = field.partition("[")[0]
     if not isinstance(messages, list) or not messages:
         raise BadRequestError(f"{field}: must be a list of messages, and not empty", outer)
-    sizes = [Size(0, written_bytes)]
+    tokens, size = 0, written_bytes
     has_tools = written_bytes > 0
     for number, message in enumerate(messages):
         if not isinstance(message, dict):
             raise BadRequestError(f"{field}[{number}]: must be an object", outer)
-        if "content" not in message and message.get("type") in _WRITTEN_PARTS:
-            sizes.append(_part(message))
-            has_tools = True
-            continue
         content = message.get("content")
-        sizes.append(_content(content))
-        sizes.append(Size(0, _written(message, "tool_calls", "reasoning", "reasoning_content")))
-        has_tools = has_tools or bool(message.get("tool_calls")) or _has_tools(content)
-    return Said(_sum(sizes), has_tools, len(messages))
+        if isinstance(content, str):
+            size += text_bytes(content)
+        elif isinstance(content, list):
+            said = _content(content)
+            tokens, size = tokens + said.tokens, size + said.text_bytes
+            has_tools = has_tools or _has_tools(content)
+        elif "content" not in message and message.get("type") in _WRITTEN_PARTS:
+            said = _parts([message])
+            tokens, size, has_tools = tokens + said.tokens, size + said.text_bytes, True
+            continue
+        if not _WRITTEN_FIELDS.isdisjoint(message):
+            size += _written(message, *_WRITTEN_FIELDS)
+            has_tools = has_tools or bool(message.get("tool_calls"))
+    return Said(Size(tokens, size), has_tools, len(messages))
 
 
 def _has_tools(content: object) -> bool:
@@ -321,27 +330,29 @@ def _content(content: object) -> Size:
     """Size what a message says: a text, or a list of parts."""
     if isinstance(content, str):
         return Size(0, text_bytes(content))
-    if isinstance(content, list):
-        return _sum(_part(part) for part in content)
-    return Size(0, 0)
+    return _parts(content) if isinstance(content, list) else Size(0, 0)
 
 
-def _part(part: object) -> Size:
-    if isinstance(part, str):
-        return Size(0, text_bytes(part))
-    if isinstance(part, dict):
-        text = part.get("text")
+def _parts(parts: Iterable[object]) -> Size:
+    tokens = size = 0
+    written: list[Mapping[str, Any]] = []
+    for part in parts:
+        text = part.get("text") if isinstance(part, dict) else part
         if isinstance(text, str):
-            return Size(0, text_bytes(text))
-        if part.get("type") in _WRITTEN_PARTS:
+            size += text_bytes(text)
+        elif isinstance(part, dict) and part.get("type") in _WRITTEN_PARTS:
             # What a tool returns may hold images, as a message does.
             inner = {
                 name: part[name] for name in _RESULT_FIELDS if isinstance(part.get(name), list)
             }
-            rest = {name: value for name, value in part.items() if name not in inner}
-            written = Size(0, len(json.dumps(rest)))
-            return _sum((written, *(_content(value) for value in inner.values())))
-    return Size(PART_TOKENS, 0)
+            written.append({name: value for name, value in part.items() if name not in inner})
+            for value in inner.values():
+                said = _content(value)
+                tokens, size = tokens + said.tokens, size + said.text_bytes
+        else:
+            tokens += PART_TOKENS
+    # At once: each ", " and the brackets are no part of them.
+    return Size(tokens, size + (len(json.dumps(written)) - 2 * len(written) if written else 0))
 
 
 def _sum(sizes: Iterable[Size]) -> Size:

@@ -1,0 +1,124 @@
+"""What hostile bodies cost the API server's event loop before the gate has decided.
+
+The gate may add a quarter of what `json.loads` of the same body takes, or 20 ms.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import click
+from rich.console import Console
+from rich.table import Table
+from schedsvc_vllm.answers import BadRequestError
+from schedsvc_vllm.body_limits import check_bytes, check_elements
+from schedsvc_vllm.estimate import TokenRatios
+from schedsvc_vllm.request_sizing import Sizes, parse_json, size_call
+from schedsvc_vllm.routes import route_of
+
+ADDED_MS = 20.0
+PATH = "/v1/chat/completions"
+
+
+def chat(*messages: str, more: str = "") -> bytes:
+    """Write a chat request of these messages."""
+    return f'{{"stream":true,{more}"messages":[{",".join(messages)}]}}'.encode()
+
+
+def said(*parts: str) -> str:
+    """Write a message of these parts."""
+    return f'{{"role":"user","content":[{",".join(parts)}]}}'
+
+
+def image(size: int) -> str:
+    """Write a part with an image of so many bytes."""
+    return f'{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{"x" * size}"}}}}'
+
+
+SHAPES: dict[str, Callable[[], bytes]] = {
+    "2,000,000 messages": lambda: chat(*['{"role":"user"}'] * 2_000_000),
+    "16,000 messages": lambda: chat(*['{"role":"user"}'] * 16_000),
+    "10,000 messages with text": lambda: chat(*['{"role":"user","content":"hi"}'] * 10_000),
+    "1,000,000 parts": lambda: chat(said(*['{"type":"text","text":"a"}'] * 1_000_000)),
+    "10,000 parts": lambda: chat(said(*['{"type":"text","text":"a"}'] * 10_000)),
+    "10,000 tool calls": lambda: chat(said(*['{"type":"tool_use","id":1}'] * 10_000)),
+    "130,000 texts": lambda: chat(said(*['"a"'] * 130_000)),
+    "3,000,000 tools": lambda: chat(said('"x"'), more=f'"tools":[{",".join(["{}"] * 3_000_000)}],'),
+    "30,000 tools": lambda: chat(said('"x"'), more=f'"tools":[{",".join(["{}"] * 30_000)}],'),
+    "an image of 30 MB": lambda: chat(said(image(30_000_000))),
+    "a text of 2 MB": lambda: chat(f'{{"role":"user","content":"{"x y " * 500_000}"}}'),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """CPU times of one body."""
+
+    shape: str
+    context_tokens: int
+    parse_ms: float
+    added_ms: float
+    answer: str
+
+    @property
+    def allowed_ms(self) -> float:
+        """What the gate may add."""
+        return max(ADDED_MS, self.parse_ms / 4)
+
+
+def costs(context_tokens: int, rounds: int = 3) -> Iterator[Cost]:
+    """Measure every shape; the least of some rounds counts, since noise only adds."""
+    for shape, make in SHAPES.items():
+        raw = make()
+        found = [_cost(raw, context_tokens) for _ in range(rounds)]
+        parse_ms, added_ms = (min(column) for column in list(zip(*found, strict=True))[:2])
+        yield Cost(shape, context_tokens, parse_ms, added_ms, found[0][2])
+
+
+def _cost(raw: bytes, context_tokens: int) -> tuple[float, float, str]:
+    began = time.process_time()
+    json.loads(raw)
+    parse_s = time.process_time() - began
+    answer, parsed_s = "taken", 0.0
+    began = time.process_time()
+    try:
+        check_bytes(raw, context_tokens)
+        parsing = time.process_time()
+        body = parse_json(raw)
+        parsed_s = time.process_time() - parsing
+        check_elements(body)
+        size_call(
+            route_of(PATH, body), raw, body, sizes=Sizes(context_tokens, 100_000), count=None,
+            ratios=TokenRatios(), tenant="t", reads_answer=True,
+        )  # fmt: skip
+    except BadRequestError as error:
+        answer = str(error.status)
+    added_s = time.process_time() - began - parsed_s
+    return parse_s * 1e3, added_s * 1e3, answer
+
+
+@click.command()
+@click.option("--context", default=8_192, show_default=True, help="The model's context, in tokens.")
+def main(context: int) -> None:
+    r"""Show what each shape costs; exit status 1 where one costs more than it may.
+
+    \b
+    Example:
+      python -m bench.bodies --context 131072
+    """
+    table = Table("body", "json.loads", "gate adds", "may add", "answer")
+    missed = 0
+    for cost in costs(context):
+        missed += cost.added_ms > cost.allowed_ms
+        table.add_row(
+            cost.shape, f"{cost.parse_ms:,.1f} ms", f"{cost.added_ms:,.1f} ms",
+            f"{cost.allowed_ms:,.1f} ms", cost.answer,
+        )  # fmt: skip
+    Console().print(table)
+    if missed:
+        raise click.ClickException(f"{missed} of {len(SHAPES)} cost more than they may")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""What a body may hold, checked before anything of it is read or sized.
+
+The gate shares the API server's event loop: what one caller's body costs, all others wait for. A
+body that cannot fit the context is refused by its bytes, before it is parsed, and one with more
+elements than any conversation has, before its elements are looked at.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from typing import Any
+
+from schedsvc_vllm.answers import BadRequestError
+
+#: No token of a known vocabulary stands for more text: runs of spaces are the longest.
+TOKEN_BYTES_MAX = 256
+#: Names of fields, schemas, and what JSON writes around texts.
+FRAME_BYTES = 256 << 10
+#: Messages, and their parts.
+ITEMS_MAX = 16_384
+#: All that stands in them, and in schemas of tools.
+ELEMENTS_MAX = 32_768
+NESTING_MAX = 64
+
+_ENCODED = (string.ascii_letters + string.digits + "+/=_-").encode()
+_TALK = ("messages", "input", "system")
+_SCHEMAS = ("tools", "documents", "instructions", "content_parts")
+
+
+def check_bytes(raw: bytes, context_tokens: int) -> None:
+    """Refuse a body with more text than the context could hold. O(bytes), far less than parsing.
+
+    Images and sounds are not text: of a body that is longer, what base64 is made of does not count,
+    and SCHEDSVC_BODY_BYTES_MAX bounds it. Elements are made of other bytes. Raises BadRequestError.
+    """
+    most = context_tokens * TOKEN_BYTES_MAX + FRAME_BYTES
+    if not context_tokens or len(raw) <= most:
+        return
+    if len(raw.translate(None, _ENCODED)) > most:
+        raise BadRequestError(
+            f"This model's maximum context length is {context_tokens} tokens: the body's"
+            f" {len(raw)} bytes hold more text than can fit",
+            status=413,
+            code="context_length_exceeded",
+        )
+
+
+def check_elements(body: Mapping[str, Any]) -> None:
+    """Refuse more messages, parts or elements of schemas than anybody means, or too deep ones.
+
+    O(elements, at most those that are allowed). Raises BadRequestError.
+    """
+    _check(body, _TALK, ITEMS_MAX, "messages, parts or elements of these")
+    _check(body, _SCHEMAS, ELEMENTS_MAX, "elements")
+
+
+def _check(body: Mapping[str, Any], fields: tuple[str, ...], most: int, what: str) -> None:
+    for field in fields:
+        level, depth, items, elements = [body.get(field)], 0, 0, 0
+        while level := [each for each in level if isinstance(each, dict | list)]:
+            depth += 1
+            items += sum(len(each) for each in level if isinstance(each, list))
+            elements += sum(map(len, level))
+            if depth > NESTING_MAX:
+                raise BadRequestError(f"{field}: nested deeper than {NESTING_MAX} levels", field)
+            if items > most or elements > ELEMENTS_MAX:
+                limit = most if items > most else ELEMENTS_MAX
+                raise BadRequestError(f"{field}: more than {limit} {what} are not taken", field)
+            level = [
+                child
+                for each in level
+                for child in (each.values() if isinstance(each, dict) else each)
+            ]

@@ -1,0 +1,104 @@
+"""Bodies that hold more than fits are refused before anything of them is sized."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from schedsvc_vllm import gate
+from schedsvc_vllm.answers import BadRequestError
+from schedsvc_vllm.body_limits import ELEMENTS_MAX, ITEMS_MAX, check_bytes, check_elements
+from schedsvc_vllm.settings import Settings
+
+from bench.bodies import costs
+
+from .bench import Bench
+from .fake_scheduler import FakeScheduler
+
+CONTEXT = 8_192
+
+
+def refused(body: dict[str, Any]) -> str:
+    with pytest.raises(BadRequestError) as caught:
+        check_elements(body)
+    assert caught.value.status == 400
+    return f"{caught.value.param}: {caught.value.message.partition(': ')[2]}"
+
+
+def nested(depth: int) -> Any:
+    value: Any = "x"
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+async def test_body_with_more_text_than_the_context_is_not_even_parsed(
+    fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(fake, Settings(target=fake.target))
+    assert (await bench.ask()).status == 200
+    assert bench.gate._runtime is not None
+    context = bench.gate._runtime.pool.sizes.context_tokens
+    assert context > 0
+
+    def never(_body: bytes) -> None:
+        raise AssertionError("it was parsed")
+
+    monkeypatch.setattr(gate, "parse_json", never)
+    many = b'{"messages":[' + b",".join([b'{"role":"user"}'] * (context * 20 + 60_000)) + b"]}"
+    exchange = await bench.ask(many, path="/v1/chat/completions")
+    assert exchange.status == 413
+    assert exchange.error["code"] == "context_length_exceeded"
+    assert len(fake.admits) == 1
+    await bench.gate._close()
+
+
+def test_text_is_bounded_by_the_context_and_images_are_not() -> None:
+    text = b'{"prompt":"' + b"a, " * 2_000_000 + b'"}'
+    with pytest.raises(BadRequestError, match=f"{CONTEXT} tokens: the body's {len(text)} bytes"):
+        check_bytes(text, CONTEXT)
+    check_bytes(text, 0)  # nobody knows the context
+    check_bytes(text, 1 << 20)
+    check_bytes(b'{"url":"data:image/png;base64,' + b"iVBOR+/=" * 1_000_000 + b'"}', CONTEXT)
+    # A prompt as long as the context, of the longest tokens there are.
+    check_bytes(b'{"prompt":"' + b" " * 255 * CONTEXT + b'"}', CONTEXT)
+
+
+@pytest.mark.parametrize("field", ["messages", "input", "system"])
+def test_messages_and_their_parts_are_bounded(field: str) -> None:
+    message = {"role": "user", "content": "x"}
+    check_elements({field: [message] * (ELEMENTS_MAX // 3)})
+    told = f"{field}: more than {ITEMS_MAX} messages, parts or elements of these are not taken"
+    assert refused({field: ["x"] * (ITEMS_MAX + 1)}) == told
+    assert refused({field: [{"content": ["x"] * ITEMS_MAX}]}) == told
+    assert "more than" in refused({field: [message] * (ELEMENTS_MAX // 3 + 1)})
+    assert "more than" in refused({field: [{"content": [{"content": ["x"] * ITEMS_MAX}]}]})
+
+
+@pytest.mark.parametrize("field", ["tools", "documents"])
+def test_elements_of_schemas_are_bounded(field: str) -> None:
+    check_elements({field: [{"type": "function"}] * (ELEMENTS_MAX // 2)})
+    told = f"{field}: more than {ELEMENTS_MAX} elements are not taken"
+    assert refused({field: [{"type": "function"}] * (ELEMENTS_MAX // 2 + 1)}) == told
+    assert refused({field: {str(number): 1 for number in range(ELEMENTS_MAX + 1)}}) == told
+
+
+@pytest.mark.parametrize("field", ["messages", "tools", "input", "system"])
+def test_nesting_beyond_64_levels_is_refused(field: str) -> None:
+    check_elements({field: nested(64)})
+    assert refused({field: nested(65)}) == f"{field}: nested deeper than 64 levels"
+
+
+def test_what_is_not_sized_is_the_engines_to_judge() -> None:
+    body = {"prompt": [1] * 100_000, "allowed_token_ids": [1] * 100_000, "x": nested(200)}
+    check_elements(body)
+    check_elements(json.loads("{}"))
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("context", [8_192, 1 << 20])
+def test_gate_adds_little_to_parsing_whatever_the_body_holds(context: int) -> None:
+    # `python -m bench.bodies` shows each figure; twice what it allows is for slower machines.
+    dear = [cost for cost in costs(context) if cost.added_ms > 2 * cost.allowed_ms]
+    assert dear == []
