@@ -98,15 +98,10 @@ def _cost(raw: bytes, context_tokens: int) -> tuple[float, float, str]:
     return parse_s * 1e3, added_s * 1e3, answer
 
 
-@click.command()
+@click.command(epilog="Example: python -m bench.bodies --context 131072")
 @click.option("--context", default=8_192, show_default=True, help="The model's context, in tokens.")
 def main(context: int) -> None:
-    r"""Show what each shape costs; exit status 1 where one costs more than it may.
-
-    \b
-    Example:
-      python -m bench.bodies --context 131072
-    """
+    """Show what each shape costs; exit status 1 where one costs more than it may."""
     table = Table("body", "json.loads", "gate adds", "may add", "answer")
     missed = 0
     for cost in costs(context):

@@ -156,6 +156,10 @@ cdef int32_t configure_pool(Core core, bytes name, PoolFigures* f) except -1:
     return pool
 
 
+# Far beyond any engine, and sums of them with the books of a pool stay far below 2^63.
+cdef int64_t TELEMETRY_MAX = <int64_t>1 << 50
+
+
 cdef int take_telemetry(
     Core core, int32_t pool, int64_t epoch, int64_t running, int64_t waiting,
     int64_t used_tokens, int64_t preemptions,
@@ -166,8 +170,7 @@ cdef int take_telemetry(
         ("running", running), ("waiting", waiting), ("used_tokens", used_tokens),
         ("preemptions", preemptions),
     ):
-        if value < 0:
-            invalid(field, f"must not be negative, not {value:,}")
+        check_range(field, value, 0, TELEMETRY_MAX)
     if epoch != p.epoch:
         return 0
     if p.telemetry_at_ns >= 0:

@@ -102,6 +102,8 @@ WRONG = [
     wrong("max_model_tokens", pool(max_model_tokens=-1)),
     wrong("pool", lambda s: s.telemetry(0, 1, 1, 0, 0, 0, 0)),
     wrong("waiting", lambda s: s.telemetry(0, 0, 1, 0, -1, 0, 0)),
+    wrong("used_tokens", lambda s: s.telemetry(0, 0, 1, 0, 0, (1 << 63) - 1, 0)),
+    wrong("preemptions", lambda s: s.telemetry(0, 0, 1, 0, 0, 0, (1 << 50) + 1)),
     wrong("pool", lambda s: s.pool_name(1)),
     wrong("pool", lambda s: s.pool_name(-1)),
     wrong("flow", lambda s: s.flow_stats(0, 1)),

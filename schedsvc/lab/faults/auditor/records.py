@@ -19,6 +19,7 @@ CREDIT_AUTO = -1
 PROMPT_TOKENS_MAX = 1 << 24
 SEQUENCES_MAX, COMPLETIONS_MAX = 1_024, 128
 TOTAL_TOKENS_MAX = 1 << 27
+TELEMETRY_MAX = 1 << 50
 ID_BYTES_MAX, NAME_BYTES_MAX = 128, 256
 
 
@@ -30,6 +31,12 @@ def require(holds: bool, what: str, *figures: object) -> None:
     """Raise ViolationError unless it holds."""
     if not holds:
         raise ViolationError(": ".join([what, ", ".join(map(str, figures))]) if figures else what)
+
+
+def is_telemetry(t: Any) -> bool:
+    """Whether figures of an engine are within the contract."""
+    figures: tuple[int, ...] = (t.running, t.waiting, t.used_tokens, t.preemptions)
+    return min(figures) >= 0 and max(figures) <= TELEMETRY_MAX
 
 
 @dataclass(frozen=True)

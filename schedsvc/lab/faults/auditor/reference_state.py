@@ -34,6 +34,7 @@ from schedsvc.lab.faults.auditor.records import (
     Request,
     Stats,
     Terms,
+    is_telemetry,
     require,
 )
 from schedsvc.lab.faults.auditor.resume import Known
@@ -278,8 +279,7 @@ class Auditor:
 
     def _telemetry_is_wrong(self, principal: int, t: Any) -> bool:
         pool = self.books.pools.get(t.pool)
-        figures = (t.running, t.waiting, t.used_tokens, t.preemptions)
-        return pool is None or pool.principal != principal or min(figures) < 0
+        return pool is None or pool.principal != principal or not is_telemetry(t)
 
     def response(self, now_ns: int, conn: int, principal: int, message: Any) -> None:
         """Read what the scheduler says on a stream."""
