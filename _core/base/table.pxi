@@ -6,9 +6,9 @@
 # before the new one is full. Meanwhile a key is in one of the two. What has been moved stays where
 # it was, and does not count any more; what is removed from the former one leaves a tombstone there.
 #
-# Where a caller chooses the keys (lease ids, tags), their places are keyed: 3,500 keys that met in
-# one place held the event loop up for 110 ms. Keys that are keyed hashes already, or are counted
-# here, need no second one.
+# If callers choose the keys (lease ids, tags), a secret key decides their places: 3,500 colliding
+# keys held the event loop for 110 ms. Keys that are keyed hashes already, or numbers that the core
+# counts, need no second hash.
 #
 # A new table is memory that the system hands out as zeros, page by page as it is touched: so 0 is
 # an empty place, and a value is held plus one.
@@ -45,7 +45,7 @@ cdef class Table:
         free(self.former)
 
     cdef void set_key(self, uint64_t k0, uint64_t k1) noexcept:
-        """Let nobody without the key know which keys meet. Before the first one is put."""
+        """Compute places with a secret key. Call it before the first put()."""
         self.is_keyed, self.k0, self.k1 = True, k0, k1
 
     cdef inline size_t _home(self, uint64_t hi, uint32_t lo) noexcept:

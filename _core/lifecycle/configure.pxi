@@ -88,13 +88,13 @@ cdef str owner_text(Core core, const Pool* p):
     if p.attached > p.configured:
         return "is offered by another caller at this time; give this engine's pool another name"
     return (
-        "was offered by another caller until a moment ago, whose leases may still run; it is free"
-        f" in {max(<int64_t>1, (p.owned_until_ns - core.now_ns) // NS_PER_S)} s"
+        "was offered by another caller until a moment ago, and its leases may still run; retry in"
+        f" {max(<int64_t>1, (p.owned_until_ns - core.now_ns) // NS_PER_S)} s"
     )
 
 
 cdef int detach_pool(Core core, int32_t pool, int64_t epoch, bint for_good) except -1:
-    """A stream that offered a pool has ended, perhaps to come back. O(1)."""
+    """A stream that offered a pool has ended; `for_good`: after a Goodbye. O(1)."""
     cdef Pool* p = &core.ledger.pools[pool]
     p.attached -= 1
     if p.attached == p.configured and not for_good:

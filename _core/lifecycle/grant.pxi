@@ -1,7 +1,7 @@
 # Grant: makes a queued request a lease.
 
 cdef int seed_lease_ids(Core core, str seed) except -1:
-    """Draw lease ids from now on. O(1)."""
+    """Draw random lease ids from this seed. O(1)."""
     cdef bytes key
     try:
         key = bytes.fromhex(seed)
@@ -16,8 +16,8 @@ cdef int seed_lease_ids(Core core, str seed) except -1:
 
 
 cdef int64_t next_lease_id(Core core) noexcept:
-    """A lease id that is free: one more than the last, or, with a seed, one that nobody can guess
-    who knows others. Expected O(1)."""
+    """Return a free lease id: the next number, or with a seed a random one, which other ids do not
+    reveal. Expected O(1)."""
     cdef Hash128 drawn
     cdef uint64_t number
     cdef int64_t lease_id = 0

@@ -18,8 +18,8 @@
 #   replay      LIVE    QUEUED  LIVE    LIVE          VOID          VOID          ENDED
 #   revoke      none    QUEUED  VOID    VOID_SUSPECT  VOID          VOID_SUSPECT  ENDED
 #
-# Whatever is not named in a state has no effect there, and never raises. A replay of what is not
-# known makes it LIVE only while leases of before a restart are awaited, see replay.pxi.
+# Whatever is not named in a state has no effect there, and never raises. A replay of an unknown
+# lease makes it LIVE only while the core still accepts such replays, see replay.pxi.
 
 cdef int32_t find_lease(Core core, int64_t lease_id, int32_t principal) noexcept:
     # Of somebody else's lease nothing is said.

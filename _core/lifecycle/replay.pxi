@@ -1,9 +1,8 @@
 # Restores the leases that their holders report after a restart.
 #
-# A report gives no rights by itself. A lease that this scheduler does not know is taken over from
-# the principal that offers its pool, and only while those of before the restart are awaited: for a
-# lease's TTL and grace from the moment at which the pool was first offered, or configured. Later,
-# and from others, it is UNKNOWN, and counted.
+# A replay grants no rights by itself. The core accepts a lease that it does not know only from the
+# principal that offers the pool, and only until the lease TTL and grace have passed since the pool
+# was first offered or configured. Every other replay of an unknown lease is UNKNOWN, and counted.
 
 cdef int replay_lease(
     Core core, Ask* ask, int64_t lease_id, int64_t epoch, int64_t reserved_tokens, Usage* u

@@ -54,9 +54,9 @@ ctypedef struct Pool:
     int32_t attached  # sessions that offer it, plus one where it is configured
     int32_t configured
     bint draining  # an operator lets nothing in any more
-    int32_t principal  # who offered it last; -1: nobody has
-    int64_t owned_until_ns  # by that principal, after its last stream has ended
-    int64_t replays_until_ns  # so long leases of before this process are taken over; 0: not yet
+    int32_t principal  # that offered it last; -1: none
+    int64_t owned_until_ns  # it stays that principal's until then, after its last stream
+    int64_t replays_until_ns  # replays of unknown leases are accepted until then; 0: not offered
     int32_t reason
     int32_t next  # request that it would grant if it could; -1: none
     int64_t named  # that request's handle, where it waits for this pool's reason; 0: none

@@ -57,7 +57,7 @@ def configure_logs(
 def _printable(
     _logger: object, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Let no text of an event do anything to the terminal but a traceback's lines."""
+    """Escape control characters in every field but the traceback."""
     for name, value in event.items():
         if isinstance(value, str) and name != "exception":
             event[name] = printable(value)

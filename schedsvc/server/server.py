@@ -55,7 +55,7 @@ class Server:
         self._incarnation = secrets.randbits(63) + 1
         options = {
             "hash_key": secrets.token_bytes(16),
-            # Lease ids that nobody can guess; it stands in a recording, whose replay needs it.
+            # Makes lease ids random. A recording holds it, because its replay needs it.
             "lease_seed": secrets.token_hex(16),
             "incarnation": self._incarnation,
             "work_max": WORK_MAX,

@@ -69,7 +69,7 @@ def test_text_is_bounded_by_the_context_and_images_are_not() -> None:
 def test_messages_and_their_parts_are_bounded(field: str) -> None:
     message = {"role": "user", "content": "x"}
     check_elements({field: [message] * (ELEMENTS_MAX // 3)})
-    told = f"{field}: more than {ITEMS_MAX} messages, parts or elements of these are not taken"
+    told = f"{field}: has more than {ITEMS_MAX} messages and parts; send fewer"
     assert refused({field: ["x"] * (ITEMS_MAX + 1)}) == told
     assert refused({field: [{"content": ["x"] * ITEMS_MAX}]}) == told
     assert "more than" in refused({field: [message] * (ELEMENTS_MAX // 3 + 1)})
@@ -79,7 +79,7 @@ def test_messages_and_their_parts_are_bounded(field: str) -> None:
 @pytest.mark.parametrize("field", ["tools", "documents"])
 def test_elements_of_schemas_are_bounded(field: str) -> None:
     check_elements({field: [{"type": "function"}] * (ELEMENTS_MAX // 2)})
-    told = f"{field}: more than {ELEMENTS_MAX} elements are not taken"
+    told = f"{field}: has more than {ELEMENTS_MAX} elements; send fewer"
     assert refused({field: [{"type": "function"}] * (ELEMENTS_MAX // 2 + 1)}) == told
     assert refused({field: {str(number): 1 for number in range(ELEMENTS_MAX + 1)}}) == told
 

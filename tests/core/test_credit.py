@@ -28,7 +28,7 @@ def test_idleness_earns_no_more_than_the_credit() -> None:
         )
 
 
-def test_with_nobody_waiting_the_lift_is_to_the_level_that_was_reached() -> None:
+def test_idle_pool_lifts_to_the_level_that_was_reached_before() -> None:
     s = make(("a", 1000), ("b", 1000), credit_max_micro=0)
     for i in range(2):
         level = vtc(s, 0, 0)

@@ -188,7 +188,7 @@ def test_a_flow_that_only_runs_counts_for_the_lift() -> None:
     assert vtc(s, 1, 1) == 100 * INPUT
 
 
-def test_under_the_former_lift_the_last_that_was_active_counts_where_nobody_is() -> None:
+def test_former_lift_uses_the_last_active_flow_if_none_is_active() -> None:
     s = make(("a", 1000), ("b", 1000), lift="active")
     d = grant(s, 0, "a", 10, 10, 0)
     s.complete(0, d.lease_id, 1, output_tokens=10)

@@ -287,7 +287,7 @@ def test_replay_of_an_unknown_lease_is_believed_while_those_of_before_are_awaite
     s.check()
 
 
-def test_lease_ids_of_a_seed_are_drawn_and_moved_by_nobody() -> None:
+def test_seeded_lease_ids_are_random_and_no_replay_moves_them() -> None:
     def ids(seed: str, *replayed: int) -> list[int]:
         s = make(capacity=1_000, lease_seed=seed)
         for lease_id in replayed:

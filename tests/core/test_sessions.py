@@ -397,7 +397,7 @@ def test_pool_stays_its_owners_while_that_may_be_reconnecting() -> None:
     owner.session.close(SECOND)
     free_ns = SECOND + TTL + GRACE
     assert "was offered by another caller until a moment ago" in offers(s, 2, SECOND, epoch=9)
-    assert "it is free in 1 s" in offers(s, 2, free_ns - 1, epoch=9)
+    assert "retry in 1 s" in offers(s, 2, free_ns - 1, epoch=9)
     assert s.stats(free_ns - 1)["pools"][0]["epoch"] == 1
     assert offers(s, 1, free_ns - 1) == ""  # its owner may come back at any time
     assert "is offered by another caller at this time" in offers(s, 2, free_ns, epoch=9)

@@ -183,7 +183,7 @@ class State:
         return index
 
     def replays_until(self) -> int:
-        """So long leases of before a restart are taken over in a pool that is offered now."""
+        """Until then replays are accepted in a pool that is first offered now."""
         return self.now_ns + self.limits["lease_ttl_ns"] + self.limits["lease_grace_ns"]
 
     def set_pool_limits(self, now_ns: int, pool: bytes = b"", **limits: int) -> None:

@@ -183,7 +183,7 @@ class Pool:
     engine_max_running: int
     max_model_tokens: int
     limits: dict[str, int]
-    replays_until_ns: int = 0  # so long leases of before a restart are taken over
+    replays_until_ns: int = 0  # replays of unknown leases are accepted until then
     reason: str = "NONE"
     draining: bool = False  # an operator lets nothing in any more
     probes: bool = True

@@ -1,8 +1,8 @@
-"""What a body may hold, checked before anything of it is read or sized.
+"""Limits on a request body, checked before the gate sizes it.
 
-The gate shares the API server's event loop: what one caller's body costs, all others wait for. A
-body that cannot fit the context is refused by its bytes, before it is parsed, and one with more
-elements than any conversation has, before its elements are looked at.
+The gate runs in the API server's event loop, so every other request waits while it handles a body.
+It rejects a body that cannot fit the context before it parses it, and a body with too many elements
+before it sizes them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _SCHEMAS = ("tools", "documents", "instructions", "content_parts")
 
 
 def check_bytes(raw: bytes, context_tokens: int) -> None:
-    """Refuse a body with more text than the context could hold. O(bytes), far less than parsing.
+    """Reject a body with more text than the context can hold. O(bytes), far less than parsing.
 
-    Images and sounds are not text: of a body that is longer, what base64 is made of does not count,
-    and SCHEDSVC_BODY_BYTES_MAX bounds it. Elements are made of other bytes. Raises BadRequestError.
+    Images and sounds are not text. So bytes of the base64 alphabet do not count in a longer body;
+    SCHEDSVC_BODY_BYTES_MAX bounds them. JSON elements need other bytes. Raises BadRequestError.
     """
     most = context_tokens * TOKEN_BYTES_MAX + FRAME_BYTES
     if not context_tokens or len(raw) <= most:
@@ -47,11 +47,11 @@ def check_bytes(raw: bytes, context_tokens: int) -> None:
 
 
 def check_elements(body: Mapping[str, Any]) -> None:
-    """Refuse more messages, parts or elements of schemas than anybody means, or too deep ones.
+    """Reject a body with too many messages, parts or schema elements, or with too deep nesting.
 
-    O(elements, at most those that are allowed). Raises BadRequestError.
+    O(the limits). Raises BadRequestError.
     """
-    _check(body, _TALK, ITEMS_MAX, "messages, parts or elements of these")
+    _check(body, _TALK, ITEMS_MAX, "messages and parts")
     _check(body, _SCHEMAS, ELEMENTS_MAX, "elements")
 
 
@@ -66,7 +66,7 @@ def _check(body: Mapping[str, Any], fields: tuple[str, ...], most: int, what: st
                 raise BadRequestError(f"{field}: nested deeper than {NESTING_MAX} levels", field)
             if items > most or elements > ELEMENTS_MAX:
                 limit = most if items > most else ELEMENTS_MAX
-                raise BadRequestError(f"{field}: more than {limit} {what} are not taken", field)
+                raise BadRequestError(f"{field}: has more than {limit} {what}; send fewer", field)
             level = [
                 child
                 for each in level

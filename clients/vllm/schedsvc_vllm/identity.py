@@ -83,7 +83,7 @@ class Identifier:
 def bearer(scope: Scope) -> str:
     """Return the API key of the Authorization header, else Anthropic's header, or "".
 
-    Raises BadRequestError where one of them occurs twice.
+    Raises BadRequestError if one of them occurs twice.
     """
     scheme, _, key = _once(scope, b"authorization").decode("latin-1").partition(" ")
     if scheme.lower() == "bearer":
@@ -104,9 +104,9 @@ def key_is_known(scope: Scope, keys_sha256: frozenset[bytes]) -> bool:
 
 
 def _once(scope: Scope, name: bytes) -> bytes:
-    """Return the header of that name, or b"". Raises BadRequestError where there are several.
+    """Return the header of that name, or b"". Raises BadRequestError if there are several.
 
-    A server behind this one, or a proxy before it, may believe another one of them.
+    Another server in the chain could use a different one of them.
     """
     values = [value for key, value in scope["headers"] if key == name]
     if len(values) > 1:

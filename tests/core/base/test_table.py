@@ -69,7 +69,7 @@ def test_of_the_second_half_of_a_key_32_bits_count(hi, lo):
     assert table[hi, lo | 1 << 32] == 7
 
 
-def test_nobody_without_the_key_finds_keys_that_meet():
+def test_keyed_table_spreads_keys_that_collide_without_a_key():
     """Keys of one place in a table without a key, made from the multiplication that it uses."""
     keys = meeting_keys(3_500)
     plain, keyed = probe().ProbeTable(), probe().ProbeTable((12, 34))

@@ -942,7 +942,7 @@ class Totals(_message.Message):
     overload_state: _pool_pb2.OverloadState.ValueType
     """Of the pool that is best off, since what waits may go to any."""
     replays_refused: _builtins.int
-    """Replays of unknown leases that were not believed: see LeaseReplay."""
+    """Rejected replays of unknown leases, see LeaseReplay."""
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutcomeCount]:
         """Refusals of requests whose tenant has no flow."""
@@ -1094,8 +1094,8 @@ Global___SessionHello: _TypeAlias = SessionHello  # noqa: Y015
 
 @_typing.final
 class SessionGoodbye(_message.Message):
-    """The stream will end for good: the pools that it offers are free for others at once. Without
-    it they are kept for their owner, who may be reconnecting, for a lease's TTL and grace.
+    """The client ends this session for good, and the scheduler releases its pools at once. Without a
+    Goodbye they stay reserved for their owner, for the lease TTL and grace.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1113,9 +1113,9 @@ Global___SessionGoodbye: _TypeAlias = SessionGoodbye  # noqa: Y015
 
 @_typing.final
 class LeaseReplay(_message.Message):
-    """A lease that the shim still runs, told again after a reconnect. One that the scheduler does not
-    know is believed from the caller that offers its pool, and for as long as a lease lives that
-    nobody renews, counted from the moment at which the pool was first offered. Later it is UNKNOWN.
+    """A lease that the shim still runs, reported again after a reconnect. The scheduler accepts a lease
+    that it does not know only from the caller that offers the pool, and only until the lease TTL and
+    grace have passed since the pool was first offered. Otherwise the lease is UNKNOWN.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -62,8 +62,8 @@ class Counters:
         self._returning_until_ns = 0
         self._level = 0  # the most that the least active counter has been at a grant or a lift
         self._average = 0  # charge of a request that has ended
-        self._gone: set[str] = set()  # ceased to be active in this round, nobody tells when
-        self._expired: set[int] = set()  # charges that ended in this round, nobody tells when
+        self._gone: set[str] = set()  # ceased to be active at an unknown point of this round
+        self._expired: set[int] = set()  # charges that ended at an unknown point of this round
 
     def resume(self, state: CounterState | None, returning_until_ns: int) -> None:
         """Go on where an earlier process was; None: nobody knows where."""

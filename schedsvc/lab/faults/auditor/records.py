@@ -241,7 +241,7 @@ class Pool:
     high: int = 0
     granted: bool = False  # in this round
     owned_until_ns: int = 0  # by its principal, after its last stream has ended
-    replays_until_ns: int = 0  # so long leases of earlier processes are taken over
+    replays_until_ns: int = 0  # replays of unknown leases are accepted until then
     owed_low: int = 0  # tokens of leases of an earlier process that nobody told of yet
     owed_high: int = 0
 
