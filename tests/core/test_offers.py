@@ -127,6 +127,7 @@ def test_a_pool_is_its_principals_while_it_is_offered() -> None:
     assert (fault.code, fault.field) == (9, "telemetry.pool")
     assert not faults(owner.send(0, pb.SessionEvent(telemetry=telemetry)))
     assert not faults(owner.send(0, offering("q", epoch=2, capacity=200)))
+    owner.send(0, pb.SessionEvent(goodbye=pb.SessionGoodbye()))
     owner.session.close(0)
     assert not faults(other.send(0, offering("q", epoch=2, capacity=300)))
     s.check()
