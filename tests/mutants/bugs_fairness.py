@@ -3,7 +3,7 @@
 from mutant import Mutant
 
 LIFTS = 1 << 44  # seeds from here on draw the level and its credit
-CHARGES = frozenset({"client-leaves-run", "burst", "engine-slow"})
+RESTARTS = frozenset({"scheduler-restarted", "client-leaves-run", "engine-slow"})
 
 FAIRNESS_BUGS = (
     Mutant(
@@ -61,11 +61,13 @@ FAIRNESS_BUGS = (
             (
                 "lifecycle/restore.pxi",
                 "            core.flows.level[cls] = levels[cls]\n",
-                "            if BUG:\n                continue\n",
+                "            if BUG:\n"
+                "                core.flows.level[cls] = 0\n"
+                "                continue\n",
             ),
         ),
-        200,
-        CHARGES | {"scheduler-restarted"},
+        400,
+        RESTARTS,
         LIFTS,
     ),
 )
