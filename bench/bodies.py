@@ -1,4 +1,4 @@
-"""What hostile bodies cost the API server's event loop before the gate has decided.
+"""Measure the CPU time that hostile bodies cost the API server's event loop in the gate.
 
 The gate may add a quarter of what `json.loads` of the same body takes, or 20 ms.
 """
@@ -32,7 +32,7 @@ def said(*parts: str) -> str:
 
 
 def image(size: int) -> str:
-    """Write a part with an image of so many bytes."""
+    """Write a part with an image of `size` bytes."""
     return f'{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{"x" * size}"}}}}'
 
 
@@ -63,7 +63,7 @@ class Cost:
 
     @property
     def allowed_ms(self) -> float:
-        """What the gate may add."""
+        """The most that the gate may add."""
         return max(ADDED_MS, self.parse_ms / 4)
 
 
@@ -99,9 +99,15 @@ def _cost(raw: bytes, context_tokens: int) -> tuple[float, float, str]:
 
 
 @click.command(epilog="Example: python -m bench.bodies --context 131072")
-@click.option("--context", default=8_192, show_default=True, help="The model's context, in tokens.")
+@click.option(
+    "--context",
+    default=8_192,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="The model's context, in tokens.",
+)
 def main(context: int) -> None:
-    """Show what each shape costs; exit status 1 where one costs more than it may."""
+    """Show the cost of each body; exit with status 1 if one exceeds its limit."""
     table = Table("body", "json.loads", "gate adds", "may add", "answer")
     missed = 0
     for cost in costs(context):
@@ -112,7 +118,7 @@ def main(context: int) -> None:
         )  # fmt: skip
     Console().print(table)
     if missed:
-        raise click.ClickException(f"{missed} of {len(SHAPES)} cost more than they may")
+        raise click.ClickException(f"{missed} of {len(SHAPES)} bodies exceed their limit")
 
 
 if __name__ == "__main__":

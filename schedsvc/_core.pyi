@@ -114,7 +114,7 @@ class Scheduler:
         *,
         hash_key: bytes = ...,  # 16 bytes; keys every hash of caller-chosen bytes
         lease_seed: str = "",  # 32 hexadecimal digits that lease ids are drawn of; "": they count
-        lease_id_base: int = 1,  # first lease id, where they count up
+        lease_id_base: int = 1,  # first lease id, if they count up
         incarnation: int = 1,  # told to shims, so that they notice a restart
         policy: str = "vtc",  # a key of POLICIES
         lift: str = "level",  # or "active", deprecated: running requests keep a flow active
@@ -150,7 +150,7 @@ class Scheduler:
         adapter_affinity_ppm: int = 100_000,  # so much fuller a pool with its adapter may be
         prefix_affinity_ppm: int = 100_000,  # the same for one with its prefix
         prefix_blocks_max: int = 65_536,  # blocks that each pool is thought to have; 0: not asked
-        credit_max_micro: int = -1,  # how far below the others who comes back begins; -1: a request
+        credit_max_micro: int = -1,  # service ahead of others after idling; -1: an average charge
         quantum_tokens: int = 10_000,  # under "dlpm": service for which the order is by prefix
         delay_factor_milli: int = 0,  # of the last prefill, for which work is held; 0: not
         grant_pacing: int = 1,  # requests of one length begin one after the other

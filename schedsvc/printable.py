@@ -6,9 +6,11 @@ there. Everything that a caller, a file or another server wrote is printed throu
 
 from typing import TypeVar
 
+from google.protobuf.message import Message
+
 __all__ = ["printable", "printable_message"]
 
-Message = TypeVar("Message")
+M = TypeVar("M", bound=Message)
 
 
 def printable(text: str) -> str:
@@ -21,16 +23,16 @@ def printable(text: str) -> str:
     )
 
 
-def printable_message(message: Message) -> Message:
+def printable_message(message: M) -> M:
     """Return a copy of a protobuf message in which all text is printable. O(message)."""
     copy = type(message)()
-    copy.CopyFrom(message)  # type: ignore[attr-defined] # any protobuf message
+    copy.CopyFrom(message)
     _escape(copy)
     return copy
 
 
-def _escape(message: object) -> None:
-    for field, value in message.ListFields():  # type: ignore[attr-defined]
+def _escape(message: Message) -> None:
+    for field, value in message.ListFields():
         if field.type == field.TYPE_STRING:
             if field.is_repeated:
                 value[:] = [printable(text) for text in value]

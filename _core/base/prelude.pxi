@@ -42,9 +42,10 @@ cdef int64_t LEASE_ID_MAX = <int64_t>1 << 62
 
 # Names of flows and adapters, and ids of requests, have the same key, as different kinds.
 cdef uint64_t NAME_SALT = <uint64_t>0xA5A5A5A5A5A5A5A5
-cdef uint64_t LEASE_SALT = 0x6C656173655F6964
-cdef uint64_t TAG_SALT = 0x7265717565737473
 cdef uint64_t ADAPTER_SALT = <uint64_t>0x5A5A5A5A5A5A5A5A
+# Places of leases and of tags in their tables.
+cdef uint64_t LEASE_SALT = <uint64_t>0x6C656173655F6964
+cdef uint64_t TAG_SALT = <uint64_t>0x7265717565737473
 cdef int64_t NS_PER_MS = 1_000_000
 cdef int64_t NS_PER_S = 1_000_000_000
 cdef int64_t NEVER = <int64_t>1 << 62

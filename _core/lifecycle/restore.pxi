@@ -248,7 +248,7 @@ cdef int restore_quota(
 
 
 cdef int32_t read_of_class(Core core, Cursor c, str what, int64_t* value) except -2:
-    """A number that each class has; its class, -1 where there is none of that name."""
+    """Read a number and the class that it belongs to; returns the class, -1 if it is unknown."""
     cdef Slice name
     cdef int64_t tag
     value[0] = 0

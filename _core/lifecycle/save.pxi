@@ -141,7 +141,7 @@ cdef int write_lengths(
 
 
 cdef int write_of_class(Core core, Writer w, int field, int cls, int64_t value) except -1:
-    """A number that each class has, with the name of the class."""
+    """Write a number and the name of the class that it belongs to."""
     cdef size_t before = w.length()
     w.text(2, <bytes>core.classes.names[cls])
     w.varint(1, value)

@@ -42,9 +42,9 @@ cdef class Core:
     cdef Verdict captured  # of the request that admit_wire just asked for
     cdef int64_t capture
     cdef int64_t now_ns, seq
-    cdef int64_t lease_next  # the next lease id, or its number where ids are drawn
+    cdef int64_t lease_next  # the next lease id; if ids are random, the counter they are made of
     cdef bint draws_lease_ids
-    cdef uint64_t lease_k0, lease_k1  # of which they are drawn
+    cdef uint64_t lease_k0, lease_k1  # the seed of random lease ids
     cdef int64_t replays_refused
     cdef int64_t rounds  # of looking at all pools, ever
     cdef int64_t refusals[REFUSAL_KINDS]  # of requests whose tenant has no flow

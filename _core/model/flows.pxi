@@ -6,12 +6,11 @@
 # head). Under FCFS the counter's place in the key is 0. Counters are compared, and lifted, among
 # the flows of a class: those of a better class are ahead by what it had before the others.
 #
-# Lift: a class has a level, the largest that the least counter of its backlogged flows ever was at
-# a pick or a lift. It never falls, so it knows how much a flow that waited all along was served. A
-# flow that becomes backlogged is lifted to the level less the credit. So a flow that sent little
-# for long is served at most the credit, and the bound of VTC, before the others are served again;
-# a credit of 0 is the paper's rule. The level may not be the least counter alone: each newcomer
-# would lower it by the credit, and the next one be lifted to less.
+# Lift: each class has a level, the highest value that the least counter of its backlogged flows has
+# had at a pick or a lift. A flow that becomes backlogged is lifted to the level less the credit. So
+# a flow that was idle, or sent little, gets at most the credit and the bound of VTC ahead of the
+# others; a credit of 0 is the paper's rule. The level never falls: with the least counter in its
+# place, each newcomer would lower it by the credit for the next one.
 
 cdef enum:
     RESUMED_EACH = 4096  # flows that one event looks at when their time is over, see restore
@@ -253,8 +252,8 @@ cdef class Flows:
         return self.average_charge if self.credit_max == CREDIT_AUTO else self.credit_max
 
     cdef int64_t lift_of(self, int32_t cls) noexcept:
-        """What a flow of a class is lifted to, but for the credit: the level. Where running
-        requests keep flows active, the least active counter, else that of the last. O(1)."""
+        """Return what a flow of a class is lifted to, before the credit: the level. Under
+        lift=active: the least active counter, else that of the flow active last. O(1)."""
         cdef Heap active = <Heap>self.actives[cls]
         if self.lifts_queued:
             return self.raise_level(cls)
@@ -349,7 +348,7 @@ cdef class Flows:
             f.average_milli = output_tokens * 1000
 
     cdef void note_charge(self, const Request* r, int64_t price_in, int64_t price_out) noexcept:
-        """Learn what a request was charged in the end, though no more than it asked for. O(1)."""
+        """Average what requests are charged in total, each at most what it asked for. O(1)."""
         cdef int64_t most = r.prompt_tokens * price_in
         most += <int64_t>r.output_max_tokens * r.sequences * price_out
         most = min(r.lease.charged, most * 1000 // r.lease.weight_milli)

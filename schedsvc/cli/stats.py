@@ -161,6 +161,7 @@ def _view(snapshot: Any) -> RenderableType:
         f" {totals.completed:,} completed, {totals.rejected + totals.evicted:,} refused;"
         f" fairness gap {totals.fairness_gap_micro / 1e6:,.0f}"
         f" of {totals.fairness_bound_micro / 1e6:,.0f} tokens"
+        + (f"; {totals.replays_refused:,} lease replays rejected" if totals.replays_refused else "")
     )
     tables = [pools, *([classes] if len(snapshot.classes) > 1 else []), flows]
     return Group(line, *tables, *_quotas(snapshot))

@@ -54,11 +54,26 @@ async def test_body_with_more_text_than_the_context_is_not_even_parsed(
     await bench.gate._close()
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/invocations"])
+async def test_several_long_prompts_pass_in_one_body(fake: FakeScheduler, path: str) -> None:
+    bench = Bench(fake, Settings(target=fake.target))
+    assert (await bench.ask()).status == 200
+    assert bench.gate._runtime is not None
+    context = bench.gate._runtime.pool.sizes.context_tokens
+    # Together they are far beyond the context, and each of them fits.
+    prompts = [", " * context] * 300
+    body = json.dumps({"prompt": prompts, "max_tokens": 1}).encode()
+    assert len(body) > 256 * context + (256 << 10)
+    assert (await bench.ask(body, path=path)).status == 200
+    assert len(fake.admits[-1].input_tokens) == 300
+    await bench.gate._close()
+
+
 def test_text_is_bounded_by_the_context_and_images_are_not() -> None:
     text = b'{"prompt":"' + b"a, " * 2_000_000 + b'"}'
     with pytest.raises(BadRequestError, match=f"{CONTEXT} tokens: the body's {len(text)} bytes"):
         check_bytes(text, CONTEXT)
-    check_bytes(text, 0)  # nobody knows the context
+    check_bytes(text, 0)  # the context is unknown
     check_bytes(text, 1 << 20)
     check_bytes(b'{"url":"data:image/png;base64,' + b"iVBOR+/=" * 1_000_000 + b'"}', CONTEXT)
     # A prompt as long as the context, of the longest tokens there are.
@@ -69,9 +84,9 @@ def test_text_is_bounded_by_the_context_and_images_are_not() -> None:
 def test_messages_and_their_parts_are_bounded(field: str) -> None:
     message = {"role": "user", "content": "x"}
     check_elements({field: [message] * (ELEMENTS_MAX // 3)})
-    told = f"{field}: has more than {ITEMS_MAX} messages and parts; send fewer"
-    assert refused({field: ["x"] * (ITEMS_MAX + 1)}) == told
-    assert refused({field: [{"content": ["x"] * ITEMS_MAX}]}) == told
+    expected = f"{field}: has more than {ITEMS_MAX} messages and parts; send fewer"
+    assert refused({field: ["x"] * (ITEMS_MAX + 1)}) == expected
+    assert refused({field: [{"content": ["x"] * ITEMS_MAX}]}) == expected
     assert "more than" in refused({field: [message] * (ELEMENTS_MAX // 3 + 1)})
     assert "more than" in refused({field: [{"content": [{"content": ["x"] * ITEMS_MAX}]}]})
 
@@ -79,9 +94,9 @@ def test_messages_and_their_parts_are_bounded(field: str) -> None:
 @pytest.mark.parametrize("field", ["tools", "documents"])
 def test_elements_of_schemas_are_bounded(field: str) -> None:
     check_elements({field: [{"type": "function"}] * (ELEMENTS_MAX // 2)})
-    told = f"{field}: has more than {ELEMENTS_MAX} elements; send fewer"
-    assert refused({field: [{"type": "function"}] * (ELEMENTS_MAX // 2 + 1)}) == told
-    assert refused({field: {str(number): 1 for number in range(ELEMENTS_MAX + 1)}}) == told
+    expected = f"{field}: has more than {ELEMENTS_MAX} elements; send fewer"
+    assert refused({field: [{"type": "function"}] * (ELEMENTS_MAX // 2 + 1)}) == expected
+    assert refused({field: {str(number): 1 for number in range(ELEMENTS_MAX + 1)}}) == expected
 
 
 @pytest.mark.parametrize("field", ["messages", "tools", "input", "system"])

@@ -204,7 +204,7 @@ def test_a_delay_is_not_negative() -> None:
         ClientOptions(end_delay_s=-1)
 
 
-async def test_session_says_goodbye_when_it_is_closed_and_not_when_it_is_lost(
+async def test_session_sends_goodbye_on_close_and_not_on_loss(
     fake: FakeScheduler, until: Until
 ) -> None:
     opened = session(fake.target)

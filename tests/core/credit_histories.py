@@ -130,10 +130,18 @@ class History:
 
 
 @click.command()
-@click.option("--count", default=10_000, show_default=True, help="Histories.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the first one.")
+@click.option(
+    "--count", default=10_000, show_default=True, type=click.IntRange(min=1), help="Histories."
+)
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="First seed.",
+)
 def main(count: int, seed: int) -> None:
-    """Play random histories; exit status 1 and the seed where one breaks the promise."""
+    """Play random histories; exit with status 1 and the seed if one breaks the promise."""
     for number in range(seed, seed + count):
         try:
             History(number).play()

@@ -1,4 +1,4 @@
-"""Bounded credit: where a flow begins that was idle, or has sent little; levels over a restart."""
+"""Bounded credit: where an idle or light flow begins, and levels over a restart."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_idle_pool_lifts_to_the_level_that_was_reached_before() -> None:
 
 
 def test_a_flow_that_trickles_saves_up_no_more_than_the_credit() -> None:
-    """What only runs keeps nobody in the line: a request at a time is no reason to catch up."""
+    """A running request does not keep its flow active, so a trickle earns no right to catch up."""
     credit = 20 * INPUT
     s = make(("busy", 1000), ("trickle", 1000), capacity=1_000, credit_max_micro=credit)
     for i in range(40):  # 990 tokens of each round are busy's; a request of trickle runs always
@@ -68,7 +68,7 @@ def test_the_level_does_not_fall_with_newcomers_below_it() -> None:
     assert {vtc(s, 300, i) for i in range(1, 101)} == {vtc(s, 300, 0) - credit}
 
 
-def test_a_thousand_newcomers_hold_a_steady_flow_up_by_one_request_each() -> None:
+def test_thousand_newcomers_delay_a_flow_by_one_request_each() -> None:
     names = [(f"n{i}", 1000) for i in range(1_000)]
     s = make(("busy", 1000), *names, capacity=20)
     for i in range(20):
@@ -105,7 +105,7 @@ def test_a_newcomer_is_lifted_to_the_level_of_before_the_restart(credit: int) ->
     assert vtc(s, 0, 1) == vtc(new, 0, 1)
 
 
-def test_a_state_without_levels_begins_at_the_flow_that_was_active_last() -> None:
+def test_older_state_sets_levels_from_the_last_active_flow() -> None:
     s = make(*FLOWS, capacity=100)
     for k in range(5):
         serve(s, 0, f"a{k}", flow=0)

@@ -13,7 +13,7 @@ from schedsvc import _core as core
 from .stream import Stream, asking, cancelling, offering, replaying, reporting
 from .support import meeting_keys
 
-COUNT, TOLD = 16_000, 3_500  # open at once, and told of in the message that is measured
+COUNT, MEASURED = 16_000, 3_500  # open at once; events in the measured message
 OWNER = 1  # number of the first stream, the lower half of its tags' keys
 
 
@@ -31,7 +31,7 @@ def reports_ms(ids: list[int]) -> float:
     stream.send(0, offering("p", capacity=1 << 30))
     for at in range(0, COUNT, 500):
         stream.send(0, *(replaying(i, f"r{i}") for i in ids[at : at + 500]))
-    return cost_ms(stream, [reporting(i) for i in ids[-TOLD:]])
+    return cost_ms(stream, [reporting(i) for i in ids[-MEASURED:]])
 
 
 def cancels_ms(tags: list[int]) -> float:
@@ -40,7 +40,7 @@ def cancels_ms(tags: list[int]) -> float:
     stream.send(0, offering("p", capacity=20))
     for at in range(0, COUNT, 500):
         stream.send(0, *(asking(tag, f"r{tag}") for tag in tags[at : at + 500]))
-    return cost_ms(stream, [cancelling(tag) for tag in tags[-TOLD:]])
+    return cost_ms(stream, [cancelling(tag) for tag in tags[-MEASURED:]])
 
 
 def cost_ms(stream: Stream, events: list[pb.SessionEvent]) -> float:

@@ -256,8 +256,8 @@ def test_a_replay_moves_the_numbering_past_it() -> None:
     assert grant(s, 0, "next").lease_id == 501
 
 
-def test_replay_of_an_unknown_lease_is_the_owners_of_its_pool_alone() -> None:
-    """It took a lease of 192,416 tokens in a pool of 10,000, whoever told of it."""
+def test_replay_from_another_principal_than_the_owner_is_unknown() -> None:
+    """Any caller could promise 192,416 tokens of another caller's pool of 10,000."""
     s = make(capacity=10_000)
     owner, stranger = Stream(s, principal=1), Stream(s, principal=2)
     owner.send(0, offering("gpu", capacity=10_000))
@@ -274,9 +274,7 @@ def test_replay_of_an_unknown_lease_is_the_owners_of_its_pool_alone() -> None:
 
 
 @pytest.mark.parametrize(("at_ns", "state"), [(14, core.LEASE_LIVE), (15, core.LEASE_UNKNOWN)])
-def test_replay_of_an_unknown_lease_is_believed_while_those_of_before_are_awaited(
-    at_ns: int, state: int
-) -> None:
+def test_replay_after_the_ttl_and_grace_of_the_pool_is_unknown(at_ns: int, state: int) -> None:
     s = core.Scheduler(lease_ttl_ns=10 * SECOND, lease_grace_ns=5 * SECOND)
     s.set_flow(b"f", 1_000)
     s.set_pool(0, b"p", 1, 1_000, 1)

@@ -378,16 +378,16 @@ def test_a_replay_names_its_pool_in_utf8() -> None:
     assert (faults(answer), notices(answer)) == ([(0, 3, "replay.pool")], [])
 
 
-# Who owns a pool.
+# Pool ownership.
 
 
 def offers(s: core.Scheduler, principal: int, at_ns: int, epoch: int = 1) -> str:
-    """Offer pool p as a principal; why not, else "". The stream stays open where it may."""
+    """Offer pool p as a principal, on a new stream; return the fault, "" if there is none."""
     said = Stream(s, principal, greets=False).send(at_ns, HELLO, offering("p", epoch, capacity=50))
     return str(said.faults[0].description) if said.faults else ""
 
 
-def test_pool_stays_its_owners_while_that_may_be_reconnecting() -> None:
+def test_pool_stays_reserved_for_an_owner_that_reconnects() -> None:
     """Within a second another caller's registration voided all running leases."""
     s = core.Scheduler(lease_ttl_ns=TTL, lease_grace_ns=GRACE)
     s.set_flow(b"f", 1_000)
@@ -399,11 +399,11 @@ def test_pool_stays_its_owners_while_that_may_be_reconnecting() -> None:
     assert "was offered by another caller until a moment ago" in offers(s, 2, SECOND, epoch=9)
     assert "retry in 1 s" in offers(s, 2, free_ns - 1, epoch=9)
     assert s.stats(free_ns - 1)["pools"][0]["epoch"] == 1
-    assert offers(s, 1, free_ns - 1) == ""  # its owner may come back at any time
+    assert offers(s, 1, free_ns - 1) == ""  # its owner may reconnect at any time
     assert "is offered by another caller at this time" in offers(s, 2, free_ns, epoch=9)
 
 
-def test_pool_is_free_when_its_owner_has_had_its_time_or_said_goodbye() -> None:
+def test_pool_is_free_after_ttl_and_grace_or_a_goodbye() -> None:
     for goodbye in (False, True):
         s = core.Scheduler(lease_ttl_ns=TTL, lease_grace_ns=GRACE)
         owner = Stream(s, 1)
@@ -416,7 +416,7 @@ def test_pool_is_free_when_its_owner_has_had_its_time_or_said_goodbye() -> None:
         assert s.stats(TTL + GRACE)["pools"][0]["epoch"] == 9
 
 
-def test_goodbye_of_one_of_two_streams_leaves_the_pool_to_the_other() -> None:
+def test_goodbye_on_one_of_two_streams_keeps_the_pool_owned() -> None:
     s = core.Scheduler(lease_ttl_ns=TTL, lease_grace_ns=GRACE)
     streams = [Stream(s, 1), Stream(s, 1)]
     for stream in streams:

@@ -359,7 +359,7 @@ class State:
         return self.average_charge if most == -1 else most
 
     def lift_of(self, cls: int) -> int:
-        """What a flow of a class is lifted to, but for the credit."""
+        """Return what a flow of a class is lifted to, before the credit."""
         if self.lift_mode != "active":
             return self.raise_level(cls)
         last = self.flows[self.last_active[cls]].vtc if cls in self.last_active else 0

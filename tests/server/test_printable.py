@@ -2,7 +2,7 @@
 
 import io
 import logging
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import structlog
@@ -17,6 +17,7 @@ from schedsvc.printable import printable, printable_message
 from schedsvc.server.logs import configure_logs
 
 EVIL = "gpu\x1b[2J\x07\u202eevil\u2066\x9b31m\n"
+STYLES: tuple[Literal["console", "json"], ...] = ("console", "json")
 HARMFUL = set("\x1b\x07\u202e\u2066\x9b")
 
 
@@ -49,6 +50,9 @@ def test_stats_shows_names_without_obeying_them() -> None:
     assert HARMFUL.isdisjoint(shown)
     assert "gpu\\x1b[2J" in shown
     assert answer.pools[0].name == EVIL  # the message itself is as it was
+    assert "replays" not in shown
+    answer.totals.replays_refused = 1_234
+    assert "1,234 lease replays rejected" in rendered(stats._view(answer))
 
 
 def test_why_shows_names_without_obeying_them() -> None:
@@ -72,8 +76,8 @@ def test_log_lines_hold_no_escape(capsys: pytest.CaptureFixture[str]) -> None:
     handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
     before = structlog.get_config()
     try:
-        for style in ("console", "json"):
-            configure_logs(style, "info")  # type: ignore[arg-type] # one of the two
+        for style in STYLES:
+            configure_logs(style, "info")
             structlog.get_logger("schedsvc.x").info("registered", pool=EVIL)
             line = capsys.readouterr().err
             assert "registered" in line

@@ -48,7 +48,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc._core": room(never=IO, clock=NO_CLOCK, seeded=True),
     # Drives.
     "schedsvc.clock": room(clock=WALL),
-    "schedsvc.printable": room(never=IO, clock=NO_CLOCK),
+    "schedsvc.printable": room(packages="google", never=IO, clock=NO_CLOCK),
     "schedsvc.config": room("schedsvc.printable", packages="pydantic pydantic_core yaml"),
     "schedsvc.status": room("schedsvc._core schedsvc_client.v1", "grpc google grpc_status"),
     "schedsvc.driver": room("schedsvc._core schedsvc.clock schedsvc.config"),

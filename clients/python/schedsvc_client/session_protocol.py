@@ -24,7 +24,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 # The seq field of a message: a tag and a varint of at most ten bytes.
 _SEQ_BYTES_MAX = 11
 _GOODBYE = -1
-"""Stands among the lease ids of Completes that are not acknowledged."""
+"""In place of a lease id, among the events that the scheduler has to acknowledge."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class SessionProtocol:
         self._pools: dict[str, bytes] = {}
         self._pending: dict[int, _Pending] = {}
         self._endings: dict[int, _Ending] = {}
-        self._leaves = False  # for good, which the scheduler does not know yet
+        self._leaves = False  # it ends for good, and the scheduler has not acknowledged that
         self._next_tag = 1
         self._open_requests_max = self._limits.open_requests_max
         self._incarnation: int | None = None
@@ -288,10 +288,9 @@ class SessionProtocol:
             self._complete_out.append(lease_id)
         return True
 
-    def say_goodbye(self) -> bool:
-        """End for good: the scheduler gives the pools of this session free at once. Always True."""
+    def say_goodbye(self) -> None:
+        """End for good: the scheduler is to release the pools of this session at once."""
         self._leaves = bool(self._pools)
-        return True
 
     # The stream.
 

@@ -19,7 +19,7 @@ TOKEN_BYTES_MAX = 256
 FRAME_BYTES = 256 << 10
 #: Messages, and their parts.
 ITEMS_MAX = 16_384
-#: All that stands in them, and in schemas of tools.
+#: Everything inside them, and inside the schemas of tools.
 ELEMENTS_MAX = 32_768
 NESTING_MAX = 64
 
@@ -29,10 +29,11 @@ _SCHEMAS = ("tools", "documents", "instructions", "content_parts")
 
 
 def check_bytes(raw: bytes, context_tokens: int) -> None:
-    """Reject a body with more text than the context can hold. O(bytes), far less than parsing.
+    """Reject a body of one prompt with more text than the context can hold.
 
     Images and sounds are not text. So bytes of the base64 alphabet do not count in a longer body;
-    SCHEDSVC_BODY_BYTES_MAX bounds them. JSON elements need other bytes. Raises BadRequestError.
+    SCHEDSVC_BODY_BYTES_MAX bounds them. JSON elements need other bytes. O(bytes), far less than
+    parsing. Raises BadRequestError.
     """
     most = context_tokens * TOKEN_BYTES_MAX + FRAME_BYTES
     if not context_tokens or len(raw) <= most:

@@ -40,7 +40,7 @@ from schedsvc_vllm.limit import LocalLimitError
 from schedsvc_vllm.paths import SAFE_METHODS, asks_in_vain, place_of, with_path
 from schedsvc_vllm.queue_comments import QueueComments
 from schedsvc_vllm.request_sizing import Call, parse_json, size_call
-from schedsvc_vllm.routes import ROUTES, route_of
+from schedsvc_vllm.routes import ONE_PROMPT_PATHS, ROUTES, route_of
 from schedsvc_vllm.runtime import Runtime, now_ns
 from schedsvc_vllm.settings import Settings, SettingsError
 from schedsvc_vllm.token_counter import TokenTotals
@@ -212,7 +212,8 @@ class Gate:
                 status=415,
             )
         raw = await read_body(scope, receive, settings.body_bytes_max)
-        check_bytes(raw, runtime.pool.sizes.context_tokens)
+        if path in ONE_PROMPT_PATHS:
+            check_bytes(raw, runtime.pool.sizes.context_tokens)
         body = parse_json(raw)
         check_elements(body)
         route = route_of(path, body)

@@ -237,7 +237,7 @@ class Upstream:
         if passing.begun:
             raise error
         if isinstance(error, aiohttp.ClientResponseError):
-            _log.warning("the upstream's answer is not valid HTTP: %s", error.message)
+            _log.warning("the upstream's answer is not valid HTTP: %r", error.message)
             message = f"the server behind this one gave no valid HTTP answer: {error.message}"
             await answers.bad_gateway(message[:500], "-").send(passing.send)
             return

@@ -70,6 +70,8 @@ class Route:
     measure: Callable[[Mapping[str, Any]], Measured]
     limit_fields: tuple[str, ...] = ("max_tokens",)
     output_tokens_default: int | None = None
+    # Its body holds prompts that are independent, each as long as the context.
+    several: bool = False
     # The object that holds the limit and `n`; empty: the body.
     params_field: str = ""
     params_optional: bool = False
@@ -201,6 +203,7 @@ ROUTES = {
             "prompt",
             _completion,
             output_tokens_default=COMPLETION_TOKENS_DEFAULT,
+            several=True,
             has_n=True,
             countable=True,
             stream_options=True,
@@ -219,6 +222,7 @@ ROUTES = {
             "messages",
             _batch,
             ("max_completion_tokens", "max_tokens"),
+            several=True,
             has_n=True,
         ),
         Route(
@@ -268,6 +272,8 @@ ROUTES = {
     )
 }
 GATED_PATHS = frozenset(ROUTES) | {INVOCATIONS}
+#: Gated paths whose bodies hold one prompt, so that the context bounds their text.
+ONE_PROMPT_PATHS = frozenset(path for path, route in ROUTES.items() if not route.several)
 
 
 def text_bytes(text: str) -> int:

@@ -182,6 +182,8 @@ class Saver:
             again = fields(told.get(key, b""), quota=quota)
             if key.startswith(_COMPARED) and again != fields(value, quota=quota):
                 raise ViolationError(f"what was saved comes back otherwise: {key!r}")
+            if key == b"o" and _lowered(levels(value), levels(told[key])):
+                raise ViolationError("a restart lowered the level of a class")
 
 
 def fields(value: bytes, *, quota: bool = False) -> list[tuple[int, object]]:
@@ -202,6 +204,36 @@ def fields(value: bytes, *, quota: bool = False) -> list[tuple[int, object]]:
         elif kind != _LENGTH or number not in (_LIFT, _LEVELS):
             found.append((number, value[begin:at]))
     return sorted(found)
+
+
+def levels(value: bytes) -> dict[bytes, int]:
+    """Return the level of each class, by name, in the row of all flows. O(bytes)."""
+    found: dict[bytes, int] = {}
+    for number, entry in _split(value):
+        if number == _LEVELS and isinstance(entry, bytes):
+            fields_of = dict(_split(entry))
+            level, name = fields_of.get(1, 0), fields_of.get(2, b"")
+            if isinstance(level, int) and isinstance(name, bytes):
+                found[name] = level
+    return found
+
+
+def _lowered(before: dict[bytes, int], after: dict[bytes, int]) -> bool:
+    return any(after.get(name, -1) < level for name, level in before.items())
+
+
+def _split(value: bytes) -> list[tuple[int, int | bytes]]:
+    found: list[tuple[int, int | bytes]] = []
+    at = 0
+    while at < len(value):
+        number, kind = value[at] >> 3, value[at] & 7
+        content, at = _varint(value, at + 1)
+        if kind == _LENGTH:
+            found.append((number, value[at : at + content]))
+            at += content
+        else:
+            found.append((number, content))
+    return found
 
 
 def _bucket(value: bytes) -> tuple[int, int, int, int]:

@@ -253,7 +253,7 @@ def draw_fifth(seed: int, core: dict[str, Any]) -> tuple[frozenset[str], int, in
 
 
 def draw_lift(seed: int, core: dict[str, Any]) -> dict[str, Any]:
-    """Draw to what flows are lifted: mostly what a configuration has if it says nothing."""
+    """Draw the lift and its credit; mostly the default of a configuration."""
     if seed < NEWEST:
         return {"lift": core.get("lift", "active")}
     rnd = Random(seed ^ 0xC4ED17)  # noqa: S311 - no secret: one seed is one run
@@ -264,7 +264,7 @@ def draw_lift(seed: int, core: dict[str, Any]) -> dict[str, Any]:
 
 
 class Later(NamedTuple):
-    """What later seeds draw beside the rest."""
+    """Further options that later seeds draw."""
 
     quotas: Quotas | None
     state: StateOptions | None = None

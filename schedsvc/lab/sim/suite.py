@@ -29,7 +29,8 @@ GAP_MAX = 40_000
 THROUGHPUT_PART_MIN = 0.97
 # Poisson arrivals make a mean of five seeds uncertain by 0.2 %, as much as is left to the bound.
 PART_SEEDS = {"short-long": 5}
-# One flow may be 8,000 ahead at any time: less than 1 % of what each gets in an hour.
+# At any time one flow is up to 8,000 ahead of the other: 2 % of what each gets in 360 s, and less
+# than 1 % in an hour.
 WEIGHTED = "overload-1h"
 SWEEP_PPM = (950_000, 1_050_000)
 

@@ -87,7 +87,7 @@ def test_a_lease_that_is_told_of_is_held_and_charged_once() -> None:
     assert counters.of("a") == 90_000_000
 
 
-def test_a_lease_that_is_told_of_too_late_is_not_believed() -> None:
+def test_late_replay_of_an_unknown_lease_is_refused_and_counted() -> None:
     desk = exact()
     running(desk)
     reborn(desk)

@@ -69,7 +69,7 @@ def least_share(run: Run, from_s: int, to_s: int) -> float:
     return min(shares)
 
 
-def test_tenant_that_trickled_does_not_starve_the_other_when_it_floods() -> None:
+def test_trickling_tenant_that_floods_does_not_starve_another() -> None:
     assert least_share(played(trickle()), 630, 900) >= 0.4
 
 
@@ -79,7 +79,7 @@ def test_any_sensible_credit_keeps_both_tenants_served(credit_max: int, least: f
 
 
 def test_former_lift_still_saves_up_credit_without_bound() -> None:
-    # What the deprecated value did, for those who replay what was recorded under it.
+    # Older recordings replay under the deprecated rule.
     assert least_share(played(trickle(), lift="active"), 630, 900) == 0
 
 

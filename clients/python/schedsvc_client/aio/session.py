@@ -138,12 +138,12 @@ class SchedulerSession(Asker):
         for admission in list(self._running.values()):
             admission.complete(outcome=Outcome.CANCELLED)
         self._stop_asking(_unavailable("the session was closed"))
-        if self.state is SessionState.CONNECTED and self._protocol.say_goodbye():
+        if self.state is SessionState.CONNECTED:
+            self._protocol.say_goodbye()
             await self.flush(flush_deadline_s)
         self._set_state(SessionState.CLOSED)
-        for timer in (self._give_up_timer, self._ends_timer):
-            if timer is not None:
-                timer.cancel()
+        for timer in filter(None, (self._give_up_timer, self._ends_timer)):
+            timer.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -198,16 +198,16 @@ class ClassStats(_message.Message):
     BROUGHT_FORWARD_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     rank: _builtins.int
-    """The least goes first."""
+    """The class with the least rank runs first."""
     ageing_ms: _builtins.int
-    """So long it waits for its turn at most, while requests of better classes are served."""
+    """Longest wait for a turn while requests of better classes run."""
     exempt: _builtins.bool
-    """It goes before all, and no quota, headroom or share binds it."""
+    """Its requests run before all others, and no quota, headroom or share limits them."""
     queued: _builtins.int
     live_leases: _builtins.int
     granted: _builtins.int
     brought_forward: _builtins.int
-    """Of these, before better classes that waited, because of the ageing time."""
+    """Grants that preceded waiting requests of better classes, because of ageing."""
     def __init__(
         self,
         *,

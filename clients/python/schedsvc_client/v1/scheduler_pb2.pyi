@@ -1115,7 +1115,8 @@ Global___SessionGoodbye: _TypeAlias = SessionGoodbye  # noqa: Y015
 class LeaseReplay(_message.Message):
     """A lease that the shim still runs, reported again after a reconnect. The scheduler accepts a lease
     that it does not know only from the caller that offers the pool, and only until the lease TTL and
-    grace have passed since the pool was first offered. Otherwise the lease is UNKNOWN.
+    grace have passed since the pool was first offered. Otherwise the lease is UNKNOWN. A pool that
+    only the configuration lists has no owner, so any caller may replay into it within that time.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -257,8 +257,8 @@ class Books(ImpliedState):
         self._owned(lease)
         return lease
 
-    def believes(self, now_ns: int, principal: int, pool: Pool) -> bool:
-        """Whether a replay of an unknown lease may be believed; else it is counted."""
+    def accepts_replay(self, now_ns: int, principal: int, pool: Pool) -> bool:
+        """Whether the scheduler accepts a replay of an unknown lease; if not, count it."""
         holds = principal == pool.principal and now_ns < pool.replays_until_ns
         self.counts["replays_refused"] += not holds
         return holds

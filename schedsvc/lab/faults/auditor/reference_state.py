@@ -255,7 +255,7 @@ class Auditor:
                 self._owe(conn, lease_id, VOID)
                 return True
             is_taken = lease_id in books.live or lease_id in books.ended or key in books.requests
-            if not books.believes(now_ns, principal, pool) or is_taken:
+            if not books.accepts_replay(now_ns, principal, pool) or is_taken:
                 self._owe(conn, lease_id, UNKNOWN)
                 return True
             books.seq += 1
@@ -270,11 +270,11 @@ class Auditor:
             r = books.live[lease_id].request
             if r.conn != conn:
                 books.hand_over(r, conn)
-        told = self._report(now_ns, lease_id, principal, p.pool_epoch, totals)
+        answer = self._report(now_ns, lease_id, principal, p.pool_epoch, totals)
         if state == UNKNOWN:
             books.told_of(now_ns, books.live[lease_id])
-        if told != LIVE:
-            self._owe(conn, lease_id, told)
+        if answer != LIVE:
+            self._owe(conn, lease_id, answer)
         return True
 
     def _telemetry_is_wrong(self, principal: int, t: Any) -> bool:
