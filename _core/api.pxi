@@ -28,7 +28,8 @@ cdef class Scheduler(Core):
             seed_lease_ids(self, lease_seed)
         memcpy(&self.k0, <const char*>hash_key, 8)
         memcpy(&self.k1, <const char*>hash_key + 8, 8)
-        self.requests = Requests()
+        self.principals = Principals()
+        self.requests = Requests(self.principals)
         self.policy = policy
         order, lifts, self.ahead, self.by_prefix = POLICIES[policy]
         self.fuse = Fuse()
@@ -41,7 +42,7 @@ cdef class Scheduler(Core):
         self.flows.treaps.salt = self.k1
         set_grain(self)
         self.flows.credit_max = limits["credit_max_micro"]
-        self.adapters = Adapters(<int32_t>limits["adapters_max"])
+        self.adapters = Adapters(<int32_t>limits["adapters_max"], self.principals)
         self.prefixes = Prefixes(self.k0, self.k1)
         self.rejection_log = RejectionLog()
         self.ledger = Ledger(
@@ -81,6 +82,20 @@ cdef class Scheduler(Core):
         cdef int32_t c = self.classes.find(name)
         if c > 0:
             self.classes.items[c].gone = True
+
+    def set_principal(
+        self, int64_t now_ns, int64_t number, bytes name=b"", list pools=None, list tenants=None,
+        list classes=None, int64_t share_ppm=SHARE_PPM,
+    ):
+        enter(self, now_ns)
+        set_grants(self, number, name, pools, tenants, classes, share_ppm)
+
+    def may_see_tenant(self, int32_t principal, bytes name):
+        if not self.principals.is_limited(principal):
+            return True
+        return fits_any(
+            self.principals.tenants[principal], <const uint8_t*>PyBytes_AS_STRING(name), len(name)
+        )
 
     def set_flow_class(self, int32_t flow, int32_t default_class=0, named=()):
         known_tenant(self, flow)
@@ -221,8 +236,17 @@ cdef class Scheduler(Core):
             raise CallerError(
                 CODE_RESOURCE_EXHAUSTED, "", f"at most {self.sessions_max:,} sessions can be open"
             )
+        if self.principals.sessions_of(principal) >= self.principals.places(
+            principal, self.sessions_max
+        ):
+            raise CallerError(
+                CODE_RESOURCE_EXHAUSTED, "",
+                "this caller has its share of sessions open; raise its share_of_places in"
+                " auth.principals",
+            )
         session = Session()
         session.core = self
+        self.principals.count_session(principal, 1)
         session.principal = principal
         if self.free_slots:
             session.owner = self.free_slots.pop()
@@ -411,16 +435,20 @@ cdef class Scheduler(Core):
     def reset_learned(self):
         forget_learned(self)
 
-    def stats(self, int64_t now_ns, int flow_limit=1_000):
+    def stats(self, int64_t now_ns, int flow_limit=1_000, int32_t principal=NONE):
         cdef int32_t i
-        order = nlargest(
-            flow_limit, range(self.flows.count), key=lambda f: (service_of(self, f), -f)
-        )
+        cdef bint sees_all = not self.principals.is_limited(principal)
+        pools, flows = range(self.ledger.count), range(self.flows.count)
+        if not sees_all:
+            pools = [i for i in pools if self.principals.may_offer(principal, self.pool_list[i])]
+            flows = [i for i in flows if self.may_see_tenant(principal, self.flow_list[i])]
+        order = nlargest(flow_limit, flows, key=lambda f: (service_of(self, f), -f))
         return {
-            "pools": [pool_stats(self, now_ns, i) for i in range(self.ledger.count)],
+            "pools": [pool_stats(self, now_ns, i) for i in pools],
             "flows": [self.flow_stats(now_ns, i) for i in order],
-            "classes": class_rows(self), "quotas": quota_stats(self, now_ns),
-            "totals": totals_of(self),
+            "classes": class_rows(self),
+            "quotas": quota_stats(self, now_ns) if sees_all else [],
+            "totals": totals_of(self) if sees_all else None,
             "policy": self.policy,
             "flow_order": "deadline" if self.flows.by_deadline else "arrival",
             "digest": self.digest_value,

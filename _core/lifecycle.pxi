@@ -1,6 +1,7 @@
 # Events: what each call and each timer changes.
 
 include "lifecycle/verdicts.pxi"         # verdicts, put where their callers read them
+include "lifecycle/request_ids.pxi"      # the key under which a request's id is found
 include "lifecycle/evict.pxi"            # a queued request leaves without a grant
 include "lifecycle/lease.pxi"            # renew, account, end, void, forget
 include "lifecycle/progress.pxi"         # what a lease's reports change

@@ -2,6 +2,7 @@
 
 include "model/classes.pxi"        # Class, Classes, Line: priority classes and the heads of each
 include "model/predictor.pxi"      # Predictor: output lengths by tenant and adapter
+include "model/principals.pxi"     # Principal, Principals: what each caller may name and hold
 include "model/requests.pxi"       # Request, Lease, Requests, Chain: every request and its state
 include "model/wait_times.pxi"     # how long a request has waited, and for what
 include "model/rejection_log.pxi"  # RejectionLog: the last requests that were refused

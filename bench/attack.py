@@ -107,8 +107,8 @@ def cases(kinds: Sequence[str], door: str, shim: str, *, apart: bool = True) -> 
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    tokens = [
-        {"name": name, "sha256": sha256(token.encode()).hexdigest()}
+    principals = [
+        {"name": name, "sha256": sha256(token.encode()).hexdigest(), "tenants": ["*"]}
         for name, token in _TOKENS.items()
     ]
     unix = {"unix": str(folder / "scheduler.sock"), "auth": "none"}
@@ -116,7 +116,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     return {
         "listeners": [unix, behind, {"tcp": "127.0.0.1:0", "auth": "token"}],
         "edge": {"tcp": "127.0.0.1:0"},
-        "auth": {"tokens": tokens},
+        "auth": {"principals": principals},
         "limits": {"drain_ms": 0},
         # Who may take leases under names of its own can also fill the engine: that is a question of
         # shares and quotas, and not measured here.

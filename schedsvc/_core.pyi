@@ -259,6 +259,20 @@ class Scheduler:
         -1: as many as `adapter_tokens` of the pool says. Also of one that is active. O(pools *
         adapters).
         """
+    def set_principal(
+        self, now_ns: int, number: int, name: bytes = b"", pools: list[bytes] | None = None,
+        tenants: list[bytes] | None = None, classes: list[bytes] | None = None,
+        share_ppm: int = 1_000_000,
+    ) -> None:  # fmt: skip
+        """Grant a principal (0 to 65,536) names and places, in place of what it had.
+
+        A number without grants may do everything. Lists hold patterns (* is any text); None: all.
+        Pools it may register, replay into and report of; tenants it may vouch for; classes its
+        requests may name. Else a call raises CallerError with code 7. `share_ppm`: the most of each
+        bounded table that it may hold. O(1); O(requests) for a number beyond all with grants.
+        """
+    def may_see_tenant(self, principal: int, name: bytes) -> bool:
+        """Whether a principal may vouch for this tenant. O(patterns)."""
     def set_flow_mode(self, now_ns: int, flow: int, dry_run: bool) -> None:
         """Enforce decisions on a flow, or audit it.
 
@@ -428,8 +442,8 @@ class Scheduler:
     def pool_index(self, name: bytes) -> int:
         """Index of a pool, or -1."""
     def pool_name(self, pool: int) -> bytes: ...
-    def stats(self, now_ns: int, flow_limit: int = 1_000) -> dict[str, Any]:
-        """Return a snapshot.
+    def stats(self, now_ns: int, flow_limit: int = 1_000, principal: int = -1) -> dict[str, Any]:
+        """Return a snapshot; a principal with grants sees the pools and tenants that it may name.
 
         {"pools": [...], "flows": [...], "classes": [...], "quotas": [...], "totals": {...},
         "policy", "digest", "draining"}, keys as in schedsvc.v1.StatsResponse. O(flows).

@@ -6,7 +6,7 @@ have to be called from the event loop's thread.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
@@ -264,9 +264,19 @@ class Driver:
         self._settle(now_ns)
 
     @_guarded
-    def stats(self, flow_limit: int) -> dict[str, Any]:
-        """Return the core's snapshot. O(flows)."""
-        return self._core.stats(self.clock.now_ns(), flow_limit)
+    def stats(self, flow_limit: int, principal: int = -1) -> dict[str, Any]:
+        """Return the core's snapshot, as a principal may see it (-1: all). O(flows)."""
+        return self._core.stats(self.clock.now_ns(), flow_limit, principal)
+
+    @_guarded
+    def may_see_tenant(self, principal: int, tenant: bytes) -> bool:
+        """Whether a principal may vouch for a tenant. O(patterns)."""
+        return self._core.may_see_tenant(principal, tenant)
+
+    @_guarded
+    def set_principal(self, number: int, name: bytes, grants: Mapping[str, Any]) -> None:
+        """Grant a principal names and places; see the core's `set_principal()`."""
+        self._core.set_principal(self.clock.now_ns(), number, name, **grants)
 
     @_guarded
     def tenant_stats(self, tenant: bytes) -> list[dict[str, Any]]:

@@ -4,10 +4,11 @@ cdef void identify(
     Core core, Ask* ask, const uint8_t* request_id, size_t size, uint64_t tenant,
     uint64_t prompts,
 ) noexcept:
-    # (tenant, request_id) names a request; what was asked, without its deadlines, is its payload.
-    # `tenant` tells apart those that share the flow of the unknown. Payload 0 stands for any.
+    # (principal, tenant, request_id) names a request; what was asked, without its deadlines, is its
+    # payload. `tenant` tells apart those that share the flow of the unknown. Payload 0: any.
     cdef uint64_t h = prompts
-    ask.key = sip128(core.k0, core.k1 ^ <uint64_t>ask.flow ^ tenant, request_id, size)
+    ask.key = tenant_key(core, ask.flow, tenant, request_id, size)
+    ask.has_own_key = takes_own_key(core, &ask.key, ask.principal)
     h = mix(h, ask.prompt_tokens)
     h = mix(h, ask.prompt_max_tokens)
     h = mix(h, ask.output_max_tokens)
@@ -20,31 +21,87 @@ cdef void identify(
     ask.payload = h | 1
 
 
+cdef bint lacks_place(Core core, int32_t principal) noexcept:
+    """Whether a principal holds its whole share of the places for requests. O(1)."""
+    cdef const Principal* p
+    if not core.principals.is_limited(principal):
+        return False
+    p = &core.principals.items[principal]
+    return (
+        p.requests[QUEUED] >= core.principals.places(principal, core.queue_max)
+        or p.requests[QUEUED] + p.requests[LIVE] + p.requests[SUSPECT]
+        >= core.principals.places(principal, core.leases_max)
+    )
+
+
+cdef bint may_name_class(Core core, int32_t flow, int32_t cls) noexcept:
+    """Whether requests of a tenant may name a class. O(1)."""
+    cdef const Flow* f = &core.flows.items[flow]
+    if cls == f.default_class:
+        return True
+    if f.named_classes:
+        return (f.named_classes >> cls) & 1
+    return not core.classes.items[cls].exempt
+
+
 cdef int take_class(Core core, Ask* ask, const uint8_t* name, int64_t size) except -1:
     """Find the class that a request names, or its tenant's. O(classes)."""
-    cdef Flow* f
-    cdef bint allowed
     ask.cls = core.classes.find_slice(name, size) if size else 0
     if ask.cls == NONE:
         invalid("request_class", "unknown class; leave it empty, or name one that is configured")
     if ask.flow == NONE:  # an unknown tenant's, which is refused
         return 0
-    f = &core.flows.items[ask.flow]
     if size == 0:
-        ask.cls = f.default_class
-        return 0
-    allowed = not core.classes.items[ask.cls].exempt
-    if f.named_classes:
-        allowed = (f.named_classes >> ask.cls) & 1
-    if not allowed and ask.cls != f.default_class:
+        ask.cls = core.flows.items[ask.flow].default_class
+    elif not may_name_class(core, ask.flow, ask.cls):
         invalid("request_class", "the tenant may not name this class")
+    elif not grants_class(core, ask.principal, ask.cls):
+        not_granted(core, ask.principal, "request_class", "classes")
     return 0
 
 
-cdef void replayed_class(Core core, Ask* ask, const uint8_t* name, int64_t size) noexcept:
-    # A class that is unknown by now does not end what runs.
+cdef bint grants_class(Core core, int32_t principal, int32_t cls) except -1:
+    """Whether a principal may name a class. O(1), the first time O(name)."""
+    if not core.principals.is_limited(principal):
+        return True
+    return core.principals.may_name_class(principal, cls, core.classes.names[cls])
+
+
+cdef bint grants_tenant(Core core, int32_t principal, int32_t flow, const Slice* name) except -1:
+    """Whether a principal may vouch for a tenant. `flow`: the tenant's; -1: it is refused; the
+    unknown tenants' stands for a tenant of that `name`. O(1), the first time O(name)."""
+    cdef bytes known
+    if not core.principals.is_limited(principal):
+        return True
+    if (flow == NONE or flow == core.unknown_flow) and name.size:
+        return fits_any(core.principals.tenants[principal], name.at, name.size)
+    if flow == NONE:  # an unknown key, which is refused anyway
+        return True
+    known = core.flow_list[flow]
+    return core.principals.may_name_tenant(
+        principal, flow, <const uint8_t*>PyBytes_AS_STRING(known), len(known)
+    )
+
+
+cdef int not_granted(Core core, int32_t principal, str field, str grant) except -1:
+    name = core.principals.names[principal].decode(errors="replace")
+    raise CallerError(
+        CODE_PERMISSION_DENIED, field,
+        f"is not granted to {name}: add it to `{grant}` of this entry of auth.principals",
+    )
+
+
+cdef int replayed_class(Core core, Ask* ask, const uint8_t* name, int64_t size) except -1:
+    # A class that is unknown by now, or may not be named any more, does not end what runs.
     cdef int32_t cls = core.classes.find_slice(name, size)
-    ask.cls = core.flows.items[ask.flow].default_class if cls == NONE else cls
+    if (
+        cls == NONE
+        or not may_name_class(core, ask.flow, cls)
+        or not grants_class(core, ask.principal, cls)
+    ):
+        cls = core.flows.items[ask.flow].default_class
+    ask.cls = cls
+    return 0
 
 
 cdef int take_adapter(Core core, Ask* ask, bytes name) except -1:
@@ -75,6 +132,7 @@ cdef int32_t record_of(Core core, Ask* ask) except -1:
     cdef Request* r = &core.requests.items[i]
     r.flow = ask.flow
     r.target = ask.target
+    r.principal = ask.principal
     r.prompt_tokens = ask.prompt_tokens
     r.prompt_max_tokens = ask.prompt_max_tokens
     r.output_max_tokens = ask.output_max_tokens
@@ -83,7 +141,7 @@ cdef int32_t record_of(Core core, Ask* ask) except -1:
     r.n = ask.n
     r.reports_progress = ask.reports_progress
     if ask.adapter.size:
-        r.adapter = core.adapters.hold(&ask.adapter_key, &ask.adapter)
+        r.adapter = core.adapters.hold(&ask.adapter_key, &ask.adapter, ask.principal)
     r.work = work_of(core, r)
     r.due_ns = core.now_ns + shortest(core.queue_ttl_ns, ask.queue_ttl_ns)
     r.has_deadline = ask.queue_ttl_ns > 0
@@ -111,8 +169,9 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
     i = record_of(core, ask)
     r = &core.requests.items[i]
     outcome = reason_to_refuse(core, r)
-    if (not outcome or f.dry_runs) and r.adapter == NONE and ask.adapter.size:
-        outcome = OUT_REJECTED_LIMIT
+    if not outcome or f.dry_runs:
+        if (r.adapter == NONE and ask.adapter.size) or lacks_place(core, ask.principal):
+            outcome = OUT_REJECTED_LIMIT
     if outcome == 0 and core.quotas.count:
         outcome = quota_refusal(core, i)
     if outcome == 0 and r.deadline_ns and core.refuses_early:
@@ -129,19 +188,16 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
         return -refuse(core, ask.flow, outcome, ask.tag)
     core.seq += 1
     r.seq = core.seq
-    r.key_hi = ask.key.hi
-    r.key_lo = ask.key.lo
     r.payload = ask.payload
     r.tag = ask.tag
     r.owner = ask.owner
-    r.principal = ask.principal
     r.arrival_ns = core.now_ns
     if r.prompt_tokens > core.prompt_seen_max:
         core.prompt_seen_max = r.prompt_tokens
         core.save_rest = True
     if f.queued:  # the last in line gets a neighbour
         prefetch_line(&core.requests.items[core.flows.queues[f.first_queue].chain.tail].next)
-    core.ids.put(r.key_hi, r.key_lo, i)
+    put_id(core, i, ask)
     core.deadlines.put(i, r.due_ns, r.seq)
     if f.refuses or f.dry_runs:
         take_quota(core, i)
@@ -157,7 +213,7 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
 cdef int64_t answer_repeat(Core core, int32_t i, Ask* ask) except? -1:
     # A retry or a hedge: one reservation, one charge, one answer, to whoever asked last.
     cdef Request* r = &core.requests.items[i]
-    if (r.payload and r.payload != ask.payload) or r.principal != ask.principal:
+    if r.payload and r.payload != ask.payload:
         raise CallerError(
             CODE_ALREADY_EXISTS, "request_id", "was used for another request of this tenant"
         )
@@ -226,9 +282,11 @@ cdef int64_t admit_message(
     cdef int64_t handle
     m.flow = ask.flow = flow_of(core, &m.tenant, &m.key)
     ask.target = target_of(core, &m.pool)
-    take_class(core, &ask, m.request_class.at, m.request_class.size)
     ask.owner = owner
     ask.principal = principal
+    if not grants_tenant(core, principal, ask.flow, &m.tenant):
+        not_granted(core, principal, "tenant" if m.tenant.size else "api_key_sha256", "tenants")
+    take_class(core, &ask, m.request_class.at, m.request_class.size)
     ask.tag = tag
     if ask.flow == NONE:
         core.received += 1

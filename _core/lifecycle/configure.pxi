@@ -15,6 +15,31 @@ cdef int enter(Core core, int64_t now_ns) except -1:
     return 0
 
 
+cdef int set_grants(
+    Core core, int64_t number, bytes name, list pools, list tenants, list classes,
+    int64_t share_ppm,
+) except -1:
+    """Give a principal grants in place of what it had; None: all names of a kind.
+    O(1); O(requests + sessions) for a number beyond all that have grants."""
+    cdef int32_t i, first = core.principals.count
+    check_range("number", number, 0, PRINCIPALS_MAX)
+    check_range("share_ppm", share_ppm, 1, SHARE_PPM)
+    core.principals.extend_to(<int32_t>number + 1)
+    if first < core.principals.count:
+        for i in range(core.requests.used):
+            if core.requests.items[i].principal >= first:
+                core.principals.move(
+                    core.requests.items[i].principal, 0, core.requests.items[i].state
+                )
+        for i in range(core.adapters.count):
+            if core.adapters.items[i].users and core.adapters.items[i].principal >= first:
+                core.principals.count_adapter(core.adapters.items[i].principal, 1)
+        for session in core.sessions:
+            if session is not None and (<SessionState>session).principal >= first:
+                core.principals.count_session((<SessionState>session).principal, 1)
+    return core.principals.grant(<int32_t>number, name, pools, tenants, classes, share_ppm)
+
+
 cdef int32_t add_flow(Core core, bytes name, int64_t weight_milli) except -1:
     """Add a tenant, or give a known one another weight, in all its classes. O(classes)."""
     cdef int32_t flow
@@ -116,6 +141,7 @@ cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
     check_pool(name, f)
     known = core.pool_names.get(name)
     if known is None:
+        check_pool_share(core, f.principal)
         pool = new_pool(core, name)
         p = &core.ledger.pools[pool]
     else:
@@ -145,6 +171,34 @@ cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
     if name in core.saved_pools:
         resume_pool(core, name)
     return pool
+
+
+cdef int check_pool_share(Core core, int32_t principal) except -1:
+    # Looks at every pool: O(pools).
+    cdef int32_t pool, count = 0
+    cdef int64_t most
+    cdef const Pool* p
+    if not core.principals.is_limited(principal):
+        return 0
+    most = core.principals.places(principal, POOLS_MAX)
+    for pool in range(core.ledger.count):
+        p = &core.ledger.pools[pool]
+        count += p.principal == principal and is_owned(core, p)
+    if count >= most:
+        raise CallerError(
+            CODE_RESOURCE_EXHAUSTED, "pool",
+            f"this caller may have {most} pools; raise its share_of_places in auth.principals",
+        )
+    return 0
+
+
+cdef bint may_report(Core core, int32_t pool, int32_t principal) except -1:
+    """Whether a principal may report how full an engine is: the one that offers the pool, or one
+    that may offer it while it has no owner. O(patterns)."""
+    cdef int32_t owner = core.ledger.pools[pool].principal
+    if owner != NONE:
+        return owner == principal
+    return core.principals.may_offer(principal, core.pool_list[pool])
 
 
 cdef int32_t configure_pool(Core core, bytes name, PoolFigures* f) except -1:

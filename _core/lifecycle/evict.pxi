@@ -33,7 +33,7 @@ cdef int evict(Core core, int32_t i, int outcome) except -1:
     untag(core, i)
     core.deadlines.remove(i)
     unlink_owner(core, i)
-    core.ids.remove(r.key_hi, r.key_lo)
+    drop_id(core, i)
     core.adapters.let_go(r.adapter)
     core.prefixes.drop(i)
     core.requests.release(i)

@@ -172,7 +172,17 @@ cdef int end_lease(Core core, int32_t i, int outcome) except -1:
     core.flows.settle(r.flow)
     if core.answers.count > core.answers_max:
         forget(core, core.answers.head)
+    elif has_all_answers(core, r.principal):
+        forget(core, i)
     return 0
+
+
+cdef inline bint has_all_answers(Core core, int32_t principal) noexcept:
+    """Whether the stored answers of a principal exceed its share: it cannot push out others'."""
+    return core.principals.is_limited(principal) and (
+        core.principals.items[principal].requests[ENDED]
+        > core.principals.places(principal, core.answers_max)
+    )
 
 
 cdef void fetch_oldest(Core core) noexcept:
@@ -204,7 +214,7 @@ cdef int forget(Core core, int32_t i) except -1:
         return 0  # forgotten already, where no answers are stored
     chain_remove(&core.answers, core.requests.items, i)
     fetch_oldest(core)
-    core.ids.remove(r.key_hi, r.key_lo)
+    drop_id(core, i)
     core.leases.remove(<uint64_t>r.lease.lease_id, 0)
     core.requests.release(i)
     return 0

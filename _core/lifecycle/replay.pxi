@@ -3,7 +3,8 @@
 # A replay grants no rights by itself. The core accepts a lease that it does not know only from the
 # principal that offers the pool, and only until the lease TTL and grace have passed since the pool
 # was first offered or configured. Every other replay of an unknown lease is UNKNOWN, and counted.
-# A pool that only the configuration lists has no owner: every principal may replay into it then.
+# A pool that only the configuration lists has no owner: every principal that may offer it can
+# replay into it then.
 
 cdef int replay_lease(
     Core core, Ask* ask, int64_t lease_id, int64_t epoch, int64_t reserved_tokens, Usage* u
@@ -17,14 +18,18 @@ cdef int replay_lease(
     if i == NONE:
         if epoch != p.epoch:
             return LS_VOID
-        if p.principal not in (NONE, ask.principal) or core.now_ns >= p.replays_until_ns:
+        if (
+            p.principal not in (NONE, ask.principal)
+            or core.now_ns >= p.replays_until_ns
+            or not core.principals.may_offer(ask.principal, core.pool_list[ask.target])
+        ):
             core.replays_refused += 1
             return LS_UNKNOWN
         if (
             not 0 < lease_id <= LEASE_ID_MAX
             or core.leases.get(<uint64_t>lease_id, 0) != NONE
             or core.ids.get(ask.key.hi, ask.key.lo) != NONE
-            or (ask.adapter.size and not core.adapters.has_room(&ask.adapter_key))
+            or (ask.adapter.size and not core.adapters.has_room(&ask.adapter_key, ask.principal))
         ):
             return LS_UNKNOWN
         enter_class(core, ask)
@@ -68,13 +73,12 @@ cdef int32_t restore_lease(
     core.requests.open_lease(i)
     core.seq += 1
     r.seq = core.seq
-    r.key_hi, r.key_lo = ask.key.hi, ask.key.lo
     r.payload = 0  # the holder does not report the original request
     r.flow, r.target, r.pool, r.lease.epoch = ask.flow, ask.target, ask.target, p.epoch
     r.principal, r.lease.weight_milli = ask.principal, f.weight_milli
     r.sequences, r.n = ask.sequences, ask.n
     if ask.adapter.size:
-        r.adapter = core.adapters.hold(&ask.adapter_key, &ask.adapter)
+        r.adapter = core.adapters.hold(&ask.adapter_key, &ask.adapter, ask.principal)
     r.prompt_tokens, r.prompt_max_tokens = ask.prompt_tokens, ask.prompt_max_tokens
     r.output_max_tokens = ask.output_max_tokens
     r.lease.predicted_output = r.lease.promised_output = ask.output_max_tokens
@@ -94,7 +98,7 @@ cdef int32_t restore_lease(
     f.granted += 1
     core.received += 1
     core.granted += 1
-    core.ids.put(r.key_hi, r.key_lo, i)
+    put_id(core, i, ask)
     core.leases.put(<uint64_t>lease_id, 0, i)
     if not core.draws_lease_ids:
         core.lease_next = max(core.lease_next, lease_id + 1)

@@ -7,6 +7,7 @@
 ctypedef struct Adapter:
     uint64_t hi, lo  # keyed hash of the name
     int32_t users  # requests that are queued or run with it
+    int32_t principal  # whose request was the first of them
     int32_t next, prev  # neighbours among the idle ones, idle longest first
     int64_t tokens  # that it takes of a pool's cache while it is active there; -1: as usual there
 
@@ -19,9 +20,11 @@ cdef class Adapters:
     cdef Table index
     cdef int32_t size, count, size_max
     cdef int32_t idle_head, idle_tail
+    cdef Principals principals
 
-    def __cinit__(self, int32_t size_max):
+    def __cinit__(self, int32_t size_max, Principals principals):
         self.size_max = size_max
+        self.principals = principals
         self.names = []
         self.weights = {}
         self.index = Table()
@@ -34,16 +37,24 @@ cdef class Adapters:
         """Index of a name that has one, or -1. O(1)."""
         return self.index.get(name.hi, name.lo)
 
-    cdef inline bint has_room(self, Hash128* name) noexcept:
-        """Whether `hold` would find an index for the name. O(1)."""
-        return (
-            self.count < self.size_max or self.idle_head != NONE or self.find(name) != NONE
-        )
+    cdef inline bint has_room(self, Hash128* name, int32_t principal) noexcept:
+        """Whether `hold` would find an index for a principal's name. O(1)."""
+        cdef int32_t i = self.find(name)
+        if i != NONE and self.items[i].users:
+            return True
+        if self.principals.adapters_of(principal) >= self.principals.places(
+            principal, self.size_max
+        ):
+            return False
+        return self.count < self.size_max or self.idle_head != NONE or i != NONE
 
-    cdef int32_t hold(self, Hash128* name, Slice* text) except -2:
-        """Index of the name, for one request more; -1 where all are in use. O(1) amortised."""
+    cdef int32_t hold(self, Hash128* name, Slice* text, int32_t principal) except -2:
+        """Index of the name, for one request more of a principal; -1 if there is no place.
+        O(1) amortised."""
         cdef int32_t i = self.find(name), size
         cdef Adapter* a
+        if not self.has_room(name, principal):
+            return NONE
         if i == NONE and self.count < self.size_max:
             if self.count == self.size:
                 size = max(16, self.size * 2)
@@ -55,8 +66,6 @@ cdef class Adapters:
             self._name(i, name)
         elif i == NONE:
             i = self.idle_head
-            if i == NONE:
-                return NONE
             self._unlink(i)
             self.index.remove(self.items[i].hi, self.items[i].lo)
             self.names[i] = slice_bytes(text)
@@ -65,7 +74,11 @@ cdef class Adapters:
             a = &self.items[i]
             if a.users == 0:
                 self._unlink(i)
-        self.items[i].users += 1
+        a = &self.items[i]
+        if a.users == 0:
+            a.principal = principal
+            self.principals.count_adapter(principal, 1)
+        a.users += 1
         return i
 
     cdef int weigh(self, bytes name, int64_t tokens) except -1:
@@ -93,6 +106,7 @@ cdef class Adapters:
         a = &self.items[i]
         a.users -= 1
         if a.users == 0:
+            self.principals.count_adapter(a.principal, -1)
             a.next = NONE
             a.prev = self.idle_tail
             if self.idle_tail == NONE:

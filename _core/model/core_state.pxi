@@ -19,6 +19,7 @@ cdef class Core:
     cdef int ahead  # AHEAD_*
     cdef readonly uint64_t incarnation
     cdef uint64_t k0, k1
+    cdef Principals principals
     cdef Requests requests
     cdef Flows flows
     cdef Ledger ledger
@@ -27,6 +28,7 @@ cdef class Core:
     cdef Predictor predictor
     cdef Heap deadlines  # every queued request and every lease, by due_ns or earlier
     cdef Heap pool_wakes  # pools, by the time at which what their next request waits for has come
+    cdef int64_t own_ids  # request ids that more than one principal uses
     cdef Table ids, leases, tags, names
     cdef Adapters adapters
     cdef Prefixes prefixes

@@ -8,6 +8,7 @@ cdef enum:
 
 ctypedef struct Refusal:
     uint64_t hi, lo  # what names it among the ids
+    int64_t number  # counts on with each
     int64_t at_ns, waited_ns
     int32_t flow, target, prompt_tokens, output_max_tokens, sequences, principal, outcome
     uint32_t spent_us[WAITS_KINDS]
@@ -18,6 +19,7 @@ cdef class RejectionLog:
     cdef Refusal* items
     cdef Table places
     cdef int32_t next
+    cdef int64_t count  # of all that were ever added
 
     def __cinit__(self):
         self.places = Table()
@@ -36,7 +38,8 @@ cdef class RejectionLog:
         if item.outcome and self.places.get(item.hi, item.lo) == self.next:
             self.places.remove(item.hi, item.lo)
         memset(item, 0, sizeof(Refusal))
-        item.hi, item.lo = hi, lo
+        self.count += 1
+        item.hi, item.lo, item.number = hi, lo, self.count
         self.places.put(hi, lo, self.next)
         self.next = (self.next + 1) % REJECTIONS_MAX
         return item

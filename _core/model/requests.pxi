@@ -57,7 +57,7 @@ ctypedef struct HeadState:
 # In three lines of the processor's cache: of a million that are queued most are nothing but this.
 ctypedef struct Request:
     int64_t seq  # arrival order, over all flows
-    uint64_t key_hi, key_lo  # keyed hash of (flow, request_id)
+    uint64_t key_hi, key_lo  # keyed hash of its id, see request_ids.pxi
     uint64_t payload  # hash of what was asked
     uint64_t tag  # the session's name for it
     Lease* lease  # NO_LEASE while it is queued
@@ -91,6 +91,7 @@ ctypedef struct Request:
     uint8_t waits_for  # WAITS_*, where that is recorded, see wait_times.pxi; 0: it is not
     uint8_t reports_progress
     uint8_t evidence  # what its promise was made from; 0: nothing, or it has been judged
+    uint8_t has_own_key  # its id is found under a key of its principal
     uint8_t shed_watch  # 1 + DOUBT_*, let in for a probe; or UNSURE + DOUBT_*; 0: none
 
 # What those have that have none of their own. Nobody writes to them.
@@ -108,9 +109,11 @@ cdef class Requests:
     cdef int32_t size, used, first_free
     cdef int32_t states[5]  # how many in each state
     cdef SlabAllocator lease_slab, head_state_slab, wait_times_slab
+    cdef Principals principals
 
-    def __cinit__(self):
+    def __cinit__(self, Principals principals):
         self.first_free = NONE
+        self.principals = principals
         self.lease_slab = SlabAllocator(sizeof(Lease))
         self.head_state_slab = SlabAllocator(sizeof(HeadState))
         self.wait_times_slab = SlabAllocator(sizeof(WaitTimes))
@@ -174,14 +177,17 @@ cdef class Requests:
                 self.wait_times_slab.free(r.head_state.wait_times)
             self.head_state_slab.free(r.head_state)
         self.states[r.state] -= 1
+        self.principals.move(r.principal, r.state, FREE)
         r.state = FREE
         r.next = self.first_free
         self.first_free = i
 
     cdef inline void enter(self, int32_t i, int state) noexcept:
-        self.states[self.items[i].state] -= 1
+        cdef Request* r = &self.items[i]
+        self.states[r.state] -= 1
         self.states[state] += 1
-        self.items[i].state = state
+        self.principals.move(r.principal, r.state, state)
+        r.state = state
 
     cdef inline int64_t handle(self, int32_t i) noexcept:
         return (<int64_t>self.items[i].generation << 32) | i

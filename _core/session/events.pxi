@@ -49,6 +49,9 @@ cdef int read_replay(
     ask.adapter = adapter
     hash_adapter(core, ask)
     ask.flow = flow_of(core, &tenant, &key)
+    # A tenant that the principal may not name any more does not end what runs.
+    if not grants_tenant(core, ask.principal, ask.flow, &tenant):
+        ask.flow = core.unknown_flow
     ask.target = target_of(core, &pool)
     ask.prompt_tokens = ask.prompt_max_tokens = <int32_t>v[2]
     ask.output_max_tokens = <int32_t>v[3]

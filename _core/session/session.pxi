@@ -162,6 +162,8 @@ cdef class Session(SessionState):
         check_whole(&c, "pool")
         check_text("pool", &name, 1, ID_BYTES_MAX)
         key = slice_bytes(&name)
+        if not self.core.principals.may_offer(self.principal, key):
+            not_granted(self.core, self.principal, "pool", "pools")
         if key not in self.pools and len(self.pools) == SESSION_POOLS_MAX:
             raise CallerError(
                 CODE_RESOURCE_EXHAUSTED, "pool", f"a stream offers at most {SESSION_POOLS_MAX}"
@@ -185,7 +187,7 @@ cdef class Session(SessionState):
         pool = self.core.pool_names.get(slice_bytes(&name))
         if pool is None:
             raise CallerError(CODE_NOT_FOUND, "pool", "no pool of that name")
-        if max(0, self.core.ledger.pools[<int32_t>pool].principal) != self.principal:
+        if not may_report(self.core, pool, self.principal):
             raise CallerError(CODE_FAILED_PRECONDITION, "pool", "is offered by another caller")
         return take_telemetry(self.core, pool, v[0], v[1], v[2], v[3], v[4])
 
@@ -273,12 +275,12 @@ cdef class Session(SessionState):
         cdef int64_t lease_id, epoch, reserved
         cdef int state
         memset(&ask, 0, sizeof(Ask))
+        ask.owner = self.owner
+        ask.principal = self.principal
         self.wake()  # every answer acknowledges
         read_replay(self.core, &c, &ask, &usage, &lease_id, &epoch, &reserved)
         if ask.flow == NONE or ask.target == NONE:
             return self.notice(lease_id, LS_UNKNOWN)
-        ask.owner = self.owner
-        ask.principal = self.principal
         state = replay_lease(self.core, &ask, lease_id, epoch, reserved, &usage)
         if state != LS_LIVE:
             self.notice(lease_id, state)
@@ -370,5 +372,6 @@ cdef class Session(SessionState):
             detach_pool(self.core, self.core.pool_names[key], epoch, self.said_goodbye)
         if self.is_listed:
             self.core.ready_slots.remove(self.owner)
+        self.core.principals.count_session(self.principal, -1)
         self.core.sessions[self.owner] = None
         self.core.free_slots.append(self.owner)

@@ -39,20 +39,38 @@ cdef int add_story(
     int32_t principal, list found,
 ) except -1:
     """What is known of that id: of the request that has it now, else of the last that was refused
-    under it. O(1) to find."""
-    cdef Hash128 h = sip128(
-        core.k0, core.k1 ^ <uint64_t>flow ^ tenant, <const uint8_t*><const char*>request_id,
-        len(request_id),
-    )
-    cdef int32_t i = core.ids.get(h.hi, h.lo)
+    under it. `principal` -1: of all. O(1) to find; O(principals) for all, while several use an id
+    of the same tenant."""
+    cdef Hash128 keys[2]
     cdef const Refusal* refusal
-    if i != NONE:
-        if principal in (NONE, core.requests.items[i].principal):
+    cdef const Refusal* last = NULL
+    cdef int32_t i, p
+    cdef int k
+    keys[1] = tenant_key(
+        core, flow, tenant, <const uint8_t*><const char*>request_id, len(request_id)
+    )
+    keys[0] = own_key(core, &keys[1], principal) if principal != NONE else keys[1]
+    if principal == NONE and core.own_ids:
+        for p in range(core.principals.count):
+            keys[0] = own_key(core, &keys[1], p)
+            i = core.ids.get(keys[0].hi, keys[0].lo)
+            if i != NONE:
+                found.append(story_of(core, now_ns, i))
+        keys[0] = keys[1]
+    for k in range(2):
+        i = core.ids.get(keys[k].hi, keys[k].lo)
+        if i != NONE and principal in (NONE, core.requests.items[i].principal):
             found.append(story_of(core, now_ns, i))
-        return 0
-    refusal = core.rejection_log.find(h.hi, h.lo, now_ns - core.answer_ttl_ns)
-    if refusal != NULL and principal in (NONE, refusal.principal):
-        found.append(story_of_refused(core, now_ns, refusal))
+            return 0
+    for k in range(2):
+        refusal = core.rejection_log.find(
+            keys[k].hi, keys[k].lo, now_ns - core.answer_ttl_ns
+        )
+        if refusal != NULL and principal in (NONE, refusal.principal):
+            if last == NULL or refusal.number > last.number:
+                last = refusal
+    if last != NULL:
+        found.append(story_of_refused(core, now_ns, last))
     return 0
 
 

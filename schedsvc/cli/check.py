@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from schedsvc.config import Config, Problem, Reading, path_text, problem_text, read
-from schedsvc.config.models import Listener
+from schedsvc.config.models import Listener, Principal
 
 _EPILOG = """\b
 Example:
@@ -87,7 +87,7 @@ def _summary(config: Config) -> list[tuple[str, str]]:
     return [
         ("listeners", "\n".join(_listener(config, entry) for entry in config.listeners)),
         ("edge", _edge(config)),
-        ("tokens", ", ".join(token.name for token in config.auth.tokens) or "none"),
+        ("principals", "\n".join(map(_principal, config.auth.principals)) or "none listed"),
         (
             "policy",
             f"{settings.policy}; an output token costs"
@@ -113,6 +113,20 @@ def _summary(config: Config) -> list[tuple[str, str]]:
         ("state", _state(config)),
         ("log", f"{config.log.format}, {config.log.level}"),
     ]
+
+
+def _principal(principal: Principal) -> str:
+    """Return what a caller may do, in one line."""
+    share = "" if principal.share_of_places == 1 else f", {principal.share_of_places:.0%} of places"
+    return (
+        f"{principal.name}{' (operator)' if principal.operator else ''}: offers"
+        f" {_some(principal.pools)}, vouches for {_some(principal.may_vouch_for)}{share}"
+    )
+
+
+def _some(patterns: list[str]) -> str:
+    more = f" and {len(patterns) - 3} more" if len(patterns) > 3 else ""
+    return (", ".join(patterns[:3]) or "none") + more
 
 
 def _state(config: Config) -> str:

@@ -14,7 +14,7 @@ Example:
   schedsvc edge --config schedsvc.yaml
 
 Reads the key `edge` of the scheduler's own file, listens there, and passes on what comes with a
-token that auth.tokens lists, to the first Unix socket of `listeners` that asks for tokens. What
+token of auth.principals, to the first Unix socket of `listeners` that asks for tokens. What
 strangers send is spent here, and not in the scheduler. SIGTERM or SIGINT ends it; it holds nothing,
 and after a change of the file it has to be started again.
 """

@@ -23,7 +23,7 @@ class Former:
     def __init__(self) -> None:
         self.problems: list[Finding] = []
         self.warnings: list[Finding] = []
-        self._written: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._written: dict[Path, Path] = {}
 
     def as_written(self, path: Path) -> Path:
         """Return a path under today's names as it stands in the file. O(renamed keys)."""
@@ -31,6 +31,10 @@ class Former:
             if path[: len(today)] == today:
                 return (*former, *path[len(today) :])
         return path
+
+    def moved(self, today: Path, former: Path) -> None:
+        """Note that what stands under today's path is written under a former one."""
+        self._written[today] = former
 
     def rename(self, former: tuple[str, ...], today: tuple[str, ...], data: dict[str, Any]) -> None:
         """Rename one key in `data`, if it is there."""
@@ -45,7 +49,7 @@ class Former:
         else:
             self.warnings.append((former, f"is deprecated; write {path_text(today)} instead"))
             section[today[-1]] = section[former[-1]]
-            self._written[today] = former
+            self.moved(today, former)
         del section[former[-1]]
 
 
@@ -71,6 +75,46 @@ def _modernise_lift(scheduler: dict[str, Any], former: Former) -> None:
         )
 
 
+def _modernise_callers(data: dict[str, Any], former: Former) -> None:
+    """Let auth.tokens and auth.operators be principals that may do what they could."""
+    auth = mapping(data.get("auth"))
+    given: dict[str, Any] = {key: auth.pop(key) for key in ("tokens", "operators") if key in auth}
+    for kind, value in list(given.items()):
+        path: Path = ("auth", kind)
+        if not isinstance(value, list):
+            former.problems.append((path, "has to be a list"))
+            del given[kind]
+        elif value:
+            text = "is deprecated; write auth.principals, which say what each caller may do"
+            former.warnings.append((path, text))
+    if not given or not isinstance(auth.setdefault("principals", []), list):
+        return
+    principals, operators = auth["principals"], given.get("operators", [])
+    everything = {"pools": ["*"], "tenants": ["*"], "stats": "all"}
+    found: set[str] = set()
+    for i, entry in enumerate(given.get("tokens", [])):
+        today: Path = ("auth", "principals", len(principals))
+        if isinstance(entry, dict):
+            name = entry.get("name")
+            entry = {"token_file" if k == "file" else k: v for k, v in entry.items()} | everything
+            former.moved((*today, "token_file"), ("auth", "tokens", i, "file"))
+            if isinstance(name, str) and name in operators:
+                entry["operator"] = True
+                found.add(name)
+        former.moved(today, ("auth", "tokens", i))
+        principals.append(entry)
+    for i, name in enumerate(operators):
+        if isinstance(name, str) and name in found:
+            continue
+        # All certificates of the CA were let in, not only those of operators.
+        auth.setdefault("unlisted_certificates", "allow")
+        today = ("auth", "principals", len(principals))
+        for key in ("name", "certificate"):
+            former.moved((*today, key), ("auth", "operators", i))
+        former.moved(today, ("auth", "operators", i))
+        principals.append({"name": name, "certificate": name, "operator": True} | everything)
+
+
 def modernise(data: Any) -> Former:
     """Give the keys and values of a file today's names, in place. O(file)."""
     former = Former()
@@ -79,6 +123,7 @@ def modernise(data: Any) -> Former:
     for before, today in RENAMED_KEYS.items():
         former.rename(before, today, data)
     _modernise_lift(mapping(data.get("scheduler")), former)
+    _modernise_callers(data, former)
     sections: list[tuple[Path, dict[str, Any]]] = [((), data)]
     sections += [(("tenants", i), entry) for i, entry in items(data.get("tenants"))]
     for path, entry in sections:

@@ -16,9 +16,9 @@ from schedsvc.config.network import (
     FilePath,
     Listener,
     Name,
+    Principal,
     Sha256,
     Tls,
-    Token,
 )
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Pool",
     "PoolLimits",
     "Prices",
+    "Principal",
     "Quota",
     "Scheduler",
     "Share",
@@ -45,7 +46,6 @@ __all__ = [
     "TenantQuota",
     "Terms",
     "Tls",
-    "Token",
 ]
 
 _MS = 1_000_000
@@ -407,7 +407,7 @@ class Config(Section):
             return listener.auth
         if listener.tls is not None and listener.tls.client_ca is not None:
             return "certificate"
-        return "token" if self.auth.tokens else "none"
+        return "token" if self.auth.has_tokens else "none"
 
     @property
     def edge_socket(self) -> str | None:

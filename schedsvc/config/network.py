@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["STRICT", "Auth", "AuthKind", "Edge", "Listener", "Tls", "Token"]
+__all__ = ["STRICT", "Auth", "AuthKind", "Edge", "Listener", "Principal", "Tls"]
 
 #: No key but the known ones, no value of another type.
 STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -13,6 +13,7 @@ Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f
 Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
 FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$")]
+Patterns = Annotated[list[Name], Field(max_length=1_000)]
 AuthKind = Literal["none", "token", "certificate"]
 
 
@@ -48,17 +49,50 @@ class Edge(_Section):
     calls_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
 
 
-class Token(_Section):
-    """A bearer token of one shim: by its hash, from the environment, or from a file."""
+class Principal(_Section):
+    """A caller: how it proves who it is, and what it may do.
+
+    A pattern is a name in which * stands for any text.
+    """
 
     name: Name
     sha256: Sha256 | None = None
     env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
-    file: FilePath | None = None
+    token_file: FilePath | None = None
+    certificate: Annotated[str, Field(min_length=1, max_length=1_024)] | None = None
+    listener: Annotated[str, Field(min_length=1, max_length=4_096)] | None = None
+    pools: Patterns = []
+    tenants: Patterns | None = None
+    classes: Patterns = ["*"]
+    share_of_places: Annotated[float, Field(gt=0, le=1)] = 1.0
+    stats: Literal["own", "all"] = "own"
+    operator: bool = False
+
+    @property
+    def may_vouch_for(self) -> list[str]:
+        """Patterns of the tenants that it may name; by default all if it has pools, else none."""
+        if self.tenants is None:
+            return ["*"] if self.pools else []
+        return self.tenants
 
 
 class Auth(_Section):
     """Who may call."""
 
-    tokens: list[Token] = []
-    operators: Annotated[list[Name], Field(max_length=1_000)] = []
+    principals: Annotated[list[Principal], Field(max_length=10_000)] = []
+    unlisted_certificates: Literal["allow", "refuse"] | None = None
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether a principal proves who it is by a token."""
+        return any(p.sha256 or p.env or p.token_file for p in self.principals)
+
+    @property
+    def lets_unlisted_in(self) -> bool:
+        """Whether a client certificate that no principal names is let in.
+
+        By default only while no principal names a certificate.
+        """
+        if self.unlisted_certificates is not None:
+            return self.unlisted_certificates == "allow"
+        return all(principal.certificate is None for principal in self.principals)

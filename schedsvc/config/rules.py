@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path as FilePath
 from typing import Any
 
+from schedsvc.config.auth_rules import has_tokens, principal_advice, principal_findings, proof_kind
 from schedsvc.config.class_rules import class_findings
 from schedsvc.config.pool_rules import pool_findings
 from schedsvc.config.quota_rules import quota_findings
 from schedsvc.config.rule_helpers import Finding, Once, items, mapping, name_bytes, one_of
-from schedsvc.config.tokens import token_digest
 from schedsvc.config.yaml_positions import Path
 
 __all__ = ["RESERVED_TENANTS", "UNKNOWN_TENANT", "advice", "broken_rules"]
@@ -34,8 +34,7 @@ def broken_rules(data: Any, folder: FilePath, environ: Mapping[str, str]) -> Ite
     if not isinstance(data, dict):
         return
     yield from _listeners(data, folder)
-    yield from _tokens(data, folder, environ)
-    yield from _operators(data)
+    yield from principal_findings(data, folder, environ)
     yield from _tenants(data)
     yield from _pools(data)
     yield from class_findings(data)
@@ -61,12 +60,13 @@ def advice(data: Any) -> Iterator[Finding]:
     """Yield path and message of what is allowed and yet worth a second look. O(file)."""
     if not isinstance(data, dict):
         return
-    tokens = items(mapping(data.get("auth")).get("tokens"))
+    yield from principal_advice(data)
+    tokens = has_tokens(data)
     for i, entry in items(data.get("listeners")):
         tcp = entry.get("tcp")
         if not isinstance(tcp, str) or tcp.startswith(_LOOPBACK):
             continue
-        if _proof(entry, tokens) == "none":
+        if proof_kind(entry, tokens) == "none":
             yield (
                 ("listeners", i),
                 f"{tcp} has no authentication: anyone who can reach it may call",
@@ -89,7 +89,7 @@ def advice(data: Any) -> Iterator[Finding]:
 
 
 def _listeners(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
-    tokens = mapping(data.get("auth")).get("tokens")
+    tokens = has_tokens(data)
     addresses = Once("this address")
     for i, entry in items(data.get("listeners")):
         path: Path = ("listeners", i)
@@ -109,9 +109,12 @@ def _listeners(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
         elif "mode" in entry:
             yield (*path, "mode"), "is for unix listeners; remove it"
         if entry.get("auth") == "token" and not tokens:
-            yield (*path, "auth"), "asks for tokens, and auth.tokens lists none"
-        if entry.get("operate") is True and _proof(entry, tokens) != "none":
-            message = "is for listeners without authentication; name operators in auth.operators"
+            yield (*path, "auth"), "asks for tokens, and no entry of auth.principals has one"
+        if entry.get("operate") is True and proof_kind(entry, tokens) != "none":
+            message = (
+                "is for listeners without authentication; write `operator: true` to the caller's"
+                " entry of auth.principals"
+            )
             yield (*path, "operate"), message
         if entry.get("auth") == "certificate" and not tls.get("client_ca"):
             yield (*path, "auth"), "asks for client certificates; give tls.client_ca"
@@ -128,17 +131,14 @@ def _listeners(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
 
 def _edge(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
     """Yield what keeps an edge from passing calls on."""
-    tokens, tls = (
-        mapping(data.get("auth")).get("tokens"),
-        mapping(mapping(data["edge"]).get("tls")),
-    )
+    tokens, tls = has_tokens(data), mapping(mapping(data["edge"]).get("tls"))
     sockets = [
         entry
         for _, entry in items(data.get("listeners"))
-        if isinstance(entry.get("unix"), str) and _proof(entry, tokens) == "token"
+        if isinstance(entry.get("unix"), str) and proof_kind(entry, tokens) == "token"
     ]
     if not tokens:
-        yield ("edge",), "lets in whom auth.tokens lists, and it lists none"
+        yield ("edge",), "lets in callers with a token, and no entry of auth.principals has one"
     elif not sockets:
         message = "passes calls on to a Unix socket that asks for tokens; add to listeners one with"
         yield ("edge",), f"{message} `unix: PATH` and `auth: token`"
@@ -146,27 +146,6 @@ def _edge(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
         yield ("edge", "tls", "client_ca"), "is for listeners: an edge goes by tokens; remove it"
     else:
         yield from _tls(tls, ("edge", "tls"), folder)
-
-
-def _proof(entry: dict[str, Any], tokens: object) -> object:
-    """Return how callers of a listener prove who they are."""
-    certified = "client_ca" in mapping(entry.get("tls"))
-    return entry.get("auth") or ("certificate" if certified else "token" if tokens else "none")
-
-
-def _operators(data: dict[str, Any]) -> Iterator[Finding]:
-    auth, names = mapping(data.get("auth")), Once("this operator")
-    tokens = items(auth.get("tokens"))
-    known = {entry.get("name") for _, entry in tokens}
-    listeners = items(data.get("listeners"))
-    certified = any(_proof(entry, tokens) == "certificate" for _, entry in listeners)
-    given = auth.get("operators")
-    for i, name in enumerate(given if isinstance(given, list) else []):
-        path: Path = ("auth", "operators", i)
-        if isinstance(name, str):
-            yield from names.see(name, path)
-            if name not in known and not certified:
-                yield path, "no token has this name, and no listener asks for client certificates"
 
 
 def _port(address: str, path: Path) -> Iterator[Finding]:
@@ -210,29 +189,6 @@ def _unreadable(path: FilePath) -> str:
             return ""
     except OSError as error:
         return f"cannot read {path}: {error.strerror}"
-
-
-def _tokens(
-    data: dict[str, Any], folder: FilePath, environ: Mapping[str, str]
-) -> Iterator[Finding]:
-    names, digests = Once("this name"), Once("this token")
-    for i, entry in items(mapping(data.get("auth")).get("tokens")):
-        path: Path = ("auth", "tokens", i)
-        yield from one_of(entry, ("sha256", "env", "file"), path)
-        if isinstance(entry.get("name"), str):
-            yield from names.see(entry["name"], (*path, "name"))
-        source = next((key for key in ("sha256", "env", "file") if entry.get(key)), None)
-        if source is None or not isinstance(entry[source], str):
-            continue
-        value = folder / entry[source] if source == "file" else entry[source]
-        try:
-            digest = token_digest(**{source: value}, environ=environ)
-        except ValueError as error:
-            # A hash that is no hash is named by the models, without its text.
-            if source != "sha256":
-                yield (*path, source), str(error)
-        else:
-            yield from digests.see(digest, (*path, source))
 
 
 def _tenants(data: dict[str, Any]) -> Iterator[Finding]:

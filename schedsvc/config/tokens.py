@@ -15,7 +15,7 @@ def token_digest(
     *,
     sha256: str | None = None,
     env: str | None = None,
-    file: Path | None = None,
+    token_file: Path | None = None,
     environ: Mapping[str, str],
 ) -> bytes:
     """Return the SHA-256 of a token that is given by hash, environment variable or file.
@@ -30,16 +30,16 @@ def token_digest(
         if not token:
             raise ValueError("this environment variable is not set; export the token in it")
         return _digest(token, "this environment variable")
-    if file is not None:
+    if token_file is not None:
         try:
-            with file.open("rb") as stream:
+            with token_file.open("rb") as stream:
                 token = stream.read(_FILE_BYTES_MAX + 1).decode().strip()
         except OSError as error:
             raise ValueError(f"cannot read this token file: {error.strerror}") from None
         except UnicodeDecodeError:
             raise ValueError("this token file is not text") from None
         return _digest(token, "this token file")
-    raise ValueError("give the token by one of sha256, env or file")
+    raise ValueError("give the token by one of sha256, env or token_file")
 
 
 def _digest(token: str, source: str) -> bytes:

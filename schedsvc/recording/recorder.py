@@ -23,6 +23,7 @@ READS = frozenset(
         "stats",
         "flow_stats",
         "list_leases",
+        "may_see_tenant",
         "explain",
         "check",
         "digest",

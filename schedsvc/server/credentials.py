@@ -1,27 +1,86 @@
-"""The tokens of a configuration, wherever they come from."""
+"""The principals of a configuration, their tokens wherever they come from."""
 
 import os
+from collections.abc import Iterator
 
 from schedsvc.config import Config, token_digest
-from schedsvc.service import Credentials
+from schedsvc.config.network import Principal
+from schedsvc.driver import Driver
+from schedsvc.service import Credentials, Known
 
-__all__ = ["credentials_of"]
+__all__ = ["Callers", "credentials_of", "known_callers"]
+
+_ALL = ["*"]
+_SHARE_PPM = 1_000_000
+_NOTHING: dict[str, list[bytes]] = {"pools": [], "tenants": [], "classes": []}
+
+
+class Callers:
+    """Who may call a running scheduler, and what the core grants each of them."""
+
+    def __init__(self, driver: Driver, config: Config) -> None:
+        """Grant the principals of a configuration what it says. Raises ValueError."""
+        self.credentials = credentials_of(config)
+        self._driver = driver
+        self._grant(config)
+
+    def replace(self, config: Config) -> set[int]:
+        """Let the principals of another configuration be in force. O(principals).
+
+        Returns the principals whose streams have to end, because a proof of theirs is not valid any
+        more. Raises ValueError if a token cannot be read; then nothing has changed.
+        """
+        known = known_callers(config)
+        before = set(self.credentials.listed)
+        ended = self.credentials.replace(known, unlisted_certificates=config.auth.lets_unlisted_in)
+        for number in before.difference(self.credentials.listed):
+            name = self.credentials.name(number).encode()
+            self._driver.set_principal(number, name, _NOTHING)
+        self._grant(config)
+        return ended
+
+    def _grant(self, config: Config) -> None:
+        principals = {principal.name: principal for principal in config.auth.principals}
+        for number, known in self.credentials.listed.items():
+            principal = principals[known.name]
+            grants = {
+                "pools": _patterns(principal.pools),
+                "tenants": _patterns(principal.may_vouch_for),
+                "classes": _patterns(principal.classes),
+                "share_ppm": max(1, round(principal.share_of_places * _SHARE_PPM)),
+            }
+            self._driver.set_principal(number, known.name.encode(), grants)
+
+
+def _patterns(names: list[str]) -> list[bytes] | None:
+    return None if names == _ALL else [name.encode() for name in names]
 
 
 def credentials_of(config: Config) -> Credentials:
-    """Read the tokens from the file, the environment and files. Raises ValueError."""
-    return Credentials(
-        (
-            (
-                token.name,
-                token_digest(
-                    sha256=token.sha256,
-                    env=token.env,
-                    file=None if token.file is None else config.resolve(token.file),
-                    environ=os.environ,
-                ),
-            )
-            for token in config.auth.tokens
-        ),
-        config.auth.operators,
-    )
+    """Make the credentials that a configuration lists. Raises ValueError as `known_callers`."""
+    return Credentials(known_callers(config), unlisted_certificates=config.auth.lets_unlisted_in)
+
+
+def known_callers(config: Config) -> list[Known]:
+    """Read tokens from the file, the environment and files. Raises ValueError. O(principals)."""
+    return [
+        Known(
+            name=principal.name,
+            tokens=tuple(_digests(config, principal)),
+            certificate=principal.certificate,
+            listener=principal.listener,
+            is_operator=principal.operator,
+            sees_all=principal.operator or principal.stats == "all",
+        )
+        for principal in config.auth.principals
+    ]
+
+
+def _digests(config: Config, principal: Principal) -> Iterator[bytes]:
+    environ = os.environ
+    if principal.sha256 is not None:
+        yield token_digest(sha256=principal.sha256, environ=environ)
+    if principal.env is not None:
+        yield token_digest(env=principal.env, environ=environ)
+    if principal.token_file is not None:
+        yield token_digest(token_file=config.resolve(principal.token_file), environ=environ)

@@ -29,21 +29,20 @@ _NAMES = (
 class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore # not in the stubs
     """Tells of the services only to callers that the listener's authenticator knows."""
 
-    def __init__(self, authenticator: Authenticator | None) -> None:
+    def __init__(self, authenticator: Authenticator) -> None:
         super().__init__(_NAMES)
         self._authenticator = authenticator
 
     async def ServerReflectionInfo(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
-        if self._authenticator is not None:
-            try:
-                self._authenticator.principal(context)
-            except Unauthenticated as error:
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+        try:
+            self._authenticator.principal(context)
+        except Unauthenticated as error:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         async for answer in super().ServerReflectionInfo(request_iterator, context):
             yield answer
 
 
-def add_reflection(server: grpc.aio.Server, authenticator: Authenticator | None) -> None:
+def add_reflection(server: grpc.aio.Server, authenticator: Authenticator) -> None:
     """Let a server tell its services and messages."""
     servicer = _Reflection(authenticator)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)

@@ -15,7 +15,7 @@ from schedsvc.config import UNKNOWN_TENANT, Config, ModeOverlay, needs_restart
 from schedsvc.driver import WORK_MAX, Broken, Driver, new_core
 from schedsvc.metrics import Metrics
 from schedsvc.recording.start import Recording
-from schedsvc.server.credentials import credentials_of
+from schedsvc.server.credentials import Callers
 from schedsvc.server.listeners import bind, server_options
 from schedsvc.server.logs import configure_logs
 from schedsvc.server.metrics_http import MetricsPage
@@ -116,10 +116,11 @@ class Server:
 
     async def _start(self) -> None:
         await self._handles.resume(self._said)
-        credentials = credentials_of(self._config)
+        self._callers = Callers(self.driver, self._config)
         for listener in self._config.listeners:
             kind = self._config.auth_kind(listener)
-            authenticator = None if kind == "none" else Authenticator(credentials, kind)
+            address = listener.unix or listener.tcp or ""
+            authenticator = Authenticator(self._callers.credentials, kind, address)
             server = self._new_grpc_server(authenticator, self._config.may_operate(listener))
             self._grpc.append(server)
             target = bind(server, self._config, listener)
@@ -135,9 +136,7 @@ class Server:
             self._keep(self._keeper.run())
         self._keep(self._beat())
 
-    def _new_grpc_server(
-        self, authenticator: Authenticator | None, operate: bool
-    ) -> grpc.aio.Server:
+    def _new_grpc_server(self, authenticator: Authenticator, operate: bool) -> grpc.aio.Server:
         def on_failure(method: str, code: grpc.StatusCode) -> None:
             self.metrics.count_failure(method, code.name)
 

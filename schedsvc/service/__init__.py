@@ -1,6 +1,6 @@
 """Maps the RPCs of SchedulerService, OperatorService and ExplainService to the driver."""
 
-from schedsvc.service.auth import Authenticator, Credentials, Unauthenticated
+from schedsvc.service.auth import Authenticator, Credentials, Known, Unauthenticated
 from schedsvc.service.explain import EXPLAIN_SERVICE_NAME, ExplainService
 from schedsvc.service.operator import OPERATOR_SERVICE_NAME, Actions, OperatorService
 from schedsvc.service.scheduler_servicer import SERVICE_NAME, Service
@@ -13,6 +13,7 @@ __all__ = [
     "Authenticator",
     "Credentials",
     "ExplainService",
+    "Known",
     "OperatorService",
     "Service",
     "Unauthenticated",

@@ -1,12 +1,13 @@
-"""Who calls: bearer tokens and client certificates, turned into principals."""
+"""Who calls: bearer tokens, client certificates and listeners, turned into principals."""
 
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Authenticator", "Credentials", "Forbidden", "Unauthenticated"]
+__all__ = ["Authenticator", "Credentials", "Forbidden", "Known", "Unauthenticated"]
 
 _PRINCIPALS_MAX = 65_536
 _SCHEME = "bearer "
@@ -16,56 +17,139 @@ Metadata = Iterable[tuple[str, str | bytes]] | None
 
 
 class Unauthenticated(Exception):
-    """The caller is not who it has to be; the text may be told to it."""
+    """The caller is not who it has to be; the caller may read the text."""
 
 
 class Forbidden(Exception):
     """The caller is known and may not do this; the text says what to configure."""
 
 
-class Credentials:
-    """The tokens that are known, and a stable small number for each caller ever seen.
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A principal that the configuration lists, and how it proves who it is."""
 
-    One object serves all listeners, so that a caller is the same principal on each of them.
-    Number 0 is anybody on a listener without authentication.
+    name: str
+    #: SHA-256 of each token.
+    tokens: tuple[bytes, ...] = ()
+    #: A URI SAN if it has a scheme, else a DNS SAN or the common name.
+    certificate: str | None = None
+    #: `tcp` or `unix` of a listener without authentication, as the configuration writes it.
+    listener: str | None = None
+    is_operator: bool = False
+    #: Stats shows it what it may not name itself, too.
+    sees_all: bool = False
+
+    @property
+    def proofs(self) -> frozenset[object]:
+        """What proves that it is this principal."""
+        return frozenset((*self.tokens, ("certificate", self.certificate)))
+
+
+class Credentials:
+    """Which proofs are known, and a stable small number for each caller ever seen.
+
+    One object serves all listeners, so that a caller is the same principal on each of them. Listed
+    principals have the first numbers; a number stays its principal's while the process runs.
     """
 
-    def __init__(
-        self, tokens: Iterable[tuple[str, bytes]] = (), operators: Iterable[str] = ()
-    ) -> None:
-        """Learn tokens, as names and SHA-256 digests, and who may operate.
+    def __init__(self, known: Iterable[Known] = (), *, unlisted_certificates: bool = True) -> None:
+        """Learn the principals; their tokens and certificates have to differ.
 
-        Operators are names of tokens, or common names of client certificates.
+        `unlisted_certificates`: a client certificate that no principal names is let in, with all
+        grants, under its own name.
         """
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[tuple[str, str], int] = {}
         self._names = [""]
-        # Looking up a keyed hash takes a time that tells nothing of any token.
+        # Looking up a keyed hash takes a time that says nothing of any token.
         self._key = secrets.token_bytes(32)
+        self._listed: dict[int, Known] = {}
         self._tokens: dict[bytes, tuple[bytes, int]] = {}
-        for name, digest in tokens:
-            self._tokens[self._slot(digest)] = (digest, self.number(f"token:{name}"))
-        self._operators = {
-            self.number(f"{kind}:{name}") for name in operators for kind in ("token", "certificate")
-        }
+        self._certificates: dict[str, int] = {}
+        self._listeners: dict[str, int] = {}
+        self._lets_unlisted_in = True
+        self.replace(known, unlisted_certificates=unlisted_certificates)
 
-    def number(self, who: str) -> int:
-        """Return the principal of a caller's name. Raises Unauthenticated beyond 65,536. O(1)."""
-        known = self._numbers.get(who)
+    def replace(self, known: Iterable[Known], *, unlisted_certificates: bool) -> set[int]:
+        """Know these principals from now on. O(principals).
+
+        Returns the principals of which a proof is not valid any more: their streams have to end.
+        """
+        before, before_unlisted = self._listed, self._lets_unlisted_in
+        self._listed = {self._number("principal", entry.name): entry for entry in known}
+        self._lets_unlisted_in = unlisted_certificates
+        self._tokens, self._certificates, self._listeners = {}, {}, {}
+        for number, entry in self._listed.items():
+            for digest in entry.tokens:
+                self._tokens[self._slot(digest)] = (digest, number)
+            if entry.certificate is not None:
+                self._certificates[entry.certificate] = number
+            if entry.listener is not None:
+                self._listeners[entry.listener] = number
+        ended = {
+            number
+            for number, entry in before.items()
+            if number not in self._listed or entry.proofs - self._listed[number].proofs
+        }
+        if before_unlisted:
+            # A certificate that was let in unlisted may be listed now, or be let in no more.
+            ended |= {
+                number
+                for (kind, name), number in self._numbers.items()
+                if kind == "certificate"
+                and (not unlisted_certificates or name in self._certificates)
+            }
+        return ended
+
+    @property
+    def listed(self) -> Mapping[int, Known]:
+        """The principals that the configuration lists, by number."""
+        return self._listed
+
+    def _number(self, kind: str, name: str) -> int:
+        known = self._numbers.get((kind, name))
         if known is not None:
             return known
         if len(self._numbers) >= _PRINCIPALS_MAX:
             raise Unauthenticated("too many different callers since the scheduler started")
-        self._numbers[who] = number = len(self._names)
-        self._names.append(who)
+        self._numbers[kind, name] = number = len(self._names)
+        self._names.append(name if kind == "principal" else f"{kind}:{name}")
         return number
 
     def name(self, principal: int) -> str:
-        """Return what a principal is called: `token:NAME` or `certificate:NAME`; "" for 0."""
+        """Return a principal's name in the configuration; else `certificate:NAME` and the like."""
         return self._names[principal]
 
     def may_operate(self, principal: int) -> bool:
         """Whether a principal is an operator. O(1)."""
-        return principal in self._operators
+        listed = self._listed.get(principal)
+        return listed is not None and listed.is_operator
+
+    def sees_all(self, principal: int) -> bool:
+        """Whether Stats shows a principal everything. O(1)."""
+        listed = self._listed.get(principal)
+        return listed is None or listed.sees_all
+
+    def of_listener(self, address: str) -> int:
+        """Return the principal of all who call on a listener without authentication. O(1).
+
+        `address`: its `tcp` or `unix`, as the configuration writes it.
+        """
+        listed = self._listeners.get(address)
+        return self._number("listener", address) if listed is None else listed
+
+    def of_certificate(self, uris: Sequence[str], names: Sequence[str]) -> int | None:
+        """Return the principal of a certificate, or None if it is not let in. O(names).
+
+        `uris`: its URI SANs; `names`: its DNS SANs and its common name. A name with a scheme in the
+        configuration stands for a URI SAN only, so that no common name can imitate one.
+        """
+        for name in (*uris, *(name for name in names if "://" not in name)):
+            number = self._certificates.get(name)
+            if number is not None:
+                return number
+        if not self._lets_unlisted_in or not (uris or names):
+            return None
+        return self._number("certificate", (*names, *uris)[0])
 
     def of_token(self, token: str) -> int | None:
         """Return the principal of a token, or None. O(1), in constant time for equal lengths."""
@@ -78,21 +162,37 @@ class Credentials:
 
 
 class Authenticator:
-    """Tells who a call comes from, on one listener."""
+    """Finds out who a call comes from, on one listener."""
 
-    def __init__(self, credentials: Credentials, kind: Literal["token", "certificate"]) -> None:
+    def __init__(
+        self,
+        credentials: Credentials,
+        kind: Literal["none", "token", "certificate"],
+        listener: str = "",
+    ) -> None:
+        """Ask callers for this kind of proof; `listener`: its address in the configuration."""
         self.credentials = credentials
+        #: Whether callers have to prove anything.
+        self.asks = kind != "none"
         self._kind = kind
-        self._of_context = self._by_token if kind == "token" else self._by_certificate
+        self._listener = listener
+        self._of_context: Callable[[Any], int] = {
+            "none": self._of_anybody,
+            "token": self._by_token,
+            "certificate": self._by_certificate,
+        }[kind]
 
     def principal(self, context: Any) -> int:
-        """Return the principal of a call (> 0). Raises Unauthenticated. O(metadata)."""
+        """Return the principal of a call. Raises Unauthenticated. O(metadata)."""
         return self._of_context(context)
 
-    def turned_away(self, metadata: Metadata) -> str:
-        """Say why a call with this metadata fails, before its message is read; "" where it may not.
+    def _of_anybody(self, _: Any) -> int:
+        return self.credentials.of_listener(self._listener)
 
-        A certificate is only known to the call itself: TLS has let nobody in without one.
+    def turned_away(self, metadata: Metadata) -> str:
+        """Say why a call with this metadata fails, before its message is read; else "".
+
+        A certificate is only known to the call itself: TLS lets in only callers that have one.
         """
         try:
             if self._kind == "token":
@@ -120,8 +220,12 @@ class Authenticator:
 
     def _by_certificate(self, context: Any) -> int:
         properties: dict[str, Sequence[bytes]] = context.auth_context()
-        for key in ("x509_common_name", "x509_subject_alternative_name"):
-            names = properties.get(key)
-            if names and names[0]:
-                return self.credentials.number("certificate:" + names[0].decode(errors="replace"))
-        raise Unauthenticated("the client certificate names nobody: give it a common name")
+
+        def texts(key: str) -> list[str]:
+            return [text.decode(errors="replace") for text in properties.get(key, ()) if text]
+
+        uris, names = texts("peer_uri"), [*texts("x509_common_name"), *texts("peer_dns")]
+        principal = self.credentials.of_certificate(uris, names)
+        if principal is None:
+            raise Unauthenticated("no principal has this client certificate")
+        return principal

@@ -27,7 +27,7 @@ class ExplainService(ServicerBase):
         driver: Driver,
         sees_all: Callable[[int], bool],
         *,
-        authenticator: Authenticator | None,
+        authenticator: Authenticator,
         on_failure: Callable[[str, grpc.StatusCode], None] | None = None,
     ) -> None:
         """Serve a driver. `sees_all`: whether a principal hears of what others have asked for."""

@@ -52,13 +52,13 @@ class OperatorService(ServicerBase):
         driver: Driver,
         actions: Actions,
         *,
-        authenticator: Authenticator | None,
+        authenticator: Authenticator,
         open_here: bool,
         on_failure: Callable[[str, grpc.StatusCode], None] | None = None,
     ) -> None:
         """Serve a driver. `open_here`: operators may call on this listener at all.
 
-        Those are the principals that the credentials name; without an authenticator, everybody.
+        Those are the principals that are operators; on a listener without proof, everybody.
         """
         super().__init__(authenticator, on_failure)
         self._driver = driver
@@ -78,7 +78,7 @@ class OperatorService(ServicerBase):
 
     def may_operate(self, principal: int) -> bool:
         """Whether a principal of this listener is an operator."""
-        if self._authenticator is None:
+        if not self._authenticator.asks:
             return self._open_here
         return self._open_here and self._authenticator.credentials.may_operate(principal)
 
@@ -204,17 +204,14 @@ class OperatorService(ServicerBase):
         principal = self._principal(context)
         if self.may_operate(principal):
             return self._name(principal)
-        if not self._open_here and self._authenticator is not None:
+        if not self._open_here and self._authenticator.asks:
             raise Forbidden("this listener has `operate: false`: call another one")
         if not self._open_here:
             raise Forbidden(
                 "nobody may operate through this listener: give it `operate: true`, or call a Unix"
-                " socket, or one that asks for a token or certificate that auth.operators lists"
+                " socket, or one that asks for the token or certificate of an operator"
             )
-        name = self._name(principal).partition(":")[2]
-        raise Forbidden(f"{name!r} may not operate: list it in auth.operators of the configuration")
-
-    def _name(self, principal: int) -> str:
-        if self._authenticator is None:
-            return ""
-        return self._authenticator.credentials.name(principal)
+        raise Forbidden(
+            f"{self._name(principal)!r} may not operate: write `operator: true` to its entry of"
+            " auth.principals"
+        )

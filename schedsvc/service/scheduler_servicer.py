@@ -12,7 +12,7 @@ from schedsvc.driver import Broken, Driver
 from schedsvc.service.auth import Authenticator, Unauthenticated
 from schedsvc.service.servicer_base import ServicerBase, invalid, parse
 from schedsvc.service.session import Stream
-from schedsvc.service.stats_response import snapshot
+from schedsvc.service.stats_response import EVERYBODY, snapshot
 from schedsvc.status import UNARY_ERRORS, refusal_failure
 
 __all__ = ["SERVICE_NAME", "Service", "parse"]
@@ -37,12 +37,12 @@ class Service(ServicerBase):
         self,
         driver: Driver,
         *,
-        authenticator: Authenticator | None = None,
+        authenticator: Authenticator,
         incarnation: int = 0,
         write_stall_s: float = 10.0,
         on_failure: Callable[[str, grpc.StatusCode], None] | None = None,
     ) -> None:
-        """Serve a driver; without an authenticator everybody is principal 0.
+        """Serve a driver to the callers that the authenticator knows.
 
         `on_failure` is told the method and code of each call that ends in a gRPC error.
         """
@@ -144,13 +144,15 @@ class Service(ServicerBase):
     async def stats(self, data: bytes, context: Any) -> bytes:
         """Answer Stats."""
         try:
-            self._principal(context)
+            principal = self._principal(context)
             request = parse(pb.StatsRequest, data)
             if request.flow_limit < 0:
                 raise invalid("flow_limit", "must not be negative")
             if len(request.tenants) > _BATCH_MAX:
                 raise invalid("tenants", f"has more than {_BATCH_MAX:,} entries")
-            return snapshot(self._driver, request, self._incarnation).SerializeToString()
+            sees_all = self._authenticator.credentials.sees_all(principal)
+            viewer = EVERYBODY if sees_all else principal
+            return snapshot(self._driver, request, self._incarnation, viewer).SerializeToString()
         except (CallerError, Broken, Unauthenticated) as error:
             await self._fail(context, "Stats", error)
 
@@ -158,14 +160,15 @@ class Service(ServicerBase):
         """Serve one Session stream."""
         try:
             principal = self._principal(context)
-            stream = Stream(self._driver, context, self._write_stall_s)
+            stream = Stream(self._driver, context, self._write_stall_s, principal)
             self.streams.add(stream)
-            _log.info("session_opened", peer=context.peer(), principal=principal)
+            name = self._name(principal)
+            _log.info("session_opened", peer=context.peer(), principal=name)
             try:
-                failure = await stream.run(principal)
+                failure = await stream.run()
             finally:
                 self.streams.discard(stream)
-                _log.info("session_closed", peer=context.peer(), principal=principal)
+                _log.info("session_closed", peer=context.peer(), principal=name)
         except (CallerError, Broken, Unauthenticated) as error:
             await self._fail(context, "Session", error)
         if failure is not None:

@@ -32,10 +32,10 @@ class ServicerBase:
 
     def __init__(
         self,
-        authenticator: Authenticator | None,
+        authenticator: Authenticator,
         on_failure: Callable[[str, grpc.StatusCode], None] | None,
     ) -> None:
-        """Without an authenticator everybody is principal 0.
+        """Find out who calls by an authenticator.
 
         `on_failure` is told the method and code of each call that ends in a gRPC error.
         """
@@ -47,12 +47,15 @@ class ServicerBase:
     ) -> "grpc.GenericRpcHandler[bytes, bytes]":
         """Make a handler of the methods, which take and give bytes."""
         handler = grpc.method_handlers_generic_handler(service, methods)
-        if self._authenticator is None:
+        if not self._authenticator.asks:
             return handler
         return AuthInterceptor(handler, self._authenticator, self._turn_away)
 
     def _principal(self, context: Any) -> int:
-        return 0 if self._authenticator is None else self._authenticator.principal(context)
+        return self._authenticator.principal(context)
+
+    def _name(self, principal: int) -> str:
+        return self._authenticator.credentials.name(principal)
 
     async def _turn_away(self, context: Any, method: str, why: str) -> None:
         await self._abort(context, method, unauthenticated_failure(why))

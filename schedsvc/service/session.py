@@ -29,7 +29,9 @@ class Stream:
     requests that are open on the stream. A write that is blocked too long ends the stream.
     """
 
-    def __init__(self, driver: Driver, context: Any, write_stall_s: float) -> None:
+    def __init__(self, driver: Driver, context: Any, write_stall_s: float, principal: int) -> None:
+        #: Whose stream it is.
+        self.principal = principal
         self._driver = driver
         self._context = context
         self._write_stall_s = write_stall_s
@@ -42,10 +44,10 @@ class Stream:
         #: When the write began that is under way; never, where none is.
         self._write_began_s = math.inf
 
-    async def run(self, principal: int) -> Failure | None:
+    async def run(self) -> Failure | None:
         """Serve until the peer or `end()` ends the stream; return how it failed, or None."""
         try:
-            self._session = session = self._driver.open_session(principal, self._wake)
+            self._session = session = self._driver.open_session(self.principal, self._wake)
         except CallerError as error:
             return caller_failure(error)
         # One timer for all writes: one for each would cost more than the core does.

@@ -7,11 +7,14 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.driver import Driver
 
-__all__ = ["FLOW_LIMIT_DEFAULT", "FLOW_LIMIT_MAX", "modes", "snapshot"]
+__all__ = ["EVERYBODY", "FLOW_LIMIT_DEFAULT", "FLOW_LIMIT_MAX", "modes", "snapshot"]
 
 FLOW_LIMIT_DEFAULT = 1_000
 #: What a client reads under gRPC's default limit of 4 MiB a message.
 FLOW_LIMIT_MAX = 10_000
+
+#: In place of a principal: one that sees everything.
+EVERYBODY = -1
 
 _POOL_FIELDS = frozenset(pool_pb2.PoolStats.DESCRIPTOR.fields_by_name)
 _FLOW_FIELDS = frozenset(pb.FlowStats.DESCRIPTOR.fields_by_name)
@@ -24,20 +27,30 @@ _TENANTS_TOLD = 100
 _TOTALS_FIELDS = frozenset(pb.Totals.DESCRIPTOR.fields_by_name)
 
 
-def snapshot(driver: Driver, request: pb.StatsRequest, incarnation: int) -> pb.StatsResponse:
-    """Take a snapshot of pools, flows and totals. O(flows)."""
+def snapshot(
+    driver: Driver, request: pb.StatsRequest, incarnation: int, principal: int = EVERYBODY
+) -> pb.StatsResponse:
+    """Take a snapshot of pools, flows and totals. O(flows).
+
+    Of a principal with grants it holds only the pools and tenants that the principal may name, and
+    neither totals nor the quotas of groups and models.
+    """
     limit = min(request.flow_limit or FLOW_LIMIT_DEFAULT, FLOW_LIMIT_MAX)
     if request.tenants:
-        stats = driver.stats(0)
-        found = (driver.tenant_stats(tenant.encode()) for tenant in request.tenants)
+        stats = driver.stats(0, principal)
+        names = [tenant.encode() for tenant in request.tenants]
+        if principal != EVERYBODY:
+            names = [name for name in names if driver.may_see_tenant(principal, name)]
+        found = (driver.tenant_stats(name) for name in names)
         flows = [flow for tenant in found for flow in tenant][:limit]
     else:
-        stats = driver.stats(limit)
+        stats = driver.stats(limit, principal)
         flows = stats["flows"]
+    totals = stats["totals"]
     return pb.StatsResponse(
         pools=[pool_pb2.PoolStats(**_only(pool, _POOL_FIELDS)) for pool in stats["pools"]],
         flows=[pb.FlowStats(**_counted(flow, _FLOW_FIELDS)) for flow in flows],
-        totals=pb.Totals(**_counted(stats["totals"], _TOTALS_FIELDS)),
+        totals=None if totals is None else pb.Totals(**_counted(totals, _TOTALS_FIELDS)),
         policy=stats["policy"],
         flow_order=stats["flow_order"],
         digest=stats["digest"],

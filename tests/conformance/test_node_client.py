@@ -23,7 +23,7 @@ def script(**config: Any) -> dict[str, Any]:
 def test_client(tmp_path: Path, node: str) -> None:
     token = hashlib.sha256(b"secret").hexdigest()
     served = script(
-        auth={"tokens": [{"name": "node", "sha256": token}]},
+        auth={"principals": [{"name": "node", "sha256": token, "pools": ["*"], "stats": "all"}]},
         scheduler={"lease_ttl_ms": 3_000, "lease_grace_ms": 3_000, "flow_queue_max": 1},
     )
     served["listener"] = {"auth": "token"}

@@ -123,7 +123,7 @@ class Differential:
         if known:
             r = known[self._looks % len(known)]
             name = self.twin.flow_names[r.flow]
-            (got,) = self.core.explain(self.now_ns, r.request_id, name)
+            (got,) = self.core.explain(self.now_ns, r.request_id, name, r.principal)
             want = story(self.twin, self.now_ns, r)
             assert got == want, difference(got, want)
         self._compare_one_refused()
@@ -135,7 +135,7 @@ class Differential:
         gone = [entry for key, entry in self.twin.refused.items() if key not in known]
         if gone:
             r, outcome, at_ns = gone[self._looks % len(gone)]
-            found = self.core.explain(self.now_ns, r.request_id, names[r.flow])
+            found = self.core.explain(self.now_ns, r.request_id, names[r.flow], r.principal)
             if self.now_ns - at_ns > self.twin.limits["answer_ttl_ns"]:
                 assert found == []
                 return

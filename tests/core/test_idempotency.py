@@ -58,7 +58,6 @@ def test_the_answer_is_the_same_to_the_byte() -> None:
         {"pool": 0},
         {"sequences": 2},
         {"sequences": 2, "n": 2},
-        {"principal": 1},
     ],
 )
 def test_another_payload_is_refused_and_changes_nothing(other: dict[str, int]) -> None:

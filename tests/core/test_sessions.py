@@ -289,10 +289,6 @@ def test_principals_cannot_touch_each_others_leases(stranger: int) -> None:
     assert notices(other.send(0, completing(lease_id))) == unknown
     assert notices(other.send(0, replaying(lease_id, "r"))) == unknown
     assert notices(other.send(0, replaying(lease_id, "s"))) == unknown
-    assert notices(other.send(0, replaying(lease_id + 50, "r"))) == [
-        (lease_id + 50, core.LEASE_UNKNOWN)
-    ]
-    assert faults(other.send(0, asking(1, "r"))) == [(1, 6, "admit.request.request_id")]
     other.session.close(0)
     assert totals(s, 0)["live_leases"] == 1
     assert s.flow_stats(0, 0)["output_tokens"] == 0

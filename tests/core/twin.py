@@ -38,8 +38,8 @@ class Twin(OperatorActions):
         flow, longest = self.classes.flow(base, cls), -(-input_tokens // (sequences // n))
         payload = (input_tokens, longest, max_output_tokens, sequences, n, pool, adapter, cls)
         for known in self.requests:
-            if (self.flows[known.flow].base, known.request_id) == (base, request_id):
-                if known.payload not in (None, payload) or known.principal != principal:
+            if self.names_of(known) == (principal, base, request_id):
+                if known.payload not in (None, payload):
                     raise TwinError(6, "request_id")
                 if not known.told and known.state != ENDED:  # a restored lease has a holder again
                     known.told, known.tag = True, tag
@@ -313,14 +313,14 @@ class Twin(OperatorActions):
     ) -> int:
         self.enter(now_ns)
         cls = self.classes.replayed(flow, request_class)
-        is_new = self.find_lease(lease_id, principal) is None
-        if is_new:
+        if is_new := self.find_lease(lease_id, principal) is None:
             if pool_epoch != self.pools[pool].epoch:
                 return core.LEASE_VOID
             if now_ns >= self.pools[pool].replays_until_ns:
                 self.totals["replays_refused"] += 1
                 return core.LEASE_UNKNOWN
-            if self._is_taken(lease_id, flow, request_id) or not self.has_room(adapter):
+            names = principal, flow, request_id
+            if self._is_taken(lease_id, names) or not self.has_room(adapter):
                 return core.LEASE_UNKNOWN
             if self.is_full(flow := self.classes.flow(flow, cls)):
                 return core.LEASE_UNKNOWN
@@ -363,11 +363,11 @@ class Twin(OperatorActions):
             self.restart.resume(r)
         return state
 
-    def _is_taken(self, lease_id: int, base: int, request_id: bytes) -> bool:
-        return any(
-            r.lease_id == lease_id or (self.flows[r.flow].base, r.request_id) == (base, request_id)
-            for r in self.requests
-        )
+    def names_of(self, r: Request) -> tuple[int, int, bytes]:
+        return r.principal, self.flows[r.flow].base, r.request_id
+
+    def _is_taken(self, lease_id: int, names: tuple[int, int, bytes]) -> bool:
+        return any(r.lease_id == lease_id or self.names_of(r) == names for r in self.requests)
 
     def drain(self, now_ns: int) -> None:
         self.enter(now_ns)

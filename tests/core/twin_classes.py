@@ -73,13 +73,17 @@ class Classes:
         cls = self.find(name)
         if cls < 0:
             raise TwinError(3, "request_class")
-        allowed = self.named.get(base) or [i for i, c in enumerate(self.items) if not c.exempt]
-        if cls != mine and cls not in allowed:
+        if not self.may_name(base, cls):
             raise TwinError(3, "request_class")
         return cls
 
+    def may_name(self, base: int, cls: int) -> bool:
+        allowed = self.named.get(base) or [i for i, c in enumerate(self.items) if not c.exempt]
+        return cls == self.default.get(base, 0) or cls in allowed
+
     def replayed(self, base: int, name: bytes) -> int:
-        return self.find(name) if self.find(name) >= 0 else self.default.get(base, 0)
+        cls = self.find(name)
+        return cls if cls >= 0 and self.may_name(base, cls) else self.default.get(base, 0)
 
     def flow(self, base: int, cls: int) -> int:
         """The tenant's flow in a class, made where there is none."""

@@ -1,6 +1,7 @@
 """A real server in the test's event loop, and what the tests ask of it."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -67,6 +68,15 @@ async def server() -> AsyncIterator[Server]:
 async def stub(server: Server) -> AsyncIterator[stubs.SchedulerServiceStub]:
     async with calling(server.targets[0]) as found:
         yield found
+
+
+#: What a shim may do that offers any pool, for any tenant.
+SHIM = {"pools": ["*"], "stats": "all"}
+
+
+def token_of(name: str, token: str, **grants: Any) -> dict[str, Any]:
+    """An entry of auth.principals with a token and the grants of a shim."""
+    return {"name": name, "sha256": hashlib.sha256(token.encode()).hexdigest(), **SHIM, **grants}
 
 
 _counter = iter(range(1, 1 << 30))

@@ -15,12 +15,11 @@ from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from schedsvc.server import Server
 
 from .certificates import Authority
-from .conftest import ask, calling, failure, open_channel, serving, totals
+from .conftest import SHIM, ask, calling, failure, open_channel, serving, token_of, totals
 
 TOKEN = "correct-horse-battery"
-TOKENS = {
-    "tokens": [{"name": "shim", "sha256": hashlib.sha256(TOKEN.encode()).hexdigest().upper()}]
-}
+DIGEST = hashlib.sha256(TOKEN.encode()).hexdigest()
+TOKENS = {"principals": [{"name": "shim", "sha256": DIGEST.upper(), **SHIM}]}
 BEARER = (("authorization", f"Bearer {TOKEN}"),)
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 
@@ -91,14 +90,14 @@ async def test_a_token_opens_everything(scheme: str) -> None:
         assert codes[0] == grpc.StatusCode.OK
 
 
-@pytest.mark.parametrize("source", ["env", "file"])
+@pytest.mark.parametrize("source", ["env", "token_file"])
 async def test_tokens_come_from_the_environment_or_a_file(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "token").write_text(TOKEN + "\n")
     monkeypatch.setenv("SHIM_TOKEN", TOKEN)
-    value = {"env": "SHIM_TOKEN", "file": str(tmp_path / "token")}[source]
-    auth = {"tokens": [{"name": "shim", source: value}]}
+    value = {"env": "SHIM_TOKEN", "token_file": str(tmp_path / "token")}[source]
+    auth = {"principals": [{"name": "shim", source: value, **SHIM}]}
     async with serving(auth=auth) as server, calling(server.targets[0]) as stub:
         assert (await stub.Admit(ask(10), metadata=BEARER)).outcome == pb.OUTCOME_GRANTED
         assert (await failure(stub.Admit(ask(10)))).code() == UNAUTHENTICATED
@@ -204,8 +203,7 @@ async def test_a_listener_can_ask_for_both(tmp_path: Path) -> None:
 
 async def test_a_lease_belongs_to_its_principal() -> None:
     second = "another-horse-battery"
-    digest = hashlib.sha256(second.encode()).hexdigest()
-    auth = {"tokens": [*TOKENS["tokens"], {"name": "other", "sha256": digest}]}
+    auth = {"principals": [*TOKENS["principals"], token_of("other", second)]}
     async with serving(auth=auth) as server, calling(server.targets[0]) as stub:
         granted = await stub.Admit(ask(10), metadata=BEARER)
         lease = pb.CompleteRequest(lease_id=granted.grant.lease_id, pool_epoch=1)

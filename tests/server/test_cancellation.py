@@ -17,7 +17,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.clock import PAUSE_NS, SteadyClock
 from schedsvc.driver import Driver, new_core
-from schedsvc.service import Service
+from schedsvc.service import Authenticator, Credentials, Service
 
 from .conftest import ask, config_of, serving, until
 from .suspension import cancelled_at
@@ -35,7 +35,7 @@ class Desk:
         self.now_ns = 0
         clock = SteadyClock(lambda: self.now_ns)
         self.driver = Driver(new_core(config_of(), 0), clock)
-        self.service = Service(self.driver)
+        self.service = Service(self.driver, authenticator=Authenticator(Credentials(), "none"))
 
     def totals(self) -> dict[str, int]:
         found: dict[str, int] = self.driver.stats(0)["totals"]

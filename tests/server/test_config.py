@@ -157,18 +157,19 @@ def test_the_largest_values_suit_the_core(tmp_path: Path) -> None:
         (
             "listeners: [{tcp: 'a:1', auth: token}, {tcp: 'a:1', auth: certificate}]",
             [
-                "1:32 listeners[0].auth: asks for tokens, and auth.tokens lists none",
+                "1:32 listeners[0].auth: asks for tokens, and no entry of auth.principals has one",
                 "1:46 listeners[1].tcp: this address stands twice, first at listeners[0].tcp;"
                 " remove one",
                 "1:59 listeners[1].auth: asks for client certificates; give tls.client_ca",
             ],
         ),
         (
-            MINIMAL + "auth: {tokens: [{name: x, env: NOT_SET}, {name: y}]}",
+            MINIMAL + "auth: {principals: [{name: x, env: NOT_SET}, {name: y}]}",
             [
-                "2:32 auth.tokens[0].env: this environment variable is not set;"
+                "2:36 auth.principals[0].env: this environment variable is not set;"
                 " export the token in it",
-                "2:42 auth.tokens[1]: has to have one of sha256, env or file",
+                "2:46 auth.principals[1]: has no proof of who calls; give one of sha256, env,"
+                " token_file, certificate, listener",
             ],
         ),
         (
@@ -220,10 +221,10 @@ SECRET = "hunter2-hunter2-hunter2"
 @pytest.mark.parametrize(
     "text",
     [
-        f"auth: {{tokens: [{{name: x, sha256: {SECRET}}}]}}",
-        f"auth: {{tokens: [{{name: x, env: '{SECRET} '}}]}}",
-        f"auth: {{tokens: [{{name: x, env: {SECRET.replace('-', '_')}}}]}}",
-        f"auth: {{tokens: [{{name: x, file: {SECRET}}}]}}",
+        f"auth: {{principals: [{{name: x, sha256: {SECRET}}}]}}",
+        f"auth: {{principals: [{{name: x, env: '{SECRET} '}}]}}",
+        f"auth: {{principals: [{{name: x, env: {SECRET.replace('-', '_')}}}]}}",
+        f"auth: {{principals: [{{name: x, token_file: {SECRET}}}]}}",
         f"tenants: [{{name: x, api_keys_sha256: [{SECRET}]}}]",
         f"tenants: [{{name: x, api_keys_sha256: {SECRET}}}]",
     ],
@@ -239,16 +240,16 @@ def test_a_secret_in_the_wrong_place_is_not_repeated(text: str, tmp_path: Path) 
 )
 def test_a_poor_token_is_refused(token: str, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(token)
-    text = MINIMAL + "auth: {tokens: [{name: x, file: token}]}"
+    text = MINIMAL + "auth: {principals: [{name: x, token_file: token}]}"
     [problem] = found(tmp_path, text)
-    assert problem.startswith("2:33 auth.tokens[0].file: this token file")
+    assert problem.startswith("2:43 auth.principals[0].token_file: this token file")
     assert token not in problem
 
 
 def test_a_token_stands_once(tmp_path: Path) -> None:
     token = "a-token-of-enough-length"
     digest = hashlib.sha256(token.encode()).hexdigest()
-    text = MINIMAL + f"auth: {{tokens: [{{name: x, sha256: {digest}}}, {{name: y, env: T}}]}}"
+    text = MINIMAL + f"auth: {{principals: [{{name: x, sha256: {digest}}}, {{name: y, env: T}}]}}"
     [problem] = found(tmp_path, text, T=token)
     assert "this token stands twice" in problem
 

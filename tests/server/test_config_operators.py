@@ -9,33 +9,59 @@ from schedsvc.config import Config, ModeOverlay, needs_restart
 from .conftest import config_of
 from .test_config import MINIMAL, found, reading
 
-TOKENS = "auth: {tokens: [{name: ops, sha256: '" + "a" * 64 + "'}], operators: [%s]}\n"
+OPS = "{name: ops, sha256: '" + "a" * 64 + "', operator: true}"
+GATE = "{name: gate, sha256: '" + "b" * 64 + "', pools: [gpu-*], share_of_places: 0.5}"
+AUTH = "auth: {principals: [" + OPS + ", %s]}\n"
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (TOKENS % "ops" + MINIMAL, []),
+        (AUTH % GATE + MINIMAL, []),
         (
-            TOKENS % "ops, alice" + MINIMAL,
+            "auth: {principals: [{name: a, certificate: alice}]}\n" + MINIMAL,
             [
-                "1:124 auth.operators[1]: no token has this name, and no listener asks for client"
-                " certificates"
+                "1:44 auth.principals[0].certificate: no listener asks for client certificates;"
+                " give one tls.client_ca"
             ],
         ),
         (
-            TOKENS % "ops, ops" + MINIMAL,
+            "auth: {principals: [{name: a, env: T}, {name: a, env: U}]}\n" + MINIMAL,
             [
-                "1:124 auth.operators[1]: this operator stands twice, first at auth.operators[0];"
-                " remove one"
+                "1:47 auth.principals[1].name: this name stands twice, first at"
+                " auth.principals[0].name; remove one"
             ],
         ),
-        ("auth: {operators: ops}\n" + MINIMAL, ["1:19 auth.operators: has to be a list, not text"]),
         (
-            TOKENS % "ops" + "listeners: [{tcp: '127.0.0.1:0', operate: true}]",
+            "auth: {principals: [{name: a}]}\n" + MINIMAL,
             [
-                "2:43 listeners[0].operate: is for listeners without authentication; name operators"
-                " in auth.operators"
+                "1:21 auth.principals[0]: has no proof of who calls; give one of sha256, env,"
+                " token_file, certificate, listener"
+            ],
+        ),
+        (
+            "auth: {principals: [{name: a, listener: x}]}\n" + MINIMAL,
+            [
+                "1:41 auth.principals[0].listener: is no `tcp` or `unix` of a listener without"
+                " authentication"
+            ],
+        ),
+        (
+            "auth: {principals: [{name: a, listener: s, operator: true}]}\nlisteners: [{unix: s}]",
+            [
+                "1:54 auth.principals[0].operator: is not for a listener's callers; write"
+                " `operate: true` to the listener"
+            ],
+        ),
+        (
+            "auth: {principals: [{name: a, env: T, share_of_places: 2}]}\n" + MINIMAL,
+            ["1:56 auth.principals[0].share_of_places: is 2; it has to be at most 1.0"],
+        ),
+        (
+            AUTH % GATE + "listeners: [{tcp: '127.0.0.1:0', operate: true}]",
+            [
+                "2:43 listeners[0].operate: is for listeners without authentication; write"
+                " `operator: true` to the caller's entry of auth.principals"
             ],
         ),
         (
@@ -45,13 +71,38 @@ TOKENS = "auth: {tokens: [{name: ops, sha256: '" + "a" * 64 + "'}], operators: [
     ],
 )
 def test_what_is_wrong_is_named_by_place(text: str, expected: list[str], tmp_path: Path) -> None:
-    assert found(tmp_path, text) == expected
+    assert found(tmp_path, text, T="t" * 16, U="u" * 16) == expected
 
 
-def test_who_may_operate_where_nothing_is_said(tmp_path: Path) -> None:
+def test_defaults_give_a_shim_all_tenants_and_others_none(tmp_path: Path) -> None:
+    config = reading(tmp_path, AUTH % GATE + MINIMAL).config
+    assert config is not None
+    assert [p.may_vouch_for for p in config.auth.principals] == [[], ["*"]]
+    assert [p.stats for p in config.auth.principals] == ["own", "own"]
+
+
+def test_callers_without_shares_are_warned_of(tmp_path: Path) -> None:
+    plain = GATE.replace(", share_of_places: 0.5", "")
+    assert reading(tmp_path, AUTH % plain + MINIMAL).warnings == []  # one that is no operator
+    both = plain + ", " + plain.replace("gate", "other").replace("b" * 64, "c" * 64)
+    [warning] = reading(tmp_path, AUTH % both + MINIMAL).warnings
+    assert warning.path == ("auth", "principals")
+    assert "2 callers, and none has share_of_places" in warning.message
+    assert (
+        reading(
+            tmp_path,
+            AUTH
+            % (both + ", " + GATE.replace("b" * 64, "d" * 64).replace("name: gate", "name: third"))
+            + MINIMAL,
+        ).warnings
+        == []
+    )
+
+
+def test_who_may_operate_if_the_listener_says_nothing(tmp_path: Path) -> None:
     text = (
-        TOKENS
-        % "ops"
+        AUTH
+        % GATE
         + "listeners: [{tcp: 'a:1', auth: none}, {unix: s, auth: none}, {tcp: 'a:2'}, {unix: t},"
         " {unix: u, operate: false}, {tcp: 'a:3', auth: none, operate: true}]"
     )
@@ -61,12 +112,7 @@ def test_who_may_operate_where_nothing_is_said(tmp_path: Path) -> None:
     assert may == [False, True, True, True, False, True]
 
 
-def test_a_change_needs_a_restart() -> None:
-    tokens = [{"name": "ops", "sha256": "a" * 64}]
-    before = config_of(auth={"tokens": tokens})
-    assert needs_restart(config_of(auth={"tokens": tokens, "operators": ["ops"]}), before) == [
-        "auth"
-    ]
+def test_change_of_a_listener_needs_a_restart() -> None:
     other = config_of(listeners=[{"tcp": "127.0.0.1:0", "operate": True}])
     assert needs_restart(other, config_of()) == ["listeners"]
 

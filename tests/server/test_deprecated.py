@@ -12,10 +12,11 @@ from schedsvc.config import ModeOverlay
 from schedsvc.lab.engine import load_profile
 from schedsvc.lab.sim.overrides import override
 
+from .certificates import Authority
 from .conftest import config_of
 from .test_config import MINIMAL, found, reading
 
-EDGE = "auth: {tokens: [{name: a, env: A}]}\n"
+EDGE = "auth: {principals: [{name: a, env: A}]}\n"
 SOCKET = "listeners: [{unix: s.sock, auth: token}]\n" + EDGE
 
 
@@ -122,3 +123,56 @@ TARGET = ("--target", "unix:/nowhere/at/all.sock")
 def test_former_modes_of_the_client_lead_to_known_ones() -> None:
     assert MODES_RENAMED == {"audit": "dry_run"}
     assert set(MODES_RENAMED.values()) <= set(MODES)
+
+
+FORMER_AUTH = """
+auth:
+  tokens:
+    - {name: ops, sha256: %s}
+    - {name: gpu, file: token}
+  operators: [ops, alice.example]
+listeners:
+  - {tcp: '127.0.0.1:0'}
+  - {tcp: '127.0.0.1:0', tls: {cert: scheduler.pem, key: scheduler.key, client_ca: ca.pem}}
+""" % ("a" * 64)
+
+
+def test_former_tokens_are_principals_that_may_do_what_they_could(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    own = authority.issue("scheduler")
+    (tmp_path / "token").write_text("a-token-of-enough-length")
+    text = FORMER_AUTH.replace("scheduler.pem", str(own.cert_file))
+    text = text.replace("scheduler.key", str(own.key_file)).replace("ca.pem", str(authority.file))
+    answer = reading(tmp_path, text)
+    assert answer.problems == []
+    assert [(w.path, w.place.line) for w in answer.warnings if "deprecated" in w.message] == [
+        (("auth", "tokens"), 3),
+        (("auth", "operators"), 6),
+    ]
+    assert answer.config is not None
+    auth = answer.config.auth
+    rights = [(p.name, p.pools, p.may_vouch_for, p.stats, p.operator) for p in auth.principals]
+    assert rights == [
+        ("ops", ["*"], ["*"], "all", True),
+        ("gpu", ["*"], ["*"], "all", False),
+        ("alice.example", ["*"], ["*"], "all", True),
+    ]
+    assert auth.principals[2].certificate == "alice.example"
+    assert auth.lets_unlisted_in  # other certificates of the CA were let in
+
+
+@pytest.mark.parametrize(
+    ("auth", "expected"),
+    [
+        ("{operators: ops}", "2:19 auth.operators: has to be a list"),
+        ("{tokens: [{name: x, env: NOT_SET}]}", "2:32 auth.tokens[0].env: this environment"),
+        ("{tokens: [{name: x, file: gone}]}", "2:33 auth.tokens[0].file: cannot read"),
+        ("{tokens: [{name: x, sha256: a, more: 1}]}", "2:38 auth.tokens[0].more: unknown key"),
+        ("{operators: [ops]}", "2:20 auth.operators[0]: no listener asks for client"),
+    ],
+)
+def test_wrong_former_callers_are_named_as_they_stand(
+    auth: str, expected: str, tmp_path: Path
+) -> None:
+    problems = found(tmp_path, MINIMAL + f"auth: {auth}\n")
+    assert any(problem.startswith(expected) for problem in problems), problems

@@ -21,7 +21,7 @@ from schedsvc.edge.relay import Allowance
 from schedsvc.server import ListenError, Server
 
 from .certificates import Authority
-from .conftest import ask, calling, config_of, failure, open_channel, totals, until
+from .conftest import ask, calling, config_of, failure, open_channel, token_of, totals, until
 from .test_auth import BEARER, TOKEN, TOKENS, every_call
 from .test_config import MINIMAL, found, reading
 from .test_stranger import WRONG, state
@@ -197,7 +197,7 @@ async def test_what_is_no_service_of_ours_is_unimplemented(tmp_path: Path) -> No
 
 
 async def test_operators_operate_through_it(tmp_path: Path) -> None:
-    keys = {"auth": {"operators": ["shim"]}}
+    keys = {"auth": {"principals": [token_of("shim", TOKEN, operator=True)]}}
     async with edged(tmp_path, **keys) as (_, door), open_channel(door.target) as channel:
         stub = operator_pb2_grpc.OperatorServiceStub(channel)
         answer = await stub.ListLeases(operator_pb2.ListLeasesRequest(), metadata=BEARER)
@@ -257,7 +257,7 @@ async def test_an_address_in_use_is_an_error_that_names_it(tmp_path: Path) -> No
 
 
 TOKENED = (
-    "auth: {tokens: [{name: t, sha256: " + "ab" * 32 + "}]}\n"
+    "auth: {principals: [{name: t, sha256: " + "ab" * 32 + "}]}\n"
     "listeners: [{unix: s, auth: token}, {tcp: '127.0.0.1:7'}]\n"
 )
 
@@ -267,7 +267,7 @@ TOKENED = (
     [
         (
             MINIMAL + "edge: {tcp: 'a:1'}\n",
-            ["2:7 edge: lets in whom auth.tokens lists, and it lists none"],
+            ["2:7 edge: lets in callers with a token, and no entry of auth.principals has one"],
         ),
         (
             TOKENED.replace("unix: s, auth: token", "unix: s, auth: none") + "edge: {tcp: 'a:1'}\n",

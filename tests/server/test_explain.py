@@ -1,7 +1,6 @@
 """Why a request waits: who may ask, and what it says."""
 
 import asyncio
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,11 @@ from schedsvc.cli import main
 from schedsvc.server import Server
 from schedsvc.service.explanation_text import sentences
 
-from .conftest import ask, failure, open_channel, serving, totals, until
+from .conftest import ask, failure, open_channel, serving, token_of, totals, until
 
 OPERATORS = [{"tcp": "127.0.0.1:0", "operate": True}]
 SHIM, OTHER = "correct-horse-battery", "another-horse-battery"
-AUTH = {
-    "tokens": [
-        {"name": name, "sha256": hashlib.sha256(token.encode()).hexdigest()}
-        for name, token in (("shim", SHIM), ("other", OTHER))
-    ]
-}
+AUTH = {"principals": [token_of("shim", SHIM), token_of("other", OTHER)]}
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:

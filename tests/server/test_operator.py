@@ -20,7 +20,7 @@ from schedsvc.server import Server
 from schedsvc.service import operator as service
 
 from .certificates import Authority
-from .conftest import ask, config_of, failure, open_channel, serving, totals, until
+from .conftest import ask, config_of, failure, open_channel, serving, token_of, totals, until
 from .test_drain import health
 from .test_session import admit, stream
 
@@ -69,8 +69,12 @@ async def every_code(channel: grpc.aio.Channel, metadata: Any = ()) -> set[grpc.
 
 async def test_only_operators_may_and_others_hear_what_to_configure() -> None:
     names = ("ops-token-of-16", "shim-token-of-16")
-    tokens = [{"name": name[:4].rstrip("-"), "sha256": digest(name)} for name in names]
-    auth = {"tokens": tokens, "operators": ["ops"]}
+    auth = {
+        "principals": [
+            token_of("ops", names[0], operator=True),
+            token_of("shim", names[1]),
+        ]
+    }
     async with serving(auth=auth) as server, open_channel(server.targets[0]) as channel:
         for token, wanted in zip(names, ("OK", "PERMISSION_DENIED"), strict=True):
             metadata = (("authorization", f"Bearer {token}"),)
@@ -80,7 +84,7 @@ async def test_only_operators_may_and_others_hear_what_to_configure() -> None:
                 assert server.driver.stats(0)["pools"] == before["pools"]
                 call = OperatorServiceStub(channel).Drain(pb.DrainRequest(), metadata=metadata)
                 assert "'shim'" in (await failure(call)).details()
-                assert "auth.operators" in (await failure(call)).details()
+                assert "`operator: true`" in (await failure(call)).details()
         assert await every_code(channel) == {grpc.StatusCode.UNAUTHENTICATED}
         wrong = (("authorization", "Bearer ops-token-of-17"),)
         assert await every_code(channel, wrong) == {grpc.StatusCode.UNAUTHENTICATED}
@@ -115,7 +119,11 @@ async def test_a_certificate_is_an_operator_by_its_common_name(tmp_path: Path) -
         "tls": tls | {"client_ca": str(authority.file)},
     }
     codes = {}
-    async with serving(listeners=[listener], auth={"operators": ["ops"]}) as server:
+    principals = [
+        {"name": "alice", "certificate": "ops", "operator": True},
+        {"name": "gate", "certificate": "shim", "pools": ["*"]},
+    ]
+    async with serving(listeners=[listener], auth={"principals": principals}) as server:
         for name in ("ops", "shim"):
             pair = authority.issue(name)
             credentials = grpc.ssl_channel_credentials(

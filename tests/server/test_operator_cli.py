@@ -1,7 +1,6 @@
 """The operator's commands: `drain`, `leases` and `mode`, as somebody types them."""
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +13,7 @@ from structlog.testing import capture_logs
 
 from schedsvc.cli import leases as leases_cli
 
-from .conftest import totals, until
+from .conftest import token_of, totals, until
 from .test_cli import run
 from .test_operator import Both, operating
 
@@ -249,17 +248,17 @@ def test_a_scheduler_that_is_not_there_is_named(words: tuple[str, ...]) -> None:
 
 async def test_who_may_not_is_told_what_to_configure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHIM_TOKEN", "shim-token-of-16")
-    tokens = [
-        {"name": name, "sha256": hashlib.sha256(f"{name}-token-of-16".encode()).hexdigest()}
-        for name in ("shim", "ops")
+    principals = [
+        token_of("shim", "shim-token-of-16"),
+        token_of("ops", "ops-token-of-16", operator=True),
     ]
     keys = {"listeners": [{"tcp": "127.0.0.1:0"}]}
-    async with operating(**keys, auth={"tokens": tokens, "operators": ["ops"]}) as (server, _):
+    async with operating(**keys, auth={"principals": principals}) as (server, _):
         target = server.targets[0]
         for words in COMMANDS[:-1]:
             result = await typed(target, *words, "--token-env", "SHIM_TOKEN")
             assert result.exit_code == 1
-            assert "PERMISSION_DENIED: 'shim' may not operate: list it in auth.op" in result.output
+            assert "PERMISSION_DENIED: 'shim' may not operate: write `operator: t" in result.output
         assert (await typed(target, "mode", "--token-env", "SHIM_TOKEN")).exit_code == 0
         assert not server.driver.stats(0)["draining"]
     async with operating(**keys) as (server, _):

@@ -8,7 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc.service.auth import Credentials, Unauthenticated
+from schedsvc.service.auth import Credentials, Known, Unauthenticated
 
 from .conftest import ask, calling, failure, open_channel, serving
 from .test_auth import BEARER, TOKENS, every_call
@@ -70,8 +70,8 @@ async def test_health_tells_a_stranger_whether_it_serves_and_no_more() -> None:
 
 def test_callers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("schedsvc.service.auth._PRINCIPALS_MAX", 3)
-    known = Credentials([("shim", b"s" * 32)])
-    assert [known.number(f"certificate:{name}") for name in ("a", "b", "a")] == [2, 3, 2]
+    known = Credentials([Known("shim", tokens=(b"s" * 32,))])
+    assert [known.of_certificate((), (name,)) for name in ("a", "b", "a")] == [2, 3, 2]
     with pytest.raises(Unauthenticated, match="too many different callers"):
-        known.number("certificate:c")
-    assert known.number("certificate:b") == 3
+        known.of_certificate((), ("c",))
+    assert known.of_certificate((), ("b",)) == 3

@@ -199,7 +199,7 @@ cdef class ProbePeak:
     cdef int64_t block
 
     def __init__(self, int64_t block):
-        self.requests = Requests()
+        self.requests = Requests(Principals())
         self.block = block
         memset(&self.runs, 0, sizeof(self.runs))
 

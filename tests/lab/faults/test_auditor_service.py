@@ -26,7 +26,7 @@ class Line:
     def ask(self, flow: str) -> Request:
         self.seq += 1
         r = Request(
-            None, (flow, "", str(self.seq)), flow, 0, self.seq, 0, 0, 1, 0, True, 1, 1, 1, 1
+            None, (flow, "", str(self.seq), 0), flow, 0, self.seq, 0, 0, 1, 0, True, 1, 1, 1, 1
         )
         self.counters.arrived(r)
         self.waiting.append(r)
@@ -236,7 +236,7 @@ def catch_up(desk: Desk) -> None:
         desk.ask(0, f"a{number}", tenant="a")
     desk.auditor.settled(0)
     for number in range(121, 241):
-        desk.grant(0, desk.auditor.books.requests["a", "", f"a{number}"].tag, number)
+        desk.grant(0, desk.auditor.books.requests["a", "", f"a{number}", 0].tag, number)
         desk.auditor.settled(0)
         done = pb.CompleteRequest(lease_id=number, pool_epoch=1, output_tokens=10)
         desk.say(0, complete=done)

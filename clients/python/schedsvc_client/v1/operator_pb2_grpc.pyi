@@ -3,9 +3,9 @@
 isort:skip_file
 An operator's handles on a scheduler that runs. Conventions: see scheduler.proto.
 
-Allowed only to callers whom the configuration lets operate (`auth.operators`, and `operate` of a
-listener); others get PERMISSION_DENIED, which says what to configure. NOT_FOUND names the field
-whose pool, tenant or client nobody knows. docs/operations.md says how to use them.
+Allowed only to callers that the configuration lets operate (`operator` in auth.principals, and
+`operate` of a listener); others get PERMISSION_DENIED, which says what to configure. NOT_FOUND
+names the field whose pool, tenant or client is not known. How to use them: docs/operations.md.
 """
 
 from collections import abc as _abc

@@ -18,7 +18,7 @@ class ImpliedState:
 
     def forget_all(self) -> None:
         """Know nothing, as another process does."""
-        self.requests: dict[tuple[str, str, str], Request] = {}
+        self.requests: dict[tuple[str, str, str, int], Request] = {}
         self.queues: dict[tuple[str, str], dict[int, Request]] = {}
         self.queued = 0
         self.live: dict[int, Lease] = {}

@@ -122,22 +122,26 @@ class Books(ImpliedState):
 
     # Requests.
 
+    def flow_names(self, tenant: str) -> tuple[str, str]:
+        """Return the flow of a tenant, and the tenant's name if it shares that of the unknown."""
+        return (tenant, "") if tenant in self.terms.tenants else (UNKNOWN_FLOW, tenant)
+
     def admit(
         self, now_ns: int, principal: int, conn: int, tag: int, ask: Ask, ttl_ns: int, reports: bool
     ) -> Request | None:
         """Take a request in, or find the one that it repeats; None: it contradicts that one."""
-        known_flow = ask.tenant in self.terms.tenants
-        base = ask.tenant if known_flow else UNKNOWN_FLOW
+        base, unknown_name = self.flow_names(ask.tenant)
+        known_flow = base == ask.tenant
         flow = self.flow_of(base, ask.request_class)
         hopeless = (not known_flow and not self.terms.shares_unknown) or (
             ask.pool != "" and ask.pool not in self.pools
         )
-        key = (base, "" if known_flow else ask.tenant, ask.request_id)
+        key = (base, unknown_name, ask.request_id, principal)
         r = None if hopeless else self.requests.get(key)
         if r is not None:
             # While its stream lags, it may have a verdict by now.
             self.is_lost = self.is_lost or (r.queued and r.conn in self.lagging)
-            if (r.ask is not None and r.ask != ask) or r.principal != principal:
+            if r.ask is not None and r.ask != ask:
                 return None
             if r.queued and conn > 0 and r.conn == conn:
                 return None

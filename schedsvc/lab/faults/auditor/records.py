@@ -169,7 +169,7 @@ class Request:
     """A request that the scheduler has taken in."""
 
     ask: Ask | None  # None: of a restored lease, whose payload nobody told
-    key: tuple[str, str, str]
+    key: tuple[str, str, str, int]  # flow, tenant if it is unknown, request id, principal
     flow: str
     principal: int
     seq: int

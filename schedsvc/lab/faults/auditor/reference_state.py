@@ -5,7 +5,6 @@ from typing import Any
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.lab.faults.auditor.checks import compare, end_round
-from schedsvc.lab.faults.auditor.implied_state import UNKNOWN_FLOW
 from schedsvc.lab.faults.auditor.ledger import Books
 from schedsvc.lab.faults.auditor.records import (
     CANCELLED,
@@ -248,7 +247,7 @@ class Auditor:
         if pool is None or not (known or books.terms.shares_unknown):
             self._owe(conn, lease_id, UNKNOWN)
             return True
-        key = (p.tenant, "", p.request_id) if known else (UNKNOWN_FLOW, p.tenant, p.request_id)
+        key = (*books.flow_names(p.tenant), p.request_id, principal)
         if state == UNKNOWN:
             if p.pool_epoch != pool.epoch:
                 self._stale.add(lease_id)

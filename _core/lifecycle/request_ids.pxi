@@ -1,0 +1,49 @@
+# Under which key a request is found by its id.
+#
+# An id belongs to a principal and a tenant, so no caller can use up another one's ids. Nearly
+# always one principal asks for a tenant, so its requests take the tenant's key while that is free.
+# Another principal that uses the same id gets a key of its own, and keeps it.
+
+cdef Hash128 tenant_key(
+    Core core, int32_t flow, uint64_t tenant, const uint8_t* request_id, size_t size
+) noexcept:
+    """The key of an id of a tenant; `tenant` tells apart those that share a flow."""
+    return sip128(core.k0, core.k1 ^ <uint64_t>flow ^ tenant, request_id, size)
+
+
+cdef Hash128 own_key(Core core, const Hash128* key, int32_t principal) noexcept:
+    """The key of the same id that only this principal has."""
+    cdef uint64_t words[3]
+    words[0], words[1], words[2] = key.hi, key.lo, <uint64_t>principal
+    return sip128(core.k0, core.k1 ^ OWN_ID_SALT, <const uint8_t*>words, sizeof(words))
+
+
+cdef bint takes_own_key(Core core, Hash128* key, int32_t principal) noexcept:
+    """Turn the key of a tenant's id into a principal's own, if it has or needs one. O(1)."""
+    cdef int32_t i = core.ids.get(key.hi, key.lo)
+    cdef Hash128 own
+    if i == NONE and core.own_ids == 0:
+        return False
+    if i != NONE and core.requests.items[i].principal == principal:
+        return False
+    own = own_key(core, key, principal)
+    if i == NONE and core.ids.get(own.hi, own.lo) == NONE:
+        return False
+    key[0] = own
+    return True
+
+
+cdef int put_id(Core core, int32_t i, const Ask* ask) except -1:
+    """Let a request be found by its id. O(1)."""
+    cdef Request* r = &core.requests.items[i]
+    r.key_hi, r.key_lo = ask.key.hi, ask.key.lo
+    r.has_own_key = ask.has_own_key
+    core.own_ids += ask.has_own_key
+    return core.ids.put(r.key_hi, r.key_lo, i)
+
+
+cdef void drop_id(Core core, int32_t i) noexcept:
+    """Let a request's id be free again. O(1)."""
+    cdef Request* r = &core.requests.items[i]
+    core.own_ids -= r.has_own_key
+    core.ids.remove(r.key_hi, r.key_lo)
