@@ -236,7 +236,7 @@ def catch_up(desk: Desk) -> None:
         desk.ask(0, f"a{number}", tenant="a")
     desk.auditor.settled(0)
     for number in range(121, 241):
-        desk.grant(0, desk.auditor.books.requests["a", "", f"a{number}", 0].tag, number)
+        desk.grant(0, desk.auditor.books.requests["a", "", f"a{number}", 7].tag, number)
         desk.auditor.settled(0)
         done = pb.CompleteRequest(lease_id=number, pool_epoch=1, output_tokens=10)
         desk.say(0, complete=done)
