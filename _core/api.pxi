@@ -268,7 +268,7 @@ cdef class Scheduler(Core):
         int64_t max_output_tokens, int32_t pool=NONE, int64_t sequences=1, int64_t queue_ttl_ns=0,
         int64_t deadline_ns=0, bint reports_progress=False, int32_t principal=0, uint64_t tag=0,
         int64_t n=1, bytes adapter=b"", int64_t told_output=0, bytes request_class=b"",
-        tuple prefix_block_hashes=(),
+        tuple prefix_block_hashes=(), bint input_estimated=True,
     ):
         cdef Ask ask
         cdef int64_t prompts
@@ -297,6 +297,7 @@ cdef class Scheduler(Core):
         ask.told_output = <int32_t>told_output
         ask.queue_ttl_ns, ask.deadline_ns = shortest(queue_ttl_ns, deadline_ns), deadline_ns
         ask.reports_progress = reports_progress
+        ask.has_exact_input = not input_estimated
         ask.owner = 0
         ask.principal = principal
         ask.tag = tag

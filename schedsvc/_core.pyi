@@ -333,7 +333,7 @@ class Scheduler:
         max_output_tokens: int, pool: int = -1, sequences: int = 1, queue_ttl_ns: int = 0,
         deadline_ns: int = 0, reports_progress: bool = False, principal: int = 0, tag: int = 0,
         n: int = 1, adapter: bytes = b"", told_output: int = 0, request_class: bytes = b"",
-        prefix_block_hashes: tuple[int, ...] = (),
+        prefix_block_hashes: tuple[int, ...] = (), input_estimated: bool = True,
     ) -> int:  # fmt: skip
         """Ask for one request. Returns a handle (> 0), or the negated outcome where refused.
 

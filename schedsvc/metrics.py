@@ -161,6 +161,12 @@ _TOTAL_ROWS = (
     _Row("open_sessions", False, "open_sessions", "Session streams."),
     _Row("stored_answers", False, "stored_answers", "Verdicts kept for repeated calls."),
     _Row("replays_refused", True, "replays_refused", "Rejected replays of unknown leases."),
+    _Row(
+        "reports_limited",
+        True,
+        "reports_limited",
+        "Leases of which a report exceeded what their request can use.",
+    ),
 )
 # Ages and predictions of several flows cannot be summed; the oldest stands for all.
 _MAX_KEYS = frozenset(

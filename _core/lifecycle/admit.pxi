@@ -140,6 +140,7 @@ cdef int32_t record_of(Core core, Ask* ask) except -1:
     r.sequences = ask.sequences
     r.n = ask.n
     r.reports_progress = ask.reports_progress
+    r.has_exact_input = ask.has_exact_input
     if ask.adapter.size:
         r.adapter = core.adapters.hold(&ask.adapter_key, &ask.adapter, ask.principal)
     r.work = work_of(core, r)
@@ -307,6 +308,7 @@ cdef int64_t admit_message(
     )
     ask.deadline_ns = m.deadline_ms * NS_PER_MS
     ask.reports_progress = m.reports_progress
+    ask.has_exact_input = m.has_exact_input
     ask.told_output = 0
     ask.adapter = m.adapter
     hash_adapter(core, &ask)

@@ -8,8 +8,6 @@
 # TTL, whether or not they have come back: who was served little before the restart is not lifted to
 # the others for coming back a moment later, and a newcomer is lifted to all that were there.
 
-cdef int64_t DEBT_MINUTES = 1_440  # more than this no bucket owes after a restart
-
 
 cdef int restore_rows(Core core, list rows) except -1:
     """Take over all rows or none; how many found their place. O(rows * log n)."""
@@ -210,12 +208,14 @@ cdef int restore_quota(
     cdef int64_t bucket[4]  # which, limit, level, age
     cdef int64_t tag, lift = 0
     cdef int32_t cls
+    cdef int windows[RATES]  # of its limit that a bucket may owe
     cdef Cursor inner
     cdef Quota* n = NULL
     cdef int32_t node = node_of(core, kind, name) if applies else NONE
     if node != NONE:
         n = &core.quotas.nodes[node]
     memset(v, 0, sizeof(v))
+    memset(windows, 0, sizeof(windows))
     while True:
         tag = read_tag(c)
         if tag == 0:
@@ -229,6 +229,8 @@ cdef int restore_quota(
             check_range("level", bucket[2], LEVEL_MIN, bucket[1] * MICRO)
             check_range("age_ns", bucket[3], 0, AGE_MAX_NS)
             if n != NULL and n.rate[bucket[0]]:
+                # The last request may have been as large as the limit.
+                windows[bucket[0]] = 2 if n.rate[bucket[0]] == bucket[1] else 1
                 restore_bucket(n, <int>bucket[0], bucket, core.now_ns - bucket[3] - age_ns)
         elif tag == 5 << 3 | LENGTH:
             cls = read_of_class(core, read_message(c), "lift", &lift)
@@ -244,6 +246,9 @@ cdef int restore_quota(
     if n == NULL:
         return 0
     n.owed_requests, n.owed_input, n.owed_output = v[1], v[2], v[3]
+    for tag in range(RATES):
+        if windows[tag]:
+            core.quotas.cap_debt(node, <int>tag, windows[tag], 0)
     return 1
 
 
@@ -271,9 +276,9 @@ cdef int32_t read_of_class(Core core, Cursor c, str what, int64_t* value) except
 
 cdef void restore_bucket(Quota* n, int which, const int64_t* bucket, int64_t at_ns) noexcept:
     # What was taken stays taken, also under another limit; the time away is credited by refill().
-    cdef int64_t rate = n.rate[which], micro = rate * MICRO
+    cdef int64_t rate = n.rate[which]
     cdef wide level = <wide>bucket[2] + <wide>(rate - bucket[1]) * MICRO
-    n.level[which] = <int64_t>min(max(level, -<wide>micro * DEBT_MINUTES), <wide>micro)
+    n.level[which] = <int64_t>min(max(level, <wide>LEVEL_MIN), <wide>rate * MICRO)
     n.at_ns[which] = at_ns
 
 
@@ -332,7 +337,8 @@ cdef int resume_pool(Core core, bytes name) except -1:
 cdef int end_resume(Core core) noexcept:
     """The leases of before the restart have had their time: what is saved owes them nothing any
     more. O(flows + quotas) where somebody saves."""
-    cdef int32_t pool
+    cdef int32_t pool, node
+    cdef Quota* n
     if core.resume_until_ns == 0:
         return 0
     core.resume_until_ns = 0
@@ -341,4 +347,7 @@ cdef int end_resume(Core core) noexcept:
     core.save_rest = True
     for pool in range(core.ledger.count):
         core.ledger.pools[pool].owed_tokens = 0
+    for node in range(core.quotas.count):
+        n = &core.quotas.nodes[node]
+        n.owed_requests = n.owed_input = n.owed_output = 0
     return 0

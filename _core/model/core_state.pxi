@@ -48,6 +48,7 @@ cdef class Core:
     cdef bint draws_lease_ids
     cdef uint64_t lease_k0, lease_k1  # the seed of random lease ids
     cdef int64_t replays_refused
+    cdef int64_t reports_limited  # leases of which a report exceeded what the request can use
     cdef int64_t rounds  # of looking at all pools, ever
     cdef int64_t refusals[REFUSAL_KINDS]  # of requests whose tenant has no flow
     cdef int64_t received, granted, completed, cancelled, expired, rejected, evicted

@@ -8,7 +8,8 @@
 # What a request takes is written on a bill, with the nodes it was taken from: prompt and predicted
 # output are taken before it runs, corrected when more is reported, and settled when it ends.
 # Nothing else changes a level but time, so the concurrent requests of a node overshoot it by no
-# more than what they used beyond their bills.
+# more than what they used beyond their bills. Once they have ended, a bucket owes at most one
+# minute of its limit and one request: what many of them used beyond that is forgiven.
 
 cdef enum:
     RATE_REQUESTS = 0
@@ -136,6 +137,26 @@ cdef class Quotas:
             n.level[which] = rate * MICRO
             n.at_ns[which] = self.now_ns
         n.rate[which] = rate
+        self.cap_debt(node, which, 1, 0)
+
+    cdef void cap_debt(self, int32_t node, int which, int windows, int64_t more) noexcept:
+        """Let a bucket owe at most so many minutes of its limit, and `more` units. O(1).
+
+        What stands on open bills comes on top, because it may still be given back.
+        """
+        cdef Quota* n = &self.nodes[node]
+        cdef wide owes = <wide>n.rate[which] * windows + more
+        if n.rate[which] == 0:
+            return
+        if which == RATE_REQUESTS:
+            owes += n.live + n.owed_requests
+        if which == RATE_INPUT or which == RATE_TOTAL:
+            owes += n.open_input + n.owed_input
+        if which == RATE_OUTPUT or which == RATE_TOTAL:
+            owes += n.open_output + n.owed_output
+        if -<wide>n.level[which] > owes * MICRO:
+            self.refill(n, which)
+            n.level[which] = max(n.level[which], <int64_t>(-owes * MICRO))
 
     cdef inline void refill(self, Quota* n, int which) noexcept:
         refill(n, which, self.now_ns)
@@ -275,15 +296,19 @@ cdef class Quotas:
         """Close a bill; one that stands for nothing that ran is given back whole. O(1)."""
         cdef Request* r = &self.requests.items[i]
         cdef Bill* b = &self.bills[r.bill]
-        cdef int k
+        cdef Take t
+        cdef int k, which
         if not has_run:
             self.correct(i, 0, 0)
+        t = take_of(b.input_tokens, b.output_tokens)
         for k in range(b.count):
             if not has_run:
                 self.draw_request(b.nodes[k], -1)
             self.nodes[b.nodes[k]].live -= 1
             self.nodes[b.nodes[k]].open_input -= b.input_tokens
             self.nodes[b.nodes[k]].open_output -= b.output_tokens
+            for which in range(RATES):
+                self.cap_debt(b.nodes[k], which, 1, t.micro[which] // MICRO)
             self.changed.mark(b.nodes[k])
             if self.nodes[b.nodes[k]].live < 0:
                 raise self.fuse.blow("quota: more bills closed than written")

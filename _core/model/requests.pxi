@@ -91,6 +91,8 @@ ctypedef struct Request:
     uint8_t waits_for  # WAITS_*, where that is recorded, see wait_times.pxi; 0: it is not
     uint8_t reports_progress
     uint8_t evidence  # what its promise was made from; 0: nothing, or it has been judged
+    uint8_t has_exact_input  # its caller counted the prompt's tokens as the engine does
+    uint8_t was_limited  # a report of it exceeded what it can use
     uint8_t has_own_key  # its id is found under a key of its principal
     uint8_t shed_watch  # 1 + DOUBT_*, let in for a probe; or UNSURE + DOUBT_*; 0: none
 

@@ -35,11 +35,15 @@ cdef void bucket_limit(Bucket* b, int64_t rate, int64_t now_ns) noexcept nogil:
         b.level = rate * MICRO
         b.at_ns = now_ns
     b.rate = rate
+    b.level = max(b.level, -rate * MICRO)  # what it owes, it owes of the new size
 
 
 cdef void bucket_take(Bucket* b, int64_t micro, int64_t now_ns) noexcept nogil:
     bucket_fill(b, now_ns)
-    b.level = min(b.level - micro, b.rate * MICRO)
+    # No sum of what it owes leaves the numbers: never more than a minute and the largest request.
+    b.level = max(
+        min(b.level - micro, b.rate * MICRO), -b.rate * MICRO - <int64_t>TOKENS_MAX * MICRO
+    )
 
 
 cdef bint bucket_has(Bucket* b, int64_t now_ns) noexcept nogil:

@@ -306,6 +306,7 @@ cdef totals_of(Core core):
         "rejected": core.rejected,
         "evicted": core.evicted,
         "replays_refused": core.replays_refused,
+        "reports_limited": core.reports_limited,
         "promised_tokens": promised,
         "fairness_gap_micro": fairness_gap(core.flows),
         "fairness_bound_micro": bound,

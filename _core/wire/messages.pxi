@@ -9,7 +9,7 @@ ctypedef struct AdmitMessage:
     int64_t prompt_tokens, prompt_max_tokens, prompts
     int64_t n, max_output_tokens, hashes, deadline_ms, queue_ttl_ms
     uint64_t prompts_hash
-    bint reports_progress
+    bint reports_progress, has_exact_input
     Cursor body  # the whole message, for what is read only where it is wanted
     int32_t flow  # whose it turned out to be; -1: nobody's
 
@@ -116,6 +116,8 @@ cdef int parse_admit(AdmitMessage* m, Cursor c) except -1:
             m.queue_ttl_ms = <int64_t>read_varint(&c)
         elif tag == 13 << 3 | VARINT:
             m.reports_progress = read_varint(&c) != 0
+        elif tag == 14 << 3 | VARINT:  # absent: of a gate of an earlier version, which estimates
+            m.has_exact_input = read_varint(&c) == 0
         else:
             skip(&c, tag)
     check_whole(&c, "AdmitRequest")

@@ -162,6 +162,7 @@ def _view(snapshot: Any) -> RenderableType:
         f" fairness gap {totals.fairness_gap_micro / 1e6:,.0f}"
         f" of {totals.fairness_bound_micro / 1e6:,.0f} tokens"
         + (f"; {totals.replays_refused:,} lease replays rejected" if totals.replays_refused else "")
+        + (f"; {totals.reports_limited:,} reports limited" if totals.reports_limited else "")
     )
     tables = [pools, *([classes] if len(snapshot.classes) > 1 else []), flows]
     return Group(line, *tables, *_quotas(snapshot))

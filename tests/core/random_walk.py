@@ -44,6 +44,7 @@ class RandomWalk:
         self.leases: dict[int, core.Decision] = {}  # live as far as the auditor knows
         self.withdrawn: set[int] = set()
         self.handles: set[int] = set()  # ever given out
+        self.output_max: dict[int, int] = {}  # by handle
         self.ids = self.restored = 0
         choices: list[tuple[Callable[[], None], int]] = [
             (self.admit, 38),
@@ -71,12 +72,13 @@ class RandomWalk:
         self.ids += not repeated
         ask = random.Random(serial)  # the same id asks for the same
         sequences = ask.choice((1, 1, 1, 2, 4))
+        inputs, output = sequences * ask.choice((1, 30, 200, 500)), ask.choice((1, 20, 200, 400))
         handle = self.core.admit(
             self.now_ns,
             ask.randrange(FLOWS),
             b"r%d" % serial,
-            sequences * ask.choice((1, 30, 200, 500)),
-            ask.choice((1, 20, 200, 400)),
+            inputs,
+            output,
             pool=ask.choice((-1, -1, -1, 0, 1, 2)),
             sequences=sequences,
             queue_ttl_ns=ask.choice((0, 0, SECOND)),
@@ -87,6 +89,7 @@ class RandomWalk:
         # A repeat of one that was refused or evicted is a new request.
         if handle > 0 and handle not in self.handles:
             self.handles.add(handle)
+            self.output_max[handle] = output * sequences
             self.waiting[handle] = self.now_ns
         elif handle > 0:
             assert repeated, "a handle names one request"
@@ -133,7 +136,8 @@ class RandomWalk:
                     self.now_ns, d.lease_id, d.pool_epoch, outcome, output_tokens=output
                 )
                 assert ended
-                assert (ended.outcome, ended.output_tokens) == (outcome, output)
+                used = min(output, self.output_max[d.handle])
+                assert (ended.outcome, ended.output_tokens) == (outcome, used)
                 assert ended.repeated == repeated
             del self.leases[d.lease_id]
 

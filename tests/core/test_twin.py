@@ -63,6 +63,7 @@ ASK: tuple[dict[str, Any], ...] = (
         "pool": (-1, -1, -1, 0, 1, 2),
         "sequences": (1, 1, 1, 2, 4),
         "n": (1, 1, 2, 4),
+        "input_estimated": (True, False),
     },
     {
         "queue_ttl_ns": (0, 0, 5 * SECOND),

@@ -32,6 +32,7 @@ class Twin(OperatorActions):
         told_output: int = 0,
         request_class: bytes = b"",
         prefix_block_hashes: tuple[int, ...] = (),
+        input_estimated: bool = True,
     ) -> int:
         self.enter(now_ns)
         cls, base = self.classes.of(flow, request_class), flow
@@ -45,7 +46,7 @@ class Twin(OperatorActions):
                     known.told, known.tag = True, tag
                 return self.keep_hashes(known, prefix_block_hashes)
         stated = [ns for ns in (queue_ttl_ns, deadline_ns) if ns]
-        due_ns = now_ns + min([self.limits["queue_ttl_ns"], *stated])
+        due_ns = now_ns + min(self.limits["queue_ttl_ns"], *stated, 1 << 62)
         r = Request(
             self.seq + 1,
             flow,
@@ -66,23 +67,26 @@ class Twin(OperatorActions):
         )
         r.deadline_ns = now_ns + deadline_ns if deadline_ns else None
         r.told_output, r.stated_ns = told_output, due_ns if stated else None
+        r.has_exact_input = not input_estimated
         self.flows[flow].received += 1
         self.totals["received"] += 1
         r.work = self.work_of(r)
         refused = self._reason_to_refuse(r) or self.quotas.refusal(r) or self.refused_early(r)
-        refused = self.audit.outcome(r, refused)
-        if refused:
+        if refused := self.audit.outcome(r, refused):
             return self._refuse(r, refused)
         self.seq += 1
         self.prompt_seen = max(self.prompt_seen, input_tokens)
-        self.foretell(r)
-        self.lift(flow)
-        before = self.order.join(r)
-        if flow in self.quotas.refusing or flow in self.audit.flows:
-            self.quotas.bill_chain(r)
-        self.quotas.look(flow)
-        self.order.note_displaced(before)
+        self._line_up(r)
         return self.keep_hashes(r, prefix_block_hashes)
+
+    def _line_up(self, r: Request) -> None:
+        self.foretell(r)
+        self.lift(r.flow)
+        before = self.order.join(r)
+        if r.flow in self.quotas.refusing or r.flow in self.audit.flows:
+            self.quotas.bill_chain(r)
+        self.quotas.look(r.flow)
+        self.order.note_displaced(before)
 
     def poll(self, now_ns: int) -> list[Verdict]:
         self.enter(now_ns)
@@ -131,6 +135,7 @@ class Twin(OperatorActions):
             return core.LEASE_UNKNOWN
         if r.state == ENDED:
             return core.LEASE_ENDED
+        input_tokens, output_tokens = self.limited(r, input_tokens, output_tokens)
         in_round = r.lives and not r.is_void and r in self.round_of(r.pool)
         self._account(
             r,
@@ -208,6 +213,7 @@ class Twin(OperatorActions):
             raise TwinError(3, "outcome")
         repeated = r.state == ENDED
         if not repeated:
+            input_tokens, output_tokens = self.limited(r, input_tokens, output_tokens)
             # The final totals are the truth, also where they are smaller.
             self._account(
                 r,

@@ -121,6 +121,7 @@ class Shares:
         else:
             b.level, b.at_ns = rate * MICRO, now_ns
         b.rate = rate
+        b.level = max(b.level, -rate * MICRO)
 
     def share_of(self, flow: int) -> int:
         return next((n for n in self.quotas.chain_of(flow) if self.has(n)), -1)

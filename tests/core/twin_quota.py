@@ -53,6 +53,7 @@ class Quotas:
                 old.draw(now_ns, 0)
                 level = old.level + (rate - old.rate) * 10**6
                 n.buckets[which] = Bucket(rate, level, old.at_ns)
+                self.cap_debt(node, which, 1, 0)
             elif rate:
                 n.buckets[which] = Bucket(rate, rate * 10**6, now_ns)
         n.concurrency = concurrency
@@ -255,8 +256,7 @@ class Quotas:
         return self.models.get(self.state.pool_names[pool], -1)
 
     def bill_model(self, r: Request) -> None:
-        node = self.model_of(r, r.pool)
-        if node != -1:
+        if (node := self.model_of(r, r.pool)) != -1:
             self.bill(r, [node])
 
     def model_waits(self, r: Request, pool: int) -> bool:
@@ -302,7 +302,20 @@ class Quotas:
                 for node in bill.nodes:
                     self._draw(node, -1, 0, 0)
             del self.bills[r.seq]
+            more = (1, *shares(bill.inputs, bill.outputs))
+            for node in bill.nodes:
+                for which in self.nodes[node].buckets:
+                    self.cap_debt(node, which, 1, more[which])
             self.shares.paid.pop(r.seq, None)
+
+    def cap_debt(self, node: int, which: int, windows: int, more: int) -> None:
+        """What it owes beyond its limit, `more` and all that is open is forgiven."""
+        bills = [bill for bill in self.bills.values() for at in bill.nodes if at == node]
+        sums = [(1, b.inputs, b.outputs) for b in bills]
+        requests, inputs, outputs = map(sum, zip(self.nodes[node].owed, *sums, strict=True))
+        open_now = (requests, *shares(inputs, outputs))[which]
+        (bucket := self.nodes[node].buckets[which]).draw(self.state.now_ns, 0)
+        bucket.level = max(bucket.level, -(bucket.rate * windows + more + open_now) * 10**6)
 
     def gone(self, r: Request) -> None:
         """It has left its queue."""
@@ -474,8 +487,7 @@ class Quotas:
                 level, _, bucket = min(kept, key=lambda e: (max(0, e[0] // 10**6), e[1]))
                 ticks = -(-(bucket.size - level) // bucket.rate)
                 reset_ms = -(-ticks * TICK_NS // 10**6)
-                left = max(0, level // 10**6)
-                found.append((3 + which, bucket.rate, left, reset_ms))
+                found.append((3 + which, bucket.rate, max(0, level // 10**6), reset_ms))
         together = [
             (max(0, n.concurrency - self.live(node)), k, n.concurrency)
             for k, node in enumerate(chain)

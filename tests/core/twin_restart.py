@@ -96,6 +96,9 @@ class Restart:
                 away = quotas.lift_of(flow, quotas.shares.root) - quotas.shares.lifts[flow]
                 state.flows[flow].vtc += away
         self._forget()
+        for node, n in enumerate(quotas.nodes):
+            for which in n.buckets:
+                quotas.cap_debt(node, which, 2, 0)
         state.in_minimum = set(active)
         for node, cls in sorted(waiting):
             lift = quotas.nodes[node].lift[cls]

@@ -332,6 +332,19 @@ class State:
     def find(self, handle: int) -> Request | None:
         return next((r for r in self.requests if r.seq == handle), None)
 
+    def limited(self, r: Request, input_tokens: int, output_tokens: int) -> tuple[int, int]:
+        """A report, as far as the request can use it."""
+        p = self.pools[r.pool]
+        most = -(-r.prompt_tokens * 21 // 20)
+        if not r.has_exact_input:
+            context = p.max_model_tokens or p.capacity_blocks * p.block_size
+            most = max(most, context * r.sequences)
+        outputs = r.output_max_tokens * r.sequences
+        if (input_tokens > most or output_tokens > outputs) and not r.was_limited:
+            r.was_limited = True
+            self.totals["reports_limited"] += 1
+        return min(input_tokens, most), min(output_tokens, outputs)
+
     def find_lease(self, lease_id: int, principal: int) -> Request | None:
         wanted = (lease_id, principal)
         return next(

@@ -272,6 +272,8 @@ class Request:
     adapter: bytes = b""
     stated_ns: int | None = None  # until which it says that it waits in the queue
     told: bool = True  # whoever polls hears of it
+    has_exact_input: bool = False
+    was_limited: bool = False
     state: str = QUEUED
     outcome: int = 0
     ordinal: int = 0  # arrivals in its queue before it, ever

@@ -215,7 +215,7 @@ def _totals(twin: Twin) -> dict[str, Any]:
     weight = min((f.weight_milli for f in twin.flows), default=10**9)
     p = twin.predictor
     counted = ("received", "granted", "completed", "cancelled", "expired", "rejected", "evicted")
-    counted += ("replays_refused",)
+    counted += ("replays_refused", "reports_limited")
     return {name: twin.totals[name] for name in counted} | {
         "refusals": {},  # every request of the twin has a flow
         "queued": len(twin.queued()),

@@ -46,8 +46,11 @@ def admit_request(
     deadline_ms: int = 0,
     queue_ttl_ms: int = 0,
     reports_progress: bool = True,
+    input_estimated: bool | None = None,
 ) -> pb.AdmitRequest:
     """One request. `input_tokens`: of each prompt, or of the one.
+
+    `input_estimated` False: they are counted as the engine counts; see AdmitRequest.
 
     Raises InvalidRequest, naming the field, where a value does not fit its type on the wire; the
     scheduler judges everything else.
@@ -66,6 +69,7 @@ def admit_request(
         "deadline_ms": deadline_ms,
         "queue_ttl_ms": queue_ttl_ms,
         "reports_progress": reports_progress,
+        "input_estimated": input_estimated,
     }
     try:
         return pb.AdmitRequest(**values)

@@ -179,6 +179,7 @@ class Scheduler:
         deadline_ms: int = 0,
         queue_ttl_ms: int = 0,
         request_id: str | None = None,
+        input_estimated: bool | None = None,
     ) -> Admission:
         """Prepare one request; see schedsvc.v1.AdmitRequest for the fields. Enter it to ask.
 
@@ -197,6 +198,7 @@ class Scheduler:
             prefix_block_hashes=prefix_block_hashes,
             deadline_ms=deadline_ms,
             queue_ttl_ms=queue_ttl_ms,
+            input_estimated=input_estimated,
         )
         return Admission(self, request)
 

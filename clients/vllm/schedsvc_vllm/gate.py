@@ -345,6 +345,7 @@ class Gate:
                 request_class=request.request_class,
                 adapter=request.adapter,
                 prefix_block_hashes=request.prefix_block_hashes,
+                input_estimated=not call.prompts.exact,
             )
             await _first(admission.submit(), gated.mailbox)
         except Refused as refused:

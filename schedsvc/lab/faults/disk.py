@@ -18,7 +18,7 @@ _COMPARED = (b"l", b"o", b"p", b"q", b"t")
 
 _QUOTAS = (b"q", b"t")
 _BUCKET, _LIFT, _LEVELS, _LENGTH = 1, 5, 11, 2
-_MICRO, _DEBT_MINUTES = 1_000_000, 1_440
+_MICRO, _DEBT_MINUTES = 1_000_000, 2
 _KEPT = 4
 """So many writes may be lost with the power."""
 
@@ -189,9 +189,12 @@ class Saver:
 def fields(value: bytes, *, quota: bool = False) -> list[tuple[int, object]]:
     """Fields of a row in any order, as a restart takes them.
 
-    The lifts of quotas and the levels of classes it may raise, and of what buckets owe it believes
-    a day.
+    The lifts of quotas and the levels of classes it may raise. Of what a bucket owes it believes
+    two minutes of its limit, and what is open.
     """
+    told = dict(_split(value)) if quota else {}
+    requests, inputs, outputs = (int(told.get(place, 0)) for place in (2, 3, 4))
+    open_now = (requests, inputs, outputs, inputs + outputs)
     found: list[tuple[int, object]] = []
     at = 0
     while at < len(value):
@@ -200,7 +203,7 @@ def fields(value: bytes, *, quota: bool = False) -> list[tuple[int, object]]:
         if kind == _LENGTH:
             begin, at = at, at + size
         if quota and number == _BUCKET:
-            found.append((number, _bucket(value[begin:at])))
+            found.append((number, _bucket(value[begin:at], open_now)))
         elif kind != _LENGTH or number not in (_LIFT, _LEVELS):
             found.append((number, value[begin:at]))
     return sorted(found)
@@ -236,7 +239,7 @@ def _split(value: bytes) -> list[tuple[int, int | bytes]]:
     return found
 
 
-def _bucket(value: bytes) -> tuple[int, int, int, int]:
+def _bucket(value: bytes, open_now: tuple[int, ...]) -> tuple[int, int, int, int]:
     """Return which one it is, its limit, its level, and how old its tick is."""
     told, at = [0, 0, 0, 0], 0
     while at < len(value):
@@ -244,7 +247,8 @@ def _bucket(value: bytes) -> tuple[int, int, int, int]:
         told[place], at = _varint(value, at + 1)
     which, limit, level, age_ns = told
     level = (level >> 1) ^ -(level & 1)
-    return which, limit, max(level, -limit * _MICRO * _DEBT_MINUTES), age_ns
+    owed_most = (limit * _DEBT_MINUTES + open_now[which]) * _MICRO
+    return which, limit, max(level, -owed_most), age_ns
 
 
 def _varint(value: bytes, at: int) -> tuple[int, int]:

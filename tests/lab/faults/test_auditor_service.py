@@ -157,7 +157,7 @@ def figures(desk: Desk, **more: object) -> tuple[dict[str, Any], dict[str, Any]]
     row |= dict.fromkeys(("input_tokens", "cached_input_tokens", "output_tokens"), 0) | more
     totals = dict.fromkeys(("rejected", "evicted", "completed", "cancelled", "expired"), 0)
     totals |= {"received": 1, "granted": 1, "queued": 0, "live_leases": 1, "stored_answers": 0}
-    totals["replays_refused"] = 0
+    totals["replays_refused"] = totals["reports_limited"] = 0
     return row, {"totals": totals, "pools": [], "flows": [row], "draining": False}
 
 

@@ -15,7 +15,8 @@ from schedsvc.lab.faults.marathon import run_marathon
 from schedsvc.lab.faults.options import FAULTS, FIFTH, NEWEST, OPERATOR_FAULTS, STATE_FAULTS, draw
 from schedsvc.lab.faults.phases import Outcome
 from schedsvc.lab.faults.run import Case, Tally, run_case, run_cases, shrink
-from tests.core.support import grant, make
+from tests.core.encoding import message
+from tests.core.support import make
 
 
 def test_seeds_hold_and_every_fault_happens() -> None:
@@ -253,19 +254,25 @@ def test_many_seeds_hold() -> None:
     assert tally.failures == []
 
 
-def test_of_what_is_owed_a_restart_believes_a_day() -> None:
-    rows = []
-    for _ in range(2):
-        core = make(capacity=1_000)
-        core.set_flow_quota(0, 0, output_tokens=500)
-        if rows:
-            core.set_saved(0, [(key, value, 0) for key, value in rows[0].items()])
-        else:
-            lease = grant(core, 0, "r")
-            assert core.complete(0, lease.lease_id, 1, output_tokens=2_000 * 500)
-        rows.append(dict(core.save(0, 1_000)))
-    before, after = (row[b"tf"] for row in rows)
-    assert fields(before) != fields(after)
-    assert fields(before, quota=True) == fields(after, quota=True)
-    # The rest of a bucket is compared as it is: of another one, or of a smaller debt.
-    assert fields(before.replace(b"\x08\x02", b"\x08\x01"), quota=True) != fields(after, quota=True)
+def owing(tokens: int, open_output: int = 0) -> bytes:
+    """The row of a quota of 500 output tokens a minute that owes so many."""
+    level = 2 * tokens * 10**6 - 1  # zigzag of a negative number
+    bucket = message([(1, 0, 2), (2, 0, 500), (3, 0, level)])
+    return message([(1, 2, bucket)] + [(4, 0, open_output)] * bool(open_output))
+
+
+@pytest.mark.parametrize(
+    ("open_output", "limit", "left"), [(0, 500, 1_000), (300, 500, 1_300), (0, 400, 400)]
+)
+def test_of_what_is_owed_a_restart_believes_two_minutes(
+    open_output: int, limit: int, left: int
+) -> None:
+    core = make(capacity=1_000)
+    core.set_flow_quota(0, 0, output_tokens=limit)
+    core.set_saved(0, [(b"tf", owing(1_000_000, open_output), 0)])
+    after = dict(core.save(0, 1_000))[b"tf"]
+    if limit == 500:
+        assert fields(owing(1_000_000, open_output), quota=True) == fields(after, quota=True)
+        assert fields(owing(900, open_output), quota=True) != fields(after, quota=True)
+    [row] = core.flow_stats(0, 0)["quotas"]
+    assert row["reset_ms"] == -(-(left + limit) * 60_000 // limit)

@@ -154,6 +154,7 @@ class Asker(Holder):
         deadline_ms: int = 0,
         queue_ttl_ms: int = 0,
         request_id: str | None = None,
+        input_estimated: bool | None = None,
     ) -> Admission:
         """Prepare one request; see schedsvc.v1.AdmitRequest for the fields. Enter it to ask.
 
@@ -172,5 +173,6 @@ class Asker(Holder):
             prefix_block_hashes=prefix_block_hashes,
             deadline_ms=deadline_ms,
             queue_ttl_ms=queue_ttl_ms,
+            input_estimated=input_estimated,
         )
         return Admission(self, request)

@@ -177,6 +177,7 @@ class AdmitRequest(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     QUEUE_TTL_MS_FIELD_NUMBER: _builtins.int
     REPORTS_PROGRESS_FIELD_NUMBER: _builtins.int
+    INPUT_ESTIMATED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the caller, 1 to 128 bytes, unique for its tenant for five minutes. The same id with
     the same payload gets the same answer; with another payload ALREADY_EXISTS.
@@ -203,6 +204,10 @@ class AdmitRequest(_message.Message):
     """The caller will report Progress while the request runs, so output is charged as it comes.
     Otherwise the flow's median output is charged at the grant and settled at Complete.
     """
+    input_estimated: _builtins.bool
+    """False: input_tokens are counted as the engine counts, and at most 5 % more input is charged.
+    Absent or true: they are estimates; at most the model's context for each sequence is charged.
+    """
     @_builtins.property
     def input_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Input tokens of each prompt, at least one entry, each at least 1."""
@@ -227,12 +232,15 @@ class AdmitRequest(_message.Message):
         deadline_ms: _builtins.int = ...,
         queue_ttl_ms: _builtins.int = ...,
         reports_progress: _builtins.bool = ...,
+        input_estimated: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated", "input_estimated", b"input_estimated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "deadline_ms", b"deadline_ms", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "n", b"n", "pool", b"pool", "prefix_block_hashes", b"prefix_block_hashes", "queue_ttl_ms", b"queue_ttl_ms", "reports_progress", b"reports_progress", "request_class", b"request_class", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated", "adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "deadline_ms", b"deadline_ms", "input_estimated", b"input_estimated", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "n", b"n", "pool", b"pool", "prefix_block_hashes", b"prefix_block_hashes", "queue_ttl_ms", b"queue_ttl_ms", "reports_progress", b"reports_progress", "request_class", b"request_class", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__input_estimated: _TypeAlias = _typing.Literal["input_estimated"]  # noqa: Y015
+    _WhichOneofArgType__input_estimated: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__input_estimated) -> _WhichOneofReturnType__input_estimated | None: ...
 
 Global___AdmitRequest: _TypeAlias = AdmitRequest  # noqa: Y015
 
@@ -914,6 +922,7 @@ class Totals(_message.Message):
     QUEUED_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     OVERLOAD_STATE_FIELD_NUMBER: _builtins.int
     REPLAYS_REFUSED_FIELD_NUMBER: _builtins.int
+    REPORTS_LIMITED_FIELD_NUMBER: _builtins.int
     received: _builtins.int
     granted: _builtins.int
     queued: _builtins.int
@@ -943,6 +952,8 @@ class Totals(_message.Message):
     """Of the pool that is best off, since what waits may go to any."""
     replays_refused: _builtins.int
     """Rejected replays of unknown leases, see LeaseReplay."""
+    reports_limited: _builtins.int
+    """Leases of which a report exceeded what its request can use; the excess was not charged."""
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutcomeCount]:
         """Refusals of requests whose tenant has no flow."""
@@ -973,10 +984,11 @@ class Totals(_message.Message):
         queued_input_tokens: _builtins.int = ...,
         overload_state: _pool_pb2.OverloadState.ValueType = ...,
         replays_refused: _builtins.int = ...,
+        reports_limited: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "completed", b"completed", "evicted", b"evicted", "expired", b"expired", "fairness_bound_micro", b"fairness_bound_micro", "fairness_gap_micro", b"fairness_gap_micro", "granted", b"granted", "live_leases", b"live_leases", "open_sessions", b"open_sessions", "overload_state", b"overload_state", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "predictor_samples", b"predictor_samples", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "received", b"received", "refusals", b"refusals", "rejected", b"rejected", "replays_refused", b"replays_refused", "reserved_to_used_ppm", b"reserved_to_used_ppm", "stored_answers", b"stored_answers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "completed", b"completed", "evicted", b"evicted", "expired", b"expired", "fairness_bound_micro", b"fairness_bound_micro", "fairness_gap_micro", b"fairness_gap_micro", "granted", b"granted", "live_leases", b"live_leases", "open_sessions", b"open_sessions", "overload_state", b"overload_state", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "predictor_samples", b"predictor_samples", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "received", b"received", "refusals", b"refusals", "rejected", b"rejected", "replays_refused", b"replays_refused", "reports_limited", b"reports_limited", "reserved_to_used_ppm", b"reserved_to_used_ppm", "stored_answers", b"stored_answers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,6 +6,7 @@ UNKNOWN_FLOW = "unknown"
 COUNTS = (
     "received", "granted", "rejected", "evicted", "completed", "cancelled", "expired",
     "replays_refused",
+    "reports_limited",
 )  # fmt: skip
 
 

@@ -301,7 +301,7 @@ class Books(ImpliedState):
 
     def report(self, now_ns: int, lease: Lease, epoch: int, totals: tuple[int, int, int]) -> None:
         """Take running totals: they only grow, and they renew. -1: absent."""
-        input_tokens, cached, output_tokens = totals
+        input_tokens, cached, output_tokens = self._limited(lease, totals)
         usage = self._usage(lease)
         if input_tokens > max(0, lease.input_tokens):
             usage[0] += input_tokens - max(0, lease.input_tokens)
@@ -320,6 +320,20 @@ class Books(ImpliedState):
         elif epoch == lease.epoch:
             lease.renewed_ns = now_ns
             self._grow(lease)
+
+    def _limited(self, lease: Lease, totals: tuple[int, int, int]) -> tuple[int, int, int]:
+        """Return what a report may charge: no more than its request can use."""
+        r, pool = lease.request, lease.pool
+        input_max = -(-r.prompt_tokens * 21 // 20)
+        if not r.has_exact_input:
+            context = pool.max_model_tokens or pool.capacity_blocks * pool.block
+            input_max = max(input_max, context * r.sequences)
+        output_max = r.max_output_tokens * r.sequences
+        input_tokens, cached, output_tokens = totals
+        exceeds = input_tokens > input_max or output_tokens > output_max
+        self.counts["reports_limited"] += exceeds and not lease.was_limited
+        lease.was_limited = lease.was_limited or exceeds
+        return min(input_tokens, input_max), cached, min(output_tokens, output_max)
 
     def _usage(self, lease: Lease) -> list[int]:
         return self.usage.setdefault(lease.request.flow, [0, 0, 0])
@@ -345,7 +359,7 @@ class Books(ImpliedState):
         has_run: bool = True,
     ) -> None:  # fmt: skip
         """End a lease as its holder says. Final totals are the truth."""
-        input_tokens, cached, output_tokens = totals
+        input_tokens, cached, output_tokens = self._limited(lease, totals)
         usage = self._usage(lease)
         for at, value in enumerate(lease.usage()):
             usage[at] -= value

@@ -188,6 +188,7 @@ class Request:
     withdrawn: bool = False
     refused_at_once: bool = False
     has_deadline: bool = False  # for its first token
+    has_exact_input: bool = False  # its prompt was counted, not estimated
     audited: bool = False  # granted while its tenant was in audit
     place: tuple[int, int] = (0, 0)  # in its queue, the least first
     bypassed: int = 0  # by requests that came later, while it was the next
@@ -215,6 +216,7 @@ class Lease:
     input_billed: int = 0  # the most input that its quotas were asked for
     told: tuple[int, int] | None = None  # what its reservation says of its output, see peak.py
     is_void: bool = False
+    was_limited: bool = False  # a report of it exceeded what its request can use
     outcome: int = 0  # once it has ended
     forgotten_ns: int = 0
 

@@ -197,6 +197,7 @@ class Auditor:
         r = self.books.admit(now_ns, principal, conn, tag, ask, ttl_ns, request.reports_progress)
         if r is not None and r.seq == self.books.seq:  # else it repeats an earlier one
             r.has_deadline = deadline_ms > 0
+            r.has_exact_input = request.HasField("input_estimated") > request.input_estimated
         return r
 
     def _owe(self, conn: int, lease_id: int, state: int) -> None:

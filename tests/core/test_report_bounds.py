@@ -1,0 +1,174 @@
+"""One report has bounded effect: on the charge, on counters of others, and on a quota's debt."""
+
+from typing import Any
+
+import pytest
+
+from schedsvc import _core as core
+
+from .stream import Stream, asking, completing, fates, reporting
+from .support import admit, grant, make, pool, totals
+
+HUGE = core.TOTAL_TOKENS_MAX
+SECOND = 10**9
+
+
+def used(s: core.Scheduler, flow: int = 0) -> tuple[int, int, int]:
+    row = s.flow_stats(0, flow)
+    return row["input_tokens"], row["cached_input_tokens"], row["output_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "limits", "reported", "charged"),
+    [
+        # Exact: the prompt and 5 %, rounded up.
+        ({"input_estimated": False}, {}, (HUGE, 0, HUGE), (105, 0, 50)),
+        ({"input_estimated": False}, {}, (105, 0, 50), (105, 0, 50)),
+        ({"input_estimated": False, "prompt": 1}, {}, (HUGE, 0, 1), (2, 0, 1)),
+        ({"input_estimated": False}, {}, (HUGE, HUGE, 1), (105, 105, 1)),
+        # Estimated, or of a gate that does not say: the context, else the cache, for each sequence.
+        ({}, {"max_model_tokens": 400}, (HUGE, 0, HUGE), (400, 0, 50)),
+        ({"sequences": 3}, {"max_model_tokens": 400}, (HUGE, 0, HUGE), (1_200, 0, 150)),
+        ({}, {}, (HUGE, 0, HUGE), (1_000, 0, 50)),
+        ({"prompt": 390}, {"max_model_tokens": 400, "output": 10}, (HUGE, 0, 1), (410, 0, 1)),
+    ],
+)
+@pytest.mark.parametrize("is_final", [True, False])
+def test_report_charges_no_more_than_its_request_can_use(
+    asked: dict[str, Any],
+    limits: dict[str, Any],
+    reported: tuple[int, int, int],
+    charged: tuple[int, int, int],
+    is_final: bool,
+) -> None:
+    s = core.Scheduler(headroom_ppm=0)
+    s.set_flow(b"f", 1_000)
+    s.set_pool(0, b"p", 1, 1_000, 1, max_model_tokens=limits.get("max_model_tokens", 0))
+    asked = {"prompt": 100, "output": limits.get("output", 50)} | asked
+    lease_id = grant(s, 0, "r", **asked).lease_id
+    if is_final:
+        s.complete(0, lease_id, 1, core.COMPLETED, *reported)
+    else:
+        s.progress(0, lease_id, 1, *reported)
+    assert used(s) == charged
+    exceeds = reported[0] > charged[0] or reported[2] > charged[2]
+    assert totals(s, 0)["reports_limited"] == exceeds
+    s.progress(0, lease_id, 1, *reported)
+    assert totals(s, 0)["reports_limited"] == exceeds  # counted once for a lease
+    s.check()
+
+
+def test_gate_says_on_the_wire_whether_its_prompt_is_counted() -> None:
+    s = make(capacity=10_000)
+    stream = Stream(s)
+    for tag, (said, charged) in enumerate(
+        [({}, 10_000), ({"input_estimated": True}, 10_000), ({"input_estimated": False}, 105)], 1
+    ):
+        lease_id = stream.grant(0, tag, f"r{tag}", 100, **said)
+        stream.send(0, completing(lease_id, input_tokens=HUGE, output_tokens=0))
+        ended = s.complete(0, lease_id, 1)
+        assert ended is not None
+        assert ended.input_tokens == charged
+
+
+def test_false_report_of_one_caller_leaves_others_their_share() -> None:
+    """One report of 2^27 tokens set two equal tenants of another shim at 1 to 1,999."""
+    s = core.Scheduler(headroom_ppm=0)
+    for name in (b"victim", b"other"):
+        s.set_flow(name, 1_000)
+    s.set_pool(0, b"p", 1, 1_000, 1)
+    liar = grant(s, 0, "lie", 8, 8, principal=2, input_estimated=False)
+    s.complete(0, liar.lease_id, 1, core.COMPLETED, HUGE, 0, HUGE, principal=2)
+    granted = [0, 0]
+    for i in range(4_000):
+        admit(s, 0, f"v{i}", 8, 8, 0)
+        admit(s, 0, f"o{i}", 8, 8, 1)
+        for d in s.poll(0):
+            if d.outcome == core.GRANTED:
+                granted[d.flow] += 1
+                s.complete(0, d.lease_id, 1, core.COMPLETED, 8, 0, 8)
+        if sum(granted) >= 2_000:
+            break
+    assert abs(granted[0] - granted[1]) <= 4
+    s.check()
+
+
+def test_reports_of_running_leases_hold_no_more_of_the_pool() -> None:
+    s = make(capacity=1_000)
+    stream = Stream(s)
+    lease_id = stream.grant(0, 1, "r", 100)
+    stream.send(0, reporting(lease_id, output_tokens=HUGE))
+    assert pool(s, 0)["promised_tokens"] == 110
+    assert fates(stream.send(0, asking(2, "q", 800))) == [(2, core.GRANTED)]
+
+
+# What a quota owes.
+
+
+def owed_ns(s: core.Scheduler, now_ns: int, kind: int) -> int:
+    """How long a bucket takes until it holds something again."""
+    [row] = [row for row in s.flow_stats(now_ns, 0)["quotas"] if row["kind"] == kind]
+    return row["reset_ms"] * 10**6 - 60 * SECOND
+
+
+def short_by_prediction(count: int) -> tuple[core.Scheduler, list[int]]:
+    """Leases of 900 output tokens each, predicted to be short, under a quota of 1,000."""
+    s = make(capacity=100_000, samples_min=1)
+    for i in range(30):
+        s.complete(0, grant(s, 0, f"teach{i}", 1, 900).lease_id, 1, output_tokens=1)
+    s.set_flow_quota(0, 0, output_tokens=1_000)
+    return s, [grant(s, 0, f"r{i}", 1, 900).lease_id for i in range(count)]
+
+
+def test_bucket_owes_at_most_a_minute_and_a_request() -> None:
+    s, leases = short_by_prediction(10)
+    for lease_id in leases:
+        s.progress(0, lease_id, 1, output_tokens=900)
+    for lease_id in leases:  # 9,000 tokens: nine minutes of the limit
+        s.complete(0, lease_id, 1, output_tokens=900)
+    assert 0 < owed_ns(s, 0, 5) <= 60 * SECOND * 1_900 // 1_000
+    s.check()
+
+
+def test_open_requests_are_given_back_in_full() -> None:
+    """What is forgiven cannot be given back a second time."""
+    s, leases = short_by_prediction(10)
+    before = s.flow_stats(0, 0)["quotas"][0]["remaining"]
+    for lease_id in leases:
+        s.progress(0, lease_id, 1, output_tokens=900)
+    for lease_id in leases:  # the final report counts: they used what was predicted
+        s.complete(0, lease_id, 1, output_tokens=1)
+    assert s.flow_stats(0, 0)["quotas"][0]["remaining"] == before
+    s.check()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_lowered_limit_is_owed_a_minute_of_the_new_one(restarts: bool) -> None:
+    """900,000 of 1,000,000 used, then 10,000: the tenant was refused for 90 minutes."""
+    s = make(capacity=2_000_000)
+    s.set_flow_quota(0, 0, refuse=True, total_tokens=1_000_000)
+    s.complete(0, grant(s, 0, "r", 899_900, 100).lease_id, 1, output_tokens=100)
+    if restarts:
+        rows = [(key, value, 0) for key, value in s.save(0, 1_000)]
+        s = make(capacity=2_000_000)
+        s.set_flow_quota(0, 0, refuse=True, total_tokens=10_000)
+        s.set_saved(0, rows)
+    else:
+        s.set_flow_quota(0, 0, refuse=True, total_tokens=10_000)
+    assert admit(s, 0, "early", 50, 50) == -core.REJECTED_QUOTA
+    assert 0 < owed_ns(s, 0, 6) <= 60 * SECOND
+    assert admit(s, 61 * SECOND, "late", 50, 50) > 0
+    s.check()
+
+
+def test_lowered_share_gives_its_guarantee_within_a_minute() -> None:
+    s = make(capacity=1_000)
+    group = s.set_quota(0, b"g", share=1_000_000)
+    s.set_flow_quota(0, 0, parent=group)
+    for i in range(90):
+        s.complete(0, grant(s, 0, f"r{i}", 900, 50).lease_id, 1, output_tokens=50)
+    s.set_quota(0, b"g", share=10_000)
+    [row] = [row for row in s.stats(0)["quotas"] if row["name"] == b"g" or row["name"] == "g"]
+    assert row["share_left_tokens"] <= 10_000
+    later = [row for row in s.stats(121 * SECOND)["quotas"] if row["name"] in (b"g", "g")]
+    assert later[0]["share_left_tokens"] > 0
