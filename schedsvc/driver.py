@@ -24,7 +24,7 @@ from schedsvc._core import (
 from schedsvc.clock import SteadyClock
 from schedsvc.config import Config, ModeOverlay, change_modes, configure, reconfigure
 
-__all__ = ["WORK_MAX", "Broken", "Driver", "Saving", "Waiting", "new_core"]
+__all__ = ["WORK_MAX", "Broken", "Driver", "Loading", "Saving", "Waiting", "new_core"]
 
 #: Of what is due at once (TTLs that pass, requests that may run) the core does so many of each kind
 #: in one poll; then the event loop has its turn. Each of them may wake a call that waits, which
@@ -63,6 +63,19 @@ class Saving:
     saved_ns: int
     #: Why the file cannot be written; empty while it can.
     problem: str = ""
+
+
+@dataclass(slots=True)
+class Loading:
+    """How the last reload of the configuration went; the start counts as one that succeeded."""
+
+    #: By the wall clock.
+    succeeded_ms: int = 0
+    #: Why the last reload changed nothing; empty if it succeeded.
+    problem: str = ""
+    failures: int = 0
+    #: Settings of the file that need a restart.
+    waiting: tuple[str, ...] = ()
 
 
 def new_core(config: Config, now_ns: int, **options: Any) -> Scheduler:
@@ -116,6 +129,8 @@ class Driver:
         self.broken = ""
         #: How the state is kept; None where it is not.
         self.saving: Saving | None = None
+        #: How the configuration was reloaded.
+        self.loading = Loading()
         #: What the configuration says of modes, and what an operator says over it.
         self.mode_configured = "enforce"
         self.mode_overlay = ModeOverlay()

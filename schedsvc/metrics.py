@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from schedsvc.driver import Broken, Driver
+from schedsvc.driver import Broken, Driver, Loading
 from schedsvc.status import LIMIT_KINDS, OUTCOMES
 
 __all__ = ["OTHER", "Metrics"]
@@ -186,6 +186,7 @@ class _Snapshot:
     classes: list[dict[str, Any]] = field(default_factory=list)
     quotas: list[dict[str, Any]] = field(default_factory=list)
     flows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    loading: Loading = field(default_factory=Loading)
     draining: bool = False
     unsaved_ns: int | None = None  # None: no state is kept
     not_saved: bool = False
@@ -245,6 +246,7 @@ class Metrics:
                 stats["totals"],
                 stats["classes"],
                 stats["quotas"],
+                loading=replace(self._driver.loading),
                 draining=stats["draining"],
             )
             saving = self._driver.saving
@@ -314,6 +316,7 @@ def _families(taken: _Snapshot | None) -> Iterator[Metric]:
     draining = GaugeMetricFamily("schedsvc_draining", "1 while nothing new is admitted.")
     draining.add_metric((), int(taken.draining))
     yield draining
+    yield from _config(taken.loading)
     if taken.unsaved_ns is not None:
         unsaved = GaugeMetricFamily(
             "schedsvc_state_unsaved_seconds", "A restart now would lose what happened in it."
@@ -353,6 +356,30 @@ def _families(taken: _Snapshot | None) -> Iterator[Metric]:
     yield from _quotas(taken)
     if taken.quotas:
         yield from _rows(_QUOTA_ROWS, "quota", ((row["name"], row) for row in taken.quotas))
+
+
+def _config(loading: Loading) -> Iterator[Metric]:
+    successful = GaugeMetricFamily(
+        "schedsvc_config_last_reload_successful", "0 if the last reload changed nothing."
+    )
+    successful.add_metric((), int(not loading.problem))
+    yield successful
+    succeeded = GaugeMetricFamily(
+        "schedsvc_config_last_reload_success_timestamp_seconds",
+        "Unix time of the last reload that succeeded; the start counts.",
+    )
+    succeeded.add_metric((), loading.succeeded_ms / 1e3)
+    yield succeeded
+    failures = CounterMetricFamily(
+        "schedsvc_config_reload_failures", "Reloads that changed nothing."
+    )
+    failures.add_metric((), loading.failures)
+    yield failures
+    waiting = GaugeMetricFamily(
+        "schedsvc_config_needs_restart", "Settings of the file that wait for a restart."
+    )
+    waiting.add_metric((), len(loading.waiting))
+    yield waiting
 
 
 def _quotas(taken: _Snapshot) -> Iterator[Metric]:

@@ -11,11 +11,11 @@ from schedsvc.config.apply import (
     Configurable,
     change_modes,
     configure,
-    needs_restart,
     reconfigure,
 )
 from schedsvc.config.deprecated import RENAMED_MODES, modernise, modernise_setting
 from schedsvc.config.explain import explain
+from schedsvc.config.in_force import in_force, needs_restart, with_pools_kept
 from schedsvc.config.models import Config
 from schedsvc.config.modes import ModeOverlay
 from schedsvc.config.rules import UNKNOWN_TENANT, advice, broken_rules
@@ -38,6 +38,7 @@ __all__ = [
     "Reading",
     "change_modes",
     "configure",
+    "in_force",
     "load",
     "modernise_setting",
     "needs_restart",
@@ -46,6 +47,7 @@ __all__ = [
     "read",
     "reconfigure",
     "token_digest",
+    "with_pools_kept",
 ]
 
 _FILE_BYTES_MAX = 64 << 20

@@ -86,7 +86,7 @@ def _start_reloads(
     if config_file is None:
         return []
     loop = asyncio.get_running_loop()
-    reloader = Reloader(config_file, server.reconfigure)
+    reloader = Reloader(config_file, server.reconfigure, server.driver.loading)
     hangups: asyncio.Queue[None] = asyncio.Queue()
     loop.add_signal_handler(signal.SIGHUP, hangups.put_nowait, None)
     tasks = [loop.create_task(_reload_on(hangups, reloader))]

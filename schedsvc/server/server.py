@@ -10,8 +10,8 @@ import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2_grpc
 
-from schedsvc.clock import HEARTBEAT_NS, SteadyClock
-from schedsvc.config import UNKNOWN_TENANT, Config, ModeOverlay, needs_restart
+from schedsvc.clock import HEARTBEAT_NS, SteadyClock, wall_ms
+from schedsvc.config import UNKNOWN_TENANT, Config, ModeOverlay, in_force, needs_restart
 from schedsvc.driver import WORK_MAX, Broken, Driver, new_core
 from schedsvc.metrics import Metrics
 from schedsvc.recording.start import Recording
@@ -50,6 +50,7 @@ class Server:
         Raises RecordingError where the configuration records to a file that cannot be written,
         and StateError where it keeps its state in one that cannot be used.
         """
+        #: What is in force: a file, without what it needs a restart for.
         self._config = config
         self._clock = SteadyClock()
         self._incarnation = secrets.randbits(63) + 1
@@ -79,13 +80,12 @@ class Server:
             restore(core, store, self._clock.now_ns(), check=ModeOverlay.restored)
             self._said = ModeOverlay.restored(store.modes)
         self.driver = Driver(core, self._clock, self._on_defect)
+        self.driver.loading.succeeded_ms = wall_ms()
         self._keeper: StateWriter | None = None
         if store is not None and config.state is not None:
             self._keeper = StateWriter(self.driver, store, config.state.every_ms)
         tenants_max = 0 if config.metrics is None else config.metrics.tenants_max
         self.metrics = Metrics(self.driver, _tenants(config), tenants_max)
-        #: What the parts that cannot change were made of.
-        self._first_config = config
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # not in the stubs
         self._handles = OperatorActions(
             self.driver,
@@ -167,20 +167,24 @@ class Server:
         return server
 
     def reconfigure(self, config: Config) -> None:
-        """Let another valid configuration be in force, as far as a running server can."""
-        if config == self._config:
+        """Put another valid file in force, as far as a running server can.
+
+        Raises CallerError or Broken, and then nothing has changed.
+        """
+        before = self._config
+        if in_force(config, before) == before:
             _log.info("config_unchanged")
-            return
-        kept = self._handles.reconfigured(config)
-        if config.log != self._config.log:
-            configure_logs(config.log.format, config.log.level)
-        self._config = config
-        _log.info("config_reloaded", tenants=len(config.tenants), mode=config.mode)
-        for pool, reason in kept:
-            _log.warning("pool_unchanged", pool=pool, reason=reason)
-        needed = needs_restart(config, self._first_config)
-        if needed:
-            _log.warning("config_needs_restart", keys=needed, effect="these stay as they were")
+        else:
+            self._config, kept = self._handles.reconfigured(config)
+            if self._config.log != before.log:
+                configure_logs(self._config.log.format, self._config.log.level)
+            _log.info("config_reloaded", tenants=len(config.tenants), mode=config.mode)
+            for pool, reason in kept:
+                _log.warning("pool_unchanged", pool=pool, reason=reason)
+        waiting = needs_restart(config, self._config)
+        self.driver.loading.waiting = tuple(waiting)
+        if waiting:
+            _log.warning("config_needs_restart", keys=waiting, effect="these stay as they were")
 
     async def drain(self) -> None:
         """Refuse what is new, serve what is queued and running, then evict; close the streams.

@@ -181,7 +181,7 @@ async def test_quotas_are_told_by_stats_refusals_and_metrics() -> None:
             MINIMAL + "limits: {message_max_bytes: 2000, drain_ms: 5}\n",
             ["limits.message_max_bytes"],
         ),
-        (MINIMAL + "scheduler: {policy: fcfs, headroom: 0.5}\n", ["scheduler.headroom_ppm"]),
+        (MINIMAL + "scheduler: {policy: fcfs, headroom: 0.5}\n", ["scheduler.headroom"]),
         (MINIMAL + "pools: [{name: p, capacity_tokens: 99}]\n", []),
         (MINIMAL + "classes: [{name: x, rank: 4}]\n", []),
         (MINIMAL + "tenants: [{name: x}]\nmode: dry_run\nlog: {level: error}\n", []),
@@ -199,7 +199,7 @@ def test_a_pool_that_vanished_or_changed_its_blocks_needs_a_restart(tmp_path: Pa
     for name, text in (("old", pool.format(16)), ("new", pool.format(8)), ("none", "")):
         (tmp_path / name).write_text(MINIMAL + text)
     old = load(tmp_path / "old")
-    assert needs_restart(load(tmp_path / "new"), old) == ["pools (p)"]
+    assert needs_restart(load(tmp_path / "new"), old) == ["pools (p).block_size_tokens"]
     assert needs_restart(load(tmp_path / "none"), old) == ["pools (p)"]
 
 
