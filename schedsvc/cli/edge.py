@@ -32,7 +32,7 @@ and after a change of the file it has to be started again.
 )
 def edge(config_file: Path, ready_file: Path | None, nice: int) -> None:
     """Let callers who are not trusted reach a scheduler, through a process of its own."""
-    config = read_config(config_file, ready_file)
+    config, _ = read_config(config_file, ready_file)
     if config.edge is None:
         raise click.ClickException(f"{config_file}: the key 'edge' is missing; add it")
     os.nice(nice)

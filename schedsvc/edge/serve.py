@@ -101,7 +101,7 @@ class Edge:
 
 
 def serve(config: Config, ready_file: Path | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ListenError.
+    """Serve until SIGTERM or SIGINT; SIGHUP changes nothing. Raises ListenError.
 
     While listening, `ready_file` holds `{"targets": [...], "metrics": null}` as JSON.
     """
@@ -119,6 +119,7 @@ async def _serve(config: Config, ready_file: Path | None) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _on_hangup)
     edge = Edge(config)
     await edge.start()
     _log.info("ready", pid=os.getpid(), targets=[edge.target])
@@ -127,3 +128,8 @@ async def _serve(config: Config, ready_file: Path | None) -> None:
     await stopped.wait()
     await edge.stop()
     _log.info("stopped")
+
+
+def _on_hangup() -> None:
+    effect = "none: the edge reads its configuration at the start; start it again to change it"
+    _log.warning("signal", name="SIGHUP", effect=effect)

@@ -15,7 +15,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc._core import Scheduler
-from schedsvc.config import Config, configure, load, needs_restart, reconfigure
+from schedsvc.config import Config, configure, file_digest, load, needs_restart, reconfigure
 from schedsvc.lab.sim.replay.exact import Exact
 from schedsvc.lab.sim.replay.reader import Recording as Recorded
 from schedsvc.recording.start import Recording
@@ -223,7 +223,8 @@ async def test_a_watched_file_is_reloaded_when_it_changes(tmp_path: Path) -> Non
     file = tmp_path / "c.yaml"
     file.write_text(MINIMAL)
     taken: list[Config] = []
-    watch = asyncio.ensure_future(Reloader(file, taken.append).watch(0.01))
+    reloader = Reloader(file, taken.append, digest=file_digest(file))
+    watch = asyncio.ensure_future(reloader.watch(0.01))
     await asyncio.sleep(0.05)
     assert taken == []
     (tmp_path / "new").write_text(MINIMAL + "mode: dry_run\n")
