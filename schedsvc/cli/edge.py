@@ -7,7 +7,7 @@ import click
 
 from schedsvc.cli.starting import config_option, read_config, ready_file_option
 from schedsvc.edge import serve as run
-from schedsvc.server import ListenError
+from schedsvc.server import ListenError, ReadyFileError
 
 _EPILOG = """\b
 Example:
@@ -38,5 +38,5 @@ def edge(config_file: Path, ready_file: Path | None, nice: int) -> None:
     os.nice(nice)
     try:
         run(config, ready_file)
-    except ListenError as error:
+    except (ListenError, ReadyFileError) as error:
         raise click.ClickException(str(error)) from None

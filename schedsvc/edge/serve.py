@@ -16,7 +16,7 @@ from schedsvc.edge.relay import Allowance, Relay
 from schedsvc.server.credentials import credentials_of
 from schedsvc.server.listeners import bind, server_options
 from schedsvc.server.logs import configure_logs
-from schedsvc.server.serve import write_ready
+from schedsvc.server.ready import ReadyFile
 from schedsvc.service import SERVICE_NAME, Authenticator
 
 __all__ = ["Edge", "serve"]
@@ -101,21 +101,16 @@ class Edge:
 
 
 def serve(config: Config, ready_file: Path | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; SIGHUP changes nothing. Raises ListenError.
+    """Serve until SIGTERM or SIGINT; SIGHUP changes nothing. Raises ListenError and ReadyFileError.
 
     While listening, `ready_file` holds `{"targets": [...], "metrics": null}` as JSON.
     """
     configure_logs(config.log.format, config.log.level)
-    if ready_file is not None:
-        ready_file.unlink(missing_ok=True)
-    try:
-        uvloop.run(_serve(config, ready_file))
-    finally:
-        if ready_file is not None:
-            ready_file.unlink(missing_ok=True)
+    with ReadyFile(ready_file) as ready:
+        uvloop.run(_serve(config, ready))
 
 
-async def _serve(config: Config, ready_file: Path | None) -> None:
+async def _serve(config: Config, ready: ReadyFile) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -123,8 +118,7 @@ async def _serve(config: Config, ready_file: Path | None) -> None:
     edge = Edge(config)
     await edge.start()
     _log.info("ready", pid=os.getpid(), targets=[edge.target])
-    if ready_file is not None:
-        write_ready(ready_file, [edge.target], None)
+    ready.write([edge.target], None)
     await stopped.wait()
     await edge.stop()
     _log.info("stopped")

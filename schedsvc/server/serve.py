@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -13,10 +12,11 @@ import uvloop
 
 from schedsvc.config import Config
 from schedsvc.server.logs import configure_logs
+from schedsvc.server.ready import ReadyFile
 from schedsvc.server.reload import Reloader, Source
 from schedsvc.server.server import Server
 
-__all__ = ["serve", "write_ready"]
+__all__ = ["serve"]
 
 _log = structlog.get_logger("schedsvc.server")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -28,7 +28,9 @@ def serve(
     source: Source | None = None,
     hung_up: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ListenError, RecordingError and StateError.
+    """Serve until SIGTERM or SIGINT.
+
+    Raises ListenError, RecordingError, ReadyFileError and StateError.
 
     On SIGHUP the file of `source` is read again, and, if it is watched, also when it has changed.
     One that is wrong changes nothing. A SIGHUP during the start, also one before it of which
@@ -37,19 +39,13 @@ def serve(
     While listening, `ready_file` holds `{"targets": [...], "metrics": URL}` as JSON.
     """
     configure_logs(config.log.format, config.log.level)
-    # One of an earlier run would tell of addresses that are gone.
-    if ready_file is not None:
-        ready_file.unlink(missing_ok=True)
-    try:
-        uvloop.run(_serve(config, ready_file, source, hung_up))
-    finally:
-        if ready_file is not None:
-            ready_file.unlink(missing_ok=True)
+    with ReadyFile(ready_file) as ready:
+        uvloop.run(_serve(config, ready, source, hung_up))
 
 
 async def _serve(
     config: Config,
-    ready_file: Path | None,
+    ready: ReadyFile,
     source: Source | None,
     hung_up: Callable[[], bool],
 ) -> None:
@@ -69,8 +65,7 @@ async def _serve(
     gc.collect()
     gc.freeze()
     _log.info("ready", pid=os.getpid(), targets=server.targets, metrics=server.metrics_url)
-    if ready_file is not None:
-        write_ready(ready_file, server.targets, server.metrics_url)
+    ready.write(server.targets, server.metrics_url)
     first = await signals.get()
     for task in reloads:
         task.cancel()
@@ -106,10 +101,3 @@ async def _reload_on(hangups: asyncio.Queue[None], reloader: Reloader) -> None:
         await hangups.get()
         _log.info("signal", name="SIGHUP")
         await reloader.reload()
-
-
-def write_ready(file: Path, targets: list[str], metrics: str | None) -> None:
-    """Write the ready file in one step, so that nobody reads half of it."""
-    partial = file.with_name(file.name + ".partial")
-    partial.write_text(json.dumps({"targets": targets, "metrics": metrics}) + "\n")
-    partial.replace(file)

@@ -74,7 +74,6 @@ class Server:
                 config, self._clock.now_ns(), _on_recording_stopped, **options
             )
             core = self._recording.core
-            _log.info("recording", file=str(self._recording.path))
         if store is not None:
             # Nothing listens before that: whoever reaches the scheduler finds it restored.
             restore(core, store, self._clock.now_ns(), check=ModeOverlay.restored)
@@ -104,7 +103,10 @@ class Server:
         self.metrics_url: str | None = None
 
     async def start(self) -> None:
-        """Listen on every address. Raises ListenError, and then listens on none."""
+        """Listen on every address, and begin to record.
+
+        Raises ListenError and RecordingError, and then listens on none.
+        """
         try:
             await self._start()
         except BaseException:
@@ -125,12 +127,16 @@ class Server:
             target = bind(server, self._config, listener)
             self.targets.append(target)
             _log.info("listening", target=target, tls=listener.tls is not None, auth=kind)
-        for server in self._grpc:
-            await server.start()
         if self._config.metrics is not None:
             self._page = MetricsPage(self.metrics)
             self.metrics_url = await self._page.start(self._config.metrics.listen)
             _log.info("listening", metrics=self.metrics_url)
+        if self._recording is not None:
+            # All addresses and files are held now: until here an earlier recording was untouched.
+            self._recording.begin()
+            _log.info("recording", file=str(self._recording.path))
+        for server in self._grpc:
+            await server.start()
         if self._keeper is not None:
             self._keep(self._keeper.run())
         self._keep(self._beat())

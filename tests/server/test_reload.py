@@ -245,6 +245,7 @@ def test_a_reload_is_recorded_and_replayed(tmp_path: Path) -> None:
         mode="dry_run",
     )
     recording = Recording(old, 5)
+    recording.begin()
     core = recording.core
     core.admit_wire(10, 0, ask(100).SerializeToString())
     core.poll(10)
