@@ -71,7 +71,7 @@ class Edge:
         for name in ("", SERVICE_NAME):
             await self._health.set(name, _STATUS.NOT_SERVING)
         try:
-            self.target = bind(self._server, self._config, self._listener)
+            self.target = bind(self._server, self._config, self._listener).target
         finally:
             # Only a server that runs gives its address back when it stops.
             await self._server.start()

@@ -16,7 +16,7 @@ from schedsvc.driver import WORK_MAX, Broken, Driver, new_core
 from schedsvc.metrics import Metrics
 from schedsvc.recording.start import Recording
 from schedsvc.server.credentials import credentials_of
-from schedsvc.server.listeners import bind, server_options
+from schedsvc.server.listeners import Address, bind, server_options
 from schedsvc.server.logs import configure_logs
 from schedsvc.server.metrics_http import MetricsPage
 from schedsvc.server.operator import OperatorActions
@@ -95,6 +95,7 @@ class Server:
         )
         self._services: list[Service] = []
         self._grpc: list[grpc.aio.Server] = []
+        self._addresses: list[Address] = []
         self._page: MetricsPage | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         #: Addresses as a client's targets, in the order of the configuration, once started.
@@ -124,7 +125,9 @@ class Server:
             authenticator = None if kind == "none" else Authenticator(credentials, kind)
             server = self._new_grpc_server(authenticator, self._config.may_operate(listener))
             self._grpc.append(server)
-            target = bind(server, self._config, listener)
+            address = bind(server, self._config, listener)
+            self._addresses.append(address)
+            target = address.target
             self.targets.append(target)
             _log.info("listening", target=target, tls=listener.tls is not None, auth=kind)
         if self._config.metrics is not None:
@@ -220,6 +223,8 @@ class Server:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for address in self._addresses:
+            address.release()
         servers, self._grpc = self._grpc, []
         await asyncio.gather(*(server.stop(grace_s) for server in servers))
         if self._page is not None:
