@@ -63,6 +63,8 @@ class Saving:
     saved_ns: int
     #: Why the file cannot be written; empty while it can.
     problem: str = ""
+    #: How often the file was found deleted or changed by somebody else.
+    files_lost: int = 0
 
 
 @dataclass(slots=True)
@@ -301,6 +303,11 @@ class Driver:
     def save(self, rows_max: int) -> list[tuple[bytes, bytes]]:
         """Return rows that have changed since they were told last; none once all are. O(rows)."""
         return self._core.save(self.clock.now_ns(), rows_max)
+
+    @_guarded
+    def save_all(self) -> None:
+        """Let `save()` return everything again, because what was saved is lost. O(1)."""
+        self._core.save_all()
 
     def unsaved_ns(self) -> int:
         """Return what a restart now would lose, in ns; 0 where nothing is kept anyway."""

@@ -190,6 +190,7 @@ class _Snapshot:
     draining: bool = False
     unsaved_ns: int | None = None  # None: no state is kept
     not_saved: bool = False
+    files_lost: int = 0
 
 
 class Metrics:
@@ -253,6 +254,7 @@ class Metrics:
             if saving is not None:
                 taken.unsaved_ns = self._driver.unsaved_ns()
                 taken.not_saved = bool(saving.problem)
+                taken.files_lost = saving.files_lost
             rest: dict[str, Any] = {}
             for i, tenant in enumerate([*self._shown, *self._rest]):
                 flows = self._driver.tenant_stats(tenant.encode())
@@ -328,6 +330,11 @@ def _families(taken: _Snapshot | None) -> Iterator[Metric]:
         )
         failing.add_metric((), int(taken.not_saved))
         yield failing
+        lost = CounterMetricFamily(
+            "schedsvc_state_files_lost", "State files that somebody deleted, replaced or changed."
+        )
+        lost.add_metric((), taken.files_lost)
+        yield lost
     yield from _rows(_FLOW_ROWS, "tenant", taken.flows.items())
     yield from _rows(_POOL_ROWS, "pool", ((pool["name"], pool) for pool in taken.pools))
     yield from _rows(_TOTAL_ROWS, "", [("", taken.totals)])
