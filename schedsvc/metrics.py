@@ -1,8 +1,9 @@
 """Prometheus metrics, read from the core when somebody scrapes. Nothing is counted twice."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -196,8 +197,18 @@ class _Snapshot:
 class Metrics:
     """The metrics of one server."""
 
-    def __init__(self, driver: Driver, tenants: Sequence[str], tenants_max: int) -> None:
-        """Show these tenants; those beyond `tenants_max` are summed up as `other`."""
+    def __init__(
+        self,
+        driver: Driver,
+        tenants: Sequence[str],
+        tenants_max: int,
+        log_lines: Mapping[str, Callable[[], int]] | None = None,
+    ) -> None:
+        """Show these tenants; those beyond `tenants_max` are summed up as `other`.
+
+        `log_lines`: what became of lines of the log that were not written, with their counts.
+        """
+        self._log_lines = log_lines or {}
         self._driver = driver
         self._tenants_max = tenants_max
         self.show(tenants)
@@ -272,7 +283,15 @@ class Metrics:
 
     def _render(self, taken: _Snapshot | None, accept: str) -> tuple[bytes, str]:
         encoder, content_type = choose_encoder(accept)
-        return encoder(_Page(self._registry, _families(taken))), content_type
+        families = chain(_families(taken), self._unwritten())
+        return encoder(_Page(self._registry, families)), content_type
+
+    def _unwritten(self) -> Iterator[Metric]:
+        for fate, count in self._log_lines.items():
+            name = f"schedsvc_log_lines_{fate}"
+            family = CounterMetricFamily(name, "Lines of the log that were not written.")
+            family.add_metric((), count())
+            yield family
 
 
 class _Page:

@@ -15,7 +15,7 @@ from schedsvc.config.models import Listener
 from schedsvc.edge.relay import Allowance, Relay
 from schedsvc.server.credentials import credentials_of
 from schedsvc.server.listeners import bind, server_options
-from schedsvc.server.logs import configure_logs
+from schedsvc.server.logs import configure_logs, flush_logs
 from schedsvc.server.ready import ReadyFile
 from schedsvc.service import SERVICE_NAME, Authenticator
 
@@ -106,8 +106,11 @@ def serve(config: Config, ready_file: Path | None = None) -> None:
     While listening, `ready_file` holds `{"targets": [...], "metrics": null}` as JSON.
     """
     configure_logs(config.log.format, config.log.level)
-    with ReadyFile(ready_file) as ready:
-        uvloop.run(_serve(config, ready))
+    try:
+        with ReadyFile(ready_file) as ready:
+            uvloop.run(_serve(config, ready))
+    finally:
+        flush_logs()
 
 
 async def _serve(config: Config, ready: ReadyFile) -> None:

@@ -11,7 +11,7 @@ import structlog
 import uvloop
 
 from schedsvc.config import Config
-from schedsvc.server.logs import configure_logs
+from schedsvc.server.logs import configure_logs, flush_logs
 from schedsvc.server.ready import ReadyFile
 from schedsvc.server.reload import Reloader, Source
 from schedsvc.server.server import Server
@@ -39,8 +39,11 @@ def serve(
     While listening, `ready_file` holds `{"targets": [...], "metrics": URL}` as JSON.
     """
     configure_logs(config.log.format, config.log.level)
-    with ReadyFile(ready_file) as ready:
-        uvloop.run(_serve(config, ready, source, hung_up))
+    try:
+        with ReadyFile(ready_file) as ready:
+            uvloop.run(_serve(config, ready, source, hung_up))
+    finally:
+        flush_logs()
 
 
 async def _serve(

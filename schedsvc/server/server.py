@@ -17,7 +17,7 @@ from schedsvc.metrics import Metrics
 from schedsvc.recording.start import Recording
 from schedsvc.server.credentials import credentials_of
 from schedsvc.server.listeners import Address, bind, server_options
-from schedsvc.server.logs import configure_logs
+from schedsvc.server.logs import configure_logs, lines_dropped, lines_suppressed
 from schedsvc.server.metrics_http import MetricsPage
 from schedsvc.server.operator import OperatorActions
 from schedsvc.server.reflection import add_reflection
@@ -84,7 +84,8 @@ class Server:
         if store is not None and config.state is not None:
             self._keeper = StateWriter(self.driver, store, config.state.every_ms)
         tenants_max = 0 if config.metrics is None else config.metrics.tenants_max
-        self.metrics = Metrics(self.driver, _tenants(config), tenants_max)
+        log_lines = {"dropped": lines_dropped, "suppressed": lines_suppressed}
+        self.metrics = Metrics(self.driver, _tenants(config), tenants_max, log_lines)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # not in the stubs
         self._handles = OperatorActions(
             self.driver,
