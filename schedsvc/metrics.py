@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -163,6 +164,8 @@ _TOTAL_ROWS = (
     _Row("stored_answers", False, "stored_answers", "Verdicts kept for repeated calls."),
     _Row("replays_refused", True, "replays_refused", "Rejected replays of unknown leases."),
 )
+#: Counts by outcome.
+_OUTCOME_KEYS = ("refusals", "audited_refusals")
 # Ages and predictions of several flows cannot be summed; the oldest stands for all.
 _MAX_KEYS = frozenset(
     {
@@ -211,6 +214,10 @@ class Metrics:
         self._log_lines = log_lines or {}
         self._driver = driver
         self._tenants_max = tenants_max
+        self._shown: Sequence[str] = ()
+        self._rest: Sequence[str] = ()
+        #: What `other` has beside the counters of its tenants; gauges are 0.
+        self._carried = _nothing()
         self.show(tenants)
         self._registry = CollectorRegistry(auto_describe=False)
         self._lag = Histogram(
@@ -227,9 +234,30 @@ class Metrics:
         )
 
     def show(self, tenants: Sequence[str]) -> None:
-        """Show these tenants from now on."""
-        self._shown = tenants[: self._tenants_max]
-        self._rest = tenants[self._tenants_max :]
+        """Show these tenants from now on. O(those that begin or cease to count as `other`)."""
+        rest = tenants[self._tenants_max :]
+        before, after = set(self._rest), set(rest)
+        with suppress(Broken):  # then there is no page any more
+            # A counter never goes down: `other` keeps what its tenants had when they left it, and
+            # leaves out what they had when they came.
+            for tenant in before - after:
+                self._carry(tenant, 1)
+            for tenant in after - before:
+                self._carry(tenant, -1)
+        self._shown, self._rest = tenants[: self._tenants_max], rest
+
+    def _carry(self, tenant: str, sign: int) -> None:
+        flows = self._driver.tenant_stats(tenant.encode())
+        if not flows:
+            return
+        flow = _together(flows)
+        for row in _FLOW_ROWS:
+            if row.is_counter:
+                self._carried[row.key] += sign * flow[row.key]
+        for key in _OUTCOME_KEYS:
+            for outcome, count in flow[key].items():
+                counts = self._carried[key]
+                counts[outcome] = counts.get(outcome, 0) + sign * count
 
     def observe_lag(self, seconds: float) -> None:
         """Note how late a timer was."""
@@ -266,20 +294,30 @@ class Metrics:
                 taken.unsaved_ns = self._driver.unsaved_ns()
                 taken.not_saved = bool(saving.problem)
                 taken.files_lost = saving.files_lost
-            rest: dict[str, Any] = {}
-            for i, tenant in enumerate([*self._shown, *self._rest]):
-                flows = self._driver.tenant_stats(tenant.encode())
-                if flows and i < len(self._shown):
-                    taken.flows[tenant] = _together(flows)
-                elif flows:
-                    _add(rest, _together(flows))
-                if i % _FLOWS_AT_ONCE == _FLOWS_AT_ONCE - 1:
-                    await asyncio.sleep(0)
-            if rest:
-                taken.flows[OTHER] = rest
+            while not await self._take_flows(taken):
+                taken.flows.clear()
             return taken
         except Broken:
             return None
+
+    async def _take_flows(self, taken: _Snapshot) -> bool:
+        """Read the flows; False if others are shown by now. Raises Broken."""
+        shown = self._shown
+        rest = _nothing()
+        _add(rest, self._carried)
+        for i, tenant in enumerate([*shown, *self._rest]):
+            flows = self._driver.tenant_stats(tenant.encode())
+            if flows and i < len(shown):
+                taken.flows[tenant] = _together(flows)
+            elif flows:
+                _add(rest, _together(flows))
+            if i % _FLOWS_AT_ONCE == _FLOWS_AT_ONCE - 1:
+                await asyncio.sleep(0)
+                if self._shown is not shown:
+                    return False
+        if self._rest or rest != _nothing():
+            taken.flows[OTHER] = rest
+        return True
 
     def _render(self, taken: _Snapshot | None, accept: str) -> tuple[bytes, str]:
         encoder, content_type = choose_encoder(accept)
@@ -316,11 +354,20 @@ def _together(flows: list[dict[str, Any]]) -> dict[str, Any]:
     return {**total, "quotas": flows[0]["quotas"]}
 
 
+def _nothing() -> dict[str, Any]:
+    """Return a flow without anything."""
+    return {
+        **dict.fromkeys((row.key for row in _FLOW_ROWS), 0),
+        **{key: {} for key in _OUTCOME_KEYS},
+        "quotas": [],
+    }
+
+
 def _add(total: dict[str, Any], flow: dict[str, Any]) -> None:
     for row in _FLOW_ROWS:
         old, new = total.get(row.key, 0), flow[row.key]
         total[row.key] = max(old, new) if row.key in _MAX_KEYS else old + new
-    for key in ("refusals", "audited_refusals"):
+    for key in _OUTCOME_KEYS:
         counts = total.setdefault(key, {})
         for outcome, count in flow[key].items():
             counts[outcome] = counts.get(outcome, 0) + count
