@@ -1,15 +1,16 @@
 """The command line: `schedsvc COMMAND`. A command's code is imported when it is asked for."""
 
+import schedsvc.cli.hangups  # noqa: F401 - before all others, because it handles a signal
+
+# isort: split
 import importlib
 import os
-import signal
-import threading
 from collections.abc import Iterator, MutableMapping
 from importlib import metadata
 
 import click
 
-__all__ = ["hung_up", "main"]
+__all__ = ["main"]
 
 # grpc's C core writes to stderr by itself, once for each failed handshake of anybody. It reads this
 # when it is imported, which no command has done yet; what concerns us it also raises.
@@ -50,20 +51,11 @@ _INSTALL_LAB = "pip install 'schedsvc[lab]'"
 #: Former names of commands, which still work.
 _RENAMED = {"front": "edge"}
 
-#: Commands that reload on SIGHUP, or live on. It must not end them while they are imported.
-_SURVIVE_HANGUPS = ("serve", "edge")
-_hangups: list[int] = []
-
 _EPILOG = """\b
 Example:
   schedsvc check schedsvc.yaml && schedsvc serve --config schedsvc.yaml
   schedsvc stats --target 127.0.0.1:7600
 """
-
-
-def hung_up() -> bool:
-    """Whether a SIGHUP came before the command itself handles it."""
-    return bool(_hangups)
 
 
 def _needs(name: str, error: ModuleNotFoundError) -> str:
@@ -124,10 +116,7 @@ class _Root(click.Group):
             click.echo(
                 f"schedsvc {cmd_name} is deprecated; use schedsvc {_RENAMED[cmd_name]}", err=True
             )
-        name = _RENAMED.get(cmd_name, cmd_name)
-        if name in _SURVIVE_HANGUPS and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGHUP, lambda number, _: _hangups.append(number))
-        return super().get_command(ctx, name)
+        return super().get_command(ctx, _RENAMED.get(cmd_name, cmd_name))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands."""

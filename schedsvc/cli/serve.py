@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from schedsvc.cli import hung_up
+from schedsvc.cli.hangups import hung_up
 from schedsvc.cli.starting import config_option, read_config, ready_file_option
 from schedsvc.server import ListenError, ReadyFileError, RecordingError, Source, StateError
 from schedsvc.server import serve as run
