@@ -449,7 +449,7 @@ class Scheduler:
         decided. O(rows).
         """
     def save_all(self) -> None:
-        """Let the next calls of `save()` tell everything again. O(1), those O(rows)."""
+        """Let the next calls of `save()` return everything again. O(1), those O(rows)."""
     def set_saved(self, now_ns: int, rows: list[tuple[bytes, bytes, int]]) -> int:
         """Take saved rows over, each with its age in ns: quotas are credited for it.
 

@@ -63,7 +63,7 @@ class Saving:
     saved_ns: int
     #: Why the file cannot be written; empty while it can.
     problem: str = ""
-    #: How often the file was found deleted or changed by somebody else.
+    #: How often the file was found deleted, or changed by another program.
     files_lost: int = 0
 
 

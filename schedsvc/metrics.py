@@ -397,7 +397,7 @@ def _families(taken: _Snapshot | None) -> Iterator[Metric]:
         failing.add_metric((), int(taken.not_saved))
         yield failing
         lost = CounterMetricFamily(
-            "schedsvc_state_files_lost", "State files that somebody deleted, replaced or changed."
+            "schedsvc_state_files_lost", "State files that other programs deleted or changed."
         )
         lost.add_metric((), taken.files_lost)
         yield lost

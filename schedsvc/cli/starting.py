@@ -34,7 +34,7 @@ def ready_file_option(metrics: str) -> Callable[[F], F]:
 def read_config(config_file: Path, ready_file: Path | None) -> tuple[Config, bytes]:
     """Read the configuration and the digest of its file.
 
-    Raises click's errors where it, or the other file's place, is wrong.
+    Raises click's errors if it, or the other file's place, is wrong.
     """
     try:
         found = load_version(config_file)

@@ -114,7 +114,7 @@ def read(file: Path, environ: Mapping[str, str] | None = None) -> Reading:
 
 
 def file_digest(file: Path) -> bytes:
-    """Return what tells the contents of a file apart, also if it cannot be read. O(file)."""
+    """Return a digest of a file's content, also of a file that cannot be read. O(file)."""
     return _digest(_content(file))
 
 

@@ -168,7 +168,7 @@ def configure(core: Configurable, config: Config, now_ns: int) -> None:
 def reconfigure(
     core: Configurable, config: Config, before: Config, now_ns: int
 ) -> list[tuple[str, str]]:
-    """Tell a running core what differs from the configuration in force. O(tenants + queued).
+    """Give a running core what differs from the configuration in force. O(tenants + queued).
 
     Leases keep what they have; of a tenant that is gone what is queued is still served; what
     `needs_restart()` names stays as it was. Returns pools, each with the reason why the core keeps

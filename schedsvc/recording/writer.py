@@ -151,6 +151,11 @@ class RecordingWriter:
 
     def _flush(self) -> None:
         """Write what is queued, in frames."""
+        found = os.fstat(self._file)
+        if not found.st_nlink:
+            self._stop(f"{self.path} was deleted")
+        elif found.st_size < self._size:
+            self._stop(f"{self.path} was truncated")
         while self._events and not self.stopped:
             parts, size = [], 0
             while self._events and size < _FRAME_BYTES:

@@ -124,12 +124,23 @@ def _bind_unix(server: grpc.aio.Server, path: Path, mode: int) -> Address:
         raise ListenError(f"cannot listen on {path}; does its folder exist, and is it writable?")
     try:
         partial.chmod(mode)
-        os.link(partial, path)  # unlike a rename, it replaces nothing
-        made = path.lstat()
-        partial.unlink()
+        made = partial.lstat()
+        _move(partial, path)
     except OSError as error:
         raise ListenError(f"cannot listen on {path}: {error.strerror}") from None
     return Address(f"unix:{path}", path, made)
+
+
+def _move(partial: Path, path: Path) -> None:
+    """Rename a socket. Raises FileExistsError if another socket has the path by now."""
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        partial.rename(path)
+    else:
+        partial.unlink()
 
 
 def _remove_stale(path: Path) -> None:

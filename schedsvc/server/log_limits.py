@@ -9,7 +9,7 @@ _SECOND_NS = 1_000_000_000
 _BURST, _BURST_OF_ALL = 100, 1_000
 #: Lines of all peers together, in a second.
 _RATE_OF_ALL = 20
-#: Peers that are told apart; those beyond share one allowance.
+#: Peers with an allowance of their own; further ones share one.
 _PEERS_MAX = 1_024
 
 

@@ -1,7 +1,7 @@
 """Writes log lines beside the event loop: `put()` never waits for the reader of stderr.
 
-A pipe that nobody reads fills up, and a write to it then blocks for ever. So lines wait in a queue
-with a limit, and one thread writes them; lines beyond the limit are dropped and counted.
+A pipe without a reader fills up, and a write to it then blocks without end. Therefore lines wait in
+a queue with a limit, and one thread writes them; lines beyond the limit are dropped and counted.
 """
 
 import os
@@ -49,7 +49,7 @@ class LogWriter:
         self._thread: threading.Thread | None = None
 
     def put(self, line: str) -> None:
-        """Queue a line, which ends in a newline; drop it where the queue is full. O(1)."""
+        """Queue a line, which ends in a newline; drop it if the queue is full. O(1)."""
         data = line.encode(errors="backslashreplace")
         with self._changed:
             if len(self._lines) >= self._lines_max or self._bytes + len(data) > _BYTES_MAX:
@@ -90,7 +90,7 @@ class LogWriter:
                 self._changed.notify_all()
 
     def _write(self, data: bytes) -> bool:
-        """Write all of it, however long that takes. False where the stream takes nothing more."""
+        """Write all of it, however long that takes. False if the stream takes nothing more."""
         try:
             file = self.stream.fileno()
         except (UnsupportedOperation, ValueError):

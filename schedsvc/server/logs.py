@@ -61,7 +61,7 @@ def flush_logs() -> None:
 
 
 def _say_dropped(lines: int) -> None:
-    _log.warning("log_lines_dropped", lines=lines, reason="nothing read stderr")
+    _log.warning("log_lines_dropped", lines=lines, reason="no program read stderr")
 
 
 _handler = _Handler()

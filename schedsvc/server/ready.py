@@ -14,7 +14,7 @@ __all__ = ["ReadyFile", "ReadyFileError"]
 
 
 class ReadyFileError(OSError):
-    """The ready file cannot be used; the text says which, why and what to do."""
+    """The ready file cannot be used; the text names it, the reason, and what to do."""
 
 
 class ReadyFile:
@@ -30,7 +30,7 @@ class ReadyFile:
             return self
         try:
             self._held = _lock(self._partial, os.O_RDWR | os.O_CREAT)
-            # One of an earlier run would tell of addresses that are gone.
+            # One of an earlier run names addresses that are gone.
             with suppress(FileNotFoundError):
                 os.close(_lock(self._file, os.O_RDONLY))
                 self._file.unlink()
@@ -47,7 +47,7 @@ class ReadyFile:
         self._let_go()
 
     def write(self, targets: list[str], metrics: str | None) -> None:
-        """Write the file in one step, so that nobody reads half of it. Raises OSError."""
+        """Write the file in one step, so that no reader finds half of it. Raises OSError."""
         if self._file is None:
             return
         text = json.dumps({"targets": targets, "metrics": metrics}) + "\n"

@@ -34,7 +34,7 @@ class Source:
 class Reloader:
     """Reads the file again when asked to, or when it has changed, and hands on what is valid.
 
-    Two versions of a file are told apart by their content alone: an edit may keep size and time,
+    Only the content distinguishes two versions of a file: an edit may keep size and time,
     and a symbolic link above the file may be swapped.
     """
 

@@ -96,9 +96,9 @@ class StateWriter:
         self._hurried.set()
 
     async def save(self) -> bool:
-        """Save what has changed; False where the file could not be written. Raises Broken.
+        """Save what has changed; False if the file could not be written. Raises Broken.
 
-        A file that somebody deleted or changed meanwhile is written anew.
+        A file that another program deleted or changed is begun again, with everything.
         """
         began_ns = self._driver.clock.now_ns()
         if not await self._find_file():
@@ -127,7 +127,7 @@ class StateWriter:
         return True
 
     async def _find_file(self) -> bool:
-        """Look whether the file is still as it was left; begin it anew if it is not."""
+        """Look whether the file is still as it was left; begin it again if it is not."""
         loop = asyncio.get_running_loop()
         reason = await loop.run_in_executor(self._thread, self._store.find_lost)
         if not reason:
@@ -136,12 +136,12 @@ class StateWriter:
             self._is_lost = True
             self._saving.files_lost += 1
             self._saving.saved_ns = self._began_ns
-            effect = "it is written anew; until then a restart would lose all of it"
+            effect = "a new file gets everything; until then a restart would lose all of it"
             _log.error(
                 "state_file_lost", file=str(self._store.path), reason=reason, effect=effect
             )  # fmt: skip
         try:
-            await loop.run_in_executor(self._thread, self._store.begin_anew)
+            await loop.run_in_executor(self._thread, self._store.begin_again)
         except StateError as error:
             self._tell(str(error))
             return False

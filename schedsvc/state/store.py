@@ -58,7 +58,7 @@ class Store:
         #: The key of all hashes, so that they mean the same after a restart.
         self.hash_key = secrets.token_bytes(_HASH_KEY_BYTES)
         self._is_old = True  # rows of an earlier process are still there
-        #: `begin_anew()` was called; whoever brings the rows takes it back.
+        #: `begin_again()` was called; the caller of `write()` clears it when it brings all rows.
         self.wants_all = False
         #: Of the files as this process left them, and why they are that no more.
         self._left: list[os.stat_result | None] = []
@@ -69,7 +69,7 @@ class Store:
             self.set_aside(str(error))
 
     def find_lost(self) -> str:
-        """Say what somebody else did to the file since the last write; empty: nothing. O(1).
+        """Say what another program did to the file since the last write; empty: nothing. O(1).
 
         Only this process writes it, so its inode, size and time may not change in between.
         """
@@ -92,7 +92,7 @@ class Store:
                 found.append(None)
         return found
 
-    def begin_anew(self) -> None:
+    def begin_again(self) -> None:
         """Open, lock or make the file at the path, after `find_lost()` has found something.
 
         The next `write()` has to bring all rows, and replaces what the file holds. A file that is

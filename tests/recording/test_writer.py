@@ -147,3 +147,24 @@ def test_events_before_the_beginning_are_recorded(tmp_path):
     assert list(Recording(tmp_path / "r").events()) == polls([1])
     assert [file.name for file in tmp_path.iterdir()] == ["r"]
     assert stat.S_IMODE((tmp_path / "r").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("harm", "what"), [(os.unlink, "deleted"), (lambda path: os.truncate(path, 3), "truncated")]
+)
+def test_recording_that_is_harmed_ends_and_says_so(tmp_path, harm, what):
+    reasons = []
+    writer = write(tmp_path / "r", [], on_stop=reasons.append)
+    harm(tmp_path / "r")
+    writer.put(pack(polls([1])[0]))
+    writer.close()
+    assert reasons == [f"{tmp_path / 'r'} was {what}"]
+
+
+def test_recording_that_is_renamed_goes_on(tmp_path):
+    writer = write(tmp_path / "r", polls([1]))
+    (tmp_path / "r").rename(tmp_path / "elsewhere")
+    writer.put(pack(polls([2])[0]))
+    writer.close()
+    assert not writer.stopped
+    assert list(Recording(tmp_path / "elsewhere").events()) == polls([1, 2])

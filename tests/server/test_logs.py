@@ -25,7 +25,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Pipe:
-    """A pipe of one page that nobody reads at first."""
+    """A pipe of one page without a reader at first."""
 
     def __init__(self) -> None:
         self.reader, writer = os.pipe()
@@ -48,7 +48,7 @@ def test_lines_beyond_the_queue_are_dropped_counted_and_said() -> None:
     writer = LogWriter(pipe.stream, say, lines_max=50)
     lines = [f"{number:>99}\n" for number in range(1_000)]
     for line in lines:
-        writer.put(line)  # or it would wait for ever
+        writer.put(line)  # a blocking writer would never return
     assert not writer.flush(0.01)
     dropped = writer.dropped
     assert 1_000 - 50 - 256 - 41 <= dropped < 1_000
@@ -68,7 +68,8 @@ def test_long_lines_are_bounded_by_bytes() -> None:
     writer = LogWriter(pipe.stream)
     for _ in range(40):
         writer.put("x" * (1 << 20) + "\n")
-    assert writer.dropped >= 22
+    # At most 15 lines wait, and as many are being written.
+    assert writer.dropped >= 10
     os.close(pipe.reader)  # the thread gives up
 
 

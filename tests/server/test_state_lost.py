@@ -1,4 +1,4 @@
-"""A state file that somebody deletes, truncates or replaces under a running scheduler."""
+"""A state file that is deleted, truncated or replaced under a running scheduler."""
 
 import os
 import shutil
@@ -82,7 +82,7 @@ def content(file: Path, folder: Path) -> tuple[dict[bytes, bytes], bytes, bytes]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_lost_state_file_is_written_anew(
+async def test_lost_state_file_is_written_again(
     damage: Callable[[Path], None], tmp_path: Path
 ) -> None:
     folder = tmp_path / "s"
@@ -168,7 +168,7 @@ async def test_lock_follows_the_path_and_quotas_survive_a_kill(tmp_path: Path) -
             await served(stub, 1_000)
             await saved_since(stub, time.monotonic())
             delete(file)
-            await until(file.exists, "the file is begun anew")
+            await until(file.exists, "the file is begun again")
             await saved_since(stub, time.monotonic())
         assert "held by another process" in try_to_hold(file)
         process.send_signal(signal.SIGKILL)
