@@ -1,5 +1,6 @@
 """A watched file: loaded when it is quiet, told apart by its content, and no edit is lost."""
 
+import asyncio
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 from schedsvc.config import Config, file_digest, load_version
 from schedsvc.server.reload import Reloader
 
+from .conftest import until
 from .test_cli import scheduler
 
 MINIMAL = "listeners: [{unix: /tmp/unused}]\n"
@@ -99,6 +101,25 @@ async def test_missing_file_is_reported_once(watched: Watched) -> None:
     ]
     watched.file.write_text(MINIMAL + "tenants: [{name: a}]\n")
     assert await watched.look(2) == [["a"]]
+
+
+async def test_watcher_survives_a_reload_that_raises(watched: Watched) -> None:
+    failing = [RuntimeError("a defect")]
+
+    def take(config: Config) -> None:
+        if failing:
+            raise failing.pop()
+        watched.taken.append([tenant.name for tenant in config.tenants])
+
+    reloader = Reloader(watched.file, take, digest=file_digest(watched.file))
+    watch = asyncio.ensure_future(reloader.watch(0.01))
+    watched.file.write_text(MINIMAL + "tenants: [{name: a}]\n")
+    await until(lambda: not failing, "the first reload failed")
+    watched.file.write_text(MINIMAL + "tenants: [{name: b}]\n")
+    await until(lambda: bool(watched.taken), "the second was taken")
+    assert watched.taken == [["b"]]
+    assert not watch.done()
+    watch.cancel()
 
 
 class Volume:
