@@ -423,6 +423,9 @@ cdef class Scheduler(Core):
         check_range("now_ns", now_ns, self.now_ns, <int64_t>1 << 62)
         return changed_rows(self, now_ns, rows_max)
 
+    def save_all(self):
+        self.flows.changed.on = False
+
     def set_saved(self, int64_t now_ns, list rows):
         enter(self, now_ns)
         return restore_rows(self, rows)

@@ -462,6 +462,8 @@ class Scheduler:
         says that all is saved. A later row replaces the one of its key. Changes nothing that is
         decided. O(rows).
         """
+    def save_all(self) -> None:
+        """Let the next calls of `save()` return everything again. O(1), those O(rows)."""
     def set_saved(self, now_ns: int, rows: list[tuple[bytes, bytes, int]]) -> int:
         """Take saved rows over, each with its age in ns: quotas are credited for it.
 

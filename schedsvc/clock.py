@@ -1,9 +1,9 @@
-"""The one clock of a scheduler process: monotonic, and blind to the process's own pauses."""
+"""The clock of a scheduler process: monotonic, and blind to the process's own pauses."""
 
 import time
 from collections.abc import Callable
 
-__all__ = ["HEARTBEAT_NS", "PAUSE_NS", "SteadyClock"]
+__all__ = ["HEARTBEAT_NS", "PAUSE_NS", "SteadyClock", "wall_ms"]
 
 #: How often the event loop has to ask the clock, whatever else it does.
 HEARTBEAT_NS = 250_000_000
@@ -34,3 +34,8 @@ class SteadyClock:
             self.skipped_ns += gap_ns - PAUSE_NS
         self._last_ns = raw_ns
         return raw_ns - self.skipped_ns
+
+
+def wall_ms() -> int:
+    """Return the time of day for people, in ms since 1970; nothing is decided by it."""
+    return time.time_ns() // 1_000_000

@@ -24,7 +24,7 @@ from schedsvc._core import (
 from schedsvc.clock import SteadyClock
 from schedsvc.config import Config, ModeOverlay, change_modes, configure, reconfigure
 
-__all__ = ["WORK_MAX", "Broken", "Driver", "Saving", "Waiting", "new_core"]
+__all__ = ["WORK_MAX", "Broken", "Driver", "Loading", "Saving", "Waiting", "new_core"]
 
 #: Of what is due at once (TTLs that pass, requests that may run) the core does so many of each kind
 #: in one poll; then the event loop has its turn. Each of them may wake a call that waits, which
@@ -63,6 +63,21 @@ class Saving:
     saved_ns: int
     #: Why the file cannot be written; empty while it can.
     problem: str = ""
+    #: How often the file was found deleted, or changed by another program.
+    files_lost: int = 0
+
+
+@dataclass(slots=True)
+class Loading:
+    """How the last reload of the configuration went; the start counts as one that succeeded."""
+
+    #: By the wall clock.
+    succeeded_ms: int = 0
+    #: Why the last reload changed nothing; empty if it succeeded.
+    problem: str = ""
+    failures: int = 0
+    #: Settings of the file that need a restart.
+    waiting: tuple[str, ...] = ()
 
 
 def new_core(config: Config, now_ns: int, **options: Any) -> Scheduler:
@@ -116,6 +131,8 @@ class Driver:
         self.broken = ""
         #: How the state is kept; None where it is not.
         self.saving: Saving | None = None
+        #: How the configuration was reloaded.
+        self.loading = Loading()
         #: What the configuration says of modes, and what an operator says over it.
         self.mode_configured = "enforce"
         self.mode_overlay = ModeOverlay()
@@ -296,6 +313,11 @@ class Driver:
     def save(self, rows_max: int) -> list[tuple[bytes, bytes]]:
         """Return rows that have changed since they were told last; none once all are. O(rows)."""
         return self._core.save(self.clock.now_ns(), rows_max)
+
+    @_guarded
+    def save_all(self) -> None:
+        """Let `save()` return everything again, because what was saved is lost. O(1)."""
+        self._core.save_all()
 
     def unsaved_ns(self) -> int:
         """Return what a restart now would lose, in ns; 0 where nothing is kept anyway."""

@@ -1,15 +1,17 @@
 """Prometheus metrics, read from the core when somebody scrapes. Nothing is counted twice."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from schedsvc.driver import Broken, Driver
+from schedsvc.driver import Broken, Driver, Loading
 from schedsvc.status import LIMIT_KINDS, OUTCOMES
 
 __all__ = ["OTHER", "Metrics"]
@@ -168,6 +170,8 @@ _TOTAL_ROWS = (
         "Leases of which a report exceeded what their request can use.",
     ),
 )
+#: Counts by outcome.
+_OUTCOME_KEYS = ("refusals", "audited_refusals")
 # Ages and predictions of several flows cannot be summed; the oldest stands for all.
 _MAX_KEYS = frozenset(
     {
@@ -192,18 +196,34 @@ class _Snapshot:
     classes: list[dict[str, Any]] = field(default_factory=list)
     quotas: list[dict[str, Any]] = field(default_factory=list)
     flows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    loading: Loading = field(default_factory=Loading)
     draining: bool = False
     unsaved_ns: int | None = None  # None: no state is kept
     not_saved: bool = False
+    files_lost: int = 0
 
 
 class Metrics:
     """The metrics of one server."""
 
-    def __init__(self, driver: Driver, tenants: Sequence[str], tenants_max: int) -> None:
-        """Show these tenants; those beyond `tenants_max` are summed up as `other`."""
+    def __init__(
+        self,
+        driver: Driver,
+        tenants: Sequence[str],
+        tenants_max: int,
+        log_lines: Mapping[str, Callable[[], int]] | None = None,
+    ) -> None:
+        """Show these tenants; those beyond `tenants_max` are summed up as `other`.
+
+        `log_lines`: what became of lines of the log that were not written, with their counts.
+        """
+        self._log_lines = log_lines or {}
         self._driver = driver
         self._tenants_max = tenants_max
+        self._shown: Sequence[str] = ()
+        self._rest: Sequence[str] = ()
+        #: What `other` has beside the counters of its tenants; gauges are 0.
+        self._carried = _nothing()
         self.show(tenants)
         self._registry = CollectorRegistry(auto_describe=False)
         self._lag = Histogram(
@@ -220,9 +240,30 @@ class Metrics:
         )
 
     def show(self, tenants: Sequence[str]) -> None:
-        """Show these tenants from now on."""
-        self._shown = tenants[: self._tenants_max]
-        self._rest = tenants[self._tenants_max :]
+        """Show these tenants from now on. O(those that begin or cease to count as `other`)."""
+        rest = tenants[self._tenants_max :]
+        before, after = set(self._rest), set(rest)
+        with suppress(Broken):  # then there is no page any more
+            # A counter never goes down: `other` keeps what its tenants had when they left it, and
+            # leaves out what they had when they came.
+            for tenant in before - after:
+                self._carry(tenant, 1)
+            for tenant in after - before:
+                self._carry(tenant, -1)
+        self._shown, self._rest = tenants[: self._tenants_max], rest
+
+    def _carry(self, tenant: str, sign: int) -> None:
+        flows = self._driver.tenant_stats(tenant.encode())
+        if not flows:
+            return
+        flow = _together(flows)
+        for row in _FLOW_ROWS:
+            if row.is_counter:
+                self._carried[row.key] += sign * flow[row.key]
+        for key in _OUTCOME_KEYS:
+            for outcome, count in flow[key].items():
+                counts = self._carried[key]
+                counts[outcome] = counts.get(outcome, 0) + sign * count
 
     def observe_lag(self, seconds: float) -> None:
         """Note how late a timer was."""
@@ -251,30 +292,50 @@ class Metrics:
                 stats["totals"],
                 stats["classes"],
                 stats["quotas"],
+                loading=replace(self._driver.loading),
                 draining=stats["draining"],
             )
             saving = self._driver.saving
             if saving is not None:
                 taken.unsaved_ns = self._driver.unsaved_ns()
                 taken.not_saved = bool(saving.problem)
-            rest: dict[str, Any] = {}
-            for i, tenant in enumerate([*self._shown, *self._rest]):
-                flows = self._driver.tenant_stats(tenant.encode())
-                if flows and i < len(self._shown):
-                    taken.flows[tenant] = _together(flows)
-                elif flows:
-                    _add(rest, _together(flows))
-                if i % _FLOWS_AT_ONCE == _FLOWS_AT_ONCE - 1:
-                    await asyncio.sleep(0)
-            if rest:
-                taken.flows[OTHER] = rest
+                taken.files_lost = saving.files_lost
+            while not await self._take_flows(taken):
+                taken.flows.clear()
             return taken
         except Broken:
             return None
 
+    async def _take_flows(self, taken: _Snapshot) -> bool:
+        """Read the flows; False if others are shown by now. Raises Broken."""
+        shown = self._shown
+        rest = _nothing()
+        _add(rest, self._carried)
+        for i, tenant in enumerate([*shown, *self._rest]):
+            flows = self._driver.tenant_stats(tenant.encode())
+            if flows and i < len(shown):
+                taken.flows[tenant] = _together(flows)
+            elif flows:
+                _add(rest, _together(flows))
+            if i % _FLOWS_AT_ONCE == _FLOWS_AT_ONCE - 1:
+                await asyncio.sleep(0)
+                if self._shown is not shown:
+                    return False
+        if self._rest or rest != _nothing():
+            taken.flows[OTHER] = rest
+        return True
+
     def _render(self, taken: _Snapshot | None, accept: str) -> tuple[bytes, str]:
         encoder, content_type = choose_encoder(accept)
-        return encoder(_Page(self._registry, _families(taken))), content_type
+        families = chain(_families(taken), self._unwritten())
+        return encoder(_Page(self._registry, families)), content_type
+
+    def _unwritten(self) -> Iterator[Metric]:
+        for fate, count in self._log_lines.items():
+            name = f"schedsvc_log_lines_{fate}"
+            family = CounterMetricFamily(name, "Lines of the log that were not written.")
+            family.add_metric((), count())
+            yield family
 
 
 class _Page:
@@ -299,11 +360,20 @@ def _together(flows: list[dict[str, Any]]) -> dict[str, Any]:
     return {**total, "quotas": flows[0]["quotas"]}
 
 
+def _nothing() -> dict[str, Any]:
+    """Return a flow without anything."""
+    return {
+        **dict.fromkeys((row.key for row in _FLOW_ROWS), 0),
+        **{key: {} for key in _OUTCOME_KEYS},
+        "quotas": [],
+    }
+
+
 def _add(total: dict[str, Any], flow: dict[str, Any]) -> None:
     for row in _FLOW_ROWS:
         old, new = total.get(row.key, 0), flow[row.key]
         total[row.key] = max(old, new) if row.key in _MAX_KEYS else old + new
-    for key in ("refusals", "audited_refusals"):
+    for key in _OUTCOME_KEYS:
         counts = total.setdefault(key, {})
         for outcome, count in flow[key].items():
             counts[outcome] = counts.get(outcome, 0) + count
@@ -320,6 +390,7 @@ def _families(taken: _Snapshot | None) -> Iterator[Metric]:
     draining = GaugeMetricFamily("schedsvc_draining", "1 while nothing new is admitted.")
     draining.add_metric((), int(taken.draining))
     yield draining
+    yield from _config(taken.loading)
     if taken.unsaved_ns is not None:
         unsaved = GaugeMetricFamily(
             "schedsvc_state_unsaved_seconds", "A restart now would lose what happened in it."
@@ -331,6 +402,11 @@ def _families(taken: _Snapshot | None) -> Iterator[Metric]:
         )
         failing.add_metric((), int(taken.not_saved))
         yield failing
+        lost = CounterMetricFamily(
+            "schedsvc_state_files_lost", "State files that other programs deleted or changed."
+        )
+        lost.add_metric((), taken.files_lost)
+        yield lost
     yield from _rows(_FLOW_ROWS, "tenant", taken.flows.items())
     yield from _rows(_POOL_ROWS, "pool", ((pool["name"], pool) for pool in taken.pools))
     yield from _rows(_TOTAL_ROWS, "", [("", taken.totals)])
@@ -359,6 +435,30 @@ def _families(taken: _Snapshot | None) -> Iterator[Metric]:
     yield from _quotas(taken)
     if taken.quotas:
         yield from _rows(_QUOTA_ROWS, "quota", ((row["name"], row) for row in taken.quotas))
+
+
+def _config(loading: Loading) -> Iterator[Metric]:
+    successful = GaugeMetricFamily(
+        "schedsvc_config_last_reload_successful", "0 if the last reload changed nothing."
+    )
+    successful.add_metric((), int(not loading.problem))
+    yield successful
+    succeeded = GaugeMetricFamily(
+        "schedsvc_config_last_reload_success_timestamp_seconds",
+        "Unix time of the last reload that succeeded; the start counts.",
+    )
+    succeeded.add_metric((), loading.succeeded_ms / 1e3)
+    yield succeeded
+    failures = CounterMetricFamily(
+        "schedsvc_config_reload_failures", "Reloads that changed nothing."
+    )
+    failures.add_metric((), loading.failures)
+    yield failures
+    waiting = GaugeMetricFamily(
+        "schedsvc_config_needs_restart", "Settings of the file that wait for a restart."
+    )
+    waiting.add_metric((), len(loading.waiting))
+    yield waiting
 
 
 def _quotas(taken: _Snapshot) -> Iterator[Metric]:

@@ -1,5 +1,8 @@
 """The command line: `schedsvc COMMAND`. A command's code is imported when it is asked for."""
 
+import schedsvc.cli.hangups  # noqa: F401 - before all others, because it handles a signal
+
+# isort: split
 import importlib
 import os
 from collections.abc import Iterator, MutableMapping

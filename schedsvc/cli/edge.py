@@ -7,7 +7,7 @@ import click
 
 from schedsvc.cli.starting import config_option, read_config, ready_file_option
 from schedsvc.edge import serve as run
-from schedsvc.server import ListenError
+from schedsvc.server import ListenError, ReadyFileError
 
 _EPILOG = """\b
 Example:
@@ -32,11 +32,11 @@ and after a change of the file it has to be started again.
 )
 def edge(config_file: Path, ready_file: Path | None, nice: int) -> None:
     """Let callers who are not trusted reach a scheduler, through a process of its own."""
-    config = read_config(config_file, ready_file)
+    config, _ = read_config(config_file, ready_file)
     if config.edge is None:
         raise click.ClickException(f"{config_file}: the key 'edge' is missing; add it")
     os.nice(nice)
     try:
         run(config, ready_file)
-    except ListenError as error:
+    except (ListenError, ReadyFileError) as error:
         raise click.ClickException(str(error)) from None

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import click
 
+from schedsvc.cli.hangups import hung_up
 from schedsvc.cli.starting import config_option, read_config, ready_file_option
-from schedsvc.server import ListenError, RecordingError, StateError
+from schedsvc.server import ListenError, ReadyFileError, RecordingError, Source, StateError
 from schedsvc.server import serve as run
 
 _EPILOG = """\b
@@ -26,12 +27,14 @@ keys, quotas and modes change while everything runs; a file with an error change
     "watch_s",
     type=click.FloatRange(min=0.1),
     metavar="SECONDS",
-    help="Also reload the file when it has changed; look this often.",
+    help="Also reload the file when it has changed; look this often. It is loaded after two looks"
+    " that found the same, so a pause between the steps of a write has to be shorter.",
 )
 def serve(config_file: Path, ready_file: Path | None, watch_s: float | None) -> None:
     """Serve admission over gRPC until SIGTERM or SIGINT."""
-    config = read_config(config_file, ready_file)
+    config, digest = read_config(config_file, ready_file)
+    source = Source(config_file, digest, watch_s or 0.0)
     try:
-        run(config, ready_file, config_file=config_file, watch_s=watch_s or 0.0)
-    except (ListenError, RecordingError, StateError) as error:
+        run(config, ready_file, source, hung_up)
+    except (ListenError, ReadyFileError, RecordingError, StateError) as error:
         raise click.ClickException(str(error)) from None

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from schedsvc.config import Config, ConfigError, load
+from schedsvc.config import Config, ConfigError, load_version
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,10 +31,13 @@ def ready_file_option(metrics: str) -> Callable[[F], F]:
     )
 
 
-def read_config(config_file: Path, ready_file: Path | None) -> Config:
-    """Read the configuration; click's errors where it, or the other file's place, is wrong."""
+def read_config(config_file: Path, ready_file: Path | None) -> tuple[Config, bytes]:
+    """Read the configuration and the digest of its file.
+
+    Raises click's errors if it, or the other file's place, is wrong.
+    """
     try:
-        config = load(config_file)
+        found = load_version(config_file)
     except ConfigError as error:
         for line in str(error).splitlines():
             click.echo(line, err=True)
@@ -43,4 +46,4 @@ def read_config(config_file: Path, ready_file: Path | None) -> Config:
         raise click.BadParameter(
             f"the folder of {ready_file} does not exist", param_hint="--ready-file"
         )
-    return config
+    return found

@@ -165,7 +165,15 @@ def _view(snapshot: Any) -> RenderableType:
         + (f"; {totals.reports_limited:,} reports limited" if totals.reports_limited else "")
     )
     tables = [pools, *([classes] if len(snapshot.classes) > 1 else []), flows]
-    return Group(line, *tables, *_quotas(snapshot))
+    return Group(line, *_config(snapshot.config), *tables, *_quotas(snapshot))
+
+
+def _config(config: Any) -> Iterator[str]:
+    """Yield what an operator has to know of the last reload; nothing if all of it is in force."""
+    if config.problem:
+        yield f"the last reload changed nothing: {config.problem}"
+    if config.needs_restart:
+        yield f"waits for a restart: {', '.join(config.needs_restart)}"
 
 
 def _quotas(snapshot: Any) -> Iterator[Table]:

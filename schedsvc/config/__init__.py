@@ -1,8 +1,9 @@
 """The configuration file: read, checked as a whole, and named by place where it is wrong."""
 
+import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -11,11 +12,11 @@ from schedsvc.config.apply import (
     Configurable,
     change_modes,
     configure,
-    needs_restart,
     reconfigure,
 )
 from schedsvc.config.deprecated import RENAMED_MODES, modernise, modernise_setting
 from schedsvc.config.explain import explain
+from schedsvc.config.in_force import in_force, needs_restart, with_pools_kept
 from schedsvc.config.models import Config
 from schedsvc.config.modes import ModeOverlay
 from schedsvc.config.rules import UNKNOWN_TENANT, advice, broken_rules
@@ -38,7 +39,10 @@ __all__ = [
     "Reading",
     "change_modes",
     "configure",
+    "file_digest",
+    "in_force",
     "load",
+    "load_version",
     "modernise_setting",
     "needs_restart",
     "path_text",
@@ -46,6 +50,7 @@ __all__ = [
     "read",
     "reconfigure",
     "token_digest",
+    "with_pools_kept",
 ]
 
 _FILE_BYTES_MAX = 64 << 20
@@ -67,6 +72,8 @@ class Reading:
     config: Config | None
     problems: list[Problem]
     warnings: list[Problem]
+    #: The `file_digest()` of what was read.
+    digest: bytes = b""
 
 
 def problem_text(file: Path, problem: Problem) -> str:
@@ -78,32 +85,57 @@ def problem_text(file: Path, problem: Problem) -> str:
 
 def load(file: Path, environ: Mapping[str, str] | None = None) -> Config:
     """Read and check a configuration file. Raises ConfigError with every problem. O(file)."""
+    return load_version(file, environ)[0]
+
+
+def load_version(file: Path, environ: Mapping[str, str] | None = None) -> tuple[Config, bytes]:
+    """Do the same, and also return the `file_digest()` of what was read."""
     reading = read(file, environ)
     if reading.config is None:
         raise ConfigError(file, reading.problems)
-    return reading.config
+    return reading.config, reading.digest
 
 
 def read(file: Path, environ: Mapping[str, str] | None = None) -> Reading:
     """Read and check a configuration file; never raises for what stands in it. O(file)."""
+    content = _content(file)
+    if isinstance(content, str):
+        return _unread(content, content)
     try:
-        if file.stat().st_size > _FILE_BYTES_MAX:
-            raise ValueError(f"larger than {_FILE_BYTES_MAX >> 20} MiB")
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        return _unread(f"cannot read the file: {error.strerror}")
+        # As text files are read: each kind of line end is one.
+        text = content.decode().replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        return _unread(f"not UTF-8 text (byte {error.start})")
-    except ValueError as error:
-        return _unread(str(error))
+        return _unread(f"not UTF-8 text (byte {error.start})", content)
     source = read_yaml(text)
     if source.problems and source.data is None:
-        return Reading(None, source.problems, [])
-    return _check(source, file.absolute().parent, os.environ if environ is None else environ)
+        return Reading(None, source.problems, [], _digest(content))
+    reading = _check(source, file.absolute().parent, os.environ if environ is None else environ)
+    return replace(reading, digest=_digest(content))
 
 
-def _unread(message: str) -> Reading:
-    return Reading(None, [Problem(Place(1, 1), (), message)], [])
+def file_digest(file: Path) -> bytes:
+    """Return a digest of a file's content, also of a file that cannot be read. O(file)."""
+    return _digest(_content(file))
+
+
+def _content(file: Path) -> bytes | str:
+    """Return what a file holds, or why it cannot be read."""
+    try:
+        if file.stat().st_size > _FILE_BYTES_MAX:
+            return f"larger than {_FILE_BYTES_MAX >> 20} MiB"
+        return file.read_bytes()
+    except OSError as error:
+        return f"cannot read the file: {error.strerror}"
+
+
+def _digest(content: bytes | str) -> bytes:
+    if isinstance(content, str):
+        content = b"\0" + content.encode()  # no valid file begins with it
+    return hashlib.sha256(content).digest()
+
+
+def _unread(message: str, content: bytes | str) -> Reading:
+    return Reading(None, [Problem(Place(1, 1), (), message)], [], _digest(content))
 
 
 def _check(source: YamlText, folder: Path, environ: Mapping[str, str]) -> Reading:

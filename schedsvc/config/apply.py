@@ -3,6 +3,7 @@
 from typing import Any, Protocol
 
 from schedsvc.config.class_rules import DEFAULT_CLASS
+from schedsvc.config.in_force import in_force
 from schedsvc.config.models import Class, Config, Pool, Terms
 from schedsvc.config.rules import UNKNOWN_TENANT
 
@@ -11,7 +12,6 @@ __all__ = [
     "Configurable",
     "change_modes",
     "configure",
-    "needs_restart",
     "reconfigure",
 ]
 
@@ -162,18 +162,38 @@ def configure(core: Configurable, config: Config, now_ns: int) -> None:
     _apply(core, config, None, now_ns)
     _limit_pools(core, config, None, now_ns)
     for pool in config.pools:
-        _pool(core, pool, pool, now_ns)
+        _pool(core, pool, now_ns)
 
 
 def reconfigure(
     core: Configurable, config: Config, before: Config, now_ns: int
 ) -> list[tuple[str, str]]:
-    """Tell a running core what differs from the configuration before. O(tenants + queued).
+    """Give a running core what differs from the configuration in force. O(tenants + queued).
 
     Leases keep what they have; of a tenant that is gone what is queued is still served; what
     `needs_restart()` names stays as it was. Returns pools, each with the reason why the core keeps
-    its old figures.
+    its old figures. If the core refuses anything else, `before` is in force again and its error
+    is raised.
     """
+    config = in_force(config, before)
+    try:
+        _change(core, config, before, now_ns)
+    except Exception:
+        # The core had accepted all of it.
+        _change(core, before, config, now_ns)
+        raise
+    kept = []
+    old_pools = {pool.name: pool for pool in before.pools}
+    for pool in config.pools:
+        if pool != old_pools.get(pool.name):
+            try:
+                _pool(core, pool, now_ns)
+            except ValueError as error:  # a shim offers it by now, in another way
+                kept.append((pool.name, str(error)))
+    return kept
+
+
+def _change(core: Configurable, config: Config, before: Config, now_ns: int) -> None:
     options = {k: v for k, v in config.core_options().items() if k in LIVE_OPTIONS}
     core.set_options(now_ns, **options)
     names = {tenant.name for tenant in config.tenants}
@@ -182,16 +202,6 @@ def reconfigure(
             core.set_gone(now_ns, tenant.name.encode())
     _apply(core, config, before, now_ns)
     _limit_pools(core, config, before, now_ns)
-    kept = []
-    old_pools = {pool.name: pool for pool in before.pools}
-    for pool in config.pools:
-        old = old_pools.get(pool.name)
-        if old is None or pool != old:
-            try:
-                _pool(core, pool, old or pool, now_ns)
-            except ValueError as error:  # a shim offers it by now, in another way
-                kept.append((pool.name, str(error)))
-    return kept
 
 
 def change_modes(core: Configurable, config: Config, before: Config, now_ns: int) -> None:
@@ -208,39 +218,6 @@ def change_modes(core: Configurable, config: Config, before: Config, now_ns: int
         _unknown(
             core, config, before, now_ns, classes, _shared_quotas(core, config, before, now_ns)
         )
-
-
-def needs_restart(config: Config, before: Config) -> list[str]:
-    """Name the keys whose changes a running server cannot follow."""
-    found = []
-    for key in ("listeners", "auth", "metrics", "record", "state"):
-        if getattr(config, key) != getattr(before, key):
-            found.append(key)
-    names = set(type(config.limits).model_fields) - LIVE_OPTIONS - {"drain_ms"}
-    found += [
-        f"limits.{name}"
-        for name in sorted(names)
-        if getattr(config.limits, name) != getattr(before.limits, name)
-    ]
-    options, old_options = config.core_options(), before.core_options()
-    found += [
-        f"scheduler.{name}"
-        for name, value in options.items()
-        if name not in LIVE_OPTIONS and value != old_options[name]
-    ]
-    exempt = {entry.name: entry.exempt for entry in before.classes}
-    found += [
-        f"classes ({entry.name})"
-        for entry in config.classes
-        if entry.exempt != exempt.get(entry.name, entry.exempt)
-    ]
-    pools = {pool.name: pool for pool in config.pools}
-    for old in before.pools:
-        new = pools.get(old.name)
-        fixed = ("epoch", "block_size_tokens")
-        if new is None or any(getattr(new, key) != getattr(old, key) for key in fixed):
-            found.append(f"pools ({old.name})")
-    return found
 
 
 def _apply(core: Configurable, config: Config, before: Config | None, now_ns: int) -> None:
@@ -281,10 +258,10 @@ def _class_flow(core: Configurable, flow: int, terms: Terms, classes: dict[str, 
 
 
 def _classes(core: Configurable, config: Config, before: Config | None) -> dict[str, int]:
-    """Declare the classes; return their indices. What is exempt stays so while it runs."""
-    old = {entry.name: entry for entry in before.classes} if before else {}
+    """Declare the classes; return their indices."""
+    old = {entry.name for entry in before.classes} if before else set()
     entries = {entry.name: entry for entry in config.classes}
-    for name in old.keys() - entries.keys():
+    for name in sorted(old - entries.keys()):
         core.set_class_gone(name.encode())
     if DEFAULT_CLASS in old:
         entries.setdefault(DEFAULT_CLASS, Class(name=DEFAULT_CLASS))
@@ -294,18 +271,18 @@ def _classes(core: Configurable, config: Config, before: Config | None) -> dict[
             name.encode(),
             entry.rank or 0,
             entry.ageing_ms * _MS,
-            old[name].exempt if name in old else entry.exempt,
+            entry.exempt,
         )
     return found
 
 
-def _pool(core: Configurable, pool: Pool, old: Pool, now_ns: int) -> None:
+def _pool(core: Configurable, pool: Pool, now_ns: int) -> None:
     core.set_pool(
         now_ns,
         pool.name.encode(),
-        old.epoch,
+        pool.epoch,
         pool.capacity_tokens,
-        old.block_size_tokens,
+        pool.block_size_tokens,
         pool.max_running,
         pool.max_model_tokens,
     )

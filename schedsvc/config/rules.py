@@ -19,13 +19,13 @@ from schedsvc.config.quota_rules import quota_findings
 from schedsvc.config.rule_helpers import Finding, Once, items, mapping, name_bytes, one_of
 from schedsvc.config.yaml_positions import Path
 
-__all__ = ["RESERVED_TENANTS", "UNKNOWN_TENANT", "advice", "broken_rules"]
+__all__ = ["RESERVED_TENANTS", "UNIX_PATH_BYTES_MAX", "UNKNOWN_TENANT", "advice", "broken_rules"]
 
 #: The flow that unknown tenants share, and the series that stands for tenants beyond the cap.
 UNKNOWN_TENANT = "unknown"
 RESERVED_TENANTS = (UNKNOWN_TENANT, "other")
 
-_UNIX_PATH_BYTES_MAX = 107
+UNIX_PATH_BYTES_MAX = 107
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
 
@@ -100,8 +100,8 @@ def _listeners(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
             if not tcp.endswith(":0"):
                 yield from addresses.see(tcp, (*path, "tcp"))
         if isinstance(unix, str):
-            if len(bytes(folder / unix)) > _UNIX_PATH_BYTES_MAX:
-                message = f"is longer than {_UNIX_PATH_BYTES_MAX} bytes; choose a shorter path"
+            if len(bytes(folder / unix)) > UNIX_PATH_BYTES_MAX:
+                message = f"is longer than {UNIX_PATH_BYTES_MAX} bytes; choose a shorter path"
                 yield (*path, "unix"), message
             if "tls" in entry:
                 yield (*path, "tls"), "is for tcp listeners; a Unix socket never leaves the host"

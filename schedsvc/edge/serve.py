@@ -15,8 +15,8 @@ from schedsvc.config.models import Listener
 from schedsvc.edge.relay import Allowance, Relay
 from schedsvc.server.credentials import credentials_of
 from schedsvc.server.listeners import bind, server_options
-from schedsvc.server.logs import configure_logs
-from schedsvc.server.serve import write_ready
+from schedsvc.server.logs import configure_logs, flush_logs
+from schedsvc.server.ready import ReadyFile
 from schedsvc.service import SERVICE_NAME, Authenticator
 
 __all__ = ["Edge", "serve"]
@@ -71,7 +71,7 @@ class Edge:
         for name in ("", SERVICE_NAME):
             await self._health.set(name, _STATUS.NOT_SERVING)
         try:
-            self.target = bind(self._server, self._config, self._listener)
+            self.target = bind(self._server, self._config, self._listener).target
         finally:
             # Only a server that runs gives its address back when it stops.
             await self._server.start()
@@ -101,29 +101,32 @@ class Edge:
 
 
 def serve(config: Config, ready_file: Path | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ListenError.
+    """Serve until SIGTERM or SIGINT; SIGHUP changes nothing. Raises ListenError and ReadyFileError.
 
     While listening, `ready_file` holds `{"targets": [...], "metrics": null}` as JSON.
     """
     configure_logs(config.log.format, config.log.level)
-    if ready_file is not None:
-        ready_file.unlink(missing_ok=True)
     try:
-        uvloop.run(_serve(config, ready_file))
+        with ReadyFile(ready_file) as ready:
+            uvloop.run(_serve(config, ready))
     finally:
-        if ready_file is not None:
-            ready_file.unlink(missing_ok=True)
+        flush_logs()
 
 
-async def _serve(config: Config, ready_file: Path | None) -> None:
+async def _serve(config: Config, ready: ReadyFile) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _on_hangup)
     edge = Edge(config)
     await edge.start()
     _log.info("ready", pid=os.getpid(), targets=[edge.target])
-    if ready_file is not None:
-        write_ready(ready_file, [edge.target], None)
+    ready.write([edge.target], None)
     await stopped.wait()
     await edge.stop()
     _log.info("stopped")
+
+
+def _on_hangup() -> None:
+    effect = "none: the edge reads its configuration at the start; start it again to change it"
+    _log.warning("signal", name="SIGHUP", effect=effect)

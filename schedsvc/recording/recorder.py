@@ -14,6 +14,7 @@ READS = frozenset(
     {
         "encode",
         "save",
+        "save_all",
         "next_deadline",
         "ready",
         "flow_index",

@@ -26,7 +26,7 @@ class Recording:
         on_stop: Callable[[str], None] | None = None,
         **options: Any,
     ) -> None:
-        """Make the core and begin the file.
+        """Make the core and lock the file, which stays as it is until `begin()`.
 
         `on_stop` is told, in any thread, why nothing is recorded any more. Raises RecordingError
         where the file cannot be written.
@@ -50,6 +50,10 @@ class Recording:
         )
         #: What the driver drives.
         self.core = record(core, self._writer)
+
+    def begin(self) -> None:
+        """Begin the file. Raises RecordingError."""
+        self._writer.begin()
 
     def close(self) -> None:
         """Note the last digest and end the file. Blocks for the disk. Idempotent.

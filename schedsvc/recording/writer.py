@@ -1,9 +1,11 @@
 """Writes a recording beside the event loop: events are put into a queue, a thread writes them."""
 
+import fcntl
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,9 @@ class RecordingError(OSError):
 class RecordingWriter:
     """Appends events to a file; a recording that cannot go on ends, and `on_stop` is told why.
 
-    An existing file is kept as FILE.1, in the place of an older one. The file is readable by its
-    owner alone: it names tenants, request ids and lease ids.
+    An existing file is kept as FILE.1, in the place of an older one. One process at a time holds
+    the file, by a lock (flock). It is readable by its owner alone: it names tenants, request ids
+    and lease ids.
     """
 
     def __init__(
@@ -38,7 +41,10 @@ class RecordingWriter:
         bytes_max: int,
         on_stop: Callable[[str], None] | None = None,
     ) -> None:
-        """Begin a file and write its header. Raises RecordingError."""
+        """Lock the file, which stays as it is until `begin()`. Raises RecordingError.
+
+        Events that are put before that wait.
+        """
         self.path = path
         #: Why nothing is recorded any more; empty while it is.
         self.stopped = ""
@@ -50,17 +56,54 @@ class RecordingWriter:
         self._frames = 0
         self._wake = threading.Event()
         self._closing = False
-        first = FIRST_LINE + self._frame(header_bytes(header))
-        try:
-            if path.exists():
-                path.replace(path.with_name(path.name + ".1"))
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-            self._write(first)
-        except OSError as error:
-            raise RecordingError(f"cannot record to {path}: {error.strerror}") from error
-        self._size = len(first)
+        self._first = FIRST_LINE + self._frame(header_bytes(header))
+        self._thread: threading.Thread | None = None
+        with self._failing():
+            self._file = self._lock()
+
+    def begin(self) -> None:
+        """Keep an existing file as FILE.1, and write the header into a new one.
+
+        Raises RecordingError.
+        """
+        with self._failing():
+            if os.fstat(self._file).st_size:
+                self.path.replace(self.path.with_name(self.path.name + ".1"))
+                earlier, self._file = self._file, self._lock(os.O_EXCL)
+                os.close(earlier)
+            os.fchmod(self._file, 0o600)
+            self._write(self._first)
+        self._size = len(self._first)
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
         self._thread.start()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except BlockingIOError:
+            raise RecordingError(
+                f"cannot record to {self.path}: another process records to it; stop that one, or"
+                " name another file"
+            ) from None
+        except OSError as error:
+            raise RecordingError(f"cannot record to {self.path}: {error.strerror}") from error
+
+    def _lock(self, flags: int = 0) -> int:
+        """Open or make the file, and lock it. Raises BlockingIOError if another process holds it.
+
+        One that is empty was made by a start that failed.
+        """
+        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | flags, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another process that ends or begins may have moved it since it was opened.
+            if not os.path.samestat(os.fstat(file), self.path.stat()):
+                raise BlockingIOError
+            return file
+        except BaseException:
+            os.close(file)
+            raise
 
     def put(self, event: bytes) -> None:
         """Queue an event; never blocks. O(1)."""
@@ -72,10 +115,27 @@ class RecordingWriter:
             self._stop(f"the disk is too slow: {QUEUED_BYTES_MAX >> 20} MiB of events wait for it")
 
     def close(self) -> None:
-        """Write what is queued, and end the file. Blocks for the disk. Idempotent."""
+        """Write what is queued, and end the file. Blocks for the disk. Idempotent.
+
+        A recording that has not begun leaves the file as it was.
+        """
+        if self._thread is None:
+            self._give_up()
+            return
         self._closing = True
         self._wake.set()
         self._thread.join()
+
+    def _give_up(self) -> None:
+        """Unlock a file that was not begun; remove it if it was made for that. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        with suppress(OSError):
+            found = os.fstat(self._file)
+            if not found.st_size and os.path.samestat(found, self.path.stat()):
+                self.path.unlink()
+        os.close(self._file)
 
     def _run(self) -> None:
         try:
@@ -91,6 +151,11 @@ class RecordingWriter:
 
     def _flush(self) -> None:
         """Write what is queued, in frames."""
+        found = os.fstat(self._file)
+        if not found.st_nlink:
+            self._stop(f"{self.path} was deleted")
+        elif found.st_size < self._size:
+            self._stop(f"{self.path} was truncated")
         while self._events and not self.stopped:
             parts, size = [], 0
             while self._events and size < _FRAME_BYTES:

@@ -2,8 +2,18 @@
 
 from schedsvc.recording.writer import RecordingError
 from schedsvc.server.listeners import ListenError
+from schedsvc.server.ready import ReadyFileError
+from schedsvc.server.reload import Source
 from schedsvc.server.serve import serve
 from schedsvc.server.server import Server
 from schedsvc.state import StateError
 
-__all__ = ["ListenError", "RecordingError", "Server", "StateError", "serve"]
+__all__ = [
+    "ListenError",
+    "ReadyFileError",
+    "RecordingError",
+    "Server",
+    "Source",
+    "StateError",
+    "serve",
+]

@@ -1,17 +1,20 @@
 """Opens the addresses to serve on: TCP and Unix sockets, with or without TLS."""
 
 import os
+import secrets
 import socket
 import stat
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
 from schedsvc.config import Config
 from schedsvc.config.models import Limits, Listener
+from schedsvc.config.rules import UNIX_PATH_BYTES_MAX
 
-__all__ = ["ListenError", "bind", "server_options"]
+__all__ = ["Address", "ListenError", "bind", "server_options"]
 
 
 class ListenError(OSError):
@@ -45,10 +48,27 @@ def server_options(limits: Limits) -> list[tuple[str, int]]:
     ]
 
 
-def bind(server: grpc.aio.Server, config: Config, listener: Listener) -> str:
-    """Open a listener's address on a server; return it as a client's target.
+@dataclass(frozen=True)
+class Address:
+    """An address that is open, as a client's target."""
 
-    Raises ListenError.
+    target: str
+    _path: Path | None = None
+    _made: os.stat_result | None = None
+
+    def release(self) -> None:
+        """Remove the socket of a Unix address, unless another one stands there by now."""
+        if self._path is None or self._made is None:
+            return
+        with suppress(OSError):
+            if os.path.samestat(self._path.lstat(), self._made):
+                self._path.unlink()
+
+
+def bind(server: grpc.aio.Server, config: Config, listener: Listener) -> Address:
+    """Open a listener's address on a server. Raises ListenError.
+
+    The address is released by its owner, not by gRPC, which would remove whatever socket it finds.
     """
     if listener.unix is not None:
         return _bind_unix(server, config.resolve(listener.unix), int(listener.mode, 8))
@@ -64,7 +84,7 @@ def bind(server: grpc.aio.Server, config: Config, listener: Listener) -> str:
         raise ListenError(f"cannot listen on {address}: {error}") from None
     if bound == 0:
         raise ListenError(f"cannot listen on {address}; choose another address")
-    return f"{host}:{bound}"
+    return Address(f"{host}:{bound}")
 
 
 def _refuse_taken(address: str, host: str, port: int) -> None:
@@ -85,20 +105,42 @@ def _refuse_taken(address: str, host: str, port: int) -> None:
             ) from None
 
 
-def _bind_unix(server: grpc.aio.Server, path: Path, mode: int) -> str:
+def _bind_unix(server: grpc.aio.Server, path: Path, mode: int) -> Address:
     _remove_stale(path)
+    # Made under another name, which is the one that gRPC removes in the end.
+    partial = path.with_name(f".{secrets.token_hex(2)}")
+    more = len(bytes(partial)) - UNIX_PATH_BYTES_MAX
+    if more > 0:
+        raise ListenError(f"cannot listen on {path}: shorten its folder's path by {more} bytes")
     # Nobody gets in between the socket's creation and its mode.
     before = os.umask(0o177)
     try:
-        bound = server.add_insecure_port(f"unix:{path}")
+        bound = server.add_insecure_port(f"unix:{partial}")
     except RuntimeError as error:
         raise ListenError(f"cannot listen on {path}: {error}") from None
     finally:
         os.umask(before)
-    if bound == 0 or not path.exists():
+    if bound == 0 or not partial.exists():
         raise ListenError(f"cannot listen on {path}; does its folder exist, and is it writable?")
-    path.chmod(mode)
-    return f"unix:{path}"
+    try:
+        partial.chmod(mode)
+        made = partial.lstat()
+        _move(partial, path)
+    except OSError as error:
+        raise ListenError(f"cannot listen on {path}: {error.strerror}") from None
+    return Address(f"unix:{path}", path, made)
+
+
+def _move(partial: Path, path: Path) -> None:
+    """Rename a socket. Raises FileExistsError if another socket has the path by now."""
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        partial.rename(path)
+    else:
+        partial.unlink()
 
 
 def _remove_stale(path: Path) -> None:

@@ -1,14 +1,21 @@
-"""How the process logs: structured lines on stderr, one for each event of its life."""
+"""How the process logs: structured lines on stderr, one for each event of its life.
+
+The event loop never waits for stderr, and a peer causes few lines: see log_writer.py and
+log_limits.py.
+"""
 
 import logging
 import sys
+import time
 from typing import Literal
 
 import structlog
 
 from schedsvc.printable import printable
+from schedsvc.server.log_limits import PeerLimits
+from schedsvc.server.log_writer import LogWriter
 
-__all__ = ["configure_logs"]
+__all__ = ["configure_logs", "flush_logs", "lines_dropped", "lines_suppressed"]
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -16,6 +23,49 @@ _LEVELS = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+
+_log = structlog.get_logger("schedsvc.logs")
+_FLUSH_S = 1.0
+
+
+class _Handler(logging.Handler):
+    """Hands formatted lines to the writer's thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writer = LogWriter(sys.stderr, _say_dropped)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self.writer.put(self.format(record) + "\n")
+        except Exception:  # logging's own way would write to stderr, and could wait there
+            self.writer.dropped += 1
+
+    def flush(self) -> None:
+        self.writer.flush(_FLUSH_S)
+
+
+def lines_dropped() -> int:
+    """Return how many lines were lost because stderr took none."""
+    return _handler.writer.dropped
+
+
+def lines_suppressed() -> int:
+    """Return how many lines about peers were left out because these caused too many."""
+    return _limits.suppressed
+
+
+def flush_logs() -> None:
+    """Wait until the lines so far are written, but at most for a second."""
+    _handler.flush()
+
+
+def _say_dropped(lines: int) -> None:
+    _log.warning("log_lines_dropped", lines=lines, reason="no program read stderr")
+
+
+_handler = _Handler()
+_limits = PeerLimits()
 
 
 def configure_logs(
@@ -34,17 +84,19 @@ def configure_logs(
         final += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
         final += [_printable, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
+    if _handler.writer.stream is not sys.stderr:
+        _handler.writer = LogWriter(sys.stderr, _say_dropped)
+    _handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=final)
     )
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [_handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("schedsvc").setLevel(_LEVELS[level])
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
+            _limit_peers,
             *shared,
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
@@ -52,6 +104,20 @@ def configure_logs(
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
+
+
+def _limit_peers(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Leave out lines of a peer that causes too many; the next one says how many."""
+    peer = event.get("peer")
+    if peer is not None:
+        left_out = _limits.admit(str(peer), time.monotonic_ns())
+        if left_out < 0:
+            raise structlog.DropEvent
+        if left_out:
+            event["suppressed"] = left_out
+    return event
 
 
 def _printable(

@@ -7,7 +7,7 @@ import structlog
 from grpc_health.v1 import health_pb2
 from schedsvc_client.v1 import mode_pb2
 
-from schedsvc.config import Config, ModeOverlay
+from schedsvc.config import Config, ModeOverlay, in_force, with_pools_kept
 from schedsvc.config.models import Mode
 from schedsvc.driver import Driver
 from schedsvc.service import SERVICE_NAME
@@ -93,14 +93,20 @@ class OperatorActions:
         self._save()
         self._show(self._overlay.on(self._config))
 
-    def reconfigured(self, config: Config) -> list[tuple[str, str]]:
-        """Let another file be in force, under what was said; see `Driver.reconfigure()`."""
-        before, names = self._overlay.on(self._config), {entry.name for entry in config.tenants}
-        self._config = config
-        self._say(self._overlay.naming(names))
-        kept = self._driver.reconfigure(self._overlay.on(config), before)
-        self._show(self._overlay.on(config))
-        return kept
+    def reconfigured(self, config: Config) -> tuple[Config, list[tuple[str, str]]]:
+        """Put a file in force, under what operators said; see `Driver.reconfigure()`.
+
+        Returns what is in force now, and the pools of the file that are not. Raises CallerError or
+        Broken, and then nothing has changed.
+        """
+        before = self._config
+        config = in_force(config, before)
+        overlay = self._overlay.naming({entry.name for entry in config.tenants})
+        kept = self._driver.reconfigure(overlay.on(config), self._overlay.on(before))
+        self._config = with_pools_kept(config, before, [pool for pool, _ in kept])
+        self._say(overlay)
+        self._show(overlay.on(self._config))
+        return self._config, kept
 
     def _say(self, overlay: ModeOverlay) -> None:
         self._overlay = self._driver.mode_overlay = overlay

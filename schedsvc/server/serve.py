@@ -2,20 +2,21 @@
 
 import asyncio
 import gc
-import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
 import uvloop
 
 from schedsvc.config import Config
-from schedsvc.server.logs import configure_logs
-from schedsvc.server.reload import Reloader
+from schedsvc.server.logs import configure_logs, flush_logs
+from schedsvc.server.ready import ReadyFile
+from schedsvc.server.reload import Reloader, Source
 from schedsvc.server.server import Server
 
-__all__ = ["serve", "write_ready"]
+__all__ = ["serve"]
 
 _log = structlog.get_logger("schedsvc.server")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -24,44 +25,50 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def serve(
     config: Config,
     ready_file: Path | None = None,
-    *,
-    config_file: Path | None = None,
-    watch_s: float = 0.0,
+    source: Source | None = None,
+    hung_up: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ListenError, RecordingError and StateError.
+    """Serve until SIGTERM or SIGINT.
 
-    On SIGHUP `config_file` is read again, and also when it has changed, looked at every `watch_s`
-    seconds (0: not). One that is wrong changes nothing.
+    Raises ListenError, RecordingError, ReadyFileError and StateError.
+
+    On SIGHUP the file of `source` is read again, and, if it is watched, also when it has changed.
+    One that is wrong changes nothing. A SIGHUP during the start, also one before it of which
+    `hung_up()` knows, reloads after it.
 
     While listening, `ready_file` holds `{"targets": [...], "metrics": URL}` as JSON.
     """
     configure_logs(config.log.format, config.log.level)
-    # One of an earlier run would tell of addresses that are gone.
-    if ready_file is not None:
-        ready_file.unlink(missing_ok=True)
     try:
-        uvloop.run(_serve(config, ready_file, config_file, watch_s))
+        with ReadyFile(ready_file) as ready:
+            uvloop.run(_serve(config, ready, source, hung_up))
     finally:
-        if ready_file is not None:
-            ready_file.unlink(missing_ok=True)
+        flush_logs()
 
 
 async def _serve(
-    config: Config, ready_file: Path | None, config_file: Path | None, watch_s: float
+    config: Config,
+    ready: ReadyFile,
+    source: Source | None,
+    hung_up: Callable[[], bool],
 ) -> None:
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in _SIGNALS:
         loop.add_signal_handler(number, signals.put_nowait, number)
+    hangups: asyncio.Queue[None] = asyncio.Queue()
+    if source is not None:
+        loop.add_signal_handler(signal.SIGHUP, hangups.put_nowait, None)
+        if hung_up():
+            hangups.put_nowait(None)
     server = Server(config)
     await server.start()
-    reloads = _start_reloads(server, config_file, watch_s)
+    reloads = [] if source is None else _start_reloads(server, source, hangups)
     # What lives as long as the process need not be looked at by each garbage collection.
     gc.collect()
     gc.freeze()
     _log.info("ready", pid=os.getpid(), targets=server.targets, metrics=server.metrics_url)
-    if ready_file is not None:
-        write_ready(ready_file, server.targets, server.metrics_url)
+    ready.write(server.targets, server.metrics_url)
     first = await signals.get()
     for task in reloads:
         task.cancel()
@@ -80,18 +87,15 @@ async def _serve(
 
 
 def _start_reloads(
-    server: Server, config_file: Path | None, watch_s: float
+    server: Server, source: Source, hangups: asyncio.Queue[None]
 ) -> list[asyncio.Task[None]]:
-    """Begin to reload the file on SIGHUP, and to watch it where that is wanted."""
-    if config_file is None:
-        return []
+    """Begin to reload the file on SIGHUP, and to watch it if that is wanted."""
     loop = asyncio.get_running_loop()
-    reloader = Reloader(config_file, server.reconfigure)
-    hangups: asyncio.Queue[None] = asyncio.Queue()
-    loop.add_signal_handler(signal.SIGHUP, hangups.put_nowait, None)
+    loading = server.driver.loading
+    reloader = Reloader(source.file, server.reconfigure, loading, source.digest)
     tasks = [loop.create_task(_reload_on(hangups, reloader))]
-    if watch_s:
-        tasks.append(loop.create_task(reloader.watch(watch_s)))
+    if source.watch_s:
+        tasks.append(loop.create_task(reloader.watch(source.watch_s)))
     return tasks
 
 
@@ -100,10 +104,3 @@ async def _reload_on(hangups: asyncio.Queue[None], reloader: Reloader) -> None:
         await hangups.get()
         _log.info("signal", name="SIGHUP")
         await reloader.reload()
-
-
-def write_ready(file: Path, targets: list[str], metrics: str | None) -> None:
-    """Write the ready file in one step, so that nobody reads half of it."""
-    partial = file.with_name(file.name + ".partial")
-    partial.write_text(json.dumps({"targets": targets, "metrics": metrics}) + "\n")
-    partial.replace(file)

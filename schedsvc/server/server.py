@@ -10,14 +10,14 @@ import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2_grpc
 
-from schedsvc.clock import HEARTBEAT_NS, SteadyClock
-from schedsvc.config import UNKNOWN_TENANT, Config, ModeOverlay, needs_restart
+from schedsvc.clock import HEARTBEAT_NS, SteadyClock, wall_ms
+from schedsvc.config import UNKNOWN_TENANT, Config, ModeOverlay, in_force, needs_restart
 from schedsvc.driver import WORK_MAX, Broken, Driver, new_core
 from schedsvc.metrics import Metrics
 from schedsvc.recording.start import Recording
 from schedsvc.server.credentials import Callers
-from schedsvc.server.listeners import bind, server_options
-from schedsvc.server.logs import configure_logs
+from schedsvc.server.listeners import Address, bind, server_options
+from schedsvc.server.logs import configure_logs, lines_dropped, lines_suppressed
 from schedsvc.server.metrics_http import MetricsPage
 from schedsvc.server.operator import OperatorActions
 from schedsvc.server.reflection import add_reflection
@@ -50,6 +50,7 @@ class Server:
         Raises RecordingError where the configuration records to a file that cannot be written,
         and StateError where it keeps its state in one that cannot be used.
         """
+        #: What is in force: a file, without what it needs a restart for.
         self._config = config
         self._clock = SteadyClock()
         self._incarnation = secrets.randbits(63) + 1
@@ -73,19 +74,18 @@ class Server:
                 config, self._clock.now_ns(), _on_recording_stopped, **options
             )
             core = self._recording.core
-            _log.info("recording", file=str(self._recording.path))
         if store is not None:
             # Nothing listens before that: whoever reaches the scheduler finds it restored.
             restore(core, store, self._clock.now_ns(), check=ModeOverlay.restored)
             self._said = ModeOverlay.restored(store.modes)
         self.driver = Driver(core, self._clock, self._on_defect)
+        self.driver.loading.succeeded_ms = wall_ms()
         self._keeper: StateWriter | None = None
         if store is not None and config.state is not None:
             self._keeper = StateWriter(self.driver, store, config.state.every_ms)
         tenants_max = 0 if config.metrics is None else config.metrics.tenants_max
-        self.metrics = Metrics(self.driver, _tenants(config), tenants_max)
-        #: What the parts that cannot change were made of.
-        self._first_config = config
+        log_lines = {"dropped": lines_dropped, "suppressed": lines_suppressed}
+        self.metrics = Metrics(self.driver, _tenants(config), tenants_max, log_lines)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # not in the stubs
         self._handles = OperatorActions(
             self.driver,
@@ -96,6 +96,7 @@ class Server:
         )
         self._services: list[Service] = []
         self._grpc: list[grpc.aio.Server] = []
+        self._addresses: list[Address] = []
         self._page: MetricsPage | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         #: Addresses as a client's targets, in the order of the configuration, once started.
@@ -104,7 +105,10 @@ class Server:
         self.metrics_url: str | None = None
 
     async def start(self) -> None:
-        """Listen on every address. Raises ListenError, and then listens on none."""
+        """Listen on every address, and begin to record.
+
+        Raises ListenError and RecordingError, and then listens on none.
+        """
         try:
             await self._start()
         except BaseException:
@@ -119,19 +123,25 @@ class Server:
         self._callers = Callers(self.driver, self._config)
         for listener in self._config.listeners:
             kind = self._config.auth_kind(listener)
-            address = listener.unix or listener.tcp or ""
-            authenticator = Authenticator(self._callers.credentials, kind, address)
+            named = listener.unix or listener.tcp or ""
+            authenticator = Authenticator(self._callers.credentials, kind, named)
             server = self._new_grpc_server(authenticator, self._config.may_operate(listener))
             self._grpc.append(server)
-            target = bind(server, self._config, listener)
+            address = bind(server, self._config, listener)
+            self._addresses.append(address)
+            target = address.target
             self.targets.append(target)
             _log.info("listening", target=target, tls=listener.tls is not None, auth=kind)
-        for server in self._grpc:
-            await server.start()
         if self._config.metrics is not None:
             self._page = MetricsPage(self.metrics)
             self.metrics_url = await self._page.start(self._config.metrics.listen)
             _log.info("listening", metrics=self.metrics_url)
+        if self._recording is not None:
+            # All addresses and files are held now: until here an earlier recording was untouched.
+            self._recording.begin()
+            _log.info("recording", file=str(self._recording.path))
+        for server in self._grpc:
+            await server.start()
         if self._keeper is not None:
             self._keep(self._keeper.run())
         self._keep(self._beat())
@@ -166,20 +176,24 @@ class Server:
         return server
 
     def reconfigure(self, config: Config) -> None:
-        """Let another valid configuration be in force, as far as a running server can."""
-        if config == self._config:
+        """Put another valid file in force, as far as a running server can.
+
+        Raises CallerError or Broken, and then nothing has changed.
+        """
+        before = self._config
+        if in_force(config, before) == before:
             _log.info("config_unchanged")
-            return
-        kept = self._handles.reconfigured(config)
-        if config.log != self._config.log:
-            configure_logs(config.log.format, config.log.level)
-        self._config = config
-        _log.info("config_reloaded", tenants=len(config.tenants), mode=config.mode)
-        for pool, reason in kept:
-            _log.warning("pool_unchanged", pool=pool, reason=reason)
-        needed = needs_restart(config, self._first_config)
-        if needed:
-            _log.warning("config_needs_restart", keys=needed, effect="these stay as they were")
+        else:
+            self._config, kept = self._handles.reconfigured(config)
+            if self._config.log != before.log:
+                configure_logs(self._config.log.format, self._config.log.level)
+            _log.info("config_reloaded", tenants=len(config.tenants), mode=config.mode)
+            for pool, reason in kept:
+                _log.warning("pool_unchanged", pool=pool, reason=reason)
+        waiting = needs_restart(config, self._config)
+        self.driver.loading.waiting = tuple(waiting)
+        if waiting:
+            _log.warning("config_needs_restart", keys=waiting, effect="these stay as they were")
 
     async def drain(self) -> None:
         """Refuse what is new, serve what is queued and running, then evict; close the streams.
@@ -209,6 +223,8 @@ class Server:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for address in self._addresses:
+            address.release()
         servers, self._grpc = self._grpc, []
         await asyncio.gather(*(server.stop(grace_s) for server in servers))
         if self._page is not None:

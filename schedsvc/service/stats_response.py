@@ -57,6 +57,7 @@ def snapshot(
         incarnation=incarnation,
         draining=stats["draining"],
         state=_state(driver),
+        config=_config(driver),
         mode=modes(driver),
         classes=[quota_pb2.ClassStats(**_only(entry, _CLASS_FIELDS)) for entry in stats["classes"]],
         quotas=[
@@ -84,6 +85,15 @@ def _state(driver: Driver) -> pb.StateStats | None:
     if driver.saving is None:
         return None
     return pb.StateStats(unsaved_ms=driver.unsaved_ns() // 1_000_000, problem=driver.saving.problem)
+
+
+def _config(driver: Driver) -> mode_pb2.ConfigStats:
+    loading = driver.loading
+    return mode_pb2.ConfigStats(
+        last_success_unix_ms=loading.succeeded_ms,
+        problem=loading.problem,
+        needs_restart=loading.waiting,
+    )
 
 
 def _counted(values: dict[str, Any], fields: frozenset[str]) -> dict[str, Any]:

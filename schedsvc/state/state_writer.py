@@ -74,7 +74,10 @@ class StateWriter:
         self._thread = ThreadPoolExecutor(1, "state")
         self._backlog = Backlog()
         self._hurried = asyncio.Event()
+        self._is_lost = False
         self._saving = driver.saving = Saving(driver.clock.now_ns())
+        #: All that happened since then is unsaved if the file is lost.
+        self._began_ns = self._saving.saved_ns
 
     async def run(self) -> None:
         """Save until it is cancelled, or the core is broken."""
@@ -93,8 +96,16 @@ class StateWriter:
         self._hurried.set()
 
     async def save(self) -> bool:
-        """Save what has changed; False where the file could not be written. Raises Broken."""
+        """Save what has changed; False if the file could not be written. Raises Broken.
+
+        A file that another program deleted or changed is begun again, with everything.
+        """
         began_ns = self._driver.clock.now_ns()
+        if not await self._find_file():
+            return False
+        if self._store.wants_all:
+            self._driver.save_all()
+            self._store.wants_all = False
         while rows := self._driver.save(_ROWS_AT_ONCE):
             self._backlog.add(rows, self._wall_ns())
             await asyncio.sleep(0)
@@ -113,6 +124,30 @@ class StateWriter:
                 return False
         self._saving.saved_ns = began_ns
         self._tell("")
+        return True
+
+    async def _find_file(self) -> bool:
+        """Look whether the file is still as it was left; begin it again if it is not."""
+        loop = asyncio.get_running_loop()
+        reason = await loop.run_in_executor(self._thread, self._store.find_lost)
+        if not reason:
+            return True
+        if not self._is_lost:
+            self._is_lost = True
+            self._saving.files_lost += 1
+            self._saving.saved_ns = self._began_ns
+            effect = "a new file gets everything; until then a restart would lose all of it"
+            _log.error(
+                "state_file_lost", file=str(self._store.path), reason=reason, effect=effect
+            )  # fmt: skip
+        try:
+            await loop.run_in_executor(self._thread, self._store.begin_again)
+        except StateError as error:
+            self._tell(str(error))
+            return False
+        self._is_lost = False
+        kept_as = self._store.set_aside_as
+        _log.warning("state_file_begun", file=str(self._store.path), kept_as=kept_as)
         return True
 
     async def close(self) -> None:

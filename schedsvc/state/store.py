@@ -58,10 +58,57 @@ class Store:
         #: The key of all hashes, so that they mean the same after a restart.
         self.hash_key = secrets.token_bytes(_HASH_KEY_BYTES)
         self._is_old = True  # rows of an earlier process are still there
+        #: `begin_again()` was called; the caller of `write()` clears it when it brings all rows.
+        self.wants_all = False
+        #: Of the files as this process left them, and why they are that no more.
+        self._left: list[os.stat_result | None] = []
+        self._lost = ""
         try:
             self._open()
         except _DamagedError as error:
             self.set_aside(str(error))
+
+    def find_lost(self) -> str:
+        """Say what another program did to the file since the last write; empty: nothing. O(1).
+
+        Only this process writes it, so its inode, size and time may not change in between.
+        """
+        if not self._lost:
+            self._lost = self._find_lost()
+        return self._lost
+
+    def _find_lost(self) -> str:
+        main, wal = (
+            _compare(left, now) for left, now in zip(self._left, self._look(), strict=True)
+        )
+        return main or (wal and f"its write-ahead log {self.path.name}-wal was {wal}")
+
+    def _look(self) -> list[os.stat_result | None]:
+        found: list[os.stat_result | None] = []
+        for path in (self.path, self.path.with_name(self.path.name + "-wal")):
+            try:
+                found.append(path.stat())
+            except OSError:
+                found.append(None)
+        return found
+
+    def begin_again(self) -> None:
+        """Open, lock or make the file at the path, after `find_lost()` has found something.
+
+        The next `write()` has to bring all rows, and replaces what the file holds. A file that is
+        damaged is set aside. Raises StateError, also if another process holds the file by now;
+        then this has to be called again.
+        """
+        hash_key = self.hash_key
+        self._connection.close()
+        self.set_aside_as, self._is_old = "", True
+        try:
+            self._open()
+        except _DamagedError as error:
+            self.set_aside(str(error))
+        finally:
+            self.hash_key = hash_key
+        self.rows, self._lost, self.wants_all = [], "", True
 
     def set_aside(self, damage: str) -> None:
         """Move the file away as damaged and begin a new one. Raises StateError."""
@@ -105,6 +152,9 @@ class Store:
             try:
                 if self._is_old:
                     self._connection.execute("DELETE FROM saved")
+                    self._connection.execute(
+                        "INSERT OR REPLACE INTO meta VALUES ('hash_key', ?)", (self.hash_key,)
+                    )
                 self._connection.executemany("INSERT OR REPLACE INTO saved VALUES (?, ?, ?)", rows)
                 if modes != self.modes:
                     self._connection.execute(
@@ -116,6 +166,8 @@ class Store:
                 with suppress(sqlite3.Error):
                     self._connection.execute("ROLLBACK")
                 raise
+            finally:
+                self._left = self._look()
 
     def close(self) -> None:
         """Close the file. Blocks for the disk. Idempotent."""
@@ -141,6 +193,7 @@ class Store:
             # Damaged texts are found as what nobody wrote.
             self._connection.text_factory = lambda text: text.decode(errors="replace")
             self._read()
+        self._left = self._look()
 
     def _read(self) -> None:
         ask = self._connection.execute
@@ -221,3 +274,17 @@ class Store:
             if what == "open":
                 raise _DamagedError(reason) from None
             raise StateError(f"cannot {what} {self.path}: {reason}") from None
+
+
+def _compare(left: os.stat_result | None, now: os.stat_result | None) -> str:
+    """Say what became of a file that was left in one state and is found in another."""
+    if left is None:
+        return "" if now is None else "made by another program"
+    if now is None:
+        return "deleted"
+    if not os.path.samestat(left, now):
+        return "replaced by another file"
+    if now.st_size < left.st_size:
+        return f"truncated to {now.st_size:,} bytes"
+    is_same = (now.st_size, now.st_mtime_ns) == (left.st_size, left.st_mtime_ns)
+    return "" if is_same else "changed by another program"

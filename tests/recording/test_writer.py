@@ -22,6 +22,7 @@ def polls(numbers):
 
 def write(path, events, **options):
     writer = RecordingWriter(path, HEADER, **{"bytes_max": MB, **options})
+    writer.begin()
     for event in events:
         writer.put(pack(event))
     return writer
@@ -115,3 +116,55 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch):
 def test_a_file_that_cannot_be_made_is_told(tmp_path):
     with pytest.raises(RecordingError, match="cannot record to"):
         write(tmp_path / "nowhere" / "r", [])
+
+
+def test_file_of_a_live_recording_is_left_alone(tmp_path):
+    first = write(tmp_path / "r", polls([1]))
+    with pytest.raises(RecordingError, match="another process records to it; stop that one"):
+        RecordingWriter(tmp_path / "r", HEADER, bytes_max=MB)
+    assert [file.name for file in tmp_path.iterdir()] == ["r"]
+    first.close()
+    assert list(Recording(tmp_path / "r").events()) == polls([1])
+
+
+def test_recording_that_never_begins_touches_nothing(tmp_path):
+    write(tmp_path / "r", polls([1])).close()
+    for path, left in ((tmp_path / "r", ["r"]), (tmp_path / "new", ["r"])):
+        writer = RecordingWriter(path, HEADER, bytes_max=MB)
+        writer.put(pack(polls([2])[0]))
+        writer.close()
+        writer.close()
+        assert [file.name for file in tmp_path.iterdir()] == left
+    assert list(Recording(tmp_path / "r").events()) == polls([1])
+
+
+def test_events_before_the_beginning_are_recorded(tmp_path):
+    (tmp_path / "r").touch(0o644)  # of a start that was killed
+    writer = RecordingWriter(tmp_path / "r", HEADER, bytes_max=MB)
+    writer.put(pack(polls([1])[0]))
+    writer.begin()
+    writer.close()
+    assert list(Recording(tmp_path / "r").events()) == polls([1])
+    assert [file.name for file in tmp_path.iterdir()] == ["r"]
+    assert stat.S_IMODE((tmp_path / "r").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("harm", "what"), [(os.unlink, "deleted"), (lambda path: os.truncate(path, 3), "truncated")]
+)
+def test_recording_that_is_harmed_ends_and_says_so(tmp_path, harm, what):
+    reasons = []
+    writer = write(tmp_path / "r", [], on_stop=reasons.append)
+    harm(tmp_path / "r")
+    writer.put(pack(polls([1])[0]))
+    writer.close()
+    assert reasons == [f"{tmp_path / 'r'} was {what}"]
+
+
+def test_recording_that_is_renamed_goes_on(tmp_path):
+    writer = write(tmp_path / "r", polls([1]))
+    (tmp_path / "r").rename(tmp_path / "elsewhere")
+    writer.put(pack(polls([2])[0]))
+    writer.close()
+    assert not writer.stopped
+    assert list(Recording(tmp_path / "elsewhere").events()) == polls([1, 2])

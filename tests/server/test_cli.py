@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -230,15 +230,23 @@ def test_an_unexpected_error_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @contextmanager
-def scheduler(config_file: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """Run `schedsvc serve`, and hand over the process and what its ready file says."""
+def scheduler(
+    config_file: Path, *options: str, early: Callable[[], bool] = lambda: True
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """Run `schedsvc serve`, and hand over the process and what its ready file says.
+
+    `early` is called while it starts, until it returns true.
+    """
     ready = config_file.parent / "ready.json"
-    command = [sys.executable, "-m", "schedsvc", "serve", "--config", str(config_file)]
+    command = [sys.executable, "-m", "schedsvc", "serve", "--config", str(config_file), *options]
     process = subprocess.Popen(
         [*command, "--ready-file", str(ready)], stderr=subprocess.PIPE, text=True
     )
     try:
         until = time.monotonic() + 60
+        while not early():
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < until, "it did not begin within 60 s"
         while not ready.exists():
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < until, "not ready within 60 s"

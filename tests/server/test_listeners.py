@@ -1,6 +1,7 @@
 """Addresses: what can be had, what cannot, and what is said then."""
 
 import asyncio
+import os
 import socket
 import stat
 from pathlib import Path
@@ -9,6 +10,7 @@ import grpc
 import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
+from schedsvc.config.rules import UNIX_PATH_BYTES_MAX
 from schedsvc.server import ListenError, Server
 
 from .conftest import ask, calling, config_of, serving
@@ -58,6 +60,33 @@ async def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     listeners = [{"unix": str(path)}]
     async with serving(listeners=listeners) as server, calling(server.targets[0]) as stub:
         assert (await stub.Admit(ask(10))).outcome == pb.OUTCOME_GRANTED
+
+
+async def test_socket_of_a_successor_outlives_the_predecessor(tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    listeners = [{"unix": str(path)}]
+    predecessor = Server(config_of(listeners=listeners))
+    await predecessor.start()
+    path.unlink()  # by an operator, while it drains
+    async with serving(listeners=listeners) as server:
+        made = path.stat().st_ino
+        await predecessor.stop(None)
+        assert path.stat().st_ino == made
+        async with calling(server.targets[0]) as stub:
+            assert (await stub.Admit(ask(10))).outcome == pb.OUTCOME_GRANTED
+    assert os.listdir(tmp_path) == []
+
+
+async def test_longest_path_of_a_socket_is_served(tmp_path: Path) -> None:
+    fill = "x" * (UNIX_PATH_BYTES_MAX - len(bytes(tmp_path)) - len("//s.sock"))
+    folder = tmp_path / fill
+    folder.mkdir()
+    async with serving(listeners=[{"unix": str(folder / "s.sock")}]) as server:
+        assert server.targets == [f"unix:{folder}/s.sock"]
+    folder = tmp_path / (fill + "xxxxx")
+    folder.mkdir()
+    told = await refused([{"unix": str(folder / "s")}])
+    assert "shorten its folder's path by 4 bytes" in told
 
 
 async def test_a_live_socket_is_left_alone(tmp_path: Path) -> None:

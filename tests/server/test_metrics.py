@@ -1,6 +1,7 @@
 """The Prometheus page."""
 
 import asyncio
+import random
 from typing import Any
 
 import aiohttp
@@ -10,7 +11,7 @@ from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from schedsvc.server import Server
 
-from .conftest import ask, calling, failure, serving, totals, until
+from .conftest import ask, calling, config_of, failure, serving, totals, until
 from .test_session import stream
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -119,6 +120,58 @@ async def test_tenants_beyond_the_cap_are_summed_up() -> None:
         assert of(samples, "output_tokens_total", tenant="t1") == 11
         assert of(samples, "output_tokens_total", tenant="other") == 12 + 13 + 14
         assert of(samples, "refusals_total", tenant="other", reason="rejected_too_large") == 1
+
+
+def counters_of_other(samples: Samples) -> dict[tuple[str, Any], float]:
+    return {
+        key: value
+        for key, value in samples.items()
+        if key[0].endswith("_total") and ("tenant", "other") in key[1]
+    }
+
+
+async def test_counters_of_other_never_go_down_in_reloads() -> None:
+    rng = random.Random(7)
+    names = [f"t{number}" for number in range(6)]
+    async with metered(tenants=[{"name": name} for name in names]) as server:
+        before: dict[tuple[str, Any], float] = {}
+        async with calling(server.targets[0]) as stub:
+            for _ in range(40):
+                kept = rng.sample(names, rng.randint(0, 6))
+                for name in kept[:3]:
+                    await use(stub, name, rng.randint(1, 9))
+                    await stub.Admit(ask(100_000, tenant=name))
+                before = counters_of_other(await scrape(server))
+                used = before["output_tokens_total", (("tenant", "other"),)]
+                server.reconfigure(
+                    config_of(
+                        tenants=[{"name": name} for name in rng.sample(names, len(kept))],
+                        metrics={"listen": "127.0.0.1:0", "tenants_max": 2},
+                    )
+                )
+                after = counters_of_other(await scrape(server))
+                assert after.keys() >= before.keys()
+                assert all(after[key] >= before[key] for key in before)
+                # What a tenant had before it came is in its own series.
+                assert after["output_tokens_total", (("tenant", "other"),)] == used
+    assert used > 100
+
+
+async def test_scrape_during_a_reload_shows_one_set_of_tenants() -> None:
+    tenants = [{"name": f"t{number}"} for number in range(130)]
+    async with metered(tenants=tenants) as server, calling(server.targets[0]) as stub:
+        await use(stub, "t129", 5)
+        page = asyncio.ensure_future(server.metrics.page(""))
+        await asyncio.sleep(0)  # it has read the first flows
+        server.reconfigure(config_of(tenants=tenants[::-1]))
+        samples = samples_of((await page)[0].decode())
+    assert of(samples, "output_tokens_total", tenant="t129") == 5
+    assert of(samples, "output_tokens_total", tenant="other") == 5
+    assert {dict(labels).get("tenant") for name, labels in samples if name == "live_leases"} == {
+        "t129",
+        "t128",
+        "other",
+    }
 
 
 async def test_a_tenants_name_cannot_forge_series() -> None:

@@ -14,7 +14,7 @@ from schedsvc.cli import stats, why
 from schedsvc.cli.mode import mode_text
 from schedsvc.config import Place, Problem, problem_text
 from schedsvc.printable import printable, printable_message
-from schedsvc.server.logs import configure_logs
+from schedsvc.server.logs import configure_logs, flush_logs
 
 EVIL = "gpu\x1b[2J\x07\u202eevil\u2066\x9b31m\n"
 STYLES: tuple[Literal["console", "json"], ...] = ("console", "json")
@@ -79,6 +79,7 @@ def test_log_lines_hold_no_escape(capsys: pytest.CaptureFixture[str]) -> None:
         for style in STYLES:
             configure_logs(style, "info")
             structlog.get_logger("schedsvc.x").info("registered", pool=EVIL)
+            flush_logs()
             line = capsys.readouterr().err
             assert "registered" in line
             assert HARMFUL.isdisjoint(line), style

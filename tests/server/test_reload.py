@@ -15,7 +15,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc._core import Scheduler
-from schedsvc.config import Config, configure, load, needs_restart, reconfigure
+from schedsvc.config import Config, configure, file_digest, load, needs_restart, reconfigure
 from schedsvc.lab.sim.replay.exact import Exact
 from schedsvc.lab.sim.replay.reader import Recording as Recorded
 from schedsvc.recording.start import Recording
@@ -181,7 +181,7 @@ async def test_quotas_are_told_by_stats_refusals_and_metrics() -> None:
             MINIMAL + "limits: {message_max_bytes: 2000, drain_ms: 5}\n",
             ["limits.message_max_bytes"],
         ),
-        (MINIMAL + "scheduler: {policy: fcfs, headroom: 0.5}\n", ["scheduler.headroom_ppm"]),
+        (MINIMAL + "scheduler: {policy: fcfs, headroom: 0.5}\n", ["scheduler.headroom"]),
         (MINIMAL + "pools: [{name: p, capacity_tokens: 99}]\n", []),
         (MINIMAL + "classes: [{name: x, rank: 4}]\n", []),
         (MINIMAL + "tenants: [{name: x}]\nmode: dry_run\nlog: {level: error}\n", []),
@@ -199,7 +199,7 @@ def test_a_pool_that_vanished_or_changed_its_blocks_needs_a_restart(tmp_path: Pa
     for name, text in (("old", pool.format(16)), ("new", pool.format(8)), ("none", "")):
         (tmp_path / name).write_text(MINIMAL + text)
     old = load(tmp_path / "old")
-    assert needs_restart(load(tmp_path / "new"), old) == ["pools (p)"]
+    assert needs_restart(load(tmp_path / "new"), old) == ["pools (p).block_size_tokens"]
     assert needs_restart(load(tmp_path / "none"), old) == ["pools (p)"]
 
 
@@ -223,7 +223,8 @@ async def test_a_watched_file_is_reloaded_when_it_changes(tmp_path: Path) -> Non
     file = tmp_path / "c.yaml"
     file.write_text(MINIMAL)
     taken: list[Config] = []
-    watch = asyncio.ensure_future(Reloader(file, taken.append).watch(0.01))
+    reloader = Reloader(file, taken.append, digest=file_digest(file))
+    watch = asyncio.ensure_future(reloader.watch(0.01))
     await asyncio.sleep(0.05)
     assert taken == []
     (tmp_path / "new").write_text(MINIMAL + "mode: dry_run\n")
@@ -244,6 +245,7 @@ def test_a_reload_is_recorded_and_replayed(tmp_path: Path) -> None:
         mode="dry_run",
     )
     recording = Recording(old, 5)
+    recording.begin()
     core = recording.core
     core.admit_wire(10, 0, ask(100).SerializeToString())
     core.poll(10)

@@ -41,6 +41,7 @@ class Server:
 
     def __init__(self, config, *, stream=False):
         self.recorder = Recorder(config, 0)
+        self.recorder.begin()
         self.core = self.recorder.core
         self.runs = {}  # how long request number n runs, and its output
         self.due = []

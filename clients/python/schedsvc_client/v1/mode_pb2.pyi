@@ -104,3 +104,35 @@ class TenantMode(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TenantMode: _TypeAlias = TenantMode  # noqa: Y015
+
+@_typing.final
+class ConfigStats(_message.Message):
+    """How the last reload of the configuration file went. The start counts as a reload."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAST_SUCCESS_UNIX_MS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    NEEDS_RESTART_FIELD_NUMBER: _builtins.int
+    last_success_unix_ms: _builtins.int
+    """Time of the last reload that succeeded, in ms since 1970."""
+    problem: _builtins.str
+    """Why the last reload changed nothing; empty if it succeeded."""
+    @_builtins.property
+    def needs_restart(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Settings of the file that differ from those in force, because they need a restart."""
+
+    def __init__(
+        self,
+        *,
+        last_success_unix_ms: _builtins.int = ...,
+        problem: _builtins.str = ...,
+        needs_restart: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_success_unix_ms", b"last_success_unix_ms", "needs_restart", b"needs_restart", "problem", b"problem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfigStats: _TypeAlias = ConfigStats  # noqa: Y015

@@ -612,6 +612,7 @@ class StatsResponse(_message.Message):
     CLASSES_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     QUOTAS_FIELD_NUMBER: _builtins.int
+    CONFIG_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Policy in force, such as vtc."""
     flow_order: _builtins.str
@@ -643,6 +644,8 @@ class StatsResponse(_message.Message):
     def mode(self) -> _mode_pb2.ModeStats: ...
     @_builtins.property
     def quotas(self) -> _containers.RepeatedCompositeFieldContainer[_quota_pb2.QuotaStats]: ...
+    @_builtins.property
+    def config(self) -> _mode_pb2.ConfigStats: ...
     def __init__(
         self,
         *,
@@ -658,10 +661,11 @@ class StatsResponse(_message.Message):
         classes: _abc.Iterable[_quota_pb2.ClassStats] | None = ...,
         mode: _mode_pb2.ModeStats | None = ...,
         quotas: _abc.Iterable[_quota_pb2.QuotaStats] | None = ...,
+        config: _mode_pb2.ConfigStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "state", b"state", "totals", b"totals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "mode", b"mode", "state", b"state", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "digest", b"digest", "draining", b"draining", "flow_order", b"flow_order", "flows", b"flows", "incarnation", b"incarnation", "mode", b"mode", "policy", b"policy", "pools", b"pools", "quotas", b"quotas", "state", b"state", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "config", b"config", "digest", b"digest", "draining", b"draining", "flow_order", b"flow_order", "flows", b"flows", "incarnation", b"incarnation", "mode", b"mode", "policy", b"policy", "pools", b"pools", "quotas", b"quotas", "state", b"state", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
