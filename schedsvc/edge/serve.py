@@ -45,6 +45,7 @@ class Edge:
             [
                 ("grpc.max_receive_message_length", -1),
                 ("grpc.max_send_message_length", most),
+                ("grpc.enable_http_proxy", 0),
                 # A scheduler that restarts is found soon.
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.max_reconnect_backoff_ms", 1_000),

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from schedsvc_client import ClientOptions
-from schedsvc_client.aio import SchedulerSession
+from schedsvc_client.aio import AsyncScheduler, SchedulerSession
 from schedsvc_client.v1 import operator_pb2, operator_pb2_grpc
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
@@ -55,6 +55,14 @@ async def test_every_call_of_a_known_caller_passes(tmp_path: Path) -> None:
         done = pb.CompleteRequest(lease_id=granted.grant.lease_id, pool_epoch=1, output_tokens=1)
         assert (await stub.Complete(done, metadata=BEARER)).outcome == pb.OUTCOME_COMPLETED
         assert totals(server)["completed"] == 1
+
+
+async def test_edge_ignores_a_proxy_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    async with edged(tmp_path) as (_, door), AsyncScheduler(door.target, token=TOKEN) as client:
+        await client.stats()
 
 
 async def test_a_client_holds_a_session_through_it(tmp_path: Path) -> None:

@@ -247,6 +247,30 @@ def test_a_scheduler_that_is_not_there_is_named(words: tuple[str, ...]) -> None:
     assert len(result.output.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("target", "variable", "parts"),
+    [
+        ("127.0.0.1:9", "https_proxy", ["at ipv4:127.0.0.1:9 (Connection refused); start one"]),
+        ("[::1]:9", "grpc_proxy", ["start one with `schedsvc serve`"]),
+        (
+            "scheduler.invalid:9",
+            "http_proxy",
+            ["at ipv4:127.0.0.1:9 (", "http_proxy names a proxy"],
+        ),
+    ],
+)
+def test_unreachable_target_names_the_address_tried(
+    monkeypatch: pytest.MonkeyPatch, target: str, variable: str, parts: list[str]
+) -> None:
+    for name in ("grpc_proxy", "https_proxy", "http_proxy", "no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    result = run("stats", "--target", target)
+    assert result.exit_code == 1
+    assert f"Error: {target}: no scheduler answers" in result.output
+    assert all(part in result.output for part in parts), result.output
+
+
 async def test_who_may_not_is_told_what_to_configure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHIM_TOKEN", "shim-token-of-16")
     tokens = [

@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 
 from schedsvc_client.channel import (
-    CHANNEL_OPTIONS,
     ClientOptions,
     Token,
     bearer_metadata,
     check_target,
+    open_channel,
 )
 from schedsvc_client.errors import from_rpc_error
 from schedsvc_client.v1 import mode_pb2, scheduler_pb2
@@ -52,10 +52,7 @@ class Operator:
         self.target = check_target(target)
         self._deadline_s = (options or ClientOptions()).call_deadline_s
         self._token = token
-        if credentials is None:
-            self._channel = grpc.insecure_channel(self.target, options=CHANNEL_OPTIONS)
-        else:
-            self._channel = grpc.secure_channel(self.target, credentials, options=CHANNEL_OPTIONS)
+        self._channel = open_channel(self.target, credentials)
         self._operator: Any = OperatorServiceStub(self._channel)
         self._scheduler: Any = SchedulerServiceStub(self._channel)
 
@@ -146,4 +143,4 @@ class Operator:
         try:
             return method(request, timeout=self._deadline_s, metadata=metadata)
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise from_rpc_error(error, self.target) from None

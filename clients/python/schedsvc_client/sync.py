@@ -15,12 +15,12 @@ from typing import Any
 import grpc
 
 from schedsvc_client.channel import (
-    CHANNEL_OPTIONS,
     ClientOptions,
     Token,
     backoff_ceiling_s,
     bearer_metadata,
     check_target,
+    open_channel,
 )
 from schedsvc_client.errors import CallError, Refused, from_rpc_error, is_final, refused
 from schedsvc_client.leases import PROGRESS_LEASES_MAX, Lease, LeaseTable, Totals, lease_of
@@ -120,10 +120,7 @@ class Scheduler:
         self.target = check_target(target)
         self._options = options or ClientOptions()
         self._token = token
-        if credentials is None:
-            self._channel = grpc.insecure_channel(self.target, options=CHANNEL_OPTIONS)
-        else:
-            self._channel = grpc.secure_channel(self.target, credentials, options=CHANNEL_OPTIONS)
+        self._channel = open_channel(self.target, credentials)
         self._stub: Any = SchedulerServiceStub(self._channel)
         self._ids = RequestIds()
         self._jitter = random.SystemRandom().random
@@ -218,7 +215,7 @@ class Scheduler:
         try:
             return method(request, timeout=self._options.call_deadline_s, metadata=metadata)
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise from_rpc_error(error, self.target) from None
 
     # For its Admissions.
 
@@ -231,7 +228,7 @@ class Scheduler:
         try:
             response = future.result()
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise from_rpc_error(error, self.target) from None
         except BaseException:
             # An interrupt: withdraw it, or give back what was granted in the same moment.
             if not future.cancel() and future.code() is grpc.StatusCode.OK:

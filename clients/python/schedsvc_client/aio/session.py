@@ -16,12 +16,12 @@ import grpc.aio
 
 from schedsvc_client.aio.admission import Admission, Asker
 from schedsvc_client.channel import (
-    CHANNEL_OPTIONS,
     ClientOptions,
     Token,
     backoff_ceiling_s,
     bearer_metadata,
     check_target,
+    open_aio_channel,
 )
 from schedsvc_client.errors import (
     CallError,
@@ -260,7 +260,7 @@ class SchedulerSession(Asker):
     async def _run(self) -> None:
         """Keep a stream open until the session is closed."""
         failures = 0
-        async with self._channel() as channel:
+        async with open_aio_channel(self.target, self._credentials) as channel:
             open_stream = channel.stream_stream(
                 _METHOD,
                 request_serializer=None,
@@ -274,11 +274,6 @@ class SchedulerSession(Asker):
                 self._lost_stream(error)
                 ceiling_s = backoff_ceiling_s(self._options, failures)
                 await asyncio.sleep(ceiling_s * (0.5 + 0.5 * self._jitter()))
-
-    def _channel(self) -> grpc.aio.Channel:
-        if self._credentials is None:
-            return grpc.aio.insecure_channel(self.target, options=CHANNEL_OPTIONS)
-        return grpc.aio.secure_channel(self.target, self._credentials, options=CHANNEL_OPTIONS)
 
     async def _one_stream(self, open_stream: Any) -> CallError:
         """Open a stream and serve it; why it ended."""

@@ -15,12 +15,12 @@ import grpc.aio
 
 from schedsvc_client.aio.admission import Admission, Asker
 from schedsvc_client.channel import (
-    CHANNEL_OPTIONS,
     ClientOptions,
     Token,
     backoff_ceiling_s,
     bearer_metadata,
     check_target,
+    open_aio_channel,
 )
 from schedsvc_client.errors import (
     CallError,
@@ -139,12 +139,7 @@ class AsyncScheduler(Asker):
     def _stub(self) -> Any:
         """Make the channel at the first use, inside the event loop that will use it."""
         if self._channel is None:
-            if self._credentials is None:
-                self._channel = grpc.aio.insecure_channel(self.target, options=CHANNEL_OPTIONS)
-            else:
-                self._channel = grpc.aio.secure_channel(
-                    self.target, self._credentials, options=CHANNEL_OPTIONS
-                )
+            self._channel = open_aio_channel(self.target, self._credentials)
             self._calls = SchedulerServiceStub(self._channel)
         return self._calls
 
@@ -153,7 +148,7 @@ class AsyncScheduler(Asker):
         try:
             return await method(request, timeout=self._options.call_deadline_s, metadata=metadata)
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise from_rpc_error(error, self.target) from None
 
     async def _ask(self, admission: Admission) -> None:
         call = self._stub().Admit(
@@ -168,7 +163,7 @@ class AsyncScheduler(Asker):
             self._spawn(self._give_back(call, admission.request))
             raise
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise from_rpc_error(error, self.target) from None
         admission.queue_duration_us = response.queue_duration_us
         if Outcome(response.outcome) is not Outcome.GRANTED:
             raise refused(response)
