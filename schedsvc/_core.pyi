@@ -157,6 +157,7 @@ class Scheduler:
         saturation_band_ppm: int = 50_000,  # shares bind until the load is so far below saturation
         session_open_max: int = 16_384,
         sessions_max: int = 4_096,
+        message_bytes_max: int = 0,  # of the transport, stated in the Welcome; 0: not stated
         work_max: int = 1_024,  # expiries, and grants, of one poll()
     ) -> None: ...
 

@@ -59,6 +59,7 @@ class Server:
             "lease_seed": secrets.token_hex(16),
             "incarnation": self._incarnation,
             "work_max": WORK_MAX,
+            "message_bytes_max": config.limits.message_max_bytes,
         }
         store = None if config.state is None else Store(config.resolve(config.state.file))
         if store is not None:

@@ -204,7 +204,7 @@ async def test_messages_stay_below_the_size_limit(fake: FakeScheduler, until: Un
         await opened.flush(5)
         with pytest.raises(InvalidRequest, match="bytes"):
             await opened.admission(
-                input_tokens=5, max_output_tokens=9, prefix_block_hashes=range(9_000)
+                input_tokens=[1 << 20] * 30_000, max_output_tokens=9
             ).__aenter__()
     assert max(map(len, fake.messages)) <= 65_536
     assert len(fake.books) == 50

@@ -34,17 +34,16 @@ from schedsvc_client.errors import (
 )
 from schedsvc_client.leases import Lease, Totals
 from schedsvc_client.outcomes import Outcome
-from schedsvc_client.session_protocol import (
+from schedsvc_client.session_notices import (
     Faulted,
     LeaseLost,
     Notice,
     PoolRefused,
     PrefixUse,
-    SessionLimits,
-    SessionProtocol,
     Verdict,
     Welcomed,
 )
+from schedsvc_client.session_protocol import SessionLimits, SessionProtocol
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
@@ -269,6 +268,7 @@ class SchedulerSession(Asker):
             while True:
                 opened_s = time.monotonic()
                 error = await self._one_stream(open_stream)
+                self._protocol.disconnected(error)
                 lived_s = time.monotonic() - opened_s
                 failures = 0 if lived_s > self._options.backoff_max_s else failures + 1
                 self._lost_stream(error)

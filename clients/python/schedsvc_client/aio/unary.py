@@ -29,7 +29,8 @@ from schedsvc_client.errors import (
     is_final,
     refused,
 )
-from schedsvc_client.leases import PROGRESS_LEASES_MAX, Lease, LeaseTable, Totals, lease_of
+from schedsvc_client.leases import Lease, LeaseTable, Totals, lease_of
+from schedsvc_client.message_sizes import accepted_bytes, progress_leases_max
 from schedsvc_client.outcomes import LeaseState, Outcome
 from schedsvc_client.v1 import explain_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -65,6 +66,7 @@ class AsyncScheduler(Asker):
         self._wake = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self._jitter = random.SystemRandom().random
+        self._message_bytes_max = self._options.message_bytes_max
         self._channel: grpc.aio.Channel | None = None
         self._calls: Any = None
 
@@ -207,9 +209,11 @@ class AsyncScheduler(Asker):
         while True:
             self._wake.clear()
             due = self._table.take_due(time.monotonic_ns())
-            for start in range(0, len(due), PROGRESS_LEASES_MAX):
-                await self._progress(due[start : start + PROGRESS_LEASES_MAX])
             if due:
+                while due:
+                    count = progress_leases_max(self._message_bytes_max)
+                    if await self._progress(due[:count]):
+                        del due[:count]
                 continue
             deadline_ns = self._table.next_deadline_ns()
             timer = None
@@ -222,19 +226,24 @@ class AsyncScheduler(Asker):
                 if timer is not None:
                     timer.cancel()
 
-    async def _progress(self, leases: list[Lease]) -> None:
+    async def _progress(self, leases: list[Lease]) -> bool:
+        """Report leases; False if that was too large for the scheduler: fewer go at once then."""
         request = pb.ProgressRequest(leases=[lease.progress() for lease in leases])
         try:
             response: pb.ProgressResponse = await self._call(self._stub().Progress, request)
         except CallError as error:
+            if 0 < (accepted := accepted_bytes(error)) < self._message_bytes_max:
+                self._message_bytes_max = accepted
+                return False
             # The next renewal, a third of the TTL later, tells the same totals.
             level = logging.DEBUG if isinstance(error, SchedulerUnavailable) else logging.WARNING
             _log.log(level, "%d leases were not renewed: %s", len(leases), error)
-            return
+            return True
         for status in response.leases:
             state = LeaseState(status.state)
             if state is not LeaseState.LIVE and self._table.close(status.lease_id) is not None:
                 self._running[status.lease_id].notify_lost(state)
+        return True
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

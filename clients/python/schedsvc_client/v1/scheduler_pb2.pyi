@@ -1317,21 +1317,25 @@ class SessionWelcome(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     LEASE_TTL_MS_FIELD_NUMBER: _builtins.int
     OPEN_REQUESTS_MAX_FIELD_NUMBER: _builtins.int
+    MESSAGE_BYTES_MAX_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """Changes when the scheduler restarts: then replay matters."""
     lease_ttl_ms: _builtins.int
     open_requests_max: _builtins.int
     """Most requests that may be open on the stream at once."""
+    message_bytes_max: _builtins.int
+    """Most bytes of a message; a larger one ends the stream. 0: the scheduler does not say."""
     def __init__(
         self,
         *,
         incarnation: _builtins.int = ...,
         lease_ttl_ms: _builtins.int = ...,
         open_requests_max: _builtins.int = ...,
+        message_bytes_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "lease_ttl_ms", b"lease_ttl_ms", "open_requests_max", b"open_requests_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "lease_ttl_ms", b"lease_ttl_ms", "message_bytes_max", b"message_bytes_max", "open_requests_max", b"open_requests_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
