@@ -11,7 +11,7 @@ import grpc
 from schedsvc.config import Config
 from schedsvc.config.models import Limits, Listener
 
-__all__ = ["ListenError", "bind", "server_options"]
+__all__ = ["ListenError", "bind", "refuse_taken", "server_options"]
 
 
 class ListenError(OSError):
@@ -50,11 +50,25 @@ def bind(server: grpc.aio.Server, config: Config, listener: Listener) -> str:
 
     Raises ListenError.
     """
+    try:
+        return _bind(server, config, listener)
+    except ListenError as error:
+        raise ListenError(f"{_field(config, listener)}: {error}") from None
+
+
+def _field(config: Config, listener: Listener) -> str:
+    """Return where a listener's address stands in the configuration."""
+    if listener not in config.listeners:
+        return "edge.tcp"
+    key = "tcp" if listener.unix is None else "unix"
+    return f"listeners[{config.listeners.index(listener)}].{key}"
+
+
+def _bind(server: grpc.aio.Server, config: Config, listener: Listener) -> str:
     if listener.unix is not None:
         return _bind_unix(server, config.resolve(listener.unix), int(listener.mode, 8))
     address = listener.tcp or ""
-    host, _, port = address.rpartition(":")
-    _refuse_taken(address, host.strip("[]"), int(port))
+    refuse_taken(address)
     try:
         if listener.tls is None:
             bound = server.add_insecure_port(address)
@@ -64,13 +78,19 @@ def bind(server: grpc.aio.Server, config: Config, listener: Listener) -> str:
         raise ListenError(f"cannot listen on {address}: {error}") from None
     if bound == 0:
         raise ListenError(f"cannot listen on {address}; choose another address")
-    return f"{host}:{bound}"
+    return f"{address.rpartition(':')[0]}:{bound}"
 
 
-def _refuse_taken(address: str, host: str, port: int) -> None:
-    """Say why an address cannot be had; gRPC itself only says that it failed."""
+def refuse_taken(address: str) -> None:
+    """Raise ListenError if HOST:PORT cannot be had; servers themselves only say that they failed.
+
+    The error says why, and what to do.
+    """
+    host, _, port = address.rpartition(":")
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
     except OSError as error:
         raise ListenError(f"cannot listen on {address}: {error.strerror}") from None
     family, kind, protocol, _, where = found[0]
@@ -86,6 +106,10 @@ def _refuse_taken(address: str, host: str, port: int) -> None:
 
 
 def _bind_unix(server: grpc.aio.Server, path: Path, mode: int) -> str:
+    if not path.parent.is_dir():
+        raise ListenError(
+            f"cannot listen on {path}: the folder {path.parent} does not exist; make it"
+        )
     _remove_stale(path)
     # Nobody gets in between the socket's creation and its mode.
     before = os.umask(0o177)
@@ -96,7 +120,7 @@ def _bind_unix(server: grpc.aio.Server, path: Path, mode: int) -> str:
     finally:
         os.umask(before)
     if bound == 0 or not path.exists():
-        raise ListenError(f"cannot listen on {path}; does its folder exist, and is it writable?")
+        raise ListenError(f"cannot listen on {path}; is the folder {path.parent} writable?")
     path.chmod(mode)
     return f"unix:{path}"
 

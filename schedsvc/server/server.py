@@ -126,12 +126,13 @@ class Server:
             target = bind(server, self._config, listener)
             self.targets.append(target)
             _log.info("listening", target=target, tls=listener.tls is not None, auth=kind)
-        for server in self._grpc:
-            await server.start()
         if self._config.metrics is not None:
             self._page = MetricsPage(self.metrics)
             self.metrics_url = await self._page.start(self._config.metrics.listen)
             _log.info("listening", metrics=self.metrics_url)
+        # Last, so that no call is taken before everything else has started.
+        for server in self._grpc:
+            await server.start()
         if self._keeper is not None:
             self._keep(self._keeper.run())
         self._keep(self._beat())

@@ -12,8 +12,9 @@ from .test_config import MINIMAL, found
     [
         (
             "queue_tokens_max: 5, flow_queue_tokens_max: 6",
-            "2:57 scheduler.flow_queue_tokens_max: is larger than queue_tokens_max (5), so it"
-            " would never be reached",
+            "2:57 scheduler.flow_queue_tokens_max: is 6, larger than"
+            " queue_tokens_max (5), so it would never be reached; lower it, or raise"
+            " queue_tokens_max",
         ),
         ("queue_tokens_max: -1", "2:31 scheduler.queue_tokens_max: is -1; it has to be at least 0"),
         ("saturation: 0", "2:25 scheduler.saturation: has to lie between 0.01 and 1"),
