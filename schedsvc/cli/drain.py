@@ -26,7 +26,9 @@ _LOOK_S = 0.5
 @click.command(epilog=_EPILOG)
 @connects
 @click.argument("pool", required=False)
-@click.option("--all", "everything", is_flag=True, help="All pools; health says NOT_SERVING.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Drain all pools; health says that it is not ready."
+)
 @click.option("--undo", is_flag=True, help="Admit again.")
 @click.option(
     "--wait",

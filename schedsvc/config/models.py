@@ -222,7 +222,7 @@ class Limits(Section):
     sessions_max: Annotated[int, Field(ge=1, le=1_000_000)] = 4_096
     session_open_max: Annotated[int, Field(ge=1, le=1_000_000)] = 16_384
     write_stall_ms: Annotated[int, Field(ge=10, le=600_000)] = 10_000
-    drain_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 30_000
+    drain_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 25_000
     handshake_ms: Annotated[int, Field(ge=100, le=120_000)] = 10_000
     keepalive_ms: Annotated[int, Field(ge=1_000, le=7_200_000)] = 30_000
     record_max_mb: Annotated[int, Field(ge=1, le=1_000_000)] = 1_024

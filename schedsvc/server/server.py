@@ -8,7 +8,6 @@ from typing import Any
 
 import grpc
 import structlog
-from grpc_health.v1 import health, health_pb2_grpc
 
 from schedsvc.clock import HEARTBEAT_NS, SteadyClock
 from schedsvc.config import UNKNOWN_TENANT, Config, ModeOverlay, needs_restart
@@ -16,6 +15,7 @@ from schedsvc.driver import WORK_MAX, Broken, Driver, new_core
 from schedsvc.metrics import Metrics
 from schedsvc.recording.start import Recording
 from schedsvc.server.credentials import credentials_of
+from schedsvc.server.health import Health
 from schedsvc.server.listeners import bind, server_options
 from schedsvc.server.logs import configure_logs
 from schedsvc.server.metrics_http import MetricsPage
@@ -87,7 +87,7 @@ class Server:
         self.metrics = Metrics(self.driver, _tenants(config), tenants_max)
         #: What the parts that cannot change were made of.
         self._first_config = config
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # not in the stubs
+        self._health = Health()
         self._handles = OperatorActions(
             self.driver,
             config,
@@ -164,7 +164,7 @@ class Server:
         )
         handlers = (service.handler(), operator.handler(), explain.handler())
         server.add_generic_rpc_handlers(handlers)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        self._health.add_to(server)
         add_reflection(server, authenticator)
         return server
 
@@ -192,7 +192,7 @@ class Server:
         began_ns = self._clock.now_ns()
         self._handles.stopping = True
         _log.info("draining", drain_ms=self._config.limits.drain_ms)
-        await self._health.enter_graceful_shutdown()
+        await self._health.stop()
         evicted = 0
         try:
             self.driver.drain()
@@ -251,7 +251,7 @@ class Server:
             _log.error("defect", exc_info=error)
             return
         _log.critical("invariant_broken", reason=self.driver.broken, state=state, exc_info=error)
-        self._keep(self._health.enter_graceful_shutdown())
+        self._keep(self._health.fail())
 
     def _keep(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -176,17 +176,19 @@ async def test_calls_that_ended_are_open_no_more(tmp_path: Path) -> None:
 async def test_its_health_is_the_schedulers_and_costs_it_nothing(tmp_path: Path) -> None:
     async with edged(tmp_path) as (server, door), open_channel(door.target) as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        request = health_pb2.HealthCheckRequest(service="schedsvc.v1.SchedulerService")
 
-        async def now() -> int:
-            return int((await health.Check(request)).status)
+        async def now(name: str) -> int:
+            return int((await health.Check(health_pb2.HealthCheckRequest(service=name))).status)
 
         async def becomes(status: int) -> None:
-            for _ in range(400):
-                if await now() == status:
-                    return
-                await asyncio.sleep(0.02)
-            pytest.fail(f"health is not {status}")
+            for name in ("", "schedsvc.v1.SchedulerService", "readiness"):
+                for _ in range(400):
+                    if await now(name) == status:
+                        break
+                    await asyncio.sleep(0.02)
+                else:
+                    pytest.fail(f"health of {name!r} is not {status}")
+            assert await now("liveness") == 1
 
         await becomes(1)
         await server._handles.drain("", undo=False)
