@@ -14,7 +14,7 @@ from schedsvc_client import (
     SchedulerUnavailable,
     tls_credentials,
 )
-from schedsvc_client.channel import proxy_variable
+from schedsvc_client.channel import check_target, proxy_variable
 
 from schedsvc.printable import printable
 
@@ -66,6 +66,12 @@ def connects(command: Callable[..., None]) -> Callable[..., None]:
         token_env: str | None,
         **given: Any,
     ) -> None:
+        try:
+            check_target(target)
+        except ValueError as error:
+            raise click.BadParameter(
+                printable(str(error)), param_hint="--target or SCHEDSVC_TARGET"
+            ) from None
         token = os.environ.get(token_env, "") if token_env else None
         if token == "":
             raise click.BadParameter(f"{token_env} is not set", param_hint="--token-env")

@@ -47,7 +47,11 @@ def drain(
     as_json: bool,
 ) -> None:
     """Stop admitting to a POOL, or to --all."""
-    if bool(pool) == everything:
+    if pool and everything:
+        raise click.UsageError(
+            f"{pool!r} and --all exclude each other: name the pool alone, or give --all alone"
+        )
+    if not pool and not everything:
         raise click.UsageError("name a pool, or give --all")
     if undo and wait_s is not None:
         raise click.UsageError("--wait goes with a drain, not with --undo")

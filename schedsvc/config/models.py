@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr
 
+from schedsvc.config.explain import type_name
 from schedsvc.config.network import (
     STRICT,
     Address,
@@ -62,7 +63,7 @@ def _fixed_point(places: int, low: str, high: str) -> Callable[[Any], int]:
 
     def read(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError("has to be a number")
+            raise ValueError(f"has to be a number, not {type_name(value)}")
         try:
             number = Decimal(repr(value))
             units = number.scaleb(places)
@@ -70,9 +71,9 @@ def _fixed_point(places: int, low: str, high: str) -> Callable[[Any], int]:
         except InvalidOperation:
             raise ValueError("has to be a finite number") from None
         if not number.is_finite() or not Decimal(low) <= number <= Decimal(high):
-            raise ValueError(f"has to lie between {low} and {high}")
+            raise ValueError(f"is {value}; it has to lie between {low} and {high}")
         if not whole:
-            raise ValueError(f"has more than {places} decimals")
+            raise ValueError(f"is {value}; it may have at most {places} decimals")
         return int(units)
 
     return read

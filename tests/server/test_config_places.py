@@ -44,6 +44,30 @@ def test_queue_limits_that_cannot_both_bind_are_found(
     assert problems == ([problem] if problem else [])
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "scheduler: {queue_max: 1e6}",
+            "scheduler.queue_max: has to be a whole number, not 1e6, which YAML reads as text;"
+            " write 1000000",
+        ),
+        (
+            "tenants: [{name: a, weight: 2.5e1}]",
+            "tenants[0].weight: has to be a number, not 2.5e1, which YAML reads as text; write 25",
+        ),
+        ("scheduler: {queue_max: 1e999}", "write all its digits"),
+        ("scheduler: {queue_max: secret}", "has to be a whole number, not text"),
+        ("scheduler: {headroom: 5}", "scheduler.headroom: is 5; it has to lie between 0 and 0.9"),
+    ],
+)
+def test_number_with_an_exponent_is_shown_written_out(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    [found_here] = found(tmp_path, MINIMAL + text + "\n")
+    assert found_here.endswith(problem)
+
+
 NAMED = [
     "tenants: [{name: NAME}]",
     "groups: [{name: NAME, quota: {concurrency: 1}}]",

@@ -210,7 +210,7 @@ async def test_what_nobody_knows_is_named(words: tuple[str, ...], part: str) -> 
     ("words", "part"),
     [
         (("drain",), "name a pool, or give --all"),
-        (("drain", "p", "--all"), "name a pool, or give --all"),
+        (("drain", "p", "--all"), "exclude each other"),
         (("drain", "p", "--undo", "--wait", "1"), "--wait goes with a drain"),
         (("leases", "revoke"), "give lease ids, or options"),
         (("leases", "revoke", "1", "--pool", "p"), "give lease ids, or options"),
@@ -245,6 +245,21 @@ def test_a_scheduler_that_is_not_there_is_named(words: tuple[str, ...]) -> None:
     assert "Error: unix:/nowhere/at/all.sock: no scheduler answers" in result.output
     assert "(No such file or directory)" in result.output
     assert len(result.output.splitlines()) == 1
+
+
+def test_drain_of_a_pool_and_all_is_refused() -> None:
+    result = run("drain", "x", "--all", "--target", "unix:/nowhere/at/all.sock")
+    assert result.exit_code == 2
+    assert "'x' and --all exclude each other: name the pool alone, or" in result.output
+
+
+@pytest.mark.parametrize("command", ["stats", "mode", "drain --all", "why x", "leases list"])
+def test_target_that_is_a_url_is_refused(command: str) -> None:
+    result = run(*command.split(), "--target", "http://127.0.0.1:7600")
+    assert result.exit_code == 2
+    words = " ".join(result.output.split())
+    assert "--target or SCHEDSVC_TARGET: target 'http://127.0.0.1:7600' is a URL" in words
+    assert words.endswith("write 127.0.0.1:7600")
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,12 @@ def check_target(target: str) -> str:
         if len(target) == len("unix:"):
             raise ValueError("target 'unix:' names no socket; write unix:/path/to/socket")
         return target
+    scheme, slashes, address = target.partition("://")
+    if slashes and scheme.lower() in ("http", "https", "grpc", "grpcs", "tcp"):
+        raise ValueError(
+            f"target {target!r} is a URL, and has to be host:port or unix:/path;"
+            f" write {address.partition('/')[0]}"
+        )
     host, colon, port = target.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit():
         raise ValueError(f"target {target!r} must be host:port or unix:/path")
