@@ -413,9 +413,12 @@ cdef class Scheduler(Core):
 
     def stats(self, int64_t now_ns, int flow_limit=1_000):
         cdef int32_t i
+        # Those that wait are never cut off for what others were served long ago.
         order = nlargest(
-            flow_limit, range(self.flows.count), key=lambda f: (service_of(self, f), -f)
+            flow_limit, range(self.flows.count),
+            key=lambda f: (self.flows.items[f].queued > 0, service_of(self, f), -f),
         )
+        order.sort(key=lambda f: (-service_of(self, f), f))
         return {
             "pools": [pool_stats(self, now_ns, i) for i in range(self.ledger.count)],
             "flows": [self.flow_stats(now_ns, i) for i in order],

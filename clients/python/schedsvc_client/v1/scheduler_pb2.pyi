@@ -572,7 +572,7 @@ class StatsRequest(_message.Message):
     """The most flows in the answer; 0 means 1,000."""
     @_builtins.property
     def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only these tenants; empty: the flows with the most service, up to flow_limit."""
+        """Only these tenants; empty: up to flow_limit flows, first those that wait, then by service."""
 
     def __init__(
         self,
@@ -914,6 +914,7 @@ class Totals(_message.Message):
     QUEUED_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     OVERLOAD_STATE_FIELD_NUMBER: _builtins.int
     REPLAYS_REFUSED_FIELD_NUMBER: _builtins.int
+    FLOWS_FIELD_NUMBER: _builtins.int
     received: _builtins.int
     granted: _builtins.int
     queued: _builtins.int
@@ -943,6 +944,8 @@ class Totals(_message.Message):
     """Of the pool that is best off, since what waits may go to any."""
     replays_refused: _builtins.int
     """Rejected replays of unknown leases, see LeaseReplay."""
+    flows: _builtins.int
+    """Flows that there are; StatsResponse.flows may hold fewer."""
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutcomeCount]:
         """Refusals of requests whose tenant has no flow."""
@@ -973,10 +976,11 @@ class Totals(_message.Message):
         queued_input_tokens: _builtins.int = ...,
         overload_state: _pool_pb2.OverloadState.ValueType = ...,
         replays_refused: _builtins.int = ...,
+        flows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "completed", b"completed", "evicted", b"evicted", "expired", b"expired", "fairness_bound_micro", b"fairness_bound_micro", "fairness_gap_micro", b"fairness_gap_micro", "granted", b"granted", "live_leases", b"live_leases", "open_sessions", b"open_sessions", "overload_state", b"overload_state", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "predictor_samples", b"predictor_samples", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "received", b"received", "refusals", b"refusals", "rejected", b"rejected", "replays_refused", b"replays_refused", "reserved_to_used_ppm", b"reserved_to_used_ppm", "stored_answers", b"stored_answers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "completed", b"completed", "evicted", b"evicted", "expired", b"expired", "fairness_bound_micro", b"fairness_bound_micro", "fairness_gap_micro", b"fairness_gap_micro", "flows", b"flows", "granted", b"granted", "live_leases", b"live_leases", "open_sessions", b"open_sessions", "overload_state", b"overload_state", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "predictor_samples", b"predictor_samples", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "received", b"received", "refusals", b"refusals", "rejected", b"rejected", "replays_refused", b"replays_refused", "reserved_to_used_ppm", b"reserved_to_used_ppm", "stored_answers", b"stored_answers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
