@@ -160,12 +160,14 @@ class Service(ServicerBase):
             principal = self._principal(context)
             stream = Stream(self._driver, context, self._write_stall_s)
             self.streams.add(stream)
-            _log.info("session_opened", peer=context.peer(), principal=principal)
+            name = self._authenticator.credentials.name(principal) if self._authenticator else ""
+            caller = {"peer": context.peer(), "caller": name or "unauthenticated"}
+            _log.info("session_opened", **caller)
             try:
                 failure = await stream.run(principal)
             finally:
                 self.streams.discard(stream)
-                _log.info("session_closed", peer=context.peer(), principal=principal)
+                _log.info("session_closed", **caller)
         except (CallerError, Broken, Unauthenticated) as error:
             await self._fail(context, "Session", error)
         if failure is not None:

@@ -17,6 +17,7 @@ from schedsvc.cli import leases as leases_cli
 from .conftest import totals, until
 from .test_cli import run
 from .test_operator import Both, operating
+from .test_session import stream
 
 TWO_POOLS = {"pools": [{"name": name, "capacity_tokens": 1_600} for name in ("p", "q")]}
 
@@ -161,6 +162,25 @@ async def test_leases_are_revoked_by_what_they_are(logged: list[Any]) -> None:
 
 
 # mode
+
+
+async def test_log_of_an_operator_names_who_and_what(logged: list[Any]) -> None:
+    async with operating() as (server, _):
+        target = server.targets[0]
+        await typed(target, "mode", "dry_run")
+        await typed(target, "drain", "--all")
+    mode, drain = (event for event in logged if event["event"].startswith("operator_"))
+    assert (mode["mode"], mode["tenant"], drain["pool"]) == ("dry_run", "all", "all")
+    for event in (mode, drain):
+        assert event["by"].startswith("unauthenticated (")
+
+
+async def test_log_of_a_session_names_its_caller(logged: list[Any]) -> None:
+    async with operating() as (server, _), stream(server):
+        await until(lambda: totals(server)["open_sessions"] == 1, "it is open")
+    opened = [event for event in logged if event["event"] == "session_opened"]
+    assert [event["caller"] for event in opened] == ["unauthenticated"]
+    assert "principal" not in opened[0]
 
 
 async def test_modes_are_said_shown_and_taken_back() -> None:

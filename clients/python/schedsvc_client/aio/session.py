@@ -95,6 +95,7 @@ class SchedulerSession(Asker):
         self._jitter = random.SystemRandom().random
         # None while admissions are worth a try, else why they are not.
         self._given_up: CallError | None = None
+        self._away_logged = False
         self._give_up_timer: asyncio.TimerHandle | None = None
         self._ends_timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -413,10 +414,11 @@ class SchedulerSession(Asker):
         if self._give_up_timer is not None:
             self._give_up_timer.cancel()
             self._give_up_timer = None
-        if self._given_up is not None or welcomed.restarted:
+        if self._away_logged or welcomed.restarted:
+            # As loud as the loss: a log that shows the one shows the other.
             how = "another one" if welcomed.restarted else "the same"
-            _log.info("connected to the scheduler at %s (%s)", self.target, how)
-        self._given_up = None
+            _log.warning("the scheduler at %s is back (%s)", self.target, how)
+        self._given_up, self._away_logged = None, False
         self._set_state(SessionState.CONNECTED)
 
     def _withdraw(self, tag: int) -> None:
@@ -432,10 +434,12 @@ class SchedulerSession(Asker):
             return
         if self.state is SessionState.CONNECTED:
             _log.warning("lost the scheduler at %s: %s", self.target, error)
+            self._away_logged = True
         self._set_state(SessionState.CONNECTING)
         if isinstance(error, _HOPELESS) or _refuses_pool(error):
             if self._given_up is None:
                 _log.error("the scheduler at %s refuses this client: %s", self.target, error)
+                self._away_logged = True
             # Of the stream, not of any admission: for them the scheduler is unavailable.
             of_caller = isinstance(error, Unauthenticated)
             self._stop_asking(error if of_caller else _unavailable(str(error)))
@@ -452,6 +456,7 @@ class SchedulerSession(Asker):
         cause = f": {self.last_error.message}" if self.last_error else ""
         error = _unavailable(f"cannot reach the scheduler at {self.target}{cause}")
         _log.warning("admissions fail until the scheduler is back: %s", error)
+        self._away_logged = True
         self._stop_asking(error)
 
     def _stop_asking(self, error: CallError) -> None:
