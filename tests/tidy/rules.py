@@ -61,7 +61,10 @@ ROOMS: dict[str, Room] = {
         "schedsvc._core schedsvc.driver schedsvc.status schedsvc_client.v1",
         "grpc google structlog",
     ),
-    "schedsvc.metrics": room("schedsvc.driver schedsvc.status", "prometheus_client"),
+    "schedsvc.metric_rows": room(never=IO, clock=NO_CLOCK),
+    "schedsvc.metrics": room(
+        "schedsvc.driver schedsvc.metric_rows schedsvc.status", "prometheus_client"
+    ),
     "schedsvc.server": room(
         "schedsvc.service schedsvc.status schedsvc.driver schedsvc.config schedsvc.metrics"
         " schedsvc.clock schedsvc.printable schedsvc.recording schedsvc.state"
