@@ -90,7 +90,7 @@ export class Scheduler {
   #token;
 
   /**
-   * @param {string} target e.g. 'unix:/run/schedsvc.sock' or 'scheduler:50051'
+   * @param {string} target e.g. 'unix:/run/schedsvc/schedsvc.sock' or 'scheduler:50051'
    * @param {object} [options]
    * @param {string} [options.token] bearer token of this caller
    * @param {import('@grpc/grpc-js').ChannelCredentials} [options.channelCredentials] for TLS

@@ -32,7 +32,7 @@ _EPILOG = """\b
 Examples:
   schedsvc emulate --port 8000 --profile tiny-cpu
   schedsvc emulate --trace mooncake.jsonl --enable-prefix-caching --speed 10
-  SCHEDSVC_TARGET=unix:/run/schedsvc.sock \\
+  SCHEDSVC_TARGET=unix:/run/schedsvc/schedsvc.sock \\
     schedsvc emulate --port 8000 --middleware schedsvc_vllm.gate.Gate
 """
 
