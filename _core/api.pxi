@@ -446,7 +446,12 @@ cdef class Scheduler(Core):
         if not sees_all:
             pools = [i for i in pools if self.principals.may_offer(principal, self.pool_list[i])]
             flows = [i for i in flows if self.may_see_tenant(principal, self.flow_list[i])]
-        order = nlargest(flow_limit, flows, key=lambda f: (service_of(self, f), -f))
+        # Those that wait are never cut off for what others were served long ago.
+        order = nlargest(
+            flow_limit, flows,
+            key=lambda f: (self.flows.items[f].queued > 0, service_of(self, f), -f),
+        )
+        order.sort(key=lambda f: (-service_of(self, f), f))
         return {
             "pools": [pool_stats(self, now_ns, i) for i in pools],
             "flows": [self.flow_stats(now_ns, i) for i in order],

@@ -157,6 +157,7 @@ class Scheduler:
         saturation_band_ppm: int = 50_000,  # shares bind until the load is so far below saturation
         session_open_max: int = 16_384,
         sessions_max: int = 4_096,
+        message_bytes_max: int = 0,  # of the transport, stated in the Welcome; 0: not stated
         work_max: int = 1_024,  # expiries, and grants, of one poll()
     ) -> None: ...
 
@@ -445,8 +446,7 @@ class Scheduler:
     def stats(self, now_ns: int, flow_limit: int = 1_000, principal: int = -1) -> dict[str, Any]:
         """Return a snapshot; a principal with grants sees the pools and tenants that it may name.
 
-        {"pools": [...], "flows": [...], "classes": [...], "quotas": [...], "totals": {...},
-        "policy", "digest", "draining"}, keys as in schedsvc.v1.StatsResponse. O(flows).
+        Keys as in schedsvc.v1.StatsResponse. O(flows).
         """
     def flow_stats(self, now_ns: int, flow: int) -> dict[str, Any]: ...
     def explain(

@@ -12,6 +12,14 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from schedsvc.driver import Broken, Driver, Loading
+from schedsvc.metric_rows import (
+    CLASS_ROWS,
+    FLOW_ROWS,
+    POOL_ROWS,
+    QUOTA_ROWS,
+    TOTAL_ROWS,
+    Row,
+)
 from schedsvc.status import LIMIT_KINDS, OUTCOMES
 
 __all__ = ["OTHER", "Metrics"]
@@ -22,156 +30,10 @@ OTHER = "other"
 #: Flows read before the event loop gets its turn: well under a millisecond's work.
 _FLOWS_AT_ONCE = 64
 _LAG_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A metric: its name, its kind, where it stands in the core's snapshot, and its unit there."""
-
-    name: str
-    is_counter: bool
-    key: str
-    help: str
-    divisor: int = 1
-
-
-_FLOW_ROWS = (
-    _Row("input_tokens", True, "input_tokens", "Input tokens served, cached ones included."),
-    _Row("cached_input_tokens", True, "cached_input_tokens", "Input tokens served from a cache."),
-    _Row("output_tokens", True, "output_tokens", "Output tokens served."),
-    _Row("kv_posted_tokens", False, "posted_tokens", "KV tokens in use: materialised in a cache."),
-    _Row("kv_promised_tokens", False, "promised_tokens", "KV tokens reserved by live leases."),
-    _Row("live_leases", False, "live_leases", "Requests that run."),
-    _Row("queued_requests", False, "queued", "Requests that wait."),
-    _Row("queued_input_tokens", False, "queued_input_tokens", "Input tokens of what waits."),
-    _Row("wait_expected_seconds", False, "wait_expected_ms", "Of one more request.", 1_000),
-    _Row("wait_error_seconds", False, "wait_error_ms", "How wrong waits were foretold.", 1_000),
-    _Row("ttft_seconds", False, "ttft_ms", "To the first output, of those that waited.", 1_000),
-    _Row("ttft_expected_seconds", False, "ttft_expected_ms", "As it was foretold.", 1_000),
-    _Row(
-        "deadline_probes_judged", True, "deadline_probes_judged", "Let in, foretold to be too late."
-    ),
-    _Row("deadline_probes_missed", True, "deadline_probes_missed", "Of these, those that were."),
-    _Row("oldest_queued_seconds", False, "oldest_queued_ms", "Age of the oldest in queue.", 1_000),
-    _Row("requests_received", True, "received", "Requests asked for."),
-    _Row("requests_granted", True, "granted", "Requests granted."),
-    _Row("requests_completed", True, "completed", "Requests ended as done."),
-    _Row("requests_cancelled", True, "cancelled", "Requests ended before they were done."),
-    _Row("requests_expired", True, "expired", "Requests whose lease nobody renewed."),
-    _Row("waits_for_quota", False, "waits_for_quota", "1 while a quota holds its next request."),
-    _Row("share_left_tokens", False, "share_left_tokens", "What is left of its share."),
-    _Row("borrowed_tokens", True, "borrowed_tokens", "Tokens used beyond its share."),
-    _Row("lent_tokens", True, "lent_tokens", "Tokens of its share that others used."),
-    _Row("held_to_share", False, "held_to_share", "1 while it waits, beyond its share."),
-    _Row("audit", False, "audit", "1 where decisions are only counted."),
-    _Row("audited_waits", True, "audited_waits", "Requests that would have waited, in audit."),
-)
-_POOL_ROWS = (
-    _Row("pool_capacity_tokens", False, "capacity_tokens", "KV cache of the pool, in tokens."),
-    _Row("pool_headroom_tokens", False, "headroom_tokens", "Not promised; below 0: overcommitted."),
-    _Row("pool_load_tokens", False, "load_tokens", "The most it will have to hold at one time."),
-    _Row("pool_kept_tokens", False, "kept_tokens", "Part left for tenants below their share."),
-    _Row("pool_round_tokens", False, "round_tokens", "Input granted that is to be computed yet."),
-    _Row("pool_active_adapters", False, "active_adapters", "LoRA adapters with which leases run."),
-    _Row("pool_adapter_tokens", False, "adapter_tokens", "What they take of the cache."),
-    _Row("pool_prefix_blocks", False, "prefix_blocks", "Blocks its cache is thought to hold."),
-    _Row("pool_prefix_asked_tokens", True, "prefix_asked_tokens", "Input granted with hashes."),
-    _Row("pool_prefix_matched_tokens", True, "prefix_matched_tokens", "Of it, thought cached."),
-    _Row("pool_promised_tokens", False, "promised_tokens", "Reserved by live leases."),
-    _Row("pool_posted_tokens", False, "posted_tokens", "Of these, materialised."),
-    _Row("pool_live_leases", False, "live_leases", "Requests that run."),
-    _Row("pool_suspect_leases", False, "suspect_leases", "Of these, overdue for a report."),
-    _Row("pool_queued_requests", False, "queued", "Requests that wait for this pool alone."),
-    _Row("pool_max_running", False, "max_running", "Most requests at once; 0: no limit."),
-    _Row(
-        "pool_overload_state",
-        False,
-        "overload_state",
-        "1 underloaded, 2 nearly overloaded, 3 overloaded.",
-    ),
-    _Row(
-        "pool_drain_tokens_per_minute",
-        False,
-        "drain_tokens_per_minute",
-        "Granted while somebody waits, as it is charged.",
-    ),
-    _Row("pool_prefill_tokens_per_second", False, "prefill_tokens_per_s", "To the first output."),
-    _Row("pool_fill_ratio", False, "fill_ppm", "Promised of the capacity.", 1_000_000),
-    _Row("pool_overdrawn", False, "overdrawn", "1 while the promises exceed the capacity."),
-    _Row("pool_saturated", False, "saturated", "1 while shares bind."),
-    _Row("pool_draining", False, "draining", "1 while an operator lets nothing in."),
-    _Row("pool_attached", False, "attached", "1 while somebody answers for the pool."),
-    _Row("pool_epoch", False, "epoch", "Grows when the engine restarts."),
-    _Row("engine_running_requests", False, "engine_running", "As the engine last told."),
-    _Row("engine_waiting_requests", False, "engine_waiting", "As the engine last told."),
-    _Row("engine_used_tokens", False, "engine_used_tokens", "KV tokens, as the engine last told."),
-    _Row("engine_preemptions", True, "engine_preemptions", "Since the engine's start."),
-    _Row(
-        "engine_telemetry_age_seconds",
-        False,
-        "telemetry_age_ms",
-        "Age of what the engine told.",
-        1_000,
-    ),
-)
-# Only where there are several.
-_CLASS_ROWS = (
-    _Row("class_live_leases", False, "live_leases", "Requests of the class that run."),
-    _Row("class_queued_requests", False, "queued", "Requests of the class that wait."),
-    _Row("class_requests_granted", True, "granted", "Requests of the class granted."),
-    _Row(
-        "class_requests_brought_forward",
-        True,
-        "brought_forward",
-        "Of these, before better classes, because of the ageing time.",
-    ),
-)
-# Of groups, of models, and (without a name) of the pool of all shares.
-_QUOTA_ROWS = (
-    _Row("quota_open_requests", False, "open_requests", "That have taken, and have not ended."),
-    _Row("quota_waiting", False, "waiting", "Flows, or a model's pools, whose next waits for it."),
-    _Row("quota_held_flows", False, "held_flows", "Flows below it that wait beyond their shares."),
-    _Row("quota_share_left_tokens", False, "share_left_tokens", "So much can be borrowed in it."),
-    _Row("quota_borrowed_tokens", True, "borrowed_tokens", "Its members got from above it."),
-    _Row("quota_lent_tokens", True, "lent_tokens", "Others got from it."),
-)
-_TOTAL_ROWS = (
-    _Row("fairness_gap_tokens", False, "fairness_gap_micro", "Weighted service gap.", 1_000_000),
-    _Row("fairness_bound_tokens", False, "fairness_bound_micro", "VTC's bound of it.", 1_000_000),
-    _Row(
-        "predictor_coverage_ratio",
-        False,
-        "predictor_coverage_ppm",
-        "Part of outputs within the predicted quantile.",
-        1_000_000,
-    ),
-    _Row(
-        "predictor_level_ratio",
-        False,
-        "predictor_level_ppm",
-        "Quantile of all output lengths in use, steered by the coverage.",
-        1_000_000,
-    ),
-    _Row("predictor_samples", False, "predictor_samples", "Outputs the predictor knows, decayed."),
-    _Row(
-        "reserved_to_used_ratio",
-        False,
-        "reserved_to_used_ppm",
-        "Reserved over used output tokens of completed requests.",
-        1_000_000,
-    ),
-    _Row("open_sessions", False, "open_sessions", "Session streams."),
-    _Row("stored_answers", False, "stored_answers", "Verdicts kept for repeated calls."),
-    _Row("replays_refused", True, "replays_refused", "Rejected replays of unknown leases."),
-    _Row(
-        "reports_limited",
-        True,
-        "reports_limited",
-        "Leases of which a report exceeded what their request can use.",
-    ),
-)
 #: Counts by outcome.
 _OUTCOME_KEYS = ("refusals", "audited_refusals")
+
+
 # Ages and predictions of several flows cannot be summed; the oldest stands for all.
 _MAX_KEYS = frozenset(
     {
@@ -257,7 +119,7 @@ class Metrics:
         if not flows:
             return
         flow = _together(flows)
-        for row in _FLOW_ROWS:
+        for row in FLOW_ROWS:
             if row.is_counter:
                 self._carried[row.key] += sign * flow[row.key]
         for key in _OUTCOME_KEYS:
@@ -363,14 +225,14 @@ def _together(flows: list[dict[str, Any]]) -> dict[str, Any]:
 def _nothing() -> dict[str, Any]:
     """Return a flow without anything."""
     return {
-        **dict.fromkeys((row.key for row in _FLOW_ROWS), 0),
+        **dict.fromkeys((row.key for row in FLOW_ROWS), 0),
         **{key: {} for key in _OUTCOME_KEYS},
         "quotas": [],
     }
 
 
 def _add(total: dict[str, Any], flow: dict[str, Any]) -> None:
-    for row in _FLOW_ROWS:
+    for row in FLOW_ROWS:
         old, new = total.get(row.key, 0), flow[row.key]
         total[row.key] = max(old, new) if row.key in _MAX_KEYS else old + new
     for key in _OUTCOME_KEYS:
@@ -382,7 +244,9 @@ def _add(total: dict[str, Any], flow: dict[str, Any]) -> None:
 
 
 def _families(taken: _Snapshot | None) -> Iterator[Metric]:
-    up = GaugeMetricFamily("schedsvc_up", "0 once an invariant is broken: nothing is granted.")
+    up = GaugeMetricFamily(
+        "schedsvc_up", "0 if an invariant is broken, so that nothing is granted."
+    )
     up.add_metric((), 0 if taken is None else 1)
     yield up
     if taken is None:
@@ -393,7 +257,8 @@ def _families(taken: _Snapshot | None) -> Iterator[Metric]:
     yield from _config(taken.loading)
     if taken.unsaved_ns is not None:
         unsaved = GaugeMetricFamily(
-            "schedsvc_state_unsaved_seconds", "A restart now would lose what happened in it."
+            "schedsvc_state_unsaved_seconds",
+            "Age of the oldest change that a restart now would lose.",
         )
         unsaved.add_metric((), taken.unsaved_ns / 1e9)
         yield unsaved
@@ -407,14 +272,14 @@ def _families(taken: _Snapshot | None) -> Iterator[Metric]:
         )
         lost.add_metric((), taken.files_lost)
         yield lost
-    yield from _rows(_FLOW_ROWS, "tenant", taken.flows.items())
-    yield from _rows(_POOL_ROWS, "pool", ((pool["name"], pool) for pool in taken.pools))
-    yield from _rows(_TOTAL_ROWS, "", [("", taken.totals)])
+    yield from _rows(FLOW_ROWS, "tenant", taken.flows.items())
+    yield from _rows(POOL_ROWS, "pool", ((pool["name"], pool) for pool in taken.pools))
+    yield from _rows(TOTAL_ROWS, "", [("", taken.totals)])
     if len(taken.classes) > 1:
-        yield from _rows(_CLASS_ROWS, "class", ((row["name"], row) for row in taken.classes))
+        yield from _rows(CLASS_ROWS, "class", ((row["name"], row) for row in taken.classes))
     refusals = CounterMetricFamily(
         "schedsvc_refusals",
-        "Requests refused or evicted; without tenant those of nobody's flow.",
+        "Requests that were refused or evicted; no tenant: those without a flow.",
         labels=("tenant", "reason"),
     )
     for tenant, flow in taken.flows.items():
@@ -425,7 +290,7 @@ def _families(taken: _Snapshot | None) -> Iterator[Metric]:
     yield refusals
     audited = CounterMetricFamily(
         "schedsvc_audited_refusals",
-        "Requests that would have been refused, had the tenant not been in audit.",
+        "Requests that would have been refused if decisions were enforced.",
         labels=("tenant", "reason"),
     )
     for tenant, flow in taken.flows.items():
@@ -434,7 +299,7 @@ def _families(taken: _Snapshot | None) -> Iterator[Metric]:
     yield audited
     yield from _quotas(taken)
     if taken.quotas:
-        yield from _rows(_QUOTA_ROWS, "quota", ((row["name"], row) for row in taken.quotas))
+        yield from _rows(QUOTA_ROWS, "quota", ((row["name"], row) for row in taken.quotas))
 
 
 def _config(loading: Loading) -> Iterator[Metric]:
@@ -463,10 +328,10 @@ def _config(loading: Loading) -> Iterator[Metric]:
 
 def _quotas(taken: _Snapshot) -> Iterator[Metric]:
     of_tenants = [(tenant, flow["quotas"]) for tenant, flow in taken.flows.items()]
-    yield from _limits("", "tenant", "What a tenant may use, a minute or at once.", of_tenants)
+    yield from _limits("", "tenant", "Limit of a tenant, for a minute or at once.", of_tenants)
     shared = [(row["name"], row["limits"]) for row in taken.quotas]
     if shared:
-        yield from _limits("shared_", "quota", "What a group or a model may use.", shared)
+        yield from _limits("shared_", "quota", "Limit of a group or a model.", shared)
 
 
 def _limits(
@@ -475,7 +340,7 @@ def _limits(
     labels = (label, "kind")
     limits = GaugeMetricFamily(f"schedsvc_{which}quota_limit", about, labels=labels)
     left = GaugeMetricFamily(
-        f"schedsvc_{which}quota_remaining", "What is left of it.", labels=labels
+        f"schedsvc_{which}quota_remaining", "Rest of the limit that is left now.", labels=labels
     )
     for name, rows in entries:
         for row in rows:
@@ -486,7 +351,7 @@ def _limits(
 
 
 def _rows(
-    rows: Iterable[_Row], label: str, entries: Iterable[tuple[str, dict[str, Any]]]
+    rows: Iterable[Row], label: str, entries: Iterable[tuple[str, dict[str, Any]]]
 ) -> Iterator[Metric]:
     kept = list(entries)
     labels = (label,) if label else ()

@@ -122,6 +122,8 @@ cdef int detach_pool(Core core, int32_t pool, int64_t epoch, bint for_good) exce
     """A stream that offered a pool has ended; `for_good`: after a Goodbye. O(1)."""
     cdef Pool* p = &core.ledger.pools[pool]
     p.attached -= 1
+    if p.attached == 0:
+        p.detached_at_ns = core.now_ns
     if p.attached == p.configured and not for_good:
         p.owned_until_ns = core.now_ns + core.lease_ttl_ns + core.lease_grace_ns
     core.ledger.claim(pool, epoch, -1)

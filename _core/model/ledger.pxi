@@ -56,6 +56,7 @@ ctypedef struct Pool:
     bint draining  # an operator lets nothing in any more
     int32_t principal  # that offered it last; -1: none
     int64_t owned_until_ns  # it stays that principal's until then, after its last stream
+    int64_t detached_at_ns  # when its last stream ended; 0: never offered
     int64_t replays_until_ns  # replays of unknown leases are accepted until then; 0: not offered
     int32_t reason
     int32_t next  # request that it would grant if it could; -1: none

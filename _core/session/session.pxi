@@ -310,6 +310,7 @@ cdef class Session(SessionState):
             w.close(5, before)
         if self.welcome_due:
             before = w.length()
+            w.varint(4, self.core.message_bytes_max)
             w.varint(3, self.core.session_open_max)
             w.varint(2, self.core.lease_ttl_ns // NS_PER_MS)
             w.fixed64(1, <uint64_t>self.core.incarnation)

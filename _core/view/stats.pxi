@@ -22,6 +22,12 @@ cdef pool_stats(Core core, int64_t now_ns, int32_t pool):
         "queued": core.flows.queued_for[pool + 1],
         "overdrawn": core.ledger.load(pool, NULL) > core.ledger.allowance(pool),
         "attached": p.attached > 0,
+        "detached_ms": (
+            (now_ns - p.detached_at_ns) // NS_PER_MS if p.detached_at_ns and not p.attached else 0
+        ),
+        "owned_ms": (
+            0 if p.attached else max(<int64_t>0, p.owned_until_ns - now_ns) // NS_PER_MS
+        ),
         "draining": bool(p.draining or core.ledger.closed),
         "wait_reason": WAIT_REASONS[p.reason] if core.requests.states[QUEUED] else "NONE",
         "max_running": p.max_running,
@@ -313,6 +319,7 @@ cdef totals_of(Core core):
         "predictor_samples": core.predictor.samples,
         **predictor_figures(core, NONE),
         "refusals": refusal_counts(core.refusals),
+        "flows": core.flows.count,
         "open_sessions": sum(s is not None for s in core.sessions),
         "stored_answers": core.answers.count,
         "overload_state": overload_of_all(core),

@@ -31,6 +31,8 @@ before(async () => {
       error ? reject(error) : resolve(bound),
     );
   });
+  // A proxy that does not answer: it is for other hosts, never for a scheduler on this one.
+  process.env.https_proxy = 'http://127.0.0.1:9';
   scheduler = new Scheduler(`127.0.0.1:${port}`);
 });
 

@@ -1,5 +1,5 @@
 // One completion through the scheduler: node sample.mjs SCHEDULER ENGINE [PROMPT]
-// e.g. node sample.mjs unix:/tmp/schedsvc.sock http://127.0.0.1:8000 'Once upon a time'
+// e.g. node sample.mjs unix:/run/schedsvc/schedsvc.sock http://127.0.0.1:8000 'Once upon a time'
 // The engine is an OpenAI-compatible server that has no gate of its own.
 
 import { createInterface } from 'node:readline';

@@ -70,6 +70,19 @@ export class CallFailed extends Error {
   }
 }
 
+// Whether a target is on this host by its name: a Unix socket, or a loopback address.
+function isLocal(target) {
+  if (target.startsWith('unix:')) return true;
+  const address = target.replace(/^(dns|ipv4|ipv6):(.*\/)?/, '');
+  const host = address.replace(/:\d+$/, '').replace(/^\[|\]$|\.$/g, '').toLowerCase();
+  return (
+    host === 'localhost' ||
+    host.endsWith('.localhost') ||
+    ['0.0.0.0', '::', '::1'].includes(host) ||
+    /^(::ffff:)?127(\.\d{1,3}){3}$/.test(host)
+  );
+}
+
 /** One connection to a scheduler. */
 export class Scheduler {
   #client;
@@ -77,7 +90,7 @@ export class Scheduler {
   #token;
 
   /**
-   * @param {string} target e.g. 'unix:/run/schedsvc.sock' or 'scheduler:50051'
+   * @param {string} target e.g. 'unix:/run/schedsvc/schedsvc.sock' or 'scheduler:50051'
    * @param {object} [options]
    * @param {string} [options.token] bearer token of this caller
    * @param {import('@grpc/grpc-js').ChannelCredentials} [options.channelCredentials] for TLS
@@ -88,7 +101,12 @@ export class Scheduler {
     this.#client = new (serviceClient())(
       target,
       channelCredentials ?? credentials.createInsecure(),
-      { 'grpc.service_config': JSON.stringify(SERVICE_CONFIG), ...channel },
+      {
+        'grpc.service_config': JSON.stringify(SERVICE_CONFIG),
+        // grpc-js obeys grpc_proxy, https_proxy and http_proxy even for loopback addresses.
+        ...(isLocal(target) ? { 'grpc.enable_http_proxy': 0 } : {}),
+        ...channel,
+      },
     );
   }
 

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from schedsvc_client import (
     SchedulerUnavailable,
     tls_credentials,
 )
+from schedsvc_client.channel import check_target, proxy_variable
 
 from schedsvc.printable import printable
 
@@ -34,6 +36,8 @@ class Connection:
 
 
 _NOT_CONNECTED = "failed to connect"
+# As gRPC names the address of its last attempt.
+_ADDRESS = re.compile(r"(?:ipv4|ipv6|unix):\S+(?=:\s)")
 _OPTIONS = (
     click.option(
         "--target",
@@ -62,6 +66,12 @@ def connects(command: Callable[..., None]) -> Callable[..., None]:
         token_env: str | None,
         **given: Any,
     ) -> None:
+        try:
+            check_target(target)
+        except ValueError as error:
+            raise click.BadParameter(
+                printable(str(error)), param_hint="--target or SCHEDSVC_TARGET"
+            ) from None
         token = os.environ.get(token_env, "") if token_env else None
         if token == "":
             raise click.BadParameter(f"{token_env} is not set", param_hint="--token-env")
@@ -73,19 +83,24 @@ def connects(command: Callable[..., None]) -> Callable[..., None]:
                 )
             command(Connection(target, credentials, token), **given)
         except (SchedulerError, ValueError) as error:
-            raise click.ClickException(printable(f"{target}: {_said(error)}")) from None
+            raise click.ClickException(printable(_said(target, error))) from None
 
     for option in reversed(_OPTIONS):
         run = option(run)
     return run
 
 
-def _said(error: SchedulerError | ValueError) -> str:
-    """Say what to do where gRPC only tells which of its attempts to connect failed, and how."""
-    if isinstance(error, SchedulerUnavailable) and error.message.startswith(_NOT_CONNECTED):
-        cause = error.message.rpartition(": ")[2]
-        return (
-            f"no scheduler answers there ({cause}); start one with `schedsvc serve`, or name its"
-            " address with --target"
-        )
-    return str(error)
+def _said(target: str, error: SchedulerError | ValueError) -> str:
+    """Say which address was tried, why that failed, and what to do."""
+    if not isinstance(error, SchedulerUnavailable) or _NOT_CONNECTED not in error.message:
+        text = str(error)
+        return text if target in text else f"{target}: {text}"
+    cause = error.message.rpartition(": ")[2]
+    # Names of hosts may have many addresses, and a proxy has its own.
+    tried = _ADDRESS.search(error.message.removeprefix(f"{target}: "))
+    address = tried[0] if tried and tried[0] != target else "that address"
+    if proxy := proxy_variable(target):
+        advice = f"{proxy} names a proxy: unset it, or add the host to no_proxy"
+    else:
+        advice = "start one with `schedsvc serve`, or name its address with --target"
+    return f"{target}: no scheduler answers at {address} ({cause}); {advice}"

@@ -26,7 +26,9 @@ _LOOK_S = 0.5
 @click.command(epilog=_EPILOG)
 @connects
 @click.argument("pool", required=False)
-@click.option("--all", "everything", is_flag=True, help="All pools; health says NOT_SERVING.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Drain all pools; health says that it is not ready."
+)
 @click.option("--undo", is_flag=True, help="Admit again.")
 @click.option(
     "--wait",
@@ -45,7 +47,11 @@ def drain(
     as_json: bool,
 ) -> None:
     """Stop admitting to a POOL, or to --all."""
-    if bool(pool) == everything:
+    if pool and everything:
+        raise click.UsageError(
+            f"{pool!r} and --all exclude each other: name the pool alone, or give --all alone"
+        )
+    if not pool and not everything:
         raise click.UsageError("name a pool, or give --all")
     if undo and wait_s is not None:
         raise click.UsageError("--wait goes with a drain, not with --undo")

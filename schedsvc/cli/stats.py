@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from schedsvc_client.sync import Scheduler
@@ -15,6 +15,7 @@ from schedsvc_client.sync import Scheduler
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.mode import mode_text
 from schedsvc.printable import printable_message
+from schedsvc.tables import table_console
 
 #: Kinds of schedsvc.v1.LimitKind, short.
 _UNITS = {3: "req/min", 4: "in/min", 5: "out/min", 6: "tok/min", 7: "at once"}
@@ -38,8 +39,9 @@ Example:
     default=20,
     show_default=True,
     type=click.IntRange(1, _FLOWS_MAX),
-    help="Without --tenant: at most so many, those with the most service.",
+    help="Show at most this many tenants: first those that wait, then by service.",
 )
+@click.option("--all", "everything", is_flag=True, help="Show all tenants, and abandoned pools.")
 @click.option("--json", "as_json", is_flag=True, help="Print the snapshot as JSON.")
 @click.option(
     "--watch",
@@ -53,12 +55,13 @@ def stats(
     connection: Connection,
     tenants: tuple[str, ...],
     flows: int,
+    everything: bool,
     as_json: bool,
     watch: float | None,
 ) -> None:
     """Show a scheduler's pools, tenants and totals."""
     with Scheduler(connection.target, **connection.proof) as scheduler:
-        _print(scheduler, tenants, flows, as_json, watch)
+        _print(scheduler, tenants, _FLOWS_MAX if everything else flows, as_json, watch, everything)
 
 
 def _look(scheduler: Scheduler, tenants: tuple[str, ...], flows: int) -> Any:
@@ -78,6 +81,7 @@ def _print(
     flows: int,
     as_json: bool,
     watch_s: float | None,
+    everything: bool,
 ) -> None:
     if as_json:
         while True:
@@ -85,17 +89,19 @@ def _print(
             if watch_s is None:
                 return
             time.sleep(watch_s)
-    # Names may hold brackets: nothing here is markup.
-    console = Console(markup=False)
-    view = _view(printable_message(_look(scheduler, tenants, flows)))
+    console = table_console()
+
+    def look() -> RenderableType:
+        return _view(printable_message(_look(scheduler, tenants, flows)), everything, bool(tenants))
+
+    view = look()
     if watch_s is None:
         console.print(view)
         return
     with Live(view, console=console, auto_refresh=False) as live:
         while True:
             time.sleep(watch_s)
-            view = _view(printable_message(_look(scheduler, tenants, flows)))
-            live.update(view, refresh=True)
+            live.update(look(), refresh=True)
 
 
 def plain(message: Any) -> dict[str, Any]:
@@ -113,13 +119,14 @@ def plain(message: Any) -> dict[str, Any]:
     return values
 
 
-def _view(snapshot: Any) -> RenderableType:
+def _view(snapshot: Any, everything: bool, named: bool) -> RenderableType:
     totals = snapshot.totals
     pools = _table(
         "pool", "promised", "posted", "capacity", "leases", "queued", "load", "waits for"
     )
-    for pool in snapshot.pools:
-        state = "" if pool.attached else " (detached)"
+    shown = [pool for pool in snapshot.pools if everything or not _is_abandoned(pool)]
+    for pool in shown:
+        state = "" if pool.attached else f" (detached{_ago(pool.detached_ms)})"
         state += " (draining)" if pool.draining else ""
         pools.add_row(
             pool.name + state,
@@ -134,7 +141,8 @@ def _view(snapshot: Any) -> RenderableType:
     flows = _table(
         "tenant", "weight", "queued", "leases", "input", "cached", "output", "refused", "quota left"
     )
-    for flow in snapshot.flows:
+    # Those that wait, the longest first; sorted() keeps the order by service among the others.
+    for flow in sorted(snapshot.flows, key=lambda flow: (not flow.queued, -flow.oldest_queued_ms)):
         numbers = (
             flow.queued,
             flow.live_leases,
@@ -165,7 +173,8 @@ def _view(snapshot: Any) -> RenderableType:
         + (f"; {totals.reports_limited:,} reports limited" if totals.reports_limited else "")
     )
     tables = [pools, *([classes] if len(snapshot.classes) > 1 else []), flows]
-    return Group(line, *_config(snapshot.config), *tables, *_quotas(snapshot))
+    left_out = _left_out(snapshot, len(shown), named)
+    return Group(line, *_config(snapshot.config), *tables, *_quotas(snapshot), *left_out)
 
 
 def _config(config: Any) -> Iterator[str]:
@@ -174,6 +183,33 @@ def _config(config: Any) -> Iterator[str]:
         yield f"the last reload changed nothing: {config.problem}"
     if config.needs_restart:
         yield f"waits for a restart: {', '.join(config.needs_restart)}"
+
+
+def _is_abandoned(pool: Any) -> bool:
+    """Whether nothing is left of a pool: no shim or owner, no lease or request, no drain."""
+    return not (pool.attached or pool.owned_ms or pool.live_leases or pool.queued or pool.draining)
+
+
+def _ago(detached_ms: int) -> str:
+    """Return for how long a pool has been without a shim, if that is known."""
+    if not detached_ms:
+        return ""
+    seconds = detached_ms // 1_000
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f" for {seconds // size} {unit}"
+    return f" for {seconds} s"
+
+
+def _left_out(snapshot: Any, pools_shown: int, named: bool) -> Iterator[str]:
+    """Yield a line for what is not shown, with the option that shows it."""
+    parts = []
+    if (flows := snapshot.totals.flows - len(snapshot.flows)) > 0 and not named:
+        parts.append(f"{flows:,} more tenant{'s' if flows > 1 else ''} (--flows N or --all)")
+    if pools := len(snapshot.pools) - pools_shown:
+        parts.append(f"{pools:,} abandoned pool{'s' if pools > 1 else ''} (--all)")
+    if parts:
+        yield f"not shown: {', '.join(parts)}"
 
 
 def _quotas(snapshot: Any) -> Iterator[Table]:
@@ -228,9 +264,9 @@ def _share(row: Any) -> tuple[str, ...]:
 
 
 def _table(name: str, *numbers: str) -> Table:
-    # On 80 columns nothing is left out: the first column and the last, which may be words, wrap.
+    # On 80 columns no column is left out: long names end in an ellipsis, the last column wraps.
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(name, overflow="fold", min_width=10)
+    table.add_column(name, overflow="ellipsis", min_width=10)
     for number in numbers[:-1]:
         table.add_column(number, justify="right", no_wrap=True)
     table.add_column(numbers[-1], justify="right", overflow="fold", min_width=6)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from schedsvc_client.sync import Scheduler
@@ -15,6 +15,7 @@ from schedsvc_client.sync import Scheduler
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.stats import plain
 from schedsvc.printable import printable_message
+from schedsvc.tables import table_console
 
 #: schedsvc.v1.RequestState: ended, refused.
 _OVER = (4, 5)
@@ -68,7 +69,7 @@ def _follow(ask: Callable[[], Any], request_id: str, as_json: bool, watch_s: flo
             answer = ask()
             click.echo(json.dumps(plain(answer)))
         return
-    console = Console(markup=False)
+    console = table_console()
     if watch_s is None:
         console.print(_view(answer))
         return
@@ -149,7 +150,7 @@ def _name(row: Any) -> str:
 
 def _table(name: str, *numbers: str) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(name, overflow="fold", min_width=16)
+    table.add_column(name, overflow="ellipsis", min_width=16)
     for number in numbers:
         table.add_column(number, justify="right", no_wrap=True)
     return table

@@ -163,5 +163,5 @@ def _check(source: YamlText, folder: Path, environ: Mapping[str, str]) -> Readin
     unique = {(problem.place, problem.message): problem for problem in problems}
     ordered = sorted(unique.values(), key=lambda problem: problem.place)
     warnings = [found(path, message, key=True) for path, message in former.warnings]
-    warnings += [found(path, message) for path, message in advice(data)]
+    warnings += [found(path, message) for path, message in advice(data, folder)]
     return Reading(None if ordered else config, ordered, warnings)

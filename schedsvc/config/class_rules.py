@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from schedsvc.config.rule_helpers import Finding, Once, items, mapping, name_bytes, with_terms
+from schedsvc.config.rule_helpers import Finding, Once, items, mapping, name_findings, with_terms
 from schedsvc.config.yaml_positions import Path
 
 __all__ = ["DEFAULT_CLASS", "class_findings"]
@@ -26,7 +26,7 @@ def class_findings(data: Mapping[str, Any]) -> Iterator[Finding]:
         if isinstance(name, str):
             known[name] = None
             yield from names.see(name, (*path, "name"))
-            yield from name_bytes(name, (*path, "name"), 128)
+            yield from name_findings(name, (*path, "name"), 128)
         yield from _rank(entry, name, path, ranks)
         ageing_ms = entry.get("ageing_ms", _AGEING_MS)
         numbers = isinstance(ageing_ms, int) and isinstance(queue_ttl_ms, int)

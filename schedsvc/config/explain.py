@@ -1,6 +1,7 @@
 """Turns what pydantic found into sentences that say what to do."""
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -10,8 +11,10 @@ from pydantic import BaseModel
 
 from schedsvc.config.yaml_positions import Path
 
-__all__ = ["explain"]
+__all__ = ["explain", "type_name"]
 
+# Numbers in YAML need a point, and a sign behind the e: 1.0e+6.
+_EXPONENT = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)[eE]\+?(\d{1,3})")
 _TYPES = {
     "string_type": "text; write it in quotes",
     "int_type": "a whole number",
@@ -45,7 +48,7 @@ def explain(error: Mapping[str, Any], root: type[BaseModel]) -> tuple[str, bool]
     if kind == "missing":
         return f"the key {path[-1]!r} is missing; add it", False
     if kind in _TYPES:
-        return f"has to be {_TYPES[kind]}, not {_type_name(error['input'])}", False
+        return f"has to be {_TYPES[kind]}, not {type_name(error['input'])}", False
     if kind == "string_pattern_mismatch" and field in _PATTERNS:
         return _PATTERNS[field], False
     if kind == "literal_error":
@@ -60,7 +63,12 @@ def explain(error: Mapping[str, Any], root: type[BaseModel]) -> tuple[str, bool]
     return str(context.get("error", error["msg"])), False
 
 
-def _type_name(value: object) -> str:
+def type_name(value: object) -> str:
+    """Return what a value is, for a person. The text of a number in exponents is shown."""
+    if isinstance(value, str) and (number := _EXPONENT.fullmatch(value)):
+        power = int(number[2])
+        whole = f"{float(value):.0f}" if power <= 15 else "all its digits"
+        return f"{value}, which YAML reads as text; write {whole}"
     names = {
         type(None): "nothing",
         bool: "true or false",

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr
 
+from schedsvc.config.explain import type_name
 from schedsvc.config.network import (
     STRICT,
     Address,
@@ -62,7 +63,7 @@ def _fixed_point(places: int, low: str, high: str) -> Callable[[Any], int]:
 
     def read(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError("has to be a number")
+            raise ValueError(f"has to be a number, not {type_name(value)}")
         try:
             number = Decimal(repr(value))
             units = number.scaleb(places)
@@ -70,9 +71,9 @@ def _fixed_point(places: int, low: str, high: str) -> Callable[[Any], int]:
         except InvalidOperation:
             raise ValueError("has to be a finite number") from None
         if not number.is_finite() or not Decimal(low) <= number <= Decimal(high):
-            raise ValueError(f"has to lie between {low} and {high}")
+            raise ValueError(f"is {value}; it has to lie between {low} and {high}")
         if not whole:
-            raise ValueError(f"has more than {places} decimals")
+            raise ValueError(f"is {value}; it may have at most {places} decimals")
         return int(units)
 
     return read
@@ -222,7 +223,7 @@ class Limits(Section):
     sessions_max: Annotated[int, Field(ge=1, le=1_000_000)] = 4_096
     session_open_max: Annotated[int, Field(ge=1, le=1_000_000)] = 16_384
     write_stall_ms: Annotated[int, Field(ge=10, le=600_000)] = 10_000
-    drain_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 30_000
+    drain_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 25_000
     handshake_ms: Annotated[int, Field(ge=100, le=120_000)] = 10_000
     keepalive_ms: Annotated[int, Field(ge=1_000, le=7_200_000)] = 30_000
     record_max_mb: Annotated[int, Field(ge=1, le=1_000_000)] = 1_024

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from schedsvc.config.rule_helpers import Finding, Once, items, mapping, name_bytes, one_of
+from schedsvc.config.rule_helpers import Finding, Once, items, mapping, name_findings, one_of
 from schedsvc.config.yaml_positions import Path
 
 __all__ = ["pool_findings"]
@@ -27,14 +27,14 @@ def pool_findings(data: Mapping[str, Any]) -> Iterator[Finding]:
         for k, pool in enumerate(listed if isinstance(listed, list) else []):
             if isinstance(pool, str):
                 yield from pools.see(pool, (*path, "pools", k))
-                yield from name_bytes(pool, (*path, "pools", k), 128)
+                yield from name_findings(pool, (*path, "pools", k), 128)
         yield from _inside(every | entry, entry, path)
     names = Once("this adapter")
     for i, entry in items(data.get("adapters")):
         path = ("adapters", i)
         if isinstance(entry.get("name"), str):
             yield from names.see(entry["name"], (*path, "name"))
-            yield from name_bytes(entry["name"], (*path, "name"), 256)
+            yield from name_findings(entry["name"], (*path, "name"), 256)
         yield from one_of(entry, ("tokens", "rank"), path)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
-from schedsvc.config.rule_helpers import Finding, Once, items, mapping, name_bytes, with_terms
+from schedsvc.config.rule_helpers import Finding, Once, items, mapping, name_findings, with_terms
 from schedsvc.config.yaml_positions import Path
 
 __all__ = ["quota_findings"]
@@ -21,7 +21,7 @@ def quota_findings(data: Mapping[str, Any]) -> Iterator[Finding]:
         name = entry.get("name")
         if isinstance(name, str):
             yield from names.see(name, (*path, "name"))
-            yield from name_bytes(name, (*path, "name"), 128)
+            yield from name_findings(name, (*path, "name"), 128)
         yield from _group(entry.get("parent"), parents, (*path, "parent"))
         if isinstance(name, str) and isinstance(entry.get("parent"), str):
             yield from _tower(name, parents, (*path, "parent"))
@@ -113,8 +113,8 @@ def _models(data: Mapping[str, Any]) -> Iterator[Finding]:
         name, listed = entry.get("name"), entry.get("pools")
         if isinstance(name, str):
             yield from names.see(name, (*path, "name"))
-            yield from name_bytes(name, (*path, "name"), 128)
+            yield from name_findings(name, (*path, "name"), 128)
         for k, pool in enumerate(listed if isinstance(listed, list) else []):
             if isinstance(pool, str):
                 yield from pools.see(pool, (*path, "pools", k))
-                yield from name_bytes(pool, (*path, "pools", k), 128)
+                yield from name_findings(pool, (*path, "pools", k), 128)

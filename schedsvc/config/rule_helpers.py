@@ -5,8 +5,10 @@ from typing import Any
 
 from schedsvc.config.yaml_positions import Path, path_text
 
-__all__ = ["Finding", "Once", "items", "mapping", "name_bytes", "one_of", "with_terms"]
+__all__ = ["Finding", "Once", "items", "mapping", "name_findings", "one_of", "with_terms"]
 
+#: The models refuse these.
+_CONTROL = frozenset(map(chr, (*range(32), 127)))
 #: Where something is wrong, and what to do.
 Finding = tuple[Path, str]
 
@@ -30,10 +32,19 @@ def with_terms(data: Mapping[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]
     yield ("unknown_tenants_limits",), mapping(data.get("unknown_tenants_limits"))
 
 
-def name_bytes(name: str, path: Path, bytes_max: int) -> Iterator[Finding]:
-    """Find a name that is longer in bytes than in letters."""
+def name_findings(name: str, path: Path, bytes_max: int) -> Iterator[Finding]:
+    """Find a name that no request can carry.
+
+    The models find control characters and names with too many letters.
+    """
     if len(name) <= bytes_max < len(name.encode(errors="replace")):
-        yield path, f"is longer than {bytes_max} bytes"
+        yield path, f"is longer than {bytes_max} bytes; choose a shorter name"
+    if name != name.strip():
+        what = "begins" if name != name.lstrip() else "ends"
+        yield path, f"{name[:80]!r} {what} with a space, which no HTTP header can carry; remove it"
+    elif not name.isprintable() and _CONTROL.isdisjoint(name):
+        found = next(letter for letter in name if not letter.isprintable())
+        yield path, f"{name[:80]!r} holds the unprintable character U+{ord(found):04X}; remove it"
 
 
 def one_of(entry: dict[str, Any], names: tuple[str, ...], path: Path) -> Iterator[Finding]:

@@ -4,7 +4,6 @@ They read the plain data, so that they are heard also where some field elsewhere
 skips quietly what has another type than it needs, because the models name that.
 """
 
-import os
 import ssl
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -14,18 +13,19 @@ from typing import Any
 
 from schedsvc.config.auth_rules import has_tokens, principal_advice, principal_findings, proof_kind
 from schedsvc.config.class_rules import class_findings
+from schedsvc.config.file_rules import file_advice, file_findings, socket_findings
+from schedsvc.config.models import Scheduler
 from schedsvc.config.pool_rules import pool_findings
 from schedsvc.config.quota_rules import quota_findings
-from schedsvc.config.rule_helpers import Finding, Once, items, mapping, name_bytes, one_of
+from schedsvc.config.rule_helpers import Finding, Once, items, mapping, name_findings, one_of
 from schedsvc.config.yaml_positions import Path
 
-__all__ = ["RESERVED_TENANTS", "UNIX_PATH_BYTES_MAX", "UNKNOWN_TENANT", "advice", "broken_rules"]
+__all__ = ["RESERVED_TENANTS", "UNKNOWN_TENANT", "advice", "broken_rules"]
 
 #: The flow that unknown tenants share, and the series that stands for tenants beyond the cap.
 UNKNOWN_TENANT = "unknown"
 RESERVED_TENANTS = (UNKNOWN_TENANT, "other")
 
-UNIX_PATH_BYTES_MAX = 107
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
 
@@ -40,23 +40,35 @@ def broken_rules(data: Any, folder: FilePath, environ: Mapping[str, str]) -> Ite
     yield from class_findings(data)
     yield from quota_findings(data)
     yield from pool_findings(data)
-    yield from _file_to_write(data.get("record"), ("record",), folder)
-    state_file = mapping(data.get("state")).get("file")
-    yield from _file_to_write(state_file, ("state", "file"), folder)
-    if isinstance(state_file, str) and state_file == data.get("record"):
-        yield ("state", "file"), "is the file of the recording; name another one"
+    yield from file_findings(data, folder)
     scheduler = mapping(data.get("scheduler"))
-    flow_max, queue_max = scheduler.get("flow_queue_max"), scheduler.get("queue_max", 10_000)
-    if isinstance(flow_max, int) and isinstance(queue_max, int) and flow_max > queue_max:
-        message = f"is larger than queue_max ({queue_max}), so it would never be reached"
-        yield ("scheduler", "flow_queue_max"), message
-    flow_max, queue_max = scheduler.get("flow_queue_tokens_max"), scheduler.get("queue_tokens_max")
-    if isinstance(flow_max, int) and isinstance(queue_max, int) and flow_max > queue_max > 0:
-        message = f"is larger than queue_tokens_max ({queue_max}), so it would never be reached"
-        yield ("scheduler", "flow_queue_tokens_max"), message
+    for limit in ("queue_max", "queue_tokens_max"):
+        yield from _queue_limits(scheduler, limit)
 
 
-def advice(data: Any) -> Iterator[Finding]:
+def _queue_limits(scheduler: dict[str, Any], limit: str) -> Iterator[Finding]:
+    """Find a limit of one tenant's queue that the limit of all queues makes pointless."""
+    of_flow = f"flow_{limit}"
+    fields = Scheduler.model_fields
+    flow_max = scheduler.get(of_flow, fields[of_flow].default)
+    queue_max = scheduler.get(limit, fields[limit].default)
+    if not (isinstance(flow_max, int) and isinstance(queue_max, int) and flow_max > queue_max > 0):
+        return
+    if of_flow in scheduler:
+        message = (
+            f"is {flow_max}, larger than {limit} ({queue_max}), so it would never be reached;"
+            f" lower it, or raise {limit}"
+        )
+        yield ("scheduler", of_flow), message
+    else:
+        message = (
+            f"is {queue_max}, less than the default of {of_flow} ({flow_max}), so one tenant could"
+            f" fill the whole queue; set {of_flow} too"
+        )
+        yield ("scheduler", limit), message
+
+
+def advice(data: Any, folder: FilePath) -> Iterator[Finding]:
     """Yield path and message of what is allowed and yet worth a second look. O(file)."""
     if not isinstance(data, dict):
         return
@@ -86,6 +98,7 @@ def advice(data: Any) -> Iterator[Finding]:
     if data.get("unknown_tenants") == "refuse" and data.get("unknown_tenants_limits"):
         where = ("unknown_tenants_limits",)
         yield where, "binds only in dry_run, because unknown_tenants says refuse"
+    yield from file_advice(data, folder)
 
 
 def _listeners(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
@@ -100,9 +113,7 @@ def _listeners(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
             if not tcp.endswith(":0"):
                 yield from addresses.see(tcp, (*path, "tcp"))
         if isinstance(unix, str):
-            if len(bytes(folder / unix)) > UNIX_PATH_BYTES_MAX:
-                message = f"is longer than {UNIX_PATH_BYTES_MAX} bytes; choose a shorter path"
-                yield (*path, "unix"), message
+            yield from socket_findings(unix, (*path, "unix"), folder)
             if "tls" in entry:
                 yield (*path, "tls"), "is for tcp listeners; a Unix socket never leaves the host"
             yield from addresses.see(folder / unix, (*path, "unix"))
@@ -198,7 +209,7 @@ def _tenants(data: dict[str, Any]) -> Iterator[Finding]:
         name = entry.get("name")
         if isinstance(name, str):
             yield from names.see(name, (*path, "name"))
-            yield from name_bytes(name, (*path, "name"), 256)
+            yield from name_findings(name, (*path, "name"), 256)
             if name in RESERVED_TENANTS:
                 yield (*path, "name"), f"{name!r} is reserved; choose another name"
         hashes = entry.get("api_keys_sha256")
@@ -215,18 +226,6 @@ def _pools(data: dict[str, Any]) -> Iterator[Finding]:
         block = entry.get("block_size_tokens", 16)
         if isinstance(name, str):
             yield from names.see(name, (*path, "name"))
-            yield from name_bytes(name, (*path, "name"), 128)
+            yield from name_findings(name, (*path, "name"), 128)
         if isinstance(capacity, int) and isinstance(block, int) and 0 < capacity < block:
             yield (*path, "capacity_tokens"), f"is smaller than one block ({block} tokens)"
-
-
-def _file_to_write(name: object, where: Path, folder: FilePath) -> Iterator[Finding]:
-    if not isinstance(name, str):
-        return
-    path = folder / FilePath(name).expanduser()
-    if path.is_dir():
-        yield where, f"{path} is a folder; name a file"
-    elif not path.parent.is_dir():
-        yield where, f"the folder {path.parent} does not exist; make it"
-    elif not os.access(path.parent, os.W_OK):
-        yield where, f"cannot write to the folder {path.parent}"

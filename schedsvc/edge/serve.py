@@ -14,6 +14,7 @@ from schedsvc.config import Config
 from schedsvc.config.models import Listener
 from schedsvc.edge.relay import Allowance, Relay
 from schedsvc.server.credentials import credentials_of
+from schedsvc.server.health import LIVENESS, READINESS
 from schedsvc.server.listeners import bind, server_options
 from schedsvc.server.logs import configure_logs, flush_logs
 from schedsvc.server.ready import ReadyFile
@@ -24,6 +25,8 @@ __all__ = ["Edge", "serve"]
 _log = structlog.get_logger("schedsvc.edge")
 _STATUS = health_pb2.HealthCheckResponse.ServingStatus
 _AGAIN_S = 0.5
+#: What the scheduler says of these names, the edge says too; it is alive by itself.
+_FOLLOWED = ("", SERVICE_NAME, READINESS)
 #: A burst of so many calls is never shed unheard, however few may be open.
 _WAITING_MIN = 100
 _STOP_GRACE_S = 1.0
@@ -45,6 +48,7 @@ class Edge:
             [
                 ("grpc.max_receive_message_length", -1),
                 ("grpc.max_send_message_length", most),
+                ("grpc.enable_http_proxy", 0),
                 # A scheduler that restarts is found soon.
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -68,7 +72,8 @@ class Edge:
 
     async def start(self) -> None:
         """Listen. Raises ListenError."""
-        for name in ("", SERVICE_NAME):
+        await self._health.set(LIVENESS, _STATUS.SERVING)
+        for name in _FOLLOWED:
             await self._health.set(name, _STATUS.NOT_SERVING)
         try:
             self.target = bind(self._server, self._config, self._listener).target
@@ -76,7 +81,7 @@ class Edge:
             # Only a server that runs gives its address back when it stops.
             await self._server.start()
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._follow(name)) for name in ("", SERVICE_NAME)]
+        self._tasks = [loop.create_task(self._follow(name)) for name in _FOLLOWED]
         _log.info("listening", target=self.target, tls=self._listener.tls is not None)
 
     async def stop(self, grace_s: float | None = _STOP_GRACE_S) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 import grpc
 
 from schedsvc.config import Config
+from schedsvc.config.file_rules import UNIX_PATH_BYTES_MAX
 from schedsvc.config.models import Limits, Listener
-from schedsvc.config.rules import UNIX_PATH_BYTES_MAX
 
-__all__ = ["Address", "ListenError", "bind", "server_options"]
+__all__ = ["Address", "ListenError", "bind", "refuse_taken", "server_options"]
 
 
 class ListenError(OSError):
@@ -70,11 +70,25 @@ def bind(server: grpc.aio.Server, config: Config, listener: Listener) -> Address
 
     The address is released by its owner, not by gRPC, which would remove whatever socket it finds.
     """
+    try:
+        return _bind(server, config, listener)
+    except ListenError as error:
+        raise ListenError(f"{_field(config, listener)}: {error}") from None
+
+
+def _field(config: Config, listener: Listener) -> str:
+    """Return where a listener's address stands in the configuration."""
+    if listener not in config.listeners:
+        return "edge.tcp"
+    key = "tcp" if listener.unix is None else "unix"
+    return f"listeners[{config.listeners.index(listener)}].{key}"
+
+
+def _bind(server: grpc.aio.Server, config: Config, listener: Listener) -> Address:
     if listener.unix is not None:
         return _bind_unix(server, config.resolve(listener.unix), int(listener.mode, 8))
     address = listener.tcp or ""
-    host, _, port = address.rpartition(":")
-    _refuse_taken(address, host.strip("[]"), int(port))
+    refuse_taken(address)
     try:
         if listener.tls is None:
             bound = server.add_insecure_port(address)
@@ -84,13 +98,19 @@ def bind(server: grpc.aio.Server, config: Config, listener: Listener) -> Address
         raise ListenError(f"cannot listen on {address}: {error}") from None
     if bound == 0:
         raise ListenError(f"cannot listen on {address}; choose another address")
-    return Address(f"{host}:{bound}")
+    return Address(f"{address.rpartition(':')[0]}:{bound}")
 
 
-def _refuse_taken(address: str, host: str, port: int) -> None:
-    """Say why an address cannot be had; gRPC itself only says that it failed."""
+def refuse_taken(address: str) -> None:
+    """Raise ListenError if HOST:PORT cannot be had; servers themselves only say that they failed.
+
+    The error says why, and what to do.
+    """
+    host, _, port = address.rpartition(":")
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
     except OSError as error:
         raise ListenError(f"cannot listen on {address}: {error.strerror}") from None
     family, kind, protocol, _, where = found[0]
@@ -106,6 +126,10 @@ def _refuse_taken(address: str, host: str, port: int) -> None:
 
 
 def _bind_unix(server: grpc.aio.Server, path: Path, mode: int) -> Address:
+    if not path.parent.is_dir():
+        raise ListenError(
+            f"cannot listen on {path}: the folder {path.parent} does not exist; make it"
+        )
     _remove_stale(path)
     # Made under another name, which is the one that gRPC removes in the end.
     partial = path.with_name(f".{secrets.token_hex(2)}")
@@ -121,7 +145,7 @@ def _bind_unix(server: grpc.aio.Server, path: Path, mode: int) -> Address:
     finally:
         os.umask(before)
     if bound == 0 or not partial.exists():
-        raise ListenError(f"cannot listen on {path}; does its folder exist, and is it writable?")
+        raise ListenError(f"cannot listen on {path}; is the folder {path.parent} writable?")
     try:
         partial.chmod(mode)
         made = partial.lstat()

@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from schedsvc.metrics import Metrics
-from schedsvc.server.listeners import ListenError
+from schedsvc.server.listeners import ListenError, refuse_taken
 
 __all__ = ["MetricsPage"]
 
@@ -22,7 +22,10 @@ class MetricsPage:
         host, _, port = address.rpartition(":")
         await self._runner.setup()
         try:
+            refuse_taken(address)
             await web.TCPSite(self._runner, host.strip("[]"), int(port)).start()
+        except ListenError as error:
+            raise ListenError(f"metrics.listen: {error}") from None
         except OSError as error:
             what = (error.strerror or str(error)).lower()
             raise ListenError(f"metrics.listen: cannot listen on {address}: {what}") from None

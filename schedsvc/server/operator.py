@@ -1,16 +1,14 @@
 """What an operator asks of the whole server: drains with their health, and modes over the file."""
 
 from collections.abc import Callable
-from typing import Any
 
 import structlog
-from grpc_health.v1 import health_pb2
 from schedsvc_client.v1 import mode_pb2
 
 from schedsvc.config import Config, ModeOverlay, in_force, with_pools_kept
 from schedsvc.config.models import Mode
 from schedsvc.driver import Driver
-from schedsvc.service import SERVICE_NAME
+from schedsvc.server.health import Health
 from schedsvc.service.servicer_base import not_found, untimely
 
 __all__ = ["OperatorActions"]
@@ -31,11 +29,11 @@ class OperatorActions:
         self,
         driver: Driver,
         config: Config,
-        health: Any,
+        health: Health,
         show: Callable[[Config], None],
         save: Callable[[], None],
     ) -> None:
-        """Act on a driver and a grpc_health servicer.
+        """Act on a driver, and on what the health service says.
 
         `show` is told what is in force by now; `save` that something has to outlive the process.
         """
@@ -67,7 +65,7 @@ class OperatorActions:
                 mode=said.everyone, tenant_modes=dict(said.tenants),
                 undo="schedsvc drain --undo, schedsvc mode configured",
             )  # fmt: skip
-        await self._tell_health(serves=not stats["draining"])
+        await self._health.tell(serves=not stats["draining"])
 
     async def drain(self, pool: str, undo: bool) -> None:
         """Drain a pool or ("") the service, or let it serve again; health says so."""
@@ -76,12 +74,7 @@ class OperatorActions:
         self._driver.set_draining(pool.encode(), not undo)
         self._save()
         if not pool:
-            await self._tell_health(serves=undo)
-
-    async def _tell_health(self, *, serves: bool) -> None:
-        status = health_pb2.HealthCheckResponse.ServingStatus
-        for name in ("", SERVICE_NAME):
-            await self._health.set(name, status.SERVING if serves else status.NOT_SERVING)
+            await self._health.tell(serves=undo)
 
     def set_mode(self, mode: int, tenant: str) -> None:
         """Say a mode for all ("") or for one tenant that the file lists. O(tenants)."""

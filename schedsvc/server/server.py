@@ -8,7 +8,6 @@ from typing import Any
 
 import grpc
 import structlog
-from grpc_health.v1 import health, health_pb2_grpc
 
 from schedsvc.clock import HEARTBEAT_NS, SteadyClock, wall_ms
 from schedsvc.config import UNKNOWN_TENANT, Config, ModeOverlay, in_force, needs_restart
@@ -16,6 +15,7 @@ from schedsvc.driver import WORK_MAX, Broken, Driver, new_core
 from schedsvc.metrics import Metrics
 from schedsvc.recording.start import Recording
 from schedsvc.server.credentials import Callers
+from schedsvc.server.health import Health
 from schedsvc.server.listeners import Address, bind, server_options
 from schedsvc.server.logs import configure_logs, lines_dropped, lines_suppressed
 from schedsvc.server.metrics_http import MetricsPage
@@ -60,6 +60,7 @@ class Server:
             "lease_seed": secrets.token_hex(16),
             "incarnation": self._incarnation,
             "work_max": WORK_MAX,
+            "message_bytes_max": config.limits.message_max_bytes,
         }
         store = None if config.state is None else Store(config.resolve(config.state.file))
         if store is not None:
@@ -86,7 +87,7 @@ class Server:
         tenants_max = 0 if config.metrics is None else config.metrics.tenants_max
         log_lines = {"dropped": lines_dropped, "suppressed": lines_suppressed}
         self.metrics = Metrics(self.driver, _tenants(config), tenants_max, log_lines)
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # not in the stubs
+        self._health = Health()
         self._handles = OperatorActions(
             self.driver,
             config,
@@ -140,6 +141,7 @@ class Server:
             # All addresses and files are held now: until here an earlier recording was untouched.
             self._recording.begin()
             _log.info("recording", file=str(self._recording.path))
+        # Last, so that no call is taken before everything else has started.
         for server in self._grpc:
             await server.start()
         if self._keeper is not None:
@@ -171,7 +173,7 @@ class Server:
         )
         handlers = (service.handler(), operator.handler(), explain.handler())
         server.add_generic_rpc_handlers(handlers)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        self._health.add_to(server)
         add_reflection(server, authenticator)
         return server
 
@@ -203,7 +205,7 @@ class Server:
         began_ns = self._clock.now_ns()
         self._handles.stopping = True
         _log.info("draining", drain_ms=self._config.limits.drain_ms)
-        await self._health.enter_graceful_shutdown()
+        await self._health.stop()
         evicted = 0
         try:
             self.driver.drain()
@@ -264,7 +266,7 @@ class Server:
             _log.error("defect", exc_info=error)
             return
         _log.critical("invariant_broken", reason=self.driver.broken, state=state, exc_info=error)
-        self._keep(self._health.enter_graceful_shutdown())
+        self._keep(self._health.fail())
 
     def _keep(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -31,6 +31,13 @@ _TURNS_OF_A_PAGE = 64
 _LEASE_ID_MAX = (1 << 63) - 1
 _INT64_MAX = (1 << 63) - 1
 
+#: What people call the modes.
+_MODES = {
+    mode_pb2.MODE_ENFORCE: "enforce",
+    mode_pb2.MODE_AUDIT: "dry_run",
+    mode_pb2.MODE_CONFIGURED: "configured",
+}
+
 _log = structlog.get_logger("schedsvc.operator")
 
 
@@ -86,7 +93,7 @@ class OperatorService(ServicerBase):
         """Answer Drain."""
         request = parse(pb.DrainRequest, data)
         await self._actions.drain(request.pool, request.undo)
-        _log.warning("operator_drain", pool=request.pool, undo=request.undo, by=who)
+        _log.warning("operator_drain", pool=request.pool or "all", undo=request.undo, by=who)
         stats = self._driver.stats(0)
         found = [row for row in stats["pools"] if row["name"] == request.pool]
         row = found[0] if request.pool else stats["totals"]
@@ -157,8 +164,9 @@ class OperatorService(ServicerBase):
         if request.mode not in mode_pb2.Mode.values() or not request.mode:
             raise invalid("mode", "must be MODE_ENFORCE, MODE_AUDIT or MODE_CONFIGURED")
         self._actions.set_mode(request.mode, request.tenant)
-        name = mode_pb2.Mode.Name(request.mode)
-        _log.warning("operator_mode", mode=name, tenant=request.tenant, by=who)
+        _log.warning(
+            "operator_mode", mode=_MODES[request.mode], tenant=request.tenant or "all", by=who
+        )
         return pb.SetModeResponse(mode=modes(self._driver))
 
     async def _pages(

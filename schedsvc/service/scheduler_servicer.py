@@ -162,13 +162,13 @@ class Service(ServicerBase):
             principal = self._principal(context)
             stream = Stream(self._driver, context, self._write_stall_s, principal)
             self.streams.add(stream)
-            name = self._name(principal)
-            _log.info("session_opened", peer=context.peer(), principal=name)
+            caller = {"peer": context.peer(), "caller": self._name(principal)}
+            _log.info("session_opened", **caller)
             try:
                 failure = await stream.run()
             finally:
                 self.streams.discard(stream)
-                _log.info("session_closed", peer=context.peer(), principal=name)
+                _log.info("session_closed", **caller)
         except (CallerError, Broken, Unauthenticated) as error:
             await self._fail(context, "Session", error)
         if failure is not None:

@@ -3,6 +3,7 @@
 import os
 import secrets
 import sqlite3
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ _FORM = 1
 _APPLICATION_ID = 0x73636864
 _HASH_KEY_BYTES = 16
 _ASIDE_MAX = 100
+_MODE = 0o600
 _TABLES = (
     "CREATE TABLE saved (key BLOB PRIMARY KEY, value BLOB NOT NULL, at_ns INTEGER NOT NULL)"
     " WITHOUT ROWID",
@@ -177,7 +179,8 @@ class Store:
     def _open(self) -> None:
         try:
             # SQLite would make it as the umask says.
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, _MODE))
+            self._close_to_others()
             size = self.path.stat().st_size
         except OSError as error:
             raise StateError(f"cannot keep state in {self.path}: {error.strerror}") from None
@@ -194,6 +197,14 @@ class Store:
             self._connection.text_factory = lambda text: text.decode(errors="replace")
             self._read()
         self._left = self._look()
+
+    def _close_to_others(self) -> None:
+        """Take the file, and what SQLite keeps beside it, from all but its owner."""
+        for suffix in ("", "-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                path = self.path.with_name(self.path.name + suffix)
+                if stat.S_IMODE(path.stat().st_mode) & ~_MODE:
+                    path.chmod(_MODE)
 
     def _read(self) -> None:
         ask = self._connection.execute

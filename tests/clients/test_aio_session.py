@@ -204,10 +204,23 @@ async def test_messages_stay_below_the_size_limit(fake: FakeScheduler, until: Un
         await opened.flush(5)
         with pytest.raises(InvalidRequest, match="bytes"):
             await opened.admission(
-                input_tokens=5, max_output_tokens=9, prefix_block_hashes=range(9_000)
+                input_tokens=[1 << 20] * 30_000, max_output_tokens=9
             ).__aenter__()
     assert max(map(len, fake.messages)) <= 65_536
     assert len(fake.books) == 50
+
+
+async def test_return_of_a_lost_scheduler_is_logged(
+    fake: FakeScheduler, until: Until, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with session(fake) as opened:
+        await until(lambda: opened.state is SessionState.CONNECTED)
+        assert "is back" not in caplog.text
+        fake.hang_up()
+        await until(lambda: len(fake.hellos) == 2 and opened.state is SessionState.CONNECTED)
+    lost, back = (record for record in caplog.records if record.levelname == "WARNING")
+    assert lost.getMessage().startswith(f"lost the scheduler at {fake.target}: ")
+    assert back.getMessage() == f"the scheduler at {fake.target} is back (the same)"
 
 
 async def test_a_broken_stream_replays_leases_and_asks_again(

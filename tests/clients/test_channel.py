@@ -60,6 +60,8 @@ def test_good_targets(target: str) -> None:
         ("h:0", "65535"),
         ("h:65536", "65535"),
         ("unix:", "socket"),
+        ("http://127.0.0.1:7600", r"is a URL.*; write 127\.0\.0\.1:7600"),
+        ("HTTPS://scheduler:7600/x", "is a URL.*; write scheduler:7600"),
     ],
 )
 def test_bad_targets_are_named(target: str, complaint: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from schedsvc_client.session_protocol import PrefixUse
+from schedsvc_client.session_notices import PrefixUse
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_vllm.prefixes import BLOCK_BYTES, BLOCK_TOKENS, BLOCKS_MAX, block_hashes
 from schedsvc_vllm.routes import ROUTES

@@ -13,14 +13,13 @@ from collections import deque
 import hypothesis.strategies as st
 from hypothesis import given, settings
 from schedsvc_client import Outcome
-from schedsvc_client.session_protocol import (
+from schedsvc_client.session_notices import (
     Faulted,
     LeaseLost,
-    SessionLimits,
-    SessionProtocol,
     Verdict,
     Welcomed,
 )
+from schedsvc_client.session_protocol import SessionLimits, SessionProtocol
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from .fake_scheduler import grant

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import grpc
 import pytest
 from schedsvc_client import InvalidRequest, LeaseState, LimitExceeded, Outcome
+from schedsvc_client.errors import call_error
 from schedsvc_client.leases import LeaseTable, lease_of
-from schedsvc_client.session_protocol import (
+from schedsvc_client.session_notices import (
     Faulted,
     LeaseLost,
-    SessionLimits,
-    SessionProtocol,
     Verdict,
     Welcomed,
 )
+from schedsvc_client.session_protocol import SessionLimits, SessionProtocol
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
@@ -105,6 +106,56 @@ def test_messages_respect_both_limits() -> None:
         protocol.admit(ask("x" * 1_024))
     assert caught.value.violations[0].field == "request"
     assert protocol.open_requests == 99
+
+
+def test_messages_before_the_welcome_stay_within_1024_bytes() -> None:
+    protocol = SessionProtocol("s", 1)
+    opened(protocol)
+    for lease_id in range(1, 100):
+        granted(protocol, lease_id)
+    protocol.disconnected()
+    protocol.connected(0)
+    sizes = []
+    while (data := protocol.data_to_send(0)) is not None:
+        sizes.append(len(data))
+    assert 900 < max(sizes) <= 1_024
+
+
+def test_request_over_the_stated_limit_fails_at_the_welcome() -> None:
+    protocol = SessionProtocol("s", 1)
+    kept, large, withdrawn = (protocol.admit(ask("x" * size)) for size in (1_900, 2_100, 2_200))
+    protocol.connected(0)
+    sent(protocol)
+    protocol.cancel(withdrawn)
+    stated = welcome()
+    stated.welcome.message_bytes_max = 2_048
+    assert protocol.has_news
+    first, *faults = protocol.receive(0, stated)
+    assert first == Welcomed(1, restarted=False)
+    [fault] = faults
+    assert isinstance(fault, Faulted)
+    assert fault.tag == large
+    assert isinstance(fault.error, InvalidRequest)
+    assert [event.admit.tag for event in sent(protocol)] == [kept]
+    with pytest.raises(InvalidRequest, match="room for 2037"):
+        protocol.admit(ask("x" * 2_100))
+
+
+def test_message_refused_as_too_large_is_split_on_the_next_stream() -> None:
+    protocol = SessionProtocol("s", 1)
+    opened(protocol)
+    for number in range(99):
+        protocol.admit(ask(f"{number:0>100}"))
+    data = protocol.data_to_send(0)
+    assert data is not None
+    assert len(data) > 4_000
+    text = f"SERVER: Received message larger than max ({len(data)} vs. 1500)"
+    protocol.disconnected(call_error(grpc.StatusCode.RESOURCE_EXHAUSTED, text))
+    opened(protocol)
+    sizes = []
+    while (data := protocol.data_to_send(0)) is not None:
+        sizes.append(len(data))
+    assert 1_300 < max(sizes) <= 1_500
 
 
 def test_an_unsent_request_is_withdrawn_silently_a_sent_one_is_told() -> None:

@@ -29,7 +29,7 @@ LATEST = {
     "Refusal": ("quota", "queue_position", "message"),
     "LeaseReplay": ("sequences", "adapter"),
     "CompleteResponse": ("repeated_call",),
-    "SessionWelcome": ("open_requests_max",),
+    "SessionWelcome": ("open_requests_max", "message_bytes_max"),
     "SessionFault": ("field", "description"),
     "PoolRegistration": ("max_model_tokens",),
 }

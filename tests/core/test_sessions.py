@@ -37,11 +37,13 @@ def refused(stream: Stream, *events: pb.SessionEvent) -> str:
 
 
 def test_hello_is_welcomed_and_acknowledged() -> None:
-    s = core.Scheduler(incarnation=77, lease_ttl_ns=3 * SECOND, session_open_max=9)
+    s = core.Scheduler(
+        incarnation=77, lease_ttl_ns=3 * SECOND, session_open_max=9, message_bytes_max=2_048
+    )
     answer = Stream(s, greets=False).send(0, HELLO)
     assert answer.ack_seq == 1
     assert answer.welcome == pb.SessionWelcome(
-        incarnation=77, lease_ttl_ms=3_000, open_requests_max=9
+        incarnation=77, lease_ttl_ms=3_000, open_requests_max=9, message_bytes_max=2_048
     )
 
 

@@ -6,6 +6,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc import _core as core
 
+from .stream import Stream, offering
 from .support import SECOND, admit, gauges, grant, is_drained, make, outcomes, pool
 
 
@@ -17,7 +18,7 @@ def test_keys_are_the_fields_of_the_contract() -> None:
     s = make()
     grant(s, 0, "r")
     stats = s.stats(0)
-    assert set(stats) == names(pb.StatsResponse) - {"incarnation", "state", "mode"}
+    assert set(stats) == names(pb.StatsResponse) - {"incarnation", "state", "mode", "config"}
     assert set(stats["totals"]) == names(pb.Totals)
     assert set(stats["pools"][0]) == names(pool_pb2.PoolStats)
     assert set(stats["flows"][0]) == names(pb.FlowStats)
@@ -26,6 +27,32 @@ def test_keys_are_the_fields_of_the_contract() -> None:
     s.set_quota(0, b"group:g", concurrency=1)
     [row] = s.stats(0)["quotas"]
     assert set(row) == names(quota_pb2.QuotaStats)
+
+
+def test_limited_snapshot_keeps_flows_that_wait() -> None:
+    s = make(("a", 1000), ("b", 1000), ("c", 1000), capacity=20)
+    for flow, tokens in ((0, 9), (1, 5)):
+        decision = grant(s, 0, f"done{flow}", flow=flow)
+        s.complete(0, decision.lease_id, 1, output_tokens=tokens)
+    grant(s, 0, "runs", 4, flow=0)
+    assert [row["tenant"] for row in s.stats(0, 2)["flows"]] == ["a", "b"]
+    admit(s, 0, "waits", 10, flow=2)
+    stats = s.stats(0, 2)
+    assert [row["tenant"] for row in stats["flows"]] == ["a", "c"]
+    assert stats["totals"]["flows"] == len(s.stats(0)["flows"])
+
+
+def test_snapshot_says_how_long_a_pool_is_detached_and_owned() -> None:
+    s = core.Scheduler(lease_ttl_ns=2 * SECOND, lease_grace_ns=SECOND)
+    stream = Stream(s)
+    stream.send(0, offering("q"))
+    [row] = s.stats(9 * SECOND)["pools"]
+    assert (row["detached_ms"], row["owned_ms"]) == (0, 0)
+    stream.session.close(10 * SECOND)
+    [row] = s.stats(11 * SECOND)["pools"]
+    assert (row["detached_ms"], row["owned_ms"]) == (1_000, 2_000)
+    [row] = s.stats(20 * SECOND)["pools"]
+    assert (row["detached_ms"], row["owned_ms"]) == (10_000, 0)
 
 
 def test_a_snapshot_fits_the_messages() -> None:

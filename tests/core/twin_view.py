@@ -77,6 +77,8 @@ def _pool(twin: Twin, now_ns: int, pool: int) -> dict[str, Any]:
         "queued": len(twin.queued(lambda r: r.target == pool)),
         "overdrawn": twin.load(pool) > twin.allowance(pool),
         "attached": True,
+        "detached_ms": 0,
+        "owned_ms": 0,
         "draining": pool not in twin.serving(),
         "max_running": p.max_running,
         "saturated": p.saturated,
@@ -217,6 +219,7 @@ def _totals(twin: Twin) -> dict[str, Any]:
     counted = ("received", "granted", "completed", "cancelled", "expired", "rejected", "evicted")
     counted += ("replays_refused", "reports_limited")
     return {name: twin.totals[name] for name in counted} | {
+        "flows": len(twin.flows),
         "refusals": {},  # every request of the twin has a flow
         "queued": len(twin.queued()),
         "queued_input_tokens": sum(r.prompt_tokens for r in twin.queued()),

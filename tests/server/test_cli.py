@@ -18,13 +18,14 @@ import click
 import grpc
 import pytest
 from click.testing import CliRunner, Result
+from schedsvc_client.aio import SchedulerSession
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc.cli import main
 
 from .certificates import Authority
-from .conftest import ask, calling, serving
+from .conftest import ask, calling, serving, totals, until
 
 CONFIG = """
 listeners: [{unix: s.sock}, {tcp: "127.0.0.1:0"}]
@@ -165,18 +166,99 @@ async def test_stats_shows_what_groups_and_shares_have_left() -> None:
     assert group["limits"][0]["remaining"] == 2
 
 
-async def test_stats_leaves_nothing_out_on_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands take their output for a terminal of 80 columns without colours."""
+    for name, value in (("FORCE_COLOR", "1"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.mark.usefixtures("terminal")
+async def test_stats_leaves_nothing_out_on_80_columns() -> None:
     tenants = [{"name": "a" * 24, "quota": {"concurrency": 3}}]
     async with serving(tenants=tenants) as server, calling(server.targets[0]) as stub:
         granted = [await stub.Admit(ask(64, tenant="a" * 24)) for _ in range(2)]
         assert all(each.outcome == pb.OUTCOME_GRANTED for each in granted)
         shown = await asyncio.to_thread(run, "stats", "--target", server.targets[0])
-    assert max(map(len, shown.output.splitlines())) <= 80
-    words = shown.output.split()
+    assert max(map(len, lines_of(shown))) <= 80
+    words = " ".join(lines_of(shown)).split()
     for word in ("waits", "for", "quota", "left", "once", "refused", "1,600"):
         assert word in words
+    assert shown.output.count("…") == 1  # the name
+
+
+def lines_of(shown: Result) -> list[str]:
+    """What it printed, without styles and the space around each line."""
+    return [line.strip() for line in click.unstyle(shown.output).splitlines()]
+
+
+LONG = "a-tenant-with-a-name-that-is-longer-than-its-column-can-be"
+
+
+@pytest.mark.usefixtures("terminal")
+async def test_stats_cuts_names_with_an_ellipsis_in_a_terminal() -> None:
+    async with serving(tenants=[{"name": LONG, "quota": {"concurrency": 3}}]) as server:
+        shown = await asyncio.to_thread(run, "stats", "--target", server.targets[0])
+    lines = lines_of(shown)
+    assert max(map(len, lines)) <= 80
+    [row] = [line for line in lines if line.startswith("a-tenant")]
+    assert "…" in row.split()[0]
+
+
+async def test_stats_is_whole_when_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    async with serving(tenants=[{"name": LONG, "quota": {"concurrency": 3}}]) as server:
+        shown = await asyncio.to_thread(run, "stats", "--target", server.targets[0])
+    [row] = [line for line in shown.output.splitlines() if LONG in line]
+    assert row.split()[-5:] == ["3", "of", "3", "at", "once"]
     assert "…" not in shown.output
+    first = shown.output.splitlines()[0]
+    assert first.startswith("policy vtc")
+    assert first.endswith("tokens")
+
+
+async def test_stats_shows_those_that_wait_first_and_the_rest_as_a_count() -> None:
+    tenants = [{"name": f"t{number:02}"} for number in range(30)]
+    async with serving(tenants=tenants) as server, calling(server.targets[0]) as stub:
+        for number in range(25):
+            granted = await stub.Admit(ask(16, tenant=f"t{number:02}"))
+            lease = {"lease_id": granted.grant.lease_id, "pool_epoch": 1, "output_tokens": 1}
+            await stub.Complete(pb.CompleteRequest(**lease))
+        await stub.Admit(ask(1_500, tenant="t00"))
+        waiting = [stub.Admit(ask(1_500, tenant=name)) for name in ("t28", "t29")]
+        await until(lambda: totals(server)["queued"] == 2, "both wait")
+        target = ("--target", server.targets[0])
+        shown = await asyncio.to_thread(run, "stats", *target)
+        names = [line.split()[0] for line in lines_of(shown) if line.startswith("t")]
+        assert names[0] == "tenant"
+        assert set(names[1:3]) == {"t28", "t29"}
+        assert len(names) == 21
+        assert "not shown: 11 more tenants (--flows N or --all)" in shown.output
+        everything = await asyncio.to_thread(run, "stats", *target, "--all")
+        assert "not shown" not in everything.output
+        shown_names = {line.split()[0] for line in lines_of(everything) if line}
+        assert {f"t{number:02}" for number in range(30)} <= shown_names
+        for call in waiting:
+            call.cancel()
+
+
+async def test_stats_leaves_abandoned_pools_out() -> None:
+    config = {"scheduler": {"lease_ttl_ms": 100, "lease_grace_ms": 0}, "pools": []}
+    async with serving(**config) as server:
+        target = ("--target", server.targets[0])
+        async with SchedulerSession(server.targets[0], client_id="shim", incarnation=1) as opened:
+            opened.register_pool(pool="gone", epoch=1, capacity_tokens=160, block_size_tokens=16)
+            await until(lambda: server.driver.stats(0)["pools"], "the pool is offered")
+            # It leaves without a Goodbye.
+            opened._protocol._pools.clear()
+        await until(lambda: not server.driver.stats(0)["pools"][0]["attached"], "it is detached")
+        await until(lambda: not server.driver.stats(0)["pools"][0]["owned_ms"], "nobody owns it")
+        shown = await asyncio.to_thread(run, "stats", *target)
+        assert "gone" not in shown.output
+        assert "not shown: 1 abandoned pool (--all)" in shown.output
+        everything = await asyncio.to_thread(run, "stats", *target, "--all")
+        assert "gone (detached for 0 s)" in everything.output
 
 
 async def test_stats_shows_all_tenants_that_are_named_however_few_flows_are_asked_for() -> None:

@@ -127,15 +127,15 @@ def test_the_largest_values_suit_the_core(tmp_path: Path) -> None:
         (
             MINIMAL + "tenants: [{name: x, weight: 0.0005}, {name: y, weight: 1.0005}]",
             [
-                "2:29 tenants[0].weight: has to lie between 0.001 and 1000000",
-                "2:56 tenants[1].weight: has more than 3 decimals",
+                "2:29 tenants[0].weight: is 0.0005; it has to lie between 0.001 and 1000000",
+                "2:56 tenants[1].weight: is 1.0005; it may have at most 3 decimals",
             ],
         ),
         (
             MINIMAL + "tenants: [{name: x, weight: .nan}, {name: y, weight: true}]",
             [
-                "2:29 tenants[0].weight: has to lie between 0.001 and 1000000",
-                "2:54 tenants[1].weight: has to be a number",
+                "2:29 tenants[0].weight: is nan; it has to lie between 0.001 and 1000000",
+                "2:54 tenants[1].weight: has to be a number, not true or false",
             ],
         ),
         (

@@ -12,11 +12,12 @@ from .test_config import MINIMAL, found
     [
         (
             "queue_tokens_max: 5, flow_queue_tokens_max: 6",
-            "2:57 scheduler.flow_queue_tokens_max: is larger than queue_tokens_max (5), so it"
-            " would never be reached",
+            "2:57 scheduler.flow_queue_tokens_max: is 6, larger than"
+            " queue_tokens_max (5), so it would never be reached; lower it, or raise"
+            " queue_tokens_max",
         ),
         ("queue_tokens_max: -1", "2:31 scheduler.queue_tokens_max: is -1; it has to be at least 0"),
-        ("saturation: 0", "2:25 scheduler.saturation: has to lie between 0.01 and 1"),
+        ("saturation: 0", "2:25 scheduler.saturation: is 0; it has to lie between 0.01 and 1"),
         (
             "early_refusal: maybe",
             "2:28 scheduler.early_refusal: has to be true or false, not text",

@@ -92,7 +92,7 @@ def test_shares_of_tenants_and_groups_reach_the_core(tmp_path: Path) -> None:
         ),
         (
             "tenants:\n  - {name: x, weight: -1}\n",
-            ["3:23 tenants[0].weight: has to lie between 0.001 and 1000000"],
+            ["3:23 tenants[0].weight: is -1; it has to lie between 0.001 and 1000000"],
         ),
         (
             "scheduler: {policy: fair}\n",

@@ -9,7 +9,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc._core import InvariantError
+from schedsvc.config.models import Limits
 from schedsvc.server import Server
+from schedsvc.server.server import _FLUSH_S, _STOP_GRACE_S
 
 from .conftest import ask, calling, failure, open_channel, serving, totals, until
 from .test_session import admit, stream
@@ -33,6 +35,8 @@ async def test_a_drain_serves_what_waits_and_refuses_what_is_new(server: Server)
         await until(lambda: server.driver.stats(0)["draining"], "it drains")
         assert await health(server) == health_pb2.HealthCheckResponse.NOT_SERVING
         assert await health(server, "") == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await health(server, "readiness") == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await health(server, "liveness") == health_pb2.HealthCheckResponse.SERVING
 
         error = await failure(stub.Admit(ask(10)))
         assert error.code() == grpc.StatusCode.UNAVAILABLE
@@ -55,7 +59,7 @@ async def test_what_still_waits_is_evicted_in_the_end() -> None:
             await peer.send(admit(9, 1_500))
             await until(lambda: totals(server)["queued"] == 2, "both wait")
             began = time.monotonic()
-            async with asyncio.timeout(25):  # by default it would wait for 30 s
+            async with asyncio.timeout(20):  # by default it would wait for 25 s
                 await server.drain()
             assert time.monotonic() - began > 0.14
             assert (await unary).outcome == pb.OUTCOME_EVICTED_DRAINING
@@ -64,6 +68,11 @@ async def test_what_still_waits_is_evicted_in_the_end() -> None:
             error = await failure(asyncio.wait_for(peer.call.read(), 5))
             assert error.code() == grpc.StatusCode.UNAVAILABLE
         assert totals(server)["queued"] == 0
+
+
+def test_default_drain_fits_the_grace_of_kubernetes() -> None:
+    most_s = Limits().drain_ms / 1_000 + _FLUSH_S + _STOP_GRACE_S
+    assert 20 < most_s <= 28
 
 
 async def test_a_stop_is_final_and_can_be_repeated(server: Server) -> None:
@@ -109,7 +118,8 @@ async def test_a_broken_invariant_stops_everything(
         error = await failure(peer.call.read())
         assert error.code() == grpc.StatusCode.INTERNAL
         assert "promised" in driver.broken
-        assert await health(server) == health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in (SERVICE, "", "readiness", "liveness"):
+            assert await health(server, name) == health_pb2.HealthCheckResponse.NOT_SERVING
         page, _ = await server.metrics.page("")
         assert b"schedsvc_up 0.0" in page
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from schedsvc_client import ClientOptions
-from schedsvc_client.aio import SchedulerSession
+from schedsvc_client.aio import AsyncScheduler, SchedulerSession
 from schedsvc_client.v1 import operator_pb2, operator_pb2_grpc
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
@@ -55,6 +55,14 @@ async def test_every_call_of_a_known_caller_passes(tmp_path: Path) -> None:
         done = pb.CompleteRequest(lease_id=granted.grant.lease_id, pool_epoch=1, output_tokens=1)
         assert (await stub.Complete(done, metadata=BEARER)).outcome == pb.OUTCOME_COMPLETED
         assert totals(server)["completed"] == 1
+
+
+async def test_edge_ignores_a_proxy_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    async with edged(tmp_path) as (_, door), AsyncScheduler(door.target, token=TOKEN) as client:
+        await client.stats()
 
 
 async def test_a_client_holds_a_session_through_it(tmp_path: Path) -> None:
@@ -168,17 +176,19 @@ async def test_calls_that_ended_are_open_no_more(tmp_path: Path) -> None:
 async def test_its_health_is_the_schedulers_and_costs_it_nothing(tmp_path: Path) -> None:
     async with edged(tmp_path) as (server, door), open_channel(door.target) as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        request = health_pb2.HealthCheckRequest(service="schedsvc.v1.SchedulerService")
 
-        async def now() -> int:
-            return int((await health.Check(request)).status)
+        async def now(name: str) -> int:
+            return int((await health.Check(health_pb2.HealthCheckRequest(service=name))).status)
 
         async def becomes(status: int) -> None:
-            for _ in range(400):
-                if await now() == status:
-                    return
-                await asyncio.sleep(0.02)
-            pytest.fail(f"health is not {status}")
+            for name in ("", "schedsvc.v1.SchedulerService", "readiness"):
+                for _ in range(400):
+                    if await now(name) == status:
+                        break
+                    await asyncio.sleep(0.02)
+                else:
+                    pytest.fail(f"health of {name!r} is not {status}")
+            assert await now("liveness") == 1
 
         await becomes(1)
         await server._handles.drain("", undo=False)

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc.config.rules import UNIX_PATH_BYTES_MAX
+from schedsvc.config.file_rules import UNIX_PATH_BYTES_MAX
 from schedsvc.server import ListenError, Server
 
 from .conftest import ask, calling, config_of, serving

@@ -198,3 +198,16 @@ async def test_other_paths_are_not_found() -> None:
         assert server.metrics_url is not None
         async with http.get(server.metrics_url.removesuffix("metrics")) as answer:
             assert answer.status == 404
+
+
+async def test_help_texts_are_sentences_of_their_own() -> None:
+    async with metered(classes=[{"name": "x", "rank": 1}]) as server:
+        page = (await server.metrics.page(""))[0].decode()
+    texts = [line.split(" ", 3)[3] for line in page.splitlines() if line.startswith("# HELP ")]
+    assert len(texts) > 50
+    fragments = ("Of ", "As ", "To ", "So ", "Its ", "What ", "That ", "Others ", "Not ", "They ")
+    for text in texts:
+        assert text.endswith("."), text
+        assert not text.startswith(fragments), text
+        assert len(text.split()) >= 3, text
+        assert text[0].isupper() or text[0] in "01", text

@@ -153,8 +153,9 @@ async def test_a_drain_of_all_tells_the_queue_and_health_and_can_be_undone() -> 
         assert refused.refusal.retry_after_ms >= 4_000
         verdict = await peer.verdict()
         assert verdict.response.outcome == scheduler_pb2.OUTCOME_EVICTED_DRAINING
-        for name in ("", "schedsvc.v1.SchedulerService"):
+        for name in ("", "schedsvc.v1.SchedulerService", "readiness"):
             assert await health(server, name) == NOT_SERVING
+        assert await health(server, "liveness") == SERVING
         error = await failure(both.admit())
         assert error.code() == grpc.StatusCode.UNAVAILABLE
         stats = await both.scheduler.Stats(scheduler_pb2.StatsRequest())
@@ -164,7 +165,7 @@ async def test_a_drain_of_all_tells_the_queue_and_health_and_can_be_undone() -> 
         assert (await both.operator.Drain(pb.DrainRequest())).live_leases == 0  # a repeat
 
         await both.operator.Drain(pb.DrainRequest(undo=True))
-        for name in ("", "schedsvc.v1.SchedulerService"):
+        for name in ("", "schedsvc.v1.SchedulerService", "readiness", "liveness"):
             assert await health(server, name) == SERVING
         assert (await both.admit()).outcome == scheduler_pb2.OUTCOME_GRANTED
 

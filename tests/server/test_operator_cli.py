@@ -16,6 +16,7 @@ from schedsvc.cli import leases as leases_cli
 from .conftest import token_of, totals, until
 from .test_cli import run
 from .test_operator import Both, operating
+from .test_session import stream
 
 TWO_POOLS = {"pools": [{"name": name, "capacity_tokens": 1_600} for name in ("p", "q")]}
 
@@ -162,6 +163,25 @@ async def test_leases_are_revoked_by_what_they_are(logged: list[Any]) -> None:
 # mode
 
 
+async def test_log_of_an_operator_names_who_and_what(logged: list[Any]) -> None:
+    async with operating() as (server, _):
+        target = server.targets[0]
+        await typed(target, "mode", "dry_run")
+        await typed(target, "drain", "--all")
+    mode, drain = (event for event in logged if event["event"].startswith("operator_"))
+    assert (mode["mode"], mode["tenant"], drain["pool"]) == ("dry_run", "all", "all")
+    for event in (mode, drain):
+        assert event["by"] == "listener:127.0.0.1:0"
+
+
+async def test_log_of_a_session_names_its_caller(logged: list[Any]) -> None:
+    async with operating() as (server, _), stream(server):
+        await until(lambda: totals(server)["open_sessions"] == 1, "it is open")
+    opened = [event for event in logged if event["event"] == "session_opened"]
+    assert [event["caller"] for event in opened] == ["listener:127.0.0.1:0"]
+    assert "principal" not in opened[0]
+
+
 async def test_modes_are_said_shown_and_taken_back() -> None:
     async with operating() as (server, _):
         target = server.targets[0]
@@ -209,7 +229,7 @@ async def test_what_nobody_knows_is_named(words: tuple[str, ...], part: str) -> 
     ("words", "part"),
     [
         (("drain",), "name a pool, or give --all"),
-        (("drain", "p", "--all"), "name a pool, or give --all"),
+        (("drain", "p", "--all"), "exclude each other"),
         (("drain", "p", "--undo", "--wait", "1"), "--wait goes with a drain"),
         (("leases", "revoke"), "give lease ids, or options"),
         (("leases", "revoke", "1", "--pool", "p"), "give lease ids, or options"),
@@ -244,6 +264,45 @@ def test_a_scheduler_that_is_not_there_is_named(words: tuple[str, ...]) -> None:
     assert "Error: unix:/nowhere/at/all.sock: no scheduler answers" in result.output
     assert "(No such file or directory)" in result.output
     assert len(result.output.splitlines()) == 1
+
+
+def test_drain_of_a_pool_and_all_is_refused() -> None:
+    result = run("drain", "x", "--all", "--target", "unix:/nowhere/at/all.sock")
+    assert result.exit_code == 2
+    assert "'x' and --all exclude each other: name the pool alone, or" in result.output
+
+
+@pytest.mark.parametrize("command", ["stats", "mode", "drain --all", "why x", "leases list"])
+def test_target_that_is_a_url_is_refused(command: str) -> None:
+    result = run(*command.split(), "--target", "http://127.0.0.1:7600")
+    assert result.exit_code == 2
+    words = " ".join(result.output.split())
+    assert "--target or SCHEDSVC_TARGET: target 'http://127.0.0.1:7600' is a URL" in words
+    assert words.endswith("write 127.0.0.1:7600")
+
+
+@pytest.mark.parametrize(
+    ("target", "variable", "parts"),
+    [
+        ("127.0.0.1:9", "https_proxy", ["at ipv4:127.0.0.1:9 (Connection refused); start one"]),
+        ("[::1]:9", "grpc_proxy", ["start one with `schedsvc serve`"]),
+        (
+            "scheduler.invalid:9",
+            "http_proxy",
+            ["at ipv4:127.0.0.1:9 (", "http_proxy names a proxy"],
+        ),
+    ],
+)
+def test_unreachable_target_names_the_address_tried(
+    monkeypatch: pytest.MonkeyPatch, target: str, variable: str, parts: list[str]
+) -> None:
+    for name in ("grpc_proxy", "https_proxy", "http_proxy", "no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    result = run("stats", "--target", target)
+    assert result.exit_code == 1
+    assert f"Error: {target}: no scheduler answers" in result.output
+    assert all(part in result.output for part in parts), result.output
 
 
 async def test_who_may_not_is_told_what_to_configure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,7 +212,7 @@ async def test_a_broken_file_changes_nothing_and_is_named(tmp_path: Path) -> Non
     with structlog.testing.capture_logs() as logs:
         assert not await reloader.reload()
     assert taken == []
-    assert logs[0]["problem"].startswith(f"{file}:3:23: tenants[0].weight: has to lie between")
+    assert logs[0]["problem"].startswith(f"{file}:3:23: tenants[0].weight: is -1; it has to")
     assert logs[-1]["event"] == "config_rejected"
     file.write_text(MINIMAL + "tenants: [{name: x}]\n")
     assert await reloader.reload()

@@ -164,6 +164,7 @@ async def test_what_an_operator_said_outlives_a_restart(tmp_path: Path) -> None:
     async with serving(**keys) as server, open_channel(server.targets[0]) as channel:
         assert server.driver.stats(0)["draining"]
         assert await health(server) == await health(server, "schedsvc.v1.SchedulerService") == 2
+        assert (await health(server, "liveness"), await health(server, "readiness")) == (1, 2)
         await OperatorServiceStub(channel).Drain(operator_pb2.DrainRequest(undo=True))
         assert await health(server) == 1
     async with serving(**keys) as server:

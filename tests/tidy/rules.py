@@ -49,6 +49,8 @@ ROOMS: dict[str, Room] = {
     # Drives.
     "schedsvc.clock": room(clock=WALL),
     "schedsvc.printable": room(packages="google", never=IO, clock=NO_CLOCK),
+    # Fits tables to a terminal, for every command that prints them.
+    "schedsvc.tables": room(packages="rich", clock=NO_CLOCK, prints=True),
     "schedsvc.config": room("schedsvc.printable", packages="pydantic pydantic_core yaml"),
     "schedsvc.status": room("schedsvc._core schedsvc_client.v1", "grpc google grpc_status"),
     "schedsvc.driver": room("schedsvc._core schedsvc.clock schedsvc.config"),
@@ -59,7 +61,10 @@ ROOMS: dict[str, Room] = {
         "schedsvc._core schedsvc.driver schedsvc.status schedsvc_client.v1",
         "grpc google structlog",
     ),
-    "schedsvc.metrics": room("schedsvc.driver schedsvc.status", "prometheus_client"),
+    "schedsvc.metric_rows": room(never=IO, clock=NO_CLOCK),
+    "schedsvc.metrics": room(
+        "schedsvc.driver schedsvc.metric_rows schedsvc.status", "prometheus_client"
+    ),
     "schedsvc.server": room(
         "schedsvc.service schedsvc.status schedsvc.driver schedsvc.config schedsvc.metrics"
         " schedsvc.clock schedsvc.printable schedsvc.recording schedsvc.state"
@@ -149,7 +154,8 @@ ROOMS: dict[str, Room] = {
     # Commands. Each names the others by text, so that it loads only what it runs.
     "schedsvc.__main__": room("schedsvc.cli"),
     "schedsvc.cli": room(
-        "schedsvc schedsvc.config schedsvc.printable schedsvc.server schedsvc.edge schedsvc_client",
+        "schedsvc schedsvc.config schedsvc.printable schedsvc.tables schedsvc.server schedsvc.edge"
+        " schedsvc_client",
         "click rich",
         prints=True,
     ),
@@ -173,7 +179,7 @@ ROOMS: dict[str, Room] = {
         "schedsvc.lab.workload schedsvc.lab.workload.chat schedsvc.lab.workload.fetch"
         " schedsvc.lab.workload.conversations_client schedsvc.lab.workload.conversations_report"
         " schedsvc.lab.workload.plot schedsvc.lab.workload.prefix.figures"
-        " schedsvc.lab.workload.tokenizers",
+        " schedsvc.lab.workload.tokenizers schedsvc.tables",
         "click pydantic rich",
         prints=True,
     ),
@@ -189,10 +195,13 @@ ROOMS: dict[str, Room] = {
     "schedsvc.lab.faults.auditor": room(
         "schedsvc_client.v1", never=IO, clock=NO_CLOCK, seeded=True
     ),
-    "schedsvc.lab.faults.cli": room("schedsvc.lab.faults", "click rich", prints=True),
+    "schedsvc.lab.faults.cli": room(
+        "schedsvc.lab.faults schedsvc.tables", "click rich", prints=True
+    ),
     "schedsvc.lab.sim.cli": room(
         "schedsvc.config schedsvc.lab.sim schedsvc.lab.engine schedsvc.lab.sim.figures"
-        " schedsvc.lab.sim.overrides schedsvc.lab.sim.replay schedsvc.lab.workload",
+        " schedsvc.lab.sim.overrides schedsvc.lab.sim.replay schedsvc.lab.workload"
+        " schedsvc.tables",
         "click rich",
         prints=True,
     ),

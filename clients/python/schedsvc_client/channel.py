@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import grpc
+import grpc.aio
 
 from schedsvc_client.errors import SchedulerUnavailable
 
@@ -17,7 +20,7 @@ ChannelCredentials = grpc.ChannelCredentials
 
 # Held calls and streams may be silent for long: pings find a dead peer within 20 s. Retries by
 # grpc would ask for the same verdict twice, so they are off.
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     # Else a ping may wait a minute for its answer, whatever the keepalive says.
@@ -29,6 +32,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
 )
+# In the order in which gRPC reads them.
+_PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
 @dataclass(frozen=True)
@@ -83,12 +88,65 @@ def check_target(target: str) -> str:
         if len(target) == len("unix:"):
             raise ValueError("target 'unix:' names no socket; write unix:/path/to/socket")
         return target
+    scheme, slashes, address = target.partition("://")
+    if slashes and scheme.lower() in ("http", "https", "grpc", "grpcs", "tcp"):
+        raise ValueError(
+            f"target {target!r} is a URL, and has to be host:port or unix:/path;"
+            f" write {address.partition('/')[0]}"
+        )
     host, colon, port = target.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit():
         raise ValueError(f"target {target!r} must be host:port or unix:/path")
     if not 0 < int(port) < 65_536:
         raise ValueError(f"target {target!r}: port {port} is not in 1..65535")
     return target
+
+
+def is_local(target: str) -> bool:
+    """Whether a target is on this host by its name: a Unix socket, or a loopback address."""
+    scheme, colon, rest = target.partition(":")
+    if colon and scheme in ("unix", "unix-abstract"):
+        return True
+    # As in ipv4:127.0.0.1:7600 and dns:///localhost:7600; a DNS server may precede the name.
+    address = rest.rpartition("/")[2] if scheme in ("dns", "ipv4", "ipv6") else target
+    host = (address.rpartition(":")[0] or address).strip("[]").rstrip(".").lower()
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(ip, "ipv4_mapped", None) or ip
+    # A connection to 0.0.0.0 or :: reaches this host.
+    return mapped.is_loopback or mapped.is_unspecified
+
+
+def channel_options(target: str) -> tuple[tuple[str, int], ...]:
+    """Return gRPC's options for a target; a local one is never reached through a proxy.
+
+    gRPC itself uses the proxies of the environment even for loopback addresses.
+    """
+    return (*_CHANNEL_OPTIONS, *((("grpc.enable_http_proxy", 0),) if is_local(target) else ()))
+
+
+def proxy_variable(target: str) -> str:
+    """Return the environment variable whose proxy gRPC uses for a target; empty if none."""
+    set_here = (name for name in _PROXY_VARIABLES if os.environ.get(name))
+    return "" if is_local(target) else next(set_here, "")
+
+
+def open_channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
+    """Return a channel for threads to a checked target; without credentials no TLS."""
+    if credentials is None:
+        return grpc.insecure_channel(target, options=channel_options(target))
+    return grpc.secure_channel(target, credentials, options=channel_options(target))
+
+
+def open_aio_channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+    """As `open_channel`, for asyncio: call it in the event loop that will use the channel."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=channel_options(target))
+    return grpc.aio.secure_channel(target, credentials, options=channel_options(target))
 
 
 def bearer_metadata(token: Token | None) -> tuple[tuple[str, str], ...]:

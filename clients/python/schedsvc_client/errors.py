@@ -165,9 +165,14 @@ def is_final(error: CallError) -> bool:
     return isinstance(error, (InvalidRequest, LeaseNotFound, RequestConflict, Unauthenticated))
 
 
-def from_rpc_error(error: grpc.RpcError) -> CallError:
-    """Return the exception for an error of grpc, sync or asyncio, with its details."""
+def from_rpc_error(error: grpc.RpcError, target: str = "") -> CallError:
+    """Return the exception for an error of grpc, sync or asyncio, with its details.
+
+    If the scheduler is unavailable, the message begins with `target`, if that is given.
+    """
     code, text = error.code(), error.details()
+    if target and _BY_CODE.get(code) is SchedulerUnavailable:
+        text = f"{target}: {text}" if text else target
     # Pairs at run time, whatever the type stubs say.
     metadata: Any = error.trailing_metadata()
     found = read_details(metadata)

@@ -9,13 +9,14 @@ from typing import Any
 import grpc
 
 from schedsvc_client.channel import (
-    CHANNEL_OPTIONS,
     ClientOptions,
     Token,
     bearer_metadata,
     check_target,
+    open_channel,
 )
-from schedsvc_client.errors import from_rpc_error
+from schedsvc_client.errors import CallError, from_rpc_error
+from schedsvc_client.message_sizes import accepted_bytes
 from schedsvc_client.v1 import mode_pb2, scheduler_pb2
 from schedsvc_client.v1 import operator_pb2 as pb
 from schedsvc_client.v1.operator_pb2_grpc import OperatorServiceStub
@@ -32,6 +33,7 @@ MODES = {
 #: Former names of modes, which still work.
 MODES_RENAMED = {"audit": "dry_run"}
 _IDS_MAX = 4_096
+_ID_BYTES = 8
 
 
 class Operator:
@@ -52,10 +54,7 @@ class Operator:
         self.target = check_target(target)
         self._deadline_s = (options or ClientOptions()).call_deadline_s
         self._token = token
-        if credentials is None:
-            self._channel = grpc.insecure_channel(self.target, options=CHANNEL_OPTIONS)
-        else:
-            self._channel = grpc.secure_channel(self.target, credentials, options=CHANNEL_OPTIONS)
+        self._channel = open_channel(self.target, credentials)
         self._operator: Any = OperatorServiceStub(self._channel)
         self._scheduler: Any = SchedulerServiceStub(self._channel)
 
@@ -101,9 +100,18 @@ class Operator:
     def revoke(self, lease_ids: Sequence[int]) -> pb.RevokeLeasesResponse:
         """Void leases; say how many were revoked, and which are not known."""
         total = pb.RevokeLeasesResponse()
-        for start in range(0, len(lease_ids), _IDS_MAX):
-            request = pb.RevokeLeasesRequest(lease_ids=lease_ids[start : start + _IDS_MAX])
-            response = self._call(self._operator.RevokeLeases, request)
+        left, count = list(lease_ids), _IDS_MAX
+        while left:
+            request = pb.RevokeLeasesRequest(lease_ids=left[:count])
+            try:
+                response = self._call(self._operator.RevokeLeases, request)
+            except CallError as error:
+                fewer = accepted_bytes(error) // _ID_BYTES - 1
+                if not 0 < fewer < count:
+                    raise
+                count = fewer
+                continue
+            del left[:count]
             total.revoked += response.revoked
             total.unknown_lease_ids.extend(response.unknown_lease_ids)
         return total
@@ -146,4 +154,4 @@ class Operator:
         try:
             return method(request, timeout=self._deadline_s, metadata=metadata)
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise from_rpc_error(error, self.target) from None

@@ -4,7 +4,8 @@ The caller passes monotonic nanoseconds in, sends the messages that `data_to_sen
 what it reads to `receive`, and comes back at `next_deadline_ns`. The state survives streams:
 `disconnected` and `connected` may follow each other any number of times, and each new stream
 begins with Hello, the pools, a replay of every open lease, and the Completes nobody acknowledged;
-after the Welcome it asks again for the requests that have no verdict. Memory is bounded by
+after the Welcome it asks again for the requests that have no verdict. No message exceeds what the
+Welcome says that the scheduler accepts; before it, messages are small. Memory is bounded by
 `SessionLimits`.
 """
 
@@ -15,9 +16,19 @@ from dataclasses import dataclass
 
 import grpc
 
-from schedsvc_client.errors import CallError, InvalidRequest, LimitExceeded, Violation, call_error
+from schedsvc_client.errors import CallError, LimitExceeded, Violation, call_error
 from schedsvc_client.leases import Lease, LeaseTable, Totals, lease_of
+from schedsvc_client.message_sizes import MESSAGE_BYTES_MIN, accepted_bytes, admit_event, too_large
 from schedsvc_client.outcomes import LeaseState, Outcome
+from schedsvc_client.session_notices import (
+    Faulted,
+    LeaseLost,
+    Notice,
+    PoolRefused,
+    PrefixUse,
+    Verdict,
+    Welcomed,
+)
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
@@ -38,63 +49,6 @@ class SessionLimits:
     progress_delay_ns: int = 20_000_000
     # The scheduler forgets the answer of an ended lease after this.
     answer_ttl_ns: int = 300_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Welcomed:
-    """The stream is open. `restarted`: the scheduler is another one than before."""
-
-    incarnation: int
-    restarted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixUse:
-    """What hashes of prompts are good for at this time; see schedsvc.v1.PrefixUse."""
-
-    hashes_max: int = 0
-    placement: bool = False
-    order: bool = False
-    key: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The answer to one Admit; `lease` where it was granted."""
-
-    tag: int
-    response: pb.AdmitResponse
-    lease: Lease | None
-
-
-@dataclass(frozen=True, slots=True)
-class Faulted:
-    """An event was wrong: of the request `tag`, or (0) of something else."""
-
-    tag: int
-    error: CallError
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseLost:
-    """A lease that was open is not any more: VOID, ENDED (it expired) or UNKNOWN."""
-
-    lease_id: int
-    state: LeaseState
-
-
-@dataclass(frozen=True, slots=True)
-class PoolRefused:
-    """A pool that this stream offers was refused; only another stream offers it again.
-
-    `of_all`: so were all others, and the stream is of no use.
-    """
-
-    error: CallError
-    of_all: bool = True
-
-
-Notice = Welcomed | Verdict | Faulted | LeaseLost | PoolRefused
 
 
 @dataclass(slots=True)
@@ -155,6 +109,8 @@ class SessionProtocol:
         self._leaves = False  # it ends for good, and the scheduler has not acknowledged that
         self._next_tag = 1
         self._open_requests_max = self._limits.open_requests_max
+        # What a scheduler that does not state its limit refused, or ours.
+        self._learned_bytes_max = self._limits.message_bytes_max
         self._incarnation: int | None = None
         self._connected = False
         #: What hashes of prompts are good for, as the scheduler said last.
@@ -165,6 +121,7 @@ class SessionProtocol:
         """Forget what belongs to one stream."""
         self._seq = 0
         self._welcomed_here = False
+        self._message_bytes_max = min(MESSAGE_BYTES_MIN, self._learned_bytes_max)
         self._carry: tuple[bytes, int] | None = None
         self._control_out: deque[bytes] = deque()
         self._telemetry_out: dict[str, bytes] = {}
@@ -196,6 +153,7 @@ class SessionProtocol:
         """Whether `data_to_send` may have something to give before the next deadline."""
         return self._connected and bool(
             self._control_out
+            or self._carry
             or self._complete_out
             or self._admit_out
             or self._cancel_out
@@ -233,11 +191,7 @@ class SessionProtocol:
                 f"{self._open_requests_max} requests wait for their verdict already",
             )
         tag = self._next_tag
-        message = pb.SessionRequest()
-        admit = message.events.add().admit
-        admit.tag = tag
-        admit.request.CopyFrom(request)
-        event = self._checked(message.SerializeToString(), "request")
+        event = self._checked(admit_event(tag, request, self._event_bytes_max), "request")
         self._next_tag += 1
         self._pending[tag] = _Pending(request, event)
         if self._connected:
@@ -314,8 +268,13 @@ class SessionProtocol:
         self._complete_out.extend(self._endings)
         self._admit_out = dict.fromkeys(self._pending)
 
-    def disconnected(self) -> None:
-        """End the stream, and forget with it whatever was not acknowledged."""
+    def disconnected(self, error: CallError | None = None) -> None:
+        """End the stream, and forget with it whatever was not acknowledged.
+
+        If the `error` says that a message was too large, later ones are split.
+        """
+        if error is not None and (accepted := accepted_bytes(error)):
+            self._learned_bytes_max = min(self._limits.message_bytes_max, accepted)
         self._connected = False
         self._reset_stream()
 
@@ -324,7 +283,7 @@ class SessionProtocol:
         if not self._connected:
             return None
         parts: list[bytes] = []
-        room = self._limits.message_bytes_max - _SEQ_BYTES_MAX
+        room = self._message_bytes_max - _SEQ_BYTES_MAX
         seq = self._seq + 1
         while len(parts) < self._limits.events_max:
             taken = self._carry or self._next_event(now_ns)
@@ -332,7 +291,8 @@ class SessionProtocol:
             if taken is None:
                 break
             event, completed = taken
-            if len(event) > room:
+            # The first, a Hello, leaves in any case: the scheduler says what is wrong with it.
+            if len(event) > room and (parts or self._seq):
                 self._carry = taken
                 break
             room -= len(event)
@@ -358,6 +318,7 @@ class SessionProtocol:
             self._endings.pop(acknowledged, None)
         if response.HasField("welcome"):
             notices.append(self._welcomed(now_ns, response.welcome))
+            notices.extend(self._obey_size(response.welcome.message_bytes_max))
             self.prefix_use = PrefixUse()
         if response.HasField("prefix_use"):
             use = response.prefix_use
@@ -383,6 +344,28 @@ class SessionProtocol:
         if welcome.open_requests_max > 0:
             self._open_requests_max = min(self._limits.open_requests_max, welcome.open_requests_max)
         return Welcomed(welcome.incarnation, restarted)
+
+    def _obey_size(self, stated: int) -> list[Notice]:
+        """Keep to the size of messages that is in force here; give up what can never fit.
+
+        A lease whose replay does not fit goes on: a scheduler that does not know it says so.
+        """
+        own = self._limits.message_bytes_max
+        self._message_bytes_max = min(own, stated) if stated > 0 else self._learned_bytes_max
+        room = self._event_bytes_max
+        self._control_out = deque(event for event in self._control_out if len(event) <= room)
+        if self._carry is not None and len(self._carry[0]) > room:
+            self._carry = None
+        faults: list[Notice] = []
+        for tag, pending in list(self._pending.items()):
+            if len(pending.event) > room:
+                pending.event = admit_event(tag, pending.request, room)
+            if len(pending.event) > room:
+                del self._pending[tag]
+                self._admit_out.pop(tag, None)
+                error = too_large("request", len(pending.event), room)
+                faults.append(Faulted(0 if pending.cancelled else tag, error))
+        return faults
 
     def _judged(self, now_ns: int, verdict: pb.SessionVerdict) -> Verdict | None:
         pending = self._pending.pop(verdict.tag, None)
@@ -466,14 +449,16 @@ class SessionProtocol:
             self._cancel_out.append(tag)
         return pending.event, 0
 
+    @property
+    def _event_bytes_max(self) -> int:
+        """The largest event that a message has room for, as far as it is known."""
+        known = self._message_bytes_max if self._welcomed_here else self._learned_bytes_max
+        return known - _SEQ_BYTES_MAX
+
     def _checked(self, encoded: bytes, field: str) -> bytes:
-        """Return an event that the caller made; InvalidRequest where no message can hold it."""
-        size_max = self._limits.message_bytes_max - _SEQ_BYTES_MAX
+        """Return an event that the caller made; InvalidRequest if no message can hold it."""
+        # Pools are offered before the Welcome.
+        size_max = min(self._event_bytes_max, MESSAGE_BYTES_MIN if field == "pool" else 1 << 31)
         if len(encoded) > size_max:
-            description = f"takes {len(encoded)} bytes of at most {size_max}"
-            raise InvalidRequest(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"{field} {description}",
-                violations=(Violation(field, description),),
-            )
+            raise too_large(field, len(encoded), size_max)
         return encoded

@@ -15,15 +15,16 @@ from typing import Any
 import grpc
 
 from schedsvc_client.channel import (
-    CHANNEL_OPTIONS,
     ClientOptions,
     Token,
     backoff_ceiling_s,
     bearer_metadata,
     check_target,
+    open_channel,
 )
 from schedsvc_client.errors import CallError, Refused, from_rpc_error, is_final, refused
-from schedsvc_client.leases import PROGRESS_LEASES_MAX, Lease, LeaseTable, Totals, lease_of
+from schedsvc_client.leases import Lease, LeaseTable, Totals, lease_of
+from schedsvc_client.message_sizes import accepted_bytes, progress_leases_max
 from schedsvc_client.outcomes import LeaseState, Outcome
 from schedsvc_client.requests import RequestIds, admit_request
 from schedsvc_client.v1 import explain_pb2
@@ -120,13 +121,12 @@ class Scheduler:
         self.target = check_target(target)
         self._options = options or ClientOptions()
         self._token = token
-        if credentials is None:
-            self._channel = grpc.insecure_channel(self.target, options=CHANNEL_OPTIONS)
-        else:
-            self._channel = grpc.secure_channel(self.target, credentials, options=CHANNEL_OPTIONS)
+        self._channel = open_channel(self.target, credentials)
         self._stub: Any = SchedulerServiceStub(self._channel)
         self._ids = RequestIds()
         self._jitter = random.SystemRandom().random
+        # Only the keeper touches it.
+        self._message_bytes_max = self._options.message_bytes_max
         # Everything below is shared between threads, and touched only under this.
         self._changed = threading.Condition()
         self._table = LeaseTable(int(self._options.progress_delay_s * 1e9))
@@ -220,7 +220,7 @@ class Scheduler:
         try:
             return method(request, timeout=self._options.call_deadline_s, metadata=metadata)
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise from_rpc_error(error, self.target) from None
 
     # For its Admissions.
 
@@ -233,7 +233,7 @@ class Scheduler:
         try:
             response = future.result()
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise from_rpc_error(error, self.target) from None
         except BaseException:
             # An interrupt: withdraw it, or give back what was granted in the same moment.
             if not future.cancel() and future.code() is grpc.StatusCode.OK:
@@ -306,8 +306,10 @@ class Scheduler:
                         return
                     self._changed.wait(self._idle_s())
                     continue
-            for start in range(0, len(due), PROGRESS_LEASES_MAX):
-                self._progress(due[start : start + PROGRESS_LEASES_MAX])
+            while due:
+                count = progress_leases_max(self._message_bytes_max)
+                if self._progress(due[:count]):
+                    del due[:count]
             for failures, lease, request in retries:
                 self._deliver_again(failures, lease, request)
 
@@ -335,15 +337,19 @@ class Scheduler:
         with self._changed:
             self._retry_later(lease, request, failures + 1)
 
-    def _progress(self, leases: list[Lease]) -> None:
+    def _progress(self, leases: list[Lease]) -> bool:
+        """Report leases; False if that was too large for the scheduler: fewer go at once then."""
         with self._changed:
             request = pb.ProgressRequest(leases=[lease.progress() for lease in leases])
         try:
             response = self._call(self._stub.Progress, request)
         except CallError as error:
+            if 0 < (accepted := accepted_bytes(error)) < self._message_bytes_max:
+                self._message_bytes_max = accepted
+                return False
             # The next renewal, a third of the TTL later, tells the same totals.
             _log.debug("%d leases were not renewed: %s", len(leases), error)
-            return
+            return True
         lost: list[tuple[Admission, LeaseState]] = []
         with self._changed:
             for status in response.leases:
@@ -354,3 +360,4 @@ class Scheduler:
                     lost.append((admission, LeaseState(status.state)))
         for admission, state in lost:
             admission._notify_lost(state)
+        return True

@@ -143,7 +143,7 @@ def usage() -> str:
             options_text(),
             "",
             "Example:",
-            "  schedsvc-vllm serve MODEL --schedsvc-target unix:/run/schedsvc.sock \\",
+            "  schedsvc-vllm serve MODEL --schedsvc-target unix:/run/schedsvc/schedsvc.sock \\",
             "      --schedsvc-tenant-headers x-tenant-id --max-model-len 8192",
             "",
             "`schedsvc-vllm serve --help=all` shows vLLM's own options.",

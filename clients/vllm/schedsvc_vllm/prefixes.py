@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import Any
 
-from schedsvc_client.session_protocol import PrefixUse
+from schedsvc_client.session_notices import PrefixUse
 
 from schedsvc_vllm.routes import Route
 

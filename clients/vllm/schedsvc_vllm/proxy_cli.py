@@ -29,7 +29,8 @@ def parser() -> argparse.ArgumentParser:
         epilog="Each --schedsvc- option is also a variable: --schedsvc-pool is SCHEDSVC_POOL.\n\n"
         + options_text()
         + "\n\nexample:\n  schedsvc-proxy --upstream http://127.0.0.1:8000 --port 9000 \\\n"
-        "      --schedsvc-target unix:/run/schedsvc.sock --schedsvc-tenant-headers x-tenant-id",
+        "      --schedsvc-target unix:/run/schedsvc/schedsvc.sock \\\n"
+        "      --schedsvc-tenant-headers x-tenant-id",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

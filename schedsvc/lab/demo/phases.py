@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 from rich.console import Console
+from schedsvc_client.channel import open_aio_channel
 
 from schedsvc.lab.demo.engine import watching
 from schedsvc.lab.demo.processes import Program, guarded, running
@@ -105,7 +105,7 @@ async def _scheduled(setting: Setting) -> AsyncIterator[tuple[tuple[Program, ...
                     "SCHEDSVC_UNREACHABLE": "closed",
                 },
             ) as (engine, url),
-            grpc.aio.insecure_channel(address) as channel,
+            open_aio_channel(address, None) as channel,
         ):
             yield (scheduler, engine), url, Books(channel)
 

@@ -32,7 +32,7 @@ _EPILOG = """\b
 Examples:
   schedsvc emulate --port 8000 --profile tiny-cpu
   schedsvc emulate --trace mooncake.jsonl --enable-prefix-caching --speed 10
-  SCHEDSVC_TARGET=unix:/run/schedsvc.sock \\
+  SCHEDSVC_TARGET=unix:/run/schedsvc/schedsvc.sock \\
     schedsvc emulate --port 8000 --middleware schedsvc_vllm.gate.Gate
 """
 
@@ -211,6 +211,12 @@ def _settings(
 
 def _config(profile: Profile, sizes: dict[str, Any]) -> EngineConfig:
     chunked, caching = sizes["chunked"], sizes["prefix_caching"]
+    block, tokens = sizes["block_size"] or profile.engine.block_size_tokens, sizes["kv_tokens"]
+    if tokens is not None and tokens < block:
+        raise click.UsageError(
+            f"--kv-tokens: {tokens} is less than one block of {block} tokens (--block-size);"
+            f" give at least {block}"
+        )
     prefill: Prefill | None = None if chunked is None else "chunked" if chunked else "whole"
     try:
         return profile.config(

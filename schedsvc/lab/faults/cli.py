@@ -23,6 +23,7 @@ from rich.table import Table
 from schedsvc.lab.faults.marathon import Marathon, run_marathon
 from schedsvc.lab.faults.options import FAULTS, NEWEST
 from schedsvc.lab.faults.run import EVENTS, Case, Tally, run_cases, shrink
+from schedsvc.tables import table_console
 
 _FAILURES_MAX = 5
 """So many failing seeds are made small and shown; after them nothing new is begun."""
@@ -167,8 +168,8 @@ def _show_marathon(found: Marathon, cpu_s: float) -> None:
     for name, value in asdict(found).items():
         if name in ("granted", "completed", "cancelled", "lost", "expired", "refused"):
             table.add_row(name, f"{value:,}")
-    Console().print(table)
-    Console().print(
+    table_console(markup=True).print(table)
+    table_console(markup=True).print(
         f"at rest: {found.promised_tokens:,} tokens promised, {found.live_leases:,} leases live,"
         f" {found.queued:,} requests queued",
         highlight=False,
@@ -181,7 +182,7 @@ def _list_faults() -> None:
     table.add_column("what happens")
     for name, (_, what) in FAULTS.items():
         table.add_row(name, what)
-    Console().print(table)
+    table_console(markup=True).print(table)
 
 
 @click.command("simtest", epilog=EPILOG)
@@ -247,6 +248,6 @@ def simtest(
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
-        _show(report, Console())
+        _show(report, table_console(markup=True))
     if report["violations"]:
         raise click.exceptions.Exit(1)

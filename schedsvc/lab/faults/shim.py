@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from schedsvc_client import LimitExceeded, Outcome
-from schedsvc_client.session_protocol import (
+from schedsvc_client.session_notices import (
     Faulted,
     LeaseLost,
     Notice,
     PoolRefused,
-    SessionProtocol,
     Verdict,
     Welcomed,
 )
+from schedsvc_client.session_protocol import SessionProtocol
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 

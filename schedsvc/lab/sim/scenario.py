@@ -24,7 +24,7 @@ POLICIES = {
     "sif": "shortest input first",
 }
 
-# Without a configuration nobody is refused: everybody waits, for up to an hour.
+# Without a configuration requests wait for up to an hour. Those that fit no engine are refused.
 _PATIENT = {"queue_ttl_ms": 3_600_000, "flow_queue_max": 10**6, "queue_max": 10**6}
 _EPOCH = 1
 _ORACLE = "vtc-oracle"
@@ -39,8 +39,9 @@ class ScenarioError(ValueError):
 class Scenario:
     """Everything about a run but its policy and seed.
 
-    Without `config`, each client is a flow of weight 1 and nobody is refused. The pools of the
-    configuration are the engines; where it names none, there are `engines` like the profile.
+    Without `config`, each client is a flow of weight 1, and requests wait for up to an hour. The
+    pools of the configuration are the engines; if it names none, there are `engines` like the
+    profile.
     `output_tokens_max` is what every request asks for; 0: exactly what it will produce. What an
     oracle foretells is off by up to `oracle_error_ppm` of it, drawn from the seed.
     """

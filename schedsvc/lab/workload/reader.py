@@ -202,6 +202,8 @@ class TraceReader:
         for form in forms:
             if names.issuperset(form.columns):
                 return form
+        if not any(header):
+            raise self.wrong("header", "the file begins with no header and no JSON; is it empty?")
         wanted = min(forms, key=lambda form: len(set(form.columns) - names))
         missing = ", ".join(name for name in wanted.columns if name not in names)
         known = "; ".join(f"{form.name} ({','.join(form.columns)})" for form in CSV_FORMS)

@@ -40,7 +40,10 @@ def run(*args):
             ["--kv-tokens", "1000"],
             "--max-model-len: 4096 does not fit into the KV cache of 992 tokens (62 blocks of 16)",
         ),
-        (["--kv-tokens", "3"], "--kv-tokens: must be an integer of at least 1, not 0"),
+        (
+            ["--kv-tokens", "3"],
+            "--kv-tokens: 3 is less than one block of 16 tokens (--block-size); give at least 16",
+        ),
         (["--kv-tokens", "0"], "'--kv-tokens': 0 is not in the range"),
         (["--max-num-seqs", "many"], "'many' is not a valid integer"),
         (["--no-enable-chunked-prefill"], "--max-num-batched-tokens: must be at least --max-mod"),

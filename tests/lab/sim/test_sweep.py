@@ -28,6 +28,17 @@ def trace(tmp_path):
     return path
 
 
+def test_sweep_that_is_piped_is_whole(trace, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    vary = ("--vary", "engine.kv_tokens=8000,10000")
+    result = sweep("--trace", trace, "--policy", "vtc", "--engine", "fast", *vary)
+    assert result.exit_code == 0, result.output
+    assert "…" not in result.stdout
+    [row] = [line for line in result.stdout.splitlines() if " 8000 " in line]
+    [heading] = [line for line in result.stdout.splitlines() if "kv_tokens" in line]
+    assert len(row) == len(heading) > 40
+
+
 def test_combinations_vary_the_last_setting_fastest():
     vary = {"x": [1, 2], "y": ["a", "b"]}
     assert combinations(vary) == [

@@ -93,6 +93,23 @@ def test_converted_files_read_alike(tmp_path: Path) -> None:
     assert not (tmp_path / "out.jsonl.partial").exists()
 
 
+def test_output_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("arrival_s,client,prompt_tokens,output_tokens\n0,a,1,1\n")
+    result = CliRunner().invoke(workload, ["convert", str(path), "--out", f"{tmp_path}/no/o.jsonl"])
+    assert result.exit_code == 1
+    assert f"Error: the folder {tmp_path}/no does not exist; make it" in result.output
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# a note\n"])
+def test_trace_that_is_empty_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    result = CliRunner().invoke(workload, ["convert", str(path), "--out", f"{tmp_path}/o.jsonl"])
+    assert result.exit_code == 1
+    assert "begins with no header and no JSON; is it empty?" in result.output
+
+
 def test_what_was_left_out_is_told(tmp_path: Path) -> None:
     result = convert(tmp_path, json.dumps(SHAREGPT))
     assert "3 requests of form sharegpt written to" in result.stdout
@@ -237,12 +254,3 @@ def test_an_unknown_form_lists_the_known(tmp_path: Path) -> None:
     result = convert(tmp_path, "a,b\n", "--from", "alien")
     assert result.exit_code == 2
     assert all(name in result.output for name in ("azure", "burstgpt", "mooncake", "sharegpt"))
-
-
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    path = tmp_path / "in"
-    path.write_text(json.dumps(SHAREGPT))
-    out = str(tmp_path / "no" / "out")
-    result = CliRunner().invoke(workload, ["convert", str(path), "--out", out])
-    assert result.exit_code == 1
-    assert "No such file or directory" in result.output

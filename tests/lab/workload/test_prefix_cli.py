@@ -60,7 +60,7 @@ def test_conversations_single_and_multi_turn(
     assert "multi_turn: 12 requests" in result.output
     assert "multi_turn: 1 times: the conversation is empty" in result.output
     assert "multi_turn: 1 times: from: unknown role" in result.output
-    assert all(len(line) <= 80 for line in result.output.splitlines()[:-1])
+    assert "…" not in result.output  # a pipe gets all of it
     for name, count in (("single_turn", 6), ("multi_turn", 12)):
         check_files(out, name, count)
     for name in ("sharing.png", "caches.png"):

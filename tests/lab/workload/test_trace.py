@@ -55,7 +55,7 @@ def test_timestamp_forms(text: str, ns: int) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "trace.csv:1:header: column missing: "),
+        ("", "trace.csv:1:header: the file begins with no header and no JSON; is it empty?"),
         ("arrival_s,client,prompt_tokens\n", "trace.csv:1:header: column missing: output_tokens."),
         (LMSYS, "trace.csv:1:row: the trace holds no request"),
         (LMSYS + "0,a,1,1\nx,a,1,1\n", "trace.csv:3:arrival_s: not a number of seconds: 'x'"),

@@ -16,12 +16,12 @@ import grpc.aio
 
 from schedsvc_client.aio.admission import Admission, Asker
 from schedsvc_client.channel import (
-    CHANNEL_OPTIONS,
     ClientOptions,
     Token,
     backoff_ceiling_s,
     bearer_metadata,
     check_target,
+    open_aio_channel,
 )
 from schedsvc_client.errors import (
     CallError,
@@ -34,17 +34,16 @@ from schedsvc_client.errors import (
 )
 from schedsvc_client.leases import Lease, Totals
 from schedsvc_client.outcomes import Outcome
-from schedsvc_client.session_protocol import (
+from schedsvc_client.session_notices import (
     Faulted,
     LeaseLost,
     Notice,
     PoolRefused,
     PrefixUse,
-    SessionLimits,
-    SessionProtocol,
     Verdict,
     Welcomed,
 )
+from schedsvc_client.session_protocol import SessionLimits, SessionProtocol
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
@@ -96,6 +95,7 @@ class SchedulerSession(Asker):
         self._jitter = random.SystemRandom().random
         # None while admissions are worth a try, else why they are not.
         self._given_up: CallError | None = None
+        self._away_logged = False
         self._give_up_timer: asyncio.TimerHandle | None = None
         self._ends_timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -260,7 +260,7 @@ class SchedulerSession(Asker):
     async def _run(self) -> None:
         """Keep a stream open until the session is closed."""
         failures = 0
-        async with self._channel() as channel:
+        async with open_aio_channel(self.target, self._credentials) as channel:
             open_stream = channel.stream_stream(
                 _METHOD,
                 request_serializer=None,
@@ -269,16 +269,12 @@ class SchedulerSession(Asker):
             while True:
                 opened_s = time.monotonic()
                 error = await self._one_stream(open_stream)
+                self._protocol.disconnected(error)
                 lived_s = time.monotonic() - opened_s
                 failures = 0 if lived_s > self._options.backoff_max_s else failures + 1
                 self._lost_stream(error)
                 ceiling_s = backoff_ceiling_s(self._options, failures)
                 await asyncio.sleep(ceiling_s * (0.5 + 0.5 * self._jitter()))
-
-    def _channel(self) -> grpc.aio.Channel:
-        if self._credentials is None:
-            return grpc.aio.insecure_channel(self.target, options=CHANNEL_OPTIONS)
-        return grpc.aio.secure_channel(self.target, self._credentials, options=CHANNEL_OPTIONS)
 
     async def _one_stream(self, open_stream: Any) -> CallError:
         """Open a stream and serve it; why it ended."""
@@ -418,10 +414,11 @@ class SchedulerSession(Asker):
         if self._give_up_timer is not None:
             self._give_up_timer.cancel()
             self._give_up_timer = None
-        if self._given_up is not None or welcomed.restarted:
+        if self._away_logged or welcomed.restarted:
+            # As loud as the loss: a log that shows the one shows the other.
             how = "another one" if welcomed.restarted else "the same"
-            _log.info("connected to the scheduler at %s (%s)", self.target, how)
-        self._given_up = None
+            _log.warning("the scheduler at %s is back (%s)", self.target, how)
+        self._given_up, self._away_logged = None, False
         self._set_state(SessionState.CONNECTED)
 
     def _withdraw(self, tag: int) -> None:
@@ -437,10 +434,12 @@ class SchedulerSession(Asker):
             return
         if self.state is SessionState.CONNECTED:
             _log.warning("lost the scheduler at %s: %s", self.target, error)
+            self._away_logged = True
         self._set_state(SessionState.CONNECTING)
         if isinstance(error, _HOPELESS) or _refuses_pool(error):
             if self._given_up is None:
                 _log.error("the scheduler at %s refuses this client: %s", self.target, error)
+                self._away_logged = True
             # Of the stream, not of any admission: for them the scheduler is unavailable.
             of_caller = isinstance(error, Unauthenticated)
             self._stop_asking(error if of_caller else _unavailable(str(error)))
@@ -457,6 +456,7 @@ class SchedulerSession(Asker):
         cause = f": {self.last_error.message}" if self.last_error else ""
         error = _unavailable(f"cannot reach the scheduler at {self.target}{cause}")
         _log.warning("admissions fail until the scheduler is back: %s", error)
+        self._away_logged = True
         self._stop_asking(error)
 
     def _stop_asking(self, error: CallError) -> None:

@@ -15,12 +15,12 @@ import grpc.aio
 
 from schedsvc_client.aio.admission import Admission, Asker
 from schedsvc_client.channel import (
-    CHANNEL_OPTIONS,
     ClientOptions,
     Token,
     backoff_ceiling_s,
     bearer_metadata,
     check_target,
+    open_aio_channel,
 )
 from schedsvc_client.errors import (
     CallError,
@@ -29,7 +29,8 @@ from schedsvc_client.errors import (
     is_final,
     refused,
 )
-from schedsvc_client.leases import PROGRESS_LEASES_MAX, Lease, LeaseTable, Totals, lease_of
+from schedsvc_client.leases import Lease, LeaseTable, Totals, lease_of
+from schedsvc_client.message_sizes import accepted_bytes, progress_leases_max
 from schedsvc_client.outcomes import LeaseState, Outcome
 from schedsvc_client.v1 import explain_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -65,6 +66,7 @@ class AsyncScheduler(Asker):
         self._wake = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self._jitter = random.SystemRandom().random
+        self._message_bytes_max = self._options.message_bytes_max
         self._channel: grpc.aio.Channel | None = None
         self._calls: Any = None
 
@@ -139,12 +141,7 @@ class AsyncScheduler(Asker):
     def _stub(self) -> Any:
         """Make the channel at the first use, inside the event loop that will use it."""
         if self._channel is None:
-            if self._credentials is None:
-                self._channel = grpc.aio.insecure_channel(self.target, options=CHANNEL_OPTIONS)
-            else:
-                self._channel = grpc.aio.secure_channel(
-                    self.target, self._credentials, options=CHANNEL_OPTIONS
-                )
+            self._channel = open_aio_channel(self.target, self._credentials)
             self._calls = SchedulerServiceStub(self._channel)
         return self._calls
 
@@ -153,7 +150,7 @@ class AsyncScheduler(Asker):
         try:
             return await method(request, timeout=self._options.call_deadline_s, metadata=metadata)
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise from_rpc_error(error, self.target) from None
 
     async def _ask(self, admission: Admission) -> None:
         call = self._stub().Admit(
@@ -168,7 +165,7 @@ class AsyncScheduler(Asker):
             self._spawn(self._give_back(call, admission.request))
             raise
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise from_rpc_error(error, self.target) from None
         admission.queue_duration_us = response.queue_duration_us
         if Outcome(response.outcome) is not Outcome.GRANTED:
             raise refused(response)
@@ -212,9 +209,11 @@ class AsyncScheduler(Asker):
         while True:
             self._wake.clear()
             due = self._table.take_due(time.monotonic_ns())
-            for start in range(0, len(due), PROGRESS_LEASES_MAX):
-                await self._progress(due[start : start + PROGRESS_LEASES_MAX])
             if due:
+                while due:
+                    count = progress_leases_max(self._message_bytes_max)
+                    if await self._progress(due[:count]):
+                        del due[:count]
                 continue
             deadline_ns = self._table.next_deadline_ns()
             timer = None
@@ -227,19 +226,24 @@ class AsyncScheduler(Asker):
                 if timer is not None:
                     timer.cancel()
 
-    async def _progress(self, leases: list[Lease]) -> None:
+    async def _progress(self, leases: list[Lease]) -> bool:
+        """Report leases; False if that was too large for the scheduler: fewer go at once then."""
         request = pb.ProgressRequest(leases=[lease.progress() for lease in leases])
         try:
             response: pb.ProgressResponse = await self._call(self._stub().Progress, request)
         except CallError as error:
+            if 0 < (accepted := accepted_bytes(error)) < self._message_bytes_max:
+                self._message_bytes_max = accepted
+                return False
             # The next renewal, a third of the TTL later, tells the same totals.
             level = logging.DEBUG if isinstance(error, SchedulerUnavailable) else logging.WARNING
             _log.log(level, "%d leases were not renewed: %s", len(leases), error)
-            return
+            return True
         for status in response.leases:
             state = LeaseState(status.state)
             if state is not LeaseState.LIVE and self._table.close(status.lease_id) is not None:
                 self._running[status.lease_id].notify_lost(state)
+        return True
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

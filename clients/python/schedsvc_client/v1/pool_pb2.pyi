@@ -205,6 +205,8 @@ class PoolStats(_message.Message):
     PREFIX_ASKED_TOKENS_FIELD_NUMBER: _builtins.int
     PREFIX_MATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     SATURATED_FIELD_NUMBER: _builtins.int
+    DETACHED_MS_FIELD_NUMBER: _builtins.int
+    OWNED_MS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     epoch: _builtins.int
@@ -283,6 +285,11 @@ class PoolStats(_message.Message):
     prefix_matched_tokens: _builtins.int
     saturated: _builtins.bool
     """Shares bind here."""
+    detached_ms: _builtins.int
+    """If it is not attached: how long ago its last stream ended (0: never offered since the start),
+    and for how long it stays its owner's.
+    """
+    owned_ms: _builtins.int
     draining: _builtins.bool
     """An operator has drained it, or the whole service: nothing new is admitted."""
     def __init__(
@@ -327,11 +334,13 @@ class PoolStats(_message.Message):
         prefix_asked_tokens: _builtins.int = ...,
         prefix_matched_tokens: _builtins.int = ...,
         saturated: _builtins.bool = ...,
+        detached_ms: _builtins.int = ...,
+        owned_ms: _builtins.int = ...,
         draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_adapters", b"active_adapters", "adapter_tokens", b"adapter_tokens", "attached", b"attached", "block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "drain_tokens_per_minute", b"drain_tokens_per_minute", "draining", b"draining", "engine_capacity_tokens", b"engine_capacity_tokens", "engine_preemptions", b"engine_preemptions", "engine_running", b"engine_running", "engine_used_tokens", b"engine_used_tokens", "engine_waiting", b"engine_waiting", "epoch", b"epoch", "fill_ppm", b"fill_ppm", "headroom_tokens", b"headroom_tokens", "kept_tokens", b"kept_tokens", "last_prefill_us", b"last_prefill_us", "live_leases", b"live_leases", "load_tokens", b"load_tokens", "max_loras", b"max_loras", "max_running", b"max_running", "name", b"name", "overdrawn", b"overdrawn", "overload_state", b"overload_state", "posted_tokens", b"posted_tokens", "prefill_error_ms", b"prefill_error_ms", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefills_judged", b"prefills_judged", "prefix_asked_tokens", b"prefix_asked_tokens", "prefix_blocks", b"prefix_blocks", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_tokens", b"prefix_tokens", "promised_tokens", b"promised_tokens", "queued", b"queued", "round_max_tokens", b"round_max_tokens", "round_tokens", b"round_tokens", "saturated", b"saturated", "suspect_leases", b"suspect_leases", "telemetry_age_ms", b"telemetry_age_ms", "wait_reason", b"wait_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_adapters", b"active_adapters", "adapter_tokens", b"adapter_tokens", "attached", b"attached", "block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "detached_ms", b"detached_ms", "drain_tokens_per_minute", b"drain_tokens_per_minute", "draining", b"draining", "engine_capacity_tokens", b"engine_capacity_tokens", "engine_preemptions", b"engine_preemptions", "engine_running", b"engine_running", "engine_used_tokens", b"engine_used_tokens", "engine_waiting", b"engine_waiting", "epoch", b"epoch", "fill_ppm", b"fill_ppm", "headroom_tokens", b"headroom_tokens", "kept_tokens", b"kept_tokens", "last_prefill_us", b"last_prefill_us", "live_leases", b"live_leases", "load_tokens", b"load_tokens", "max_loras", b"max_loras", "max_running", b"max_running", "name", b"name", "overdrawn", b"overdrawn", "overload_state", b"overload_state", "owned_ms", b"owned_ms", "posted_tokens", b"posted_tokens", "prefill_error_ms", b"prefill_error_ms", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefills_judged", b"prefills_judged", "prefix_asked_tokens", b"prefix_asked_tokens", "prefix_blocks", b"prefix_blocks", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_tokens", b"prefix_tokens", "promised_tokens", b"promised_tokens", "queued", b"queued", "round_max_tokens", b"round_max_tokens", "round_tokens", b"round_tokens", "saturated", b"saturated", "suspect_leases", b"suspect_leases", "telemetry_age_ms", b"telemetry_age_ms", "wait_reason", b"wait_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

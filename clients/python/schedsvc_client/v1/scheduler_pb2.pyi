@@ -8,6 +8,7 @@ There is no floating point. An expected refusal is an OK status that carries a v
 errors are for failures of the call:
   INVALID_ARGUMENT    a field is wrong; details hold google.rpc.BadRequest naming it
   UNAUTHENTICATED     the bearer token or client certificate is missing or wrong
+  PERMISSION_DENIED   auth.principals does not grant the caller this tenant, class or pool
   NOT_FOUND           no such lease, or its stored answer has been forgotten
   ALREADY_EXISTS      this request_id was used with another payload
   FAILED_PRECONDITION a pool was registered with an epoch older than the one it has
@@ -83,9 +84,7 @@ class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.Value
     """Nobody renewed it: its TTL and its grace passed."""
 
 class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper):
-    """What became of a request. Values 16-31 were never queued, 32-47 were queued and taken out,
-    48-63 had been granted.
-    """
+    """What became of a request. 16-31: never queued; 32-47: queued and taken out; 48-63: granted."""
 
 OUTCOME_UNSPECIFIED: Outcome.ValueType  # 0
 OUTCOME_GRANTED: Outcome.ValueType  # 1
@@ -179,8 +178,8 @@ class AdmitRequest(_message.Message):
     REPORTS_PROGRESS_FIELD_NUMBER: _builtins.int
     INPUT_ESTIMATED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Chosen by the caller, 1 to 128 bytes, unique for its tenant for five minutes. The same id with
-    the same payload gets the same answer; with another payload ALREADY_EXISTS.
+    """Chosen by the caller, 1 to 128 bytes, unique for caller and tenant for five minutes. The same
+    id with the same payload gets the same answer; with another payload ALREADY_EXISTS.
     """
     tenant: _builtins.str
     """The tenant the caller vouches for, at most 256 bytes. Empty: see api_key_sha256, else unknown."""
@@ -201,13 +200,9 @@ class AdmitRequest(_message.Message):
     queue_ttl_ms: _builtins.int
     """The longest wait in the queue; 0: the scheduler's default. It can only shorten the default."""
     reports_progress: _builtins.bool
-    """The caller will report Progress while the request runs, so output is charged as it comes.
-    Otherwise the flow's median output is charged at the grant and settled at Complete.
-    """
+    """The caller will report Progress. Else the flow's median output is charged at the grant."""
     input_estimated: _builtins.bool
-    """False: input_tokens are counted as the engine counts, and at most 5 % more input is charged.
-    Absent or true: they are estimates; at most the model's context for each sequence is charged.
-    """
+    """False: counted as the engine counts; at most 5 % more input is charged. Else: estimates."""
     @_builtins.property
     def input_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Input tokens of each prompt, at least one entry, each at least 1."""
@@ -580,7 +575,7 @@ class StatsRequest(_message.Message):
     """The most flows in the answer; 0 means 1,000."""
     @_builtins.property
     def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only these tenants; empty: the flows with the most service, up to flow_limit."""
+        """Only these tenants; empty: up to flow_limit flows, first those that wait, then by service."""
 
     def __init__(
         self,
@@ -926,6 +921,7 @@ class Totals(_message.Message):
     QUEUED_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     OVERLOAD_STATE_FIELD_NUMBER: _builtins.int
     REPLAYS_REFUSED_FIELD_NUMBER: _builtins.int
+    FLOWS_FIELD_NUMBER: _builtins.int
     REPORTS_LIMITED_FIELD_NUMBER: _builtins.int
     received: _builtins.int
     granted: _builtins.int
@@ -956,8 +952,10 @@ class Totals(_message.Message):
     """Of the pool that is best off, since what waits may go to any."""
     replays_refused: _builtins.int
     """Rejected replays of unknown leases, see LeaseReplay."""
+    flows: _builtins.int
+    """Flows that there are; StatsResponse.flows may hold fewer."""
     reports_limited: _builtins.int
-    """Leases of which a report exceeded what its request can use; the excess was not charged."""
+    """Leases of which a report exceeded what its request can use."""
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutcomeCount]:
         """Refusals of requests whose tenant has no flow."""
@@ -988,11 +986,12 @@ class Totals(_message.Message):
         queued_input_tokens: _builtins.int = ...,
         overload_state: _pool_pb2.OverloadState.ValueType = ...,
         replays_refused: _builtins.int = ...,
+        flows: _builtins.int = ...,
         reports_limited: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "completed", b"completed", "evicted", b"evicted", "expired", b"expired", "fairness_bound_micro", b"fairness_bound_micro", "fairness_gap_micro", b"fairness_gap_micro", "granted", b"granted", "live_leases", b"live_leases", "open_sessions", b"open_sessions", "overload_state", b"overload_state", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "predictor_samples", b"predictor_samples", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "received", b"received", "refusals", b"refusals", "rejected", b"rejected", "replays_refused", b"replays_refused", "reports_limited", b"reports_limited", "reserved_to_used_ppm", b"reserved_to_used_ppm", "stored_answers", b"stored_answers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "completed", b"completed", "evicted", b"evicted", "expired", b"expired", "fairness_bound_micro", b"fairness_bound_micro", "fairness_gap_micro", b"fairness_gap_micro", "flows", b"flows", "granted", b"granted", "live_leases", b"live_leases", "open_sessions", b"open_sessions", "overload_state", b"overload_state", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "predictor_samples", b"predictor_samples", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "received", b"received", "refusals", b"refusals", "rejected", b"rejected", "replays_refused", b"replays_refused", "reports_limited", b"reports_limited", "reserved_to_used_ppm", b"reserved_to_used_ppm", "stored_answers", b"stored_answers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1110,9 +1109,7 @@ Global___SessionHello: _TypeAlias = SessionHello  # noqa: Y015
 
 @_typing.final
 class SessionGoodbye(_message.Message):
-    """The client ends this session for good, and the scheduler releases its pools at once. Without a
-    Goodbye they stay reserved for their owner, for the lease TTL and grace.
-    """
+    """The client ends this session for good: its pools are released now, not after the lease TTL."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1333,21 +1330,25 @@ class SessionWelcome(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     LEASE_TTL_MS_FIELD_NUMBER: _builtins.int
     OPEN_REQUESTS_MAX_FIELD_NUMBER: _builtins.int
+    MESSAGE_BYTES_MAX_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """Changes when the scheduler restarts: then replay matters."""
     lease_ttl_ms: _builtins.int
     open_requests_max: _builtins.int
     """Most requests that may be open on the stream at once."""
+    message_bytes_max: _builtins.int
+    """Most bytes of a message; a larger one ends the stream. 0: the scheduler does not say."""
     def __init__(
         self,
         *,
         incarnation: _builtins.int = ...,
         lease_ttl_ms: _builtins.int = ...,
         open_requests_max: _builtins.int = ...,
+        message_bytes_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "lease_ttl_ms", b"lease_ttl_ms", "open_requests_max", b"open_requests_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "lease_ttl_ms", b"lease_ttl_ms", "message_bytes_max", b"message_bytes_max", "open_requests_max", b"open_requests_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

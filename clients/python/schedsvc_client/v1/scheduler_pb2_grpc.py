@@ -75,8 +75,7 @@ class SchedulerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Progress(self, request, context):
-        """Reports running totals of granted leases and renews them. Totals, never deltas: a repeat is
-        harmless.
+        """Reports totals of granted leases, never deltas, and renews them. A repeat is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

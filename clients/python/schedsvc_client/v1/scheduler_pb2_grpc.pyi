@@ -8,6 +8,7 @@ There is no floating point. An expected refusal is an OK status that carries a v
 errors are for failures of the call:
   INVALID_ARGUMENT    a field is wrong; details hold google.rpc.BadRequest naming it
   UNAUTHENTICATED     the bearer token or client certificate is missing or wrong
+  PERMISSION_DENIED   auth.principals does not grant the caller this tenant, class or pool
   NOT_FOUND           no such lease, or its stored answer has been forgotten
   ALREADY_EXISTS      this request_id was used with another payload
   FAILED_PRECONDITION a pool was registered with an epoch older than the one it has
@@ -52,9 +53,7 @@ class SchedulerServiceStub:
     least 50 ms before the call's own deadline. Cancelling the call cancels the request.
     """
     Progress: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ProgressRequest, _scheduler_pb2.ProgressResponse]
-    """Reports running totals of granted leases and renews them. Totals, never deltas: a repeat is
-    harmless.
-    """
+    """Reports totals of granted leases, never deltas, and renews them. A repeat is harmless."""
     Complete: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.CompleteRequest, _scheduler_pb2.CompleteResponse]
     """Ends one lease, exactly once. A repeat gets the stored answer."""
     Stats: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.StatsRequest, _scheduler_pb2.StatsResponse]
@@ -75,9 +74,7 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     least 50 ms before the call's own deadline. Cancelling the call cancels the request.
     """
     Progress: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ProgressRequest, _scheduler_pb2.ProgressResponse]  # type: ignore[assignment]
-    """Reports running totals of granted leases and renews them. Totals, never deltas: a repeat is
-    harmless.
-    """
+    """Reports totals of granted leases, never deltas, and renews them. A repeat is harmless."""
     Complete: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.CompleteRequest, _scheduler_pb2.CompleteResponse]  # type: ignore[assignment]
     """Ends one lease, exactly once. A repeat gets the stored answer."""
     Stats: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.StatsRequest, _scheduler_pb2.StatsResponse]  # type: ignore[assignment]
@@ -107,9 +104,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.ProgressRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.ProgressResponse, _abc.Awaitable[_scheduler_pb2.ProgressResponse]]:
-        """Reports running totals of granted leases and renews them. Totals, never deltas: a repeat is
-        harmless.
-        """
+        """Reports totals of granted leases, never deltas, and renews them. A repeat is harmless."""
 
     @_abc_1.abstractmethod
     def Complete(

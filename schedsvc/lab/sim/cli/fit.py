@@ -5,7 +5,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from schedsvc.lab.engine import (
@@ -16,6 +15,7 @@ from schedsvc.lab.engine import (
     load_profile,
 )
 from schedsvc.lab.sim.fit import FitError, Measured, Quality, fit, make_profile, read_measured
+from schedsvc.tables import table_console
 
 _SIZE = click.IntRange(1, 1 << 40)
 
@@ -122,7 +122,7 @@ def _engine(like: str | None, sizes: dict[str, int | None]) -> EngineFields:
 
 
 def _show(cost: CostFields, quality: Quality, out: Path | None) -> None:
-    console = Console()
+    console = table_console(markup=True)
     table = Table(title="step cost", title_justify="left")
     table.add_column("part")
     table.add_column("ms", justify="right")

@@ -62,7 +62,8 @@ _WORLD = (
         "--config",
         "config_file",
         type=click.Path(dir_okay=False, path_type=Path),
-        help="The server's configuration file; without it nobody is refused, all weigh the same.",
+        help="The server's configuration file; without it all tenants weigh the same, and requests "
+        "wait for up to an hour.",
     ),
     click.option(
         "--set",

@@ -14,6 +14,7 @@ from schedsvc.lab.sim.cli.inputs import TOKENS_MAX
 from schedsvc.lab.sim.predict.measure import COMMON_MAX_TOKENS, report
 from schedsvc.lab.sim.predict.play import Columns, Played, columns, play
 from schedsvc.lab.workload import TraceError, read_trace
+from schedsvc.tables import table_console
 
 __all__ = ["predict"]
 
@@ -130,7 +131,7 @@ def predict(
     if as_json:
         click.echo(json.dumps(figures, indent=2))
     else:
-        _show(figures, Console())
+        _show(figures, table_console(markup=True))
 
 
 def _read(path: Path, tenant: str) -> Columns:

@@ -19,6 +19,7 @@ from schedsvc.lab.sim.replay.exact import Exact
 from schedsvc.lab.sim.replay.reader import Recording, ReplayError
 from schedsvc.lab.sim.replay.whatif import WhatIf
 from schedsvc.lab.sim.report import write_report
+from schedsvc.tables import table_console
 
 
 def run_replay(
@@ -41,7 +42,7 @@ def run_replay(
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
-        _show(report, Console())
+        _show(report, table_console(markup=True))
 
 
 def _config(path: Path | None, changes: tuple[str, ...]) -> Config | None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from schedsvc.lab.sim.cli.bars import progress_bar, watch
 from schedsvc.lab.sim.report import write_report
 from schedsvc.lab.sim.suite import SEEDS, Row, VtcPaper, run_count
+from schedsvc.tables import table_console
 
 
 def refuse_others(ctx: click.Context, flag: str, allowed: tuple[str, ...]) -> None:
@@ -37,7 +38,7 @@ def run_suite(seeds: int | None, out: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
-        _show_rows(rows, Console())
+        _show_rows(rows, table_console(markup=True))
     missed = sum(row.verdict == "misses" for row in rows)
     if missed:
         raise click.ClickException(f"{missed} of {len(rows)} rows miss")

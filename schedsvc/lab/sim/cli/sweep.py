@@ -19,6 +19,7 @@ from schedsvc.lab.sim.report import write_report
 from schedsvc.lab.sim.requests import Requests
 from schedsvc.lab.sim.scenario import Scenario
 from schedsvc.lab.sim.sweep import Goals, Point, combinations, measure, write_points
+from schedsvc.tables import table_console
 
 # What the table has room for; everything is in the files and in the JSON.
 _HEADINGS = {
@@ -133,7 +134,7 @@ def sweep(
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
-        _show(points, Console())
+        _show(points, table_console(markup=True))
 
 
 def _values(text: str) -> tuple[str, list[Any]]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from schedsvc.lab.sim.cli.bars import progress_bar, watch
 from schedsvc.lab.sim.cli.show import show
@@ -18,6 +17,7 @@ from schedsvc.lab.sim.details import detail
 from schedsvc.lab.sim.report import summarise, write_decisions, write_report, write_requests
 from schedsvc.lab.sim.requests import Requests
 from schedsvc.lab.sim.scenario import Run, Scenario, engine_configs, simulate
+from schedsvc.tables import table_console
 
 
 def run_trace(
@@ -70,7 +70,7 @@ def run_trace(
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
-        show(report, details, Console())
+        show(report, details, table_console(markup=True))
 
 
 def _write(out: Path, run: Run, pools: tuple[str, ...]) -> None:

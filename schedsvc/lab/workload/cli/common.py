@@ -72,8 +72,13 @@ def open_trace(trace: Path, form: str, sort: bool) -> TraceReader:
 
 
 def told(error: Exception) -> click.ClickException:
-    """Return what a person is told of an error in a trace."""
+    """Return what a person reads of an error in a trace, or of a file that cannot be written."""
     text = str(error)
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        folder = Path(error.filename).parent
+        exists = folder.is_dir()
+        text = f"{error.filename}: {error.strerror}"
+        text = text if exists else f"the folder {folder} does not exist; make it"
     hint = " (--sort does it)" if "sort the trace by arrival" in text else ""
     return click.ClickException(text + hint)
 

@@ -24,6 +24,7 @@ from schedsvc.lab.workload.conversations import conversations as put_together
 from schedsvc.lab.workload.json_forms import own_line
 from schedsvc.lab.workload.reader import TraceReader
 from schedsvc.lab.workload.record import Record, TraceError
+from schedsvc.tables import table_console
 
 if TYPE_CHECKING:
     from schedsvc.lab.workload.conversations_client import Talks
@@ -215,7 +216,7 @@ def converse(
     if as_json:
         click.echo(json.dumps(result, indent=2))
     else:
-        _show(result, Console())
+        _show(result, table_console(markup=True))
     if not complete or result["error"] or not result["completed"]:
         raise click.exceptions.Exit(1)
 

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from schedsvc.lab.workload.fetch import Fetched, FetchError, Source, sources
 from schedsvc.lab.workload.fetch import fetch as download
+from schedsvc.tables import table_console
 
 EPILOG = """\b
 Example:
@@ -132,4 +133,4 @@ def _list(as_json: bool) -> None:
     table.add_column("what")
     for name, source in known.items():
         table.add_row(name, source.form, source.about)
-    Console().print(table)
+    table_console(markup=True).print(table)

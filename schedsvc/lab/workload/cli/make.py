@@ -179,7 +179,7 @@ def synth(
             records = synthesize(wanted)
         _write(records, out, as_json)
     except (ValueError, OSError) as error:
-        raise click.ClickException(str(error)) from None
+        raise told(error) from None
 
 
 def _wanted(

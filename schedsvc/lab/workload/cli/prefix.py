@@ -31,6 +31,7 @@ from schedsvc.lab.workload.prefix.sharing import Sharing
 from schedsvc.lab.workload.reader import TraceReader
 from schedsvc.lab.workload.record import Bad, Record, TraceError
 from schedsvc.lab.workload.tokenizers import ModelTokenizer
+from schedsvc.tables import table_console
 
 Found = dict[str, dict[int, Sharing]]
 
@@ -207,7 +208,7 @@ def prefix(
     if as_json:
         click.echo(json.dumps(statistics, indent=2))
         return
-    show(statistics, Console())
+    show(statistics, table_console(markup=True))
     for name, reasons in notes.items():
         for reason, count in reasons.most_common():
             click.echo(f"{name}: {count:,} times: {reason}", err=True)

@@ -23,6 +23,7 @@ from schedsvc.lab.workload.cli.common import (
 from schedsvc.lab.workload.convert import WRITTEN_FORMS, line_writer
 from schedsvc.lab.workload.record import TraceError
 from schedsvc.lab.workload.statistics import Description
+from schedsvc.tables import table_console
 
 _TENANTS_SHOWN = 10
 _LENGTHS_SHOWN = ("mean", "min", "p10", "p50", "p90", "p99", "max")
@@ -109,7 +110,7 @@ def describe(
     if as_json:
         click.echo(text)
         return
-    _show(summary, Console())
+    _show(summary, table_console(markup=True))
     tell_skipped(reader)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from schedsvc.lab.workload.cli.common import write_own
+from schedsvc.lab.workload.cli.common import told, write_own
 from schedsvc.lab.workload.record import TraceError
 from schedsvc.lab.workload.servegen import draw, read_pool
 
@@ -61,7 +61,7 @@ def servegen(
         )
         count = write_own(records, out)
     except (TraceError, OSError) as error:
-        raise click.ClickException(str(error)) from None
+        raise told(error) from None
     if as_json:
         click.echo(json.dumps({"requests": count, "clients": len(clients), "out": str(out)}))
     else:

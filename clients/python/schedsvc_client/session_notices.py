@@ -1,0 +1,67 @@
+"""What a Session means to its driver: the notices that the state machine returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schedsvc_client.errors import CallError
+from schedsvc_client.leases import Lease
+from schedsvc_client.outcomes import LeaseState
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Welcomed:
+    """The stream is open. `restarted`: the scheduler is another one than before."""
+
+    incarnation: int
+    restarted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixUse:
+    """What hashes of prompts are good for at this time; see schedsvc.v1.PrefixUse."""
+
+    hashes_max: int = 0
+    placement: bool = False
+    order: bool = False
+    key: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer to one Admit; `lease` where it was granted."""
+
+    tag: int
+    response: pb.AdmitResponse
+    lease: Lease | None
+
+
+@dataclass(frozen=True, slots=True)
+class Faulted:
+    """An event was wrong: of the request `tag`, or (0) of something else."""
+
+    tag: int
+    error: CallError
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost:
+    """A lease that was open is not any more: VOID, ENDED (it expired) or UNKNOWN."""
+
+    lease_id: int
+    state: LeaseState
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRefused:
+    """A pool that this stream offers was refused; only another stream offers it again.
+
+    `of_all`: so were all others, and the stream is of no use.
+    """
+
+    error: CallError
+    of_all: bool = True
+
+
+Notice = Welcomed | Verdict | Faulted | LeaseLost | PoolRefused

@@ -1,0 +1,345 @@
+"""Which figures of the core's snapshot are metrics, and what their HELP texts say."""
+
+from dataclasses import dataclass
+
+__all__ = ["CLASS_ROWS", "FLOW_ROWS", "POOL_ROWS", "QUOTA_ROWS", "TOTAL_ROWS", "Row"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A metric: its name, its kind, where it stands in the core's snapshot, and its unit there."""
+
+    name: str
+    is_counter: bool
+    key: str
+    help: str
+    divisor: int = 1
+
+
+FLOW_ROWS = (
+    Row("input_tokens", True, "input_tokens", "Input tokens served, cached ones included."),
+    Row("cached_input_tokens", True, "cached_input_tokens", "Input tokens served from a cache."),
+    Row("output_tokens", True, "output_tokens", "Output tokens served."),
+    Row(
+        "kv_posted_tokens",
+        False,
+        "posted_tokens",
+        "KV tokens that callers have reported as computed.",
+    ),
+    Row("kv_promised_tokens", False, "promised_tokens", "KV tokens reserved by live leases."),
+    Row("live_leases", False, "live_leases", "Requests that run now."),
+    Row("queued_requests", False, "queued", "Requests that wait in the queue."),
+    Row(
+        "queued_input_tokens",
+        False,
+        "queued_input_tokens",
+        "Input tokens of the requests that wait.",
+    ),
+    Row(
+        "wait_expected_seconds",
+        False,
+        "wait_expected_ms",
+        "Time that one more request would wait in the queue.",
+        1_000,
+    ),
+    Row(
+        "wait_error_seconds", False, "wait_error_ms", "Average error of the predicted waits.", 1_000
+    ),
+    Row(
+        "ttft_seconds",
+        False,
+        "ttft_ms",
+        "Average time to the first output of requests that waited.",
+        1_000,
+    ),
+    Row(
+        "ttft_expected_seconds",
+        False,
+        "ttft_expected_ms",
+        "Average predicted time to the first output.",
+        1_000,
+    ),
+    Row(
+        "deadline_probes_judged",
+        True,
+        "deadline_probes_judged",
+        "Requests that were admitted although predicted to be late.",
+    ),
+    Row(
+        "deadline_probes_missed",
+        True,
+        "deadline_probes_missed",
+        "Deadline probes that missed their deadline.",
+    ),
+    Row(
+        "oldest_queued_seconds",
+        False,
+        "oldest_queued_ms",
+        "Age of the oldest request in the queue.",
+        1_000,
+    ),
+    Row("requests_received", True, "received", "Requests that were received."),
+    Row("requests_granted", True, "granted", "Requests that were granted."),
+    Row("requests_completed", True, "completed", "Requests that ended as completed."),
+    Row("requests_cancelled", True, "cancelled", "Requests that ended before they were completed."),
+    Row("requests_expired", True, "expired", "Requests whose lease expired without a renewal."),
+    Row(
+        "waits_for_quota",
+        False,
+        "waits_for_quota",
+        "1 while a quota delays the tenant's next request.",
+    ),
+    Row(
+        "share_left_tokens",
+        False,
+        "share_left_tokens",
+        "Tokens that are left of the tenant's share.",
+    ),
+    Row(
+        "borrowed_tokens", True, "borrowed_tokens", "Tokens that the tenant used beyond its share."
+    ),
+    Row("lent_tokens", True, "lent_tokens", "Tokens of the tenant's share that others used."),
+    Row(
+        "held_to_share",
+        False,
+        "held_to_share",
+        "1 while the tenant waits because it is beyond its share.",
+    ),
+    Row("audit", False, "audit", "1 while decisions on the tenant are only counted."),
+    Row(
+        "audited_waits",
+        True,
+        "audited_waits",
+        "Requests that would have waited if decisions were enforced.",
+    ),
+)
+POOL_ROWS = (
+    Row("pool_capacity_tokens", False, "capacity_tokens", "KV cache of the pool, in tokens."),
+    Row(
+        "pool_headroom_tokens",
+        False,
+        "headroom_tokens",
+        "KV tokens that are kept free; below 0 the pool is overcommitted.",
+    ),
+    Row(
+        "pool_load_tokens",
+        False,
+        "load_tokens",
+        "Most KV tokens that the pool will hold at one time.",
+    ),
+    Row(
+        "pool_kept_tokens",
+        False,
+        "kept_tokens",
+        "KV tokens that are left for tenants below their share.",
+    ),
+    Row(
+        "pool_round_tokens",
+        False,
+        "round_tokens",
+        "Input tokens that were granted and are not computed yet.",
+    ),
+    Row("pool_active_adapters", False, "active_adapters", "LoRA adapters that leases use now."),
+    Row(
+        "pool_adapter_tokens",
+        False,
+        "adapter_tokens",
+        "KV tokens that the active LoRA adapters take.",
+    ),
+    Row(
+        "pool_prefix_blocks",
+        False,
+        "prefix_blocks",
+        "Blocks that the prefix cache is estimated to hold.",
+    ),
+    Row(
+        "pool_prefix_asked_tokens",
+        True,
+        "prefix_asked_tokens",
+        "Input tokens that were granted with prefix hashes.",
+    ),
+    Row(
+        "pool_prefix_matched_tokens",
+        True,
+        "prefix_matched_tokens",
+        "Input tokens granted with hashes that were estimated as cached.",
+    ),
+    Row("pool_promised_tokens", False, "promised_tokens", "KV tokens that live leases reserve."),
+    Row(
+        "pool_posted_tokens",
+        False,
+        "posted_tokens",
+        "KV tokens that callers have reported as computed.",
+    ),
+    Row("pool_live_leases", False, "live_leases", "Requests that run now."),
+    Row(
+        "pool_suspect_leases",
+        False,
+        "suspect_leases",
+        "Leases whose holder is overdue with a report.",
+    ),
+    Row("pool_queued_requests", False, "queued", "Requests that wait for this pool alone."),
+    Row(
+        "pool_max_running",
+        False,
+        "max_running",
+        "Most requests that may run at once; 0 is no limit.",
+    ),
+    Row(
+        "pool_overload_state",
+        False,
+        "overload_state",
+        "Load: 1 is underloaded, 2 nearly overloaded, 3 overloaded.",
+    ),
+    Row(
+        "pool_drain_tokens_per_minute",
+        False,
+        "drain_tokens_per_minute",
+        "Charged tokens that are granted in a minute while requests wait.",
+    ),
+    Row(
+        "pool_prefill_tokens_per_second",
+        False,
+        "prefill_tokens_per_s",
+        "Input tokens a second, from the grant to the first output.",
+    ),
+    Row(
+        "pool_fill_ratio", False, "fill_ppm", "Ratio of promised tokens to the capacity.", 1_000_000
+    ),
+    Row("pool_overdrawn", False, "overdrawn", "1 while the promises exceed the capacity."),
+    Row("pool_saturated", False, "saturated", "1 while the pool is saturated and shares bind."),
+    Row("pool_draining", False, "draining", "1 while the pool is drained."),
+    Row(
+        "pool_attached",
+        False,
+        "attached",
+        "1 while a shim offers the pool, or the configuration lists it.",
+    ),
+    Row("pool_epoch", False, "epoch", "Epoch of the pool; it grows when the engine restarts."),
+    Row(
+        "engine_running_requests",
+        False,
+        "engine_running",
+        "Requests that run, as the engine last reported.",
+    ),
+    Row(
+        "engine_waiting_requests",
+        False,
+        "engine_waiting",
+        "Requests that wait, as the engine last reported.",
+    ),
+    Row(
+        "engine_used_tokens",
+        False,
+        "engine_used_tokens",
+        "KV tokens in use, as the engine last reported.",
+    ),
+    Row("engine_preemptions", True, "engine_preemptions", "Preemptions since the engine started."),
+    Row(
+        "engine_telemetry_age_seconds",
+        False,
+        "telemetry_age_ms",
+        "Age of the engine's last report.",
+        1_000,
+    ),
+)
+# Only where there are several.
+CLASS_ROWS = (
+    Row("class_live_leases", False, "live_leases", "Requests of the class that run."),
+    Row("class_queued_requests", False, "queued", "Requests of the class that wait."),
+    Row("class_requests_granted", True, "granted", "Requests of the class that were granted."),
+    Row(
+        "class_requests_brought_forward",
+        True,
+        "brought_forward",
+        "Requests of the class that were granted early because of ageing.",
+    ),
+)
+# Of groups, of models, and (without a name) of the pool of all shares.
+QUOTA_ROWS = (
+    Row(
+        "quota_open_requests",
+        False,
+        "open_requests",
+        "Requests that took from the quota and have not ended.",
+    ),
+    Row(
+        "quota_waiting",
+        False,
+        "waiting",
+        "Flows, or pools of a model, whose next request waits for the quota.",
+    ),
+    Row(
+        "quota_held_flows",
+        False,
+        "held_flows",
+        "Flows of the group that wait because they are beyond their shares.",
+    ),
+    Row(
+        "quota_share_left_tokens",
+        False,
+        "share_left_tokens",
+        "Tokens that members of the group can borrow.",
+    ),
+    Row(
+        "quota_borrowed_tokens",
+        True,
+        "borrowed_tokens",
+        "Tokens that members of the group borrowed from outside it.",
+    ),
+    Row("quota_lent_tokens", True, "lent_tokens", "Tokens that others borrowed from the group."),
+)
+TOTAL_ROWS = (
+    Row(
+        "fairness_gap_tokens",
+        False,
+        "fairness_gap_micro",
+        "Widest gap of weighted service between backlogged tenants.",
+        1_000_000,
+    ),
+    Row(
+        "fairness_bound_tokens",
+        False,
+        "fairness_bound_micro",
+        "Bound of VTC on the fairness gap.",
+        1_000_000,
+    ),
+    Row(
+        "predictor_coverage_ratio",
+        False,
+        "predictor_coverage_ppm",
+        "Ratio of outputs that stayed within the predicted quantile.",
+        1_000_000,
+    ),
+    Row(
+        "predictor_level_ratio",
+        False,
+        "predictor_level_ppm",
+        "Quantile of all output lengths in use, steered by the coverage.",
+        1_000_000,
+    ),
+    Row(
+        "predictor_samples",
+        False,
+        "predictor_samples",
+        "Outputs that the predictor has learned from, decayed.",
+    ),
+    Row(
+        "reserved_to_used_ratio",
+        False,
+        "reserved_to_used_ppm",
+        "Ratio of reserved to used output tokens of completed requests.",
+        1_000_000,
+    ),
+    Row("open_sessions", False, "open_sessions", "Session streams that are open."),
+    Row("stored_answers", False, "stored_answers", "Verdicts that are kept for repeated calls."),
+    Row(
+        "replays_refused", True, "replays_refused", "Replays of unknown leases that were rejected."
+    ),
+    Row(
+        "reports_limited",
+        True,
+        "reports_limited",
+        "Leases of which a report exceeded what their request can use.",
+    ),
+)
