@@ -78,7 +78,7 @@ def build() -> None:
     _run(str(ROOT / "deploy/man.py"), str(ROOT / "deploy/man"))
     for folder in PROJECTS.values():
         # What is installed here is what constraints.txt states, so no isolated environment.
-        _run("-m", "build", "--no-isolation", "--outdir", str(DIST), str(folder))
+        _run("-m", "build", "--quiet", "--no-isolation", "--outdir", str(DIST), str(folder))
 
 
 def check() -> None:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomllib
@@ -12,7 +13,7 @@ from deploy import release
 SCRIPT = release.ROOT / "deploy/release.py"
 
 
-def projects(root: Path) -> dict[str, dict[str, object]]:
+def projects(root: Path) -> dict[str, dict[str, Any]]:
     folders = {name: folder.relative_to(release.ROOT) for name, folder in release.PROJECTS.items()}
     return {
         name: tomllib.loads((root / folder / "pyproject.toml").read_text())["project"]
@@ -43,10 +44,10 @@ def test_set_version_changes_versions_and_pins(copy: Path) -> None:
     found = projects(copy)
     assert {project["version"] for project in found.values()} == {"9.9.1"}
     assert [name for name, project in found.items() if project["name"] != name] == []
-    assert "schedsvc-client==9.9.1" in found["schedsvc"]["dependencies"]  # type: ignore[operator]
+    assert "schedsvc-client==9.9.1" in found["schedsvc"]["dependencies"]
     assert found["schedsvc-vllm"]["dependencies"] == ["schedsvc-client==9.9.1"]
     extras = found["schedsvc"]["optional-dependencies"]
-    assert "schedsvc-vllm==9.9.1" in extras["lab"]  # type: ignore[index]
+    assert "schedsvc-vllm==9.9.1" in extras["lab"]
     assert release.version() == "9.9.1"
     assert release.stale() == []
 
@@ -78,7 +79,7 @@ def test_help_names_what_the_script_does() -> None:
 def test_checklist_claims_requirements_first() -> None:
     names = list(release.PROJECTS)
     for name, project in projects(release.ROOT).items():
-        lists = [project["dependencies"], *project.get("optional-dependencies", {}).values()]  # type: ignore[attr-defined]
+        lists = [project["dependencies"], *project.get("optional-dependencies", {}).values()]
         pins = [line.split("==")[0] for lines in lists for line in lines if "==" in line]
         ours = [pin for pin in pins if pin in names]
         assert all(names.index(pin) < names.index(name) for pin in ours)
