@@ -16,6 +16,7 @@ from schedsvc.edge.relay import Allowance, Relay
 from schedsvc.server.credentials import credentials_of
 from schedsvc.server.listeners import bind, server_options
 from schedsvc.server.logs import configure_logs
+from schedsvc.server.notify import Notifier
 from schedsvc.server.serve import write_ready
 from schedsvc.service import SERVICE_NAME, Authenticator
 
@@ -27,6 +28,7 @@ _AGAIN_S = 0.5
 #: A burst of so many calls is never shed unheard, however few may be open.
 _WAITING_MIN = 100
 _STOP_GRACE_S = 1.0
+_STOP_S_MAX = 10.0
 
 
 class Edge:
@@ -119,11 +121,16 @@ async def _serve(config: Config, ready_file: Path | None) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    notifier = Notifier()
     edge = Edge(config)
     await edge.start()
     _log.info("ready", pid=os.getpid(), targets=[edge.target])
     if ready_file is not None:
         write_ready(ready_file, [edge.target], None)
+    notifier.ready()
+    watchdog = asyncio.get_running_loop().create_task(notifier.keep_watchdog())
     await stopped.wait()
+    notifier.stopping(_STOP_S_MAX)
     await edge.stop()
+    watchdog.cancel()
     _log.info("stopped")

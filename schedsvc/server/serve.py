@@ -12,6 +12,7 @@ import uvloop
 
 from schedsvc.config import Config
 from schedsvc.server.logs import configure_logs
+from schedsvc.server.notify import Notifier
 from schedsvc.server.reload import Reloader
 from schedsvc.server.server import Server
 
@@ -53,16 +54,20 @@ async def _serve(
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in _SIGNALS:
         loop.add_signal_handler(number, signals.put_nowait, number)
+    notifier = Notifier()
     server = Server(config)
     await server.start()
-    reloads = _start_reloads(server, config_file, watch_s)
+    reloads = _start_reloads(server, notifier, config_file, watch_s)
     # What lives as long as the process need not be looked at by each garbage collection.
     gc.collect()
     gc.freeze()
     _log.info("ready", pid=os.getpid(), targets=server.targets, metrics=server.metrics_url)
     if ready_file is not None:
         write_ready(ready_file, server.targets, server.metrics_url)
+    notifier.ready()
+    watchdog = loop.create_task(notifier.keep_watchdog())
     first = await signals.get()
+    notifier.stopping(server.stop_s_max)
     for task in reloads:
         task.cancel()
     _log.info("signal", name=first.name)
@@ -76,11 +81,12 @@ async def _serve(
     else:
         second.cancel()
         await server.stop()
+    watchdog.cancel()
     _log.info("stopped")
 
 
 def _start_reloads(
-    server: Server, config_file: Path | None, watch_s: float
+    server: Server, notifier: Notifier, config_file: Path | None, watch_s: float
 ) -> list[asyncio.Task[None]]:
     """Begin to reload the file on SIGHUP, and to watch it where that is wanted."""
     if config_file is None:
@@ -89,17 +95,19 @@ def _start_reloads(
     reloader = Reloader(config_file, server.reconfigure)
     hangups: asyncio.Queue[None] = asyncio.Queue()
     loop.add_signal_handler(signal.SIGHUP, hangups.put_nowait, None)
-    tasks = [loop.create_task(_reload_on(hangups, reloader))]
+    tasks = [loop.create_task(_reload_on(hangups, reloader, notifier))]
     if watch_s:
         tasks.append(loop.create_task(reloader.watch(watch_s)))
     return tasks
 
 
-async def _reload_on(hangups: asyncio.Queue[None], reloader: Reloader) -> None:
+async def _reload_on(hangups: asyncio.Queue[None], reloader: Reloader, notifier: Notifier) -> None:
     while True:
         await hangups.get()
         _log.info("signal", name="SIGHUP")
+        notifier.reloading()
         await reloader.reload()
+        notifier.ready()
 
 
 def write_ready(file: Path, targets: list[str], metrics: str | None) -> None:
