@@ -75,7 +75,8 @@ def test_packages_install_serve_and_show_the_demo(
     for arguments in (["emulate"], ["demo", "--quick"]):
         refused = environment.run([environment.command, *arguments], fails=True)
         assert "pip install 'schedsvc[lab]'" in refused
-    assert (environment.folder / "share/man/man1/schedsvc-serve.1").exists()
+    for file in ("man/man1/schedsvc-serve.1", "schedsvc/systemd/schedsvc.service"):
+        assert (environment.folder / "share" / file).exists()
 
     environment.install(option, *lab_line, compiler=compiler)
     ours = {name: v for name, v in environment.installed().items() if name in PROJECTS}
