@@ -73,12 +73,18 @@ def stale() -> list[str]:
 
 
 def build() -> None:
-    """Make the man pages, then build each package: the wheel from the source distribution."""
+    """Make the man pages, and build a source distribution and a wheel of each package."""
     shutil.rmtree(DIST, ignore_errors=True)
+    # setuptools would put modules into the wheel that are no longer in the tree.
+    for stale_module in (ROOT / "build").glob("lib*/**/*.py*"):
+        stale_module.unlink()
     _run(str(ROOT / "deploy/man.py"), str(ROOT / "deploy/man"))
     for folder in PROJECTS.values():
+        # The compiled wheel comes from the tree, which has what `make build` has compiled.
+        kinds = ("--sdist", "--wheel") if folder == ROOT else ()
         # What is installed here is what constraints.txt states, so no isolated environment.
-        _run("-m", "build", "--quiet", "--no-isolation", "--outdir", str(DIST), str(folder))
+        command = ("-m", "build", "--quiet", "--no-isolation", "--outdir", str(DIST))
+        _run(*command, *kinds, str(folder))
 
 
 def check() -> None:

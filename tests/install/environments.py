@@ -56,8 +56,9 @@ class Environment:
     def install(self, *arguments: str, compiler: Path | None = None) -> None:
         """Install by the pip of this process, which saves installing one in the environment."""
         # What is not compiled now is compiled at its first import, and most modules have none.
-        command = [*self._pip("install", "--quiet", "--no-compile"), *self._links, *arguments]
-        self.run(command, **({"CC": str(compiler)} if compiler else {}))
+        command = [*self._pip("install", "--quiet"), *self._links, *arguments]
+        environ = {"CC": str(compiler)} if compiler else {}
+        self.run(command, PIP_NO_COMPILE="1", **environ)
 
     def installed(self) -> dict[str, str]:
         """Return what is installed, with versions."""

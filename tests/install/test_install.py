@@ -65,10 +65,15 @@ def test_packages_install_serve_and_show_the_demo(
     compiler = unoptimised_compiler(tmp_path)
 
     base_line, lab_line = LINES[:2]
-    environment.install(option, *base_line, compiler=compiler)
+    if kind != "wheels":
+        # Of its own accord, pip takes the wheel that it built from an archive of this name before.
+        pins = [f"{name}=={VERSION}" for name in PROJECTS]
+        environment.install("--no-cache-dir", "--no-deps", option, *pins, compiler=compiler)
+    environment.install(option, *base_line)
     base = environment.installed()
     assert {base["schedsvc"], base["schedsvc-client"]} == {VERSION}
     assert not LAB_PACKAGES & base.keys()
+    assert ("schedsvc-vllm" in base) == (kind != "wheels")
     assert environment.run([environment.command, "--version"]) == f"schedsvc {VERSION}\n"
     assert "--config" in environment.run([environment.command, "serve", "--help"])
     serve_and_ask(environment, tmp_path)
@@ -78,7 +83,7 @@ def test_packages_install_serve_and_show_the_demo(
     for file in ("man/man1/schedsvc-serve.1", "schedsvc/systemd/schedsvc.service"):
         assert (environment.folder / "share" / file).exists()
 
-    environment.install(option, *lab_line, compiler=compiler)
+    environment.install(option, *lab_line)
     ours = {name: v for name, v in environment.installed().items() if name in PROJECTS}
     assert ours == dict.fromkeys(PROJECTS, VERSION)
     out = tmp_path / "demo"
@@ -132,7 +137,7 @@ def tracked(folder: str) -> set[str]:
     return set(listed.stdout.splitlines())
 
 
-def test_wheels_hold_every_file_of_the_packages() -> None:
+def test_wheels_hold_the_files_of_the_packages_alone() -> None:
     for name, folder in PROJECTS.items():
         module = name.replace("-", "_")
         [wheel] = DIST.glob(f"{module}-{VERSION}-*.whl")
@@ -140,7 +145,9 @@ def test_wheels_hold_every_file_of_the_packages() -> None:
         prefix = folder.relative_to(ROOT).as_posix()
         path = module if prefix == "." else f"{prefix}/{module}"
         wanted = {file[len(path) - len(module) :] for file in tracked(path)}
-        assert not wanted - inside
+        # The compiled core is the only file that is not in the tree.
+        found = {file for file in inside if file.startswith(f"{module}/") and ".so" not in file}
+        assert found == wanted
         assert any(file.endswith("licenses/LICENSE") for file in inside)
 
 
