@@ -106,5 +106,5 @@ test-dist: dist ## Install from dist/ into bare environments, and run what is th
 	$(call RUN,install,-n 4 --dist loadgroup,tests/install)
 
 clean: ## Remove what was built.
-	rm -rf $(VENV) $(VLLM_VENV) build dist out deploy/man
+	rm -rf $(VENV) $(VLLM_VENV) build clients/*/build dist out deploy/man
 	rm -rf schedsvc/*.so _core/*.c clients/node/node_modules

@@ -22,8 +22,12 @@ PROJECTS = {
     "schedsvc-vllm": ROOT / "clients/vllm",
     "schedsvc": ROOT,
 }
+#: The page that shows users which version to install.
+PAGE = "docs/install.md"
+_FORM = re.compile(r"\d+(\.\d+){1,2}((a|b|rc|\.post|\.dev)\d+)?")
 _VERSION = re.compile(r'(?m)^(version = )"[^"]*"')
 _PIN = re.compile(r'"(schedsvc-[a-z]+)(?:[=<>!~][^"\[\]]*)?"')
+_SHOWN = re.compile(r"'(schedsvc(?:-[a-z]+)?(?:\[[a-z]+\])?)==[^']*'")
 
 CHECKLIST = """
 Left to do, in this order:
@@ -47,24 +51,27 @@ def version() -> str:
 
 
 def with_version(text: str, new: str) -> str:
-    """Return the text of a pyproject.toml with this version, and pins to our packages of it."""
-    pinned = _PIN.sub(lambda found: f'"{found[1]}=={new}"', text)
+    """Return the text of a file with this version, and pins to our packages of this version."""
+    pinned = _SHOWN.sub(rf"'\1=={new}'", _PIN.sub(rf'"\1=={new}"', text))
     # The package's own name stands in quotation marks too, and gets no version.
-    pinned = re.sub(r'(?m)^name = "(schedsvc-[a-z]+)==[^"]*"', r'name = "\1"', pinned)
-    return _VERSION.sub(rf'\1"{new}"', pinned, count=1)
+    named = re.sub(r'(?m)^name = "(schedsvc-[a-z]+)==[^"]*"', r'name = "\1"', pinned)
+    return _VERSION.sub(rf'\1"{new}"', named, count=1)
+
+
+def stating() -> list[Path]:
+    """Return the files that state the version."""
+    return [*(folder / "pyproject.toml" for folder in PROJECTS.values()), ROOT / PAGE]
 
 
 def set_version(new: str) -> None:
     """Write the version to each place that states it."""
-    for folder in PROJECTS.values():
-        file = folder / "pyproject.toml"
+    for file in stating():
         file.write_text(with_version(file.read_text(), new))
 
 
 def stale() -> list[str]:
     """Return the files that state another version than the top pyproject.toml."""
-    files = (folder / "pyproject.toml" for folder in PROJECTS.values())
-    texts = {file: file.read_text() for file in files}
+    texts = {file: file.read_text() for file in stating()}
     return [
         str(file.relative_to(ROOT))
         for file, text in texts.items()
@@ -78,6 +85,7 @@ def build() -> None:
     # setuptools would put modules into the wheel that are no longer in the tree.
     for stale_module in (ROOT / "build").glob("lib*/**/*.py*"):
         stale_module.unlink()
+    shutil.rmtree(ROOT / "deploy/man", ignore_errors=True)
     _run(str(ROOT / "deploy/man.py"), str(ROOT / "deploy/man"))
     for folder in PROJECTS.values():
         # The compiled wheel comes from the tree, which has what `make build` has compiled.
@@ -116,16 +124,20 @@ def _run(*arguments: str, capture: bool = False) -> str:
     return done.stdout or ""
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run the steps that the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--set-version",
         metavar="VERSION",
-        help="write VERSION to the three pyproject.toml files, pins included, and end",
+        help="write VERSION and the pins of it to each pyproject.toml and docs/install.md, and end",
     )
-    given = parser.parse_args()
-    if given.set_version:
+    given = parser.parse_args(arguments)
+    if given.set_version is not None:
+        if not _FORM.fullmatch(given.set_version):
+            parser.error(
+                f"--set-version: {given.set_version!r} is no version; write it as 1.2.3 or 1.2.3rc1"
+            )
         set_version(given.set_version)
         return
     if wrong := stale():

@@ -29,6 +29,9 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         text = (release.ROOT / folder / "pyproject.toml").read_text()
         (tmp_path / folder / "pyproject.toml").write_text(text)
+    (tmp_path / "docs").mkdir()
+    page = (release.ROOT / release.PAGE).read_text()
+    (tmp_path / release.PAGE).write_text(page)
     monkeypatch.setattr(release, "ROOT", tmp_path)
     moved = {name: tmp_path / folder for name, folder in folders.items()}
     monkeypatch.setattr(release, "PROJECTS", moved)
@@ -48,6 +51,8 @@ def test_set_version_changes_versions_and_pins(copy: Path) -> None:
     assert found["schedsvc-vllm"]["dependencies"] == ["schedsvc-client==9.9.1"]
     extras = found["schedsvc"]["optional-dependencies"]
     assert "schedsvc-vllm==9.9.1" in extras["lab"]
+    page = (copy / release.PAGE).read_text()
+    assert page.count("==9.9.1'") == page.count("'schedsvc") == 3
     assert release.version() == "9.9.1"
     assert release.stale() == []
 
@@ -84,3 +89,14 @@ def test_checklist_claims_requirements_first() -> None:
         ours = [pin for pin in pins if pin in names]
         assert all(names.index(pin) < names.index(name) for pin in ours)
     assert names == ["schedsvc-client", "schedsvc-vllm", "schedsvc"]
+
+
+@pytest.mark.parametrize("wrong", ["", "v1.2.3", "1.2.3-4", '1.2"', "latest"])
+def test_wrong_version_is_refused(
+    wrong: str, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = projects(copy)
+    with pytest.raises(SystemExit, match="2"):
+        release.main([f"--set-version={wrong}"])
+    assert repr(wrong) in capsys.readouterr().err
+    assert projects(copy) == before
