@@ -109,19 +109,21 @@ def test_documented_configuration_fits_the_unit() -> None:
 
 
 @contextmanager
-def traced(folder: Path) -> Iterator[tuple[int, Path]]:
-    """Run `schedsvc serve` under strace; its process id, and the trace once it has ended."""
+def traced(folder: Path, *command: str) -> Iterator[tuple[int, Path]]:
+    """Run a command of ours under strace; its process id, and the trace once it has ended."""
     for name in ("run", "state"):
         (folder / name).mkdir()
     config, ready, trace = folder / "c.yaml", folder / "run/ready.json", folder / "trace"
     config.write_text(
-        f"listeners: [{{unix: {folder}/run/s.sock}}, {{tcp: '127.0.0.1:0'}}]\n"
+        f"listeners: [{{unix: {folder}/run/s.sock, auth: token}},"
+        " {tcp: '127.0.0.1:0', auth: none}]\n"
+        f"auth: {{tokens: [{{name: t, sha256: {'ab' * 32}}}]}}\nedge: {{tcp: '127.0.0.1:0'}}\n"
         f"state: {{file: {folder}/state/state.db, every_ms: 20}}\nlimits: {{drain_ms: 0}}\n"
         "metrics: {listen: '127.0.0.1:0'}\npools: [{name: p, capacity_tokens: 1600}]\n"
         "tenants: [{name: a}]\n"
     )
-    command = ["strace", "-f", "-o", str(trace), sys.executable, "-B", "-m", "schedsvc", "serve"]
-    process = subprocess.Popen([*command, "--config", str(config), "--ready-file", str(ready)])
+    program = ["strace", "-f", "-o", str(trace), sys.executable, "-B", "-m", "schedsvc", *command]
+    process = subprocess.Popen([*program, "--config", str(config), "--ready-file", str(ready)])
     try:
         until = time.monotonic() + START_S_MAX
         while not ready.exists():
@@ -185,7 +187,7 @@ def complaints(trace: str, allowed: set[str], folders: tuple[str, ...]) -> set[s
 @needs_systemd
 @needs_strace
 def test_scheduler_stays_within_its_unit(tmp_path: Path) -> None:
-    with traced(tmp_path) as (pid, trace):
+    with traced(tmp_path, "serve") as (pid, trace):
         ready = json.loads((tmp_path / "run/ready.json").read_text())
         with grpc.insecure_channel(ready["targets"][1]) as channel:
             stub = stubs.SchedulerServiceStub(channel)
@@ -205,6 +207,18 @@ def test_scheduler_stays_within_its_unit(tmp_path: Path) -> None:
     # SQLite gives its files to their folder's owner, if it runs as root, which the unit does not.
     allowed = allowed_calls(unit) | {"fchown"}
     assert complaints(trace.read_text(), allowed, folders) == set()
+
+
+@needs_systemd
+@needs_strace
+def test_edge_stays_within_its_unit(tmp_path: Path) -> None:
+    unit = ROOT / "deploy/systemd/schedsvc-edge.service"
+    assert "--nice 0" in settings(unit)["ExecStart"]
+    with traced(tmp_path, "edge", "--nice", "0") as (pid, trace):
+        _signal(pid, signal.SIGTERM)
+    # It only writes the ready file that this test asks for.
+    folders = (f"{tmp_path}/run/ready.json",)
+    assert complaints(trace.read_text(), allowed_calls(unit), folders) == set()
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
