@@ -30,6 +30,9 @@ pytestmark = [pytest.mark.install, pytest.mark.timeout(300)]
 # The packages that only the extra `lab` needs.
 LAB_PACKAGES = {"httptools", "matplotlib", "numpy", "starlette", "tokenizers", "uvicorn"}
 START_S_MAX = 60.0
+PYTHONS = ("3.11", "3.12", "3.13")
+# dist/ holds a compiled wheel for the Python that built it alone.
+OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
 # What the page shows: the scheduler, the laboratory, and the gate.
 PAGE = (ROOT / "docs/install.md").read_text()
 SHOWN = re.findall(r"pip install --find-links dist (.+)$", PAGE, re.MULTILINE)
@@ -50,7 +53,8 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(
-    ("python", "kind"), [("3.11", "wheels"), ("3.11", "sdists"), ("3.12", ""), ("3.13", "")]
+    ("python", "kind"),
+    [(OWN, "wheels"), (OWN, "sdists"), *((other, "") for other in PYTHONS if other != OWN)],
 )
 def test_packages_install_serve_and_show_the_demo(
     python: str, kind: str, tmp_path: Path, folders: tuple[Path, Path]
@@ -60,7 +64,7 @@ def test_packages_install_serve_and_show_the_demo(
         pytest.skip(f"Python {python} with its headers is not on this machine")
     environment = Environment(tmp_path / "env", folders)
     environment.create(found)
-    # Where dist/ holds no wheel for this Python, pip takes the source distribution by itself.
+    # If dist/ holds no wheel for this Python, pip takes the source distribution by itself.
     option = {"wheels": "--only-binary=:all:", "sdists": no_binary()}.get(kind, "--prefer-binary")
     compiler = unoptimised_compiler(tmp_path)
 
