@@ -64,35 +64,36 @@ def test_packages_install_serve_and_show_the_demo(
         pytest.skip(f"Python {python} with its headers is not on this machine")
     environment = Environment(tmp_path / "env", folders)
     environment.create(found)
-    # If dist/ holds no wheel for this Python, pip takes the source distribution by itself.
-    option = {"wheels": "--only-binary=:all:", "sdists": no_binary()}.get(kind, "--prefer-binary")
-    compiler = unoptimised_compiler(tmp_path)
-
-    base_line, lab_line = LINES[:2]
-    if kind != "wheels":
+    if kind == "wheels":
+        environment.install("--only-binary=:all:", *LINES[0])
+        check_the_service_alone(environment)
+    else:
         # Of its own accord, pip takes the wheel that it built from an archive of this name before.
+        options = ["--no-cache-dir", "--no-deps", *([no_binary()] if kind else [])]
         pins = [f"{name}=={VERSION}" for name in PROJECTS]
-        environment.install("--no-cache-dir", "--no-deps", option, *pins, compiler=compiler)
-    environment.install(option, *base_line)
-    base = environment.installed()
-    assert {base["schedsvc"], base["schedsvc-client"]} == {VERSION}
-    assert not LAB_PACKAGES & base.keys()
-    assert ("schedsvc-vllm" in base) == (kind != "wheels")
-    assert environment.run([environment.command, "--version"]) == f"schedsvc {VERSION}\n"
-    assert "--config" in environment.run([environment.command, "serve", "--help"])
-    serve_and_ask(environment, tmp_path)
-    for arguments in (["emulate"], ["demo", "--quick"]):
-        refused = environment.run([environment.command, *arguments], fails=True)
-        assert "pip install 'schedsvc[lab]'" in refused
-    for file in ("man/man1/schedsvc-serve.1", "schedsvc/systemd/schedsvc.service"):
-        assert (environment.folder / "share" / file).exists()
+        environment.install(*options, *pins, compiler=unoptimised_compiler(tmp_path))
+    environment.install("--only-binary=:all:", *LINES[1])
 
-    environment.install(option, *lab_line)
     ours = {name: v for name, v in environment.installed().items() if name in PROJECTS}
     assert ours == dict.fromkeys(PROJECTS, VERSION)
+    assert environment.run([environment.command, "--version"]) == f"schedsvc {VERSION}\n"
+    assert "--config" in environment.run([environment.command, "serve", "--help"])
+    for file in ("man/man1/schedsvc-serve.1", "schedsvc/systemd/schedsvc.service"):
+        assert (environment.folder / "share" / file).exists()
     out = tmp_path / "demo"
     environment.run([environment.command, "demo", "--quick", "--out", str(out)])
     assert json.loads((out / "report.json").read_text())["with"]["tenants"]["quiet"]["completed"]
+
+
+def check_the_service_alone(environment: Environment) -> None:
+    """The service serves without the laboratory, whose commands say what to install."""
+    base = environment.installed()
+    assert {base["schedsvc"], base["schedsvc-client"]} == {VERSION}
+    assert not (LAB_PACKAGES | {"schedsvc-vllm"}) & base.keys()
+    serve_and_ask(environment, environment.folder)
+    for arguments in (["emulate"], ["demo", "--quick"]):
+        refused = environment.run([environment.command, *arguments], fails=True)
+        assert "pip install 'schedsvc[lab]'" in refused
 
 
 def serve_and_ask(environment: Environment, folder: Path) -> None:
