@@ -19,7 +19,7 @@ FRESH_SEED := $(shell echo $$((0x1$$(git rev-parse --verify -q 'HEAD^{tree}' | c
 
 .PHONY: help env build proto check test test-slow test-faults test-fuzz \
 	test-vllm test-vllm-slow vllm-pairs vllm-cost \
-	demo bench clean
+	demo bench dist test-dist clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -60,8 +60,8 @@ check: build ## Lint, types, contract drift, house rules.
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/tidy
 
 test: build ## All but slow tests and house rules: no GPU, no network. Two at a time, then one.
-	$(call RUN,'not slow and not vllm and not alone',-n $(TESTS_AT_ONCE),$(NO_TIDY))
-	$(call RUN,'alone and not slow and not vllm')
+	$(call RUN,'not slow and not vllm and not install and not alone',-n $(TESTS_AT_ONCE),$(NO_TIDY))
+	$(call RUN,'alone and not slow and not vllm and not install')
 
 test-slow: build ## What is too slow for every change.
 	$(call RUN,'slow and not vllm and not alone',-n $(TESTS_AT_ONCE))
@@ -98,5 +98,13 @@ demo: build ## The noisy neighbour, without and with the scheduler, on the embed
 bench: build ## Admission latency at every rung, each beside its reference.
 	$(BIN)/python -m bench --out out/bench
 
+dist: build ## Build and check the packages in dist/: wheels and source distributions.
+	$(BIN)/python deploy/release.py
+
+test-dist: dist ## Install from dist/ into bare environments, and run what is there.
+	@# Four at a time on any machine: each of them waits for its demo half of the time.
+	$(call RUN,install,-n 4 --dist loadgroup,tests/install)
+
 clean: ## Remove what was built.
-	rm -rf $(VENV) $(VLLM_VENV) build out schedsvc/*.so _core/*.c clients/node/node_modules
+	rm -rf $(VENV) $(VLLM_VENV) build clients/*/build dist out deploy/man
+	rm -rf schedsvc/*.so _core/*.c clients/node/node_modules

@@ -9,6 +9,7 @@ from collections.abc import Iterator, MutableMapping
 from importlib import metadata
 
 import click
+from click.shell_completion import CompletionItem
 
 __all__ = ["main"]
 
@@ -26,6 +27,10 @@ _SERVICE = {
     "drain": ("schedsvc.cli.drain:drain", "Stop admitting to a pool, or to all; or begin again."),
     "leases": ("schedsvc.cli.leases:leases", "List the leases that run, or revoke them."),
     "mode": ("schedsvc.cli.mode:mode", "Enforce decisions or only count them, for all at once."),
+    "completion": (
+        "schedsvc.cli.completion:completion",
+        "Print the completion script of a shell.",
+    ),
 }
 
 #: The same for what the extra `lab` is needed for.
@@ -109,6 +114,15 @@ class _Root(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order in which one needs them."""
         return list(_COMMANDS)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a command's name from the table, which imports none, or an option."""
+        names = [
+            CompletionItem(name, help=text)
+            for name, (_, text) in _COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command; one that is asked for by its former name warns."""

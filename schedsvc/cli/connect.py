@@ -3,7 +3,7 @@
 import functools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from schedsvc_client.channel import check_target, proxy_variable
 
 from schedsvc.printable import printable
 
-__all__ = ["Connection", "connects"]
+__all__ = ["Connection", "connection_of", "connects"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ class Connection:
 _NOT_CONNECTED = "failed to connect"
 # As gRPC names the address of its last attempt.
 _ADDRESS = re.compile(r"(?:ipv4|ipv6|unix):\S+(?=:\s)")
+_TLS = ("tls_ca", "tls_cert", "tls_key")
+_NAMES = ("target", *_TLS, "token_env")
 _OPTIONS = (
     click.option(
         "--target",
@@ -54,36 +56,42 @@ _OPTIONS = (
 )
 
 
+def connection_of(given: Mapping[str, Any]) -> Connection:
+    """Return what the options of a command say together.
+
+    Raises BadParameter if the token's variable is not set, ValueError if the TLS files do not fit,
+    and OSError if one cannot be read.
+    """
+    token_env = given["token_env"]
+    token = os.environ.get(token_env, "") if token_env else None
+    if token == "":
+        raise click.BadParameter(f"{token_env} is not set", param_hint="--token-env")
+    credentials = None
+    if any(given[name] for name in _TLS):
+        credentials = tls_credentials(
+            ca_file=given["tls_ca"],
+            certificate_file=given["tls_cert"],
+            key_file=given["tls_key"],
+        )
+    return Connection(given["target"], credentials, token)
+
+
 def connects(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command a Connection as its first argument, and an end in one line where it fails."""
 
     @functools.wraps(command)
-    def run(
-        target: str,
-        tls_ca: str | None,
-        tls_cert: str | None,
-        tls_key: str | None,
-        token_env: str | None,
-        **given: Any,
-    ) -> None:
+    def run(**given: Any) -> None:
+        own = {name: given.pop(name) for name in _NAMES}
         try:
-            check_target(target)
+            check_target(own["target"])
         except ValueError as error:
             raise click.BadParameter(
                 printable(str(error)), param_hint="--target or SCHEDSVC_TARGET"
             ) from None
-        token = os.environ.get(token_env, "") if token_env else None
-        if token == "":
-            raise click.BadParameter(f"{token_env} is not set", param_hint="--token-env")
         try:
-            credentials = None
-            if tls_ca or tls_cert or tls_key:
-                credentials = tls_credentials(
-                    ca_file=tls_ca, certificate_file=tls_cert, key_file=tls_key
-                )
-            command(Connection(target, credentials, token), **given)
+            command(connection_of(own), **given)
         except (SchedulerError, ValueError) as error:
-            raise click.ClickException(printable(_said(target, error))) from None
+            raise click.ClickException(printable(_said(own["target"], error))) from None
 
     for option in reversed(_OPTIONS):
         run = option(run)

@@ -7,6 +7,7 @@ from typing import Any
 import click
 from schedsvc_client.operator import Operator
 
+from schedsvc.cli.complete import complete_pools
 from schedsvc.cli.connect import Connection, connects
 
 _EPILOG = """\b
@@ -25,7 +26,7 @@ _LOOK_S = 0.5
 
 @click.command(epilog=_EPILOG)
 @connects
-@click.argument("pool", required=False)
+@click.argument("pool", required=False, shell_complete=complete_pools)
 @click.option(
     "--all", "everything", is_flag=True, help="Drain all pools; health says that it is not ready."
 )

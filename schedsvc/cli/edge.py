@@ -35,7 +35,9 @@ def edge(config_file: Path, ready_file: Path | None, nice: int) -> None:
     config, _ = read_config(config_file, ready_file)
     if config.edge is None:
         raise click.ClickException(f"{config_file}: the key 'edge' is missing; add it")
-    os.nice(nice)
+    # A service manager that has set the priority itself may forbid the call.
+    if nice:
+        os.nice(nice)
     try:
         run(config, ready_file)
     except (ListenError, ReadyFileError) as error:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 from schedsvc_client.operator import Operator
 
+from schedsvc.cli.complete import complete_leases, complete_pools, complete_tenants
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.printable import printable
 
@@ -41,8 +42,14 @@ _ID_MAX = (1 << 64) - 1
 def _meaning(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that say which leases are meant, as one filter."""
     options = (
-        click.option("--tenant", "--flow", default="", help="Of this tenant."),
-        click.option("--pool", default="", help="In this pool."),
+        click.option(
+            "--tenant",
+            "--flow",
+            default="",
+            shell_complete=complete_tenants,
+            help="Of this tenant.",
+        ),
+        click.option("--pool", default="", shell_complete=complete_pools, help="In this pool."),
         click.option("--shim", "client_id", default="", help="On the stream of this shim process."),
         click.option(
             "--epoch",
@@ -98,7 +105,13 @@ def list_(connection: Connection, limit: int, as_json: bool, **meant: Any) -> No
 
 @leases.command("revoke", epilog=_REVOKE_EPILOG)
 @connects
-@click.argument("lease_ids", metavar="[ID]...", nargs=-1, type=click.IntRange(1, _ID_MAX))
+@click.argument(
+    "lease_ids",
+    metavar="[ID]...",
+    nargs=-1,
+    type=click.IntRange(1, _ID_MAX),
+    shell_complete=complete_leases,
+)
 @_meaning
 @click.option("--yes", is_flag=True, help="Also more than one.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

@@ -6,6 +6,7 @@ from typing import Any
 import click
 from schedsvc_client.operator import MODES, MODES_RENAMED, Operator
 
+from schedsvc.cli.complete import complete_tenants
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.printable import printable_message
 
@@ -37,7 +38,12 @@ class _ModeChoice(click.Choice[str]):
 @click.command(epilog=_EPILOG)
 @connects
 @click.argument("mode", required=False, type=_ModeChoice(list(MODES)))
-@click.option("--tenant", default="", help="Only this one of the configuration's tenants.")
+@click.option(
+    "--tenant",
+    default="",
+    shell_complete=complete_tenants,
+    help="Only this one of the configuration's tenants.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def mode(connection: Connection, mode: str | None, tenant: str, as_json: bool) -> None:
     """Say a MODE for all tenants at once, or for one; or show it."""

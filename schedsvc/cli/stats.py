@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from schedsvc_client.sync import Scheduler
 
+from schedsvc.cli.complete import complete_tenants
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.mode import mode_text
 from schedsvc.printable import printable_message
@@ -33,7 +34,13 @@ Example:
 
 @click.command(epilog=_EPILOG)
 @connects
-@click.option("--tenant", "tenants", multiple=True, help="Only this tenant; may be repeated.")
+@click.option(
+    "--tenant",
+    "tenants",
+    multiple=True,
+    shell_complete=complete_tenants,
+    help="Only this tenant; may be repeated.",
+)
 @click.option(
     "--flows",
     default=20,

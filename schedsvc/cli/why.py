@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from schedsvc_client.sync import Scheduler
 
+from schedsvc.cli.complete import complete_tenants
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.stats import plain
 from schedsvc.printable import printable_message
@@ -35,7 +36,10 @@ A request is known from its arrival until its stored answer is forgotten
 @connects
 @click.argument("request_id")
 @click.option(
-    "--tenant", default="", help="Its tenant; needed where the configuration does not list it."
+    "--tenant",
+    default="",
+    shell_complete=complete_tenants,
+    help="Its tenant; needed where the configuration does not list it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 @click.option(

@@ -17,6 +17,7 @@ from schedsvc.server.credentials import credentials_of
 from schedsvc.server.health import LIVENESS, READINESS
 from schedsvc.server.listeners import bind, server_options
 from schedsvc.server.logs import configure_logs, flush_logs
+from schedsvc.server.notify import Notifier
 from schedsvc.server.ready import ReadyFile
 from schedsvc.service import SERVICE_NAME, Authenticator
 
@@ -30,6 +31,7 @@ _FOLLOWED = ("", SERVICE_NAME, READINESS)
 #: A burst of so many calls is never shed unheard, however few may be open.
 _WAITING_MIN = 100
 _STOP_GRACE_S = 1.0
+_STOP_S_MAX = 10.0
 
 
 class Edge:
@@ -123,12 +125,17 @@ async def _serve(config: Config, ready: ReadyFile) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _on_hangup)
+    notifier = Notifier()
     edge = Edge(config)
     await edge.start()
     _log.info("ready", pid=os.getpid(), targets=[edge.target])
     ready.write([edge.target], None)
+    notifier.ready()
+    watchdog = asyncio.get_running_loop().create_task(notifier.keep_watchdog())
     await stopped.wait()
+    notifier.stopping(_STOP_S_MAX)
     await edge.stop()
+    watchdog.cancel()
     _log.info("stopped")
 
 

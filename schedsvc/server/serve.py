@@ -12,6 +12,7 @@ import uvloop
 
 from schedsvc.config import Config
 from schedsvc.server.logs import configure_logs, flush_logs
+from schedsvc.server.notify import Notifier
 from schedsvc.server.ready import ReadyFile
 from schedsvc.server.reload import Reloader, Source
 from schedsvc.server.server import Server
@@ -61,15 +62,19 @@ async def _serve(
         loop.add_signal_handler(signal.SIGHUP, hangups.put_nowait, None)
         if hung_up():
             hangups.put_nowait(None)
+    notifier = Notifier()
     server = Server(config)
     await server.start()
-    reloads = [] if source is None else _start_reloads(server, source, hangups)
+    reloads = [] if source is None else _start_reloads(server, notifier, source, hangups)
     # What lives as long as the process need not be looked at by each garbage collection.
     gc.collect()
     gc.freeze()
     _log.info("ready", pid=os.getpid(), targets=server.targets, metrics=server.metrics_url)
     ready.write(server.targets, server.metrics_url)
+    notifier.ready()
+    watchdog = loop.create_task(notifier.keep_watchdog())
     first = await signals.get()
+    notifier.stopping(server.stop_s_max)
     for task in reloads:
         task.cancel()
     _log.info("signal", name=first.name)
@@ -83,24 +88,27 @@ async def _serve(
     else:
         second.cancel()
         await server.stop()
+    watchdog.cancel()
     _log.info("stopped")
 
 
 def _start_reloads(
-    server: Server, source: Source, hangups: asyncio.Queue[None]
+    server: Server, notifier: Notifier, source: Source, hangups: asyncio.Queue[None]
 ) -> list[asyncio.Task[None]]:
     """Begin to reload the file on SIGHUP, and to watch it if that is wanted."""
     loop = asyncio.get_running_loop()
     loading = server.driver.loading
     reloader = Reloader(source.file, server.reconfigure, loading, source.digest)
-    tasks = [loop.create_task(_reload_on(hangups, reloader))]
+    tasks = [loop.create_task(_reload_on(hangups, reloader, notifier))]
     if source.watch_s:
         tasks.append(loop.create_task(reloader.watch(source.watch_s)))
     return tasks
 
 
-async def _reload_on(hangups: asyncio.Queue[None], reloader: Reloader) -> None:
+async def _reload_on(hangups: asyncio.Queue[None], reloader: Reloader, notifier: Notifier) -> None:
     while True:
         await hangups.get()
         _log.info("signal", name="SIGHUP")
+        notifier.reloading()
         await reloader.reload()
+        notifier.ready()

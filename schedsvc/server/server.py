@@ -39,6 +39,8 @@ _DRAIN_LOOK_S = 0.050
 _FLUSH_S = 1.0
 _FLUSH_LOOK_S = 0.005
 _STOP_GRACE_S = 1.0
+#: For the flush, the grace, and the last write of the state.
+_STOP_MARGIN_S = 10.0
 
 
 class Server:
@@ -219,6 +221,11 @@ class Server:
         self._end_streams()
         waited_ms = (self._clock.now_ns() - began_ns) // 1_000_000
         _log.info("drained", evicted=evicted, waited_ms=waited_ms)
+
+    @property
+    def stop_s_max(self) -> float:
+        """Seconds that `drain()` and `stop()` take at most together, with a margin."""
+        return self._config.limits.drain_ms / 1_000 + _STOP_MARGIN_S
 
     async def stop(self, grace_s: float | None = _STOP_GRACE_S) -> None:
         """Stop listening; calls in flight get `grace_s` (None: nothing). Idempotent."""

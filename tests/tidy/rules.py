@@ -212,6 +212,8 @@ ROOMS: dict[str, Room] = {
     "schedsvc_vllm": room("schedsvc_client", clock=WALL),
     # A process of its own, where the gate cannot be loaded; the gate needs none of its packages.
     "schedsvc_vllm.proxy": room("schedsvc_vllm schedsvc_client", "aiohttp yarl"),
+    # Builds what is published: packages and man pages. Nothing imports it.
+    "deploy": room("schedsvc.cli", "click", prints=True),
     "bench": room(
         "schedsvc schedsvc._core schedsvc.driver schedsvc.service schedsvc.server schedsvc.config"
         " schedsvc.clock schedsvc.lab.emulator schedsvc.lab.load schedsvc.lab.load.result"

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Folders that hold the project's packages, and the dotted name of what lies in them.
 PACKAGE_FOLDERS = ("", "clients/python", "clients/vllm")
-PACKAGES = ("schedsvc", "schedsvc_client", "schedsvc_vllm", "bench")
+PACKAGES = ("schedsvc", "schedsvc_client", "schedsvc_vllm", "bench", "deploy")
 
 _SKIPPED_FOLDERS = {"build", "dist", "out", "node_modules", "__pycache__"}
 _GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$|^_core/.*\.c$|package-lock\.json$")

@@ -8,6 +8,7 @@ import click
 EPILOG = """\b
 Example:
   schedsvc demo --out out/demo
+  schedsvc demo --quick
 
 Writes report.json, details.json, demo.png, one CSV of requests for each run, and the logs of the
 programs it started. The exit status is 0 only where every bar holds.
@@ -27,8 +28,13 @@ programs it started. The exit status is 0 only where every bar holds.
     type=click.IntRange(min=0),
     help="Draw another workload of the same kind instead of the bundled one.",
 )
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Send the first 3 seconds of the workload, and check only that everything runs.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def demo(out: Path, seed: int | None, as_json: bool) -> None:
+def demo(out: Path, seed: int | None, quick: bool, as_json: bool) -> None:
     """Show what one flooding tenant does to the others, and what the scheduler does about it.
 
     Starts emulated engines and a scheduler, and sends the same requests of three tenants four
@@ -41,7 +47,7 @@ def demo(out: Path, seed: int | None, as_json: bool) -> None:
     from schedsvc.lab.load.generator import TargetError
 
     try:
-        holds = run_demo(out, seed=seed, as_json=as_json)
+        holds = run_demo(out, seed=seed, quick=quick, as_json=as_json)
     except (DemoError, TargetError, OSError) as error:
         raise click.ClickException(str(error)) from None
     except asyncio.CancelledError:

@@ -13,22 +13,25 @@ from rich.console import Console
 from schedsvc.lab.demo.phases import Measured, Setting, run_all
 from schedsvc.lab.demo.plot import draw
 from schedsvc.lab.demo.show import show
-from schedsvc.lab.demo.traffic import TRACE_FILE, bundled, generate
+from schedsvc.lab.demo.traffic import QUICK_S, TRACE_FILE, bundled, generate
 from schedsvc.lab.demo.verdict import judge
 from schedsvc.lab.load.files import write_report, write_requests
 from schedsvc.lab.load.report import full_report, run_report
 
 
-def run_demo(out: Path, *, seed: int | None, as_json: bool) -> bool:
+def run_demo(out: Path, *, seed: int | None, quick: bool, as_json: bool) -> bool:
     """Run the demo into a folder; True where every bar holds.
 
-    `seed` draws another workload than the bundled one. Raises DemoError, TargetError, OSError;
-    asyncio.CancelledError on SIGTERM and SIGHUP and KeyboardInterrupt on Ctrl-C, with every program
-    ended.
+    `seed` draws another workload than the bundled one; `quick` sends only the beginning of it, and
+    holds the run against the bars that do not compare figures. Raises DemoError, TargetError,
+    OSError; asyncio.CancelledError on SIGTERM and SIGHUP and KeyboardInterrupt on Ctrl-C, with
+    every program ended.
     """
     started = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     trace = bundled() if seed is None else generate(seed)
+    if quick:
+        trace = [request for request in trace if request.arrival_s < QUICK_S]
     console = Console(stderr=as_json)
     name = TRACE_FILE.name if seed is None else f"drawn with seed {seed}"
     console.print(
@@ -36,12 +39,14 @@ def run_demo(out: Path, *, seed: int | None, as_json: bool) -> bool:
         f"output in {out}",
         highlight=False,
     )
-    setting = Setting(trace, seed or 0, out, console)
+    if quick:
+        console.print("--quick checks that everything runs; its figures compare nothing")
+    setting = Setting(trace, seed or 0, out, console, repeats=not quick)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         measured = runner.run(_until_signalled(setting))
     report, details = reports(measured)
     _write(measured, report, details, out)
-    bars = judge(report)
+    bars = judge(report, quick=quick)
     show(report, details, bars, console)
     console.print(
         f"{out / 'demo.png'}, {out / 'report.json'}; {time.monotonic() - started:.0f} s in all",

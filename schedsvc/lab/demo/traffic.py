@@ -28,6 +28,8 @@ from schedsvc.lab.workload import TraceRequest, read_trace
 SEED = 1
 DURATION_S = 14.0
 HOG_START_S = 2.0
+QUICK_S = 3.0
+"""What `--quick` sends of it: every tenant has requests by then."""
 WARMUP_S = 4.0
 """Throughput counts from here to the last arrival: the flood has begun to fill the engine."""
 

@@ -19,6 +19,27 @@ def put(report: dict[str, Any], path: str, value: Any) -> None:
     report[last] = value
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "name"),
+    [
+        ("with.tenants.quiet.completed", 0, "every tenant completed requests"),
+        ("after.queued", 1, "afterwards nothing is promised, leased or queued"),
+        ("alone.tenants.quiet.errors", 1, "no request ended in an error"),
+    ],
+)
+def test_each_bar_of_a_quick_run_fails_alone(path: str, value: Any, name: str) -> None:
+    report = good()
+    put(report, path, value)
+    assert [bar.name for bar in judge(report, quick=True) if not bar.holds] == [name]
+
+
+def test_quick_run_is_not_held_to_comparisons() -> None:
+    report = good()
+    put(report, "without.preemptions", 0)
+    put(report, "with.client_lag_ms_p99", 900.0)
+    assert all(bar.holds for bar in judge(report, quick=True))
+
+
 def test_a_good_report_holds_every_bar() -> None:
     bars = judge(good())
     assert failing(good()) == []

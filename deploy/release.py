@@ -1,0 +1,154 @@
+"""Builds the packages of a release, checks them, and prints what is left for a person to do.
+
+`make dist` runs it in .venv. It writes wheels and source distributions of `schedsvc`,
+`schedsvc-client` and `schedsvc-vllm` to dist/, and uploads nothing.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+DIST = ROOT / "dist"
+#: Distribution to its folder, in the order in which they have to be published and claimed:
+#: each one requires only those before it.
+PROJECTS = {
+    "schedsvc-client": ROOT / "clients/python",
+    "schedsvc-vllm": ROOT / "clients/vllm",
+    "schedsvc": ROOT,
+}
+#: The page that shows users which version to install.
+PAGE = "docs/install.md"
+_FORM = re.compile(r"\d+(\.\d+){1,2}((a|b|rc|\.post|\.dev)\d+)?")
+_VERSION = re.compile(r'(?m)^(version = )"[^"]*"')
+_PIN = re.compile(r'"(schedsvc-[a-z]+)(?:[=<>!~][^"\[\]]*)?"')
+_SHOWN = re.compile(r"'(schedsvc(?:-[a-z]+)?(?:\[[a-z]+\])?)==[^']*'")
+
+CHECKLIST = """
+Left to do, in this order:
+ 1. Claim these names on the package index before you publish the version or its documents:
+    {names}.
+    `schedsvc` requires the other two. If a name is free, a stranger can publish a package of that
+    name and of the pinned version, and `pip install schedsvc` installs it.
+ 2. Check that the URLs in the three pyproject.toml files lead to pages of yours.
+ 3. Check the contract: `buf breaking` with the FILE rules holds against the last release.
+ 4. Move what is under [Unreleased] in CHANGELOG.md below a heading `{version}`, and tag the commit.
+ 5. Build the wheels of all Python versions on the tag: `cibuildwheel --output-dir dist`. They
+    replace dist/schedsvc-{version}-*-linux_*.whl, which an index does not accept.
+ 6. `twine upload` the packages in the order of 1.
+"""
+
+
+def version() -> str:
+    """Return the version, which the top pyproject.toml states for all packages."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return str(project["version"])
+
+
+def with_version(text: str, new: str) -> str:
+    """Return the text of a file with this version, and pins to our packages of this version."""
+    pinned = _SHOWN.sub(rf"'\1=={new}'", _PIN.sub(rf'"\1=={new}"', text))
+    # The package's own name stands in quotation marks too, and gets no version.
+    named = re.sub(r'(?m)^name = "(schedsvc-[a-z]+)==[^"]*"', r'name = "\1"', pinned)
+    return _VERSION.sub(rf'\1"{new}"', named, count=1)
+
+
+def stating() -> list[Path]:
+    """Return the files that state the version."""
+    return [*(folder / "pyproject.toml" for folder in PROJECTS.values()), ROOT / PAGE]
+
+
+def set_version(new: str) -> None:
+    """Write the version to each place that states it."""
+    for file in stating():
+        file.write_text(with_version(file.read_text(), new))
+
+
+def stale() -> list[str]:
+    """Return the files that state another version than the top pyproject.toml."""
+    texts = {file: file.read_text() for file in stating()}
+    return [
+        str(file.relative_to(ROOT))
+        for file, text in texts.items()
+        if text != with_version(text, version())
+    ]
+
+
+def build() -> None:
+    """Make the man pages, and build a source distribution and a wheel of each package."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    # setuptools would put modules into the wheel that are no longer in the tree.
+    for stale_module in (ROOT / "build").glob("lib*/**/*.py*"):
+        stale_module.unlink()
+    shutil.rmtree(ROOT / "deploy/man", ignore_errors=True)
+    _run(str(ROOT / "deploy/man.py"), str(ROOT / "deploy/man"))
+    for folder in PROJECTS.values():
+        # The compiled wheel comes from the tree, which has what `make build` has compiled.
+        kinds = ("--sdist", "--wheel") if folder == ROOT else ()
+        # What is installed here is what constraints.txt states, so no isolated environment.
+        command = ("-m", "build", "--quiet", "--no-isolation", "--outdir", str(DIST))
+        _run(*command, *kinds, str(folder))
+
+
+def check() -> None:
+    """Check metadata and descriptions, and which manylinux tag the compiled wheel could have."""
+    packages = sorted(map(str, DIST.iterdir()))
+    _run("-m", "twine", "check", "--strict", *packages)
+    if sys.platform != "linux":
+        print("auditwheel: skipped, because it reads wheels of Linux alone")
+        return
+    [wheel] = DIST.glob("schedsvc-*-linux_*.whl")
+    shown = _run("-m", "auditwheel", "show", str(wheel), capture=True)
+    print(shown.strip())
+    if "manylinux" not in shown:
+        sys.exit(f"{wheel.name}: needs libraries that no manylinux policy allows; see above")
+
+
+def _run(*arguments: str, capture: bool = False) -> str:
+    """Run Python with these arguments; end if it fails."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE if capture else None,
+    )
+    if done.returncode:
+        sys.exit(
+            f"failed with status {done.returncode}: {' '.join(arguments)}\n{done.stdout or ''}"
+        )
+    return done.stdout or ""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the steps that the arguments ask for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--set-version",
+        metavar="VERSION",
+        help="write VERSION and the pins of it to each pyproject.toml and docs/install.md, and end",
+    )
+    given = parser.parse_args(arguments)
+    if given.set_version is not None:
+        if not _FORM.fullmatch(given.set_version):
+            parser.error(
+                f"--set-version: {given.set_version!r} is no version; write it as 1.2.3 or 1.2.3rc1"
+            )
+        set_version(given.set_version)
+        return
+    if wrong := stale():
+        sys.exit(
+            f"{', '.join(wrong)}: not version {version()}, which pyproject.toml states; run"
+            f" deploy/release.py --set-version {version()}"
+        )
+    build()
+    check()
+    print(CHECKLIST.format(names=", ".join(PROJECTS), version=version()))
+
+
+if __name__ == "__main__":
+    main()

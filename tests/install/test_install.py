@@ -1,0 +1,163 @@
+"""What a user gets from dist/ alone, in bare environments on each Python of this machine."""
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from deploy.release import DIST, PROJECTS, ROOT
+
+from .environments import (
+    VERSION,
+    Environment,
+    clean,
+    find_python,
+    no_binary,
+    unoptimised_compiler,
+)
+from .stranger import STRANGE, offer
+
+pytestmark = [pytest.mark.install, pytest.mark.timeout(300)]
+
+# The packages that only the extra `lab` needs.
+LAB_PACKAGES = {"httptools", "matplotlib", "numpy", "starlette", "tokenizers", "uvicorn"}
+START_S_MAX = 60.0
+PYTHONS = ("3.11", "3.12", "3.13")
+# dist/ holds a compiled wheel for the Python that built it alone.
+OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
+# What the page shows: the scheduler, the laboratory, and the gate.
+PAGE = (ROOT / "docs/install.md").read_text()
+SHOWN = re.findall(r"pip install --find-links dist (.+)$", PAGE, re.MULTILINE)
+LINES = [shlex.split(line) for line in SHOWN]
+
+
+@pytest.fixture(autouse=True)
+def built() -> None:
+    if not any(DIST.glob("schedsvc-*.tar.gz")):
+        pytest.skip("dist/ holds no packages; `make test-dist` builds them")
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Where pip looks: our packages, and a stranger's of the names that ours require."""
+    offer(tmp_path / "stranger", "schedsvc-client", "schedsvc-vllm")
+    return DIST, tmp_path / "stranger"
+
+
+@pytest.mark.parametrize(
+    ("python", "kind"),
+    [(OWN, "wheels"), (OWN, "sdists"), *((other, "") for other in PYTHONS if other != OWN)],
+)
+def test_packages_install_serve_and_show_the_demo(
+    python: str, kind: str, tmp_path: Path, folders: tuple[Path, Path]
+) -> None:
+    found = find_python(python)
+    if found is None:
+        pytest.skip(f"Python {python} with its headers is not on this machine")
+    environment = Environment(tmp_path / "env", folders)
+    environment.create(found)
+    if kind == "wheels":
+        environment.install("--only-binary=:all:", *LINES[0])
+        check_the_service_alone(environment)
+    else:
+        # Of its own accord, pip takes the wheel that it built from an archive of this name before.
+        options = ["--no-cache-dir", "--no-deps", *([no_binary()] if kind else [])]
+        pins = [f"{name}=={VERSION}" for name in PROJECTS]
+        environment.install(*options, *pins, compiler=unoptimised_compiler(tmp_path))
+    environment.install("--only-binary=:all:", *LINES[1])
+
+    ours = {name: v for name, v in environment.installed().items() if name in PROJECTS}
+    assert ours == dict.fromkeys(PROJECTS, VERSION)
+    assert environment.run([environment.command, "--version"]) == f"schedsvc {VERSION}\n"
+    assert "--config" in environment.run([environment.command, "serve", "--help"])
+    for file in ("man/man1/schedsvc-serve.1", "schedsvc/systemd/schedsvc.service"):
+        assert (environment.folder / "share" / file).exists()
+    out = tmp_path / "demo"
+    environment.run([environment.command, "demo", "--quick", "--out", str(out)])
+    assert json.loads((out / "report.json").read_text())["with"]["tenants"]["quiet"]["completed"]
+
+
+def check_the_service_alone(environment: Environment) -> None:
+    """The service serves without the laboratory, whose commands say what to install."""
+    base = environment.installed()
+    assert {base["schedsvc"], base["schedsvc-client"]} == {VERSION}
+    assert not (LAB_PACKAGES | {"schedsvc-vllm"}) & base.keys()
+    serve_and_ask(environment, environment.folder)
+    for arguments in (["emulate"], ["demo", "--quick"]):
+        refused = environment.run([environment.command, *arguments], fails=True)
+        assert "pip install 'schedsvc[lab]'" in refused
+
+
+def serve_and_ask(environment: Environment, folder: Path) -> None:
+    """Run the scheduler of an environment, ask it for its state, and let it end."""
+    config, ready = folder / "c.yaml", folder / "ready.json"
+    config.write_text("listeners: [{tcp: '127.0.0.1:0'}]\ntenants: [{name: a}]\n")
+    command = [environment.command, "serve", "--config", str(config), "--ready-file", str(ready)]
+    process = subprocess.Popen(command, env=clean(), stderr=subprocess.PIPE, text=True)
+    try:
+        until = time.monotonic() + START_S_MAX
+        while not ready.exists():
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < until, f"not ready within {START_S_MAX} s"
+            time.sleep(0.05)
+        target = json.loads(ready.read_text())["targets"][0]
+        shown = environment.run([environment.command, "stats", "--json", "--target", target])
+        assert "a" in [flow["tenant"] for flow in json.loads(shown)["flows"]]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def beside_a_stranger(tmp_path: Path, folders: tuple[Path, Path]) -> Environment:
+    environment = Environment(tmp_path / "env", folders)
+    environment.create(sys.executable)
+    return environment
+
+
+def test_gate_line_installs_ours_beside_a_stranger(beside_a_stranger: Environment) -> None:
+    found = beside_a_stranger.resolved(*LINES[2])
+    ours = {"schedsvc-vllm": VERSION, "schedsvc-client": VERSION}
+    assert {name: found[name] for name in ours} == ours
+
+
+def test_name_without_version_installs_the_stranger(beside_a_stranger: Environment) -> None:
+    assert beside_a_stranger.resolved("schedsvc-client") == {"schedsvc-client": STRANGE}
+
+
+def tracked(folder: str) -> set[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", folder], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return set(listed.stdout.splitlines())
+
+
+def test_wheels_hold_the_files_of_the_packages_alone() -> None:
+    for name, folder in PROJECTS.items():
+        module = name.replace("-", "_")
+        [wheel] = DIST.glob(f"{module}-{VERSION}-*.whl")
+        inside = set(zipfile.ZipFile(wheel).namelist())
+        prefix = folder.relative_to(ROOT).as_posix()
+        path = module if prefix == "." else f"{prefix}/{module}"
+        wanted = {file[len(path) - len(module) :] for file in tracked(path)}
+        # The compiled core is the only file that is not in the tree.
+        found = {file for file in inside if file.startswith(f"{module}/") and ".so" not in file}
+        assert found == wanted
+        assert any(file.endswith("licenses/LICENSE") for file in inside)
+
+
+def test_sdist_holds_the_sources_of_the_core_alone() -> None:
+    with tarfile.open(DIST / f"schedsvc-{VERSION}.tar.gz") as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    assert tracked("_core") <= inside
+    assert not [name for name in inside if name.endswith((".c", ".so"))]

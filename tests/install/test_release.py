@@ -1,0 +1,102 @@
+"""The release script: one version in all packages, and what it prints."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomllib
+
+from deploy import release
+
+SCRIPT = release.ROOT / "deploy/release.py"
+
+
+def projects(root: Path) -> dict[str, dict[str, Any]]:
+    folders = {name: folder.relative_to(release.ROOT) for name, folder in release.PROJECTS.items()}
+    return {
+        name: tomllib.loads((root / folder / "pyproject.toml").read_text())["project"]
+        for name, folder in folders.items()
+    }
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The three pyproject.toml files in a tree of their own."""
+    folders = {name: folder.relative_to(release.ROOT) for name, folder in release.PROJECTS.items()}
+    for folder in folders.values():
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        text = (release.ROOT / folder / "pyproject.toml").read_text()
+        (tmp_path / folder / "pyproject.toml").write_text(text)
+    (tmp_path / "docs").mkdir()
+    page = (release.ROOT / release.PAGE).read_text()
+    (tmp_path / release.PAGE).write_text(page)
+    monkeypatch.setattr(release, "ROOT", tmp_path)
+    moved = {name: tmp_path / folder for name, folder in folders.items()}
+    monkeypatch.setattr(release, "PROJECTS", moved)
+    return tmp_path
+
+
+def test_the_tree_states_one_version() -> None:
+    assert release.stale() == [], "run deploy/release.py --set-version"
+
+
+def test_set_version_changes_versions_and_pins(copy: Path) -> None:
+    release.set_version("9.9.1")
+    found = projects(copy)
+    assert {project["version"] for project in found.values()} == {"9.9.1"}
+    assert [name for name, project in found.items() if project["name"] != name] == []
+    assert "schedsvc-client==9.9.1" in found["schedsvc"]["dependencies"]
+    assert found["schedsvc-vllm"]["dependencies"] == ["schedsvc-client==9.9.1"]
+    extras = found["schedsvc"]["optional-dependencies"]
+    assert "schedsvc-vllm==9.9.1" in extras["lab"]
+    page = (copy / release.PAGE).read_text()
+    assert page.count("==9.9.1'") == page.count("'schedsvc") == 3
+    assert release.version() == "9.9.1"
+    assert release.stale() == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"schedsvc-client==', '"schedsvc-client>='),
+        ('"schedsvc-client==', '"schedsvc-client==9'),
+        ('version = "', 'version = "9'),
+    ],
+)
+def test_stale_names_a_file_that_differs(copy: Path, old: str, new: str) -> None:
+    file = copy / "clients/vllm/pyproject.toml"
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+    assert release.stale() == ["clients/vllm/pyproject.toml"]
+
+
+def test_help_names_what_the_script_does() -> None:
+    shown = subprocess.run(
+        [sys.executable, str(SCRIPT), "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "--set-version" in shown
+    assert "dist/" in shown
+
+
+def test_checklist_claims_requirements_first() -> None:
+    names = list(release.PROJECTS)
+    for name, project in projects(release.ROOT).items():
+        lists = [project["dependencies"], *project.get("optional-dependencies", {}).values()]
+        pins = [line.split("==")[0] for lines in lists for line in lines if "==" in line]
+        ours = [pin for pin in pins if pin in names]
+        assert all(names.index(pin) < names.index(name) for pin in ours)
+    assert names == ["schedsvc-client", "schedsvc-vllm", "schedsvc"]
+
+
+@pytest.mark.parametrize("wrong", ["", "v1.2.3", "1.2.3-4", '1.2"', "latest"])
+def test_wrong_version_is_refused(
+    wrong: str, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = projects(copy)
+    with pytest.raises(SystemExit, match="2"):
+        release.main([f"--set-version={wrong}"])
+    assert repr(wrong) in capsys.readouterr().err
+    assert projects(copy) == before
