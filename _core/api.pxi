@@ -217,6 +217,14 @@ cdef class Scheduler(Core):
         enter(self, now_ns)
         drain_some(self, pool, draining)
 
+    def set_forgiven(self, int64_t now_ns, bytes tenant):
+        enter(self, now_ns)
+        return forgive_tenant(self, tenant)
+
+    def set_released(self, int64_t now_ns, bytes pool):
+        enter(self, now_ns)
+        release_pool(self, pool)
+
     def revoke(self, int64_t now_ns, int64_t lease_id):
         enter(self, now_ns)
         return revoke_lease(self, lease_id)

@@ -277,21 +277,16 @@ class Scheduler:
     def set_flow_mode(self, now_ns: int, flow: int, dry_run: bool) -> None:
         """Enforce decisions on a flow, or audit it.
 
-        Under audit each request is decided and counted (`audited_refusals`, `audited_waits` of its
-        stats), and granted at the next `poll()`, also where that overdraws a pool or a bucket.
-        Refused are only those that nobody can serve: NO_POOL, DRAINING, LIMIT. What is queued when
+        Under audit each request is decided and counted, and granted at the next `poll()`, also if
+        that overdraws a pool or a bucket. NO_POOL, DRAINING and LIMIT refuse. What is queued when
         it begins is granted too. O(1).
         """
     def set_gone(self, now_ns: int, name: bytes) -> None:
         """Let a tenant's name be unknown; its flow serves what it has. `set_flow()` undoes it."""
     def set_options(
-        self,
-        now_ns: int,
-        *,
-        policy: str | None = None,
-        flow_order: str | None = None,
+        self, now_ns: int, *, policy: str | None = None, flow_order: str | None = None,
         **limits: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Change settings of the constructor while everything runs, all or none.
 
         Those of LIVE_SETTINGS, the policy and the order inside a flow; another one, or a wrong
@@ -406,13 +401,16 @@ class Scheduler:
     def set_draining(self, now_ns: int, pool: bytes, draining: bool) -> None:
         """Drain a pool, or (b"") all of them and the scheduler with them; or let it serve again.
 
-        A drained pool grants nothing. What only drained ones can hold is refused, and evicted where
-        it is queued, by the next `poll()`s. Not saved. CallerError (5): no such pool. O(1).
+        What only drained ones can hold is refused, and evicted by the next `poll()`s. O(1).
         """
+    def set_forgiven(self, now_ns: int, tenant: bytes) -> int:
+        """Let a tenant's own quota owe nothing; returns how many of its buckets did. O(1)."""
+    def set_released(self, now_ns: int, pool: bytes) -> None:
+        """Let another caller offer a pool at once; CallerError (9) while one does. O(1)."""
     def revoke(self, now_ns: int, lease_id: int) -> int:
         """Void a lease: its reservation is free; its holder is told, and ends it. O(1).
 
-        Returns what it was, a LEASE_* state: LIVE, also where it was suspect, is what is void now.
+        Returns what it was, a LEASE_* state; LIVE, also if it was suspect, is void now.
         """
     def list_leases(
         self, now_ns: int, start: int, scan_max: int, rows_max: int, **meant: bytes | int

@@ -353,6 +353,22 @@ class Driver:
         self._settle(now_ns)
 
     @_guarded
+    def forgive(self, tenant: bytes) -> int:
+        """Let a tenant's own quota owe nothing; returns how many of its limits were overshot.
+
+        Raises CallerError. O(1).
+        """
+        now_ns = self.clock.now_ns()
+        found: int = self._core.set_forgiven(now_ns, tenant)
+        self._settle(now_ns)
+        return found
+
+    @_guarded
+    def release_pool(self, pool: bytes) -> None:
+        """Let another caller offer a pool whose owner is gone. Raises CallerError. O(1)."""
+        self._core.set_released(self.clock.now_ns(), pool)
+
+    @_guarded
     def list_leases(
         self,
         start: int,

@@ -32,6 +32,47 @@ cdef int drain_some(Core core, bytes name, bint draining) except -1:
     return 0
 
 
+cdef int forgive_tenant(Core core, bytes name) except -1:
+    """Let a tenant's own quota owe nothing: how many of its buckets did. O(1)."""
+    cdef int32_t flow, node
+    cdef Quota* n
+    cdef int k, found = 0
+    known = core.flow_names.get(name)
+    if known is None:
+        raise CallerError(CODE_NOT_FOUND, "tenant", "no tenant of that name")
+    flow = known
+    node = core.flows.items[flow].own_quota
+    if node == NONE:
+        return 0
+    n = &core.quotas.nodes[node]
+    for k in range(RATES):
+        core.quotas.refill(n, k)
+        if n.rate[k] and n.level[k] < 0:
+            n.level[k] = 0
+            found += 1
+    core.quotas.changed.mark(node)
+    core.quotas.mark_ready(node)
+    core.has_more = True
+    return found
+
+
+cdef int release_pool(Core core, bytes name) except -1:
+    """Let any caller that may offer a pool take it over, because its owner is gone. O(1)."""
+    cdef int32_t pool
+    cdef Pool* p
+    known = core.pool_names.get(name)
+    if known is None:
+        raise CallerError(CODE_NOT_FOUND, "pool", "no pool of that name")
+    pool = known
+    p = &core.ledger.pools[pool]
+    if p.attached > p.configured:
+        raise CallerError(
+            CODE_FAILED_PRECONDITION, "pool", "is offered on a stream now; stop its gate first"
+        )
+    p.owned_until_ns = core.now_ns
+    return 0
+
+
 cdef int run_sweep(Core core) except -1:
     """Evict what can go nowhere any more, at most `work_max` requests. O(work_max * log n + the
     longest queue); those that stay are seen again where the sweep goes on in their queue."""

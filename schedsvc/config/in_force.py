@@ -10,14 +10,14 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from schedsvc.config.models import Class, Config, Pool
+from schedsvc.config.models import Class, Config, Listener, Pool
 
 __all__ = ["RESTART_KEYS", "RESTART_SETTINGS", "in_force", "needs_restart", "with_pools_kept"]
 
 S = TypeVar("S", bound=BaseModel)
 
 #: Keys of the file that are read at the start only.
-RESTART_KEYS = ("listeners", "auth", "metrics", "record", "state")
+RESTART_KEYS = ("listeners", "metrics", "record", "state")
 
 #: Settings of `scheduler` that the core cannot change while it runs.
 RESTART_SETTINGS = (
@@ -48,6 +48,7 @@ def in_force(config: Config, before: Config) -> Config:
     return config.model_copy(
         update={
             **{key: getattr(before, key) for key in RESTART_KEYS},
+            "listeners": _listeners(before),
             "limits": _with(config.limits, before.limits, _restart_limits(config)),
             "scheduler": _with(config.scheduler, before.scheduler, RESTART_SETTINGS),
             "classes": _classes(config, before),
@@ -68,6 +69,10 @@ def with_pools_kept(config: Config, before: Config, names: Collection[str]) -> C
 def needs_restart(config: Config, before: Config) -> list[str]:
     """Name the settings of a file that differ from those in force, and that stay as they were."""
     found = [key for key in RESTART_KEYS if getattr(config, key) != getattr(before, key)]
+    if _listeners(config) == _listeners(before):
+        found = [key for key in found if key != "listeners"]
+    elif "listeners" not in found:
+        found.insert(0, "listeners")
     found += _differing("limits", config.limits, before.limits, _restart_limits(config))
     found += _differing("scheduler", config.scheduler, before.scheduler, RESTART_SETTINGS)
     kept = {entry.name for entry in _kept_classes(config, before)}
@@ -80,6 +85,14 @@ def needs_restart(config: Config, before: Config) -> list[str]:
         else:
             found += _differing(f"pools ({old.name})", new, old, _RESTART_POOL)
     return found
+
+
+def _listeners(config: Config) -> list[Listener]:
+    """Return the listeners with the proof that each asks for; callers may change the default."""
+    return [
+        listener.model_copy(update={"auth": config.auth_kind(listener)})
+        for listener in config.listeners
+    ]
 
 
 def _restart_limits(config: Config) -> list[str]:

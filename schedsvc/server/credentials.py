@@ -20,17 +20,25 @@ class Callers:
 
     def __init__(self, driver: Driver, config: Config) -> None:
         """Grant the principals of a configuration what it says. Raises ValueError."""
-        self.credentials = credentials_of(config)
+        self._known = known_callers(config)
+        self._auth = config.auth
+        self.credentials = Credentials(
+            self._known, unlisted_certificates=config.auth.lets_unlisted_in
+        )
         self._driver = driver
         self._grant(config)
 
-    def replace(self, config: Config) -> set[int]:
-        """Let the principals of another configuration be in force. O(principals).
+    def differ(self, known: list[Known], config: Config) -> bool:
+        """Whether these principals, their tokens or grants are others than those in force."""
+        return known != self._known or config.auth != self._auth
+
+    def replace(self, known: list[Known], config: Config) -> set[int]:
+        """Put the principals of a configuration in force; `known`: its `known_callers()`.
 
         Returns the principals whose streams have to end, because a proof of theirs is not valid any
-        more. Raises ValueError if a token cannot be read; then nothing has changed.
+        more. O(principals).
         """
-        known = known_callers(config)
+        self._known, self._auth = known, config.auth
         before = set(self.credentials.listed)
         ended = self.credentials.replace(known, unlisted_certificates=config.auth.lets_unlisted_in)
         for number in before.difference(self.credentials.listed):

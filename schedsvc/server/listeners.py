@@ -7,12 +7,13 @@ import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 
 from schedsvc.config import Config
 from schedsvc.config.file_rules import UNIX_PATH_BYTES_MAX
-from schedsvc.config.models import Limits, Listener
+from schedsvc.config.models import Limits, Listener, Tls
 
 __all__ = ["Address", "ListenError", "bind", "refuse_taken", "server_options"]
 
@@ -53,6 +54,7 @@ class Address:
     """An address that is open, as a client's target."""
 
     target: str
+    certificates: "Certificates | None" = None
     _path: Path | None = None
     _made: os.stat_result | None = None
 
@@ -87,18 +89,19 @@ def _field(config: Config, listener: Listener) -> str:
 def _bind(server: grpc.aio.Server, config: Config, listener: Listener) -> Address:
     if listener.unix is not None:
         return _bind_unix(server, config.resolve(listener.unix), int(listener.mode, 8))
-    address = listener.tcp or ""
+    address, certificates = listener.tcp or "", None
     refuse_taken(address)
     try:
         if listener.tls is None:
             bound = server.add_insecure_port(address)
         else:
-            bound = server.add_secure_port(address, _tls(config, listener))
+            certificates = Certificates(config, listener.tls)
+            bound = server.add_secure_port(address, certificates.credentials())
     except RuntimeError as error:
         raise ListenError(f"cannot listen on {address}: {error}") from None
     if bound == 0:
         raise ListenError(f"cannot listen on {address}; choose another address")
-    return Address(f"{address.rpartition(':')[0]}:{bound}")
+    return Address(f"{address.rpartition(':')[0]}:{bound}", certificates)
 
 
 def refuse_taken(address: str) -> None:
@@ -152,7 +155,7 @@ def _bind_unix(server: grpc.aio.Server, path: Path, mode: int) -> Address:
         _move(partial, path)
     except OSError as error:
         raise ListenError(f"cannot listen on {path}: {error.strerror}") from None
-    return Address(f"unix:{path}", path, made)
+    return Address(f"unix:{path}", None, path, made)
 
 
 def _move(partial: Path, path: Path) -> None:
@@ -190,10 +193,51 @@ def _remove_stale(path: Path) -> None:
     raise ListenError(f"cannot listen on {path}: another server answers there; stop it first")
 
 
-def _tls(config: Config, listener: Listener) -> grpc.ServerCredentials:
-    tls = listener.tls
-    if tls is None:
-        raise ValueError("the listener has no TLS")
-    ca = None if tls.client_ca is None else config.resolve(tls.client_ca).read_bytes()
-    pair = (config.resolve(tls.key).read_bytes(), config.resolve(tls.cert).read_bytes())
-    return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
+class _Files(NamedTuple):
+    """What the TLS files of a listener hold."""
+
+    key: bytes
+    cert: bytes
+    client_ca: bytes | None
+
+    def configuration(self) -> grpc.ServerCertificateConfiguration:
+        """Return them as gRPC takes them."""
+        return grpc.ssl_server_certificate_configuration(
+            [(self.key, self.cert)], root_certificates=self.client_ca
+        )
+
+
+class Certificates:
+    """The TLS files of a listener. New connections get what was offered last."""
+
+    def __init__(self, config: Config, tls: Tls) -> None:
+        """Read the files. Raises OSError."""
+        self._config, self._tls = config, tls
+        self._held = self.read()
+        self._next: grpc.ServerCertificateConfiguration | None = None
+
+    def read(self) -> _Files:
+        """Read the files again. Raises OSError."""
+        tls, resolve = self._tls, self._config.resolve
+        ca = None if tls.client_ca is None else resolve(tls.client_ca).read_bytes()
+        return _Files(resolve(tls.key).read_bytes(), resolve(tls.cert).read_bytes(), ca)
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Return what gRPC asks at each handshake."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._held.configuration(),
+            self._take,  # type: ignore[arg-type] # None stands for what gRPC has
+            require_client_authentication=self._held.client_ca is not None,
+        )
+
+    def offer(self, files: _Files) -> bool:
+        """Let new connections get what `read()` returned; False if they get that already."""
+        if files == self._held:
+            return False
+        self._held, self._next = files, files.configuration()
+        return True
+
+    def _take(self) -> grpc.ServerCertificateConfiguration | None:
+        # gRPC calls it in a thread of its own.
+        found, self._next = self._next, None
+        return found

@@ -14,7 +14,7 @@ from schedsvc.config import UNKNOWN_TENANT, Config, ModeOverlay, in_force, needs
 from schedsvc.driver import WORK_MAX, Broken, Driver, new_core
 from schedsvc.metrics import Metrics
 from schedsvc.recording.start import Recording
-from schedsvc.server.credentials import Callers
+from schedsvc.server.credentials import Callers, known_callers
 from schedsvc.server.health import Health
 from schedsvc.server.listeners import Address, bind, server_options
 from schedsvc.server.logs import configure_logs, lines_dropped, lines_suppressed
@@ -24,11 +24,12 @@ from schedsvc.server.reflection import add_reflection
 from schedsvc.service import (
     Authenticator,
     ExplainService,
+    Known,
     OperatorService,
     Service,
 )
 from schedsvc.state import StateWriter, Store, restore
-from schedsvc.status import Failure
+from schedsvc.status import Failure, unauthenticated_failure
 
 __all__ = ["Server"]
 
@@ -53,7 +54,8 @@ class Server:
         and StateError where it keeps its state in one that cannot be used.
         """
         #: What is in force: a file, without what it needs a restart for.
-        self._config = config
+        # With the proof that each listener asks for, which a reload does not change.
+        self._config = config = in_force(config, config)
         self._clock = SteadyClock()
         self._incarnation = secrets.randbits(63) + 1
         options = {
@@ -97,6 +99,7 @@ class Server:
             show=lambda now: self.metrics.show(_tenants(now)),
             save=self._keeper.hurry if self._keeper else lambda: None,
         )
+        self._callers = Callers(self.driver, config)
         self._services: list[Service] = []
         self._grpc: list[grpc.aio.Server] = []
         self._addresses: list[Address] = []
@@ -123,7 +126,6 @@ class Server:
 
     async def _start(self) -> None:
         await self._handles.resume(self._said)
-        self._callers = Callers(self.driver, self._config)
         for listener in self._config.listeners:
             kind = self._config.auth_kind(listener)
             named = listener.unix or listener.tcp or ""
@@ -182,11 +184,18 @@ class Server:
     def reconfigure(self, config: Config) -> None:
         """Put another valid file in force, as far as a running server can.
 
-        Raises CallerError or Broken, and then nothing has changed.
+        Tokens and TLS files are read again, also if the file is as it was. Raises CallerError,
+        Broken, ValueError or OSError, and then nothing has changed.
         """
         before = self._config
-        if in_force(config, before) == before:
+        known = known_callers(in_force(config, before))
+        secure = [a.certificates for a in self._addresses if a.certificates is not None]
+        files = [certificates.read() for certificates in secure]
+        is_same = in_force(config, before) == before
+        if is_same and not self._callers.differ(known, before):
             _log.info("config_unchanged")
+        elif is_same:
+            self._replace_callers(known)
         else:
             self._config, kept = self._handles.reconfigured(config)
             if self._config.log != before.log:
@@ -194,10 +203,23 @@ class Server:
             _log.info("config_reloaded", tenants=len(config.tenants), mode=config.mode)
             for pool, reason in kept:
                 _log.warning("pool_unchanged", pool=pool, reason=reason)
+            self._replace_callers(known)
+        if sum(c.offer(held) for c, held in zip(secure, files, strict=True)):
+            _log.info("certificates_reloaded", effect="for new connections")
         waiting = needs_restart(config, self._config)
         self.driver.loading.waiting = tuple(waiting)
         if waiting:
             _log.warning("config_needs_restart", keys=waiting, effect="these stay as they were")
+
+    def _replace_callers(self, known: list[Known]) -> None:
+        if not self._callers.differ(known, self._config):
+            return
+        ended = self._callers.replace(known, self._config)
+        _log.info("callers_reloaded", principals=len(known))
+        failure = unauthenticated_failure("this caller's token or certificate was withdrawn")
+        for service in self._services:
+            for stream in [s for s in service.streams if s.principal in ended]:
+                stream.end(failure)
 
     async def drain(self) -> None:
         """Refuse what is new, serve what is queued and running, then evict; close the streams.

@@ -79,6 +79,8 @@ class OperatorService(ServicerBase):
             "ListLeases": self.list_leases,
             "RevokeLeases": self.revoke_leases,
             "SetMode": self.set_mode,
+            "ForgiveTenant": self.forgive_tenant,
+            "ReleasePool": self.release_pool,
         }
         methods = {name: self._method(name, call) for name, call in calls.items()}
         return self._guarded(OPERATOR_SERVICE_NAME, methods)
@@ -168,6 +170,20 @@ class OperatorService(ServicerBase):
             "operator_mode", mode=_MODES[request.mode], tenant=request.tenant or "all", by=who
         )
         return pb.SetModeResponse(mode=modes(self._driver))
+
+    async def forgive_tenant(self, data: bytes, who: str) -> pb.ForgiveTenantResponse:
+        """Answer ForgiveTenant."""
+        request = parse(pb.ForgiveTenantRequest, data)
+        limits = self._driver.forgive(request.tenant.encode())
+        _log.warning("operator_forgive", tenant=request.tenant, limits=limits, by=who)
+        return pb.ForgiveTenantResponse(limits=limits)
+
+    async def release_pool(self, data: bytes, who: str) -> pb.ReleasePoolResponse:
+        """Answer ReleasePool."""
+        request = parse(pb.ReleasePoolRequest, data)
+        self._driver.release_pool(request.pool.encode())
+        _log.warning("operator_release", pool=request.pool, by=who)
+        return pb.ReleasePoolResponse()
 
     async def _pages(
         self, meant: pb.LeaseFilter, start: int, rows_max: int | None

@@ -258,3 +258,16 @@ def test_completing_is_for_its_own_principal_after_grants() -> None:
 def test_grants_out_of_range_are_refused(number: int, share_ppm: int) -> None:
     with pytest.raises(core.CallerError):
         core.Scheduler().set_principal(0, number, b"x", share_ppm=share_ppm)
+
+
+def test_released_pool_can_be_taken_over_at_once() -> None:
+    s = core.Scheduler(headroom_ppm=0)
+    owner, other = Stream(s, principal=1), Stream(s, principal=2)
+    owner.send(0, offering("gpu", capacity=100))
+    with pytest.raises(core.CallerError, match="stop its gate first"):
+        s.set_released(0, b"gpu")
+    owner.session.close(0)
+    assert faults(other.send(0, offering("gpu", epoch=2))) == [(0, 9, "pool.pool")]
+    s.set_released(0, b"gpu")
+    assert faults(other.send(0, offering("gpu", epoch=2))) == []
+    s.check()

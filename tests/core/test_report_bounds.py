@@ -172,3 +172,15 @@ def test_lowered_share_gives_its_guarantee_within_a_minute() -> None:
     assert row["share_left_tokens"] <= 10_000
     later = [row for row in s.stats(121 * SECOND)["quotas"] if row["name"] in (b"g", "g")]
     assert later[0]["share_left_tokens"] > 0
+
+
+def test_forgiven_tenant_owes_nothing() -> None:
+    s, leases = short_by_prediction(10)
+    for lease_id in leases:
+        s.complete(0, lease_id, 1, output_tokens=900)
+    assert owed_ns(s, 0, 5) > 0
+    assert s.set_forgiven(0, b"f") == 1
+    assert owed_ns(s, 0, 5) == 0
+    assert s.set_forgiven(0, b"f") == 0
+    assert s.flow_stats(6 * SECOND, 0)["quotas"][0]["remaining"] == 100
+    s.check()

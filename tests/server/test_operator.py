@@ -60,6 +60,8 @@ async def every_code(channel: grpc.aio.Channel, metadata: Any = ()) -> set[grpc.
         stub.ListLeases(pb.ListLeasesRequest(), metadata=metadata),
         stub.RevokeLeases(pb.RevokeLeasesRequest(lease_ids=[1]), metadata=metadata),
         stub.SetMode(pb.SetModeRequest(mode=mode_pb2.MODE_AUDIT), metadata=metadata),
+        stub.ForgiveTenant(pb.ForgiveTenantRequest(tenant="a"), metadata=metadata),
+        stub.ReleasePool(pb.ReleasePoolRequest(pool="pool"), metadata=metadata),
     ]
     return {await call.code() for call in calls}
 
@@ -297,6 +299,8 @@ async def test_a_filter_revokes_only_what_was_granted_before(
         ("SetMode", {}, "INVALID_ARGUMENT", "mode"),
         ("SetMode", {"mode": 9}, "INVALID_ARGUMENT", "mode"),
         ("SetMode", {"mode": 1, "tenant": "nobody"}, "NOT_FOUND", "tenant"),
+        ("ForgiveTenant", {"tenant": "nobody"}, "NOT_FOUND", "tenant"),
+        ("ReleasePool", {"pool": "nowhere"}, "NOT_FOUND", "pool"),
     ],
 )
 async def test_what_is_wrong_is_named(method: str, request_: Any, code: str, field: str) -> None:

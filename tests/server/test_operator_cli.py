@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 
 from schedsvc.cli import leases as leases_cli
 
-from .conftest import token_of, totals, until
+from .conftest import ask, config_of, token_of, totals, until
 from .test_cli import run
-from .test_operator import Both, operating
+from .test_operator import OPEN, Both, operating
 from .test_session import stream
 
 TWO_POOLS = {"pools": [{"name": name, "capacity_tokens": 1_600} for name in ("p", "q")]}
@@ -253,6 +253,8 @@ COMMANDS = [
     ("leases", "revoke", "1"),
     ("leases", "revoke", "--tenant", "a"),
     ("mode", "dry_run"),
+    ("tenants", "forgive", "a"),
+    ("pools", "release", "pool"),
     ("mode",),
 ]
 
@@ -323,6 +325,36 @@ async def test_who_may_not_is_told_what_to_configure(monkeypatch: pytest.MonkeyP
     async with operating(**keys) as (server, _):
         result = await typed(server.targets[0], "drain", "--all")
         assert "give it `operate: true`" in result.output
+
+
+# tenants, pools
+
+
+async def test_tenant_that_is_forgiven_owes_nothing() -> None:
+    def keys(limit: int) -> dict[str, Any]:
+        tenants = [{"name": "a", "quota": {"tokens_per_minute": limit}}]
+        return OPEN | {"tenants": tenants}
+
+    async with operating(**keys(10_000)) as (server, both):
+        await both.scheduler.Admit(ask(1_000))
+        server.reconfigure(config_of(**keys(20)))  # so it owes a minute of the new limit
+        target = server.targets[0]
+        result = await typed(target, "tenants", "forgive", "a")
+        assert "a owed on 1 limit, and owes nothing now" in result.output
+        result = await typed(target, "tenants", "forgive", "a")
+        assert "a owed nothing" in result.output
+        result = await typed(target, "tenants", "forgive", "a", "--json")
+        assert json.loads(result.output) == {"tenant": "a", "limits": 0}
+
+
+async def test_pool_is_released_once_nobody_offers_it() -> None:
+    async with operating() as (server, _):
+        target = server.targets[0]
+        result = await typed(target, "pools", "release", "pool")
+        assert "pool is free: another caller can offer it now" in result.output
+        result = await typed(target, "pools", "release", "nowhere")
+        assert result.exit_code == 1
+        assert "pool: no pool of that name" in result.output
 
 
 # The client.

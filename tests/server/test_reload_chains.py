@@ -15,7 +15,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc._core import Scheduler
 from schedsvc.cli.stats import _config as config_lines
 from schedsvc.config import Config, configure, models, reconfigure
-from schedsvc.config.in_force import RESTART_KEYS, RESTART_SETTINGS, _restart_limits
+from schedsvc.config.in_force import RESTART_KEYS, RESTART_SETTINGS, _restart_limits, in_force
 from schedsvc.driver import new_core
 from schedsvc.server import Server
 from schedsvc.server.reload import Reloader
@@ -274,6 +274,7 @@ async def play(seed: int) -> int:
             force = less(file, force, keys)
             times_named += bool(keys)
             expected = config_of(**{**force, "pools": force.get("pools", [])})
+            expected = in_force(expected, expected)  # with the proof that listeners ask for
             assert plain(server._config) == plain(expected), (seed, step)
             names = [tenant.name for tenant in expected.tenants]
             cores = server.driver._core, new_core(expected, 0)

@@ -97,6 +97,15 @@ class Operator:
                 return
             request.page_token = response.next_page_token
 
+    def forgive(self, tenant: str) -> int:
+        """Forgive what a tenant's own quota owes; return how many of its limits it had overshot."""
+        request = pb.ForgiveTenantRequest(tenant=tenant)
+        return int(self._call(self._operator.ForgiveTenant, request).limits)
+
+    def release_pool(self, pool: str) -> None:
+        """Let another caller offer a pool whose owner is gone."""
+        self._call(self._operator.ReleasePool, pb.ReleasePoolRequest(pool=pool))
+
     def revoke(self, lease_ids: Sequence[int]) -> pb.RevokeLeasesResponse:
         """Void leases; say how many were revoked, and which are not known."""
         total = pb.RevokeLeasesResponse()

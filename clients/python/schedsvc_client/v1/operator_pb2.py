@@ -26,33 +26,41 @@ from schedsvc_client.v1 import mode_pb2 as schedsvc_dot_v1_dot_mode__pb2
 from schedsvc_client.v1 import scheduler_pb2 as schedsvc_dot_v1_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aschedsvc/v1/operator.proto\x12\x0bschedsvc.v1\x1a\x16schedsvc/v1/mode.proto\x1a\x1bschedsvc/v1/scheduler.proto\"*\n\x0c\x44rainRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"4\n\rDrainResponse\x12\x13\n\x0blive_leases\x18\x01 \x01(\x03\x12\x0e\n\x06queued\x18\x02 \x01(\x03\"f\n\x0bLeaseFilter\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x12\n\npool_epoch\x18\x04 \x01(\x03\x12\x12\n\nage_min_ms\x18\x05 \x01(\x03\"d\n\x11ListLeasesRequest\x12(\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x18.schedsvc.v1.LeaseFilter\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\x03\"Q\n\x12ListLeasesResponse\x12\"\n\x06leases\x18\x01 \x03(\x0b\x32\x12.schedsvc.v1.Lease\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\x03\"\x91\x03\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\x06\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x15\n\rrequest_class\x18\x03 \x01(\t\x12\x0c\n\x04pool\x18\x04 \x01(\t\x12\x12\n\npool_epoch\x18\x05 \x01(\x03\x12&\n\x05state\x18\x06 \x01(\x0e\x32\x17.schedsvc.v1.LeaseState\x12\x0f\n\x07suspect\x18\x07 \x01(\x08\x12\x0e\n\x06\x61ge_ms\x18\x08 \x01(\x03\x12\x11\n\tqueued_ms\x18\t \x01(\x03\x12\x0e\n\x06\x64ue_ms\x18\n \x01(\x03\x12\x17\n\x0freserved_tokens\x18\x0b \x01(\x03\x12\x15\n\rposted_tokens\x18\x0c \x01(\x03\x12\x15\n\rprompt_tokens\x18\r \x01(\x03\x12\x15\n\routput_tokens\x18\x0e \x01(\x03\x12\x19\n\x11max_output_tokens\x18\x0f \x01(\x03\x12\x11\n\tsequences\x18\x10 \x01(\x05\x12\x0f\n\x07\x61\x64\x61pter\x18\x11 \x01(\t\x12\x11\n\tclient_id\x18\x12 \x01(\t\x12\x11\n\tprincipal\x18\x13 \x01(\t\"c\n\x13RevokeLeasesRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\x06\x12(\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x18.schedsvc.v1.LeaseFilter\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"B\n\x14RevokeLeasesResponse\x12\x0f\n\x07revoked\x18\x01 \x01(\x03\x12\x19\n\x11unknown_lease_ids\x18\x02 \x03(\x06\"A\n\x0eSetModeRequest\x12\x1f\n\x04mode\x18\x01 \x01(\x0e\x32\x11.schedsvc.v1.Mode\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"7\n\x0fSetModeResponse\x12$\n\x04mode\x18\x01 \x01(\x0b\x32\x16.schedsvc.v1.ModeStats2\xbb\x02\n\x0fOperatorService\x12>\n\x05\x44rain\x12\x19.schedsvc.v1.DrainRequest\x1a\x1a.schedsvc.v1.DrainResponse\x12M\n\nListLeases\x12\x1e.schedsvc.v1.ListLeasesRequest\x1a\x1f.schedsvc.v1.ListLeasesResponse\x12S\n\x0cRevokeLeases\x12 .schedsvc.v1.RevokeLeasesRequest\x1a!.schedsvc.v1.RevokeLeasesResponse\x12\x44\n\x07SetMode\x12\x1b.schedsvc.v1.SetModeRequest\x1a\x1c.schedsvc.v1.SetModeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aschedsvc/v1/operator.proto\x12\x0bschedsvc.v1\x1a\x16schedsvc/v1/mode.proto\x1a\x1bschedsvc/v1/scheduler.proto\"&\n\x14\x46orgiveTenantRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"\'\n\x15\x46orgiveTenantResponse\x12\x0e\n\x06limits\x18\x01 \x01(\x05\"\"\n\x12ReleasePoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\"\x15\n\x13ReleasePoolResponse\"*\n\x0c\x44rainRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"4\n\rDrainResponse\x12\x13\n\x0blive_leases\x18\x01 \x01(\x03\x12\x0e\n\x06queued\x18\x02 \x01(\x03\"f\n\x0bLeaseFilter\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x12\n\npool_epoch\x18\x04 \x01(\x03\x12\x12\n\nage_min_ms\x18\x05 \x01(\x03\"d\n\x11ListLeasesRequest\x12(\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x18.schedsvc.v1.LeaseFilter\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\x03\"Q\n\x12ListLeasesResponse\x12\"\n\x06leases\x18\x01 \x03(\x0b\x32\x12.schedsvc.v1.Lease\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\x03\"\x91\x03\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\x06\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x15\n\rrequest_class\x18\x03 \x01(\t\x12\x0c\n\x04pool\x18\x04 \x01(\t\x12\x12\n\npool_epoch\x18\x05 \x01(\x03\x12&\n\x05state\x18\x06 \x01(\x0e\x32\x17.schedsvc.v1.LeaseState\x12\x0f\n\x07suspect\x18\x07 \x01(\x08\x12\x0e\n\x06\x61ge_ms\x18\x08 \x01(\x03\x12\x11\n\tqueued_ms\x18\t \x01(\x03\x12\x0e\n\x06\x64ue_ms\x18\n \x01(\x03\x12\x17\n\x0freserved_tokens\x18\x0b \x01(\x03\x12\x15\n\rposted_tokens\x18\x0c \x01(\x03\x12\x15\n\rprompt_tokens\x18\r \x01(\x03\x12\x15\n\routput_tokens\x18\x0e \x01(\x03\x12\x19\n\x11max_output_tokens\x18\x0f \x01(\x03\x12\x11\n\tsequences\x18\x10 \x01(\x05\x12\x0f\n\x07\x61\x64\x61pter\x18\x11 \x01(\t\x12\x11\n\tclient_id\x18\x12 \x01(\t\x12\x11\n\tprincipal\x18\x13 \x01(\t\"c\n\x13RevokeLeasesRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\x06\x12(\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x18.schedsvc.v1.LeaseFilter\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"B\n\x14RevokeLeasesResponse\x12\x0f\n\x07revoked\x18\x01 \x01(\x03\x12\x19\n\x11unknown_lease_ids\x18\x02 \x03(\x06\"A\n\x0eSetModeRequest\x12\x1f\n\x04mode\x18\x01 \x01(\x0e\x32\x11.schedsvc.v1.Mode\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"7\n\x0fSetModeResponse\x12$\n\x04mode\x18\x01 \x01(\x0b\x32\x16.schedsvc.v1.ModeStats2\xe5\x03\n\x0fOperatorService\x12>\n\x05\x44rain\x12\x19.schedsvc.v1.DrainRequest\x1a\x1a.schedsvc.v1.DrainResponse\x12M\n\nListLeases\x12\x1e.schedsvc.v1.ListLeasesRequest\x1a\x1f.schedsvc.v1.ListLeasesResponse\x12S\n\x0cRevokeLeases\x12 .schedsvc.v1.RevokeLeasesRequest\x1a!.schedsvc.v1.RevokeLeasesResponse\x12\x44\n\x07SetMode\x12\x1b.schedsvc.v1.SetModeRequest\x1a\x1c.schedsvc.v1.SetModeResponse\x12V\n\rForgiveTenant\x12!.schedsvc.v1.ForgiveTenantRequest\x1a\".schedsvc.v1.ForgiveTenantResponse\x12P\n\x0bReleasePool\x12\x1f.schedsvc.v1.ReleasePoolRequest\x1a .schedsvc.v1.ReleasePoolResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'schedsvc_client.v1.operator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DRAINREQUEST']._serialized_start=96
-  _globals['_DRAINREQUEST']._serialized_end=138
-  _globals['_DRAINRESPONSE']._serialized_start=140
-  _globals['_DRAINRESPONSE']._serialized_end=192
-  _globals['_LEASEFILTER']._serialized_start=194
-  _globals['_LEASEFILTER']._serialized_end=296
-  _globals['_LISTLEASESREQUEST']._serialized_start=298
-  _globals['_LISTLEASESREQUEST']._serialized_end=398
-  _globals['_LISTLEASESRESPONSE']._serialized_start=400
-  _globals['_LISTLEASESRESPONSE']._serialized_end=481
-  _globals['_LEASE']._serialized_start=484
-  _globals['_LEASE']._serialized_end=885
-  _globals['_REVOKELEASESREQUEST']._serialized_start=887
-  _globals['_REVOKELEASESREQUEST']._serialized_end=986
-  _globals['_REVOKELEASESRESPONSE']._serialized_start=988
-  _globals['_REVOKELEASESRESPONSE']._serialized_end=1054
-  _globals['_SETMODEREQUEST']._serialized_start=1056
-  _globals['_SETMODEREQUEST']._serialized_end=1121
-  _globals['_SETMODERESPONSE']._serialized_start=1123
-  _globals['_SETMODERESPONSE']._serialized_end=1178
-  _globals['_OPERATORSERVICE']._serialized_start=1181
-  _globals['_OPERATORSERVICE']._serialized_end=1496
+  _globals['_FORGIVETENANTREQUEST']._serialized_start=96
+  _globals['_FORGIVETENANTREQUEST']._serialized_end=134
+  _globals['_FORGIVETENANTRESPONSE']._serialized_start=136
+  _globals['_FORGIVETENANTRESPONSE']._serialized_end=175
+  _globals['_RELEASEPOOLREQUEST']._serialized_start=177
+  _globals['_RELEASEPOOLREQUEST']._serialized_end=211
+  _globals['_RELEASEPOOLRESPONSE']._serialized_start=213
+  _globals['_RELEASEPOOLRESPONSE']._serialized_end=234
+  _globals['_DRAINREQUEST']._serialized_start=236
+  _globals['_DRAINREQUEST']._serialized_end=278
+  _globals['_DRAINRESPONSE']._serialized_start=280
+  _globals['_DRAINRESPONSE']._serialized_end=332
+  _globals['_LEASEFILTER']._serialized_start=334
+  _globals['_LEASEFILTER']._serialized_end=436
+  _globals['_LISTLEASESREQUEST']._serialized_start=438
+  _globals['_LISTLEASESREQUEST']._serialized_end=538
+  _globals['_LISTLEASESRESPONSE']._serialized_start=540
+  _globals['_LISTLEASESRESPONSE']._serialized_end=621
+  _globals['_LEASE']._serialized_start=624
+  _globals['_LEASE']._serialized_end=1025
+  _globals['_REVOKELEASESREQUEST']._serialized_start=1027
+  _globals['_REVOKELEASESREQUEST']._serialized_end=1126
+  _globals['_REVOKELEASESRESPONSE']._serialized_start=1128
+  _globals['_REVOKELEASESRESPONSE']._serialized_end=1194
+  _globals['_SETMODEREQUEST']._serialized_start=1196
+  _globals['_SETMODEREQUEST']._serialized_end=1261
+  _globals['_SETMODERESPONSE']._serialized_start=1263
+  _globals['_SETMODERESPONSE']._serialized_end=1318
+  _globals['_OPERATORSERVICE']._serialized_start=1321
+  _globals['_OPERATORSERVICE']._serialized_end=1806
 # @@protoc_insertion_point(module_scope)

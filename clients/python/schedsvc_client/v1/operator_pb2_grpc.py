@@ -56,6 +56,16 @@ class OperatorServiceStub(object):
                 request_serializer=schedsvc_dot_v1_dot_operator__pb2.SetModeRequest.SerializeToString,
                 response_deserializer=schedsvc_dot_v1_dot_operator__pb2.SetModeResponse.FromString,
                 _registered_method=True)
+        self.ForgiveTenant = channel.unary_unary(
+                '/schedsvc.v1.OperatorService/ForgiveTenant',
+                request_serializer=schedsvc_dot_v1_dot_operator__pb2.ForgiveTenantRequest.SerializeToString,
+                response_deserializer=schedsvc_dot_v1_dot_operator__pb2.ForgiveTenantResponse.FromString,
+                _registered_method=True)
+        self.ReleasePool = channel.unary_unary(
+                '/schedsvc.v1.OperatorService/ReleasePool',
+                request_serializer=schedsvc_dot_v1_dot_operator__pb2.ReleasePoolRequest.SerializeToString,
+                response_deserializer=schedsvc_dot_v1_dot_operator__pb2.ReleasePoolResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer(object):
@@ -96,6 +106,21 @@ class OperatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForgiveTenant(self, request, context):
+        """Forgives what a tenant's own quota owes, so that it is served again at once. Not its groups'.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleasePool(self, request, context):
+        """Lets another caller offer a pool whose owner is gone. Else the owner keeps it for the lease TTL
+        and grace after its last stream. FAILED_PRECONDITION while a stream offers it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -118,6 +143,16 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.SetMode,
                     request_deserializer=schedsvc_dot_v1_dot_operator__pb2.SetModeRequest.FromString,
                     response_serializer=schedsvc_dot_v1_dot_operator__pb2.SetModeResponse.SerializeToString,
+            ),
+            'ForgiveTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgiveTenant,
+                    request_deserializer=schedsvc_dot_v1_dot_operator__pb2.ForgiveTenantRequest.FromString,
+                    response_serializer=schedsvc_dot_v1_dot_operator__pb2.ForgiveTenantResponse.SerializeToString,
+            ),
+            'ReleasePool': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleasePool,
+                    request_deserializer=schedsvc_dot_v1_dot_operator__pb2.ReleasePoolRequest.FromString,
+                    response_serializer=schedsvc_dot_v1_dot_operator__pb2.ReleasePoolResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -230,6 +265,60 @@ class OperatorService(object):
             '/schedsvc.v1.OperatorService/SetMode',
             schedsvc_dot_v1_dot_operator__pb2.SetModeRequest.SerializeToString,
             schedsvc_dot_v1_dot_operator__pb2.SetModeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgiveTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/schedsvc.v1.OperatorService/ForgiveTenant',
+            schedsvc_dot_v1_dot_operator__pb2.ForgiveTenantRequest.SerializeToString,
+            schedsvc_dot_v1_dot_operator__pb2.ForgiveTenantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleasePool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/schedsvc.v1.OperatorService/ReleasePool',
+            schedsvc_dot_v1_dot_operator__pb2.ReleasePoolRequest.SerializeToString,
+            schedsvc_dot_v1_dot_operator__pb2.ReleasePoolResponse.FromString,
             options,
             channel_credentials,
             insecure,

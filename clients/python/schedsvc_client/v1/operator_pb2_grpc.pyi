@@ -56,6 +56,12 @@ class OperatorServiceStub:
     """Lets decisions be enforced, or only counted, for all tenants or for one, whatever the
     configuration says.
     """
+    ForgiveTenant: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ForgiveTenantRequest, _operator_pb2.ForgiveTenantResponse]
+    """Forgives what a tenant's own quota owes, so that it is served again at once. Not its groups'."""
+    ReleasePool: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ReleasePoolRequest, _operator_pb2.ReleasePoolResponse]
+    """Lets another caller offer a pool whose owner is gone. Else the owner keeps it for the lease TTL
+    and grace after its last stream. FAILED_PRECONDITION while a stream offers it.
+    """
 
 @_typing.type_check_only
 class OperatorServiceAsyncStub(OperatorServiceStub):
@@ -79,6 +85,12 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     SetMode: _aio.UnaryUnaryMultiCallable[_operator_pb2.SetModeRequest, _operator_pb2.SetModeResponse]  # type: ignore[assignment]
     """Lets decisions be enforced, or only counted, for all tenants or for one, whatever the
     configuration says.
+    """
+    ForgiveTenant: _aio.UnaryUnaryMultiCallable[_operator_pb2.ForgiveTenantRequest, _operator_pb2.ForgiveTenantResponse]  # type: ignore[assignment]
+    """Forgives what a tenant's own quota owes, so that it is served again at once. Not its groups'."""
+    ReleasePool: _aio.UnaryUnaryMultiCallable[_operator_pb2.ReleasePoolRequest, _operator_pb2.ReleasePoolResponse]  # type: ignore[assignment]
+    """Lets another caller offer a pool whose owner is gone. Else the owner keeps it for the lease TTL
+    and grace after its last stream. FAILED_PRECONDITION while a stream offers it.
     """
 
 class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -124,6 +136,24 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_operator_pb2.SetModeResponse, _abc.Awaitable[_operator_pb2.SetModeResponse]]:
         """Lets decisions be enforced, or only counted, for all tenants or for one, whatever the
         configuration says.
+        """
+
+    @_abc_1.abstractmethod
+    def ForgiveTenant(
+        self,
+        request: _operator_pb2.ForgiveTenantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ForgiveTenantResponse, _abc.Awaitable[_operator_pb2.ForgiveTenantResponse]]:
+        """Forgives what a tenant's own quota owes, so that it is served again at once. Not its groups'."""
+
+    @_abc_1.abstractmethod
+    def ReleasePool(
+        self,
+        request: _operator_pb2.ReleasePoolRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ReleasePoolResponse, _abc.Awaitable[_operator_pb2.ReleasePoolResponse]]:
+        """Lets another caller offer a pool whose owner is gone. Else the owner keeps it for the lease TTL
+        and grace after its last stream. FAILED_PRECONDITION while a stream offers it.
         """
 
 def add_OperatorServiceServicer_to_server(servicer: OperatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
