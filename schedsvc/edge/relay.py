@@ -8,26 +8,15 @@ from typing import Any
 
 import grpc
 
-from schedsvc.service import (
-    EXPLAIN_SERVICE_NAME,
-    OPERATOR_SERVICE_NAME,
-    SERVICE_NAME,
-    Authenticator,
-    Unauthenticated,
-)
+from schedsvc.service import METHODS, Authenticator, Unauthenticated
 from schedsvc.status import Failure, unauthenticated_failure
 
 __all__ = ["Allowance", "Relay"]
 
 _SECOND_NS = 1_000_000_000
-_SERVICES = frozenset(
-    {
-        SERVICE_NAME,
-        OPERATOR_SERVICE_NAME,
-        EXPLAIN_SERVICE_NAME,
-        "grpc.reflection.v1alpha.ServerReflection",
-    }
-)
+_REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+#: What is passed on. All else is refused, so that no caller makes the edge remember its names.
+_METHODS = METHODS | {_REFLECTION}
 
 
 class Allowance:
@@ -72,12 +61,13 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[type-arg] # it has none at 
         self._authenticator = authenticator
         self._new_allowance = allowance
         self._allowances: dict[int, Allowance] = {}  # as many as there are tokens
-        self._methods: dict[str, Callable[..., Any]] = {}
+        #: How each RPC that was called is called upstream.
+        self.methods: dict[str, Callable[..., Any]] = {}
 
     def service(self, handler_call_details: Any) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
-        """Return the handler of a call; None where it is for no service of ours. O(metadata)."""
+        """Return the handler of a call; None if it is no RPC of ours. O(metadata)."""
         method: str = handler_call_details.method
-        if method[1:].partition("/")[0] not in _SERVICES:
+        if method not in _METHODS:
             return None
         metadata = handler_call_details.invocation_metadata
         try:
@@ -102,9 +92,9 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[type-arg] # it has none at 
         context: Any,
     ) -> None:
         """Be the client of a call whose server we are. It ends with either end."""
-        begin = self._methods.get(method)
+        begin = self.methods.get(method)
         if begin is None:
-            begin = self._methods[method] = self._upstream.stream_stream(method, None, None)
+            begin = self.methods[method] = self._upstream.stream_stream(method, None, None)
         allowance.open += 1
         call = begin(requests, timeout=context.time_remaining(), metadata=proof)
         try:

@@ -66,7 +66,8 @@ class Edge:
         def allowance() -> Allowance:
             return Allowance(edge.calls_per_second, edge.calls_max)
 
-        self._server.add_generic_rpc_handlers((Relay(self._upstream, authenticator, allowance),))
+        self.relay = Relay(self._upstream, authenticator, allowance)
+        self._server.add_generic_rpc_handlers((self.relay,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._tasks: list[asyncio.Task[None]] = []
         #: The address as a client's target, once started.

@@ -2,11 +2,13 @@
 
 from schedsvc.service.auth import Authenticator, Credentials, Known, Unauthenticated
 from schedsvc.service.explain import EXPLAIN_SERVICE_NAME, ExplainService
+from schedsvc.service.methods import METHODS
 from schedsvc.service.operator import OPERATOR_SERVICE_NAME, Actions, OperatorService
 from schedsvc.service.scheduler_servicer import SERVICE_NAME, Service
 
 __all__ = [
     "EXPLAIN_SERVICE_NAME",
+    "METHODS",
     "OPERATOR_SERVICE_NAME",
     "SERVICE_NAME",
     "Actions",

@@ -199,11 +199,18 @@ async def test_its_health_is_the_schedulers_and_costs_it_nothing(tmp_path: Path)
         await becomes(2)
 
 
-async def test_what_is_no_service_of_ours_is_unimplemented(tmp_path: Path) -> None:
+ADMIT = "/schedsvc.v1.SchedulerService/Admit"
+
+
+async def test_what_is_no_rpc_of_ours_is_unimplemented_and_forgotten(tmp_path: Path) -> None:
+    """The edge kept memory for each name of a method that a caller made up."""
+    made_up = [f"/schedsvc.v1.SchedulerService/Method{number}" for number in range(50)]
     async with edged(tmp_path) as (_, door), open_channel(door.target) as channel:
-        call = channel.unary_unary("/other.Service/Method")
-        error = await failure(call(b"", metadata=BEARER))
-        assert error.code() == grpc.StatusCode.UNIMPLEMENTED
+        for method in ("/other.Service/Method", *made_up):
+            error = await failure(channel.unary_unary(method)(b"", metadata=BEARER))
+            assert error.code() == grpc.StatusCode.UNIMPLEMENTED
+        assert (await channel.unary_unary(ADMIT)(b"", metadata=BEARER).code()).name != "OK"
+        assert set(door.relay.methods) == {ADMIT}
 
 
 async def test_operators_operate_through_it(tmp_path: Path) -> None:
