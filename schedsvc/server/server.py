@@ -4,6 +4,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -37,6 +38,7 @@ _log = structlog.get_logger("schedsvc.server")
 
 _HEARTBEAT_S = HEARTBEAT_NS / 1e9
 _DRAIN_LOOK_S = 0.050
+_LIMITED_LOOK_S = 60.0
 _FLUSH_S = 1.0
 _FLUSH_LOOK_S = 0.005
 _STOP_GRACE_S = 1.0
@@ -100,6 +102,7 @@ class Server:
             save=self._keeper.hurry if self._keeper else lambda: None,
         )
         self._callers = Callers(self.driver, config)
+        self._limited = 0  # leases of which a report was limited, at the last look
         self._services: list[Service] = []
         self._grpc: list[grpc.aio.Server] = []
         self._addresses: list[Address] = []
@@ -284,11 +287,24 @@ class Server:
     async def _beat(self) -> None:
         """Keep the clock awake, and measure how late the event loop is."""
         loop = asyncio.get_running_loop()
+        looked = loop.time()
         while True:
             due = loop.time() + _HEARTBEAT_S
             await asyncio.sleep(_HEARTBEAT_S)
             self._clock.now_ns()
             self.metrics.observe_lag(loop.time() - due)
+            if loop.time() - looked >= _LIMITED_LOOK_S:
+                looked = loop.time()
+                with suppress(Broken):
+                    self.log_limited()
+
+    def log_limited(self) -> None:
+        """Log how many leases had a report limited since the last look, if any. O(pools)."""
+        total = self.driver.stats(0)["totals"]["reports_limited"]
+        if total > self._limited:
+            effect = "the excess was not charged; see docs/operations.md"
+            _log.warning("reports_limited", leases=total - self._limited, effect=effect)
+        self._limited = total
 
     def _on_defect(self, error: Exception, state: str) -> None:
         if not state:

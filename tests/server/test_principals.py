@@ -7,6 +7,7 @@ import grpc
 import pytest
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
+from structlog.testing import capture_logs
 
 from schedsvc.service.auth import Credentials, Known
 
@@ -171,3 +172,18 @@ def test_streams_end_if_a_proof_is_withdrawn(changed: list[Known], ended: list[s
     for name in ("a", "b"):  # a number is never given away
         if name in {known.name(number) for number in known.listed}:
             assert known.name(numbers[name]) == name
+
+
+async def test_limited_reports_are_logged_with_their_number() -> None:
+    async with serving() as server, calling(server.targets[0]) as stub:
+        for _ in range(2):
+            lease = (await stub.Admit(ask(10))).grant
+            await stub.Complete(
+                pb.CompleteRequest(
+                    lease_id=lease.lease_id, pool_epoch=lease.pool_epoch, output_tokens=10_000
+                )
+            )
+        with capture_logs() as logs:
+            server.log_limited()
+            server.log_limited()
+    assert [(entry["event"], entry["leases"]) for entry in logs] == [("reports_limited", 2)]
