@@ -5,6 +5,7 @@ The production source holds none of this.
 
 from bugs_fairness import FAIRNESS_BUGS
 from bugs_operator import OPERATOR_BUGS
+from bugs_trust import TRUST_BUGS
 from mutant import Mutant
 
 RELEASE = (
@@ -349,7 +350,7 @@ MUTANTS = (
             (
                 "lifecycle/restore.pxi",
                 "    n.at_ns[which] = at_ns\n",
-                "    if BUG:\n        n.level[which] = micro\n",
+                "    if BUG:\n        n.level[which] = rate * MICRO\n",
             ),
         ),
         200,
@@ -472,6 +473,7 @@ MUTANTS = (
     ),
     *OPERATOR_BUGS,
     *FAIRNESS_BUGS,
+    *TRUST_BUGS,
 )
 
 NUMBERS = {mutant.name: number for number, mutant in enumerate(MUTANTS, 1)}
