@@ -127,7 +127,6 @@ def plain(message: Any) -> dict[str, Any]:
 
 
 def _view(snapshot: Any, everything: bool, named: bool) -> RenderableType:
-    totals = snapshot.totals
     pools = _table(
         "pool", "promised", "posted", "capacity", "leases", "queued", "load", "waits for"
     )
@@ -171,17 +170,26 @@ def _view(snapshot: Any, everything: bool, named: bool) -> RenderableType:
         classes.add_row(entry.name, rank, *(f"{count:,}" for count in counts))
     line = (
         f"policy {snapshot.policy}{', in flows by deadline' * (snapshot.flow_order == 'deadline')}"
-        f"{', draining' if snapshot.draining else ''}{_mode(snapshot)};"
-        f" {totals.received:,} received, {totals.queued:,} queued, {totals.live_leases:,} running,"
+        f"{', draining' if snapshot.draining else ''}{_mode(snapshot)}; {_sums(snapshot)}"
+    )
+    tables = [pools, *([classes] if len(snapshot.classes) > 1 else []), flows]
+    left_out = _left_out(snapshot, len(shown), named)
+    return Group(line, *_config(snapshot.config), *tables, *_quotas(snapshot), *left_out)
+
+
+def _sums(snapshot: Any) -> str:
+    """Return what all tenants together do, or that this caller may not see it."""
+    totals = snapshot.totals
+    if not snapshot.HasField("totals"):
+        return "only the pools and tenants of this caller (`stats: own` of its principal)"
+    return (
+        f"{totals.received:,} received, {totals.queued:,} queued, {totals.live_leases:,} running,"
         f" {totals.completed:,} completed, {totals.rejected + totals.evicted:,} refused;"
         f" fairness gap {totals.fairness_gap_micro / 1e6:,.0f}"
         f" of {totals.fairness_bound_micro / 1e6:,.0f} tokens"
         + (f"; {totals.replays_refused:,} lease replays rejected" if totals.replays_refused else "")
         + (f"; {totals.reports_limited:,} reports limited" if totals.reports_limited else "")
     )
-    tables = [pools, *([classes] if len(snapshot.classes) > 1 else []), flows]
-    left_out = _left_out(snapshot, len(shown), named)
-    return Group(line, *_config(snapshot.config), *tables, *_quotas(snapshot), *left_out)
 
 
 def _config(config: Any) -> Iterator[str]:

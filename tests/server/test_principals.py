@@ -1,5 +1,6 @@
 """What a caller may do at a running scheduler, by its grants in the configuration."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from schedsvc.service.auth import Credentials, Known
 
 from .certificates import Authority
 from .conftest import POOL, ask, calling, failure, serving, token_of
+from .test_cli import run
 
 GATE, OTHER = "gate-token-of-enough", "other-token-of-enough"
 PRINCIPALS = [
@@ -75,6 +77,15 @@ async def test_stats_show_a_caller_its_own_pools_and_tenants() -> None:
         assert [flow.tenant for flow in every.flows] == ["a", "b"]
         assert every.HasField("totals")
         assert [pool.name for pool in every.pools] == [POOL["name"]]
+
+
+async def test_stats_command_says_that_it_shows_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GATE_TOKEN", GATE)
+    async with serving(auth={"principals": PRINCIPALS}) as server:
+        words = ("stats", "--target", server.targets[0], "--token-env", "GATE_TOKEN")
+        result = await asyncio.to_thread(run, *words)
+    assert result.exit_code == 0
+    assert "only the pools and tenants of this caller (`stats: own`" in result.output
 
 
 async def test_each_open_listener_is_a_principal_of_its_own(tmp_path: Path) -> None:
