@@ -8,7 +8,6 @@ cdef void identify(
     # payload. `tenant` tells apart those that share the flow of the unknown. Payload 0: any.
     cdef uint64_t h = prompts
     ask.key = tenant_key(core, ask.flow, tenant, request_id, size)
-    ask.has_own_key = takes_own_key(core, &ask.key, ask.principal)
     h = mix(h, ask.prompt_tokens)
     h = mix(h, ask.prompt_max_tokens)
     h = mix(h, ask.output_max_tokens)
@@ -160,7 +159,7 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
     # Among many flows nothing of this one is in the processor's cache: fetch all at once.
     core.flows.prefetch(ask.flow)
     core.requests.prefetch()
-    i = core.ids.get(ask.key.hi, ask.key.lo)
+    i = find_request(core, ask)
     if i != NONE:
         return answer_repeat(core, i, ask)
     f.received += 1

@@ -28,7 +28,7 @@ cdef int replay_lease(
         if (
             not 0 < lease_id <= LEASE_ID_MAX
             or core.leases.get(<uint64_t>lease_id, 0) != NONE
-            or core.ids.get(ask.key.hi, ask.key.lo) != NONE
+            or find_request(core, ask) != NONE
             or (ask.adapter.size and not core.adapters.has_room(&ask.adapter_key, ask.principal))
         ):
             return LS_UNKNOWN

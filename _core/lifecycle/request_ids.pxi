@@ -18,19 +18,24 @@ cdef Hash128 own_key(Core core, const Hash128* key, int32_t principal) noexcept:
     return sip128(core.k0, core.k1 ^ OWN_ID_SALT, <const uint8_t*>words, sizeof(words))
 
 
-cdef bint takes_own_key(Core core, Hash128* key, int32_t principal) noexcept:
-    """Turn the key of a tenant's id into a principal's own, if it has or needs one. O(1)."""
-    cdef int32_t i = core.ids.get(key.hi, key.lo)
+cdef int32_t find_request(Core core, Ask* ask) noexcept:
+    """Index of the request that has the id of an ask, or -1. O(1).
+
+    If the principal has a key of its own for the id, or needs one, the ask gets it.
+    """
+    cdef int32_t i = core.ids.get(ask.key.hi, ask.key.lo), mine
     cdef Hash128 own
+    ask.has_own_key = False
     if i == NONE and core.own_ids == 0:
-        return False
-    if i != NONE and core.requests.items[i].principal == principal:
-        return False
-    own = own_key(core, key, principal)
-    if i == NONE and core.ids.get(own.hi, own.lo) == NONE:
-        return False
-    key[0] = own
-    return True
+        return NONE
+    if i != NONE and core.requests.items[i].principal == ask.principal:
+        return i
+    own = own_key(core, &ask.key, ask.principal)
+    mine = core.ids.get(own.hi, own.lo)
+    if i == NONE and mine == NONE:
+        return NONE
+    ask.key, ask.has_own_key = own, True
+    return mine
 
 
 cdef int put_id(Core core, int32_t i, const Ask* ask) except -1:
