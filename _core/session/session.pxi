@@ -86,7 +86,9 @@ cdef class Session(SessionState):
             if tag == 0:
                 break
             if tag & 7 == LENGTH and tag >> 3 <= 9:
-                body = read_message(&c)  # of a oneof the last wins
+                if kind:  # no encoder writes two members of a oneof
+                    c.bad = True
+                body = read_message(&c)
                 kind = <int>(tag >> 3)
             else:
                 skip(&c, tag)
@@ -126,6 +128,14 @@ cdef class Session(SessionState):
             return self._complete(c)
         if kind == 8:
             return self._cancel(c)
+        return self._goodbye(c)
+
+    cdef int _goodbye(self, Cursor c) except -1:
+        cdef int64_t tag = read_tag(&c)
+        while tag:
+            skip(&c, tag)
+            tag = read_tag(&c)
+        check_whole(&c, "goodbye")
         self.said_goodbye = True
         return self.wake()
 

@@ -297,6 +297,27 @@ def test_principals_cannot_touch_each_others_leases(stranger: int) -> None:
     assert notices(owner.send(0, reporting(lease_id))) == []
 
 
+@pytest.mark.parametrize(
+    ("event", "field"),
+    [
+        (b"\x4a\x01\x6c", "goodbye"),  # a body that is no message
+        (b"\x4a\x00\x4a\x00", "events"),  # two members of a oneof
+        (b"\x2a\x01\x03\x4a\x00", "events"),  # the first of them no message
+    ],
+)
+def test_malformed_goodbye_is_a_fault_and_releases_nothing(event: bytes, field: str) -> None:
+    """The fuzzer found that the body of a goodbye was never looked at."""
+    s = core.Scheduler(headroom_ppm=0)
+    owner, other = Stream(s, principal=1), Stream(s, principal=2)
+    owner.send(0, offering("gpu"))
+    data = b"\x08" + bytes([owner.seq + 1]) + b"\x12" + bytes([len(event)]) + event
+    owner.session.receive(0, data)
+    owner.seq += 1
+    assert faults(owner.pull(0)) == [(0, 3, field)]
+    owner.session.close(0)
+    assert faults(other.send(0, offering("gpu", epoch=2))) == [(0, 9, "pool.pool")]
+
+
 # Streams beside unary calls.
 
 
