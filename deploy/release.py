@@ -90,7 +90,7 @@ def build() -> None:
     for folder in PROJECTS.values():
         # The compiled wheel comes from the tree, which has what `make build` has compiled.
         kinds = ("--sdist", "--wheel") if folder == ROOT else ()
-        # What is installed here is what constraints.txt states, so no isolated environment.
+        # This environment has the versions of constraints.txt, so the build needs none of its own.
         command = ("-m", "build", "--quiet", "--no-isolation", "--outdir", str(DIST))
         _run(*command, *kinds, str(folder))
 

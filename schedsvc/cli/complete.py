@@ -20,7 +20,7 @@ __all__ = ["complete_leases", "complete_pools", "complete_tenants"]
 #: A person who presses TAB does not wait longer.
 _ANSWER_S_MAX = 0.3
 _OPTIONS = ClientOptions(call_deadline_s=_ANSWER_S_MAX)
-#: More names help nobody to choose, and take longer than a person waits.
+#: A longer list helps no one to choose, and takes the scheduler longer than a person waits.
 _NAMES_MAX = 1_000
 
 #: Clients choose names, and the shell puts one on the line as it is: a name that the shell or the

@@ -15,7 +15,7 @@ __all__ = ["Allowance", "Relay"]
 
 _SECOND_NS = 1_000_000_000
 _REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-#: What is passed on. All else is refused, so that no caller makes the edge remember its names.
+#: The edge passes on these RPCs and refuses all others: a caller cannot make it remember names.
 _METHODS = METHODS | {_REFLECTION}
 
 

@@ -16,7 +16,7 @@ _NOTHING: dict[str, list[bytes]] = {"pools": [], "tenants": [], "classes": []}
 
 
 class Callers:
-    """Who may call a running scheduler, and what the core grants each of them."""
+    """The principals of a running scheduler, and the grants that the core has for each."""
 
     def __init__(self, driver: Driver, config: Config) -> None:
         """Grant the principals of a configuration what it says. Raises ValueError."""

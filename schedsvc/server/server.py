@@ -55,7 +55,7 @@ class Server:
         Raises RecordingError where the configuration records to a file that cannot be written,
         and StateError where it keeps its state in one that cannot be used.
         """
-        #: What is in force: a file, without what it needs a restart for.
+        #: The configuration in force; settings that need a restart are those of the start.
         # With the proof that each listener asks for, which a reload does not change.
         self._config = config = in_force(config, config)
         self._clock = SteadyClock()

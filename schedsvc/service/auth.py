@@ -1,4 +1,4 @@
-"""Who calls: bearer tokens, client certificates and listeners, turned into principals."""
+"""Finds out which principal calls, by its bearer token, client certificate or listener."""
 
 import hashlib
 import hmac
@@ -42,7 +42,8 @@ class Known:
     @property
     def proofs(self) -> frozenset[object]:
         """What proves that it is this principal."""
-        return frozenset((*self.tokens, ("certificate", self.certificate)))
+        others = (("certificate", self.certificate), ("listener", self.listener))
+        return frozenset((*self.tokens, *others))
 
 
 class Credentials:
@@ -90,14 +91,14 @@ class Credentials:
             for number, entry in before.items()
             if number not in self._listed or entry.proofs - self._listed[number].proofs
         }
-        if before_unlisted:
-            # A certificate that was let in unlisted may be listed now, or be let in no more.
-            ended |= {
-                number
-                for (kind, name), number in self._numbers.items()
-                if kind == "certificate"
-                and (not unlisted_certificates or name in self._certificates)
-            }
+        # Who was let in unlisted may be listed now, with fewer grants, or be let in no more.
+        closed = before_unlisted and not unlisted_certificates
+        ended |= {
+            number
+            for (kind, name), number in self._numbers.items()
+            if (kind == "certificate" and (closed or name in self._certificates))
+            or (kind == "listener" and name in self._listeners)
+        }
         return ended
 
     @property

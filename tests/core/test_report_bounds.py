@@ -131,7 +131,7 @@ def test_bucket_owes_at_most_a_minute_and_a_request() -> None:
 
 
 def test_open_requests_are_given_back_in_full() -> None:
-    """What is forgiven cannot be given back a second time."""
+    """The scheduler forgives no tokens that an open request may still give back."""
     s, leases = short_by_prediction(10)
     before = s.flow_stats(0, 0)["quotas"][0]["remaining"]
     for lease_id in leases:

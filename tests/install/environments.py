@@ -55,7 +55,7 @@ class Environment:
 
     def install(self, *arguments: str, compiler: Path | None = None) -> None:
         """Install by the pip of this process, which saves installing one in the environment."""
-        # What is not compiled now is compiled at its first import, and most modules have none.
+        # Python compiles a module at its first import, and these tests import few of them.
         command = [*self._pip("install", "--quiet"), *self._links, *arguments]
         environ = {"CC": str(compiler)} if compiler else {}
         self.run(command, PIP_NO_COMPILE="1", **environ)

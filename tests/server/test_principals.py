@@ -156,6 +156,19 @@ def test_uri_is_matched_by_uris_only(
     assert (None if number is None else known.name(number)) == found
 
 
+def test_streams_end_if_the_listener_of_a_principal_changes() -> None:
+    known = Credentials([Known("a", listener="s")])
+    number = known.of_listener("s")
+    assert known.replace([Known("a", listener="t")], unlisted_certificates=True) == {number}
+
+
+def test_unlisted_certificates_end_once_they_are_refused() -> None:
+    known = Credentials([])
+    number = known.of_certificate((), ("u",))
+    assert known.replace([], unlisted_certificates=False) == {number}
+    assert known.of_certificate((), ("u",)) is None
+
+
 def test_unlisted_certificate_has_no_grant_of_a_listed_one() -> None:
     known = Credentials([Known("ops", tokens=(b"s" * 32,), is_operator=True)])
     number = known.of_certificate((), ("ops",))
@@ -173,12 +186,23 @@ def test_unlisted_certificate_has_no_grant_of_a_listed_one() -> None:
         ([Known("b", certificate="b")], ["a"]),
         ([Known("a", (b"1",), is_operator=True), Known("b", certificate="c")], ["b"]),
         ([Known("c", (b"1",))], ["a", "b"]),
+        (
+            [Known("a", (b"1",)), Known("b", certificate="b"), Known("l", listener="s")],
+            ["listener:s"],
+        ),
+        (
+            [Known("a", (b"1",)), Known("b", certificate="b"), Known("u", certificate="u")],
+            ["certificate:u"],
+        ),
     ],
 )
 def test_streams_end_if_a_proof_is_withdrawn(changed: list[Known], ended: list[str]) -> None:
     known = Credentials([Known("a", (b"1",)), Known("b", certificate="b")])
     numbers = {known.name(number): number for number in known.listed}
-    found = known.replace(changed, unlisted_certificates=False)
+    # Both are let in unlisted, with all grants, and have fewer once they are listed.
+    known.of_listener("s")
+    known.of_certificate((), ("u",))
+    found = known.replace(changed, unlisted_certificates=True)
     assert sorted(known.name(number) for number in found) == ended
     for name in ("a", "b"):  # a number is never given away
         if name in {known.name(number) for number in known.listed}:
