@@ -78,10 +78,10 @@ def test_false_report_of_one_caller_leaves_others_their_share() -> None:
         s.set_flow(name, 1_000)
     s.set_pool(0, b"p", 1, 16, 1)  # one request at a time
     liar = grant(s, 0, "lie", 8, 8, principal=2, input_estimated=False)
-    s.complete(0, liar.lease_id, 1, core.COMPLETED, HUGE, 0, HUGE, principal=2)
-    for flow in (0, 1):  # both always have requests that wait
-        for number in range(3):
+    for number in range(3):  # both always have requests that wait
+        for flow in (0, 1):
             admit(s, 0, f"{flow}-{number}", 8, 8, flow)
+    s.complete(0, liar.lease_id, 1, core.COMPLETED, HUGE, 0, HUGE, principal=2)
     granted = [0, 0]
     for number in range(2_000):
         [d] = s.poll(0)
