@@ -41,7 +41,7 @@ cdef class Scheduler(Core):
         self.flows.by_deadline = FLOW_ORDERS[flow_order]
         self.flows.treaps.salt = self.k1
         set_grain(self)
-        self.flows.credit_max = limits["credit_max_micro"]
+        take_fairness(self)
         self.adapters = Adapters(<int32_t>limits["adapters_max"], self.principals)
         self.prefixes = Prefixes(self.k0, self.k1)
         self.rejection_log = RejectionLog()
@@ -65,6 +65,7 @@ cdef class Scheduler(Core):
         self.dry_running = Heap()
         self.dry_run_counts = {}
         self.quota_keys, self.saved_pools = [], {}
+        self.saved_positions, self.saved_levels = {}, {}
 
     def set_flow(self, bytes name, int64_t weight_milli):
         if not 0 < len(name) <= NAME_BYTES_MAX:
@@ -130,6 +131,7 @@ cdef class Scheduler(Core):
         self.pool_models[pool] = quota
         if pool in self.pool_names:
             self.ledger.pools[<int32_t>self.pool_names[pool]].quota = quota
+            self.flows.positions.model[<int32_t>self.pool_names[pool]] = quota
 
     def set_pool_limits(
         self, int64_t now_ns, bytes pool=b"", int64_t batch_max_tokens=0,

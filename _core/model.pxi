@@ -12,6 +12,7 @@ include "model/quotas.pxi"         # Quota, Quotas, Bill: limits of tenants, gro
 include "model/rates.pxi"          # Rate, ShedAccuracy: averages and rates over time
 include "model/prefixes.pxi"       # PrefixIndex, Prefixes: which prompts a pool's cache may hold
 include "model/settings.pxi"       # Ask, limits, policies, orders: what a scheduler is made with
+include "model/positions.pxi"      # Position, Positions: where flows stand in each of several pools
 include "model/flows.pxi"          # Flow, Queue, Flows: tenants' counters and queues
 include "model/adapters.pxi"       # Adapters: names of LoRA adapters and who uses them
 include "model/loras.pxi"          # Loras: the adapters that are active in a pool

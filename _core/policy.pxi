@@ -1,5 +1,6 @@
 # Policy decides which request goes first, where and when, and which is refused; it grants nothing.
 
+include "policy/local_position.pxi"     # where flows stand in each of several pools
 include "policy/parking.pxi"            # flows that wait outside the order, for a quota or a share
 include "policy/fair_queue.pxi"         # virtual token counters, and the order of the queues
 include "policy/edf_queue.pxi"          # order inside a queue: arrival, or earliest deadline first

@@ -151,6 +151,8 @@ class Scheduler:
         prefix_affinity_ppm: int = 100_000,  # the same for one with its prefix
         prefix_blocks_max: int = 65_536,  # blocks that each pool is thought to have; 0: not asked
         credit_max_micro: int = -1,  # service ahead of others after idling; -1: an average charge
+        lead_max_micro: int = -1,  # how far ahead other pools keep a flow; -1: docs/pools.md
+        fairness_domain: int = 1,  # service counts in 0: all pools, 1: those of a model, 2: its own
         quantum_tokens: int = 10_000,  # under "dlpm": service for which the order is by prefix
         delay_factor_milli: int = 0,  # of the last prefill, for which work is held; 0: not
         grant_pacing: int = 1,  # requests of one length begin one after the other

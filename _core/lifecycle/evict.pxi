@@ -45,7 +45,7 @@ cdef int evict_unholdable(Core core, int32_t pool) except -1:
     """Evict a request for any pool, at the head of its class, that no registered pool can hold
     any more: it would hide those behind it; whether that was done. O(classes), where the head is
     another pool's O(classes * pools)."""
-    cdef Line free = <Line>core.flows.candidates[0]
+    cdef Line free = free_line(core.flows, pool)
     cdef int32_t i, p, k
     cdef Heap heap
     for k in range(core.classes.count):

@@ -46,6 +46,9 @@ cdef int grant(
     rate_add(&f.served, core.now_ns, work_done(core, r), True)
     note_waited(core, r, True)
     core.flows.raise_level(f.cls)
+    if core.flows.local:
+        raise_level_in(core.flows, f.cls, pool)
+        core.flows.positions.pace[pool] = pace_micro(&core.ledger.pools[pool].drain)
     dequeue(core.flows, i)
     f.live += 1
     core.flows.exempt_live += f.exempt

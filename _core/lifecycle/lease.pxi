@@ -109,7 +109,7 @@ cdef int recharge(
         + output_tokens * core.output_price
     )
     cdef int64_t weighted = micro * 1000 // r.lease.weight_milli
-    charge_flow(core.flows, r.flow, weighted - r.lease.charged)
+    charge_flow(core.flows, r.flow, weighted - r.lease.charged, r.pool)
     core.flows.items[r.flow].open_charged += weighted - r.lease.charged
     r.lease.charged = weighted
     return 0

@@ -7,7 +7,7 @@ LIVE_SETTINGS = frozenset((
     "answers_max", "answer_ttl_ns", "input_price_micro", "output_price_micro", "cached_price_ppm",
     "session_open_max", "sessions_max", "saturation_band_ppm", "delay_factor_milli", "grant_pacing",
     "adapter_affinity_ppm", "prefix_affinity_ppm", "prefix_blocks_max", "quantum_tokens",
-    "credit_max_micro",
+    "credit_max_micro", "lead_max_micro", "fairness_domain",
 ))
 
 
@@ -40,6 +40,13 @@ cdef int take_settings(Core core, dict limits) except -1:
     return 0
 
 
+cdef int take_fairness(Core core) except -1:
+    core.flows.credit_max = core.settings["credit_max_micro"]
+    core.flows.positions.lead_max = core.settings["lead_max_micro"]
+    core.flows.positions.domain = core.settings["fairness_domain"]
+    return 0
+
+
 cdef int check_name(str field, str what, name, known) except -1:
     if name not in known:
         invalid(field, f"unknown {what} {name!r}; known: {', '.join(known)}")
@@ -57,7 +64,7 @@ cdef int change_settings(Core core, policy, flow_order, dict limits) except -1:
     if flow_order is not None:
         check_name("flow_order", "order", flow_order, FLOW_ORDERS)
     take_settings(core, checked_limits({**core.settings, **limits}))
-    core.flows.credit_max = core.settings["credit_max_micro"]
+    take_fairness(core)
     while core.answers.count > core.answers_max:
         forget(core, core.answers.head)
     if policy is not None and policy != core.policy:

@@ -37,6 +37,42 @@ cdef list flows_of(Core core, bytes name):
     return sorted(found)
 
 
+cdef int take_positions(Core core, int32_t pool) except -1:
+    """A pool of before the restart has come back: flows stand in it as they did then.
+    O(flows * log n)."""
+    cdef Flows flows = core.flows
+    cdef int32_t q
+    cdef Position* p
+    name = core.pool_list[pool]
+    for cls, level in core.saved_levels.pop(name, ()):
+        flows.positions.level[<int32_t>cls][pool] = max(
+            <int64_t>level, flows.positions.level[<int32_t>cls][pool]
+        )
+    for flow, (key, foreign) in core.saved_positions.pop(name, {}).items():
+        p = &flows.positions.items[position_of(flows, flow, pool)]
+        p.key, p.foreign = key, foreign
+        flows.changed.mark(flow)
+        q = flows.items[<int32_t>flow].first_queue
+        while q != NONE:
+            replace_in_line(flows, q)
+            q = flows.queues[q].next_queue
+    return 0
+
+
+cdef int stand_in_pool(Core core, int32_t pool) except -1:
+    """Give flows their positions in a pool that has come. O(flows + queues * log n)."""
+    cdef bint copies
+    if core.ledger.count == 1 or not core.flows.lifts_queued:
+        return 0
+    if not core.flows.local:
+        copies = not core.saved_positions
+        begin_local(core.flows, copies)
+        take_positions(core, 0)
+        add_to_pool(core.flows, 0, not copies)
+    take_positions(core, pool)
+    return add_to_pool(core.flows, pool, True)
+
+
 cdef int32_t new_pool(Core core, bytes name) except -1:
     # Takes a free place; if none is left, that of a pool without engine, leases or requests.
     cdef int32_t pool
@@ -45,6 +81,8 @@ cdef int32_t new_pool(Core core, bytes name) except -1:
         core.pool_list.append(name)
         core.prefixes.pools.append(PrefixIndex())
         core.flows.candidates.append(Line(core.classes))
+        core.flows.anywhere.append(Line(core.classes))
+        stand_in_pool(core, pool)
         core.quotas.guarantees.throttled_for.append(Line(core.classes))
     else:
         for pool in range(POOLS_MAX):
@@ -65,5 +103,6 @@ cdef int32_t new_pool(Core core, bytes name) except -1:
         core.prefixes.pools[pool] = PrefixIndex()
     core.pool_names[name] = pool
     core.ledger.pools[pool].quota = core.pool_models.get(name, NONE)
+    core.flows.positions.model[pool] = core.ledger.pools[pool].quota
     limit_pool(core, pool)
     return pool

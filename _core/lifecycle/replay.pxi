@@ -55,7 +55,7 @@ cdef int resume_books(Core core, int32_t i) except -1:
     if core.resume_until_ns == 0:
         return 0
     f.owed -= paid
-    charge_flow(core.flows, r.flow, -paid)
+    charge_flow(core.flows, r.flow, -paid, r.pool)
     p.owed_tokens = max(<int64_t>0, p.owed_tokens - r.lease.reserved_blocks * p.block_size)
     if r.bill:
         core.quotas.resume(r.bill)

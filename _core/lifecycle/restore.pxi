@@ -40,6 +40,9 @@ cdef int restore_rows(Core core, list rows) except -1:
     core.flows.resuming_until_ns = core.now_ns + core.lease_ttl_ns
     core.resume_until_ns = core.now_ns + core.lease_ttl_ns + core.lease_grace_ns
     take_places(core, stood)
+    for pool in range(core.ledger.count):
+        if core.flows.local:
+            take_positions(core, pool)
     core.predictor.samples = max(core.predictor.samples, latest_sample(core))
     return found
 
@@ -63,20 +66,6 @@ cdef int restore_row(
     invalid("key", "of an unknown kind")
 
 
-cdef int read_numbers(Cursor* c, int64_t* values, int count) except -1:
-    """Fields 1 to `count` that are numbers; others are skipped. The bytes have to be whole."""
-    cdef int64_t tag
-    memset(values, 0, count * sizeof(int64_t))
-    while True:
-        tag = read_tag(c)
-        if tag == 0:
-            return check_whole(c, "it")
-        if tag & 7 == VARINT and 1 <= tag >> 3 <= count:
-            values[(tag >> 3) - 1] = <int64_t>read_varint(c)
-        else:
-            skip(c, tag)
-
-
 cdef int restore_flow(
     Core core, bytes name, Cursor* c, int64_t age_ns, bint applies, list stood
 ) except -1:
@@ -84,7 +73,9 @@ cdef int restore_flow(
     cdef int64_t key
     cdef int32_t flow = flow_of_row(core, name, applies)
     cdef Flow* f
+    cdef Cursor again = c[0]
     read_numbers(c, v, 7)
+    read_positions(core, flow, &again, applies)
     key = unzigzag(<uint64_t>v[1])
     check_range("counter", v[0], 0, VTC_MAX)
     check_range("key", key, -VTC_MAX, v[0])
@@ -252,28 +243,6 @@ cdef int restore_quota(
     return 1
 
 
-cdef int32_t read_of_class(Core core, Cursor c, str what, int64_t* value) except -2:
-    """Read a number and the class that it belongs to; returns the class, -1 if it is unknown."""
-    cdef Slice name
-    cdef int64_t tag
-    value[0] = 0
-    name.at, name.size = c.at, 0
-    while True:
-        tag = read_tag(&c)
-        if tag == 0:
-            break
-        if tag == 1 << 3 | VARINT:
-            value[0] = <int64_t>read_varint(&c)
-        elif tag == 2 << 3 | LENGTH:
-            name = read_slice(&c)
-        else:
-            skip(&c, tag)
-    check_whole(&c, "it")
-    check_range(what, value[0], 0, VTC_MAX)
-    check_range("class", name.size, 0, NAME_BYTES_MAX)
-    return core.classes.find_slice(name.at, name.size)
-
-
 cdef void restore_bucket(Quota* n, int which, const int64_t* bucket, int64_t at_ns) noexcept:
     # What was taken stays taken, also under another limit; the time away is credited by refill().
     cdef int64_t rate = n.rate[which]
@@ -291,6 +260,7 @@ cdef int32_t node_of(Core core, bytes kind, bytes name) except? -2:
 
 cdef int restore_pool(Core core, bytes name, Cursor* c, bint applies) except -1:
     cdef int64_t v[5]
+    cdef Cursor again = c[0]
     read_numbers(c, v, 5)
     check_range("epoch", v[0], 0, <int64_t>1 << 62)
     check_range("promised_tokens", v[1], 0, <int64_t>1 << 50)
@@ -298,6 +268,7 @@ cdef int restore_pool(Core core, bytes name, Cursor* c, bint applies) except -1:
     check_range("probes", v[3], 0, 1)
     check_range("draining", v[4], 0, 1)
     check_range("pool", len(name), 1, ID_BYTES_MAX)
+    read_levels(core, name, &again, applies and len(core.saved_pools) < POOLS_MAX)
     if not applies:
         return 0
     if len(core.saved_pools) >= POOLS_MAX:

@@ -6,7 +6,8 @@
 #
 #   f flow     1 counter, 2 the same without the lift of the quota it waits for (signed), 3 how it
 #              stands (0 idle, 1 active, from 2 on it waits at that level of its quotas), 4 charged
-#              for open leases, 5 average output, 6 between grants, 7 since the last grant, plus 1
+#              for open leases, 5 average output, 6 between grants, 7 since the last grant, plus 1,
+#              8 where it stands in pools (repeated: 1 key, 2 foreign service in it, 3 pool)
 #   l flow     1 its lengths, 2 lengths with an adapter (repeated), 3 to 6 judged, covered, reserved
 #              and used
 #   t tenant, q name: a tenant's own quota, one of a group or a model
@@ -14,7 +15,7 @@
 #              2 requests, 3 input and 4 output tokens on open bills, 5 lifts of
 #              those that waited (repeated: 1 by how much, 2 class)
 #   p pool     1 epoch, 2 promised tokens, 3 headroom (signed), 4 no preemption was seen yet, 5 an
-#              operator drains it
+#              operator drains it, 6 levels (repeated: 1 level, 2 class)
 #   o          1 lengths of all flows, 2 to 6 samples, judged, covered, reserved and used, 7 longest
 #              prompt, 8 the flows that were active last (repeated), 9 an operator drains
 #              everything, 10 average charge, 11 levels (repeated: 1 level, 2 class)
@@ -58,7 +59,8 @@ cdef list changed_rows(Core core, int64_t now_ns, int64_t rows_max):
                 rows.append((POOL_ROW + <bytes>core.pool_list[n], pool_value(core, n)))
         for name, told in core.saved_pools.items():  # nobody has offered them since the restart
             epoch, promised, headroom, probes, draining, _ = told
-            value = pool_row(core, epoch, promised, headroom, probes, draining)
+            levels = core.saved_levels.get(name, [])
+            value = pool_row(core, epoch, promised, headroom, probes, draining, levels)
             rows.append((POOL_ROW + <bytes>name, value))
     return rows
 
@@ -86,6 +88,7 @@ cdef bytes flow_value(Core core, int32_t flow, int64_t now_ns):
         while node != f.waits_at and node != NONE:
             stands += 1
             node = core.quotas.nodes[node].parent
+    write_positions(core, w, flow)
     if f.granted_at_ns >= 0:
         w.varint(7, now_ns - f.granted_at_ns + 1)
     w.varint(6, f.interval_ns)
@@ -175,15 +178,17 @@ cdef bytes pool_value(Core core, int32_t pool):
     cdef Pool* p = &core.ledger.pools[pool]
     return pool_row(
         core, p.epoch, p.promised_blocks * p.block_size + p.owed_tokens, p.headroom_ppm, p.probes,
-        p.draining,
+        p.draining, levels_in(core, pool),
     )
 
 
 cdef bytes pool_row(
     Core core, int64_t epoch, int64_t promised_tokens, int64_t headroom_ppm, bint probes,
-    bint draining,
+    bint draining, list levels,
 ):
     cdef Writer w = core.writer
+    for cls, level in levels:
+        write_of_class(core, w, 6, cls, level)
     w.varint(5, draining)
     w.varint(4, probes)
     w.varint(3, zigzag(headroom_ppm))

@@ -64,6 +64,7 @@ cdef class Core:
     cdef Fuse fuse
     cdef list quota_keys  # of each node, as it is saved
     cdef dict saved_pools  # rows of pools that nobody has registered yet
+    cdef dict saved_positions, saved_levels  # of these, and of all until there are several
     cdef int64_t resume_until_ns  # so long leases of before a restart are awaited; 0: none are
     cdef bint save_rest  # what is saved behind all that has changed
     cdef int32_t sweep_next  # queue that a drain looks at next, see drain.pxi; -1: none

@@ -16,10 +16,6 @@ cdef enum:
     RESUMED_EACH = 4096  # flows that one event looks at when their time is over, see restore
     CHARGES_AVERAGED = 32  # the moving average of charges forgets at this pace
 
-# A counter and the largest charge (2.7 * 10^18) together stay below 2^63.
-cdef int64_t VTC_REBASE = <int64_t>1 << 61
-cdef int64_t VTC_MAX = <int64_t>1 << 62
-
 # For so long an idle flow counts among those that share the pools.
 cdef int64_t LINGER_NS = 10_000_000_000
 
@@ -60,6 +56,7 @@ ctypedef struct Flow:
     int32_t throttled  # queues that are held to its share, see borrowing
     ShedAccuracy shed_accuracy  # see deadline_shedding.pxi
     int32_t guarantee  # first node with a share on its chain; -1: none
+    int32_t first_position  # in pools, while there are several; -1: none
 
 ctypedef struct Queue:
     Chain chain
@@ -71,6 +68,7 @@ ctypedef struct Queue:
     int32_t root  # of its treap, where it is served by deadline
     bint by_deadline
     bint throttled  # its head is beyond the share of its flow while that binds
+    int32_t position  # of its flow in its pool, once known; -1: not yet, or for any pool
 
 
 @cython.final
@@ -80,6 +78,9 @@ cdef class Flows:
     cdef int32_t count, size, queue_count, queue_size
     cdef list actives  # of each class: flows that have something queued or in flight, by counter
     cdef list candidates  # line of queues for each target
+    cdef list anywhere  # with several pools, the line for any of them in the order of each
+    cdef bint local  # there are several, and each flow has a position in each
+    cdef Positions positions
     cdef int order  # ORDER_*
     cdef int64_t grain  # of counters in the order, see locality
     cdef bint lifts
@@ -128,7 +129,8 @@ cdef class Flows:
         self.changed = DirtyQueue()
         self.treaps, self.refusal_slab = Treaps(), SlabAllocator(sizeof(NO_REFUSALS))
         self.actives = [Heap() for _ in range(CLASSES_MAX)]
-        self.candidates = [Line(classes)]
+        self.candidates, self.anywhere = [Line(classes)], []
+        self.positions = Positions()
         self.linger_first = self.linger_last = NONE
         self.next_retry_at_ns = LONG_AGO_NS
 
@@ -147,7 +149,7 @@ cdef class Flows:
         f = &self.items[self.count]
         f.weight_milli, f.base = weight_milli, self.count
         f.first_queue = f.sibling = f.quota = f.own_quota = f.guarantee = NONE
-        f.granted_at_ns = f.waits_at = f.wait_head = NONE
+        f.granted_at_ns = f.waits_at = f.wait_head = f.first_position = NONE
         f.next_retry_at_ns = LONG_AGO_NS
         f.refusals = &NO_REFUSALS
         self.count += 1
@@ -201,6 +203,7 @@ cdef class Flows:
         self.queues[q].target = target
         self.queues[q].chain.head = self.queues[q].chain.tail = self.queues[q].root = NONE
         self.queues[q].by_deadline = self.by_deadline
+        self.queues[q].position = NONE
         self.queues[q].next_queue = self.items[flow].first_queue
         self.items[flow].first_queue = q
         return q
@@ -208,10 +211,39 @@ cdef class Flows:
     cdef int64_t key_of(self, int32_t q) noexcept:
         """What orders the heads; ties go by arrival. O(1)."""
         if self.order == ORDER_COUNTER:
-            return self.items[self.queues[q].flow].vtc // self.grain
+            return self.counter_in(q) // self.grain
         if self.order == ORDER_INPUT:
             return self.requests.items[self.queues[q].chain.head].prompt_tokens
         return 0
+
+    cdef inline int64_t counter_in(self, int32_t q) noexcept:
+        """The counter that orders a queue: of several pools, that in its own."""
+        cdef Queue* queue = &self.queues[q]
+        if queue.target == 0 or not self.local or not self.lifts:
+            return self.items[queue.flow].vtc
+        if queue.position == NONE:
+            queue.position = self.find_position(queue.flow, queue.target - 1)
+        return self.positions.items[queue.position].key
+
+    cdef inline int64_t counter_at(self, int32_t flow, int32_t pool) noexcept:
+        """The counter of a flow as a pool sees it, a newcomer's if it has none there. O(pools)."""
+        cdef int32_t n
+        if not self.local or not self.lifts or pool == NONE:
+            return self.items[flow].vtc
+        n = self.find_position(flow, pool)
+        if n == NONE:
+            return self.newcomer_at(self.items[flow].cls, pool)
+        return self.positions.items[n].key
+
+    cdef inline int64_t newcomer_at(self, int32_t cls, int32_t pool) noexcept:
+        return max(<int64_t>0, self.positions.level[cls][pool] - self.credit())
+
+    cdef int32_t find_position(self, int32_t flow, int32_t pool) noexcept:
+        """Where a flow stands in a pool; -1: it has never queued anything there. O(pools)."""
+        cdef int32_t n = self.items[flow].first_position
+        while n != NONE and self.positions.items[n].pool != pool:
+            n = self.positions.items[n].next_position
+        return n
 
     cdef inline bint is_billed(self, Queue* queue) noexcept:
         """Whether the head of a queue has what its quotas ask."""
@@ -371,13 +403,27 @@ cdef class Flows:
             forget_waits(&self.items[i], self.now_ns)
             if self.items[i].queued == 0 and self.items[i].live == 0:
                 self.items[i].vtc = 0
+                self.leave_pools(i)
         for i in range(CLASSES_MAX):
             if (<Heap>self.actives[i]).count == 0:
                 self.last_active[i] = NONE
                 self.level[i] = 0
+                memset(self.positions.level[i], 0, sizeof(self.positions.level[i]))
+        memset(self.positions.pace, 0, sizeof(self.positions.pace))
         self.average_charge = 0
         while self.linger_first != NONE:
             self._leave(self.linger_first)
+
+    cdef void leave_pools(self, int32_t flow) noexcept:
+        """Let a flow that has nothing queued have no positions. O(pools)."""
+        cdef int32_t n = self.items[flow].first_position, q = self.items[flow].first_queue, gone
+        while n != NONE:
+            gone, n = n, self.positions.items[n].next_position
+            self.positions.release(gone)
+        self.items[flow].first_position = NONE
+        while q != NONE:
+            self.queues[q].position = NONE
+            q = self.queues[q].next_queue
 
 
 cdef void count_queued(Flows flows, const Request* r, int32_t more) noexcept:

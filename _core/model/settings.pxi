@@ -26,6 +26,12 @@ cdef enum:  # order of the heads
 
 cdef enum:
     CREDIT_AUTO = -1  # the credit is what one request is charged, on average
+    LEAD_AUTO = -1  # the lead is two of these, and what the pool serves in a second
+
+cdef enum:  # where service counts
+    DOMAIN_ALL = 0
+    DOMAIN_MODEL = 1
+    DOMAIN_POOL = 2
 
 cdef enum:  # what of the output is charged at the grant, where a Progress could tell it later
     AHEAD_NONE = 0
@@ -94,6 +100,8 @@ cdef dict LIMITS = {
     "prefix_blocks_max": (65_536, 0, PREFIX_BLOCKS_MAX),
     "quantum_tokens": (10_000, 1, TOKENS_MAX),
     "credit_max_micro": (CREDIT_AUTO, CREDIT_AUTO, <int64_t>1 << 50),
+    "lead_max_micro": (LEAD_AUTO, LEAD_AUTO, <int64_t>1 << 50),
+    "fairness_domain": (DOMAIN_MODEL, DOMAIN_ALL, DOMAIN_POOL),
     "work_max": (1_024, 1, 1 << 30),
 }
 

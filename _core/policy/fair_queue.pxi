@@ -6,12 +6,15 @@ cdef int rank_queue(Flows flows, int32_t q) except -1:
     cdef Line line = <Line>flows.candidates[queue.target]
     cdef int32_t cls = flows.items[queue.flow].cls
     cdef Request* head
+    cdef bint waited
     if queue.chain.count:
         head = &flows.requests.items[queue.chain.head]
         if flows.requests.head_state_of(queue.chain.head).head_ns < 0:
             head.head_state.head_ns = flows.now_ns
     if queue.chain.count == 0 or not flows.is_billed(queue) or queue.throttled:
         line.remove(cls, q)
+        if flows.local and queue.target == 0:
+            leave_anywhere(flows, q)
         if queue.chain.count:
             wait_outside(flows.requests, queue.chain.head, queue.throttled, flows.now_ns)
         if flows.items[queue.flow].quota != NONE:
@@ -22,7 +25,13 @@ cdef int rank_queue(Flows flows, int32_t q) except -1:
     if head.head_state.lined_ns < 0:
         head.head_state.lined_ns = flows.now_ns
     wait_inside(flows.requests, queue.chain.head, flows.now_ns)
-    return line.put(cls, q, flows.key_of(q), head.seq, flows.now_ns)
+    if not flows.local:
+        return line.put(cls, q, flows.key_of(q), head.seq, flows.now_ns)
+    waited = return_to_pools(flows, q)
+    line.put(cls, q, flows.key_of(q), head.seq, flows.now_ns)
+    if queue.target == 0:
+        stand_anywhere(flows, q)
+    return bring_back(flows, queue.flow) if waited else 0
 
 
 cdef int rank_request(Flows flows, int32_t i) except -1:
@@ -40,8 +49,10 @@ cdef int rank_flow(Flows flows, int32_t flow) except -1:
     return 0
 
 
-cdef int charge_flow(Flows flows, int32_t flow, int64_t weighted_micro) except -1:
-    """Add weighted service to the counter; negative: a refund. O(log n)."""
+cdef int charge_flow(
+    Flows flows, int32_t flow, int64_t weighted_micro, int32_t pool
+) except -1:
+    """Add weighted service in a pool to the counter; negative: a refund. O(targets * log n)."""
     cdef Flow* f = &flows.items[flow]
     cdef int32_t q
     if weighted_micro == 0:
@@ -54,6 +65,8 @@ cdef int charge_flow(Flows flows, int32_t flow, int64_t weighted_micro) except -
         flows.active(flow).put(flow, f.vtc, flow)
     if f.waits_at != NONE or f.throttled:
         rekey_waiting(flows, flow)
+    if flows.local:
+        charge_positions(flows, flow, weighted_micro, pool)
     if flows.order != ORDER_COUNTER:
         return 0
     q = f.first_queue
@@ -61,7 +74,7 @@ cdef int charge_flow(Flows flows, int32_t flow, int64_t weighted_micro) except -
         if flows.queues[q].chain.count:
             rank_queue(flows, q)
         q = flows.queues[q].next_queue
-    return 0
+    return bring_back(flows, flow) if flows.local else 0
 
 
 cdef int rebase(Flows flows, int32_t cls) except -1:

@@ -89,23 +89,23 @@ cdef int64_t own_pace(Core core, const Flow* f, const Pace* pace) noexcept:
 cdef int64_t work_before(Core core, int32_t flow, int32_t target) except -1:
     """Work of other flows that goes before the next of this one. O(SCAN_MAX + classes)."""
     cdef Flow* f = &core.flows.items[flow]
-    cdef int64_t before = 0
+    cdef int64_t before = 0, counter
     cdef int32_t c
     for c in range(core.classes.count):
         if core.classes.goes_before(c, f.cls):
             before += core.flows.backlog[c]
     if core.flows.order != ORDER_COUNTER:
         return before
-    before += smaller_before(core, core.flows.candidates[0], flow)
-    if target != NONE:
-        before += smaller_before(core, core.flows.candidates[target + 1], flow)
-    return before
+    if target == NONE:
+        return before + smaller_before(core, core.flows.candidates[0], flow, f.vtc)
+    counter = core.flows.counter_at(flow, target)
+    before += smaller_before(core, free_line(core.flows, target), flow, counter)
+    return before + smaller_before(core, core.flows.candidates[target + 1], flow, counter)
 
 
-cdef int64_t smaller_before(Core core, Line line, int32_t flow) noexcept:
-    """What flows of a line take until their counters reach this one's, best first down the heap."""
-    cdef Flow* f = &core.flows.items[flow]
-    cdef Heap heap = line.heap(f.cls)
+cdef int64_t smaller_before(Core core, Line line, int32_t flow, int64_t counter) noexcept:
+    """What flows of a line take until their counters reach this one, best first down the heap."""
+    cdef Heap heap = line.heap(core.flows.items[flow].cls)
     cdef int32_t open[4 * SCAN_MAX + 4]
     cdef int32_t count = 0, seen = 0, at, child
     cdef int64_t before = 0, their, least
@@ -117,13 +117,13 @@ cdef int64_t smaller_before(Core core, Line line, int32_t flow) noexcept:
         count -= 1
         at = open[count]
         least = heap.nodes[at].key * core.flows.grain
-        if least >= f.vtc:
+        if least >= counter:
             continue
         seen += 1
         queue = &core.flows.queues[heap.nodes[at].id]
         if queue.flow != flow:
             their = <int64_t>(
-                <wide>(f.vtc - least) * core.flows.items[queue.flow].weight_milli
+                <wide>(counter - least) * core.flows.items[queue.flow].weight_milli
                 // 1_000_000_000
             )
             before += min(their, work_in_queue(core.flows, queue, NONE))

@@ -15,7 +15,7 @@ cdef int32_t first_in_class(Core core, int32_t pool, int32_t cls) except -2:
     """The least (counter, seq) of a class among those that must run in a pool and those that may.
     -1: none. O(1)."""
     cdef Heap own = (<Line>core.flows.candidates[pool + 1]).heap(cls)
-    cdef Heap free = (<Line>core.flows.candidates[0]).heap(cls)
+    cdef Heap free = free_line(core.flows, pool).heap(cls)
     cdef int32_t shared = NONE
     if free.count:
         shared = core.flows.queues[free.nodes[0].id].chain.head
@@ -33,7 +33,7 @@ cdef int32_t next_in_class(
 ) noexcept:
     """The same of one class, behind those that were taken."""
     cdef Heap own = (<Line>core.flows.candidates[pool + 1]).heap(cls)
-    cdef Heap free = (<Line>core.flows.candidates[0]).heap(cls)
+    cdef Heap free = free_line(core.flows, pool).heap(cls)
     cdef int32_t k, count = best_first(own, free, found, taken)
     for k in range(taken, count):
         found[k] = core.flows.queues[found[k]].chain.head
@@ -124,9 +124,9 @@ cdef int32_t head_in_class(Core core, int32_t pool, int32_t cls) except -2:
     return longest_match(core, pool, cls, first)
 
 
-cdef int64_t quanta_of(Core core, int32_t i) noexcept:
-    """How many quanta the flow of a request has used up."""
-    return core.flows.items[core.requests.items[i].flow].vtc // core.flows.grain
+cdef int64_t quanta_of(Core core, int32_t i, int32_t pool) noexcept:
+    """How many quanta the flow of a request has used up, as a pool sees it."""
+    return core.flows.counter_at(core.requests.items[i].flow, pool) // core.flows.grain
 
 
 cdef int32_t longest_match(
@@ -136,10 +136,10 @@ cdef int32_t longest_match(
     prompt a pool has most. O(LOOKAHEAD^2 + LOOKAHEAD log hashes)."""
     cdef int32_t found[LOOKAHEAD]
     cdef int32_t k, count = next_in_class(core, pool, cls, found, 0), best = first
-    cdef int64_t quanta = quanta_of(core, first), match
+    cdef int64_t quanta = quanta_of(core, first, pool), match
     cdef int64_t longest = matched_tokens(core, pool, first)
     for k in range(count):
-        if quanta_of(core, found[k]) != quanta:
+        if quanta_of(core, found[k], pool) != quanta:
             continue
         match = matched_tokens(core, pool, found[k])
         if match > longest and core.ledger.can_hold(pool, &core.requests.items[found[k]]):

@@ -62,6 +62,8 @@ cdef bint is_out(Flows flows, int32_t flow) noexcept:
 
 cdef int note_out(Flows flows, int32_t flow) except -1:
     """A flow that is out is no part of the minimum; else it is. O(targets + log n)."""
+    if flows.local:
+        wait_in_pools(flows, flow)
     if not is_out(flows, flow):
         return rejoin(flows, flow)
     if not flows.active(flow).has(flow):

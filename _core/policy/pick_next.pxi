@@ -52,6 +52,7 @@ cdef int32_t head_for(Core core, int32_t pool, bint* aged) except -2:
     """The request that is next for a pool, and whether ageing brought it before better classes.
     -1: none. O(classes)."""
     cdef Line line
+    cdef Heap heap
     cdef int32_t k, c, target, best = NONE, i = NONE, head
     cdef int64_t due_ns = core.now_ns + 1
     aged[0] = False
@@ -67,7 +68,11 @@ cdef int32_t head_for(Core core, int32_t pool, bint* aged) except -2:
         for target in (pool + 1, 0):
             line = <Line>core.flows.candidates[target]
             if line.heap(c).count and line.due_ns(c) < due_ns:
-                head = core.flows.queues[line.heap(c).nodes[0].id].chain.head
+                if target == 0:
+                    heap = free_line(core.flows, pool).heap(c)
+                else:
+                    heap = line.heap(c)
+                head = core.flows.queues[heap.nodes[0].id].chain.head
                 if target or core.ledger.can_hold(pool, &core.requests.items[head]):
                     i, due_ns, aged[0] = head, line.due_ns(c), True
     return i

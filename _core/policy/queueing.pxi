@@ -1,21 +1,27 @@
 # Queueing: puts a request into its queue, and takes it out.
 
 cdef int32_t enqueue(Flows flows, int32_t i) except -2:
-    """Queue request i, by arrival at the end; returns the head that it displaces. O(log n)."""
+    """Queue request i, by arrival at the end; returns the head that it displaces. O(log n), with
+    several pools O(pools * log n)."""
     cdef Request* r = &flows.requests.items[i]
-    cdef int32_t q = flows.queue_of(r.flow, r.target + 1)
+    cdef int32_t q = flows.queue_of(r.flow, r.target + 1), displaced = NONE
     flows.activate(r.flow, True)
+    if flows.local:
+        begin_in_pools(flows, r.flow, r.target + 1)
     count_queued(flows, r, 1)
     r.ordinal = flows.queues[q].ordinal
     flows.queues[q].ordinal += 1
     r.mark = flows.queues[q].work_in
     flows.queues[q].work_in += r.work
     if flows.queues[q].by_deadline:
-        return insert_by_deadline(flows, q, i)
-    chain_push(&flows.queues[q].chain, flows.requests.items, i)
-    if flows.queues[q].chain.count == 1:
-        rank_queue(flows, q)
-    return NONE
+        displaced = insert_by_deadline(flows, q, i)
+    else:
+        chain_push(&flows.queues[q].chain, flows.requests.items, i)
+        if flows.queues[q].chain.count == 1:
+            rank_queue(flows, q)
+    if flows.local:
+        bring_back(flows, r.flow)
+    return displaced
 
 
 cdef int dequeue(Flows flows, int32_t i) except -1:

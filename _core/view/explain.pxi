@@ -164,7 +164,7 @@ cdef Node rank_of(Core core, int32_t i) noexcept:
     cdef Node mine
     mine.key, mine.tie, mine.id = 0, r.seq, NONE
     if core.flows.order == ORDER_COUNTER:
-        mine.key = core.flows.items[r.flow].vtc // core.flows.grain
+        mine.key = core.flows.counter_at(r.flow, r.target) // core.flows.grain
     elif core.flows.order == ORDER_INPUT:
         mine.key = r.prompt_tokens
     return mine
@@ -175,8 +175,13 @@ cdef int32_t flows_before(Core core, int32_t i) except -1:
     O(SCAN_MAX)."""
     cdef Request* r = &core.requests.items[i]
     cdef Node mine = rank_of(core, i)
+    cdef Line free
     cdef int32_t cls = core.flows.items[r.flow].cls, count
-    count = nodes_before(core, (<Line>core.flows.candidates[0]).heap(cls), &mine, r.flow, 0)
+    if r.target == NONE:
+        free = <Line>core.flows.candidates[0]
+    else:
+        free = free_line(core.flows, r.target)
+    count = nodes_before(core, free.heap(cls), &mine, r.flow, 0)
     if r.target != NONE:
         count = nodes_before(
             core, (<Line>core.flows.candidates[r.target + 1]).heap(cls), &mine, r.flow, count
@@ -294,7 +299,10 @@ cdef dict pool_wait(Core core, int32_t i, int32_t pool):
         row["next_tenant"] = core.flow_list[core.requests.items[head].flow].decode()
         row["next_class"] = core.classes.names[f.cls].decode()
         if f.cls == core.flows.items[r.flow].cls and core.flows.order == ORDER_COUNTER:
-            row["next_lead_tokens"] = (core.flows.items[r.flow].vtc - f.vtc) // MICRO
+            row["next_lead_tokens"] = (
+                core.flows.counter_at(r.flow, pool)
+                - core.flows.counter_at(core.requests.items[head].flow, pool)
+            ) // MICRO
     return row
 
 

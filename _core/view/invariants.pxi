@@ -178,6 +178,7 @@ cdef int check_candidates(Core core) except -1:
     cdef int32_t k, q, c
     for c in range(CLASSES_MAX):
         check_invariant(core, (<Heap>core.flows.actives[c]).valid(), "heap order of active flows")
+    check_positions(core)
     for line in core.flows.candidates:
         check_line(core, line)
         for c in range(CLASSES_MAX):
@@ -190,6 +191,45 @@ cdef int check_candidates(Core core) except -1:
                     and heap.nodes[k].key == core.flows.key_of(q)
                     and core.flows.items[core.flows.queues[q].flow].cls == c,
                     "a candidate stands at its counter and its head, in its class",
+                )
+    return 0
+
+
+cdef int check_positions(Core core) except -1:
+    """That each flow stands where its positions say, in every pool. O(queues * pools)."""
+    cdef Flows flows = core.flows
+    cdef Position* p
+    cdef Line line
+    cdef int32_t n, q, pool, flow, cls, at
+    cdef int64_t key
+    for n in range(flows.positions.count):
+        p = &flows.positions.items[n]
+        check_invariant(
+            core, p.flow == NONE
+            or (flows.find_position(p.flow, p.pool) == n and 0 <= p.foreign and 0 <= p.key),
+            "a flow has one position in a pool",
+        )
+    if not flows.local:
+        return 0
+    for pool in range(core.ledger.count):
+        line = <Line>flows.anywhere[pool]
+        check_line(core, line)
+        for q in range(flows.queue_count):
+            flow, cls = flows.queues[q].flow, flows.items[flows.queues[q].flow].cls
+            if flows.queues[q].target != 0:
+                continue
+            check_invariant(
+                core, line.has(cls, q) == (<Line>flows.candidates[0]).has(cls, q),
+                "what may run anywhere stands in every pool",
+            )
+            if line.has(cls, q):
+                at = line.heap(cls).places[q] - 1
+                key = flows.key_of(q)
+                if flows.order == ORDER_COUNTER:
+                    key = flows.counter_at(flow, pool) // flows.grain
+                check_invariant(
+                    core, line.heap(cls).nodes[at].key == key,
+                    "what may run anywhere stands by its position in each pool",
                 )
     return 0
 

@@ -266,22 +266,28 @@ cdef list class_rows(Core core):
 
 
 cdef int64_t fairness_gap(Flows flows) noexcept:
-    """Largest difference of counters between flows of a class that are backlogged, and not by
-    their own quotas. O(queues + classes)."""
-    cdef int64_t low[CLASSES_MAX]
-    cdef int64_t high[CLASSES_MAX]
-    cdef int64_t widest = 0
-    cdef int32_t q, c
-    cdef Flow* f
+    """Largest difference of counters between flows of a class that are backlogged in a pool, and
+    not by their own quotas. O(queues * pools + classes * pools)."""
+    cdef int64_t low[CLASSES_MAX][POOLS_MAX]
+    cdef int64_t high[CLASSES_MAX][POOLS_MAX]
+    cdef int64_t widest = 0, counter
+    cdef int32_t q, c, flow, pool, pools = <int32_t>len(flows.anywhere) if flows.local else 1
     for c in range(CLASSES_MAX):
-        low[c], high[c] = VTC_MAX, -1
+        for pool in range(pools):
+            low[c][pool], high[c][pool] = VTC_MAX, -1
     for q in range(flows.queue_count):
-        f = &flows.items[flows.queues[q].flow]
-        if (<Line>flows.candidates[flows.queues[q].target]).has(f.cls, q):
-            low[f.cls] = min(low[f.cls], f.vtc)
-            high[f.cls] = max(high[f.cls], f.vtc)
+        flow = flows.queues[q].flow
+        c = flows.items[flow].cls
+        if not (<Line>flows.candidates[flows.queues[q].target]).has(c, q):
+            continue
+        for pool in range(pools):
+            if not flows.local or flows.queues[q].target in (0, pool + 1):
+                counter = flows.counter_at(flow, pool)
+                low[c][pool] = min(low[c][pool], counter)
+                high[c][pool] = max(high[c][pool], counter)
     for c in range(CLASSES_MAX):
-        widest = max(widest, high[c] - low[c])
+        for pool in range(pools):
+            widest = max(widest, high[c][pool] - low[c][pool])
     return widest
 
 

@@ -50,6 +50,8 @@ LIVE_OPTIONS = frozenset(
         "prefix_blocks_max",
         "quantum_tokens",
         "credit_max_micro",
+        "lead_max_micro",
+        "fairness_domain",
         "saturation_band_ppm",
     }
 )

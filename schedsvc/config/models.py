@@ -51,6 +51,7 @@ __all__ = [
 
 _MS = 1_000_000
 _MICRO = 1_000_000
+_DOMAINS = {"all": 0, "model": 1, "pool": 2}  # of the core
 #: The core's own bound: it keeps every product of tokens, price and weight in 64 bits.
 _TOKENS_MAX = 1 << 27
 _TOKENS_OF_A_RANK = 4
@@ -173,6 +174,8 @@ class Scheduler(Section):
     policy: Literal["vtc", "vtc-predict", "dlpm", "lcf", "fcfs", "sif"] = "vtc"
     lift: Literal["level", "active"] = "level"
     credit_max_tokens: Annotated[TokensOrAuto, Field(alias="credit_max")] = AUTO
+    lead_max_tokens: Annotated[TokensOrAuto, Field(alias="lead_max")] = AUTO
+    fairness_domain: Literal["all", "model", "pool"] = "model"
     flow_order: Literal["arrival", "deadline"] = "arrival"
     prices: Prices = Prices()
     queue_ttl_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 30_000
@@ -212,6 +215,11 @@ class Scheduler(Section):
     def credit_max_micro(self) -> int:
         """The credit in the unit of the counters; AUTO: what one request is charged."""
         return AUTO if self.credit_max_tokens == AUTO else self.credit_max_tokens * _MICRO
+
+    @property
+    def lead_max_micro(self) -> int:
+        """The lead in that unit; AUTO: two average requests and a second of the pool's rate."""
+        return AUTO if self.lead_max_tokens == AUTO else self.lead_max_tokens * _MICRO
 
 
 class Limits(Section):
@@ -453,6 +461,8 @@ class Config(Section):
             "cached_price_ppm": settings.prices.cached_ppm,
             "lift": settings.lift,
             "credit_max_micro": settings.credit_max_micro,
+            "lead_max_micro": settings.lead_max_micro,
+            "fairness_domain": _DOMAINS[settings.fairness_domain],
             "flow_order": settings.flow_order,
             "ledger": settings.ledger,
             "dispatch": settings.dispatch,

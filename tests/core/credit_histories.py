@@ -1,15 +1,20 @@
-"""Random histories of one pool, and what bounded credit promises in each.
+"""Random histories of one pool, or of several, and what bounded credit promises in each.
 
     python -m tests.core.credit_histories --count 1000000 --seed 7
+    python -m tests.core.credit_histories --count 1000000 --pools
 
 In any interval in which flow g waits all the time, another flow f is served, by weight, at most
 the bound of VTC and the credit more than g: bound = 2 * max(input price * longest prompt, output
 price * pool) / least weight. That holds for every f, also for one that comes and goes. Every
 request reports its output token by token, so that the engine's service is what is charged.
+
+With several pools the same holds in each: while g waits all the time in a pool, f is served there
+at most the bound, the credit and the lead more than g is served in all pools.
 """
 
 import random
 import sys
+from itertools import product
 
 import click
 
@@ -36,8 +41,11 @@ class History:
         self.core = self._begin()
         self.now_ns = self.serial = 0
         self.served = [0] * 3
+        self.served_in: dict[tuple[int, int], int] = {}  # by flow and pool
         self.queued: dict[int, tuple[int, int, int]] = {}  # handle: flow, prompt, output
-        self.live: dict[int, list[int]] = {}  # lease: flow, prompt, output left, charged, produced
+        self.targets: dict[int, int] = {}
+        #: By lease id: flow, prompt, output, charged, produced, pool.
+        self.live: dict[int, list[int]] = {}
         self.least: dict[tuple[int, int], int] = {}  # lead of one since the other waits
         self.longest = self.most = 0
 
@@ -70,6 +78,9 @@ class History:
             self._poll()
             self._hold()
 
+    def _target(self, flow: int) -> int:
+        return 0
+
     def _open(self, flow: int) -> int:
         running = sum(lease[0] == flow for lease in self.live.values())
         return running + sum(queued[0] == flow for queued in self.queued.values())
@@ -78,10 +89,13 @@ class History:
         for _ in range(count):
             self.serial += 1
             prompt, output = self.random.randint(1, PROMPT_MAX), self.random.randint(1, OUTPUT_MAX)
+            target = self._target(flow)
             handle = self.core.admit(
-                self.now_ns, flow, b"%d" % self.serial, prompt, output, reports_progress=True
-            )
+                self.now_ns, flow, b"%d" % self.serial, prompt, output, target,
+                reports_progress=True,
+            )  # fmt: skip
             self.queued[handle] = flow, prompt, output
+            self.targets[handle] = target
             self.longest = max(self.longest, prompt)
             self.most = max(self.most, prompt * INPUT + output * OUTPUT)
 
@@ -90,7 +104,7 @@ class History:
             if decision.handle not in self.queued:
                 continue
             flow, prompt, output = self.queued.pop(decision.handle)
-            lease = [flow, prompt, self.random.randint(1, output), 0, 0]
+            lease = [flow, prompt, self.random.randint(1, output), 0, 0, decision.pool]
             self.live[decision.lease_id] = lease
             self._charge(lease)
 
@@ -106,15 +120,20 @@ class History:
                 self.core.complete(self.now_ns, lease_id, 1, core.COMPLETED, lease[1], 0, lease[4])
 
     def _charge(self, lease: list[int]) -> None:
-        flow, prompt, _, before, produced = lease
+        flow, prompt, _, before, produced, pool = lease
         lease[3] = (prompt * INPUT + produced * OUTPUT) * 1_000 // self.weights[flow]
         self.served[flow] += lease[3] - before
+        here = self.served_in.get((flow, pool), 0)
+        self.served_in[flow, pool] = here + lease[3] - before
+
+    def _allowed(self) -> int:
+        least = min(self.weights)
+        bound = 2 * max(INPUT * self.longest, OUTPUT * CAPACITY) * 1_000 // least
+        return bound + (self.most * 1_000 // least if self.credit < 0 else self.credit)
 
     def _hold(self) -> None:
         waiting = {flow for flow, *_ in self.queued.values()}
-        least = min(self.weights)
-        bound = 2 * max(INPUT * self.longest, OUTPUT * CAPACITY) * 1_000 // least
-        allowed = bound + (self.most * 1_000 // least if self.credit < 0 else self.credit)
+        allowed = self._allowed()
         for g in range(3):
             for f in range(3):
                 lead = self.served[f] - self.served[g]
@@ -125,8 +144,46 @@ class History:
                 if lead - self.least[f, g] > allowed:
                     raise BrokenError(
                         f"f{f} got {lead - self.least[f, g]} micro-tokens more than f{g}, which"
-                        f" waited: bound {bound}, credit {self.credit}"
+                        f" waited: allowed {allowed}"
                     )
+
+
+class PoolHistory(History):
+    """The same with three pools; a request asks for one of them, or for any."""
+
+    def _begin(self) -> core.Scheduler:
+        self.lead = self.random.choice((0, 20 * INPUT, 300 * INPUT))
+        self.wishes = [self.random.choices((-1, 0, 1, 2), k=2) for _ in range(3)]
+        self.leads: dict[tuple[int, int, int], int] = {}
+        made = super()._begin()
+        made.set_options(0, lead_max_micro=self.lead)
+        for pool in (1, 2):
+            made.set_pool(0, b"p%d" % pool, 1, CAPACITY, 1)
+        return made
+
+    def _target(self, flow: int) -> int:
+        return self.random.choice(self.wishes[flow])
+
+    def _hold(self) -> None:
+        allowed = self._allowed() + self.lead
+        waiting = {
+            (self.queued[handle][0], pool)
+            for handle in self.queued
+            for pool in range(3)
+            if self.targets[handle] in (-1, pool)
+        }
+        for f, g, pool in product(range(3), repeat=3):
+            if (g, pool) not in waiting:
+                self.leads.pop((f, g, pool), None)
+                continue
+            lead = self.served_in.get((f, pool), 0) - self.served[g]
+            least = min(lead, self.leads.get((f, g, pool), lead))
+            self.leads[f, g, pool] = least
+            if f != g and lead - least > allowed:
+                raise BrokenError(
+                    f"f{f} got {lead - least} micro-tokens more in pool {pool} than f{g}, which"
+                    f" waited there, in all: allowed {allowed}"
+                )
 
 
 @click.command()
@@ -140,11 +197,12 @@ class History:
     type=click.IntRange(min=0),
     help="First seed.",
 )
-def main(count: int, seed: int) -> None:
+@click.option("--pools", is_flag=True, help="Let each have three pools.")
+def main(count: int, seed: int, pools: bool) -> None:
     """Play random histories; exit with status 1 and the seed if one breaks the promise."""
     for number in range(seed, seed + count):
         try:
-            History(number).play()
+            (PoolHistory if pools else History)(number).play()
         except BrokenError as broken:
             sys.exit(f"seed {number}: {broken}")
         if number % 10_000 == 9_999:

@@ -130,6 +130,8 @@ class Twins(RuleBasedStateMachine):
         flow_queue_tokens_max=st.sampled_from((0, 0, 40, 100)),
         queue_tokens_max=st.sampled_from((0, 0, 100)),
         saturation_ppm=st.sampled_from((1, 300_000, 800_000)),
+        lead_max_micro=st.sampled_from((-1, 0, 10**7, 10**9)),
+        fairness_domain=st.sampled_from((0, 1, 2)),
         saturation_band_ppm=st.sampled_from((0, 0, 200_000)),
         early_refusal=st.sampled_from((0, 1, 1)),
         refusal_samples_min=st.sampled_from((0, 0, 1)),

@@ -82,11 +82,14 @@ class Twin(OperatorActions):
     def _line_up(self, r: Request) -> None:
         self.foretell(r)
         self.lift(r.flow)
+        self.positions.begin(r)
         before = self.order.join(r)
         if r.flow in self.quotas.refusing or r.flow in self.audit.flows:
             self.quotas.bill_chain(r)
         self.quotas.look(r.flow)
         self.order.note_displaced(before)
+        self.positions.look()
+        self.positions.bring_back(r.flow)
 
     def poll(self, now_ns: int) -> list[Verdict]:
         self.enter(now_ns)

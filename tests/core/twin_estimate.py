@@ -69,6 +69,7 @@ class Estimate(Room):
 
     def work_before(self, flow: int, target: int) -> int:
         f, before = self.flows[flow], 0
+        counter = self.positions.counter_at(flow, target)
         place = self.classes.order()
         for i, other in enumerate(self.flows):
             if place.index(other.cls) < place.index(f.cls):
@@ -76,10 +77,10 @@ class Estimate(Room):
         for line in {-1, target} if self.policy not in ("fcfs", "sif") else ():
             for head in self.heads(line):
                 other = self.flows[head.flow]
-                key = self.rank(head)[0] * self.grain
-                if head.flow == flow or other.cls != f.cls or key >= f.vtc:
+                key = self.rank(head, target)[0] * self.grain
+                if head.flow == flow or other.cls != f.cls or key >= counter:
                     continue
-                their = (f.vtc - key) * other.weight_milli // 10**9
+                their = (counter - key) * other.weight_milli // 10**9
                 before += min(their, self.order.work_ahead(head.flow, line))
         return before
 

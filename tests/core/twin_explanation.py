@@ -96,7 +96,8 @@ def _own_work(twin: Twin, r: Request) -> int:
 def _flows_ahead(twin: Twin, r: Request) -> int:
     cls = twin.flows[r.flow].cls
     others = [q for target in {-1, r.target} for q in twin.heads(target) if q.flow != r.flow]
-    alike = [q for q in others if twin.flows[q.flow].cls == cls and twin.rank(q) < twin.rank(r)]
+    mine = twin.rank(r, r.target)
+    alike = [q for q in others if twin.flows[q.flow].cls == cls and twin.rank(q, r.target) < mine]
     return min(SCAN_MAX + 1, len(alike))
 
 
@@ -152,7 +153,8 @@ def _pool(twin: Twin, r: Request, pool: int) -> dict[str, Any]:
         row["next_tenant"] = twin.flow_names[head.flow].decode()
         row["next_class"] = twin.classes.items[its.cls].name.decode()
         if its.cls == mine.cls and twin.policy not in ("fcfs", "sif"):
-            lead = mine.vtc - its.vtc
+            counter_at = twin.positions.counter_at
+            lead = counter_at(r.flow, pool) - counter_at(head.flow, pool)
             row["next_lead_tokens"] = abs(lead) // MICRO * (1 if lead > 0 else -1)
     return row
 

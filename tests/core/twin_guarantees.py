@@ -260,6 +260,7 @@ class Shares:
 
     def _let_go(self, r: Request) -> None:
         del self.holds[r.seq]
+        self.state.positions.look()
         self.quotas.note_out(r.flow)
         self.state.classes.note()
 

@@ -84,12 +84,12 @@ class Choice(Stagger):
         classes, best = self.classes, None
         aged = []
         for cls in classes.order():
-            own, shared = self.least(pool, cls), self.least(-1, cls)
+            own, shared = self.least(pool, cls, pool), self.least(-1, cls, pool)
             if shared and not self.can_hold(pool, shared):
                 shared = None
             heads = [r for r in (own, shared) if r]
             if best is None:
-                best = min(heads, key=self.rank, default=None)
+                best = min(heads, key=lambda r: self.rank(r, pool), default=None)
                 if best and self.policy == "dlpm":
                     best = self.longest(pool, best)
                 if best and (classes.items[cls].exempt or self.pools[pool].brought):
@@ -125,7 +125,7 @@ class Choice(Stagger):
 
         def place(r: Request) -> tuple[Any, ...]:
             its = self.flows[r.flow].cls
-            return its != cls, self.classes.place(its), self.rank(r)
+            return its != cls, self.classes.place(its), self.rank(r, pool)
 
         return sorted(self.heads(pool) + self.heads(-1), key=place)[:LOOKAHEAD]
 

@@ -54,7 +54,7 @@ class Prefixes(State):
         heads = [r for r in self.heads(pool) + self.heads(-1) if self.flows[r.flow].cls == cls]
         stand = [
             r
-            for r in sorted(heads, key=self.rank)[:LOOKAHEAD]
-            if self.rank(r)[0] == self.rank(first)[0] and self.can_hold(pool, r)
+            for r in sorted(heads, key=lambda r: self.rank(r, pool))[:LOOKAHEAD]
+            if self.rank(r, pool)[0] == self.rank(first, pool)[0] and self.can_hold(pool, r)
         ]
         return max([first, *stand], key=lambda r: self.matched(pool, r))

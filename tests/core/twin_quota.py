@@ -1,25 +1,17 @@
 """The twin's quotas: dicts and scans; the moment when a bucket will do is found by bisection."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from schedsvc import _core as core
 
 from .twin_guarantees import Shares
-from .twin_types import TICK_NS, Bucket, Node, Request, TwinError, Wait
+from .twin_types import TICK_NS, Bill, Bucket, Node, Request, TwinError, Wait
 
 if TYPE_CHECKING:
     from .twin_state import State
 
 REQUESTS, INPUT, OUTPUT, TOTAL = range(4)
 RETRY_MAX_NS = 109 * 10**9
-
-
-@dataclass
-class Bill:
-    nodes: list[int]
-    inputs: int
-    outputs: int
 
 
 def shares(inputs: int, outputs: int) -> tuple[int, int, int]:
@@ -320,6 +312,7 @@ class Quotas:
     def gone(self, r: Request) -> None:
         """It has left its queue."""
         was_held = self.shares.holds.pop(r.seq, None)
+        self.state.positions.look()
         if r.flow in self.waits and self.waits[r.flow].request is r:
             self.come_back(r.flow)
         if was_held:
@@ -333,6 +326,7 @@ class Quotas:
 
     def note_out(self, flow: int) -> None:
         """One that is out leaves the minimum, and another one comes back."""
+        self.state.positions.wait(flow)
         if not self.is_out(flow):
             self._rejoin(flow)
         elif flow in self.state.in_minimum:
@@ -420,6 +414,7 @@ class Quotas:
                 if node != served_by and self.waiters(node):
                     self.state.classes.served(("node", node), self.state.flows[flow].cls)
             self.bill_chain(r)
+            self.state.positions.look()
             self.state.classes.note()
             served_by = -1
 
@@ -436,6 +431,7 @@ class Quotas:
         for hold in self.shares.holds_of(flow):
             self._rejoin(flow)
             del self.shares.holds[hold.request.seq]
+        self.state.positions.look()
         self.state.classes.note()
 
     def _rejoin(self, flow: int) -> None:

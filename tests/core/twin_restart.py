@@ -50,6 +50,7 @@ class Restart:
         paid = min(f.owed, r.charged)
         f.owed -= paid
         f.vtc -= paid
+        self.state.positions.charge(r.flow, r.pool, -paid)
         p.owed_tokens = max(0, p.owed_tokens - r.reserved_blocks * p.block_size)
         bill = self.state.quotas.bills.get(r.seq)
         for node in bill.nodes if bill else []:
@@ -95,6 +96,7 @@ class Restart:
             if flow not in active and flow not in quotas.waits:
                 away = quotas.lift_of(flow, quotas.shares.root) - quotas.shares.lifts[flow]
                 state.flows[flow].vtc += away
+        state.positions.restart()
         self._forget()
         for node, n in enumerate(quotas.nodes):
             for which in n.buckets:

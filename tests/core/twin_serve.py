@@ -80,7 +80,7 @@ class Serve(Overload):
             return False
         (shares := self.quotas.shares).note_saturation()
         for cls in self.classes.order():
-            r = self.least(-1, cls)
+            r = self.least(-1, cls, pool)
             if r and not any(self.can_hold(q, r) for q in range(len(self.pools))):
                 self._evict(r, core.EVICTED_TOO_LARGE)
                 return True
@@ -153,6 +153,7 @@ class Serve(Overload):
         deep = len(self.queued(lambda q: q.flow == r.flow)) > 1
         self.pools[pool].drain.add(self.now_ns, self.work_done(r), deep=deep)
         f.served.add(self.now_ns, self.work_done(r), deep=True)
+        self.positions.granted(r, pool)
         r.state, r.pool, r.epoch = LIVE, pool, self.pools[pool].epoch
         self.raise_level(f.cls)
         self.note_left(r, core.GRANTED)

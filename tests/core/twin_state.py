@@ -9,6 +9,7 @@ from .twin_dry_run import Audit
 from .twin_edf_queue import Order
 from .twin_explain import Why
 from .twin_lengths import Asked, Predictor
+from .twin_positions import Positions
 from .twin_quota import Quotas
 from .twin_restart import Restart
 from .twin_types import ENDED, QUEUED, Doubts, Due, Flow, Pool, Request, TwinError, Verdict
@@ -48,6 +49,8 @@ DEFAULTS = {
     "quantum_tokens": 10_000,
     "saturation_band_ppm": 50_000,
     "credit_max_micro": -1,
+    "lead_max_micro": -1,
+    "fairness_domain": 1,
 }
 
 
@@ -85,6 +88,7 @@ class State:
         self.quotas = Quotas(self)
         self.audit = Audit(self)
         self.restart = Restart(self)
+        self.positions = Positions(self)
         self.why = Why(self)
         self.pool_limits: dict[bytes, dict[str, int]] = {}
         self.adapter_weights: dict[bytes, int] = {}
@@ -153,6 +157,7 @@ class State:
             self.pool_names.append(name)
             self.pools.append(new)
             new.replays_until_ns = self.replays_until()
+            self.positions.pool_comes(len(self.pools) - 1)
             return len(self.pools) - 1
         index = self.pool_names.index(name)
         old = self.pools[index]
@@ -423,29 +428,32 @@ class State:
             + cached * (price * self.limits["cached_price_ppm"] // 1_000_000)
             + outputs * self.limits["output_price_micro"]
         )
-        f = self.flows[r.flow]
+        f, before = self.flows[r.flow], r.charged
         f.vtc -= r.charged
         r.charged = micro * 1000 // r.weight_milli
         f.vtc += r.charged
         assert f.vtc >= 0
+        self.positions.charge(r.flow, r.pool, r.charged - before)
 
     def share(self, pool: int) -> int:
         return self.promised(pool) * 1_000_000 // self.pools[pool].capacity_blocks
 
-    def least(self, target: int, cls: int) -> Request | None:
-        """The least (counter, seq) of a class's heads for one target."""
+    def least(self, target: int, cls: int, pool: int) -> Request | None:
+        """The least (counter, seq) of a class's heads for one target, as a pool sees them."""
         heads = [r for r in self.heads(target) if self.flows[r.flow].cls == cls]
-        return min(heads, key=self.rank, default=None)
+        return min(heads, key=lambda r: self.rank(r, pool), default=None)
 
     def heads(self, target: int) -> list[Request]:
         """The first request of each flow for one target."""
         heads = [r for r in self.order.heads() if r.target == target]
         return [r for r in heads if self.quotas.is_candidate(r)]
 
-    def rank(self, r: Request) -> tuple[int, int]:
+    def rank(self, r: Request, pool: int) -> tuple[int, int]:
+        """What orders heads in a pool; -1: in all, for those that may run anywhere."""
         if self.policy == "sif":
             return r.prompt_tokens, r.seq
-        return (0 if self.policy == "fcfs" else self.flows[r.flow].vtc // self.grain), r.seq
+        counter = self.positions.counter_at(r.flow, pool if r.target == -1 else r.target)
+        return (0 if self.policy == "fcfs" else counter // self.grain), r.seq
 
     @property
     def grain(self) -> int:
@@ -486,5 +494,6 @@ class State:
         for cls in list(self.levels):
             if not self._active_counters(cls):
                 del self.levels[cls]
+        self.positions.forget()
         self.average_charge = 0
         self.quotas.fill_up()

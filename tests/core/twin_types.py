@@ -354,6 +354,15 @@ class Bucket:
 
 
 @dataclass
+class Bill:
+    """What a request has taken from its quotas."""
+
+    nodes: list[int]
+    inputs: int
+    outputs: int
+
+
+@dataclass
 class Node:
     parent: int = -1
     buckets: dict[int, Bucket] = field(default_factory=dict)

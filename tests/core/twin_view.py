@@ -209,8 +209,16 @@ def _promises(twin: Twin, sums: Judged | None, lengths: Lengths | None) -> dict[
 
 def _totals(twin: Twin) -> dict[str, Any]:
     heads = [r for i in range(len(twin.flows)) for r in twin.quotas.heads(i)]
-    backlogged = [twin.flows[r.flow] for r in heads if twin.quotas.is_candidate(r)]
-    counters = [[f.vtc for f in backlogged if f.cls == cls] for cls in twin.classes.order()]
+    backlogged = [r for r in heads if twin.quotas.is_candidate(r)]
+    counters = [
+        [
+            twin.positions.counter_at(r.flow, pool)
+            for r in backlogged
+            if twin.flows[r.flow].cls == cls and (pool == -1 or r.target in (-1, pool))
+        ]
+        for cls in twin.classes.order()
+        for pool in (range(len(twin.pools)) if twin.positions.local else [-1])
+    ]
     prices = twin.limits["input_price_micro"], twin.limits["output_price_micro"]
     batch = sum(p.capacity_blocks * p.block_size for p in twin.pools)
     longest = max(twin.prompt_seen * prices[0], batch * prices[1])

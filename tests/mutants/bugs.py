@@ -138,12 +138,12 @@ MUTANTS = (
         (
             (
                 "policy/queueing.pxi",
-                "    if flows.queues[q].chain.count == 1:\n        rank_queue(flows, q)\n",
-                "    if BUG and flows.queues[q].chain.count > 1:\n"
-                "        other = flows.queues[q].chain.head\n"
-                "        chain_remove(&flows.queues[q].chain, flows.requests.items, other)\n"
-                "        chain_push(&flows.queues[q].chain, flows.requests.items, other)\n"
-                "        rank_queue(flows, q)\n",
+                "        if flows.queues[q].chain.count == 1:\n            rank_queue(flows, q)\n",
+                "        if BUG and flows.queues[q].chain.count > 1:\n"
+                "            other = flows.queues[q].chain.head\n"
+                "            chain_remove(&flows.queues[q].chain, flows.requests.items, other)\n"
+                "            chain_push(&flows.queues[q].chain, flows.requests.items, other)\n"
+                "            rank_queue(flows, q)\n",
             ),
         ),
         40,

@@ -5,6 +5,8 @@ from mutant import Mutant
 LIFTS = 1 << 44  # seeds from here on draw the level and its credit
 RESTARTS = frozenset({"scheduler-restarted", "client-leaves-run", "engine-slow"})
 
+POOLS = 1 << 46  # seeds from here on compare service in several pools
+
 FAIRNESS_BUGS = (
     Mutant(
         "level-falls",
@@ -69,5 +71,81 @@ FAIRNESS_BUGS = (
         400,
         RESTARTS,
         LIFTS,
+    ),
+    Mutant(
+        "lead-without-end",
+        "service elsewhere keeps a flow back in a pool until the others have had as much",
+        (
+            (
+                "policy/local_position.pxi",
+                "    while n != NONE:\n"
+                "        p = &flows.positions.items[n]\n"
+                "        n = p.next_position\n"
+                "        first = ",
+                "    if BUG:\n        return 0\n",
+            ),
+        ),
+        3000,
+        None,
+        POOLS,
+    ),
+    Mutant(
+        "lead-forgives-own-service",
+        "a flow is brought back in a pool by what it was served there",
+        (
+            (
+                "policy/local_position.pxi",
+                "        less_by = min(less_by, p.foreign)\n",
+                "        if BUG:\n            p.foreign = max(p.foreign, less_by)\n",
+            ),
+        ),
+        300,
+        None,
+        POOLS,
+    ),
+    Mutant(
+        "lead-lowers-everywhere",
+        "a flow that is brought back in one pool is brought back in all",
+        (
+            (
+                "policy/local_position.pxi",
+                "            p.key -= less_by\n",
+                "            if BUG:\n                lower_everywhere(flows, flow, less_by, p)\n",
+            ),
+            (
+                "policy/local_position.pxi",
+                "cdef int bring_back(Flows flows, int32_t flow) except -1:\n",
+                "cdef void lower_everywhere(\n"
+                "    Flows flows, int32_t flow, int64_t less_by, Position* but\n"
+                ") noexcept:\n"
+                "    cdef int32_t n = flows.items[flow].first_position\n"
+                "    while n != NONE and BUG:\n"
+                "        if &flows.positions.items[n] == but:\n"
+                "            n = but.next_position\n"
+                "            continue\n"
+                "        flows.positions.items[n].key -= min(\n"
+                "            less_by, flows.positions.items[n].key\n"
+                "        )\n"
+                "        n = flows.positions.items[n].next_position\n"
+                "\n\n",
+            ),
+        ),
+        300,
+        None,
+        POOLS,
+    ),
+    Mutant(
+        "level-of-pool-missing",
+        "a flow that gets something queued in a pool begins where it stood there",
+        (
+            (
+                "policy/local_position.pxi",
+                "    p.waits_at = NONE\n    if flows.lifts:\n",
+                "    if BUG:\n        return 0\n",
+            ),
+        ),
+        3000,
+        None,
+        POOLS,
     ),
 )

@@ -61,6 +61,8 @@ class JobMaker:
         options, random = self._options, self._events.rnd.random
         if tenant is None:
             tenant = self._tenants[self._whose(random())]
+            if options.fair and len(options.pools) > 1:
+                tenant = self._at_home(tenant, pool)
         n = 1 if random() < 0.9 else 2
         prompts = [1 + int(random() * options.prompt_max)]
         if random() < 0.05:
@@ -114,6 +116,21 @@ class JobMaker:
             return int(draw * draw * count)
         season, at = divmod(self._made, _SEASON)
         return season % count if at < _ALONE else int(draw * count)
+
+    def _at_home(self, tenant: str, pool: str) -> str:
+        """Return a tenant that asks for this pool in this season: it, or the next.
+
+        Each moves from pool to pool, so that service elsewhere matters when it comes to another.
+        """
+        names = [p.name for p in self._options.pools]
+        if pool not in names:
+            return tenant
+        season, first = self._made // _SEASON, self._tenants.index(tenant)
+        for k in range(len(self._tenants)):
+            number = (first + k) % len(self._tenants)
+            if (number * 2 + season * (number + 1)) % (len(names) + 1) in (names.index(pool), 0):
+                return self._tenants[number]
+        return tenant
 
     def conflict(self, job: Job) -> pb.AdmitRequest:
         """Another request under the id of this one."""

@@ -6,7 +6,14 @@ from random import Random
 from typing import Any, NamedTuple
 
 from schedsvc import _core
-from schedsvc.lab.faults.auditor import CREDIT_AUTO, Classes, Limits, PoolLimits, Quotas
+from schedsvc.lab.faults.auditor import (
+    CREDIT_AUTO,
+    LEAD_AUTO,
+    Classes,
+    Limits,
+    PoolLimits,
+    Quotas,
+)
 from schedsvc.lab.faults.draws import (
     StateOptions,
     draw_adapters,
@@ -19,7 +26,8 @@ from schedsvc.lab.faults.draws import (
 
 _S, _MS = 1_000_000_000, 1_000_000
 
-_SECOND, _THIRD, _FOURTH, FIFTH, NEWEST = 1 << 22, 1 << 23, 1 << 24, 1 << 40, 1 << 44
+_SECOND, _THIRD, _FOURTH, FIFTH, SIXTH = 1 << 22, 1 << 23, 1 << 24, 1 << 40, 1 << 44
+NEWEST = 1 << 46
 """Seeds below draw what the first ones drew, so that those that failed once fail as they did; the
 others also draw what the scheduler has learned since: quotas, and who counts as active; then what
 outlives a restart, classes, limits of pools, adapters, dispatch delay and shares; then deadlines,
@@ -179,7 +187,7 @@ def _draw(seed: int, events: int, faults: frozenset[str] | None) -> Options:
         name: 1_000 if rnd.random() < 0.5 else rnd.randrange(200, 5_000)
         for name in ("ada", "bob", "cyd", "dee", "eve", "fay")[: rnd.randrange(1, 7)]
     }
-    pools = draw_pools(rnd, fair=fair)
+    pools = draw_pools(rnd, fair=fair, seed=seed)
     smallest = min(pool.capacity_tokens for pool in pools)
     drawn = frozenset(name for name in _FIRST_FAULTS if rnd.random() < 0.7)
     core = draw_core(rnd)
@@ -213,7 +221,7 @@ def _draw(seed: int, events: int, faults: frozenset[str] | None) -> Options:
     if seed >= FIFTH and not fair:
         done, prefixes, wanted = draw_fifth(seed, core)
         drawn, deadlines = drawn | done, max(deadlines, wanted)
-    core |= draw_lift(seed, core)
+    core |= draw_lift(seed, core, several=fair and len(pools) > 1)
     may = drawn if faults is None else faults
     return Options(
         seed=seed,
@@ -252,15 +260,25 @@ def draw_fifth(seed: int, core: dict[str, Any]) -> tuple[frozenset[str], int, in
     return done, *draw_order(rnd, core)
 
 
-def draw_lift(seed: int, core: dict[str, Any]) -> dict[str, Any]:
-    """Draw the lift and its credit; mostly the default of a configuration."""
-    if seed < NEWEST:
+def draw_lift(seed: int, core: dict[str, Any], *, several: bool) -> dict[str, Any]:
+    """Draw the lift, its credit, and how far ahead other pools may keep a flow; mostly defaults.
+
+    `several`: what is served in each of several pools is compared.
+    """
+    if seed < SIXTH:
         return {"lift": core.get("lift", "active")}
     rnd = Random(seed ^ 0xC4ED17)  # noqa: S311 - no secret: one seed is one run
-    if rnd.random() < 0.1:
+    if rnd.random() < 0.1 and not several:
         return {"lift": "active"}
     micro = round(10 ** rnd.uniform(6, 10))  # a token or less, ten thousand or more
-    return {"lift": "level", "credit_max_micro": rnd.choice((CREDIT_AUTO, CREDIT_AUTO, 0, micro))}
+    lift = {"lift": "level", "credit_max_micro": rnd.choice((CREDIT_AUTO, CREDIT_AUTO, 0, micro))}
+    if seed < NEWEST:
+        return lift
+    lead = round(10 ** rnd.uniform(6, 10))
+    return lift | {
+        "lead_max_micro": rnd.choice((0, lead) if several else (LEAD_AUTO, LEAD_AUTO, 0, lead)),
+        "fairness_domain": 0 if several else rnd.choice((0, 1, 2)),
+    }
 
 
 class Later(NamedTuple):
@@ -334,10 +352,21 @@ def draw_quotas(rnd: Random, tenants: list[str], pools: tuple[PoolOptions, ...])
     )
 
 
-def draw_pools(rnd: Random, *, fair: bool) -> tuple[PoolOptions, ...]:
+def of_equal_pools(seed: int, first: PoolOptions) -> tuple[PoolOptions, ...]:
+    """Draw several engines that each take every request, and differ in their pace."""
+    rnd = Random(seed ^ 0x9001)  # noqa: S311 - no secret: one seed is one run
+    return tuple(
+        replace(
+            first, name=f"gpu-{number}", max_model_tokens=0, token_ns=rnd.choice((1, 2, 10)) * _MS
+        )
+        for number in range(rnd.choice((1, 2, 3)))
+    )
+
+
+def draw_pools(rnd: Random, *, fair: bool, seed: int) -> tuple[PoolOptions, ...]:
     """Draw the engines. A small one shows soon who is served more than his share."""
     block = rnd.choice((1, 4, 16, 16, 32))
-    return tuple(
+    pools = tuple(
         PoolOptions(
             name=f"gpu-{number}",
             capacity_tokens=(10 if fair else rnd.randrange(40, 400)) * 16,
@@ -349,6 +378,7 @@ def draw_pools(rnd: Random, *, fair: bool) -> tuple[PoolOptions, ...]:
         )
         for number in range(1 if fair else rnd.choice((1, 1, 2, 3)))
     )
+    return of_equal_pools(seed, pools[0]) if fair and seed >= NEWEST else pools
 
 
 # Settings that a core may have or not, with what is drawn for them.

@@ -66,6 +66,7 @@ def terms_of(options: Options) -> Terms:
         lifts=core["policy"] == "vtc",
         lift_queued=core["lift"] != "active",
         credit_max=0 if core["lift"] == "queued" else core.get("credit_max_micro", CREDIT_AUTO),
+        lead_max=core.get("lead_max_micro", 0),
         counts_exactly=counts,
         serves_in_order=counts and not (may_pass or len(options.pools) > 1 or _reorders(options)),
         unknown_weight=UNKNOWN_WEIGHT,

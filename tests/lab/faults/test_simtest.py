@@ -8,11 +8,19 @@ from click.testing import CliRunner
 
 from schedsvc.cli import main
 from schedsvc.lab.faults import run
-from schedsvc.lab.faults.auditor import CREDIT_AUTO
+from schedsvc.lab.faults.auditor import CREDIT_AUTO, LEAD_AUTO
 from schedsvc.lab.faults.disk import Disk, fields
 from schedsvc.lab.faults.event_queue import EventQueue
 from schedsvc.lab.faults.marathon import run_marathon
-from schedsvc.lab.faults.options import FAULTS, FIFTH, NEWEST, OPERATOR_FAULTS, STATE_FAULTS, draw
+from schedsvc.lab.faults.options import (
+    FAULTS,
+    FIFTH,
+    NEWEST,
+    OPERATOR_FAULTS,
+    SIXTH,
+    STATE_FAULTS,
+    draw,
+)
 from schedsvc.lab.faults.phases import Outcome
 from schedsvc.lab.faults.run import Case, Tally, run_case, run_cases, shrink
 from tests.core.encoding import message
@@ -115,7 +123,7 @@ def test_older_seeds_draw_nothing_newer() -> None:
         assert not options.faults & set(OPERATOR_FAULTS)
         assert not options.prefixes
         assert "flow_order" not in options.core
-    assert all(draw(seed, 2_000).core["lift"] != "level" for seed in (0, FIFTH, NEWEST - 1))
+    assert all(draw(seed, 2_000).core["lift"] != "level" for seed in (0, FIFTH, SIXTH - 1))
 
 
 def test_newest_seeds_draw_the_level_and_its_credit() -> None:
@@ -123,6 +131,19 @@ def test_newest_seeds_draw_the_level_and_its_credit() -> None:
     credits = [core["credit_max_micro"] for core in drawn if core["lift"] == "level"]
     assert len(credits) > 150
     assert min(credits.count(CREDIT_AUTO), credits.count(0), sum(c > 0 for c in credits)) > 20
+
+
+def test_newest_seeds_compare_service_in_several_pools() -> None:
+    drawn = {seed: draw(seed, 2_000) for seed in range(NEWEST, NEWEST + 200)}
+    several = [seed for seed, o in drawn.items() if o.fair and len(o.pools) > 1]
+    assert len(several) > 15
+    assert all(drawn[seed].core["lead_max_micro"] >= 0 for seed in several)
+    assert any(o.core.get("lead_max_micro") == LEAD_AUTO for o in drawn.values())
+    assert {o.core.get("fairness_domain", 1) for o in drawn.values()} == {0, 1, 2}
+    tally = Tally()
+    for _ in run_cases((Case(seed) for seed in several[:8]), tally):
+        pass
+    assert tally.failures == []
 
 
 def test_seeds_that_failed_once_hold() -> None:

@@ -8,6 +8,7 @@ from schedsvc.lab.faults.auditor.implied_state import UNKNOWN_FLOW
 from schedsvc.lab.faults.auditor.records import (
     CREDIT_AUTO,
     DEFAULT_CLASS,
+    LEAD_AUTO,
     Classes,
     Limits,
     PoolLimits,
@@ -22,6 +23,7 @@ from schedsvc.lab.faults.auditor.resume import Known
 __all__ = [
     "CREDIT_AUTO",
     "DEFAULT_CLASS",
+    "LEAD_AUTO",
     "UNKNOWN_FLOW",
     "Auditor",
     "Classes",

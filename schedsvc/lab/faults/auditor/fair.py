@@ -1,6 +1,7 @@
 """The bound of VTC (arXiv 2401.00588, section 4), measured on what was served."""
 
 from schedsvc.lab.faults.auditor.counters import Counters
+from schedsvc.lab.faults.auditor.fair_pools import PoolFairness
 from schedsvc.lab.faults.auditor.records import CREDIT_AUTO, Lease, Request, Terms, require
 
 
@@ -22,6 +23,7 @@ class Fairness:
     def restart(self) -> None:
         """Forget everything: the scheduler did."""
         self.served: dict[str, int] = {}
+        self._pools = PoolFairness(self._terms)
         self._since: dict[tuple[str, str], tuple[int, int]] = {}  # difference served, of counters
         self._waiting: dict[str, int] = {}
         self._lead: dict[tuple[str, str], int] = {}  # the least since the second one waits
@@ -35,10 +37,12 @@ class Fairness:
         waiting[r.flow] = waiting.get(r.flow, 0) + 1
         self._flows.add(r.flow)
         self._charge_max = max(self._charge_max, self._most_of(r))
+        self._pools.arrived(r)
 
     def left(self, r: Request) -> None:
         """Count a request that waits no more."""
         waiting = self._waiting
+        self._pools.left(r)
         waiting[r.flow] -= 1
         if not waiting[r.flow]:
             del waiting[r.flow]
@@ -62,6 +66,7 @@ class Fairness:
         if more:
             self.served[flow] = self.served.get(flow, 0) + more
             self._counters.charged(flow, more, granted_as)
+            self._pools.charge(flow, lease.pool.name, more)
             lease.served = served
             self._flows.add(flow)
 
@@ -111,6 +116,9 @@ class Fairness:
     def _check_leads(self, bound: int, slack: dict[str, int]) -> None:
         most = self._charge_max * 1000 // self._weight_min
         credit = most if self._terms.credit_max == CREDIT_AUTO else self._terms.credit_max
+        if self._terms.pools > 1:
+            self._pools.check(self.served, bound + credit, slack)
+            return
         for waits in self._waiting:
             for other in self._flows:
                 if other == waits:

@@ -14,6 +14,7 @@ COMPLETED, CANCELLED, EXPIRED = 48, 49, 50
 UNKNOWN, LIVE, VOID, ENDED = 1, 2, 3, 4
 
 CREDIT_AUTO = -1
+LEAD_AUTO = -1
 
 # Limits of the contract (proto/README.md).
 PROMPT_TOKENS_MAX = 1 << 24
@@ -127,7 +128,7 @@ class Terms:
     work_conserving: bool
     # In one pool, first come, first served: a head is bypassed so often at most; None: no rule.
     bypass_max: int | None
-    # One pool, and nobody reports what he did not use: the bound of VTC applies.
+    # Every report is true: the bound of VTC applies, with several pools in each of them.
     fair: bool
     lifts: bool  # who was idle is lifted to the least served that is active
     # A flow is active while something of it waits, and lifted to a level that never falls, less the
@@ -145,6 +146,7 @@ class Terms:
     adapters: dict[str, int] = field(default_factory=dict)  # tokens of each, where not the usual
     early_refusal: bool = False  # who cannot meet a deadline is refused
     credit_max: int = 0  # micro-tokens; CREDIT_AUTO: the average charge of a request
+    lead_max: int = 0  # micro-tokens, how far ahead service elsewhere keeps a flow in a pool
     by_deadline: bool = False  # inside a flow, whose wait is over first goes first
     paces_grants: bool = (
         False  # beyond half of a pool, requests may wait so that not all end at once

@@ -1,0 +1,86 @@
+# Positions in several pools, in the rows that outlive the process: of each flow in its own row, the
+# levels of a pool in that of the pool. A pool of before the restart that has not come back keeps
+# what is saved of it.
+
+cdef int write_positions(Core core, Writer w, int32_t flow) except -1:
+    """Write field 8 of a flow's row. O(pools)."""
+    cdef int32_t n = core.flows.items[flow].first_position
+    cdef Position p
+    while n != NONE:
+        p = core.flows.positions.items[n]
+        if p.waits_at != NONE:  # it is lifted, since after the restart it waits for nothing
+            keep_lift(core.flows, &p)
+        write_position(w, <bytes>core.pool_list[p.pool], p.key, p.foreign)
+        n = p.next_position
+    for name, positions in core.saved_positions.items():
+        if flow in positions:
+            key, foreign = positions[flow]
+            write_position(w, <bytes>name, key, foreign)
+    return 0
+
+
+cdef int write_position(Writer w, bytes pool, int64_t key, int64_t foreign) except -1:
+    cdef size_t before = w.length()
+    w.text(3, pool)
+    w.varint(2, foreign)
+    w.varint(1, key)
+    return w.close(8, before)
+
+
+cdef list levels_in(Core core, int32_t pool):
+    """Class and level of each class that has one in a pool. O(classes)."""
+    cdef int32_t cls
+    return [
+        (cls, core.flows.positions.level[cls][pool])
+        for cls in range(CLASSES_MAX)
+        if core.flows.positions.level[cls][pool]
+    ]
+
+
+cdef int read_positions(Core core, int32_t flow, Cursor* c, bint applies) except -1:
+    """Keep what a flow's row says of pools, until they come. O(bytes)."""
+    cdef int64_t v[2]
+    cdef int64_t tag
+    cdef Cursor inner, again
+    cdef Slice pool
+    while True:
+        tag = read_tag(c)
+        if tag == 0:
+            return 0
+        if tag != 8 << 3 | LENGTH:
+            skip(c, tag)
+            continue
+        inner = read_message(c)
+        again = inner
+        read_numbers(&inner, v, 2)
+        check_range("key", v[0], 0, VTC_MAX)
+        check_range("foreign", v[1], 0, VTC_MAX)
+        memset(&pool, 0, sizeof(Slice))
+        while True:
+            tag = read_tag(&again)
+            if tag == 0:
+                break
+            if tag == 3 << 3 | LENGTH:
+                pool = read_slice(&again)
+            else:
+                skip(&again, tag)
+        check_range("pool", pool.size, 1, ID_BYTES_MAX)
+        if applies and flow != NONE:
+            name = slice_bytes(&pool)
+            if name in core.saved_positions or len(core.saved_positions) < POOLS_MAX:
+                core.saved_positions.setdefault(name, {})[flow] = (v[0], v[1])
+
+
+cdef int read_levels(Core core, bytes pool, Cursor* c, bint applies) except -1:
+    cdef int64_t tag, level = 0
+    cdef int32_t cls
+    while True:
+        tag = read_tag(c)
+        if tag == 0:
+            return 0
+        if tag != 6 << 3 | LENGTH:
+            skip(c, tag)
+            continue
+        cls = read_of_class(core, read_message(c), "level", &level)
+        if applies and cls != NONE:
+            core.saved_levels.setdefault(pool, []).append((cls, level))

@@ -1,0 +1,96 @@
+# Where flows stand in each pool, while there are several. Service is global: what a flow is served
+# in one pool counts in all pools of a fairness domain. Its position is local: each pool has a level
+# of its own, lifts flows to it, and lets no flow fall far behind the others there because of what
+# it was served elsewhere. With one counter for all pools, a flow that was served in a quick pool
+# starved in a slow one until the others had caught up.
+
+# A counter and the largest charge (2.7 * 10^18) together stay below 2^63.
+cdef int64_t VTC_REBASE = <int64_t>1 << 61
+cdef int64_t VTC_MAX = <int64_t>1 << 62
+
+ctypedef struct Position:
+    int64_t key  # the counter of its flow as this pool sees it, in weighted micro-tokens
+    int64_t foreign  # of that, service in other pools that was not forgiven yet
+    int64_t wait_lift  # of that node, when it began to wait there
+    int32_t flow, pool
+    int32_t next_position  # of the same flow; -1: none
+    int32_t waits_at  # quota node for which all wait that it has queued here; -1: none
+
+
+@cython.final
+cdef class Positions:
+    cdef Position* items
+    cdef int32_t count, size, first_free
+    cdef int64_t level[CLASSES_MAX][POOLS_MAX]  # where flows that become backlogged are lifted to
+    cdef int64_t pace[POOLS_MAX]  # what a pool serves in a second, in micro-tokens
+    cdef int32_t model[POOLS_MAX]  # of each pool; -1: none
+    cdef int domain  # DOMAIN_*
+    cdef int64_t lead_max  # in micro-tokens; LEAD_AUTO
+    # What waiting positions were lifted by in all, by node, class and pool: few nodes have any.
+    cdef Table lift_places
+    cdef int64_t* lifts
+    cdef int32_t lift_count, lift_size
+
+    def __cinit__(self):
+        cdef int32_t pool
+        self.lift_places = Table()
+        self.first_free = NONE
+        for pool in range(POOLS_MAX):
+            self.model[pool] = NONE
+
+    def __dealloc__(self):
+        free(self.items)
+        free(self.lifts)
+
+    cdef int32_t add(self, int32_t flow, int32_t pool, int64_t key) except -1:
+        """A position of a flow that has none in this pool; the caller links it. O(1)."""
+        cdef int32_t size, n = self.first_free
+        if n != NONE:
+            self.first_free = self.items[n].next_position
+        else:
+            n = self.count
+            if n == self.size:
+                size = larger(self.size, 0)
+                self.items = <Position*>extend(self.items, size, sizeof(Position))
+                self.size = size
+            self.count += 1
+        memset(&self.items[n], 0, sizeof(Position))
+        self.items[n].flow, self.items[n].pool, self.items[n].key = flow, pool, key
+        self.items[n].next_position = self.items[n].waits_at = NONE
+        return n
+
+    cdef void release(self, int32_t n) noexcept:
+        """Let a position go that its flow does not have any more. O(1)."""
+        self.items[n].flow = NONE
+        self.items[n].next_position = self.first_free
+        self.first_free = n
+
+    cdef int64_t lift_of(self, int32_t node, int32_t cls, int32_t pool) noexcept:
+        """What positions of a class that wait at a node were lifted by in a pool. Expected O(1)."""
+        cdef int32_t at = self.lift_places.get(<uint64_t>node, <uint64_t>(cls * POOLS_MAX + pool))
+        return 0 if at == NONE else self.lifts[at]
+
+    cdef int add_lift(self, int32_t node, int32_t cls, int32_t pool, int64_t more) except -1:
+        """Lift those that wait at a node by so much more. Expected O(1)."""
+        cdef uint64_t lo = <uint64_t>(cls * POOLS_MAX + pool)
+        cdef int32_t at = self.lift_places.get(<uint64_t>node, lo), size
+        if at == NONE:
+            if self.lift_count == self.lift_size:
+                size = larger(self.lift_size, 0)
+                self.lifts = <int64_t*>grow(
+                    self.lifts, self.lift_size, size, sizeof(int64_t)
+                )
+                self.lift_size = size
+            at = self.lift_count
+            self.lift_places.put(<uint64_t>node, lo, at)
+            self.lift_count += 1
+        self.lifts[at] = min(self.lifts[at] + more, VTC_MAX)
+        return 0
+
+    cdef bint counts(self, int32_t pool, int32_t served_in) noexcept:
+        """Whether service in one pool counts in another."""
+        if pool == served_in:
+            return True
+        if self.domain == DOMAIN_MODEL:
+            return self.model[pool] == self.model[served_in]
+        return self.domain == DOMAIN_ALL

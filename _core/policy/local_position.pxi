@@ -1,0 +1,306 @@
+# Position local to a pool, while there are several: where each flow stands in each of them.
+#
+# Charge: service moves the flow's keys in all pools of the domain. Lift: a flow that gets something
+# queued in a pool begins there at the pool's level less the credit; the level never falls, see
+# flows. Lead: a flow that is too far ahead of the others in a pool is brought back to their least
+# key and the lead, by no more than what it was served elsewhere and was not forgiven before. So
+# with one pool nothing is ever forgiven, and what a flow does in one pool cannot starve it, or the
+# others, in another one. Requests for any pool stand in a line of each pool.
+
+cdef inline Line free_line(Flows flows, int32_t pool):
+    """The line, in the order of a pool, of the queues whose requests may run in any pool."""
+    return <Line>(flows.anywhere[pool] if flows.local else flows.candidates[0])
+
+
+cdef inline int64_t lead_of(Flows flows, int32_t pool) noexcept:
+    """How far ahead of the others in a pool service elsewhere may keep a flow."""
+    if flows.positions.lead_max != LEAD_AUTO:
+        return flows.positions.lead_max
+    return 2 * flows.average_charge + flows.positions.pace[pool]
+
+
+cdef int32_t position_of(Flows flows, int32_t flow, int32_t pool) except -1:
+    """The position of a flow in a pool; a new one is a newcomer's. O(positions of the flow)."""
+    cdef int32_t n = flows.find_position(flow, pool)
+    cdef Flow* f = &flows.items[flow]
+    cdef int64_t key = f.vtc
+    if n != NONE:
+        return n
+    if flows.lifts:
+        key = flows.newcomer_at(f.cls, pool)
+    n = flows.positions.add(flow, pool, key)
+    flows.positions.items[n].next_position = f.first_position
+    f.first_position = n
+    return n
+
+
+cdef const Node* first_of_pool(Flows flows, int32_t cls, int32_t pool) noexcept:
+    """The least (key, sequence number) of a class in a pool; NULL: none stands there. O(1)."""
+    cdef Heap own = (<Line>flows.candidates[pool + 1]).heap(cls)
+    cdef Heap free = free_line(flows, pool).heap(cls)
+    if own.count == 0:
+        return free.nodes if free.count else NULL
+    if free.count and less(&free.nodes[0], &own.nodes[0]):
+        return free.nodes
+    return own.nodes
+
+
+cdef int64_t raise_level_in(Flows flows, int32_t cls, int32_t pool) noexcept:
+    """Let the level of a class in a pool follow its least key. It never falls. O(1)."""
+    cdef const Node* first = first_of_pool(flows, cls, pool)
+    cdef int64_t* level = &flows.positions.level[cls][pool]
+    if first != NULL and flows.order == ORDER_COUNTER:
+        level[0] = max(level[0], first.key * flows.grain)
+    return level[0]
+
+
+cdef int begin_in_pools(Flows flows, int32_t flow, int32_t target) except -1:
+    """The flow gets something queued for a target: lift it in each pool that this target means
+    and in which it had nothing queued. O(pools)."""
+    cdef bint busy[POOLS_MAX]
+    cdef int32_t q = flows.items[flow].first_queue, pool
+    memset(busy, False, sizeof(busy))
+    while q != NONE:
+        if flows.queues[q].chain.count:
+            if flows.queues[q].target == 0 or flows.queues[q].target == target:
+                return 0  # it stands in these pools already
+            busy[flows.queues[q].target - 1] = True
+        q = flows.queues[q].next_queue
+    if target:
+        return begin_in_pool(flows, flow, target - 1)
+    for pool in range(<int32_t>len(flows.anywhere)):
+        if not busy[pool]:
+            begin_in_pool(flows, flow, pool)
+    return 0
+
+
+cdef int begin_in_pool(Flows flows, int32_t flow, int32_t pool) except -1:
+    cdef Position* p = &flows.positions.items[position_of(flows, flow, pool)]
+    cdef int32_t cls = flows.items[flow].cls
+    p.waits_at = NONE
+    if flows.lifts:
+        p.key = max(p.key, raise_level_in(flows, cls, pool) - flows.credit())
+    flows.changed.mark(flow)
+    return 0
+
+
+cdef int charge_positions(
+    Flows flows, int32_t flow, int64_t weighted_micro, int32_t served_in
+) except -1:
+    """Add service in a pool to the keys of a flow; negative: a refund. Service elsewhere that was
+    forgiven is not refunded there. O(positions of the flow)."""
+    cdef int32_t n = flows.items[flow].first_position
+    cdef Position* p
+    cdef int64_t more
+    while n != NONE:
+        p = &flows.positions.items[n]
+        n = p.next_position
+        more = weighted_micro
+        if p.pool != served_in:
+            if not flows.positions.counts(p.pool, served_in):
+                continue
+            more = max(more, -p.foreign)
+            p.foreign = min(p.foreign + more, VTC_MAX)
+        p.key = min(max(<int64_t>0, p.key + more), VTC_MAX)
+        if p.key > VTC_REBASE:
+            rebase_pool(flows, flows.items[flow].cls, p.pool)
+    return 0
+
+
+cdef int rebase_pool(Flows flows, int32_t cls, int32_t pool) except -1:
+    # As `rebase()` does for counters, once in about 2^60 micro-tokens. O(positions + queues).
+    cdef const Node* first = first_of_pool(flows, cls, pool)
+    cdef int64_t base = 0 if first == NULL else first.key * flows.grain - flows.credit()
+    cdef int32_t n, q
+    if base < VTC_REBASE // 2 or flows.order != ORDER_COUNTER:
+        return 0
+    flows.positions.level[cls][pool] = max(<int64_t>0, flows.positions.level[cls][pool] - base)
+    for n in range(flows.positions.count):
+        if flows.positions.items[n].pool == pool and flows.positions.items[n].flow != NONE:
+            if flows.items[flows.positions.items[n].flow].cls == cls:
+                flows.positions.items[n].key = max(
+                    <int64_t>0, flows.positions.items[n].key - base
+                )
+                flows.changed.mark(flows.positions.items[n].flow)
+    for q in range(flows.queue_count):
+        if flows.items[flows.queues[q].flow].cls == cls:
+            replace_in_line(flows, q)
+    return 0
+
+
+cdef int replace_in_line(Flows flows, int32_t q) except -1:
+    """Give a queue that stands in line its places by the keys of now. O(pools * log n)."""
+    cdef Queue* queue = &flows.queues[q]
+    cdef Line line = <Line>flows.candidates[queue.target]
+    cdef int32_t cls = flows.items[queue.flow].cls
+    if not line.has(cls, q):
+        return 0
+    line.put(
+        cls, q, flows.key_of(q), flows.requests.items[queue.chain.head].seq, flows.now_ns
+    )
+    return stand_anywhere(flows, q) if queue.target == 0 else 0
+
+
+cdef int stand_anywhere(Flows flows, int32_t q) except -1:
+    """Give a queue whose requests may run anywhere its place in each pool. O(pools * log n)."""
+    cdef Queue* queue = &flows.queues[q]
+    cdef int32_t n = flows.items[queue.flow].first_position
+    cdef int64_t key = flows.key_of(q), seq = flows.requests.items[queue.chain.head].seq
+    cdef Position* p
+    while n != NONE:
+        p = &flows.positions.items[n]
+        if flows.order == ORDER_COUNTER and flows.lifts:
+            key = p.key // flows.grain
+        (<Line>flows.anywhere[p.pool]).put(
+            flows.items[queue.flow].cls, q, key, seq, flows.now_ns
+        )
+        n = p.next_position
+    return 0
+
+
+cdef int leave_anywhere(Flows flows, int32_t q) except -1:
+    cdef int32_t pool, cls = flows.items[flows.queues[q].flow].cls
+    for pool in range(<int32_t>len(flows.anywhere)):
+        (<Line>flows.anywhere[pool]).remove(cls, q)
+    return 0
+
+
+cdef int bring_back(Flows flows, int32_t flow) except -1:
+    """Where a flow stands too far ahead because of service elsewhere, forgive it some of that.
+    O(positions * log n)."""
+    cdef int32_t n = flows.items[flow].first_position, cls = flows.items[flow].cls, q
+    cdef bint lowered = False
+    cdef const Node* first
+    cdef Position* p
+    cdef int64_t less_by
+    if flows.order != ORDER_COUNTER or not flows.lifts:
+        return 0
+    while n != NONE:
+        p = &flows.positions.items[n]
+        n = p.next_position
+        first = first_of_pool(flows, cls, p.pool) if p.foreign else NULL
+        if first == NULL or flows.queues[first.id].flow == flow:
+            continue
+        less_by = p.key - first.key * flows.grain - lead_of(flows, p.pool)
+        less_by = min(less_by, p.foreign)
+        if less_by > 0 and stands_in(flows, flow, p.pool):
+            p.key -= less_by
+            p.foreign -= less_by
+            lowered = True
+    if lowered:
+        flows.changed.mark(flow)
+        q = flows.items[flow].first_queue
+        while q != NONE:
+            replace_in_line(flows, q)
+            q = flows.queues[q].next_queue
+    return 0
+
+
+cdef bint stands_in(Flows flows, int32_t flow, int32_t pool) noexcept:
+    """Whether a flow has a queue in the line of a pool. O(targets)."""
+    cdef int32_t q = flows.items[flow].first_queue, target, cls = flows.items[flow].cls
+    while q != NONE:
+        target = flows.queues[q].target
+        if target == 0 or target == pool + 1:
+            if (<Line>flows.candidates[target]).has(cls, q):
+                return True
+        q = flows.queues[q].next_queue
+    return False
+
+
+cdef int wait_in_pools(Flows flows, int32_t flow) except -1:
+    """Note in which pools all that a flow has queued waits for a quota, or for its share: there it
+    is lifted with those that wait at the same node. O(targets)."""
+    cdef Flow* f = &flows.items[flow]
+    cdef bint queued[POOLS_MAX + 1]
+    cdef bint stands[POOLS_MAX + 1]
+    cdef int32_t q = f.first_queue, n = f.first_position, node = f.waits_at, target
+    cdef Position* p
+    if node == NONE and f.throttled:
+        node = flows.quotas.guarantees.root
+    if node == NONE:
+        return 0
+    memset(queued, False, sizeof(queued))
+    memset(stands, False, sizeof(stands))
+    while q != NONE:
+        target = flows.queues[q].target
+        queued[target] = flows.queues[q].chain.count > 0
+        stands[target] = (<Line>flows.candidates[target]).has(f.cls, q)
+        q = flows.queues[q].next_queue
+    while n != NONE:
+        p = &flows.positions.items[n]
+        n = p.next_position
+        target = p.pool + 1
+        if stands[0] or stands[target] or not (queued[0] or queued[target]) or p.waits_at == node:
+            continue
+        if p.waits_at != NONE:
+            keep_lift(flows, p)
+        p.waits_at, p.wait_lift = node, flows.positions.lift_of(node, f.cls, p.pool)
+    return 0
+
+
+cdef void keep_lift(Flows flows, Position* p) noexcept:
+    # Those that waited with it may have been lifted since.
+    cdef int64_t lift = flows.positions.lift_of(p.waits_at, flows.items[p.flow].cls, p.pool)
+    p.key = min(p.key + lift - p.wait_lift, VTC_MAX)
+    p.waits_at = NONE
+
+
+cdef bint return_to_pools(Flows flows, int32_t q) except -1:
+    """A queue is about to stand in line: lift its flow in pools in which it waited, without
+    credit; whether it waited in any. O(positions of the flow)."""
+    cdef int32_t n = flows.items[flows.queues[q].flow].first_position
+    cdef int32_t target = flows.queues[q].target, cls = flows.items[flows.queues[q].flow].cls, node
+    cdef bint waited = False
+    cdef int64_t least
+    cdef Position* p
+    while n != NONE:
+        p = &flows.positions.items[n]
+        n = p.next_position
+        node = p.waits_at
+        if node == NONE or (target and target != p.pool + 1):
+            continue
+        keep_lift(flows, p)
+        least = raise_level_in(flows, cls, p.pool)
+        if flows.lifts and p.key < least:
+            flows.positions.add_lift(node, cls, p.pool, least - p.key)
+            p.key = least
+        waited = True
+    return waited
+
+
+cdef int begin_local(Flows flows, bint copies) except -1:
+    """A second pool has come: flows stand in the first one as they do by their counters, unless
+    another process has saved how they do. O(flows + queues * log n)."""
+    cdef int32_t flow, cls
+    cdef Flow* f
+    cdef Position* p
+    flows.local = True
+    if not copies:
+        return 0
+    for cls in range(CLASSES_MAX):
+        flows.positions.level[cls][0] = flows.level[cls]
+    for flow in range(flows.count):
+        f = &flows.items[flow]
+        if f.vtc == 0 and f.queued == 0:
+            continue
+        p = &flows.positions.items[position_of(flows, flow, 0)]
+        p.key = f.vtc
+        wait_in_pools(flows, flow)
+        if p.waits_at != NONE:
+            p.wait_lift = f.throttled_lift if f.waits_at == NONE else f.wait_lift
+            p.wait_lift -= flows.quotas.nodes[p.waits_at].lift[f.cls]
+    return 0
+
+
+cdef int add_to_pool(Flows flows, int32_t pool, bint begins) except -1:
+    """A pool has come: what may run there stands there. O(queues * log n)."""
+    cdef int32_t q, flow
+    for q in range(flows.queue_count):
+        flow = flows.queues[q].flow
+        if flows.queues[q].target in (0, pool + 1) and flows.queues[q].chain.count:
+            if begins:
+                begin_in_pool(flows, flow, pool)
+            replace_in_line(flows, q)
+            wait_in_pools(flows, flow)
+    return 0

@@ -1,0 +1,62 @@
+"""The promise of fair service in each of several pools, measured on what was served."""
+
+from schedsvc.lab.faults.auditor.records import Request, Terms, require
+
+
+class PoolFairness:
+    """Service of one flow in a pool, beside that of another which waits there all the time.
+
+    Service counts in all pools, so the other one may have had its part elsewhere; a pool keeps what
+    a flow was served elsewhere against it up to the lead. So the first one is served in the pool at
+    most the bound, the credit and the lead more than the other one is served in all.
+    """
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._served: dict[tuple[str, str], int] = {}  # by flow and pool
+        self._waiting: dict[tuple[str, str], int] = {}  # requests of a flow for a pool; "": any
+        self._least: dict[tuple[str, str, str], int] = {}  # since the second flow waits there
+
+    def arrived(self, r: Request) -> None:
+        """Count a request that waits from now on."""
+        where = r.flow, r.ask.pool if r.ask else ""
+        self._waiting[where] = self._waiting.get(where, 0) + 1
+
+    def left(self, r: Request) -> None:
+        """Count a request that waits no more."""
+        where = r.flow, r.ask.pool if r.ask else ""
+        self._waiting[where] -= 1
+        if not self._waiting[where]:
+            del self._waiting[where]
+            self._least = {
+                key: least for key, least in self._least.items() if self._waits(key[1], key[2])
+            }
+
+    def charge(self, flow: str, pool: str, more: int) -> None:
+        """Count service; negative: a refund."""
+        self._served[flow, pool] = self._served.get((flow, pool), 0) + more
+
+    def _waits(self, flow: str, pool: str) -> bool:
+        return (flow, pool) in self._waiting or (flow, "") in self._waiting
+
+    def check(self, served: dict[str, int], allowed: int, slack: dict[str, int]) -> None:
+        """Hold every flow to its bound in each pool. O(flows^2 * pools).
+
+        `served`: of each flow in all pools; `allowed`: the bound and the credit; `slack`: what a
+        flow may be charged at once in the end.
+        """
+        for waits, target in self._waiting:
+            for other, pool in self._served:
+                if other == waits or target not in ("", pool):
+                    continue
+                lead = self._served[other, pool] - served.get(waits, 0)
+                least = min(lead, self._least.get((other, waits, pool), lead))
+                self._least[other, waits, pool] = least
+                most = allowed + self._terms.lead_max
+                require(
+                    lead - least <= most + slack.get(other, 0) + slack.get(waits, 0),
+                    "a flow that waited all the time for a pool was served too little beside"
+                    " another",
+                    f"{other} was served {lead - least} micro-tokens more in {pool} than {waits}"
+                    f" in all pools, bound and credit {allowed}, lead {self._terms.lead_max}",
+                )

@@ -1,0 +1,204 @@
+"""Where the twin's flows stand in each of several pools, found by looking at all heads."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .twin_types import Request
+
+if TYPE_CHECKING:
+    from .twin_state import State
+
+ALL, MODEL, POOL = range(3)  # the domains in which service counts together
+
+
+@dataclass
+class Position:
+    key: int
+    foreign: int = 0  # service elsewhere that is in the key and was not forgiven
+    node: int = -1  # at which all that it has queued in the pool waits; -1: none
+    wait_lift: int = 0
+
+
+class Positions:
+    """One for each flow and pool; with a single pool none, and the flows' counters decide."""
+
+    def __init__(self, state: "State") -> None:
+        self.state = state
+        self.items: dict[tuple[int, int], Position] = {}
+        self.levels: Counter[tuple[int, int]] = Counter()  # by class and pool
+        self.lifts: Counter[tuple[int, int, int]] = Counter()  # by node, class and pool
+        self.pace: Counter[int] = Counter()  # micro-tokens a second
+        self.local = False
+
+    @property
+    def lifted(self) -> bool:
+        return self.state.policy != "lcf"
+
+    @property
+    def by_counter(self) -> bool:
+        return self.state.policy not in ("fcfs", "sif")
+
+    def counter_at(self, flow: int, pool: int) -> int:
+        """The counter of a flow as a pool sees it; -1: over all."""
+        if not self.local or not self.lifted or pool == -1:
+            return self.state.flows[flow].vtc
+        p = self.items.get((flow, pool))
+        return p.key if p else self._newcomer(self.state.flows[flow].cls, pool)
+
+    def pool_comes(self, pool: int) -> None:
+        """A pool is there for the first time."""
+        state = self.state
+        if pool == 0 or state.lift_mode == "active":
+            return
+        if not self.local:
+            self.local = True
+            for cls, level in state.levels.items():
+                self.levels[cls, 0] = level
+            for flow, f in enumerate(state.flows):
+                if f.vtc == 0 and not state.queued(lambda r, flow=flow: r.flow == flow):
+                    continue
+                p = self.items[flow, 0] = Position(f.vtc)
+                self.wait(flow)
+                if p.node != -1:
+                    waits, shares = state.quotas.waits, state.quotas.shares
+                    lift = waits[flow].lift if flow in waits else shares.lifts[flow]
+                    p.wait_lift = lift - state.quotas.lift_of(flow, p.node)
+        for flow in sorted({r.flow for r in state.queued(lambda r: r.target == -1)}):
+            self._begin(flow, pool)
+            self.wait(flow)
+
+    def begin(self, r: Request) -> None:
+        """A request is about to be queued."""
+        if not self.local:
+            return
+        targets = {q.target for q in self.state.queued(lambda q: q.flow == r.flow)}
+        if -1 in targets or r.target in targets:
+            return
+        for pool in range(len(self.state.pools)) if r.target == -1 else [r.target]:
+            if pool not in targets:
+                self._begin(r.flow, pool)
+
+    def _begin(self, flow: int, pool: int) -> None:
+        cls = self.state.flows[flow].cls
+        key = self._newcomer(cls, pool) if self.lifted else self.state.flows[flow].vtc
+        p = self.items.setdefault((flow, pool), Position(key))
+        p.node = -1
+        if self.lifted:
+            p.key = max(p.key, self.raise_level(cls, pool) - self.state.credit)
+
+    def _newcomer(self, cls: int, pool: int) -> int:
+        return max(0, self.levels[cls, pool] - self.state.credit)
+
+    def heads(self, cls: int, pool: int) -> list[Request]:
+        """Those of a class that stand in a pool's line, the least first."""
+        heads = self.state.heads(pool) + self.state.heads(-1)
+        mine = [r for r in heads if self.state.flows[r.flow].cls == cls]
+        return sorted(mine, key=lambda r: self.state.rank(r, pool))
+
+    def stands(self, flow: int, pool: int) -> bool:
+        heads = self.state.heads(pool) + self.state.heads(-1)
+        return any(r.flow == flow for r in heads)
+
+    def raise_level(self, cls: int, pool: int, but: int = -1) -> int:
+        heads = [r for r in self.heads(cls, pool) if r.flow != but]
+        if heads and self.by_counter:
+            least = self.state.rank(heads[0], pool)[0] * self.state.grain
+            self.levels[cls, pool] = max(self.levels[cls, pool], least)
+        return self.levels[cls, pool]
+
+    def granted(self, r: Request, pool: int) -> None:
+        """A request is about to leave its queue for a pool."""
+        if self.local:
+            self.raise_level(self.state.flows[r.flow].cls, pool)
+            self.pace[pool] = self.state.pools[pool].drain.pace() * 1000
+
+    def charge(self, flow: int, served_in: int, more: int) -> None:
+        """Add service in a pool, or take it back, and forgive what is too far ahead of others."""
+        if not self.local or not more:
+            return
+        for (its, pool), p in self.items.items():
+            if its != flow:
+                continue
+            if pool == served_in:
+                p.key = max(0, p.key + more)
+            elif self._counts(pool, served_in):
+                part = max(more, -p.foreign)
+                p.foreign += part
+                p.key = max(0, p.key + part)
+        self.bring_back(flow)
+
+    def _counts(self, pool: int, served_in: int) -> bool:
+        domain = self.state.limits["fairness_domain"]
+        if domain == MODEL:
+            models, names = self.state.quotas.models, self.state.pool_names
+            return models.get(names[pool], -1) == models.get(names[served_in], -1)
+        return domain == ALL
+
+    def bring_back(self, flow: int) -> None:
+        if not self.local or not self.by_counter or not self.lifted:
+            return
+        cls = self.state.flows[flow].cls
+        for (its, pool), p in self.items.items():
+            heads = self.heads(cls, pool) if its == flow and p.foreign else []
+            if not heads or heads[0].flow == flow or not self.stands(flow, pool):
+                continue
+            least = self.state.rank(heads[0], pool)[0] * self.state.grain
+            less = min(p.key - least - self._lead(pool), p.foreign)
+            if less > 0:
+                p.key -= less
+                p.foreign -= less
+
+    def _lead(self, pool: int) -> int:
+        most = self.state.limits["lead_max_micro"]
+        return most if most != -1 else 2 * self.state.average_charge + self.pace[pool]
+
+    def wait(self, flow: int) -> None:
+        """A flow waits for a quota, or is held: note in which pools all of it does."""
+        quotas, shares = self.state.quotas, self.state.quotas.shares
+        waits = quotas.waits.get(flow)
+        if not self.local or not (waits or shares.holds_of(flow)):
+            return
+        node = waits.node if waits else shares.root
+        targets = {q.target for q in self.state.queued(lambda q: q.flow == flow)}
+        for (its, pool), p in self.items.items():
+            if its != flow or p.node == node or self.stands(flow, pool):
+                continue
+            if -1 in targets or pool in targets:
+                self._keep_lift(flow, pool, p)
+                p.node, p.wait_lift = node, self.lifts[node, self.state.flows[flow].cls, pool]
+
+    def _keep_lift(self, flow: int, pool: int, p: Position) -> None:
+        if p.node != -1:
+            p.key += self.lifts[p.node, self.state.flows[flow].cls, pool] - p.wait_lift
+            p.node = -1
+
+    def look(self) -> None:
+        """Let flows come back to pools in which something of them stands in line again."""
+        for (flow, pool), p in self.items.items():
+            node = p.node
+            if node == -1 or not self.stands(flow, pool):
+                continue
+            self._keep_lift(flow, pool, p)
+            cls = self.state.flows[flow].cls
+            least = self.raise_level(cls, pool, but=flow)
+            if self.lifted and p.key < least:
+                self.lifts[node, cls, pool] += least - p.key
+                p.key = least
+            self.bring_back(flow)
+
+    def forget(self) -> None:
+        """Counters are as new."""
+        self.pace.clear()
+        self.items = {key: p for key, p in self.items.items() if self.state.is_active(key[0])}
+        present = {self.state.flows[i].cls for i in self.state.in_minimum}
+        for cls, pool in list(self.levels):
+            if cls not in present:
+                del self.levels[cls, pool]
+
+    def restart(self) -> None:
+        """What waited is lifted, since after a restart nothing waits."""
+        for (flow, pool), p in self.items.items():
+            self._keep_lift(flow, pool, p)
+        self.lifts.clear()
+        self.pace.clear()
