@@ -7,7 +7,7 @@
 #   f flow     1 counter, 2 the same without the lift of the quota it waits for (signed), 3 how it
 #              stands (0 idle, 1 active, from 2 on it waits at that level of its quotas), 4 charged
 #              for open leases, 5 average output, 6 between grants, 7 since the last grant, plus 1,
-#              8 where it stands in pools (repeated: 1 key, 2 foreign service in it, 3 pool)
+#              8 where it stands in pools (repeated: 1 key, 2 service elsewhere, 3 pool)
 #   l flow     1 its lengths, 2 lengths with an adapter (repeated), 3 to 6 judged, covered, reserved
 #              and used
 #   t tenant, q name: a tenant's own quota, one of a group or a model

@@ -10,7 +10,7 @@ cdef int64_t VTC_MAX = <int64_t>1 << 62
 
 ctypedef struct Position:
     int64_t key  # the counter of its flow as this pool sees it, in weighted micro-tokens
-    int64_t foreign  # of that, service in other pools that was not forgiven yet
+    int64_t foreign  # of that, service in other pools since it stood in line here
     int64_t wait_lift  # of that node, when it began to wait there
     int32_t flow, pool
     int32_t next_position  # of the same flow; -1: none

@@ -2,10 +2,13 @@
 #
 # Charge: service moves the flow's keys in all pools of the domain. Lift: a flow that gets something
 # queued in a pool begins there at the pool's level less the credit; the level never falls, see
-# flows. Lead: a flow that is too far ahead of the others in a pool is brought back to their least
-# key and the lead, by no more than what it was served elsewhere and was not forgiven before. So
-# with one pool nothing is ever forgiven, and what a flow does in one pool cannot starve it, or the
-# others, in another one. Requests for any pool stand in a line of each pool.
+# flows. Lead: service elsewhere may bring a flow no further ahead of the others in a pool than their
+# least key and the lead; the rest is forgiven at once, or when the flow next stands in line there.
+# So with one pool nothing is ever forgiven, and what a flow does in one pool cannot starve it, or
+# the others, in another one. What is not forgiven at once is never forgiven later: otherwise a flow
+# could save it up, and have service in the pool itself forgiven. Requests for any pool stand in a
+# line of each pool.
+
 
 cdef inline Line free_line(Flows flows, int32_t pool):
     """The line, in the order of a pool, of the queues whose requests may run in any pool."""
@@ -87,21 +90,17 @@ cdef int begin_in_pool(Flows flows, int32_t flow, int32_t pool) except -1:
 cdef int charge_positions(
     Flows flows, int32_t flow, int64_t weighted_micro, int32_t served_in
 ) except -1:
-    """Add service in a pool to the keys of a flow; negative: a refund. Service elsewhere that was
-    forgiven is not refunded there. O(positions of the flow)."""
+    """Add service in a pool to the keys of a flow; negative: a refund. O(positions of the flow)."""
     cdef int32_t n = flows.items[flow].first_position
     cdef Position* p
-    cdef int64_t more
     while n != NONE:
         p = &flows.positions.items[n]
         n = p.next_position
-        more = weighted_micro
+        if not flows.positions.counts(p.pool, served_in):
+            continue
         if p.pool != served_in:
-            if not flows.positions.counts(p.pool, served_in):
-                continue
-            more = max(more, -p.foreign)
-            p.foreign = min(p.foreign + more, VTC_MAX)
-        p.key = min(max(<int64_t>0, p.key + more), VTC_MAX)
+            p.foreign = min(max(<int64_t>0, p.foreign + weighted_micro), VTC_MAX)
+        p.key = min(max(<int64_t>0, p.key + weighted_micro), VTC_MAX)
         if p.key > VTC_REBASE:
             rebase_pool(flows, flows.items[flow].cls, p.pool)
     return 0
@@ -169,24 +168,28 @@ cdef int bring_back(Flows flows, int32_t flow) except -1:
     """Where a flow stands too far ahead because of service elsewhere, forgive it some of that.
     O(positions * log n)."""
     cdef int32_t n = flows.items[flow].first_position, cls = flows.items[flow].cls, q
+    cdef bint queued[POOLS_MAX + 1]
+    cdef bint stands[POOLS_MAX + 1]
     cdef bint lowered = False
     cdef const Node* first
     cdef Position* p
     cdef int64_t less_by
     if flows.order != ORDER_COUNTER or not flows.lifts:
         return 0
+    find_lines(flows, flow, queued, stands)
     while n != NONE:
         p = &flows.positions.items[n]
         n = p.next_position
-        first = first_of_pool(flows, cls, p.pool) if p.foreign else NULL
-        if first == NULL or flows.queues[first.id].flow == flow:
+        if p.foreign == 0 or not (stands[0] or stands[p.pool + 1]):
             continue
-        less_by = p.key - first.key * flows.grain - lead_of(flows, p.pool)
-        less_by = min(less_by, p.foreign)
-        if less_by > 0 and stands_in(flows, flow, p.pool):
-            p.key -= less_by
-            p.foreign -= less_by
-            lowered = True
+        first = first_of_pool(flows, cls, p.pool)
+        if flows.queues[first.id].flow != flow:
+            less_by = p.key - first.key * flows.grain - lead_of(flows, p.pool)
+            less_by = min(less_by, p.foreign)
+            if less_by > 0:
+                p.key -= less_by
+                lowered = True
+        p.foreign = 0  # what is left of it stays
     if lowered:
         flows.changed.mark(flow)
         q = flows.items[flow].first_queue
@@ -196,16 +199,17 @@ cdef int bring_back(Flows flows, int32_t flow) except -1:
     return 0
 
 
-cdef bint stands_in(Flows flows, int32_t flow, int32_t pool) noexcept:
-    """Whether a flow has a queue in the line of a pool. O(targets)."""
-    cdef int32_t q = flows.items[flow].first_queue, target, cls = flows.items[flow].cls
+cdef void find_lines(Flows flows, int32_t flow, bint* queued, bint* stands) noexcept:
+    """For which targets a flow has something queued, and for which it stands in line.
+    O(targets)."""
+    cdef int32_t q = flows.items[flow].first_queue, target
+    memset(queued, False, (POOLS_MAX + 1) * sizeof(bint))
+    memset(stands, False, (POOLS_MAX + 1) * sizeof(bint))
     while q != NONE:
         target = flows.queues[q].target
-        if target == 0 or target == pool + 1:
-            if (<Line>flows.candidates[target]).has(cls, q):
-                return True
+        queued[target] = flows.queues[q].chain.count > 0
+        stands[target] = (<Line>flows.candidates[target]).has(flows.items[flow].cls, q)
         q = flows.queues[q].next_queue
-    return False
 
 
 cdef int wait_in_pools(Flows flows, int32_t flow) except -1:
@@ -214,19 +218,13 @@ cdef int wait_in_pools(Flows flows, int32_t flow) except -1:
     cdef Flow* f = &flows.items[flow]
     cdef bint queued[POOLS_MAX + 1]
     cdef bint stands[POOLS_MAX + 1]
-    cdef int32_t q = f.first_queue, n = f.first_position, node = f.waits_at, target
+    cdef int32_t n = f.first_position, node = f.waits_at, target
     cdef Position* p
     if node == NONE and f.throttled:
         node = flows.quotas.guarantees.root
     if node == NONE:
         return 0
-    memset(queued, False, sizeof(queued))
-    memset(stands, False, sizeof(stands))
-    while q != NONE:
-        target = flows.queues[q].target
-        queued[target] = flows.queues[q].chain.count > 0
-        stands[target] = (<Line>flows.candidates[target]).has(f.cls, q)
-        q = flows.queues[q].next_queue
+    find_lines(flows, flow, queued, stands)
     while n != NONE:
         p = &flows.positions.items[n]
         n = p.next_position

@@ -24,6 +24,7 @@ INPUT, OUTPUT = 1_000_000, 2_000_000
 PROMPT_MAX, OUTPUT_MAX, CAPACITY = 2, 4, 30
 PHASES, EVENTS = 3, 50
 HELD = (0, 1, 1, 3, 30)  # requests that a flow keeps open in a phase: it trickles, or floods
+ANY = -1
 CREDITS = (-1, 0, 3 * INPUT, 200 * INPUT)
 
 
@@ -78,18 +79,14 @@ class History:
             self._poll()
             self._hold()
 
-    def _target(self, flow: int) -> int:
-        return 0
-
     def _open(self, flow: int) -> int:
         running = sum(lease[0] == flow for lease in self.live.values())
         return running + sum(queued[0] == flow for queued in self.queued.values())
 
-    def _ask(self, flow: int, count: int) -> None:
+    def _ask(self, flow: int, count: int, target: int = 0) -> None:
         for _ in range(count):
             self.serial += 1
             prompt, output = self.random.randint(1, PROMPT_MAX), self.random.randint(1, OUTPUT_MAX)
-            target = self._target(flow)
             handle = self.core.admit(
                 self.now_ns, flow, b"%d" % self.serial, prompt, output, target,
                 reports_progress=True,
@@ -108,9 +105,9 @@ class History:
             self.live[decision.lease_id] = lease
             self._charge(lease)
 
-    def _step(self) -> None:
-        """Produce a token of every running request; those that are done end."""
-        for lease_id, lease in list(self.live.items()):
+    def _step(self, pool: int = 0) -> None:
+        """Produce a token of every running request of a pool; those that are done end."""
+        for lease_id, lease in [entry for entry in self.live.items() if entry[1][5] == pool]:
             lease[4] += 1
             self._charge(lease)
             if lease[4] < lease[2]:
@@ -149,28 +146,51 @@ class History:
 
 
 class PoolHistory(History):
-    """The same with three pools; a request asks for one of them, or for any."""
+    """The same with three pools of different pace; each phase lets flows ask for other pools."""
 
     def _begin(self) -> core.Scheduler:
-        self.lead = self.random.choice((0, 20 * INPUT, 300 * INPUT))
-        self.wishes = [self.random.choices((-1, 0, 1, 2), k=2) for _ in range(3)]
+        self.weights = [self.random.choice((1_000, 1_000, 2_000)) for _ in range(3)]
+        self.lead = self.random.choice((0, 20 * INPUT, 100 * INPUT))
         self.leads: dict[tuple[int, int, int], int] = {}
+        self.wishes: list[set[int]] = []
         made = super()._begin()
         made.set_options(0, lead_max_micro=self.lead)
         for pool in (1, 2):
             made.set_pool(0, b"p%d" % pool, 1, CAPACITY, 1)
         return made
 
-    def _target(self, flow: int) -> int:
-        return self.random.choice(self.wishes[flow])
+    def play(self) -> None:
+        """Play the history. Raises BrokenError."""
+        for _ in range(4):
+            self.wishes = [set(self.random.choices((ANY, 0, 1, 2), k=2)) for _ in range(3)]
+            idle = self.random.choice((-1, -1, 0, 1, 2))
+            for handle in list(self.queued):
+                if self.targets[handle] not in self.wishes[self.queued[handle][0]]:
+                    self.core.cancel(self.now_ns, handle)
+                    del self.queued[handle]
+            for _ in range(120):
+                self.now_ns += 1
+                for flow in range(3):
+                    for target in sorted(self.wishes[flow]) if flow != idle else ():
+                        self._fill(flow, target)
+                self._poll()
+                self._hold_pools()
+                self._step(self.random.choices((0, 1, 2), (10, 3, 1))[0])
 
-    def _hold(self) -> None:
+    def _fill(self, flow: int, target: int) -> None:
+        waiting = sum(
+            (q[0], self.targets[handle]) == (flow, target) for handle, q in self.queued.items()
+        )
+        if waiting < CAPACITY // 2:
+            self._ask(flow, 2, target)
+
+    def _hold_pools(self) -> None:
         allowed = self._allowed() + self.lead
         waiting = {
             (self.queued[handle][0], pool)
             for handle in self.queued
             for pool in range(3)
-            if self.targets[handle] in (-1, pool)
+            if self.targets[handle] in (ANY, pool)
         }
         for f, g, pool in product(range(3), repeat=3):
             if (g, pool) not in waiting:

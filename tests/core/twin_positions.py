@@ -15,7 +15,7 @@ ALL, MODEL, POOL = range(3)  # the domains in which service counts together
 @dataclass
 class Position:
     key: int
-    foreign: int = 0  # service elsewhere that is in the key and was not forgiven
+    foreign: int = 0  # service elsewhere that is in the key, since it stood in line
     node: int = -1  # at which all that it has queued in the pool waits; -1: none
     wait_lift: int = 0
 
@@ -123,9 +123,8 @@ class Positions:
             if pool == served_in:
                 p.key = max(0, p.key + more)
             elif self._counts(pool, served_in):
-                part = max(more, -p.foreign)
-                p.foreign += part
-                p.key = max(0, p.key + part)
+                p.foreign = max(0, p.foreign + more)
+                p.key = max(0, p.key + more)
         self.bring_back(flow)
 
     def _counts(self, pool: int, served_in: int) -> bool:
@@ -140,14 +139,13 @@ class Positions:
             return
         cls = self.state.flows[flow].cls
         for (its, pool), p in self.items.items():
-            heads = self.heads(cls, pool) if its == flow and p.foreign else []
-            if not heads or heads[0].flow == flow or not self.stands(flow, pool):
+            if its != flow or not p.foreign or not self.stands(flow, pool):
                 continue
-            least = self.state.rank(heads[0], pool)[0] * self.state.grain
-            less = min(p.key - least - self._lead(pool), p.foreign)
-            if less > 0:
-                p.key -= less
-                p.foreign -= less
+            first = self.heads(cls, pool)[0]
+            if first.flow != flow:
+                least = self.state.rank(first, pool)[0] * self.state.grain
+                p.key -= max(0, min(p.key - least - self._lead(pool), p.foreign))
+            p.foreign = 0
 
     def _lead(self, pool: int) -> int:
         most = self.state.limits["lead_max_micro"]

@@ -23,6 +23,8 @@ def caught(mutant: Mutant) -> bool:
     os.environ[VARIABLE] = str(NUMBERS.get(mutant.name, 0))
     load(build())
     os.chdir(ROOT)
+    if mutant.in_histories:
+        return caught_in_histories(mutant.seeds)
     from schedsvc.lab.faults.run import Case, Tally, run_cases
 
     tally = Tally()
@@ -33,6 +35,20 @@ def caught(mutant: Mutant) -> bool:
             print(f"seed {case.seed}: {violation}")
             return True
     print(f"{tally.seeds} seeds, {tally.events:,} events: nothing was caught")
+    return False
+
+
+def caught_in_histories(count: int) -> bool:
+    """Play random histories of several pools."""
+    from tests.core.credit_histories import BrokenError, PoolHistory
+
+    for seed in range(count):
+        try:
+            PoolHistory(seed).play()
+        except BrokenError as broken:
+            print(f"history {seed}: {broken}")
+            return True
+    print(f"{count} histories: nothing was caught")
     return False
 
 

@@ -5,8 +5,6 @@ from mutant import Mutant
 LIFTS = 1 << 44  # seeds from here on draw the level and its credit
 RESTARTS = frozenset({"scheduler-restarted", "client-leaves-run", "engine-slow"})
 
-POOLS = 1 << 46  # seeds from here on compare service in several pools
-
 FAIRNESS_BUGS = (
     Mutant(
         "level-falls",
@@ -78,16 +76,12 @@ FAIRNESS_BUGS = (
         (
             (
                 "policy/local_position.pxi",
-                "    while n != NONE:\n"
-                "        p = &flows.positions.items[n]\n"
-                "        n = p.next_position\n"
-                "        first = ",
+                "    if flows.order != ORDER_COUNTER or not flows.lifts:\n        return 0\n",
                 "    if BUG:\n        return 0\n",
             ),
         ),
-        3000,
-        None,
-        POOLS,
+        100,
+        in_histories=True,
     ),
     Mutant(
         "lead-forgives-own-service",
@@ -95,13 +89,12 @@ FAIRNESS_BUGS = (
         (
             (
                 "policy/local_position.pxi",
-                "        less_by = min(less_by, p.foreign)\n",
-                "        if BUG:\n            p.foreign = max(p.foreign, less_by)\n",
+                "        if p.foreign == 0 or not (stands[0] or stands[p.pool + 1]):\n",
+                "        if BUG:\n            p.foreign = VTC_MAX\n",
             ),
         ),
-        300,
-        None,
-        POOLS,
+        100,
+        in_histories=True,
     ),
     Mutant(
         "lead-lowers-everywhere",
@@ -109,8 +102,9 @@ FAIRNESS_BUGS = (
         (
             (
                 "policy/local_position.pxi",
-                "            p.key -= less_by\n",
-                "            if BUG:\n                lower_everywhere(flows, flow, less_by, p)\n",
+                "                p.key -= less_by\n",
+                "                if BUG:\n"
+                "                    lower_everywhere(flows, flow, less_by, p)\n",
             ),
             (
                 "policy/local_position.pxi",
@@ -130,9 +124,8 @@ FAIRNESS_BUGS = (
                 "\n\n",
             ),
         ),
-        300,
-        None,
-        POOLS,
+        100,
+        in_histories=True,
     ),
     Mutant(
         "level-of-pool-missing",
@@ -144,8 +137,7 @@ FAIRNESS_BUGS = (
                 "    if BUG:\n        return 0\n",
             ),
         ),
-        3000,
-        None,
-        POOLS,
+        100,
+        in_histories=True,
     ),
 )
