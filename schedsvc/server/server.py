@@ -90,9 +90,11 @@ class Server:
         self._keeper: StateWriter | None = None
         if store is not None and config.state is not None:
             self._keeper = StateWriter(self.driver, store, config.state.every_ms)
-        tenants_max = 0 if config.metrics is None else config.metrics.tenants_max
+        caps = (0, 0)
+        if config.metrics is not None:
+            caps = (config.metrics.tenants_max, config.metrics.histogram_tenants_max)
         log_lines = {"dropped": lines_dropped, "suppressed": lines_suppressed}
-        self.metrics = Metrics(self.driver, _tenants(config), tenants_max, log_lines)
+        self.metrics = Metrics(self.driver, _tenants(config), *caps, log_lines)
         self._health = Health()
         self._handles = OperatorActions(
             self.driver,
