@@ -29,7 +29,7 @@ from schedsvc.metric_rows import (
 )
 from schedsvc.status import LIMIT_KINDS, OUTCOMES
 
-__all__ = ["OTHER", "Flows", "Snapshot", "families"]
+__all__ = ["OTHER", "Flows", "Snapshot", "families", "in_parts"]
 
 #: The series that sums up the tenants beyond the cap.
 OTHER = "other"
@@ -167,14 +167,14 @@ def _quotas(taken: Snapshot) -> Iterator[Metric]:
 def _refusals(taken: Snapshot) -> Iterator[Metric]:
     # Of the tenants with histograms, each reason is there from the start.
     complete = [tenant for tenant in taken.flows.tenants if tenant in taken.histograms]
-    yield from _parts(
+    yield from in_parts(
         CounterMetricFamily,
         "refusals",
         "Requests that were refused or evicted; no tenant: those without a flow.",
         ("tenant", "reason"),
         _reasons({**taken.flows.refusals, "": taken.totals["refusals"]}, [*complete, ""]),
     )
-    yield from _parts(
+    yield from in_parts(
         CounterMetricFamily,
         "audited_refusals",
         "Requests that would have been refused if decisions were enforced.",
@@ -224,7 +224,7 @@ def _limits(
         series = (
             ((entry, LIMIT_KINDS[row["kind"]]), row[key]) for entry, rows in entries for row in rows
         )
-        yield from _parts(GaugeMetricFamily, f"{which}quota_{key}", text, (label, "kind"), series)
+        yield from in_parts(GaugeMetricFamily, f"{which}quota_{key}", text, (label, "kind"), series)
 
 
 def _rows(
@@ -245,10 +245,10 @@ def _columns(
             for name, value in zip(names, columns[row.key], strict=True)
             if value >= 0
         )
-        yield from _parts(kind, row.name, row.help, (label,) if label else (), series)
+        yield from in_parts(kind, row.name, row.help, (label,) if label else (), series)
 
 
-def _parts(
+def in_parts(
     kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
     name: str,
     text: str,

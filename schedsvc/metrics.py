@@ -7,13 +7,13 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from schedsvc.driver import Broken, Driver
-from schedsvc.metric_families import OTHER, Flows, Snapshot, families
+from schedsvc.metric_families import OTHER, Flows, Snapshot, families, in_parts
 from schedsvc.metric_rows import FLOW_ROWS
 
 __all__ = ["Metrics"]
@@ -80,12 +80,13 @@ class Metrics:
             buckets=_LAG_BUCKETS,
             registry=self._registry,
         )
-        self._failures = Counter(
-            "schedsvc_rpc_failures",
-            "Calls that ended in a gRPC error.",
-            ("method", "code"),
-            registry=self._registry,
-        )
+        #: Calls that ended in a gRPC error, by method and code.
+        self._failures: dict[tuple[str, str], int] = {}
+
+    def expect_failures(self, kinds: Iterable[tuple[str, str]]) -> None:
+        """Show these methods and codes with 0 from the start."""
+        for kind in kinds:
+            self._failures.setdefault(kind, 0)
 
     def show(self, tenants: Sequence[str]) -> None:
         """Show these tenants from now on. O(those that begin or cease to count as `other`)."""
@@ -128,7 +129,7 @@ class Metrics:
 
     def count_failure(self, method: str, code: str) -> None:
         """Note a call that ended in a gRPC error."""
-        self._failures.labels(method, code).inc()
+        self._failures[method, code] = self._failures.get((method, code), 0) + 1
 
     async def page(self, accept: str) -> tuple[bytes, str]:
         """Return the whole page and its content type; see `parts()`."""
@@ -203,7 +204,7 @@ class Metrics:
     def _render(self, taken: Snapshot | None, encoder: Encoder) -> Iterator[bytes]:
         """Write the page. Parts of one family come one after the other, under one heading."""
         name, heading = "", 0
-        for family in chain(families(taken), self._unwritten()):
+        for family in chain(families(taken), self._own()):
             text = encoder(_Page([family])).removesuffix(_END)
             if family.name == name:
                 yield text[heading:]
@@ -212,12 +213,16 @@ class Metrics:
                 name, heading = family.name, len(_heading(encoder, family))
         yield encoder(self._registry)
 
-    def _unwritten(self) -> Iterator[Metric]:
+    def _own(self) -> Iterator[Metric]:
+        """Yield what is counted here, and not in the core."""
         for fate, count in self._log_lines.items():
             name = f"schedsvc_log_lines_{fate}"
             family = CounterMetricFamily(name, "Lines of the log that were not written.")
             family.add_metric((), count())
             yield family
+        series = list(self._failures.items())
+        text = "Calls that ended in a gRPC error."
+        yield from in_parts(CounterMetricFamily, "rpc_failures", text, ("method", "code"), series)
 
 
 class _Page(Collector):

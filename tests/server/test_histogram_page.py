@@ -49,6 +49,8 @@ async def test_every_histogram_exists_with_0_from_the_start() -> None:
     assert len(LE) == 14
     for tenant in ("t0", "t1", ""):
         assert of(samples, "refusals_total", tenant=tenant, reason="evicted_ttl") == 0
+    for method in ("Admit", "Explain", "ListLeases"):
+        assert of(samples, "rpc_failures_total", method=method, code="UNAVAILABLE") == 0
 
 
 async def test_histograms_count_by_tenant_and_class() -> None:
