@@ -478,6 +478,15 @@ cdef class Scheduler(Core):
         known_flow(self, flow)
         return flow_row(self, now_ns, flow)
 
+    def show_histograms(self, int32_t flow, bint shown):
+        known_tenant(self, flow)
+        self.flows.show_times(flow, shown)
+
+    def histograms(self, int32_t flow=NONE):
+        if flow != NONE:
+            known_tenant(self, flow)
+        return histogram_rows(self, flow)
+
     def explain(self, int64_t now_ns, bytes request_id, bytes tenant=b"", int32_t principal=NONE):
         return explain_id(self, now_ns, request_id, tenant, principal)
 

@@ -10,6 +10,7 @@ include "model/token_bucket.pxi"   # Bucket: tokens that come back at a rate
 include "model/guarantees.pxi"     # Guarantee, Guarantees: what a group is owed of a saturated pool
 include "model/quotas.pxi"         # Quota, Quotas, Bill: limits of tenants, groups and models
 include "model/rates.pxi"          # Rate, ShedAccuracy: averages and rates over time
+include "model/histograms.pxi"     # TimeHistogram, FlowTimes: how long requests waited
 include "model/prefixes.pxi"       # PrefixIndex, Prefixes: which prompts a pool's cache may hold
 include "model/settings.pxi"       # Ask, limits, policies, orders: what a scheduler is made with
 include "model/positions.pxi"      # Position, Positions: where flows stand in each of several pools

@@ -43,6 +43,7 @@ QUOTA_LEVELS_MAX: int  # a tenant's own limits and the groups above it
 LIVE_SETTINGS: frozenset[str]  # that set_options() can change
 TOTAL_TOKENS_MAX: int  # the largest total that a report may give
 
+HISTOGRAM_BOUNDS_MS: tuple[int, ...]  # upper bounds, inclusive, of all buckets but the last
 OUTCOME_TEXT: dict[int, str]  # one sentence for each outcome
 WAITS: list[str]  # what a request may wait for (schedsvc.v1.WaitReason), by number
 
@@ -230,17 +231,10 @@ class Scheduler:
         -1: from none. The pool waits while that does not hold enough for its next request.
         """
     def set_pool_limits(
-        self,
-        now_ns: int,
-        pool: bytes = b"",
-        batch_max_tokens: int = 0,
-        max_total_tokens: int = 0,
-        max_running: int = 0,
-        max_request_total_tokens: int = 0,
-        max_request_input_tokens: int = 0,
-        max_loras: int = 0,
-        adapter_tokens: int = 0,
-    ) -> None:
+        self, now_ns: int, pool: bytes = b"", batch_max_tokens: int = 0, max_total_tokens: int = 0,
+        max_running: int = 0, max_request_total_tokens: int = 0, max_request_input_tokens: int = 0,
+        max_loras: int = 0, adapter_tokens: int = 0,
+    ) -> None:  # fmt: skip
         """Limit the pool of this name, also a later one; b"": all without limits of their own.
 
         0 is no limit. Beside what the engine can: tokens in its cache (wait reason MAX_TOTAL) and
@@ -310,15 +304,9 @@ class Scheduler:
     def flow_indices(self, name: bytes) -> list[int]:
         """Return the indices of a tenant's flows, one for each class it has used. O(classes)."""
     def set_pool(
-        self,
-        now_ns: int,
-        name: bytes,
-        epoch: int,
-        capacity_tokens: int,
-        block_size_tokens: int,
-        max_running: int = 0,
-        max_model_tokens: int = 0,
-    ) -> int:
+        self, now_ns: int, name: bytes, epoch: int, capacity_tokens: int, block_size_tokens: int,
+        max_running: int = 0, max_model_tokens: int = 0,
+    ) -> int:  # fmt: skip
         """Register a pool from the configuration, always attached, or give it new figures.
 
         A larger epoch voids the leases of the old one; a smaller one raises CallerError.
@@ -449,6 +437,15 @@ class Scheduler:
         Keys as in schedsvc.v1.StatsResponse. O(flows).
         """
     def flow_stats(self, now_ns: int, flow: int) -> dict[str, Any]: ...
+    def show_histograms(self, flow: int, shown: bool) -> None:
+        """Count a tenant's times by itself, or (the default) with all others. O(classes)."""
+    def histograms(self, flow: int = -1) -> list[dict[str, Any]]:
+        """Return a tenant's own histograms (-1: those of all others), a row for each class.
+
+        `queue_wait` (to the grant), `evicted_wait` (to the eviction), `time_to_first_token` (to the
+        first report of output before the end), from the admission: counts in the buckets of
+        HISTOGRAM_BOUNDS_MS and beyond, sum in us. They only grow. O(classes).
+        """
     def explain(
         self, now_ns: int, request_id: bytes, tenant: bytes = b"", principal: int = -1
     ) -> list[dict[str, Any]]:

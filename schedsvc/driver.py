@@ -305,6 +305,23 @@ class Driver:
         return [self._core.flow_stats(now_ns, flow) for flow in self._core.flow_indices(tenant)]
 
     @_guarded
+    def show_histograms(self, tenant: bytes, shown: bool) -> None:
+        """Count a known tenant's times in histograms of its own, or with all others. O(classes)."""
+        for flow in self._core.flow_indices(tenant)[:1]:
+            self._core.show_histograms(flow, shown)
+
+    @_guarded
+    def histograms(self, tenant: bytes | None) -> list[dict[str, Any]]:
+        """Return a tenant's histograms (None: of all others); see the core's. O(classes)."""
+        if tenant is None:
+            return self._core.histograms()
+        return [
+            row
+            for flow in self._core.flow_indices(tenant)[:1]
+            for row in self._core.histograms(flow)
+        ]
+
+    @_guarded
     def explain(self, request_id: bytes, tenant: bytes, principal: int) -> list[dict[str, Any]]:
         """Return what is known of a request; see the core's `explain()`. Raises CallerError."""
         return self._core.explain(self.clock.now_ns(), request_id, tenant, principal)

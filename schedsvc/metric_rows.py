@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass
 
-__all__ = ["CLASS_ROWS", "FLOW_ROWS", "POOL_ROWS", "QUOTA_ROWS", "TOTAL_ROWS", "Row"]
+__all__ = [
+    "CLASS_ROWS",
+    "FLOW_ROWS",
+    "HISTOGRAM_ROWS",
+    "POOL_ROWS",
+    "QUOTA_ROWS",
+    "TOTAL_ROWS",
+    "Row",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +47,28 @@ FLOW_ROWS = (
         "wait_expected_seconds",
         False,
         "wait_expected_ms",
-        "Time that one more request would wait in the queue.",
+        "Time that one more request would wait in the queue, in seconds.",
         1_000,
     ),
     Row(
-        "wait_error_seconds", False, "wait_error_ms", "Average error of the predicted waits.", 1_000
+        "wait_error_seconds",
+        False,
+        "wait_error_ms",
+        "Average error of the predicted waits, in seconds.",
+        1_000,
     ),
     Row(
         "ttft_seconds",
         False,
         "ttft_ms",
-        "Average time to the first output of requests that waited.",
+        "Average time to the first output of requests that waited, in seconds.",
         1_000,
     ),
     Row(
         "ttft_expected_seconds",
         False,
         "ttft_expected_ms",
-        "Average predicted time to the first output.",
+        "Average predicted time to the first output, in seconds.",
         1_000,
     ),
     Row(
@@ -75,7 +87,7 @@ FLOW_ROWS = (
         "oldest_queued_seconds",
         False,
         "oldest_queued_ms",
-        "Age of the oldest request in the queue.",
+        "Age of the oldest request in the queue, in seconds.",
         1_000,
     ),
     Row("requests_received", True, "received", "Requests that were received."),
@@ -192,16 +204,23 @@ POOL_ROWS = (
         "Load: 1 is underloaded, 2 nearly overloaded, 3 overloaded.",
     ),
     Row(
+        "pool_drain_tokens_per_second",
+        False,
+        "drain_tokens_per_minute",
+        "Charged tokens that are granted in a second while requests wait.",
+        60,
+    ),
+    Row(
         "pool_drain_tokens_per_minute",
         False,
         "drain_tokens_per_minute",
-        "Charged tokens that are granted in a minute while requests wait.",
+        "Deprecated: use schedsvc_pool_drain_tokens_per_second, the same for a second.",
     ),
     Row(
         "pool_prefill_tokens_per_second",
         False,
         "prefill_tokens_per_s",
-        "Input tokens a second, from the grant to the first output.",
+        "Input tokens that are computed in a second, from the grant to the first output.",
     ),
     Row(
         "pool_fill_ratio", False, "fill_ppm", "Ratio of promised tokens to the capacity.", 1_000_000
@@ -239,7 +258,7 @@ POOL_ROWS = (
         "engine_telemetry_age_seconds",
         False,
         "telemetry_age_ms",
-        "Age of the engine's last report.",
+        "Age of the engine's last report, in seconds.",
         1_000,
     ),
 )
@@ -294,14 +313,14 @@ TOTAL_ROWS = (
         "fairness_gap_tokens",
         False,
         "fairness_gap_micro",
-        "Widest gap of weighted service between backlogged tenants.",
+        "Widest gap of service between backlogged tenants, in weighted tokens.",
         1_000_000,
     ),
     Row(
         "fairness_bound_tokens",
         False,
         "fairness_bound_micro",
-        "Bound of VTC on the fairness gap.",
+        "Bound of VTC on the fairness gap, in weighted tokens.",
         1_000_000,
     ),
     Row(
@@ -341,5 +360,29 @@ TOTAL_ROWS = (
         True,
         "reports_limited",
         "Leases of which a report exceeded what their request can use.",
+    ),
+)
+# By tenant and class; sums in microseconds.
+HISTOGRAM_ROWS = (
+    Row(
+        "queue_wait_seconds",
+        False,
+        "queue_wait",
+        "Time from the admission to the grant of granted requests, in seconds.",
+        1_000_000,
+    ),
+    Row(
+        "evicted_wait_seconds",
+        False,
+        "evicted_wait",
+        "Time that requests waited before they left the queue without a grant, in seconds.",
+        1_000_000,
+    ),
+    Row(
+        "time_to_first_token_seconds",
+        False,
+        "time_to_first_token",
+        "Time from the admission to the first report of output before the end, in seconds.",
+        1_000_000,
     ),
 )

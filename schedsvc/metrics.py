@@ -1,35 +1,32 @@
 """Prometheus metrics, read from the core when somebody scrapes. Nothing is counted twice."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from schedsvc.driver import Broken, Driver, Loading
-from schedsvc.metric_rows import (
-    CLASS_ROWS,
-    FLOW_ROWS,
-    POOL_ROWS,
-    QUOTA_ROWS,
-    TOTAL_ROWS,
-    Row,
-)
-from schedsvc.status import LIMIT_KINDS, OUTCOMES
+from schedsvc.driver import Broken, Driver
+from schedsvc.metric_families import OTHER, Flows, Snapshot, families, in_parts
+from schedsvc.metric_rows import FLOW_ROWS
 
-__all__ = ["OTHER", "Metrics"]
+__all__ = ["Metrics"]
 
-#: The series that sums up the tenants beyond the cap.
-OTHER = "other"
+Encoder = Callable[[Collector], bytes]
 
 #: Flows read before the event loop gets its turn: well under a millisecond's work.
 _FLOWS_AT_ONCE = 64
+#: The same for tenants with histograms, each in all its classes.
+_HISTOGRAMS_AT_ONCE = 16
 _LAG_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
+#: How a page in the OpenMetrics format ends.
+_END = b"# EOF\n"
 #: Counts by outcome.
 _OUTCOME_KEYS = ("refusals", "audited_refusals")
 
@@ -49,22 +46,6 @@ _MAX_KEYS = frozenset(
 )
 
 
-@dataclass
-class _Snapshot:
-    """What one scrape shows."""
-
-    pools: list[dict[str, Any]] = field(default_factory=list)
-    totals: dict[str, Any] = field(default_factory=dict)
-    classes: list[dict[str, Any]] = field(default_factory=list)
-    quotas: list[dict[str, Any]] = field(default_factory=list)
-    flows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    loading: Loading = field(default_factory=Loading)
-    draining: bool = False
-    unsaved_ns: int | None = None  # None: no state is kept
-    not_saved: bool = False
-    files_lost: int = 0
-
-
 class Metrics:
     """The metrics of one server."""
 
@@ -73,33 +54,39 @@ class Metrics:
         driver: Driver,
         tenants: Sequence[str],
         tenants_max: int,
+        histogram_tenants_max: int,
         log_lines: Mapping[str, Callable[[], int]] | None = None,
     ) -> None:
         """Show these tenants; those beyond `tenants_max` are summed up as `other`.
+
+        Only the first `histogram_tenants_max` of them have histograms of their own.
 
         `log_lines`: what became of lines of the log that were not written, with their counts.
         """
         self._log_lines = log_lines or {}
         self._driver = driver
         self._tenants_max = tenants_max
+        self._histogram_tenants_max = histogram_tenants_max
         self._shown: Sequence[str] = ()
         self._rest: Sequence[str] = ()
+        self._with_histograms: Sequence[str] = ()
         #: What `other` has beside the counters of its tenants; gauges are 0.
         self._carried = _nothing()
         self.show(tenants)
         self._registry = CollectorRegistry(auto_describe=False)
         self._lag = Histogram(
             "schedsvc_event_loop_lag_seconds",
-            "How late the event loop served a timer.",
+            "How late the event loop served a timer, in seconds.",
             buckets=_LAG_BUCKETS,
             registry=self._registry,
         )
-        self._failures = Counter(
-            "schedsvc_rpc_failures",
-            "Calls that ended in a gRPC error.",
-            ("method", "code"),
-            registry=self._registry,
-        )
+        #: Calls that ended in a gRPC error, by method and code.
+        self._failures: dict[tuple[str, str], int] = {}
+
+    def expect_failures(self, kinds: Iterable[tuple[str, str]]) -> None:
+        """Show these methods and codes with 0 from the start."""
+        for kind in kinds:
+            self._failures.setdefault(kind, 0)
 
     def show(self, tenants: Sequence[str]) -> None:
         """Show these tenants from now on. O(those that begin or cease to count as `other`)."""
@@ -112,7 +99,16 @@ class Metrics:
                 self._carry(tenant, 1)
             for tenant in after - before:
                 self._carry(tenant, -1)
+            self._show_histograms(tenants[: self._histogram_tenants_max])
         self._shown, self._rest = tenants[: self._tenants_max], rest
+
+    def _show_histograms(self, tenants: Sequence[str]) -> None:
+        # A tenant that leaves counts as `other` from now on. Its own histograms stay in the core,
+        # and grow on if it is shown again.
+        before, after = set(self._with_histograms), set(tenants)
+        for tenant in before ^ after:
+            self._driver.show_histograms(tenant.encode(), tenant in after)
+        self._with_histograms = tenants
 
     def _carry(self, tenant: str, sign: int) -> None:
         flows = self._driver.tenant_stats(tenant.encode())
@@ -133,23 +129,33 @@ class Metrics:
 
     def count_failure(self, method: str, code: str) -> None:
         """Note a call that ended in a gRPC error."""
-        self._failures.labels(method, code).inc()
+        self._failures[method, code] = self._failures.get((method, code), 0) + 1
 
     async def page(self, accept: str) -> tuple[bytes, str]:
-        """Return the page and its content type, in the best format the client accepts.
+        """Return the whole page and its content type; see `parts()`."""
+        content_type, parts = self.parts(accept)
+        return b"".join([part async for part in parts]), content_type
 
-        The core is read in slices, so that the event loop never stalls; the text is written in a
-        thread. O(flows).
+    def parts(self, accept: str) -> tuple[str, AsyncIterator[bytes]]:
+        """Return the content type and the parts of the page, in the best format for the client.
+
+        The core is read and the text is written in slices of a few milliseconds at most: between
+        them the event loop has its turn. O(flows).
         """
-        taken = await self._take()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(None, self._render, taken, accept)
+        encoder, content_type = choose_encoder(accept)
+        return content_type, self._parts(encoder)
 
-    async def _take(self) -> _Snapshot | None:
+    async def _parts(self, encoder: Encoder) -> AsyncIterator[bytes]:
+        taken = await self._take()
+        for part in self._render(taken, encoder):
+            yield part
+            await asyncio.sleep(0)
+
+    async def _take(self) -> Snapshot | None:
         """Read the core; None where it is broken."""
         try:
             stats = self._driver.stats(0)
-            taken = _Snapshot(
+            taken = Snapshot(
                 stats["pools"],
                 stats["totals"],
                 stats["classes"],
@@ -163,20 +169,28 @@ class Metrics:
                 taken.not_saved = bool(saving.problem)
                 taken.files_lost = saving.files_lost
             while not await self._take_flows(taken):
-                taken.flows.clear()
+                taken.flows = Flows()
+                taken.histograms.clear()
             return taken
         except Broken:
             return None
 
-    async def _take_flows(self, taken: _Snapshot) -> bool:
+    async def _take_flows(self, taken: Snapshot) -> bool:
         """Read the flows; False if others are shown by now. Raises Broken."""
         shown = self._shown
+        for i, tenant in enumerate(self._with_histograms):
+            taken.histograms[tenant] = self._driver.histograms(tenant.encode())
+            if i % _HISTOGRAMS_AT_ONCE == _HISTOGRAMS_AT_ONCE - 1:
+                await asyncio.sleep(0)
+                if self._shown is not shown:
+                    return False
+        taken.histograms[OTHER] = self._driver.histograms(None)
         rest = _nothing()
         _add(rest, self._carried)
         for i, tenant in enumerate([*shown, *self._rest]):
             flows = self._driver.tenant_stats(tenant.encode())
             if flows and i < len(shown):
-                taken.flows[tenant] = _together(flows)
+                taken.flows.add(tenant, _together(flows))
             elif flows:
                 _add(rest, _together(flows))
             if i % _FLOWS_AT_ONCE == _FLOWS_AT_ONCE - 1:
@@ -184,32 +198,46 @@ class Metrics:
                 if self._shown is not shown:
                     return False
         if self._rest or rest != _nothing():
-            taken.flows[OTHER] = rest
+            taken.flows.add(OTHER, rest)
         return True
 
-    def _render(self, taken: _Snapshot | None, accept: str) -> tuple[bytes, str]:
-        encoder, content_type = choose_encoder(accept)
-        families = chain(_families(taken), self._unwritten())
-        return encoder(_Page(self._registry, families)), content_type
+    def _render(self, taken: Snapshot | None, encoder: Encoder) -> Iterator[bytes]:
+        """Write the page. Parts of one family come one after the other, under one heading."""
+        name, heading = "", 0
+        for family in chain(families(taken), self._own()):
+            text = encoder(_Page([family])).removesuffix(_END)
+            if family.name == name:
+                yield text[heading:]
+            else:
+                yield text
+                name, heading = family.name, len(_heading(encoder, family))
+        yield encoder(self._registry)
 
-    def _unwritten(self) -> Iterator[Metric]:
+    def _own(self) -> Iterator[Metric]:
+        """Yield what is counted here, and not in the core."""
         for fate, count in self._log_lines.items():
             name = f"schedsvc_log_lines_{fate}"
             family = CounterMetricFamily(name, "Lines of the log that were not written.")
             family.add_metric((), count())
             yield family
+        series = list(self._failures.items())
+        text = "Calls that ended in a gRPC error."
+        yield from in_parts(CounterMetricFamily, "rpc_failures", text, ("method", "code"), series)
 
 
-class _Page:
-    """A registry's metrics and some more, as prometheus_client's encoders want them."""
+class _Page(Collector):
+    """Families, as prometheus_client's encoders want them."""
 
-    def __init__(self, registry: CollectorRegistry, more: Iterator[Metric]) -> None:
-        self._registry = registry
-        self._more = more
+    def __init__(self, found: Iterable[Metric]) -> None:
+        self._found = found
 
-    def collect(self) -> Iterator[Metric]:
-        yield from self._more
-        yield from self._registry.collect()
+    def collect(self) -> Iterable[Metric]:
+        return self._found
+
+
+def _heading(encoder: Encoder, family: Metric) -> bytes:
+    empty = Metric(family.name, family.documentation, family.type, family.unit)
+    return encoder(_Page([empty])).removesuffix(_END)
 
 
 def _together(flows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -241,125 +269,3 @@ def _add(total: dict[str, Any], flow: dict[str, Any]) -> None:
             counts[outcome] = counts.get(outcome, 0) + count
     # What is left of several tenants' quotas says nothing about any of them.
     total["quotas"] = []
-
-
-def _families(taken: _Snapshot | None) -> Iterator[Metric]:
-    up = GaugeMetricFamily(
-        "schedsvc_up", "0 if an invariant is broken, so that nothing is granted."
-    )
-    up.add_metric((), 0 if taken is None else 1)
-    yield up
-    if taken is None:
-        return
-    draining = GaugeMetricFamily("schedsvc_draining", "1 while nothing new is admitted.")
-    draining.add_metric((), int(taken.draining))
-    yield draining
-    yield from _config(taken.loading)
-    if taken.unsaved_ns is not None:
-        unsaved = GaugeMetricFamily(
-            "schedsvc_state_unsaved_seconds",
-            "Age of the oldest change that a restart now would lose.",
-        )
-        unsaved.add_metric((), taken.unsaved_ns / 1e9)
-        yield unsaved
-        failing = GaugeMetricFamily(
-            "schedsvc_state_failing", "1 while the state file cannot be written."
-        )
-        failing.add_metric((), int(taken.not_saved))
-        yield failing
-        lost = CounterMetricFamily(
-            "schedsvc_state_files_lost", "State files that other programs deleted or changed."
-        )
-        lost.add_metric((), taken.files_lost)
-        yield lost
-    yield from _rows(FLOW_ROWS, "tenant", taken.flows.items())
-    yield from _rows(POOL_ROWS, "pool", ((pool["name"], pool) for pool in taken.pools))
-    yield from _rows(TOTAL_ROWS, "", [("", taken.totals)])
-    if len(taken.classes) > 1:
-        yield from _rows(CLASS_ROWS, "class", ((row["name"], row) for row in taken.classes))
-    refusals = CounterMetricFamily(
-        "schedsvc_refusals",
-        "Requests that were refused or evicted; no tenant: those without a flow.",
-        labels=("tenant", "reason"),
-    )
-    for tenant, flow in taken.flows.items():
-        for outcome, count in flow["refusals"].items():
-            refusals.add_metric((tenant, OUTCOMES[outcome].name), count)
-    for outcome, count in taken.totals["refusals"].items():
-        refusals.add_metric(("", OUTCOMES[outcome].name), count)
-    yield refusals
-    audited = CounterMetricFamily(
-        "schedsvc_audited_refusals",
-        "Requests that would have been refused if decisions were enforced.",
-        labels=("tenant", "reason"),
-    )
-    for tenant, flow in taken.flows.items():
-        for outcome, count in flow["audited_refusals"].items():
-            audited.add_metric((tenant, OUTCOMES[outcome].name), count)
-    yield audited
-    yield from _quotas(taken)
-    if taken.quotas:
-        yield from _rows(QUOTA_ROWS, "quota", ((row["name"], row) for row in taken.quotas))
-
-
-def _config(loading: Loading) -> Iterator[Metric]:
-    successful = GaugeMetricFamily(
-        "schedsvc_config_last_reload_successful", "0 if the last reload changed nothing."
-    )
-    successful.add_metric((), int(not loading.problem))
-    yield successful
-    succeeded = GaugeMetricFamily(
-        "schedsvc_config_last_reload_success_timestamp_seconds",
-        "Unix time of the last reload that succeeded; the start counts.",
-    )
-    succeeded.add_metric((), loading.succeeded_ms / 1e3)
-    yield succeeded
-    failures = CounterMetricFamily(
-        "schedsvc_config_reload_failures", "Reloads that changed nothing."
-    )
-    failures.add_metric((), loading.failures)
-    yield failures
-    waiting = GaugeMetricFamily(
-        "schedsvc_config_needs_restart", "Settings of the file that wait for a restart."
-    )
-    waiting.add_metric((), len(loading.waiting))
-    yield waiting
-
-
-def _quotas(taken: _Snapshot) -> Iterator[Metric]:
-    of_tenants = [(tenant, flow["quotas"]) for tenant, flow in taken.flows.items()]
-    yield from _limits("", "tenant", "Limit of a tenant, for a minute or at once.", of_tenants)
-    shared = [(row["name"], row["limits"]) for row in taken.quotas]
-    if shared:
-        yield from _limits("shared_", "quota", "Limit of a group or a model.", shared)
-
-
-def _limits(
-    which: str, label: str, about: str, entries: Iterable[tuple[str, list[dict[str, Any]]]]
-) -> Iterator[Metric]:
-    labels = (label, "kind")
-    limits = GaugeMetricFamily(f"schedsvc_{which}quota_limit", about, labels=labels)
-    left = GaugeMetricFamily(
-        f"schedsvc_{which}quota_remaining", "Rest of the limit that is left now.", labels=labels
-    )
-    for name, rows in entries:
-        for row in rows:
-            limits.add_metric((name, LIMIT_KINDS[row["kind"]]), row["limit"])
-            left.add_metric((name, LIMIT_KINDS[row["kind"]]), row["remaining"])
-    yield limits
-    yield left
-
-
-def _rows(
-    rows: Iterable[Row], label: str, entries: Iterable[tuple[str, dict[str, Any]]]
-) -> Iterator[Metric]:
-    kept = list(entries)
-    labels = (label,) if label else ()
-    for row in rows:
-        kind = CounterMetricFamily if row.is_counter else GaugeMetricFamily
-        family = kind("schedsvc_" + row.name, row.help, labels=labels)
-        for name, values in kept:
-            # Below 0 stands for "there is none".
-            if values[row.key] >= 0:
-                family.add_metric((name,) if label else (), values[row.key] / row.divisor)
-        yield family

@@ -61,13 +61,17 @@ cdef int32_t add_flow(Core core, bytes name, int64_t weight_milli) except -1:
 cdef int32_t change_class(
     Core core, bytes name, int64_t rank, int64_t ageing_ns, bint exempt
 ) except -1:
-    """Add a class, or give a known one another rank and ageing time. O(classes + quotas)."""
+    """Add a class, or give a known one another rank and ageing time. O(classes + quotas),
+    and O(flows) where it takes the place of one that is gone."""
     cdef int32_t c, node
+    cdef list before = core.classes.names[:]
     if not 0 < len(name) <= NAME_BYTES_MAX:
         invalid("classes", f"a name has 1 to {NAME_BYTES_MAX} bytes")
     check_range("rank", rank, -RANK_MAX, RANK_MAX)
     check_range("ageing_ns", ageing_ns, 1, <int64_t>1 << 60)
     c = core.classes.set(name, <int32_t>rank, ageing_ns, exempt)
+    if c < len(before) and before[c] != name:
+        core.flows.clear_times(c)
     for node in range(core.quotas.count):  # another class may be the first that waits, or sooner
         core.quotas.mark_ready(node)
     return c

@@ -28,6 +28,8 @@ ctypedef struct Flow:
     int64_t input_tokens, cached_tokens, output_tokens, input_before, cached_before  # forgotten
     int64_t received, granted, completed, cancelled, expired
     Refusals* refusals  # NO_REFUSALS until the first
+    FlowTimes* times  # where its times are counted: its own, or its class's other_times
+    FlowTimes* own_times  # NULL until its tenant is shown, see histograms.pxi
     int32_t weight_milli
     int32_t queued, live
     int64_t queued_tokens, queued_work  # of input; of what they will be charged
@@ -107,7 +109,8 @@ cdef class Flows:
     cdef RetrySlots retry_slots  # of these
     cdef int64_t queued_tokens, exempt_tokens  # of input: in all queues, in those of exempt flows
     cdef Treaps treaps
-    cdef SlabAllocator refusal_slab
+    cdef SlabAllocator refusal_slab, times_slab
+    cdef FlowTimes other_times[CLASSES_MAX]  # of each class, of all tenants that are not shown
     cdef bint by_deadline  # the order inside a queue that is asked for, see order
     cdef int32_t unsorted  # so many of the first queues may have the former one
     cdef Requests requests
@@ -128,6 +131,7 @@ cdef class Flows:
         self.classes = classes
         self.changed = DirtyQueue()
         self.treaps, self.refusal_slab = Treaps(), SlabAllocator(sizeof(NO_REFUSALS))
+        self.times_slab = SlabAllocator(sizeof(FlowTimes))
         self.actives = [Heap() for _ in range(CLASSES_MAX)]
         self.candidates, self.anywhere = [Line(classes)], []
         self.positions = Positions()
@@ -151,7 +155,7 @@ cdef class Flows:
         f.first_queue = f.sibling = f.quota = f.own_quota = f.guarantee = NONE
         f.granted_at_ns = f.waits_at = f.wait_head = f.first_position = NONE
         f.next_retry_at_ns = LONG_AGO_NS
-        f.refusals = &NO_REFUSALS
+        f.refusals, f.times = &NO_REFUSALS, &self.other_times[0]
         self.count += 1
         self.changed.reserve(self.count)
         self.changed.mark(self.count - 1)
@@ -168,7 +172,29 @@ cdef class Flows:
         f.guarantee = NONE if f.exempt else self.items[base].guarantee
         f.own_quota = self.items[base].own_quota
         f.refuses, f.dry_runs = self.items[base].refuses, self.items[base].dry_runs
+        self._count_times(f, self.items[base].times == self.items[base].own_times)
         return flow
+
+    cdef int _count_times(self, Flow* f, bint shown) except -1:
+        if shown and f.own_times == NULL:
+            f.own_times = <FlowTimes*>self.times_slab.alloc()
+        f.times = f.own_times if shown else &self.other_times[f.cls]
+        return 0
+
+    cdef int show_times(self, int32_t flow, bint shown) except -1:
+        """Count a tenant's times in histograms of its own, or in the shared ones. O(classes)."""
+        while flow != NONE:
+            self._count_times(&self.items[flow], shown)
+            flow = self.items[flow].sibling
+        return 0
+
+    cdef void clear_times(self, int32_t cls) noexcept:
+        """Begin the histograms of a class at 0: its place has gone to another one. O(flows)."""
+        cdef int32_t flow
+        memset(&self.other_times[cls], 0, sizeof(FlowTimes))
+        for flow in range(self.count):
+            if self.items[flow].cls == cls and self.items[flow].own_times != NULL:
+                memset(self.items[flow].own_times, 0, sizeof(FlowTimes))
 
     cdef inline Heap active(self, int32_t flow):
         """The active flows of a flow's class."""

@@ -350,6 +350,7 @@ class Metrics(Section):
 
     listen: Address
     tenants_max: Annotated[int, Field(ge=0, le=100_000)] = 1_000
+    histogram_tenants_max: Annotated[int, Field(ge=0, le=1_000)] = 50
 
 
 class State(Section):

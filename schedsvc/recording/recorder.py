@@ -9,7 +9,7 @@ from schedsvc.recording.form import Kind, call_bytes, pack_data, packer
 
 __all__ = ["READS", "SetupLog", "Sink", "check_event", "record"]
 
-#: Methods of the core that change nothing: they are not recorded.
+#: Methods of the core that change nothing that is decided: they are not recorded.
 READS = frozenset(
     {
         "encode",
@@ -23,6 +23,8 @@ READS = frozenset(
         "pool_name",
         "stats",
         "flow_stats",
+        "histograms",
+        "show_histograms",
         "list_leases",
         "may_see_tenant",
         "explain",

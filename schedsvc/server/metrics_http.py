@@ -35,6 +35,11 @@ class MetricsPage:
         """Stop listening."""
         await self._runner.cleanup()
 
-    async def _get(self, request: web.Request) -> web.Response:
-        body, content_type = await self._metrics.page(request.headers.get("Accept", ""))
-        return web.Response(body=body, headers={"Content-Type": content_type})
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        content_type, parts = self._metrics.parts(request.headers.get("Accept", ""))
+        response = web.StreamResponse(headers={"Content-Type": content_type})
+        await response.prepare(request)
+        async for part in parts:
+            await response.write(part)
+        await response.write_eof()
+        return response

@@ -23,6 +23,7 @@ from schedsvc.server.metrics_http import MetricsPage
 from schedsvc.server.operator import OperatorActions
 from schedsvc.server.reflection import add_reflection
 from schedsvc.service import (
+    METHODS,
     Authenticator,
     ExplainService,
     Known,
@@ -90,9 +91,7 @@ class Server:
         self._keeper: StateWriter | None = None
         if store is not None and config.state is not None:
             self._keeper = StateWriter(self.driver, store, config.state.every_ms)
-        tenants_max = 0 if config.metrics is None else config.metrics.tenants_max
-        log_lines = {"dropped": lines_dropped, "suppressed": lines_suppressed}
-        self.metrics = Metrics(self.driver, _tenants(config), tenants_max, log_lines)
+        self.metrics = _metrics(self.driver, config)
         self._health = Health()
         self._handles = OperatorActions(
             self.driver,
@@ -317,6 +316,21 @@ class Server:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _metrics(driver: Driver, config: Config) -> Metrics:
+    caps = (0, 0)
+    if config.metrics is not None:
+        caps = (config.metrics.tenants_max, config.metrics.histogram_tenants_max)
+    log_lines = {"dropped": lines_dropped, "suppressed": lines_suppressed}
+    metrics = Metrics(driver, _tenants(config), *caps, log_lines)
+    metrics.expect_failures(
+        (method.rpartition("/")[2], code.name)
+        for method in sorted(METHODS)
+        for code in grpc.StatusCode
+        if code is not grpc.StatusCode.OK
+    )
+    return metrics
 
 
 def _tenants(config: Config) -> list[str]:

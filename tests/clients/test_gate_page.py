@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from schedsvc_vllm.gate import Gate
+from schedsvc_vllm.metrics_page import Counts
 from schedsvc_vllm.settings import Settings
 
 from .asgi import Exchange, ask, owner, start
@@ -63,14 +64,43 @@ async def test_the_page_tells_whether_the_gate_enforces(fake: FakeScheduler) -> 
         family.name: family.samples[0]
         for family in text_string_to_metric_families(shown.answer.decode())
     }
-    told = {name: sample.value for name, sample in families.items() if "gate" in name}
+    told = {name: sample.value for name, sample in families.items() if "gate_" in name}
+    del told["schedsvc_gate_overhead_seconds"]
     assert told == {
         "schedsvc_gate_connected": 0,
         "schedsvc_gate_running": 0,
         "schedsvc_gate_enforced": 2,
         "schedsvc_gate_fail_open": 1,
     }
+    waits = {
+        (sample.name, sample.labels.get("le")): sample.value
+        for family in text_string_to_metric_families(shown.answer.decode())
+        for sample in family.samples
+        if family.name == "schedsvc_gate_overhead_seconds"
+    }
+    buckets = [value for (name, _), value in waits.items() if name.endswith("_bucket")]
+    assert len(buckets) == 14
+    assert buckets == sorted(buckets)
+    # What ran without the scheduler had no grant.
+    assert buckets[-1] == waits["schedsvc_gate_overhead_seconds_count", None] == 2
+    assert 0 < waits["schedsvc_gate_overhead_seconds_sum", None] < 60
     await gate._close()
+
+
+def test_gate_histogram_begins_at_0_and_counts_by_bucket() -> None:
+    counts = Counts(lambda: True, lambda: 0)
+    assert 'le="+Inf"} 0\n' in counts.text()
+    for seconds in (-1.0, 0.0005, 0.0006, 7.0):
+        counts.observe(seconds)
+    lines = counts.text().splitlines()
+    found = {
+        line.split('le="')[1].split('"')[0]: int(line.split()[-1])
+        for line in lines
+        if "_bucket" in line
+    }
+    assert [found[le] for le in ("0.0005", "0.001", "5.0", "+Inf")] == [2, 3, 3, 4]
+    [total] = [line for line in lines if line.startswith("schedsvc_gate_overhead_seconds_sum")]
+    assert float(total.split()[-1]) == pytest.approx(7.0011)
 
 
 @pytest.mark.parametrize(("kind", "encoding"), [(b"text/html", None), (b"text/plain", b"gzip")])

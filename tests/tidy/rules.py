@@ -62,8 +62,11 @@ ROOMS: dict[str, Room] = {
         "grpc google structlog",
     ),
     "schedsvc.metric_rows": room(never=IO, clock=NO_CLOCK),
+    "schedsvc.metric_families": room(
+        "schedsvc._core schedsvc.driver schedsvc.metric_rows schedsvc.status", "prometheus_client"
+    ),
     "schedsvc.metrics": room(
-        "schedsvc.driver schedsvc.metric_rows schedsvc.status", "prometheus_client"
+        "schedsvc.driver schedsvc.metric_families schedsvc.metric_rows", "prometheus_client"
     ),
     "schedsvc.server": room(
         "schedsvc.service schedsvc.status schedsvc.driver schedsvc.config schedsvc.metrics"

@@ -70,6 +70,7 @@ class Request:
     id: str
     prefix_block_hashes: list[int]
     tally: TokenTotals | None
+    read_s: float  # when its body was there
 
 
 class Gate:
@@ -212,6 +213,7 @@ class Gate:
                 status=415,
             )
         raw = await read_body(scope, receive, settings.body_bytes_max)
+        read_s = time.monotonic()
         if path in ONE_PROMPT_PATHS:
             check_bytes(raw, runtime.pool.sizes.context_tokens)
         body = parse_json(raw)
@@ -238,6 +240,7 @@ class Gate:
             id=self._identifier.request_id(scope),
             prefix_block_hashes=runtime.prefix_block_hashes(route, body),
             tally=tally,
+            read_s=read_s,
         )
         return request, raw
 
@@ -259,6 +262,7 @@ class Gate:
         gated = GatedRequest(
             runtime, request.call, request.identity.key, mailbox, send, request.tally
         )
+        gated.read_s = request.read_s
         try:
             while await self._run_once(runtime, request, gated, scope, send):
                 mailbox.play_again()

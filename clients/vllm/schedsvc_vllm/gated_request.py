@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -49,6 +50,7 @@ class GatedRequest:
         "local_wait_us",
         "mailbox",
         "place",
+        "read_s",
         "revoked",
     )
 
@@ -87,6 +89,8 @@ class GatedRequest:
         self.admission: Admission | None = None
         self.place: asyncio.Future[bool] | None = None
         self.local_wait_us = 0
+        #: When its body was there; -1: it is asked for once more.
+        self.read_s = -1.0
         mailbox.on_left = self._client_left
 
     @property
@@ -137,6 +141,9 @@ class GatedRequest:
 
     def granted(self) -> None:
         """Take note that the scheduler lets it run, in the task that will run it."""
+        if self.admission is not None and self.read_s >= 0:
+            queued_s = self.admission.queue_duration_us / 1e6
+            self._runtime.counts.observe(time.monotonic() - self.read_s - queued_s)
         self._runtime.limit.granted()
         self._running = True
         self._task = asyncio.current_task()

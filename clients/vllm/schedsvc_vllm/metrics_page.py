@@ -6,11 +6,15 @@ The page is asked for as plain text, without compression, so that lines can be a
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable
+from itertools import accumulate
 
 from schedsvc_vllm.asgi import Message, Scope, Send
 
 PATH = "/metrics"
+#: Upper bounds of the buckets of the histogram, in seconds, inclusive; the last has none.
+BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _NEGOTIATED = frozenset({b"accept", b"accept-encoding"})
 
 
@@ -20,13 +24,37 @@ class Counts:
     def __init__(self, connected: Callable[[], bool], running: Callable[[], int]) -> None:
         self.enforced = 0
         self.fail_open = 0
+        self._times = [0] * (len(BOUNDS_S) + 1)
+        self._sum_s = 0.0
         self._connected = connected
         self._running = running
+
+    def observe(self, seconds: float) -> None:
+        """Count how long the gate took until a grant. O(1)."""
+        seconds = max(seconds, 0.0)
+        self._times[bisect_left(BOUNDS_S, seconds)] += 1
+        self._sum_s += seconds
+
+    def _histogram(self) -> list[str]:
+        name, process = "schedsvc_gate_overhead_seconds", f'process="{os.getpid()}"'
+        bounds = [*(str(bound) for bound in BOUNDS_S), "+Inf"]
+        counts = list(accumulate(self._times))
+        return [
+            f"# HELP {name} Time from a request's body to its grant, without its time in the "
+            "scheduler's queue, in seconds.",
+            f"# TYPE {name} histogram",
+            *(
+                f'{name}_bucket{{{process},le="{bound}"}} {count}'
+                for bound, count in zip(bounds, counts, strict=True)
+            ),
+            f"{name}_sum{{{process}}} {self._sum_s}",
+            f"{name}_count{{{process}}} {counts[-1]}",
+        ]
 
     def text(self) -> str:
         """Write the lines. Each API process of a server tells its own."""
         label = f'{{process="{os.getpid()}"}}'
-        lines = []
+        lines = self._histogram()
         for name, kind, meaning, value in (
             ("connected", "gauge", "1 while the scheduler answers.", int(self._connected())),
             ("running", "gauge", "Requests that run behind the gate.", self._running()),

@@ -1,0 +1,265 @@
+"""Writes a snapshot of the core as Prometheus families, in parts that are small.
+
+A family with many series comes as several parts of the same name, one after the other, so that no
+part takes long to build or to write.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from schedsvc._core import HISTOGRAM_BOUNDS_MS
+from schedsvc.driver import Loading
+from schedsvc.metric_rows import (
+    CLASS_ROWS,
+    FLOW_ROWS,
+    HISTOGRAM_ROWS,
+    POOL_ROWS,
+    QUOTA_ROWS,
+    TOTAL_ROWS,
+    Row,
+)
+from schedsvc.status import LIMIT_KINDS, OUTCOMES
+
+__all__ = ["OTHER", "Flows", "Snapshot", "families", "in_parts"]
+
+#: The series that sums up the tenants beyond the cap.
+OTHER = "other"
+
+#: Series of one part of a family.
+_SERIES_AT_ONCE = 256
+_LE = [*(str(bound / 1e3) for bound in HISTOGRAM_BOUNDS_MS), "+Inf"]
+_REASONS = [
+    (outcome, row.name)
+    for outcome, row in OUTCOMES.items()
+    if row.name.startswith(("rejected_", "evicted_"))
+]
+
+
+class Flows:
+    """What a scrape shows of each tenant, by column.
+
+    A dictionary for each of 10,000 tenants would let Python's garbage collector go through the
+    whole process at each scrape.
+    """
+
+    def __init__(self) -> None:
+        self.tenants: list[str] = []
+        self.columns: dict[str, list[int]] = {row.key: [] for row in FLOW_ROWS}
+        #: Of those that have any.
+        self.refusals: dict[str, dict[int, int]] = {}
+        self.audited_refusals: dict[str, dict[int, int]] = {}
+        self.quotas: list[tuple[str, list[dict[str, Any]]]] = []
+
+    def add(self, tenant: str, flow: Mapping[str, Any]) -> None:
+        """Add a tenant; `flow` as in the core's `flow_stats()`. O(1)."""
+        self.tenants.append(tenant)
+        for key, column in self.columns.items():
+            column.append(flow[key])
+        if flow["refusals"]:
+            self.refusals[tenant] = dict(flow["refusals"])
+        if flow["audited_refusals"]:
+            self.audited_refusals[tenant] = dict(flow["audited_refusals"])
+        if flow["quotas"]:
+            self.quotas.append((tenant, flow["quotas"]))
+
+
+@dataclass
+class Snapshot:
+    """What one scrape shows."""
+
+    pools: list[dict[str, Any]] = field(default_factory=list)
+    totals: dict[str, Any] = field(default_factory=dict)
+    classes: list[dict[str, Any]] = field(default_factory=list)
+    quotas: list[dict[str, Any]] = field(default_factory=list)
+    flows: Flows = field(default_factory=Flows)
+    #: Histograms of the tenants that have their own, and of `other`: a row for each class.
+    histograms: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    loading: Loading = field(default_factory=Loading)
+    draining: bool = False
+    unsaved_ns: int | None = None  # None: no state is kept
+    not_saved: bool = False
+    files_lost: int = 0
+
+
+def families(taken: Snapshot | None) -> Iterator[Metric]:
+    """Yield all families, those with many series in parts. O(series)."""
+    up = GaugeMetricFamily(
+        "schedsvc_up", "0 if an invariant is broken, so that nothing is granted."
+    )
+    up.add_metric((), 0 if taken is None else 1)
+    yield up
+    if taken is None:
+        return
+    draining = GaugeMetricFamily("schedsvc_draining", "1 while nothing new is admitted.")
+    draining.add_metric((), int(taken.draining))
+    yield draining
+    yield from _config(taken.loading)
+    if taken.unsaved_ns is not None:
+        unsaved = GaugeMetricFamily(
+            "schedsvc_state_unsaved_seconds",
+            "Age of the oldest change that a restart now would lose, in seconds.",
+        )
+        unsaved.add_metric((), taken.unsaved_ns / 1e9)
+        yield unsaved
+        failing = GaugeMetricFamily(
+            "schedsvc_state_failing", "1 while the state file cannot be written."
+        )
+        failing.add_metric((), int(taken.not_saved))
+        yield failing
+        lost = CounterMetricFamily(
+            "schedsvc_state_files_lost", "State files that other programs deleted or changed."
+        )
+        lost.add_metric((), taken.files_lost)
+        yield lost
+    yield from _columns(FLOW_ROWS, "tenant", taken.flows.tenants, taken.flows.columns)
+    yield from _rows(POOL_ROWS, "pool", {pool["name"]: pool for pool in taken.pools})
+    yield from _rows(TOTAL_ROWS, "", {"": taken.totals})
+    if len(taken.classes) > 1:
+        yield from _rows(CLASS_ROWS, "class", {row["name"]: row for row in taken.classes})
+    yield from _refusals(taken)
+    yield from _histograms(taken)
+    yield from _quotas(taken)
+    if taken.quotas:
+        yield from _rows(QUOTA_ROWS, "quota", {row["name"]: row for row in taken.quotas})
+
+
+def _config(loading: Loading) -> Iterator[Metric]:
+    successful = GaugeMetricFamily(
+        "schedsvc_config_last_reload_successful", "0 if the last reload changed nothing."
+    )
+    successful.add_metric((), int(not loading.problem))
+    yield successful
+    succeeded = GaugeMetricFamily(
+        "schedsvc_config_last_reload_success_timestamp_seconds",
+        "Unix time of the last reload that succeeded; the start counts.",
+    )
+    succeeded.add_metric((), loading.succeeded_ms / 1e3)
+    yield succeeded
+    failures = CounterMetricFamily(
+        "schedsvc_config_reload_failures", "Reloads that changed nothing."
+    )
+    failures.add_metric((), loading.failures)
+    yield failures
+    waiting = GaugeMetricFamily(
+        "schedsvc_config_needs_restart", "Settings of the file that wait for a restart."
+    )
+    waiting.add_metric((), len(loading.waiting))
+    yield waiting
+
+
+def _quotas(taken: Snapshot) -> Iterator[Metric]:
+    about = "Limit of a tenant, for a minute or at once."
+    yield from _limits("", "tenant", about, taken.flows.quotas)
+    shared = [(row["name"], row["limits"]) for row in taken.quotas]
+    if shared:
+        yield from _limits("shared_", "quota", "Limit of a group or a model.", shared)
+
+
+def _refusals(taken: Snapshot) -> Iterator[Metric]:
+    # Of the tenants with histograms, each reason is there from the start.
+    complete = [tenant for tenant in taken.flows.tenants if tenant in taken.histograms]
+    yield from in_parts(
+        CounterMetricFamily,
+        "refusals",
+        "Requests that were refused or evicted; no tenant: those without a flow.",
+        ("tenant", "reason"),
+        _reasons({**taken.flows.refusals, "": taken.totals["refusals"]}, [*complete, ""]),
+    )
+    yield from in_parts(
+        CounterMetricFamily,
+        "audited_refusals",
+        "Requests that would have been refused if decisions were enforced.",
+        ("tenant", "reason"),
+        _reasons(taken.flows.audited_refusals, complete),
+    )
+
+
+def _reasons(
+    counts: Mapping[str, Mapping[int, int]], complete: Sequence[str]
+) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yield the series of all reasons of the tenants in `complete`; of others those above 0."""
+    for tenant in complete:
+        for outcome, reason in _REASONS:
+            yield (tenant, reason), counts.get(tenant, {}).get(outcome, 0)
+    for tenant in sorted(counts.keys() - set(complete)):
+        for outcome, count in counts[tenant].items():
+            yield (tenant, OUTCOMES[outcome].name), count
+
+
+def _histogram(row: Row) -> HistogramMetricFamily:
+    return HistogramMetricFamily(f"schedsvc_{row.name}", row.help, labels=("tenant", "class"))
+
+
+def _histograms(taken: Snapshot) -> Iterator[Metric]:
+    """Yield histograms in Prometheus's classic form: cumulative buckets, sum and count."""
+    for row in HISTOGRAM_ROWS:
+        family = _histogram(row)
+        for tenant, of_classes in taken.histograms.items():
+            for figures in of_classes:
+                counts, sum_us = figures[row.key]
+                family.add_metric(
+                    (tenant, figures["request_class"]),
+                    buckets=list(zip(_LE, accumulate(counts), strict=True)),
+                    sum_value=sum_us / row.divisor,
+                )
+                if len(family.samples) >= _SERIES_AT_ONCE:
+                    yield family
+                    family = _histogram(row)
+        yield family
+
+
+def _limits(
+    which: str, label: str, about: str, entries: Sequence[tuple[str, list[dict[str, Any]]]]
+) -> Iterator[Metric]:
+    for key, text in (("limit", about), ("remaining", "Rest of the limit that is left now.")):
+        series = (
+            ((entry, LIMIT_KINDS[row["kind"]]), row[key]) for entry, rows in entries for row in rows
+        )
+        yield from in_parts(GaugeMetricFamily, f"{which}quota_{key}", text, (label, "kind"), series)
+
+
+def _rows(
+    rows: Iterable[Row], label: str, entries: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Metric]:
+    columns = {row.key: [values[row.key] for values in entries.values()] for row in rows}
+    yield from _columns(rows, label, list(entries), columns)
+
+
+def _columns(
+    rows: Iterable[Row], label: str, names: Sequence[str], columns: Mapping[str, Sequence[int]]
+) -> Iterator[Metric]:
+    for row in rows:
+        kind = CounterMetricFamily if row.is_counter else GaugeMetricFamily
+        # Below 0 stands for "there is none".
+        series = (
+            ((name,) if label else (), value / row.divisor)
+            for name, value in zip(names, columns[row.key], strict=True)
+            if value >= 0
+        )
+        yield from in_parts(kind, row.name, row.help, (label,) if label else (), series)
+
+
+def in_parts(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    series: Iterable[tuple[tuple[str, ...], float]],
+) -> Iterator[Metric]:
+    """Yield a family in parts; one part without series if there are none."""
+    family = kind(f"schedsvc_{name}", text, labels=labels)
+    for values, value in series:
+        family.add_metric(values, value)
+        if len(family.samples) >= _SERIES_AT_ONCE:
+            yield family
+            family = kind(f"schedsvc_{name}", text, labels=labels)
+    yield family

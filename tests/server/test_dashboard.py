@@ -1,0 +1,160 @@
+"""The Grafana dashboard: generated from its table, valid for Prometheus, about existing metrics."""
+
+import asyncio
+import json
+import shutil
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
+
+from deploy.dashboard import DASHBOARD, PANELS, text
+
+from .conftest import ask, calling, serving
+from .test_alerts import needs_promtool, page, promtool, unknown_metrics
+
+#: As Grafana fills them in.
+VARIABLES = {"$__rate_interval": "2m", "$tenant": "acme|beta|other"}
+
+
+def queries() -> list[str]:
+    found = [
+        target["expr"]
+        for panel in json.loads(DASHBOARD.read_text())["panels"]
+        for target in panel["targets"]
+    ]
+    for name, value in VARIABLES.items():
+        found = [query.replace(name, value) for query in found]
+    return found
+
+
+def test_dashboard_is_what_the_table_generates() -> None:
+    assert DASHBOARD.read_text() == text(), "run: python deploy/dashboard.py"
+    assert len({panel.title for panel in PANELS}) == len(PANELS)
+
+
+async def test_panels_name_metrics_that_exist() -> None:
+    found = queries()
+    assert len(found) >= len(PANELS)
+    assert unknown_metrics(found, (await page()).decode()) == set()
+    for query in found:
+        assert "$" not in query
+        assert "absent(" not in query
+        assert "or vector(" not in query
+
+
+@needs_promtool
+def test_queries_of_panels_are_valid(tmp_path: Path) -> None:
+    file = tmp_path / "rules.yaml"
+    for more, status in [([], 0), (["sum by ("], 1)]:
+        rows = [{"record": f"q{at}", "expr": q} for at, q in enumerate([*queries(), *more])]
+        file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rows}]}))
+        assert promtool("check", "rules", file).returncode == status
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="prometheus is missing; install prometheus"
+)
+async def test_panels_show_real_traffic(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {
+        "metrics": {"listen": "127.0.0.1:0"},
+        "scheduler": {"headroom": 0, "queue_ttl_ms": 400},
+        "tenants": [
+            {
+                "name": name,
+                "quota": {"requests_per_minute": 10_000},
+                "share": {"tokens_per_minute": share},
+            }
+            for name, share in (("acme", 1_000), ("beta", 1_000_000))
+        ],
+    }
+    async with serving(**keys) as server, calling(server.targets[0]) as stub:
+        assert server.metrics_url is not None
+        async with scraping(tmp_path, server.metrics_url) as ask_prometheus:
+            moving = asyncio.ensure_future(traffic(stub))
+            waiting = [query.replace("[2m]", "[8s]") for query in queries()]
+            for _ in range(200):
+                answers = [await ask_prometheus(query) for query in waiting]
+                waiting = [
+                    query
+                    for query, values in zip(waiting, answers, strict=True)
+                    if not any(value > 0 for value in values)
+                ]
+                # No engine preempts here, and the gap may be 0.
+                if all("preemptions" in query or "_gap_" in query for query in waiting):
+                    break
+                await asyncio.sleep(0.2)
+            else:
+                pytest.fail(f"these show nothing: {waiting}")
+            moving.cancel()
+
+
+async def traffic(stub: SchedulerServiceStub) -> None:
+    """Two tenants: requests that run, that wait, and that are evicted."""
+    while True:
+        for tenant in ("acme", "beta"):
+            request = ask(1_000, tenant=tenant, reports_progress=True)
+            lease = (await stub.Admit(request)).grant
+            told = {"lease_id": lease.lease_id, "pool_epoch": 1}
+            others = [
+                asyncio.ensure_future(stub.Admit(ask(1_000, tenant=tenant, queue_ttl_ms=ms)))
+                for ms in (20, 400)
+            ]
+            await asyncio.sleep(0.1)
+            await stub.Progress(pb.ProgressRequest(leases=[{**told, "output_tokens": 1}]))
+            await asyncio.sleep(0.2)
+            await stub.Complete(pb.CompleteRequest(**told, output_tokens=4))
+            for answer in await asyncio.gather(*others):
+                if answer.grant.lease_id:
+                    told = {"lease_id": answer.grant.lease_id, "pool_epoch": 1}
+                    await stub.Complete(pb.CompleteRequest(**told, output_tokens=4))
+
+
+@asynccontextmanager
+async def scraping(
+    tmp_path: Path, url: str
+) -> AsyncIterator[Callable[[str], Awaitable[list[float]]]]:
+    """Run Prometheus, which scrapes this page; give a function that asks it a query."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    target = url.removeprefix("http://").removesuffix("/metrics")
+    job = {"job_name": "schedsvc", "static_configs": [{"targets": [target]}]}
+    config = {"global": {"scrape_interval": "500ms"}, "scrape_configs": [job]}
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    options = {
+        "config.file": tmp_path / "prometheus.yml",
+        "storage.tsdb.path": tmp_path / "data",
+        "web.listen-address": address,
+    }
+    log = (tmp_path / "log").open("wb")
+    words = [f"--{name}={value}" for name, value in options.items()]
+    process = await asyncio.create_subprocess_exec("prometheus", *words, stdout=log, stderr=log)
+    try:
+        async with aiohttp.ClientSession(f"http://{address}") as http:
+
+            async def ask_prometheus(query: str) -> list[float]:
+                try:
+                    async with http.get("/api/v1/query", params={"query": query}) as answer:
+                        found = await answer.json()
+                except aiohttp.ClientConnectionError:
+                    return []  # it starts
+                if answer.status == 503:
+                    return []
+                assert found["status"] == "success", (query, found)
+                return [float(row["value"][1]) for row in found["data"]["result"]]
+
+            yield ask_prometheus
+    finally:
+        process.terminate()
+        await process.wait()
+        log.close()

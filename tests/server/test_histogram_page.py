@@ -1,0 +1,254 @@
+"""Histograms on the Prometheus page: series, caps, reloads, and how the page is cut into parts."""
+
+import asyncio
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as openmetrics_families,
+)
+from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
+
+from schedsvc._core import HISTOGRAM_BOUNDS_MS
+from schedsvc.metric_rows import HISTOGRAM_ROWS
+from schedsvc.server import Server
+
+from .conftest import ask, calling, config_of, serving, totals
+from .test_metrics import Samples, of, scrape, use
+
+KINDS = [row.name for row in HISTOGRAM_ROWS]
+LE = [str(bound / 1e3) for bound in HISTOGRAM_BOUNDS_MS] + ["+Inf"]
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+def counting(tenants: int, shown: int, histograms: int, **keys: Any) -> dict[str, Any]:
+    """A configuration with tenants t0, t1, and so on."""
+    caps = {"tenants_max": shown, "histogram_tenants_max": histograms}
+    names = [{"name": f"t{number}"} for number in range(tenants)]
+    return {"metrics": {"listen": "127.0.0.1:0", **caps}, "tenants": names, **keys}
+
+
+async def test_every_histogram_exists_with_0_from_the_start() -> None:
+    keys = counting(2, 2, 2, classes=[{"name": "batch", "rank": 5}])
+    async with serving(**keys) as server:
+        samples = await scrape(server)
+    for kind in KINDS:
+        for tenant in ("t0", "t1", "other"):
+            for name in ("default", "batch"):
+                labels = {"tenant": tenant, "class": name}
+                for le in LE:
+                    assert of(samples, f"{kind}_bucket", le=le, **labels) == 0
+                assert of(samples, f"{kind}_count", **labels) == 0
+                assert of(samples, f"{kind}_sum", **labels) == 0
+    assert len(LE) == 14
+    for tenant in ("t0", "t1", ""):
+        assert of(samples, "refusals_total", tenant=tenant, reason="evicted_ttl") == 0
+    for method in ("Admit", "Explain", "ListLeases"):
+        assert of(samples, "rpc_failures_total", method=method, code="UNAVAILABLE") == 0
+
+
+async def test_histograms_count_by_tenant_and_class() -> None:
+    keys = counting(2, 2, 1, classes=[{"name": "batch", "rank": 5}])
+    async with serving(**keys) as server, calling(server.targets[0]) as stub:
+        for tenant, name in [("t0", "batch"), ("t0", "batch"), ("t0", ""), ("t1", "batch")]:
+            request = ask(64, tenant=tenant, request_class=name, reports_progress=True)
+            lease = (await stub.Admit(request)).grant
+            told = {"lease_id": lease.lease_id, "pool_epoch": 1}
+            await stub.Progress(pb.ProgressRequest(leases=[{**told, "output_tokens": 1}]))
+            await stub.Complete(pb.CompleteRequest(**told, output_tokens=2))
+        samples = await scrape(server)
+    for kind in ("queue_wait_seconds", "time_to_first_token_seconds"):
+        for tenant, name, count in [
+            ("t0", "batch", 2),
+            ("t0", "default", 1),
+            ("other", "batch", 1),
+            ("other", "default", 0),
+        ]:
+            labels = {"tenant": tenant, "class": name}
+            assert of(samples, f"{kind}_count", **labels) == count
+            assert of(samples, f"{kind}_bucket", le="+Inf", **labels) == count
+            buckets = [of(samples, f"{kind}_bucket", le=le, **labels) for le in LE]
+            assert buckets == sorted(buckets)
+        sum_s = of(samples, f"{kind}_sum", tenant="t0", **{"class": "batch"})
+        assert 0 <= sum_s < 60
+    first_s = of(samples, "time_to_first_token_seconds_sum", tenant="t0", **{"class": "batch"})
+    assert first_s > of(samples, "queue_wait_seconds_sum", tenant="t0", **{"class": "batch"})
+
+
+async def test_tenants_beyond_the_cap_share_one_histogram() -> None:
+    async with serving(**counting(60, 60, 50)) as server, calling(server.targets[0]) as stub:
+        for number in range(45, 60):
+            await use(stub, f"t{number}", 1)
+        samples = await scrape(server)
+    counts = {
+        dict(labels)["tenant"]: value
+        for (name, labels), value in samples.items()
+        if name == "queue_wait_seconds_count"
+    }
+    assert len(counts) == 51
+    assert [counts[f"t{number}"] for number in (44, 45, 49)] == [0, 1, 1]
+    assert counts["other"] == 10
+
+
+def growing(samples: Samples) -> Samples:
+    """Counters, and the series of histograms."""
+    ends = ("_total", "_bucket", "_count", "_sum")
+    return {key: value for key, value in samples.items() if key[0].endswith(ends)}
+
+
+def changed(rng: random.Random) -> dict[str, Any]:
+    """A file with some of the tenants and classes, in some order."""
+    names = rng.sample([f"t{number}" for number in range(6)], rng.randint(0, 6))
+    classes = rng.sample(["x", "y", "z"], rng.randint(0, 3))
+    return {
+        "tenants": [{"name": name} for name in names],
+        "classes": [{"name": name, "rank": 1 + "xyz".index(name)} for name in classes],
+        "metrics": {"listen": "127.0.0.1:0", "tenants_max": 3, "histogram_tenants_max": 2},
+    }
+
+
+async def serve_some(stub: SchedulerServiceStub, rng: random.Random, keys: dict[str, Any]) -> None:
+    for tenant in keys["tenants"]:
+        name = rng.choice(["", *(entry["name"] for entry in keys["classes"])])
+        request = ask(64, tenant=tenant["name"], request_class=name, reports_progress=True)
+        lease = (await stub.Admit(request)).grant
+        told = {"lease_id": lease.lease_id, "pool_epoch": 1}
+        if rng.random() < 0.5:
+            await stub.Progress(pb.ProgressRequest(leases=[{**told, "output_tokens": 1}]))
+        if rng.random() < 0.9:
+            await stub.Complete(pb.CompleteRequest(**told, output_tokens=2))
+        await stub.Admit(ask(1_000_000, tenant=tenant["name"]))
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_no_series_goes_down_in_random_chains_of_reloads(seed: int) -> None:
+    rng = random.Random(seed)
+    keys = changed(rng)
+    pool = {"name": "pool", "capacity_tokens": 160_000, "block_size_tokens": 16}
+    fixed = {"pools": [pool], "unknown_tenants": "refuse"}
+    before: Samples = {}
+    latest: Samples = {}
+    left_out: set[str] = set()
+    async with serving(**keys, **fixed) as server, calling(server.targets[0]) as stub:
+        for step in range(30):
+            await serve_some(stub, rng, keys)
+            for reload in (False, True):
+                if reload:
+                    keys = changed(rng)
+                    left_out |= {*"xyz"} - {entry["name"] for entry in keys["classes"]}
+                    server.reconfigure(config_of(**keys, **fixed))
+                after = growing(await scrape(server))
+                for key in before.keys() & after.keys():
+                    # A class that a file left out begins again if another one has its place.
+                    begins = reload and dict(key[1]).get("class") in left_out and after[key] == 0
+                    assert after[key] >= before[key] or begins, (seed, step, key)
+                # A tenant's series go on where they ended; those of a class may begin again.
+                for key, value in after.items():
+                    if dict(key[1]).get("class") in (None, "default"):
+                        assert value >= latest.get(key, 0), (seed, step, key)
+                before = after
+                latest |= after
+            # Every event is in one histogram.
+            waits = [v for (name, _), v in after.items() if name == "queue_wait_seconds_count"]
+            assert sum(waits) <= totals(server)["granted"]
+    assert of(latest, "queue_wait_seconds_count", tenant="other", **{"class": "default"}) > 10
+
+
+async def test_restart_is_a_reset_to_0() -> None:
+    for _ in range(2):
+        async with serving(**counting(1, 1, 1)) as server, calling(server.targets[0]) as stub:
+            samples = await scrape(server)
+            labels = {"tenant": "t0", "class": "default"}
+            assert of(samples, "queue_wait_seconds_count", **labels) == 0
+            await use(stub, "t0", 1)
+            samples = await scrape(server)
+            assert of(samples, "queue_wait_seconds_count", **labels) == 1
+
+
+async def test_page_is_read_and_written_in_slices() -> None:
+    classes = [{"name": f"c{number}", "rank": number} for number in range(1, 8)]
+    keys = counting(3_000, 2_000, 50, classes=classes)
+    async with serving(**keys) as server:
+        turns = 0
+        done = False
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while not done:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counter = asyncio.ensure_future(count_turns())
+        _, parts = server.metrics.parts("")
+        series = [part.count(b"\n") async for part in parts]
+        done = True
+        await counter
+    # A series takes about 6 us to build and write, a tenant about 20 us to read.
+    assert max(series) <= 400
+    assert sum(series) > 70_000
+    assert turns > len(series) + 3_000 // 64
+
+
+@pytest.mark.parametrize("accept", ["", OPENMETRICS])
+async def test_parts_of_a_family_have_one_heading(accept: str) -> None:
+    async with serving(**counting(600, 600, 40)) as server, calling(server.targets[0]) as stub:
+        await use(stub, "t3", 4)
+        taken = await server.metrics._take()
+        encoder = generate_openmetrics if accept else generate_latest
+        page = b"".join(server.metrics._render(taken, encoder)).decode()
+    headings = [line for line in page.splitlines() if line.startswith("# HELP ")]
+    assert len(headings) == len(set(headings)) > 80
+    if accept:
+        assert page.count("# EOF") == 1
+        assert page.endswith("# EOF\n")
+        families = {family.name: family for family in openmetrics_families(page)}
+        assert len(families["schedsvc_output_tokens"].samples) == 601
+        assert families["schedsvc_queue_wait_seconds"].type == "histogram"
+    else:
+        assert page.count("\nschedsvc_output_tokens_total{") == 601
+        assert page.count("\nschedsvc_queue_wait_seconds_bucket{") == 41 * 14
+
+
+async def page_lines(server: Server, start: str) -> list[str]:
+    page = (await server.metrics.page(""))[0].decode()
+    return [line for line in page.splitlines() if line.startswith(start)]
+
+
+async def test_names_and_help_texts_follow_prometheus_conventions() -> None:
+    deprecated = ["schedsvc_pool_drain_tokens_per_minute"]
+    async with serving(**counting(1, 1, 1)) as server:
+        types = [line.split() for line in await page_lines(server, "# TYPE ")]
+        helps = {
+            line.split()[2]: line.split(" ", 3)[3]
+            for line in await page_lines(server, "# HELP schedsvc_")
+        }
+    for _, _, name, kind in types:
+        if not name.endswith("_created"):
+            assert name.endswith("_total") == (kind == "counter"), name
+        if kind == "histogram":
+            assert name.endswith("_seconds"), name
+    units = ("_ms", "_us", "_minutes", "_hours", "_ppm", "_milli", "_percent", "_per_minute")
+    found = [name for name in helps if name.endswith(units)]
+    assert found == deprecated
+    for name in deprecated:
+        assert helps[name].startswith("Deprecated: use schedsvc_")
+        assert helps[name].split()[2].strip(",") in helps
+    for name, text in helps.items():
+        if name.endswith("_seconds") and "timestamp" not in name:
+            assert "in seconds" in text, name
+
+
+async def test_operations_page_names_metrics_that_exist() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    section = text[text.index("## Metrics") : text.index("## Health")]
+    named = set(re.findall(r"`(schedsvc_\w+)`", section)) - {"schedsvc_gate_overhead_seconds"}
+    async with serving(**counting(1, 1, 1)) as server:
+        found = {line.split()[2] for line in await page_lines(server, "# TYPE ")}
+    assert len(named) > 15
+    assert named <= found
