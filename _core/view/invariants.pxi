@@ -133,7 +133,38 @@ cdef int check_flows(Core core) except -1:
         "what is exempt = sum of exempt flows",
     )
     check_backlog(core)
+    check_principals(core)
     return check_candidates(core)
+
+
+cdef int check_principals(Core core) except -1:
+    """What each principal that is known holds of the tables. O(requests + principals)."""
+    cdef int32_t i, count = core.principals.count
+    cdef const Principal* p
+    cdef const Request* r
+    cdef list held = [[0] * 8 for _ in range(count)]  # by state, queued tokens, sessions, adapters
+    for i in range(core.requests.used):
+        r = &core.requests.items[i]
+        if r.state != FREE and 0 <= r.principal < count:
+            held[r.principal][r.state] += 1
+            held[r.principal][5] += r.prompt_tokens if r.state == QUEUED else 0
+    for session in core.sessions:
+        if session is not None and 0 <= (<SessionState>session).principal < count:
+            held[(<SessionState>session).principal][6] += 1
+    for i in range(core.adapters.count):
+        if core.adapters.items[i].users and 0 <= core.adapters.items[i].principal < count:
+            held[core.adapters.items[i].principal][7] += 1
+    for i in range(count):
+        p = &core.principals.items[i]
+        check_invariant(
+            core,
+            held[i] == [
+                0, p.requests[1], p.requests[2], p.requests[3], p.requests[4], p.queued_tokens,
+                p.sessions, p.adapters,
+            ],
+            "what a principal holds = sum over it",
+        )
+    return 0
 
 
 cdef int check_backlog(Core core) except -1:
