@@ -322,13 +322,19 @@ cdef int check_waiters(Core core, int32_t node, Heap heap) except -1:
 
 cdef int check_loras(Core core, int32_t pool) except -1:
     cdef Pool* p = &core.ledger.pools[pool]
-    cdef int32_t i = p.first_lease, adapter
-    cdef dict leases = {}
+    cdef int32_t i = p.first_lease, adapter, flow
+    cdef dict leases = {}, held = {}
     while i != NONE:
+        flow = core.requests.items[i].flow
+        held[flow] = held.get(flow, 0) + core.requests.items[i].lease.reserved_blocks
         adapter = core.requests.items[i].adapter
         if adapter != NONE:
             leases[adapter] = leases.get(adapter, 0) + 1
         i = core.requests.items[i].lease.pool_next
+    for flow in range(p.held_count):
+        check_invariant(
+            core, p.held[flow] == held.get(flow, 0), "held by a flow = sum over its leases"
+        )
     for adapter in range(p.loras.size):
         check_invariant(
             core, p.loras.leases[adapter] == leases.get(adapter, 0),
