@@ -30,7 +30,9 @@ cdef int set_grants(
         for i in range(core.requests.used):
             r = &core.requests.items[i]
             if r.principal >= first:
-                core.principals.move(r.principal, FREE, r.state, r.prompt_tokens)
+                core.principals.move(
+                    r.principal, FREE, r.state, r.prompt_tokens if r.state == QUEUED else 0
+                )
         for i in range(core.adapters.count):
             if core.adapters.items[i].users and core.adapters.items[i].principal >= first:
                 core.principals.count_adapter(core.adapters.items[i].principal, 1)
@@ -105,10 +107,6 @@ cdef int check_pool(bytes name, PoolFigures* f) except -1:
     return 0
 
 
-cdef inline bint is_owned(Core core, const Pool* p) noexcept:
-    return p.attached > p.configured or core.now_ns < p.owned_until_ns
-
-
 cdef str owner_text(Core core, const Pool* p):
     if p.attached > p.configured:
         return "is offered by another caller at this time; give this engine's pool another name"
@@ -169,6 +167,10 @@ cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
             invalid("block_size_tokens", "cannot change without a new epoch while leases live")
     core.save_rest = True
     if f.principal != NONE:
+        if p.principal not in (NONE, f.principal):
+            core.ledger.learn_anew(pool)  # from what the owner before has reported
+            p.engine_running = p.engine_waiting = p.engine_used_tokens = p.engine_preemptions = 0
+            p.telemetry_at_ns = NONE
         p.principal = f.principal
     if p.replays_until_ns == 0:
         p.replays_until_ns = core.now_ns + core.lease_ttl_ns + core.lease_grace_ns

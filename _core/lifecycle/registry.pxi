@@ -37,6 +37,10 @@ cdef list flows_of(Core core, bytes name):
     return sorted(found)
 
 
+cdef inline bint is_owned(Core core, const Pool* p) noexcept:
+    return p.attached > p.configured or core.now_ns < p.owned_until_ns
+
+
 cdef int32_t new_pool(Core core, bytes name, int32_t principal) except -1:
     # Takes a free place; if none is left, that of a pool without engine, leases or requests, which
     # no other principal owns.

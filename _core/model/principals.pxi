@@ -158,7 +158,7 @@ cdef class Principals:
         return max(<int64_t>1, most * share_ppm // SHARE_PPM)
 
     cdef inline void move(
-        self, int32_t number, int before, int after, int64_t prompt_tokens
+        self, int32_t number, int before, int after, int64_t more_queued_tokens
     ) noexcept:
         """A request of a principal goes from one state to another; 0 is no state. O(1)."""
         cdef Principal* p
@@ -169,10 +169,7 @@ cdef class Principals:
             p.requests[before] -= 1
         if after:
             p.requests[after] += 1
-        if before == QUEUED:
-            p.queued_tokens -= prompt_tokens
-        if after == QUEUED:
-            p.queued_tokens += prompt_tokens
+        p.queued_tokens += more_queued_tokens
 
     cdef inline void count_session(self, int32_t number, int more) noexcept:
         if 0 <= number < self.count:

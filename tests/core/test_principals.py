@@ -343,3 +343,18 @@ def test_released_pool_can_be_taken_over_at_once() -> None:
     s.set_released(0, b"gpu")
     assert faults(other.send(0, offering("gpu", epoch=2))) == []
     s.check()
+
+
+def test_pool_with_another_owner_starts_without_its_telemetry() -> None:
+    """At the same epoch, what the owner before had reported held up all requests for seconds."""
+    s = core.Scheduler(headroom_ppm=0)
+    s.set_flow(b"f", 1_000)
+    before = Stream(s, 2)
+    full = pool_pb2.EngineTelemetry(pool="g", epoch=1, used_tokens=1 << 40, preemptions=9)
+    before.send(0, offering("g"), pb.SessionEvent(telemetry=full), pb.SessionEvent(goodbye={}))
+    before.session.close(0)
+    after = Stream(s, 3)
+    after.send(0, offering("g"))
+    assert s.stats(0)["pools"][0]["engine_used_tokens"] == 0
+    assert fates(after.send(0, asking(1, "r", pool="g"))) == [(1, core.GRANTED)]
+    s.check()
