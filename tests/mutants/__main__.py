@@ -23,6 +23,10 @@ def caught(mutant: Mutant) -> bool:
     os.environ[VARIABLE] = str(NUMBERS.get(mutant.name, 0))
     load(build())
     os.chdir(ROOT)
+    if mutant.tests:
+        import pytest
+
+        return pytest.main(["-q", "-p", "no:cacheprovider", *mutant.tests]) == pytest.ExitCode(1)
     from schedsvc.lab.faults.run import Case, Tally, run_cases
 
     tally = Tally()

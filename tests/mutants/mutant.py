@@ -18,3 +18,4 @@ class Mutant:
     only: frozenset[str] | None = None  # faults that may happen; None: those that a seed draws
     # A seed; those from SECOND on have quotas, and both kinds of lift, from THIRD on state files.
     first: int = 0
+    tests: tuple[str, ...] = ()  # what catches it, where the simulator does not try it
