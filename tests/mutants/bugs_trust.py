@@ -123,8 +123,8 @@ TRUST_BUGS = (
                 "    if BUG:\n        return False\n",
             ),
         ),
-        60,
-        first=HOSTILE,
+        40,
+        tests=("tests/core/test_principals.py::test_share_limits_replayed_leases",),
     ),
     Mutant(
         "no-share-of-answers",
