@@ -16,6 +16,8 @@ AGAIN = test $$? -eq 1 && echo 'Once more, by themselves:' && $(LOOK) --lf --lfn
 RUN = $(LOOK) $(2) || { $(AGAIN); }
 # Fresh with each change, and yet the same for all who run it.
 FRESH_SEED := $(shell echo $$((0x4$$(git rev-parse --verify -q 'HEAD^{tree}' | cut -c1-11))))
+# Seeds from 2^48 on have a caller that acts against all others.
+HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 
 .PHONY: help env build proto check test test-slow test-faults test-fuzz \
 	test-vllm test-vllm-slow vllm-pairs vllm-cost \
@@ -69,7 +71,8 @@ test-slow: build ## What is too slow for every change.
 
 test-faults: build ## Every seed that has failed once, and 700 fresh ones (docs/faults.md).
 	$(BIN)/schedsvc simtest --regressions
-	$(BIN)/schedsvc simtest --seed $(FRESH_SEED) --seeds 700
+	$(BIN)/schedsvc simtest --seed $(FRESH_SEED) --seeds 550
+	$(BIN)/schedsvc simtest --seed $(HOSTILE_SEED) --seeds 150
 
 test-fuzz: build ## Every parser with hostile input, the core watching its memory: two minutes.
 	$(BIN)/python -m tests.fuzz --sanitised --seconds 6

@@ -20,16 +20,31 @@ cdef void identify(
     ask.payload = h | 1
 
 
-cdef bint lacks_place(Core core, int32_t principal) noexcept:
-    """Whether a principal holds its whole share of the places for requests. O(1)."""
+cdef bint lacks_place(Core core, int32_t principal, int32_t prompt_tokens) noexcept:
+    """Whether a principal's share of the places has none for one request more. O(1)."""
+    cdef const Principal* p
+    cdef int64_t tokens_max = core.queue_tokens_max
+    if not core.principals.is_limited(principal):
+        return False
+    p = &core.principals.items[principal]
+    if tokens_max:
+        tokens_max = core.principals.places(principal, tokens_max)
+    return (
+        p.requests[QUEUED] >= core.principals.places(principal, core.queue_max)
+        or lacks_lease(core, principal, p.requests[QUEUED])
+        or is_over(p.queued_tokens, prompt_tokens, tokens_max)
+    )
+
+
+cdef bint lacks_lease(Core core, int32_t principal, int64_t queued) noexcept:
+    """Whether a principal's share of the leases has none beside those that it has and so many
+    queued requests. O(1)."""
     cdef const Principal* p
     if not core.principals.is_limited(principal):
         return False
     p = &core.principals.items[principal]
-    return (
-        p.requests[QUEUED] >= core.principals.places(principal, core.queue_max)
-        or p.requests[QUEUED] + p.requests[LIVE] + p.requests[SUSPECT]
-        >= core.principals.places(principal, core.leases_max)
+    return queued + p.requests[LIVE] + p.requests[SUSPECT] >= core.principals.places(
+        principal, core.leases_max
     )
 
 
@@ -170,7 +185,9 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
     r = &core.requests.items[i]
     outcome = reason_to_refuse(core, r)
     if not outcome or f.dry_runs:
-        if (r.adapter == NONE and ask.adapter.size) or lacks_place(core, ask.principal):
+        if (r.adapter == NONE and ask.adapter.size) or lacks_place(
+            core, ask.principal, ask.prompt_tokens
+        ):
             outcome = OUT_REJECTED_LIMIT
     if outcome == 0 and core.quotas.count:
         outcome = quota_refusal(core, i)

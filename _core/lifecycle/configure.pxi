@@ -22,14 +22,16 @@ cdef int set_grants(
     """Give a principal grants in place of what it had; None: all names of a kind.
     O(1); O(requests + sessions) for a number beyond all that have grants."""
     cdef int32_t i, first = core.principals.count
+    cdef Request* r
     check_range("number", number, 0, PRINCIPALS_MAX)
     check_range("share_ppm", share_ppm, 1, SHARE_PPM)
     core.principals.extend_to(<int32_t>number + 1)
     if first < core.principals.count:
         for i in range(core.requests.used):
-            if core.requests.items[i].principal >= first:
+            r = &core.requests.items[i]
+            if r.principal >= first:
                 core.principals.move(
-                    core.requests.items[i].principal, 0, core.requests.items[i].state
+                    r.principal, FREE, r.state, r.prompt_tokens if r.state == QUEUED else 0
                 )
         for i in range(core.adapters.count):
             if core.adapters.items[i].users and core.adapters.items[i].principal >= first:
@@ -109,10 +111,6 @@ cdef int check_pool(bytes name, PoolFigures* f) except -1:
     return 0
 
 
-cdef inline bint is_owned(Core core, const Pool* p) noexcept:
-    return p.attached > p.configured or core.now_ns < p.owned_until_ns
-
-
 cdef str owner_text(Core core, const Pool* p):
     if p.attached > p.configured:
         return "is offered by another caller at this time; give this engine's pool another name"
@@ -128,8 +126,10 @@ cdef int detach_pool(Core core, int32_t pool, int64_t epoch, bint for_good) exce
     p.attached -= 1
     if p.attached == 0:
         p.detached_at_ns = core.now_ns
-    if p.attached == p.configured and not for_good:
-        p.owned_until_ns = core.now_ns + core.lease_ttl_ns + core.lease_grace_ns
+    if p.attached == p.configured:
+        p.owned_until_ns = core.now_ns
+        if not for_good:
+            p.owned_until_ns += core.lease_ttl_ns + core.lease_grace_ns
     core.ledger.claim(pool, epoch, -1)
     return 0
 
@@ -148,13 +148,15 @@ cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
     known = core.pool_names.get(name)
     if known is None:
         check_pool_share(core, f.principal)
-        pool = new_pool(core, name)
+        pool = new_pool(core, name, f.principal)
         p = &core.ledger.pools[pool]
     else:
         pool = known
         p = &core.ledger.pools[pool]
         if f.principal not in (NONE, p.principal) and is_owned(core, p):
             raise CallerError(CODE_FAILED_PRECONDITION, "pool", owner_text(core, p))
+        if not is_owned(core, p):
+            check_pool_share(core, f.principal)
         if (p.configured or core.ledger.is_claimed(pool)) and f.epoch < p.epoch:
             raise CallerError(
                 CODE_FAILED_PRECONDITION, "epoch",
@@ -169,6 +171,10 @@ cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
             invalid("block_size_tokens", "cannot change without a new epoch while leases live")
     core.save_rest = True
     if f.principal != NONE:
+        if p.principal not in (NONE, f.principal):
+            core.ledger.learn_anew(pool)  # from what the owner before has reported
+            p.engine_running = p.engine_waiting = p.engine_used_tokens = p.engine_preemptions = 0
+            p.telemetry_at_ns = NONE
         p.principal = f.principal
     if p.replays_until_ns == 0:
         p.replays_until_ns = core.now_ns + core.lease_ttl_ns + core.lease_grace_ns

@@ -194,10 +194,10 @@ cdef int end_lease(Core core, int32_t i, int outcome) except -1:
     if f.live < 0:
         raise core.fuse.blow("flow: more leases ended than granted")
     core.flows.settle(r.flow)
-    if core.answers.count > core.answers_max:
-        forget(core, core.answers.head)
-    elif has_all_answers(core, r.principal):
+    if has_all_answers(core, r.principal):
         forget(core, i)
+    elif core.answers.count > core.answers_max:
+        forget(core, core.answers.head)
     return 0
 
 

@@ -73,9 +73,15 @@ cdef int stand_in_pool(Core core, int32_t pool) except -1:
     return add_to_pool(core.flows, pool, True)
 
 
-cdef int32_t new_pool(Core core, bytes name) except -1:
-    # Takes a free place; if none is left, that of a pool without engine, leases or requests.
+cdef inline bint is_owned(Core core, const Pool* p) noexcept:
+    return p.attached > p.configured or core.now_ns < p.owned_until_ns
+
+
+cdef int32_t new_pool(Core core, bytes name, int32_t principal) except -1:
+    # Takes a free place; if none is left, that of a pool without engine, leases or requests, which
+    # no other principal owns.
     cdef int32_t pool
+    cdef Pool* p
     if core.ledger.count < POOLS_MAX:
         pool = core.ledger.add()
         core.pool_list.append(name)
@@ -86,10 +92,12 @@ cdef int32_t new_pool(Core core, bytes name) except -1:
         core.quotas.guarantees.throttled_for.append(Line(core.classes))
     else:
         for pool in range(POOLS_MAX):
+            p = &core.ledger.pools[pool]
             if (
-                core.ledger.pools[pool].attached == 0
-                and not core.ledger.pools[pool].draining
-                and core.ledger.pools[pool].live == 0
+                p.attached == 0
+                and (p.principal == principal or not is_owned(core, p))
+                and not p.draining
+                and p.live == 0
                 and core.flows.queued_for[pool + 1] == 0
             ):
                 break

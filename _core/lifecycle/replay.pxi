@@ -33,7 +33,7 @@ cdef int replay_lease(
         ):
             return LS_UNKNOWN
         enter_class(core, ask)
-        if is_full(core, ask.flow):
+        if is_full(core, ask.flow) or lacks_lease(core, ask.principal, 0):
             return LS_UNKNOWN
         i = restore_lease(core, ask, lease_id, reserved_tokens)
     r = &core.requests.items[i]

@@ -284,7 +284,7 @@ cdef int restore_pool(Core core, bytes name, Cursor* c, bint applies) except -1:
 cdef int32_t absent_pool(Core core, bytes name) except -1:
     """A place for a pool of before the restart that drains and that nobody offers yet, so that
     whoever looks sees it. O(pools)."""
-    cdef int32_t pool = new_pool(core, name)
+    cdef int32_t pool = new_pool(core, name, NONE)
     core.ledger.size(pool, 1, 1, 0, 0)
     core.ledger.pools[pool].draining = True
     return pool

@@ -71,6 +71,8 @@ ctypedef struct Pool:
     int64_t served  # requests that were completed since then
     int64_t light_since_ns  # start of the window that runs; -1: none
     int64_t light_milli, kept_milli  # milli-tokens that flows below their share took, see headroom
+    int64_t* held  # blocks that are promised to each flow
+    int32_t held_count
     int64_t engine_excess_tokens  # that the engine holds beyond all that was promised
     int64_t owed_tokens  # promised before a restart to leases that nobody has told of yet
     int32_t overload  # LOAD_*, see overload.pxi
@@ -151,6 +153,7 @@ cdef class Ledger:
         for pool in range(self.count):
             free(self.pools[pool].growing.items)
             free(self.pools[pool].loras.leases)
+            free(self.pools[pool].held)
 
     cdef int claim(self, int32_t pool, int64_t epoch, int change) except -1:
         """So many streams more, or less, offer a pool at an epoch. O(1)."""
@@ -168,6 +171,7 @@ cdef class Ledger:
     cdef void clear(self, int32_t pool) noexcept:
         free(self.pools[pool].growing.items)  # of a pool that held nothing any more
         free(self.pools[pool].loras.leases)
+        free(self.pools[pool].held)
         memset(&self.pools[pool], 0, sizeof(Pool))
         self.pools[pool].first_lease = self.pools[pool].next = NONE
         self.pools[pool].telemetry_at_ns = NONE
@@ -441,6 +445,12 @@ cdef class Ledger:
         cdef Flow* f = &self.flows.items[r.flow]
         cdef int64_t more = reserved - r.lease.reserved_blocks
         cdef int64_t filled = posted - r.lease.posted_blocks
+        cdef int32_t size
+        if r.flow >= p.held_count:
+            size = max(16, r.flow + 1, p.held_count * 2)
+            p.held = <int64_t*>grow(p.held, p.held_count, size, sizeof(int64_t))
+            p.held_count = size
+        p.held[r.flow] += more
         p.promised_blocks += more
         p.posted_blocks += filled
         f.promised_tokens += more * p.block_size

@@ -19,6 +19,7 @@ cdef int64_t SHARE_PPM = 1_000_000
 
 ctypedef struct Principal:
     int32_t requests[5]  # that it has, by state; a free record has none
+    int64_t queued_tokens  # of input, of those that are queued
     int32_t sessions  # that it has open
     int32_t adapters  # that it was the first to use, while they are in use
     bint is_limited  # it has grants of its own, or a share below all
@@ -156,14 +157,19 @@ cdef class Principals:
             return most
         return max(<int64_t>1, most * share_ppm // SHARE_PPM)
 
-    cdef inline void move(self, int32_t number, int before, int after) noexcept:
+    cdef inline void move(
+        self, int32_t number, int before, int after, int64_t more_queued_tokens
+    ) noexcept:
         """A request of a principal goes from one state to another; 0 is no state. O(1)."""
+        cdef Principal* p
         if not 0 <= number < self.count:
             return
+        p = &self.items[number]
         if before:
-            self.items[number].requests[before] -= 1
+            p.requests[before] -= 1
         if after:
-            self.items[number].requests[after] += 1
+            p.requests[after] += 1
+        p.queued_tokens += more_queued_tokens
 
     cdef inline void count_session(self, int32_t number, int more) noexcept:
         if 0 <= number < self.count:

@@ -179,7 +179,9 @@ cdef class Requests:
                 self.wait_times_slab.free(r.head_state.wait_times)
             self.head_state_slab.free(r.head_state)
         self.states[r.state] -= 1
-        self.principals.move(r.principal, r.state, FREE)
+        self.principals.move(
+            r.principal, r.state, FREE, -(<int64_t>r.prompt_tokens) if r.state == QUEUED else 0
+        )
         r.state = FREE
         r.next = self.first_free
         self.first_free = i
@@ -188,7 +190,10 @@ cdef class Requests:
         cdef Request* r = &self.items[i]
         self.states[r.state] -= 1
         self.states[state] += 1
-        self.principals.move(r.principal, r.state, state)
+        self.principals.move(
+            r.principal, r.state, state,
+            (<int64_t>(state == QUEUED) - (r.state == QUEUED)) * r.prompt_tokens,
+        )
         r.state = state
 
     cdef inline int64_t handle(self, int32_t i) noexcept:

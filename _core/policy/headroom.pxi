@@ -9,9 +9,9 @@
 # earn.
 #
 # Share-aware: room comes free only when a sequence ends, so a flow that comes and goes would wait
-# for one each time. A flow above its max-min share therefore leaves a part of the pool alone: as
-# much as flows below theirs took lately in half a second at most. While one flow is alone, that is
-# nothing.
+# for one each time. A flow above its max-min share of a pool therefore leaves a part of that pool
+# alone: as much as flows below theirs took lately in half a second at most. While one flow is
+# alone, that is nothing.
 
 cdef int64_t LIGHT_WINDOW_NS = 500_000_000
 cdef int64_t TELEMETRY_FRESH_NS = 5_000_000_000
@@ -94,19 +94,15 @@ cdef inline bint has_shares(Core core) noexcept:
     return core.flows.recent_count > 1 and core.flows.order == ORDER_COUNTER
 
 
-cdef bint is_above_share(Core core, int32_t flow, int64_t tokens) noexcept:
-    """Whether a flow that gets so much more holds more than its part, by weight, of what all that
-    were active lately share: the pools, or what is promised where that is more. O(pools)."""
-    cdef Flow* f = &core.flows.items[flow]
-    cdef int64_t all_tokens = 0
-    cdef int32_t p
+cdef bint is_above_share(Core core, int32_t pool, int32_t flow, int64_t blocks) noexcept:
+    """Whether a flow that gets so many blocks more holds more than its part of a pool, by weight
+    among all that were active lately. Other pools do not count: their callers say how large they
+    are. O(1)."""
+    cdef const Pool* p = &core.ledger.pools[pool]
+    cdef int64_t held = p.held[flow] if flow < p.held_count else 0
     if not has_shares(core):
         return False
-    for p in range(core.ledger.count):
-        all_tokens += core.ledger.pools[p].block_size * max(
-            core.ledger.pools[p].capacity_blocks, core.ledger.pools[p].promised_blocks
-        )
     return (
-        <wide>(f.promised_tokens + tokens) * core.flows.recent_weight
-        > <wide>all_tokens * f.weight_milli
+        <wide>(held + blocks) * core.flows.recent_weight
+        > <wide>max(p.capacity_blocks, p.promised_blocks) * core.flows.items[flow].weight_milli
     )

@@ -33,7 +33,7 @@ cdef Plan plan_for(Core core, int32_t pool, const Request* r) noexcept:
         plan.evidence = BY_NOTHING
     plan.blocks = core.ledger.need(pool, r, plan.output_tokens)
     plan.tokens = plan.blocks * p.block_size + core.ledger.lora_more(pool, r, False)
-    plan.above = not exempt and is_above_share(core, r.flow, plan.blocks * p.block_size)
+    plan.above = not exempt and is_above_share(core, pool, r.flow, plan.blocks)
     plan.reason = core.ledger.verdict(
         pool, r, plan.blocks, plan.output_tokens,
         kept_tokens(p, core.now_ns) if plan.above else 0,

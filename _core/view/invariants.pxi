@@ -133,7 +133,38 @@ cdef int check_flows(Core core) except -1:
         "what is exempt = sum of exempt flows",
     )
     check_backlog(core)
+    check_principals(core)
     return check_candidates(core)
+
+
+cdef int check_principals(Core core) except -1:
+    """What each principal that is known holds of the tables. O(requests + principals)."""
+    cdef int32_t i, count = core.principals.count
+    cdef const Principal* p
+    cdef const Request* r
+    cdef list held = [[0] * 8 for _ in range(count)]  # by state, queued tokens, sessions, adapters
+    for i in range(core.requests.used):
+        r = &core.requests.items[i]
+        if r.state != FREE and 0 <= r.principal < count:
+            held[r.principal][r.state] += 1
+            held[r.principal][5] += r.prompt_tokens if r.state == QUEUED else 0
+    for session in core.sessions:
+        if session is not None and 0 <= (<SessionState>session).principal < count:
+            held[(<SessionState>session).principal][6] += 1
+    for i in range(core.adapters.count):
+        if core.adapters.items[i].users and 0 <= core.adapters.items[i].principal < count:
+            held[core.adapters.items[i].principal][7] += 1
+    for i in range(count):
+        p = &core.principals.items[i]
+        check_invariant(
+            core,
+            held[i] == [
+                0, p.requests[1], p.requests[2], p.requests[3], p.requests[4], p.queued_tokens,
+                p.sessions, p.adapters,
+            ],
+            "what a principal holds = sum over it",
+        )
+    return 0
 
 
 cdef int check_backlog(Core core) except -1:
@@ -331,13 +362,19 @@ cdef int check_waiters(Core core, int32_t node, Heap heap) except -1:
 
 cdef int check_loras(Core core, int32_t pool) except -1:
     cdef Pool* p = &core.ledger.pools[pool]
-    cdef int32_t i = p.first_lease, adapter
-    cdef dict leases = {}
+    cdef int32_t i = p.first_lease, adapter, flow
+    cdef dict leases = {}, held = {}
     while i != NONE:
+        flow = core.requests.items[i].flow
+        held[flow] = held.get(flow, 0) + core.requests.items[i].lease.reserved_blocks
         adapter = core.requests.items[i].adapter
         if adapter != NONE:
             leases[adapter] = leases.get(adapter, 0) + 1
         i = core.requests.items[i].lease.pool_next
+    for flow in range(p.held_count):
+        check_invariant(
+            core, p.held[flow] == held.get(flow, 0), "held by a flow = sum over its leases"
+        )
     for adapter in range(p.loras.size):
         check_invariant(
             core, p.loras.leases[adapter] == leases.get(adapter, 0),

@@ -9,7 +9,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc import _core as core
 
 from .stream import Stream, asking, completing, fates, faults, notices, offering, replaying
-from .support import admit, admit_message, gauges, grant, totals
+from .support import SECOND, admit, admit_message, gauges, grant, totals
 
 LIMITED = 1
 
@@ -173,6 +173,51 @@ def test_answers_beyond_the_share_push_out_no_other() -> None:
     s.check()
 
 
+def test_answers_beyond_the_share_spare_others_in_a_full_table() -> None:
+    s = core.Scheduler(headroom_ppm=0, answers_max=10)
+    s.set_flow(b"acme", 1_000)
+    s.set_pool(0, b"p", 1, 1_000, 1)
+    s.set_principal(0, LIMITED, b"gate", share_ppm=200_000)
+    others = [grant(s, 0, f"other-{i}").lease_id for i in range(8)]
+    for lease_id in others:
+        s.complete(0, lease_id, 1)
+    for lease_id in [grant(s, 0, f"r{i}", principal=LIMITED).lease_id for i in range(5)]:
+        s.complete(0, lease_id, 1, principal=LIMITED)
+    assert [s.complete(0, lease_id, 1) is not None for lease_id in others] == [True] * 8
+    s.check()
+
+
+def test_share_limits_replayed_leases() -> None:
+    s = scheduler(share_ppm=50_000)  # 5 of 100 leases
+    stream = Stream(s, LIMITED)
+    stream.send(0, offering("g"))
+    replays = [replaying(i, f"r{i}", tenant="acme", pool="g") for i in range(1, 9)]
+    assert notices(stream.send(0, *replays)) == [(i, core.LEASE_UNKNOWN) for i in (6, 7, 8)]
+    assert notices(stream.send(0, replays[0])) == []  # one that it has
+    s.check()
+
+
+def test_share_limits_queued_tokens() -> None:
+    s = core.Scheduler(headroom_ppm=0, queue_tokens_max=1_000)
+    s.set_flow(b"acme", 1_000)
+    s.set_flow(b"beta", 1_000)
+    s.set_pool(0, b"p", 1, 1_000, 1)
+    s.set_principal(0, LIMITED, b"gate", share_ppm=300_000)
+    filler = grant(s, 0, "fills", 900, 100)
+    sizes = (200, 90, 20, 10)
+    waits = [s.admit(0, 0, b"q%d" % n, n, 5, principal=LIMITED) for n in sizes]
+    assert [handle > 0 for handle in waits] == [True, True, False, True]
+    assert s.admit(0, 1, b"other", 690, 5) > 0
+    s.cancel(0, waits[0])
+    assert s.admit(0, 0, b"again", 200, 5, principal=LIMITED) > 0
+    s.complete(0, filler.lease_id, 1)
+    s.poll(0)
+    s.evict_queued(0)
+    fresh = s.admit(0, 0, b"large", 400, 5, principal=LIMITED)  # alone it may be larger
+    assert fresh > 0
+    s.check()
+
+
 def test_share_limits_sessions_pools_and_adapters() -> None:
     s = core.Scheduler(headroom_ppm=0, sessions_max=4, adapters_max=4)
     s.set_flow(b"f", 1_000)
@@ -202,6 +247,33 @@ def test_pools_beyond_the_share_are_refused() -> None:
     stream = Stream(s, LIMITED)
     answer = stream.send(0, offering("a"), offering("b"), offering("a", epoch=2))
     assert faults(answer) == [(0, 8, "pool.pool")]
+
+
+def test_pools_beyond_the_share_are_refused_under_known_names() -> None:
+    s = core.Scheduler(headroom_ppm=0)
+    s.set_principal(0, LIMITED, b"gate", share_ppm=1)  # one
+    for name in ("a", "b"):
+        stream = Stream(s, LIMITED)
+        assert faults(stream.send(0, offering(name), pb.SessionEvent(goodbye={}))) == []
+        stream.session.close(0)
+    answer = Stream(s, LIMITED).send(0, offering("a"), offering("b"), offering("a", epoch=2))
+    assert faults(answer) == [(0, 8, "pool.pool")]
+
+
+def test_full_table_of_pools_keeps_those_whose_owner_reconnects() -> None:
+    s = core.Scheduler(headroom_ppm=0, lease_ttl_ns=SECOND, lease_grace_ns=SECOND)
+    owner, others = Stream(s, 2), [Stream(s, 3) for _ in range(8)]
+    owner.send(0, offering("mine"))
+    for k, stream in enumerate(others):
+        names = [f"g{k}-{i}" for i in range(8)][: 7 if k == 7 else 8]
+        assert faults(stream.send(0, *map(offering, names))) == []
+    owner.session.close(0)
+    late = Stream(s, 4)
+    assert faults(late.send(0, offering("new"), offering("mine"))) == [
+        (0, 8, "pool.pool"), (0, 9, "pool.pool")
+    ]  # fmt: skip
+    assert faults(late.send(2 * SECOND, offering("new"))) == []  # in the place of the other
+    s.check()
 
 
 def test_places_are_counted_of_what_began_before_the_grants() -> None:
@@ -270,4 +342,19 @@ def test_released_pool_can_be_taken_over_at_once() -> None:
     assert faults(other.send(0, offering("gpu", epoch=2))) == [(0, 9, "pool.pool")]
     s.set_released(0, b"gpu")
     assert faults(other.send(0, offering("gpu", epoch=2))) == []
+    s.check()
+
+
+def test_pool_with_another_owner_starts_without_its_telemetry() -> None:
+    """At the same epoch, what the owner before had reported held up all requests for seconds."""
+    s = core.Scheduler(headroom_ppm=0)
+    s.set_flow(b"f", 1_000)
+    before = Stream(s, 2)
+    full = pool_pb2.EngineTelemetry(pool="g", epoch=1, used_tokens=1 << 40, preemptions=9)
+    before.send(0, offering("g"), pb.SessionEvent(telemetry=full), pb.SessionEvent(goodbye={}))
+    before.session.close(0)
+    after = Stream(s, 3)
+    after.send(0, offering("g"))
+    assert s.stats(0)["pools"][0]["engine_used_tokens"] == 0
+    assert fates(after.send(0, asking(1, "r", pool="g"))) == [(1, core.GRANTED)]
     s.check()

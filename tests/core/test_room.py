@@ -268,6 +268,24 @@ def test_a_flow_above_its_share_leaves_what_the_others_took_lately() -> None:
     grant(s, 450 * MS, "q", 40, 10, flow=1)
 
 
+@pytest.mark.parametrize("elsewhere", [0, 1_000_000])
+def test_shares_of_a_pool_ignore_all_other_pools(elsewhere: int) -> None:
+    """A caller with a large pool of its own took what is kept for others in their pool."""
+    s = peak(4_000, *TWO, dispatch="backfill")
+    if elsewhere:
+        s.set_pool(0, b"other", 1, elsewhere, 1)
+    for i in range(3):
+        d = grant(s, i * 100 * MS, f"q{i}", 40, 10, flow=1, pool=0)
+        s.complete(i * 100 * MS, d.lease_id, 1, output_tokens=10)
+        grant(s, i * 100 * MS, f"h{i}", 10, 10, flow=0, pool=0)
+    for i in range(50):
+        admit(s, 400 * MS, f"hog{i}", 90, 10, flow=0, pool=0)
+    s.poll(400 * MS)
+    assert pool(s, 400 * MS)["promised_tokens"] == 3_760
+    grant(s, 450 * MS, "q", 40, 10, flow=1, pool=0)
+    s.check()
+
+
 def test_what_is_kept_fades_and_a_flow_alone_takes_all() -> None:
     s = peak(4_000, *TWO, queue_ttl_ns=600 * SECOND, lease_ttl_ns=600 * SECOND)
     d = grant(s, 0, "h", 10, 10, flow=0)

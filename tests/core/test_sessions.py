@@ -445,3 +445,14 @@ def test_goodbye_on_one_of_two_streams_keeps_the_pool_owned() -> None:
     assert "is offered by another caller at this time" in offers(s, 2, 0)
     streams[1].session.close(0)
     assert "until a moment ago" in offers(s, 2, 0)
+
+
+def test_goodbye_after_a_reconnect_frees_the_pool_at_once() -> None:
+    s = core.Scheduler(lease_ttl_ns=TTL, lease_grace_ns=GRACE)
+    first = Stream(s, 1)
+    first.send(0, offering("p", capacity=100))
+    first.session.close(0)
+    again = Stream(s, 1)
+    again.send(0, offering("p", capacity=100), pb.SessionEvent(goodbye=pb.SessionGoodbye()))
+    again.session.close(0)
+    assert offers(s, 2, 0, epoch=9) == ""

@@ -37,9 +37,7 @@ class Choice(Stagger):
         predicted = self.predictor.promise(self.asked(r))
         output = min(predicted.tokens or r.output_max_tokens, r.output_max_tokens)
         need = self.blocks(pool, r.prompt_tokens * r.n + output * r.sequences, r.sequences)
-        above = not self.classes.is_exempt(r.flow) and self.is_above_share(
-            r.flow, need * self.pools[pool].block_size
-        )
+        above = not self.classes.is_exempt(r.flow) and self.is_above_share(pool, r.flow, need)
         # What is all that it may produce cannot fail.
         evidence = predicted.by if output < r.output_max_tokens else 0
         apart_ns = self.apart_ns(pool, r, need, above, predicted.tokens)

@@ -129,20 +129,16 @@ class Room(Prefixes):
     def has_shares(self) -> bool:
         return len(self.recent_flows()) > 1 and self.policy not in ("fcfs", "sif")
 
-    def is_above_share(self, flow: int, tokens: int) -> bool:
+    def is_above_share(self, pool: int, flow: int, blocks: int) -> bool:
         recent = self.recent_flows()
         if not self.has_shares():
             return False
         weights = sum(self.flows[i].weight_milli for i in recent)
-        size = sum(
-            p.block_size * max(p.capacity_blocks, self.promised(i))
-            for i, p in enumerate(self.pools)
-        )
+        size = max(self.pools[pool].capacity_blocks, self.promised(pool))
         held = sum(
-            r.reserved_blocks * self.pools[r.pool].block_size
-            for r in self.leases(lambda r: r.flow == flow)
+            r.reserved_blocks for r in self.leases(lambda r: r.flow == flow and r.pool == pool)
         )
-        return (held + tokens) * weights > size * self.flows[flow].weight_milli
+        return (held + blocks) * weights > size * self.flows[flow].weight_milli
 
     def recent_flows(self) -> list[int]:
         """Flows that are active, or were less than ten seconds ago."""

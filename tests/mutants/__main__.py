@@ -23,8 +23,10 @@ def caught(mutant: Mutant) -> bool:
     os.environ[VARIABLE] = str(NUMBERS.get(mutant.name, 0))
     load(build())
     os.chdir(ROOT)
-    if mutant.in_histories:
-        return caught_in_histories(mutant.seeds)
+    if mutant.tests:
+        import pytest
+
+        return pytest.main(["-q", "-p", "no:cacheprovider", *mutant.tests]) == pytest.ExitCode(1)
     from schedsvc.lab.faults.run import Case, Tally, run_cases
 
     tally = Tally()
@@ -35,20 +37,6 @@ def caught(mutant: Mutant) -> bool:
             print(f"seed {case.seed}: {violation}")
             return True
     print(f"{tally.seeds} seeds, {tally.events:,} events: nothing was caught")
-    return False
-
-
-def caught_in_histories(count: int) -> bool:
-    """Play random histories of several pools."""
-    from tests.core.credit_histories import BrokenError, PoolHistory
-
-    for seed in range(count):
-        try:
-            PoolHistory(seed).play()
-        except BrokenError as broken:
-            print(f"history {seed}: {broken}")
-            return True
-    print(f"{count} histories: nothing was caught")
     return False
 
 

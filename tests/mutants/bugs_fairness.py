@@ -5,6 +5,8 @@ from mutant import Mutant
 LIFTS = 1 << 44  # seeds from here on draw the level and its credit
 RESTARTS = frozenset({"scheduler-restarted", "client-leaves-run", "engine-slow"})
 
+HISTORIES = "tests/core/test_local_position.py::test_random_histories_of_pools_keep_the_promise"
+
 FAIRNESS_BUGS = (
     Mutant(
         "level-falls",
@@ -80,8 +82,8 @@ FAIRNESS_BUGS = (
                 "    if BUG:\n        return 0\n",
             ),
         ),
-        100,
-        in_histories=True,
+        0,
+        tests=(HISTORIES,),
     ),
     Mutant(
         "lead-forgives-own-service",
@@ -93,8 +95,8 @@ FAIRNESS_BUGS = (
                 "        if BUG:\n            p.foreign = VTC_MAX\n",
             ),
         ),
-        100,
-        in_histories=True,
+        0,
+        tests=(HISTORIES,),
     ),
     Mutant(
         "lead-lowers-everywhere",
@@ -124,8 +126,8 @@ FAIRNESS_BUGS = (
                 "\n\n",
             ),
         ),
-        100,
-        in_histories=True,
+        0,
+        tests=(HISTORIES,),
     ),
     Mutant(
         "level-of-pool-missing",
@@ -137,7 +139,7 @@ FAIRNESS_BUGS = (
                 "    if BUG:\n        return 0\n",
             ),
         ),
-        100,
-        in_histories=True,
+        0,
+        tests=(HISTORIES,),
     ),
 )

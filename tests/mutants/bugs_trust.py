@@ -3,6 +3,7 @@
 from mutant import Mutant
 
 REPORTS = frozenset({"report-false"})
+HOSTILE = 1 << 48  # from here on there is a principal that acts against all others
 
 TRUST_BUGS = (
     Mutant(
@@ -42,5 +43,230 @@ TRUST_BUGS = (
             ),
         ),
         40,
+    ),
+    Mutant(
+        "foreign-replay-accepted",
+        "a replay into a pool of another principal makes a lease",
+        (
+            (
+                "lifecycle/replay.pxi",
+                "        if (\n            p.principal not in (NONE, ask.principal)\n",
+                "        if BUG and core.leases.get(<uint64_t>lease_id, 0) == NONE:\n"
+                "            if find_request(core, ask) == NONE:\n"
+                "                enter_class(core, ask)\n"
+                "                restore_lease(core, ask, lease_id, reserved_tokens)\n"
+                "                return progress_lease(core, lease_id, epoch, u, ask.principal)\n",
+            ),
+        ),
+        20,
+        first=HOSTILE,
+    ),
+    Mutant(
+        "foreign-lease-ids",
+        "whoever knows the id of a lease may report on it and end it",
+        (
+            (
+                "lifecycle/lease.pxi",
+                "    if i != NONE and core.requests.items[i].principal != principal:\n",
+                "    if BUG:\n        return i\n",
+            ),
+        ),
+        20,
+        first=HOSTILE,
+    ),
+    Mutant(
+        "foreign-complete",
+        "a Complete on a stream ends the lease of any principal",
+        (
+            (
+                "session/session.pxi",
+                "        if i == NONE:\n            return self.notice(m.lease_id, LS_UNKNOWN)\n",
+                "        if BUG:\n            i = self.core.leases.get(<uint64_t>m.lease_id, 0)\n",
+            ),
+        ),
+        20,
+        first=HOSTILE,
+    ),
+    Mutant(
+        "ids-shared",
+        "a request id of a tenant belongs to whichever principal used it first",
+        (
+            (
+                "lifecycle/request_ids.pxi",
+                "    if i != NONE and core.requests.items[i].principal == ask.principal:\n",
+                "    if BUG and i != NONE:\n        return i\n",
+            ),
+        ),
+        60,
+        first=HOSTILE,
+    ),
+    Mutant(
+        "no-share-of-queue",
+        "one principal may take all places of the queue",
+        (
+            (
+                "lifecycle/admit.pxi",
+                "    if tokens_max:\n        tokens_max = core.principals",
+                "    if BUG:\n        return False\n",
+            ),
+        ),
+        60,
+        first=HOSTILE,
+    ),
+    Mutant(
+        "no-share-of-leases",
+        "one principal may replay as many leases as there can be",
+        (
+            (
+                "lifecycle/admit.pxi",
+                "    return queued + p.requests[LIVE] + p.requests[SUSPECT] >=",
+                "    if BUG:\n        return False\n",
+            ),
+        ),
+        40,
+        tests=("tests/core/test_principals.py::test_share_limits_replayed_leases",),
+    ),
+    Mutant(
+        "no-share-of-answers",
+        "the answers of one principal push out those of others",
+        (
+            (
+                "lifecycle/lease.pxi",
+                "    if has_all_answers(core, r.principal):\n",
+                "    if BUG:\n"
+                "        if core.answers.count > core.answers_max:\n"
+                "            forget(core, core.answers.head)\n"
+                "        return 0\n",
+            ),
+        ),
+        60,
+        first=HOSTILE,
+    ),
+    Mutant(
+        "no-share-of-sessions",
+        "one principal may open all streams",
+        (
+            (
+                "model/principals.pxi",
+                "        return self.items[number].sessions if",
+                "        if BUG:\n            return 0\n",
+            ),
+        ),
+        60,
+        first=HOSTILE,
+    ),
+    Mutant(
+        "no-share-of-pools",
+        "one principal may offer all pools",
+        (
+            (
+                "lifecycle/configure.pxi",
+                "    most = core.principals.places(principal, POOLS_MAX)\n",
+                "    if BUG:\n        return 0\n",
+            ),
+        ),
+        60,
+        first=HOSTILE,
+    ),
+    Mutant(
+        "no-share-of-adapters",
+        "one principal may use all adapters",
+        (
+            (
+                "model/principals.pxi",
+                "        return self.items[number].adapters if",
+                "        if BUG:\n            return 0\n",
+            ),
+        ),
+        60,
+        first=HOSTILE,
+    ),
+    Mutant(
+        "squatting",
+        "a pool is free as soon as its owner's stream breaks",
+        (
+            (
+                "lifecycle/registry.pxi",
+                "    return p.attached > p.configured or core.now_ns < p.owned_until_ns\n",
+                "    if BUG:\n        return p.attached > p.configured\n",
+            ),
+        ),
+        60,
+        first=HOSTILE,
+    ),
+    Mutant(
+        "goodbye-of-another",
+        "a goodbye releases every pool that has no stream",
+        (
+            (
+                "session/session.pxi",
+                "        self.said_goodbye = True\n",
+                "        if BUG:\n"
+                "            for k in range(self.core.ledger.count):\n"
+                "                self.core.ledger.pools[k].owned_until_ns = 0\n",
+            ),
+        ),
+        120,
+        frozenset({"foreign-goodbye", "pool-squatted", "half-open", "stream-cut", "shim-killed"}),
+        first=HOSTILE,
+    ),
+    Mutant(
+        "pool-free-too-early",
+        "a pool is free a grace before the leases of its owner have ended",
+        (
+            (
+                "lifecycle/configure.pxi",
+                "            p.owned_until_ns += core.lease_ttl_ns + core.lease_grace_ns\n",
+                "            if BUG:\n                p.owned_until_ns -= core.lease_grace_ns\n",
+            ),
+        ),
+        40,
+        tests=(
+            "tests/core/test_sessions.py::test_pool_stays_reserved_for_an_owner_that_reconnects",
+        ),
+    ),
+    Mutant(
+        "tenant-grant-not-checked-on-replay",
+        "a replay may name a tenant that was not granted",
+        (
+            (
+                "session/events.pxi",
+                "    ask.target = target_of(core, &pool)\n",
+                "    if BUG:\n        ask.flow = flow_of(core, &tenant, &key)\n",
+            ),
+        ),
+        40,
+        tests=(
+            "tests/core/test_principals.py"
+            "::test_replay_under_a_revoked_name_goes_on_without_its_rights",
+        ),
+    ),
+    Mutant(
+        "forgiven-twice",
+        "a debt that is forgiven becomes a credit",
+        (
+            (
+                "lifecycle/drain.pxi",
+                "        if n.rate[k] and n.level[k] < 0:\n",
+                "        if BUG and n.rate[k] and n.level[k] < 0:\n"
+                "            n.level[k] = -n.level[k]\n"
+                "            found += 1\n",
+            ),
+        ),
+        40,
+        tests=("tests/core/test_report_bounds.py::test_forgiven_tenant_owes_nothing",),
+    ),
+    Mutant(
+        "share-of-all-pools",
+        "who offers large pools is never above its share of others' pools",
+        (
+            (
+                "policy/headroom.pxi",
+                "    return (\n        <wide>(held + blocks) *",
+                "    if BUG and core.ledger.count > 1:\n        return False\n",
+            ),
+        ),
+        600,
+        first=HOSTILE,
     ),
 )

@@ -14,8 +14,8 @@ class Mutant:
     name: str
     what: str
     insertions: tuple[tuple[str, str, str], ...]
-    seeds: int  # of the fault simulator, or histories, among which one at least catches it
+    seeds: int  # of the fault simulator, among which one at least catches it
     only: frozenset[str] | None = None  # faults that may happen; None: those that a seed draws
     # A seed; those from SECOND on have quotas, and both kinds of lift, from THIRD on state files.
     first: int = 0
-    in_histories: bool = False  # of several pools (tests/core/credit_histories.py)
+    tests: tuple[str, ...] = ()  # what catches it, where the simulator does not try it

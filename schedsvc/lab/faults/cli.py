@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import resources
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,6 +24,7 @@ from rich.table import Table
 from schedsvc.lab.faults.marathon import Marathon, run_marathon
 from schedsvc.lab.faults.options import FAULTS, NEWEST
 from schedsvc.lab.faults.run import EVENTS, Case, Tally, run_cases, shrink
+from schedsvc.lab.faults.totals_file import STORE_EACH, TotalsFile
 from schedsvc.tables import table_console
 
 _FAILURES_MAX = 5
@@ -33,12 +35,15 @@ Example:
   schedsvc simtest --seeds 1000
   schedsvc simtest --minutes 1 --json
   schedsvc simtest --seed 4711 --events 250 --only stream-cut,admit-twice
+  schedsvc simtest --seed 281474976710656 --seeds 50000 --totals hostile.json
   schedsvc simtest --regressions
   schedsvc simtest --marathon 10000000
 
 One seed is one run: the same on every machine, as long as the code is the same. Without --seed,
 --seeds begins where everything is drawn (at 2^44; lower seeds leave the newer features out), and
---minutes at a fresh one beyond, which is printed. The exit status is 1 where a promise was broken.
+--minutes at a fresh one beyond, which is printed. From 2^48 on, one caller acts against all others.
+With --totals, the same command again goes on after the last seed. The exit status is 1 where a
+promise was broken.
 """
 
 
@@ -74,7 +79,13 @@ def _cases(
         yield Case(number, events, only)
 
 
-def _run(cases: Iterator[Case], tally: Tally, total: int | None, minutes: float | None) -> float:
+def _run(
+    cases: Iterator[Case],
+    tally: Tally,
+    total: int | None,
+    minutes: float | None,
+    file: TotalsFile | None,
+) -> float:
     """Run all, with a bar. Returns the CPU seconds that they took."""
     began_s, before_ns = time.monotonic(), time.process_time_ns()
     with Progress(
@@ -89,10 +100,16 @@ def _run(cases: Iterator[Case], tally: Tally, total: int | None, minutes: float 
         for _ in run_cases(cases, tally):
             done = tally.seeds if total is not None else time.monotonic() - began_s
             bar.update(task, completed=done, seeds=tally.seeds, events=tally.events)
+            if file is not None and tally.seeds % STORE_EACH == 0:
+                file.store((time.process_time_ns() - before_ns) / 1e9)
             if len(tally.failures) >= _FAILURES_MAX:
                 break
     # A clock may stand still over a very short run.
-    return max(time.process_time_ns() - before_ns, 1_000) / 1e9
+    cpu_s = max(time.process_time_ns() - before_ns, 1_000) / 1e9
+    if file is None:
+        return cpu_s
+    file.store(cpu_s)
+    return file.cpu_s + cpu_s
 
 
 def _report(tally: Tally, cpu_s: float, first: int | None) -> dict[str, Any]:
@@ -176,6 +193,13 @@ def _show_marathon(found: Marathon, cpu_s: float) -> None:
     )
 
 
+def _totals_file(path: Path, first: int) -> TotalsFile:
+    try:
+        return TotalsFile(path, first)
+    except (OSError, ValueError, KeyError) as error:
+        raise click.UsageError(f"--totals: {error}") from error
+
+
 def _list_faults() -> None:
     table = Table(box=None)
     table.add_column("fault")
@@ -205,6 +229,11 @@ def _list_faults() -> None:
     type=click.IntRange(1, 1_000_000_000),
     help="Instead: so many requests, 20 % cancelled, 5 % of the Completes lost; what is left?",
 )
+@click.option(
+    "--totals",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep totals in FILE, and go on after the last seed in it. Needs --seed and --seeds.",
+)
 @click.option("--faults", "list_faults", is_flag=True, help="List the faults.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def simtest(
@@ -215,6 +244,7 @@ def simtest(
     only: frozenset[str] | None,
     regressions: bool,
     marathon: int | None,
+    totals: Path | None,
     list_faults: bool,
     as_json: bool,
 ) -> None:
@@ -230,8 +260,11 @@ def simtest(
     if marathon:
         _run_marathon(marathon, seed or 0, as_json)
         return
+    if totals is not None and (seed is None or seeds is None or minutes is not None):
+        raise click.UsageError("--totals needs --seed and --seeds, and no --minutes")
     cases: Iterator[Case]
     tally, total, first = Tally(), seeds, seed
+    file = None
     if regressions:
         known = _regressions()
         cases, total = iter(known), len(known)
@@ -243,7 +276,12 @@ def simtest(
         if first is None:
             first = NEWEST if minutes is None else NEWEST + secrets.randbelow(NEWEST)
         cases = _cases(first, seeds, minutes, events, only)
-    cpu_s = _run(cases, tally, total, minutes)
+        if totals is not None and seeds is not None:
+            file = _totals_file(totals, first)
+            tally = file.tally
+            left = seeds - tally.seeds
+            cases = _cases(file.next_seed, left, None, events, only)
+    cpu_s = _run(cases, tally, total, minutes, file)
     report = _report(tally, cpu_s, first)
     if as_json:
         click.echo(json.dumps(report, indent=2))

@@ -4,10 +4,13 @@ from dataclasses import asdict
 
 from schedsvc._core import Scheduler
 from schedsvc.lab.faults.auditor import Limits
+from schedsvc.lab.faults.hostile_options import TENANT
 from schedsvc.lab.faults.options import Options
 
 UNKNOWN_WEIGHT = 100
 """Weight of the flow that all unknown tenants share, in thousandths."""
+
+HOSTILE_WEIGHT = 1_000
 
 _LEASES_PER_PROCESS = 1_000_000_000
 
@@ -22,6 +25,7 @@ def configured(options: Options, incarnation: int, now_ns: int) -> Scheduler:
     )
     for name, weight in options.tenants.items():
         core.set_flow(name.encode(), weight)
+    _set_hostile(core, options, now_ns)
     if options.shares_unknown:
         core.set_unknown(core.set_flow(b"unknown", UNKNOWN_WEIGHT))
     _set_classes(core, options)
@@ -31,6 +35,21 @@ def configured(options: Options, incarnation: int, now_ns: int) -> Scheduler:
         core.set_adapter(now_ns, name.encode(), tokens)
     _set_quotas(core, options, now_ns)
     return core
+
+
+def _set_hostile(core: Scheduler, options: Options, now_ns: int) -> None:
+    """Give the hostile principal its tenant and its grants; all others may do everything."""
+    if options.hostile is not None:
+        grants = options.hostile.grants
+        core.set_flow(TENANT.encode(), HOSTILE_WEIGHT)
+        core.set_principal(
+            now_ns,
+            grants.principal,
+            b"mal",
+            pools=[name.encode() for name in grants.pools],
+            tenants=[name.encode() for name in grants.tenants],
+            share_ppm=grants.share_ppm,
+        )
 
 
 def _set_classes(core: Scheduler, options: Options) -> None:

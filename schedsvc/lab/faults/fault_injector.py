@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
+from schedsvc.lab.faults.hostile_options import HOSTILE_FAULTS
 from schedsvc.lab.faults.options import FAULTS
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class FaultInjector:
         self._faults: list[tuple[str, Callable[[], bool]]] = []
         weights: list[int] = []
         for name, (weight, _) in FAULTS.items():
-            if weight and name in world.options.faults:
+            if weight and name in world.options.faults and name not in HOSTILE_FAULTS:
                 self._faults.append((name, getattr(self, name.replace("-", "_"))))
                 weights.append(weight)
         self._cumulated = list(accumulate(weights))

@@ -51,6 +51,11 @@ class JobMaker:
             self._classes = [c.name for c in options.classes.known.values() if not c.exempt]
         self._made = 0
 
+    @property
+    def made(self) -> int:
+        """Return how many ids it has given out."""
+        return self._made
+
     def next_id(self) -> str:
         """Return an id that no request had."""
         self._made += 1

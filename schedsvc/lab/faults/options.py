@@ -23,6 +23,12 @@ from schedsvc.lab.faults.draws import (
     draw_state,
     with_shares,
 )
+from schedsvc.lab.faults.hostile_options import (
+    HOSTILE,
+    HOSTILE_FAULTS,
+    HostileOptions,
+    draw_hostile,
+)
 
 _S, _MS = 1_000_000_000, 1_000_000
 
@@ -89,7 +95,7 @@ OPERATOR_FAULTS = {
 }
 """What an operator can do to a scheduler that runs."""
 
-FAULTS = _FIRST_FAULTS | STATE_FAULTS | OPERATOR_FAULTS
+FAULTS = _FIRST_FAULTS | STATE_FAULTS | OPERATOR_FAULTS | HOSTILE_FAULTS
 
 FAIR_FAULTS = frozenset(
     (
@@ -150,15 +156,28 @@ class Options:
     deadlines_permille: int = 0  # requests that tell by when they want their first token
     prefixes: int = 0  # families of prompts that begin alike; 0: nobody tells
     alike: bool = False  # outputs of a tenant are of one length
+    hostile: HostileOptions | None = None
 
 
 def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Options:
     """Draw a run. `faults` are those that may happen; None: what the seed draws."""
     options = _draw(seed, events, faults)
+    if seed >= HOSTILE:
+        options = _with_hostile(options, faults)
     rnd = Random(seed ^ 0xA11CE)  # noqa: S311 - no secret: one seed is one run
     if seed >= FIFTH and not options.fair and rnd.random() < 0.25:
         return _of_one_length(options)
     return options
+
+
+def _with_hostile(options: Options, faults: frozenset[str] | None) -> Options:
+    """Add a principal that acts against all others."""
+    hostile, core = draw_hostile(options.seed, fair=options.fair)
+    drawn = options.faults
+    if faults is None:
+        rnd = Random(options.seed ^ 0xFA17)  # noqa: S311 - no secret: one seed is one run
+        drawn |= {name for name in HOSTILE_FAULTS if rnd.random() < 0.8}
+    return replace(options, hostile=hostile, core=options.core | core, faults=drawn)
 
 
 def _of_one_length(options: Options) -> Options:

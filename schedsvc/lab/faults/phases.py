@@ -8,6 +8,7 @@ from schedsvc_client.v1 import quota_pb2
 
 from schedsvc.lab.faults.auditor import ViolationError
 from schedsvc.lab.faults.fault_injector import FaultInjector
+from schedsvc.lab.faults.hostile import Hostile
 from schedsvc.lab.faults.jobs import JobMaker
 from schedsvc.lab.faults.options import Options
 from schedsvc.lab.faults.unary_client import UnaryClient
@@ -29,6 +30,14 @@ class Outcome(NamedTuple):
     digest: int
 
 
+def described(error: Exception) -> str:
+    """Say what broke: a promise, or the core or a client, as it would have in production."""
+    if isinstance(error, ViolationError):
+        return str(error)
+    at = extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno})"
+
+
 class Run:
     """A world that lives through both phases."""
 
@@ -36,6 +45,8 @@ class Run:
         self._options = options
         self._world = World(options)
         self._events = self._world.event_queue
+        hostile = options.hostile
+        self._hostile = None if hostile is None else Hostile(self._world, hostile)
         self._injector = FaultInjector(self._world)
         self._is_calm = False
 
@@ -45,14 +56,14 @@ class Run:
         try:
             self._suffer()
             self._recover()
-        except ViolationError as broken:
-            violation = str(broken)
         except Exception as error:
-            # Whatever the core or a client raises here, it would have raised in production.
-            at = extract_tb(error.__traceback__)[-1]
-            violation = f"{type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno})"
+            violation = described(error)
         counts = dict(self._injector.counts)
-        for caller in self._world.callers:
+        clients, hostile = list(self._world.callers), self._hostile
+        if hostile is not None:
+            counts |= hostile.counts
+            clients.append(hostile.client)
+        for caller in clients:
             for name, count in caller.harm.items():
                 counts[name] += count
         return Outcome(self._world.events, violation, counts, self._world.server.core.digest())
@@ -92,6 +103,8 @@ class Run:
             shim.start()
         for caller in self._world.callers:
             caller.lost_permille = 0
+        if self._hostile is not None:
+            self._hostile.rest()
         self._drain()
         self._check_rest()
         first, second = self._probe("first-"), self._probe("second-")

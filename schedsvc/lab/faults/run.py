@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from schedsvc.lab.faults.duel import Duel
 from schedsvc.lab.faults.options import FAULTS, draw
 from schedsvc.lab.faults.phases import Outcome, Run
 
@@ -51,7 +52,10 @@ class Tally:
 
 def run_case(case: Case) -> Outcome:
     """Run one seed. O(events)."""
-    return Run(draw(case.seed, case.events, case.only)).play()
+    options = draw(case.seed, case.events, case.only)
+    if options.hostile is not None and options.hostile.duel:
+        return Duel(options).play()
+    return Run(options).play()
 
 
 def run_cases(cases: Iterable[Case], tally: Tally) -> Iterator[Outcome]:

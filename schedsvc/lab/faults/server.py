@@ -14,10 +14,11 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc._core import EXPIRED, CallerError, InvariantError
 from schedsvc.clock import PAUSE_NS, SteadyClock
-from schedsvc.lab.faults.auditor import Auditor, Known, ViolationError
+from schedsvc.lab.faults.auditor import Auditor, Known, Rows, ViolationError
 from schedsvc.lab.faults.configured import configured
 from schedsvc.lab.faults.disk import Saver
 from schedsvc.lab.faults.event_queue import EventQueue
+from schedsvc.lab.faults.hostile_options import HOSTILE_FAULTS
 from schedsvc.lab.faults.link import Call, Connection
 from schedsvc.lab.faults.options import Options
 
@@ -26,6 +27,8 @@ TICK_NS = 1_000_000
 
 _ROUNDS_PER_CHECK = 48
 _POLLS_MAX = 1_000_000
+_CALLS_PER_LOOK = 4
+_ALL = 1 << 20
 _ANSWER_NS = 20_000
 """Between a verdict and the moment in which the waiting call takes it."""
 
@@ -60,6 +63,9 @@ class Server:
         self.incarnation = 0
         self.streams_made = 0
         self._options = options
+        hostile = options.hostile if options.faults & HOSTILE_FAULTS.keys() else None
+        self._suspect = -1 if hostile is None else hostile.grants.principal
+        self._looks = 0
         self._paused = False
         self._inbox: list[tuple[Callable[[Any], None], Any]] = []
         self._streams: dict[int, Connection] = {}
@@ -154,7 +160,13 @@ class Server:
         """Begin a stream, unless it has broken before it began."""
         if conn.is_broken:
             return
-        conn.session = self.core.open_session(conn.principal)
+        try:
+            conn.session = self.core.open_session(conn.principal)
+        except CallerError:
+            self.auditor.stream_refused(conn.principal)
+            conn.cut(client_ns=self.events.soon(1_000_000))
+            return
+        self.auditor.stream_opened(conn.number, conn.principal)
         self._streams[conn.session.owner] = conn
 
     def receive(self, message: tuple[Connection, bytes]) -> None:
@@ -164,6 +176,7 @@ class Server:
         if session is None or conn.is_broken:
             return
         now_ns = self._now()
+        before = self._seen(now_ns, conn.principal)
         try:
             session.receive(now_ns, data)
         except CallerError as error:
@@ -174,7 +187,28 @@ class Server:
         if data in conn.garbage:
             raise ViolationError("a message that is none was taken")
         self.auditor.request(now_ns, conn.number, conn.principal, data)
+        self._compare(now_ns, before)
         self._settle(now_ns)
+
+    def _seen(self, now_ns: int, principal: int) -> Rows | None:
+        """Return what an operator sees before a message of the hostile principal's streams."""
+        if principal != self._suspect:
+            return None
+        return self._rows(now_ns)
+
+    def _seen_of_call(self, now_ns: int, principal: int) -> Rows | None:
+        # Most of its calls are honest, so of these one in four is looked at.
+        if principal != self._suspect:
+            return None
+        self._looks += 1
+        return self._rows(now_ns) if self._looks % _CALLS_PER_LOOK == 0 else None
+
+    def _rows(self, now_ns: int) -> Rows:
+        return Rows(self.core.stats(now_ns), self.core.list_leases(now_ns, 0, _ALL, _ALL)[1])
+
+    def _compare(self, now_ns: int, before: Rows | None, *, dispatched: bool = False) -> None:
+        if before is not None:
+            self.auditor.unchanged(before, self._rows(now_ns), dispatched=dispatched)
 
     def end_stream(self, conn: Connection) -> None:
         """End a stream, as far as this side knows."""
@@ -215,6 +249,7 @@ class Server:
     def admit(self, call: Call) -> None:
         """Take an Admit call; its answer may take a while."""
         now_ns = self._now()
+        before = self._seen_of_call(now_ns, call.principal)
         r = self.auditor.ask(now_ns, call.principal, call.message, call.ttl_ns)
         is_sure = not self.auditor.is_asleep
         try:
@@ -228,6 +263,7 @@ class Server:
             return
         if r is None and is_sure:
             raise ViolationError("a wrong request was taken")
+        self._compare(now_ns, before, dispatched=True)
         if isinstance(answer, bytes):
             response = pb.AdmitResponse.FromString(answer)
             if r is not None:
@@ -285,10 +321,12 @@ class Server:
         """Take a Progress call."""
         now_ns = self._now()
         arguments = (call.lease_id, call.epoch)
+        before = self._seen_of_call(now_ns, call.principal)
         state = self.core.progress(now_ns, *arguments, *call.totals, call.principal)
         wanted = self.auditor.progress(now_ns, call.principal, *arguments, call.totals)
         if state != wanted and not self.auditor.is_asleep:
             raise ViolationError(f"Progress was answered {state}, not {wanted}")
+        self._compare(now_ns, before)
         self._settle(now_ns)
         call.answer(state)
 
@@ -296,10 +334,12 @@ class Server:
         """Take a Complete call."""
         now_ns = self._now()
         arguments = (call.lease_id, call.epoch, call.outcome)
+        before = self._seen_of_call(now_ns, call.principal)
         ended = self.core.complete(now_ns, *arguments, *call.totals, call.principal)
         wanted = self.auditor.complete(now_ns, call.principal, *arguments, call.totals)
         if ended != wanted and not self.auditor.is_asleep:
             raise ViolationError(f"Complete was answered {ended}, not {wanted}")
+        self._compare(now_ns, before)
         self._settle(now_ns)
         call.answer(ended)
 

@@ -1,7 +1,8 @@
 """What the scheduler promises under the options of a run: what the auditor holds it to."""
 
 from schedsvc.lab.faults.auditor import CREDIT_AUTO, PoolLimits, Terms
-from schedsvc.lab.faults.configured import UNKNOWN_WEIGHT
+from schedsvc.lab.faults.configured import HOSTILE_WEIGHT, UNKNOWN_WEIGHT
+from schedsvc.lab.faults.hostile_options import POOLS, TENANT
 from schedsvc.lab.faults.options import Options
 from schedsvc.lab.faults.server import TICK_NS
 
@@ -14,12 +15,17 @@ def _bypass_max(options: Options) -> int | None:
     What a pool has outgrown, because it became smaller, waits for its eviction, not for its turn.
     """
     core = options.core
-    if core["policy"] != "fcfs" or len(options.pools) > 1 or "capacity-changed" in options.faults:
+    if core["policy"] != "fcfs" or _pools(options) > 1 or "capacity-changed" in options.faults:
         return None
     if options.quotas is not None or options.classes is not None or _reorders(options):
         return None
     backfills = core.get("dispatch", "strict") == "backfill"
     return int(core["bypass_max"]) if backfills else 0
+
+
+def _pools(options: Options) -> int:
+    """Return how many pools there can be."""
+    return len(options.pools) + (0 if options.hostile is None else POOLS)
 
 
 def _reorders(options: Options) -> bool:
@@ -40,9 +46,16 @@ def terms_of(options: Options) -> Terms:
     counts = counts and options.classes is None  # counters are compared inside of a class
     delays = "delay_factor_milli" in core or options.limits is not None
     may_pass = core.get("dispatch", "strict") == "backfill"
+    # The hostile principal may be the first to offer a pool.
+    lies = not options.faults.isdisjoint({"telemetry-false", "foreign-telemetry"})
+    tells_order = not core.get("lease_seed")
+    tenants = options.tenants
+    if options.hostile is not None:
+        tenants = tenants | {TENANT: HOSTILE_WEIGHT}
     most = max(headroom, core["headroom_max_ppm"]) + _KEPT_PPM if adapts else headroom
+    counts = counts and tells_order
     return Terms(
-        tenants=options.tenants,
+        tenants=tenants,
         shares_unknown=options.shares_unknown,
         queue_ttl_ns=core["queue_ttl_ns"],
         lease_ttl_ns=core["lease_ttl_ns"],
@@ -59,7 +72,7 @@ def terms_of(options: Options) -> Terms:
         cached_price=core["cached_price_ppm"],
         sum_form=core.get("ledger", "sum") == "sum",
         # What an engine holds beyond all promises is believed for a while, also where it is false.
-        work_conserving=not ((adapts and "telemetry-false" in options.faults) or limited or delays),
+        work_conserving=not ((adapts and lies) or limited or delays),
         paces_grants=bool(core.get("grant_pacing")),
         bypass_max=_bypass_max(options),
         fair=options.fair and core["policy"] == "vtc",
@@ -68,20 +81,25 @@ def terms_of(options: Options) -> Terms:
         credit_max=0 if core["lift"] == "queued" else core.get("credit_max_micro", CREDIT_AUTO),
         lead_max=core.get("lead_max_micro", 0),
         counts_exactly=counts,
-        serves_in_order=counts and not (may_pass or len(options.pools) > 1 or _reorders(options)),
+        serves_in_order=counts and not (may_pass or _pools(options) > 1 or _reorders(options)),
         unknown_weight=UNKNOWN_WEIGHT,
-        pools=len(options.pools),
+        pools=_pools(options),
         quotas=options.quotas,
         classes=options.classes,
         strict_classes=options.classes is not None
         and not (
             limited
             or may_pass
-            or len(options.pools) > 1
+            or _pools(options) > 1
             or not {"capacity-changed", "mode-dry-run"}.isdisjoint(options.faults)
         ),
         limits=options.limits or PoolLimits(),
         by_deadline=core.get("flow_order") == "deadline",
         early_refusal=bool(core.get("early_refusal")),
+        grants=None if options.hostile is None else options.hostile.grants,
+        sessions_max=core.get("sessions_max", 4_096),
+        leases_max=core.get("leases_max", 65_536),
+        adapters_max=core.get("adapters_max", 1_024),
+        ids_tell_order=tells_order,
         adapters={n: tokens for n, tokens in (options.adapters or {}).items() if tokens >= 0},
     )

@@ -18,10 +18,10 @@ _WALL_START_NS = 1_700_000_000_000_000_000
 class World:
     """Everything there is in one run."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, event_queue: EventQueue | None = None) -> None:
         self.options = options
         rnd = Random(options.seed ^ 0x5EED)  # noqa: S311 - no secret: one seed is one run
-        self.event_queue = EventQueue(rnd)
+        self.event_queue = event_queue or EventQueue(rnd)
         self.auditor = Auditor(terms_of(options))
         self.wall_skew_ns = 0
         self.server = Server(self.event_queue, options, self.auditor, self.wall_ns)

@@ -11,6 +11,7 @@ from schedsvc.lab.faults import run
 from schedsvc.lab.faults.auditor import CREDIT_AUTO, LEAD_AUTO
 from schedsvc.lab.faults.disk import Disk, fields
 from schedsvc.lab.faults.event_queue import EventQueue
+from schedsvc.lab.faults.hostile_options import HOSTILE_FAULTS
 from schedsvc.lab.faults.marathon import run_marathon
 from schedsvc.lab.faults.options import (
     FAULTS,
@@ -35,7 +36,7 @@ def test_seeds_hold_and_every_fault_happens() -> None:
     assert tally.seeds == 40
     assert tally.events > 40 * 2_000
     missing = {name for name, times in tally.faults.items() if not times}
-    assert missing == set(STATE_FAULTS) | set(OPERATOR_FAULTS)
+    assert missing == set(STATE_FAULTS) | set(OPERATOR_FAULTS) | set(HOSTILE_FAULTS)
 
 
 def test_seeds_with_quotas_and_both_lifts_hold() -> None:
@@ -120,7 +121,8 @@ def test_seeds_with_an_operator_order_by_deadline_and_prefixes_hold() -> None:
 def test_older_seeds_draw_nothing_newer() -> None:
     for seed in (0, 1 << 22, 1 << 23, 1 << 24, FIFTH - 1):
         options = draw(seed, 2_000)
-        assert not options.faults & set(OPERATOR_FAULTS)
+        assert not options.faults & (set(OPERATOR_FAULTS) | set(HOSTILE_FAULTS))
+        assert options.hostile is None
         assert not options.prefixes
         assert "flow_order" not in options.core
     assert all(draw(seed, 2_000).core["lift"] != "level" for seed in (0, FIFTH, SIXTH - 1))

@@ -4,12 +4,14 @@ It imports nothing of the core, and believes nothing that the core says of itsel
 it saw on the wire between clients and scheduler.
 """
 
+from schedsvc.lab.faults.auditor.comparison import Granted, Sizes, compare_runs
 from schedsvc.lab.faults.auditor.implied_state import UNKNOWN_FLOW
 from schedsvc.lab.faults.auditor.records import (
     CREDIT_AUTO,
     DEFAULT_CLASS,
     LEAD_AUTO,
     Classes,
+    Grants,
     Limits,
     PoolLimits,
     PriorityClass,
@@ -19,6 +21,7 @@ from schedsvc.lab.faults.auditor.records import (
 )
 from schedsvc.lab.faults.auditor.reference_state import Auditor
 from schedsvc.lab.faults.auditor.resume import Known
+from schedsvc.lab.faults.auditor.shares import Rows
 
 __all__ = [
     "CREDIT_AUTO",
@@ -27,11 +30,16 @@ __all__ = [
     "UNKNOWN_FLOW",
     "Auditor",
     "Classes",
+    "Granted",
+    "Grants",
     "Known",
     "Limits",
     "PoolLimits",
     "PriorityClass",
     "Quotas",
+    "Rows",
+    "Sizes",
     "Terms",
     "ViolationError",
+    "compare_runs",
 ]

@@ -54,6 +54,8 @@ def _has_to_fit(books: Books, pool: Pool) -> bool:
     """Whether the last grant of a round has to fit: what is in audit need not. O(grants)."""
     if not books.handles.was_audited:
         return True
+    if not books.terms.ids_tell_order:
+        return False
     leases = [r.lease for r in books.fresh if r.lease and r.lease.pool is pool]
     last = max(leases, key=lambda lease: lease.lease_id, default=None)
     return last is not None and not last.request.audited
@@ -170,6 +172,7 @@ def compare(books: Books, stats: Stats) -> None:
     bounded = books.handles.bounded(books)
     require(bounded <= 2 * books.terms.queue_max, "the queues are too long", bounded)
     books.handles.compare(stats)
+    books.shares.check(books)
     for row in stats["pools"]:
         if row["name"] in books.pools:
             _compare_pool(books, books.pools[row["name"]], row, stats)

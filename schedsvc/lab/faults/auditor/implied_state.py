@@ -30,6 +30,7 @@ class ImpliedState:
         self.counts = dict.fromkeys(COUNTS, 0)
         self.usage: dict[str, list[int]] = {}  # input, cached, output tokens by flow
         self.lagging: set[int] = set()
+        self.said_goodbye: set[int] = set()  # streams
         self.is_lost = False  # unread verdicts changed what later messages mean
         self.fresh: list[Request] = []  # granted in this round
         self.dropped: list[Request] = []  # evicted in it, not as withdrawn

@@ -25,6 +25,7 @@ from schedsvc.lab.faults.auditor.records import (
     require,
 )
 from schedsvc.lab.faults.auditor.resume import ANY_TOKENS, Known, Owed
+from schedsvc.lab.faults.auditor.shares import Shares
 
 _NEVER = -1  # epoch of a pool that nobody has offered
 
@@ -47,12 +48,14 @@ class Books(ImpliedState):
         self.meters = Meters(terms.quotas, (terms.pools + 1) * classes)
         self.order = ClassOrder(terms)
         self.handles = OperatorActions()
+        self.shares = Shares(terms)
         self.resumed = False  # the process was paused since the last round
         self.restart(0)
 
     def restart(self, now_ns: int) -> None:
         """Another process, which knows nothing."""
         self.forget_all()
+        self.shares.restart()
         self.counters.restart()
         self.fairness.restart()
         self.order.restart()
@@ -240,6 +243,7 @@ class Books(ImpliedState):
         self.unqueue(r, lease_id)
         self.counts["granted"] += 1
         lease = self._open(now_ns, r, lease_id, pool, reserved_tokens)
+        self.shares.note(lease)
         self.fairness.charge(lease, final=False, granted_as=lease_id)
         self.meters.grant(now_ns, lease, late=late)
         if not late:
@@ -264,6 +268,7 @@ class Books(ImpliedState):
     def accepts_replay(self, now_ns: int, principal: int, pool: Pool) -> bool:
         """Whether the scheduler accepts a replay of an unknown lease; if not, count it."""
         holds = principal == pool.principal and now_ns < pool.replays_until_ns
+        holds = holds and self.shares.may_offer(principal, pool.name)
         self.counts["replays_refused"] += not holds
         return holds
 
@@ -394,12 +399,16 @@ class Books(ImpliedState):
         self.counts[name] += 1
         lease.forgotten_ns = now_ns + self.terms.answer_ttl_ns
         self.ended[lease.lease_id] = lease
-        if len(self.ended) > self.terms.answers_max:
+        self.shares.answers += self.shares.is_limited(lease.request.principal)
+        if self.shares.has_all_answers(lease):
+            self.forget(lease)
+        elif len(self.ended) > self.terms.answers_max:
             self.forget(next(iter(self.ended.values())))
 
     def forget(self, lease: Lease) -> None:
         """Forget the answer of an ended lease."""
         if self.ended.pop(lease.lease_id, None) is not None:
+            self.shares.answers -= self.shares.is_limited(lease.request.principal)
             self.requests.pop(lease.request.key, None)
 
     def take_back(self, now_ns: int, lease: Lease) -> None:
@@ -423,6 +432,8 @@ class Books(ImpliedState):
         block: int, max_running: int, max_model_tokens: int,
     ) -> bool:  # fmt: skip
         """Let a stream offer a pool, or give it new figures. False: it may not."""
+        if not self.shares.may_register(self, now_ns, conn, principal, name):
+            return False
         pool = self.pools.get(name)
         if pool is None or pool.epoch == _NEVER:
             pool = Pool(name, epoch, 1, 1, 0, 0, principal, {}, {}, self.terms)
@@ -483,5 +494,6 @@ class Books(ImpliedState):
         for pool in self.pools.values():
             if pool.offers.pop(conn, None) is not None and not pool.offers:
                 life_ns = self.terms.lease_ttl_ns + self.terms.lease_grace_ns
-                pool.owned_until_ns = now_ns + life_ns
+                pool.owned_until_ns = now_ns + (0 if conn in self.said_goodbye else life_ns)
+        self.said_goodbye.discard(conn)
         self.lagging.discard(conn)

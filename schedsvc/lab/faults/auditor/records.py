@@ -105,6 +105,16 @@ class PoolLimits:
 
 
 @dataclass(frozen=True)
+class Grants:
+    """What one principal may name, and its share of each table; all others may do everything."""
+
+    principal: int
+    pools: tuple[str, ...]  # patterns
+    tenants: tuple[str, ...]
+    share_ppm: int
+
+
+@dataclass(frozen=True)
 class Terms:
     """What this scheduler was configured to promise. Times in ns, prices in micro-tokens."""
 
@@ -151,6 +161,11 @@ class Terms:
     paces_grants: bool = (
         False  # beyond half of a pool, requests may wait so that not all end at once
     )
+    grants: Grants | None = None
+    sessions_max: int = 4_096
+    leases_max: int = 65_536
+    adapters_max: int = 1_024
+    ids_tell_order: bool = True  # of grants: lease ids are consecutive
 
 
 class Ask(NamedTuple):

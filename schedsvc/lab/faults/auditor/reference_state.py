@@ -5,11 +5,12 @@ from typing import Any
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.lab.faults.auditor.checks import compare, end_round
+from schedsvc.lab.faults.auditor.figures import are_wrong, totals_of
+from schedsvc.lab.faults.auditor.implied_state import UNKNOWN_FLOW
 from schedsvc.lab.faults.auditor.ledger import Books
 from schedsvc.lab.faults.auditor.records import (
     CANCELLED,
     COMPLETED,
-    COMPLETIONS_MAX,
     ENDED,
     EVICTED_CANCELLED,
     EVICTED_DEADLINE,
@@ -19,14 +20,11 @@ from schedsvc.lab.faults.auditor.records import (
     ID_BYTES_MAX,
     LIVE,
     NAME_BYTES_MAX,
-    PROMPT_TOKENS_MAX,
     REJECTED_DEADLINE,
     REJECTED_FIRST,
     REJECTED_LAST,
     REJECTED_NO_POOL,
     REJECTED_TOO_LARGE,
-    SEQUENCES_MAX,
-    TOTAL_TOKENS_MAX,
     UNKNOWN,
     VOID,
     Ask,
@@ -37,6 +35,7 @@ from schedsvc.lab.faults.auditor.records import (
     require,
 )
 from schedsvc.lab.faults.auditor.resume import Known
+from schedsvc.lab.faults.auditor.shares import Rows
 
 _NS_PER_MS = 1_000_000
 _NS_PER_US = 1_000
@@ -140,6 +139,9 @@ class Auditor:
                 wrong = not self._register(now_ns, conn, principal, event.pool)
             elif kind == "telemetry":
                 wrong = self._telemetry_is_wrong(principal, event.telemetry)
+            elif kind == "goodbye":
+                self.books.said_goodbye.add(conn)
+                wrong = False
             else:
                 wrong = kind is None
             if wrong:
@@ -184,6 +186,7 @@ class Auditor:
             or queue_ttl_ms < 0
             or deadline_ms < 0
             or are_wrong(prompts, n, output)
+            or not self.books.shares.may_name(principal, tenant)
         ):
             return None
         n = n or 1
@@ -242,24 +245,29 @@ class Auditor:
         books = self.books
         lease_id = p.lease_id
         totals = (p.input_tokens, p.cached_input_tokens, p.output_tokens)
-        known = p.tenant in books.terms.tenants
+        is_named = books.shares.may_name(principal, p.tenant)
+        tenant, unknown_name = books.flow_names(p.tenant) if is_named else (UNKNOWN_FLOW, p.tenant)
         pool = books.pools.get(p.pool)
         state = books.state(lease_id, principal, p.pool_epoch)
-        if pool is None or not (known or books.terms.shares_unknown):
+        if pool is None or (unknown_name and not books.terms.shares_unknown):
             self._owe(conn, lease_id, UNKNOWN)
             return True
-        key = (*books.flow_names(p.tenant), p.request_id, principal)
+        key = (tenant, unknown_name, p.request_id, principal)
         if state == UNKNOWN:
             if p.pool_epoch != pool.epoch:
                 self._stale.add(lease_id)
                 self._owe(conn, lease_id, VOID)
                 return True
             is_taken = lease_id in books.live or lease_id in books.ended or key in books.requests
-            if not books.accepts_replay(now_ns, principal, pool) or is_taken:
+            if (
+                not books.accepts_replay(now_ns, principal, pool)
+                or is_taken
+                or books.shares.lacks_lease(books, principal)
+            ):
                 self._owe(conn, lease_id, UNKNOWN)
                 return True
             books.seq += 1
-            cls = books.class_of(p.tenant, p.request_class)
+            cls = books.class_of(tenant, p.request_class)
             r = Request(
                 None, key, books.flow_of(key[0], cls), principal, books.seq, now_ns, now_ns, conn,
                 0, True, p.prompt_tokens, max(1, p.sequences), 1, p.max_output_tokens,
@@ -440,8 +448,22 @@ class Auditor:
 
     # The books as a whole.
 
+    def stream_opened(self, conn: int, principal: int) -> None:
+        """Hear that a stream has begun."""
+        self.books.shares.opened(conn, principal)
+
+    def stream_refused(self, principal: int) -> None:
+        """Hear that a stream was refused, because too many are open."""
+        self.books.shares.refused(principal)
+
+    def unchanged(self, before: Rows, after: Rows, *, dispatched: bool = False) -> None:
+        """Compare what is shown before and after an event of the principal with grants."""
+        if not self.books.is_lost:
+            self.books.shares.unchanged(self.books, before, after, dispatched=dispatched)
+
     def stream_closed(self, now_ns: int, conn: int, evicted: int) -> None:
         """Close a stream; `evicted` is what the scheduler withdrew with it."""
+        self.books.shares.closed(conn)
         if self.books.is_lost:
             return
         self.books.close_stream(now_ns, conn, evicted)
@@ -464,37 +486,6 @@ class Auditor:
         """Compare the scheduler's own figures with the books. O(what is open)."""
         if not (self.books.lagging or self.books.is_lost):
             compare(self.books, stats)
-
-
-def are_wrong(prompts: tuple[int, ...], given: int, output: int) -> bool:
-    """Whether a request's figures break a limit of the contract; `given`: its n, 0 where absent."""
-    n = given or 1
-    sequences = len(prompts) * n
-    return (
-        not prompts
-        or min(prompts) < 1
-        or max(prompts) > PROMPT_TOKENS_MAX
-        or not 0 <= given <= COMPLETIONS_MAX
-        or sequences > SEQUENCES_MAX
-        or not 1 <= output <= PROMPT_TOKENS_MAX
-        or sum(prompts) * n + output * sequences > TOTAL_TOKENS_MAX
-    )
-
-
-def totals_of(report: Any) -> tuple[int, int, int] | None:
-    """Totals of a report, -1 where absent; None where one is out of range."""
-    has = report.HasField
-    totals = (
-        report.input_tokens if has("input_tokens") else -1,
-        report.cached_input_tokens if has("cached_input_tokens") else -1,
-        report.output_tokens if has("output_tokens") else -1,
-    )
-    for name, value in zip(
-        ("input_tokens", "cached_input_tokens", "output_tokens"), totals, strict=True
-    ):
-        if value > TOTAL_TOKENS_MAX or (value < 0 and has(name)):
-            return None
-    return totals
 
 
 __all__ = ["Auditor", "Terms"]

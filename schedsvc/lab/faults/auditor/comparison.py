@@ -1,0 +1,79 @@
+"""Rules of two runs of one seed: with a hostile principal, and with the same one merely honest.
+
+The honest run has the same requests of the others, and the principal asks for as much as it can.
+All requests are of one size, so a pool runs the same number of them in both runs.
+
+The bound: in one run, two flows with a backlog differ by at most the bound of VTC (arXiv
+2401.00588, section 4), and the credit of a flow that returns. What a flow lacks in one run and has
+in the other is at most that, and the requests of one turn of the pool, which end at other moments.
+A request waits longer by the turns that this takes, and by the turn in which it arrives.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from schedsvc.lab.faults.auditor.records import require
+
+
+class Granted(NamedTuple):
+    """One request of another principal, as it was granted."""
+
+    tenant: str
+    request_id: str
+    asked_ns: int
+    granted_ns: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of all requests, and of the pool that runs them."""
+
+    prompt_tokens: int
+    output_tokens: int
+    requests: int  # that run at once
+    run_ns: int  # that each takes, with what the network adds
+    outage_ns: int = 0  # of the others' stream, which may come just before a grant
+    input_price: int = 1
+    output_price: int = 2
+
+    @property
+    def lag_max(self) -> int:
+        """How many requests a flow may be behind the other run."""
+        charge = self.prompt_tokens * self.input_price + self.output_tokens * self.output_price
+        tokens = self.requests * (self.prompt_tokens + self.output_tokens)
+        bound = 2 * max(self.prompt_tokens * self.input_price, tokens * self.output_price)
+        return -(-bound // charge) + 1 + self.requests
+
+    @property
+    def wait_more_ns(self) -> int:
+        """How much longer a request may wait than in the other run."""
+        return (-(-self.lag_max // self.requests) + 1) * self.run_ns + self.outage_ns
+
+
+def compare_runs(honest: list[Granted], hostile: list[Granted], sizes: Sizes) -> None:
+    """Hold the service and the waits of each flow to those of the honest run. O(n log n)."""
+    for tenant in sorted({g.tenant for g in honest}):
+        _compare_service(tenant, honest, hostile, sizes)
+    waits = {(g.tenant, g.request_id): g.granted_ns - g.asked_ns for g in hostile}
+    for g in honest:
+        waited_ns, more = g.granted_ns - g.asked_ns, waits.get((g.tenant, g.request_id))
+        require(more is not None, "a hostile caller starves a request", g.tenant, g.request_id)
+        if more is not None:
+            require(
+                more <= waited_ns + sizes.wait_more_ns, "a hostile caller lets others wait",
+                g.tenant, g.request_id, more, waited_ns, sizes.wait_more_ns,
+            )  # fmt: skip
+
+
+def _compare_service(
+    tenant: str, honest: list[Granted], hostile: list[Granted], sizes: Sizes
+) -> None:
+    """At each moment, no more requests fewer than the bound have been granted."""
+    before = sorted(g.granted_ns for g in honest if g.tenant == tenant)
+    after = sorted(g.granted_ns for g in hostile if g.tenant == tenant)
+    for at, granted_ns in enumerate(before[sizes.lag_max :]):
+        served = at < len(after) and after[at] <= granted_ns
+        require(
+            served, "a hostile caller takes service of others", tenant, at + sizes.lag_max + 1,
+            sizes.lag_max,
+        )  # fmt: skip

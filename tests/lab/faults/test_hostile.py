@@ -1,0 +1,128 @@
+"""A principal that acts against all others: seeds hold, and each rule can break."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from schedsvc.cli import main
+from schedsvc.lab.faults.auditor import Granted, Sizes, ViolationError, compare_runs
+from schedsvc.lab.faults.auditor.records import Grants
+from schedsvc.lab.faults.auditor.reference_state import Auditor
+from schedsvc.lab.faults.auditor.shares import Rows, Shares
+from schedsvc.lab.faults.duel import duel_options
+from schedsvc.lab.faults.hostile_options import HOSTILE, HOSTILE_FAULTS
+from schedsvc.lab.faults.options import draw
+from schedsvc.lab.faults.run import Case, Tally, run_case, run_cases
+
+from .test_auditor import TERMS
+
+S = 10**9
+MAL = 9
+HELD = replace(
+    TERMS, grants=Grants(MAL, ("mal-*",), ("mal",), 250_000), sessions_max=4, leases_max=4
+)
+SIZES = Sizes(10, 20, 2, 100)
+
+
+def test_hostile_seeds_hold_and_every_act_happens() -> None:
+    tally = Tally()
+    for _ in run_cases((Case(seed) for seed in range(HOSTILE, HOSTILE + 24)), tally):
+        pass
+    assert tally.failures == []
+    assert {name for name in HOSTILE_FAULTS if not tally.faults[name]} == set()
+
+
+def test_two_runs_of_a_seed_compare_alike() -> None:
+    duels = [s for s in range(HOSTILE, HOSTILE + 40) if draw(s, 2_000).fair]
+    assert len(duels) > 3
+    first, second = run_case(Case(duels[0])), run_case(Case(duels[0]))
+    assert (first, first.violation) == (second, "")
+    calm = run_case(Case(duels[0], only=frozenset()))
+    assert not any(calm.faults[name] for name in HOSTILE_FAULTS)
+
+
+def test_duel_without_a_hostile_principal_is_refused() -> None:
+    with pytest.raises(ValueError, match="hostile"):
+        duel_options(draw(7, 2_000))
+
+
+def granted(*times_ns: int) -> list[Granted]:
+    return [Granted("a", f"r{at}", 0, time_ns) for at, time_ns in enumerate(times_ns)]
+
+
+def test_service_below_the_bound_is_found() -> None:
+    honest = granted(*range(0, 2_000, 100))
+    late = [g._replace(granted_ns=g.granted_ns + 100 * SIZES.lag_max) for g in honest]
+    hidden = replace(SIZES, outage_ns=S)  # waits may be longer
+    compare_runs(honest, late, hidden)
+    with pytest.raises(ViolationError, match="takes service of others"):
+        compare_runs(honest, [g._replace(granted_ns=g.granted_ns + 100) for g in late], hidden)
+
+
+def test_wait_beyond_the_bound_is_found() -> None:
+    most = SIZES.wait_more_ns
+    compare_runs(granted(50), granted(50 + most), SIZES)
+    with pytest.raises(ViolationError, match="lets others wait"):
+        compare_runs(granted(50), granted(51 + most), SIZES)
+    with pytest.raises(ViolationError, match="starves"):
+        compare_runs(granted(50), [], SIZES)
+
+
+def test_sessions_beyond_the_share_are_found() -> None:
+    shares = Shares(HELD)
+    shares.opened(1, MAL)
+    shares.opened(2, 0)
+    with pytest.raises(ViolationError, match="more sessions than its share"):
+        shares.opened(3, MAL)
+
+
+def test_session_refused_within_the_share_is_found() -> None:
+    shares = Shares(HELD)
+    for principal in (0, MAL):
+        with pytest.raises(ViolationError, match="refused within the share"):
+            shares.refused(principal)
+    shares.opened(1, MAL)
+    shares.refused(MAL)
+
+
+POOL = {
+    "name": "p", "epoch": 1, "capacity_tokens": 1, "block_size_tokens": 1, "max_running": 0,
+    "attached": True, "draining": False, "engine_running": 0, "engine_waiting": 0,
+    "engine_used_tokens": 0, "engine_preemptions": 0,
+}  # fmt: skip
+LEASE = {"lease_id": 7, "principal": 0, "pool": "p", "state": 2}
+
+
+@pytest.mark.parametrize(
+    ("after", "what"),
+    [
+        (Rows({"flows": [], "pools": [POOL]}, []), "a lease of another"),
+        (Rows({"flows": [], "pools": [POOL]}, [{**LEASE, "state": 3}]), "a lease of another"),
+        (Rows({"flows": [], "pools": [{**POOL, "epoch": 2}]}, [LEASE]), "a pool of another"),
+        (Rows({"flows": [], "pools": []}, [LEASE]), "a pool of another"),
+    ],
+)
+def test_changed_row_of_another_principal_is_found(after: Rows, what: str) -> None:
+    auditor = Auditor(HELD)
+    before = Rows({"flows": [], "pools": [POOL]}, [LEASE])
+    auditor.unchanged(before, before)
+    with pytest.raises(ViolationError, match=what):
+        auditor.unchanged(before, after)
+
+
+def test_totals_of_a_run_go_on_in_the_next_command(tmp_path: Path) -> None:
+    def run(seeds: int, seed: int = HOSTILE) -> tuple[int, str]:
+        file = str(tmp_path / "totals.json")
+        words = ["simtest", "--seed", str(seed), "--seeds", str(seeds), "--events", "200"]
+        result = CliRunner().invoke(main, [*words, "--totals", file, "--json"])
+        return result.exit_code, result.stdout or result.output
+
+    first, whole = json.loads(run(2)[1]), json.loads(run(5)[1])
+    assert (first["seeds"], whole["seeds"]) == (2, 5)
+    assert whole["events"] > first["events"]
+    assert json.loads(run(5)[1])["events"] == whole["events"]  # nothing is left to do
+    code, told = run(5, HOSTILE + 1)
+    assert (code, "begun at seed" in told) == (2, True)
