@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from dataclasses import dataclass
-from typing import TypeVar
 
-from schedsvc_client import CallError, InvalidRequest, LimitExceeded, Refused, api_key_hash
+from schedsvc_client import api_key_hash
 
 from schedsvc_vllm import answers, metrics_page
 from schedsvc_vllm.answers import Answer, BadRequestError, Dialect
@@ -35,41 +32,20 @@ from schedsvc_vllm.delivery import ClientStalledError
 from schedsvc_vllm.engine import EngineView
 from schedsvc_vllm.gated_request import GatedRequest
 from schedsvc_vllm.idempotency import Replays
-from schedsvc_vllm.identity import Identifier, Identity, key_is_known
-from schedsvc_vllm.limit import LocalLimitError
+from schedsvc_vllm.identity import Identifier, key_is_known
 from schedsvc_vllm.paths import SAFE_METHODS, asks_in_vain, place_of, with_path
 from schedsvc_vllm.queue_comments import QueueComments
 from schedsvc_vllm.request_sizing import Call, parse_json, size_call
 from schedsvc_vllm.routes import ONE_PROMPT_PATHS, ROUTES, route_of
 from schedsvc_vllm.runtime import Runtime, now_ns
 from schedsvc_vllm.settings import Settings, SettingsError
-from schedsvc_vllm.token_counter import TokenTotals
+from schedsvc_vllm.turn import Request, first, wait_for_turn
 
-T = TypeVar("T")
-
-# Most verdicts come sooner; only a request that really waits is watched for a client that leaves.
-WATCH_AFTER_S = 0.05
-# While the scheduler is away, nobody waits longer than this for a place.
-LOCAL_WAIT_S_MAX = 30.0
 # Set by whoever spreads requests over ranks: never by a caller.
 RANK_HEADER = b"x-data-parallel-rank"
 PRIORITY_HEADER = b"x-vllm-priority"
 _WRONG_KEY = BadRequestError("the API key is wrong", status=401, code="invalid_api_key")
-_ASK_AGAIN = Answer(0, [], b"")
 _log = logging.getLogger("schedsvc_vllm")
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request that has been taken in."""
-
-    call: Call
-    identity: Identity
-    request_class: str
-    adapter: str
-    id: str
-    prefix_block_hashes: list[int]
-    tally: TokenTotals | None
 
 
 class Gate:
@@ -273,12 +249,12 @@ class Gate:
     ) -> bool:
         """Run it, and close its books on every way out; whether it has to be run again."""
         try:
-            refusal = await self._turn(runtime, request, gated)
+            refusal = await wait_for_turn(runtime, request, gated)
             if refusal is not None:
                 await self._say(refusal, scope, send)
                 return False
             if runtime.engine.in_doubt:
-                await _first(runtime.look(), gated.mailbox)
+                await first(runtime.look(), gated.mailbox)
             # Once: whatever is wrong with the pool, a request does not ask for ever.
             if gated.is_stale and not gated.asked_again:
                 return True
@@ -310,71 +286,6 @@ class Gate:
         finally:
             gated.finish(scope)
         return False
-
-    async def _turn(self, runtime: Runtime, request: Request, gated: GatedRequest) -> Answer | None:
-        """Wait until the request may run (None) or is refused. Raises ClientLeftError."""
-        while True:
-            if runtime.session.available:
-                try:
-                    return await self._ask(runtime, request, gated)
-                except CallError as error:
-                    gated.admission = None
-                    cause = error.message
-            else:
-                last = runtime.session.last_error
-                cause = last.message if last else "not connected"
-            if self._settings is not None and not self._settings.fail_open:
-                _log.debug("refused while the scheduler is away: %s", cause)
-                message = "the admission scheduler cannot be reached"
-                return answers.unavailable(message, "scheduler_unreachable", request.id)
-            answer = await self._run_without(runtime, request, gated)
-            if answer is not _ASK_AGAIN:
-                return answer
-
-    async def _ask(self, runtime: Runtime, request: Request, gated: GatedRequest) -> Answer | None:
-        """Ask the scheduler. Raises CallError where it cannot be asked."""
-        call, identity = request.call, request.identity
-        try:
-            admission = gated.admission = runtime.session.admission(
-                tenant=identity.tenant,
-                api_key_sha256=identity.api_key_sha256,
-                pool=runtime.pool.name,
-                input_tokens=call.prompts.tokens,
-                n=call.n,
-                max_output_tokens=call.max_output_tokens,
-                request_class=request.request_class,
-                adapter=request.adapter,
-                prefix_block_hashes=request.prefix_block_hashes,
-                input_estimated=not call.prompts.exact,
-            )
-            await _first(admission.submit(), gated.mailbox)
-        except Refused as refused:
-            return answers.refusal(refused, admission, request.id, call.route.prompt_field)
-        except InvalidRequest as error:
-            return answers.bad_request(_wrong_field(error, request), request.id)
-        except LimitExceeded as error:
-            return answers.unavailable(
-                error.message, "scheduler_limit", request.id, error.retry_after_ms
-            )
-        gated.granted()
-        return None
-
-    async def _run_without(
-        self, runtime: Runtime, request: Request, gated: GatedRequest
-    ) -> Answer | None:
-        """Wait for a place under the local limit, while the scheduler is away."""
-        started_s = time.monotonic()
-        try:
-            gated.place = runtime.limit.ask()
-            runs = await _first(gated.place, gated.mailbox, LOCAL_WAIT_S_MAX)
-        except (LocalLimitError, asyncio.TimeoutError):
-            message = "the admission scheduler cannot be reached, and this server is full"
-            return answers.unavailable(message, "scheduler_unreachable", request.id)
-        gated.local_wait_us = int((time.monotonic() - started_s) * 1e6)
-        if not runs:
-            return _ASK_AGAIN
-        runtime.watch(gated)
-        return None
 
     def _check_key(self, scope: Scope) -> None:
         if self._api_keys and not key_is_known(scope, self._api_keys):
@@ -432,26 +343,6 @@ class Gate:
             await runtime.close()
 
 
-async def _first(future: asyncio.Future[T], mailbox: Mailbox, wait_s_max: float | None = None) -> T:
-    """Wait for a future, unless the client leaves first; it is cancelled on every other way out.
-
-    Raises ClientLeftError, TimeoutError, or what the future holds.
-    """
-    try:
-        if not future.done():
-            await asyncio.wait((future,), timeout=WATCH_AFTER_S)
-        if not future.done():
-            left = mailbox.departure()
-            await asyncio.wait(
-                (future, left), timeout=wait_s_max, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not future.done():
-                raise ClientLeftError if left.done() else asyncio.TimeoutError
-        return future.result()
-    finally:
-        future.cancel()
-
-
 def _scope_for_app(scope: Scope, call: Call, priority: int | None) -> Scope:
     """Return the scope with the headers that go with the body; `state` stays the same object.
 
@@ -476,18 +367,3 @@ def _scope_for_app(scope: Scope, call: Call, priority: int | None) -> Scope:
 def _dialect(path: str) -> Dialect:
     route = ROUTES.get(path)
     return route.dialect if route is not None else Dialect.OPENAI
-
-
-def _wrong_field(error: InvalidRequest, request: Request) -> BadRequestError:
-    """Name the field of the body that the scheduler's complaint is about."""
-    field = error.violations[0].field if error.violations else ""
-    names = {
-        "input_tokens": request.call.route.prompt_field,
-        "max_output_tokens": request.call.limit_field,
-        "n": "n",
-        "request_class": "service_tier",
-    }
-    for theirs, ours in names.items():
-        if field.rpartition(".")[2].startswith(theirs):
-            return BadRequestError(f"{ours}: {error.violations[0].description}", ours)
-    return BadRequestError(error.message)

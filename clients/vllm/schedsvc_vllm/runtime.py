@@ -102,6 +102,7 @@ class Runtime:
         self.asking = Asking.IN_EVERY_EVENT
         self.asking_is_known = False
         self.send_stall_s = settings.send_stall_s
+        self.fail_open = settings.fail_open
         self._looking: asyncio.Task[None] | None = None
         self._telling: asyncio.TimerHandle | None = None
         self._scraping: asyncio.Task[None] | None = None
