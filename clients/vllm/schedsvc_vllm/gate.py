@@ -39,11 +39,13 @@ from schedsvc_vllm.request_sizing import Call, parse_json, size_call
 from schedsvc_vllm.routes import ONE_PROMPT_PATHS, ROUTES, route_of
 from schedsvc_vllm.runtime import Runtime, now_ns
 from schedsvc_vllm.settings import Settings, SettingsError
+from schedsvc_vllm.terms import TermsReader
 from schedsvc_vllm.turn import Request, first, wait_for_turn
 
 # Set by whoever spreads requests over ranks: never by a caller.
 RANK_HEADER = b"x-data-parallel-rank"
 PRIORITY_HEADER = b"x-vllm-priority"
+ID_HEADER = b"x-request-id"
 _WRONG_KEY = BadRequestError("the API key is wrong", status=401, code="invalid_api_key")
 _log = logging.getLogger("schedsvc_vllm")
 
@@ -68,6 +70,10 @@ class Gate:
         try:
             self._settings = settings or Settings.from_environment()
             self._identifier = Identifier(self._settings)
+            self._terms = TermsReader(
+                self._settings.request_headers,
+                class_from_service_tier=self._settings.class_from_service_tier,
+            )
         except SettingsError as error:
             _log.error("the gate cannot work: %s", error)
             self._broken = error
@@ -194,6 +200,7 @@ class Gate:
         check_elements(body)
         route = route_of(path, body)
         identity = self._identifier.identity(scope, body)
+        shown_id, engine_id = self._identifier.request_ids(scope)
         tally = runtime.counter.tally() if runtime.counter is not None else None
         call = size_call(
             route,
@@ -209,9 +216,10 @@ class Gate:
         request = Request(
             call=call,
             identity=identity,
-            request_class=self._identifier.request_class(body),
+            terms=self._terms.read(scope, body),
             adapter=runtime.engine.adapter(body.get("model")),
-            id=self._identifier.request_id(scope),
+            id=shown_id,
+            engine_id=engine_id,
             prefix_block_hashes=runtime.prefix_block_hashes(route, body),
             tally=tally,
         )
@@ -232,8 +240,9 @@ class Gate:
         comments = QueueComments(send, comments_s, request.id) if comments_s else None
         send = comments.send if comments is not None else send
         mailbox = Mailbox(receive, request.call.body)
+        ids = (request.id, request.engine_id)
         gated = GatedRequest(
-            runtime, request.call, request.identity.key, mailbox, send, request.tally
+            runtime, request.call, request.identity.key, mailbox, send, request.tally, ids
         )
         try:
             while await self._run_once(runtime, request, gated, scope, send):
@@ -259,11 +268,11 @@ class Gate:
             if gated.is_stale and not gated.asked_again:
                 return True
             priority = gated.engine_priority if runtime.sets_priority else None
-            inner = _scope_for_app(scope, request.call, priority)
+            inner = _scope_for_app(scope, request.call, priority, gated.engine_id)
             await self.app(inner, gated.mailbox, gated.send)
             while gated.asks_less():
                 gated.mailbox.play_again(gated.call.body)
-                inner = _scope_for_app(scope, gated.call, priority)
+                inner = _scope_for_app(scope, gated.call, priority, gated.engine_id)
                 await self.app(inner, gated.mailbox, gated.send)
             gated.finish(scope)
             await gated.delivered()
@@ -292,7 +301,7 @@ class Gate:
             raise _WRONG_KEY
 
     async def _refuse(self, error: BadRequestError, scope: Scope, send: Send) -> None:
-        request_id = self._identifier.request_id(scope) if self._broken is None else "-"
+        request_id = self._identifier.request_ids(scope)[0] if self._broken is None else "-"
         await self._say(answers.bad_request(error, request_id), scope, send)
 
     async def _say(self, answer: Answer, scope: Scope, send: Send) -> None:
@@ -343,16 +352,14 @@ class Gate:
             await runtime.close()
 
 
-def _scope_for_app(scope: Scope, call: Call, priority: int | None) -> Scope:
+def _scope_for_app(scope: Scope, call: Call, priority: int | None, engine_id: str) -> Scope:
     """Return the scope with the headers that go with the body; `state` stays the same object.
 
-    `priority`: what the scheduler suggests; None where the engine would ignore it.
+    `priority`: what the scheduler suggests; None if the engine would ignore it. `engine_id`: the
+    engine makes the id in its answer of it.
     """
-    dropped = {RANK_HEADER, PRIORITY_HEADER}
-    has_own = any(name in dropped for name, _ in scope["headers"])
-    if not (call.reads_answer or call.rewritten or priority is not None or has_own):
-        return scope
-    added: list[tuple[bytes, bytes]] = []
+    dropped = {RANK_HEADER, PRIORITY_HEADER, ID_HEADER}
+    added = [(ID_HEADER, engine_id.encode())]
     if priority is not None:
         added.append((PRIORITY_HEADER, str(priority).encode()))
     if call.reads_answer:

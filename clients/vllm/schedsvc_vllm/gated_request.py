@@ -32,6 +32,7 @@ class GatedRequest:
         "_delivery",
         "_ending",
         "_has_asked_less",
+        "_ids",
         "_is_finished",
         "_is_refused",
         "_keep",
@@ -60,7 +61,10 @@ class GatedRequest:
         mailbox: Mailbox,
         send: Send,
         tally: TokenTotals | None,
+        ids: tuple[str, str],
     ) -> None:
+        """Make one. `ids`: as its client knows it, and as the engine will."""
+        self._ids = ids
         self._runtime = runtime
         self._call = call
         self._tenant = tenant
@@ -94,6 +98,11 @@ class GatedRequest:
         """What the scheduler suggests; lower runs first."""
         lease = self.admission.lease if self.admission is not None else None
         return lease.engine_priority if lease is not None else 0
+
+    @property
+    def engine_id(self) -> str:
+        """The id that the engine gets: the scheduler's, if that has granted it."""
+        return self.admission.request.request_id if self.admission is not None else self._ids[1]
 
     @property
     def call(self) -> Call:
@@ -131,7 +140,9 @@ class GatedRequest:
         """Return one for the same request, after this one has finished."""
         runtime = self._runtime
         tally = runtime.counter.tally() if runtime.counter is not None else None
-        gated = GatedRequest(runtime, self._call, self._tenant, self.mailbox, self._send, tally)
+        gated = GatedRequest(
+            runtime, self._call, self._tenant, self.mailbox, self._send, tally, self._ids
+        )
         gated.asked_again = True
         return gated
 
@@ -309,6 +320,8 @@ class GatedRequest:
         waited_us = self.admission.queue_duration_us if self.admission else self.local_wait_us
         waited = queue_duration(waited_us)
         mode = b"enforced" if enforced else b"fail-open"
+        headers = [pair for pair in headers if pair[0].lower() != b"x-request-id"]
+        headers += [(b"x-request-id", self._ids[0].encode())]
         headers += [(waited[0].encode(), waited[1].encode()), (b"x-schedsvc-mode", mode)]
         if self.admission is not None:
             name, value = asked_as(self.admission)

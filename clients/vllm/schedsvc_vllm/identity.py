@@ -16,7 +16,6 @@ from schedsvc_vllm.asgi import Scope, header
 from schedsvc_vllm.settings import Settings
 
 _TENANT_BYTES_MAX = 256
-_CLASS_BYTES_MAX = 64
 _REQUEST_ID_CHARS_MAX = 128
 
 
@@ -40,14 +39,14 @@ class Identifier:
         self._headers = [name.encode() for name in settings.tenant_headers]
         self._trust_api_key = settings.trust_api_key
         self._trust_user_field = settings.trust_user_field
-        self._class_from_tier = settings.class_from_service_tier
+        self._trust_request_id = settings.trust_request_id
         self._prefix = secrets.token_hex(8)
         self._numbers = itertools.count(1)
 
     def identity(self, scope: Scope, body: Mapping[str, Any]) -> Identity:
         """Find the tenant. Raises BadRequestError where a trusted name is no name."""
-        for name in self._headers:
-            value = _once(scope, name).strip()
+        named = [(name, once(scope, name).strip()) for name in self._headers]
+        for name, value in named:
             if value:
                 return Identity(tenant=_name(value, name.decode()))
         if self._trust_api_key:
@@ -56,28 +55,27 @@ class Identifier:
                 return Identity(api_key_sha256=api_key_hash(key))
         if self._trust_user_field:
             for field in ("safety_identifier", "user"):
-                named = body.get(field)
-                if isinstance(named, str) and named:
-                    return Identity(tenant=_name(named.encode("utf-8", "replace"), field))
+                told = body.get(field)
+                if isinstance(told, str) and told:
+                    return Identity(tenant=_name(told.encode("utf-8", "replace"), field))
         return Identity()
 
-    def request_class(self, body: Mapping[str, Any]) -> str:
-        """Return the priority class that the body's `service_tier` asks for; "": the default."""
-        tier = body.get("service_tier") if self._class_from_tier else None
-        if not isinstance(tier, str) or tier in ("auto", "default"):
-            return ""
-        if not tier.isprintable() or len(tier.encode("utf-8", "replace")) > _CLASS_BYTES_MAX:
-            raise BadRequestError(
-                f"service_tier: at most {_CLASS_BYTES_MAX} printable bytes", "service_tier"
-            )
-        return tier
+    def request_ids(self, scope: Scope) -> tuple[str, str]:
+        """Return the id that the client gets back, and the one for the scheduler and the engine.
 
-    def request_id(self, scope: Scope) -> str:
-        """Return the caller's x-request-id where it is fit to be sent back, else a new one."""
+        The first is the caller's x-request-id if it can be sent back. The second is the same only
+        if the gate made it, or trusts it: the scheduler answers a repeated id with the first
+        grant, so a caller that could choose it would run again on an old lease.
+        """
         value = header(scope, b"x-request-id").decode("latin-1")
-        if value.isascii() and value.isprintable() and 0 < len(value) <= _REQUEST_ID_CHARS_MAX:
-            return value
-        return f"{self._prefix}-{next(self._numbers)}"
+        if not (
+            value.isascii() and value.isprintable() and 0 < len(value) <= _REQUEST_ID_CHARS_MAX
+        ):
+            value = ""
+        if value and self._trust_request_id:
+            return value, value
+        made = f"{self._prefix}-{next(self._numbers)}"
+        return value or made, made
 
 
 def bearer(scope: Scope) -> str:
@@ -85,10 +83,10 @@ def bearer(scope: Scope) -> str:
 
     Raises BadRequestError if one of them occurs twice.
     """
-    scheme, _, key = _once(scope, b"authorization").decode("latin-1").partition(" ")
+    scheme, _, key = once(scope, b"authorization").decode("latin-1").partition(" ")
     if scheme.lower() == "bearer":
         return key.strip()
-    return _once(scope, b"x-api-key").decode("latin-1").strip()
+    return once(scope, b"x-api-key").decode("latin-1").strip()
 
 
 def key_is_known(scope: Scope, keys_sha256: frozenset[bytes]) -> bool:
@@ -103,7 +101,7 @@ def key_is_known(scope: Scope, keys_sha256: frozenset[bytes]) -> bool:
     return found
 
 
-def _once(scope: Scope, name: bytes) -> bytes:
+def once(scope: Scope, name: bytes) -> bytes:
     """Return the header of that name, or b"". Raises BadRequestError if there are several.
 
     Another server in the chain could use a different one of them.

@@ -17,6 +17,7 @@ from schedsvc_vllm.estimate import TokenRatios
 from schedsvc_vllm.limit import LocalLimit
 from schedsvc_vllm.metrics_page import Counts
 from schedsvc_vllm.prefixes import block_hashes
+from schedsvc_vllm.request_ids import RequestIds
 from schedsvc_vllm.request_sizing import Asking
 from schedsvc_vllm.routes import Route
 from schedsvc_vllm.scrape import (
@@ -75,6 +76,7 @@ class Runtime:
         self.pool: Pool = engine.pool(settings.pool, started_ns)
         self.ratios = TokenRatios()
         self.limit = LocalLimit(settings.fail_open_concurrency_min)
+        self.ids = RequestIds()
         self.session = SchedulerSession(
             settings.target,
             client_id=settings.client_id or "gate",

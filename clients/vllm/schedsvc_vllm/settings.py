@@ -16,6 +16,15 @@ from schedsvc_vllm.paths import canonical
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _ORIGIN = re.compile(r"https?://[\w.:\[\]-]+", re.ASCII)
+MAX_QUEUE = "x-schedsvc-max-queue-ms"
+DEADLINE = "x-schedsvc-deadline-ms"
+LLM_D_TTFT = "x-llm-d-slo-ttft-ms"
+LLM_D_OBJECTIVE = "x-llm-d-inference-objective"
+#: All that the gate can read, and those that it reads by default: an unknown class is refused, so
+#: a router in front that names objectives of its own must not break its requests.
+REQUEST_HEADERS = (MAX_QUEUE, DEADLINE, LLM_D_TTFT, LLM_D_OBJECTIVE)
+REQUEST_HEADERS_DEFAULT = (MAX_QUEUE, DEADLINE, LLM_D_TTFT)
+_PRESETS = {"llm-d": "x-llm-d-inference-fairness-id"}
 _HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
 
 
@@ -57,6 +66,8 @@ class Settings:
     trust_api_key: bool = True
     trust_user_field: bool = False
     class_from_service_tier: bool = False
+    request_headers: tuple[str, ...] = REQUEST_HEADERS_DEFAULT
+    trust_request_id: bool = False
     api_keys_sha256: frozenset[bytes] = frozenset()
     fail_open: bool = True
     fail_open_concurrency_min: int = 1
@@ -88,10 +99,12 @@ class Settings:
             tls=read.tls(),
             client_id=read.text("SCHEDSVC_CLIENT_ID", default_id),
             pool=pool,
-            tenant_headers=read.headers("SCHEDSVC_TENANT_HEADERS"),
+            tenant_headers=read.tenant_headers("SCHEDSVC_TENANT_HEADERS"),
             trust_api_key=read.flag("SCHEDSVC_TRUST_API_KEY", True),
             trust_user_field=read.flag("SCHEDSVC_TRUST_USER_FIELD", False),
             class_from_service_tier=read.flag("SCHEDSVC_CLASS_FROM_SERVICE_TIER", False),
+            request_headers=read.request_headers("SCHEDSVC_REQUEST_HEADERS"),
+            trust_request_id=read.flag("SCHEDSVC_TRUST_REQUEST_ID", False),
             api_keys_sha256=read.api_keys(),
             fail_open=read.choice("SCHEDSVC_UNREACHABLE", ("open", "closed")) == "open",
             fail_open_concurrency_min=read.number("SCHEDSVC_UNREACHABLE_CONCURRENCY_MIN", 1),
@@ -190,6 +203,22 @@ class _Reader:
         for header in names:
             if not _HEADER.fullmatch(header):
                 raise SettingsError(f"{name}: {header!r} is not the name of an HTTP header")
+        return names
+
+    def tenant_headers(self, name: str) -> tuple[str, ...]:
+        """Return header names; the word llm-d stands for the one that its routers set."""
+        return tuple(_PRESETS.get(header, header) for header in self.headers(name))
+
+    def request_headers(self, name: str) -> tuple[str, ...]:
+        """Return the headers of requests that are read; none for `off`."""
+        if not self.raw(name):
+            return REQUEST_HEADERS_DEFAULT
+        names = () if self.raw(name).lower() == "off" else self.headers(name)
+        for header in names:
+            if header not in REQUEST_HEADERS:
+                raise SettingsError(
+                    f"{name}: must be off, or some of {', '.join(REQUEST_HEADERS)}, not {header}"
+                )
         return names
 
     def file(self, name: str) -> str | None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from dataclasses import dataclass
 from typing import TypeVar
 
-from schedsvc_client import CallError, InvalidRequest, LimitExceeded, Refused
+from schedsvc_client import CallError, InvalidRequest, LimitExceeded, Refused, RequestConflict
 
 from schedsvc_vllm import answers
 from schedsvc_vllm.answers import Answer, BadRequestError
@@ -22,6 +23,7 @@ from schedsvc_vllm.identity import Identity
 from schedsvc_vllm.limit import LocalLimitError
 from schedsvc_vllm.request_sizing import Call
 from schedsvc_vllm.runtime import Runtime
+from schedsvc_vllm.terms import Terms
 from schedsvc_vllm.token_counter import TokenTotals
 
 T = TypeVar("T")
@@ -40,9 +42,10 @@ class Request:
 
     call: Call
     identity: Identity
-    request_class: str
+    terms: Terms
     adapter: str
-    id: str
+    id: str  # as its client knows it
+    engine_id: str  # as the engine does, and the scheduler if it was not used there before
     prefix_block_hashes: list[int]
     tally: TokenTotals | None
 
@@ -53,6 +56,8 @@ async def wait_for_turn(runtime: Runtime, request: Request, gated: GatedRequest)
         if runtime.session.available:
             try:
                 return await _ask(runtime, request, gated)
+            except RequestConflict:
+                continue  # the id is another request's there: ask under a new one
             except CallError as error:
                 gated.admission = None
                 cause = error.message
@@ -68,18 +73,19 @@ async def wait_for_turn(runtime: Runtime, request: Request, gated: GatedRequest)
             return answer
 
 
-async def first(future: asyncio.Future[T], mailbox: Mailbox, wait_s_max: float | None = None) -> T:
+async def first(future: asyncio.Future[T], mailbox: Mailbox, wait_s_max: float = math.inf) -> T:
     """Wait for a future, unless the client leaves first; it is cancelled on every other way out.
 
     Raises ClientLeftError, TimeoutError, or what the future holds.
     """
     try:
         if not future.done():
-            await asyncio.wait((future,), timeout=WATCH_AFTER_S)
+            await asyncio.wait((future,), timeout=min(WATCH_AFTER_S, wait_s_max))
         if not future.done():
             left = mailbox.departure()
+            timeout_s = None if wait_s_max == math.inf else max(0.0, wait_s_max - WATCH_AFTER_S)
             await asyncio.wait(
-                (future, left), timeout=wait_s_max, return_when=asyncio.FIRST_COMPLETED
+                (future, left), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
             )
             if not future.done():
                 raise ClientLeftError if left.done() else asyncio.TimeoutError
@@ -99,7 +105,10 @@ async def _ask(runtime: Runtime, request: Request, gated: GatedRequest) -> Answe
             input_tokens=call.prompts.tokens,
             n=call.n,
             max_output_tokens=call.max_output_tokens,
-            request_class=request.request_class,
+            request_class=request.terms.request_class,
+            queue_ttl_ms=request.terms.queue_ttl_ms,
+            deadline_ms=request.terms.deadline_ms,
+            request_id=runtime.ids.claim(request.engine_id),
             adapter=request.adapter,
             prefix_block_hashes=request.prefix_block_hashes,
             input_estimated=not call.prompts.exact,
@@ -122,7 +131,8 @@ async def _run_without(runtime: Runtime, request: Request, gated: GatedRequest) 
     started_s = time.monotonic()
     try:
         gated.place = runtime.limit.ask()
-        runs = await first(gated.place, gated.mailbox, LOCAL_WAIT_S_MAX)
+        wait_s_max = min(LOCAL_WAIT_S_MAX, request.terms.wait_s_max)
+        runs = await first(gated.place, gated.mailbox, wait_s_max)
     except (LocalLimitError, asyncio.TimeoutError):
         message = "the admission scheduler cannot be reached, and this server is full"
         return answers.unavailable(message, "scheduler_unreachable", request.id)
@@ -134,13 +144,13 @@ async def _run_without(runtime: Runtime, request: Request, gated: GatedRequest) 
 
 
 def _wrong_field(error: InvalidRequest, request: Request) -> BadRequestError:
-    """Name the field of the body that the scheduler's complaint is about."""
+    """Name the field or header that the scheduler's complaint is about."""
     field = error.violations[0].field if error.violations else ""
     names = {
         "input_tokens": request.call.route.prompt_field,
         "max_output_tokens": request.call.limit_field,
         "n": "n",
-        "request_class": "service_tier",
+        "request_class": request.terms.class_field,
     }
     for theirs, ours in names.items():
         if field.rpartition(".")[2].startswith(theirs):
