@@ -13,7 +13,7 @@ from schedsvc_client.aio import Admission
 from schedsvc_vllm.asgi import Headers, Send
 
 REFUSAL_RETRY_MS = 1_000
-_BAD, _FORBIDDEN, _METHOD, _TOO_MANY, _BUSY = 400, 403, 405, 429, 503
+_BAD, _UNPROVED, _FORBIDDEN, _METHOD, _TOO_MANY, _BUSY = 400, 401, 403, 405, 429, 503
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +126,8 @@ def bad_request(error: BadRequestError, request_id: str) -> Answer:
     kind = "invalid_request_error"
     fields = (error.message, kind, error.param, error.code)
     headers = [("x-should-retry", "false")]
+    if error.status == _UNPROVED:
+        headers.append(("www-authenticate", "Bearer"))
     if error.status == _METHOD:
         headers.append(("allow", "POST"))
     return _answer(error.status, fields, request_id, headers)

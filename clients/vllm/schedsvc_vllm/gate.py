@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from schedsvc_client import api_key_hash
 
@@ -32,7 +33,7 @@ from schedsvc_vllm.delivery import ClientStalledError
 from schedsvc_vllm.engine import EngineView
 from schedsvc_vllm.gated_request import GatedRequest
 from schedsvc_vllm.idempotency import Replays
-from schedsvc_vllm.identity import Identifier, key_is_known
+from schedsvc_vllm.identity import Identifier
 from schedsvc_vllm.paths import SAFE_METHODS, asks_in_vain, place_of, with_path
 from schedsvc_vllm.queue_comments import QueueComments
 from schedsvc_vllm.request_sizing import Call, parse_json, size_call
@@ -46,7 +47,6 @@ from schedsvc_vllm.turn import Request, first, wait_for_turn
 RANK_HEADER = b"x-data-parallel-rank"
 PRIORITY_HEADER = b"x-vllm-priority"
 ID_HEADER = b"x-request-id"
-_WRONG_KEY = BadRequestError("the API key is wrong", status=401, code="invalid_api_key")
 _log = logging.getLogger("schedsvc_vllm")
 
 
@@ -64,7 +64,6 @@ class Gate:
         self._settings: Settings | None = settings
         self._broken: SettingsError | None = None
         self._runtime: Runtime | None = None
-        self._api_keys: frozenset[bytes] = frozenset()
         self._engine_origins: tuple[str, ...] = ()
         self._replays = Replays()
         try:
@@ -135,7 +134,7 @@ class Gate:
             await self._refuse(error, scope, send)
             return
         try:
-            self._check_key(scope)
+            await self._identifier.prove(scope)
         except BadRequestError as error:
             await self._refuse(error, scope, send)
             return
@@ -186,7 +185,7 @@ class Gate:
 
         Raises BadRequestError, BodyTooLargeError, ClientLeftError, RecursionError.
         """
-        self._check_key(scope)
+        proved = await self._identifier.prove(scope)
         encoding = header(scope, b"content-encoding").decode("latin-1")
         if encoding not in ("", "identity"):
             raise BadRequestError(
@@ -199,7 +198,10 @@ class Gate:
         body = parse_json(raw)
         check_elements(body)
         route = route_of(path, body)
-        identity = self._identifier.identity(scope, body)
+        identity = proved or self._identifier.identity(scope, body)
+        terms = self._terms.read(scope, body)
+        if identity.request_class:
+            terms = replace(terms, request_class=identity.request_class, class_field="token")
         shown_id, engine_id = self._identifier.request_ids(scope)
         tally = runtime.counter.tally() if runtime.counter is not None else None
         call = size_call(
@@ -216,7 +218,7 @@ class Gate:
         request = Request(
             call=call,
             identity=identity,
-            terms=self._terms.read(scope, body),
+            terms=terms,
             adapter=runtime.engine.adapter(body.get("model")),
             id=shown_id,
             engine_id=engine_id,
@@ -296,13 +298,13 @@ class Gate:
             gated.finish(scope)
         return False
 
-    def _check_key(self, scope: Scope) -> None:
-        if self._api_keys and not key_is_known(scope, self._api_keys):
-            raise _WRONG_KEY
-
     async def _refuse(self, error: BadRequestError, scope: Scope, send: Send) -> None:
         request_id = self._identifier.request_ids(scope)[0] if self._broken is None else "-"
-        await self._say(answers.bad_request(error, request_id), scope, send)
+        if error.status == 503:
+            answer = answers.unavailable(error.message, "keys_unavailable", request_id)
+        else:
+            answer = answers.bad_request(error, request_id)
+        await self._say(answer, scope, send)
 
     async def _say(self, answer: Answer, scope: Scope, send: Send) -> None:
         """Send an answer of its own, in its endpoint's form, and so that a browser shows it."""
@@ -326,7 +328,14 @@ class Gate:
             return
         self._engine_origins = engine.allowed_origins
         keys = {api_key_hash(key) for key in engine.api_keys}
-        self._api_keys = self._settings.api_keys_sha256 | keys
+        self._identifier.api_keys_sha256 |= keys
+        self._identifier.start()
+        if self._settings.tenant_headers and not self._settings.header_set_by:
+            _log.warning(
+                "SCHEDSVC_TENANT_HEADERS: any client that reaches this server can set %s; make a"
+                " proxy overwrite it, and name that proxy in SCHEDSVC_HEADER_SET_BY",
+                ", ".join(self._settings.tenant_headers),
+            )
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def with_runtime(message: Message) -> None:
@@ -349,6 +358,7 @@ class Gate:
         self._replays.close()
         runtime, self._runtime = self._runtime, None
         if runtime is not None:
+            await self._identifier.close()
             await runtime.close()
 
 

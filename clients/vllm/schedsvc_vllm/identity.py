@@ -1,19 +1,21 @@
-"""Who asks: the tenant that a trusted header names, an API key's hash, or a field of the body."""
+"""Who asks: what a token proves, a trusted header, an API key's hash, or a field of the body."""
 
 from __future__ import annotations
 
 import hmac
+import importlib
 import itertools
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from schedsvc_client import api_key_hash
 
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.asgi import Scope, header
-from schedsvc_vllm.settings import Settings
+from schedsvc_vllm.jwks_source import JwksSource
+from schedsvc_vllm.settings import JwtSettings, Settings, SettingsError
 
 _TENANT_BYTES_MAX = 256
 _REQUEST_ID_CHARS_MAX = 128
@@ -21,10 +23,14 @@ _REQUEST_ID_CHARS_MAX = 128
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One of the two is set, or neither: an unknown tenant."""
+    """One of the first two is set, or neither: an unknown tenant.
+
+    `request_class`: the class that its token names; "": none.
+    """
 
     tenant: str = ""
     api_key_sha256: bytes = b""
+    request_class: str = ""
 
     @property
     def key(self) -> str | bytes:
@@ -32,19 +38,73 @@ class Identity:
         return self.tenant or self.api_key_sha256
 
 
+class Proof(Protocol):
+    """What a verified token says."""
+
+    @property
+    def tenant(self) -> str:
+        """The name of its bearer."""
+
+    @property
+    def request_class(self) -> str:
+        """The class of its bearer's requests; "": none."""
+
+
+class TokenVerifier(Protocol):
+    """That of jwt_tokens.py, which is imported only if it is configured."""
+
+    source: JwksSource
+
+    async def prove(self, token: str) -> Proof:
+        """Verify a token. Raises BadRequestError."""
+
+
 class Identifier:
-    """Applies the settings' order: trusted headers, API key, `safety_identifier`, `user`."""
+    """Applies the order: token, trusted headers, API key, `safety_identifier`, `user`.
+
+    Raises SettingsError if tokens are to be verified, and that is not installed.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._headers = [name.encode() for name in settings.tenant_headers]
         self._trust_api_key = settings.trust_api_key
         self._trust_user_field = settings.trust_user_field
         self._trust_request_id = settings.trust_request_id
+        #: SHA-256 of the API keys that may call; empty: the gate checks none.
+        self.api_keys_sha256 = settings.api_keys_sha256
+        self._tokens = None if settings.jwt is None else _verifier(settings.jwt)
         self._prefix = secrets.token_hex(8)
         self._numbers = itertools.count(1)
 
+    def start(self) -> None:
+        """Begin what runs in the background, inside the event loop."""
+        if self._tokens is not None:
+            self._tokens.source.start()
+
+    async def close(self) -> None:
+        """Stop that."""
+        if self._tokens is not None:
+            await self._tokens.source.close()
+
+    async def prove(self, scope: Scope) -> Identity | None:
+        """Check the caller's API key or token; return whose token it is, None for a key.
+
+        Raises BadRequestError: 401 for neither, 503 while the issuer's keys are not known.
+        """
+        if self.api_keys_sha256 and key_is_known(scope, self.api_keys_sha256):
+            return None
+        if self._tokens is not None:
+            proof = await self._tokens.prove(bearer(scope))
+            return Identity(tenant=proof.tenant, request_class=proof.request_class)
+        if self.api_keys_sha256:
+            raise BadRequestError("the API key is wrong", status=401, code="invalid_api_key")
+        return None
+
     def identity(self, scope: Scope, body: Mapping[str, Any]) -> Identity:
-        """Find the tenant. Raises BadRequestError where a trusted name is no name."""
+        """Find the tenant of a request without a token.
+
+        Raises BadRequestError if a trusted name is no name.
+        """
         named = [(name, once(scope, name).strip()) for name in self._headers]
         for name, value in named:
             if value:
@@ -76,6 +136,18 @@ class Identifier:
             return value, value
         made = f"{self._prefix}-{next(self._numbers)}"
         return value or made, made
+
+
+def _verifier(settings: JwtSettings) -> TokenVerifier:
+    """Make what verifies tokens. Raises SettingsError if the extra is not installed."""
+    try:
+        tokens: Any = importlib.import_module("schedsvc_vllm.jwt_tokens")
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"SCHEDSVC_JWT_ISSUER: {error.name} is not installed: pip install 'schedsvc-vllm[jwt]'"
+        ) from None
+    made: TokenVerifier = tokens.TokenVerifier(settings)
+    return made
 
 
 def bearer(scope: Scope) -> str:
