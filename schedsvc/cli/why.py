@@ -23,7 +23,7 @@ from schedsvc.tables import table_console
 _OVER = (4, 5)
 # Engines put these before the request's id in the body of an answer, or of an engine's log.
 _BODY_ID = re.compile(
-    r"(?:chatcmpl|cmpl|generate-tokens|embd|pooling|classify|score|rerank|transcribe|translate)-(.+)"
+    r"(?:(?:chat)?cmpl|generate-tokens|embd|pooling|classify|score|rerank|trans(?:crib|lat)e)-(.+)"
 )
 _EPILOG = """\b
 Example:

@@ -34,6 +34,8 @@ class Both(Proxied):
             "early_refusal": True,
             "flow_order": "deadline",
         }
+        quota = {"requests_per_minute": 2, "over": "refuse"}
+        config["tenants"] = [*CONFIG["tenants"], {"name": "limited", "weight": 1, "quota": quota}]
         (self.folder / "c.yaml").write_text(json.dumps(config))
         self.start("scheduler", "serve", "--config", str(self.folder / "c.yaml"))
 
@@ -175,3 +177,22 @@ async def test_a_deadline_that_cannot_be_met_is_refused_early(
 
     async with asyncio.timeout(60):
         await asyncio.gather(*(one_after_the_other() for _ in range(4)))
+
+
+async def test_a_spent_quota_is_shown_and_the_pool_is_not(
+    http: aiohttp.ClientSession, scheduler: AsyncScheduler, pool: str
+) -> None:
+    holding = await filled(scheduler, pool)
+    async with http.post("/v1/completions", json=BIG, headers={MAX_QUEUE: "0"}) as refused:
+        assert refused.status == 429
+        assert not [name for name in refused.headers if name.lower().startswith("x-ratelimit-")]
+    holding.give_back()
+    for _ in range(3):
+        async with http.post(
+            "/v1/completions", json=BIG, headers={"x-tenant-id": "limited"}
+        ) as answer:
+            await answer.read()
+    assert answer.status == 429
+    assert answer.headers["x-ratelimit-limit-requests"] == "2"
+    assert answer.headers["x-ratelimit-remaining-requests"] == "0"
+    assert "x-ratelimit-limit-tokens" not in answer.headers
