@@ -28,6 +28,7 @@ from schedsvc_vllm.asgi import (
     path_of,
     read_body,
 )
+from schedsvc_vllm.audio_routes import parse_form
 from schedsvc_vllm.body_limits import check_bytes, check_elements
 from schedsvc_vllm.delivery import ClientStalledError
 from schedsvc_vllm.engine import EngineView
@@ -37,7 +38,7 @@ from schedsvc_vllm.identity import Identifier
 from schedsvc_vllm.paths import SAFE_METHODS, asks_in_vain, place_of, with_path
 from schedsvc_vllm.queue_comments import QueueComments
 from schedsvc_vllm.request_sizing import Call, parse_json, size_call
-from schedsvc_vllm.routes import ONE_PROMPT_PATHS, ROUTES, route_of
+from schedsvc_vllm.routes import FORM_PATHS, ONE_PROMPT_PATHS, ROUTES, route_of
 from schedsvc_vllm.runtime import Runtime, now_ns
 from schedsvc_vllm.settings import Settings, SettingsError
 from schedsvc_vllm.terms import TermsReader
@@ -195,9 +196,12 @@ class Gate:
         raw = await read_body(scope, receive, settings.body_bytes_max)
         if path in ONE_PROMPT_PATHS:
             check_bytes(raw, runtime.pool.sizes.context_tokens)
-        body = parse_json(raw)
-        check_elements(body)
+        if path in FORM_PATHS:
+            body = parse_form(header(scope, b"content-type").decode("latin-1"), raw)
+        else:
+            body = parse_json(raw)
         route = route_of(path, body)
+        check_elements({name: body[name] for name in body if name not in route.batch_fields})
         identity = proved or self._identifier.identity(scope, body)
         terms = self._terms.read(scope, body)
         if identity.request_class:

@@ -234,7 +234,7 @@ class GatedRequest:
 
     def _tell(self) -> bool:
         """Tell what has been counted; False: there is no output yet."""
-        if self.admission is None or self._call.beams:
+        if self.admission is None or self._call.beams or not self._call.route.generates:
             return True
         counted = self._counted()
         if counted is None or not counted[2]:
@@ -347,8 +347,9 @@ class GatedRequest:
             if not asked.keep_all:
                 changed.add(b"content-length")
         else:
-            form, served = self._call.route.usage, self._status < 400
-            self._reader = UsageReader(form, is_stream=is_stream, guesses=served)
+            route = self._call.route
+            guesses = self._status < 400 and route.generates
+            self._reader = UsageReader(route.usage, is_stream=is_stream, guesses=guesses)
         return [pair for pair in headers if pair[0].lower() not in changed]
 
     def _counted(self) -> tuple[int | None, int | None, int | None] | None:
@@ -364,8 +365,24 @@ class GatedRequest:
             return None, None, reader.output_tokens
         return reader.input_tokens, reader.cached_input_tokens, reader.output_tokens
 
+    def _sized(
+        self, counted: tuple[int | None, int | None, int | None] | None
+    ) -> tuple[int | None, int | None, int | None] | None:
+        """Return what was used of a sound or a batch: as the answer says, else as it was sized."""
+        if self._status >= 400 or not (self._is_whole or counted):
+            return counted
+        route, reader = self._call.route, self._reader
+        input_tokens = reader.input_tokens if reader is not None else None
+        if input_tokens is None:
+            input_tokens = sum(self._call.prompts.tokens)
+        output_tokens = counted[2] if counted is not None and route.generates else 0
+        return input_tokens, None, output_tokens
+
     def _complete(self, admission: Admission, scope: Scope, told: Usage | None) -> None:
+        route = self._call.route
         counted = None if self._call.beams else self._counted()
+        if self._reader is not None and (route.is_form or not route.generates):
+            counted = self._sized(counted)
         if told is not None:
             # vLLM tells cached tokens only where it was started so; its states always do.
             cached_tokens = counted[1] if counted is not None else None
@@ -381,9 +398,10 @@ class GatedRequest:
             admission.give_back()
             return
         # vLLM's sign of a request that the engine aborted: no usage where it leaves one.
-        aborted = self._call.route.leaves_usage and _metadata(scope) is not None
+        aborted = route.leaves_usage and _metadata(scope) is not None
         # Only an answer tells that a prompt alone was wanted: inside vLLM, no output is an abort.
-        is_told = bool(output_tokens) or (counted is not None and self._reader is not None)
+        tells_prompts = self._reader is not None or not route.generates
+        is_told = bool(output_tokens) or (counted is not None and tells_prompts)
         done = self._is_whole and self._status < 400 and is_told and not aborted
         admission.complete(
             outcome=Outcome.COMPLETED if done else Outcome.CANCELLED,

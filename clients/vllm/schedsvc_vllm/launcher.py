@@ -53,7 +53,7 @@ OPTIONS = {
     "api-keys-file": "file with the API keys that callers may use, one on each line",
     "unreachable": "open or closed: what to do while the scheduler is away",
     "unreachable-concurrency-min": "requests that always run while it is away",
-    "ungated": "paths that pass although they are not covered; refuse (none) or pass (all)",
+    "ungated": "paths that pass ungated; refuse: none; pass: all that the gate does not size",
     "prefix-hashes": "auto or off: hash the blocks of prompts while the scheduler orders by them",
     "body-bytes-max": "largest body of a request",
     "queue-comments": "seconds between comments in a stream whose request waits (none)",

@@ -17,9 +17,9 @@ from schedsvc_vllm.estimate import TokenRatios
 from schedsvc_vllm.limit import LocalLimit
 from schedsvc_vllm.metrics_page import Counts
 from schedsvc_vllm.prefixes import block_hashes
+from schedsvc_vllm.prompt_forms import Route
 from schedsvc_vllm.request_ids import RequestIds
 from schedsvc_vllm.request_sizing import Asking
-from schedsvc_vllm.routes import Route
 from schedsvc_vllm.scrape import (
     SCRAPE_PERIOD_S,
     SCRAPE_PERIOD_S_MAX,
@@ -130,7 +130,8 @@ class Runtime:
         For placement they are of no use: whatever comes here runs here.
         """
         use = self.session.prefix_use
-        if not (use.order and self._settings.prefix_hashes):
+        is_text = route.generates and not route.is_form
+        if not (use.order and self._settings.prefix_hashes and is_text):
             return []
         return block_hashes(route, body, use)
 
