@@ -135,7 +135,7 @@ class TokenVerifier:
             raise _refused(f"it has more than {TOKEN_CHARS_MAX} characters")
         try:
             header = jwt.get_unverified_header(token)
-        except jwt.PyJWTError:
+        except (jwt.PyJWTError, ValueError, RecursionError):
             raise _refused("it is no JSON Web Token") from None
         algorithm, kid = header.get("alg"), header.get("kid")
         if algorithm not in ALGORITHMS:
@@ -173,7 +173,13 @@ class TokenVerifier:
                 )
             except jwt.InvalidSignatureError:
                 continue
-            except (jwt.PyJWTError, ValueError, TypeError, OverflowError) as error:
+            except (
+                jwt.PyJWTError,
+                ArithmeticError,
+                RecursionError,
+                TypeError,
+                ValueError,
+            ) as error:
                 problem = str(error)[:200]
                 continue
             return self._proof(claims, key)
