@@ -324,12 +324,17 @@ def test_settings_name_what_is_missing(tmp_path: Path) -> None:
             read(**more)
 
 
+@pytest.mark.parametrize("missing", ["jwt", "cryptography"])
 async def test_a_gate_without_the_extra_says_what_to_install(
-    fake: FakeScheduler, keys: KeyServer, monkeypatch: pytest.MonkeyPatch
+    fake: FakeScheduler, keys: KeyServer, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "jwt", None)
-    monkeypatch.delitem(sys.modules, "schedsvc_vllm.jwt_tokens")
+    if missing == "jwt":
+        monkeypatch.setitem(sys.modules, "jwt", None)
+        monkeypatch.delitem(sys.modules, "schedsvc_vllm.jwt_tokens")
+    else:
+        monkeypatch.setattr(jwt.algorithms, "has_crypto", False)
     gate = Gate(Bench(fake, Settings(fake.target)).engine, settings_for(fake, keys))
+    assert str(gate._broken).startswith(f"SCHEDSVC_JWT_ISSUER: {missing} is not installed")
     assert "pip install 'schedsvc-vllm[jwt]'" in str(gate._broken)
     refused = await Exchange(gate, ask()).run()
     assert refused.status == 503

@@ -20,7 +20,7 @@ import jwt
 
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.jwks_source import JwksSource
-from schedsvc_vllm.settings import JwtSettings
+from schedsvc_vllm.settings import JwtSettings, SettingsError
 
 REMEMBERED_MAX = 10_000
 TOKEN_CHARS_MAX = 16_384
@@ -91,9 +91,14 @@ def _key(entry: object) -> Key | None:
 
 
 class TokenVerifier:
-    """Verifies the tokens of one issuer."""
+    """Verifies the tokens of one issuer. Raises SettingsError if cryptography is missing."""
 
     def __init__(self, settings: JwtSettings) -> None:
+        if not jwt.algorithms.has_crypto:
+            raise SettingsError(
+                "SCHEDSVC_JWT_ISSUER: cryptography is not installed: pip install"
+                " 'schedsvc-vllm[jwt]'"
+            )
         self._settings = settings
         self._keys: list[Key] = []
         self._proofs: OrderedDict[bytes, Proof] = OrderedDict()
