@@ -1,6 +1,7 @@
 """`schedsvc why`: why a request waits, and what it has waited for."""
 
 import json
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,11 +21,19 @@ from schedsvc.tables import table_console
 
 #: schedsvc.v1.RequestState: ended, refused.
 _OVER = (4, 5)
+# Engines put these before the request's id in the body of an answer, or of an engine's log.
+_BODY_ID = re.compile(
+    r"(?:(?:chat)?cmpl|generate-tokens|embd|pooling|classify|score|rerank|trans(?:crib|lat)e)-(.+)"
+)
 _EPILOG = """\b
 Example:
   schedsvc why chatcmpl-7f3a
-  schedsvc why chatcmpl-7f3a --tenant acme --watch
+  schedsvc why --watch chatcmpl-7f3a --tenant acme
   schedsvc why chatcmpl-7f3a --json | jq '.requests[0].place'
+
+REQUEST_ID is what the client has seen: `x-schedsvc-request-id` of the answer, or the `id` in its
+body. An x-request-id that the client chose itself is known only if the gate trusts it
+(SCHEDSVC_TRUST_REQUEST_ID).
 
 A request is known from its arrival until its stored answer is forgotten
 (`scheduler.answer_ttl_ms`); so is one that was refused or evicted, as long as it is among the last
@@ -32,7 +41,18 @@ A request is known from its arrival until its stored answer is forgotten
 """
 
 
-@click.command(epilog=_EPILOG)
+class _WatchCommand(click.Command):
+    """Reads `--watch ID` as `--watch` alone, then the ID: its value can be left out."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for at, (option, value) in enumerate(zip(args, [*args[1:], ""], strict=True)):
+            if option == "--watch" and not re.fullmatch(r"[+-]?[\d.]+", value):
+                args = [*args[:at], "--watch=1", *args[at + 1 :]]
+                break
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_WatchCommand, epilog=_EPILOG)
 @connects
 @click.argument("request_id")
 @click.option(
@@ -48,24 +68,32 @@ A request is known from its arrival until its stored answer is forgotten
     is_flag=False,
     flag_value=1.0,
     metavar="[SECONDS]",
-    help="Refresh every so many seconds until it has ended; alone, every second.",
+    help="Refresh every SECONDS (1) until the request has ended.",
 )
 def why(
     connection: Connection, request_id: str, tenant: str, as_json: bool, watch: float | None
 ) -> None:
     """Say why a request waits (for what, behind whom, for how long), or was refused."""
     with Scheduler(connection.target, **connection.proof) as scheduler:
-        _follow(lambda: scheduler.explain(request_id, tenant), request_id, as_json, watch)
+        known = _known_id(scheduler, request_id, tenant)
+        _follow(lambda: scheduler.explain(known, tenant), as_json, watch)
 
 
-def _follow(ask: Callable[[], Any], request_id: str, as_json: bool, watch_s: float | None) -> None:
+def _known_id(scheduler: Scheduler, request_id: str, tenant: str) -> str:
+    """Return the id under which the scheduler knows a request. Raises ClickException if none."""
+    body_id = _BODY_ID.fullmatch(request_id)
+    for known in (request_id, *(body_id.groups() if body_id else ())):
+        if scheduler.explain(known, tenant).requests:
+            return known
+    raise click.ClickException(
+        f"nothing is known of request {request_id!r}: no client has asked for it, or it has been"
+        " forgotten; or its tenant is not in the configuration (give --tenant), or you may not see"
+        " it. If the client chose its x-request-id itself, give x-schedsvc-request-id of its answer"
+    )
+
+
+def _follow(ask: Callable[[], Any], as_json: bool, watch_s: float | None) -> None:
     answer = ask()
-    if not answer.requests:
-        raise click.ClickException(
-            f"nothing is known of request {request_id!r}: nobody has asked for it, or it has been"
-            " forgotten; or its tenant is not in the configuration (give"
-            " --tenant), or you may not see it"
-        )
     if as_json:
         click.echo(json.dumps(plain(answer)))
         while watch_s is not None and _goes_on(answer):

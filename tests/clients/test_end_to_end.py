@@ -255,8 +255,7 @@ async def test_a_client_that_leaves_the_queue_and_a_full_queue(
         assert refused.status == 429
         assert (await refused.json())["error"]["code"] == "slow_down"
         assert int(refused.headers["retry-after"]) >= 1
-        assert refused.headers["x-ratelimit-limit-requests"] == "4"
-        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        assert not [name for name in refused.headers if name.lower().startswith("x-ratelimit-")]
         assert refused.headers["x-request-id"] == "me"
         assert refused.headers["x-schedsvc-dropped-reason"] == "rejected_flow_queue_full"
     # It leaves within a second; a program that stands still is late for once, but not each time.

@@ -395,9 +395,9 @@ async def test_generation_that_is_not_gated_yet_is_refused_unless_allowed(
     assert (refused.status, refused.error["code"]) == (501, "not_gated")
     assert refused.answer_headers["x-should-retry"] == "false"
     await Exchange(
-        Gate(app, replace(settings, refuse_ungated=False)), b"", "/v1/audio/translations"
+        Gate(app, replace(settings, refuse_ungated=False)), b"", "/generative_scoring"
     ).run()
-    assert seen == ["/v1/audio/translations"]
+    assert seen == ["/generative_scoring"]
 
 
 async def test_the_root_path_and_foreign_headers(bench: Bench) -> None:

@@ -34,10 +34,13 @@ async def test_refusals_that_may_be_retried(
 ) -> None:
     limits = [
         quota_pb2.Limit(
-            kind=quota_pb2.LIMIT_KIND_QUEUED_REQUESTS, limit=8, remaining=0, reset_ms=360_000
+            kind=quota_pb2.LIMIT_KIND_REQUESTS_PER_MINUTE, limit=8, remaining=0, reset_ms=360_000
         ),
         quota_pb2.Limit(
-            kind=quota_pb2.LIMIT_KIND_POOL_TOKENS, limit=4_000, remaining=12, reset_ms=120
+            kind=quota_pb2.LIMIT_KIND_OUTPUT_TOKENS_PER_MINUTE,
+            limit=4_000,
+            remaining=12,
+            reset_ms=120,
         ),
     ]
     bench.fake.decide = lambda request: refusal(
@@ -53,9 +56,9 @@ async def test_refusals_that_may_be_retried(
         "x-ratelimit-limit-requests": "8",
         "x-ratelimit-remaining-requests": "0",
         "x-ratelimit-reset-requests": "6m0s",
-        "x-ratelimit-limit-tokens": "4000",
-        "x-ratelimit-remaining-tokens": "12",
-        "x-ratelimit-reset-tokens": "120ms",
+        "x-ratelimit-limit-output-tokens": "4000",
+        "x-ratelimit-remaining-output-tokens": "12",
+        "x-ratelimit-reset-output-tokens": "120ms",
         "x-request-id": "abc",
         "x-schedsvc-dropped-reason": reason,
         "x-schedsvc-queue-duration-ms": "2000.000",
@@ -66,9 +69,21 @@ async def test_refusals_that_may_be_retried(
     await bench.settled()
 
 
-async def test_quotas_of_a_minute_come_before_places_and_pools(bench: Bench) -> None:
-    given = (("TOKENS_PER_MINUTE", 600), ("POOL_TOKENS", 1), ("CONCURRENT_REQUESTS", 3))
-    given += (("QUEUED_REQUESTS", 2), ("REQUESTS_PER_MINUTE", 60), ("INPUT_TOKENS_PER_MINUTE", 500))
+QUOTAS = {
+    "requests": ("REQUESTS_PER_MINUTE", 60),
+    "tokens": ("TOKENS_PER_MINUTE", 600),
+    "input-tokens": ("INPUT_TOKENS_PER_MINUTE", 500),
+    "concurrent-requests": ("CONCURRENT_REQUESTS", 3),
+}
+
+
+@pytest.mark.parametrize("has_quotas", [True, False])
+@pytest.mark.parametrize("is_named", [True, False])
+async def test_rate_limit_headers_report_own_quotas_only(
+    bench: Bench, has_quotas: bool, is_named: bool
+) -> None:
+    """The pool's tokens, places in a queue, and limits that unknown tenants share are left out."""
+    given = [("POOL_TOKENS", 1), ("QUEUED_REQUESTS", 2), *(QUOTAS.values() if has_quotas else ())]
     limits = [
         quota_pb2.Limit(
             kind=quota_pb2.LimitKind.Value(f"LIMIT_KIND_{name}"), limit=limit, reset_ms=1_000
@@ -80,19 +95,16 @@ async def test_quotas_of_a_minute_come_before_places_and_pools(bench: Bench) -> 
         retry_after_ms=1_200,
         quota=quota_pb2.QuotaSnapshot(limits=limits),
     )
-    refused = await bench.ask(headers=TRUST)
-    prefix = "x-ratelimit-limit-"
-    told = {
-        name.removeprefix(prefix): value
+    refused = await bench.ask(headers=TRUST if is_named else {})
+    shown = {
+        name: value
         for name, value in refused.answer_headers.items()
-        if name.startswith(prefix)
+        if name.startswith("x-ratelimit-")
     }
-    assert told == {
-        "requests": "60",
-        "tokens": "600",
-        "input-tokens": "500",
-        "concurrent-requests": "3",
-    }
+    expected = {f"x-ratelimit-limit-{name}": str(limit) for name, (_, limit) in QUOTAS.items()}
+    expected |= {f"x-ratelimit-remaining-{name}": "0" for name in QUOTAS}
+    expected |= {f"x-ratelimit-reset-{name}": "1s" for name in QUOTAS}
+    assert shown == (expected if has_quotas and is_named else {})
     await bench.settled()
 
 

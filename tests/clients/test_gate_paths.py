@@ -172,7 +172,7 @@ async def test_what_is_not_known_to_be_free_is_refused_and_a_list_opens_it(
 ) -> None:
     app = App()
     settings = Settings(target=fake.target)
-    for path in ("/v1/embeddings", "/generative_scoring", "/v1/Completions", "/anything"):
+    for path in ("/v1/systemone", "/generative_scoring", "/v1/Completions", "/anything"):
         refused = await Exchange(Gate(app, settings), b"{}", path).run()
         assert (refused.status, refused.error["code"]) == (501, "not_gated")
         assert refused.answer_headers["x-should-retry"] == "false"
@@ -241,7 +241,7 @@ def test_a_canonical_path_is_canonical() -> None:
 
 
 @pytest.mark.parametrize("key", [None, "Bearer wrong"])
-@pytest.mark.parametrize("path", ["/tokenize", "/v1/load_lora_adapter", "/v1/embeddings"])
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/load_lora_adapter", "/generative_scoring"])
 async def test_with_keys_what_is_free_needs_one_too(
     fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, path: str, key: str | None
 ) -> None:

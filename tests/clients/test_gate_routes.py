@@ -150,6 +150,18 @@ def test_the_table_is_the_contracts() -> None:
         # LightLLM's and S-LoRA's, for the proxy.
         "/generate",
         "/generate_stream",
+        # They make no tokens.
+        "/classify",
+        "/pooling",
+        "/rerank",
+        "/score",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/score",
+        "/v2/embed",
+        "/v2/rerank",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
     } == GATED_PATHS
 
 

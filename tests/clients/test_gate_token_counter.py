@@ -133,7 +133,11 @@ async def test_no_body_and_no_stream_is_changed(
     done = await Exchange(gate, raw, headers=headers, owner=engine.owner).run()
     await settle(gate)
     assert engine.bodies == [raw]
-    assert engine.scopes[0] is done.scope
+    given = dict(done.scope["headers"])
+    seen = dict(engine.scopes[0]["headers"])
+    assert seen.pop(b"x-request-id")
+    assert seen == given
+    assert engine.scopes[0]["state"] is done.scope["state"]
     assert done.answer == b"data: x\n\n" * 5
     end = fake.books[1].end
     assert (end.outcome, end.input_tokens, end.output_tokens) == (pb.OUTCOME_COMPLETED, 4, 9)

@@ -387,7 +387,7 @@ async def test_a_browser_shows_why_the_gate_refused(
     for body, path, status in (
         (ask(), "/v1/completions", 429),
         (ask(n=0), "/v1/completions", 400),
-        (b"{}", "/v1/embeddings", 501),
+        (b"{}", "/generative_scoring", 501),
     ):
         refused = await bench.ask(body, path=path, headers=headers)
         assert refused.status == status

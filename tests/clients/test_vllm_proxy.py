@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -116,18 +117,22 @@ async def behind() -> AsyncIterator[tuple[Server, str]]:
 @pytest.fixture
 async def gate(fake: FakeScheduler, behind: tuple[Server, str]) -> AsyncIterator[Gate]:
     """A gate before an upstream, started as a server starts it."""
-    upstream = Upstream(behind[1])
-    made = Gate(upstream, Settings(target=fake.target))
+    async with started(Gate(Upstream(behind[1]), Settings(target=fake.target))) as made:
+        yield made
+
+
+@asynccontextmanager
+async def started(made: Gate) -> AsyncIterator[Gate]:
     inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-    started = asyncio.Event()
+    is_up = asyncio.Event()
 
     async def send(message: Any) -> None:
         assert message["type"] in ("lifespan.startup.complete", "lifespan.shutdown.complete")
-        started.set()
+        is_up.set()
 
     life = asyncio.ensure_future(made({"type": "lifespan"}, inbox.get, send))
     inbox.put_nowait({"type": "lifespan.startup"})
-    await started.wait()
+    await is_up.wait()
     yield made
     inbox.put_nowait({"type": "lifespan.shutdown"})
     await life

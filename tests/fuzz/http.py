@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from schedsvc_vllm.gate import Gate
-from schedsvc_vllm.routes import ROUTES
+from schedsvc_vllm.routes import FORM_PATHS, ROUTES
 from schedsvc_vllm.settings import Settings
 
 from tests.clients.asgi import Exchange, Message, Receive, Scope, Send, ask, owner, start
@@ -19,10 +19,18 @@ WORDS = (
     b'"best_of": 3', b'"stream_options": {"include_usage": 1}', b'"\\ud800"', b"null", b"true",
     b"NaN", b"Infinity",
     b"{" * 3_000, b"[" * 3_000, b"1" * 5_000, b'"truncate_prompt_tokens": 2', b"x-tenant-id: ",
-    b"authorization: Bearer ", b"content-length: 7", b"x-request-id: ", b"\xff\xfe", b"POST",
+    b"authorization: Bearer ", b"content-length: 7", b"x-schedsvc-max-queue-ms: ",
+    b"x-schedsvc-deadline-ms: ", b'"input": ', b'"documents": ', b'"query": ', b'"text_1": ',
+    b'"text_2": ', b'"texts": ', b"content-type: multipart/form-data; boundary=b", b"\r\n--b",
+    b'content-disposition: form-data; name="file"; filename="a"\r\n\r\n', b"RIFF....WAVEfmt ",
+    b"x-request-id: ", b"\xff\xfe", b"POST",
     *(path.encode() for path in ROUTES),
 )  # fmt: skip
 _ANSWERED_S = 20.0
+_BATCHES: tuple[dict[str, Any], ...] = (
+    {"input": [[1, 2], [3]], "texts": ["a"]},
+    {"query": "a", "documents": ["b", {"text": "c"}], "text_1": ["a"], "text_2": "b"},
+)
 
 
 def corpus() -> list[bytes]:
@@ -30,7 +38,12 @@ def corpus() -> list[bytes]:
     head = b"POST %s\nx-tenant-id: acme\nauthorization: Bearer key\n\n"
     chat = json.dumps({"messages": [{"role": "user", "content": "a b"}], "n": 2}).encode()
     bodies = (ask(), chat, ask(prompt=["a", "b"], stream=True), ask(prompt=[[1], [2, 3]], n=3))
+    bodies += tuple(json.dumps(body).encode() for body in _BATCHES)
     found = [head % path.encode() + body for path in ROUTES for body in bodies]
+    file = b'content-disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    form = b"--b\r\n" + file + b"RIFF....WAVEfmt " + bytes(40) + b"\r\n--b--\r\n"
+    typed = head.replace(b"\n\n", b"\ncontent-type: multipart/form-data; boundary=b\n\n")
+    found += [typed % path.encode() + form for path in FORM_PATHS]
     return [*found, b"GET /metrics\n\n", b"POST /v1/completions\n\n{}"]
 
 
@@ -89,6 +102,8 @@ def gate(data: bytes) -> None:
     headers: list[tuple[bytes, bytes]] = exchange.scope["headers"]
     for line in lines:
         name, _, value = line.partition(b":")
+        if name.strip().lower() == b"content-type":
+            headers[:] = [pair for pair in headers if pair[0] != b"content-type"]
         headers.append((name.strip().lower(), value.strip()))
     world.run(exchange)
     sent: list[Message] = exchange.sent

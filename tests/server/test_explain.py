@@ -151,6 +151,35 @@ async def test_why_a_request_was_refused_is_told_to_every_client() -> None:
         assert "larger than any pool" in shown.output
 
 
+async def test_why_finds_an_id_in_the_form_of_a_body(server: Server) -> None:
+    target = server.targets[0]
+    async with open_channel(target) as channel:
+        stub = SchedulerServiceStub(channel)
+        for request_id in ("it-1", "chatcmpl-own"):
+            await stub.Admit(ask(100_000, request_id=request_id))
+    for given in ("it-1", "cmpl-it-1", "chatcmpl-it-1", "embd-it-1", "chatcmpl-own"):
+        shown = await asyncio.to_thread(run, "why", given, "--target", target, "--json")
+        assert shown.exit_code == 0, shown.output
+        (story,) = json.loads(shown.output)["requests"]
+        assert story["state"] == "REQUEST_STATE_REFUSED"
+    for given in ("xcmpl-it-1", "cmpl-", "own"):
+        unknown = await asyncio.to_thread(run, "why", given, "--target", target)
+        assert unknown.exit_code == 1
+        assert f"nothing is known of request {given!r}" in unknown.output
+
+
+@pytest.mark.parametrize(
+    "words", [("--watch", "it"), ("it", "--watch"), ("--watch", "0.1", "it"), ("--watch=0.1", "it")]
+)
+async def test_why_watch_takes_an_id_or_seconds(server: Server, words: tuple[str, ...]) -> None:
+    target = server.targets[0]
+    async with open_channel(target) as channel:
+        await SchedulerServiceStub(channel).Admit(ask(100_000, request_id="it"))
+    shown = await asyncio.to_thread(run, "why", "--target", target, *words)
+    assert shown.exit_code == 0, shown.output
+    assert "It was refused" in shown.output
+
+
 async def test_watching_ends_with_the_request(server: Server) -> None:
     target = server.targets[0]
     async with open_channel(target) as channel:

@@ -23,6 +23,7 @@ PROJECTS = {
 EXTRAS = {
     "schedsvc.lab": ("lab",),
     "schedsvc.lab.workload.parquet": ("lab", "parquet"),
+    "schedsvc_vllm.jwt_tokens": ("jwt",),
     "schedsvc_vllm.proxy": ("proxy",),
 }
 

@@ -109,8 +109,7 @@ async def test_a_full_queue_is_a_rate_limit(
         headers = full[0].response.headers
         assert int(headers["retry-after"]) >= 1
         assert int(headers["retry-after-ms"]) >= 1
-        assert headers["x-ratelimit-limit-requests"] == str(programs.FLOW_QUEUE_MAX)
-        assert headers["x-ratelimit-remaining-requests"] == "0"
+        assert not [name for name in headers if name.lower().startswith("x-ratelimit-")]
         assert headers["x-schedsvc-dropped-reason"] == "rejected_flow_queue_full"
         assert headers["x-request-id"]
 

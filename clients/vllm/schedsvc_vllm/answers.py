@@ -13,7 +13,7 @@ from schedsvc_client.aio import Admission
 from schedsvc_vllm.asgi import Headers, Send
 
 REFUSAL_RETRY_MS = 1_000
-_BAD, _FORBIDDEN, _METHOD, _TOO_MANY, _BUSY = 400, 403, 405, 429, 503
+_BAD, _UNPROVED, _FORBIDDEN, _METHOD, _TOO_MANY, _BUSY = 400, 401, 403, 405, 429, 503
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,14 @@ FACES: dict[Outcome, HttpError] = {
     Outcome.EVICTED_TTL: _RATE_LIMIT,
     Outcome.EVICTED_DEADLINE: _RATE_LIMIT,
 }
-# What each x-ratelimit header tells: of the limits that are told, the first of these.
-_LIMITS_OF_HEADER = {
-    "requests": (LimitKind.REQUESTS_PER_MINUTE, LimitKind.QUEUED_REQUESTS),
-    "tokens": (LimitKind.TOKENS_PER_MINUTE, LimitKind.POOL_TOKENS),
-    "input-tokens": (LimitKind.INPUT_TOKENS_PER_MINUTE,),
-    "output-tokens": (LimitKind.OUTPUT_TOKENS_PER_MINUTE,),
-    "concurrent-requests": (LimitKind.CONCURRENT_REQUESTS,),
+# The limit that each x-ratelimit header reports: quotas alone. Places in a queue and tokens of the
+# pool would show how busy the server is with other tenants.
+_LIMIT_OF_HEADER = {
+    "requests": LimitKind.REQUESTS_PER_MINUTE,
+    "tokens": LimitKind.TOKENS_PER_MINUTE,
+    "input-tokens": LimitKind.INPUT_TOKENS_PER_MINUTE,
+    "output-tokens": LimitKind.OUTPUT_TOKENS_PER_MINUTE,
+    "concurrent-requests": LimitKind.CONCURRENT_REQUESTS,
 }
 
 
@@ -126,6 +127,8 @@ def bad_request(error: BadRequestError, request_id: str) -> Answer:
     kind = "invalid_request_error"
     fields = (error.message, kind, error.param, error.code)
     headers = [("x-should-retry", "false")]
+    if error.status == _UNPROVED:
+        headers.append(("www-authenticate", "Bearer"))
     if error.status == _METHOD:
         headers.append(("allow", "POST"))
     return _answer(error.status, fields, request_id, headers)
@@ -137,11 +140,15 @@ def asked_as(admission: Admission) -> tuple[str, str]:
 
 
 def refusal(refused: Refused, admission: Admission, request_id: str, param: str) -> Answer:
-    """Answer with the scheduler's refusal. `param`: the field that makes a request too large."""
+    """Answer with the scheduler's refusal. `param`: the field that makes a request too large.
+
+    A caller without a name shares the unknown tenants' limits: they are not its own to see.
+    """
     face = FACES.get(refused.outcome, OVERLOADED)
     message = refused.message or _reason(refused.outcome).replace("_", " ")
     headers = [("x-schedsvc-dropped-reason", _reason(refused.outcome)), asked_as(admission)]
-    headers += _limit_headers(refused.quota)
+    if admission.request.tenant or admission.request.api_key_sha256:
+        headers += _limit_headers(refused.quota)
     if face.status in (_TOO_MANY, _BUSY) and face is not _NEVER:
         headers += _retry_headers(refused.retry_after_ms or REFUSAL_RETRY_MS)
     else:
@@ -199,8 +206,8 @@ def _retry_headers(retry_after_ms: int) -> list[tuple[str, str]]:
 def _limit_headers(quota: Sequence[Limit]) -> list[tuple[str, str]]:
     limits = {limit.kind: limit for limit in quota}
     headers = []
-    for name, kinds in _LIMITS_OF_HEADER.items():
-        limit = next((limits[kind] for kind in kinds if kind in limits), None)
+    for name, kind in _LIMIT_OF_HEADER.items():
+        limit = limits.get(kind)
         if limit is not None:
             headers += [
                 (f"x-ratelimit-limit-{name}", str(limit.limit)),

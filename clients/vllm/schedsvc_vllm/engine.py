@@ -35,7 +35,7 @@ class Pool:
     @property
     def sizes(self) -> Sizes:
         """What bounds one request."""
-        return Sizes(self.max_model_tokens, self.capacity_tokens)
+        return Sizes(self.max_model_tokens, self.capacity_tokens, self.max_running)
 
 
 class EngineView:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import replace
 
-from schedsvc_client import CallError, InvalidRequest, LimitExceeded, Refused, api_key_hash
+from schedsvc_client import api_key_hash
 
 from schedsvc_vllm import answers, metrics_page
 from schedsvc_vllm.answers import Answer, BadRequestError, Dialect
@@ -30,47 +29,27 @@ from schedsvc_vllm.asgi import (
     path_of,
     read_body,
 )
+from schedsvc_vllm.audio_routes import parse_form
 from schedsvc_vllm.body_limits import check_bytes, check_elements
 from schedsvc_vllm.delivery import ClientStalledError
 from schedsvc_vllm.engine import EngineView
 from schedsvc_vllm.gated_request import GatedRequest
 from schedsvc_vllm.idempotency import Replays
-from schedsvc_vllm.identity import Identifier, Identity, key_is_known
-from schedsvc_vllm.limit import LocalLimitError
+from schedsvc_vllm.identity import Identifier
 from schedsvc_vllm.paths import SAFE_METHODS, asks_in_vain, place_of, with_path
 from schedsvc_vllm.queue_comments import QueueComments
 from schedsvc_vllm.request_sizing import Call, parse_json, size_call
-from schedsvc_vllm.routes import ONE_PROMPT_PATHS, ROUTES, route_of
+from schedsvc_vllm.routes import FORM_PATHS, ONE_PROMPT_PATHS, ROUTES, route_of
 from schedsvc_vllm.runtime import Runtime, now_ns
 from schedsvc_vllm.settings import Settings, SettingsError
-from schedsvc_vllm.token_counter import TokenTotals
+from schedsvc_vllm.terms import TermsReader
+from schedsvc_vllm.turn import Request, first, wait_for_turn
 
-T = TypeVar("T")
-
-# Most verdicts come sooner; only a request that really waits is watched for a client that leaves.
-WATCH_AFTER_S = 0.05
-# While the scheduler is away, nobody waits longer than this for a place.
-LOCAL_WAIT_S_MAX = 30.0
 # Set by whoever spreads requests over ranks: never by a caller.
 RANK_HEADER = b"x-data-parallel-rank"
 PRIORITY_HEADER = b"x-vllm-priority"
-_WRONG_KEY = BadRequestError("the API key is wrong", status=401, code="invalid_api_key")
-_ASK_AGAIN = Answer(0, [], b"")
+ID_HEADER = b"x-request-id"
 _log = logging.getLogger("schedsvc_vllm")
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request that has been taken in."""
-
-    call: Call
-    identity: Identity
-    request_class: str
-    adapter: str
-    id: str
-    prefix_block_hashes: list[int]
-    tally: TokenTotals | None
-    read_s: float  # when its body was there
 
 
 class Gate:
@@ -87,12 +66,15 @@ class Gate:
         self._settings: Settings | None = settings
         self._broken: SettingsError | None = None
         self._runtime: Runtime | None = None
-        self._api_keys: frozenset[bytes] = frozenset()
         self._engine_origins: tuple[str, ...] = ()
         self._replays = Replays()
         try:
             self._settings = settings or Settings.from_environment()
             self._identifier = Identifier(self._settings)
+            self._terms = TermsReader(
+                self._settings.request_headers,
+                class_from_service_tier=self._settings.class_from_service_tier,
+            )
         except SettingsError as error:
             _log.error("the gate cannot work: %s", error)
             self._broken = error
@@ -154,7 +136,7 @@ class Gate:
             await self._refuse(error, scope, send)
             return
         try:
-            self._check_key(scope)
+            await self._identifier.prove(scope)
         except BadRequestError as error:
             await self._refuse(error, scope, send)
             return
@@ -205,7 +187,7 @@ class Gate:
 
         Raises BadRequestError, BodyTooLargeError, ClientLeftError, RecursionError.
         """
-        self._check_key(scope)
+        proved = await self._identifier.prove(scope)
         encoding = header(scope, b"content-encoding").decode("latin-1")
         if encoding not in ("", "identity"):
             raise BadRequestError(
@@ -216,10 +198,17 @@ class Gate:
         read_s = time.monotonic()
         if path in ONE_PROMPT_PATHS:
             check_bytes(raw, runtime.pool.sizes.context_tokens)
-        body = parse_json(raw)
-        check_elements(body)
+        if path in FORM_PATHS:
+            body = parse_form(header(scope, b"content-type").decode("latin-1"), raw)
+        else:
+            body = parse_json(raw)
         route = route_of(path, body)
-        identity = self._identifier.identity(scope, body)
+        check_elements({name: body[name] for name in body if name not in route.batch_fields})
+        identity = proved or self._identifier.identity(scope, body)
+        terms = self._terms.read(scope, body)
+        if identity.request_class:
+            terms = replace(terms, request_class=identity.request_class, class_field="token")
+        shown_id, engine_id = self._identifier.request_ids(scope)
         tally = runtime.counter.tally() if runtime.counter is not None else None
         call = size_call(
             route,
@@ -235,9 +224,10 @@ class Gate:
         request = Request(
             call=call,
             identity=identity,
-            request_class=self._identifier.request_class(body),
+            terms=terms,
             adapter=runtime.engine.adapter(body.get("model")),
-            id=self._identifier.request_id(scope),
+            id=shown_id,
+            engine_id=engine_id,
             prefix_block_hashes=runtime.prefix_block_hashes(route, body),
             tally=tally,
             read_s=read_s,
@@ -259,8 +249,9 @@ class Gate:
         comments = QueueComments(send, comments_s, request.id) if comments_s else None
         send = comments.send if comments is not None else send
         mailbox = Mailbox(receive, request.call.body)
+        ids = (request.id, request.engine_id)
         gated = GatedRequest(
-            runtime, request.call, request.identity.key, mailbox, send, request.tally
+            runtime, request.call, request.identity.key, mailbox, send, request.tally, ids
         )
         gated.read_s = request.read_s
         try:
@@ -277,21 +268,21 @@ class Gate:
     ) -> bool:
         """Run it, and close its books on every way out; whether it has to be run again."""
         try:
-            refusal = await self._turn(runtime, request, gated)
+            refusal = await wait_for_turn(runtime, request, gated)
             if refusal is not None:
                 await self._say(refusal, scope, send)
                 return False
             if runtime.engine.in_doubt:
-                await _first(runtime.look(), gated.mailbox)
+                await first(runtime.look(), gated.mailbox)
             # Once: whatever is wrong with the pool, a request does not ask for ever.
             if gated.is_stale and not gated.asked_again:
                 return True
             priority = gated.engine_priority if runtime.sets_priority else None
-            inner = _scope_for_app(scope, request.call, priority)
+            inner = _scope_for_app(scope, request.call, priority, gated.engine_id)
             await self.app(inner, gated.mailbox, gated.send)
             while gated.asks_less():
                 gated.mailbox.play_again(gated.call.body)
-                inner = _scope_for_app(scope, gated.call, priority)
+                inner = _scope_for_app(scope, gated.call, priority, gated.engine_id)
                 await self.app(inner, gated.mailbox, gated.send)
             gated.finish(scope)
             await gated.delivered()
@@ -315,78 +306,13 @@ class Gate:
             gated.finish(scope)
         return False
 
-    async def _turn(self, runtime: Runtime, request: Request, gated: GatedRequest) -> Answer | None:
-        """Wait until the request may run (None) or is refused. Raises ClientLeftError."""
-        while True:
-            if runtime.session.available:
-                try:
-                    return await self._ask(runtime, request, gated)
-                except CallError as error:
-                    gated.admission = None
-                    cause = error.message
-            else:
-                last = runtime.session.last_error
-                cause = last.message if last else "not connected"
-            if self._settings is not None and not self._settings.fail_open:
-                _log.debug("refused while the scheduler is away: %s", cause)
-                message = "the admission scheduler cannot be reached"
-                return answers.unavailable(message, "scheduler_unreachable", request.id)
-            answer = await self._run_without(runtime, request, gated)
-            if answer is not _ASK_AGAIN:
-                return answer
-
-    async def _ask(self, runtime: Runtime, request: Request, gated: GatedRequest) -> Answer | None:
-        """Ask the scheduler. Raises CallError where it cannot be asked."""
-        call, identity = request.call, request.identity
-        try:
-            admission = gated.admission = runtime.session.admission(
-                tenant=identity.tenant,
-                api_key_sha256=identity.api_key_sha256,
-                pool=runtime.pool.name,
-                input_tokens=call.prompts.tokens,
-                n=call.n,
-                max_output_tokens=call.max_output_tokens,
-                request_class=request.request_class,
-                adapter=request.adapter,
-                prefix_block_hashes=request.prefix_block_hashes,
-                input_estimated=not call.prompts.exact,
-            )
-            await _first(admission.submit(), gated.mailbox)
-        except Refused as refused:
-            return answers.refusal(refused, admission, request.id, call.route.prompt_field)
-        except InvalidRequest as error:
-            return answers.bad_request(_wrong_field(error, request), request.id)
-        except LimitExceeded as error:
-            return answers.unavailable(
-                error.message, "scheduler_limit", request.id, error.retry_after_ms
-            )
-        gated.granted()
-        return None
-
-    async def _run_without(
-        self, runtime: Runtime, request: Request, gated: GatedRequest
-    ) -> Answer | None:
-        """Wait for a place under the local limit, while the scheduler is away."""
-        started_s = time.monotonic()
-        try:
-            gated.place = runtime.limit.ask()
-            runs = await _first(gated.place, gated.mailbox, LOCAL_WAIT_S_MAX)
-        except (LocalLimitError, asyncio.TimeoutError):
-            message = "the admission scheduler cannot be reached, and this server is full"
-            return answers.unavailable(message, "scheduler_unreachable", request.id)
-        gated.local_wait_us = int((time.monotonic() - started_s) * 1e6)
-        if not runs:
-            return _ASK_AGAIN
-        runtime.watch(gated)
-        return None
-
-    def _check_key(self, scope: Scope) -> None:
-        if self._api_keys and not key_is_known(scope, self._api_keys):
-            raise _WRONG_KEY
-
     async def _refuse(self, error: BadRequestError, scope: Scope, send: Send) -> None:
-        request_id = self._identifier.request_id(scope) if self._broken is None else "-"
-        await self._say(answers.bad_request(error, request_id), scope, send)
+        request_id = self._identifier.request_ids(scope)[0] if self._broken is None else "-"
+        if error.status == 503:
+            answer = answers.unavailable(error.message, "keys_unavailable", request_id)
+        else:
+            answer = answers.bad_request(error, request_id)
+        await self._say(answer, scope, send)
 
     async def _say(self, answer: Answer, scope: Scope, send: Send) -> None:
         """Send an answer of its own, in its endpoint's form, and so that a browser shows it."""
@@ -410,7 +336,14 @@ class Gate:
             return
         self._engine_origins = engine.allowed_origins
         keys = {api_key_hash(key) for key in engine.api_keys}
-        self._api_keys = self._settings.api_keys_sha256 | keys
+        self._identifier.api_keys_sha256 |= keys
+        self._identifier.start()
+        if self._settings.tenant_headers and not self._settings.header_set_by:
+            _log.warning(
+                "SCHEDSVC_TENANT_HEADERS: any client that reaches this server can set %s; make a"
+                " proxy overwrite it, and name that proxy in SCHEDSVC_HEADER_SET_BY",
+                ", ".join(self._settings.tenant_headers),
+            )
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def with_runtime(message: Message) -> None:
@@ -433,39 +366,18 @@ class Gate:
         self._replays.close()
         runtime, self._runtime = self._runtime, None
         if runtime is not None:
+            await self._identifier.close()
             await runtime.close()
 
 
-async def _first(future: asyncio.Future[T], mailbox: Mailbox, wait_s_max: float | None = None) -> T:
-    """Wait for a future, unless the client leaves first; it is cancelled on every other way out.
-
-    Raises ClientLeftError, TimeoutError, or what the future holds.
-    """
-    try:
-        if not future.done():
-            await asyncio.wait((future,), timeout=WATCH_AFTER_S)
-        if not future.done():
-            left = mailbox.departure()
-            await asyncio.wait(
-                (future, left), timeout=wait_s_max, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not future.done():
-                raise ClientLeftError if left.done() else asyncio.TimeoutError
-        return future.result()
-    finally:
-        future.cancel()
-
-
-def _scope_for_app(scope: Scope, call: Call, priority: int | None) -> Scope:
+def _scope_for_app(scope: Scope, call: Call, priority: int | None, engine_id: str) -> Scope:
     """Return the scope with the headers that go with the body; `state` stays the same object.
 
-    `priority`: what the scheduler suggests; None where the engine would ignore it.
+    `priority`: what the scheduler suggests; None if the engine would ignore it. `engine_id`: the
+    engine makes the id in its answer of it.
     """
-    dropped = {RANK_HEADER, PRIORITY_HEADER}
-    has_own = any(name in dropped for name, _ in scope["headers"])
-    if not (call.reads_answer or call.rewritten or priority is not None or has_own):
-        return scope
-    added: list[tuple[bytes, bytes]] = []
+    dropped = {RANK_HEADER, PRIORITY_HEADER, ID_HEADER}
+    added = [(ID_HEADER, engine_id.encode())]
     if priority is not None:
         added.append((PRIORITY_HEADER, str(priority).encode()))
     if call.reads_answer:
@@ -480,18 +392,3 @@ def _scope_for_app(scope: Scope, call: Call, priority: int | None) -> Scope:
 def _dialect(path: str) -> Dialect:
     route = ROUTES.get(path)
     return route.dialect if route is not None else Dialect.OPENAI
-
-
-def _wrong_field(error: InvalidRequest, request: Request) -> BadRequestError:
-    """Name the field of the body that the scheduler's complaint is about."""
-    field = error.violations[0].field if error.violations else ""
-    names = {
-        "input_tokens": request.call.route.prompt_field,
-        "max_output_tokens": request.call.limit_field,
-        "n": "n",
-        "request_class": "service_tier",
-    }
-    for theirs, ours in names.items():
-        if field.rpartition(".")[2].startswith(theirs):
-            return BadRequestError(f"{ours}: {error.violations[0].description}", ours)
-    return BadRequestError(error.message)

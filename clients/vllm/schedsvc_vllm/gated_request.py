@@ -33,6 +33,7 @@ class GatedRequest:
         "_delivery",
         "_ending",
         "_has_asked_less",
+        "_ids",
         "_is_finished",
         "_is_refused",
         "_keep",
@@ -62,7 +63,10 @@ class GatedRequest:
         mailbox: Mailbox,
         send: Send,
         tally: TokenTotals | None,
+        ids: tuple[str, str],
     ) -> None:
+        """Make one. `ids`: as its client knows it, and as the engine will."""
+        self._ids = ids
         self._runtime = runtime
         self._call = call
         self._tenant = tenant
@@ -100,6 +104,11 @@ class GatedRequest:
         return lease.engine_priority if lease is not None else 0
 
     @property
+    def engine_id(self) -> str:
+        """The id that the engine gets: the scheduler's, if that has granted it."""
+        return self.admission.request.request_id if self.admission is not None else self._ids[1]
+
+    @property
     def call(self) -> Call:
         """The request as the app is to get it."""
         return self._call
@@ -135,7 +144,9 @@ class GatedRequest:
         """Return one for the same request, after this one has finished."""
         runtime = self._runtime
         tally = runtime.counter.tally() if runtime.counter is not None else None
-        gated = GatedRequest(runtime, self._call, self._tenant, self.mailbox, self._send, tally)
+        gated = GatedRequest(
+            runtime, self._call, self._tenant, self.mailbox, self._send, tally, self._ids
+        )
         gated.asked_again = True
         return gated
 
@@ -230,7 +241,7 @@ class GatedRequest:
 
     def _tell(self) -> bool:
         """Tell what has been counted; False: there is no output yet."""
-        if self.admission is None or self._call.beams:
+        if self.admission is None or self._call.beams or not self._call.route.generates:
             return True
         counted = self._counted()
         if counted is None or not counted[2]:
@@ -316,6 +327,8 @@ class GatedRequest:
         waited_us = self.admission.queue_duration_us if self.admission else self.local_wait_us
         waited = queue_duration(waited_us)
         mode = b"enforced" if enforced else b"fail-open"
+        headers = [pair for pair in headers if pair[0].lower() != b"x-request-id"]
+        headers += [(b"x-request-id", self._ids[0].encode())]
         headers += [(waited[0].encode(), waited[1].encode()), (b"x-schedsvc-mode", mode)]
         if self.admission is not None:
             name, value = asked_as(self.admission)
@@ -341,8 +354,9 @@ class GatedRequest:
             if not asked.keep_all:
                 changed.add(b"content-length")
         else:
-            form, served = self._call.route.usage, self._status < 400
-            self._reader = UsageReader(form, is_stream=is_stream, guesses=served)
+            route = self._call.route
+            guesses = self._status < 400 and route.generates
+            self._reader = UsageReader(route.usage, is_stream=is_stream, guesses=guesses)
         return [pair for pair in headers if pair[0].lower() not in changed]
 
     def _counted(self) -> tuple[int | None, int | None, int | None] | None:
@@ -358,8 +372,24 @@ class GatedRequest:
             return None, None, reader.output_tokens
         return reader.input_tokens, reader.cached_input_tokens, reader.output_tokens
 
+    def _sized(
+        self, counted: tuple[int | None, int | None, int | None] | None
+    ) -> tuple[int | None, int | None, int | None] | None:
+        """Return what was used of a sound or a batch: as the answer says, else as it was sized."""
+        if self._status >= 400 or not (self._is_whole or counted):
+            return counted
+        route, reader = self._call.route, self._reader
+        input_tokens = reader.input_tokens if reader is not None else None
+        if input_tokens is None:
+            input_tokens = sum(self._call.prompts.tokens)
+        output_tokens = counted[2] if counted is not None and route.generates else 0
+        return input_tokens, None, output_tokens
+
     def _complete(self, admission: Admission, scope: Scope, told: Usage | None) -> None:
+        route = self._call.route
         counted = None if self._call.beams else self._counted()
+        if self._reader is not None and (route.is_form or not route.generates):
+            counted = self._sized(counted)
         if told is not None:
             # vLLM tells cached tokens only where it was started so; its states always do.
             cached_tokens = counted[1] if counted is not None else None
@@ -375,9 +405,10 @@ class GatedRequest:
             admission.give_back()
             return
         # vLLM's sign of a request that the engine aborted: no usage where it leaves one.
-        aborted = self._call.route.leaves_usage and _metadata(scope) is not None
+        aborted = route.leaves_usage and _metadata(scope) is not None
         # Only an answer tells that a prompt alone was wanted: inside vLLM, no output is an abort.
-        is_told = bool(output_tokens) or (counted is not None and self._reader is not None)
+        tells_prompts = self._reader is not None or not route.generates
+        is_told = bool(output_tokens) or (counted is not None and tells_prompts)
         done = self._is_whole and self._status < 400 and is_told and not aborted
         admission.complete(
             outcome=Outcome.COMPLETED if done else Outcome.CANCELLED,

@@ -1,31 +1,36 @@
-"""Who asks: the tenant that a trusted header names, an API key's hash, or a field of the body."""
+"""Who asks: what a token proves, a trusted header, an API key's hash, or a field of the body."""
 
 from __future__ import annotations
 
 import hmac
+import importlib
 import itertools
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from schedsvc_client import api_key_hash
 
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.asgi import Scope, header
-from schedsvc_vllm.settings import Settings
+from schedsvc_vllm.jwks_source import JwksSource
+from schedsvc_vllm.settings import JwtSettings, Settings, SettingsError
 
 _TENANT_BYTES_MAX = 256
-_CLASS_BYTES_MAX = 64
 _REQUEST_ID_CHARS_MAX = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One of the two is set, or neither: an unknown tenant."""
+    """One of the first two is set, or neither: an unknown tenant.
+
+    `request_class`: the class that its token names; "": none.
+    """
 
     tenant: str = ""
     api_key_sha256: bytes = b""
+    request_class: str = ""
 
     @property
     def key(self) -> str | bytes:
@@ -33,21 +38,75 @@ class Identity:
         return self.tenant or self.api_key_sha256
 
 
+class Proof(Protocol):
+    """What a verified token says."""
+
+    @property
+    def tenant(self) -> str:
+        """The name of its bearer."""
+
+    @property
+    def request_class(self) -> str:
+        """The class of its bearer's requests; "": none."""
+
+
+class TokenVerifier(Protocol):
+    """That of jwt_tokens.py, which is imported only if it is configured."""
+
+    source: JwksSource
+
+    async def prove(self, token: str) -> Proof:
+        """Verify a token. Raises BadRequestError."""
+
+
 class Identifier:
-    """Applies the settings' order: trusted headers, API key, `safety_identifier`, `user`."""
+    """Applies the order: token, trusted headers, API key, `safety_identifier`, `user`.
+
+    Raises SettingsError if tokens are to be verified, and that is not installed.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._headers = [name.encode() for name in settings.tenant_headers]
         self._trust_api_key = settings.trust_api_key
         self._trust_user_field = settings.trust_user_field
-        self._class_from_tier = settings.class_from_service_tier
+        self._trust_request_id = settings.trust_request_id
+        #: SHA-256 of the API keys that may call; empty: the gate checks none.
+        self.api_keys_sha256 = settings.api_keys_sha256
+        self._tokens = None if settings.jwt is None else _verifier(settings.jwt)
         self._prefix = secrets.token_hex(8)
         self._numbers = itertools.count(1)
 
+    def start(self) -> None:
+        """Begin what runs in the background, inside the event loop."""
+        if self._tokens is not None:
+            self._tokens.source.start()
+
+    async def close(self) -> None:
+        """Stop that."""
+        if self._tokens is not None:
+            await self._tokens.source.close()
+
+    async def prove(self, scope: Scope) -> Identity | None:
+        """Check the caller's API key or token; return whose token it is, None for a key.
+
+        Raises BadRequestError: 401 for neither, 503 while the issuer's keys are not known.
+        """
+        if self.api_keys_sha256 and key_is_known(scope, self.api_keys_sha256):
+            return None
+        if self._tokens is not None:
+            proof = await self._tokens.prove(bearer(scope))
+            return Identity(tenant=proof.tenant, request_class=proof.request_class)
+        if self.api_keys_sha256:
+            raise BadRequestError("the API key is wrong", status=401, code="invalid_api_key")
+        return None
+
     def identity(self, scope: Scope, body: Mapping[str, Any]) -> Identity:
-        """Find the tenant. Raises BadRequestError where a trusted name is no name."""
-        for name in self._headers:
-            value = _once(scope, name).strip()
+        """Find the tenant of a request without a token.
+
+        Raises BadRequestError if a trusted name is no name.
+        """
+        named = [(name, once(scope, name).strip()) for name in self._headers]
+        for name, value in named:
             if value:
                 return Identity(tenant=_name(value, name.decode()))
         if self._trust_api_key:
@@ -56,28 +115,39 @@ class Identifier:
                 return Identity(api_key_sha256=api_key_hash(key))
         if self._trust_user_field:
             for field in ("safety_identifier", "user"):
-                named = body.get(field)
-                if isinstance(named, str) and named:
-                    return Identity(tenant=_name(named.encode("utf-8", "replace"), field))
+                told = body.get(field)
+                if isinstance(told, str) and told:
+                    return Identity(tenant=_name(told.encode("utf-8", "replace"), field))
         return Identity()
 
-    def request_class(self, body: Mapping[str, Any]) -> str:
-        """Return the priority class that the body's `service_tier` asks for; "": the default."""
-        tier = body.get("service_tier") if self._class_from_tier else None
-        if not isinstance(tier, str) or tier in ("auto", "default"):
-            return ""
-        if not tier.isprintable() or len(tier.encode("utf-8", "replace")) > _CLASS_BYTES_MAX:
-            raise BadRequestError(
-                f"service_tier: at most {_CLASS_BYTES_MAX} printable bytes", "service_tier"
-            )
-        return tier
+    def request_ids(self, scope: Scope) -> tuple[str, str]:
+        """Return the id that the client gets back, and the one for the scheduler and the engine.
 
-    def request_id(self, scope: Scope) -> str:
-        """Return the caller's x-request-id where it is fit to be sent back, else a new one."""
+        The first is the caller's x-request-id if it can be sent back. The second is the same only
+        if the gate made it, or trusts it: the scheduler answers a repeated id with the first
+        grant, so a caller that could choose it would run again on an old lease.
+        """
         value = header(scope, b"x-request-id").decode("latin-1")
-        if value.isascii() and value.isprintable() and 0 < len(value) <= _REQUEST_ID_CHARS_MAX:
-            return value
-        return f"{self._prefix}-{next(self._numbers)}"
+        if not (
+            value.isascii() and value.isprintable() and 0 < len(value) <= _REQUEST_ID_CHARS_MAX
+        ):
+            value = ""
+        if value and self._trust_request_id:
+            return value, value
+        made = f"{self._prefix}-{next(self._numbers)}"
+        return value or made, made
+
+
+def _verifier(settings: JwtSettings) -> TokenVerifier:
+    """Make what verifies tokens. Raises SettingsError if the extra is not installed."""
+    try:
+        tokens: Any = importlib.import_module("schedsvc_vllm.jwt_tokens")
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"SCHEDSVC_JWT_ISSUER: {error.name} is not installed: pip install 'schedsvc-vllm[jwt]'"
+        ) from None
+    made: TokenVerifier = tokens.TokenVerifier(settings)
+    return made
 
 
 def bearer(scope: Scope) -> str:
@@ -85,10 +155,10 @@ def bearer(scope: Scope) -> str:
 
     Raises BadRequestError if one of them occurs twice.
     """
-    scheme, _, key = _once(scope, b"authorization").decode("latin-1").partition(" ")
+    scheme, _, key = once(scope, b"authorization").decode("latin-1").partition(" ")
     if scheme.lower() == "bearer":
         return key.strip()
-    return _once(scope, b"x-api-key").decode("latin-1").strip()
+    return once(scope, b"x-api-key").decode("latin-1").strip()
 
 
 def key_is_known(scope: Scope, keys_sha256: frozenset[bytes]) -> bool:
@@ -103,7 +173,7 @@ def key_is_known(scope: Scope, keys_sha256: frozenset[bytes]) -> bool:
     return found
 
 
-def _once(scope: Scope, name: bytes) -> bytes:
+def once(scope: Scope, name: bytes) -> bytes:
     """Return the header of that name, or b"". Raises BadRequestError if there are several.
 
     Another server in the chain could use a different one of them.

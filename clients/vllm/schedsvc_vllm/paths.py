@@ -13,7 +13,7 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from schedsvc_vllm.asgi import Scope, path_of
-from schedsvc_vllm.routes import GATED_PATHS
+from schedsvc_vllm.routes import GATED_PATHS, OPENABLE_PATHS
 
 # They only look, in every server; a preflight has to pass for a browser to ask at all.
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -97,7 +97,7 @@ def place_of(scope: Scope, open_paths: frozenset[str]) -> Place | None:
     path = canonical(_told(scope))
     if path is None:
         return None
-    if path in GATED_PATHS:
+    if path in GATED_PATHS and not (path in OPENABLE_PATHS and path in open_paths):
         return Place(path, gated=True)
     is_known = path in FREE_PATHS or path in open_paths or _FREE.fullmatch(path) is not None
     return Place(path, known=is_known)

@@ -15,7 +15,7 @@ from typing import Any
 
 from schedsvc_client.session_notices import PrefixUse
 
-from schedsvc_vllm.routes import Route
+from schedsvc_vllm.prompt_forms import Route
 
 # Larger than an engine's block, for each costs about a microsecond.
 BLOCK_TOKENS = 64

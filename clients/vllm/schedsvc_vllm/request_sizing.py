@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.estimate import TextKind, TokenRatios
-from schedsvc_vllm.routes import PROMPTS_MAX, Measured, Route
+from schedsvc_vllm.prompt_forms import PROMPTS_MAX, Measured, Route
 
 INT_MAX = (1 << 31) - 1
 _WHOLE = re.compile(r"[+-]?\d{1,18}(\.0*)?", re.ASCII)
@@ -83,6 +83,7 @@ class Sizes:
 
     context_tokens: int
     capacity_tokens: int
+    max_running: int = 0
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -120,14 +121,16 @@ def size_call(
     limit_field, limit = _limit(route, params)
     prompts = _prompts(route, body, count if route.countable else None, ratios, tenant)
     tokens = prompts.tokens
+    if not route.generates:
+        _fit_batch(route, prompts, sizes)
     if len(tokens) * n > PROMPTS_MAX:
         raise BadRequestError(
             f"n: {len(tokens)} prompts times {n} are more than {PROMPTS_MAX} sequences", "n"
         )
-    if sizes.context_tokens:
+    if sizes.context_tokens and route.generates:
         _fit(route, prompts, limit_field, limit, sizes.context_tokens)
     room = (sizes.context_tokens or sizes.capacity_tokens or INT_MAX) - max(tokens)
-    if body.get("priority"):
+    if body.get("priority") and not route.is_form:
         # The scheduler alone sets the engine's priority, by a header.
         body = {name: value for name, value in body.items() if name != "priority"}
         raw = json.dumps(body).encode()
@@ -165,7 +168,8 @@ def _fit(route: Route, prompts: Prompts, name: str, limit: int | None, context: 
     """Refuse what cannot fit the context; an estimate is cut, for the engine will count."""
     tokens = prompts.tokens
     if not prompts.exact:
-        most = max(1, context - (limit or 1))
+        # A sound leaves half of the context to its text: encoders have a context of their own.
+        most = max(1, context - (limit or (context // 2 if route.is_form else 1)))
         tokens[:] = [min(prompt, most) for prompt in tokens]
         return
     longest = max(tokens)
@@ -184,6 +188,33 @@ def _fit(route: Route, prompts: Prompts, name: str, limit: int | None, context: 
             name,
             code="context_length_exceeded",
         )
+
+
+def _fit_batch(route: Route, prompts: Prompts, sizes: Sizes) -> None:
+    """Bring a batch without output into what the pool takes: long prompts are the app's to judge.
+
+    Short ones next to each other count as one, so that as many are left as may run at once; their
+    tokens stay the same. Raises BadRequestError if that is not enough. O(prompts).
+    """
+    tokens = prompts.tokens
+    most = max(1, (sizes.context_tokens or sizes.capacity_tokens or INT_MAX) - 1)
+    tokens[:] = [min(prompt, most) for prompt in tokens]
+    count_max = min(PROMPTS_MAX, sizes.max_running or PROMPTS_MAX)
+    if len(tokens) <= count_max:
+        return
+    joined: list[int] = [0]
+    for prompt in tokens:
+        if joined[-1] + prompt > most:
+            joined.append(0)
+        joined[-1] += prompt
+    # No fewer than may run: the engine spreads them.
+    if len(joined) > count_max:
+        raise BadRequestError(
+            f"{route.prompt_field}: its {len(tokens)} elements have about {sum(tokens)} tokens; the"
+            f" server takes {count_max} times {most} at once. Send smaller batches",
+            route.prompt_field,
+        )
+    tokens[:] = joined
 
 
 def _count(body: Mapping[str, Any], name: str, default: int) -> int:
@@ -218,6 +249,8 @@ def _flag(body: Mapping[str, Any], name: str) -> bool:
 
 def _limit(route: Route, params: Mapping[str, Any]) -> tuple[str, int | None]:
     """Return the most output tokens and their field; None: up to the context."""
+    if not route.generates:
+        return route.prompt_field, 1
     for name in route.limit_fields:
         value = params.get(name)
         if value is None:

@@ -17,8 +17,9 @@ from schedsvc_vllm.estimate import TokenRatios
 from schedsvc_vllm.limit import LocalLimit
 from schedsvc_vllm.metrics_page import Counts
 from schedsvc_vllm.prefixes import block_hashes
+from schedsvc_vllm.prompt_forms import Route
+from schedsvc_vllm.request_ids import RequestIds
 from schedsvc_vllm.request_sizing import Asking
-from schedsvc_vllm.routes import Route
 from schedsvc_vllm.scrape import (
     SCRAPE_PERIOD_S,
     SCRAPE_PERIOD_S_MAX,
@@ -75,6 +76,7 @@ class Runtime:
         self.pool: Pool = engine.pool(settings.pool, started_ns)
         self.ratios = TokenRatios()
         self.limit = LocalLimit(settings.fail_open_concurrency_min)
+        self.ids = RequestIds()
         self.session = SchedulerSession(
             settings.target,
             client_id=settings.client_id or "gate",
@@ -102,6 +104,7 @@ class Runtime:
         self.asking = Asking.IN_EVERY_EVENT
         self.asking_is_known = False
         self.send_stall_s = settings.send_stall_s
+        self.fail_open = settings.fail_open
         self._looking: asyncio.Task[None] | None = None
         self._telling: asyncio.TimerHandle | None = None
         self._scraping: asyncio.Task[None] | None = None
@@ -127,7 +130,8 @@ class Runtime:
         For placement they are of no use: whatever comes here runs here.
         """
         use = self.session.prefix_use
-        if not (use.order and self._settings.prefix_hashes):
+        is_text = route.generates and not route.is_form
+        if not (use.order and self._settings.prefix_hashes and is_text):
             return []
         return block_hashes(route, body, use)
 

@@ -16,6 +16,23 @@ from schedsvc_vllm.paths import canonical
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _ORIGIN = re.compile(r"https?://[\w.:\[\]-]+", re.ASCII)
+MAX_QUEUE = "x-schedsvc-max-queue-ms"
+DEADLINE = "x-schedsvc-deadline-ms"
+LLM_D_TTFT = "x-llm-d-slo-ttft-ms"
+LLM_D_OBJECTIVE = "x-llm-d-inference-objective"
+#: All that the gate can read, and those that it reads by default: an unknown class is refused, so
+#: a router in front that names objectives of its own must not break its requests.
+REQUEST_HEADERS = (MAX_QUEUE, DEADLINE, LLM_D_TTFT, LLM_D_OBJECTIVE)
+REQUEST_HEADERS_DEFAULT = (MAX_QUEUE, DEADLINE, LLM_D_TTFT)
+_JWT = tuple(
+    f"SCHEDSVC_JWT_{name}"
+    for name in (
+        *("ISSUER", "AUDIENCE", "JWKS_FILE", "JWKS_URL"),
+        *("TENANT_CLAIM", "CLASS_CLAIM", "LEEWAY", "REFRESH"),
+    )
+)
+_JWKS_URL = re.compile(r"https://[^/@]+|http://(127\.0\.0\.1|localhost|\[::1\])(:\d+)?(/|$)")
+_PRESETS = {"llm-d": "x-llm-d-inference-fairness-id"}
 _HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
 
 
@@ -45,6 +62,19 @@ class TlsSettings:
 
 
 @dataclass(frozen=True)
+class JwtSettings:
+    """Whose tokens are taken, and what they say. `jwks`: a file, or an https URL."""
+
+    issuer: str
+    audience: str
+    jwks: str
+    tenant_claim: str = "sub"
+    class_claim: str = ""
+    leeway_s: float = 30.0
+    refresh_s: float = 300.0
+
+
+@dataclass(frozen=True)
 class Settings:
     """What one gate does. README.md describes each variable."""
 
@@ -54,9 +84,13 @@ class Settings:
     client_id: str = ""
     pool: PoolSettings = PoolSettings()
     tenant_headers: tuple[str, ...] = ()
+    header_set_by: str = ""
+    jwt: JwtSettings | None = None
     trust_api_key: bool = True
     trust_user_field: bool = False
     class_from_service_tier: bool = False
+    request_headers: tuple[str, ...] = REQUEST_HEADERS_DEFAULT
+    trust_request_id: bool = False
     api_keys_sha256: frozenset[bytes] = frozenset()
     fail_open: bool = True
     fail_open_concurrency_min: int = 1
@@ -88,10 +122,14 @@ class Settings:
             tls=read.tls(),
             client_id=read.text("SCHEDSVC_CLIENT_ID", default_id),
             pool=pool,
-            tenant_headers=read.headers("SCHEDSVC_TENANT_HEADERS"),
+            tenant_headers=read.tenant_headers("SCHEDSVC_TENANT_HEADERS"),
+            header_set_by=read.text("SCHEDSVC_HEADER_SET_BY", ""),
+            jwt=read.jwt(),
             trust_api_key=read.flag("SCHEDSVC_TRUST_API_KEY", True),
             trust_user_field=read.flag("SCHEDSVC_TRUST_USER_FIELD", False),
             class_from_service_tier=read.flag("SCHEDSVC_CLASS_FROM_SERVICE_TIER", False),
+            request_headers=read.request_headers("SCHEDSVC_REQUEST_HEADERS"),
+            trust_request_id=read.flag("SCHEDSVC_TRUST_REQUEST_ID", False),
             api_keys_sha256=read.api_keys(),
             fail_open=read.choice("SCHEDSVC_UNREACHABLE", ("open", "closed")) == "open",
             fail_open_concurrency_min=read.number("SCHEDSVC_UNREACHABLE_CONCURRENCY_MIN", 1),
@@ -192,6 +230,22 @@ class _Reader:
                 raise SettingsError(f"{name}: {header!r} is not the name of an HTTP header")
         return names
 
+    def tenant_headers(self, name: str) -> tuple[str, ...]:
+        """Return header names; the word llm-d stands for the one that its routers set."""
+        return tuple(_PRESETS.get(header, header) for header in self.headers(name))
+
+    def request_headers(self, name: str) -> tuple[str, ...]:
+        """Return the headers of requests that are read; none for `off`."""
+        if not self.raw(name):
+            return REQUEST_HEADERS_DEFAULT
+        names = () if self.raw(name).lower() == "off" else self.headers(name)
+        for header in names:
+            if header not in REQUEST_HEADERS:
+                raise SettingsError(
+                    f"{name}: must be off, or some of {', '.join(REQUEST_HEADERS)}, not {header}"
+                )
+        return names
+
     def file(self, name: str) -> str | None:
         """Return a path after trying to read it."""
         value = self.raw(name)
@@ -227,6 +281,30 @@ class _Reader:
                 raise SettingsError("SCHEDSVC_TLS is off, but SCHEDSVC_TLS_..._FILE are given")
             return None
         return TlsSettings(files["CA_FILE"], files["CERT_FILE"], files["KEY_FILE"])
+
+    def jwt(self) -> JwtSettings | None:
+        given = [name for name in _JWT if self.raw(name)]
+        if not given:
+            return None
+        for name in ("SCHEDSVC_JWT_ISSUER", "SCHEDSVC_JWT_AUDIENCE"):
+            if not self.raw(name):
+                raise SettingsError(f"{name} is not set: {given[0]} needs it")
+        file, url = self.file("SCHEDSVC_JWT_JWKS_FILE"), self.raw("SCHEDSVC_JWT_JWKS_URL")
+        if bool(file) == bool(url):
+            raise SettingsError("SCHEDSVC_JWT_JWKS_FILE, SCHEDSVC_JWT_JWKS_URL: give one of them")
+        if url and not _JWKS_URL.match(url):
+            raise SettingsError(
+                f"SCHEDSVC_JWT_JWKS_URL: must be https:// (http:// only to this host), not {url}"
+            )
+        return JwtSettings(
+            issuer=self.raw("SCHEDSVC_JWT_ISSUER"),
+            audience=self.raw("SCHEDSVC_JWT_AUDIENCE"),
+            jwks=file or url,
+            tenant_claim=self.text("SCHEDSVC_JWT_TENANT_CLAIM", "sub"),
+            class_claim=self.text("SCHEDSVC_JWT_CLASS_CLAIM", ""),
+            leeway_s=self.seconds("SCHEDSVC_JWT_LEEWAY", 30.0),
+            refresh_s=self.seconds("SCHEDSVC_JWT_REFRESH", 300.0),
+        )
 
     def api_keys(self) -> frozenset[bytes]:
         """Return the SHA-256 of each API key a caller may use; empty: the gate checks none."""

@@ -71,7 +71,12 @@ class TokenTotals:
                 input_tokens += computed[0].prompt_len
                 # What no sequence of the prompt had to compute; the others reuse the first's.
                 cached_tokens += min(state.num_cached_tokens for state in computed)
-                output_tokens += sum(state.detokenizer.num_output_tokens() for state in computed)
+                # A pooling request has none: it makes no tokens.
+                output_tokens += sum(
+                    state.detokenizer.num_output_tokens()
+                    for state in computed
+                    if state.detokenizer is not None
+                )
         except Exception:
             self._counter.give_up()
             return None

@@ -103,9 +103,16 @@ def _generate(told: Mapping[str, Any]) -> Counts:
     )
 
 
+def _cohere_meta(meta: Mapping[str, Any]) -> Counts:
+    units = _inner(meta, "billed_units") or _inner(meta, "tokens")
+    return Counts(_count(units.get("input_tokens")), None, _count(units.get("output_tokens")))
+
+
 OPENAI = UsageForm((("usage",),), _openai)
 RESPONSES = UsageForm((("usage",), ("response", "usage")), _responses)
 ANTHROPIC = UsageForm((("usage",), ("message", "usage")), _anthropic)
 COHERE = UsageForm((("usage",), ("delta", "usage")), _cohere)
+#: Of its embeddings.
+COHERE_META = UsageForm((("meta",),), _cohere_meta, mark=b'"meta"')
 #: LightLLM's `/generate` tells at the top, its stream with each token; TGI's in the details.
 GENERATE = UsageForm(((), ("token",), ("details",)), _generate, mark=b"tokens")

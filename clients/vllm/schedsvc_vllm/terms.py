@@ -1,0 +1,102 @@
+"""What a request asks of the scheduler beside its tokens: longest wait, deadline, class.
+
+The gate reads these headers from any caller: each can make only that caller's own request leave
+earlier, or names a class that the scheduler then allows or refuses. `SCHEDSVC_REQUEST_HEADERS`
+lists the headers that are read. A header whose value cannot be used returns 400.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schedsvc_vllm.answers import BadRequestError
+from schedsvc_vllm.asgi import Scope
+from schedsvc_vllm.identity import once
+from schedsvc_vllm.settings import DEADLINE, LLM_D_OBJECTIVE, LLM_D_TTFT, MAX_QUEUE
+
+MS_MAX = 86_400_000
+_CLASS_BYTES_MAX = 64
+_NUMBER = re.compile(rb"\d{1,9}(\.\d{0,9})?", re.ASCII)
+_TIER = "service_tier"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The terms of one request, as AdmitRequest has them; 0 and "": the scheduler's default.
+
+    `class_field`: the header or field of the body that named the class.
+    """
+
+    queue_ttl_ms: int = 0
+    deadline_ms: int = 0
+    request_class: str = ""
+    class_field: str = _TIER
+
+    @property
+    def wait_s_max(self) -> float:
+        """The longest that the caller waits for its turn; infinity: it does not say."""
+        limits = [ms for ms in (self.queue_ttl_ms, self.deadline_ms) if ms]
+        return min(limits) / 1_000 if limits else math.inf
+
+
+class TermsReader:
+    """Reads the terms of requests. `names`: the headers that are read."""
+
+    def __init__(self, names: tuple[str, ...], *, class_from_service_tier: bool) -> None:
+        self._names = frozenset(names)
+        self._class_from_tier = class_from_service_tier
+
+    def read(self, scope: Scope, body: Mapping[str, Any]) -> Terms:
+        """Return a request's terms. O(headers). Raises BadRequestError, which names the field."""
+        # The least TTL: the scheduler grants at arrival what has room. 0 would be its default.
+        wait_ms = self._milliseconds(scope, MAX_QUEUE, 0)
+        deadline_ms = self._milliseconds(scope, DEADLINE, 1)
+        if deadline_ms is None:
+            # llm-d's routers write 0 for "no target".
+            deadline_ms = self._milliseconds(scope, LLM_D_TTFT, 0)
+        request_class, class_field = self._class(scope, body)
+        return Terms(
+            queue_ttl_ms=0 if wait_ms is None else max(1, wait_ms),
+            deadline_ms=deadline_ms or 0,
+            request_class=request_class,
+            class_field=class_field,
+        )
+
+    def _milliseconds(self, scope: Scope, name: str, least: int) -> int | None:
+        """Return a header's time, rounded up; None: it is not there, or not read."""
+        value = once(scope, name.encode()).strip() if name in self._names else b""
+        if not value:
+            return None
+        number = math.ceil(float(value)) if _NUMBER.fullmatch(value) else -1
+        if not least <= number <= MS_MAX:
+            text = value[:40].decode("latin-1")
+            raise BadRequestError(
+                f"{name}: {text!r} is not a number of milliseconds from {least} to {MS_MAX};"
+                " send one, such as 500, or leave the header out",
+                name,
+            )
+        return number
+
+    def _class(self, scope: Scope, body: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the priority class that a request names, and what named it."""
+        if LLM_D_OBJECTIVE in self._names:
+            value = once(scope, LLM_D_OBJECTIVE.encode()).strip()
+            if value:
+                return _class_name(value.decode("latin-1"), LLM_D_OBJECTIVE), LLM_D_OBJECTIVE
+        tier = body.get(_TIER) if self._class_from_tier else None
+        if not isinstance(tier, str) or tier in ("auto", "default"):
+            return "", _TIER
+        return _class_name(tier, _TIER), _TIER
+
+
+def _class_name(value: str, where: str) -> str:
+    if not value.isprintable() or len(value.encode("utf-8", "replace")) > _CLASS_BYTES_MAX:
+        raise BadRequestError(
+            f"{where}: {value[:40]!r} is no class: at most {_CLASS_BYTES_MAX} printable bytes",
+            where,
+        )
+    return value

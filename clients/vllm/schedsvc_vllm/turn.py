@@ -1,0 +1,159 @@
+"""A request's wait for its turn: at the scheduler, or under the local limit while that is away.
+
+The gate calls `wait_for_turn` once for each attempt. A grant is left in the GatedRequest, which
+ends it; a refusal is returned as the answer that the client gets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from dataclasses import dataclass
+from typing import TypeVar
+
+from schedsvc_client import CallError, InvalidRequest, LimitExceeded, Refused, RequestConflict
+
+from schedsvc_vllm import answers
+from schedsvc_vllm.answers import Answer, BadRequestError
+from schedsvc_vllm.asgi import ClientLeftError, Mailbox
+from schedsvc_vllm.gated_request import GatedRequest
+from schedsvc_vllm.identity import Identity
+from schedsvc_vllm.limit import LocalLimitError
+from schedsvc_vllm.request_sizing import Call
+from schedsvc_vllm.runtime import Runtime
+from schedsvc_vllm.terms import Terms
+from schedsvc_vllm.token_counter import TokenTotals
+
+T = TypeVar("T")
+
+# Most verdicts come sooner; only a request that really waits is watched for a client that leaves.
+WATCH_AFTER_S = 0.05
+# While the scheduler is away, no request waits longer than this for a place.
+LOCAL_WAIT_S_MAX = 30.0
+_ASK_AGAIN = Answer(0, [], b"")
+_log = logging.getLogger("schedsvc_vllm")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request that has been taken in."""
+
+    call: Call
+    identity: Identity
+    terms: Terms
+    adapter: str
+    id: str  # as its client knows it
+    engine_id: str  # as the engine does, and the scheduler if it was not used there before
+    prefix_block_hashes: list[int]
+    tally: TokenTotals | None
+    read_s: float  # when its body was there
+
+
+async def wait_for_turn(runtime: Runtime, request: Request, gated: GatedRequest) -> Answer | None:
+    """Wait until the request may run (None) or is refused. Raises ClientLeftError."""
+    while True:
+        if runtime.session.available:
+            try:
+                return await _ask(runtime, request, gated)
+            except RequestConflict:
+                continue  # the id is another request's there: ask under a new one
+            except CallError as error:
+                gated.admission = None
+                cause = error.message
+        else:
+            last = runtime.session.last_error
+            cause = last.message if last else "not connected"
+        if not runtime.fail_open:
+            _log.debug("refused while the scheduler is away: %s", cause)
+            message = "the admission scheduler cannot be reached"
+            return answers.unavailable(message, "scheduler_unreachable", request.id)
+        answer = await _run_without(runtime, request, gated)
+        if answer is not _ASK_AGAIN:
+            return answer
+
+
+async def first(future: asyncio.Future[T], mailbox: Mailbox, wait_s_max: float = math.inf) -> T:
+    """Wait for a future, unless the client leaves first; it is cancelled on every other way out.
+
+    Raises ClientLeftError, TimeoutError, or what the future holds.
+    """
+    try:
+        if not future.done():
+            await asyncio.wait((future,), timeout=min(WATCH_AFTER_S, wait_s_max))
+        if not future.done():
+            left = mailbox.departure()
+            timeout_s = None if wait_s_max == math.inf else max(0.0, wait_s_max - WATCH_AFTER_S)
+            await asyncio.wait(
+                (future, left), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not future.done():
+                raise ClientLeftError if left.done() else asyncio.TimeoutError
+        return future.result()
+    finally:
+        future.cancel()
+
+
+async def _ask(runtime: Runtime, request: Request, gated: GatedRequest) -> Answer | None:
+    """Ask the scheduler. Raises CallError where it cannot be asked."""
+    call, identity = request.call, request.identity
+    try:
+        admission = gated.admission = runtime.session.admission(
+            tenant=identity.tenant,
+            api_key_sha256=identity.api_key_sha256,
+            pool=runtime.pool.name,
+            input_tokens=call.prompts.tokens,
+            n=call.n,
+            max_output_tokens=call.max_output_tokens,
+            request_class=request.terms.request_class,
+            queue_ttl_ms=request.terms.queue_ttl_ms,
+            deadline_ms=request.terms.deadline_ms,
+            request_id=runtime.ids.claim(request.engine_id),
+            adapter=request.adapter,
+            prefix_block_hashes=request.prefix_block_hashes,
+            input_estimated=not call.prompts.exact,
+        )
+        await first(admission.submit(), gated.mailbox)
+    except Refused as refused:
+        return answers.refusal(refused, admission, request.id, call.route.prompt_field)
+    except InvalidRequest as error:
+        return answers.bad_request(_wrong_field(error, request), request.id)
+    except LimitExceeded as error:
+        return answers.unavailable(
+            error.message, "scheduler_limit", request.id, error.retry_after_ms
+        )
+    gated.granted()
+    return None
+
+
+async def _run_without(runtime: Runtime, request: Request, gated: GatedRequest) -> Answer | None:
+    """Wait for a place under the local limit, while the scheduler is away."""
+    started_s = time.monotonic()
+    try:
+        gated.place = runtime.limit.ask()
+        wait_s_max = min(LOCAL_WAIT_S_MAX, request.terms.wait_s_max)
+        runs = await first(gated.place, gated.mailbox, wait_s_max)
+    except (LocalLimitError, asyncio.TimeoutError):
+        message = "the admission scheduler cannot be reached, and this server is full"
+        return answers.unavailable(message, "scheduler_unreachable", request.id)
+    gated.local_wait_us = int((time.monotonic() - started_s) * 1e6)
+    if not runs:
+        return _ASK_AGAIN
+    runtime.watch(gated)
+    return None
+
+
+def _wrong_field(error: InvalidRequest, request: Request) -> BadRequestError:
+    """Name the field or header that the scheduler's complaint is about."""
+    field = error.violations[0].field if error.violations else ""
+    names = {
+        "input_tokens": request.call.route.prompt_field,
+        "max_output_tokens": request.call.limit_field,
+        "n": "n",
+        "request_class": request.terms.class_field,
+    }
+    for theirs, ours in names.items():
+        if field.rpartition(".")[2].startswith(theirs):
+            return BadRequestError(f"{ours}: {error.violations[0].description}", ours)
+    return BadRequestError(error.message)

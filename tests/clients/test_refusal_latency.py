@@ -1,0 +1,95 @@
+"""How soon curl is refused that will not wait (x-schedsvc-max-queue-ms: 0) for a full pool.
+
+`python -m pytest -s -m slow tests/clients/test_refusal_latency.py` prints the medians. Time from
+the sent request to the first byte of the answer, in turn with a plain 404 of the same server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from schedsvc_client.aio import AsyncScheduler
+
+from .test_end_to_end import CONFIG
+from .test_terms_end_to_end import BIG, Both, filled
+
+CURL = shutil.which("curl")
+ROUNDS = 200
+BAR_MS = 10.0
+PLAIN: dict[str, Any] = {"delay_factor": 0, "grant_pacing": False}
+HOLDING: dict[str, Any] = {"delay_factor": 1, "grant_pacing": True}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.alone,
+    pytest.mark.skipif(CURL is None, reason="curl is not installed"),
+]
+
+
+@pytest.fixture(params=[PLAIN, HOLDING], ids=["plain", "batching and pacing"])
+def programs(request: pytest.FixtureRequest) -> Iterator[Both]:
+    folder = Path(tempfile.mkdtemp(prefix="e2e-"))
+    made = Both(folder)
+    try:
+        config: dict[str, Any] = CONFIG | {"listeners": [{"unix": f"{folder}/s"}]}
+        config["scheduler"] = request.param
+        (folder / "c.yaml").write_text(json.dumps(config))
+        made.start("scheduler", "serve", "--config", str(folder / "c.yaml"))
+        made.start_gated()
+        yield made
+    finally:
+        made.stop()
+        shutil.rmtree(folder)
+
+
+def curl(url: str, *options: str) -> tuple[int, float, str]:
+    """Return the status, the milliseconds to the first byte, and the headers."""
+    assert CURL is not None
+    form = "\n%{http_code} %{time_pretransfer} %{time_starttransfer}"
+    command = [CURL, "-s", "-o", "/dev/null", "-D", "-", "-w", form, *options, url]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    headers, _, figures = shown.rpartition("\n")
+    status, sent_s, first_s = figures.split()
+    return int(status), (float(first_s) - float(sent_s)) * 1e3, headers.lower()
+
+
+async def keep_running(url: str) -> None:
+    """Stream one small answer after the other, so that something runs in the pool."""
+    small = BIG | {"prompt": [1] * 40, "max_tokens": 90, "stream": True}
+    async with aiohttp.ClientSession(url, headers={"x-tenant-id": "b"}) as http:
+        while True:
+            async with http.post("/v1/completions", json=small) as answer:
+                assert answer.status == 200
+                await answer.read()
+
+
+async def test_a_refusal_without_waiting_takes_10_ms(programs: Both) -> None:
+    asked = ("-H", "x-schedsvc-max-queue-ms: 0", "-H", "x-tenant-id: a", "--json", json.dumps(BIG))
+    urls = [f"{programs.gated_url}{path}" for path in ("/v1/completions", "/nothing")]
+    took_ms: tuple[list[float], list[float]] = [], []
+    async with AsyncScheduler(programs.target) as scheduler:
+        holding = await filled(scheduler, "gated")
+        running = asyncio.ensure_future(keep_running(programs.gated_url))
+        for _ in range(ROUNDS):
+            status, ms, headers = await asyncio.to_thread(curl, urls[0], *asked)
+            assert (status, "\nretry-after:" in headers) == (429, True), headers
+            took_ms[0].append(ms)
+            status, ms, _ = await asyncio.to_thread(curl, urls[1])
+            assert status == 404
+            took_ms[1].append(ms)
+            assert not running.done()
+        holding.give_back()
+        running.cancel()
+    refused, missing = map(statistics.median, took_ms)
+    print(f"\nmedian of {ROUNDS}: refused {refused:.2f} ms, a plain 404 {missing:.2f} ms")
+    assert refused < BAR_MS
