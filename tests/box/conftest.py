@@ -1,7 +1,9 @@
 """An empty Debian and the images that are built on it, once for all tests."""
 
+import subprocess
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -39,15 +41,46 @@ def wheels() -> Path:
     return image.CONTEXT / "wheels"
 
 
-@pytest.fixture(scope="session")
-def service(containers: Containers, wheels: Path) -> str:
-    """The name of the image with the scheduler."""
-    run(image.build_command("service", containers.builder, BASE))
-    return f"localhost/{image.tag('service')}"
+@dataclass(frozen=True)
+class Images:
+    """The names of both images, and a demo of the laboratory that runs or has ended."""
+
+    service: str
+    lab: str
+    demo: subprocess.Popen[bytes]
+    shown: Path
 
 
 @pytest.fixture(scope="session")
-def lab(containers: Containers, wheels: Path) -> str:
-    """The name of the image with the laboratory."""
+def images(
+    containers: Containers, wheels: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Images]:
+    service, lab = (f"localhost/{image.tag(stage)}" for stage in ("service", "lab"))
+    shown = tmp_path_factory.mktemp("demo")
+    shown.chmod(0o777)
     run(image.build_command("lab", containers.builder, BASE))
-    return f"localhost/{image.tag('lab')}"
+    # The demo waits for most of its half minute, so it runs while the other image is built.
+    options = (f"--volume={shown}:/tmp/demo", "--name=demo")
+    output = (shown / "log").open("wb")
+    demo = subprocess.Popen(
+        containers.command(lab, options=options), stdout=output, stderr=subprocess.STDOUT
+    )
+    try:
+        run(image.build_command("service", containers.builder, BASE))
+        yield Images(service, lab, demo, shown)
+    finally:
+        containers.podman("rm", "--force", "--ignore", "--time=0", "demo")
+        demo.wait()
+        output.close()
+
+
+@pytest.fixture(scope="session")
+def service(images: Images) -> str:
+    """The name of the image with the scheduler."""
+    return images.service
+
+
+@pytest.fixture(scope="session")
+def lab(images: Images) -> str:
+    """The name of the image with the laboratory."""
+    return images.lab

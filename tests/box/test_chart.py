@@ -1,5 +1,6 @@
 """The chart: what it renders for twelve sets of values, and what it refuses."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ import pytest
 import yaml
 
 from deploy.release import chart_version, package_chart, version
-from schedsvc.config import Config
+from schedsvc.config import Config, Reading, read
+from tests.server.certificates import Authority
 
 from .manifests import CHART, Object, not_restricted, only, pod_of, rendered, schema_problems
 from .tools import page_blocks
@@ -124,8 +126,38 @@ def test_a_pod_beyond_the_restricted_profile_is_found(objects: dict[str, list[Ob
     assert wrong == ["schedsvc: runAsNonRoot", "schedsvc: seccompProfile"]
 
 
+def read_in_pod(text: str, folder: Path) -> Reading:
+    """Read a configuration in a folder that has the paths of a pod, certificates included."""
+    for path in ("etc/schedsvc-tls", "run/schedsvc", "var/lib/schedsvc"):
+        (folder / path).mkdir(parents=True)
+    authority = Authority(folder)
+    pair = authority.issue("schedsvc")
+    for name, source in (("ca.crt", authority), ("tls.crt", pair)):
+        (folder / "etc/schedsvc-tls" / name).write_bytes(source.cert)
+    (folder / "etc/schedsvc-tls/tls.key").write_bytes(pair.key)
+    file = folder / "schedsvc.yaml"
+    file.write_text(re.sub(r"(?<=: )/(?=(?:etc|run|var)/)", f"{folder}/", text))
+    return read(file)
+
+
 @by_set
-def test_configuration_of_every_set_is_valid(name: str, objects: dict[str, list[Object]]) -> None:
+def test_scheduler_reads_the_configuration_of_every_set(
+    name: str,
+    objects: dict[str, list[Object]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    [container] = pod_of(objects[name])["containers"]
+    for variable in container.get("env", []):
+        monkeypatch.setenv(variable["name"], "a-token-of-a-test-a-token-of-a-test")
+    reading = read_in_pod(only(objects[name], "ConfigMap")["data"]["schedsvc.yaml"], tmp_path)
+    assert not reading.problems
+
+
+@by_set
+def test_configuration_of_every_set_fits_the_pod(
+    name: str, objects: dict[str, list[Object]]
+) -> None:
     given = config_of(objects[name])
     config = Config.model_validate(given)
     pod = pod_of(objects[name])

@@ -12,6 +12,7 @@ import pytest
 
 from deploy.release import version
 
+from .conftest import Images
 from .tools import Containers, run
 
 pytestmark = [pytest.mark.install, pytest.mark.timeout(300)]
@@ -111,7 +112,7 @@ def test_health_command_sees_a_drain(containers: Containers, service: str) -> No
 
 
 def test_new_container_on_the_volume_keeps_the_state(containers: Containers, service: str) -> None:
-    options = ("--volume=state:/var/lib/schedsvc",)
+    options = ("--volume=kept:/var/lib/schedsvc",)
     with serving(containers, service, *options) as (name, _):
         containers.podman("exec", name, "schedsvc", "mode", "dry_run")
     with serving(containers, service, *options) as (name, _):
@@ -119,7 +120,7 @@ def test_new_container_on_the_volume_keeps_the_state(containers: Containers, ser
     assert shown["overlay"] == "dry_run"
 
 
-def test_gate_folder_is_a_package_of_another_python(containers: Containers, service: str) -> None:
+def test_gate_folder_is_found_on_pythonpath(containers: Containers, service: str) -> None:
     code = (
         "import schedsvc_vllm.gate, schedsvc_client; from importlib.metadata import entry_points;"
         "print(schedsvc_vllm.gate.__file__, schedsvc_client.__file__,"
@@ -134,10 +135,8 @@ def test_gate_folder_is_a_package_of_another_python(containers: Containers, serv
     assert plugins == ["schedsvc"]
 
 
-def test_lab_shows_the_demo(containers: Containers, lab: str, tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    options = (f"--volume={tmp_path}:/tmp/demo",)
-    run(containers.command(lab, options=options))
-    report = json.loads((tmp_path / "report.json").read_text())
+def test_lab_shows_the_demo(images: Images) -> None:
+    assert images.demo.wait(120) == 0, (images.shown / "log").read_text()
+    report = json.loads((images.shown / "report.json").read_text())
     assert report["with"]["tenants"]["quiet"]["completed"]
-    assert (tmp_path / "demo.png").stat().st_size > 10_000
+    assert (images.shown / "demo.png").stat().st_size > 10_000
