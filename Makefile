@@ -101,9 +101,9 @@ bench: build ## Admission latency at every rung, each beside its reference.
 
 dist: dist/.built ## Build and check the packages in dist/: wheels and source distributions.
 
-# What is in the packages, and what builds them.
-dist/.built: $(shell git ls-files _core schedsvc clients deploy setup.py pyproject.toml \
-		MANIFEST.in README.md LICENSE CHANGELOG.md) | build
+# What is in the packages, and what builds them; `wildcard` leaves out files that were deleted.
+dist/.built: $(wildcard $(shell git ls-files _core schedsvc clients deploy setup.py pyproject.toml \
+		MANIFEST.in README.md LICENSE CHANGELOG.md)) | build
 	$(BIN)/python deploy/release.py
 	touch $@
 

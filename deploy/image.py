@@ -67,14 +67,25 @@ def build_command(stage: str, builder: Sequence[str], base: str = "") -> list[st
     return [*builder, *options, "--file", str(CONTEXT / "Containerfile"), str(CONTEXT)]
 
 
+def builder() -> str:
+    """Return the first program that can build here. Raises SystemExit if there is none.
+
+    A client of docker may be installed where no engine of docker runs.
+    """
+    for program in BUILDERS:
+        if shutil.which(program):
+            if subprocess.run([program, "info"], capture_output=True).returncode == 0:
+                return program
+            print(f"{program} is installed, and `{program} info` fails; trying the next one")
+    sys.exit(f"no program here can build images; install one of {', '.join(BUILDERS)}")
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Gather the wheels, and build both images."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base", default="", metavar="IMAGE", help="build on this Debian 12")
     given = parser.parse_args(arguments)
-    program = next(filter(shutil.which, BUILDERS), None)
-    if program is None:
-        sys.exit(f"no program that builds images is here; install {', '.join(BUILDERS)}")
+    program = builder()
     gather()
     for stage in IMAGES:
         if subprocess.run(build_command(stage, BUILDERS[program], given.base)).returncode:
