@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STUBS := clients/python
 VLLM_VENV := .venv-vllm
+CHART_VENV := .venv-chart
 TESTS_AT_ONCE ?= 2
 # The house rules: make check runs them, in a tenth of the time of the rest.
 NO_TIDY := --ignore tests/tidy
@@ -21,7 +22,7 @@ HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 
 .PHONY: help env build proto check test test-slow test-faults test-fuzz \
 	test-vllm test-vllm-slow vllm-pairs vllm-cost \
-	demo bench dist test-dist clean
+	demo bench dist test-dist image test-image test-chart clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -101,13 +102,34 @@ demo: build ## The noisy neighbour, without and with the scheduler, on the embed
 bench: build ## Admission latency at every rung, each beside its reference.
 	$(BIN)/python -m bench --out out/bench
 
-dist: build ## Build and check the packages in dist/: wheels and source distributions.
+dist: dist/.built ## Build and check the packages in dist/: wheels and source distributions.
+
+# What is in the packages, and what builds them; `wildcard` leaves out files that were deleted.
+dist/.built: $(wildcard $(shell git ls-files _core schedsvc clients deploy setup.py pyproject.toml \
+		MANIFEST.in README.md LICENSE CHANGELOG.md)) | build
 	$(BIN)/python deploy/release.py
+	touch $@
 
 test-dist: dist ## Install from dist/ into bare environments, and run what is there.
 	@# Four at a time on any machine: each of them waits for its demo half of the time.
 	$(call RUN,install,-n 4 --dist loadgroup,tests/install)
 
+image: dist ## Build the container images from dist/, by docker, podman or buildah.
+	$(BIN)/python -m deploy.image
+
+test-chart: build $(CHART_VENV)/.installed ## Render the chart and Kustomize, and check the objects.
+	$(BIN)/python -m pytest -q -m install tests/box/test_chart.py tests/box/test_kustomize.py \
+		tests/box/test_compose.py
+
+$(CHART_VENV)/.installed: tests/box/requirements.txt
+	$(PYTHON) -m venv $(CHART_VENV)
+	$(CHART_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+test-image: dist ## Build the images on an empty Debian and run them: needs root and podman.
+	$(BIN)/python -m pytest -q -m install tests/box/test_image.py \
+		tests/box/test_compose_run.py tests/box/test_walk.py
+
 clean: ## Remove what was built.
-	rm -rf $(VENV) $(VLLM_VENV) build clients/*/build dist out deploy/man
+	rm -rf $(VENV) $(VLLM_VENV) $(CHART_VENV) build clients/*/build dist out deploy/man
 	rm -rf schedsvc/*.so _core/*.c clients/node/node_modules

@@ -1,7 +1,7 @@
 """Builds the packages of a release, checks them, and prints what is left for a person to do.
 
 `make dist` runs it in .venv. It writes wheels and source distributions of `schedsvc`,
-`schedsvc-client` and `schedsvc-vllm` to dist/, and uploads nothing.
+`schedsvc-client` and `schedsvc-vllm` to dist/, the Helm chart to dist/chart/, and uploads nothing.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import tomllib
@@ -24,9 +25,25 @@ PROJECTS = {
 }
 #: The page that shows users which version to install.
 PAGE = "docs/install.md"
+CHART = "deploy/chart/schedsvc"
+#: What else states the version: image, chart, Kustomize, compose, and what pages show of them.
+OTHERS = (
+    "deploy/Containerfile",
+    f"{CHART}/Chart.yaml",
+    "deploy/kustomize/base/kustomization.yaml",
+    "deploy/kustomize/gate/kustomization.yaml",
+    "deploy/kustomize/example/kustomization.yaml",
+    "deploy/compose.yaml",
+    "docs/vllm.md",
+)
 _FORM = re.compile(r"\d+(\.\d+){1,2}((a|b|rc|\.post|\.dev)\d+)?")
 _VERSION = re.compile(r'(?m)^(version = )"[^"]*"')
 _PIN = re.compile(r'"(schedsvc-[a-z]+)(?:[=<>!~][^"\[\]]*)?"')
+_ARGUMENT = re.compile(r"(?m)^(ARG VERSION=).*$")
+_CHART = re.compile(r"(?m)^(version: )[\d.]+\S*$")
+_APP = re.compile(r'(?m)^(appVersion: )"[^"]*"')
+_NEW_TAG = re.compile(r"(newTag: )[^\s,}]+")
+_TAG = re.compile(r"\b(schedsvc(?:-lab)?:)\d+\.[\w.]*\w")
 _SHOWN = re.compile(r"'(schedsvc(?:-[a-z]+)?(?:\[[a-z]+\])?)==[^']*'")
 
 CHECKLIST = """
@@ -41,6 +58,10 @@ Left to do, in this order:
  5. Build the wheels of all Python versions on the tag: `cibuildwheel --output-dir dist`. They
     replace dist/schedsvc-{version}-*-linux_*.whl, which an index does not accept.
  6. `twine upload` the packages in the order of 1.
+ 7. Build the images on the tag: `make image`. Push {images}
+    to your registry. Write its name to `image.repository` in deploy/chart/schedsvc/values.yaml and
+    to `newName` in deploy/kustomize/example/kustomization.yaml.
+ 8. `helm push dist/chart/schedsvc-{chart}.tgz` to your registry of charts.
 """
 
 
@@ -50,33 +71,45 @@ def version() -> str:
     return str(project["version"])
 
 
-def with_version(text: str, new: str) -> str:
+def with_version(file: Path, new: str) -> str:
     """Return the text of a file with this version, and pins to our packages of this version."""
-    pinned = _SHOWN.sub(rf"'\1=={new}'", _PIN.sub(rf'"\1=={new}"', text))
-    # The package's own name stands in quotation marks too, and gets no version.
-    named = re.sub(r'(?m)^name = "(schedsvc-[a-z]+)==[^"]*"', r'name = "\1"', pinned)
-    return _VERSION.sub(rf'\1"{new}"', named, count=1)
+    text = file.read_text()
+    if file.suffix == ".toml":
+        pinned = _PIN.sub(rf'"\1=={new}"', text)
+        # The package's own name stands in quotation marks too, and gets no version.
+        named = re.sub(r'(?m)^name = "(schedsvc-[a-z]+)==[^"]*"', r'name = "\1"', pinned)
+        return _VERSION.sub(rf'\1"{new}"', named, count=1)
+    text = _CHART.sub(rf"\g<1>{chart_version(new)}", text)
+    text = _APP.sub(rf'\1"{new}"', text)
+    # \g<1>, because a digit follows.
+    for pattern in (_ARGUMENT, _NEW_TAG, _TAG):
+        text = pattern.sub(rf"\g<1>{new}", text)
+    return _SHOWN.sub(rf"'\1=={new}'", text)
+
+
+def chart_version(version: str) -> str:
+    """Return a version in the form that Helm asks for: 1.2rc1 is 1.2.0-rc1 there."""
+    numbers, rest = re.fullmatch(r"([\d.]*\d)(.*)", version).groups()  # type: ignore[union-attr]
+    padded = ".".join([*numbers.split("."), "0", "0"][:3])
+    return f"{padded}-{rest.lstrip('.')}" if rest else padded
 
 
 def stating() -> list[Path]:
     """Return the files that state the version."""
-    return [*(folder / "pyproject.toml" for folder in PROJECTS.values()), ROOT / PAGE]
+    projects = [folder / "pyproject.toml" for folder in PROJECTS.values()]
+    return [*projects, *(ROOT / path for path in (PAGE, *OTHERS))]
 
 
 def set_version(new: str) -> None:
     """Write the version to each place that states it."""
     for file in stating():
-        file.write_text(with_version(file.read_text(), new))
+        file.write_text(with_version(file, new))
 
 
 def stale() -> list[str]:
     """Return the files that state another version than the top pyproject.toml."""
-    texts = {file: file.read_text() for file in stating()}
-    return [
-        str(file.relative_to(ROOT))
-        for file, text in texts.items()
-        if text != with_version(text, version())
-    ]
+    wrong = [file for file in stating() if file.read_text() != with_version(file, version())]
+    return [str(file.relative_to(ROOT)) for file in wrong]
 
 
 def build() -> None:
@@ -95,9 +128,18 @@ def build() -> None:
         _run(*command, *kinds, str(folder))
 
 
+def package_chart(folder: Path) -> Path:
+    """Write the archive of the chart to a folder, and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    archive = folder / f"schedsvc-{chart_version(version())}.tgz"
+    with tarfile.open(archive, "w:gz") as written:
+        written.add(ROOT / CHART, arcname="schedsvc")
+    return archive
+
+
 def check() -> None:
     """Check metadata and descriptions, and which manylinux tag the compiled wheel could have."""
-    packages = sorted(map(str, DIST.iterdir()))
+    packages = sorted(str(file) for file in DIST.iterdir() if file.suffix in (".gz", ".whl"))
     _run("-m", "twine", "check", "--strict", *packages)
     if sys.platform != "linux":
         print("auditwheel: skipped, because it reads wheels of Linux alone")
@@ -130,7 +172,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--set-version",
         metavar="VERSION",
-        help="write VERSION and the pins of it to each pyproject.toml and docs/install.md, and end",
+        help="write VERSION and the pins of it to each file that states it, and end",
     )
     given = parser.parse_args(arguments)
     if given.set_version is not None:
@@ -146,8 +188,13 @@ def main(arguments: list[str] | None = None) -> None:
             f" deploy/release.py --set-version {version()}"
         )
     build()
+    # Not in dist/ itself: pip would take it for a source distribution of schedsvc.
+    package_chart(DIST / "chart")
     check()
-    print(CHECKLIST.format(names=", ".join(PROJECTS), version=version()))
+    images = f"schedsvc:{version()} and schedsvc-lab:{version()}"
+    chart = chart_version(version())
+    names = ", ".join(PROJECTS)
+    print(CHECKLIST.format(names=names, version=version(), images=images, chart=chart))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ _SERVICE = {
     "serve": ("schedsvc.cli.serve:serve", "Serve admission over gRPC."),
     "edge": ("schedsvc.cli.edge:edge", "Let callers who are not trusted reach a scheduler."),
     "check": ("schedsvc.cli.check:check", "Check a configuration file."),
+    "health": ("schedsvc.cli.health:health", "Ask for the health of a scheduler."),
     "stats": ("schedsvc.cli.stats:stats", "Show what a running scheduler does."),
     "why": ("schedsvc.cli.why:why", "Say why a request waits."),
     "drain": ("schedsvc.cli.drain:drain", "Stop admitting to a pool, or to all; or begin again."),

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import tomllib
+import yaml
 
 from deploy import release
 
 SCRIPT = release.ROOT / "deploy/release.py"
+OLD = release.version()
 
 
 def projects(root: Path) -> dict[str, dict[str, Any]]:
@@ -23,15 +25,15 @@ def projects(root: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture
 def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The three pyproject.toml files in a tree of their own."""
+    """The files that state the version in a tree of their own."""
     folders = {name: folder.relative_to(release.ROOT) for name, folder in release.PROJECTS.items()}
     for folder in folders.values():
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         text = (release.ROOT / folder / "pyproject.toml").read_text()
         (tmp_path / folder / "pyproject.toml").write_text(text)
-    (tmp_path / "docs").mkdir()
-    page = (release.ROOT / release.PAGE).read_text()
-    (tmp_path / release.PAGE).write_text(page)
+    for path in (release.PAGE, *release.OTHERS):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text((release.ROOT / path).read_text())
     monkeypatch.setattr(release, "ROOT", tmp_path)
     moved = {name: tmp_path / folder for name, folder in folders.items()}
     monkeypatch.setattr(release, "PROJECTS", moved)
@@ -52,9 +54,38 @@ def test_set_version_changes_versions_and_pins(copy: Path) -> None:
     extras = found["schedsvc"]["optional-dependencies"]
     assert "schedsvc-vllm==9.9.1" in extras["lab"]
     page = (copy / release.PAGE).read_text()
-    assert page.count("==9.9.1'") == page.count("'schedsvc") == 3
+    assert page.count("==9.9.1'") == page.count("'schedsvc") >= 3
+    for path in (release.PAGE, *release.OTHERS):
+        text = (copy / path).read_text()
+        assert "9.9.1" in text
+        assert OLD not in text
     assert release.version() == "9.9.1"
     assert release.stale() == []
+
+
+def test_chart_states_the_version_of_the_packages() -> None:
+    chart = yaml.safe_load((release.ROOT / release.CHART / "Chart.yaml").read_text())
+    assert chart["version"] == release.chart_version(release.version())
+    assert chart["appVersion"] == release.version()
+
+
+@pytest.mark.parametrize(
+    ("version", "chart"),
+    [("1.2", "1.2.0"), ("1.2.3", "1.2.3"), ("1.2rc1", "1.2.0-rc1"), ("1.2.3.dev4", "1.2.3-dev4")],
+)
+def test_chart_version_is_semantic(version: str, chart: str, copy: Path) -> None:
+    release.set_version(version)
+    found = yaml.safe_load((copy / release.CHART / "Chart.yaml").read_text())
+    assert (found["version"], found["appVersion"]) == (chart, version)
+    assert release.stale() == []
+
+
+@pytest.mark.parametrize("path", release.OTHERS)
+def test_stale_names_a_deployment_of_another_version(copy: Path, path: str) -> None:
+    file = copy / path
+    text = file.read_text()
+    file.write_text(text.replace(OLD, "0.0.9"))
+    assert release.stale() == [path]
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,8 @@ def test_command_of_a_unit_is_understood(unit: Path) -> None:
 
 def test_documented_configuration_fits_the_unit() -> None:
     page = (ROOT / "docs/install.md").read_text()
-    [text] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    section = page.split("\n## Run it under systemd\n")[1].split("\n## ")[0]
+    [text] = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
     config = Config.model_validate(yaml.safe_load(text))
     found = settings(ROOT / "deploy/systemd/schedsvc.service")
     assert config.state is not None

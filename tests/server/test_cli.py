@@ -69,7 +69,9 @@ def run_without_lab_packages(*arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
-@pytest.mark.parametrize("command", ["serve", "edge", "check", "stats", "why", "leases", "mode"])
+@pytest.mark.parametrize(
+    "command", ["serve", "edge", "check", "health", "stats", "why", "leases", "mode"]
+)
 def test_a_command_of_the_service_runs_without_the_lab_packages(command: str) -> None:
     done = run_without_lab_packages(command, "--help")
     assert done.returncode == 0, done.stderr

@@ -162,6 +162,10 @@ ROOMS: dict[str, Room] = {
         "click rich",
         prints=True,
     ),
+    # Asks the standard health service, which is not in the contract and so not in the client.
+    "schedsvc.cli.health": room(
+        "schedsvc.cli schedsvc_client", "click grpc grpc_health", prints=True
+    ),
     "schedsvc.lab.emulator.cli": room(
         "schedsvc.lab.emulator schedsvc.lab.emulator.replay_cli schedsvc.lab.engine"
         " schedsvc.lab.workload.tokenizers",

@@ -1,0 +1,72 @@
+{{- define "schedsvc.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 52 | trimSuffix "-" }}
+{{- end }}
+
+{{/* The name of every object. The claim of the state is named after it, so it has no version. */}}
+{{- define "schedsvc.fullname" -}}
+{{- $name := include "schedsvc.name" . }}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride }}
+{{- else if contains $name .Release.Name }}
+{{- .Release.Name | trunc 52 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 52 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{/* What selects the pod: no upgrade may change it. */}}
+{{- define "schedsvc.selector" -}}
+app.kubernetes.io/name: {{ include "schedsvc.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "schedsvc.labels" -}}
+{{ include "schedsvc.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* The configuration of the scheduler, with what has to agree with the pod. */}}
+{{- define "schedsvc.config" -}}
+{{- range $key := list "listeners" "metrics" "state" "edge" "record" }}
+{{- if hasKey $.Values.config $key }}
+{{- fail (printf "config.%s: the chart writes it, or its pod has no place for it; remove it" $key) }}
+{{- end }}
+{{- end }}
+{{- $operators := dict "unix" "/run/schedsvc/schedsvc.sock" "mode" "0600" "auth" "none" }}
+{{- $callers := dict "tcp" "0.0.0.0:7600" }}
+{{- if .Values.tls.secretName }}
+{{- $tls := dict "cert" "/etc/schedsvc-tls/tls.crt" "key" "/etc/schedsvc-tls/tls.key" }}
+{{- if .Values.tls.clientCA }}
+{{- $_ := set $tls "client_ca" "/etc/schedsvc-tls/ca.crt" }}
+{{- end }}
+{{- $_ := set $callers "tls" $tls }}
+{{- end }}
+{{- $own := dict "listeners" (list $operators $callers) "metrics" (dict "listen" "0.0.0.0:7690") "state" (dict "file" "/var/lib/schedsvc/state.db") }}
+{{- merge $own .Values.config | toYaml }}
+{{- end }}
+
+{{/* Kubernetes' own gRPC probe speaks no TLS; then the command asks at the Unix socket. */}}
+{{- define "schedsvc.probe" -}}
+{{- if .root.Values.tls.secretName -}}
+exec:
+  command: [/opt/schedsvc/bin/schedsvc, health, {{ .service }}]
+timeoutSeconds: 5
+{{- else -}}
+grpc:
+  port: 7600
+  service: {{ .service }}
+timeoutSeconds: 3
+{{- end }}
+{{- end }}
+
+{{/* Seconds of the drain and ten more; Kubernetes kills after that. */}}
+{{- define "schedsvc.grace" -}}
+{{- $limits := default dict .Values.config.limits }}
+{{- $drain := 25000 }}
+{{- if hasKey $limits "drain_ms" }}
+{{- $drain = int64 $limits.drain_ms }}
+{{- end }}
+{{- add 10 (div (add $drain 999) 1000) }}
+{{- end }}
