@@ -264,12 +264,9 @@ cdef class Flows:
     cdef inline int64_t newcomer_at(self, int32_t cls, int32_t pool) noexcept:
         return max(<int64_t>0, self.positions.level[cls][pool] - self.credit())
 
-    cdef int32_t find_position(self, int32_t flow, int32_t pool) noexcept:
-        """Where a flow stands in a pool; -1: it has never queued anything there. O(pools)."""
-        cdef int32_t n = self.items[flow].first_position
-        while n != NONE and self.positions.items[n].pool != pool:
-            n = self.positions.items[n].next_position
-        return n
+    cdef inline int32_t find_position(self, int32_t flow, int32_t pool) noexcept:
+        """Where a flow stands in a pool; -1: it never queued anything there. O(pools)."""
+        return self.positions.find(self.items[flow].first_position, pool)
 
     cdef inline bint is_billed(self, Queue* queue) noexcept:
         """Whether the head of a queue has what its quotas ask."""
@@ -442,10 +439,8 @@ cdef class Flows:
 
     cdef void leave_pools(self, int32_t flow) noexcept:
         """Let a flow that has nothing queued have no positions. O(pools)."""
-        cdef int32_t n = self.items[flow].first_position, q = self.items[flow].first_queue, gone
-        while n != NONE:
-            gone, n = n, self.positions.items[n].next_position
-            self.positions.release(gone)
+        cdef int32_t q = self.items[flow].first_queue
+        self.positions.release(self.items[flow].first_position)
         self.items[flow].first_position = NONE
         while q != NONE:
             self.queues[q].position = NONE

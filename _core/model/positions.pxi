@@ -59,11 +59,20 @@ cdef class Positions:
         self.items[n].next_position = self.items[n].waits_at = NONE
         return n
 
-    cdef void release(self, int32_t n) noexcept:
-        """Let a position go that its flow does not have any more. O(1)."""
-        self.items[n].flow = NONE
-        self.items[n].next_position = self.first_free
-        self.first_free = n
+    cdef int32_t find(self, int32_t n, int32_t pool) noexcept:
+        """The one in a pool, of those of a flow from its first on; -1: none. O(pools)."""
+        while n != NONE and self.items[n].pool != pool:
+            n = self.items[n].next_position
+        return n
+
+    cdef void release(self, int32_t first) noexcept:
+        """Let all positions of a flow go. O(positions of the flow)."""
+        cdef int32_t n
+        while first != NONE:
+            n, first = first, self.items[first].next_position
+            self.items[n].flow = NONE
+            self.items[n].next_position = self.first_free
+            self.first_free = n
 
     cdef int64_t lift_of(self, int32_t node, int32_t cls, int32_t pool) noexcept:
         """What positions of a class that wait at a node were lifted by in a pool. Expected O(1)."""
