@@ -26,12 +26,9 @@ cdef int32_t position_of(Flows flows, int32_t flow, int32_t pool) except -1:
     """The position of a flow in a pool; a new one is a newcomer's. O(positions of the flow)."""
     cdef int32_t n = flows.find_position(flow, pool)
     cdef Flow* f = &flows.items[flow]
-    cdef int64_t key = f.vtc
     if n != NONE:
         return n
-    if flows.lifts:
-        key = flows.newcomer_at(f.cls, pool)
-    n = flows.positions.add(flow, pool, key)
+    n = flows.positions.add(flow, pool, flows.newcomer_at(f.cls, pool))
     flows.positions.items[n].next_position = f.first_position
     f.first_position = n
     return n
@@ -49,10 +46,11 @@ cdef const Node* first_of_pool(Flows flows, int32_t cls, int32_t pool) noexcept:
 
 
 cdef int64_t raise_level_in(Flows flows, int32_t cls, int32_t pool) noexcept:
-    """Let the level of a class in a pool follow its least key. It never falls. O(1)."""
+    """Let the level of a class in a pool follow its least key, while the policy goes by the keys.
+    It never falls. O(1)."""
     cdef const Node* first = first_of_pool(flows, cls, pool)
     cdef int64_t* level = &flows.positions.level[cls][pool]
-    if first != NULL and flows.order == ORDER_COUNTER:
+    if first != NULL and flows.order == ORDER_COUNTER and flows.lifts:
         level[0] = max(level[0], first.key * flows.grain)
     return level[0]
 
@@ -60,9 +58,9 @@ cdef int64_t raise_level_in(Flows flows, int32_t cls, int32_t pool) noexcept:
 cdef int begin_in_pools(Flows flows, int32_t flow, int32_t target) except -1:
     """The flow gets something queued for a target: lift it in each pool that this target means
     and in which it had nothing queued. O(pools)."""
-    cdef bint busy[POOLS_MAX]
+    cdef uint8_t busy[POOLS_MAX]
     cdef int32_t q = flows.items[flow].first_queue, pool
-    memset(busy, False, sizeof(busy))
+    memset(busy, 0, POOLS_MAX)
     while q != NONE:
         if flows.queues[q].chain.count:
             if flows.queues[q].target == 0 or flows.queues[q].target == target:
@@ -168,13 +166,17 @@ cdef int bring_back(Flows flows, int32_t flow) except -1:
     """Where a flow stands too far ahead because of service elsewhere, forgive it some of that.
     O(positions * log n)."""
     cdef int32_t n = flows.items[flow].first_position, cls = flows.items[flow].cls, q
-    cdef bint queued[POOLS_MAX + 1]
-    cdef bint stands[POOLS_MAX + 1]
+    cdef uint8_t queued[POOLS_MAX + 1]
+    cdef uint8_t stands[POOLS_MAX + 1]
     cdef bint lowered = False
     cdef const Node* first
     cdef Position* p
     cdef int64_t less_by
     if flows.order != ORDER_COUNTER or not flows.lifts:
+        return 0
+    while n != NONE and flows.positions.items[n].foreign == 0:
+        n = flows.positions.items[n].next_position
+    if n == NONE:
         return 0
     find_lines(flows, flow, queued, stands)
     while n != NONE:
@@ -199,12 +201,12 @@ cdef int bring_back(Flows flows, int32_t flow) except -1:
     return 0
 
 
-cdef void find_lines(Flows flows, int32_t flow, bint* queued, bint* stands) noexcept:
+cdef void find_lines(Flows flows, int32_t flow, uint8_t* queued, uint8_t* stands) noexcept:
     """For which targets a flow has something queued, and for which it stands in line.
     O(targets)."""
     cdef int32_t q = flows.items[flow].first_queue, target
-    memset(queued, False, (POOLS_MAX + 1) * sizeof(bint))
-    memset(stands, False, (POOLS_MAX + 1) * sizeof(bint))
+    memset(queued, 0, POOLS_MAX + 1)
+    memset(stands, 0, POOLS_MAX + 1)
     while q != NONE:
         target = flows.queues[q].target
         queued[target] = flows.queues[q].chain.count > 0
@@ -216,8 +218,8 @@ cdef int wait_in_pools(Flows flows, int32_t flow) except -1:
     """Note in which pools all that a flow has queued waits for a quota, or for its share: there it
     is lifted with those that wait at the same node. O(targets)."""
     cdef Flow* f = &flows.items[flow]
-    cdef bint queued[POOLS_MAX + 1]
-    cdef bint stands[POOLS_MAX + 1]
+    cdef uint8_t queued[POOLS_MAX + 1]
+    cdef uint8_t stands[POOLS_MAX + 1]
     cdef int32_t n = f.first_position, node = f.waits_at, target
     cdef Position* p
     if node == NONE and f.throttled:

@@ -46,8 +46,11 @@ def test_the_manifest_holds_a_configuration_that_the_scheduler_takes(tmp_path: P
     file.write_text(config["data"]["schedsvc.yaml"])
     listener = yaml.safe_load(file.read_text())["listeners"][0]["unix"]
     assert variables["SCHEDSVC_TARGET"] == f"unix:{listener}"
-    # The folder of the socket is mounted in the pod; here it has to be one that exists.
-    file.write_text(file.read_text().replace(str(Path(listener).parent), str(tmp_path)))
+    # The folders of the socket and the state are mounted in the pod; here they have to exist.
+    text = file.read_text()
+    for path in (listener, yaml.safe_load(text)["state"]["file"]):
+        text = text.replace(str(Path(path).parent), str(tmp_path))
+    file.write_text(text)
     command = [sys.executable, "-m", "schedsvc", "check", str(file)]
     checked = subprocess.run(command, check=False, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -81,8 +81,7 @@ class Positions:
 
     def _begin(self, flow: int, pool: int) -> None:
         cls = self.state.flows[flow].cls
-        key = self._newcomer(cls, pool) if self.lifted else self.state.flows[flow].vtc
-        p = self.items.setdefault((flow, pool), Position(key))
+        p = self.items.setdefault((flow, pool), Position(self._newcomer(cls, pool)))
         p.node = -1
         if self.lifted:
             p.key = max(p.key, self.raise_level(cls, pool) - self.state.credit)
@@ -102,7 +101,7 @@ class Positions:
 
     def raise_level(self, cls: int, pool: int, but: int = -1) -> int:
         heads = [r for r in self.heads(cls, pool) if r.flow != but]
-        if heads and self.by_counter:
+        if heads and self.by_counter and self.lifted:
             least = self.state.rank(heads[0], pool)[0] * self.state.grain
             self.levels[cls, pool] = max(self.levels[cls, pool], least)
         return self.levels[cls, pool]
