@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from schedsvc_client.v1 import pool_pb2
+from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.cli import main
 from schedsvc.lab.faults.auditor import Granted, Sizes, ViolationError, compare_runs
@@ -111,6 +113,19 @@ def test_changed_row_of_another_principal_is_found(after: Rows, what: str) -> No
     auditor.unchanged(before, before)
     with pytest.raises(ViolationError, match=what):
         auditor.unchanged(before, after)
+
+
+@pytest.mark.parametrize("pattern", ["*", "mal-*"])
+def test_pool_without_an_owner_hears_who_may_offer_it(pattern: str) -> None:
+    auditor = Auditor(replace(HELD, grants=Grants(MAL, (pattern,), ("mal",), 250_000)))
+    auditor.drain("p", draining=True)
+    report = pb.SessionEvent(telemetry=pool_pb2.EngineTelemetry(pool="p"))
+    auditor.request(0, 1, MAL, pb.SessionRequest(seq=1, events=[report]).SerializeToString())
+    if pattern == "*":
+        auditor.settled(0)
+        return
+    with pytest.raises(ViolationError, match="wrong event was not told"):
+        auditor.settled(0)
 
 
 def test_totals_of_a_run_go_on_in_the_next_command(tmp_path: Path) -> None:

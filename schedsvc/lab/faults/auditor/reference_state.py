@@ -20,6 +20,7 @@ from schedsvc.lab.faults.auditor.records import (
     ID_BYTES_MAX,
     LIVE,
     NAME_BYTES_MAX,
+    NO_PRINCIPAL,
     REJECTED_DEADLINE,
     REJECTED_FIRST,
     REJECTED_LAST,
@@ -287,7 +288,11 @@ class Auditor:
 
     def _telemetry_is_wrong(self, principal: int, t: Any) -> bool:
         pool = self.books.pools.get(t.pool)
-        return pool is None or pool.principal != principal or not is_telemetry(t)
+        if pool is None or not is_telemetry(t):
+            return True
+        if pool.principal == NO_PRINCIPAL:
+            return not self.books.shares.may_offer(principal, t.pool)
+        return pool.principal != principal
 
     def response(self, now_ns: int, conn: int, principal: int, message: Any) -> None:
         """Read what the scheduler says on a stream."""
