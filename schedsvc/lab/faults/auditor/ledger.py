@@ -36,8 +36,8 @@ class Books(ImpliedState):
 
     `lagging` holds the streams that have verdicts which were not sent yet: while there are any,
     the books are behind, and nothing that needs them exact is checked. Where such a verdict is
-    never seen, or its request is asked for again meanwhile, the books are lost (`is_lost`) until
-    the next process.
+    never seen, its request is asked for again, or its lease id is replayed meanwhile, the books
+    are lost (`is_lost`) until the next process.
     """
 
     def __init__(self, terms: Terms) -> None:
