@@ -169,6 +169,7 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
     """A handle, or the negated outcome of a refusal. O(log n)."""
     cdef Flow* f = &core.flows.items[ask.flow]
     cdef Request* r
+    cdef bint lacks_adapter
     cdef int outcome
     cdef int32_t i
     # Among many flows nothing of this one is in the processor's cache: fetch all at once.
@@ -183,11 +184,10 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
         prefetch_line(&core.flows.queues[f.first_queue])
     i = record_of(core, ask)
     r = &core.requests.items[i]
-    outcome = reason_to_refuse(core, r)
+    lacks_adapter = r.adapter == NONE and ask.adapter.size > 0
+    outcome = reason_to_refuse(core, r, lacks_adapter)
     if not outcome or f.dry_runs:
-        if (r.adapter == NONE and ask.adapter.size) or lacks_place(
-            core, ask.principal, ask.prompt_tokens
-        ):
+        if lacks_adapter or lacks_place(core, ask.principal, ask.prompt_tokens):
             outcome = OUT_REJECTED_LIMIT
     if outcome == 0 and core.quotas.count:
         outcome = quota_refusal(core, i)
@@ -243,8 +243,10 @@ cdef int64_t answer_repeat(Core core, int32_t i, Ask* ask) except? -1:
     return core.requests.handle(i)
 
 
-cdef int reason_to_refuse(Core core, Request* r) except -1:
-    """The outcome that refuses a request at its arrival, or 0. O(pools)."""
+cdef int reason_to_refuse(Core core, Request* r, bint lacks_adapter) except -1:
+    """The outcome that refuses a request at its arrival, or 0. O(pools).
+
+    `lacks_adapter`: no place is left for its adapter, so `can_hold` leaves out what that takes."""
     cdef int64_t queued = core.flows.exempt_queued, tokens = core.flows.exempt_tokens
     cdef int64_t places
     cdef int32_t p
@@ -261,6 +263,8 @@ cdef int reason_to_refuse(Core core, Request* r) except -1:
                     drains = not fits
     if not attached:
         return OUT_REJECTED_NO_POOL
+    if not fits and drains and lacks_adapter:
+        return OUT_REJECTED_LIMIT  # with its adapter, it may be larger than the drained pools
     if not fits:
         return OUT_REJECTED_DRAINING if drains else OUT_REJECTED_TOO_LARGE
     places = slots_open_to(&f.refusals.retry_slots, core.flow_queue_max, core.now_ns)

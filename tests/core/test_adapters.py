@@ -43,6 +43,21 @@ def test_a_refused_request_holds_none(refused: str) -> None:
     s.check()
 
 
+@pytest.mark.parametrize("prompt", [80, 85])
+def test_one_without_a_place_is_not_refused_as_drained(prompt: int) -> None:
+    """Only with the adapter, which takes 10 tokens, 85 of them are more than the pool has."""
+    s = make(capacity=100, adapters_max=1)
+    s.set_pool_limits(0, adapter_tokens=10)
+    running = grant(s, 0, "runs", adapter=b"a")
+    s.set_draining(0, b"p", True)
+    assert admit(s, 0, "r", prompt, adapter=b"b") == -core.REJECTED_LIMIT
+    assert admit(s, 0, "s", 95, adapter=b"b") == -core.REJECTED_TOO_LARGE
+    s.complete(1, running.lease_id, 1)
+    outcome = core.REJECTED_DRAINING if prompt == 80 else core.REJECTED_TOO_LARGE
+    assert admit(s, 1, "t", prompt, adapter=b"b") == -outcome
+    s.check()
+
+
 def test_the_adapter_is_part_of_what_was_asked() -> None:
     s = make()
     first = admit(s, 0, "r", adapter=b"a")

@@ -34,7 +34,7 @@ class Refusals(Early):
         if not holding:
             return core.REJECTED_TOO_LARGE
         if not set(holding) & set(self.serving(r.target)):
-            return core.REJECTED_DRAINING
+            return core.REJECTED_DRAINING if known else core.REJECTED_LIMIT
         due = self.flows[r.flow].due
         if self._is_over(self.queued(lambda q: q.flow == r.flow), r, "flow_queue", due):
             return core.REJECTED_FLOW_QUEUE_FULL

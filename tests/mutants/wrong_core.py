@@ -1,5 +1,6 @@
 """Builds the core with every bug of the table in it, behind a number from the environment."""
 
+import fcntl
 import hashlib
 import shutil
 import sys
@@ -46,14 +47,18 @@ def build() -> Path:
     texts = edited()
     digest = hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:16]
     folder = ROOT / "build" / "mutants" / digest
-    found = list(folder.glob("lib/_core*"))
-    if found:
-        return found[0]
-    shutil.rmtree(folder.parent, ignore_errors=True)
-    source = folder / "source"
-    source.mkdir(parents=True)
-    for name, text in texts.items():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_text(text)
-    compile_extension(source / "core.pyx", folder, FLAGS)
-    return next(folder.glob("lib/_core*"))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Two tests that run at once would build into each other's files.
+    with (folder.parent.parent / "mutants.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = list(folder.glob("lib/_core*"))
+        if found:
+            return found[0]
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        source = folder / "source"
+        source.mkdir(parents=True)
+        for name, text in texts.items():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_text(text)
+        compile_extension(source / "core.pyx", folder, FLAGS)
+        return next(folder.glob("lib/_core*"))

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from schedsvc_client.v1 import pool_pb2
+from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.cli import main
 from schedsvc.lab.faults.auditor import Granted, Sizes, ViolationError, compare_runs
@@ -17,7 +19,7 @@ from schedsvc.lab.faults.hostile_options import HOSTILE, HOSTILE_FAULTS
 from schedsvc.lab.faults.options import draw
 from schedsvc.lab.faults.run import Case, Tally, run_case, run_cases
 
-from .test_auditor import TERMS
+from .test_auditor import TERMS, Desk
 
 S = 10**9
 MAL = 9
@@ -111,6 +113,58 @@ def test_changed_row_of_another_principal_is_found(after: Rows, what: str) -> No
     auditor.unchanged(before, before)
     with pytest.raises(ViolationError, match=what):
         auditor.unchanged(before, after)
+
+
+@pytest.mark.parametrize("pattern", ["*", "mal-*"])
+def test_pool_without_an_owner_hears_who_may_offer_it(pattern: str) -> None:
+    auditor = Auditor(replace(HELD, grants=Grants(MAL, (pattern,), ("mal",), 250_000)))
+    auditor.drain("p", draining=True)
+    report = pb.SessionEvent(telemetry=pool_pb2.EngineTelemetry(pool="p"))
+    auditor.request(0, 1, MAL, pb.SessionRequest(seq=1, events=[report]).SerializeToString())
+    if pattern == "*":
+        auditor.settled(0)
+        return
+    with pytest.raises(ViolationError, match="wrong event was not told"):
+        auditor.settled(0)
+
+
+@pytest.mark.parametrize(
+    ("lease_id", "lags", "drawn", "told_ns", "is_found"),
+    [
+        (11, True, False, 0, False),
+        (13, True, False, 0, False),
+        (14, True, False, 0, True),  # three grants after 10 end at 13
+        (11, False, False, 0, True),
+        (11, True, True, 0, True),  # nobody can guess an id that is drawn
+        (11, True, False, 1, True),  # it was live before
+    ],
+)
+def test_replay_under_the_id_of_an_unread_grant(
+    lease_id: int, lags: bool, drawn: bool, told_ns: int, is_found: bool
+) -> None:
+    desk = Desk(ids_tell_order=not drawn)
+    desk.grant(0, desk.ask(0, "known"), 10)
+    admits = []
+    for tag in (1, 2, 3):
+        ask = pb.AdmitRequest(
+            request_id=f"r{tag}", tenant="b", input_tokens=[10], max_output_tokens=10
+        )
+        admits.append(pb.SessionEvent(admit=pb.SessionAdmit(tag=tag, request=ask)))
+    desk.auditor.request(0, 2, 0, pb.SessionRequest(seq=1, events=admits).SerializeToString())
+    if lags:
+        desk.auditor.books.lagging.add(2)
+    replay = pb.LeaseReplay(
+        lease_id=lease_id, request_id="x", tenant="a", pool="p", pool_epoch=1,
+        reserved_tokens=20, prompt_tokens=10, max_output_tokens=10, sequences=1,
+    )  # fmt: skip
+    desk.say(0, replay=replay)
+    unknown = [pb.LeaseStatus(lease_id=lease_id, state=pb.LEASE_STATE_UNKNOWN)]
+    if is_found:
+        with pytest.raises(ViolationError, match="a live lease was called otherwise"):
+            desk.hear(told_ns, leases=unknown)
+    else:
+        desk.hear(told_ns, leases=unknown)
+    assert desk.auditor.is_asleep is not is_found
 
 
 def test_totals_of_a_run_go_on_in_the_next_command(tmp_path: Path) -> None:

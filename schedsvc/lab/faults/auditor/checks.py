@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from schedsvc.lab.faults.auditor.ledger import Books
 from schedsvc.lab.faults.auditor.peak import greatest_load, least_load
-from schedsvc.lab.faults.auditor.records import ENDED, Pool, Request, Stats, require
+from schedsvc.lab.faults.auditor.records import ENDED, Lease, Pool, Request, Stats, require
 
 _ROUND_NS = 1_000_000_000
 """The engine has begun with a request when so much time has passed, whatever is reported."""
@@ -70,6 +70,21 @@ def _let_unread_expire(books: Books, now_ns: int) -> list[tuple[int, int, int]]:
             books.expire(now_ns, lease, late=True)
             owed.append((lease.request.conn, lease.lease_id, ENDED))
     return owed
+
+
+def may_be_unread(books: Books, now_ns: int, lease: Lease) -> bool:
+    """Whether a lease was replayed now under the id of a grant that was not sent yet. O(queued).
+
+    Ids are consecutive: what lies between the greatest id that was known and that of such a grant
+    are ids of others, and there are no more of them than requests wait on streams that lag. Where
+    ids are drawn, nobody can guess one.
+    """
+    is_replayed = lease.request.ask is None and lease.granted_ns == now_ns
+    if not (is_replayed and books.terms.ids_tell_order):
+        return False
+    waiting = (r for queue in books.queues.values() for r in queue.values())
+    unread = sum(r.conn in books.lagging for r in waiting)
+    return not books.lease_ids.isdisjoint(range(lease.lease_id - unread, lease.lease_id))
 
 
 def _check_order(books: Books) -> None:

@@ -13,6 +13,7 @@ from schedsvc.lab.faults.auditor.records import (
     ENDED,
     EXPIRED,
     LIVE,
+    NO_PRINCIPAL,
     UNKNOWN,
     VOID,
     Ask,
@@ -35,8 +36,8 @@ class Books(ImpliedState):
 
     `lagging` holds the streams that have verdicts which were not sent yet: while there are any,
     the books are behind, and nothing that needs them exact is checked. Where such a verdict is
-    never seen, or its request is asked for again meanwhile, the books are lost (`is_lost`) until
-    the next process.
+    never seen, its request is asked for again, or its lease id is replayed meanwhile, the books
+    are lost (`is_lost`) until the next process.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -86,7 +87,7 @@ class Books(ImpliedState):
 
     def expect(self, name: str) -> None:
         """Know a pool by its name, which nobody has offered yet: it drains."""
-        self.pools[name] = Pool(name, _NEVER, 1, 1, 0, 0, 0, {}, {}, self.terms)
+        self.pools[name] = Pool(name, _NEVER, 1, 1, 0, 0, NO_PRINCIPAL, {}, {}, self.terms)
 
     def known(self, now_ns: int, *, is_behind: bool) -> Known:
         """Return what would outlive the process; `is_behind`: drains alone are known. O(leases)."""

@@ -15,6 +15,7 @@ UNKNOWN, LIVE, VOID, ENDED = 1, 2, 3, 4
 
 CREDIT_AUTO = -1
 LEAD_AUTO = -1
+NO_PRINCIPAL = -1  # the owner of a pool that was drained before a stream offered it
 
 # Limits of the contract (proto/README.md).
 PROMPT_TOKENS_MAX = 1 << 24

@@ -4,7 +4,7 @@ from typing import Any
 
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc.lab.faults.auditor.checks import compare, end_round
+from schedsvc.lab.faults.auditor.checks import compare, end_round, may_be_unread
 from schedsvc.lab.faults.auditor.figures import are_wrong, totals_of
 from schedsvc.lab.faults.auditor.implied_state import UNKNOWN_FLOW
 from schedsvc.lab.faults.auditor.ledger import Books
@@ -20,6 +20,7 @@ from schedsvc.lab.faults.auditor.records import (
     ID_BYTES_MAX,
     LIVE,
     NAME_BYTES_MAX,
+    NO_PRINCIPAL,
     REJECTED_DEADLINE,
     REJECTED_FIRST,
     REJECTED_LAST,
@@ -287,7 +288,11 @@ class Auditor:
 
     def _telemetry_is_wrong(self, principal: int, t: Any) -> bool:
         pool = self.books.pools.get(t.pool)
-        return pool is None or pool.principal != principal or not is_telemetry(t)
+        if pool is None or not is_telemetry(t):
+            return True
+        if pool.principal == NO_PRINCIPAL:
+            return not self.books.shares.may_offer(principal, t.pool)
+        return pool.principal != principal
 
     def response(self, now_ns: int, conn: int, principal: int, message: Any) -> None:
         """Read what the scheduler says on a stream."""
@@ -324,7 +329,9 @@ class Auditor:
         if lease is None:
             return
         require(lease.request.conn == conn, "a notice to a stream that does not hold the lease")
-        if state == ENDED:
+        if state == UNKNOWN and may_be_unread(self.books, now_ns, lease):
+            self.books.is_lost = True  # the scheduler did not restore it
+        elif state == ENDED:
             self.books.expire(now_ns, lease, late=conn in self.books.lagging)
         else:
             void = state == VOID and (lease.is_void or lease_id in self._stale)
