@@ -99,8 +99,10 @@ class Positions:
         heads = self.state.heads(pool) + self.state.heads(-1)
         return any(r.flow == flow for r in heads)
 
-    def raise_level(self, cls: int, pool: int, but: int = -1) -> int:
-        heads = [r for r in self.heads(cls, pool) if r.flow != but]
+    def raise_level(self, cls: int, pool: int) -> int:
+        """By those that stand there, and not yet by those that are about to come back."""
+        there = {flow for (flow, at), p in self.items.items() if at == pool and p.node == -1}
+        heads = [r for r in self.heads(cls, pool) if r.flow in there]
         if heads and self.by_counter and self.lifted:
             least = self.state.rank(heads[0], pool)[0] * self.state.grain
             self.levels[cls, pool] = max(self.levels[cls, pool], least)
@@ -172,13 +174,13 @@ class Positions:
 
     def look(self) -> None:
         """Let flows come back to pools in which something of them stands in line again."""
-        for (flow, pool), p in self.items.items():
+        for (flow, pool), p in sorted(self.items.items(), key=lambda item: item[0]):
             node = p.node
             if node == -1 or not self.stands(flow, pool):
                 continue
-            self._keep_lift(flow, pool, p)
             cls = self.state.flows[flow].cls
-            least = self.raise_level(cls, pool, but=flow)
+            least = self.raise_level(cls, pool)
+            self._keep_lift(flow, pool, p)
             if self.lifted and p.key < least:
                 self.lifts[node, cls, pool] += least - p.key
                 p.key = least

@@ -110,6 +110,7 @@ class State:
         if now_ns < self.now_ns:
             raise TwinError(3, "now_ns")
         self.note_heads()  # as of the event before
+        self.positions.look()
         if now_ns > self.now_ns:
             self.why.note()
         self.now_ns = now_ns
