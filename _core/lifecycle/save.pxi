@@ -59,7 +59,7 @@ cdef list changed_rows(Core core, int64_t now_ns, int64_t rows_max):
                 rows.append((POOL_ROW + <bytes>core.pool_list[n], pool_value(core, n)))
         for name, told in core.saved_pools.items():  # nobody has offered them since the restart
             epoch, promised, headroom, probes, draining, _ = told
-            levels = core.saved_levels.get(name, [])
+            levels = levels_in(core, name)
             value = pool_row(core, epoch, promised, headroom, probes, draining, levels)
             rows.append((POOL_ROW + <bytes>name, value))
     return rows
@@ -178,7 +178,7 @@ cdef bytes pool_value(Core core, int32_t pool):
     cdef Pool* p = &core.ledger.pools[pool]
     return pool_row(
         core, p.epoch, p.promised_blocks * p.block_size + p.owed_tokens, p.headroom_ppm, p.probes,
-        p.draining, levels_in(core, pool),
+        p.draining, levels_in(core, <bytes>core.pool_list[pool]),
     )
 
 

@@ -27,9 +27,14 @@ cdef int write_position(Writer w, bytes pool, int64_t key, int64_t foreign) exce
     return w.close(8, before)
 
 
-cdef list levels_in(Core core, int32_t pool):
+cdef list levels_in(Core core, bytes name):
     """Class and level of each class that has one in a pool. O(classes)."""
-    cdef int32_t cls
+    cdef int32_t cls, pool
+    if name in core.saved_levels:  # it has not come back, or is alone yet
+        return core.saved_levels[name]
+    if name not in core.pool_names:
+        return []
+    pool = core.pool_names[name]
     return [
         (cls, core.flows.positions.level[cls][pool])
         for cls in range(CLASSES_MAX)

@@ -151,6 +151,17 @@ def test_positions_outlive_the_process() -> None:
         assert served_in_quick_pool(begun_from(saved(again, 0), b"p", b"p1")) == turns
 
 
+def test_levels_of_drained_pools_outlive_two_restarts() -> None:
+    """Pools that drain are there before a stream offers them, and still not come back."""
+    world = disjoint()
+    world.run(650)
+    for name in (b"p", b"p1"):
+        world.scheduler.set_draining(world.now_ns, name, True)
+    rows = saved(world.scheduler, world.now_ns)
+    again = saved(begun_from(rows), 0)
+    assert [again[b"p" + name] for name in (b"p", b"p1")] == [rows[b"pp"], rows[b"pp1"]]
+
+
 def test_what_waits_already_stands_where_it_stood_before_the_restart() -> None:
     """The first pool is alone for a while, and what waits for it had no position there."""
     world = disjoint()
