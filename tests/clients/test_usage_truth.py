@@ -209,6 +209,18 @@ def test_without_usage_each_event_is_a_token(count: int, places: list[int]) -> N
     assert (out, counts) == (whole, (None, None, count))
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
+def test_an_event_of_an_error_is_no_token(path: str) -> None:
+    readers = (
+        UsageFilter(keep_last=False, keep_all=False),
+        UsageReader(ROUTES[path].usage, is_stream=True),
+    )
+    for reader in readers:
+        reader.feed(b'data: {"choices": [{"text": "a"}]}\r\n\r\n', False)
+        reader.feed(b'event: error\ndata: {"type": "error"}\n\n', True)
+        assert reader.output_tokens == 1
+
+
 def test_after_an_event_that_is_too_large_usage_is_still_taken_out() -> None:
     large = event({"choices": [{"text": "x" * (5 << 20)}]})
     told = event({"choices": [{"text": "a"}], "usage": OPENAI}, style=(",", ":"))

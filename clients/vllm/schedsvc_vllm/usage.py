@@ -23,7 +23,7 @@ _USUAL_END = re.compile(
     rb',"usage":\{"prompt_tokens":(\d+),"total_tokens":\d+,"completion_tokens":(\d+)'
     rb'(?:,"prompt_tokens_details":null)?\}\}\n\n'
 )
-# What streams begin with before there is a token.
+# What streams begin with before there is a token, and what the gate or an engine breaks off with.
 _FRAMES = frozenset(
     (
         b"response.queued",
@@ -32,6 +32,7 @@ _FRAMES = frozenset(
         b"message_start",
         b"message-start",
         b"ping",
+        b"error",
     )
 )
 # A whole answer is kept so far, to be read at its end. Of one that tells nothing, four bytes are a
@@ -120,7 +121,8 @@ class UsageFilter(_Told):
         if not is_whole:
             return raw
         if b'"usage"' not in raw:
-            self._events += b"data:" in raw and data_of(raw)[:1] == b"{"
+            is_error = raw.startswith(b"event: error\n")
+            self._events += b"data:" in raw and data_of(raw)[:1] == b"{" and not is_error
             return raw
         found = self._usage_at_end(raw)
         if found is None:
