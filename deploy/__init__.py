@@ -1,1 +1,1 @@
-"""What is published and deployed. Nothing of it is in a package but man pages and units."""
+"""What the project publishes and deploys. Packages hold only its man pages and data files."""

@@ -43,7 +43,7 @@ ctypedef struct FlowTimes:
     TimeHistogram evicted  # from the admission to the eviction
     TimeHistogram first_output  # from the admission to the first report of output
 
-# What a flow has that was never shown. Nobody writes to it.
+# Zeros, for a flow that was never shown. The core only reads it.
 cdef FlowTimes NO_TIMES
 memset(&NO_TIMES, 0, sizeof(FlowTimes))
 

@@ -5,8 +5,8 @@
 # flows. Lead: service elsewhere may bring a flow no further ahead of the others in a pool than
 # their least key and the lead; the rest is forgiven at once, or when the flow next stands in line
 # there. So with one pool nothing is ever forgiven, and what a flow does in one pool cannot starve
-# it, or the others, in another one. What is not forgiven at once is never forgiven later: otherwise
-# a flow could save it up, and have service in the pool itself forgiven. Requests for any pool stand
+# it, or the others, in another one. The pool forgives nothing later: otherwise a flow could save up
+# service elsewhere, and have its service in the pool itself forgiven. Requests for any pool stand
 # in a line of each pool.
 
 

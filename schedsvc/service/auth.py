@@ -91,7 +91,7 @@ class Credentials:
             for number, entry in before.items()
             if number not in self._listed or entry.proofs - self._listed[number].proofs
         }
-        # Who was let in unlisted may be listed now, with fewer grants, or be let in no more.
+        # The file may list an unlisted caller now with fewer grants, or refuse it.
         closed = before_unlisted and not unlisted_certificates
         ended |= {
             number

@@ -96,7 +96,7 @@ async def filled(scheduler: AsyncScheduler, pool: str) -> Admission:
 
 
 async def queued(scheduler: AsyncScheduler, count: int) -> None:
-    while (await scheduler.stats()).totals.queued != count:  # noqa: ASYNC110 - it tells nobody
+    while (await scheduler.stats()).totals.queued != count:  # noqa: ASYNC110 - Stats has no event
         await asyncio.sleep(0.01)
 
 

@@ -108,7 +108,7 @@ def body(output_tokens: int, **fields: Any) -> dict[str, Any]:
 async def left(http: aiohttp.ClientSession, programs: Proxied, stream: bool) -> None:
     """Ask for much, and leave as soon as the engine runs it."""
     asked = asyncio.ensure_future(http.post("/v1/completions", json=body(LONG, stream=stream)))
-    while not (asked.done() or await running(programs)):  # noqa: ASYNC110 - it tells nobody
+    while not (asked.done() or await running(programs)):  # noqa: ASYNC110 - Stats has no event
         await asyncio.sleep(0.01)
     if stream:
         response = await asked

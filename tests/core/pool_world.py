@@ -79,7 +79,7 @@ class PoolWorld:
         heapq.heapify(self.ends)
 
     def revive(self, pool: int) -> None:
-        """Let the engine of a pool begin anew."""
+        """Restart the engine of a pool: its leases are void."""
         self.epochs[pool] += 1
         self.begin_epoch(pool)
 

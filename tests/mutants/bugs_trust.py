@@ -63,7 +63,7 @@ TRUST_BUGS = (
     ),
     Mutant(
         "foreign-lease-ids",
-        "whoever knows the id of a lease may report on it and end it",
+        "a caller that knows the id of a lease may report on it and end it",
         (
             (
                 "lifecycle/lease.pxi",

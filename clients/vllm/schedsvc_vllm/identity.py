@@ -1,4 +1,4 @@
-"""Who asks: what a token proves, a trusted header, an API key's hash, or a field of the body."""
+"""The tenant of a request: by token, trusted header, API key's hash, or field of the body."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_pool_without_an_owner_hears_who_may_offer_it(pattern: str) -> None:
         (13, True, False, 0, False),
         (14, True, False, 0, True),  # three grants after 10 end at 13
         (11, False, False, 0, True),
-        (11, True, True, 0, True),  # nobody can guess an id that is drawn
+        (11, True, True, 0, True),  # no caller can guess a drawn id
         (11, True, False, 1, True),  # it was live before
     ],
 )

@@ -77,7 +77,7 @@ def may_be_unread(books: Books, now_ns: int, lease: Lease) -> bool:
 
     Ids are consecutive: what lies between the greatest id that was known and that of such a grant
     are ids of others, and there are no more of them than requests wait on streams that lag. Where
-    ids are drawn, nobody can guess one.
+    ids are drawn, no caller can guess one.
     """
     is_replayed = lease.request.ask is None and lease.granted_ns == now_ns
     if not (is_replayed and books.terms.ids_tell_order):

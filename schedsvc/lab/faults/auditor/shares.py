@@ -105,7 +105,7 @@ class Shares:
     def may_register(
         self, books: ImpliedState, now_ns: int, conn: int, principal: int, name: str
     ) -> bool:
-        """Whether grants and places let a stream offer a pool, whoever owns that now. O(pools)."""
+        """Whether grants and places let a stream offer a pool, owned or not. O(pools)."""
         if not self.may_offer(principal, name):
             return False
         if not self.is_limited(principal):
