@@ -44,8 +44,8 @@ def test_flows_share_a_pool_when_access_is_taken_away() -> None:
         for name in "BC":
             assert world.rate(name, begin, begin + MINUTE) == pytest.approx(5_000, rel=0.03)
     for begin in range(1_230, 1_440, 10):
-        assert world.rate("A", begin, begin + MINUTE) == pytest.approx(500, rel=0.06)
-        assert world.rate("C", begin, begin + MINUTE) == pytest.approx(500, rel=0.06)
+        assert world.rate("A", begin, begin + MINUTE) == pytest.approx(500, rel=0.03)
+        assert world.rate("C", begin, begin + MINUTE) == pytest.approx(500, rel=0.03)
 
 
 def test_flows_share_a_pool_that_died_and_returned() -> None:
