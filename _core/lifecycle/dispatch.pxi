@@ -62,7 +62,7 @@ cdef int serve_pool(Core core, int32_t pool) except -1:
             core.pool_wakes.put(pool, ends_ns, pool)
             return 0
     if not plan.above and core.flows.items[r.flow].queued == 1 and has_shares(core):
-        note_light(p, core.now_ns, plan.blocks * p.block_size)
+        note_light(p, core.now_ns, plan.blocks)
     if plan.pacing_gap_ns:
         pace_next(p, plan.pacing_gap_ns, core.now_ns)
     r.evidence = plan.evidence
