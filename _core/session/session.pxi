@@ -12,7 +12,7 @@ cdef enum:
 
 cdef tuple EVENT_NAMES = (
     "", "hello", "pool", "telemetry", "replay", "admit", "progress", "complete", "cancel",
-    "goodbye",
+    "goodbye", "beat",
 )
 
 
@@ -85,7 +85,7 @@ cdef class Session(SessionState):
             tag = read_tag(&c)
             if tag == 0:
                 break
-            if tag & 7 == LENGTH and tag >> 3 <= 9:
+            if tag & 7 == LENGTH and tag >> 3 <= 10:
                 if kind:  # no encoder writes two members of a oneof
                     c.bad = True
                 body = read_message(&c)
@@ -128,16 +128,11 @@ cdef class Session(SessionState):
             return self._complete(c)
         if kind == 8:
             return self._cancel(c)
-        return self._goodbye(c)
-
-    cdef int _goodbye(self, Cursor c) except -1:
-        cdef int64_t tag = read_tag(&c)
-        while tag:
-            skip(&c, tag)
-            tag = read_tag(&c)
-        check_whole(&c, "goodbye")
-        self.said_goodbye = True
-        return self.wake()
+        read_first(&c)  # these two hold nothing
+        check_whole(&c, EVENT_NAMES[kind])
+        if kind == 9:
+            self.said_goodbye = True
+        return self.wake()  # every answer acknowledges
 
     cdef int fault(self, uint64_t tag, int code, str field, str description) except -1:
         self.faults.append((tag, code, field.encode(), description.encode()))
@@ -320,6 +315,7 @@ cdef class Session(SessionState):
             w.close(5, before)
         if self.welcome_due:
             before = w.length()
+            w.varint(5, 1)
             w.varint(4, self.core.message_bytes_max)
             w.varint(3, self.core.session_open_max)
             w.varint(2, self.core.lease_ttl_ns // NS_PER_MS)

@@ -43,7 +43,11 @@ def test_hello_is_welcomed_and_acknowledged() -> None:
     answer = Stream(s, greets=False).send(0, HELLO)
     assert answer.ack_seq == 1
     assert answer.welcome == pb.SessionWelcome(
-        incarnation=77, lease_ttl_ms=3_000, open_requests_max=9, message_bytes_max=2_048
+        incarnation=77,
+        lease_ttl_ms=3_000,
+        open_requests_max=9,
+        message_bytes_max=2_048,
+        beats=True,
     )
 
 

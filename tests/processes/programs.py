@@ -126,8 +126,8 @@ class Programs:
         found: list[str] = json.loads(self._ready("scheduler").read_text())["targets"]
         return found
 
-    def start_engine(self) -> None:
-        """Start it, on the port that it had before."""
+    def start_engine(self, **environment: str) -> None:
+        """Start it, on the port that it had before, with further settings of its gate."""
         port = self.engine_url.rpartition(":")[2] or "0"
         gate = ("--middleware", "schedsvc_vllm.gate.Gate") if self._gated else ()
         self._start(
@@ -135,6 +135,7 @@ class Programs:
             *("emulate", "--profile", str(self.folder / "steady.yaml"), "--port", port, *gate),
             SCHEDSVC_TARGET=self._gate_target,
             SCHEDSVC_TENANT_HEADERS="x-tenant-id",
+            **environment,
         )
         self.engine_url = json.loads(self._ready("engine").read_text())["base_url"]
         if self._gated:

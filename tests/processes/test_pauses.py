@@ -21,7 +21,7 @@ async def test_a_scheduler_that_stood_still_expires_nothing(stand: Stand) -> Non
     """Its own pause does not count; what was asked meanwhile is granted when it goes on."""
     programs = stand(sizes=EngineSizes(kv_tokens=20 * 512, context_tokens=512))
     programs.start_scheduler()
-    programs.start_engine()
+    programs.start_engine(SCHEDSVC_UNREACHABLE_AFTER="60")
     async with (
         AsyncScheduler(programs.target) as scheduler,
         client(programs.engine_url) as http,

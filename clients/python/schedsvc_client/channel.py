@@ -48,6 +48,9 @@ class ClientOptions:
     connect_deadline_s: float = 5.0
     # How long admissions wait for a lost scheduler before they raise SchedulerUnavailable.
     unavailable_after_s: float = 1.0
+    # How long a scheduler whose stream is open may give no sign of life until admissions raise
+    # SchedulerUnavailable. Time in which this process stood still does not count. 0: for ever.
+    silent_after_s: float = 3.0
     # Between two attempts to connect, or to deliver a Complete; grows by 2, with full jitter.
     backoff_min_s: float = 0.05
     backoff_max_s: float = 2.0
@@ -71,7 +74,11 @@ class ClientOptions:
             value = getattr(self, entry.name)
             if value < 0:
                 raise ValueError(f"{entry.name} must not be negative: {value}")
-            if value == 0 and entry.name not in ("end_delay_s", "progress_delay_s"):
+            if value == 0 and entry.name not in (
+                "end_delay_s",
+                "progress_delay_s",
+                "silent_after_s",
+            ):
                 raise ValueError(f"{entry.name} must be positive, not 0")
         if self.message_bytes_max < 1_024:
             raise ValueError(f"message_bytes_max must be at least 1024: {self.message_bytes_max}")

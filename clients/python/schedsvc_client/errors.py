@@ -195,3 +195,18 @@ def refused(response: pb.AdmitResponse) -> Refused:
         queue_position=refusal.queue_position,
         queue_duration_us=response.queue_duration_us,
     )
+
+
+def refuses_pool(error: CallError) -> bool:
+    """Whether the scheduler refused a pool that the client offers."""
+    return any(violation.field.startswith("pool") for violation in error.violations)
+
+
+def defect(error: Exception) -> CallError:
+    """Return an error of this client itself."""
+    return call_error(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+
+
+def unavailable(message: str) -> SchedulerUnavailable:
+    """Return the error of a scheduler that cannot be asked."""
+    return SchedulerUnavailable(grpc.StatusCode.UNAVAILABLE, message)

@@ -12,10 +12,14 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Welcomed:
-    """The stream is open. `restarted`: the scheduler is another one than before."""
+    """The stream is open. `restarted`: the scheduler is another one than before.
+
+    `beats`: it acknowledges beats.
+    """
 
     incarnation: int
     restarted: bool
+    beats: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from schedsvc_client.channel import ClientOptions
 from schedsvc_client.errors import CallError, LimitExceeded, Violation, call_error
 from schedsvc_client.leases import Lease, LeaseTable, Totals, lease_of
 from schedsvc_client.message_sizes import MESSAGE_BYTES_MIN, accepted_bytes, admit_event, too_large
@@ -34,7 +35,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 # The seq field of a message: a tag and a varint of at most ten bytes.
 _SEQ_BYTES_MAX = 11
-_GOODBYE = -1
+_GOODBYE, _BEAT = -1, -2
 """In place of a lease id, among the events that the scheduler has to acknowledge."""
 
 
@@ -86,6 +87,17 @@ class _Lost:
     ends_ns: int | None = None
 
 
+def limits_of(options: ClientOptions) -> SessionLimits:
+    """Return what bounds the session of a client with these options."""
+    return SessionLimits(
+        message_bytes_max=options.message_bytes_max,
+        events_max=options.events_max,
+        open_requests_max=options.open_requests_max,
+        unacknowledged_max=options.unacknowledged_max,
+        progress_delay_ns=int(options.progress_delay_s * 1e9),
+    )
+
+
 def _encoded(event: pb.SessionEvent) -> bytes:
     """Encode an event as a part of a SessionRequest: such parts are simply joined."""
     return pb.SessionRequest(events=[event]).SerializeToString()
@@ -115,6 +127,8 @@ class SessionProtocol:
         self._connected = False
         #: What hashes of prompts are good for, as the scheduler said last.
         self.prefix_use = PrefixUse()
+        #: Beats that the scheduler has acknowledged, on all streams.
+        self.beats = 0
         self._reset_stream()
 
     def _reset_stream(self) -> None:
@@ -132,6 +146,7 @@ class SessionProtocol:
         self._unacknowledged: deque[tuple[int, int]] = deque()
         self._pools_refused = 0
         self._said_goodbye = False
+        self._takes_beats = self._beat_out = False
 
     @property
     def open_requests(self) -> int:
@@ -159,6 +174,7 @@ class SessionProtocol:
             or self._cancel_out
             or self._progress_out
             or self._telemetry_out
+            or self._beat_out
             or (self._leaves and not self._said_goodbye)
         )
 
@@ -246,6 +262,10 @@ class SessionProtocol:
         """End for good: the scheduler is to release the pools of this session at once."""
         self._leaves = bool(self._pools)
 
+    def beat(self) -> None:
+        """Ask the scheduler for a sign of life, which `beats` counts. It must take beats."""
+        self._beat_out = self._takes_beats
+
     # The stream.
 
     def connected(self, now_ns: int) -> None:
@@ -315,6 +335,7 @@ class SessionProtocol:
         while unacknowledged and unacknowledged[0][0] <= response.ack_seq:
             acknowledged = unacknowledged.popleft()[1]
             self._leaves = self._leaves and acknowledged != _GOODBYE
+            self.beats += acknowledged == _BEAT
             self._endings.pop(acknowledged, None)
         if response.HasField("welcome"):
             notices.append(self._welcomed(now_ns, response.welcome))
@@ -341,9 +362,10 @@ class SessionProtocol:
                 lost.ends_ns = now_ns + lost.lease.ttl_ns
         self._incarnation = welcome.incarnation
         self._welcomed_here = True
+        self._takes_beats = welcome.beats
         if welcome.open_requests_max > 0:
             self._open_requests_max = min(self._limits.open_requests_max, welcome.open_requests_max)
-        return Welcomed(welcome.incarnation, restarted)
+        return Welcomed(welcome.incarnation, restarted, welcome.beats)
 
     def _obey_size(self, stated: int) -> list[Notice]:
         """Keep to the size of messages that is in force here; give up what can never fit.
@@ -418,6 +440,9 @@ class SessionProtocol:
         if not self._welcomed_here:
             # Nothing is asked of a scheduler that may not be there.
             return None
+        if self._beat_out:
+            self._beat_out = False
+            return _encoded(pb.SessionEvent(beat=pb.SessionBeat())), _BEAT
         if not self._progress_out:
             self._progress_out.extend(self._table.take_due(now_ns))
         while self._progress_out:

@@ -52,6 +52,7 @@ OPTIONS = {
     "trust-request-id": "on or off: x-request-id is unique, since a proxy sets it",
     "api-keys-file": "file with the API keys that callers may use, one on each line",
     "unreachable": "open or closed: what to do while the scheduler is away",
+    "unreachable-after": "seconds without an answer until an open connection counts as that (3)",
     "unreachable-concurrency-min": "requests that always run while it is away",
     "ungated": "paths that pass ungated; refuse: none; pass: all that the gate does not size",
     "prefix-hashes": "auto or off: hash the blocks of prompts while the scheduler orders by them",

@@ -83,7 +83,11 @@ class Runtime:
             incarnation=started_ns,
             credentials=_credentials(settings),
             token=settings.token,
-            options=ClientOptions(progress_delay_s=0, end_delay_s=_END_DELAY_S),
+            options=ClientOptions(
+                progress_delay_s=0,
+                end_delay_s=_END_DELAY_S,
+                silent_after_s=settings.unreachable_after_s,
+            ),
             on_state=self._state_changed,
         )
         self._offer()

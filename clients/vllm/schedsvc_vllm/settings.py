@@ -94,6 +94,7 @@ class Settings:
     api_keys_sha256: frozenset[bytes] = frozenset()
     fail_open: bool = True
     fail_open_concurrency_min: int = 1
+    unreachable_after_s: float = 3.0
     refuse_ungated: bool = True
     open_paths: frozenset[str] = frozenset()
     prefix_hashes: bool = True
@@ -133,6 +134,7 @@ class Settings:
             api_keys_sha256=read.api_keys(),
             fail_open=read.choice("SCHEDSVC_UNREACHABLE", ("open", "closed")) == "open",
             fail_open_concurrency_min=read.number("SCHEDSVC_UNREACHABLE_CONCURRENCY_MIN", 1),
+            unreachable_after_s=read.seconds("SCHEDSVC_UNREACHABLE_AFTER", 3.0),
             refuse_ungated=read.raw("SCHEDSVC_UNGATED").lower() != "pass",
             open_paths=read.open_paths("SCHEDSVC_UNGATED"),
             prefix_hashes=read.choice("SCHEDSVC_PREFIX_HASHES", ("auto", "off")) == "auto",

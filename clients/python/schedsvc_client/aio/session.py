@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import random
 import time
@@ -15,6 +14,8 @@ import grpc
 import grpc.aio
 
 from schedsvc_client.aio.admission import Admission, Asker
+from schedsvc_client.aio.heartbeat import Heartbeat
+from schedsvc_client.aio.session_state import SessionState
 from schedsvc_client.channel import (
     ClientOptions,
     Token,
@@ -28,9 +29,11 @@ from schedsvc_client.errors import (
     InvalidRequest,
     SchedulerUnavailable,
     Unauthenticated,
-    call_error,
+    defect,
     from_rpc_error,
     refused,
+    refuses_pool,
+    unavailable,
 )
 from schedsvc_client.leases import Lease, Totals
 from schedsvc_client.outcomes import Outcome
@@ -43,7 +46,7 @@ from schedsvc_client.session_notices import (
     Verdict,
     Welcomed,
 )
-from schedsvc_client.session_protocol import SessionLimits, SessionProtocol
+from schedsvc_client.session_protocol import SessionProtocol, limits_of
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
@@ -51,14 +54,6 @@ _METHOD = "/schedsvc.v1.SchedulerService/Session"
 # Waiting will not cure these: admissions fail at once, while attempts go on.
 _HOPELESS = (Unauthenticated, InvalidRequest)
 _log = logging.getLogger("schedsvc_client.session")
-
-
-class SessionState(enum.Enum):
-    """Where a session stands."""
-
-    CONNECTING = "connecting"
-    CONNECTED = "connected"
-    CLOSED = "closed"
 
 
 class SchedulerSession(Asker):
@@ -87,11 +82,13 @@ class SchedulerSession(Asker):
         self._credentials = credentials
         self._token = token
         self._on_state = on_state
-        self._protocol = SessionProtocol(client_id, incarnation, _limits(self._options))
+        self._protocol = SessionProtocol(client_id, incarnation, limits_of(self._options))
         self._waiting: dict[int, tuple[Admission, asyncio.Future[None]]] = {}
         self._running: dict[int, Admission] = {}
         self._flushed: list[asyncio.Future[None]] = []
         self._wake = asyncio.Event()
+        bound_s = self._options.silent_after_s
+        self._heartbeat = Heartbeat(bound_s, self._send_beat, self._silence_changed)
         self._jitter = random.SystemRandom().random
         # None while admissions are worth a try, else why they are not.
         self._given_up: CallError | None = None
@@ -137,7 +134,7 @@ class SchedulerSession(Asker):
             return
         for admission in list(self._running.values()):
             admission.complete(outcome=Outcome.CANCELLED)
-        self._stop_asking(_unavailable("the session was closed"))
+        self._stop_asking(unavailable("the session was closed"))
         if self.state is SessionState.CONNECTED:
             self._protocol.say_goodbye()
             await self.flush(flush_deadline_s)
@@ -291,11 +288,12 @@ class SchedulerSession(Asker):
             # Not wait_for: before Python 3.12 it may swallow a cancellation.
             connect_s = self._options.connect_deadline_s
             done, _ = await asyncio.wait(both, timeout=connect_s, return_when=first)
-            if not done and self.state is not SessionState.CONNECTED:
-                return _unavailable(f"no Welcome within {connect_s:g} s")
+            if not done and self.state is SessionState.CONNECTING:
+                return unavailable(f"no Welcome within {connect_s:g} s")
             done, _ = await asyncio.wait(both, return_when=first)
             return done.pop().result()
         finally:
+            self._heartbeat.end()
             self._protocol.disconnected()
             writer.cancel()
             reader.cancel()
@@ -307,7 +305,7 @@ class SchedulerSession(Asker):
             while True:
                 response = await call.read()
                 if not isinstance(response, pb.SessionResponse):
-                    return _unavailable("the scheduler ended the stream")
+                    return unavailable("the scheduler ended the stream")
                 wrong = self._take(response)
                 if wrong is not None:
                     return wrong
@@ -316,12 +314,13 @@ class SchedulerSession(Asker):
         except Exception as error:
             # A defect of ours or of a callback must not end the session for good.
             _log.exception("cannot handle a message of the scheduler")
-            return _defect(error)
+            return defect(error)
 
     def _take(self, response: pb.SessionResponse) -> CallError | None:
         """Take one message. Returns why the stream is of no use, where it says so."""
         was_due_ns = self._protocol.next_deadline_ns()
         notices = self._protocol.receive(time.monotonic_ns(), response)
+        self._heartbeat.heard(self._protocol.beats)
         wrong = next((n.error for n in notices if isinstance(n, PoolRefused) and n.of_all), None)
         for notice in notices:
             # A stream whose pools are all refused is none to ask on: it never counts as connected.
@@ -343,7 +342,7 @@ class SchedulerSession(Asker):
         except Exception as error:
             # A defect of ours must not leave a stream that says nothing.
             _log.exception("cannot make a message for the scheduler")
-            return _defect(error)
+            return defect(error)
         return await asyncio.shield(reader)
 
     async def _send_all(self, call: Any) -> None:
@@ -410,10 +409,33 @@ class SchedulerSession(Asker):
         elif not future.done():
             future.set_exception(fault.error)
 
+    def _send_beat(self) -> None:
+        self._protocol.beat()
+        self._wake.set()
+
+    def _silence_changed(self) -> None:
+        """Fail what waits while the scheduler is silent, although its stream is open."""
+        if not self._heartbeat.is_silent:
+            self._given_up = None
+            _log.warning("the scheduler at %s answers again", self.target)
+            self._set_state(SessionState.CONNECTED)
+            return
+        bound_s = self._options.silent_after_s
+        error = unavailable(f"the scheduler at {self.target} did not answer for {bound_s:g} s")
+        _log.warning("admissions fail until the scheduler answers: %s", error.message)
+        self.last_error = error
+        self._set_state(SessionState.SILENT)
+        self._stop_asking(error)
+        self._wake.set()  # it withdraws what was asked, which the scheduler reads when it is back
+
     def _welcome(self, welcomed: Welcomed) -> None:
+        self._heartbeat.begin(beats=welcomed.beats)
         if self._give_up_timer is not None:
             self._give_up_timer.cancel()
             self._give_up_timer = None
+        if self._heartbeat.is_silent:
+            self._set_state(SessionState.SILENT)  # until two beats have been answered
+            return
         if self._away_logged or welcomed.restarted:
             # As loud as the loss: a log that shows the one shows the other.
             how = "another one" if welcomed.restarted else "the same"
@@ -432,17 +454,17 @@ class SchedulerSession(Asker):
         self.last_error = error
         if self.state is SessionState.CLOSED:
             return
-        if self.state is SessionState.CONNECTED:
+        if self.state in (SessionState.CONNECTED, SessionState.SILENT):
             _log.warning("lost the scheduler at %s: %s", self.target, error)
             self._away_logged = True
         self._set_state(SessionState.CONNECTING)
-        if isinstance(error, _HOPELESS) or _refuses_pool(error):
+        if isinstance(error, _HOPELESS) or refuses_pool(error):
             if self._given_up is None:
                 _log.error("the scheduler at %s refuses this client: %s", self.target, error)
                 self._away_logged = True
             # Of the stream, not of any admission: for them the scheduler is unavailable.
             of_caller = isinstance(error, Unauthenticated)
-            self._stop_asking(error if of_caller else _unavailable(str(error)))
+            self._stop_asking(error if of_caller else unavailable(str(error)))
         else:
             self._watch(asyncio.get_running_loop())
 
@@ -454,7 +476,7 @@ class SchedulerSession(Asker):
     def _give_up(self) -> None:
         self._give_up_timer = None
         cause = f": {self.last_error.message}" if self.last_error else ""
-        error = _unavailable(f"cannot reach the scheduler at {self.target}{cause}")
+        error = unavailable(f"cannot reach the scheduler at {self.target}{cause}")
         _log.warning("admissions fail until the scheduler is back: %s", error)
         self._away_logged = True
         self._stop_asking(error)
@@ -476,25 +498,3 @@ class SchedulerSession(Asker):
                 except Exception:
                     # Of the caller; it must not end the session.
                     _log.exception("on_state failed")
-
-
-def _limits(options: ClientOptions) -> SessionLimits:
-    return SessionLimits(
-        message_bytes_max=options.message_bytes_max,
-        events_max=options.events_max,
-        open_requests_max=options.open_requests_max,
-        unacknowledged_max=options.unacknowledged_max,
-        progress_delay_ns=int(options.progress_delay_s * 1e9),
-    )
-
-
-def _refuses_pool(error: CallError) -> bool:
-    return any(violation.field.startswith("pool") for violation in error.violations)
-
-
-def _defect(error: Exception) -> CallError:
-    return call_error(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
-
-
-def _unavailable(message: str) -> SchedulerUnavailable:
-    return SchedulerUnavailable(grpc.StatusCode.UNAVAILABLE, message)

@@ -15,7 +15,7 @@ errors are for failures of the call:
   UNAVAILABLE         the scheduler drains; try another or come back
   RESOURCE_EXHAUSTED  a limit of the scheduler itself; details hold google.rpc.RetryInfo
   INTERNAL            an invariant of the scheduler is broken; it grants nothing any more
-Limits, credentials, idempotency and the life of a Session are described in proto/README.md.
+proto/README.md describes limits, credentials, idempotency and the life of a Session.
 """
 
 from collections import abc as _abc
@@ -178,8 +178,8 @@ class AdmitRequest(_message.Message):
     REPORTS_PROGRESS_FIELD_NUMBER: _builtins.int
     INPUT_ESTIMATED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Chosen by the caller, 1 to 128 bytes, unique for caller and tenant for five minutes. The same
-    id with the same payload gets the same answer; with another payload ALREADY_EXISTS.
+    """1 to 128 bytes, unique for caller and tenant for five minutes. The same id and payload get the
+    same answer; another payload gets ALREADY_EXISTS.
     """
     tenant: _builtins.str
     """The tenant the caller vouches for, at most 256 bytes. Empty: see api_key_sha256, else unknown."""
@@ -300,8 +300,8 @@ class Grant(_message.Message):
     reserved_tokens: _builtins.int
     """KV tokens reserved for it, in whole blocks."""
     engine_priority: _builtins.int
-    """Suggested engine priority, lower runs first: the rank of its class, less than any rank for an
-    exempt one. A request whose class has waited for its ageing time has that of the best class.
+    """Suggested engine priority, lower runs first: the rank of its class, or less if it is exempt; of
+    the best class if its class has waited for its ageing time.
     """
     def __init__(
         self,
@@ -430,7 +430,7 @@ Global___ProgressRequest: _TypeAlias = ProgressRequest  # noqa: Y015
 
 @_typing.final
 class ProgressResponse(_message.Message):
-    """What the scheduler knows of each lease of the request, in its order."""
+    """In the order of the request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -452,8 +452,6 @@ Global___ProgressResponse: _TypeAlias = ProgressResponse  # noqa: Y015
 
 @_typing.final
 class LeaseStatus(_message.Message):
-    """The state of one lease."""
-
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
@@ -772,7 +770,7 @@ class FlowStats(_message.Message):
     """Its requests are decided and counted, and all granted at once."""
     audited_waits: _builtins.int
     request_class: _builtins.str
-    """A tenant has a flow, with a counter of its own, in each class that its requests have used."""
+    """A tenant has a flow in each class that its requests have used."""
     share_tokens_per_minute: _builtins.int
     """Its share or its group's (0: none), what is left of it, used beyond it, lent; it waits for it."""
     share_left_tokens: _builtins.int
@@ -1009,7 +1007,7 @@ class SessionRequest(_message.Message):
     """Grows by one with each message of the stream, from 1."""
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionEvent]:
-        """In order. At most 4,096."""
+        """At most 4,096."""
 
     def __init__(
         self,
@@ -1027,8 +1025,6 @@ Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015
 
 @_typing.final
 class SessionEvent(_message.Message):
-    """One event."""
-
     DESCRIPTOR: _descriptor.Descriptor
 
     HELLO_FIELD_NUMBER: _builtins.int
@@ -1040,6 +1036,7 @@ class SessionEvent(_message.Message):
     COMPLETE_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
+    BEAT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___SessionHello: ...
     @_builtins.property
@@ -1058,6 +1055,8 @@ class SessionEvent(_message.Message):
     def cancel(self) -> Global___SessionCancel: ...
     @_builtins.property
     def goodbye(self) -> Global___SessionGoodbye: ...
+    @_builtins.property
+    def beat(self) -> Global___SessionBeat: ...
     def __init__(
         self,
         *,
@@ -1070,12 +1069,13 @@ class SessionEvent(_message.Message):
         complete: Global___CompleteRequest | None = ...,
         cancel: Global___SessionCancel | None = ...,
         goodbye: Global___SessionGoodbye | None = ...,
+        beat: Global___SessionBeat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "cancel", b"cancel", "complete", b"complete", "event", b"event", "goodbye", b"goodbye", "hello", b"hello", "pool", b"pool", "progress", b"progress", "replay", b"replay", "telemetry", b"telemetry"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "beat", b"beat", "cancel", b"cancel", "complete", b"complete", "event", b"event", "goodbye", b"goodbye", "hello", b"hello", "pool", b"pool", "progress", b"progress", "replay", b"replay", "telemetry", b"telemetry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "cancel", b"cancel", "complete", b"complete", "event", b"event", "goodbye", b"goodbye", "hello", b"hello", "pool", b"pool", "progress", b"progress", "replay", b"replay", "telemetry", b"telemetry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "beat", b"beat", "cancel", b"cancel", "complete", b"complete", "event", b"event", "goodbye", b"goodbye", "hello", b"hello", "pool", b"pool", "progress", b"progress", "replay", b"replay", "telemetry", b"telemetry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["hello", "pool", "telemetry", "replay", "admit", "progress", "complete", "cancel", "goodbye"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["hello", "pool", "telemetry", "replay", "admit", "progress", "complete", "cancel", "goodbye", "beat"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -1125,11 +1125,27 @@ class SessionGoodbye(_message.Message):
 Global___SessionGoodbye: _TypeAlias = SessionGoodbye  # noqa: Y015
 
 @_typing.final
+class SessionBeat(_message.Message):
+    """Is acknowledged at once (`ack_seq`): a sign of life. Send it only if the Welcome has `beats`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionBeat: _TypeAlias = SessionBeat  # noqa: Y015
+
+@_typing.final
 class LeaseReplay(_message.Message):
-    """A lease that the shim still runs, reported again after a reconnect. The scheduler accepts a lease
-    that it does not know only from the caller that offers the pool, and only until the lease TTL and
-    grace have passed since the pool was first offered. Otherwise the lease is UNKNOWN. A pool that
-    only the configuration lists has no owner, so any caller may replay into it within that time.
+    """A lease that the shim still runs, reported again after a reconnect. An unknown lease is accepted
+    from the caller that offers the pool, or from any if only the configuration lists it, until lease
+    TTL and grace have passed since it was first offered. Otherwise the lease is UNKNOWN.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1161,7 +1177,7 @@ class LeaseReplay(_message.Message):
     """Sum over prompts, as admitted."""
     max_output_tokens: _builtins.int
     input_tokens: _builtins.int
-    """Running totals, as in LeaseProgress."""
+    """As in LeaseProgress."""
     cached_input_tokens: _builtins.int
     output_tokens: _builtins.int
     sequences: _builtins.int
@@ -1199,8 +1215,6 @@ Global___LeaseReplay: _TypeAlias = LeaseReplay  # noqa: Y015
 
 @_typing.final
 class SessionAdmit(_message.Message):
-    """Asks for one request."""
-
     DESCRIPTOR: _descriptor.Descriptor
 
     TAG_FIELD_NUMBER: _builtins.int
@@ -1257,7 +1271,7 @@ class SessionResponse(_message.Message):
     FAULTS_FIELD_NUMBER: _builtins.int
     PREFIX_USE_FIELD_NUMBER: _builtins.int
     ack_seq: _builtins.int
-    """Highest seq processed. Sent with verdicts, and after a Hello, a LeaseReplay or a Complete."""
+    """Highest seq processed. Sent with verdicts, and after Hello, LeaseReplay, Complete and Beat."""
     @_builtins.property
     def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionVerdict]:
         """Verdicts, in the order in which they fell."""
@@ -1298,8 +1312,6 @@ Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
 
 @_typing.final
 class SessionVerdict(_message.Message):
-    """The verdict for one tag."""
-
     DESCRIPTOR: _descriptor.Descriptor
 
     TAG_FIELD_NUMBER: _builtins.int
@@ -1331,6 +1343,7 @@ class SessionWelcome(_message.Message):
     LEASE_TTL_MS_FIELD_NUMBER: _builtins.int
     OPEN_REQUESTS_MAX_FIELD_NUMBER: _builtins.int
     MESSAGE_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    BEATS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """Changes when the scheduler restarts: then replay matters."""
     lease_ttl_ms: _builtins.int
@@ -1338,6 +1351,8 @@ class SessionWelcome(_message.Message):
     """Most requests that may be open on the stream at once."""
     message_bytes_max: _builtins.int
     """Most bytes of a message; a larger one ends the stream. 0: the scheduler does not say."""
+    beats: _builtins.bool
+    """The scheduler acknowledges beats."""
     def __init__(
         self,
         *,
@@ -1345,10 +1360,11 @@ class SessionWelcome(_message.Message):
         lease_ttl_ms: _builtins.int = ...,
         open_requests_max: _builtins.int = ...,
         message_bytes_max: _builtins.int = ...,
+        beats: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "lease_ttl_ms", b"lease_ttl_ms", "message_bytes_max", b"message_bytes_max", "open_requests_max", b"open_requests_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beats", b"beats", "incarnation", b"incarnation", "lease_ttl_ms", b"lease_ttl_ms", "message_bytes_max", b"message_bytes_max", "open_requests_max", b"open_requests_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SchedulerServiceStub(object):
-    """Decides for every request to an LLM engine whether it runs now, waits, or is refused.
+    """Decides whether a request to an LLM engine runs now, waits, or is refused.
     """
 
     def __init__(self, channel):
@@ -63,12 +63,12 @@ class SchedulerServiceStub(object):
 
 
 class SchedulerServiceServicer(object):
-    """Decides for every request to an LLM engine whether it runs now, waits, or is refused.
+    """Decides whether a request to an LLM engine runs now, waits, or is refused.
     """
 
     def Admit(self, request, context):
-        """Held until the request is granted, refused or evicted: at most the queue TTL, and answered at
-        least 50 ms before the call's own deadline. Cancelling the call cancels the request.
+        """Held until the verdict: at most the queue TTL, and until 50 ms before the call's own deadline.
+        Cancelling the call cancels the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,9 +96,8 @@ class SchedulerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """The same events, many per message, one stream for each shim process. The first event is
-        Hello. Losing the stream withdraws what is queued on it; its leases live on until their TTL
-        and are taken over again by a reconnect that replays them.
+        """The same events, many per message, one stream for each shim process, which begins with Hello.
+        Losing it withdraws what is queued; its leases live on, and a reconnect replays them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,7 +140,7 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SchedulerService(object):
-    """Decides for every request to an LLM engine whether it runs now, waits, or is refused.
+    """Decides whether a request to an LLM engine runs now, waits, or is refused.
     """
 
     @staticmethod

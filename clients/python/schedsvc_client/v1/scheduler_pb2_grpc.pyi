@@ -15,7 +15,7 @@ errors are for failures of the call:
   UNAVAILABLE         the scheduler drains; try another or come back
   RESOURCE_EXHAUSTED  a limit of the scheduler itself; details hold google.rpc.RetryInfo
   INTERNAL            an invariant of the scheduler is broken; it grants nothing any more
-Limits, credentials, idempotency and the life of a Session are described in proto/README.md.
+proto/README.md describes limits, credentials, idempotency and the life of a Session.
 """
 
 from collections import abc as _abc
@@ -42,15 +42,15 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SchedulerServiceStub:
-    """Decides for every request to an LLM engine whether it runs now, waits, or is refused."""
+    """Decides whether a request to an LLM engine runs now, waits, or is refused."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SchedulerServiceAsyncStub: ...
     Admit: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.AdmitRequest, _scheduler_pb2.AdmitResponse]
-    """Held until the request is granted, refused or evicted: at most the queue TTL, and answered at
-    least 50 ms before the call's own deadline. Cancelling the call cancels the request.
+    """Held until the verdict: at most the queue TTL, and until 50 ms before the call's own deadline.
+    Cancelling the call cancels the request.
     """
     Progress: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ProgressRequest, _scheduler_pb2.ProgressResponse]
     """Reports totals of granted leases, never deltas, and renews them. A repeat is harmless."""
@@ -59,19 +59,18 @@ class SchedulerServiceStub:
     Stats: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.StatsRequest, _scheduler_pb2.StatsResponse]
     """A snapshot of pools, flows and counters."""
     Session: _grpc.StreamStreamMultiCallable[_scheduler_pb2.SessionRequest, _scheduler_pb2.SessionResponse]
-    """The same events, many per message, one stream for each shim process. The first event is
-    Hello. Losing the stream withdraws what is queued on it; its leases live on until their TTL
-    and are taken over again by a reconnect that replays them.
+    """The same events, many per message, one stream for each shim process, which begins with Hello.
+    Losing it withdraws what is queued; its leases live on, and a reconnect replays them.
     """
 
 @_typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
-    """Decides for every request to an LLM engine whether it runs now, waits, or is refused."""
+    """Decides whether a request to an LLM engine runs now, waits, or is refused."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Admit: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.AdmitRequest, _scheduler_pb2.AdmitResponse]  # type: ignore[assignment]
-    """Held until the request is granted, refused or evicted: at most the queue TTL, and answered at
-    least 50 ms before the call's own deadline. Cancelling the call cancels the request.
+    """Held until the verdict: at most the queue TTL, and until 50 ms before the call's own deadline.
+    Cancelling the call cancels the request.
     """
     Progress: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ProgressRequest, _scheduler_pb2.ProgressResponse]  # type: ignore[assignment]
     """Reports totals of granted leases, never deltas, and renews them. A repeat is harmless."""
@@ -80,13 +79,12 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     Stats: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.StatsRequest, _scheduler_pb2.StatsResponse]  # type: ignore[assignment]
     """A snapshot of pools, flows and counters."""
     Session: _aio.StreamStreamMultiCallable[_scheduler_pb2.SessionRequest, _scheduler_pb2.SessionResponse]  # type: ignore[assignment]
-    """The same events, many per message, one stream for each shim process. The first event is
-    Hello. Losing the stream withdraws what is queued on it; its leases live on until their TTL
-    and are taken over again by a reconnect that replays them.
+    """The same events, many per message, one stream for each shim process, which begins with Hello.
+    Losing it withdraws what is queued; its leases live on, and a reconnect replays them.
     """
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Decides for every request to an LLM engine whether it runs now, waits, or is refused."""
+    """Decides whether a request to an LLM engine runs now, waits, or is refused."""
 
     @_abc_1.abstractmethod
     def Admit(
@@ -94,8 +92,8 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.AdmitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.AdmitResponse, _abc.Awaitable[_scheduler_pb2.AdmitResponse]]:
-        """Held until the request is granted, refused or evicted: at most the queue TTL, and answered at
-        least 50 ms before the call's own deadline. Cancelling the call cancels the request.
+        """Held until the verdict: at most the queue TTL, and until 50 ms before the call's own deadline.
+        Cancelling the call cancels the request.
         """
 
     @_abc_1.abstractmethod
@@ -128,9 +126,8 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_scheduler_pb2.SessionRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.SessionResponse], _abc.AsyncIterator[_scheduler_pb2.SessionResponse]]:
-        """The same events, many per message, one stream for each shim process. The first event is
-        Hello. Losing the stream withdraws what is queued on it; its leases live on until their TTL
-        and are taken over again by a reconnect that replays them.
+        """The same events, many per message, one stream for each shim process, which begins with Hello.
+        Losing it withdraws what is queued; its leases live on, and a reconnect replays them.
         """
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,195 @@
+"""The gate before a scheduler whose process is stopped, or whose event loop hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from schedsvc_client.aio import AsyncScheduler, SchedulerSession, SessionState
+from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_vllm.gate import Gate
+from schedsvc_vllm.settings import Settings
+
+from .asgi import Engine, Exchange, ask, owner
+from .bench import TRUST
+from .conftest import Until
+from .fake_scheduler import FakeScheduler
+
+# An open connection that answers nothing ended after 20 s at the earliest, by gRPC's own pings, and
+# a hanging loop never ended it: those are answered by other threads.
+SOON_S = 10.0
+PROMPT_TOKENS = len(json.loads(ask())["prompt"])
+
+WAYS = {
+    "stopped": (signal.SIGSTOP, signal.SIGCONT),
+    "hanging": (signal.SIGUSR1, signal.SIGUSR2),
+}
+
+
+class Scheduler:
+    """A scheduler in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.target = f"unix:{folder}/s"
+        ready, config = folder / "ready", folder / "c.yaml"
+        tenants = [{"name": "acme", "weight": 1}]
+        listeners = [{"unix": f"{folder}/s"}]
+        config.write_text(json.dumps({"listeners": listeners, "tenants": tenants}))
+        program = Path(__file__).parent / "hanging_scheduler.py"
+        command = [sys.executable, str(program), "serve", "--config", str(config)]
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "--ready-file", str(ready)], stdout=log, stderr=log
+            )
+        deadline_s = time.monotonic() + 60
+        while not (ready.exists() and ready.read_text()):
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline_s, self.log.read_text()
+            time.sleep(0.02)
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+        if number == signal.SIGSTOP:
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+
+    def stop(self) -> None:
+        for number in (signal.SIGCONT, signal.SIGUSR2, signal.SIGTERM):
+            self.process.send_signal(number)
+        self.process.wait(30)
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Scheduler]:
+    folder = Path(tempfile.mkdtemp(prefix="si-"))
+    made = Scheduler(folder)
+    yield made
+    made.stop()
+    shutil.rmtree(folder)
+
+
+class Gated:
+    """A gate before an engine of the tests, and what it sees of its scheduler."""
+
+    def __init__(self, target: str, unreachable_after_s: float) -> None:
+        self.engine = Engine(prompt_tokens=PROMPT_TOKENS)
+        self.gate = Gate(
+            self.engine,
+            Settings(
+                target=target,
+                tenant_headers=("x-tenant-id",),
+                unreachable_after_s=unreachable_after_s,
+            ),
+        )
+        self._owner = owner()
+
+    @property
+    def session(self) -> SchedulerSession:
+        assert self.gate._runtime is not None
+        return self.gate._runtime.session
+
+    async def ask(self) -> Exchange:
+        return await Exchange(self.gate, ask(), headers=TRUST, owner=self._owner).run()
+
+    async def mode(self) -> str:
+        return (await self.ask()).answer_headers["x-schedsvc-mode"]
+
+
+Gating = Callable[..., Gated]
+
+
+@pytest.fixture
+async def gated() -> AsyncIterator[Gating]:
+    made: list[Gated] = []
+
+    def make(target: str, unreachable_after_s: float) -> Gated:
+        made.append(Gated(target, unreachable_after_s))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.gate._close()
+
+
+async def at_rest(scheduler: Scheduler) -> pb.StatsResponse:
+    async with AsyncScheduler(scheduler.target) as client:
+        for _ in range(1_000):
+            stats = await client.stats()
+            if not (stats.totals.live_leases or stats.totals.queued):
+                return stats
+            await asyncio.sleep(0.01)
+    pytest.fail(f"requests are left: {stats}")
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_requests_go_on_without_a_scheduler_that_is(
+    scheduler: Scheduler, gated: Gating, until: Until, way: str
+) -> None:
+    stops, goes_on = WAYS[way]
+    gate = gated(scheduler.target, 0.3)
+    assert await gate.mode() == "enforced"
+    scheduler.send(stops)
+    began_s = time.monotonic()
+    # They are asked for on the open stream; the scheduler reads them when it is back.
+    modes = await asyncio.gather(*(gate.mode() for _ in range(4)))
+    assert set(modes) == {"fail-open"}
+    assert time.monotonic() - began_s < SOON_S
+    assert gate.session.state is SessionState.SILENT
+    assert await gate.mode() == "fail-open"
+    scheduler.send(goes_on)
+    await until(lambda: gate.session.state is SessionState.CONNECTED)
+    assert await gate.mode() == "enforced"
+    await gate.session.flush(20)
+    stats = await at_rest(scheduler)
+    # What went without the scheduler is withdrawn there: charged for nothing, and not run again.
+    assert len(gate.engine.bodies) == 7
+    assert stats.totals.completed == 2
+    assert stats.totals.received == stats.totals.completed + (
+        stats.totals.cancelled + stats.totals.evicted
+    )
+    (flow,) = (flow for flow in stats.flows if flow.tenant == "acme")
+    assert flow.input_tokens == 2 * gate.engine.prompt_tokens
+    assert flow.output_tokens == 2 * gate.engine.output_tokens
+
+
+async def test_a_gate_that_stood_still_does_not_fail_open(
+    scheduler: Scheduler, gated: Gating, until: Until, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = gated(scheduler.target, 1.0)
+    assert await gate.mode() == "enforced"
+    pulse = gate.session._heartbeat._pulse
+    scheduler.send(signal.SIGSTOP)
+    await until(lambda: pulse._is_asked)
+    with caplog.at_level(logging.WARNING, "schedsvc_client"):
+        time.sleep(1.5)  # noqa: ASYNC251 - it is the event loop that stands still
+        scheduler.send(signal.SIGCONT)
+        assert await gate.mode() == "enforced"
+    assert "did not answer" not in caplog.text
+
+
+async def test_a_scheduler_of_the_version_before_is_sent_no_beat(
+    fake: FakeScheduler, gated: Gating, until: Until
+) -> None:
+    gate = gated(fake.target, 0.02)
+    assert await gate.mode() == "enforced"
+    sent = len(fake.messages)
+    await asyncio.sleep(0.1)
+    assert await gate.mode() == "enforced"
+    await until(lambda: len(fake.messages) > sent)
+    events = [
+        event.WhichOneof("event")
+        for data in fake.messages
+        for event in pb.SessionRequest.FromString(data).events
+    ]
+    assert "beat" not in events
