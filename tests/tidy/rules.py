@@ -81,6 +81,7 @@ ROOMS: dict[str, Room] = {
     ),
     # The laboratory: what people use around the service, which knows nothing of it.
     "schedsvc.lab": room(),
+    "schedsvc.lab.options": room(packages="click", prints=True),
     # Also drives, in virtual time.
     "schedsvc.lab.workload": room(
         "schedsvc.lab.workload.chat schedsvc.lab.workload.tokenizers",
@@ -186,7 +187,7 @@ ROOMS: dict[str, Room] = {
         "schedsvc.lab.workload schedsvc.lab.workload.chat schedsvc.lab.workload.fetch"
         " schedsvc.lab.workload.conversations_client schedsvc.lab.workload.conversations_report"
         " schedsvc.lab.workload.plot schedsvc.lab.workload.prefix.figures"
-        " schedsvc.lab.workload.tokenizers schedsvc.tables",
+        " schedsvc.lab.workload.tokenizers schedsvc.lab.options schedsvc.tables",
         "click pydantic rich",
         prints=True,
     ),
@@ -208,6 +209,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc.lab.sim.cli": room(
         "schedsvc.config schedsvc.lab.sim schedsvc.lab.engine schedsvc.lab.sim.figures"
         " schedsvc.lab.sim.overrides schedsvc.lab.sim.replay schedsvc.lab.workload"
+        " schedsvc.lab.options"
         " schedsvc.tables",
         "click rich",
         prints=True,
