@@ -13,10 +13,10 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from schedsvc.driver import Broken, Driver
-from schedsvc.metric_families import OTHER, Flows, Snapshot, families, in_parts
+from schedsvc.metric_families import HISTOGRAM_BOUNDS_MS, OTHER, Flows, Snapshot, families, in_parts
 from schedsvc.metric_rows import FLOW_ROWS
 
-__all__ = ["Metrics"]
+__all__ = ["HISTOGRAM_BOUNDS_MS", "Metrics"]
 
 Encoder = Callable[[Collector], bytes]
 
@@ -175,16 +175,30 @@ class Metrics:
         except Broken:
             return None
 
+    async def histograms(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the rows of the core's `histograms()` by tenant, and of all others as `other`.
+
+        Read in slices, between which the event loop has its turn. Raises Broken. O(tenants that
+        have histograms of their own).
+        """
+        while True:
+            tenants, found = self._with_histograms, {}
+            for i, tenant in enumerate(tenants):
+                found[tenant] = self._driver.histograms(tenant.encode())
+                if i % _HISTOGRAMS_AT_ONCE == _HISTOGRAMS_AT_ONCE - 1:
+                    await asyncio.sleep(0)
+                    if self._with_histograms is not tenants:
+                        break
+            else:
+                found[OTHER] = self._driver.histograms(None)
+                return found
+
     async def _take_flows(self, taken: Snapshot) -> bool:
         """Read the flows; False if others are shown by now. Raises Broken."""
         shown = self._shown
-        for i, tenant in enumerate(self._with_histograms):
-            taken.histograms[tenant] = self._driver.histograms(tenant.encode())
-            if i % _HISTOGRAMS_AT_ONCE == _HISTOGRAMS_AT_ONCE - 1:
-                await asyncio.sleep(0)
-                if self._shown is not shown:
-                    return False
-        taken.histograms[OTHER] = self._driver.histograms(None)
+        taken.histograms = await self.histograms()
+        if self._shown is not shown:
+            return False
         rest = _nothing()
         _add(rest, self._carried)
         for i, tenant in enumerate([*shown, *self._rest]):

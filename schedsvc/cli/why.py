@@ -17,14 +17,11 @@ from schedsvc.cli.complete import complete_tenants
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.stats import plain
 from schedsvc.printable import printable_message
+from schedsvc.request_ids import known_ids
 from schedsvc.tables import table_console
 
 #: schedsvc.v1.RequestState: ended, refused.
 _OVER = (4, 5)
-# Engines put these before the request's id in the body of an answer, or of an engine's log.
-_BODY_ID = re.compile(
-    r"(?:(?:chat)?cmpl|generate-tokens|embd|pooling|classify|score|rerank|trans(?:crib|lat)e)-(.+)"
-)
 _EPILOG = """\b
 Example:
   schedsvc why chatcmpl-7f3a
@@ -81,8 +78,7 @@ def why(
 
 def _known_id(scheduler: Scheduler, request_id: str, tenant: str) -> str:
     """Return the id under which the scheduler knows a request. Raises ClickException if none."""
-    body_id = _BODY_ID.fullmatch(request_id)
-    for known in (request_id, *(body_id.groups() if body_id else ())):
+    for known in known_ids(request_id):
         if scheduler.explain(known, tenant).requests:
             return known
     raise click.ClickException(
