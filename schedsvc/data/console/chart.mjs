@@ -5,6 +5,8 @@ const HEIGHT = 140;
 const LEFT = 46;
 const BOTTOM = 18;
 const TOP = 6;
+// A page that was hidden, or had no answer, has a gap.
+const GAP_MS = 5_000;
 const SPAN_MIN_MS = 60_000;
 const SPAN_MAX_MS = 300_000;
 // Of the axis of time: from 5 ms to 100 s.
@@ -77,13 +79,12 @@ export class Chart {
 }
 
 function pathOf(points, series, x, y) {
-  let path = '', pen = false;
+  let path = '', pen = false, last = 0;
   for (const [at, values] of points) {
     const value = values[series];
-    if (value === null) {
-      pen = false;
-      continue;
-    }
+    if (value === null || at - last > GAP_MS) pen = false;
+    last = at;
+    if (value === null) continue;
     const place = `${x(at).toFixed(1)} ${y(value).toFixed(1)}`;
     // A value between two gaps is a short stroke, else it would not be seen.
     path += pen ? `L${place}` : `M${place}h1`;

@@ -21,14 +21,16 @@ const UNITS = {
 const at = (id) => document.getElementById(id);
 const clock = (unix_ms) => new Date(unix_ms).toLocaleTimeString('en-GB');
 const words = (name) => name.replaceAll('_', ' ');
-const nameOf = (flow) => (flow.request_class && flow.request_class !== 'default'
-  ? `${flow.tenant}, ${flow.request_class}` : flow.tenant);
+const nameOf = (flow) => flow.tenant
+  + (flow.request_class === 'default' ? '' : `, ${flow.request_class}`)
+  + (flow.audit ? ' (dry run)' : '');
 const number = (title, read, write = count) => ({
   title, number: true, cell: (row) => write(read(row)), sort: (row) => read(row) ?? -1,
 });
 
 const history = new History();
-const recent = [];
+// By tenant and reason, the last one at the end.
+const recent = new Map();
 let answered_ms = 0;
 
 // What a row of the table of tenants holds; see rowsOf().
@@ -36,7 +38,7 @@ const tenants = new Table(at('tenants'), [
   { title: 'tenant', cell: (row) => row.name, sort: (row) => row.name },
   { title: 'share, entitled', sort: (row) => row.share ?? -1, cell: (row) => ({
     text: row.entitled === null ? '–' : `${percent(row.share)} of ${percent(row.entitled)}`,
-    meter: [row.share, null, row.entitled],
+    meter: [row.entitled === null ? null : row.share, null, row.entitled],
   }) },
   number('waiting', (row) => row.queued),
   number('running', (row) => row.live_leases),
@@ -47,13 +49,12 @@ const tenants = new Table(at('tenants'), [
   number('wait p50', (row) => row.wait_p50, duration),
   number('wait p99', (row) => row.wait_p99, duration),
   number('first token p99', (row) => row.ttft_p99, duration),
-  { title: 'mode', cell: (row) => row.mode },
 ], (row) => row.key, 'waiting');
 
 const waiting = new Table(at('waiting'), [
   { title: 'tenant', cell: (row) => row.name },
   number('waiting', (row) => row.queued),
-  { ...number('oldest', (row) => row.oldest, duration) },
+  number('oldest', (row) => row.oldest, duration),
   { title: 'why', text: true, cell: (row) => row.why },
   number('a new one waits', (row) => row.expected, duration),
   number('input tokens', (row) => row.input),
@@ -81,9 +82,9 @@ const quotas = new Table(at('quotas'), [
     text: `${percent(row.part)}${row.waits ? ', requests wait' : ''}`,
     state: row.waits ? 'warn' : '', meter: [row.part],
   }) },
+  { title: 'of', cell: (row) => UNITS[row.kind] ?? words(row.kind) },
   number('left', (row) => row.remaining),
   number('limit', (row) => row.limit),
-  { title: 'of', cell: (row) => UNITS[row.kind] ?? words(row.kind) },
   number('full again in', (row) => row.reset_ms, (ms) => (ms > 0 ? duration(ms) : '')),
 ], (row) => `${row.owner}/${row.kind}`, 'used');
 
@@ -94,11 +95,11 @@ const reasons = new Table(at('reasons'), [
 ], (row) => row.reason, '1 min');
 
 const refused = new Table(at('recent'), [
-  { title: 'time', cell: (row) => row.time },
   { title: 'tenant', cell: (row) => row.name },
   { title: 'reason', cell: (row) => words(row.reason) },
   number('requests', (row) => row.count),
-], (row) => row.key);
+  number('last', (row) => row.unix_ms, clock),
+], (row) => row.key, 'last');
 
 const charts = {
   requests: new Chart('Requests', ['waiting', 'running'], 'count', count),
@@ -270,7 +271,7 @@ function draw() {
 }
 
 function showWaiting() {
-  const full = state.pools.filter((pool) => pool.needs).map((pool) => `${pool.name} ${pool.needs}`);
+  const full = state.pools.filter((pool) => pool.needs);
   const rows = state.flows.filter((flow) => flow.queued).map((flow) => ({
     key: keyOf(flow), name: nameOf(flow), queued: flow.queued, oldest: flow.oldest_queued_ms,
     expected: flow.wait_expected_ms, input: flow.queued_input_tokens, why: whyOf(flow, full),
@@ -282,15 +283,16 @@ function showWaiting() {
 function whyOf(flow, full) {
   if (flow.waits_for_quota) return 'A quota of its tenant, or of a group above, is used up.';
   if (flow.held_to_share) return 'It is beyond its share while shares bind.';
-  return full.length ? `Its turn, or room: ${full.join('; ')}.` : 'Its turn.';
+  const pools = full.map((pool) => ` Pool ${pool.name} ${pool.needs}.`);
+  return `Its turn${pools.length ? ', or room.' : '.'}${pools.join('')}`;
 }
 
 function showPools() {
   const rows = state.pools.map((pool) => {
     const fresh = pool.telemetry_age_ms >= 0;
-    const said = [LOADS[pool.overload_state]];
+    const said = [pool.draining ? 'drained' : LOADS[pool.overload_state]];
     if (!pool.attached) said[0] = `detached for ${duration(pool.detached_ms)}`;
-    if (pool.draining) said.unshift('drained');
+    if (!pool.attached && pool.draining) said.push('drained');
     if (pool.suspect_leases) said.push(`${count(pool.suspect_leases)} leases overdue`);
     const bad = !pool.attached || pool.overload_state === 3;
     return {
@@ -319,7 +321,7 @@ function showTenants() {
       key: 'other', last: true, name: `${count(state.other.flows)} others`, share: null,
       entitled: null, weight: null, queued: state.other.queued,
       live_leases: state.other.live_leases, tokens_s: null, grants_s: null, refused: null,
-      wait_p50: null, wait_p99: null, ttft_p99: null, mode: '',
+      wait_p50: null, wait_p99: null, ttft_p99: null,
     });
   }
   tenants.fill(rows);
@@ -346,7 +348,6 @@ function rowOf(flow, { share, entitled }) {
     wait_p50: history.quantile(0.5, 'queue_wait', flow.tenant),
     wait_p99: history.quantile(0.99, 'queue_wait', flow.tenant),
     ttft_p99: history.quantile(0.99, 'time_to_first_token', flow.tenant),
-    mode: flow.audit ? 'dry run' : '',
   };
 }
 
@@ -376,18 +377,20 @@ function showRefusals() {
   }));
   at('reasons-none').hidden = rows.length > 0;
   reasons.fill(rows);
-  at('recent-none').hidden = recent.length > 0;
-  refused.fill(recent);
+  at('recent-none').hidden = recent.size > 0;
+  refused.fill([...recent.values()]);
 }
 
-/** Keep which tenant was refused how many requests, and why, between two documents. */
+/** Keep which tenant was refused how many requests, why, and when last. */
 function remember(before, now) {
-  const time = clock(state.unix_ms);
   const note = (name, after, was) => {
     for (const [reason, total] of Object.entries(after)) {
       const more = total - (was[reason] ?? 0);
       if (more <= 0) continue;
-      recent.unshift({ key: `${now.now_ms}/${name}/${reason}`, time, name, reason, count: more });
+      const key = JSON.stringify([name, reason]);
+      const row = recent.get(key) ?? { key, name, reason, count: 0 };
+      recent.delete(key);
+      recent.set(key, { ...row, count: row.count + more, unix_ms: state.unix_ms });
     }
   };
   for (const [key, flow] of now.flows) {
@@ -395,7 +398,7 @@ function remember(before, now) {
     if (was) note(nameOf(flow), flow.refusals, was.refusals);
   }
   note('(no tenant)', now.totals.refusals, before.totals.refusals);
-  recent.splice(RECENT_MAX);
+  while (recent.size > RECENT_MAX) recent.delete(recent.keys().next().value);
 }
 
 watch();

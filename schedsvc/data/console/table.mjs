@@ -90,16 +90,16 @@ export class Table {
 /** Put text into a cell, or {text, state} or {text, meter: [part, inner, tick]} with parts of 1. */
 function put(cell, value) {
   const given = typeof value === 'object' && value !== null ? value : { text: `${value}` };
-  let span = cell.firstChild;
-  if (!span) {
-    span = cell.appendChild(document.createElement('span'));
+  if (!cell.firstChild) {
     if (given.meter) cell.append(meter());
+    cell.append(document.createElement('span'));
   }
+  const span = cell.lastChild;
   if (span.textContent !== given.text) span.textContent = given.text;
   const state = given.state ?? '';
   if (span.className !== state) span.className = state;
   if (cell.tagName === 'TH' && cell.title !== given.text) cell.title = given.text;
-  if (given.meter) setMeter(cell.lastChild, given.meter);
+  if (given.meter) setMeter(cell.firstChild, given.meter);
 }
 
 function meter() {
@@ -114,6 +114,7 @@ function meter() {
 
 function setMeter(made, [part, inner = null, tick = null]) {
   const [all, within, mark] = made.children;
+  made.hidden = part === null;
   const width = (value) => `${Math.min(100, Math.max(0, value * 100)).toFixed(1)}%`;
   all.style.width = width(part ?? 0);
   within.hidden = inner === null;
