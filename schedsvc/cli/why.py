@@ -99,21 +99,22 @@ def _follow(ask: Callable[[], Any], as_json: bool, watch_s: float | None) -> Non
         return
     console = table_console()
     if watch_s is None:
-        console.print(_view(answer))
+        console.print(story_view(answer))
         return
-    with Live(_view(answer), console=console, auto_refresh=False) as live:
+    with Live(story_view(answer), console=console, auto_refresh=False) as live:
         while _goes_on(answer):
             time.sleep(watch_s)
             answer = ask()
             if answer.requests:
-                live.update(_view(answer), refresh=True)
+                live.update(story_view(answer), refresh=True)
 
 
 def _goes_on(answer: Any) -> bool:
     return any(story.state not in _OVER for story in answer.requests)
 
 
-def _view(answer: Any) -> RenderableType:
+def story_view(answer: Any) -> RenderableType:
+    """Return what is known of a request, in sentences and tables."""
     answer = printable_message(answer)
     return Group(*(part for story in answer.requests for part in _parts(story)))
 

@@ -163,6 +163,12 @@ ROOMS: dict[str, Room] = {
         "click rich",
         prints=True,
     ),
+    "schedsvc.cli.top": room("schedsvc.cli schedsvc.cli.top_app", "click"),
+    # A screen of Textual, which only it needs.
+    "schedsvc.cli.top_app": room(
+        "schedsvc.cli schedsvc.printable schedsvc.request_ids schedsvc_client schedsvc_client.v1",
+        "rich textual",
+    ),
     # Asks the standard health service, which is not in the contract and so not in the client.
     "schedsvc.cli.health": room(
         "schedsvc.cli schedsvc_client", "click grpc grpc_health", prints=True
