@@ -131,6 +131,11 @@ class Metrics:
         """Note a call that ended in a gRPC error."""
         self._failures[method, code] = self._failures.get((method, code), 0) + 1
 
+    @property
+    def histogram_tenants(self) -> Sequence[str]:
+        """The tenants that have histograms of their own; another object after a change."""
+        return self._with_histograms
+
     async def page(self, accept: str) -> tuple[bytes, str]:
         """Return the whole page and its content type; see `parts()`."""
         content_type, parts = self.parts(accept)
@@ -175,30 +180,16 @@ class Metrics:
         except Broken:
             return None
 
-    async def histograms(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the rows of the core's `histograms()` by tenant, and of all others as `other`.
-
-        Read in slices, between which the event loop has its turn. Raises Broken. O(tenants that
-        have histograms of their own).
-        """
-        while True:
-            tenants, found = self._with_histograms, {}
-            for i, tenant in enumerate(tenants):
-                found[tenant] = self._driver.histograms(tenant.encode())
-                if i % _HISTOGRAMS_AT_ONCE == _HISTOGRAMS_AT_ONCE - 1:
-                    await asyncio.sleep(0)
-                    if self._with_histograms is not tenants:
-                        break
-            else:
-                found[OTHER] = self._driver.histograms(None)
-                return found
-
     async def _take_flows(self, taken: Snapshot) -> bool:
         """Read the flows; False if others are shown by now. Raises Broken."""
         shown = self._shown
-        taken.histograms = await self.histograms()
-        if self._shown is not shown:
-            return False
+        for i, tenant in enumerate(self._with_histograms):
+            taken.histograms[tenant] = self._driver.histograms(tenant.encode())
+            if i % _HISTOGRAMS_AT_ONCE == _HISTOGRAMS_AT_ONCE - 1:
+                await asyncio.sleep(0)
+                if self._shown is not shown:
+                    return False
+        taken.histograms[OTHER] = self._driver.histograms(None)
         rest = _nothing()
         _add(rest, self._carried)
         for i, tenant in enumerate([*shown, *self._rest]):

@@ -8,6 +8,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
+from operator import add
 from typing import Any
 
 from schedsvc.clock import wall_ms
@@ -27,6 +28,8 @@ FLOWS_MAX = 100
 _QUOTAS_MAX = 100
 #: Tenants with histograms of their own that the document holds; the others are in the sums alone.
 _HISTOGRAMS_MAX = 50
+#: Tenants whose histograms are read before the event loop has its turn.
+_HISTOGRAMS_AT_ONCE = 16
 
 _POOL_KEYS = (
     "name", "attached", "draining", "capacity_tokens", "promised_tokens", "posted_tokens",
@@ -84,7 +87,7 @@ class ConsoleState:
         try:
             stats = self._driver.stats(FLOWS_MAX)
             await asyncio.sleep(0)
-            histograms = await self._metrics.histograms()
+            histograms = await self._histograms()
         except Broken:
             return _written({"problem": self._driver.broken or "an unexpected error"})
         await asyncio.sleep(0)
@@ -108,7 +111,32 @@ class ConsoleState:
             **_quotas(stats["quotas"]),
         }
         await asyncio.sleep(0)
-        return _written({**found, "histograms": _histograms(histograms)})
+        return _written({**found, "histograms": histograms})
+
+    async def _histograms(self) -> dict[str, Any]:
+        """Return the counts of each bucket: of all tenants together, and of each of the first.
+
+        Raises Broken. O(tenants with histograms), in slices.
+        """
+        while True:
+            of_all: dict[str, list[int]] = {key: _no_counts() for key in _HISTOGRAM_KEYS}
+            shown: dict[str, dict[str, list[int]]] = {}
+            tenants = self._metrics.histogram_tenants
+            for at, tenant in enumerate([*tenants, None]):
+                # Rows are summed up at once: kept, they would let Python's garbage collector go
+                # through the whole process.
+                rows = self._driver.histograms(None if tenant is None else tenant.encode())
+                own = {key: _sums(rows, key) for key in _HISTOGRAM_KEYS}
+                for key, counts in own.items():
+                    of_all[key] = list(map(add, of_all[key], counts))
+                if tenant is not None and at < _HISTOGRAMS_MAX:
+                    shown[printable(tenant)] = own
+                if at % _HISTOGRAMS_AT_ONCE == _HISTOGRAMS_AT_ONCE - 1:
+                    await asyncio.sleep(0)
+                    if self._metrics.histogram_tenants is not tenants:
+                        break
+            else:
+                return {"bounds_ms": HISTOGRAM_BOUNDS_MS, "all": of_all, "tenants": shown}
 
     def _settings(self) -> dict[str, Any]:
         """Return what the configuration, operators and the state file say."""
@@ -187,22 +215,16 @@ def _reasons(counts: Mapping[int, int]) -> dict[str, int]:
     return {OUTCOMES[outcome].name: count for outcome, count in counts.items()}
 
 
-def _histograms(rows: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Return the counts of each bucket: of all tenants together, and of each of the first."""
-    buckets = len(HISTOGRAM_BOUNDS_MS) + 1
-    of_all = {key: [0] * buckets for key in _HISTOGRAM_KEYS}
-    tenants: dict[str, dict[str, list[int]]] = {}
-    for tenant, of_classes in rows.items():
-        own = {
-            key: [sum(counts) for counts in zip(*(row[key][0] for row in of_classes), strict=True)]
-            or [0] * buckets
-            for key in _HISTOGRAM_KEYS
-        }
-        for key, counts in own.items():
-            of_all[key] = [a + b for a, b in zip(of_all[key], counts, strict=True)]
-        if len(tenants) < _HISTOGRAMS_MAX:
-            tenants[printable(tenant)] = own
-    return {"bounds_ms": HISTOGRAM_BOUNDS_MS, "all": of_all, "tenants": tenants}
+def _no_counts() -> list[int]:
+    return [0] * (len(HISTOGRAM_BOUNDS_MS) + 1)
+
+
+def _sums(rows: list[dict[str, Any]], key: str) -> list[int]:
+    """Sum up a tenant's histograms over its classes."""
+    found = _no_counts()
+    for row in rows:
+        found = list(map(add, found, row[key][0]))
+    return found
 
 
 def _written(document: Mapping[str, Any]) -> bytes:
