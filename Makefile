@@ -20,7 +20,7 @@ FRESH_SEED := $(shell echo $$((0x4$$(git rev-parse --verify -q 'HEAD^{tree}' | c
 # Seeds from 2^48 on have a caller that acts against all others.
 HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 
-.PHONY: help env build proto check test test-slow test-faults test-fuzz \
+.PHONY: help env build proto check test test-slow test-browser test-faults test-fuzz \
 	test-vllm test-vllm-slow vllm-pairs vllm-cost \
 	demo bench dist test-dist image test-image test-chart clean
 
@@ -63,12 +63,16 @@ check: build ## Lint, types, contract drift, house rules.
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/tidy
 
 test: build ## All but slow tests and house rules: no GPU, no network. Two at a time, then one.
-	$(call RUN,'not slow and not vllm and not install and not alone',-n $(TESTS_AT_ONCE),$(NO_TIDY))
+	$(call RUN,'not slow and not vllm and not install and not alone and not browser',\
+		-n $(TESTS_AT_ONCE),$(NO_TIDY))
 	$(call RUN,'alone and not slow and not vllm and not install')
 
 test-slow: build ## What is too slow for every change.
 	$(call RUN,'slow and not vllm and not alone',-n $(TESTS_AT_ONCE))
 	$(call RUN,'alone and slow and not vllm')
+
+test-browser: build ## The web console in a real Chromium; its screens go to out/console/.
+	$(call RUN,browser,-n $(TESTS_AT_ONCE),tests/browser)
 
 test-faults: build ## Every seed that has failed once, and 700 fresh ones (docs/faults.md).
 	$(BIN)/schedsvc simtest --regressions

@@ -159,13 +159,14 @@ class Scheduler:
         delay_factor_milli: int = 0,  # of the last prefill, for which work is held; 0: not
         grant_pacing: int = 1,  # requests of one length begin one after the other
         saturation_band_ppm: int = 50_000,  # shares bind until the load is so far below saturation
+        pools_max: int = 64,  # at most 1,024; one that is free again is used before the 65th
+        session_pools_max: int = 8,  # that one stream offers
         session_open_max: int = 16_384,
         sessions_max: int = 4_096,
         message_bytes_max: int = 0,  # of the transport, stated in the Welcome; 0: not stated
         work_max: int = 1_024,  # expiries, and grants, of one poll()
     ) -> None: ...
 
-    # Configuration. Names are UTF-8 bytes.
     def set_flow(self, name: bytes, weight_milli: int) -> int:
         """Add a tenant, or give a known one another weight.
 

@@ -29,7 +29,7 @@ from schedsvc.metric_rows import (
 )
 from schedsvc.status import LIMIT_KINDS, OUTCOMES
 
-__all__ = ["OTHER", "Flows", "Snapshot", "families", "in_parts"]
+__all__ = ["HISTOGRAM_BOUNDS_MS", "OTHER", "Flows", "Snapshot", "families", "in_parts"]
 
 #: The series that sums up the tenants beyond the cap.
 OTHER = "other"

@@ -13,10 +13,10 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from schedsvc.driver import Broken, Driver
-from schedsvc.metric_families import OTHER, Flows, Snapshot, families, in_parts
+from schedsvc.metric_families import HISTOGRAM_BOUNDS_MS, OTHER, Flows, Snapshot, families, in_parts
 from schedsvc.metric_rows import FLOW_ROWS
 
-__all__ = ["Metrics"]
+__all__ = ["HISTOGRAM_BOUNDS_MS", "Metrics"]
 
 Encoder = Callable[[Collector], bytes]
 
@@ -130,6 +130,11 @@ class Metrics:
     def count_failure(self, method: str, code: str) -> None:
         """Note a call that ended in a gRPC error."""
         self._failures[method, code] = self._failures.get((method, code), 0) + 1
+
+    @property
+    def histogram_tenants(self) -> Sequence[str]:
+        """The tenants that have histograms of their own; another object after a change."""
+        return self._with_histograms
 
     async def page(self, accept: str) -> tuple[bytes, str]:
         """Return the whole page and its content type; see `parts()`."""

@@ -32,7 +32,8 @@ cdef enum:
     SEQUENCES_MAX = 1024
     PRICE_MICRO_MAX = 10_000_000
     WEIGHT_MILLI_MAX = 1_000_000_000
-    POOLS_MAX = 64
+    POOLS_MAX = 1_024
+    POOLS_REUSED = 64  # from so many on, a place that is free again goes before a new one
     ADAPTERS_MAX = 65_536
     NAME_BYTES_MAX = 256
     ID_BYTES_MAX = 128

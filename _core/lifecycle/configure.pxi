@@ -205,7 +205,7 @@ cdef int check_pool_share(Core core, int32_t principal) except -1:
     cdef const Pool* p
     if not core.principals.is_limited(principal):
         return 0
-    most = core.principals.places(principal, POOLS_MAX)
+    most = core.principals.places(principal, <int32_t>core.pools_max)
     for pool in range(core.ledger.count):
         p = &core.ledger.pools[pool]
         count += p.principal == principal and is_owned(core, p)

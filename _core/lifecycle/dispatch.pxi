@@ -62,7 +62,7 @@ cdef int serve_pool(Core core, int32_t pool) except -1:
             core.pool_wakes.put(pool, ends_ns, pool)
             return 0
     if not plan.above and core.flows.items[r.flow].queued == 1 and has_shares(core):
-        note_light(p, core.now_ns, plan.blocks * p.block_size)
+        note_light(p, core.now_ns, plan.blocks)
     if plan.pacing_gap_ns:
         pace_next(p, plan.pacing_gap_ns, core.now_ns)
     r.evidence = plan.evidence
@@ -75,26 +75,27 @@ cdef int serve_pool(Core core, int32_t pool) except -1:
 cdef int dispatch(Core core) except -1:
     """Grant while a pool has room for its next request. O(grants * (log n + pools)), in the peak
     form with the leases of a pool for each."""
-    cdef uint64_t blocked = 0
+    cdef IndexSet blocked
     cdef int64_t work = 0
     cdef int32_t pool
     core.rounds += 1
+    set_clear(&blocked, core.ledger.count)
     if core.dry_running.count and grant_dry_run(core):
         return 0  # in the line, the rest could be refused
     while True:
         if core.quotas.has_work:
             run_quotas(core)
-        pool = emptiest(core, blocked)
+        pool = emptiest(core, &blocked)
         if pool == NONE:
             return 0
         if core.ledger.count > 1:
-            pool = placed(core, pool, blocked)
+            pool = placed(core, pool, &blocked)
         if not serve_pool(core, pool):
             leave_pool(core, pool)
-            blocked |= <uint64_t>1 << pool
+            set_add(&blocked, pool)
             continue
         # The granted request gives way to another head, which a blocked pool may be able to hold.
-        blocked = 0
+        set_clear(&blocked, core.ledger.count)
         core.rounds += 1
         work += 1
         if work >= core.work_max:

@@ -34,6 +34,7 @@ cdef int take_settings(Core core, dict limits) except -1:
     core.quantum_tokens = limits["quantum_tokens"]
     core.session_open_max = limits["session_open_max"]
     core.sessions_max = limits["sessions_max"]
+    core.pools_max, core.session_pools_max = limits["pools_max"], limits["session_pools_max"]
     core.message_bytes_max = limits["message_bytes_max"]
     core.input_price = limits["input_price_micro"]
     core.output_price = limits["output_price_micro"]

@@ -42,12 +42,12 @@ cdef int take_positions(Core core, int32_t pool) except -1:
     O(flows * log n)."""
     cdef Flows flows = core.flows
     cdef int32_t q
+    cdef int64_t* at
     cdef Position* p
     name = core.pool_list[pool]
     for cls, level in core.saved_levels.pop(name, ()):
-        flows.positions.level[<int32_t>cls][pool] = max(
-            <int64_t>level, flows.positions.level[<int32_t>cls][pool]
-        )
+        at = flows.positions.level(cls, pool)
+        at[0] = max(<int64_t>level, at[0])
     for flow, (key, foreign) in core.saved_positions.pop(name, {}).items():
         p = &flows.positions.items[position_of(flows, flow, pool)]
         p.key, p.foreign = key, foreign
@@ -77,12 +77,40 @@ cdef inline bint is_owned(Core core, const Pool* p) noexcept:
     return p.attached > p.configured or core.now_ns < p.owned_until_ns
 
 
-cdef int32_t new_pool(Core core, bytes name, int32_t principal) except -1:
-    # Takes a free place; if none is left, that of a pool without engine, leases or requests, which
-    # no other principal owns.
+cdef int32_t free_place(Core core, int32_t principal) noexcept:
+    """The place of a pool without engine, leases or requests, which no other principal owns; -1:
+    none. O(pools)."""
     cdef int32_t pool
-    cdef Pool* p
-    if core.ledger.count < POOLS_MAX:
+    cdef const Pool* p
+    for pool in range(core.ledger.count):
+        p = &core.ledger.pools[pool]
+        if (
+            p.attached == 0
+            and (p.principal == principal or not is_owned(core, p))
+            and not p.draining
+            and p.live == 0
+            and core.flows.queued_for[pool + 1] == 0
+        ):
+            return pool
+    return NONE
+
+
+cdef int32_t new_pool(Core core, bytes name, int32_t principal) except -1:
+    # Takes a new place. From POOLS_REUSED on it rather takes one that is free again: a process that
+    # sees many names of pools come and go does not look at all of them for ever.
+    cdef int32_t pool = NONE
+    if core.ledger.count >= min(core.pools_max, POOLS_REUSED):
+        pool = free_place(core, principal)
+    if pool != NONE:
+        del core.pool_names[core.pool_list[pool]]
+        core.pool_list[pool] = name
+        core.ledger.clear(pool)
+        core.prefixes.pools[pool] = PrefixIndex()
+    elif core.ledger.count >= core.pools_max:
+        raise CallerError(
+            CODE_RESOURCE_EXHAUSTED, "pool", f"at most {core.pools_max} pools can be in use"
+        )
+    else:
         pool = core.ledger.add()
         core.pool_list.append(name)
         core.prefixes.pools.append(PrefixIndex())
@@ -90,25 +118,6 @@ cdef int32_t new_pool(Core core, bytes name, int32_t principal) except -1:
         core.flows.anywhere.append(Line(core.classes))
         stand_in_pool(core, pool)
         core.quotas.guarantees.throttled_for.append(Line(core.classes))
-    else:
-        for pool in range(POOLS_MAX):
-            p = &core.ledger.pools[pool]
-            if (
-                p.attached == 0
-                and (p.principal == principal or not is_owned(core, p))
-                and not p.draining
-                and p.live == 0
-                and core.flows.queued_for[pool + 1] == 0
-            ):
-                break
-        else:
-            raise CallerError(
-                CODE_RESOURCE_EXHAUSTED, "pool", f"at most {POOLS_MAX} pools can be in use"
-            )
-        del core.pool_names[core.pool_list[pool]]
-        core.pool_list[pool] = name
-        core.ledger.clear(pool)
-        core.prefixes.pools[pool] = PrefixIndex()
     core.pool_names[name] = pool
     core.ledger.pools[pool].quota = core.pool_models.get(name, NONE)
     core.flows.positions.model[pool] = core.ledger.pools[pool].quota

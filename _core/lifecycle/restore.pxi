@@ -268,15 +268,15 @@ cdef int restore_pool(Core core, bytes name, Cursor* c, bint applies) except -1:
     check_range("probes", v[3], 0, 1)
     check_range("draining", v[4], 0, 1)
     check_range("pool", len(name), 1, ID_BYTES_MAX)
-    read_levels(core, name, &again, applies and len(core.saved_pools) < POOLS_MAX)
+    read_levels(core, name, &again, applies and len(core.saved_pools) < core.pools_max)
     if not applies:
         return 0
-    if len(core.saved_pools) >= POOLS_MAX:
+    if len(core.saved_pools) >= core.pools_max:
         return 0
     core.saved_pools[name] = (v[0], v[1], unzigzag(<uint64_t>v[2]), v[3], v[4], core.now_ns)
     if name in core.pool_names:
         resume_pool(core, name)
-    elif v[4] and core.ledger.count < POOLS_MAX:
+    elif v[4] and core.ledger.count < core.pools_max:
         absent_pool(core, name)
     return 1
 

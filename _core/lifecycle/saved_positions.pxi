@@ -36,9 +36,9 @@ cdef list levels_in(Core core, bytes name):
         return []
     pool = core.pool_names[name]
     return [
-        (cls, core.flows.positions.level[cls][pool])
+        (cls, core.flows.positions.level(cls, pool)[0])
         for cls in range(CLASSES_MAX)
-        if core.flows.positions.level[cls][pool]
+        if core.flows.positions.level(cls, pool)[0]
     ]
 
 
@@ -72,7 +72,7 @@ cdef int read_positions(Core core, int32_t flow, Cursor* c, bint applies) except
         check_range("pool", pool.size, 1, ID_BYTES_MAX)
         if applies and flow != NONE:
             name = slice_bytes(&pool)
-            if name in core.saved_positions or len(core.saved_positions) < POOLS_MAX:
+            if name in core.saved_positions or len(core.saved_positions) < core.pools_max:
                 core.saved_positions.setdefault(name, {})[flow] = (v[0], v[1])
 
 

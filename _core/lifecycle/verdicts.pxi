@@ -122,7 +122,8 @@ cdef void log_decision(
     # the same digest.
     cdef uint64_t d = mix(core.digest_value, (<uint64_t>outcome << 32) | <uint32_t>flow)
     d = mix(d, <uint64_t>waited_ns)
-    core.digest_value = mix(d, (<uint64_t>blocks << 24) ^ (<uint64_t>(pool + 1) << 56) ^ tag)
+    d = mix(d, (<uint64_t>blocks << 24) ^ (<uint64_t>(pool + 1) << 56) ^ tag)
+    core.digest_value = mix(d, <uint64_t>pool) if pool >= 255 else d  # beyond the eight bits above
 
 
 cdef int count_refusal(Core core, int32_t flow, int outcome) except -1:

@@ -8,6 +8,7 @@ cdef class Core:
     cdef readonly int64_t flow_queue_tokens_max, queue_tokens_max  # of input; 0: no limit
     cdef int64_t queue_target_ns, overload_hold_ns, saturation_ppm, refusal_samples_min
     cdef readonly int64_t session_open_max, sessions_max, work_max, message_bytes_max
+    cdef readonly int64_t pools_max, session_pools_max
     cdef int64_t input_price, output_price, cached_ppm
     cdef int64_t headroom_min_ppm, headroom_max_ppm
     cdef int64_t bypass_max, bypass_ns, saturation_band_ppm, delay_factor_milli, affinity_ppm

@@ -262,7 +262,7 @@ cdef class Flows:
         return self.positions.items[n].key
 
     cdef inline int64_t newcomer_at(self, int32_t cls, int32_t pool) noexcept:
-        return max(<int64_t>0, self.positions.level[cls][pool] - self.credit())
+        return max(<int64_t>0, self.positions.level(cls, pool)[0] - self.credit())
 
     cdef inline int32_t find_position(self, int32_t flow, int32_t pool) noexcept:
         """Where a flow stands in a pool; -1: it never queued anything there. O(pools)."""
@@ -415,7 +415,7 @@ cdef class Flows:
 
     cdef void forget(self) noexcept:
         """Counters and rates as new. Only while nothing is active does order stay the same."""
-        cdef int32_t i
+        cdef int32_t i, pools = <int32_t>len(self.anywhere)
         self.next_retry_at_ns, self.retry_slots.count = LONG_AGO_NS, 0
         self.changed.mark_all(self.count)
         end_resumed(self, self.count)
@@ -431,8 +431,8 @@ cdef class Flows:
             if (<Heap>self.actives[i]).count == 0:
                 self.last_active[i] = NONE
                 self.level[i] = 0
-                memset(self.positions.level[i], 0, sizeof(self.positions.level[i]))
-        memset(self.positions.pace, 0, sizeof(self.positions.pace))
+                self.positions.forget(i, pools)
+        memset(self.positions.pace, 0, pools * sizeof(int64_t))
         self.average_charge = 0
         while self.linger_first != NONE:
             self._leave(self.linger_first)

@@ -120,7 +120,7 @@ cdef inline int64_t unaccounted_tokens(const Pool* p) noexcept nogil:
 
 @cython.final
 cdef class Ledger:
-    cdef Pool pools[POOLS_MAX]
+    cdef Pool* pools  # POOLS_MAX places that never move; memory is used by those in use
     cdef int32_t count
     cdef int64_t headroom_ppm
     cdef bint by_peak
@@ -136,7 +136,10 @@ cdef class Ledger:
         Adapters adapters, Fuse fuse,
     ):
         self.adapters = adapters
-        self.claims = [{} for _ in range(POOLS_MAX)]
+        self.pools = <Pool*>calloc(POOLS_MAX, sizeof(Pool))
+        if self.pools == NULL:
+            raise MemoryError()
+        self.claims = []
         self.by_peak = by_peak
         self.headroom_ppm = headroom_ppm
         self.requests = requests
@@ -145,6 +148,7 @@ cdef class Ledger:
 
     cdef int32_t add(self) except -1:
         self.clear(self.count)
+        self.claims.append({})
         self.count += 1
         return self.count - 1
 
@@ -154,6 +158,7 @@ cdef class Ledger:
             free(self.pools[pool].growing.items)
             free(self.pools[pool].loras.leases)
             free(self.pools[pool].held)
+        free(self.pools)
 
     cdef int claim(self, int32_t pool, int64_t epoch, int change) except -1:
         """So many streams more, or less, offer a pool at an epoch. O(1)."""

@@ -21,9 +21,9 @@ ctypedef struct Position:
 cdef class Positions:
     cdef Position* items
     cdef int32_t count, size, first_free
-    cdef int64_t level[CLASSES_MAX][POOLS_MAX]  # where flows that become backlogged are lifted to
-    cdef int64_t pace[POOLS_MAX]  # what a pool serves in a second, in micro-tokens
-    cdef int32_t model[POOLS_MAX]  # of each pool; -1: none
+    cdef int64_t* levels  # by class and pool: what flows that become backlogged are lifted to
+    cdef int64_t* pace  # what a pool serves in a second, in micro-tokens
+    cdef int32_t* model  # of each pool; -1: none
     cdef int domain  # DOMAIN_*
     cdef int64_t lead_max  # in micro-tokens; LEAD_AUTO
     # What waiting positions were lifted by in all, by node, class and pool: few nodes have any.
@@ -33,14 +33,30 @@ cdef class Positions:
 
     def __cinit__(self):
         cdef int32_t pool
+        # `calloc()` maps large arrays without touching them: only pools in use take memory.
         self.lift_places = Table()
         self.first_free = NONE
+        self.levels = <int64_t*>calloc(CLASSES_MAX * POOLS_MAX, sizeof(int64_t))
+        self.pace = <int64_t*>calloc(POOLS_MAX, sizeof(int64_t))
+        self.model = <int32_t*>calloc(POOLS_MAX, sizeof(int32_t))
+        if self.levels == NULL or self.pace == NULL or self.model == NULL:
+            raise MemoryError()
         for pool in range(POOLS_MAX):
             self.model[pool] = NONE
 
     def __dealloc__(self):
         free(self.items)
         free(self.lifts)
+        free(self.levels)
+        free(self.pace)
+        free(self.model)
+
+    cdef inline int64_t* level(self, int32_t cls, int32_t pool) noexcept:
+        return &self.levels[cls * POOLS_MAX + pool]
+
+    cdef void forget(self, int32_t cls, int32_t pools) noexcept:
+        """Begin the levels of a class at 0. O(pools)."""
+        memset(self.level(cls, 0), 0, pools * sizeof(int64_t))
 
     cdef int32_t add(self, int32_t flow, int32_t pool, int64_t key) except -1:
         """A position of a flow that has none in this pool; the caller links it. O(1)."""

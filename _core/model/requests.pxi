@@ -84,8 +84,8 @@ ctypedef struct Request:
     int32_t forecast_wait_us, forecast_first_us  # at its arrival; -1: not
     int16_t sequences  # prompts times n
     int16_t n  # completions of each prompt
-    int8_t target  # pool it has to run in, -1: any
-    int8_t pool  # pool of its lease
+    int16_t target  # pool it has to run in, -1: any
+    int16_t pool  # pool of its lease
     uint8_t state
     uint8_t has_deadline  # it says how long it will wait
     uint8_t waits_for  # WAITS_*, where that is recorded, see wait_times.pxi; 0: it is not

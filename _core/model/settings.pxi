@@ -91,6 +91,9 @@ cdef dict LIMITS = {
     "quantile_ppm": (900_000, 1, 1_000_000),
     "saturation_band_ppm": (50_000, 0, 1_000_000),
     "samples_min": (10, 1, 1_000),
+    # The defaults are those of recordings that do not name them; the configuration raises both.
+    "pools_max": (64, 1, POOLS_MAX),
+    "session_pools_max": (8, 1, POOLS_MAX),
     "session_open_max": (16_384, 1, 1 << 20),
     "sessions_max": (4_096, 1, 1 << 20),
     "message_bytes_max": (0, 0, 1 << 30),  # of the transport, stated in the Welcome; 0: not stated

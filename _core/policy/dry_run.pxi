@@ -78,15 +78,16 @@ cdef int32_t dry_run_pool(Core core, int32_t i) noexcept:
     """Where an audited request runs: its pool, or the one that has promised the least of those
     that can hold it, else of all; -1: none serves. O(pools^2), which are few."""
     cdef Request* r = &core.requests.items[i]
-    cdef uint64_t left = 0
+    cdef IndexSet left
     cdef int32_t p, first = NONE
+    set_clear(&left, core.ledger.count)
     if r.target != NONE:
         return r.target if core.ledger.serves(r.target) else NONE
     while True:
-        p = emptiest(core, left)
-        if p == NONE or (left >> p) & 1:
+        p = emptiest(core, &left)
+        if p == NONE or set_has(&left, p):
             return first
-        left |= <uint64_t>1 << p
+        set_add(&left, p)
         if core.ledger.serves(p):
             if core.ledger.can_hold(p, r):
                 return p

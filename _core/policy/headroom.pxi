@@ -76,9 +76,11 @@ cdef int64_t kept_tokens(const Pool* p, int64_t now_ns) noexcept:
     return min(kept // 1000, p.capacity_blocks // KEPT_PART * p.block_size)
 
 
-cdef void note_light(Pool* p, int64_t now_ns, int64_t tokens) noexcept:
-    """A flow below its share took so much. O(LIGHT_WINDOWS)."""
+cdef void note_light(Pool* p, int64_t now_ns, int64_t blocks) noexcept:
+    """A flow below its share took so many blocks. O(LIGHT_WINDOWS)."""
     cdef int64_t windows
+    if blocks > p.capacity_blocks // KEPT_PART:
+        return  # the part that is kept would have no room for such a request
     if p.light_since_ns < 0:
         p.light_since_ns = now_ns
     windows = (now_ns - p.light_since_ns) // LIGHT_WINDOW_NS
@@ -86,7 +88,7 @@ cdef void note_light(Pool* p, int64_t now_ns, int64_t tokens) noexcept:
         p.kept_milli = faded(p, windows)
         p.light_milli = 0
         p.light_since_ns += windows * LIGHT_WINDOW_NS
-    p.light_milli += tokens * 1000
+    p.light_milli += blocks * p.block_size * 1000
 
 
 cdef inline bint has_shares(Core core) noexcept:

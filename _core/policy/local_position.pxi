@@ -49,7 +49,7 @@ cdef int64_t raise_level_in(Flows flows, int32_t cls, int32_t pool) noexcept:
     """Let the level of a class in a pool follow its least key, while the policy goes by the keys.
     It never falls. O(1)."""
     cdef const Node* first = first_of_pool(flows, cls, pool)
-    cdef int64_t* level = &flows.positions.level[cls][pool]
+    cdef int64_t* level = flows.positions.level(cls, pool)
     if first != NULL and flows.order == ORDER_COUNTER and flows.lifts:
         level[0] = max(level[0], first.key * flows.grain)
     return level[0]
@@ -58,19 +58,19 @@ cdef int64_t raise_level_in(Flows flows, int32_t cls, int32_t pool) noexcept:
 cdef int begin_in_pools(Flows flows, int32_t flow, int32_t target) except -1:
     """The flow gets something queued for a target: lift it in each pool that this target means
     and in which it had nothing queued. O(pools)."""
-    cdef uint8_t busy[POOLS_MAX]
-    cdef int32_t q = flows.items[flow].first_queue, pool
-    memset(busy, 0, POOLS_MAX)
+    cdef IndexSet busy
+    cdef int32_t q = flows.items[flow].first_queue, pool, pools = <int32_t>len(flows.anywhere)
+    set_clear(&busy, pools)
     while q != NONE:
         if flows.queues[q].chain.count:
             if flows.queues[q].target == 0 or flows.queues[q].target == target:
                 return 0  # it stands in these pools already
-            busy[flows.queues[q].target - 1] = True
+            set_add(&busy, flows.queues[q].target - 1)
         q = flows.queues[q].next_queue
     if target:
         return begin_in_pool(flows, flow, target - 1)
-    for pool in range(<int32_t>len(flows.anywhere)):
-        if not busy[pool]:
+    for pool in range(pools):
+        if not set_has(&busy, pool):
             begin_in_pool(flows, flow, pool)
     return 0
 
@@ -108,10 +108,11 @@ cdef int rebase_pool(Flows flows, int32_t cls, int32_t pool) except -1:
     # As `rebase()` does for counters, once in about 2^60 micro-tokens. O(positions + queues).
     cdef const Node* first = first_of_pool(flows, cls, pool)
     cdef int64_t base = 0 if first == NULL else first.key * flows.grain - flows.credit()
+    cdef int64_t* level = flows.positions.level(cls, pool)
     cdef int32_t n, q
     if base < VTC_REBASE // 2 or flows.order != ORDER_COUNTER:
         return 0
-    flows.positions.level[cls][pool] = max(<int64_t>0, flows.positions.level[cls][pool] - base)
+    level[0] = max(<int64_t>0, level[0] - base)
     for n in range(flows.positions.count):
         if flows.positions.items[n].pool == pool and flows.positions.items[n].flow != NONE:
             if flows.items[flows.positions.items[n].flow].cls == cls:
@@ -166,8 +167,8 @@ cdef int bring_back(Flows flows, int32_t flow) except -1:
     """Where a flow stands too far ahead because of service elsewhere, forgive it some of that.
     O(positions * log n)."""
     cdef int32_t n = flows.items[flow].first_position, cls = flows.items[flow].cls, q
-    cdef uint8_t queued[POOLS_MAX + 1]
-    cdef uint8_t stands[POOLS_MAX + 1]
+    cdef IndexSet queued
+    cdef IndexSet stands
     cdef bint lowered = False
     cdef const Node* first
     cdef Position* p
@@ -178,11 +179,11 @@ cdef int bring_back(Flows flows, int32_t flow) except -1:
         n = flows.positions.items[n].next_position
     if n == NONE:
         return 0
-    find_lines(flows, flow, queued, stands)
+    find_lines(flows, flow, &queued, &stands)
     while n != NONE:
         p = &flows.positions.items[n]
         n = p.next_position
-        if p.foreign == 0 or not (stands[0] or stands[p.pool + 1]):
+        if p.foreign == 0 or not (set_has(&stands, 0) or set_has(&stands, p.pool + 1)):
             continue
         first = first_of_pool(flows, cls, p.pool)
         if flows.queues[first.id].flow != flow:
@@ -201,16 +202,18 @@ cdef int bring_back(Flows flows, int32_t flow) except -1:
     return 0
 
 
-cdef void find_lines(Flows flows, int32_t flow, uint8_t* queued, uint8_t* stands) noexcept:
+cdef void find_lines(Flows flows, int32_t flow, IndexSet* queued, IndexSet* stands) noexcept:
     """For which targets a flow has something queued, and for which it stands in line.
     O(targets)."""
     cdef int32_t q = flows.items[flow].first_queue, target
-    memset(queued, 0, POOLS_MAX + 1)
-    memset(stands, 0, POOLS_MAX + 1)
+    set_clear(queued, <int32_t>len(flows.candidates))
+    set_clear(stands, <int32_t>len(flows.candidates))
     while q != NONE:
         target = flows.queues[q].target
-        queued[target] = flows.queues[q].chain.count > 0
-        stands[target] = (<Line>flows.candidates[target]).has(flows.items[flow].cls, q)
+        if flows.queues[q].chain.count:
+            set_add(queued, target)
+        if (<Line>flows.candidates[target]).has(flows.items[flow].cls, q):
+            set_add(stands, target)
         q = flows.queues[q].next_queue
 
 
@@ -218,20 +221,22 @@ cdef int wait_in_pools(Flows flows, int32_t flow) except -1:
     """Note in which pools all that a flow has queued waits for a quota, or for its share: there it
     is lifted with those that wait at the same node. O(targets)."""
     cdef Flow* f = &flows.items[flow]
-    cdef uint8_t queued[POOLS_MAX + 1]
-    cdef uint8_t stands[POOLS_MAX + 1]
+    cdef IndexSet queued
+    cdef IndexSet stands
     cdef int32_t n = f.first_position, node = f.waits_at, target
     cdef Position* p
     if node == NONE and f.throttled:
         node = flows.quotas.guarantees.root
     if node == NONE:
         return 0
-    find_lines(flows, flow, queued, stands)
+    find_lines(flows, flow, &queued, &stands)
     while n != NONE:
         p = &flows.positions.items[n]
         n = p.next_position
         target = p.pool + 1
-        if stands[0] or stands[target] or not (queued[0] or queued[target]) or p.waits_at == node:
+        if set_has(&stands, 0) or set_has(&stands, target) or p.waits_at == node:
+            continue
+        if not (set_has(&queued, 0) or set_has(&queued, target)):
             continue
         if p.waits_at != NONE:
             keep_lift(flows, p)
@@ -279,7 +284,7 @@ cdef int begin_local(Flows flows, bint copies) except -1:
     if not copies:
         return 0
     for cls in range(CLASSES_MAX):
-        flows.positions.level[cls][0] = flows.level[cls]
+        flows.positions.level(cls, 0)[0] = flows.level[cls]
     for flow in range(flows.count):
         f = &flows.items[flow]
         if f.vtc == 0 and f.queued == 0:

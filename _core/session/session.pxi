@@ -10,7 +10,6 @@
 
 cdef enum:
     ANSWERS_PER_MESSAGE = 4096  # of each kind
-    SESSION_POOLS_MAX = 8
 
 
 cdef tuple EVENT_NAMES = (
@@ -181,9 +180,11 @@ cdef class Session(SessionState):
         key = slice_bytes(&name)
         if not self.core.principals.may_offer(self.principal, key):
             not_granted(self.core, self.principal, "pool", "pools")
-        if key not in self.pools and len(self.pools) + len(self.claims) >= SESSION_POOLS_MAX:
+        held = len(self.pools) + len(self.claims)
+        if key not in self.pools and held >= self.core.session_pools_max:
             raise CallerError(
-                CODE_RESOURCE_EXHAUSTED, "pool", f"a stream offers at most {SESSION_POOLS_MAX}"
+                CODE_RESOURCE_EXHAUSTED, "pool",
+                f"a stream offers at most {self.core.session_pools_max} pools",
             )
         f.epoch, f.capacity_tokens, f.block_size = v[0], v[1], v[2]
         f.max_running, f.max_model_tokens, f.principal = v[3], v[4], self.principal

@@ -265,30 +265,46 @@ cdef list class_rows(Core core):
     return rows
 
 
-cdef int64_t fairness_gap(Flows flows) noexcept:
+cdef struct Span:
+    int64_t low, high
+
+
+cdef int64_t fairness_gap(Flows flows) except -1:
     """Largest difference of counters between flows of a class that are backlogged in a pool, and
     not by their own quotas. O(queues * pools + classes * pools)."""
-    cdef int64_t low[CLASSES_MAX][POOLS_MAX]
-    cdef int64_t high[CLASSES_MAX][POOLS_MAX]
-    cdef int64_t widest = 0, counter
-    cdef int32_t q, c, flow, pool, pools = <int32_t>len(flows.anywhere) if flows.local else 1
-    for c in range(CLASSES_MAX):
-        for pool in range(pools):
-            low[c][pool], high[c][pool] = VTC_MAX, -1
+    cdef int64_t widest = 0
+    cdef int32_t q, k, n, flow, target, pools = <int32_t>len(flows.anywhere) if flows.local else 1
+    cdef Span* spans
+    if pools == 0:
+        return 0
+    spans = <Span*>extend(NULL, CLASSES_MAX * pools, sizeof(Span))
+    for k in range(CLASSES_MAX * pools):
+        spans[k].low, spans[k].high = VTC_MAX, -1
     for q in range(flows.queue_count):
-        flow = flows.queues[q].flow
-        c = flows.items[flow].cls
-        if not (<Line>flows.candidates[flows.queues[q].target]).has(c, q):
+        flow, target = flows.queues[q].flow, flows.queues[q].target
+        k = flows.items[flow].cls * pools
+        if not (<Line>flows.candidates[target]).has(flows.items[flow].cls, q):
             continue
-        for pool in range(pools):
-            if not flows.local or flows.queues[q].target in (0, pool + 1):
-                counter = flows.counter_at(flow, pool)
-                low[c][pool] = min(low[c][pool], counter)
-                high[c][pool] = max(high[c][pool], counter)
-    for c in range(CLASSES_MAX):
-        for pool in range(pools):
-            widest = max(widest, high[c][pool] - low[c][pool])
+        if not flows.local:
+            widen(&spans[k], flows.items[flow].vtc)
+        elif target:
+            widen(&spans[k + target - 1], flows.counter_at(flow, target - 1))
+        else:
+            n = flows.items[flow].first_position
+            while n != NONE:
+                widen(
+                    &spans[k + flows.positions.items[n].pool],
+                    flows.positions.items[n].key if flows.lifts else flows.items[flow].vtc,
+                )
+                n = flows.positions.items[n].next_position
+    for k in range(CLASSES_MAX * pools):
+        widest = max(widest, spans[k].high - spans[k].low)
+    free(spans)
     return widest
+
+
+cdef inline void widen(Span* s, int64_t counter) noexcept:
+    s.low, s.high = min(s.low, counter), max(s.high, counter)
 
 
 cdef totals_of(Core core):

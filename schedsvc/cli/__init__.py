@@ -24,6 +24,7 @@ _SERVICE = {
     "check": ("schedsvc.cli.check:check", "Check a configuration file."),
     "health": ("schedsvc.cli.health:health", "Ask for the health of a scheduler."),
     "stats": ("schedsvc.cli.stats:stats", "Show what a running scheduler does."),
+    "top": ("schedsvc.cli.top:top", "Show the same live, and look into a tenant or a request."),
     "why": ("schedsvc.cli.why:why", "Say why a request waits."),
     "drain": ("schedsvc.cli.drain:drain", "Stop admitting to a pool, or to all; or begin again."),
     "leases": ("schedsvc.cli.leases:leases", "List the leases that run, or revoke them."),
@@ -54,6 +55,9 @@ _LAB = {
 
 _COMMANDS = _SERVICE | {name: (f"schedsvc.lab.{at}", text) for name, (at, text) in _LAB.items()}
 
+#: The extra that brings what a command needs.
+_EXTRAS = dict.fromkeys(_LAB, "lab") | {"top": "top"}
+
 _INSTALL_LAB = "pip install 'schedsvc[lab]'"
 
 #: Former names of commands, which still work.
@@ -68,7 +72,8 @@ Example:
 
 def _needs(name: str, error: ModuleNotFoundError) -> str:
     package = (error.name or "").partition(".")[0]
-    return f"schedsvc {name} needs the package {package}: {_INSTALL_LAB}"
+    install = f"pip install 'schedsvc[{_EXTRAS[name]}]'"
+    return f"schedsvc {name} needs the package {package}: {install}"
 
 
 def _uninstalled(name: str, error: ModuleNotFoundError) -> click.Command:
@@ -154,7 +159,7 @@ class _Root(click.Group):
             if ctx.params["debug"]:
                 raise
             command = ctx.invoked_subcommand
-            if isinstance(error, ModuleNotFoundError) and command in _LAB:
+            if isinstance(error, ModuleNotFoundError) and command in _EXTRAS:
                 raise click.ClickException(_needs(command, error)) from error
             what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise click.ClickException(f"{what} (schedsvc --debug ... shows where)") from error

@@ -12,6 +12,7 @@ from schedsvc_client import (
     ChannelCredentials,
     SchedulerError,
     SchedulerUnavailable,
+    Unauthenticated,
     tls_credentials,
 )
 from schedsvc_client.channel import check_target, proxy_variable
@@ -38,6 +39,10 @@ class Connection:
 _NOT_CONNECTED = "failed to connect"
 # As gRPC names the address of its last attempt.
 _ADDRESS = re.compile(r"(?:ipv4|ipv6|unix):\S+(?=:\s)")
+_PROVE = (
+    "put a token of the configuration's auth.principals into an environment variable and name that "
+    "with --token-env, or show a client certificate with --tls-cert and --tls-key"
+)
 _TLS = ("tls_ca", "tls_cert", "tls_key")
 _NAMES = ("target", *_TLS, "token_env")
 _OPTIONS = (
@@ -102,7 +107,8 @@ def _said(target: str, error: SchedulerError | ValueError) -> str:
     """Say which address was tried, why that failed, and what to do."""
     if not isinstance(error, SchedulerUnavailable) or _NOT_CONNECTED not in error.message:
         text = str(error)
-        return text if target in text else f"{target}: {text}"
+        text = text if target in text else f"{target}: {text}"
+        return f"{text}; {_PROVE}" if isinstance(error, Unauthenticated) else text
     cause = error.message.rpartition(": ")[2]
     # Names of hosts may have many addresses, and a proxy has its own.
     tried = _ADDRESS.search(error.message.removeprefix(f"{target}: "))

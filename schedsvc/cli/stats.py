@@ -15,13 +15,14 @@ from schedsvc_client.sync import Scheduler
 from schedsvc.cli.complete import complete_tenants
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.mode import mode_text
+from schedsvc.cli.top_figures import flow_name
 from schedsvc.printable import printable_message
 from schedsvc.tables import table_console
 
 #: Kinds of schedsvc.v1.LimitKind, short.
-_UNITS = {3: "req/min", 4: "in/min", 5: "out/min", 6: "tok/min", 7: "at once"}
+LIMIT_UNITS = {3: "req/min", 4: "in/min", 5: "out/min", 6: "tok/min", 7: "at once"}
 #: schedsvc.v1.OverloadState, for people.
-_LOADS = ("", "under", "nearly over", "over")
+LOADS = ("", "under", "nearly over", "over")
 #: More are in no answer.
 _FLOWS_MAX = 10_000
 _EPILOG = """\b
@@ -141,7 +142,7 @@ def _view(snapshot: Any, everything: bool, named: bool) -> RenderableType:
             f"{pool.capacity_tokens:,}",
             f"{pool.live_leases:,}",
             f"{pool.queued:,}",
-            _LOADS[pool.overload_state],
+            LOADS[pool.overload_state],
             pool.wait_reason,
         )
     flows = _table(
@@ -158,10 +159,10 @@ def _view(snapshot: Any, everything: bool, named: bool) -> RenderableType:
             sum(entry.count for entry in flow.refusals),
         )
         flows.add_row(
-            _flow_name(flow),
+            flow_name(flow),
             f"{flow.weight_milli / 1_000:g}",
             *(f"{number:,}" for number in numbers),
-            _quota_left(flow.quotas, flow.waits_for_quota),
+            quota_left(flow.quotas, flow.waits_for_quota),
         )
     classes = _table("class", "rank", "queued", "leases", "granted", "brought forward")
     for entry in snapshot.classes:
@@ -170,7 +171,7 @@ def _view(snapshot: Any, everything: bool, named: bool) -> RenderableType:
         classes.add_row(entry.name, rank, *(f"{count:,}" for count in counts))
     line = (
         f"policy {snapshot.policy}{', in flows by deadline' * (snapshot.flow_order == 'deadline')}"
-        f"{', draining' if snapshot.draining else ''}{_mode(snapshot)}; {_sums(snapshot)}"
+        f"{', draining' if snapshot.draining else ''}{modes_in_force(snapshot)}; {_sums(snapshot)}"
     )
     tables = [pools, *([classes] if len(snapshot.classes) > 1 else []), flows]
     left_out = _left_out(snapshot, len(shown), named)
@@ -233,12 +234,12 @@ def _quotas(snapshot: Any) -> Iterator[Table]:
         quotas = _table("group or model", "below", "open", "waiting", "quota left")
         for entry in limited:
             counts = f"{entry.open_requests:,}", f"{entry.waiting:,}"
-            quotas.add_row(entry.name, entry.parent, *counts, _quota_left(entry.limits, False))
+            quotas.add_row(entry.name, entry.parent, *counts, quota_left(entry.limits, False))
         yield quotas
     shares = _table("share of", "a minute", "left", "borrowed", "lent", "held")
     for flow in snapshot.flows:
         if flow.share_tokens_per_minute:
-            shares.add_row(_flow_name(flow), *_share(flow), "yes" if flow.held_to_share else "")
+            shares.add_row(flow_name(flow), *_share(flow), "yes" if flow.held_to_share else "")
     for entry in snapshot.quotas:
         if entry.share_tokens_per_minute or not entry.name:
             held = f"{entry.held_flows:,}" if entry.held_flows else ""
@@ -247,7 +248,7 @@ def _quotas(snapshot: Any) -> Iterator[Table]:
         yield shares
 
 
-def _mode(snapshot: Any) -> str:
+def modes_in_force(snapshot: Any) -> str:
     """Return the mode where it is no usual one: an operator's word, or dry run."""
     modes = snapshot.mode
     # MODE_AUDIT
@@ -255,19 +256,12 @@ def _mode(snapshot: Any) -> str:
     return f"; {mode_text(modes)}" if is_said else ""
 
 
-def _flow_name(flow: Any) -> str:
-    name = flow.tenant
-    if flow.request_class not in ("", "default"):
-        name += f", {flow.request_class}"
-    return f"{name} (dry)" if flow.audit else str(name)
-
-
-def _quota_left(limits: Any, waits: bool) -> str:
+def quota_left(limits: Any, waits: bool) -> str:
     """Return how much is left of the tightest of some quotas."""
     if not limits:
         return ""
     tightest = min(limits, key=lambda limit: limit.remaining / limit.limit)
-    unit = _UNITS.get(tightest.kind, "")
+    unit = LIMIT_UNITS.get(tightest.kind, "")
     return f"{tightest.remaining:,} of {tightest.limit:,} {unit}{', waits' if waits else ''}"
 
 

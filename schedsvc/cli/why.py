@@ -17,14 +17,11 @@ from schedsvc.cli.complete import complete_tenants
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.stats import plain
 from schedsvc.printable import printable_message
+from schedsvc.request_ids import known_ids
 from schedsvc.tables import table_console
 
 #: schedsvc.v1.RequestState: ended, refused.
 _OVER = (4, 5)
-# Engines put these before the request's id in the body of an answer, or of an engine's log.
-_BODY_ID = re.compile(
-    r"(?:(?:chat)?cmpl|generate-tokens|embd|pooling|classify|score|rerank|trans(?:crib|lat)e)-(.+)"
-)
 _EPILOG = """\b
 Example:
   schedsvc why chatcmpl-7f3a
@@ -81,8 +78,7 @@ def why(
 
 def _known_id(scheduler: Scheduler, request_id: str, tenant: str) -> str:
     """Return the id under which the scheduler knows a request. Raises ClickException if none."""
-    body_id = _BODY_ID.fullmatch(request_id)
-    for known in (request_id, *(body_id.groups() if body_id else ())):
+    for known in known_ids(request_id):
         if scheduler.explain(known, tenant).requests:
             return known
     raise click.ClickException(
@@ -103,21 +99,22 @@ def _follow(ask: Callable[[], Any], as_json: bool, watch_s: float | None) -> Non
         return
     console = table_console()
     if watch_s is None:
-        console.print(_view(answer))
+        console.print(story_view(answer))
         return
-    with Live(_view(answer), console=console, auto_refresh=False) as live:
+    with Live(story_view(answer), console=console, auto_refresh=False) as live:
         while _goes_on(answer):
             time.sleep(watch_s)
             answer = ask()
             if answer.requests:
-                live.update(_view(answer), refresh=True)
+                live.update(story_view(answer), refresh=True)
 
 
 def _goes_on(answer: Any) -> bool:
     return any(story.state not in _OVER for story in answer.requests)
 
 
-def _view(answer: Any) -> RenderableType:
+def story_view(answer: Any) -> RenderableType:
+    """Return what is known of a request, in sentences and tables."""
     answer = printable_message(answer)
     return Group(*(part for story in answer.requests for part in _parts(story)))
 

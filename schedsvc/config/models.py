@@ -54,6 +54,7 @@ _MICRO = 1_000_000
 _DOMAINS = {"all": 0, "model": 1, "pool": 2}  # of the core
 #: The core's own bound: it keeps every product of tokens, price and weight in 64 bits.
 _TOKENS_MAX = 1 << 27
+POOLS_MAX = 1_024  #: of one process, and of one stream
 _TOKENS_OF_A_RANK = 4
 #: The core finds the number of tokens by itself.
 AUTO = -1
@@ -145,7 +146,7 @@ class EachPool(Section):
 class PoolLimits(Section):
     """Limits of some pools; one that is absent is that of every pool."""
 
-    pools: Annotated[list[Name], Field(min_length=1, max_length=64)]
+    pools: Annotated[list[Name], Field(min_length=1, max_length=POOLS_MAX)]
     batch_max_tokens: TokensOrAuto | None = None
     max_total_tokens: SomeTokens | None = None
     max_running: Sequences | None = None
@@ -294,7 +295,7 @@ class Model(Section):
     """A quota of whatever runs in some pools, for all tenants."""
 
     name: Name
-    pools: Annotated[list[Name], Field(min_length=1, max_length=64)]
+    pools: Annotated[list[Name], Field(min_length=1, max_length=POOLS_MAX)]
     quota: Quota = Quota()
 
 
@@ -386,8 +387,8 @@ class Config(Section):
     tenants: list[Tenant] = []
     groups: Annotated[list[Group], Field(max_length=1_000)] = []
     models: Annotated[list[Model], Field(max_length=64)] = []
-    pools: Annotated[list[Pool], Field(max_length=64)] = []
-    pool_limits: Annotated[list[PoolLimits], Field(max_length=64)] = []
+    pools: Annotated[list[Pool], Field(max_length=POOLS_MAX)] = []
+    pool_limits: Annotated[list[PoolLimits], Field(max_length=POOLS_MAX)] = []
     adapters: Annotated[list[Adapter], Field(max_length=65_536)] = []
     metrics: Metrics | None = None
     log: Log = Log()
@@ -484,6 +485,8 @@ class Config(Section):
             "delay_factor_milli": settings.delay_factor_milli,
             "grant_pacing": int(settings.grant_pacing),
             "saturation_band_ppm": settings.saturation_band_ppm,
+            "pools_max": POOLS_MAX,
+            "session_pools_max": POOLS_MAX,
             "session_open_max": self.limits.session_open_max,
             "sessions_max": self.limits.sessions_max,
         }

@@ -1,20 +1,22 @@
-"""The HTTP listener for Prometheus, in the scheduler's own event loop."""
+"""The HTTP listener for Prometheus and the web console, in the scheduler's own event loop."""
 
 from aiohttp import web
 
 from schedsvc.metrics import Metrics
+from schedsvc.server.console import Console
 from schedsvc.server.listeners import ListenError, refuse_taken
 
 __all__ = ["MetricsPage"]
 
 
 class MetricsPage:
-    """Serves `/metrics`."""
+    """Serves `/metrics`, and the console beside it."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, console: Console) -> None:
         self._metrics = metrics
         app = web.Application()
         app.router.add_get("/metrics", self._get)
+        console.add_to(app)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
 
     async def start(self, address: str) -> str:

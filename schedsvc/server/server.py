@@ -15,6 +15,8 @@ from schedsvc.config import UNKNOWN_TENANT, Config, ModeOverlay, in_force, needs
 from schedsvc.driver import WORK_MAX, Broken, Driver, new_core
 from schedsvc.metrics import Metrics
 from schedsvc.recording.start import Recording
+from schedsvc.server.console import Console
+from schedsvc.server.console_state import ConsoleState
 from schedsvc.server.credentials import Callers, known_callers
 from schedsvc.server.health import Health
 from schedsvc.server.listeners import Address, bind, server_options
@@ -140,7 +142,8 @@ class Server:
             self.targets.append(target)
             _log.info("listening", target=target, tls=listener.tls is not None, auth=kind)
         if self._config.metrics is not None:
-            self._page = MetricsPage(self.metrics)
+            state = ConsoleState(self.driver, self.metrics, lambda: self._config, self._incarnation)
+            self._page = MetricsPage(self.metrics, Console(self.driver, state))
             self.metrics_url = await self._page.start(self._config.metrics.listen)
             _log.info("listening", metrics=self.metrics_url)
         if self._recording is not None:

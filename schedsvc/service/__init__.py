@@ -1,7 +1,8 @@
 """Maps the RPCs of SchedulerService, OperatorService and ExplainService to the driver."""
 
 from schedsvc.service.auth import Authenticator, Credentials, Known, Unauthenticated
-from schedsvc.service.explain import EXPLAIN_SERVICE_NAME, ExplainService
+from schedsvc.service.explain import EXPLAIN_SERVICE_NAME, ExplainService, stories
+from schedsvc.service.explanation_text import pool_needs
 from schedsvc.service.methods import METHODS
 from schedsvc.service.operator import OPERATOR_SERVICE_NAME, Actions, OperatorService
 from schedsvc.service.scheduler_servicer import SERVICE_NAME, Service
@@ -19,4 +20,6 @@ __all__ = [
     "OperatorService",
     "Service",
     "Unauthenticated",
+    "pool_needs",
+    "stories",
 ]

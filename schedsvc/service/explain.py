@@ -12,7 +12,7 @@ from schedsvc.service.auth import Authenticator, Unauthenticated
 from schedsvc.service.explanation_text import sentences
 from schedsvc.service.servicer_base import ServicerBase, parse
 
-__all__ = ["EXPLAIN_SERVICE_NAME", "ExplainService"]
+__all__ = ["EXPLAIN_SERVICE_NAME", "ExplainService", "stories"]
 
 EXPLAIN_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ExplainService"].full_name
 #: For the core: whoever has asked for it.
@@ -46,15 +46,26 @@ class ExplainService(ServicerBase):
             principal = self._principal(context)
             sees_all = self._sees_all(principal)
             request = parse(pb.ExplainRequest, data)
-            rows = self._driver.explain(
-                request.request_id.encode(),
-                request.tenant.encode(),
-                _ANYBODY if sees_all else principal,
+            found = stories(
+                self._driver, request.request_id, request.tenant, None if sees_all else principal
             )
         except (CallerError, Broken, Unauthenticated) as error:
             await self._fail(context, "Explain", error)
-        stories = [_story(row, sees_all=sees_all) for row in rows]
-        return pb.ExplainResponse(requests=stories).SerializeToString()
+        return pb.ExplainResponse(requests=found).SerializeToString()
+
+
+def stories(
+    driver: Driver, request_id: str, tenant: str = "", principal: int | None = None
+) -> list[pb.RequestStory]:
+    """Return what is known of a request, one story for each tenant that used the id.
+
+    A `principal` sees only its own requests, and not who precedes them; None sees all. O(tenants)
+    if no tenant is named. Raises CallerError and Broken.
+    """
+    rows = driver.explain(
+        request_id.encode(), tenant.encode(), _ANYBODY if principal is None else principal
+    )
+    return [_story(row, sees_all=principal is None) for row in rows]
 
 
 def _story(row: dict[str, Any], *, sees_all: bool) -> pb.RequestStory:

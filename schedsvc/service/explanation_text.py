@@ -3,7 +3,7 @@
 from schedsvc_client.v1 import explain_pb2 as pb
 from schedsvc_client.v1 import quota_pb2, scheduler_pb2
 
-__all__ = ["sentences"]
+__all__ = ["pool_needs", "sentences"]
 
 #: What a pool, or its next request, waits for.
 _POOL_NEEDS = {
@@ -78,6 +78,14 @@ def sentences(story: pb.RequestStory) -> str:
             f"{_most(story)}{void}."
         )
     return f"It has waited for {waited}. {_now(story)} {_outlook(story)}"
+
+
+def pool_needs(wait_reason: str) -> str:
+    """Return what a pool waits for, from `wait_reason` of its PoolStats; empty: for nothing."""
+    name = "MODEL_QUOTA" if wait_reason == "QUOTA" else wait_reason
+    numbers = pb.WaitReason.DESCRIPTOR.values_by_name
+    found = numbers.get(f"WAIT_REASON_{name}")
+    return "" if found is None else _POOL_NEEDS.get(pb.WaitReason.ValueType(found.number), "")
 
 
 def _now(story: pb.RequestStory) -> str:

@@ -81,6 +81,24 @@ async def test_what_nobody_comes_back_for_is_aborted(keyed: Bench, until: Until)
     await until(lambda: not len(keyed.gate._replays))
 
 
+async def test_the_oldest_answers_go_beyond_the_bytes_kept(keyed: Bench, until: Until) -> None:
+    keys = [TRUST | {"idempotency-key": f"key-{k}"} for k in range(3)]
+    answer = (await keyed.ask(headers=keys[0])).answer
+    replays = keyed.gate._replays = Replays(kept_s=20.0, kept_bytes=2 * len(answer) + 1)
+    for headers in keys:
+        assert (await keyed.ask(headers=headers)).status == 200
+    await until(lambda: len(replays) == 2)
+    ran = len(keyed.engine.bodies)
+    await keyed.ask(headers=keys[2])  # is kept, and becomes the newest again
+    assert len(keyed.engine.bodies) == ran
+    await keyed.ask(headers=keys[0])  # is not, and takes the place of key-1
+    assert len(keyed.engine.bodies) == ran + 1
+    await until(lambda: len(replays) == 2)
+    await keyed.ask(headers=keys[2])
+    assert len(keyed.engine.bodies) == ran + 1
+    await keyed.settled()
+
+
 async def test_a_stream_has_one_reader(keyed: Bench, until: Until) -> None:
     keyed.engine.gate = asyncio.Event()
     first, task = running(keyed, ask(stream=True))

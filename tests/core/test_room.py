@@ -298,6 +298,15 @@ def test_what_is_kept_fades_and_a_flow_alone_takes_all() -> None:
     assert fill(s, 12 * SECOND, "more") == 4_000  # the quiet one has not been seen for 10 s
 
 
+def test_a_request_larger_than_the_kept_part_keeps_nothing() -> None:
+    s = peak(4_000, *TWO, dispatch="backfill")
+    for i, (size, kept) in enumerate(((501, 0), (500, 500))):  # an eighth of the pool at most
+        grant(s, i, f"h{i}", 10, 10, flow=0)
+        q = grant(s, i, f"q{i}", size - 10, 10, flow=1)
+        s.complete(i, q.lease_id, 1, output_tokens=10)
+        assert pool(s, i)["kept_tokens"] == kept
+
+
 def test_two_flows_that_wait_both_leave_each_other_nothing() -> None:
     s = peak(4_000, *TWO, queue_ttl_ns=60 * SECOND, lease_ttl_ns=60 * SECOND)
     for i in range(60):

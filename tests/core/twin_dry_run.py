@@ -85,7 +85,9 @@ class Audit:
                 plan = twin.reservation(pool, r)
                 r.evidence = plan.evidence
                 twin.quotas.asked[r.seq] = twin.quotas.take(r)[1]
+                twin.positions.beside = None if twin.quotas.is_candidate(r) else r
                 if r.seq not in twin.quotas.bills:
                     twin.quotas.bill_chain(r)
                 blocks = min(plan.blocks, twin.pools[pool].capacity_blocks)
                 twin.grant(r, pool, blocks, plan.output, False)
+                twin.positions.beside = None

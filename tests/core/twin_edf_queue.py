@@ -55,7 +55,8 @@ class Order:
         return before
 
     def change(self, by_deadline: bool) -> None:
-        before = self.heads()
+        place = list(self.state.work_in).index  # the newest queue is sorted first
+        before = sorted(self.heads(), key=lambda r: -place((r.flow, r.target)))
         if by_deadline != self.by_deadline:
             self.by_deadline = by_deadline
             self.note_displaced(before)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from .twin_types import Request
@@ -30,6 +31,7 @@ class Positions:
         self.lifts: Counter[tuple[int, int, int]] = Counter()  # by node, class and pool
         self.pace: Counter[int] = Counter()  # micro-tokens a second
         self.local = False
+        self.beside: Request | None = None  # is granted without having stood in line
 
     @property
     def lifted(self) -> bool:
@@ -102,7 +104,7 @@ class Positions:
     def raise_level(self, cls: int, pool: int) -> int:
         """By those that stand there, and not yet by those that are about to come back."""
         there = {flow for (flow, at), p in self.items.items() if at == pool and p.node == -1}
-        heads = [r for r in self.heads(cls, pool) if r.flow in there]
+        heads = [r for r in self.heads(cls, pool) if r.flow in there and r is not self.beside]
         if heads and self.by_counter and self.lifted:
             least = self.state.rank(heads[0], pool)[0] * self.state.grain
             self.levels[cls, pool] = max(self.levels[cls, pool], least)
@@ -174,17 +176,21 @@ class Positions:
 
     def look(self) -> None:
         """Let flows come back to pools in which something of them stands in line again."""
-        for (flow, pool), p in sorted(self.items.items(), key=lambda item: item[0]):
-            node = p.node
-            if node == -1 or not self.stands(flow, pool):
-                continue
-            cls = self.state.flows[flow].cls
-            least = self.raise_level(cls, pool)
-            self._keep_lift(flow, pool, p)
-            if self.lifted and p.key < least:
-                self.lifts[node, cls, pool] += least - p.key
-                p.key = least
-            self.bring_back(flow)
+        for flow, its in groupby(sorted(self.items), key=lambda key: key[0]):
+            back = [pool for _, pool in its if self._is_back(flow, pool)]
+            for pool in back:
+                p = self.items[flow, pool]
+                cls, node = self.state.flows[flow].cls, p.node
+                least = self.raise_level(cls, pool)
+                self._keep_lift(flow, pool, p)
+                if self.lifted and p.key < least:
+                    self.lifts[node, cls, pool] += least - p.key
+                    p.key = least
+            if back:
+                self.bring_back(flow)
+
+    def _is_back(self, flow: int, pool: int) -> bool:
+        return self.items[flow, pool].node != -1 and self.stands(flow, pool)
 
     def forget(self) -> None:
         """Counters are as new."""

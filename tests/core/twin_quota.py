@@ -97,6 +97,7 @@ class Quotas:
             if refused and not refuse:
                 self.state.order.give_back(sibling)
             self.first[sibling] = self.own[flow] if limited else parent
+            self.state.positions.look()
             self.state.classes.note()
         self.is_new = True
 

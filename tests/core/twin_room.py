@@ -169,5 +169,7 @@ class Room(Prefixes):
         kept = max(kept, taken[last])
         return min(kept // 1000, p.capacity_blocks // 8 * p.block_size)
 
-    def note_light(self, pool: int, tokens: int) -> None:
-        self.pools[pool].light.append((self.now_ns, tokens))
+    def note_light(self, pool: int, blocks: int) -> None:
+        p = self.pools[pool]
+        if blocks <= p.capacity_blocks // 8:
+            p.light.append((self.now_ns, blocks * p.block_size))

@@ -134,7 +134,7 @@ class Serve(Overload):
         r.evidence = plan.evidence
         alone = len(self.queued(lambda q: q.flow == r.flow)) == 1
         if not plan.above and alone and self.has_shares():
-            self.note_light(pool, plan.blocks * p.block_size)
+            self.note_light(pool, plan.blocks)
         self.grant(r, pool, plan.blocks, plan.output, brought)
         return True
 

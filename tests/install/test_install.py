@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import urllib.request
 import zipfile
 from pathlib import Path
 
@@ -99,7 +100,10 @@ def check_the_service_alone(environment: Environment) -> None:
 def serve_and_ask(environment: Environment, folder: Path) -> None:
     """Run the scheduler of an environment, ask it for its state, and let it end."""
     config, ready = folder / "c.yaml", folder / "ready.json"
-    config.write_text("listeners: [{tcp: '127.0.0.1:0'}]\ntenants: [{name: a}]\n")
+    address = "'127.0.0.1:0'"
+    config.write_text(
+        f"listeners: [{{tcp: {address}}}]\nmetrics: {{listen: {address}}}\ntenants: [{{name: a}}]\n"
+    )
     command = [environment.command, "serve", "--config", str(config), "--ready-file", str(ready)]
     process = subprocess.Popen(command, env=clean(), stderr=subprocess.PIPE, text=True)
     try:
@@ -108,7 +112,12 @@ def serve_and_ask(environment: Environment, folder: Path) -> None:
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < until, f"not ready within {START_S_MAX} s"
             time.sleep(0.05)
-        target = json.loads(ready.read_text())["targets"][0]
+        addresses = json.loads(ready.read_text())
+        target = addresses["targets"][0]
+        console = addresses["metrics"].removesuffix("metrics") + "console/"
+        for name in ("", "console.mjs", "console.css", "state.json"):
+            with urllib.request.urlopen(console + name, timeout=30) as answer:
+                assert answer.status == 200
         shown = environment.run([environment.command, "stats", "--json", "--target", target])
         assert "a" in [flow["tenant"] for flow in json.loads(shown)["flows"]]
         process.send_signal(signal.SIGTERM)

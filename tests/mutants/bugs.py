@@ -77,7 +77,7 @@ MUTANTS = (
         (
             (
                 "lifecycle/dispatch.pxi",
-                "            blocked |= <uint64_t>1 << pool\n",
+                "            set_add(&blocked, pool)\n",
                 "            if BUG:\n                return 0\n",
             ),
         ),

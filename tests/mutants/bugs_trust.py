@@ -161,7 +161,7 @@ TRUST_BUGS = (
         (
             (
                 "lifecycle/configure.pxi",
-                "    most = core.principals.places(principal, POOLS_MAX)\n",
+                "    most = core.principals.places(principal, <int32_t>core.pools_max)\n",
                 "    if BUG:\n        return 0\n",
             ),
         ),

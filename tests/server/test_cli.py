@@ -58,9 +58,15 @@ def test_help_imports_no_command() -> None:
         assert f"\n  {command} " in shown
 
 
-def run_without_lab_packages(*arguments: str) -> subprocess.CompletedProcess[str]:
-    missing = ("httptools", "jinja2", "matplotlib", "numpy", "starlette", "tokenizers", "uvicorn")
-    code = f"import sys; sys.modules.update(dict.fromkeys({missing})); import schedsvc.cli as cli; "
+LAB_PACKAGES = ("httptools", "jinja2", "matplotlib", "numpy", "starlette", "tokenizers", "uvicorn")
+
+
+def run_without_lab_packages(
+    *arguments: str, packages: tuple[str, ...] = LAB_PACKAGES
+) -> subprocess.CompletedProcess[str]:
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({packages})); import schedsvc.cli as cli; "
+    )
     return subprocess.run(
         [sys.executable, "-c", code + f"cli.main({list(arguments)}, prog_name='schedsvc')"],
         capture_output=True,
@@ -70,7 +76,7 @@ def run_without_lab_packages(*arguments: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "edge", "check", "health", "stats", "why", "leases", "mode"]
+    "command", ["serve", "edge", "check", "health", "stats", "top", "why", "leases", "mode"]
 )
 def test_a_command_of_the_service_runs_without_the_lab_packages(command: str) -> None:
     done = run_without_lab_packages(command, "--help")

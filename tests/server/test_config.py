@@ -90,6 +90,17 @@ def test_the_largest_values_suit_the_core(tmp_path: Path) -> None:
     new_core(config, 0).check()
 
 
+def test_1024_pools_are_accepted_and_the_next_is_named(tmp_path: Path) -> None:
+    pool = "  - {{name: p{}, capacity_tokens: 100, epoch: 1}}\n"
+    text = MINIMAL + "pools:\n" + "".join(pool.format(k) for k in range(1_024))
+    config = reading(tmp_path, text).config
+    assert config is not None
+    assert len(new_core(config, 0).stats(0)["pools"]) == 1_024
+    (problem,) = found(tmp_path, text + pool.format(1_024))
+    assert "pools" in problem
+    assert "1024" in problem
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

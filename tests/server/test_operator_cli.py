@@ -307,7 +307,7 @@ def test_unreachable_target_names_the_address_tried(
     assert all(part in result.output for part in parts), result.output
 
 
-async def test_who_may_not_is_told_what_to_configure(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refused_callers_learn_what_to_configure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHIM_TOKEN", "shim-token-of-16")
     principals = [
         token_of("shim", "shim-token-of-16"),
@@ -322,6 +322,11 @@ async def test_who_may_not_is_told_what_to_configure(monkeypatch: pytest.MonkeyP
             assert "PERMISSION_DENIED: 'shim' may not operate: write `operator: t" in result.output
         assert (await typed(target, "mode", "--token-env", "SHIM_TOKEN")).exit_code == 0
         assert not server.driver.stats(0)["draining"]
+        for words in (("stats",), *COMMANDS):  # without a token
+            result = await typed(target, *words)
+            assert result.exit_code == 1
+            assert "UNAUTHENTICATED" in result.output
+            assert "name that with --token-env" in result.output
     async with operating(**keys) as (server, _):
         result = await typed(server.targets[0], "drain", "--all")
         assert "give it `operate: true`" in result.output

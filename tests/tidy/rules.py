@@ -49,6 +49,7 @@ ROOMS: dict[str, Room] = {
     # Drives.
     "schedsvc.clock": room(clock=WALL),
     "schedsvc.printable": room(packages="google", never=IO, clock=NO_CLOCK),
+    "schedsvc.request_ids": room(never=IO, clock=NO_CLOCK),
     # Fits tables to a terminal, for every command that prints them.
     "schedsvc.tables": room(packages="rich", clock=NO_CLOCK, prints=True),
     "schedsvc.config": room("schedsvc.printable", packages="pydantic pydantic_core yaml"),
@@ -70,7 +71,7 @@ ROOMS: dict[str, Room] = {
     ),
     "schedsvc.server": room(
         "schedsvc.service schedsvc.status schedsvc.driver schedsvc.config schedsvc.metrics"
-        " schedsvc.clock schedsvc.printable schedsvc.recording schedsvc.state"
+        " schedsvc.clock schedsvc.printable schedsvc.recording schedsvc.request_ids schedsvc.state"
         " schedsvc_client.v1",
         "aiohttp grpc grpc_health grpc_reflection prometheus_client structlog uvloop",
     ),
@@ -81,6 +82,7 @@ ROOMS: dict[str, Room] = {
     ),
     # The laboratory: what people use around the service, which knows nothing of it.
     "schedsvc.lab": room(),
+    "schedsvc.lab.options": room(packages="click", prints=True),
     # Also drives, in virtual time.
     "schedsvc.lab.workload": room(
         "schedsvc.lab.workload.chat schedsvc.lab.workload.tokenizers",
@@ -157,10 +159,16 @@ ROOMS: dict[str, Room] = {
     # Commands. Each names the others by text, so that it loads only what it runs.
     "schedsvc.__main__": room("schedsvc.cli"),
     "schedsvc.cli": room(
-        "schedsvc schedsvc.config schedsvc.printable schedsvc.tables schedsvc.server schedsvc.edge"
-        " schedsvc_client",
+        "schedsvc schedsvc.config schedsvc.printable schedsvc.request_ids schedsvc.tables"
+        " schedsvc.server schedsvc.edge schedsvc_client",
         "click rich",
         prints=True,
+    ),
+    "schedsvc.cli.top": room("schedsvc.cli schedsvc.cli.top_app", "click"),
+    # A screen of Textual, which only it needs.
+    "schedsvc.cli.top_app": room(
+        "schedsvc.cli schedsvc.printable schedsvc.request_ids schedsvc_client schedsvc_client.v1",
+        "rich textual",
     ),
     # Asks the standard health service, which is not in the contract and so not in the client.
     "schedsvc.cli.health": room(
@@ -186,7 +194,7 @@ ROOMS: dict[str, Room] = {
         "schedsvc.lab.workload schedsvc.lab.workload.chat schedsvc.lab.workload.fetch"
         " schedsvc.lab.workload.conversations_client schedsvc.lab.workload.conversations_report"
         " schedsvc.lab.workload.plot schedsvc.lab.workload.prefix.figures"
-        " schedsvc.lab.workload.tokenizers schedsvc.tables",
+        " schedsvc.lab.workload.tokenizers schedsvc.lab.options schedsvc.tables",
         "click pydantic rich",
         prints=True,
     ),
@@ -208,6 +216,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc.lab.sim.cli": room(
         "schedsvc.config schedsvc.lab.sim schedsvc.lab.engine schedsvc.lab.sim.figures"
         " schedsvc.lab.sim.overrides schedsvc.lab.sim.replay schedsvc.lab.workload"
+        " schedsvc.lab.options"
         " schedsvc.tables",
         "click rich",
         prints=True,

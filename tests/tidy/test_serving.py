@@ -7,7 +7,9 @@ from collections.abc import Iterable
 import pytest
 
 LAB = "schedsvc.lab"
-LAB_PACKAGES = ("httptools", "jinja2", "matplotlib", "numpy", "starlette", "tokenizers", "uvicorn")
+LAB_PACKAGES = (
+    "httptools", "jinja2", "matplotlib", "numpy", "starlette", "textual", "tokenizers", "uvicorn"
+)  # fmt: skip
 
 # The command resolves to its implementation, as it does when an operator types it.
 PROGRAM = """

@@ -2,7 +2,8 @@
 
 OpenAI's SDK sends the same key with each retry of one call. The gate runs the first request in a
 separate task. A later request with the same key waits for the same answer. The gate keeps the
-request for a while after its last client has left, so that a retry finds it.
+request for a while after its last client has left, so that a retry finds it. The answers that it
+keeps have a bound in bytes; beyond it the one whose clients left first goes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.asgi import Message, Receive, Scope, Send, disconnected, header
 
 KEPT_S = 10.0
+KEPT_BYTES = 64 << 20
 ENTRIES_MAX = 10_000
 _HEADER = b"idempotency-key"
 _KEY_BYTES_MAX = 256
@@ -31,7 +33,9 @@ class Entry:
     digest: bytes
     is_stream: bool
     clients: int = 0
+    is_done: bool = False
     messages: list[Message] = field(default_factory=list)
+    size_bytes: int = 0
     task: asyncio.Task[None] | None = None
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     timer: asyncio.TimerHandle | None = None
@@ -47,9 +51,11 @@ class Entry:
 class Replays:
     """The requests with a key that run in this process, or ended a moment ago."""
 
-    def __init__(self, kept_s: float = KEPT_S) -> None:
+    def __init__(self, kept_s: float = KEPT_S, kept_bytes: int = KEPT_BYTES) -> None:
         self._entries: dict[Key, Entry] = {}
-        self._kept_s = kept_s
+        self._left: dict[Key, Entry] = {}  # answers without clients, by when the last one left
+        self._left_bytes = 0
+        self._kept_s, self._kept_bytes = kept_s, kept_bytes
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -99,6 +105,7 @@ class Replays:
         if entry.task is None:
             entry.task = asyncio.ensure_future(self._run(key, entry, run))
         entry.clients += 1
+        self._claim(key)
         if entry.timer is not None:
             entry.timer.cancel()
             entry.timer = None
@@ -115,6 +122,7 @@ class Replays:
             if not entry.clients:
                 loop = asyncio.get_running_loop()
                 entry.timer = loop.call_later(self._kept_s, self._forget, key, entry)
+                self._leave(key, entry)
 
     def close(self) -> None:
         """Let everything go."""
@@ -128,12 +136,29 @@ class Replays:
 
         async def keep(message: Message) -> None:
             entry.messages.append(message)
+            entry.size_bytes += len(message.get("body", b""))
 
         try:
             await run(departed, keep)
         finally:
             if not entry.is_served and self._entries.get(key) is entry:
                 del self._entries[key]
+            entry.is_done = True
+            self._leave(key, entry)
+
+    def _leave(self, key: Key, entry: Entry) -> None:
+        """Keep an answer without clients, and let the oldest ones go that no longer fit."""
+        if entry.clients or not entry.is_done or self._entries.get(key) is not entry:
+            return
+        self._left[key] = entry
+        self._left_bytes += entry.size_bytes
+        while self._left_bytes > self._kept_bytes:
+            oldest = next(iter(self._left))
+            self._forget(oldest, self._left[oldest])
+
+    def _claim(self, key: Key) -> None:
+        if (entry := self._left.pop(key, None)) is not None:
+            self._left_bytes -= entry.size_bytes
 
     def _forget(self, key: Key, entry: Entry) -> None:
         """Abort a request that still runs, and drop the answer of one that has ended."""
@@ -141,4 +166,5 @@ class Replays:
             entry.timer.cancel()
         entry.gone.set()
         if self._entries.get(key) is entry:
+            self._claim(key)
             del self._entries[key]

@@ -48,6 +48,22 @@ cdef class ProbeHeap:
         return [found[k] for k in range(count)]
 
 
+cdef class ProbeIndexSet:
+    cdef IndexSet held
+
+    def __init__(self):
+        set_clear(&self.held, POOLS_MAX + 1)
+
+    def add(self, int32_t number):
+        set_add(&self.held, number)
+
+    def clear(self, int32_t count):
+        set_clear(&self.held, count)
+
+    def __contains__(self, int32_t number):
+        return set_has(&self.held, number)
+
+
 cdef class ProbeTable:
     cdef Table table
 

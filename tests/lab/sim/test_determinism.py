@@ -117,7 +117,7 @@ def test_another_process_with_another_hash_seed(tmp_path):
                 "output_tokens": draws.randint(5, 80),
             }
             file.write(json.dumps(row) + "\n")
-    command = [sys.executable, "-m", "schedsvc", "sim", "--trace", str(path), "--json", "--engine",
+    command = [sys.executable, "-m", "schedsvc", "sim", "--trace", str(path), "--json", "--profile",
                "fast", "--seeds", "2", "--jitter", "20", "--engines", "2"]  # fmt: skip
     for policy in ("engine", "fcfs", "vtc"):
         command += ["--policy", policy]

@@ -182,7 +182,7 @@ def test_bad_arguments_are_named(trace, tmp_path):
     wrong.write_text("listeners: [{tcp: 127.0.0.1:0}]\nscheduler: {policy: lottery}\n")
     for arguments, complaint in (
         (["--policy", "lottery"], "lottery"),
-        (["--policy", "vtc", "--engine", "no-such"], "no-such"),
+        (["--policy", "vtc", "--profile", "no-such"], "no-such"),
         (["--policy", "vtc", "--config", tmp_path / "absent.yaml"], "cannot read"),
         (["--policy", "vtc", "--config", wrong], "wrong.yaml:2:"),
         (["--policy", "vtc", "--config", config], "context_tokens_max"),

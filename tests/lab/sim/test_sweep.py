@@ -31,7 +31,7 @@ def trace(tmp_path):
 def test_sweep_that_is_piped_is_whole(trace, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     vary = ("--vary", "engine.kv_tokens=8000,10000")
-    result = sweep("--trace", trace, "--policy", "vtc", "--engine", "fast", *vary)
+    result = sweep("--trace", trace, "--policy", "vtc", "--profile", "fast", *vary)
     assert result.exit_code == 0, result.output
     assert "…" not in result.stdout
     [row] = [line for line in result.stdout.splitlines() if " 8000 " in line]
@@ -106,7 +106,7 @@ def test_figures_are_means_over_the_seeds():
 
 
 def test_the_command_with_one_and_with_two_processes(trace, tmp_path):
-    arguments = ["--trace", trace, "--policy", "engine", "--policy", "vtc", "--engine", "fast",
+    arguments = ["--trace", trace, "--policy", "engine", "--policy", "vtc", "--profile", "fast",
                  "--vary", "engine.kv_tokens=2048,4096", "--vary", "scheduler.quantile=0.5,0.9",
                  "--goodput", "ttft:50", "--seeds", 2, "--jitter", 5, "--json"]  # fmt: skip
     one = sweep(*arguments, "--out", tmp_path / "out")
@@ -135,7 +135,7 @@ def test_the_command_with_one_and_with_two_processes(trace, tmp_path):
 
 
 def test_a_setting_of_words_is_drawn_too(trace, tmp_path):
-    result = sweep("--trace", trace, "--policy", "engine", "--engine", "fast", "--vary",
+    result = sweep("--trace", trace, "--policy", "engine", "--profile", "fast", "--vary",
                    "engine.preemption=recompute,swap", "--set", "engine.swap_tokens=4096",
                    "--set", "engine.kv_tokens=2048", "--out", tmp_path / "out")  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -159,7 +159,7 @@ def test_a_setting_of_words_is_drawn_too(trace, tmp_path):
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_named_before_anything_starts(trace, tmp_path, arguments, complaint):
-    result = sweep("--trace", trace, "--policy", "vtc", "--engine", "fast", *arguments,
+    result = sweep("--trace", trace, "--policy", "vtc", "--profile", "fast", *arguments,
                    "--out", tmp_path / "out")  # fmt: skip
     assert result.exit_code != 0
     assert complaint in " ".join(result.output.split())

@@ -172,7 +172,7 @@ BROKEN: list[object] = [
 
 
 def command(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["workload", "conversations", *map(str, arguments)])
+    return CliRunner().invoke(main, ["workload", "conversations", "--trace", *map(str, arguments)])
 
 
 def test_a_trace_of_them(folders: dict[str, Path], tmp_path: Path) -> None:

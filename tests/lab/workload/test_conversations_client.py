@@ -179,7 +179,14 @@ async def test_an_interrupted_run_writes_what_there_is(tmp_path: Path) -> None:
     out = tmp_path / "out"
     async with fake() as (server, url):
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "schedsvc", "converse", str(tmp_path / "talks.json")),
+            *(
+                sys.executable,
+                "-m",
+                "schedsvc",
+                "converse",
+                "--trace",
+                str(tmp_path / "talks.json"),
+            ),
             *("--url", url, "--rate", "100", "--out", str(out)),
             stderr=asyncio.subprocess.PIPE,
         )
@@ -220,7 +227,7 @@ async def test_the_emulator_counts_as_the_simulation(
 
 
 def converse(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["converse", *map(str, arguments)])
+    return CliRunner().invoke(main, ["converse", "--trace", *map(str, arguments)])
 
 
 async def test_the_command(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -168,7 +168,17 @@ def test_an_interrupt_leaves_whole_lines(tmp_path: Path) -> None:
 def test_control_c_is_told_with_the_partial_file(tmp_path: Path) -> None:
     pipe, out = tmp_path / "pipe", tmp_path / "out"
     os.mkfifo(pipe)
-    command = [sys.executable, "-m", "schedsvc", "workload", "convert", "/dev/stdin", "--out", out]
+    command = [
+        sys.executable,
+        "-m",
+        "schedsvc",
+        "workload",
+        "convert",
+        "--trace",
+        "/dev/stdin",
+        "--out",
+        out,
+    ]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdin is not None
     process.stdin.write('{"input_tokens": 1}\n' * 10_000)

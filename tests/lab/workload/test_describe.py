@@ -22,7 +22,7 @@ def described(records: list[Record]) -> Description:
 
 
 def describe(path: Path, *options: str) -> Result:
-    return CliRunner().invoke(workload, ["describe", str(path), *options])
+    return CliRunner().invoke(workload, ["describe", "--trace", str(path), *options])
 
 
 def test_against_numpy() -> None:

@@ -110,7 +110,17 @@ def test_600_megabytes_in_300(tmp_path: Path) -> None:
         file.writelines(conversations(600 * 10**6))
     assert path.stat().st_size >= 600 * 10**6
     out = tmp_path / "out.jsonl"
-    command = [sys.executable, "-m", "schedsvc", "workload", "convert", path, "--out", out]
+    command = [
+        sys.executable,
+        "-m",
+        "schedsvc",
+        "workload",
+        "convert",
+        "--trace",
+        path,
+        "--out",
+        out,
+    ]
     # A process between has no other children whose memory would count.
     measure = (
         "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=2);"

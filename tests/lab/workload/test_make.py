@@ -212,7 +212,7 @@ def test_synth_writes_what_it_says(tmp_path: Path) -> None:
     result = synth(out, "--json", "--arrivals", "gamma", "--cv", 2, "--input", "uniform:5:6")
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
-    described = json.loads(run("describe", out, "--json").stdout)
+    described = json.loads(run("describe", "--trace", out, "--json").stdout)
     assert {key: described[key] for key in told if key != "out"} == {
         key: told[key] for key in told if key != "out"
     }

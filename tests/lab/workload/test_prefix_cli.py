@@ -34,7 +34,7 @@ BROKEN: list[Any] = [
 
 
 def prefix(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["prefix", *map(str, arguments)])
+    return CliRunner().invoke(main, ["prefix", "--trace", *map(str, arguments)])
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -15,7 +15,7 @@ from schedsvc.lab.workload.tokenizers import ModelTokenizer
 
 
 def prompts(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["workload", "prompts", *map(str, arguments)])
+    return CliRunner().invoke(main, ["workload", "prompts", "--trace", *map(str, arguments)])
 
 
 def written(path: Path, records: list[dict[str, object]]) -> Path:

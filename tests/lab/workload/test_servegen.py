@@ -111,10 +111,10 @@ def test_the_command(tmp_path: Path) -> None:
     status, output = run("--duration", "60", "--json")
     assert status == 0, output
     assert json.loads(output)["requests"] == len(list(read_trace(out)))
-    assert run("--duration", "10", "--from", "1300") == (
+    assert run("--duration", "10", "--start", "1300") == (
         1,
         f"0 requests of at most 1 clients written to {out}\n"
-        "Error: no request falls into this time; choose another --from\n",
+        "Error: no request falls into this time; choose another --start\n",
     )
     assert "--duration" in run()[1]
     (folder / "chunk-3-trace.csv").unlink()

@@ -32,7 +32,7 @@ Example:
   schedsvc sim fit steps.jsonl --like cpu-tiny-llama --out again.yaml
   schedsvc sim fit steps.jsonl --name my-engine --kv-tokens 20480 --block-size 128 \\
     --max-num-seqs 64 --max-num-batched-tokens 2048 --max-model-len 2048 --out my-engine.yaml
-  schedsvc sim --engine my-engine.yaml --trace trace.csv --policy vtc
+  schedsvc sim --profile my-engine.yaml --trace trace.csv --policy vtc
 
 A step is one line: {"duration_s": 0.0123, "prompt_tokens": 512, "running": 7, "kv_tokens": 9000}.
 Instead, lines may be samples of an engine's counters: at_s, steps_total, prompt_tokens_total,
@@ -74,7 +74,7 @@ def fit_command(
     Least squares over FILE...; prints how well the fit describes them.
     """
     if out is not None and out.suffix != ".yaml":
-        raise click.BadParameter("must end in .yaml, as --engine wants it", param_hint="--out")
+        raise click.BadParameter("must end in .yaml, as --profile wants it", param_hint="--out")
     engine = _engine(like, sizes)
     measured: list[Measured] = []
     try:

@@ -34,7 +34,7 @@ def profile_of(name: str) -> Profile:
     try:
         return load_profile(name)
     except ProfileError as error:
-        raise click.BadParameter(str(error), param_hint="--engine") from None
+        raise click.BadParameter(str(error), param_hint="--profile") from None
 
 
 def config_of(path: Path | None) -> Config | None:

@@ -9,6 +9,7 @@ import click
 
 from schedsvc.config import Config
 from schedsvc.lab.engine import profile_names
+from schedsvc.lab.options import renamed_option
 from schedsvc.lab.sim.cli.inputs import TOKENS_MAX, config_of, profile_of, requests_of
 from schedsvc.lab.sim.overrides import OverrideError, override, parse
 from schedsvc.lab.sim.requests import Requests
@@ -45,12 +46,13 @@ _WORLD = (
         help="Who decides; give several to compare them.",
     ),
     click.option(
-        "--engine",
-        "engine_name",
+        "--profile",
+        "profile_name",
         default="a10g-llama2-7b",
         show_default=True,
-        help=f"Profile: {', '.join(profile_names())}, or a .yaml file.",
+        help=f"What an engine costs and holds: {', '.join(profile_names())}, or a .yaml file.",
     ),
+    renamed_option("--engine", "--profile", "profile_name"),
     click.option(
         "--engines",
         type=click.IntRange(1, 64),
@@ -132,7 +134,7 @@ def world(
     *,
     trace_file: Path,
     tenant: str,
-    engine_name: str,
+    profile_name: str,
     engines: int,
     config_file: Path | None,
     changes: tuple[str, ...],
@@ -143,7 +145,7 @@ def world(
     round_steps: int,
 ) -> tuple[Scenario, Requests]:
     """Read everything that the options name; nothing starts before all of it is right."""
-    profile, config = profile_of(engine_name), config_of(config_file)
+    profile, config = profile_of(profile_name), config_of(config_file)
     settings = dict(_parsed(change, "--set") for change in changes)
     base = Scenario(
         profile=profile,

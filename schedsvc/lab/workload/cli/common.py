@@ -16,16 +16,13 @@ from schedsvc.lab.workload.record import Record, TraceError
 
 _PROGRESS_EVERY = 1_000
 
-TRACE = click.argument(
-    "trace", type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
-)
 FROM = click.option(
     "--from",
     "form",
     type=click.Choice(["auto", *FORMS]),
     default="auto",
     show_default=True,
-    help="Form of the trace; auto: told by the header or the keys of the first object.",
+    help="Form of the trace; auto: by the header, or the keys of the first object.",
 )
 SORT = click.option(
     "--sort",

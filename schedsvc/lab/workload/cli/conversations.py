@@ -16,7 +16,13 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from schedsvc.lab.workload.cli.common import FROM, tell_skipped, told, write_lines
+from schedsvc.lab.options import trace_option
+from schedsvc.lab.workload.cli.common import (
+    FROM,
+    tell_skipped,
+    told,
+    write_lines,
+)
 from schedsvc.lab.workload.cli.prompts import TOKENIZER, load_tokenizer
 from schedsvc.lab.workload.cli.talk import talk_options, timing_and_limits
 from schedsvc.lab.workload.conversations import Chats, Conversation, Simulation
@@ -31,20 +37,16 @@ if TYPE_CHECKING:
 
 _WATCH_S = 0.5
 
-FILE = click.argument(
-    "file", type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
-)
-
 TRACE_EPILOG = """\b
 Example:
-  schedsvc workload conversations sharegpt.json --tokenizer models/llama --rate 2 \\
+  schedsvc workload conversations --trace sharegpt.json --tokenizer models/llama --rate 2 \\
     --context-tokens 4096 --out sharegpt.jsonl
   schedsvc load --url http://127.0.0.1:8000 --trace sharegpt.jsonl
 """
 
 CONVERSE_EPILOG = """\b
 Example:
-  schedsvc converse sharegpt.json --url http://127.0.0.1:8000 --tokenizer models/llama \\
+  schedsvc converse --trace sharegpt.json --url http://127.0.0.1:8000 --tokenizer models/llama \\
     --rate 2 --conversations 100 --context-tokens 4096 --out out/converse
 
 The exit status is 1 where a turn ended in an error, or none was answered. Interrupted, it writes
@@ -58,7 +60,7 @@ def _reader(file: Path, form: str) -> TraceReader:
 
 
 @click.command("conversations", epilog=TRACE_EPILOG)
-@FILE
+@trace_option
 @click.option(
     "--out",
     required=True,
@@ -78,7 +80,7 @@ def _reader(file: Path, form: str) -> TraceReader:
 @FROM
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 def conversations(
-    file: Path,
+    trace: Path,
     out: Path,
     tokenizer_path: Path | None,
     written: str,
@@ -86,14 +88,14 @@ def conversations(
     as_json: bool,
     **talk: Any,
 ) -> None:
-    """Write the conversations of a FILE (ShareGPT, WildChat) as a trace of requests.
+    """Write the conversations of a file (ShareGPT, WildChat) as a trace of requests.
 
     They start as a Poisson process; a turn's prompt is all that was said before it, by the
     tokenizer's chat template, or plainly where it has none or refuses. --turns 1 is single-turn.
     """
     chats = Chats(load_tokenizer(tokenizer_path))
     simulation = Simulation(chats, *timing_and_limits(**talk))
-    reader = _reader(file, form)
+    reader = _reader(trace, form)
     tokens: Counter[str] = Counter()
 
     def requests(records: Iterator[Record]) -> Iterator[Record]:
@@ -104,7 +106,7 @@ def conversations(
 
     count = write_lines(reader, False, out, own_line, requests)
     if count == 0:
-        raise click.ClickException(f"{file}: no request is left; {_told(simulation.cut)}")
+        raise click.ClickException(f"{trace}: no request is left; {_told(simulation.cut)}")
     if as_json:
         counts = {"requests": count, **tokens, "skipped": dict(reader.skipped)}
         more = {"cut": dict(simulation.cut), "without_template": dict(chats.plain)}
@@ -126,7 +128,7 @@ def _told(counts: Counter[str]) -> str:
 
 
 @click.command(epilog=CONVERSE_EPILOG)
-@FILE
+@trace_option
 @click.option("--url", required=True, help="An OpenAI-compatible server.")
 @click.option(
     "--out",
@@ -162,7 +164,7 @@ def _told(counts: Counter[str]) -> str:
 @FROM
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def converse(
-    file: Path,
+    trace: Path,
     url: str,
     out: Path | None,
     tokenizer_path: Path | None,
@@ -175,7 +177,7 @@ def converse(
     as_json: bool,
     **talk: Any,
 ) -> None:
-    """Hold the conversations of a FILE (ShareGPT, WildChat) with a server, as people do.
+    """Hold the conversations of a file (ShareGPT, WildChat) with a server, as people do.
 
     They start as a Poisson process, whatever becomes of the others; the next turn comes --think
     seconds after an answer. With --tokenizer each answer gets the recorded length, without it the
@@ -198,7 +200,7 @@ def converse(
         tenant_header=tenant_header,
         api_key=api_key,
     )
-    reader = _reader(file, form)
+    reader = _reader(trace, form)
     talks = Talks(server, chats, timing, limits)
     complete = False
     try:

@@ -11,11 +11,11 @@ from typing import Any, get_args
 import click
 from pydantic import ValidationError
 
+from schedsvc.lab.options import trace_option
 from schedsvc.lab.workload.arrivals import REQUESTS_MAX
 from schedsvc.lab.workload.cli.common import (
     FROM,
     SORT,
-    TRACE,
     open_trace,
     progress,
     tell_skipped,
@@ -81,13 +81,13 @@ Example:
 
 LABEL_EPILOG = """\b
 Example:
-  schedsvc workload label azure.csv --tenants 50 --rule zipf --zipf 1.2 --out azure-50.jsonl
+  schedsvc workload label --trace azure.csv --tenants 50 --rule zipf --zipf 1.2 --out azure-50.jsonl
 """
 
 SCALE_EPILOG = """\b
 Example:
-  schedsvc workload scale azure.csv --speed 100 --out azure-fast.jsonl
-  schedsvc workload scale azure.csv --rate 2.5 --out azure-slow.jsonl
+  schedsvc workload scale --trace azure.csv --speed 100 --out azure-fast.jsonl
+  schedsvc workload scale --trace azure.csv --rate 2.5 --out azure-slow.jsonl
 """
 
 
@@ -279,7 +279,7 @@ def _through(reader: TraceReader, sort: bool = False) -> Iterator[Record]:
 
 
 @click.command(epilog=LABEL_EPILOG)
-@TRACE
+@trace_option
 @_OUT
 @click.option("--tenants", type=click.IntRange(2, TENANTS_MAX), required=True, help="How many.")
 @click.option(
@@ -306,7 +306,7 @@ def label(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Write a TRACE with tenants by a rule; those that it has are replaced."""
+    """Write a trace with tenants by a rule, which replace those that it has."""
     long_tokens = 0
     if rule == "adversarial":
         lengths = Counter(map(total_tokens, _through(open_trace(trace, form, sort))))
@@ -323,7 +323,7 @@ def label(
 
 
 @click.command(epilog=SCALE_EPILOG)
-@TRACE
+@trace_option
 @_OUT
 @click.option("--speed", type=_POSITIVE, help="Divide all times by this.")
 @click.option("--rate", "rate_per_s", type=_POSITIVE, help="Mean requests per second to reach.")
@@ -339,7 +339,7 @@ def scale(
     sort: bool,
     as_json: bool,
 ) -> None:
-    """Write a TRACE faster or slower. Its changing density stays; nothing but times changes."""
+    """Write a trace faster or slower. Its changing density stays; nothing but times changes."""
     if (speed is None) == (rate_per_s is None):
         raise click.UsageError("give one of --speed and --rate")
     if rate_per_s is not None:

@@ -11,7 +11,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from schedsvc.lab.workload.cli.common import FROM, SORT, TRACE, open_trace, progress, told
+from schedsvc.lab.options import trace_option
+from schedsvc.lab.workload.cli.common import FROM, SORT, open_trace, progress, told
 from schedsvc.lab.workload.cli.prefix_show import show
 from schedsvc.lab.workload.cli.prompts import TOKENIZER, load_tokenizer
 from schedsvc.lab.workload.cli.talk import talk_options, timing_and_limits
@@ -37,8 +38,9 @@ Found = dict[str, dict[int, Sharing]]
 
 EPILOG = """\b
 Example:
-  schedsvc prefix mooncake_conversation_trace.jsonl --out out/mooncake
-  schedsvc prefix sharegpt.json --tokenizer models/llama --block-size 16,8,32 --out out/sharegpt
+  schedsvc prefix --trace mooncake_conversation_trace.jsonl --out out/mooncake
+  schedsvc prefix --trace sharegpt.json --tokenizer models/llama --block-size 16,8,32 \\
+    --out out/sharegpt
 
 Conversations are analysed twice: their first turns alone (single_turn), and all turns (multi_turn).
 So is a trace whose requests tell their turn; any other is analysed as_recorded. In the folder of
@@ -134,7 +136,7 @@ class _Source:
 
 
 @click.command(epilog=EPILOG)
-@TRACE
+@trace_option
 @click.option(
     "--out",
     required=True,
@@ -184,7 +186,7 @@ def prefix(
     as_json: bool,
     **talk: Any,
 ) -> None:
-    """Tell what the prompts of a TRACE share: requests, blocks, and caches of any capacity.
+    """Show what the prompts of a trace share: requests, blocks, and caches of any capacity.
 
     Takes block hashes, token ids, and, with a tokenizer, text and conversations. Conversations
     without times are laid out in time by --rate, --think and --output-speed.

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import click
 
+from schedsvc.lab.options import trace_option
 from schedsvc.lab.workload.chat import ChatTemplateError
 from schedsvc.lab.workload.cli.common import (
     FROM,
     SORT,
-    TRACE,
     open_trace,
     tell_skipped,
     write_lines,
@@ -24,8 +24,8 @@ _TOKENS = click.IntRange(min=0)
 
 EPILOG = """\b
 Example:
-  schedsvc workload prompts mooncake.jsonl --tokenizer models/llama --out mooncake-text.jsonl
-  schedsvc workload prompts synthetic.jsonl --tokenizer models/llama --out prompts.jsonl \\
+  schedsvc workload prompts --trace mooncake.jsonl --tokenizer models/llama --out text.jsonl
+  schedsvc workload prompts --trace synthetic.jsonl --tokenizer models/llama --out prompts.jsonl \\
     --common-tokens 64 --prefix-tokens 512 --groups 20 --group-by tenant --context-tokens 4096
 """
 
@@ -49,7 +49,7 @@ def load_tokenizer(path: Path | None) -> ModelTokenizer:
 
 
 @click.command(epilog=EPILOG)
-@TRACE
+@trace_option
 @click.option(
     "--out",
     required=True,
@@ -111,7 +111,7 @@ def prompts(
     sort: bool,
     as_json: bool,
 ) -> None:
-    """Write a TRACE with prompts of exactly the tokens that it tells, by a model's tokenizer.
+    """Write a trace with prompts of exactly the tokens that it states, by a model's tokenizer.
 
     Prompts are English-like words drawn from the seed. `schedsvc load` sends them, and forces the
     outputs.

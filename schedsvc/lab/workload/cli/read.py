@@ -10,10 +10,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from schedsvc.lab.options import trace_option
 from schedsvc.lab.workload.cli.common import (
     FROM,
     SORT,
-    TRACE,
     open_trace,
     progress,
     tell_skipped,
@@ -30,8 +30,8 @@ _LENGTHS_SHOWN = ("mean", "min", "p10", "p50", "p90", "p99", "max")
 
 CONVERT_EPILOG = """\b
 Example:
-  schedsvc workload convert wildchat.jsonl --sort --out wildchat.schedsvc.jsonl
-  schedsvc workload convert qwen_traceA.jsonl --to mooncake --out qwen.mooncake.jsonl
+  schedsvc workload convert --trace wildchat.jsonl --sort --out wildchat.schedsvc.jsonl
+  schedsvc workload convert --trace qwen_traceA.jsonl --to mooncake --out qwen.mooncake.jsonl
 
 Until it is complete, the result is in OUT.partial. There it also stays, all its lines whole, when
 something fails or you interrupt it.
@@ -39,13 +39,13 @@ something fails or you interrupt it.
 
 DESCRIBE_EPILOG = """\b
 Example:
-  schedsvc workload describe mooncake_trace.jsonl --out out/mooncake
-  schedsvc workload describe BurstGPT_1.csv --json
+  schedsvc workload describe --trace mooncake_trace.jsonl --out out/mooncake
+  schedsvc workload describe --trace BurstGPT_1.csv --json
 """
 
 
 @click.command(epilog=CONVERT_EPILOG)
-@TRACE
+@trace_option
 @click.option(
     "--out",
     required=True,
@@ -64,7 +64,7 @@ Example:
 @SORT
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 def convert(trace: Path, out: Path, form: str, written: str, sort: bool, as_json: bool) -> None:
-    """Write a TRACE of any known form as JSON lines, one request each."""
+    """Write a trace of any known form as JSON lines, one request each."""
     reader = open_trace(trace, form, sort)
     count = write_lines(reader, sort, out, line_writer(written))
     result = {"requests": count, "form": reader.form, "skipped": dict(reader.skipped)}
@@ -76,7 +76,7 @@ def convert(trace: Path, out: Path, form: str, written: str, sort: bool, as_json
 
 
 @click.command(epilog=DESCRIBE_EPILOG)
-@TRACE
+@trace_option
 @FROM
 @SORT
 @click.option("--tenant", default="default", show_default=True, help="For traces without tenants.")
@@ -89,7 +89,7 @@ def convert(trace: Path, out: Path, form: str, written: str, sort: bool, as_json
 def describe(
     trace: Path, form: str, sort: bool, tenant: str, as_json: bool, out: Path | None
 ) -> None:
-    """Tell a TRACE's rate, burstiness, lengths, tenants and prefix sharing."""
+    """Describe the rate of a trace, its burstiness, lengths, tenants and prefix sharing."""
     reader = open_trace(trace, form, sort)
     described = Description(tenant)
     try:

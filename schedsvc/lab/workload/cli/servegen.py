@@ -6,20 +6,29 @@ from pathlib import Path
 
 import click
 
+from schedsvc.lab.options import renamed_option
 from schedsvc.lab.workload.cli.common import told, write_own
 from schedsvc.lab.workload.record import TraceError
 from schedsvc.lab.workload.servegen import draw, read_pool
 
 EPILOG = """\b
 Example:
-  schedsvc workload servegen ServeGen/data/language/m-large --from 72000 --duration 600 \\
+  schedsvc workload servegen ServeGen/data/language/m-large --start 72000 --duration 600 \\
     --rate-scale 0.1 --out servegen.jsonl
 """
 
 
 @click.command("servegen", epilog=EPILOG)
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--from", "from_s", type=click.FloatRange(min=0), default=0.0, show_default=True)
+@click.option(
+    "--start",
+    "from_s",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Second of the pool's time at which the trace begins.",
+)
+@renamed_option("--from", "--start", "from_s", type=click.FloatRange(min=0))
 @click.option(
     "--duration",
     "duration_s",
@@ -53,7 +62,7 @@ def servegen(
 ) -> None:
     """Draw a trace from a FOLDER of ServeGen's clients; each is a tenant."""
     if not math.isfinite(from_s) or not math.isfinite(duration_s):
-        raise click.UsageError("--from and --duration: must be finite numbers of seconds")
+        raise click.UsageError("--start and --duration: must be finite numbers of seconds")
     try:
         clients = read_pool(folder)
         records = draw(
@@ -67,4 +76,4 @@ def servegen(
     else:
         click.echo(f"{count:,} requests of at most {len(clients):,} clients written to {out}")
     if not count:
-        raise click.ClickException("no request falls into this time; choose another --from")
+        raise click.ClickException("no request falls into this time; choose another --start")

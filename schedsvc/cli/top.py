@@ -1,0 +1,39 @@
+"""`schedsvc top`: a running scheduler in a terminal, live."""
+
+import click
+
+from schedsvc.cli.connect import Connection, connects
+
+_EPILOG = """\b
+Example:
+  schedsvc top --target unix:/run/schedsvc/schedsvc.sock
+  schedsvc top --every 5 --filter research
+
+\b
+Keys:
+  Enter    show the tenant of the row      s, r  sort by the next column, reverse
+  w        search a request by its id      /     filter tenants by name
+  Escape   go back, or drop the filter     p, q  pause, quit
+
+It needs the extra `top`: pip install 'schedsvc[top]'. `schedsvc stats` prints the same for scripts.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@connects
+@click.option(
+    "--every",
+    "every_s",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(min=0.2, max=3_600),
+    metavar="SECONDS",
+    help="Refresh every SECONDS.",
+)
+@click.option("--filter", "wanted", default="", metavar="TEXT", help="Show tenants with TEXT.")
+def top(connection: Connection, every_s: float, wanted: str) -> None:
+    """Show pools, tenants and who waits; sort, filter, and look into one tenant or request."""
+    # Textual is in an extra, and only a screen needs it.
+    from schedsvc.cli.top_app import Top
+
+    Top(connection, every_s=every_s, wanted=wanted).run()

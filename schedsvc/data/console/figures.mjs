@@ -1,0 +1,153 @@
+// Numbers of the console: rates and quantiles from counters, and how numbers are written.
+// Nothing here touches the page.
+
+const RATE_MS = 60_000;
+const QUANTILE_MS = 15_000;
+
+/** Samples of the last minute, and what can be said of the time between two of them. */
+export class History {
+  constructor() {
+    this.samples = [];
+  }
+
+  /** Add a document. One of another process of the scheduler begins a new history. */
+  add(state) {
+    const last = this.samples.at(-1);
+    if (last && (last.incarnation !== state.incarnation || last.now_ms > state.now_ms)) {
+      this.samples = [];
+    }
+    if (last && last.now_ms === state.now_ms) return;
+    const flows = new Map(state.flows.map((flow) => [keyOf(flow), flow]));
+    const { incarnation, now_ms, totals, histograms, prices } = state;
+    this.samples.push({ incarnation, now_ms, totals, histograms, prices, flows });
+    while (this.samples[1]?.now_ms <= now_ms - RATE_MS) this.samples.shift();
+  }
+
+  get now() {
+    return this.samples.at(-1);
+  }
+
+  /** The oldest sample that is at most `ms` old. */
+  since(ms = RATE_MS) {
+    return this.samples.find((sample) => sample.now_ms >= this.now.now_ms - ms) ?? this.now;
+  }
+
+  /** Milliseconds between the oldest sample and the newest. */
+  get span_ms() {
+    return this.now.now_ms - this.samples[0].now_ms;
+  }
+
+  /** How much `read(sample)` grew in the last `ms`, for each second; null: not known yet. */
+  rate(read, ms = 10_000) {
+    const before = this.since(ms);
+    const seconds = (this.now.now_ms - before.now_ms) / 1_000;
+    return seconds > 0 ? (read(this.now) - read(before)) / seconds : null;
+  }
+
+  /** How much a counter of a flow grew in the last minute. A flow that was not shown counts 0. */
+  growth(key, read) {
+    const [now, before] = [this.now.flows.get(key), this.since().flows.get(key)];
+    return now && before ? Math.max(0, read(now) - read(before)) : 0;
+  }
+
+  /** Tokens that a flow was served in the last minute, as the policy charges them. */
+  served(key) {
+    const price = this.now.prices;
+    return this.growth(key, (flow) =>
+      (flow.input_tokens - flow.cached_input_tokens) * price.input
+      + flow.cached_input_tokens * price.cached + flow.output_tokens * price.output);
+  }
+
+  /** Quantile in ms of a histogram in the last 15 s, of a tenant ("": all); null: no request. */
+  quantile(q, name, tenant = '') {
+    const read = ({ histograms }) => (tenant ? histograms.tenants[tenant] : histograms.all)?.[name];
+    const [now, before] = [read(this.now), read(this.since(QUANTILE_MS))];
+    if (!now || !before) return null;
+    return quantile(q, now.map((count, i) => count - before[i]), this.now.histograms.bounds_ms);
+  }
+}
+
+/** Names a flow: a tenant in a class. */
+export function keyOf(flow) {
+  return JSON.stringify([flow.tenant, flow.request_class]);
+}
+
+/** Quantile of counts in buckets, with linear interpolation; beyond the last bound: Infinity. */
+export function quantile(q, counts, bounds) {
+  const total = counts.reduce((sum, count) => sum + count, 0);
+  if (total <= 0) return null;
+  let rank = q * total;
+  for (let i = 0; i < bounds.length; i++) {
+    if (rank <= counts[i]) {
+      const low = i ? bounds[i - 1] : 0;
+      return low + (bounds[i] - low) * (rank / counts[i]);
+    }
+    rank -= counts[i];
+  }
+  return Infinity;
+}
+
+/** Each flow's part of what its class was served, and the part that its weight entitles it to. */
+export function shares(history) {
+  const classes = new Map();
+  const rows = new Map();
+  for (const [key, flow] of history.now.flows) {
+    const served = history.served(key);
+    const sums = classes.get(flow.request_class) ?? { served: 0, weight: 0 };
+    const active = served > 0 || flow.queued > 0 || flow.live_leases > 0;
+    sums.served += served;
+    sums.weight += active ? flow.weight_milli : 0;
+    classes.set(flow.request_class, sums);
+    rows.set(key, { served, active, flow });
+  }
+  const found = new Map();
+  for (const [key, { served, active, flow }] of rows) {
+    const sums = classes.get(flow.request_class);
+    found.set(key, {
+      share: sums.served > 0 ? served / sums.served : null,
+      entitled: active ? flow.weight_milli / sums.weight : null,
+    });
+  }
+  return found;
+}
+
+export const sum = (counts) => Object.values(counts).reduce((total, count) => total + count, 0);
+
+const whole = new Intl.NumberFormat('en', { maximumFractionDigits: 0 });
+const tenths = new Intl.NumberFormat('en', { maximumFractionDigits: 1, minimumFractionDigits: 1 });
+
+/** Write a number with thousands apart; null is a dash. */
+export function count(value) {
+  return value === null || value === undefined ? '–' : whole.format(value);
+}
+
+/** Write a rate: one decimal below 10. */
+export function rate(value) {
+  if (value === null) return '–';
+  return value > 0 && value < 10 ? tenths.format(value) : whole.format(value);
+}
+
+/** Write a share in percent; `null` is a dash. */
+export function percent(part) {
+  return part === null ? '–' : `${whole.format(part * 100)} %`;
+}
+
+/** Write a duration with its unit; null is a dash. */
+export function duration(ms) {
+  if (ms === null || ms < 0) return '–';
+  if (ms === Infinity) return '> 60 s';
+  if (ms < 1_000) return `${whole.format(ms)} ms`;
+  if (ms < 120_000) return `${tenths.format(ms / 1_000)} s`;
+  return ms < 7_200_000 ? `${whole.format(ms / 60_000)} min` : `${whole.format(ms / 3_600_000)} h`;
+}
+
+/** Write a large number short: 12.3k, 4.5M. */
+export function short(value) {
+  if (value === null) return '–';
+  for (const [size, unit] of [[1e9, 'G'], [1e6, 'M'], [1e3, 'k']]) {
+    if (Math.abs(value) >= 10 * size || (size > 1e3 && Math.abs(value) >= size)) {
+      return `${tenths.format(value / size)}${unit}`;
+    }
+  }
+  return rate(value);
+}

@@ -1,0 +1,114 @@
+"""More pools than 64: as many as one process may have."""
+
+import pytest
+
+from schedsvc import _core as core
+
+from .stream import HELLO, Stream, asking, completing, fates, faults, offering
+from .support import SECOND, admit, grant, make, pool
+from .test_restart import saved
+
+POOLS = 1_024
+LIMITS = {"pools_max": POOLS, "session_pools_max": POOLS}
+
+
+def many(pools: int = POOLS, capacity: int = 20) -> core.Scheduler:
+    """A scheduler with so many pools, `p` and `p1` and so on, each for one request at once."""
+    s = make(("f", 1000), ("g", 1000), capacity=capacity, **LIMITS)
+    for k in range(1, pools):
+        s.set_pool(0, b"p%d" % k, 1, capacity, 1)
+    return s
+
+
+def test_pools_beyond_1024_are_refused_and_known_ones_change() -> None:
+    s = many()
+    with pytest.raises(core.CallerError, match="at most 1024 pools") as caught:
+        s.set_pool(0, b"one-more", 1, 20, 1)
+    assert (caught.value.code, caught.value.field) == (8, "pool")
+    s.set_pool(0, b"p1000", 1, 40, 1)
+    assert grant(s, 0, "large", 20, 20, pool=1_000).pool == 1_000
+
+
+def test_requests_for_any_pool_fill_all_1024() -> None:
+    s = many()
+    found = [grant(s, 0, f"r{k}", flow=k % 2) for k in range(POOLS)]
+    assert {d.pool for d in found} == set(range(POOLS))
+    waits = admit(s, 0, "waits")
+    assert not s.poll(0)
+    s.complete(1, found[777].lease_id, 1)
+    (next_one,) = s.poll(1)
+    assert (next_one.handle, next_one.pool) == (waits, found[777].pool)
+    s.check()
+
+
+def test_a_named_pool_serves_while_all_others_are_full() -> None:
+    s = many()
+    for k in range(POOLS - 1):
+        grant(s, 0, f"r{k}", pool=k)
+    waits = admit(s, 0, "waits", pool=3)
+    assert grant(s, 0, "last", pool=POOLS - 1).pool == POOLS - 1
+    assert not s.poll(0)
+    assert s.stats(0)["pools"][3]["wait_reason"] == "KV"
+    s.set_pool(1, b"p3", 1, 40, 1)
+    assert [(d.handle, d.pool) for d in s.poll(1)] == [(waits, 3)]
+    s.check()
+
+
+def test_one_stream_offers_1024_pools_that_go_and_return() -> None:
+    s = core.Scheduler(headroom_ppm=0, **LIMITS)
+    s.set_flow(b"f", 1000)
+    gate, engines = Stream(s), Stream(s)
+    assert not faults(engines.send(0, *(offering(f"q{k}", capacity=20) for k in range(POOLS))))
+    assert faults(engines.send(0, offering("one-more"))) == [(0, 8, "pool.pool")]
+    lease_id = gate.grant(0, 1, "runs", pool="q900")
+    gate.send(0, asking(2, "waits", pool="q900"))
+    engines.session.close(0)
+    s.poll(0)
+    assert pool(s, 0, 900)["wait_reason"] == "DETACHED"
+    assert fates(gate.send(0, asking(3, "new"))) == [(3, core.REJECTED_NO_POOL)]
+    gate.send(0, completing(lease_id))
+    Stream(s).send(0, *(offering(f"q{k}", epoch=2, capacity=20) for k in range(POOLS)))
+    assert fates(gate.pull(0)) == [(2, core.GRANTED)]
+    assert len(s.stats(0)["pools"]) == POOLS
+    s.check()
+
+
+def test_a_free_place_is_used_again_from_the_65th_pool_on() -> None:
+    s = core.Scheduler(headroom_ppm=0, **LIMITS)
+    for k in range(200):
+        engine = Stream(s, greets=False)
+        assert not faults(engine.send(k * 60 * SECOND, HELLO, offering(f"q{k}")))
+        engine.session.close(k * 60 * SECOND)
+    assert len(s.stats(200 * 60 * SECOND)["pools"]) == 64
+
+
+def test_saved_pools_and_positions_beyond_64_return() -> None:
+    s = many(300, capacity=200)
+    for k in range(10):
+        grant(s, 0, f"a{k}", pool=280, flow=k % 2)
+    for k in range(20):
+        admit(s, 0, f"b{k}", 10, 10, pool=280, flow=k % 2)
+    grant(s, 0, "any")
+    s.set_draining(0, b"p299", True)
+    rows = saved(s, 0)
+    new = core.Scheduler(headroom_ppm=0, **LIMITS)
+    for name in (b"f", b"g"):
+        new.set_flow(name, 1000)
+    assert new.set_saved(0, [(key, value, 0) for key, value in rows.items()]) == len(rows)
+    assert [p["name"] for p in new.stats(0)["pools"] if p["draining"]] == ["p299"]
+    for k in range(1, 300):
+        new.set_pool(0, b"p%d" % k, 1, 200, 1)
+    again = saved(new, 0)
+    row = b"f\0\0f"
+    assert rows[row].count(b"\x1a\x04p") == 200  # names of three digits
+    assert sorted(again[row]) == sorted(rows[row])  # the pools come in another order
+    new.check()
+
+
+def test_digest_tells_pools_beyond_256_apart() -> None:
+    digests = set()
+    for target in (1, 257, 513, 769):
+        s = many(800)
+        grant(s, 0, "r", pool=target)
+        digests.add(s.digest())
+    assert len(digests) == 4

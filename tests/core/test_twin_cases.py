@@ -1,0 +1,85 @@
+"""Histories in which core and twin once disagreed, as the state machine found them."""
+
+from typing import Any
+
+import pytest
+
+from .test_twin import Twins, ask_of
+
+BEGIN: dict[str, Any] = {
+    "policy": "vtc",
+    "modes": {
+        "lift": "level",
+        "ledger": "peak",
+        "dispatch": "backfill",
+        "flow_order": "arrival",
+    },
+    "bypass_max": 0,
+    "pools": 3,
+    "classes": 1,
+    "headroom_ppm": 0,
+    "grace": 0,
+    "leases_max": 2,
+    "answers_max": 0,
+    "adapters_max": 1,
+    "samples_min": 1,
+    "prefix_affinity_ppm": 0,
+    "prefix_blocks_max": 0,
+    "quantum_tokens": 1,
+    "adapter_affinity_ppm": 0,
+    "delay_factor_milli": 0,
+    "grant_pacing": 0,
+    "quantile_ppm": 500_000,
+    "flow_queue_tokens_max": 0,
+    "queue_tokens_max": 0,
+    "saturation_ppm": 1,
+    "lead_max_micro": -1,
+    "fairness_domain": 0,
+    "saturation_band_ppm": 0,
+    "early_refusal": 0,
+    "refusal_samples_min": 0,
+}
+
+
+@pytest.fixture
+def twins() -> Twins:
+    state = Twins()
+    state.begin(**BEGIN)
+    return state
+
+
+def admit(state: Twins, *numbers: tuple[int, int], polls: bool = False) -> None:
+    state.admit(asks=[ask_of(half) for half in numbers], polls=polls)
+
+
+def test_flows_come_back_to_all_pools_of_a_quota_at_once(twins: Twins) -> None:
+    """Dry runs grant requests that stand in no line, too."""
+    admit(twins, (3, 0), (9, 0), (0, 0), (1, 0), polls=True)
+    for seed in (13_821, 0):
+        twins.limit(seed=seed)
+    twins.serve(outputs=[0, 1])
+    admit(twins, (3, 0))
+    for _ in range(2):
+        twins.limit(seed=0)
+    admit(twins, (2, 0))
+    for _ in range(7):
+        twins.limit(seed=0)
+    admit(twins, (0, 0), (0, 96))
+    twins.drain_pool(draining=False, pool=0)
+    twins.limit(seed=635)
+    twins.teardown()
+
+
+def test_a_change_of_order_displaces_heads_of_two_flows(twins: Twins) -> None:
+    admit(twins, (3, 0), (9, 0), (0, 0), (0, 0), (0, 0), (1, 0), polls=True)
+    admit(twins, (1066, 0), polls=True)
+    twins.serve(outputs=[9, 17, 7, 31, 5])
+    twins.limit(seed=129_511)
+    twins.serve(outputs=[29, 19, 0, 26, 27])
+    asks = (
+        *((494, 600), (10_964, 744), (24_800, 200)),
+        *((270, 363_123), (3_488, 672_433), (634, 21_726)),
+    )
+    admit(twins, *asks, polls=True)
+    twins.reorder(order="deadline")
+    twins.teardown()
