@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 import tempfile
@@ -111,5 +112,20 @@ async def test_an_engine_behind_a_cut_link_is_replaced_soon(
 async def test_api_processes_of_one_engine_serve_side_by_side(server: Server) -> None:
     gates = [Gated(server.targets[0], 3.0, epoch=77) for _ in range(3)]
     assert [await gate.mode() for gate in gates] == ["enforced"] * 3
+    for gate in gates:
+        await gate.gate._close()
+
+
+async def test_a_first_start_serves_once_all_api_processes_are_there(
+    server: Server, until: Until
+) -> None:
+    gates = [Gated(server.targets[0], 3.0, epoch=77, gates=2) for _ in range(2)]
+    waits = asyncio.ensure_future(gates[0].mode())
+    await until(lambda: gates[0].gate._runtime and gates[0].session.open_requests)
+    assert not waits.done()
+    began_s = time.monotonic()
+    assert [await gates[1].mode(), await waits] == ["enforced"] * 2
+    # Without the second one it would have waited for lease TTL and grace, 30 s.
+    assert time.monotonic() - began_s < SOON_S
     for gate in gates:
         await gate.gate._close()

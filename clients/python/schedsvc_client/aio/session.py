@@ -177,8 +177,12 @@ class SchedulerSession(Asker):
         block_size_tokens: int,
         max_running: int = 0,
         max_model_tokens: int = 0,
+        gates: int = 1,
     ) -> None:
-        """Offer the engine's KV cache; told again on every new stream."""
+        """Offer the engine's KV cache, now and on every new stream.
+
+        `gates`: how many sessions offer this pool, one for each API process of the engine.
+        """
         registration = pool_pb2.PoolRegistration(
             pool=pool,
             epoch=epoch,
@@ -186,6 +190,7 @@ class SchedulerSession(Asker):
             block_size_tokens=block_size_tokens,
             max_running=max_running,
             max_model_tokens=max_model_tokens,
+            gates=gates,
         )
         self._protocol.register_pool(registration)
         self._wake.set()
