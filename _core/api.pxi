@@ -58,14 +58,12 @@ cdef class Scheduler(Core):
         self.quota_names, self.pool_models, self.pool_limits = {}, {}, {}
         self.flow_list, self.pool_list = [], []
         self.sessions, self.ready_slots, self.free_slots = [None], [], []
-        self.writer = Writer()
-        self.incarnation = incarnation
+        self.writer, self.incarnation = Writer(), incarnation
         self.answers.head = self.answers.tail = NONE
         self.unknown_flow = self.sweep_next = NONE
-        self.dry_running = Heap()
-        self.dry_run_counts = {}
+        self.dry_running, self.dry_run_counts = Heap(), {}
         self.quota_keys, self.saved_pools = [], {}
-        self.saved_positions, self.saved_levels = {}, {}
+        self.saved_positions, self.saved_levels, self.contests, self.notes = {}, {}, {}, []
 
     def set_flow(self, bytes name, int64_t weight_milli):
         if not 0 < len(name) <= NAME_BYTES_MAX:
@@ -266,6 +264,10 @@ cdef class Scheduler(Core):
             self.sessions.append(session)
         return session
 
+    def take_notes(self):
+        out, self.notes = self.notes, []
+        return out
+
     def ready(self):
         cdef list out = self.ready_slots
         self.ready_slots = []
@@ -349,6 +351,7 @@ cdef class Scheduler(Core):
         enter(self, now_ns)
         self.has_more = False
         run_timers(self)
+        end_contests(self)
         if self.sweep_next != NONE:
             run_sweep(self)
         dispatch(self)

@@ -3,3 +3,4 @@
 include "session/encode.pxi"   # answers and verdicts as messages
 include "session/events.pxi"   # one event of a stream, taken in
 include "session/session.pxi"  # Session: the state machine of one stream
+include "session/contest.pxi"  # two engines that claim one pool: which of them has it

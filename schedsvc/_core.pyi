@@ -125,6 +125,7 @@ class Scheduler:
         queue_ttl_ns: int = 30_000_000_000,
         lease_ttl_ns: int = 10_000_000_000,
         lease_grace_ns: int = 20_000_000_000,
+        sign_of_life_ns: int = 0,  # for a stream whose pool a newcomer claims; 0: it is not asked
         flow_queue_max: int = 1_000,
         queue_max: int = 10_000,
         flow_queue_tokens_max: int = 0,  # input tokens queued; 0: no limit
@@ -166,7 +167,6 @@ class Scheduler:
         work_max: int = 1_024,  # expiries, and grants, of one poll()
     ) -> None: ...
 
-    # Configuration. Names are UTF-8 bytes.
     def set_flow(self, name: bytes, weight_milli: int) -> int:
         """Add a tenant, or give a known one another weight.
 
@@ -426,10 +426,11 @@ class Scheduler:
     # Sessions.
     def open_session(self, principal: int = 0) -> Session:
         """Begin a stream. Raises CallerError (8) at `sessions_max`."""
+    def take_notes(self) -> list[tuple[str, bytes, int, str]]:
+        """Take what belongs into a log: event, pool, count, reason. At most 64 are kept."""
     def ready(self) -> list[int]:
         """Owners of sessions that have something to `take()`; empties the list."""
 
-    # Inspection.
     def pool_index(self, name: bytes) -> int:
         """Index of a pool, or -1."""
     def pool_name(self, pool: int) -> bytes: ...

@@ -120,11 +120,13 @@ class Driver:
         core: Scheduler,
         clock: SteadyClock,
         on_defect: Callable[[Exception, str], None] | None = None,
+        on_note: Callable[[str, bytes, int, str], None] | None = None,
     ) -> None:
         """Take over a core.
 
-        `on_defect` is told of an unexpected exception and, where an invariant is broken and the
-        driver stops, of the core's state as text (else "").
+        `on_defect` gets an unexpected exception and, if an invariant is broken and the driver
+        stops, the core's state as text (else ""). `on_note` gets what belongs into a log, see the
+        core's `take_notes()`.
         """
         self.clock = clock
         #: Why nothing works any more; empty while all is well.
@@ -138,6 +140,7 @@ class Driver:
         self.mode_overlay = ModeOverlay()
         self._core = core
         self._on_defect = on_defect
+        self._on_note = on_note
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, Waiting] = {}
         self._wakers: dict[int, Callable[[], None]] = {}
@@ -433,6 +436,9 @@ class Driver:
             waiting = self._waiting.pop(decision.handle, None)
             if waiting is not None:
                 waiting.verdict.set_result(core.encode(decision))
+        for note in core.take_notes():
+            if self._on_note is not None:
+                self._on_note(*note)
         for owner in core.ready():
             wake = self._wakers.get(owner)
             if wake is not None:

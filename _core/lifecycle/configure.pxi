@@ -111,9 +111,16 @@ cdef int check_pool(bytes name, PoolFigures* f) except -1:
     return 0
 
 
-cdef str owner_text(Core core, const Pool* p):
+cdef str rivals_text(bytes name):
+    return (
+        f"two engines claim pool {name.decode()}; set SCHEDSVC_POOL to a name of its own for each"
+        " engine, and SCHEDSVC_POOL_EPOCH to one value for all API processes of an engine"
+    )
+
+
+cdef str owner_text(Core core, bytes name, const Pool* p):
     if p.attached > p.configured:
-        return "is offered by another caller at this time; give this engine's pool another name"
+        return rivals_text(name)
     return (
         "was offered by another caller until a moment ago, and its leases may still run; retry in"
         f" {max(<int64_t>1, (p.owned_until_ns - core.now_ns) // NS_PER_S)} s"
@@ -144,6 +151,7 @@ cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
     """
     cdef int32_t pool
     cdef Pool* p
+    cdef int voided
     check_pool(name, f)
     known = core.pool_names.get(name)
     if known is None:
@@ -154,7 +162,7 @@ cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
         pool = known
         p = &core.ledger.pools[pool]
         if f.principal not in (NONE, p.principal) and is_owned(core, p):
-            raise CallerError(CODE_FAILED_PRECONDITION, "pool", owner_text(core, p))
+            raise CallerError(CODE_FAILED_PRECONDITION, "pool", owner_text(core, name, p))
         if not is_owned(core, p):
             check_pool_share(core, f.principal)
         if (p.configured or core.ledger.is_claimed(pool)) and f.epoch < p.epoch:
@@ -163,7 +171,12 @@ cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
                 f"the pool is already at the later epoch {p.epoch}",
             )
         if f.epoch != p.epoch:
-            void_leases(core, pool)
+            voided = void_leases(core, pool)
+            if voided:
+                note(
+                    core, "leases_voided", name, voided,
+                    f"the engine of epoch {p.epoch} was replaced by that of epoch {f.epoch}",
+                )
             core.prefixes.index(pool).forget()
             p.engine_excess_tokens = p.owed_tokens = 0
             p.telemetry_at_ns = NONE

@@ -1,13 +1,16 @@
 # Timers: evicts queued requests and expires leases whose time is over.
 
-cdef int64_t next_due_ns(Core core) noexcept:
-    """When something has to be done at the latest; -1: never. O(1)."""
+cdef int64_t next_due_ns(Core core) except -2:
+    """When something has to be done at the latest; -1: never. O(1 + contests)."""
     cdef int64_t first = first_key(core.quotas.guarantees.dues, first_key(core.deadlines, NONE))
     if core.has_more or core.verdict_count:
         return core.now_ns
     first = first_key(core.pool_wakes, first_key(core.quotas.wakes, first))
     if core.resume_until_ns and not 0 <= first <= core.resume_until_ns:
         first = core.resume_until_ns
+    for due_ns, _ in core.contests.values():
+        if not 0 <= first <= due_ns:
+            first = due_ns
     return first
 
 

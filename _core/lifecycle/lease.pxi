@@ -269,10 +269,12 @@ cdef int void_lease(Core core, int32_t i) except -1:
 
 cdef int void_leases(Core core, int32_t pool) except -1:
     """The engine restarted: what its leases held is gone. They stay live, without reservation,
-    until their holder ends them or their TTL passes. O(leases of the pool)."""
+    until their holder ends them or their TTL passes. How many there are. O(leases of the pool)."""
     cdef int32_t i = core.ledger.pools[pool].first_lease, after
+    cdef int count = 0
     while i != NONE:
         after = core.requests.items[i].lease.pool_next
         void_lease(core, i)
+        count += 1
         i = after
-    return 0
+    return count

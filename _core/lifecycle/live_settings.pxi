@@ -1,7 +1,8 @@
 # Settings that change while everything runs.
 
 LIVE_SETTINGS = frozenset((
-    "queue_ttl_ns", "lease_ttl_ns", "lease_grace_ns", "flow_queue_max", "queue_max", "leases_max",
+    "queue_ttl_ns", "lease_ttl_ns", "lease_grace_ns", "sign_of_life_ns", "leases_max",
+    "flow_queue_max", "queue_max",
     "flow_queue_tokens_max", "queue_tokens_max", "queue_target_ns", "overload_hold_ns",
     "saturation_ppm", "early_refusal",
     "answers_max", "answer_ttl_ns", "input_price_micro", "output_price_micro", "cached_price_ppm",
@@ -15,6 +16,7 @@ cdef int take_settings(Core core, dict limits) except -1:
     core.settings = limits
     core.queue_ttl_ns, core.lease_ttl_ns = limits["queue_ttl_ns"], limits["lease_ttl_ns"]
     core.lease_grace_ns = limits["lease_grace_ns"]
+    core.sign_of_life_ns = limits["sign_of_life_ns"]
     core.answer_ttl_ns, core.answers_max = limits["answer_ttl_ns"], limits["answers_max"]
     core.flow_queue_max, core.queue_max = limits["flow_queue_max"], limits["queue_max"]
     core.flow_queue_tokens_max = limits["flow_queue_tokens_max"]

@@ -69,9 +69,23 @@ cdef class Core:
     cdef int64_t resume_until_ns  # so long leases of before a restart are awaited; 0: none are
     cdef bint save_rest  # what is saved behind all that has changed
     cdef int32_t sweep_next  # queue that a drain looks at next, see drain.pxi; -1: none
+    cdef int64_t sign_of_life_ns  # a stream has to answer a newcomer within it; 0: is not asked
+    cdef dict contests  # pools that are claimed: when their streams have to have answered, by whom
+    cdef list notes  # for a log, see note()
 
     def __dealloc__(self):
         free(self.verdicts)
+
+
+cdef enum:
+    NOTES_MAX = 64  # more are dropped until they are taken
+
+
+cdef int note(Core core, str event, bytes pool, int64_t count, str why) except -1:
+    """Keep what an operator has to learn; it changes nothing. O(1)."""
+    if len(core.notes) < NOTES_MAX:
+        core.notes.append((event, pool, count, why))
+    return 0
 
 
 cdef int known_pool(Core core, int32_t pool) except -1:

@@ -16,6 +16,7 @@ cdef class SessionState:
     cdef Notice* notices
     cdef int32_t outbox_count, outbox_taken, outbox_max, notice_count, notice_taken, notices_max
     cdef readonly bytes client_id
+    cdef uint64_t incarnation  # of the client's process; 0: not told
 
     def __cinit__(self):
         self.first = NONE

@@ -66,6 +66,7 @@ cdef dict LIMITS = {
     "queue_ttl_ns": (30 * NS_PER_S, 1, 1 << 60),
     "lease_ttl_ns": (10 * NS_PER_S, 1, 1 << 60),
     "lease_grace_ns": (20 * NS_PER_S, 0, 1 << 60),
+    "sign_of_life_ns": (0, 0, 1 << 60),  # 0: a newcomer takes a pool at once
     "flow_queue_max": (1_000, 1, 1 << 24),
     "queue_max": (10_000, 1, 1 << 24),
     "flow_queue_tokens_max": (0, 0, <int64_t>1 << 40),

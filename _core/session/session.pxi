@@ -4,6 +4,9 @@
 #   new        Hello, else INVALID_ARGUMENT       greeted
 #   greeted    any event but Hello                greeted
 #   any        close()                            closed: what is queued is withdrawn
+#   claims     refuse() or supersede() of others  greeted, see contest.pxi
+#   asked      any event                          the newcomers' claims are refused
+#   asked      supersede()                        closed: another engine has its pool
 
 cdef enum:
     ANSWERS_PER_MESSAGE = 4096  # of each kind
@@ -19,25 +22,31 @@ cdef tuple EVENT_NAMES = (
 cdef class Session(SessionState):
     cdef int uses_told  # of hashes of prompts
     cdef bint greeted, closed, welcome_due
+    cdef bint is_superseded, is_freed
     cdef uint64_t seq
     cdef list faults
     cdef dict pools  # what it offers, and at which epoch
+    cdef dict claims  # what it wants to offer, and another engine does; with the figures
+    cdef dict contests  # its pools that others claim, to be told: by which client
 
     def __cinit__(self):
         self.faults = []
-        self.pools = {}
+        self.pools, self.claims, self.contests = {}, {}, {}
 
     def receive(self, int64_t now_ns, bytes data):
         cdef Cursor c = data_cursor(data)
         cdef Cursor event
         cdef int64_t tag
         cdef int events = 0
+        self._check_superseded()
         if self.closed:
             invalid("", "the stream is closed")
         if self._untaken() > 2 * (self.core.session_open_max + SESSION_EVENTS_MAX):
             raise CallerError(CODE_RESOURCE_EXHAUSTED, "", "too many answers wait to be read")
         enter(self.core, now_ns)
         self._check_message(c)
+        if self.core.contests:
+            self._answer()
         while True:
             tag = read_tag(&c)
             if tag == 0:
@@ -56,7 +65,7 @@ cdef class Session(SessionState):
     cdef int64_t _untaken(self) noexcept:
         return (
             self.outbox_count - self.outbox_taken + self.notice_count - self.notice_taken
-            + len(self.faults)
+            + len(self.faults) + len(self.contests)
         )
 
     cdef int _check_message(self, Cursor c) except -1:
@@ -129,9 +138,11 @@ cdef class Session(SessionState):
             return self._cancel(c)
         read_first(&c)  # these two hold nothing
         check_whole(&c, EVENT_NAMES[kind])
-        if kind == 9:
-            self.said_goodbye = True
-        return self.wake()  # every answer acknowledges
+        return self._goodbye() if kind == 9 else self.wake()  # every answer acknowledges
+
+    cdef int _goodbye(self) except -1:
+        self.said_goodbye = True
+        return self.wake()
 
     cdef int fault(self, uint64_t tag, int code, str field, str description) except -1:
         self.faults.append((tag, code, field.encode(), description.encode()))
@@ -149,6 +160,8 @@ cdef class Session(SessionState):
                 break
             if tag == 1 << 3 | LENGTH:
                 client = read_slice(&c)
+            elif tag == 2 << 3 | VARINT:
+                self.incarnation = read_varint(&c)
             else:
                 skip(&c, tag)
         check_whole(&c, "hello")
@@ -161,27 +174,110 @@ cdef class Session(SessionState):
         cdef Slice name
         cdef PoolFigures f
         cdef int64_t v[6]
-        cdef int32_t pool
         read_figures(&c, &name, v, 6)
         check_whole(&c, "pool")
         check_text("pool", &name, 1, ID_BYTES_MAX)
         key = slice_bytes(&name)
         if not self.core.principals.may_offer(self.principal, key):
             not_granted(self.core, self.principal, "pool", "pools")
-        if key not in self.pools and len(self.pools) >= self.core.session_pools_max:
+        held = len(self.pools) + len(self.claims)
+        if key not in self.pools and held >= self.core.session_pools_max:
             raise CallerError(
                 CODE_RESOURCE_EXHAUSTED, "pool",
                 f"a stream offers at most {self.core.session_pools_max} pools",
             )
         f.epoch, f.capacity_tokens, f.block_size = v[0], v[1], v[2]
         f.max_running, f.max_model_tokens, f.principal = v[3], v[4], self.principal
-        pool = register_pool(self.core, key, &f)
+        check_pool(key, &f)
+        self.claims.pop(key, None)  # it tells another figure of it meanwhile
+        if self.core.sign_of_life_ns and self._is_contested(key, &f):
+            return self._claim(key, &f)
+        return self.offer(key, &f)
+
+    cdef int offer(self, bytes key, PoolFigures* f) except -1:
+        """Register a pool, and attach it to this stream. O(1), O(leases of it) on a new epoch."""
+        cdef int32_t pool = register_pool(self.core, key, f)
         if key in self.pools:
             self.core.ledger.claim(pool, self.pools[key], -1)
         else:
             self.core.ledger.pools[pool].attached += 1
         self.pools[key] = f.epoch
         self.core.ledger.claim(pool, f.epoch, 1)
+        return 0
+
+    cdef bint _is_contested(self, bytes key, const PoolFigures* f) except -1:
+        """Whether streams of another engine offer a pool. A former stream of this very process does
+        not count: it gives the pool up. O(sessions)."""
+        cdef const Pool* p
+        cdef Session other
+        known = self.core.pool_names.get(key)
+        if known is None or key in self.pools:
+            return False
+        p = &self.core.ledger.pools[<int32_t>known]
+        if p.attached == p.configured or (f.principal == p.principal and f.epoch == p.epoch):
+            return False
+        for each in self.core.sessions:
+            other = each
+            if other is not None and key in other.pools and self._is_same_process(other):
+                detach_pool(self.core, <int32_t>known, other.pools.pop(key), False)
+        return p.attached > p.configured
+
+    cdef bint _is_same_process(self, Session other) noexcept:
+        return (
+            other.principal == self.principal and other.client_id == self.client_id
+            and self.incarnation != 0 and other.incarnation == self.incarnation
+        )
+
+    cdef int _claim(self, bytes key, const PoolFigures* f) except -1:
+        """Ask the streams that offer a pool for a sign of life; until then nothing changes.
+        Raises CallerError for another caller, which cannot have it anyhow. O(sessions)."""
+        cdef Session other
+        cdef const Pool* p = &self.core.ledger.pools[<int32_t>self.core.pool_names[key]]
+        cdef bint is_rival = f.principal == p.principal
+        for each in self.core.sessions:
+            other = each
+            if other is not None and key in other.pools:
+                if not is_rival or key not in self.core.contests:
+                    other.contests[key] = self.client_id
+                    other.wake()
+        if not is_rival:
+            raise CallerError(CODE_FAILED_PRECONDITION, "pool", rivals_text(key))
+        contest = self.core.contests.setdefault(
+            key, (self.core.now_ns + self.core.sign_of_life_ns, [])
+        )
+        if self not in contest[1]:
+            contest[1].append(self)
+        self.claims[key] = (
+            f.epoch, f.capacity_tokens, f.block_size, f.max_running, f.max_model_tokens
+        )
+        return 0
+
+    cdef int _answer(self) except -1:
+        """This stream lives, so nobody else gets its pools. O(newcomers)."""
+        for key in self.pools:
+            for each in self.core.contests.pop(key, (0, ()))[1]:
+                if (<Session>each).claims.pop(key, None) is not None:
+                    (<Session>each).refuse(key)
+        return 0
+
+    cdef int refuse(self, bytes key) except -1:
+        """Tell a newcomer that the pool is another engine's."""
+        note(self.core, "pool_contested", key, 1, f"{self.client_id.decode()} was refused")
+        return self.fault(0, CODE_FAILED_PRECONDITION, "pool.pool", rivals_text(key))
+
+    cdef int supersede(self) except -1:
+        """End the stream, which gave no sign of life: another engine has its pool now."""
+        self._leave()
+        self.is_superseded = True
+        return self.wake()
+
+    cdef int _check_superseded(self) except -1:
+        if self.is_superseded:
+            raise CallerError(
+                CODE_FAILED_PRECONDITION, "pool",
+                "another engine took this stream's pool over, because the stream gave no sign of"
+                f" life within {self.core.sign_of_life_ns // NS_PER_MS} ms",
+            )
         return 0
 
     cdef int _telemetry(self, Cursor c) except -1:
@@ -300,12 +396,20 @@ cdef class Session(SessionState):
         cdef int32_t last_notice = min(self.notice_count, first_notice + ANSWERS_PER_MESSAGE)
         cdef int32_t i
         cdef int uses
-        if self.closed or not self.is_ready:
+        self._check_superseded()
+        # A newcomer is not welcomed before it is known whether it may offer its pools.
+        if self.closed or not self.is_ready or (self.welcome_due and self.claims):
             return None
         uses = prefix_uses(self.core) if self.greeted else 0
         if uses != self.uses_told:
             self.uses_told = uses
             write_prefix_uses(self.core, w, uses)
+        for key in reversed(self.contests):
+            before = w.length()
+            w.text(2, self.contests[key])
+            w.text(1, key)
+            w.close(7, before)
+        self.contests.clear()
         for tag, code, field, description in reversed(self.faults[:ANSWERS_PER_MESSAGE]):
             before = w.length()
             w.text(4, description)
@@ -354,10 +458,21 @@ cdef class Session(SessionState):
         return w.close(2, before)
 
     def close(self, int64_t now_ns):
-        cdef int32_t i, after
-        if self.closed:
+        if self.is_freed:
             return
         enter(self.core, now_ns)
+        if not self.closed:
+            self._leave()
+        self.is_freed = True
+        if self.is_listed:
+            self.core.ready_slots.remove(self.owner)
+        self.core.principals.count_session(self.principal, -1)
+        self.core.sessions[self.owner] = None
+        self.core.free_slots.append(self.owner)
+
+    cdef int _leave(self) except -1:
+        """Withdraw what is queued, and offer nothing any more. O(requests of it * log n)."""
+        cdef int32_t i, after
         self.closed = True
         # Leases whose grant was never taken: nobody runs them.
         for k in range(self.outbox_taken, self.outbox_count):
@@ -377,8 +492,6 @@ cdef class Session(SessionState):
             i = after
         for key, epoch in self.pools.items():
             detach_pool(self.core, self.core.pool_names[key], epoch, self.said_goodbye)
-        if self.is_listed:
-            self.core.ready_slots.remove(self.owner)
-        self.core.principals.count_session(self.principal, -1)
-        self.core.sessions[self.owner] = None
-        self.core.free_slots.append(self.owner)
+        self.pools.clear()
+        self.claims.clear()
+        return 0

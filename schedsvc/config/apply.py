@@ -27,6 +27,7 @@ LIVE_OPTIONS = frozenset(
         "queue_ttl_ns",
         "lease_ttl_ns",
         "lease_grace_ns",
+        "sign_of_life_ns",
         "flow_queue_max",
         "queue_max",
         "flow_queue_tokens_max",

@@ -182,6 +182,8 @@ class Scheduler(Section):
     queue_ttl_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 30_000
     lease_ttl_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 10_000
     lease_grace_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 20_000
+    # Less than the 5 s for which a client waits for its Welcome.
+    sign_of_life_ms: Annotated[int, Field(ge=1, le=4_000)] = 3_000
     flow_queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
     queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     flow_queue_tokens_max: QueuedTokens = 0
@@ -446,6 +448,7 @@ class Config(Section):
             "queue_ttl_ns": settings.queue_ttl_ms * _MS,
             "lease_ttl_ns": settings.lease_ttl_ms * _MS,
             "lease_grace_ns": settings.lease_grace_ms * _MS,
+            "sign_of_life_ns": settings.sign_of_life_ms * _MS,
             "flow_queue_max": settings.flow_queue_max,
             "queue_max": settings.queue_max,
             "flow_queue_tokens_max": settings.flow_queue_tokens_max,

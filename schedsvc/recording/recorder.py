@@ -17,6 +17,7 @@ READS = frozenset(
         "save_all",
         "next_deadline",
         "ready",
+        "take_notes",
         "flow_index",
         "flow_indices",
         "pool_index",

@@ -88,7 +88,7 @@ class Server:
             # Nothing listens before that: whoever reaches the scheduler finds it restored.
             restore(core, store, self._clock.now_ns(), check=ModeOverlay.restored)
             self._said = ModeOverlay.restored(store.modes)
-        self.driver = Driver(core, self._clock, self._on_defect)
+        self.driver = Driver(core, self._clock, self._on_defect, _log_note)
         self.driver.loading.succeeded_ms = wall_ms()
         self._keeper: StateWriter | None = None
         if store is not None and config.state is not None:
@@ -319,6 +319,13 @@ class Server:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _log_note(event: str, pool: bytes, count: int, reason: str) -> None:
+    what = {"leases": count} if event == "leases_voided" else {}
+    # As of a peer, so that no pool fills the log.
+    name = pool.decode()
+    _log.warning(event, peer=f"pool {name}", pool=name, **what, reason=reason)
 
 
 def _metrics(driver: Driver, config: Config) -> Metrics:

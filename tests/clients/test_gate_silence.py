@@ -19,7 +19,7 @@ import pytest
 from schedsvc_client.aio import AsyncScheduler, SchedulerSession, SessionState
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.gate import Gate
-from schedsvc_vllm.settings import Settings
+from schedsvc_vllm.settings import PoolSettings, Settings
 
 from .asgi import Engine, Exchange, ask, owner
 from .bench import TRUST
@@ -82,12 +82,13 @@ def scheduler() -> Iterator[Scheduler]:
 class Gated:
     """A gate before an engine of the tests, and what it sees of its scheduler."""
 
-    def __init__(self, target: str, unreachable_after_s: float) -> None:
+    def __init__(self, target: str, unreachable_after_s: float, epoch: int = 0) -> None:
         self.engine = Engine(prompt_tokens=PROMPT_TOKENS)
         self.gate = Gate(
             self.engine,
             Settings(
                 target=target,
+                pool=PoolSettings(epoch=epoch),
                 tenant_headers=("x-tenant-id",),
                 unreachable_after_s=unreachable_after_s,
             ),

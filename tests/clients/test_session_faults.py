@@ -114,7 +114,7 @@ async def test_a_pool_of_another_caller_is_taken_over_when_that_one_leaves(until
                 await ask(old)
                 async with new:
                     await until(lambda: not new.available)
-                    assert "offered by another caller" in str(new.last_error)
+                    assert "two engines claim pool p" in str(new.last_error)
                     with pytest.raises(SchedulerUnavailable):
                         await ask(new)
                     await ask(old)

@@ -423,7 +423,7 @@ def test_pool_stays_reserved_for_an_owner_that_reconnects() -> None:
     assert "retry in 1 s" in offers(s, 2, free_ns - 1, epoch=9)
     assert s.stats(free_ns - 1)["pools"][0]["epoch"] == 1
     assert offers(s, 1, free_ns - 1) == ""  # its owner may reconnect at any time
-    assert "is offered by another caller at this time" in offers(s, 2, free_ns, epoch=9)
+    assert "two engines claim pool p" in offers(s, 2, free_ns, epoch=9)
 
 
 def test_pool_is_free_after_ttl_and_grace_or_a_goodbye() -> None:
@@ -446,7 +446,7 @@ def test_goodbye_on_one_of_two_streams_keeps_the_pool_owned() -> None:
         stream.send(0, offering("p", capacity=100))
     streams[0].send(0, pb.SessionEvent(goodbye=pb.SessionGoodbye()))
     streams[0].session.close(0)
-    assert "is offered by another caller at this time" in offers(s, 2, 0)
+    assert "two engines claim pool p" in offers(s, 2, 0)
     streams[1].session.close(0)
     assert "until a moment ago" in offers(s, 2, 0)
 

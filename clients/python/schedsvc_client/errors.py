@@ -202,6 +202,11 @@ def refuses_pool(error: CallError) -> bool:
     return any(violation.field.startswith("pool") for violation in error.violations)
 
 
+def is_contest(error: CallError) -> bool:
+    """Whether it did so because another engine offers that pool."""
+    return error.code is grpc.StatusCode.FAILED_PRECONDITION and refuses_pool(error)
+
+
 def defect(error: Exception) -> CallError:
     """Return an error of this client itself."""
     return call_error(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")

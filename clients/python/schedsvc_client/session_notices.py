@@ -68,4 +68,12 @@ class PoolRefused:
     of_all: bool = True
 
 
-Notice = Welcomed | Verdict | Faulted | LeaseLost | PoolRefused
+@dataclass(frozen=True, slots=True)
+class PoolContested:
+    """Another engine claims a pool of this stream; the protocol answers that this one lives."""
+
+    pool: str
+    client_id: str
+
+
+Notice = Welcomed | Verdict | Faulted | LeaseLost | PoolRefused | PoolContested

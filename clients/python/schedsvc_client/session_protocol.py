@@ -25,6 +25,7 @@ from schedsvc_client.session_notices import (
     Faulted,
     LeaseLost,
     Notice,
+    PoolContested,
     PoolRefused,
     PrefixUse,
     Verdict,
@@ -353,6 +354,8 @@ class SessionProtocol:
             if lost is not None:
                 notices.append(lost)
         notices.extend(self._faulted(fault) for fault in response.faults)
+        notices.extend(PoolContested(c.pool, c.client_id) for c in response.contests)
+        self._beat_out = self._beat_out or (self._takes_beats and bool(response.contests))
         return notices
 
     def _welcomed(self, now_ns: int, welcome: pb.SessionWelcome) -> Welcomed:

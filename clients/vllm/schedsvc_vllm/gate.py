@@ -43,12 +43,13 @@ from schedsvc_vllm.routes import FORM_PATHS, ONE_PROMPT_PATHS, ROUTES, route_of
 from schedsvc_vllm.runtime import Runtime, now_ns
 from schedsvc_vllm.settings import Settings, SettingsError
 from schedsvc_vllm.terms import TermsReader
-from schedsvc_vllm.turn import Request, first, wait_for_turn
+from schedsvc_vllm.turn import Request, first, refusal_of, wait_for_turn
 
 # Set by whoever spreads requests over ranks: never by a caller.
 RANK_HEADER = b"x-data-parallel-rank"
 PRIORITY_HEADER = b"x-vllm-priority"
 ID_HEADER = b"x-request-id"
+HEALTH_PATH = "/health"
 _log = logging.getLogger("schedsvc_vllm")
 
 
@@ -96,6 +97,12 @@ class Gate:
                 metrics_page.adding(self._runtime.counts, send),
             )
             return
+        if kind == "http" and self._runtime is not None and path_of(scope) == HEALTH_PATH:
+            refused = self._runtime.session.pool_refused
+            if refused is not None:  # no router may send requests here
+                answer = answers.unavailable(refusal_of(refused), "pool_refused", "-")
+                await self._say(answer, scope, send)
+                return
         if kind == "lifespan":
             await self._lifespan(scope, receive, send)
             return

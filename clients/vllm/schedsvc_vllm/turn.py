@@ -65,6 +65,10 @@ async def wait_for_turn(runtime: Runtime, request: Request, gated: GatedRequest)
         else:
             last = runtime.session.last_error
             cause = last.message if last else "not connected"
+        refused = runtime.session.pool_refused
+        if refused is not None:
+            # The scheduler is there: running without it would take another engine's place.
+            return answers.unavailable(refusal_of(refused), "pool_refused", request.id)
         if not runtime.fail_open:
             _log.debug("refused while the scheduler is away: %s", cause)
             message = "the admission scheduler cannot be reached"
@@ -72,6 +76,11 @@ async def wait_for_turn(runtime: Runtime, request: Request, gated: GatedRequest)
         answer = await _run_without(runtime, request, gated)
         if answer is not _ASK_AGAIN:
             return answer
+
+
+def refusal_of(error: CallError) -> str:
+    """Say why the scheduler refuses the engine's pool."""
+    return error.violations[0].description or error.message
 
 
 async def first(future: asyncio.Future[T], mailbox: Mailbox, wait_s_max: float = math.inf) -> T:

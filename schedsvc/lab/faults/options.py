@@ -159,11 +159,18 @@ class Options:
     hostile: HostileOptions | None = None
 
 
+ALIVE = 1 << 52
+"""From here on a newcomer has to wait for a sign of life of the engine whose pool it claims."""
+
+
 def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Options:
     """Draw a run. `faults` are those that may happen; None: what the seed draws."""
     options = _draw(seed, events, faults)
     if seed >= HOSTILE:
         options = _with_hostile(options, faults)
+    if seed >= ALIVE:
+        bound = {"sign_of_life_ns": (_S // 2, _S, 3 * _S)[seed % 3]}
+        options = replace(options, core=options.core | bound)
     rnd = Random(seed ^ 0xA11CE)  # noqa: S311 - no secret: one seed is one run
     if seed >= FIFTH and not options.fair and rnd.random() < 0.25:
         return _of_one_length(options)

@@ -67,6 +67,7 @@ class Server:
         self._suspect = -1 if hostile is None else hostile.grants.principal
         self._looks = 0
         self._paused = False
+        self._superseded: set[int] = set()  # streams that have to end, whatever they send
         self._inbox: list[tuple[Callable[[Any], None], Any]] = []
         self._streams: dict[int, Connection] = {}
         self._waiting: dict[int, Waiting] = {}
@@ -180,12 +181,15 @@ class Server:
         try:
             session.receive(now_ns, data)
         except CallerError as error:
-            if data not in conn.garbage:
+            may_end = conn.number in self._superseded or self.auditor.is_asleep
+            if data not in conn.garbage and not may_end:
                 raise ViolationError(f"a right message was refused: {error}") from error
             self.end_stream(conn)
             return
         if data in conn.garbage:
             raise ViolationError("a message that is none was taken")
+        if conn.number in self._superseded:
+            raise ViolationError("a stream goes on whose pool another engine has")
         self.auditor.request(now_ns, conn.number, conn.principal, data)
         self._compare(now_ns, before)
         self._settle(now_ns)
@@ -224,25 +228,33 @@ class Server:
         conn.cut(client_ns=self.events.soon(1_000_000))
         self._settle(now_ns)
 
-    def _write(self, conn: Connection, now_ns: int) -> None:
-        """Send what a stream has to say, unless its peer does not read."""
+    def _write(self, conn: Connection, now_ns: int) -> bool:
+        """Send what a stream has to say, unless its peer does not read; False: it has to end."""
         session = conn.session
         if conn.is_stalled:
             self.auditor.books.lagging.add(conn.number)
-            return
-        while (data := session.take(now_ns)) is not None:
-            message = pb.SessionResponse.FromString(data)
-            self.auditor.response(now_ns, conn.number, conn.principal, message)
-            conn.send_down(message)
+            return True
+        try:
+            while (data := session.take(now_ns)) is not None:
+                message = pb.SessionResponse.FromString(data)
+                self.auditor.response(now_ns, conn.number, conn.principal, message)
+                conn.send_down(message)
+        except CallerError as error:
+            if conn.number not in self._superseded and not self.auditor.is_asleep:
+                raise ViolationError(f"a stream was ended: {error}") from error
+            return False
         self.auditor.books.lagging.discard(conn.number)
+        return True
 
     def unstall(self, conn: Connection) -> None:
         """Let the peer read again."""
         conn.is_stalled = False
         if conn.session is not None and self.is_up:
             now_ns = self._now()
-            self._write(conn, now_ns)
-            self._settle(now_ns)
+            if self._write(conn, now_ns):
+                self._settle(now_ns)
+            else:
+                self.end_stream(conn)
 
     # Unary calls.
 
@@ -366,6 +378,7 @@ class Server:
     def _settle(self, now_ns: int) -> None:
         """Let the core act on what it was told, and say what it has to say."""
         core = self.core
+        self._superseded.update(self.auditor.due(now_ns))
         for _ in range(_POLLS_MAX):
             for decision in core.poll(now_ns):
                 self._decide(now_ns, decision)
@@ -374,8 +387,10 @@ class Server:
                 break
         else:
             raise ViolationError("the scheduler never comes to rest")
+        over = []
         for owner in core.ready():
-            self._write(self._streams[owner], now_ns)
+            if not self._write(self._streams[owner], now_ns):
+                over.append(self._streams[owner])
         self.auditor.settled(now_ns)
         self._rounds += 1
         if self._rounds % _ROUNDS_PER_CHECK == 0:
@@ -384,6 +399,8 @@ class Server:
             self._timer_ns = deadline_ns
             ticks = -(-(deadline_ns - now_ns) // TICK_NS)
             self.events.after(ticks * TICK_NS, self._ring, (self.incarnation, deadline_ns))
+        for conn in over:
+            self.end_stream(conn)
 
     def _ring(self, timer: tuple[int, int]) -> None:
         if timer == (self.incarnation, self._timer_ns):

@@ -101,5 +101,6 @@ def terms_of(options: Options) -> Terms:
         leases_max=core.get("leases_max", 65_536),
         adapters_max=core.get("adapters_max", 1_024),
         ids_tell_order=tells_order,
+        sign_of_life_ns=core.get("sign_of_life_ns", 0),
         adapters={n: tokens for n, tokens in (options.adapters or {}).items() if tokens >= 0},
     )

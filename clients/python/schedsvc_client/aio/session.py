@@ -14,8 +14,10 @@ import grpc
 import grpc.aio
 
 from schedsvc_client.aio.admission import Admission, Asker
+from schedsvc_client.aio.contest_log import ContestLog
 from schedsvc_client.aio.heartbeat import Heartbeat
 from schedsvc_client.aio.session_state import SessionState
+from schedsvc_client.aio.session_writer import send_all
 from schedsvc_client.channel import (
     ClientOptions,
     Token,
@@ -31,6 +33,7 @@ from schedsvc_client.errors import (
     Unauthenticated,
     defect,
     from_rpc_error,
+    is_contest,
     refused,
     refuses_pool,
     unavailable,
@@ -41,6 +44,7 @@ from schedsvc_client.session_notices import (
     Faulted,
     LeaseLost,
     Notice,
+    PoolContested,
     PoolRefused,
     PrefixUse,
     Verdict,
@@ -90,6 +94,7 @@ class SchedulerSession(Asker):
         bound_s = self._options.silent_after_s
         self._heartbeat = Heartbeat(bound_s, self._send_beat, self._silence_changed)
         self._jitter = random.SystemRandom().random
+        self._contests = ContestLog()
         # None while admissions are worth a try, else why they are not.
         self._given_up: CallError | None = None
         self._away_logged = False
@@ -103,6 +108,12 @@ class SchedulerSession(Asker):
     def available(self) -> bool:
         """Whether an admission would be asked for: connected, or lost only a moment ago."""
         return self._task is not None and self._given_up is None
+
+    @property
+    def pool_refused(self) -> CallError | None:
+        """Why the scheduler refuses this client's pools, while it does: another engine has them."""
+        error = self.last_error if self._given_up is not None else None
+        return error if error is not None and is_contest(error) else None
 
     @property
     def open_leases(self) -> int:
@@ -338,38 +349,12 @@ class SchedulerSession(Asker):
     async def _write(self, call: Any, reader: asyncio.Task[CallError]) -> CallError:
         """Send until the stream ends; why it did."""
         try:
-            await self._send_all(call)
+            await send_all(call, self._protocol, self._wake)
         except Exception as error:
             # A defect of ours must not leave a stream that says nothing.
             _log.exception("cannot make a message for the scheduler")
             return defect(error)
         return await asyncio.shield(reader)
-
-    async def _send_all(self, call: Any) -> None:
-        """Send what the protocol has, whenever something is new or due.
-
-        Waking takes one round of the event loop, in which everything that happened in the last
-        one gathers into one message; more gathers while a message is being written.
-        """
-        loop = asyncio.get_running_loop()
-        while True:
-            self._wake.clear()
-            data = self._protocol.data_to_send(time.monotonic_ns())
-            if data is not None:
-                try:
-                    await call.write(data)
-                except (grpc.RpcError, asyncio.InvalidStateError):
-                    return  # the reader learns why
-                continue
-            timer = None
-            due_ns = self._protocol.next_deadline_ns()
-            if due_ns is not None:
-                timer = loop.call_later((due_ns - time.monotonic_ns()) / 1e9, self._wake.set)
-            try:
-                await self._wake.wait()
-            finally:
-                if timer is not None:
-                    timer.cancel()
 
     # What the scheduler says.
 
@@ -384,6 +369,8 @@ class SchedulerSession(Asker):
                 admission.notify_lost(notice.state)
         elif isinstance(notice, Faulted):
             self._fault(notice)
+        elif isinstance(notice, PoolContested):
+            self._contests.log(notice)
         elif not notice.of_all:
             _log.error("the scheduler refused a pool of this client: %s", notice.error)
 

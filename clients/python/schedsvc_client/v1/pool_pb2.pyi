@@ -88,6 +88,33 @@ class PoolRegistration(_message.Message):
 Global___PoolRegistration: _TypeAlias = PoolRegistration  # noqa: Y015
 
 @_typing.final
+class PoolContest(_message.Message):
+    """Another engine claims a pool that this stream offers. Answer with a SessionBeat or another event
+    within `scheduler.sign_of_life_ms`; else the stream ends, and the other engine has the pool.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    client_id: _builtins.str
+    """The other's SessionHello.client_id."""
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "pool", b"pool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolContest: _TypeAlias = PoolContest  # noqa: Y015
+
+@_typing.final
 class EngineTelemetry(_message.Message):
     """What the engine says of itself."""
 

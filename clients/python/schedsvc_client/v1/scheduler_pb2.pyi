@@ -666,8 +666,6 @@ Global___StatsResponse: _TypeAlias = StatsResponse  # noqa: Y015
 
 @_typing.final
 class StateStats(_message.Message):
-    """The file that outlives the process."""
-
     DESCRIPTOR: _descriptor.Descriptor
 
     UNSAVED_MS_FIELD_NUMBER: _builtins.int
@@ -868,8 +866,6 @@ Global___FlowStats: _TypeAlias = FlowStats  # noqa: Y015
 
 @_typing.final
 class OutcomeCount(_message.Message):
-    """How often an outcome occurred."""
-
     DESCRIPTOR: _descriptor.Descriptor
 
     OUTCOME_FIELD_NUMBER: _builtins.int
@@ -1270,6 +1266,7 @@ class SessionResponse(_message.Message):
     WELCOME_FIELD_NUMBER: _builtins.int
     FAULTS_FIELD_NUMBER: _builtins.int
     PREFIX_USE_FIELD_NUMBER: _builtins.int
+    CONTESTS_FIELD_NUMBER: _builtins.int
     ack_seq: _builtins.int
     """Highest seq processed. Sent with verdicts, and after Hello, LeaseReplay, Complete and Beat."""
     @_builtins.property
@@ -1292,6 +1289,10 @@ class SessionResponse(_message.Message):
     def prefix_use(self) -> _pool_pb2.PrefixUse:
         """Set with the Welcome where hashes are of use, and later where that has changed."""
 
+    @_builtins.property
+    def contests(self) -> _containers.RepeatedCompositeFieldContainer[_pool_pb2.PoolContest]:
+        """Pools of this stream that others claim."""
+
     def __init__(
         self,
         *,
@@ -1301,10 +1302,11 @@ class SessionResponse(_message.Message):
         welcome: Global___SessionWelcome | None = ...,
         faults: _abc.Iterable[Global___SessionFault] | None = ...,
         prefix_use: _pool_pb2.PrefixUse | None = ...,
+        contests: _abc.Iterable[_pool_pb2.PoolContest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefix_use", b"prefix_use", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_seq", b"ack_seq", "faults", b"faults", "leases", b"leases", "prefix_use", b"prefix_use", "verdicts", b"verdicts", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_seq", b"ack_seq", "contests", b"contests", "faults", b"faults", "leases", b"leases", "prefix_use", b"prefix_use", "verdicts", b"verdicts", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

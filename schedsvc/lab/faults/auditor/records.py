@@ -167,6 +167,7 @@ class Terms:
     leases_max: int = 65_536
     adapters_max: int = 1_024
     ids_tell_order: bool = True  # of grants: lease ids are consecutive
+    sign_of_life_ns: int = 0  # for streams whose pool a newcomer claims; 0: it has it at once
 
 
 class Ask(NamedTuple):

@@ -5,6 +5,8 @@ from typing import Any
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.lab.faults.auditor.checks import compare, end_round, may_be_unread
+from schedsvc.lab.faults.auditor.contests import Claim, Contests
+from schedsvc.lab.faults.auditor.dues import Dues
 from schedsvc.lab.faults.auditor.figures import are_wrong, totals_of
 from schedsvc.lab.faults.auditor.implied_state import UNKNOWN_FLOW
 from schedsvc.lab.faults.auditor.ledger import Books
@@ -52,9 +54,9 @@ class Auditor:
     def __init__(self, terms: Terms) -> None:
         self.books = Books(terms)
         self.events = 0  # of the contract, in both directions
-        self._faults: dict[int, int] = {}  # stream -> wrong events that it was not told of
-        self._owed: dict[tuple[int, int, int], int] = {}  # stream, lease, state it has to be told
+        self._dues = Dues()
         self._stale: set[int] = set()  # leases that were reported with another epoch
+        self._contests = Contests(terms.sign_of_life_ns)
 
     @property
     def is_asleep(self) -> bool:
@@ -69,9 +71,9 @@ class Auditor:
         self.books.restart(now_ns)
         if known is not None:
             self.books.resume(now_ns, known, credit_ns)
-        self._faults.clear()
-        self._owed.clear()
+        self._dues.restart()
         self._stale.clear()
+        self._contests.restart()
 
     def known(self, now_ns: int) -> Known:
         """Return what would outlive the process: everything has just been saved. O(leases)."""
@@ -120,6 +122,7 @@ class Auditor:
         """Read a stream's message, before the scheduler reads it."""
         if self.books.is_lost:
             return
+        self._dues.blame(*self._contests.heard(self.books, conn))
         for event in pb.SessionRequest.FromString(data).events:
             self.events += 1
             kind = event.WhichOneof("event")
@@ -143,24 +146,37 @@ class Auditor:
             elif kind == "goodbye":
                 self.books.said_goodbye.add(conn)
                 wrong = False
+            elif kind == "hello":
+                wrong = self._contests.greet(conn, principal, event.hello)
             else:
                 wrong = kind is None
             if wrong:
-                self._faults[conn] = self._faults.get(conn, 0) + 1
+                self._dues.blame(conn)
+
+    def due(self, now_ns: int) -> list[int]:
+        """Hear that the scheduler looks what is due; return the streams that it ends."""
+        if self.books.is_lost:
+            return []
+        superseded, refused = self._contests.due(self.books, now_ns)
+        for conn in superseded:
+            self._dues.forget(conn)
+        self._dues.blame(*refused)
+        self._owe_void()
+        return superseded
 
     def _register(self, now_ns: int, conn: int, principal: int, p: Any) -> bool:
-        books = self.books
-        taken = books.register(
-            now_ns, conn, principal, p.pool, p.epoch, p.capacity_tokens, p.block_size_tokens,
+        claim = Claim(
+            conn, principal, p.pool, p.epoch, p.capacity_tokens, p.block_size_tokens,
             p.max_running, p.max_model_tokens,
         )  # fmt: skip
+        taken = self._contests.register(self.books, now_ns, claim)
         self._owe_void()
         return taken
 
     def _owe_void(self) -> None:
         for lease in self.books.voided:
             if lease.request.conn > 0:
-                self._owe(lease.request.conn, lease.lease_id, VOID)
+                self._dues.owe(lease.request.conn, lease.lease_id, VOID)
         self.books.voided.clear()
 
     def _admit(self, now_ns: int, conn: int, principal: int, admit: Any) -> bool:
@@ -204,17 +220,13 @@ class Auditor:
             r.has_exact_input = request.HasField("input_estimated") > request.input_estimated
         return r
 
-    def _owe(self, conn: int, lease_id: int, state: int) -> None:
-        place = (conn, lease_id, state)
-        self._owed[place] = self._owed.get(place, 0) + 1
-
     def _progress(self, now_ns: int, conn: int, principal: int, p: Any) -> bool:
         totals = totals_of(p)
         if totals is None:
             return False
         state = self._report(now_ns, p.lease_id, principal, p.pool_epoch, totals)
         if state != LIVE:
-            self._owe(conn, p.lease_id, state)
+            self._dues.owe(conn, p.lease_id, state)
         return True
 
     def _report(
@@ -233,7 +245,7 @@ class Auditor:
             return False
         state = self.books.state(c.lease_id, principal, c.pool_epoch)
         if state == UNKNOWN:
-            self._owe(conn, c.lease_id, UNKNOWN)
+            self._dues.owe(conn, c.lease_id, UNKNOWN)
             return True
         if c.outcome not in (0, COMPLETED, CANCELLED):
             return False
@@ -251,13 +263,13 @@ class Auditor:
         pool = books.pools.get(p.pool)
         state = books.state(lease_id, principal, p.pool_epoch)
         if pool is None or (unknown_name and not books.terms.shares_unknown):
-            self._owe(conn, lease_id, UNKNOWN)
+            self._dues.owe(conn, lease_id, UNKNOWN)
             return True
         key = (tenant, unknown_name, p.request_id, principal)
         if state == UNKNOWN:
             if p.pool_epoch != pool.epoch:
                 self._stale.add(lease_id)
-                self._owe(conn, lease_id, VOID)
+                self._dues.owe(conn, lease_id, VOID)
                 return True
             is_taken = lease_id in books.live or lease_id in books.ended or key in books.requests
             if (
@@ -265,7 +277,7 @@ class Auditor:
                 or is_taken
                 or books.shares.lacks_lease(books, principal)
             ):
-                self._owe(conn, lease_id, UNKNOWN)
+                self._dues.owe(conn, lease_id, UNKNOWN)
                 return True
             books.seq += 1
             cls = books.class_of(tenant, p.request_class)
@@ -283,7 +295,7 @@ class Auditor:
         if state == UNKNOWN:
             books.told_of(now_ns, books.live[lease_id])
         if answer != LIVE:
-            self._owe(conn, lease_id, answer)
+            self._dues.owe(conn, lease_id, answer)
         return True
 
     def _telemetry_is_wrong(self, principal: int, t: Any) -> bool:
@@ -310,20 +322,12 @@ class Auditor:
             self._notice(now_ns, conn, principal, status.lease_id, status.state)
         for fault in message.faults:
             self.events += 1
-            left = self._faults.get(conn, 0)
-            require(left > 0, "a fault that nobody earned", fault.field, fault.description)
-            if left > 1:
-                self._faults[conn] = left - 1
-            else:
-                del self._faults[conn]
+            require(self._dues.fault(conn), "a fault that nobody earned", fault)
 
     def _notice(self, now_ns: int, conn: int, principal: int, lease_id: int, state: int) -> None:
         place = (conn, lease_id, state)
         lease = self.books.live.get(lease_id)
-        if self._owed.get(place, 0):
-            self._owed[place] -= 1
-            if not self._owed[place]:
-                del self._owed[place]
+        if self._dues.notice(place):
             return
         require(lease is not None, "a notice of a lease that is not live", lease_id, state)
         if lease is None:
@@ -474,20 +478,18 @@ class Auditor:
         if self.books.is_lost:
             return
         self.books.close_stream(now_ns, conn, evicted)
-        self._faults.pop(conn, None)
-        self._owed = {place: n for place, n in self._owed.items() if place[0] != conn}
+        self._contests.closed(conn)
+        self._dues.forget(conn)
 
     def settled(self, now_ns: int) -> None:
         """Close a round: the scheduler has done and said all that was due."""
         if self.books.is_lost:
             return
         if not self.books.lagging:
-            require(not self._faults, "a wrong event was not told", self._faults)
-            require(not self._owed, "a lease's state was not told", self._owed)
+            self._dues.settled()
         for place in end_round(self.books, now_ns):
-            self._owe(*place)
-        if self._stale:
-            self._stale.clear()
+            self._dues.owe(*place)
+        self._stale.clear()
 
     def snapshot(self, stats: Stats) -> None:
         """Compare the scheduler's own figures with the books. O(what is open)."""
