@@ -232,6 +232,8 @@ ROOMS: dict[str, Room] = {
     "schedsvc_vllm.proxy": room("schedsvc_vllm schedsvc_client", "aiohttp yarl"),
     # Builds what is published: packages and man pages. Nothing imports it.
     "deploy": room("schedsvc.cli", "click", prints=True),
+    # Asks a Prometheus about the last minutes.
+    "deploy.panels": room("deploy", "click matplotlib", clock=WALL, prints=True),
     "bench": room(
         "schedsvc schedsvc._core schedsvc.driver schedsvc.service schedsvc.server schedsvc.config"
         " schedsvc.clock schedsvc.lab.emulator schedsvc.lab.load schedsvc.lab.load.result"
