@@ -45,7 +45,8 @@ IO = "asyncio threading socket selectors ssl subprocess multiprocessing logging 
 ROOMS: dict[str, Room] = {
     "schedsvc": room(),
     # Decides. The compiled part is held by CORE_CIMPORTS below, this is its interface.
-    "schedsvc._core": room(never=IO, clock=NO_CLOCK, seeded=True),
+    "schedsvc._core": room("schedsvc._core_tenants", never=IO, clock=NO_CLOCK, seeded=True),
+    "schedsvc._core_tenants": room(never=IO, clock=NO_CLOCK, seeded=True),
     # Drives.
     "schedsvc.clock": room(clock=WALL),
     "schedsvc.printable": room(packages="google", never=IO, clock=NO_CLOCK),
