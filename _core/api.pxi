@@ -1,7 +1,7 @@
 # The public class: checks what a caller passes, and hands each event to the layer that does it.
 
 @cython.final
-cdef class Scheduler(Core):
+cdef class Scheduler(TenantsApi):
     def __cinit__(
         self, *, bytes hash_key=b"\0" * 16, str policy="vtc", str lift="level", str ledger="peak",
         str dispatch="backfill", str flow_order="arrival", str lease_seed="",
@@ -62,6 +62,7 @@ cdef class Scheduler(Core):
         self.answers.head = self.answers.tail = NONE
         self.unknown_flow = self.sweep_next = NONE
         self.dry_running, self.dry_run_counts = Heap(), {}
+        self.tenant_rules, self.default_rule = [], any_rule(False)
         self.quota_keys, self.saved_pools = [], {}
         self.saved_positions, self.saved_levels, self.contests, self.notes = {}, {}, {}, []
 
@@ -158,12 +159,6 @@ cdef class Scheduler(Core):
 
     def set_no_keys(self):
         self.keys = {}
-
-    def set_unknown(self, int32_t flow, bint refused=False):
-        if flow != NONE:
-            known_tenant(self, flow)
-        self.unknown_flow = flow
-        self.unknown_refused = refused
 
     def set_gone(self, int64_t now_ns, bytes name):
         enter(self, now_ns)
@@ -469,6 +464,7 @@ cdef class Scheduler(Core):
             "pools": [pool_stats(self, now_ns, i) for i in pools],
             "flows": [self.flow_stats(now_ns, i) for i in order],
             "classes": class_rows(self),
+            "tenants": tenants_row(self),
             "quotas": quota_stats(self, now_ns) if sees_all else [],
             "totals": totals_of(self) if sees_all else None,
             "policy": self.policy,

@@ -9,6 +9,7 @@ include "model/rejection_log.pxi"  # RejectionLog: the last requests that were r
 include "model/token_bucket.pxi"   # Bucket: tokens that come back at a rate
 include "model/guarantees.pxi"     # Guarantee, Guarantees: what a group is owed of a saturated pool
 include "model/quotas.pxi"         # Quota, Quotas, Bill: limits of tenants, groups and models
+include "model/tenant_rules.pxi"   # TenantRule: what tenants get that nothing lists
 include "model/rates.pxi"          # Rate, ShedAccuracy: averages and rates over time
 include "model/histograms.pxi"     # TimeHistogram, FlowTimes: how long requests waited
 include "model/prefixes.pxi"       # PrefixIndex, Prefixes: which prompts a pool's cache may hold

@@ -10,6 +10,8 @@ All quantities are integers: tokens, blocks, ns, thousandths of weight, micro-to
 
 from typing import Any, NamedTuple
 
+from schedsvc._core_tenants import TenantsApi
+
 # Outcomes (schedsvc.v1.Outcome).
 GRANTED: int
 REJECTED_FLOW_QUEUE_FULL: int
@@ -107,7 +109,7 @@ class Session:
     def close(self, now_ns: int) -> None:
         """End the stream: withdraw what is queued on it; leases keep their TTL. Idempotent."""
 
-class Scheduler:
+class Scheduler(TenantsApi):
     """Queues, counters, ledger and leases of one scheduler process."""
 
     def __init__(
@@ -136,6 +138,7 @@ class Scheduler:
         early_refusal: int = 0,  # 1: who cannot meet a deadline is refused, see admit()
         refusal_samples_min: int = 10,  # that have to show how it would be right
         leases_max: int = 65_536,
+        flows_max: int = 200_000,  # with these, a name at first sight shares the unknown's flow
         adapters_max: int = 1_024,  # LoRA adapters of queued and running requests
         answers_max: int = 100_000,
         answer_ttl_ns: int = 300_000_000_000,
@@ -295,11 +298,6 @@ class Scheduler:
         """Forget all key hashes."""
     def set_key(self, api_key_sha256: bytes, flow: int) -> None:
         """Let this key hash (32 bytes) stand for the flow."""
-    def set_unknown(self, flow: int, refused: bool = False) -> None:
-        """Serve unknown tenants in this flow; -1 (the default) refuses them.
-
-        `refused`: they would be, but the flow is in audit: each counts as such.
-        """
     def flow_index(self, name: bytes) -> int:
         """Index of a tenant's flow in the default class, or -1."""
     def flow_indices(self, name: bytes) -> list[int]:

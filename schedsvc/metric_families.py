@@ -24,6 +24,7 @@ from schedsvc.metric_rows import (
     HISTOGRAM_ROWS,
     POOL_ROWS,
     QUOTA_ROWS,
+    TENANT_ROWS,
     TOTAL_ROWS,
     Row,
 )
@@ -78,6 +79,7 @@ class Snapshot:
 
     pools: list[dict[str, Any]] = field(default_factory=list)
     totals: dict[str, Any] = field(default_factory=dict)
+    tenants: dict[str, Any] = field(default_factory=dict)
     classes: list[dict[str, Any]] = field(default_factory=list)
     quotas: list[dict[str, Any]] = field(default_factory=list)
     flows: Flows = field(default_factory=Flows)
@@ -123,6 +125,7 @@ def families(taken: Snapshot | None) -> Iterator[Metric]:
     yield from _columns(FLOW_ROWS, "tenant", taken.flows.tenants, taken.flows.columns)
     yield from _rows(POOL_ROWS, "pool", {pool["name"]: pool for pool in taken.pools})
     yield from _rows(TOTAL_ROWS, "", {"": taken.totals})
+    yield from _rows(TENANT_ROWS, "", {"": taken.tenants})
     if len(taken.classes) > 1:
         yield from _rows(CLASS_ROWS, "class", {row["name"]: row for row in taken.classes})
     yield from _refusals(taken)

@@ -8,6 +8,7 @@ __all__ = [
     "HISTOGRAM_ROWS",
     "POOL_ROWS",
     "QUOTA_ROWS",
+    "TENANT_ROWS",
     "TOTAL_ROWS",
     "Row",
 ]
@@ -360,6 +361,17 @@ TOTAL_ROWS = (
         True,
         "reports_limited",
         "Leases of which a report exceeded what their request can use.",
+    ),
+)
+# Of tenants that the configuration does not list.
+TENANT_ROWS = (
+    Row("first_sight_tenants", False, "first_sight", "Unlisted tenants with a flow of their own."),
+    Row("flows_max", False, "flows_max", "Flows beyond which new names share one flow."),
+    Row(
+        "shared_flow_requests",
+        True,
+        "shared_requests",
+        "Requests with a proved name that shared a flow because there were flows_max flows.",
     ),
 )
 # By tenant and class; sums in microseconds.

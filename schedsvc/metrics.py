@@ -165,6 +165,7 @@ class Metrics:
             taken = Snapshot(
                 stats["pools"],
                 stats["totals"],
+                stats["tenants"],
                 stats["classes"],
                 stats["quotas"],
                 loading=replace(self._driver.loading),

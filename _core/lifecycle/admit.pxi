@@ -134,10 +134,9 @@ cdef inline void hash_adapter(Core core, Ask* ask) noexcept:
 
 
 cdef uint64_t tenant_salt(Core core, int32_t flow, Slice* tenant, Slice* key) noexcept:
-    cdef Slice* name = tenant if tenant.size else key
     if flow != core.unknown_flow:
         return 0
-    return sip128(core.k0, core.k1, name.at, name.size).hi
+    return name_salt(core, tenant if tenant.size else key)
 
 
 cdef int32_t record_of(Core core, Ask* ask) except -1:
@@ -307,6 +306,8 @@ cdef int64_t admit_message(
     ask.principal = principal
     if not grants_tenant(core, principal, ask.flow, &m.tenant):
         not_granted(core, principal, "tenant" if m.tenant.size else "api_key_sha256", "tenants")
+    if is_born(core, ask.flow, &m.tenant, m.proof):
+        m.flow = ask.flow = flow_at_sight(core, &m.tenant)
     take_class(core, &ask, m.request_class.at, m.request_class.size)
     ask.tag = tag
     if ask.flow == NONE:
@@ -355,6 +356,11 @@ cdef int32_t flow_of(Core core, Slice* tenant, Slice* key) except? -1:
     elif key.size:
         known = core.keys.get(slice_bytes(key))
     return core.unknown_flow if known is None else known
+
+
+cdef inline bint is_born(Core core, int32_t flow, const Slice* tenant, int64_t proof) noexcept:
+    """Whether a name that stands for this flow gets one of its own."""
+    return core.unknown_own and flow == core.unknown_flow and tenant.size > 0 and proof > 0
 
 
 cdef int32_t target_of(Core core, Slice* pool) except? -1:

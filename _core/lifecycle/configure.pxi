@@ -54,6 +54,8 @@ cdef int32_t add_flow(Core core, bytes name, int64_t weight_milli) except -1:
         return flow
     put_name(core, name, known)  # it may have been gone
     flow = known
+    if core.flows.items[flow].born:
+        set_born(core, flow, False)
     while flow != NONE:
         core.flows.reweigh(flow, <int32_t>weight_milli)
         flow = core.flows.items[flow].sibling
@@ -77,20 +79,6 @@ cdef int32_t change_class(
     for node in range(core.quotas.count):  # another class may be the first that waits, or sooner
         core.quotas.mark_ready(node)
     return c
-
-
-cdef int set_classes_of(Core core, int32_t flow, int32_t default_class, named) except -1:
-    """Which class a tenant's requests are of, and which they may name. O(named)."""
-    cdef uint32_t bits = 0
-    cdef int32_t c
-    for c in (default_class, *named):
-        if not 0 <= c < core.classes.count or core.classes.items[c].gone:
-            invalid("request_class", f"no class has the index {c}")
-    for c in named:
-        bits |= <uint32_t>1 << c
-    core.flows.items[flow].default_class = default_class
-    core.flows.items[flow].named_classes = bits
-    return 0
 
 
 # What a pool is registered with.

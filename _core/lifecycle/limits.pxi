@@ -74,6 +74,14 @@ cdef int32_t set_named_quota(
     return node
 
 
+cdef bint is_limiting(const QuotaLimits* limits) noexcept:
+    cdef int k
+    for k in range(RATES):
+        if limits.rates[k] > 0:
+            return True
+    return limits.concurrency > 0 or limits.share > 0
+
+
 cdef int limit_flow(
     Core core, int32_t flow, int32_t parent, bint refuse, const QuotaLimits* limits
 ) except -1:
@@ -83,10 +91,7 @@ cdef int limit_flow(
     cdef int32_t own
     cdef Flow* f
     cdef bint refused
-    cdef bint is_limited = limits.concurrency > 0 or limits.share > 0
-    cdef int k
-    for k in range(RATES):
-        is_limited = is_limited or limits.rates[k] > 0
+    cdef bint is_limited = is_limiting(limits)
     known_tenant(core, flow)
     check_parent(core, parent, 1)
     own = core.flows.items[flow].own_quota

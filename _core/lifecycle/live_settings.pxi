@@ -8,7 +8,7 @@ LIVE_SETTINGS = frozenset((
     "answers_max", "answer_ttl_ns", "input_price_micro", "output_price_micro", "cached_price_ppm",
     "session_open_max", "sessions_max", "saturation_band_ppm", "delay_factor_milli", "grant_pacing",
     "adapter_affinity_ppm", "prefix_affinity_ppm", "prefix_blocks_max", "quantum_tokens",
-    "credit_max_micro", "lead_max_micro", "fairness_domain",
+    "credit_max_micro", "lead_max_micro", "fairness_domain", "flows_max",
 ))
 
 
@@ -40,6 +40,7 @@ cdef int take_settings(Core core, dict limits) except -1:
     core.output_price = limits["output_price_micro"]
     core.cached_ppm = limits["cached_price_ppm"]
     core.saturation_band_ppm = limits["saturation_band_ppm"]
+    core.flows_max = limits["flows_max"]
     return 0
 
 

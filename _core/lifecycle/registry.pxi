@@ -1,5 +1,12 @@
 # Registry: gives names, flows of classes, and pools their numbers.
 
+cdef void set_born(Core core, int32_t flow, bint born) noexcept:
+    """Whether a tenant is known at first sight, not by the configuration. O(1)."""
+    core.born_count += <int>born - core.flows.items[flow].born
+    core.flows.items[flow].born = born
+    core.flows.changed.mark(flow)
+
+
 cdef int put_name(Core core, bytes name, int32_t flow) except -1:
     """Let a name stand for a flow, or for none where it is gone."""
     cdef Hash128 h = sip128(
@@ -7,9 +14,30 @@ cdef int put_name(Core core, bytes name, int32_t flow) except -1:
     )
     if flow == NONE:
         core.names.remove(h.hi, h.lo)
+        if name in core.flow_names:
+            set_born(core, core.flow_names[name], False)
         end_share(core, name)
     else:
         core.names.put(h.hi, h.lo, flow)
+    return 0
+
+
+cdef int known_class(Core core, int32_t c) except -1:
+    if not 0 <= c < core.classes.count or core.classes.items[c].gone:
+        invalid("request_class", f"no class has the index {c}")
+    return 0
+
+
+cdef int set_classes_of(Core core, int32_t flow, int32_t default_class, named) except -1:
+    """Which class a tenant's requests are of, and which they may name. O(named)."""
+    cdef uint32_t bits = 0
+    cdef int32_t c
+    for c in (default_class, *named):
+        known_class(core, c)
+    for c in named:
+        bits |= <uint32_t>1 << c
+    core.flows.items[flow].default_class = default_class
+    core.flows.items[flow].named_classes = bits
     return 0
 
 

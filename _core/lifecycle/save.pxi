@@ -7,7 +7,8 @@
 #   f flow     1 counter, 2 the same without the lift of the quota it waits for (signed), 3 how it
 #              stands (0 idle, 1 active, from 2 on it waits at that level of its quotas), 4 charged
 #              for open leases, 5 average output, 6 between grants, 7 since the last grant, plus 1,
-#              8 where it stands in pools (repeated: 1 key, 2 service elsewhere, 3 pool)
+#              8 where it stands in pools (repeated: 1 key, 2 service elsewhere, 3 pool), 9 its
+#              tenant is known at first sight, not configured
 #   l flow     1 its lengths, 2 lengths with an adapter (repeated), 3 to 6 judged, covered, reserved
 #              and used
 #   t tenant, q name: a tenant's own quota, one of a group or a model
@@ -88,6 +89,7 @@ cdef bytes flow_value(Core core, int32_t flow, int64_t now_ns):
         while node != f.waits_at and node != NONE:
             stands += 1
             node = core.quotas.nodes[node].parent
+    w.varint(9, f.born)
     write_positions(core, w, flow)
     if f.granted_at_ns >= 0:
         w.varint(7, now_ns - f.granted_at_ns + 1)

@@ -63,6 +63,10 @@ cdef class Core:
     cdef Heap dry_running  # flows with something queued that is granted whatever it costs
     cdef dict dry_run_counts  # flow: what its requests would have met
     cdef Fuse fuse
+    cdef list tenant_rules  # TenantRules, in the order in which they are tried
+    cdef TenantRule default_rule  # where none of them fits
+    cdef bint unknown_own  # a proved name that is unknown gets a flow
+    cdef int64_t flows_max, born_count, shared_requests
     cdef list quota_keys  # of each node, as it is saved
     cdef dict saved_pools  # rows of pools that nobody has registered yet
     cdef dict saved_positions, saved_levels  # of these, and of all until there are several

@@ -42,11 +42,12 @@ ctypedef struct Flow:
     int64_t wait_lift, throttled_lift  # of the node, and of the desk, when it began to wait there
     int64_t open_charged  # what the counter carries for its leases
     int64_t owed  # what it carries for those of before a restart, see restore
+    uint64_t salt  # of request ids, where its number does not name the tenant; 0: it does
     uint8_t resumed  # active before a restart, and so for a while after it
     uint8_t refuses  # it would rather be refused than wait for its quotas
     uint8_t dry_runs  # its requests are decided and counted, and all granted at once
     uint8_t exempt  # its class is
-    uint8_t limited  # held to its share, it may not borrow
+    uint8_t limited, born  # held to its share, it may not borrow; made at first sight
     Rate served  # while it is backlogged
     int64_t next_retry_at_ns  # when the last that was refused was told to come back
     int64_t wait_error_ns, waits_judged  # moving average of how wrong waits were foretold

@@ -77,6 +77,7 @@ cdef dict LIMITS = {
     "early_refusal": (0, 0, 1),
     "refusal_samples_min": (10, 0, 1_000),
     "leases_max": (65_536, 1, 1 << 24),
+    "flows_max": (200_000, 1, 1 << 24),
     "adapters_max": (1_024, 1, ADAPTERS_MAX),
     "answers_max": (100_000, 0, 1 << 24),
     "answer_ttl_ns": (300 * NS_PER_S, 1, 1 << 60),

@@ -7,7 +7,7 @@ cdef int read_replay(
     """Read, check and resolve a LeaseReplay."""
     cdef Slice request_id, tenant, key, pool, adapter, request_class
     cdef int64_t v[8]  # fields 6 to 13, by number - 6
-    cdef int64_t tag
+    cdef int64_t tag, proof = 0
     memset(v, 0, sizeof(v))
     request_id.at, request_id.size = c.at, 0
     tenant = key = pool = adapter = request_class = request_id
@@ -32,6 +32,8 @@ cdef int read_replay(
             read_text(c, &adapter)
         elif tag == 15 << 3 | LENGTH:
             read_text(c, &request_class)
+        elif tag == 16 << 3 | VARINT:
+            proof = <int64_t>read_varint(c)
         else:
             skip(c, tag)
     check_whole(c, "replay")
@@ -52,6 +54,8 @@ cdef int read_replay(
     # A tenant that the principal may not name any more does not end what runs.
     if not grants_tenant(core, ask.principal, ask.flow, &tenant):
         ask.flow = core.unknown_flow
+    elif is_born(core, ask.flow, &tenant, proof):
+        ask.flow = flow_at_sight(core, &tenant)
     ask.target = target_of(core, &pool)
     ask.prompt_tokens = ask.prompt_max_tokens = <int32_t>v[2]
     ask.output_max_tokens = <int32_t>v[3]

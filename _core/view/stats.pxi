@@ -233,6 +233,14 @@ cdef dict group_share(Core core, int64_t now_ns, int32_t node):
     }
 
 
+cdef dict tenants_row(Core core):
+    return {
+        "first_sight": core.born_count,
+        "flows_max": core.flows_max,
+        "shared_requests": core.shared_requests,
+    }
+
+
 cdef list class_rows(Core core):
     """The classes, best first. O(flows + classes)."""
     cdef int64_t queued[CLASSES_MAX]

@@ -7,7 +7,7 @@ ctypedef struct Usage:
 ctypedef struct AdmitMessage:
     Slice request_id, tenant, key, pool, adapter, request_class
     int64_t prompt_tokens, prompt_max_tokens, prompts
-    int64_t n, max_output_tokens, hashes, deadline_ms, queue_ttl_ms
+    int64_t n, max_output_tokens, hashes, deadline_ms, queue_ttl_ms, proof
     uint64_t prompts_hash
     bint reports_progress, has_exact_input
     Cursor body  # the whole message, for what is read only where it is wanted
@@ -118,6 +118,8 @@ cdef int parse_admit(AdmitMessage* m, Cursor c) except -1:
             m.reports_progress = read_varint(&c) != 0
         elif tag == 14 << 3 | VARINT:  # absent: of a gate of an earlier version, which estimates
             m.has_exact_input = read_varint(&c) == 0
+        elif tag == 15 << 3 | VARINT:
+            m.proof = <int64_t>read_varint(&c)
         else:
             skip(&c, tag)
     check_whole(&c, "AdmitRequest")

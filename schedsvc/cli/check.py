@@ -79,10 +79,14 @@ def _summary(config: Config) -> list[tuple[str, str]]:
     """Return what a reader wants to see at a glance, as label and text."""
     settings, prices = config.scheduler, config.scheduler.prices
     unknown = "refused"
-    if config.unknown_tenants == "share":
+    if config.unknown_tenants != "refuse":
         bounds = "with limits of its own" if config.unknown_limits.is_limited else "without limits"
         weight = config.unknown_weight_milli / 1_000
         unknown = f"share one flow of weight {weight:g}, {bounds}"
+    if config.unknown_tenants == "own":
+        rules = len(config.tenant_rules)
+        by = f"{rules:,} rule{'s' if rules != 1 else ''}" if rules else "weight 1, without limits"
+        unknown = f"with a proved name a flow of their own ({by}), others {unknown}"
     metrics = "none" if config.metrics is None else f"http://{config.metrics.listen}/metrics"
     return [
         ("listeners", "\n".join(_listener(config, entry) for entry in config.listeners)),
@@ -172,7 +176,7 @@ def _edge(config: Config) -> str:
 
 def _tenants(config: Config) -> str:
     total = sum(tenant.weight_milli for tenant in config.tenants)
-    if config.unknown_tenants == "share":
+    if config.unknown_tenants != "refuse":
         total += config.unknown_weight_milli
     heaviest = sorted(config.tenants, key=lambda tenant: -tenant.weight_milli)
     lines = [

@@ -190,7 +190,16 @@ def _sums(snapshot: Any) -> str:
         f" of {totals.fairness_bound_micro / 1e6:,.0f} tokens"
         + (f"; {totals.replays_refused:,} lease replays rejected" if totals.replays_refused else "")
         + (f"; {totals.reports_limited:,} reports limited" if totals.reports_limited else "")
+        + _unlisted(snapshot.tenants)
     )
+
+
+def _unlisted(tenants: Any) -> str:
+    """Return how many unlisted tenants have flows, and how many requests shared for want of one."""
+    text = f"; {tenants.first_sight:,} unlisted tenants" if tenants.first_sight else ""
+    if tenants.shared_requests:
+        text += f"; {tenants.shared_requests:,} requests shared a flow (flows_max)"
+    return text
 
 
 def _config(config: Any) -> Iterator[str]:

@@ -37,6 +37,7 @@ LIVE_OPTIONS = frozenset(
         "saturation_ppm",
         "early_refusal",
         "leases_max",
+        "flows_max",
         "answers_max",
         "answer_ttl_ns",
         "input_price_micro",
@@ -144,8 +145,32 @@ class Configurable(Protocol):
     def set_no_keys(self) -> None:
         """Let no key hash stand for any flow."""
 
-    def set_unknown(self, flow: int, refused: bool = False) -> None:
-        """Serve unknown tenants in a flow."""
+    def set_unknown(self, flow: int, refused: bool = False, own: bool = False) -> None:
+        """Serve unknown tenants in a flow, or in flows of their own."""
+
+    def set_tenant_rule(
+        self,
+        now_ns: int,
+        pattern: bytes,
+        weight_milli: int = 1_000,
+        default_class: int = 0,
+        named: tuple[int, ...] = (),
+        dry_run: bool = False,
+        parent: int = -1,
+        refuse: bool = False,
+        requests: int = 0,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+        total_tokens: int = 0,
+        concurrency: int = 0,
+    ) -> None:
+        """Append a rule for tenants at first sight."""
+
+    def set_no_tenant_rules(self, now_ns: int, dry_run: bool = False) -> None:
+        """Forget all rules."""
+
+    def set_rules_followed(self, now_ns: int) -> None:
+        """Give the flows of tenants at first sight what the rules say."""
 
     def set_pool(
         self,
@@ -218,9 +243,9 @@ def change_modes(core: Configurable, config: Config, before: Config, now_ns: int
             core.set_flow_mode(now_ns, flow, config.is_dry_run(tenant))
     if config.mode != before.mode:
         classes = _classes(core, config, before)
-        _unknown(
-            core, config, before, now_ns, classes, _shared_quotas(core, config, before, now_ns)
-        )
+        groups = _shared_quotas(core, config, before, now_ns)
+        _unknown(core, config, before, now_ns, classes, groups)
+        _rules(core, config, before, now_ns, classes, groups)
 
 
 def _apply(core: Configurable, config: Config, before: Config | None, now_ns: int) -> None:
@@ -240,6 +265,7 @@ def _apply(core: Configurable, config: Config, before: Config | None, now_ns: in
         for key in tenant.api_keys_sha256:
             core.set_key(bytes.fromhex(key), flow)
     _unknown(core, config, before, now_ns, classes, groups)
+    _rules(core, config, before, now_ns, classes, groups)
 
 
 def _limit_flow(
@@ -330,7 +356,37 @@ def _unknown(
         _class_flow(core, flow, terms, classes)
     if before is not None or dry_run:
         core.set_flow_mode(now_ns, flow, dry_run)
-    core.set_unknown(flow, refused)
+    if config.unknown_tenants == "own":
+        core.set_unknown(flow, refused, own=True)
+    else:
+        core.set_unknown(flow, refused)
+
+
+def _rules(
+    core: Configurable,
+    config: Config,
+    before: Config | None,
+    now_ns: int,
+    classes: dict[str, int],
+    groups: dict[str, int],
+) -> None:
+    dry_run = config.mode == "dry_run"
+    if before is not None or dry_run:
+        core.set_no_tenant_rules(now_ns, dry_run)
+    for rule in config.tenant_rules:
+        core.set_tenant_rule(
+            now_ns,
+            rule.match.encode(),
+            rule.weight_milli,
+            classes[rule.request_class or DEFAULT_CLASS],
+            tuple(classes[name] for name in rule.classes or ()),
+            dry_run,
+            _NO_QUOTA if rule.group is None else groups[rule.group],
+            rule.quota is not None and rule.quota.over == "refuse",
+            **(rule.quota.core_limits() if rule.quota else {}),
+        )
+    if before is not None:
+        core.set_rules_followed(now_ns)
 
 
 def _shared_quotas(

@@ -45,6 +45,7 @@ __all__ = [
     "State",
     "Tenant",
     "TenantQuota",
+    "TenantRule",
     "Terms",
     "Tls",
 ]
@@ -193,6 +194,7 @@ class Scheduler(Section):
     saturation_ppm: Annotated[SaturationPpm, Field(alias="saturation")] = 800_000
     early_refusal: bool = False
     leases_max: Annotated[int, Field(ge=1, le=1_000_000)] = 65_536
+    flows_max: Annotated[int, Field(ge=1, le=10_000_000)] = 200_000
     adapters_max: Annotated[int, Field(ge=1, le=65_536)] = 1_024
     answers_max: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
     answer_ttl_ms: Annotated[int, Field(ge=1, le=86_400_000)] = 300_000
@@ -337,6 +339,13 @@ class Tenant(Terms):
     mode: Mode | None = None
 
 
+class TenantRule(Terms):
+    """What a tenant gets that is not listed, and whose name fits `match` (* is any text)."""
+
+    match: TenantName
+    weight_milli: Annotated[WeightMilli, Field(alias="weight")] = 1_000
+
+
 class Pool(Section):
     """A pool that no shim registers: always attached."""
 
@@ -379,7 +388,8 @@ class Config(Section):
     scheduler: Scheduler = Scheduler()
     mode: Mode = "enforce"
     limits: Limits = Limits()
-    unknown_tenants: Literal["share", "refuse"] = "share"
+    unknown_tenants: Literal["own", "share", "refuse"] = "own"
+    tenant_rules: Annotated[list[TenantRule], Field(max_length=1_000)] = []
     unknown_weight_milli: Annotated[WeightMilli, Field(alias="unknown_tenants_weight")] = 100
     unknown_limits: Annotated[Terms, Field(alias="unknown_tenants_limits")] = Terms()
     #: With `default`, which is always there, eight: half of what the core has places for.
@@ -458,6 +468,7 @@ class Config(Section):
             "saturation_ppm": settings.saturation_ppm,
             "early_refusal": int(settings.early_refusal),
             "leases_max": settings.leases_max,
+            "flows_max": settings.flows_max,
             "adapters_max": settings.adapters_max,
             "answers_max": settings.answers_max,
             "answer_ttl_ns": settings.answer_ttl_ms * _MS,

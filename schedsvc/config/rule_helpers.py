@@ -26,9 +26,10 @@ def items(value: Any) -> list[tuple[int, dict[str, Any]]]:
 
 
 def with_terms(data: Mapping[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield what has terms, with its place: each tenant, and all that are unknown as one."""
-    for i, entry in items(data.get("tenants")):
-        yield ("tenants", i), entry
+    """Yield what has terms, with its place: tenants, rules, and all that are unknown as one."""
+    for key in ("tenants", "tenant_rules"):
+        for i, entry in items(data.get(key)):
+            yield (key, i), entry
     yield ("unknown_tenants_limits",), mapping(data.get("unknown_tenants_limits"))
 
 

@@ -18,6 +18,7 @@ from schedsvc.config.models import Scheduler
 from schedsvc.config.pool_rules import pool_findings
 from schedsvc.config.quota_rules import quota_findings
 from schedsvc.config.rule_helpers import Finding, Once, items, mapping, name_findings, one_of
+from schedsvc.config.tenant_rules import tenant_rule_advice, tenant_rule_findings
 from schedsvc.config.yaml_positions import Path
 
 __all__ = ["RESERVED_TENANTS", "UNKNOWN_TENANT", "advice", "broken_rules"]
@@ -37,6 +38,7 @@ def broken_rules(data: Any, folder: FilePath, environ: Mapping[str, str]) -> Ite
     yield from principal_findings(data, folder, environ)
     yield from _tenants(data)
     yield from _pools(data)
+    yield from tenant_rule_findings(data)
     yield from class_findings(data)
     yield from quota_findings(data)
     yield from pool_findings(data)
@@ -98,6 +100,7 @@ def advice(data: Any, folder: FilePath) -> Iterator[Finding]:
     if data.get("unknown_tenants") == "refuse" and data.get("unknown_tenants_limits"):
         where = ("unknown_tenants_limits",)
         yield where, "binds only in dry_run, because unknown_tenants says refuse"
+    yield from tenant_rule_advice(data)
     yield from file_advice(data, folder)
 
 

@@ -349,7 +349,7 @@ def _metrics(driver: Driver, config: Config) -> Metrics:
 
 def _tenants(config: Config) -> list[str]:
     tenants = [tenant.name for tenant in config.tenants]
-    if config.unknown_tenants == "share" or config.mode == "dry_run":
+    if config.unknown_tenants != "refuse" or config.mode == "dry_run":
         tenants.append(UNKNOWN_TENANT)
     return tenants
 

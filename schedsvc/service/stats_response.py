@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from schedsvc_client.v1 import mode_pb2, pool_pb2, quota_pb2
+from schedsvc_client.v1 import mode_pb2, pool_pb2, quota_pb2, tenants_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.driver import Driver
@@ -50,6 +50,7 @@ def snapshot(
     return pb.StatsResponse(
         pools=[pool_pb2.PoolStats(**_only(pool, _POOL_FIELDS)) for pool in stats["pools"]],
         flows=[pb.FlowStats(**_counted(flow, _FLOW_FIELDS)) for flow in flows],
+        tenants=None if totals is None else tenants_pb2.TenantsStats(**stats["tenants"]),
         totals=None if totals is None else pb.Totals(**_counted(totals, _TOTALS_FIELDS)),
         policy=stats["policy"],
         flow_order=stats["flow_order"],

@@ -16,6 +16,7 @@ import jwt
 import pytest
 from schedsvc_client import api_key_hash
 from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.v1 import tenants_pb2
 from schedsvc_vllm import jwks_source, jwt_tokens
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.jwt_tokens import TokenVerifier, read_keys
@@ -159,9 +160,9 @@ async def test_api_keys_of_the_gate_go_beside_tokens(fake: FakeScheduler, keys: 
     assert (await asked(bench, "sk-1")).status == 200
     assert (await asked(bench, RSA.token())).status == 200
     assert (await asked(bench, "sk-2")).status == 401
-    assert [(a.tenant, a.api_key_sha256) for a in fake.admits] == [
-        ("", api_key_hash("sk-1")),
-        ("acme", b""),
+    assert [(a.tenant, a.api_key_sha256, a.tenant_proof) for a in fake.admits] == [
+        ("", api_key_hash("sk-1"), 0),
+        ("acme", b"", tenants_pb2.TENANT_PROOF_TOKEN),
     ]
     await bench.gate._close()
 
@@ -350,8 +351,10 @@ async def test_a_header_that_any_client_may_set_is_warned_of(
     ):
         caplog.clear()
         bench = Bench(fake, Settings(fake.target, tenant_headers=headers, header_set_by=set_by))
-        await bench.ask()
+        await bench.ask(headers={"x-tenant-id": "acme"})
         assert ("SCHEDSVC_HEADER_SET_BY" in caplog.text) is warns
+        proved = tenants_pb2.TENANT_PROOF_HEADER if set_by else 0
+        assert fake.admits[-1].tenant_proof == proved
         await bench.gate._close()
 
 

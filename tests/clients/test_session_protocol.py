@@ -14,7 +14,7 @@ from schedsvc_client.session_notices import (
     Welcomed,
 )
 from schedsvc_client.session_protocol import SessionLimits, SessionProtocol
-from schedsvc_client.v1 import pool_pb2
+from schedsvc_client.v1 import pool_pb2, tenants_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from .fake_scheduler import grant
@@ -51,7 +51,9 @@ def opened(protocol: SessionProtocol) -> None:
 
 
 def granted(protocol: SessionProtocol, lease_id: int = 1, ttl_ms: int = 9_000) -> int:
-    tag = protocol.admit(ask(f"r{lease_id}"))
+    request = ask(f"r{lease_id}")
+    request.tenant_proof = tenants_pb2.TENANT_PROOF_TOKEN
+    tag = protocol.admit(request)
     sent(protocol)
     verdict = pb.SessionVerdict(tag=tag, response=grant(lease_id, ttl_ms=ttl_ms))
     (notice,) = protocol.receive(0, pb.SessionResponse(verdicts=[verdict]))
@@ -283,6 +285,7 @@ def test_open_leases_are_replayed_with_their_latest_totals() -> None:
     replay = sent(protocol)[1].replay
     assert (replay.lease_id, replay.request_id, replay.prompt_tokens) == (1, "r1", 4)
     assert (replay.input_tokens, replay.cached_input_tokens, replay.output_tokens) == (4, 2, 7)
+    assert replay.tenant_proof == tenants_pb2.TENANT_PROOF_TOKEN
     protocol.receive(0, welcome())
     assert sent(protocol, 100 * MS) == []  # the replay has told it
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from .twin_classes import Classes
+from .twin_defaults import DEFAULTS
 from .twin_dry_run import Audit
 from .twin_edf_queue import Order
 from .twin_explain import Why
@@ -12,46 +13,8 @@ from .twin_lengths import Asked, Predictor
 from .twin_positions import Positions
 from .twin_quota import Quotas
 from .twin_restart import Restart
+from .twin_tenants import Rule, Tenants
 from .twin_types import ENDED, QUEUED, Doubts, Due, Flow, Pool, Request, TwinError, Verdict
-
-DEFAULTS = {
-    "queue_ttl_ns": 30 * 10**9,
-    "lease_ttl_ns": 10 * 10**9,
-    "lease_grace_ns": 20 * 10**9,
-    "flow_queue_max": 1_000,
-    "queue_max": 10_000,
-    "flow_queue_tokens_max": 0,
-    "queue_tokens_max": 0,
-    "queue_target_ns": 2 * 10**9,
-    "overload_hold_ns": 5 * 10**9,
-    "saturation_ppm": 800_000,
-    "early_refusal": 0,
-    "refusal_samples_min": 10,
-    "leases_max": 65_536,
-    "adapters_max": 1_024,
-    "answers_max": 100_000,
-    "answer_ttl_ns": 300 * 10**9,
-    "input_price_micro": 1_000_000,
-    "output_price_micro": 2_000_000,
-    "cached_price_ppm": 100_000,
-    "bypass_max": 32,
-    "bypass_ns": 5 * 10**9,
-    "headroom_ppm": 20_000,
-    "headroom_min_ppm": -300_000,
-    "headroom_max_ppm": 300_000,
-    "quantile_ppm": 900_000,
-    "samples_min": 10,
-    "delay_factor_milli": 0,
-    "grant_pacing": 1,
-    "adapter_affinity_ppm": 100_000,
-    "prefix_affinity_ppm": 100_000,
-    "prefix_blocks_max": 65_536,
-    "quantum_tokens": 10_000,
-    "saturation_band_ppm": 50_000,
-    "credit_max_micro": -1,
-    "lead_max_micro": -1,
-    "fairness_domain": 1,
-}
 
 
 class State:
@@ -90,6 +53,7 @@ class State:
         self.restart = Restart(self)
         self.positions = Positions(self)
         self.why = Why(self)
+        self.tenants = Tenants(self)
         self.pool_limits: dict[bytes, dict[str, int]] = {}
         self.adapter_weights: dict[bytes, int] = {}
         self.pool_due: dict[int, int] = {}  # when what a pool waits for has come
@@ -121,6 +85,7 @@ class State:
     # Configuration.
 
     def set_flow(self, name: bytes, weight_milli: int) -> int:
+        self.tenants.listed(name)
         if name in self.flow_names:
             for flow in self.classes.siblings(self.flow_names.index(name)):
                 self.flows[flow].weight_milli = weight_milli
@@ -128,6 +93,36 @@ class State:
             self.flow_names.append(name)
             self.flows.append(Flow(weight_milli, base=len(self.flows)))
         return self.flow_names.index(name)
+
+    def set_unknown(self, flow: int, refused: bool = False, own: bool = False) -> None:
+        self.tenants.set_unknown(flow, refused, own)
+
+    def set_gone(self, now_ns: int, name: bytes) -> None:
+        self.enter(now_ns)
+        self.tenants.let_go(name)
+
+    def set_tenant_rule(
+        self, now_ns: int, pattern: bytes, weight_milli: int = 1_000, default_class: int = 0,
+        named: tuple[int, ...] = (), dry_run: bool = False, parent: int = -1, refuse: bool = False,
+        requests: int = 0, input_tokens: int = 0, output_tokens: int = 0, total_tokens: int = 0,
+        concurrency: int = 0,
+    ) -> None:  # fmt: skip
+        self.enter(now_ns)
+        limits = (requests, input_tokens, output_tokens, total_tokens)
+        given = (pattern, weight_milli, default_class, named, dry_run, parent, refuse)
+        self.tenants.set_rule(Rule(*given, limits, concurrency))
+
+    def set_no_tenant_rules(self, now_ns: int, dry_run: bool = False) -> None:
+        self.enter(now_ns)
+        self.tenants.set_no_rules(dry_run)
+
+    def set_rules_followed(self, now_ns: int) -> None:
+        self.enter(now_ns)
+        self.tenants.follow_rules()
+
+    def first_sight(self, now_ns: int, name: bytes) -> int:
+        self.enter(now_ns)
+        return self.tenants.first_sight(name)
 
     def set_flow_class(
         self, flow: int, default_class: int = 0, named: tuple[int, ...] = ()

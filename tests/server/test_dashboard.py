@@ -16,6 +16,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from deploy.dashboard import DASHBOARD, PANELS, text
+from deploy.panels import Line, draw, lines_of
 
 from .conftest import ask, calling, serving
 from .test_alerts import needs_promtool, page, promtool, unknown_metrics
@@ -48,6 +49,24 @@ async def test_panels_name_metrics_that_exist() -> None:
         assert "$" not in query
         assert "absent(" not in query
         assert "or vector(" not in query
+
+
+def test_series_have_the_legend_of_their_labels_and_no_nan() -> None:
+    rows = [
+        {"metric": {"tenant": "b"}, "values": [[1, "NaN"], [2, "0.5"], [3, "+Inf"]]},
+        {"metric": {"tenant": "a"}, "values": [[1, "2"]]},
+        {"metric": {"tenant": "c"}, "values": [[1, "NaN"]]},
+    ]
+    found = lines_of({"status": "success", "data": {"result": rows}}, "{{tenant}} p99{{x}}")
+    assert found == [Line("a p99", [1], [2.0]), Line("b p99", [2], [0.5])]
+    with pytest.raises(ValueError, match="parse error"):
+        lines_of({"status": "error", "error": "parse error"}, "")
+
+
+def test_panels_are_drawn_with_and_without_data(tmp_path: Path) -> None:
+    lines = [Line(f"t{at}", [0.0, 60.0], [1.0, at]) for at in range(9)]
+    draw([(panel, lines if at % 2 else []) for at, panel in enumerate(PANELS)], tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
 @needs_promtool

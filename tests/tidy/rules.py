@@ -45,7 +45,8 @@ IO = "asyncio threading socket selectors ssl subprocess multiprocessing logging 
 ROOMS: dict[str, Room] = {
     "schedsvc": room(),
     # Decides. The compiled part is held by CORE_CIMPORTS below, this is its interface.
-    "schedsvc._core": room(never=IO, clock=NO_CLOCK, seeded=True),
+    "schedsvc._core": room("schedsvc._core_tenants", never=IO, clock=NO_CLOCK, seeded=True),
+    "schedsvc._core_tenants": room(never=IO, clock=NO_CLOCK, seeded=True),
     # Drives.
     "schedsvc.clock": room(clock=WALL),
     "schedsvc.printable": room(packages="google", never=IO, clock=NO_CLOCK),
@@ -232,6 +233,8 @@ ROOMS: dict[str, Room] = {
     "schedsvc_vllm.proxy": room("schedsvc_vllm schedsvc_client", "aiohttp yarl"),
     # Builds what is published: packages and man pages. Nothing imports it.
     "deploy": room("schedsvc.cli", "click", prints=True),
+    # Asks a Prometheus about the last minutes.
+    "deploy.panels": room("deploy", "click matplotlib", clock=WALL, prints=True),
     "bench": room(
         "schedsvc schedsvc._core schedsvc.driver schedsvc.service schedsvc.server schedsvc.config"
         " schedsvc.clock schedsvc.lab.emulator schedsvc.lab.load schedsvc.lab.load.result"

@@ -14,7 +14,7 @@ from schedsvc_client.errors import (
     Unauthenticated,
     Violation,
 )
-from schedsvc_client.outcomes import LeaseState, LimitKind, Outcome
+from schedsvc_client.outcomes import LeaseState, LimitKind, Outcome, TenantProof
 from schedsvc_client.requests import api_key_hash
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "RequestConflict",
     "SchedulerError",
     "SchedulerUnavailable",
+    "TenantProof",
     "Token",
     "Unauthenticated",
     "Violation",

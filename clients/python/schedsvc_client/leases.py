@@ -91,6 +91,7 @@ class Lease:
             sequences=len(prompts) * max(1, request.n),
             adapter=request.adapter,
             request_class=request.request_class,
+            tenant_proof=request.tenant_proof,
         )
 
 

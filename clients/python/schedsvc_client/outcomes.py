@@ -63,3 +63,13 @@ class LimitKind(enum.IntEnum):
     @classmethod
     def _missing_(cls, value: object) -> LimitKind:
         return cls.UNSPECIFIED
+
+
+class TenantProof(enum.IntEnum):
+    """How a caller knows the name of a tenant (schedsvc.v1.TenantProof)."""
+
+    UNSPECIFIED = 0
+    HEADER = 1
+    TOKEN = 2
+    API_KEY = 3
+    CERTIFICATE = 4

@@ -47,10 +47,12 @@ def admit_request(
     queue_ttl_ms: int = 0,
     reports_progress: bool = True,
     input_estimated: bool | None = None,
+    tenant_proof: int = 0,
 ) -> pb.AdmitRequest:
     """One request. `input_tokens`: of each prompt, or of the one.
 
     `input_estimated` False: they are counted as the engine counts; see AdmitRequest.
+    `tenant_proof`: how the caller knows the name in `tenant`, a TenantProof.
 
     Raises InvalidRequest, naming the field, where a value does not fit its type on the wire; the
     scheduler judges everything else.
@@ -70,6 +72,7 @@ def admit_request(
         "queue_ttl_ms": queue_ttl_ms,
         "reports_progress": reports_progress,
         "input_estimated": input_estimated,
+        "tenant_proof": tenant_proof,
     }
     try:
         return pb.AdmitRequest(**values)

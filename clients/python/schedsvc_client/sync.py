@@ -180,6 +180,7 @@ class Scheduler:
         queue_ttl_ms: int = 0,
         request_id: str | None = None,
         input_estimated: bool | None = None,
+        tenant_proof: int = 0,
     ) -> Admission:
         """Prepare one request; see schedsvc.v1.AdmitRequest for the fields. Enter it to ask.
 
@@ -199,6 +200,7 @@ class Scheduler:
             deadline_ms=deadline_ms,
             queue_ttl_ms=queue_ttl_ms,
             input_estimated=input_estimated,
+            tenant_proof=tenant_proof,
         )
         return Admission(self, request)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from schedsvc_client import api_key_hash
+from schedsvc_client import TenantProof, api_key_hash
 
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.asgi import Scope, header
@@ -25,12 +25,14 @@ _REQUEST_ID_CHARS_MAX = 128
 class Identity:
     """One of the first two is set, or neither: an unknown tenant.
 
-    `request_class`: the class that its token names; "": none.
+    `request_class`: the class that its token names; "": none. `proof`: how the gate knows the name,
+    UNSPECIFIED: the client could have chosen it.
     """
 
     tenant: str = ""
     api_key_sha256: bytes = b""
     request_class: str = ""
+    proof: TenantProof = TenantProof.UNSPECIFIED
 
     @property
     def key(self) -> str | bytes:
@@ -67,6 +69,10 @@ class Identifier:
 
     def __init__(self, settings: Settings) -> None:
         self._headers = [name.encode() for name in settings.tenant_headers]
+        #: What a trusted header proves: nothing, unless a proxy is known to overwrite it.
+        self._header_proof = (
+            TenantProof.HEADER if settings.header_set_by else TenantProof.UNSPECIFIED
+        )
         self._trust_api_key = settings.trust_api_key
         self._trust_user_field = settings.trust_user_field
         self._trust_request_id = settings.trust_request_id
@@ -95,7 +101,11 @@ class Identifier:
             return None
         if self._tokens is not None:
             proof = await self._tokens.prove(bearer(scope))
-            return Identity(tenant=proof.tenant, request_class=proof.request_class)
+            return Identity(
+                tenant=proof.tenant,
+                request_class=proof.request_class,
+                proof=TenantProof.TOKEN,
+            )
         if self.api_keys_sha256:
             raise BadRequestError("the API key is wrong", status=401, code="invalid_api_key")
         return None
@@ -108,7 +118,7 @@ class Identifier:
         named = [(name, once(scope, name).strip()) for name in self._headers]
         for name, value in named:
             if value:
-                return Identity(tenant=_name(value, name.decode()))
+                return Identity(tenant=_name(value, name.decode()), proof=self._header_proof)
         if self._trust_api_key:
             key = bearer(scope)
             if key:

@@ -111,6 +111,7 @@ async def _ask(runtime: Runtime, request: Request, gated: GatedRequest) -> Answe
         admission = gated.admission = runtime.session.admission(
             tenant=identity.tenant,
             api_key_sha256=identity.api_key_sha256,
+            tenant_proof=identity.proof,
             pool=runtime.pool.name,
             input_tokens=call.prompts.tokens,
             n=call.n,

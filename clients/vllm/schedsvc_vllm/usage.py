@@ -42,7 +42,7 @@ _BYTES_PER_TOKEN = 4
 
 
 class _Told:
-    """The largest counts that an answer has told so far."""
+    """The counts of an answer so far: the last of the input, the largest of the output."""
 
     __slots__ = ("_events", "_told", "cached_input_tokens", "form", "input_tokens")
 
@@ -62,10 +62,18 @@ class _Told:
         """Take the counts that an answer or event tells; whether it tells any."""
         found = self.form.find(answer)
         for input_tokens, cached, output_tokens in found:
-            self.input_tokens = _larger(self.input_tokens, input_tokens)
-            self.cached_input_tokens = _larger(self.cached_input_tokens, cached)
+            self._note_input(input_tokens, cached)
             self._told = _larger(self._told, output_tokens)
         return bool(found)
+
+    def _note_input(self, tokens: int | None, cached: int | None) -> None:
+        """Take the last counts of the input; a later one without what caches had is a part."""
+        if not tokens:  # 0 stands for a count that the server does not have yet
+            return
+        if cached is None and self.cached_input_tokens is not None:
+            tokens = _larger(self.input_tokens, tokens)
+        self.input_tokens = tokens
+        self.cached_input_tokens = _larger(self.cached_input_tokens, cached)
 
 
 class UsageFilter(_Told):

@@ -155,6 +155,7 @@ class Asker(Holder):
         queue_ttl_ms: int = 0,
         request_id: str | None = None,
         input_estimated: bool | None = None,
+        tenant_proof: int = 0,
     ) -> Admission:
         """Prepare one request; see schedsvc.v1.AdmitRequest for the fields. Enter it to ask.
 
@@ -174,5 +175,6 @@ class Asker(Holder):
             deadline_ms=deadline_ms,
             queue_ttl_ms=queue_ttl_ms,
             input_estimated=input_estimated,
+            tenant_proof=tenant_proof,
         )
         return Admission(self, request)

@@ -26,6 +26,7 @@ from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from schedsvc_client.v1 import mode_pb2 as _mode_pb2
 from schedsvc_client.v1 import pool_pb2 as _pool_pb2
 from schedsvc_client.v1 import quota_pb2 as _quota_pb2
+from schedsvc_client.v1 import tenants_pb2 as _tenants_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -177,6 +178,7 @@ class AdmitRequest(_message.Message):
     QUEUE_TTL_MS_FIELD_NUMBER: _builtins.int
     REPORTS_PROGRESS_FIELD_NUMBER: _builtins.int
     INPUT_ESTIMATED_FIELD_NUMBER: _builtins.int
+    TENANT_PROOF_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """1 to 128 bytes, unique for caller and tenant for five minutes. The same id and payload get the
     same answer; another payload gets ALREADY_EXISTS.
@@ -203,6 +205,8 @@ class AdmitRequest(_message.Message):
     """The caller will report Progress. Else the flow's median output is charged at the grant."""
     input_estimated: _builtins.bool
     """False: counted as the engine counts; at most 5 % more input is charged. Else: estimates."""
+    tenant_proof: _tenants_pb2.TenantProof.ValueType
+    """How the caller knows the name in `tenant`. A name without a proof gets no flow of its own."""
     @_builtins.property
     def input_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Input tokens of each prompt, at least one entry, each at least 1."""
@@ -228,10 +232,11 @@ class AdmitRequest(_message.Message):
         queue_ttl_ms: _builtins.int = ...,
         reports_progress: _builtins.bool = ...,
         input_estimated: _builtins.bool | None = ...,
+        tenant_proof: _tenants_pb2.TenantProof.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated", "input_estimated", b"input_estimated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated", "adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "deadline_ms", b"deadline_ms", "input_estimated", b"input_estimated", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "n", b"n", "pool", b"pool", "prefix_block_hashes", b"prefix_block_hashes", "queue_ttl_ms", b"queue_ttl_ms", "reports_progress", b"reports_progress", "request_class", b"request_class", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated", "adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "deadline_ms", b"deadline_ms", "input_estimated", b"input_estimated", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "n", b"n", "pool", b"pool", "prefix_block_hashes", b"prefix_block_hashes", "queue_ttl_ms", b"queue_ttl_ms", "reports_progress", b"reports_progress", "request_class", b"request_class", "request_id", b"request_id", "tenant", b"tenant", "tenant_proof", b"tenant_proof"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__input_estimated: _TypeAlias = _typing.Literal["input_estimated"]  # noqa: Y015
     _WhichOneofArgType__input_estimated: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated"]  # noqa: Y015
@@ -369,7 +374,6 @@ class LeaseProgress(_message.Message):
     CACHED_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
-    """From the grant."""
     pool_epoch: _builtins.int
     """From the grant. An old epoch charges usage and touches no ledger."""
     input_tokens: _builtins.int
@@ -457,9 +461,7 @@ class LeaseStatus(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
-    """As reported."""
     state: Global___LeaseState.ValueType
-    """Where it stands."""
     def __init__(
         self,
         *,
@@ -487,9 +489,7 @@ class CompleteRequest(_message.Message):
     CACHED_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
-    """From the grant."""
     pool_epoch: _builtins.int
-    """From the grant."""
     outcome: Global___Outcome.ValueType
     """COMPLETED or CANCELLED; unspecified means COMPLETED."""
     input_tokens: _builtins.int
@@ -606,6 +606,7 @@ class StatsResponse(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     QUOTAS_FIELD_NUMBER: _builtins.int
     CONFIG_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Policy in force, such as vtc."""
     flow_order: _builtins.str
@@ -639,6 +640,8 @@ class StatsResponse(_message.Message):
     def quotas(self) -> _containers.RepeatedCompositeFieldContainer[_quota_pb2.QuotaStats]: ...
     @_builtins.property
     def config(self) -> _mode_pb2.ConfigStats: ...
+    @_builtins.property
+    def tenants(self) -> _tenants_pb2.TenantsStats: ...
     def __init__(
         self,
         *,
@@ -655,10 +658,11 @@ class StatsResponse(_message.Message):
         mode: _mode_pb2.ModeStats | None = ...,
         quotas: _abc.Iterable[_quota_pb2.QuotaStats] | None = ...,
         config: _mode_pb2.ConfigStats | None = ...,
+        tenants: _tenants_pb2.TenantsStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "mode", b"mode", "state", b"state", "totals", b"totals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "mode", b"mode", "state", b"state", "tenants", b"tenants", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "config", b"config", "digest", b"digest", "draining", b"draining", "flow_order", b"flow_order", "flows", b"flows", "incarnation", b"incarnation", "mode", b"mode", "policy", b"policy", "pools", b"pools", "quotas", b"quotas", "state", b"state", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "config", b"config", "digest", b"digest", "draining", b"draining", "flow_order", b"flow_order", "flows", b"flows", "incarnation", b"incarnation", "mode", b"mode", "policy", b"policy", "pools", b"pools", "quotas", b"quotas", "state", b"state", "tenants", b"tenants", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1161,6 +1165,7 @@ class LeaseReplay(_message.Message):
     SEQUENCES_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
     REQUEST_CLASS_FIELD_NUMBER: _builtins.int
+    TENANT_PROOF_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
@@ -1182,6 +1187,7 @@ class LeaseReplay(_message.Message):
     """LoRA adapter, as admitted."""
     request_class: _builtins.str
     """As admitted; one that is unknown by now counts as empty."""
+    tenant_proof: _tenants_pb2.TenantProof.ValueType
     def __init__(
         self,
         *,
@@ -1200,10 +1206,11 @@ class LeaseReplay(_message.Message):
         sequences: _builtins.int = ...,
         adapter: _builtins.str = ...,
         request_class: _builtins.str = ...,
+        tenant_proof: _tenants_pb2.TenantProof.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "cached_input_tokens", b"cached_input_tokens", "input_tokens", b"input_tokens", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "output_tokens", b"output_tokens", "pool", b"pool", "pool_epoch", b"pool_epoch", "prompt_tokens", b"prompt_tokens", "request_class", b"request_class", "request_id", b"request_id", "reserved_tokens", b"reserved_tokens", "sequences", b"sequences", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "cached_input_tokens", b"cached_input_tokens", "input_tokens", b"input_tokens", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "output_tokens", b"output_tokens", "pool", b"pool", "pool_epoch", b"pool_epoch", "prompt_tokens", b"prompt_tokens", "request_class", b"request_class", "request_id", b"request_id", "reserved_tokens", b"reserved_tokens", "sequences", b"sequences", "tenant", b"tenant", "tenant_proof", b"tenant_proof"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

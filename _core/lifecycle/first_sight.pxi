@@ -1,0 +1,95 @@
+# Tenants at first sight. A tenant that the configuration does not list gets a flow of its own when
+# its first request comes, if the caller has proved its name and unknown tenants may have flows. The
+# first rule that fits the name says what the flow gets. Such a flow is `born`: not configured.
+#
+# A request id of such a tenant is found under a key of its name, not of the number of its flow,
+# because the number may later be another tenant's.
+
+cdef int32_t BORN_WEIGHT_MILLI = 1000
+cdef bytes OTHER_TENANTS = b"other"  # the series of the metrics for tenants that are not shown
+
+
+cdef TenantRule any_rule(bint dry_runs):
+    """What a tenant gets whose name fits no rule: weight 1 and no limits."""
+    cdef TenantRule rule = TenantRule()
+    rule.pattern, rule.named_classes = b"*", ()
+    rule.weight_milli, rule.default_class = BORN_WEIGHT_MILLI, 0
+    rule.parent = NONE
+    rule.dry_runs = dry_runs
+    add_share(&rule.limits, 0, NONE, NONE)
+    return rule
+
+
+cdef int32_t flow_at_sight(Core core, Slice* name) except -1:
+    """The flow of a tenant with a proved name that stands for no flow, made if there is none. With
+    as many flows as there may be: that of the unknown tenants. O(rules * name + classes)."""
+    cdef bytes text = slice_bytes(name)
+    cdef int32_t flow
+    if text == OTHER_TENANTS:
+        return core.unknown_flow
+    known = core.flow_names.get(text)
+    if known == core.unknown_flow:
+        return core.unknown_flow
+    if known is None:
+        if core.flows.count >= core.flows_max:
+            core.shared_requests += 1
+            return core.unknown_flow
+        flow = core.flows.add(<int32_t>BORN_WEIGHT_MILLI)
+        core.flows.items[flow].salt = name_salt(core, name)
+        core.flow_names[text] = flow
+        core.flow_list.append(text)
+    else:  # it was gone
+        flow = known
+    set_born(core, flow, True)
+    put_name(core, text, flow)
+    apply_rule(core, flow)
+    return flow
+
+
+cdef inline uint64_t name_salt(Core core, const Slice* name) noexcept:
+    return sip128(core.k0, core.k1, name.at, name.size).hi
+
+
+cdef int apply_rule(Core core, int32_t flow) except -1:
+    """Give a born flow what its rule says, in all its classes. O(rules * name + classes)."""
+    cdef TenantRule rule = rule_for(core.tenant_rules, core.flow_list[flow])
+    cdef QuotaLimits limits
+    cdef int32_t sibling = flow
+    if rule is None:
+        rule = core.default_rule
+    while sibling != NONE:
+        core.flows.reweigh(sibling, rule.weight_milli)
+        sibling = core.flows.items[sibling].sibling
+    limits = rule.limits
+    if core.flows.items[flow].own_quota != NONE or rule.parent != NONE or is_limiting(&limits):
+        limit_flow(core, flow, rule.parent, rule.refuses, &limits)
+    set_classes_of(core, flow, rule.default_class, rule.named_classes)
+    if core.flows.items[flow].dry_runs != rule.dry_runs:
+        set_dry_run(core, flow, rule.dry_runs)
+    return 0
+
+
+cdef int add_rule(Core core, TenantRule rule) except -1:
+    """Append a rule; all that is checked first. O(named classes)."""
+    cdef int32_t c
+    if not 0 < len(rule.pattern) <= NAME_BYTES_MAX:
+        invalid("match", f"a pattern has 1 to {NAME_BYTES_MAX} bytes")
+    check_range("weight_milli", rule.weight_milli, 1, WEIGHT_MILLI_MAX)
+    check_parent(core, rule.parent, 1)
+    for c in (rule.default_class, *rule.named_classes):
+        known_class(core, c)
+    core.tenant_rules.append(rule)
+    return 0
+
+
+cdef int follow_rules(Core core) except -1:
+    """Give all born flows what the rules say now; or, if unknown tenants may have none, let their
+    names be unknown. O(flows * rules)."""
+    cdef int32_t flow
+    for flow in range(core.flows.count):
+        if core.flows.items[flow].born:
+            if core.unknown_own:
+                apply_rule(core, flow)
+            else:
+                put_name(core, core.flow_list[flow], NONE)
+    return 0

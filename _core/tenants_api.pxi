@@ -1,0 +1,46 @@
+# The part of the public class that is about tenants which the configuration does not list.
+
+cdef class TenantsApi(Core):
+    def set_unknown(self, int32_t flow, bint refused=False, bint own=False):
+        if flow != NONE:
+            known_tenant(self, flow)
+        self.unknown_flow = flow
+        self.unknown_refused = refused
+        self.unknown_own = own and flow != NONE
+
+    def set_no_tenant_rules(self, int64_t now_ns, bint dry_run=False):
+        enter(self, now_ns)
+        self.tenant_rules = []
+        self.default_rule = any_rule(dry_run)
+
+    def set_tenant_rule(
+        self, int64_t now_ns, bytes pattern, int64_t weight_milli=BORN_WEIGHT_MILLI,
+        int32_t default_class=0, named=(), bint dry_run=False, int32_t parent=NONE,
+        bint refuse=False, int64_t requests=0, int64_t input_tokens=0, int64_t output_tokens=0,
+        int64_t total_tokens=0, int64_t concurrency=0,
+    ):
+        cdef TenantRule rule = any_rule(dry_run)
+        enter(self, now_ns)
+        rule.limits = checked_quota(
+            requests, input_tokens, output_tokens, total_tokens, concurrency
+        )
+        add_share(&rule.limits, 0, NONE, NONE)
+        check_range("weight_milli", weight_milli, 1, WEIGHT_MILLI_MAX)
+        rule.pattern, rule.weight_milli = pattern, <int32_t>weight_milli
+        rule.default_class, rule.named_classes = default_class, tuple(named)
+        rule.parent, rule.refuses = parent, refuse
+        add_rule(self, rule)
+
+    def set_rules_followed(self, int64_t now_ns):
+        enter(self, now_ns)
+        follow_rules(self)
+
+    def first_sight(self, int64_t now_ns, bytes name):
+        cdef Slice text, key
+        cdef int32_t flow
+        enter(self, now_ns)
+        text.at, text.size = <const uint8_t*><const char*>name, len(name)
+        memset(&key, 0, sizeof(Slice))
+        check_text("tenant", &text, 1, NAME_BYTES_MAX)
+        flow = flow_of(self, &text, &key)
+        return flow_at_sight(self, &text) if is_born(self, flow, &text, 1) else flow

@@ -1,0 +1,37 @@
+"""What the core's Scheduler offers for tenants that the configuration does not list.
+
+Type checkers read this beside `_core.pyi`; at run time the class is part of `schedsvc._core`.
+"""
+
+class TenantsApi:
+    """Unknown tenants: refused, in one flow, or in flows of their own."""
+
+    def set_unknown(self, flow: int, refused: bool = False, own: bool = False) -> None:
+        """Serve unknown tenants in this flow; -1 (the default) refuses them.
+
+        `refused`: they would be, but the flow is in audit: each counts as such. `own`: a tenant
+        whose name the caller has proved gets a flow of its own at its first request, as the first
+        rule says that its name fits, unless there are `flows_max` flows.
+        """
+    def set_tenant_rule(
+        self, now_ns: int, pattern: bytes, weight_milli: int = 1_000, default_class: int = 0,
+        named: tuple[int, ...] = (), dry_run: bool = False, parent: int = -1, refuse: bool = False,
+        requests: int = 0, input_tokens: int = 0, output_tokens: int = 0, total_tokens: int = 0,
+        concurrency: int = 0,
+    ) -> None:  # fmt: skip
+        """Append a rule for tenants at first sight; * in the pattern is any text.
+
+        The rest is as in `set_flow()`, `set_flow_class()`, `set_flow_mode()`, `set_flow_quota()`.
+        """
+    def set_no_tenant_rules(self, now_ns: int, dry_run: bool = False) -> None:
+        """Forget all rules; a name that fits none gets weight 1 and no limits."""
+    def set_rules_followed(self, now_ns: int) -> None:
+        """Give the flows of tenants at first sight what the rules say now. O(flows * rules).
+
+        Without `own` in `set_unknown()` their names are unknown from then on.
+        """
+    def first_sight(self, now_ns: int, name: bytes) -> int:
+        """Return the flow in which a request of a proved name is queued, -1: it is refused.
+
+        `admit_wire()` and sessions do the same. O(1); O(rules) for a new flow.
+        """

@@ -1,0 +1,42 @@
+"""Usage is read from answers as other engines write them; each file names source and version."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import yaml
+from hypothesis import given
+from schedsvc_vllm.routes import ROUTES
+from schedsvc_vllm.usage import UsageFilter, UsageReader
+from schedsvc_vllm.usage_forms import OPENAI
+
+FILES = sorted((Path(__file__).parent / "answers").glob("*.yaml"))
+ANSWERS = [
+    pytest.param(answer, id=f"{file.stem}: {answer['name']}")
+    for file in FILES
+    for answer in yaml.safe_load(file.read_text())
+]
+
+
+def test_every_file_names_its_engine_and_sources() -> None:
+    assert len(FILES) == 4
+    for file in FILES:
+        assert file.read_text().startswith("# Written from the sources of "), file
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@given(places=st.lists(st.integers(0, 2_000), max_size=8))
+def test_usage_of_other_engines_is_read(answer: dict[str, Any], places: list[int]) -> None:
+    whole = answer["body"].encode()
+    form = ROUTES[answer["path"]].usage
+    readers: list[Any] = [UsageReader(form, is_stream=answer["stream"])]
+    if answer["stream"] and form is OPENAI:
+        readers.append(UsageFilter(keep_last=True, keep_all=True))
+    cuts = sorted({0, len(whole), *(place % len(whole) for place in places)})
+    pieces = [whole[a:b] for a, b in pairwise(cuts)]
+    for reader in readers:
+        out = b"".join(reader.feed(piece, piece is pieces[-1]) for piece in pieces)
+        counts = [reader.input_tokens, reader.cached_input_tokens, reader.output_tokens]
+        assert (out, counts) == (whole, answer["counts"])
