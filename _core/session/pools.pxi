@@ -6,7 +6,7 @@ cdef class PoolOffers(SessionState):
     cdef list faults  # tag, code, field, description
     cdef dict pools  # what it offers, and at which epoch
     cdef dict claims  # what it wants to offer, and another engine does; with the figures
-    cdef dict contests  # its pools that others claim, to be told: by which client
+    cdef dict contests  # to be told: its pools that others claim, or it of others; by which client
     cdef bint has_replayed  # all leases that it runs
 
     def __cinit__(self):
@@ -77,6 +77,8 @@ cdef class PoolOffers(SessionState):
         for each in self.core.sessions:
             other = each
             if other is not None and key in other.pools:
+                if is_rival:
+                    self.contests[key] = other.client_id
                 if not is_rival or key not in self.core.contests:
                     other.contests[key] = self.client_id
                     other.wake()
@@ -90,7 +92,7 @@ cdef class PoolOffers(SessionState):
         self.claims[key] = (
             f.epoch, f.capacity_tokens, f.block_size, f.max_running, f.max_model_tokens, f.gates
         )
-        return 0
+        return self.wake()
 
     cdef int answer(self) except -1:
         """This stream lives, so nobody else gets its pools. O(contests + newcomers)."""

@@ -318,19 +318,18 @@ cdef class Session(PoolOffers):
         cdef int32_t i
         cdef int uses
         self._check_superseded()
-        # A newcomer is not welcomed before it is known whether it may offer its pools.
-        if self.closed or not self.is_ready or (self.welcome_due and self.claims):
+        if self.closed or not self.is_ready:
             return None
+        # A newcomer is not welcomed before it is known whether it may offer its pools.
+        if self.welcome_due and self.claims and not self.contests:
+            return None
+        self._write_contests(w)
+        if self.welcome_due and self.claims:
+            return w.take()
         uses = prefix_uses(self.core) if self.greeted else 0
         if uses != self.uses_told:
             self.uses_told = uses
             write_prefix_uses(self.core, w, uses)
-        for key in reversed(self.contests):
-            before = w.length()
-            w.text(2, self.contests[key])
-            w.text(1, key)
-            w.close(7, before)
-        self.contests.clear()
         for tag, code, field, description in reversed(self.faults[:ANSWERS_PER_MESSAGE]):
             before = w.length()
             w.text(4, description)
@@ -364,6 +363,16 @@ cdef class Session(PoolOffers):
             self.notice_count = self.notice_taken = 0
         self.is_ready = self._untaken() > 0
         return w.take()
+
+    cdef int _write_contests(self, Writer w) except -1:
+        cdef size_t before
+        for key in reversed(self.contests):
+            before = w.length()
+            w.text(2, self.contests[key])
+            w.text(1, key)
+            w.close(7, before)
+        self.contests.clear()
+        return 0
 
     cdef int _write_verdict(self, Writer w, Verdict* v) except -1:
         cdef size_t before = w.length(), inner = before

@@ -34,11 +34,16 @@ async def folder() -> AsyncIterator[Path]:
 
 
 @pytest.fixture
-async def server(folder: Path) -> AsyncIterator[Server]:
+def sign_of_life_ms() -> int:
+    return 500
+
+
+@pytest.fixture
+async def server(folder: Path, sign_of_life_ms: int) -> AsyncIterator[Server]:
     keys = {
         "listeners": [{"unix": f"{folder}/s"}],
         "tenants": [{"name": "acme"}],
-        "scheduler": {"sign_of_life_ms": 500},
+        "scheduler": {"sign_of_life_ms": sign_of_life_ms},
     }
     made = Server(Config.model_validate(keys))
     await made.start()
@@ -105,6 +110,23 @@ async def test_an_engine_behind_a_cut_link_is_replaced_soon(
         refused = await Exchange(lost.gate, ask(), headers=TRUST, owner=owner()).run()
         assert refused.status == 503
         assert await again.mode() == "enforced"
+        await again.gate._close()
+        await lost.gate._close()
+
+
+@pytest.mark.usefixtures("gives_up")
+@pytest.mark.parametrize("sign_of_life_ms", [2_000])
+async def test_a_newcomer_waits_for_the_decision_and_fails_not_open(
+    server: Server, folder: Path
+) -> None:
+    """It waits longer than for a scheduler that is not there."""
+    async with Line(server.targets[0], f"unix:{folder}/line") as line:
+        lost, again = Gated(line.target, 60.0), Gated(server.targets[0], 60.0)
+        assert await lost.mode() == "enforced"
+        line.part()
+        assert await again.mode() == "enforced"
+        assert await again.mode() == "enforced"
+        line.heal()
         await again.gate._close()
         await lost.gate._close()
 
