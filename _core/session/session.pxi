@@ -222,7 +222,7 @@ cdef class Session(SessionState):
                 detach_pool(self.core, <int32_t>known, other.pools.pop(key), False)
         return p.attached > p.configured
 
-    cdef bint _is_same_process(self, Session other) noexcept:
+    cdef bint _is_same_process(self, Session other) except -1:
         return (
             other.principal == self.principal and other.client_id == self.client_id
             and self.incarnation != 0 and other.incarnation == self.incarnation
