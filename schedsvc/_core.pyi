@@ -169,7 +169,6 @@ class Scheduler(TenantsApi):
         message_bytes_max: int = 0,  # of the transport, stated in the Welcome; 0: not stated
         work_max: int = 1_024,  # expiries, and grants, of one poll()
     ) -> None: ...
-
     def set_flow(self, name: bytes, weight_milli: int) -> int:
         """Add a tenant, or give a known one another weight.
 

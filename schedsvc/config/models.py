@@ -441,11 +441,7 @@ class Config(Section):
         return None
 
     def may_operate(self, listener: Listener) -> bool:
-        """Whether operators may call here; without authentication that is everybody.
-
-        By default a Unix socket lets them, whose file mode says who gets in, and TCP where callers
-        prove who they are.
-        """
+        """Whether operators may call here: by default on Unix sockets, or with authentication."""
         if listener.operate is not None:
             return listener.operate
         return listener.unix is not None or self.auth_kind(listener) != "none"
