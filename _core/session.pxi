@@ -2,5 +2,6 @@
 
 include "session/encode.pxi"   # answers and verdicts as messages
 include "session/events.pxi"   # one event of a stream, taken in
+include "session/pools.pxi"    # PoolOffers: the pools of one stream
 include "session/session.pxi"  # Session: the state machine of one stream
 include "session/contest.pxi"  # two engines that claim one pool: which of them has it

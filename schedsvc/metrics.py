@@ -82,6 +82,8 @@ class Metrics:
         )
         #: Calls that ended in a gRPC error, by method and code.
         self._failures: dict[tuple[str, str], int] = {}
+        #: How often a caller had used up its budget, by name and by `call` or `stream`.
+        self.throttled: Mapping[tuple[str, str], int] = {}
 
     def expect_failures(self, kinds: Iterable[tuple[str, str]]) -> None:
         """Show these methods and codes with 0 from the start."""
@@ -229,6 +231,9 @@ class Metrics:
         series = list(self._failures.items())
         text = "Calls that ended in a gRPC error."
         yield from in_parts(CounterMetricFamily, "rpc_failures", text, ("method", "code"), series)
+        text = "Calls refused and Sessions read later, because a caller had used up its budget."
+        held = list(self.throttled.items())
+        yield from in_parts(CounterMetricFamily, "throttled", text, ("caller", "what"), held)
 
 
 class _Page(Collector):

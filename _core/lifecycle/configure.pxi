@@ -84,6 +84,7 @@ cdef int32_t change_class(
 # What a pool is registered with.
 ctypedef struct PoolFigures:
     int64_t epoch, capacity_tokens, block_size, max_running, max_model_tokens
+    int64_t gates  # streams that will offer it, if a principal does; 0: not told
     int32_t principal  # who offers it; -1: the configuration
 
 
@@ -129,6 +130,16 @@ cdef int detach_pool(Core core, int32_t pool, int64_t epoch, bint for_good) exce
     return 0
 
 
+cdef int count_replayed(Core core, int32_t pool, int change) except -1:
+    """So many streams of a pool more, or less, have replayed their leases. O(1)."""
+    cdef Pool* p = &core.ledger.pools[pool]
+    p.replayed += change
+    if p.awaits_replays and p.replayed >= p.gates:
+        p.awaits_replays = False
+        core.has_more = True
+    return 0
+
+
 cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
     """Register a pool, or give a known one new figures. O(1), O(leases of it) on a new epoch.
 
@@ -140,6 +151,7 @@ cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
     cdef int32_t pool
     cdef Pool* p
     cdef int voided
+    cdef bint is_first
     check_pool(name, f)
     known = core.pool_names.get(name)
     if known is None:
@@ -171,6 +183,7 @@ cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
         elif p.live and f.block_size != p.block_size:
             invalid("block_size_tokens", "cannot change without a new epoch while leases live")
     core.save_rest = True
+    is_first = f.principal != NONE and p.principal == NONE
     if f.principal != NONE:
         if p.principal not in (NONE, f.principal):
             core.ledger.learn_anew(pool)  # from what the owner before has reported
@@ -179,6 +192,14 @@ cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
         p.principal = f.principal
     if p.replays_until_ns == 0:
         p.replays_until_ns = core.now_ns + core.lease_ttl_ns + core.lease_grace_ns
+    if is_first and f.gates and not core.was_restored and core.now_ns < p.replays_until_ns:
+        # What its leases hold is unknown until their holders have told of them.
+        p.awaits_replays = True
+        if not 0 < core.awaits_until_ns <= p.replays_until_ns:
+            core.awaits_until_ns = p.replays_until_ns
+    if f.principal != NONE:
+        p.gates = <int32_t>f.gates
+        count_replayed(core, pool, 0)
     p.epoch = f.epoch
     core.ledger.size(pool, f.capacity_tokens, f.block_size, f.max_running, f.max_model_tokens)
     if name in core.saved_pools:

@@ -10,7 +10,7 @@ cdef int serve_pool(Core core, int32_t pool) except -1:
     cdef int64_t ends_ns
     if core.pool_wakes.count:
         core.pool_wakes.remove(pool)
-    if not p.attached:
+    if not p.attached or p.awaits_replays:
         p.reason = WAIT_DETACHED
         p.next = next_of_detached(core, pool)
         return 0

@@ -8,10 +8,27 @@ cdef int64_t next_due_ns(Core core) except -2:
     first = first_key(core.pool_wakes, first_key(core.quotas.wakes, first))
     if core.resume_until_ns and not 0 <= first <= core.resume_until_ns:
         first = core.resume_until_ns
+    if core.awaits_until_ns and not 0 <= first <= core.awaits_until_ns:
+        first = core.awaits_until_ns
     for due_ns, _ in core.contests.values():
         if not 0 <= first <= due_ns:
             first = due_ns
     return first
+
+
+cdef int end_awaiting(Core core) except -1:
+    """Let pools grant for whose streams was waited long enough. O(1), O(pools) while some wait."""
+    cdef int32_t pool
+    cdef Pool* p
+    if core.awaits_until_ns == 0 or core.now_ns < core.awaits_until_ns:
+        return 0
+    core.awaits_until_ns = 0
+    for pool in range(core.ledger.count):
+        p = &core.ledger.pools[pool]
+        p.awaits_replays = p.awaits_replays and core.now_ns < p.replays_until_ns
+        if p.awaits_replays and not 0 < core.awaits_until_ns <= p.replays_until_ns:
+            core.awaits_until_ns = p.replays_until_ns
+    return 0
 
 
 cdef int run_timers(Core core) except -1:
@@ -19,6 +36,7 @@ cdef int run_timers(Core core) except -1:
     cdef int64_t work = 0
     cdef int32_t i
     cdef Request* r
+    end_awaiting(core)
     if core.flows.unsorted:
         sort_queues(core)
     if core.quotas.wakes.count:

@@ -39,6 +39,7 @@ cdef int restore_rows(Core core, list rows) except -1:
                 found += restore_row(core, key, value, age_ns, applies, stood)
             except CallerError as e:
                 raise CallerError(e.code, "rows", f"{key!r}: {e.field}: {e.description}") from None
+    core.was_restored = True
     core.flows.resuming_until_ns = core.now_ns + core.lease_ttl_ns
     core.resume_until_ns = core.now_ns + core.lease_ttl_ns + core.lease_grace_ns
     take_places(core, stood)

@@ -71,6 +71,8 @@ cdef class Core:
     cdef dict saved_pools  # rows of pools that nobody has registered yet
     cdef dict saved_positions, saved_levels  # of these, and of all until there are several
     cdef int64_t resume_until_ns  # so long leases of before a restart are awaited; 0: none are
+    cdef bint was_restored  # what pools owe is known
+    cdef int64_t awaits_until_ns  # the first time at which a pool waits for no stream; 0: none does
     cdef bint save_rest  # what is saved behind all that has changed
     cdef int32_t sweep_next  # queue that a drain looks at next, see drain.pxi; -1: none
     cdef int64_t sign_of_life_ns  # a stream has to answer a newcomer within it; 0: is not asked

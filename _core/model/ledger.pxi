@@ -58,6 +58,8 @@ ctypedef struct Pool:
     int64_t owned_until_ns  # it stays that principal's until then, after its last stream
     int64_t detached_at_ns  # when its last stream ended; 0: never offered
     int64_t replays_until_ns  # replays of unknown leases are accepted until then; 0: not offered
+    int32_t gates, replayed  # streams that will offer it, and those that have replayed their leases
+    bint awaits_replays  # nothing is granted before these are as many, or that time has come
     int32_t reason
     int32_t next  # request that it would grant if it could; -1: none
     int64_t named  # that request's handle, where it waits for this pool's reason; 0: none
@@ -332,7 +334,7 @@ cdef class Ledger:
         cdef const Pool* p = &self.pools[pool]
         cdef int64_t load, more, room, allowance = self.allowance(pool)
         cdef GrowingLease run
-        if p.attached == 0:
+        if p.attached == 0 or p.awaits_replays:
             return WAIT_DETACHED
         if not self.serves(pool):
             return WAIT_DRAINING

@@ -31,7 +31,7 @@ cdef int take_over(Core core, bytes key, list newcomers) except -1:
             note(core, "pool_taken_over", key, 1, f"{session.client_id.decode()} was silent")
             session.supersede()
     for session in newcomers:
-        f.epoch, f.capacity_tokens, f.block_size, f.max_running, f.max_model_tokens = (
+        f.epoch, f.capacity_tokens, f.block_size, f.max_running, f.max_model_tokens, f.gates = (
             session.claims.pop(key)
         )
         f.principal = session.principal

@@ -19,19 +19,11 @@ cdef tuple EVENT_NAMES = (
 
 
 @cython.final
-cdef class Session(SessionState):
+cdef class Session(PoolOffers):
     cdef int uses_told  # of hashes of prompts
     cdef bint greeted, closed, welcome_due
     cdef bint is_superseded, is_freed
     cdef uint64_t seq
-    cdef list faults
-    cdef dict pools  # what it offers, and at which epoch
-    cdef dict claims  # what it wants to offer, and another engine does; with the figures
-    cdef dict contests  # its pools that others claim, to be told: by which client
-
-    def __cinit__(self):
-        self.faults = []
-        self.pools, self.claims, self.contests = {}, {}, {}
 
     def receive(self, int64_t now_ns, bytes data):
         cdef Cursor c = data_cursor(data)
@@ -46,7 +38,7 @@ cdef class Session(SessionState):
         enter(self.core, now_ns)
         self._check_message(c)
         if self.core.contests:
-            self._answer()
+            self.answer()
         while True:
             tag = read_tag(&c)
             if tag == 0:
@@ -105,6 +97,9 @@ cdef class Session(SessionState):
             return 0
         if kind != 1 and not self.greeted:
             invalid("events", "the first event must be hello")
+        # A stream begins with its Hello, its pools, its leases, and the ends of leases.
+        if not self.has_replayed and kind not in (1, 2, 4, 7):
+            self.replayed()
         try:
             self._apply(kind, body)
         except CallerError as e:
@@ -144,10 +139,6 @@ cdef class Session(SessionState):
         self.said_goodbye = True
         return self.wake()
 
-    cdef int fault(self, uint64_t tag, int code, str field, str description) except -1:
-        self.faults.append((tag, code, field.encode(), description.encode()))
-        return self.wake()
-
     cdef int _hello(self, Cursor c) except -1:
         cdef Slice client
         cdef int64_t tag
@@ -180,90 +171,20 @@ cdef class Session(SessionState):
         key = slice_bytes(&name)
         if not self.core.principals.may_offer(self.principal, key):
             not_granted(self.core, self.principal, "pool", "pools")
-        held = len(self.pools) + len(self.claims)
-        if key not in self.pools and held >= self.core.session_pools_max:
+        if key not in self.pools and self.held_pools() >= self.core.session_pools_max:
             raise CallerError(
                 CODE_RESOURCE_EXHAUSTED, "pool",
                 f"a stream offers at most {self.core.session_pools_max} pools",
             )
         f.epoch, f.capacity_tokens, f.block_size = v[0], v[1], v[2]
         f.max_running, f.max_model_tokens, f.principal = v[3], v[4], self.principal
+        f.gates = v[5]
+        check_range("gates", v[5], 0, 1 << 16)
         check_pool(key, &f)
         self.claims.pop(key, None)  # it tells another figure of it meanwhile
-        if self.core.sign_of_life_ns and self._is_contested(key, &f):
-            return self._claim(key, &f)
+        if self.core.sign_of_life_ns and self.is_contested(key, &f):
+            return self.claim(key, &f)
         return self.offer(key, &f)
-
-    cdef int offer(self, bytes key, PoolFigures* f) except -1:
-        """Register a pool, and attach it to this stream. O(1), O(leases of it) on a new epoch."""
-        cdef int32_t pool = register_pool(self.core, key, f)
-        if key in self.pools:
-            self.core.ledger.claim(pool, self.pools[key], -1)
-        else:
-            self.core.ledger.pools[pool].attached += 1
-        self.pools[key] = f.epoch
-        self.core.ledger.claim(pool, f.epoch, 1)
-        return 0
-
-    cdef bint _is_contested(self, bytes key, const PoolFigures* f) except -1:
-        """Whether streams of another engine offer a pool. A former stream of this very process does
-        not count: it gives the pool up. O(sessions)."""
-        cdef const Pool* p
-        cdef Session other
-        known = self.core.pool_names.get(key)
-        if known is None or key in self.pools:
-            return False
-        p = &self.core.ledger.pools[<int32_t>known]
-        if p.attached == p.configured or (f.principal == p.principal and f.epoch == p.epoch):
-            return False
-        for each in self.core.sessions:
-            other = each
-            if other is not None and key in other.pools and self._is_same_process(other):
-                detach_pool(self.core, <int32_t>known, other.pools.pop(key), False)
-        return p.attached > p.configured
-
-    cdef bint _is_same_process(self, Session other) except -1:
-        return (
-            other.principal == self.principal and other.client_id == self.client_id
-            and self.incarnation != 0 and other.incarnation == self.incarnation
-        )
-
-    cdef int _claim(self, bytes key, const PoolFigures* f) except -1:
-        """Ask the streams that offer a pool for a sign of life; until then nothing changes.
-        Raises CallerError for another caller, which cannot have it anyhow. O(sessions)."""
-        cdef Session other
-        cdef const Pool* p = &self.core.ledger.pools[<int32_t>self.core.pool_names[key]]
-        cdef bint is_rival = f.principal == p.principal
-        for each in self.core.sessions:
-            other = each
-            if other is not None and key in other.pools:
-                if not is_rival or key not in self.core.contests:
-                    other.contests[key] = self.client_id
-                    other.wake()
-        if not is_rival:
-            raise CallerError(CODE_FAILED_PRECONDITION, "pool", rivals_text(key))
-        contest = self.core.contests.setdefault(
-            key, (self.core.now_ns + self.core.sign_of_life_ns, [])
-        )
-        if self not in contest[1]:
-            contest[1].append(self)
-        self.claims[key] = (
-            f.epoch, f.capacity_tokens, f.block_size, f.max_running, f.max_model_tokens
-        )
-        return 0
-
-    cdef int _answer(self) except -1:
-        """This stream lives, so nobody else gets its pools. O(newcomers)."""
-        for key in self.pools:
-            for each in self.core.contests.pop(key, (0, ()))[1]:
-                if (<Session>each).claims.pop(key, None) is not None:
-                    (<Session>each).refuse(key)
-        return 0
-
-    cdef int refuse(self, bytes key) except -1:
-        """Tell a newcomer that the pool is another engine's."""
-        note(self.core, "pool_contested", key, 1, f"{self.client_id.decode()} was refused")
-        return self.fault(0, CODE_FAILED_PRECONDITION, "pool.pool", rivals_text(key))
 
     cdef int supersede(self) except -1:
         """End the stream, which gave no sign of life: another engine has its pool now."""
@@ -397,19 +318,18 @@ cdef class Session(SessionState):
         cdef int32_t i
         cdef int uses
         self._check_superseded()
-        # A newcomer is not welcomed before it is known whether it may offer its pools.
-        if self.closed or not self.is_ready or (self.welcome_due and self.claims):
+        if self.closed or not self.is_ready:
             return None
+        # A newcomer is not welcomed before it is known whether it may offer its pools.
+        if self.welcome_due and self.claims and not self.contests:
+            return None
+        self._write_contests(w)
+        if self.welcome_due and self.claims:
+            return w.take()
         uses = prefix_uses(self.core) if self.greeted else 0
         if uses != self.uses_told:
             self.uses_told = uses
             write_prefix_uses(self.core, w, uses)
-        for key in reversed(self.contests):
-            before = w.length()
-            w.text(2, self.contests[key])
-            w.text(1, key)
-            w.close(7, before)
-        self.contests.clear()
         for tag, code, field, description in reversed(self.faults[:ANSWERS_PER_MESSAGE]):
             before = w.length()
             w.text(4, description)
@@ -443,6 +363,16 @@ cdef class Session(SessionState):
             self.notice_count = self.notice_taken = 0
         self.is_ready = self._untaken() > 0
         return w.take()
+
+    cdef int _write_contests(self, Writer w) except -1:
+        cdef size_t before
+        for key in reversed(self.contests):
+            before = w.length()
+            w.text(2, self.contests[key])
+            w.text(1, key)
+            w.close(7, before)
+        self.contests.clear()
+        return 0
 
     cdef int _write_verdict(self, Writer w, Verdict* v) except -1:
         cdef size_t before = w.length(), inner = before
@@ -490,8 +420,7 @@ cdef class Session(SessionState):
             if self.core.requests.items[i].state == QUEUED:
                 evict(self.core, i, OUT_EVICTED_CANCELLED)
             i = after
-        for key, epoch in self.pools.items():
-            detach_pool(self.core, self.core.pool_names[key], epoch, self.said_goodbye)
-        self.pools.clear()
+        for key in list(self.pools):
+            self.detach(key, self.said_goodbye)
         self.claims.clear()
         return 0

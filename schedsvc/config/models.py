@@ -57,8 +57,7 @@ _DOMAINS = {"all": 0, "model": 1, "pool": 2}  # of the core
 _TOKENS_MAX = 1 << 27
 POOLS_MAX = 1_024  #: of one process, and of one stream
 _TOKENS_OF_A_RANK = 4
-#: The core finds the number of tokens by itself.
-AUTO = -1
+AUTO = -1  #: The core finds the number of tokens by itself.
 
 
 def _fixed_point(places: int, low: str, high: str) -> Callable[[Any], int]:
@@ -183,7 +182,6 @@ class Scheduler(Section):
     queue_ttl_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 30_000
     lease_ttl_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 10_000
     lease_grace_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 20_000
-    # Less than the 5 s for which a client waits for its Welcome.
     sign_of_life_ms: Annotated[int, Field(ge=1, le=4_000)] = 3_000
     flow_queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
     queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000

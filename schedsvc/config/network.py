@@ -65,6 +65,8 @@ class Principal(_Section):
     tenants: Patterns | None = None
     classes: Patterns = ["*"]
     share_of_places: Annotated[float, Field(gt=0, le=1)] = 1.0
+    events_per_second: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    loop_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     stats: Literal["own", "all"] = "own"
     operator: bool = False
 

@@ -79,6 +79,8 @@ def known_callers(config: Config) -> list[Known]:
             listener=principal.listener,
             is_operator=principal.operator,
             sees_all=principal.operator or principal.stats == "all",
+            events_per_second=principal.events_per_second,
+            loop_share=principal.loop_share,
         )
         for principal in config.auth.principals
     ]

@@ -30,6 +30,7 @@ from schedsvc.service import (
     ExplainService,
     Known,
     OperatorService,
+    Paces,
     Service,
 )
 from schedsvc.state import StateWriter, Store, restore
@@ -103,6 +104,8 @@ class Server:
             save=self._keeper.hurry if self._keeper else lambda: None,
         )
         self._callers = Callers(self.driver, config)
+        self._paces = Paces(self._callers.credentials)
+        self.metrics.throttled = self._paces.counts
         self._limited = 0  # leases of which a report was limited, at the last look
         self._services: list[Service] = []
         self._grpc: list[grpc.aio.Server] = []
@@ -167,6 +170,7 @@ class Server:
             incarnation=self._incarnation,
             write_stall_s=self._config.limits.write_stall_ms / 1_000,
             on_failure=on_failure,
+            paces=self._paces,
         )
         operator = OperatorService(
             self.driver,

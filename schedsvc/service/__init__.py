@@ -5,6 +5,7 @@ from schedsvc.service.explain import EXPLAIN_SERVICE_NAME, ExplainService, stori
 from schedsvc.service.explanation_text import pool_needs
 from schedsvc.service.methods import METHODS
 from schedsvc.service.operator import OPERATOR_SERVICE_NAME, Actions, OperatorService
+from schedsvc.service.pace import Paces
 from schedsvc.service.scheduler_servicer import SERVICE_NAME, Service
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "ExplainService",
     "Known",
     "OperatorService",
+    "Paces",
     "Service",
     "Unauthenticated",
     "pool_needs",

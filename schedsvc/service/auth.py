@@ -38,6 +38,10 @@ class Known:
     is_operator: bool = False
     #: Stats shows it what it may not name itself, too.
     sees_all: bool = False
+    #: 0: as many as it sends.
+    events_per_second: int = 0
+    #: Of the event loop's time; 1: all of it.
+    loop_share: float = 1.0
 
     @property
     def proofs(self) -> frozenset[object]:

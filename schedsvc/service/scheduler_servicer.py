@@ -1,5 +1,6 @@
 """The handlers of the five RPCs. Admit and Session pass bytes to the core unparsed."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc._core import COMPLETED, TOTAL_TOKENS_MAX, CallerError
 from schedsvc.driver import Broken, Driver
 from schedsvc.service.auth import Authenticator, Unauthenticated
+from schedsvc.service.pace import Paces
 from schedsvc.service.servicer_base import ServicerBase, invalid, parse
 from schedsvc.service.session import Stream
 from schedsvc.service.stats_response import EVERYBODY, snapshot
@@ -41,13 +43,16 @@ class Service(ServicerBase):
         incarnation: int = 0,
         write_stall_s: float = 10.0,
         on_failure: Callable[[str, grpc.StatusCode], None] | None = None,
+        paces: Paces | None = None,
     ) -> None:
         """Serve a driver to the callers that the authenticator knows.
 
-        `on_failure` is told the method and code of each call that ends in a gRPC error.
+        `on_failure` is told the method and code of each call that ends in a gRPC error. `paces`:
+        what callers may take, over all listeners.
         """
         super().__init__(authenticator, on_failure)
         self._driver = driver
+        self._paces = paces or Paces(authenticator.credentials)
         self._incarnation = incarnation
         self._write_stall_s = write_stall_s
         #: Open Session streams.
@@ -70,12 +75,15 @@ class Service(ServicerBase):
         # On the wall clock, so it is asked once, on arrival.
         remaining_s = context.time_remaining()
         try:
-            principal = self._principal(context)
+            principal, began_ns = self._enter(context)
             queue_ttl_ns = 0
             if remaining_s is not None:
                 left_ns = int((remaining_s * (1 - _ROUNDED_UP) - _ANSWER_AHEAD_S) * 1e9)
                 queue_ttl_ns = max(left_ns, _QUEUE_TTL_MIN_NS)
-            answer = self._driver.admit(principal, data, queue_ttl_ns)
+            try:
+                answer = self._driver.admit(principal, data, queue_ttl_ns)
+            finally:
+                self._leave(principal, began_ns)
             if not isinstance(answer, bytes):
                 answer = await self._driver.wait(answer, queue_ttl_ns)
         except (CallerError, Broken, Unauthenticated) as error:
@@ -90,8 +98,11 @@ class Service(ServicerBase):
     async def progress(self, data: bytes, context: Any) -> bytes:
         """Answer Progress."""
         try:
-            principal = self._principal(context)
-            return self._progress(parse(pb.ProgressRequest, data), principal)
+            principal, began_ns = self._enter(context)
+            try:
+                return self._progress(parse(pb.ProgressRequest, data), principal)
+            finally:
+                self._leave(principal, began_ns)
         except (CallerError, Broken, Unauthenticated) as error:
             await self._fail(context, "Progress", error)
 
@@ -119,8 +130,11 @@ class Service(ServicerBase):
     async def complete(self, data: bytes, context: Any) -> bytes:
         """Answer Complete."""
         try:
-            principal = self._principal(context)
-            return self._complete(parse(pb.CompleteRequest, data), principal)
+            principal, began_ns = self._enter(context)
+            try:
+                return self._complete(parse(pb.CompleteRequest, data), principal)
+            finally:
+                self._leave(principal, began_ns)
         except (CallerError, Broken, Unauthenticated) as error:
             await self._fail(context, "Complete", error)
 
@@ -144,23 +158,38 @@ class Service(ServicerBase):
     async def stats(self, data: bytes, context: Any) -> bytes:
         """Answer Stats."""
         try:
-            principal = self._principal(context)
-            request = parse(pb.StatsRequest, data)
-            if request.flow_limit < 0:
-                raise invalid("flow_limit", "must not be negative")
-            if len(request.tenants) > _BATCH_MAX:
-                raise invalid("tenants", f"has more than {_BATCH_MAX:,} entries")
-            sees_all = self._authenticator.credentials.sees_all(principal)
-            viewer = EVERYBODY if sees_all else principal
-            return snapshot(self._driver, request, self._incarnation, viewer).SerializeToString()
+            principal, began_ns = self._enter(context)
+            try:
+                return self._stats(parse(pb.StatsRequest, data), principal)
+            finally:
+                self._leave(principal, began_ns)
         except (CallerError, Broken, Unauthenticated) as error:
             await self._fail(context, "Stats", error)
+
+    def _stats(self, request: pb.StatsRequest, principal: int) -> bytes:
+        if request.flow_limit < 0:
+            raise invalid("flow_limit", "must not be negative")
+        if len(request.tenants) > _BATCH_MAX:
+            raise invalid("tenants", f"has more than {_BATCH_MAX:,} entries")
+        sees_all = self._authenticator.credentials.sees_all(principal)
+        viewer = EVERYBODY if sees_all else principal
+        return snapshot(self._driver, request, self._incarnation, viewer).SerializeToString()
+
+    def _enter(self, context: Any) -> tuple[int, int]:
+        """Return who calls, and the time of the loop's thread. Raises CallerError, or as auth."""
+        principal = self._principal(context)
+        self._paces.enter(principal)
+        return principal, time.thread_time_ns() if self._paces.is_limited(principal) else 0
+
+    def _leave(self, principal: int, began_ns: int) -> None:
+        if began_ns:
+            self._paces.charge(principal, 1, time.thread_time_ns() - began_ns)
 
     async def session(self, requests: Any, context: Any) -> None:
         """Serve one Session stream."""
         try:
             principal = self._principal(context)
-            stream = Stream(self._driver, context, self._write_stall_s, principal)
+            stream = Stream(self._driver, context, self._write_stall_s, principal, self._paces)
             self.streams.add(stream)
             caller = {"peer": context.peer(), "caller": self._name(principal)}
             _log.info("session_opened", **caller)

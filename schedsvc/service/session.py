@@ -2,16 +2,20 @@
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable
 from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from grpc.aio import BaseError
+from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc._core import CallerError
 from schedsvc._core import Session as CoreSession
 from schedsvc.driver import Broken, Driver
+from schedsvc.service.pace import Paces
 from schedsvc.status import Failure, caller_failure, internal_failure
 
 __all__ = ["Stream"]
@@ -29,10 +33,13 @@ class Stream:
     requests that are open on the stream. A write that is blocked too long ends the stream.
     """
 
-    def __init__(self, driver: Driver, context: Any, write_stall_s: float, principal: int) -> None:
+    def __init__(
+        self, driver: Driver, context: Any, write_stall_s: float, principal: int, paces: Paces
+    ) -> None:
         #: Whose stream it is.
         self.principal = principal
         self._driver = driver
+        self._paces = paces
         self._context = context
         self._write_stall_s = write_stall_s
         self._loop = asyncio.get_running_loop()
@@ -85,16 +92,35 @@ class Stream:
             self.end(internal_failure())
 
     async def _read(self, session: CoreSession) -> None:
-        read, receive = self._context.read, self._driver.receive
+        read = self._context.read
+        await self._wait_for_budget()
         while (data := await read()) is not _EOF:
             answers = not self.writing
             self.writing = True
-            receive(session, data)
+            self._receive(session, data)
             if answers:
                 await self._write(session)
             elif self._writer is not None:
                 await self._writer
+            await self._wait_for_budget()
         self.end(None)
+
+    def _receive(self, session: CoreSession, data: bytes) -> None:
+        if not self._paces.is_limited(self.principal):
+            self._driver.receive(session, data)
+            return
+        began_ns = time.thread_time_ns()
+        try:
+            self._driver.receive(session, data)
+        finally:
+            work_ns = time.thread_time_ns() - began_ns
+            self._paces.charge(self.principal, _count_events(data), work_ns)
+
+    async def _wait_for_budget(self) -> None:
+        """Read nothing more while the caller has used up what it may take."""
+        pause_s = self._paces.pause_s(self.principal)
+        if pause_s:
+            await asyncio.sleep(pause_s)
 
     async def _write(self, session: CoreSession) -> None:
         write, take = self._context.write, self._driver.take
@@ -125,3 +151,10 @@ class Stream:
     def _stalled(self) -> None:
         what = f"the peer did not read for {self._write_stall_s:g} s"
         self.end(Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, what))
+
+
+def _count_events(data: bytes) -> int:
+    try:
+        return len(pb.SessionRequest.FromString(data).events)
+    except DecodeError:
+        return 1

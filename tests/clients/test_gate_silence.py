@@ -82,13 +82,15 @@ def scheduler() -> Iterator[Scheduler]:
 class Gated:
     """A gate before an engine of the tests, and what it sees of its scheduler."""
 
-    def __init__(self, target: str, unreachable_after_s: float, epoch: int = 0) -> None:
+    def __init__(
+        self, target: str, unreachable_after_s: float, epoch: int = 0, gates: int = 1
+    ) -> None:
         self.engine = Engine(prompt_tokens=PROMPT_TOKENS)
         self.gate = Gate(
             self.engine,
             Settings(
                 target=target,
-                pool=PoolSettings(epoch=epoch),
+                pool=PoolSettings(epoch=epoch, gates=gates),
                 tenant_headers=("x-tenant-id",),
                 unreachable_after_s=unreachable_after_s,
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 import tempfile
@@ -33,11 +34,16 @@ async def folder() -> AsyncIterator[Path]:
 
 
 @pytest.fixture
-async def server(folder: Path) -> AsyncIterator[Server]:
+def sign_of_life_ms() -> int:
+    return 500
+
+
+@pytest.fixture
+async def server(folder: Path, sign_of_life_ms: int) -> AsyncIterator[Server]:
     keys = {
         "listeners": [{"unix": f"{folder}/s"}],
         "tenants": [{"name": "acme"}],
-        "scheduler": {"sign_of_life_ms": 500},
+        "scheduler": {"sign_of_life_ms": sign_of_life_ms},
     }
     made = Server(Config.model_validate(keys))
     await made.start()
@@ -108,8 +114,40 @@ async def test_an_engine_behind_a_cut_link_is_replaced_soon(
         await lost.gate._close()
 
 
+@pytest.mark.usefixtures("gives_up")
+@pytest.mark.parametrize("sign_of_life_ms", [2_000])
+async def test_a_newcomer_waits_for_the_decision_and_fails_not_open(
+    server: Server, folder: Path
+) -> None:
+    """It waits longer than for a scheduler that is not there."""
+    async with Line(server.targets[0], f"unix:{folder}/line") as line:
+        lost, again = Gated(line.target, 60.0), Gated(server.targets[0], 60.0)
+        assert await lost.mode() == "enforced"
+        line.part()
+        assert await again.mode() == "enforced"
+        assert await again.mode() == "enforced"
+        line.heal()
+        await again.gate._close()
+        await lost.gate._close()
+
+
 async def test_api_processes_of_one_engine_serve_side_by_side(server: Server) -> None:
     gates = [Gated(server.targets[0], 3.0, epoch=77) for _ in range(3)]
     assert [await gate.mode() for gate in gates] == ["enforced"] * 3
+    for gate in gates:
+        await gate.gate._close()
+
+
+async def test_a_first_start_serves_once_all_api_processes_are_there(
+    server: Server, until: Until
+) -> None:
+    gates = [Gated(server.targets[0], 3.0, epoch=77, gates=2) for _ in range(2)]
+    waits = asyncio.ensure_future(gates[0].mode())
+    await until(lambda: gates[0].gate._runtime and gates[0].session.open_requests)
+    assert not waits.done()
+    began_s = time.monotonic()
+    assert [await gates[1].mode(), await waits] == ["enforced"] * 2
+    # Without the second one it would have waited for lease TTL and grace, 30 s.
+    assert time.monotonic() - began_s < SOON_S
     for gate in gates:
         await gate.gate._close()

@@ -33,6 +33,28 @@ def test_an_option_goes_before_its_variable_and_an_epoch_is_kept() -> None:
     assert environment == {"SCHEDSVC_TARGET": "unix:/run/s.sock", "SCHEDSVC_POOL_EPOCH": "7"}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "gates"),
+    [
+        (["--api-server-count", "4"], "4"),
+        (["--api-server-count=4", "-asc", "3"], "3"),
+        (["--api_server_count=2"], "2"),
+        (["--api-server-count", "0"], None),
+        (["--api-server-count"], None),
+        ([], None),
+    ],
+)
+def test_the_number_of_api_servers_is_that_of_gates(
+    arguments: list[str], gates: str | None
+) -> None:
+    environment: dict[str, str] = {}
+    prepare(["serve", "m", *TARGET, *arguments], environment)
+    assert environment.get("SCHEDSVC_POOL_GATES") == gates
+    environment = {"SCHEDSVC_POOL_GATES": "9"}
+    prepare(["serve", "m", *TARGET, *arguments], environment)
+    assert environment["SCHEDSVC_POOL_GATES"] == "9"
+
+
 def test_a_later_start_has_a_higher_epoch() -> None:
     epochs = []
     for _ in range(2):

@@ -60,7 +60,8 @@ def test_an_engine_that_answers_keeps_its_pool(sign: pb.SessionEvent, epoch: int
     lease_id = first.grant(0, 1, "r", pool="p")
     second, answer = joining(s, "two", offering("p", epoch=epoch), now_ns=SECOND)
     # Nothing is known yet: the newcomer is not welcomed, and asks for nothing.
-    assert answer == pb.SessionResponse()
+    wait = [pool_pb2.PoolContest(pool="p", client_id="one")]
+    assert answer == pb.SessionResponse(contests=wait)
     assert contested(first) == [("p", "two")]
     assert (pool(s, SECOND)["epoch"], pool(s, SECOND)["live_leases"]) == (5, 1)
     assert not notices(first.send(SECOND, sign))

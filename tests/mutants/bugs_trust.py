@@ -4,6 +4,7 @@ from mutant import Mutant
 
 REPORTS = frozenset({"report-false"})
 HOSTILE = 1 << 48  # from here on there is a principal that acts against all others
+ALIVE = 1 << 52  # from here on a newcomer waits for a sign of life
 
 TRUST_BUGS = (
     Mutant(
@@ -255,6 +256,45 @@ TRUST_BUGS = (
         ),
         40,
         tests=("tests/core/test_report_bounds.py::test_forgiven_tenant_owes_nothing",),
+    ),
+    Mutant(
+        "newcomer-at-once",
+        "a newcomer has a pool before its engine could answer",
+        (
+            (
+                "session/contest.pxi",
+                "        if core.now_ns >= due_ns or p == NULL or p.attached == p.configured:\n",
+                "        if BUG:\n            due_ns = core.now_ns\n",
+            ),
+        ),
+        120,
+        first=ALIVE,
+    ),
+    Mutant(
+        "answer-unheard",
+        "a newcomer has a pool although its engine answers",
+        (
+            (
+                "session/pools.pxi",
+                "        for key in list(self.core.contests):\n",
+                "        if BUG:\n            return 0\n",
+            ),
+        ),
+        120,
+        first=ALIVE,
+    ),
+    Mutant(
+        "gates-not-awaited",
+        "a pool grants before all its streams have replayed",
+        (
+            (
+                "lifecycle/configure.pxi",
+                "    if is_first and f.gates and not core.was_restored and core.now_ns <",
+                "    if BUG:\n        is_first = False\n",
+            ),
+        ),
+        0,
+        tests=("tests/core/test_gates.py::test_a_pool_grants_once_all_gates_have_replayed",),
     ),
     Mutant(
         "share-of-all-pools",

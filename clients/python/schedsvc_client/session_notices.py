@@ -70,10 +70,14 @@ class PoolRefused:
 
 @dataclass(frozen=True, slots=True)
 class PoolContested:
-    """Another engine claims a pool of this stream; the protocol answers that this one lives."""
+    """Another engine claims a pool of this stream; the protocol answers that this one lives.
+
+    `claims`: this stream claims a pool of the other one, and has no Welcome before that is decided.
+    """
 
     pool: str
     client_id: str
+    claims: bool = False
 
 
 Notice = Welcomed | Verdict | Faulted | LeaseLost | PoolRefused | PoolContested

@@ -354,7 +354,8 @@ class SessionProtocol:
             if lost is not None:
                 notices.append(lost)
         notices.extend(self._faulted(fault) for fault in response.faults)
-        notices.extend(PoolContested(c.pool, c.client_id) for c in response.contests)
+        for c in response.contests:
+            notices.append(PoolContested(c.pool, c.client_id, claims=not self._welcomed_here))
         self._beat_out = self._beat_out or (self._takes_beats and bool(response.contests))
         return notices
 

@@ -34,6 +34,7 @@ OPTIONS = {
     "pool-block-size-tokens": "tokens of a KV block; default: as vLLM says",
     "pool-max-running": "most sequences at once; default: as vLLM says",
     "pool-max-model-tokens": "the model's context; default: as vLLM says",
+    "pool-gates": "processes that offer the pool; default: --api-server-count, or 1",
     "pool-epoch": "grows with each start of the engine; default: the time of this start",
     "tenant-headers": "trusted headers that name the tenant, comma-separated; or llm-d",
     "header-set-by": "name of the proxy that overwrites the trusted headers",
@@ -80,8 +81,20 @@ def prepare(arguments: Sequence[str], environment: MutableMapping[str, str]) -> 
     _check_front_end(rest, environment)
     # All processes of one start tell the same epoch, and a later start a higher one.
     environment.setdefault("SCHEDSVC_POOL_EPOCH", str(now_ns()))
+    if servers := api_servers(rest):
+        environment.setdefault("SCHEDSVC_POOL_GATES", servers)
     Settings.from_environment(environment)
     return [*rest, "--middleware", MIDDLEWARE]
+
+
+def api_servers(arguments: Sequence[str]) -> str:
+    """Return how many API processes vLLM's arguments ask for, as text; empty if they do not."""
+    found = ""
+    for argument, after in zip(arguments, [*arguments[1:], ""], strict=True):
+        option, is_joined, value = argument.partition("=")
+        if option in ("--api-server-count", "--api_server_count", "-asc"):
+            found = value if is_joined else after
+    return found if found.isascii() and found.isdigit() and int(found) else ""
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -170,6 +170,7 @@ class Runtime:
             block_size_tokens=self.pool.block_size_tokens,
             max_running=self.pool.max_running,
             max_model_tokens=self.pool.max_model_tokens,
+            gates=self._settings.pool.gates,
         )
 
     async def _look(self) -> None:

@@ -50,6 +50,7 @@ class PoolSettings:
     max_running: int = 0
     max_model_tokens: int = 0
     epoch: int = 0
+    gates: int = 1
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ class Settings:
             max_running=read.number("SCHEDSVC_POOL_MAX_RUNNING"),
             max_model_tokens=read.number("SCHEDSVC_POOL_MAX_MODEL_TOKENS"),
             epoch=read.number("SCHEDSVC_POOL_EPOCH"),
+            gates=read.number("SCHEDSVC_POOL_GATES", 1, maximum=65_536),
         )
         default_id = f"{socket.gethostname()}/{pool.name}/{os.getpid()}"[:128]
         return cls(

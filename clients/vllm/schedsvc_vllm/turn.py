@@ -147,6 +147,9 @@ async def _run_without(runtime: Runtime, request: Request, gated: GatedRequest) 
     except (LocalLimitError, asyncio.TimeoutError):
         message = "the admission scheduler cannot be reached, and this server is full"
         return answers.unavailable(message, "scheduler_unreachable", request.id)
+    refused = runtime.session.pool_refused
+    if runs and refused is not None:
+        return answers.unavailable(refusal_of(refused), "pool_refused", request.id)
     gated.local_wait_us = int((time.monotonic() - started_s) * 1e6)
     if not runs:
         return _ASK_AGAIN

@@ -230,6 +230,30 @@ def test_pools_of_streams_are_offered_at_the_same_times(tmp_path):
     assert [fate.outcome == GRANTED for fate in fates] == [False, True]
 
 
+def test_an_engine_that_was_refused_does_not_take_the_pool(tmp_path):
+    """Of two engines that claimed one pool the first one answered; both told their gates."""
+    server = Server(config_of(tmp_path, 16), stream=True)
+    figures = {"capacity_tokens": 640, "block_size_tokens": 16, "gates": 1}
+    first = pool_pb2.PoolRegistration(pool="gpu", epoch=3, **figures)
+    server.at(100 * MS, lambda now_ns: server.send(now_ns, pb.SessionEvent(pool=first)))
+    second = pool_pb2.PoolRegistration(pool="gpu", epoch=4, **figures)
+    hello = pb.SessionHello(client_id="second", incarnation=2)
+    events = [pb.SessionEvent(hello=hello), pb.SessionEvent(pool=second)]
+    message = pb.SessionRequest(seq=1, events=events).SerializeToString()
+    newcomer = server.core.open_session(0)
+    server.at(300 * MS, lambda now_ns: newcomer.receive(now_ns, message))
+    server.ask(200 * MS, 0, 400 * MS)
+    server.ask(400 * MS, 1, 100 * MS)
+    told = []
+    server.at(500 * MS, lambda now_ns: told.append(newcomer.take(now_ns)))
+    server.at(900 * MS, lambda now_ns: server.session.close(now_ns))
+    server.run()
+    assert pb.SessionResponse.FromString(told[0]).faults[0].field == "pool.pool"
+    recorded, asks, fates = what_if(tmp_path, config_of(tmp_path, 16))
+    assert [pool.owner for pool in recorded.pools if pool.data] == [server.session.owner]
+    assert [fate.outcome for fate in fates] == [ask.outcome for ask in asks] == [GRANTED] * 2
+
+
 def test_a_lost_holder_is_lost_again(tmp_path):
     """Nobody ends its lease: what waits behind it waits for TTL and grace of the other, too."""
     text = "lease_ttl_ms: 1000, lease_grace_ms: 500"

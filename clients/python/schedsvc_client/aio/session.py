@@ -177,8 +177,12 @@ class SchedulerSession(Asker):
         block_size_tokens: int,
         max_running: int = 0,
         max_model_tokens: int = 0,
+        gates: int = 1,
     ) -> None:
-        """Offer the engine's KV cache; told again on every new stream."""
+        """Offer the engine's KV cache, now and on every new stream.
+
+        `gates`: how many sessions offer this pool, one for each API process of the engine.
+        """
         registration = pool_pb2.PoolRegistration(
             pool=pool,
             epoch=epoch,
@@ -186,6 +190,7 @@ class SchedulerSession(Asker):
             block_size_tokens=block_size_tokens,
             max_running=max_running,
             max_model_tokens=max_model_tokens,
+            gates=gates,
         )
         self._protocol.register_pool(registration)
         self._wake.set()
@@ -370,7 +375,10 @@ class SchedulerSession(Asker):
         elif isinstance(notice, Faulted):
             self._fault(notice)
         elif isinstance(notice, PoolContested):
-            self._contests.log(notice)
+            if notice.claims:
+                self._cancel_giving_up()  # the scheduler is there, and answers within seconds
+            else:
+                self._contests.log(notice)
         elif not notice.of_all:
             _log.error("the scheduler refused a pool of this client: %s", notice.error)
 
@@ -417,9 +425,7 @@ class SchedulerSession(Asker):
 
     def _welcome(self, welcomed: Welcomed) -> None:
         self._heartbeat.begin(beats=welcomed.beats)
-        if self._give_up_timer is not None:
-            self._give_up_timer.cancel()
-            self._give_up_timer = None
+        self._cancel_giving_up()
         if self._heartbeat.is_silent:
             self._set_state(SessionState.SILENT)  # until two beats have been answered
             return
@@ -459,6 +465,11 @@ class SchedulerSession(Asker):
         """Give up on waiting admissions unless the scheduler comes back in time."""
         if self._give_up_timer is None and self._given_up is None:
             self._give_up_timer = loop.call_later(self._options.unavailable_after_s, self._give_up)
+
+    def _cancel_giving_up(self) -> None:
+        if self._give_up_timer is not None:
+            self._give_up_timer.cancel()
+            self._give_up_timer = None
 
     def _give_up(self) -> None:
         self._give_up_timer = None

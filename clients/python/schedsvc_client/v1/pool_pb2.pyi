@@ -57,6 +57,7 @@ class PoolRegistration(_message.Message):
     BLOCK_SIZE_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_RUNNING_FIELD_NUMBER: _builtins.int
     MAX_MODEL_TOKENS_FIELD_NUMBER: _builtins.int
+    GATES_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     """1 to 128 bytes."""
     epoch: _builtins.int
@@ -69,6 +70,11 @@ class PoolRegistration(_message.Message):
     """Most sequences at once; 0: no limit but the scheduler's."""
     max_model_tokens: _builtins.int
     """The model's context; 0: as large as the pool."""
+    gates: _builtins.int
+    """Streams that offer this pool, one for each API process of the engine. A scheduler without saved
+    state grants nothing here before so many have replayed their leases, which the first event
+    after the replays says, or lease TTL and grace have passed. 0: it does not wait.
+    """
     def __init__(
         self,
         *,
@@ -78,10 +84,11 @@ class PoolRegistration(_message.Message):
         block_size_tokens: _builtins.int = ...,
         max_running: _builtins.int = ...,
         max_model_tokens: _builtins.int = ...,
+        gates: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "epoch", b"epoch", "max_model_tokens", b"max_model_tokens", "max_running", b"max_running", "pool", b"pool"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "epoch", b"epoch", "gates", b"gates", "max_model_tokens", b"max_model_tokens", "max_running", b"max_running", "pool", b"pool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -91,6 +98,7 @@ Global___PoolRegistration: _TypeAlias = PoolRegistration  # noqa: Y015
 class PoolContest(_message.Message):
     """Another engine claims a pool that this stream offers. Answer with a SessionBeat or another event
     within `scheduler.sign_of_life_ms`; else the stream ends, and the other engine has the pool.
+    Before the Welcome: this stream claims a pool of that engine; the Welcome brings the decision.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -152,10 +152,19 @@ class Collector(Watcher):
         response = pb.SessionResponse.FromString(data)
         for fault in response.faults:
             self._tags.pop((owner, fault.tag), None)
+            if not fault.tag and fault.field.startswith("pool"):
+                self._forget_offer(owner)
         for verdict in response.verdicts:
             ask = self._tags.pop((owner, verdict.tag), None)
             if ask is not None:
                 self._verdict(ask, verdict.response)
+
+    def _forget_offer(self, owner: int) -> None:
+        """Leave out the last pool that a stream offered: it was refused. O(pools)."""
+        for at in range(len(self.pools) - 1, -1, -1):
+            if self.pools[at].owner == owner and self.pools[at].data:
+                del self.pools[at]
+                return
 
     def event(self, event: Event) -> None:
         """Note what the unary calls tell, and the end of a stream or of the server."""

@@ -63,7 +63,8 @@ class WhatIf:
         """Make the core as the configuration says."""
         starts = [ask.arrival_ns for ask in asks[:1]] + [pool.at_ns for pool in recorded.pools[:1]]
         self._now_ns = min(starts, default=0)
-        self.core = Scheduler(**config.core_options())
+        # Its streams only offer pools: they give no sign of life, and replay nothing.
+        self.core = Scheduler(**config.core_options() | {"sign_of_life_ns": 0})
         configure(self.core, config, self._now_ns)
         self._asks = asks
         self._recorded = recorded
@@ -204,7 +205,9 @@ class WhatIf:
             if event.owner in self._sessions:
                 self._sessions.pop(event.owner)[0].close(self._now_ns)
             return
-        events = [pb.SessionEvent(pool=pool_pb2.PoolRegistration.FromString(event.data))]
+        offer = pool_pb2.PoolRegistration.FromString(event.data)
+        offer.gates = 0
+        events = [pb.SessionEvent(pool=offer)]
         if event.owner not in self._sessions:
             self._sessions[event.owner] = (self.core.open_session(event.principal), 0)
             hello = pb.SessionHello(client_id=f"stream-{event.owner}", incarnation=1)

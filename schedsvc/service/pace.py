@@ -1,0 +1,84 @@
+"""How much of the scheduler's attention each principal may take, if the configuration limits it.
+
+A principal has two budgets: events a second, and a part of the event loop's time. A unary call is
+refused once a budget is spent. A Session is read later instead, since none of its events may be
+lost. What was taken is charged afterwards, so one message can overdraw a budget, but not two.
+"""
+
+import time
+
+from schedsvc._core import CallerError
+from schedsvc.service.auth import Credentials, Known
+
+__all__ = ["Paces"]
+
+_SECOND_NS = 1_000_000_000
+_RESOURCE_EXHAUSTED = 8
+#: A principal that was quiet may take this much of its part of the loop's time at once.
+_WORK_BURST_NS = 100_000_000
+
+
+class _Pace:
+    """Both budgets of one principal, each as the time at which it is whole again (GCRA)."""
+
+    __slots__ = ("events_due_ns", "work_due_ns")
+
+    def __init__(self) -> None:
+        self.events_due_ns = self.work_due_ns = 0
+
+    def wait_ns(self, now_ns: int) -> int:
+        """Return how long until both budgets have something left."""
+        events_ns = self.events_due_ns - now_ns - _SECOND_NS
+        return max(0, events_ns, self.work_due_ns - now_ns - _WORK_BURST_NS)
+
+    def charge(self, known: Known, now_ns: int, events: int, work_ns: int) -> None:
+        if known.events_per_second:
+            cost_ns = events * _SECOND_NS // known.events_per_second
+            self.events_due_ns = max(self.events_due_ns, now_ns) + cost_ns
+        if known.loop_share < 1:
+            self.work_due_ns = max(self.work_due_ns, now_ns) + round(work_ns / known.loop_share)
+
+
+class Paces:
+    """The budgets of all principals that have any; one object serves all listeners."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        """Limit the principals that these credentials list."""
+        self._credentials = credentials
+        self._paces: dict[int, _Pace] = {}  # as many as there are limited principals
+        #: How often principals were held up, by name and by what: `call` or `stream`.
+        self.counts: dict[tuple[str, str], int] = {}
+
+    def is_limited(self, principal: int) -> bool:
+        """Whether a principal has a budget. O(1)."""
+        known = self._credentials.listed.get(principal)
+        return known is not None and (known.events_per_second > 0 or known.loop_share < 1)
+
+    def enter(self, principal: int) -> None:
+        """Let a unary call begin. Raises CallerError if a budget is spent. O(1)."""
+        if self.is_limited(principal) and self._pace(principal).wait_ns(time.monotonic_ns()):
+            self._count(principal, "call")
+            what = "this caller has used its events_per_second or loop_share (auth.principals)"
+            raise CallerError(_RESOURCE_EXHAUSTED, "", f"{what}; retry, or use a Session")
+
+    def charge(self, principal: int, events: int, work_ns: int) -> None:
+        """Charge what a principal took. O(1)."""
+        known = self._credentials.listed.get(principal)
+        if known is not None and self.is_limited(principal):
+            self._pace(principal).charge(known, time.monotonic_ns(), events, work_ns)
+
+    def pause_s(self, principal: int) -> float:
+        """Return for how long a stream of a principal is not read now. O(1)."""
+        if not self.is_limited(principal):
+            return 0.0
+        wait_ns = self._pace(principal).wait_ns(time.monotonic_ns())
+        if wait_ns:
+            self._count(principal, "stream")
+        return wait_ns / 1e9
+
+    def _pace(self, principal: int) -> _Pace:
+        return self._paces.setdefault(principal, _Pace())
+
+    def _count(self, principal: int, what: str) -> None:
+        key = (self._credentials.name(principal), what)
+        self.counts[key] = self.counts.get(key, 0) + 1
