@@ -62,7 +62,7 @@ cdef class PoolOffers(SessionState):
                 other.detach(key, False)
         return p.attached > p.configured
 
-    cdef bint _is_same_process(self, PoolOffers other) noexcept:
+    cdef bint _is_same_process(self, PoolOffers other) except -1:
         return (
             other.principal == self.principal and other.client_id == self.client_id
             and self.incarnation != 0 and other.incarnation == self.incarnation

@@ -15,7 +15,6 @@ from schedsvc_client.sync import Scheduler
 from schedsvc.cli.complete import complete_tenants
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.mode import mode_text
-from schedsvc.cli.top_figures import flow_name
 from schedsvc.printable import printable_message
 from schedsvc.tables import table_console
 
@@ -162,7 +161,7 @@ def _view(snapshot: Any, everything: bool, named: bool) -> RenderableType:
             flow_name(flow),
             f"{flow.weight_milli / 1_000:g}",
             *(f"{number:,}" for number in numbers),
-            quota_left(flow.quotas, flow.waits_for_quota),
+            _quota_left(flow.quotas, flow.waits_for_quota),
         )
     classes = _table("class", "rank", "queued", "leases", "granted", "brought forward")
     for entry in snapshot.classes:
@@ -243,7 +242,7 @@ def _quotas(snapshot: Any) -> Iterator[Table]:
         quotas = _table("group or model", "below", "open", "waiting", "quota left")
         for entry in limited:
             counts = f"{entry.open_requests:,}", f"{entry.waiting:,}"
-            quotas.add_row(entry.name, entry.parent, *counts, quota_left(entry.limits, False))
+            quotas.add_row(entry.name, entry.parent, *counts, _quota_left(entry.limits, False))
         yield quotas
     shares = _table("share of", "a minute", "left", "borrowed", "lent", "held")
     for flow in snapshot.flows:
@@ -265,7 +264,15 @@ def modes_in_force(snapshot: Any) -> str:
     return f"; {mode_text(modes)}" if is_said else ""
 
 
-def quota_left(limits: Any, waits: bool) -> str:
+def flow_name(flow: Any) -> str:
+    """Return what a flow is called: its tenant, its class unless default, and dry run."""
+    name = str(flow.tenant)
+    if flow.request_class not in ("", "default"):
+        name += f", {flow.request_class}"
+    return f"{name} (dry)" if flow.audit else name
+
+
+def _quota_left(limits: Any, waits: bool) -> str:
     """Return how much is left of the tightest of some quotas."""
     if not limits:
         return ""

@@ -15,6 +15,7 @@ from textual import events, work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
+from textual.css.query import NoMatches
 from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Input, Static
 
@@ -108,7 +109,13 @@ class Asking(Screen[None]):
             problem = ""
         except SchedulerError as error:
             problem = f"no answer: {printable(str(error))}; what is below is old"
-        self.say(problem)
+        except NoMatches:
+            # The screen was closed while the answer was on its way: its parts are gone.
+            if self.query("#problem"):
+                raise
+            return
+        if self.query("#problem"):
+            self.say(problem)
 
     async def ask(self) -> None:
         """Ask and show. Raises SchedulerError."""

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["COLUMNS", "FLOWS_MAX", "Column", "Figures", "Row", "duration", "flow_name", "short"]
+from schedsvc.cli.stats import flow_name
+
+__all__ = ["COLUMNS", "FLOWS_MAX", "Column", "Figures", "Row", "duration", "short"]
 
 #: Rates and shares are those of this time.
 _WINDOW_S = 10.0
@@ -97,14 +99,6 @@ class Figures:
         if growth is None:
             return None
         return growth / max(self._taken[-1][0] - self._taken[0][0], 1e-3)
-
-
-def flow_name(flow: Any) -> str:
-    """Return what a flow is called: its tenant, its class unless default, and dry run."""
-    name = str(flow.tenant)
-    if flow.request_class not in ("", "default"):
-        name += f", {flow.request_class}"
-    return f"{name} (dry)" if flow.audit else name
 
 
 def _key(flow: Any) -> tuple[str, str]:

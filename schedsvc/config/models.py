@@ -439,10 +439,7 @@ class Config(Section):
         return None
 
     def may_operate(self, listener: Listener) -> bool:
-        """Whether operators may call here; without authentication that is everybody.
-
-        By default on Unix sockets, by their file mode, and on TCP if callers prove who they are.
-        """
+        """Whether operators may call here: by default on Unix sockets, or with authentication."""
         if listener.operate is not None:
             return listener.operate
         return listener.unix is not None or self.auth_kind(listener) != "none"

@@ -250,12 +250,14 @@ async def test_watchers_share_one_document(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_a_watcher_that_leaves_takes_nothing_from_others() -> None:
-    async with consoling() as (_, http):
-        leaving = asyncio.ensure_future(read(http, "console/state.json"))
-        staying = asyncio.ensure_future(read(http, "console/state.json"))
-        await asyncio.sleep(0)
-        leaving.cancel()
+    async with serving(metrics=METRICS) as server:
+        state = ConsoleState(server.driver, server.metrics, lambda: server._config, 1)
+        leaving = asyncio.ensure_future(state.document())
+        staying = asyncio.ensure_future(state.document())
+        await asyncio.sleep(0)  # both wait for the same document
+        assert leaving.cancel()
         assert json.loads((await staying)[0])["problem"] == ""
+        assert leaving.cancelled()
 
 
 async def test_why_finds_a_request_by_its_id_and_its_body_id() -> None:

@@ -59,7 +59,9 @@ def test_stats_shows_names_without_obeying_them() -> None:
 
 def test_why_shows_names_without_obeying_them() -> None:
     story = explain_pb2.RequestStory(tenant=EVIL, request_class=EVIL, pool=EVIL, message=EVIL)
-    assert HARMFUL.isdisjoint(rendered(why._view(explain_pb2.ExplainResponse(requests=[story]))))
+    assert HARMFUL.isdisjoint(
+        rendered(why.story_view(explain_pb2.ExplainResponse(requests=[story])))
+    )
 
 
 def test_modes_show_tenants_without_obeying_them() -> None:

@@ -201,7 +201,10 @@ async def test_pause_keeps_what_is_shown() -> None:
             return await stats(*given, **more)
 
         pilot.app.client.stats = counted
-        await pilot.pause(0.6)
+        screen = pilot.app.screen
+        assert isinstance(screen, Tenants)
+        screen.look()
+        await pilot.pause()
         assert looks == 0
         await pilot.press("p")
         await becomes(pilot, lambda: looks > 0, "it goes on")

@@ -28,6 +28,7 @@ _S, _MS = 1_000_000_000, 1_000_000
 TOKEN_NS = 2 * _MS
 """Of output, in a duel."""
 _IDS_MAX = 1 << 62
+_COUNTED_MAX = 1 << 40  # no counter of the simulated processes gets so far
 _TOKENS_MAX = 1 << 27
 _STREAMS_KEPT = 3
 _TAGS = 1 << 41
@@ -202,6 +203,10 @@ class Hostile:
         near = lease.lease_id + int(self._random() * 9) - 4
         return max(1, near), lease.epoch - (draw < 0.8)
 
+    @property
+    def _draws_ids(self) -> bool:
+        return "lease_seed" in self._world.options.core
+
     def _totals(self) -> tuple[int, int, int]:
         tokens = int(self._random() * self._one([3, 1_000, _TOKENS_MAX]))
         return tokens, tokens // 2, tokens
@@ -218,6 +223,8 @@ class Hostile:
         replays = []
         for _ in range(1 + int(self._random() * 6)):
             lease_id, _epoch = self._foreign_id()
+            if lease_id > _COUNTED_MAX and not self._draws_ids:
+                lease_id %= 1_000_000_000  # a replay moves a counter, which is why servers draw ids
             epoch = engine.epoch + self._one([0, 0, 0, 1, -1])
             ids = [self._maker.next_id(), lease.request.key[2] if lease else "r1"]
             name = self._one([TENANT, *self._world.options.tenants])
@@ -422,11 +429,10 @@ class Hostile:
         live, replays = self._world.auditor.books.live, []
         # Others may have been granted the next ids, on streams that are not read.
         lease_id = max(live, default=1) + 1_000
-        is_drawn = "lease_seed" in self._world.options.core
         for _ in range(40):
             # Of ids that count, one that is far ahead would be the last.
             lease_id += 1 + int(self._random() * 5)
-            if is_drawn:
+            if self._draws_ids:
                 lease_id = 1 + int(self._random() * (_IDS_MAX - 1))
             request_id, epoch = self._maker.next_id(), stream.offered[pool]
             replays.append(self._replay(lease_id, request_id, TENANT, pool, epoch))
