@@ -83,6 +83,7 @@ cdef class Flows:
     cdef list anywhere  # with several pools, the line for any of them in the order of each
     cdef bint local  # there are several, and each flow has a position in each
     cdef Positions positions
+    cdef PoolOrder pool_order
     cdef int order  # ORDER_*
     cdef int64_t grain  # of counters in the order, see locality
     cdef bint lifts
@@ -134,7 +135,7 @@ cdef class Flows:
         self.times_slab = SlabAllocator(sizeof(FlowTimes))
         self.actives = [Heap() for _ in range(CLASSES_MAX)]
         self.candidates, self.anywhere = [Line(classes)], []
-        self.positions = Positions()
+        self.positions, self.pool_order = Positions(), PoolOrder()
         self.linger_first = self.linger_last = NONE
         self.next_retry_at_ns = LONG_AGO_NS
 

@@ -25,6 +25,8 @@ cdef int rank_queue(Flows flows, int32_t q) except -1:
     if head.head_state.lined_ns < 0:
         head.head_state.lined_ns = flows.now_ns
     wait_inside(flows.requests, queue.chain.head, flows.now_ns)
+    if queue.target:
+        flows.pool_order.touch(queue.target - 1)
     if not flows.local:
         return line.put(cls, q, flows.key_of(q), head.seq, flows.now_ns)
     waited = return_to_pools(flows, q)

@@ -185,6 +185,7 @@ cdef class Session(SessionState):
             self.core.ledger.claim(pool, self.pools[key], -1)
         else:
             self.core.ledger.pools[pool].attached += 1
+            self.core.ledger.order.touch(pool)
         self.pools[key] = f.epoch
         self.core.ledger.claim(pool, f.epoch, 1)
         return 0

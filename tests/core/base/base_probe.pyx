@@ -64,6 +64,25 @@ cdef class ProbeIndexSet:
         return set_has(&self.held, number)
 
 
+cdef class ProbeMinTree:
+    cdef MinTree tree
+
+    def __init__(self):
+        self.tree = MinTree()
+
+    def put(self, int32_t number, int64_t key):
+        self.tree.put(number, key)
+
+    def remove(self, int32_t number):
+        self.tree.remove(number)
+
+    def first(self):
+        return self.tree.first()
+
+    def is_valid(self):
+        return self.tree.valid()
+
+
 cdef class ProbeTable:
     cdef Table table
 
