@@ -240,7 +240,7 @@ cdef int check_positions(Core core) except -1:
             or (flows.find_position(p.flow, p.pool) == n and 0 <= p.foreign and 0 <= p.key),
             "a flow has one position in a pool",
         )
-    if not flows.local:
+    if stands_in_one(flows):
         return 0
     for pool in range(core.ledger.count):
         line = <Line>flows.anywhere[pool]

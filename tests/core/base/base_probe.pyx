@@ -44,7 +44,7 @@ cdef class ProbeHeap:
 
     def best_first(self, ProbeHeap other):
         cdef int32_t found[LOOKAHEAD]
-        cdef int32_t count = best_first(self.heap, other.heap, found, 0)
+        cdef int32_t count = best_first(self.heap, other.heap, 0, found, 0)
         return [found[k] for k in range(count)]
 
 
