@@ -98,6 +98,10 @@ cdef int stand_in_pool(Core core, int32_t pool) except -1:
         take_positions(core, 0)
         add_to_pool(core.flows, 0, not copies)
     take_positions(core, pool)
+    if core.ledger.count > POOLS_ORDERED:
+        if not core.flows.one_line:
+            begin_one_line(core.flows)
+        begin_shift(core.flows, pool)
     return add_to_pool(core.flows, pool, True)
 
 

@@ -82,8 +82,10 @@ cdef class Flows:
     cdef list actives  # of each class: flows that have something queued or in flight, by counter
     cdef list candidates  # line of queues for each target
     cdef list anywhere  # with several pools, the line for any of them in the order of each
-    cdef bint local  # there are several, and each flow has a position in each
+    cdef bint local  # there are several, and flows have positions in them
+    cdef bint one_line  # of many pools, for what may run anywhere, see local_position.pxi
     cdef Positions positions
+    cdef PoolOrder pool_order
     cdef int order  # ORDER_*
     cdef int64_t grain  # of counters in the order, see locality
     cdef bint lifts
@@ -127,15 +129,13 @@ cdef class Flows:
         self.lifts, self.lifts_queued = lifts, lifts_queued
         for c in range(CLASSES_MAX):
             self.last_active[c] = NONE
-        self.requests = requests
-        self.quotas = quotas
-        self.classes = classes
+        self.requests, self.quotas, self.classes = requests, quotas, classes
         self.changed = DirtyQueue()
         self.treaps, self.refusal_slab = Treaps(), SlabAllocator(sizeof(NO_REFUSALS))
         self.times_slab = SlabAllocator(sizeof(FlowTimes))
         self.actives = [Heap() for _ in range(CLASSES_MAX)]
         self.candidates, self.anywhere = [Line(classes)], []
-        self.positions = Positions()
+        self.positions, self.pool_order = Positions(), PoolOrder()
         self.linger_first = self.linger_last = NONE
         self.next_retry_at_ns = LONG_AGO_NS
 

@@ -27,6 +27,7 @@ cdef class PoolOffers(SessionState):
             self.core.ledger.claim(pool, self.pools[key], -1)
         else:
             self.core.ledger.pools[pool].attached += 1
+            self.core.ledger.order.touch(pool)
             count_replayed(self.core, pool, self.has_replayed)
         self.pools[key] = f.epoch
         self.core.ledger.claim(pool, f.epoch, 1)

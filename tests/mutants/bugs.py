@@ -77,7 +77,7 @@ MUTANTS = (
         (
             (
                 "lifecycle/dispatch.pxi",
-                "            set_add(&blocked, pool)\n",
+                "            is_left = True\n",
                 "            if BUG:\n                return 0\n",
             ),
         ),
