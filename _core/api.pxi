@@ -62,7 +62,7 @@ cdef class Scheduler(TenantsApi):
         self.incarnation = incarnation
         self.answers.head = self.answers.tail = NONE
         self.unknown_flow = self.sweep_next = NONE
-        self.tenant_rules, self.default_rule = [], any_rule(False)
+        self.tenant_rules, self.default_rule, self.gone_rows = [], any_rule(False), []
         self.dry_running = Heap()
         self.dry_run_counts = {}
         self.quota_keys, self.saved_pools = [], {}
