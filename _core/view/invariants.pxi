@@ -83,6 +83,25 @@ cdef list charges_of_leases(Core core):
     return charged
 
 
+cdef int check_tenants(Core core) except -1:
+    cdef int32_t i
+    cdef int64_t born = 0
+    cdef list answers = [0] * core.flows.count
+    for i in range(core.requests.used):
+        if core.requests.items[i].state == ENDED:
+            answers[core.requests.items[i].flow] += 1
+    for i in range(core.flows.count):
+        check_invariant(
+            core, answers[i] == core.flows.items[i].answers, "answers of a flow = those stored"
+        )
+        check_invariant(
+            core, core.flow_names[core.flow_list[i]] == core.flows.items[i].base,
+            "the name of a flow finds its tenant",
+        )
+        born += core.flows.items[i].born
+    return check_invariant(core, born == core.born_count, "tenants at first sight = their flows")
+
+
 cdef int check_flows(Core core) except -1:
     cdef int32_t f, q
     cdef int64_t queued, received = 0, everything = 0, exempt = 0, exempt_live = 0
@@ -469,6 +488,7 @@ cdef int check_all(Core core) except -1:
     cdef int64_t live = core.requests.states[LIVE] + core.requests.states[SUSPECT]
     check_requests(core)
     check_flows(core)
+    check_tenants(core)
     check_pools(core)
     check_pool_order(core)
     check_quotas(core)

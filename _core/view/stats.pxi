@@ -238,6 +238,7 @@ cdef dict tenants_row(Core core):
         "first_sight": core.born_count,
         "flows_max": core.flows_max,
         "shared_requests": core.shared_requests,
+        "forgotten": core.forgotten,
     }
 
 
@@ -258,6 +259,7 @@ cdef list class_rows(Core core):
         granted[c] += core.flows.items[i].granted
     for i in range(core.classes.count):
         c = core.classes.order[i]
+        granted[c] += core.granted_by_forgotten[c]
         if core.classes.items[c].gone and not queued[c] and not live[c]:
             continue
         rows.append({
