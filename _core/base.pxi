@@ -7,6 +7,7 @@ include "base/hash.pxi"         # sip128(), mix(): keyed hashes of names and ids
 include "base/table.pxi"        # Table: a hash table of 128-bit keys
 include "base/heap.pxi"         # Heap: an indexed 4-ary heap; best_first() of two heaps
 include "base/index_set.pxi"    # IndexSet: small numbers as bits
+include "base/min_tree.pxi"     # MinTree: the least of the keys of small numbers
 include "base/slab.pxi"         # SlabAllocator: records of one size that never move
 include "base/dirty_queue.pxi"  # DirtyQueue: what has changed since it was saved last
 include "base/sketch.pxi"       # Sketch: quantiles of lengths over a sliding window

@@ -11,6 +11,7 @@ include "lifecycle/dispatch.pxi"         # pools are served until nothing fits
 include "lifecycle/expire.pxi"           # timers
 include "lifecycle/limits.pxi"           # quotas, shares, pool limits, adapters' sizes
 include "lifecycle/registry.pxi"         # numbers for names, flows of classes, and pools
+include "lifecycle/forgetting.pxi"       # tenants that are forgotten for others
 include "lifecycle/first_sight.pxi"      # flows of tenants that the configuration does not list
 include "lifecycle/row_reader.pxi"       # what rows of the state file have in common
 include "lifecycle/saved_positions.pxi"  # where flows stood in pools, in those rows

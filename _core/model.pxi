@@ -15,6 +15,7 @@ include "model/histograms.pxi"     # TimeHistogram, FlowTimes: how long requests
 include "model/prefixes.pxi"       # PrefixIndex, Prefixes: which prompts a pool's cache may hold
 include "model/settings.pxi"       # Ask, limits, policies, orders: what a scheduler is made with
 include "model/positions.pxi"      # Position, Positions: where flows stand in each of several pools
+include "model/pool_order.pxi"     # PoolOrder: which pools a dispatch looks at, the emptiest first
 include "model/flows.pxi"          # Flow, Queue, Flows: tenants' counters and queues
 include "model/adapters.pxi"       # Adapters: names of LoRA adapters and who uses them
 include "model/loras.pxi"          # Loras: the adapters that are active in a pool

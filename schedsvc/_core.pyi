@@ -452,12 +452,12 @@ class Scheduler(TenantsApi):
         """Return schedsvc.v1.RequestStory of what `principal` (-1: anybody) asked for. O(flows)."""
     def check(self) -> None:
         """Verify every invariant, also those in O(n); raises InvariantError naming the one."""
-    def save(self, now_ns: int, rows_max: int) -> list[tuple[bytes, bytes]]:
+    def save(self, now_ns: int, rows_max: int) -> list[tuple[bytes, bytes | None]]:
         """Tell what of counters, quotas and predictions has changed since the last call, as rows.
 
         At most about `rows_max` rows of a key and a value, at first of everything; an empty list
-        says that all is saved. A later row replaces the one of its key. Changes nothing that is
-        decided. O(rows).
+        says that all is saved. A later row replaces the one of its key; None in place of a value
+        deletes it. Changes nothing that is decided. O(rows).
         """
     def save_all(self) -> None:
         """Let the next calls of `save()` return everything again. O(1), those O(rows)."""

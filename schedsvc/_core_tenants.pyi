@@ -11,7 +11,10 @@ class TenantsApi:
 
         `refused`: they would be, but the flow is in audit: each counts as such. `own`: a tenant
         whose name the caller has proved gets a flow of its own at its first request, as the first
-        rule says that its name fits, unless there are `flows_max` flows.
+        rule says that its name fits. With `flows_max` flows it gets that of a tenant that can be
+        forgotten: nothing of it is queued, runs or is stored, its counters are where a newcomer
+        begins or before, its buckets are full, and it has too few outputs to be predicted by them.
+        If there is none among the flows that are looked at next, it shares `flow`.
         """
     def set_tenant_rule(
         self, now_ns: int, pattern: bytes, weight_milli: int = 1_000, default_class: int = 0,
@@ -33,5 +36,5 @@ class TenantsApi:
     def first_sight(self, now_ns: int, name: bytes) -> int:
         """Return the flow in which a request of a proved name is queued, -1: it is refused.
 
-        `admit_wire()` and sessions do the same. O(1); O(rules) for a new flow.
+        `admit_wire()` and sessions do the same. O(1); O(rules + classes * pools) for a new flow.
         """

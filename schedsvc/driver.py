@@ -330,7 +330,7 @@ class Driver:
         return self._core.explain(self.clock.now_ns(), request_id, tenant, principal)
 
     @_guarded
-    def save(self, rows_max: int) -> list[tuple[bytes, bytes]]:
+    def save(self, rows_max: int) -> list[tuple[bytes, bytes | None]]:
         """Return rows that have changed since they were told last; none once all are. O(rows)."""
         return self._core.save(self.clock.now_ns(), rows_max)
 

@@ -366,6 +366,9 @@ TOTAL_ROWS = (
 # Of tenants that the configuration does not list.
 TENANT_ROWS = (
     Row("first_sight_tenants", False, "first_sight", "Unlisted tenants with a flow of their own."),
+    Row(
+        "forgotten_tenants", True, "forgotten", "Tenants forgotten so that others got their flows."
+    ),
     Row("flows_max", False, "flows_max", "Flows beyond which new names share one flow."),
     Row(
         "shared_flow_requests",

@@ -12,6 +12,11 @@ cdef inline bint less(Node* a, Node* b) noexcept nogil:
     return a.key < b.key or (a.key == b.key and a.tie < b.tie)
 
 
+cdef inline bint less_by(Node* a, Node* b, int64_t shift) noexcept nogil:
+    """Whether a is less with a shift added to its key."""
+    return a.key + shift < b.key or (a.key + shift == b.key and a.tie < b.tie)
+
+
 @cython.final
 cdef class Heap:
     cdef Node* nodes
@@ -145,9 +150,11 @@ cdef enum:
     LOOKAHEAD = 8  # so many heads of flows are looked at
 
 
-cdef int32_t best_first(Heap own, Heap free, int32_t* found, int32_t taken) noexcept:
-    """The first ids of two heaps together, behind those that were taken, LOOKAHEAD at most with
-    them. O(LOOKAHEAD^2)."""
+cdef int32_t best_first(
+    Heap own, Heap free, int64_t shift, int32_t* found, int32_t taken
+) noexcept:
+    """The first ids of two heaps together, with a shift added to the keys of the second, behind
+    those that were taken, LOOKAHEAD at most with them. O(LOOKAHEAD^2)."""
     cdef Node* open[4 * LOOKAHEAD + 2]  # candidates for the next place
     cdef bint is_free[4 * LOOKAHEAD + 2]
     cdef Node* base
@@ -161,7 +168,7 @@ cdef int32_t best_first(Heap own, Heap free, int32_t* found, int32_t taken) noex
     while count and taken < LOOKAHEAD:
         best = 0
         for k in range(1, count):
-            if less(open[k], open[best]):
+            if less_by(open[k], open[best], shift * (is_free[k] - is_free[best])):
                 best = k
         base, size = (free.nodes, free.count) if is_free[best] else (own.nodes, own.count)
         at = <int32_t>(open[best] - base)

@@ -20,3 +20,7 @@ cdef inline bint set_has(const IndexSet* s, int32_t number) noexcept nogil:
 
 cdef inline void set_add(IndexSet* s, int32_t number) noexcept nogil:
     s.words[number >> 6] |= <uint64_t>1 << (number & 63)
+
+
+cdef inline void set_remove(IndexSet* s, int32_t number) noexcept nogil:
+    s.words[number >> 6] &= ~(<uint64_t>1 << (number & 63))

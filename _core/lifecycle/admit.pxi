@@ -254,6 +254,8 @@ cdef int reason_to_refuse(Core core, Request* r, bint lacks_adapter) except -1:
     if core.draining:
         return OUT_REJECTED_DRAINING
     for p in range(core.ledger.count):
+        if fits:
+            break
         if r.target == NONE or r.target == p:
             if core.ledger.pools[p].attached:
                 attached = True

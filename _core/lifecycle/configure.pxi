@@ -120,6 +120,7 @@ cdef int detach_pool(Core core, int32_t pool, int64_t epoch, bint for_good) exce
     """A stream that offered a pool has ended; `for_good`: after a Goodbye. O(1)."""
     cdef Pool* p = &core.ledger.pools[pool]
     p.attached -= 1
+    core.ledger.order.touch(pool)
     if p.attached == 0:
         p.detached_at_ns = core.now_ns
     if p.attached == p.configured:
@@ -241,6 +242,7 @@ cdef int32_t configure_pool(Core core, bytes name, PoolFigures* f) except -1:
     if not core.ledger.pools[pool].configured:
         core.ledger.pools[pool].configured = 1
         core.ledger.pools[pool].attached += 1
+        core.ledger.order.touch(pool)
     return pool
 
 
@@ -272,6 +274,7 @@ cdef int take_telemetry(
     p.engine_preemptions = preemptions
     p.telemetry_at_ns = core.now_ns
     core.save_rest = True
+    core.ledger.order.touch(pool)
     p.engine_excess_tokens = max(
         <int64_t>0, used_tokens - p.promised_blocks * p.block_size - p.loras.tokens
     )

@@ -40,7 +40,7 @@ cdef int serve_pool(Core core, int32_t pool) except -1:
         return 1
     if model_waits(core, i, pool):
         return 0
-    forget_engine_excess(core, p)
+    forget_engine_excess(core, pool)
     core.ledger.expire_prefill_budget(pool, core.now_ns)
     plan = plan_for(core, pool, r)
     p.reason = plan.reason
@@ -73,34 +73,77 @@ cdef int serve_pool(Core core, int32_t pool) except -1:
 
 
 cdef int dispatch(Core core) except -1:
-    """Grant while a pool has room for its next request. O(grants * (log n + pools)), in the peak
-    form with the leases of a pool for each."""
-    cdef IndexSet blocked
+    """Grant while a pool has room for its next request. O((grants + pools looked at) * log n), in
+    the peak form with the leases of a pool for each; all pools are looked at while something waits
+    that may run anywhere, see PoolOrder."""
+    cdef bint several = core.ledger.count > 1, is_left = core.ledger.count == 0
     cdef int64_t work = 0
-    cdef int32_t pool
+    cdef int32_t pool = 0
     core.rounds += 1
-    set_clear(&blocked, core.ledger.count)
     if core.dry_running.count and grant_dry_run(core):
         return 0  # in the line, the rest could be refused
+    open_pools(core)
     while True:
         if core.quotas.has_work:
             run_quotas(core)
-        pool = emptiest(core, &blocked)
-        if pool == NONE:
-            return 0
-        if core.ledger.count > 1:
-            pool = placed(core, pool, &blocked)
+        if several:
+            pool = next_pool(core)
+            is_left = pool == NONE
+        if is_left:
+            return open_pools(core) if several else 0
+        if several:
+            pool = placed(core, pool)
         if not serve_pool(core, pool):
             leave_pool(core, pool)
-            set_add(&blocked, pool)
+            if several:
+                core.ledger.order.leave(pool, is_calm(core, pool))
+            is_left = True
             continue
-        # The granted request gives way to another head, which a blocked pool may be able to hold.
-        set_clear(&blocked, core.ledger.count)
+        # The granted request gives way to another head, which a pool left out may be able to hold.
+        open_pools(core)
+        core.ledger.order.touch(pool)  # what it was looked at for may be gone
+        is_left = False
         core.rounds += 1
         work += 1
         if work >= core.work_max:
             core.has_more = True
             return 0
+
+
+cdef int32_t next_pool(Core core) except -2:
+    """The emptiest of the pools that have to be looked at; -1: none is left. O(log pools)."""
+    cdef PoolOrder order = core.ledger.order
+    cdef int32_t pool
+    while order.touched_count:
+        order.touched_count -= 1
+        pool = order.touched_list[order.touched_count]
+        set_remove(&order.touched, pool)
+        order.refresh(pool, promised_ppm(core, pool))
+    if (<Line>core.flows.candidates[0]).count or core.quotas.guarantees.count:
+        return order.open.first()
+    return order.restless.first()
+
+
+cdef int open_pools(Core core) except -1:
+    """Let all pools be looked at again. O(pools left out * log pools)."""
+    cdef PoolOrder order = core.ledger.order
+    cdef int32_t pool
+    while order.served_count:
+        order.served_count -= 1
+        pool = order.served_list[order.served_count]
+        order.open_again(pool, promised_ppm(core, pool))
+    return 0
+
+
+cdef bint is_calm(Core core, int32_t pool) noexcept:
+    """Whether another look at a pool, which grants nothing, changes nothing until it is touched.
+    O(1)."""
+    cdef const Pool* p = &core.ledger.pools[pool]
+    if p.next != NONE or p.reason not in (WAIT_NONE, WAIT_DETACHED, WAIT_DRAINING):
+        return False
+    if p.awaits_replays:
+        return False
+    return load_level(core, p, NONE, core.queue_target_ns, core.saturation_ppm) == p.overload
 
 
 cdef inline int leave_pool(Core core, int32_t pool) except -1:

@@ -24,8 +24,10 @@ cdef int drain_some(Core core, bytes name, bint draining) except -1:
         if known is not None:
             pool = known
             core.ledger.pools[pool].draining = draining
+            core.ledger.order.touch(pool)
     else:
         core.draining = core.ledger.closed = draining
+        core.ledger.touch_all()
     if draining:
         core.sweep_next = 0
     core.has_more = core.save_rest = True

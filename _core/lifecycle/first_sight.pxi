@@ -25,24 +25,29 @@ cdef int32_t flow_at_sight(Core core, Slice* name) except -1:
     as many flows as there may be: that of the unknown tenants. O(rules * name + classes)."""
     cdef bytes text = slice_bytes(name)
     cdef int32_t flow
+    cdef bint is_new = False
     if text == OTHER_TENANTS:
         return core.unknown_flow
     known = core.flow_names.get(text)
     if known == core.unknown_flow:
         return core.unknown_flow
     if known is None:
-        if core.flows.count >= core.flows_max:
+        if core.flows.count < core.flows_max:
+            flow = core.flows.add(BORN_WEIGHT_MILLI)
+            core.flow_list.append(text)
+        else:
+            flow = reclaim_flow(core)
+        if flow == NONE:
             core.shared_requests += 1
             return core.unknown_flow
-        flow = core.flows.add(<int32_t>BORN_WEIGHT_MILLI)
+        is_new = True
+        name_flow(core, flow, text)
         core.flows.items[flow].salt = name_salt(core, name)
-        core.flow_names[text] = flow
-        core.flow_list.append(text)
     else:  # it was gone
         flow = known
     set_born(core, flow, True)
     put_name(core, text, flow)
-    apply_rule(core, flow)
+    apply_rule(core, flow, is_new)
     return flow
 
 
@@ -50,8 +55,9 @@ cdef inline uint64_t name_salt(Core core, const Slice* name) noexcept:
     return sip128(core.k0, core.k1, name.at, name.size).hi
 
 
-cdef int apply_rule(Core core, int32_t flow) except -1:
-    """Give a born flow what its rule says, in all its classes. O(rules * name + classes)."""
+cdef int apply_rule(Core core, int32_t flow, bint is_new) except -1:
+    """Give a born flow what its rule says, in all its classes. O(rules * name + classes); for one
+    that is not new, as `limit_flow()`."""
     cdef TenantRule rule = rule_for(core.tenant_rules, core.flow_list[flow])
     cdef QuotaLimits limits
     cdef int32_t sibling = flow
@@ -61,11 +67,44 @@ cdef int apply_rule(Core core, int32_t flow) except -1:
         core.flows.reweigh(sibling, rule.weight_milli)
         sibling = core.flows.items[sibling].sibling
     limits = rule.limits
-    if core.flows.items[flow].own_quota != NONE or rule.parent != NONE or is_limiting(&limits):
+    if is_new:
+        limit_new_flow(core, flow, rule)
+    else:
         limit_flow(core, flow, rule.parent, rule.refuses, &limits)
     set_classes_of(core, flow, rule.default_class, rule.named_classes)
     if core.flows.items[flow].dry_runs != rule.dry_runs:
         set_dry_run(core, flow, rule.dry_runs)
+    return 0
+
+
+cdef int limit_new_flow(Core core, int32_t flow, TenantRule rule) except -1:
+    """Give a tenant that has nothing queued, and whose buckets are full, the limits of a rule. It
+    changes what no other flow may take, so that none has to ask again. O(classes + levels)."""
+    cdef QuotaLimits limits = rule.limits
+    cdef bint is_limited = is_limiting(&limits)
+    cdef int32_t own = core.flows.items[flow].own_quota, first = rule.parent, node
+    cdef Flow* f
+    cdef int k
+    if is_limited and own == NONE:
+        own = core.quotas.add()
+        core.quota_keys.append(TENANT_QUOTA_ROW + <bytes>core.flow_list[flow])
+    if own != NONE:
+        core.quotas.nodes[own].parent = rule.parent
+        core.quotas.nodes[own].concurrency = limits.concurrency
+        for k in range(RATES):
+            core.quotas.limit(own, k, limits.rates[k])
+    if is_limited:
+        first = own
+    know_shares(core)
+    node = first
+    while node != NONE and not has_share(core, node):
+        node = core.quotas.nodes[node].parent
+    while flow != NONE:
+        f = &core.flows.items[flow]
+        f.own_quota, f.refuses = own, rule.refuses
+        f.quota = NONE if f.exempt else first
+        f.guarantee = NONE if f.exempt else node
+        flow = f.sibling
     return 0
 
 
@@ -89,7 +128,7 @@ cdef int follow_rules(Core core) except -1:
     for flow in range(core.flows.count):
         if core.flows.items[flow].born:
             if core.unknown_own:
-                apply_rule(core, flow)
+                apply_rule(core, flow, False)
             else:
                 put_name(core, core.flow_list[flow], NONE)
     return 0

@@ -187,6 +187,7 @@ cdef int end_lease(Core core, int32_t i, int outcome) except -1:
     )
     r.lease.outcome = outcome
     core.requests.enter(i, ENDED)
+    f.answers += 1
     r.lease.ended_ns, r.due_ns = core.now_ns, core.now_ns + core.answer_ttl_ns
     chain_push(&core.answers, core.requests.items, i)
     f.live -= 1
@@ -240,6 +241,7 @@ cdef int forget(Core core, int32_t i) except -1:
     fetch_oldest(core)
     drop_id(core, i)
     core.leases.remove(<uint64_t>r.lease.lease_id, 0)
+    core.flows.items[r.flow].answers -= 1
     core.requests.release(i)
     return 0
 

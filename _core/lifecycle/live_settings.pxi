@@ -69,6 +69,7 @@ cdef int change_settings(Core core, policy, flow_order, dict limits) except -1:
         check_name("flow_order", "order", flow_order, FLOW_ORDERS)
     take_settings(core, checked_limits({**core.settings, **limits}))
     take_fairness(core)
+    core.ledger.touch_all()  # levels of load may stand otherwise
     while core.answers.count > core.answers_max:
         forget(core, core.answers.head)
     if policy is not None and policy != core.policy:

@@ -56,6 +56,13 @@ cdef int enter_class(Core core, Ask* ask) except -1:
     return 0
 
 
+cdef bytes flow_name(Core core, int32_t flow):
+    """What names a flow in saved rows."""
+    cdef int32_t cls = core.flows.items[flow].cls
+    cdef bytes name = <bytes>core.classes.names[cls] if cls else b""
+    return bytes((len(name) >> 8, len(name) & 255)) + name + <bytes>core.flow_list[flow]
+
+
 cdef list flows_of(Core core, bytes name):
     cdef int32_t flow = core.flow_names.get(name, NONE)
     cdef list found = []
@@ -98,6 +105,10 @@ cdef int stand_in_pool(Core core, int32_t pool) except -1:
         take_positions(core, 0)
         add_to_pool(core.flows, 0, not copies)
     take_positions(core, pool)
+    if core.ledger.count > POOLS_ORDERED:
+        if not core.flows.one_line:
+            begin_one_line(core.flows)
+        begin_shift(core.flows, pool)
     return add_to_pool(core.flows, pool, True)
 
 

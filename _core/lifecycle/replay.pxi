@@ -56,6 +56,7 @@ cdef int resume_books(Core core, int32_t i) except -1:
         return 0
     f.owed -= paid
     charge_flow(core.flows, r.flow, -paid, r.pool)
+    core.ledger.order.touch(r.pool)
     p.owed_tokens = max(<int64_t>0, p.owed_tokens - r.lease.reserved_blocks * p.block_size)
     if r.bill:
         core.quotas.resume(r.bill)

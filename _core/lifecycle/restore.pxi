@@ -211,6 +211,7 @@ cdef int restore_overall(Core core, Cursor* c, bint applies) except -1:
     p.samples, p.judged, p.covered, p.reserved_tokens, p.used_tokens = v[0], v[1], v[2], v[3], v[4]
     core.prompt_seen_max = v[5]
     core.draining = core.ledger.closed = v[7] != 0
+    core.ledger.touch_all()
     return 1
 
 
@@ -322,6 +323,7 @@ cdef int resume_pool(Core core, bytes name) except -1:
     set_headroom(p, min(max(v[2], core.headroom_min_ppm), core.headroom_max_ppm))
     p.probes = v[3] != 0
     p.draining = v[4] != 0
+    core.ledger.order.touch(pool)
     if v[0] == p.epoch and core.now_ns < v[5] + core.lease_ttl_ns + core.lease_grace_ns:
         p.owed_tokens = v[1]
     return 0
@@ -340,6 +342,7 @@ cdef int end_resume(Core core) noexcept:
     core.save_rest = True
     for pool in range(core.ledger.count):
         core.ledger.pools[pool].owed_tokens = 0
+        core.ledger.order.touch(pool)
     for node in range(core.quotas.count):
         n = &core.quotas.nodes[node]
         n.owed_requests = n.owed_input = n.owed_output = 0

@@ -26,8 +26,8 @@
 # 5 the sketch as pairs of steps between buckets and counts (packed), 6 the adapter's hash.
 
 cdef list changed_rows(Core core, int64_t now_ns, int64_t rows_max):
-    """At most so many rows, and behind the last change those of all flows and of pools. The first
-    call has all rows told. O(rows)."""
+    """At most so many rows, and behind the last change those of all flows and of pools. A row
+    without a value is to be deleted. The first call has all rows told. O(rows)."""
     cdef list rows = []
     cdef int32_t n
     check_range("rows_max", rows_max, 1, 1 << 20)
@@ -37,6 +37,8 @@ cdef list changed_rows(Core core, int64_t now_ns, int64_t rows_max):
         core.predictor.changed.mark_all(min(core.flows.count, core.predictor.flows_max))
         core.quotas.changed.mark_all(core.quotas.count)
         core.save_rest = True
+    while core.gone_rows and len(rows) < rows_max:  # before new rows of a tenant that returned
+        rows.append((core.gone_rows.pop(), None))
     while len(rows) < rows_max:
         n = core.flows.changed.take()
         if n != NONE:
@@ -64,12 +66,6 @@ cdef list changed_rows(Core core, int64_t now_ns, int64_t rows_max):
             value = pool_row(core, epoch, promised, headroom, probes, draining, levels)
             rows.append((POOL_ROW + <bytes>name, value))
     return rows
-
-
-cdef bytes flow_name(Core core, int32_t flow):
-    cdef int32_t cls = core.flows.items[flow].cls
-    cdef bytes name = <bytes>core.classes.names[cls] if cls else b""
-    return bytes((len(name) >> 8, len(name) & 255)) + name + <bytes>core.flow_list[flow]
 
 
 cdef bytes flow_value(Core core, int32_t flow, int64_t now_ns):

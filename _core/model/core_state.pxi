@@ -66,7 +66,10 @@ cdef class Core:
     cdef list tenant_rules  # TenantRules, in the order in which they are tried
     cdef TenantRule default_rule  # where none of them fits
     cdef bint unknown_own  # a proved name that is unknown gets a flow
-    cdef int64_t flows_max, born_count, shared_requests
+    cdef int64_t flows_max, born_count, shared_requests, forgotten
+    cdef int64_t granted_by_forgotten[CLASSES_MAX]  # in all, of tenants that are forgotten
+    cdef int32_t forget_at  # flow that is looked at next
+    cdef list gone_rows  # keys of saved rows that are to be deleted
     cdef list quota_keys  # of each node, as it is saved
     cdef dict saved_pools  # rows of pools that nobody has registered yet
     cdef dict saved_positions, saved_levels  # of these, and of all until there are several

@@ -60,6 +60,7 @@ ctypedef struct Flow:
     ShedAccuracy shed_accuracy  # see deadline_shedding.pxi
     int32_t guarantee  # first node with a share on its chain; -1: none
     int32_t first_position  # in pools, while there are several; -1: none
+    int32_t answers  # that are stored
 
 ctypedef struct Queue:
     Chain chain
@@ -82,8 +83,10 @@ cdef class Flows:
     cdef list actives  # of each class: flows that have something queued or in flight, by counter
     cdef list candidates  # line of queues for each target
     cdef list anywhere  # with several pools, the line for any of them in the order of each
-    cdef bint local  # there are several, and each flow has a position in each
+    cdef bint local  # there are several, and flows have positions in them
+    cdef bint one_line  # of many pools, for what may run anywhere, see local_position.pxi
     cdef Positions positions
+    cdef PoolOrder pool_order
     cdef int order  # ORDER_*
     cdef int64_t grain  # of counters in the order, see locality
     cdef bint lifts
@@ -127,15 +130,13 @@ cdef class Flows:
         self.lifts, self.lifts_queued = lifts, lifts_queued
         for c in range(CLASSES_MAX):
             self.last_active[c] = NONE
-        self.requests = requests
-        self.quotas = quotas
-        self.classes = classes
+        self.requests, self.quotas, self.classes = requests, quotas, classes
         self.changed = DirtyQueue()
         self.treaps, self.refusal_slab = Treaps(), SlabAllocator(sizeof(NO_REFUSALS))
         self.times_slab = SlabAllocator(sizeof(FlowTimes))
         self.actives = [Heap() for _ in range(CLASSES_MAX)]
         self.candidates, self.anywhere = [Line(classes)], []
-        self.positions = Positions()
+        self.positions, self.pool_order = Positions(), PoolOrder()
         self.linger_first = self.linger_last = NONE
         self.next_retry_at_ns = LONG_AGO_NS
 
@@ -150,17 +151,34 @@ cdef class Flows:
             size = larger(self.size, 0)
             self.items = <Flow*>extend(self.items, size, sizeof(Flow))
             self.size = size
-        memset(&self.items[self.count], 0, sizeof(Flow))
         f = &self.items[self.count]
-        f.weight_milli, f.base = weight_milli, self.count
+        memset(f, 0, sizeof(Flow))
+        f.weight_milli, f.base, f.refusals = weight_milli, self.count, &NO_REFUSALS
         f.first_queue = f.sibling = f.quota = f.own_quota = f.guarantee = NONE
-        f.granted_at_ns = f.waits_at = f.wait_head = f.first_position = NONE
-        f.next_retry_at_ns = LONG_AGO_NS
-        f.refusals, f.times = &NO_REFUSALS, &self.other_times[0]
+        self.clear(self.count)
         self.count += 1
         self.changed.reserve(self.count)
         self.changed.mark(self.count - 1)
         return self.count - 1
+
+    cdef void clear(self, int32_t flow) noexcept:
+        """Let an idle flow without positions be as new, but for what it may take. O(1)."""
+        cdef Flow* f = &self.items[flow]
+        cdef Flow new
+        memset(&new, 0, sizeof(Flow))
+        new.granted_at_ns = new.waits_at = new.wait_head = new.first_position = NONE
+        new.next_retry_at_ns = LONG_AGO_NS
+        new.weight_milli, new.base, new.sibling, new.cls = f.weight_milli, f.base, f.sibling, f.cls
+        new.quota, new.own_quota, new.guarantee = f.quota, f.own_quota, f.guarantee
+        new.first_queue, new.exempt = f.first_queue, f.exempt
+        new.refuses, new.times, new.own_times = f.refuses, &self.other_times[f.cls], f.own_times
+        new.default_class, new.named_classes = f.default_class, f.named_classes
+        new.refusals = f.refusals
+        if f.refusals != &NO_REFUSALS:
+            memset(f.refusals, 0, sizeof(Refusals))
+        if f.own_times != NULL:
+            memset(f.own_times, 0, sizeof(FlowTimes))
+        f[0] = new
 
     cdef int32_t add_sibling(self, int32_t base, int32_t cls) except -1:
         """A flow of the tenant in another class, with the same weight, quotas and mode."""
@@ -446,30 +464,6 @@ cdef class Flows:
         while q != NONE:
             self.queues[q].position = NONE
             q = self.queues[q].next_queue
-
-
-cdef void count_queued(Flows flows, const Request* r, int32_t more) noexcept:
-    """One more or one less is queued. A flow is backlogged from the second on until its queue is
-    empty. O(1)."""
-    cdef Flow* f = &flows.items[r.flow]
-    f.queued += more
-    f.queued_tokens += more * r.prompt_tokens
-    flows.queued_tokens += more * r.prompt_tokens
-    flows.queued_for[r.target + 1] += more
-    if f.exempt:
-        flows.exempt_queued += more
-        flows.exempt_tokens += more * r.prompt_tokens
-    f.queued_work += more * r.work
-    flows.queued_work += more * r.work
-    flows.backlog[f.cls] += more * r.work
-    if f.queued == 0 or (f.queued == 1 and more > 0):
-        flows.backlogged += more
-        flows.queued_weight[f.cls] += more * f.weight_milli
-        memset(&f.served, 0, sizeof(Rate))
-    elif f.queued == 2:
-        rate_run(&f.served, flows.now_ns, True)
-    if f.queued + (more < 0) == 2:  # it begins or ceases to have more than one
-        flows.deep_weight[f.cls] += more * f.weight_milli
 
 
 cdef void forget_waits(Flow* f, int64_t now_ns) noexcept:

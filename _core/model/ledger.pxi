@@ -132,6 +132,7 @@ cdef class Ledger:
     cdef Requests requests
     cdef Flows flows
     cdef Adapters adapters
+    cdef PoolOrder order
     cdef Fuse fuse
 
     def __cinit__(
@@ -146,7 +147,7 @@ cdef class Ledger:
         self.by_peak = by_peak
         self.headroom_ppm = headroom_ppm
         self.requests = requests
-        self.flows = flows
+        self.flows, self.order = flows, flows.pool_order
         self.fuse = fuse
 
     cdef int32_t add(self) except -1:
@@ -190,6 +191,7 @@ cdef class Ledger:
 
     cdef void learn_anew(self, int32_t pool) noexcept:
         cdef Pool* p = &self.pools[pool]
+        self.order.touch(pool)
         p.headroom_ppm = self.headroom_ppm
         p.headroom_blocks = p.capacity_blocks * p.headroom_ppm // 1_000_000
         p.probes = True
@@ -206,6 +208,12 @@ cdef class Ledger:
         p.opened_ns = NONE
         p.run_ns = p.run_milli = p.paced_until_ns = 0
         p.paced = False
+
+    cdef void touch_all(self) noexcept:
+        """Have all pools looked at again. O(pools)."""
+        cdef int32_t pool
+        for pool in range(self.count):
+            self.order.touch(pool)
 
     cdef void forget(self) noexcept:
         """Headroom and what is kept as new. O(pools)."""
@@ -229,6 +237,7 @@ cdef class Ledger:
         cdef Pool* p = &self.pools[pool]
         cdef int64_t longest, size
         p.limits = limits[0]
+        self.order.touch(pool)
         lora_weigh(&p.loras, self.adapters, p.limits.adapter_tokens)
         if p.block_size == 0:  # nobody has offered it yet
             return
@@ -460,6 +469,7 @@ cdef class Ledger:
             p.held_count = size
         p.held[r.flow] += more
         p.promised_blocks += more
+        self.order.touch(r.pool)
         p.posted_blocks += filled
         f.promised_tokens += more * p.block_size
         f.posted_tokens += filled * p.block_size

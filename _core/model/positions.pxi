@@ -22,6 +22,7 @@ cdef class Positions:
     cdef Position* items
     cdef int32_t count, size, first_free
     cdef int64_t* levels  # by class and pool: what flows that become backlogged are lifted to
+    cdef int64_t* shifts  # by class and pool, see local_position.pxi
     cdef int64_t* pace  # what a pool serves in a second, in micro-tokens
     cdef int32_t* model  # of each pool; -1: none
     cdef int domain  # DOMAIN_*
@@ -37,9 +38,12 @@ cdef class Positions:
         self.lift_places = Table()
         self.first_free = NONE
         self.levels = <int64_t*>calloc(CLASSES_MAX * POOLS_MAX, sizeof(int64_t))
+        self.shifts = <int64_t*>calloc(CLASSES_MAX * POOLS_MAX, sizeof(int64_t))
         self.pace = <int64_t*>calloc(POOLS_MAX, sizeof(int64_t))
         self.model = <int32_t*>calloc(POOLS_MAX, sizeof(int32_t))
-        if self.levels == NULL or self.pace == NULL or self.model == NULL:
+        if (
+            self.levels == NULL or self.shifts == NULL or self.pace == NULL or self.model == NULL
+        ):
             raise MemoryError()
         for pool in range(POOLS_MAX):
             self.model[pool] = NONE
@@ -48,15 +52,20 @@ cdef class Positions:
         free(self.items)
         free(self.lifts)
         free(self.levels)
+        free(self.shifts)
         free(self.pace)
         free(self.model)
 
     cdef inline int64_t* level(self, int32_t cls, int32_t pool) noexcept:
         return &self.levels[cls * POOLS_MAX + pool]
 
+    cdef inline int64_t* shift(self, int32_t cls, int32_t pool) noexcept:
+        return &self.shifts[cls * POOLS_MAX + pool]
+
     cdef void forget(self, int32_t cls, int32_t pools) noexcept:
         """Begin the levels of a class at 0. O(pools)."""
         memset(self.level(cls, 0), 0, pools * sizeof(int64_t))
+        memset(self.shift(cls, 0), 0, pools * sizeof(int64_t))
 
     cdef int32_t add(self, int32_t flow, int32_t pool, int64_t key) except -1:
         """A position of a flow that has none in this pool; the caller links it. O(1)."""

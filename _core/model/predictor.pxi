@@ -256,18 +256,38 @@ cdef class Predictor:
         self.used_tokens += used_tokens
         return 0
 
-    cdef void clear(self) noexcept:
-        cdef int32_t i, k
+    cdef bint knows_little(self, int32_t flow) noexcept:
+        """Whether a flow's outputs are predicted from those of all flows. O(PAIRS_MAX)."""
+        cdef const FlowLengths* f
+        cdef int32_t k
+        if flow >= self.flows_max:
+            return True
+        f = &self.lengths_of[flow]
+        if f.pairs != NULL:
+            for k in range(PAIRS_MAX):
+                if f.pairs[k].lengths.sketch != NULL:
+                    return False
+        return f.own.sketch == NULL
+
+    cdef void forget_flow(self, int32_t flow) noexcept:
+        """Forget what a flow has taught about itself. O(PAIRS_MAX)."""
         cdef FlowLengths* f
+        cdef int32_t k
+        if flow >= self.flows_max:
+            return
+        f = &self.lengths_of[flow]
+        lengths_clear(&f.own)
+        if f.pairs != NULL:
+            for k in range(PAIRS_MAX):
+                lengths_clear(&f.pairs[k].lengths)
+            free(f.pairs)
+        memset(f, 0, sizeof(FlowLengths))
+
+    cdef void clear(self) noexcept:
+        cdef int32_t i
         lengths_clear(&self.overall)
         for i in range(self.flows_max):
-            f = &self.lengths_of[i]
-            lengths_clear(&f.own)
-            if f.pairs != NULL:
-                for k in range(PAIRS_MAX):
-                    lengths_clear(&f.pairs[k].lengths)
-                free(f.pairs)
-            memset(f, 0, sizeof(FlowLengths))
+            self.forget_flow(i)
 
     cdef void forget(self) noexcept:
         self.clear()

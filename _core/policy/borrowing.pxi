@@ -359,7 +359,7 @@ cdef bint let_one_go(Core core, int32_t pool) except -1:
     cdef int32_t k, c, flow, count = 0
     for k in range(core.classes.count):
         c = core.classes.order[k]
-        count = best_first(own.heap(c), free.heap(c), found, count)
+        count = best_first(own.heap(c), free.heap(c), 0, found, count)
     for k in range(count):
         if not is_saturated(core, core.flows.queues[found[k]].target - 1):
             let_go(core, found[k])

@@ -69,32 +69,28 @@ cdef bint would_wait(Core core, int32_t i) except -1:
             return True
     if is_full(core, r.flow):
         return True
-    forget_engine_excess(core, &core.ledger.pools[pool])
+    forget_engine_excess(core, pool)
     core.ledger.expire_prefill_budget(pool, core.now_ns)
     return plan_for(core, pool, r).reason != WAIT_NONE
 
 
 cdef int32_t dry_run_pool(Core core, int32_t i) noexcept:
     """Where an audited request runs: its pool, or the one that has promised the least of those
-    that can hold it, else of all; -1: none serves. O(pools^2), which are few."""
+    that can hold it, else of all; -1: none serves. O(pools)."""
     cdef Request* r = &core.requests.items[i]
-    cdef IndexSet left
-    cdef int32_t p, first = NONE
-    set_clear(&left, core.ledger.count)
+    cdef int32_t p, best = NONE
+    cdef int64_t share, least = 0
+    cdef bint holds, holding = False
     if r.target != NONE:
         return r.target if core.ledger.serves(r.target) else NONE
-    while True:
-        p = emptiest(core, &left)
-        if p == NONE or set_has(&left, p):
-            return first
-        set_add(&left, p)
-        if core.ledger.serves(p):
-            if core.ledger.can_hold(p, r):
-                return p
-            if first == NONE:
-                first = p
-        if core.ledger.count == 1:
-            return first
+    for p in range(core.ledger.count):
+        if not core.ledger.serves(p):
+            continue
+        holds = core.ledger.can_hold(p, r)
+        share = promised_ppm(core, p)
+        if best == NONE or holds > holding or (holds == holding and share < least):
+            best, least, holding = p, share, holds
+    return best
 
 
 cdef int32_t next_dry_run(Core core, int32_t flow) noexcept:

@@ -13,7 +13,7 @@ cdef int rank_queue(Flows flows, int32_t q) except -1:
             head.head_state.head_ns = flows.now_ns
     if queue.chain.count == 0 or not flows.is_billed(queue) or queue.throttled:
         line.remove(cls, q)
-        if flows.local and queue.target == 0:
+        if queue.target == 0 and not stands_in_one(flows):
             leave_anywhere(flows, q)
         if queue.chain.count:
             wait_outside(flows.requests, queue.chain.head, queue.throttled, flows.now_ns)
@@ -25,11 +25,13 @@ cdef int rank_queue(Flows flows, int32_t q) except -1:
     if head.head_state.lined_ns < 0:
         head.head_state.lined_ns = flows.now_ns
     wait_inside(flows.requests, queue.chain.head, flows.now_ns)
+    if queue.target:
+        flows.pool_order.touch(queue.target - 1)
     if not flows.local:
         return line.put(cls, q, flows.key_of(q), head.seq, flows.now_ns)
     waited = return_to_pools(flows, q)
     line.put(cls, q, flows.key_of(q), head.seq, flows.now_ns)
-    if queue.target == 0:
+    if queue.target == 0 and not flows.one_line:
         stand_anywhere(flows, q)
     return bring_back(flows, queue.flow) if waited else 0
 
@@ -88,6 +90,8 @@ cdef int rebase(Flows flows, int32_t cls) except -1:
     if base < VTC_REBASE // 2:
         return 0
     flows.level[cls] = max(<int64_t>0, flows.level[cls] - base)
+    for i in range(<int32_t>len(flows.anywhere) if flows.one_line else 0):
+        flows.positions.shift(cls, i)[0] += base
     for i in range(flows.count):
         if flows.items[i].cls != cls:
             continue

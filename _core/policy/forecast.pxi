@@ -99,7 +99,10 @@ cdef int64_t work_before(Core core, int32_t flow, int32_t target) except -1:
     if target == NONE:
         return before + smaller_before(core, core.flows.candidates[0], flow, f.vtc)
     counter = core.flows.counter_at(flow, target)
-    before += smaller_before(core, free_line(core.flows, target), flow, counter)
+    before += smaller_before(
+        core, free_line(core.flows, target), flow,
+        counter - shift_of(core.flows, f.cls, target) * core.flows.grain,
+    )
     return before + smaller_before(core, core.flows.candidates[target + 1], flow, counter)
 
 

@@ -12,7 +12,12 @@
 
 cdef inline Line free_line(Flows flows, int32_t pool):
     """The line, in the order of a pool, of the queues whose requests may run in any pool."""
-    return <Line>(flows.anywhere[pool] if flows.local else flows.candidates[0])
+    return <Line>(flows.candidates[0] if stands_in_one(flows) else flows.anywhere[pool])
+
+
+cdef inline bint stands_in_one(Flows flows) noexcept:
+    """Whether what may run anywhere stands in one line, and not in one of each pool."""
+    return flows.one_line or not flows.local
 
 
 cdef inline int64_t lead_of(Flows flows, int32_t pool) noexcept:
@@ -25,63 +30,154 @@ cdef inline int64_t lead_of(Flows flows, int32_t pool) noexcept:
 cdef int32_t position_of(Flows flows, int32_t flow, int32_t pool) except -1:
     """The position of a flow in a pool; a new one is a newcomer's. O(positions of the flow)."""
     cdef int32_t n = flows.find_position(flow, pool)
+    return new_position(flows, flow, pool) if n == NONE else n
+
+
+cdef int32_t new_position(Flows flows, int32_t flow, int32_t pool) except -1:
+    """A newcomer's position of a flow that has none in a pool. O(1)."""
     cdef Flow* f = &flows.items[flow]
-    if n != NONE:
-        return n
-    n = flows.positions.add(flow, pool, flows.newcomer_at(f.cls, pool))
+    cdef int32_t n = flows.positions.add(flow, pool, flows.newcomer_at(f.cls, pool))
     flows.positions.items[n].next_position = f.first_position
     f.first_position = n
     return n
 
 
-cdef const Node* first_of_pool(Flows flows, int32_t cls, int32_t pool) noexcept:
-    """The least (key, sequence number) of a class in a pool; NULL: none stands there. O(1)."""
+cdef bint first_of_pool(Flows flows, int32_t cls, int32_t pool, Node* first) noexcept:
+    """The least (key, sequence number) of a class in a pool; whether any stands there. O(1)."""
     cdef Heap own = (<Line>flows.candidates[pool + 1]).heap(cls)
     cdef Heap free = free_line(flows, pool).heap(cls)
-    if own.count == 0:
-        return free.nodes if free.count else NULL
-    if free.count and less(&free.nodes[0], &own.nodes[0]):
-        return free.nodes
-    return own.nodes
+    if own.count:
+        first[0] = own.nodes[0]
+    if free.count and (
+        own.count == 0 or less_by(&free.nodes[0], &own.nodes[0], shift_of(flows, cls, pool))
+    ):
+        first[0] = free.nodes[0]
+        first.key += shift_of(flows, cls, pool)
+    return own.count > 0 or free.count > 0
 
 
 cdef int64_t raise_level_in(Flows flows, int32_t cls, int32_t pool) noexcept:
     """Let the level of a class in a pool follow its least key, while the policy goes by the keys.
     It never falls. O(1)."""
-    cdef const Node* first = first_of_pool(flows, cls, pool)
+    cdef Node first
     cdef int64_t* level = flows.positions.level(cls, pool)
-    if first != NULL and flows.order == ORDER_COUNTER and flows.lifts:
+    if flows.order != ORDER_COUNTER or not flows.lifts:
+        return level[0]
+    if flows.one_line:
+        keep_shift(flows, cls, pool)
+    if first_of_pool(flows, cls, pool, &first):
         level[0] = max(level[0], first.key * flows.grain)
     return level[0]
 
 
+# With more than POOLS_ORDERED pools, a place of each queue in a line of each pool would cost what
+# all pools cost. What may run anywhere then stands in one line, in the order of the flows' counters
+# over all pools. In a pool it stands beside what must run there with one difference for all of a
+# class, the shift: a counter and the shift are a key in that pool. The shift keeps the head of the
+# line within the same bounds as a flow: no further behind the pool's level than the credit, and no
+# further ahead of those who must run there than the lead.
+
+cdef int64_t shift_of(Flows flows, int32_t cls, int32_t pool) noexcept:
+    """What a pool adds to keys of the line for any pool, in their grain. O(1)."""
+    cdef Heap own, free
+    cdef int64_t key, here
+    if not flows.one_line or flows.order != ORDER_COUNTER or not flows.lifts:
+        return 0
+    own = (<Line>flows.candidates[pool + 1]).heap(cls)
+    free = (<Line>flows.candidates[0]).heap(cls)
+    if free.count == 0:
+        return flows.positions.shift(cls, pool)[0] // flows.grain
+    key = free.nodes[0].key
+    here = key + flows.positions.shift(cls, pool)[0] // flows.grain
+    if own.count and flows.queues[own.nodes[0].id].flow != flows.queues[free.nodes[0].id].flow:
+        here = min(here, own.nodes[0].key + lead_of(flows, pool) // flows.grain)
+    here = max(here, (flows.positions.level(cls, pool)[0] - flows.credit()) // flows.grain)
+    return here - key
+
+
+cdef inline void keep_shift(Flows flows, int32_t cls, int32_t pool) noexcept:
+    flows.positions.shift(cls, pool)[0] = shift_of(flows, cls, pool) * flows.grain
+
+
+cdef void begin_shift(Flows flows, int32_t pool) noexcept:
+    """Let the line for any pool stand in a pool at its level. O(classes)."""
+    cdef int32_t cls
+    for cls in range(CLASSES_MAX):
+        flows.positions.shift(cls, pool)[0] = (
+            flows.positions.level(cls, pool)[0] - flows.level[cls]
+        )
+
+
+cdef int begin_one_line(Flows flows) except -1:
+    """There are many pools now: what may run anywhere leaves the lines of each, and flows keep
+    positions only in pools for which they had requests. O(flows + queues * pools * log n)."""
+    cdef int32_t q, flow, n, last, pool
+    flows.one_line = True
+    for q in range(flows.queue_count):
+        if flows.queues[q].target == 0:
+            leave_anywhere(flows, q)
+    for flow in range(flows.count):
+        n = flows.items[flow].first_position
+        flows.items[flow].first_position = NONE
+        while n != NONE:
+            last, n = n, flows.positions.items[n].next_position
+            if flows.find_queue(flow, flows.positions.items[last].pool + 1) != NONE:
+                flows.positions.items[last].next_position = flows.items[flow].first_position
+                flows.items[flow].first_position = last
+            else:
+                flows.positions.items[last].next_position = NONE
+                flows.positions.release(last)
+                flows.changed.mark(flow)
+    for pool in range(<int32_t>len(flows.anywhere)):
+        begin_shift(flows, pool)
+    return 0
+
+
 cdef int begin_in_pools(Flows flows, int32_t flow, int32_t target) except -1:
     """The flow gets something queued for a target: lift it in each pool that this target means
-    and in which it had nothing queued. O(pools)."""
+    and in which it had nothing queued. O(pools), with one line O(targets of the flow)."""
     cdef IndexSet busy
-    cdef int32_t q = flows.items[flow].first_queue, pool, pools = <int32_t>len(flows.anywhere)
+    cdef int32_t q = flows.items[flow].first_queue, n, pool, pools
+    if target == 0 and flows.one_line:
+        return 0
+    pools = <int32_t>len(flows.anywhere)
     set_clear(&busy, pools)
     while q != NONE:
         if flows.queues[q].chain.count:
-            if flows.queues[q].target == 0 or flows.queues[q].target == target:
+            if flows.queues[q].target == target:
                 return 0  # it stands in these pools already
-            set_add(&busy, flows.queues[q].target - 1)
+            if flows.queues[q].target:
+                set_add(&busy, flows.queues[q].target - 1)
+            elif not flows.one_line:
+                return 0
         q = flows.queues[q].next_queue
     if target:
         return begin_in_pool(flows, flow, target - 1)
+    n = flows.items[flow].first_position
+    while n != NONE:  # those that it has are not looked for again
+        pool = flows.positions.items[n].pool
+        if not set_has(&busy, pool):
+            set_add(&busy, pool)
+            begin_at(flows, n)
+        n = flows.positions.items[n].next_position
     for pool in range(pools):
         if not set_has(&busy, pool):
-            begin_in_pool(flows, flow, pool)
+            begin_at(flows, new_position(flows, flow, pool))
     return 0
 
 
 cdef int begin_in_pool(Flows flows, int32_t flow, int32_t pool) except -1:
-    cdef Position* p = &flows.positions.items[position_of(flows, flow, pool)]
-    cdef int32_t cls = flows.items[flow].cls
+    return begin_at(flows, position_of(flows, flow, pool))
+
+
+cdef int begin_at(Flows flows, int32_t n) except -1:
+    """Lift a flow in the pool of a position. O(1)."""
+    cdef Position* p = &flows.positions.items[n]
+    cdef int32_t cls = flows.items[p.flow].cls
     p.waits_at = NONE
     if flows.lifts:
-        p.key = max(p.key, raise_level_in(flows, cls, pool) - flows.credit())
-    flows.changed.mark(flow)
+        p.key = max(p.key, raise_level_in(flows, cls, p.pool) - flows.credit())
+    flows.changed.mark(p.flow)
     return 0
 
 
@@ -106,13 +202,16 @@ cdef int charge_positions(
 
 cdef int rebase_pool(Flows flows, int32_t cls, int32_t pool) except -1:
     # As `rebase()` does for counters, once in about 2^60 micro-tokens. O(positions + queues).
-    cdef const Node* first = first_of_pool(flows, cls, pool)
-    cdef int64_t base = 0 if first == NULL else first.key * flows.grain - flows.credit()
+    cdef Node first
+    cdef int64_t base = 0
     cdef int64_t* level = flows.positions.level(cls, pool)
     cdef int32_t n, q
+    if first_of_pool(flows, cls, pool, &first):
+        base = first.key * flows.grain - flows.credit()
     if base < VTC_REBASE // 2 or flows.order != ORDER_COUNTER:
         return 0
     level[0] = max(<int64_t>0, level[0] - base)
+    flows.positions.shift(cls, pool)[0] -= base
     for n in range(flows.positions.count):
         if flows.positions.items[n].pool == pool and flows.positions.items[n].flow != NONE:
             if flows.items[flows.positions.items[n].flow].cls == cls:
@@ -136,7 +235,7 @@ cdef int replace_in_line(Flows flows, int32_t q) except -1:
     line.put(
         cls, q, flows.key_of(q), flows.requests.items[queue.chain.head].seq, flows.now_ns
     )
-    return stand_anywhere(flows, q) if queue.target == 0 else 0
+    return stand_anywhere(flows, q) if queue.target == 0 and not flows.one_line else 0
 
 
 cdef int stand_anywhere(Flows flows, int32_t q) except -1:
@@ -170,7 +269,7 @@ cdef int bring_back(Flows flows, int32_t flow) except -1:
     cdef IndexSet queued
     cdef IndexSet stands
     cdef bint lowered = False
-    cdef const Node* first
+    cdef Node first
     cdef Position* p
     cdef int64_t less_by
     if flows.order != ORDER_COUNTER or not flows.lifts:
@@ -185,7 +284,7 @@ cdef int bring_back(Flows flows, int32_t flow) except -1:
         n = p.next_position
         if p.foreign == 0 or not (set_has(&stands, 0) or set_has(&stands, p.pool + 1)):
             continue
-        first = first_of_pool(flows, cls, p.pool)
+        first_of_pool(flows, cls, p.pool, &first)
         if flows.queues[first.id].flow != flow:
             less_by = p.key - first.key * flows.grain - lead_of(flows, p.pool)
             less_by = min(less_by, p.foreign)
@@ -303,6 +402,8 @@ cdef int add_to_pool(Flows flows, int32_t pool, bint begins) except -1:
     cdef int32_t q, flow
     for q in range(flows.queue_count):
         flow = flows.queues[q].flow
+        if flows.queues[q].target == 0 and flows.one_line:
+            continue
         if flows.queues[q].target in (0, pool + 1) and flows.queues[q].chain.count:
             if begins:
                 begin_in_pool(flows, flow, pool)

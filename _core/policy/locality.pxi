@@ -23,7 +23,9 @@ cdef int32_t first_in_class(Core core, int32_t pool, int32_t cls) except -2:
             shared = NONE  # another pool's
     if own.count == 0:
         return shared
-    if shared != NONE and less(&free.nodes[0], &own.nodes[0]):
+    if shared != NONE and less_by(
+        &free.nodes[0], &own.nodes[0], shift_of(core.flows, cls, pool)
+    ):
         return shared
     return core.flows.queues[own.nodes[0].id].chain.head
 
@@ -34,7 +36,7 @@ cdef int32_t next_in_class(
     """The same of one class, behind those that were taken."""
     cdef Heap own = (<Line>core.flows.candidates[pool + 1]).heap(cls)
     cdef Heap free = free_line(core.flows, pool).heap(cls)
-    cdef int32_t k, count = best_first(own, free, found, taken)
+    cdef int32_t k, count = best_first(own, free, shift_of(core.flows, cls, pool), found, taken)
     for k in range(taken, count):
         found[k] = core.flows.queues[found[k]].chain.head
     return count
@@ -126,7 +128,16 @@ cdef int32_t head_in_class(Core core, int32_t pool, int32_t cls) except -2:
 
 cdef int64_t quanta_of(Core core, int32_t i, int32_t pool) noexcept:
     """How many quanta the flow of a request has used up, as a pool sees it."""
-    return core.flows.counter_at(core.requests.items[i].flow, pool) // core.flows.grain
+    return counter_in_pool(core, i, pool) // core.flows.grain
+
+
+cdef int64_t counter_in_pool(Core core, int32_t i, int32_t pool) noexcept:
+    """The counter that a request stands with in a pool. O(pools)."""
+    cdef const Request* r = &core.requests.items[i]
+    cdef const Flow* f = &core.flows.items[r.flow]
+    if r.target == NONE and core.flows.one_line:
+        return f.vtc + shift_of(core.flows, f.cls, pool) * core.flows.grain
+    return core.flows.counter_at(r.flow, pool)
 
 
 cdef int32_t longest_match(

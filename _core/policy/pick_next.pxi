@@ -87,9 +87,11 @@ cdef inline bint may_be_passed(int32_t reason) noexcept nogil:
     return is_for_room(reason) or reason == WAIT_ADAPTERS or reason == WAIT_STAGGER
 
 
-cdef inline void forget_engine_excess(Core core, Pool* p) noexcept:
+cdef inline void forget_engine_excess(Core core, int32_t pool) noexcept:
+    cdef Pool* p = &core.ledger.pools[pool]
     if p.engine_excess_tokens and core.now_ns - p.telemetry_at_ns > TELEMETRY_FRESH_NS:
         p.engine_excess_tokens = 0  # nobody knows any more
+        core.flows.pool_order.touch(pool)
 
 
 cdef inline int wake_for(Core core, int32_t pool, int32_t reason) except -1:

@@ -8,22 +8,7 @@ cdef inline int64_t promised_ppm(Core core, int32_t pool) noexcept:
     )
 
 
-cdef int32_t emptiest(Core core, const IndexSet* blocked) noexcept:
-    # Pool with the smallest promised share, so that what may run anywhere spreads.
-    cdef int32_t p, best = NONE
-    cdef int64_t share, least = 0
-    for p in range(core.ledger.count):
-        if not set_has(blocked, p):
-            if core.ledger.count == 1:
-                return p
-            share = promised_ppm(core, p)
-            if best == NONE or share < least:
-                best = p
-                least = share
-    return best
-
-
-cdef int32_t nearest(Core core, int32_t pool, const IndexSet* blocked) except -2:
+cdef int32_t nearest(Core core, int32_t pool) except -2:
     """The pool to serve before the emptiest, else that: its next request may run anywhere, is next
     there too, and would begin there at once, where its adapter is active. At most so much fuller
     as `affinity_ppm` says; the emptiest of these. O(pools), in the peak form with their leases."""
@@ -41,7 +26,9 @@ cdef int32_t nearest(Core core, int32_t pool, const IndexSet* blocked) except -2
         return pool
     most = promised_ppm(core, pool) + core.affinity_ppm
     for q in range(core.ledger.count):
-        if set_has(blocked, q) or not lora_is_active(&core.ledger.pools[q].loras, r.adapter):
+        if not core.ledger.order.open.has(q):
+            continue
+        if not lora_is_active(&core.ledger.pools[q].loras, r.adapter):
             continue
         share = promised_ppm(core, q)
         if share > most or (best != NONE and share >= least):
@@ -52,23 +39,21 @@ cdef int32_t nearest(Core core, int32_t pool, const IndexSet* blocked) except -2
 
 
 cdef bint begins_at_once(Core core, int32_t pool, const Request* r) noexcept:
-    forget_engine_excess(core, &core.ledger.pools[pool])
+    forget_engine_excess(core, pool)
     core.ledger.expire_prefill_budget(pool, core.now_ns)
     return plan_for(core, pool, r).reason == WAIT_NONE
 
 
-cdef int32_t placed(Core core, int32_t pool, const IndexSet* blocked) except -2:
+cdef int32_t placed(Core core, int32_t pool) except -2:
     """The pool to serve before the emptiest, else that: for the adapter of its next request, and
     among those that serve this as well for its prefix. O(pools), with hashes O(pools log)."""
-    cdef int32_t near = nearest(core, pool, blocked) if core.affinity_ppm else pool
+    cdef int32_t near = nearest(core, pool) if core.affinity_ppm else pool
     if core.prefix_ppm and core.prefixes.queued:
-        return with_prefix(core, pool, near, blocked)
+        return with_prefix(core, pool, near)
     return near
 
 
-cdef int32_t with_prefix(
-    Core core, int32_t first, int32_t pool, const IndexSet* blocked
-) except -2:
+cdef int32_t with_prefix(Core core, int32_t first, int32_t pool) except -2:
     """The pool with the longest match for the next request of `pool`, if it is next there too and
     begins at once; the emptiest of these, else `pool`. `first` is the emptiest of all."""
     cdef bint aged, has_adapter
@@ -85,7 +70,7 @@ cdef int32_t with_prefix(
     longest = matched_tokens(core, pool, i)
     for q in range(core.ledger.count):
         share = promised_ppm(core, q)
-        if q == pool or set_has(blocked, q) or share > most:
+        if q == pool or not core.ledger.order.open.has(q) or share > most:
             continue
         if has_adapter and not lora_is_active(&core.ledger.pools[q].loras, r.adapter):
             continue

@@ -1,5 +1,29 @@
 # Queueing: puts a request into its queue, and takes it out.
 
+cdef void count_queued(Flows flows, const Request* r, int32_t more) noexcept:
+    """One more or one less is queued. A flow is backlogged from the second on until its queue is
+    empty. O(1)."""
+    cdef Flow* f = &flows.items[r.flow]
+    f.queued += more
+    f.queued_tokens += more * r.prompt_tokens
+    flows.queued_tokens += more * r.prompt_tokens
+    flows.queued_for[r.target + 1] += more
+    if f.exempt:
+        flows.exempt_queued += more
+        flows.exempt_tokens += more * r.prompt_tokens
+    f.queued_work += more * r.work
+    flows.queued_work += more * r.work
+    flows.backlog[f.cls] += more * r.work
+    if f.queued == 0 or (f.queued == 1 and more > 0):
+        flows.backlogged += more
+        flows.queued_weight[f.cls] += more * f.weight_milli
+        memset(&f.served, 0, sizeof(Rate))
+    elif f.queued == 2:
+        rate_run(&f.served, flows.now_ns, True)
+    if f.queued + (more < 0) == 2:  # it begins or ceases to have more than one
+        flows.deep_weight[f.cls] += more * f.weight_milli
+
+
 cdef int32_t enqueue(Flows flows, int32_t i) except -2:
     """Queue request i, by arrival at the end; returns the head that it displaces. O(log n), with
     several pools O(pools * log n)."""

@@ -28,6 +28,7 @@ cdef class PoolOffers(SessionState):
         else:
             self.core.ledger.pools[pool].attached += 1
             self.core.offers.setdefault(key, {})[self] = None
+            self.core.ledger.order.touch(pool)
             count_replayed(self.core, pool, self.has_replayed)
         self.pools[key] = f.epoch
         self.core.ledger.claim(pool, f.epoch, 1)

@@ -177,11 +177,15 @@ cdef int32_t flows_before(Core core, int32_t i) except -1:
     cdef Node mine = rank_of(core, i)
     cdef Line free
     cdef int32_t cls = core.flows.items[r.flow].cls, count
+    cdef int64_t shift
     if r.target == NONE:
         free = <Line>core.flows.candidates[0]
     else:
         free = free_line(core.flows, r.target)
+    shift = shift_of(core.flows, cls, r.target) if r.target != NONE else 0
+    mine.key -= shift
     count = nodes_before(core, free.heap(cls), &mine, r.flow, 0)
+    mine.key += shift
     if r.target != NONE:
         count = nodes_before(
             core, (<Line>core.flows.candidates[r.target + 1]).heap(cls), &mine, r.flow, count
@@ -300,8 +304,7 @@ cdef dict pool_wait(Core core, int32_t i, int32_t pool):
         row["next_class"] = core.classes.names[f.cls].decode()
         if f.cls == core.flows.items[r.flow].cls and core.flows.order == ORDER_COUNTER:
             row["next_lead_tokens"] = (
-                core.flows.counter_at(r.flow, pool)
-                - core.flows.counter_at(core.requests.items[head].flow, pool)
+                counter_in_pool(core, i, pool) - counter_in_pool(core, head, pool)
             ) // MICRO
     return row
 

@@ -83,6 +83,25 @@ cdef list charges_of_leases(Core core):
     return charged
 
 
+cdef int check_tenants(Core core) except -1:
+    cdef int32_t i
+    cdef int64_t born = 0
+    cdef list answers = [0] * core.flows.count
+    for i in range(core.requests.used):
+        if core.requests.items[i].state == ENDED:
+            answers[core.requests.items[i].flow] += 1
+    for i in range(core.flows.count):
+        check_invariant(
+            core, answers[i] == core.flows.items[i].answers, "answers of a flow = those stored"
+        )
+        check_invariant(
+            core, core.flow_names[core.flow_list[i]] == core.flows.items[i].base,
+            "the name of a flow finds its tenant",
+        )
+        born += core.flows.items[i].born
+    return check_invariant(core, born == core.born_count, "tenants at first sight = their flows")
+
+
 cdef int check_flows(Core core) except -1:
     cdef int32_t f, q
     cdef int64_t queued, received = 0, everything = 0, exempt = 0, exempt_live = 0
@@ -240,7 +259,7 @@ cdef int check_positions(Core core) except -1:
             or (flows.find_position(p.flow, p.pool) == n and 0 <= p.foreign and 0 <= p.key),
             "a flow has one position in a pool",
         )
-    if not flows.local:
+    if stands_in_one(flows):
         return 0
     for pool in range(core.ledger.count):
         line = <Line>flows.anywhere[pool]
@@ -431,11 +450,47 @@ cdef int check_quotas(Core core) except -1:
     )
 
 
+cdef int check_pool_order(Core core) except -1:
+    """That a pool is left out only if another look at it would change nothing. O(pools)."""
+    cdef PoolOrder order = core.ledger.order
+    cdef const Pool* p
+    cdef int32_t pool, reason
+    check_invariant(core, order.open.valid() and order.restless.valid(), "order of the pools")
+    check_invariant(core, order.served_count == 0, "no pool is left out between events")
+    if core.ledger.count == 1:
+        return 0
+    for pool in range(core.ledger.count):
+        if set_has(&order.touched, pool):
+            continue
+        p = &core.ledger.pools[pool]
+        check_invariant(
+            core, order.open.has(pool) and order.open.keys[pool] == promised_ppm(core, pool),
+            "a pool stands by what it has promised",
+        )
+        check_invariant(
+            core, order.restless.has(pool) != set_has(&order.calm, pool), "a pool is calm or not"
+        )
+        if not set_has(&order.calm, pool):
+            continue
+        reason = WAIT_NONE if core.ledger.serves(pool) else WAIT_DRAINING
+        check_invariant(
+            core, is_calm(core, pool) and p.reason == (reason if p.attached else WAIT_DETACHED),
+            "a calm pool is as it was left",
+        )
+        check_invariant(
+            core, reason != WAIT_NONE or (<Line>core.flows.candidates[pool + 1]).count == 0
+            or not p.attached, "nothing waits for a calm pool that serves",
+        )
+    return 0
+
+
 cdef int check_all(Core core) except -1:
     cdef int64_t live = core.requests.states[LIVE] + core.requests.states[SUSPECT]
     check_requests(core)
     check_flows(core)
+    check_tenants(core)
     check_pools(core)
+    check_pool_order(core)
     check_quotas(core)
     check_prefixes(core)
     check_invariant(

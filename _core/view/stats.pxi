@@ -238,6 +238,7 @@ cdef dict tenants_row(Core core):
         "first_sight": core.born_count,
         "flows_max": core.flows_max,
         "shared_requests": core.shared_requests,
+        "forgotten": core.forgotten,
     }
 
 
@@ -258,6 +259,7 @@ cdef list class_rows(Core core):
         granted[c] += core.flows.items[i].granted
     for i in range(core.classes.count):
         c = core.classes.order[i]
+        granted[c] += core.granted_by_forgotten[c]
         if core.classes.items[c].gone and not queued[c] and not live[c]:
             continue
         rows.append({
@@ -285,16 +287,19 @@ cdef int64_t fairness_gap(Flows flows) except -1:
     cdef Span* spans
     if pools == 0:
         return 0
-    spans = <Span*>extend(NULL, CLASSES_MAX * pools, sizeof(Span))
-    for k in range(CLASSES_MAX * pools):
+    # One more for what stands in one line for all pools.
+    spans = <Span*>extend(NULL, CLASSES_MAX * (pools + 1), sizeof(Span))
+    for k in range(CLASSES_MAX * (pools + 1)):
         spans[k].low, spans[k].high = VTC_MAX, -1
     for q in range(flows.queue_count):
         flow, target = flows.queues[q].flow, flows.queues[q].target
-        k = flows.items[flow].cls * pools
+        k = flows.items[flow].cls * (pools + 1)
         if not (<Line>flows.candidates[target]).has(flows.items[flow].cls, q):
             continue
         if not flows.local:
             widen(&spans[k], flows.items[flow].vtc)
+        elif target == 0 and flows.one_line:
+            widen(&spans[k + pools], flows.items[flow].vtc)
         elif target:
             widen(&spans[k + target - 1], flows.counter_at(flow, target - 1))
         else:
@@ -305,7 +310,7 @@ cdef int64_t fairness_gap(Flows flows) except -1:
                     flows.positions.items[n].key if flows.lifts else flows.items[flow].vtc,
                 )
                 n = flows.positions.items[n].next_position
-    for k in range(CLASSES_MAX * pools):
+    for k in range(CLASSES_MAX * (pools + 1)):
         widest = max(widest, spans[k].high - spans[k].low)
     free(spans)
     return widest

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 
-__all__ = ["Backlog", "SavedRow", "aged"]
+__all__ = ["Backlog", "ChangedRow", "SavedRow", "aged"]
 
 #: Key, value, and when it was saved by the wall clock, in ns.
 SavedRow = tuple[bytes, bytes, int]
+#: The same, with None for a value if the row is to be deleted.
+ChangedRow = tuple[bytes, bytes | None, int]
 
 #: Older rows count as this old: all buckets are full by then.
 _AGE_MAX_NS = 86_400 * 10**9
@@ -15,19 +17,19 @@ class Backlog:
     """Rows that are not in the file yet; bounded by the rows that there are."""
 
     def __init__(self) -> None:
-        self._rows: dict[bytes, SavedRow] = {}
+        self._rows: dict[bytes, ChangedRow] = {}
 
-    def add(self, rows: Iterable[tuple[bytes, bytes]], at_ns: int) -> None:
+    def add(self, rows: Iterable[tuple[bytes, bytes | None]], at_ns: int) -> None:
         """Add what the core told, at that time of the wall clock. O(rows)."""
         for key, value in rows:
             self._rows[key] = (key, value, at_ns)
 
-    def take(self) -> dict[bytes, SavedRow]:
+    def take(self) -> dict[bytes, ChangedRow]:
         """Take all out, to write them. O(1)."""
         taken, self._rows = self._rows, {}
         return taken
 
-    def put_back(self, taken: dict[bytes, SavedRow]) -> None:
+    def put_back(self, taken: dict[bytes, ChangedRow]) -> None:
         """Keep what could not be written, unless newer rows have come. O(rows)."""
         self._rows = taken | self._rows
 

@@ -4,11 +4,11 @@ import os
 import secrets
 import sqlite3
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from schedsvc.state.backlog import SavedRow
+from schedsvc.state.backlog import ChangedRow, SavedRow
 
 __all__ = ["FILE_BYTES_MAX", "StateError", "Store"]
 
@@ -142,8 +142,10 @@ class Store:
                 return name
         raise StateError(f"{self.path} is damaged, as {_ASIDE_MAX} files beside it; remove these")
 
-    def write(self, rows: Iterable[SavedRow], modes: bytes | None = None) -> None:
+    def write(self, rows: Collection[ChangedRow], modes: bytes | None = None) -> None:
         """Write rows in one transaction; the first replaces all of an earlier process.
+
+        A row whose value is None is deleted.
 
         `modes`: what an operator says of them; None: as before.
         Blocks for the disk. Raises StateError, and then none is written.
@@ -157,7 +159,10 @@ class Store:
                     self._connection.execute(
                         "INSERT OR REPLACE INTO meta VALUES ('hash_key', ?)", (self.hash_key,)
                     )
-                self._connection.executemany("INSERT OR REPLACE INTO saved VALUES (?, ?, ?)", rows)
+                kept = [row for row in rows if row[1] is not None]
+                gone = [row[:1] for row in rows if row[1] is None]
+                self._connection.executemany("INSERT OR REPLACE INTO saved VALUES (?, ?, ?)", kept)
+                self._connection.executemany("DELETE FROM saved WHERE key = ?", gone)
                 if modes != self.modes:
                     self._connection.execute(
                         "INSERT OR REPLACE INTO meta VALUES ('modes', ?)", (modes,)

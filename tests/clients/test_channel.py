@@ -19,13 +19,14 @@ from schedsvc_client import (
     LimitKind,
     Outcome,
     SchedulerUnavailable,
+    TenantProof,
     api_key_hash,
     tls_credentials,
 )
 from schedsvc_client.aio import AsyncScheduler
 from schedsvc_client.channel import backoff_ceiling_s, bearer_metadata, check_target
 from schedsvc_client.requests import RequestIds, admit_request
-from schedsvc_client.v1 import quota_pb2
+from schedsvc_client.v1 import quota_pb2, tenants_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from .fake_scheduler import FakeScheduler
@@ -37,6 +38,7 @@ from .fake_scheduler import FakeScheduler
         (Outcome, pb.Outcome, "OUTCOME_"),
         (LeaseState, pb.LeaseState, "LEASE_STATE_"),
         (LimitKind, quota_pb2.LimitKind, "LIMIT_KIND_"),
+        (TenantProof, tenants_pb2.TenantProof, "TENANT_PROOF_"),
     ],
 )
 def test_enums_mirror_the_contract(ours: type[IntEnum], theirs: object, prefix: str) -> None:

@@ -31,15 +31,18 @@ POOLS = ((b"p0", 4096, 16, 0, 0), (b"p1", 2000, 1, 24, 900), (b"p2", 3000, 7, 0,
 class RandomWalk:
     """One scheduler, one source of randomness, and what the auditor knows."""
 
-    def __init__(self, seed: int, policy: str = "vtc") -> None:
+    def __init__(self, seed: int, policy: str = "vtc", small_pools: int = 0) -> None:
         self.random = random.Random(seed)
-        self.core = core.Scheduler(policy=policy, **LIMITS)  # type: ignore[arg-type]
+        limits = LIMITS | {"pools_max": 64 + small_pools}
+        self.core = core.Scheduler(policy=policy, **limits)  # type: ignore[arg-type]
         for i in range(FLOWS):
             self.core.set_flow(b"flow%d" % i, self.random.choice((100, 1000, 1000, 2500)))
         for name, *figures in POOLS:
             self.core.set_pool(0, name, 1, *figures)
+        for k in range(small_pools):
+            self.core.set_pool(0, b"small%d" % k, 1, 60, 1)
         self.now_ns = 0
-        self.epochs = [1] * len(POOLS)
+        self.epochs = [1] * (len(POOLS) + small_pools)
         self.waiting: dict[int, int] = {}  # handle -> when it was asked
         self.leases: dict[int, core.Decision] = {}  # live as far as the auditor knows
         self.withdrawn: set[int] = set()

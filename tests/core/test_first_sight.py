@@ -117,7 +117,7 @@ def test_beyond_flows_max_new_names_share_and_are_counted() -> None:
     s = scheduler(flows_max=3)
     for i in range(5):
         ask(s, f"r{i}", tenant=f"t{i}", tenant_proof=TOKEN)
-    row = {"first_sight": 2, "flows_max": 3, "shared_requests": 3}
+    row = {"first_sight": 2, "flows_max": 3, "shared_requests": 3, "forgotten": 0}
     assert s.stats(0)["tenants"] == row
     assert s.flow_stats(0, 0)["received"] == 3
     s.check()

@@ -185,7 +185,8 @@ class Classes:
                         "exempt": c.exempt,
                         "queued": queued,
                         "live_leases": live,
-                        "granted": sum(self.state.flows[i].granted for i in flows),
+                        "granted": sum(self.state.flows[i].granted for i in flows)
+                        + self.state.tenants.granted_by_forgotten[cls],
                         "brought_forward": c.brought,
                     }
                 )

@@ -117,6 +117,15 @@ class Predictor:
         self.total = Judged()
         self.of_flow: dict[int, Judged] = {}
 
+    def knows_little(self, flow: int) -> bool:
+        """Whether the lengths of all flows predict its outputs."""
+        known = [self.flows.get(flow), *self.pairs.get(flow, {}).values()]
+        return not any(lengths and lengths.samples >= self.enough for lengths in known)
+
+    def forget_flow(self, flow: int) -> None:
+        for known in (self.flows, self.pairs, self.of_flow):
+            known.pop(flow, None)  # type: ignore[attr-defined]
+
     def learn(self, flow: int, adapter: bytes, length: int) -> None:
         self.flows.setdefault(flow, Lengths(self.ppm)).learn(length)
         self.overall.learn(length)

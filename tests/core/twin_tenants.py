@@ -1,11 +1,15 @@
 """The twin's tenants at first sight: which flow a proved name that nothing lists gets."""
 
+from collections import Counter
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .twin_state import State
+
+FORGET_LOOKS = 32
+LINGER_NS = 10 * 10**9
 
 
 @dataclass(frozen=True)
@@ -22,10 +26,6 @@ class Rule:
     limits: tuple[int, ...] = (0, 0, 0, 0)
     concurrency: int = 0
 
-    @property
-    def is_limiting(self) -> bool:
-        return any(self.limits) or self.concurrency > 0
-
 
 class Tenants:
     """The rules, and the flows that they have made."""
@@ -37,7 +37,8 @@ class Tenants:
         self.default = Rule(b"*")
         self.born: set[int] = set()
         self.gone: set[bytes] = set()
-        self.shared_requests = 0
+        self.shared_requests = self.forgotten = self.forget_at = 0
+        self.granted_by_forgotten: Counter[int] = Counter()  # by class
 
     def set_unknown(self, flow: int, refused: bool = False, own: bool = False) -> None:
         assert not refused
@@ -76,27 +77,92 @@ class Tenants:
         if not self.own or name == b"other":
             return self.unknown
         if not known:
-            if len(state.flows) >= state.limits["flows_max"]:
+            if len(state.flows) < state.limits["flows_max"]:
+                state.set_flow(name, 1_000)
+            elif not self._reclaim(name):
                 self.shared_requests += 1
                 return self.unknown
-            state.set_flow(name, 1_000)
         self.gone.discard(name)
         flow = state.flow_names.index(name)
         self.born.add(flow)
-        self._apply(flow)
+        self._apply(flow, is_new=not known)
         return flow
 
-    def _apply(self, flow: int) -> None:
+    def _reclaim(self, name: bytes) -> bool:
+        """Give a name the flow of a tenant that can be forgotten, if one of the next few can."""
+        for _ in range(min(FORGET_LOOKS, len(self.state.flows))):
+            flow = self.forget_at % len(self.state.flows)
+            self.forget_at = flow + 1
+            if flow in self.born and self._may_forget(flow):
+                self._forget(flow, name)
+                return True
+        return False
+
+    def _may_forget(self, base: int) -> bool:
+        state, quotas = self.state, self.state.quotas
+        flows = state.classes.siblings(base)
+        if base in quotas.own:
+            node = quotas.nodes[quotas.own[base]]
+            if quotas.live(quotas.own[base]) or node.owed != (0, 0, 0):
+                return False
+            if any(b.level_at(state.now_ns) < b.size for b in node.buckets.values()):
+                return False
+        return all(self._may_forget_flow(flow) for flow in flows)
+
+    def _may_forget_flow(self, flow: int) -> bool:
+        state, f = self.state, self.state.flows[flow]
+        if any(r.flow == flow for r in state.requests) or flow in state.restart.returning:
+            return False
+        if f.idle_at_ns is not None and state.now_ns < f.idle_at_ns + LINGER_NS:
+            return False
+        lifts = state.positions.lifted and state.lift_mode != "active"
+        if f.owed or f.vtc > (max(0, state.levels[f.cls] - state.credit) if lifts else 0):
+            return False
+        if state.lift_mode == "active" and state.last_active.get(f.cls) == flow:
+            return False
+        if state.policy == "vtc-predict" and f.average_milli:
+            return False
+        newcomer = {at: state.positions._newcomer(f.cls, at[1]) for at in state.positions.items}
+        if any(p.key > newcomer[at] for at, p in state.positions.items.items() if at[0] == flow):
+            return False
+        return state.predictor.knows_little(flow)
+
+    def _forget(self, base: int, name: bytes) -> None:
+        state = self.state
+        for flow in state.classes.siblings(base):
+            f = state.flows[flow]
+            self.granted_by_forgotten[f.cls] += f.granted
+            state.flows[flow] = type(f)(f.weight_milli, base=f.base, cls=f.cls)
+            state.flow_names[flow] = name
+            for at in [at for at in state.positions.items if at[0] == flow]:
+                del state.positions.items[at]
+            if state.last_active.get(f.cls) == flow:
+                del state.last_active[f.cls]
+            state.predictor.forget_flow(flow)
+            state.audit.refusals.pop(flow, None)
+            state.audit.waits.pop(flow, None)
+            state.audit.flows.discard(flow)
+        state.refused = {
+            key: entry
+            for key, entry in state.refused.items()
+            if state.flows[entry[0].flow].base != base
+        }
+        self.born.discard(base)
+        self.forgotten += 1
+
+    def _apply(self, flow: int, *, is_new: bool = False) -> None:
         state, name = self.state, self.state.flow_names[flow].decode("latin-1")
         # Only * is special in the core's patterns, and no test uses what else fnmatch knows.
         fits = [rule for rule in self.rules if fnmatchcase(name, rule.pattern.decode("latin-1"))]
         rule = fits[0] if fits else self.default
         for sibling in state.classes.siblings(flow):
             state.flows[sibling].weight_milli = rule.weight_milli
-        if flow in state.quotas.own or rule.parent != -1 or rule.is_limiting:
-            state.quotas.set_flow(
-                flow, rule.parent, rule.refuse, rule.limits, rule.concurrency, (0, -1, -1)
-            )
+        was_new = state.quotas.is_new
+        state.quotas.set_flow(
+            flow, rule.parent, rule.refuse, rule.limits, rule.concurrency, (0, -1, -1)
+        )
+        if is_new:  # no other flow has to ask again
+            state.quotas.is_new = was_new
         state.set_flow_class(flow, rule.default_class, rule.named)
         if (flow in state.audit.flows) != rule.dry_run:
             for sibling in state.classes.siblings(flow):

@@ -35,6 +35,7 @@ def view(twin: Twin, now_ns: int) -> dict[str, Any]:
             "first_sight": len(twin.tenants.born),
             "flows_max": twin.limits["flows_max"],
             "shared_requests": twin.tenants.shared_requests,
+            "forgotten": twin.tenants.forgotten,
         },
         "quotas": [_quota(twin, now_ns, node) for node in _shared(twin)],
         "draining": twin.draining,

@@ -5,6 +5,7 @@ The production source holds none of this.
 
 from bugs_fairness import FAIRNESS_BUGS
 from bugs_operator import OPERATOR_BUGS
+from bugs_tenants import TENANT_BUGS
 from bugs_trust import TRUST_BUGS
 from mutant import Mutant
 
@@ -77,7 +78,7 @@ MUTANTS = (
         (
             (
                 "lifecycle/dispatch.pxi",
-                "            set_add(&blocked, pool)\n",
+                "            is_left = True\n",
                 "            if BUG:\n                return 0\n",
             ),
         ),
@@ -474,6 +475,7 @@ MUTANTS = (
     *OPERATOR_BUGS,
     *FAIRNESS_BUGS,
     *TRUST_BUGS,
+    *TENANT_BUGS,
 )
 
 NUMBERS = {mutant.name: number for number, mutant in enumerate(MUTANTS, 1)}

@@ -66,10 +66,14 @@ class LimitKind(enum.IntEnum):
 
 
 class TenantProof(enum.IntEnum):
-    """How a caller knows the name of a tenant (schedsvc.v1.TenantProof)."""
+    """How a caller knows a tenant (schedsvc.v1.TenantProof); unknown numbers: UNSPECIFIED."""
 
     UNSPECIFIED = 0
     HEADER = 1
     TOKEN = 2
     API_KEY = 3
     CERTIFICATE = 4
+
+    @classmethod
+    def _missing_(cls, value: object) -> TenantProof:
+        return cls.UNSPECIFIED

@@ -10,9 +10,10 @@ from schedsvc._core import CallerError, Scheduler
 from schedsvc.lab.faults.auditor import Known, ViolationError
 from schedsvc.lab.faults.draws import StateOptions
 from schedsvc.lab.faults.event_queue import EventQueue
-from schedsvc.state.backlog import Backlog, SavedRow, aged
+from schedsvc.state.backlog import Backlog, ChangedRow, SavedRow, aged
 
 Rows = dict[bytes, SavedRow]
+Changes = dict[bytes, ChangedRow]
 _COMPARED = (b"l", b"o", b"p", b"q", b"t")
 """Rows that a core which has just restored them tells as they were."""
 
@@ -36,12 +37,17 @@ class Disk:
         self.is_damaged = False
         self._before: list[tuple[Rows, Any]] = []
 
-    def write(self, rows: Rows, known: Any, *, is_first: bool) -> bool:
+    def write(self, rows: Changes, known: Any, *, is_first: bool) -> bool:
         """Write in one transaction; the first of a process replaces all. False: it failed."""
         if self.is_full:
             return False
         self._before = [*self._before[1 - _KEPT :], (self.rows, self.known)]
-        self.rows = rows if is_first else self.rows | rows
+        self.rows = {} if is_first else self.rows.copy()
+        for key, value, at_ns in rows.values():
+            if value is None:
+                self.rows.pop(key, None)
+            else:
+                self.rows[key] = (key, value, at_ns)
         self.known = known
         return True
 
@@ -66,7 +72,7 @@ class SavedProcess(Protocol):
     def enter(self, message: tuple[Callable[[Any], None], Any]) -> None:
         """Let something arrive at the process."""
 
-    def save(self, rows_max: int) -> list[tuple[bytes, bytes]]:
+    def save(self, rows_max: int) -> list[tuple[bytes, bytes | None]]:
         """Read the next rows of its state."""
 
     def known(self) -> Any:
@@ -90,7 +96,7 @@ class Saver:
         self._options = options
         self._backlog = Backlog()
         self._is_first = True
-        self._writing: tuple[Rows, Any] | None = None
+        self._writing: tuple[Changes, Any] | None = None
         self._offsets: set[int] = set()  # of the wall clock, whenever something was saved
         self.is_calm = False  # it rests while nothing changes
 
@@ -123,13 +129,13 @@ class Saver:
         elif not self.is_calm:
             self._wait()
 
-    def _write(self, writing: tuple[Rows, Any]) -> None:
+    def _write(self, writing: tuple[Changes, Any]) -> None:
         if self._writing is writing:
             self._writing = None
             has_failed = not self.disk.write(*writing, is_first=self._is_first)
             self._process.enter((self._written, (writing[0], has_failed)))
 
-    def _written(self, what: tuple[Rows, bool]) -> None:
+    def _written(self, what: tuple[Changes, bool]) -> None:
         taken, has_failed = what
         if has_failed:
             self._backlog.put_back(taken)
@@ -179,10 +185,10 @@ class Saver:
         told = dict(spare.save(now_ns, 1 << 20))
         for key, value, _ in rows:
             quota = key.startswith(_QUOTAS)
-            again = fields(told.get(key, b""), quota=quota)
+            again = fields(told.get(key) or b"", quota=quota)
             if key.startswith(_COMPARED) and again != fields(value, quota=quota):
                 raise ViolationError(f"what was saved comes back otherwise: {key!r}")
-            if key == b"o" and _lowered(levels(value), levels(told[key])):
+            if key == b"o" and _lowered(levels(value), levels(told[key] or b"")):
                 raise ViolationError("a restart lowered the level of a class")
 
 

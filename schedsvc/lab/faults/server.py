@@ -410,9 +410,9 @@ class Server:
         self._timer_ns = -1
         self._settle(self._now())
 
-    def save(self, rows_max: int) -> list[tuple[bytes, bytes]]:
+    def save(self, rows_max: int) -> list[tuple[bytes, bytes | None]]:
         """Return rows of the core that have changed since they were told last."""
-        rows: list[tuple[bytes, bytes]] = self.core.save(self._now(), rows_max)
+        rows: list[tuple[bytes, bytes | None]] = self.core.save(self._now(), rows_max)
         return rows
 
     def known(self) -> tuple[Known, int]:

@@ -44,7 +44,7 @@ cdef class ProbeHeap:
 
     def best_first(self, ProbeHeap other):
         cdef int32_t found[LOOKAHEAD]
-        cdef int32_t count = best_first(self.heap, other.heap, found, 0)
+        cdef int32_t count = best_first(self.heap, other.heap, 0, found, 0)
         return [found[k] for k in range(count)]
 
 
@@ -62,6 +62,25 @@ cdef class ProbeIndexSet:
 
     def __contains__(self, int32_t number):
         return set_has(&self.held, number)
+
+
+cdef class ProbeMinTree:
+    cdef MinTree tree
+
+    def __init__(self):
+        self.tree = MinTree()
+
+    def put(self, int32_t number, int64_t key):
+        self.tree.put(number, key)
+
+    def remove(self, int32_t number):
+        self.tree.remove(number)
+
+    def first(self):
+        return self.tree.first()
+
+    def is_valid(self):
+        return self.tree.valid()
 
 
 cdef class ProbeTable:

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19schedsvc/v1/tenants.proto\x12\x0bschedsvc.v1\"O\n\x0cTenantsStats\x12\x13\n\x0b\x66irst_sight\x18\x01 \x01(\x03\x12\x11\n\tflows_max\x18\x02 \x01(\x03\x12\x17\n\x0fshared_requests\x18\x03 \x01(\x03*\x94\x01\n\x0bTenantProof\x12\x1c\n\x18TENANT_PROOF_UNSPECIFIED\x10\x00\x12\x17\n\x13TENANT_PROOF_HEADER\x10\x01\x12\x16\n\x12TENANT_PROOF_TOKEN\x10\x02\x12\x18\n\x14TENANT_PROOF_API_KEY\x10\x03\x12\x1c\n\x18TENANT_PROOF_CERTIFICATE\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19schedsvc/v1/tenants.proto\x12\x0bschedsvc.v1\"b\n\x0cTenantsStats\x12\x13\n\x0b\x66irst_sight\x18\x01 \x01(\x03\x12\x11\n\tflows_max\x18\x02 \x01(\x03\x12\x17\n\x0fshared_requests\x18\x03 \x01(\x03\x12\x11\n\tforgotten\x18\x04 \x01(\x03*\x94\x01\n\x0bTenantProof\x12\x1c\n\x18TENANT_PROOF_UNSPECIFIED\x10\x00\x12\x17\n\x13TENANT_PROOF_HEADER\x10\x01\x12\x16\n\x12TENANT_PROOF_TOKEN\x10\x02\x12\x18\n\x14TENANT_PROOF_API_KEY\x10\x03\x12\x1c\n\x18TENANT_PROOF_CERTIFICATE\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'schedsvc_client.v1.tenants_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TENANTPROOF']._serialized_start=124
-  _globals['_TENANTPROOF']._serialized_end=272
+  _globals['_TENANTPROOF']._serialized_start=143
+  _globals['_TENANTPROOF']._serialized_end=291
   _globals['_TENANTSSTATS']._serialized_start=42
-  _globals['_TENANTSSTATS']._serialized_end=121
+  _globals['_TENANTSSTATS']._serialized_end=140
 # @@protoc_insertion_point(module_scope)

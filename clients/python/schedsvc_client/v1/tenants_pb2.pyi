@@ -62,22 +62,26 @@ class TenantsStats(_message.Message):
     FIRST_SIGHT_FIELD_NUMBER: _builtins.int
     FLOWS_MAX_FIELD_NUMBER: _builtins.int
     SHARED_REQUESTS_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
     first_sight: _builtins.int
     """Flows that the scheduler has made at the first request of a proved name."""
     flows_max: _builtins.int
     """The most flows that there may be before a new name shares the flow `unknown`."""
     shared_requests: _builtins.int
     """Requests with a proved name that shared it because there were that many flows."""
+    forgotten: _builtins.int
+    """Tenants that were forgotten, so that others got their flows."""
     def __init__(
         self,
         *,
         first_sight: _builtins.int = ...,
         flows_max: _builtins.int = ...,
         shared_requests: _builtins.int = ...,
+        forgotten: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_sight", b"first_sight", "flows_max", b"flows_max", "shared_requests", b"shared_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_sight", b"first_sight", "flows_max", b"flows_max", "forgotten", b"forgotten", "shared_requests", b"shared_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

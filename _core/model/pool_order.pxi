@@ -1,0 +1,53 @@
+# Which pools a dispatch looks at, and in what order: the emptiest first, ties by their number.
+#
+# A pool is calm if another look at it changes nothing, however late, until something touches it:
+# it has no next request, and its level of load stands. Unless something waits that may run
+# anywhere, a dispatch leaves out calm pools. So an event costs what the pools that it concerns
+# cost, and not what all cost. Whoever changes what a look at a pool depends on touches the pool.
+
+@cython.final
+cdef class PoolOrder:
+    cdef MinTree open  # pools that the dispatch has not served in vain yet, by what is promised
+    cdef MinTree restless  # those of them that are not calm
+    cdef IndexSet calm, touched, served
+    cdef int32_t touched_list[POOLS_MAX]
+    cdef int32_t served_list[POOLS_MAX]  # in vain
+    cdef int32_t touched_count, served_count
+
+    def __cinit__(self):
+        self.open, self.restless = MinTree(), MinTree()
+
+    cdef inline void touch(self, int32_t pool) noexcept:
+        """Have a pool looked at again. O(1)."""
+        if not set_has(&self.touched, pool):
+            set_add(&self.touched, pool)
+            self.touched_list[self.touched_count] = pool
+            self.touched_count += 1
+
+    cdef int refresh(self, int32_t pool, int64_t promised_ppm) except -1:
+        """Take up a pool that was touched. O(log pools)."""
+        set_remove(&self.calm, pool)
+        if set_has(&self.served, pool):
+            return 0
+        self.open.put(pool, promised_ppm)
+        return self.restless.put(pool, promised_ppm)
+
+    cdef void leave(self, int32_t pool, bint is_calm) noexcept:
+        """Leave a pool out until `open_again()`: it grants nothing. O(log pools)."""
+        if is_calm:
+            set_add(&self.calm, pool)
+        else:
+            set_remove(&self.calm, pool)
+        set_add(&self.served, pool)
+        self.served_list[self.served_count] = pool
+        self.served_count += 1
+        self.open.remove(pool)
+        self.restless.remove(pool)
+
+    cdef int open_again(self, int32_t pool, int64_t promised_ppm) except -1:
+        """Let a pool that was left out be looked at again. O(log pools)."""
+        set_remove(&self.served, pool)
+        self.open.put(pool, promised_ppm)
+        if not set_has(&self.calm, pool):
+            self.restless.put(pool, promised_ppm)
+        return 0

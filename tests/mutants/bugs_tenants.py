@@ -1,0 +1,48 @@
+"""Known bugs of tenants at first sight: who gets a flow, and who is forgotten for it."""
+
+from mutant import Mutant
+
+FORGETTING = "tests/core/test_forgetting.py"
+
+TENANT_BUGS = (
+    Mutant(
+        "flow-for-any-name",
+        "a name that nothing proves gets a flow of its own",
+        (
+            (
+                "lifecycle/admit.pxi",
+                "    return core.unknown_own and flow == core.unknown_flow and tenant.size > 0"
+                " and proof > 0\n",
+                "    if BUG:\n        return core.unknown_own and flow == core.unknown_flow\n",
+            ),
+        ),
+        0,
+        tests=("tests/core/test_first_sight.py::test_any_other_name_shares_the_unknown_flow",),
+    ),
+    Mutant(
+        "forgets-who-is-ahead",
+        "a tenant is forgotten although its counter is ahead of where a newcomer begins",
+        (
+            (
+                "lifecycle/forgetting.pxi",
+                "    if f.vtc > newcomer or (",
+                "    if BUG:\n        return core.predictor.knows_little(flow)\n",
+            ),
+        ),
+        0,
+        tests=(f"{FORGETTING}::test_a_forgotten_tenant_gets_no_more_than_one_that_stayed",),
+    ),
+    Mutant(
+        "forgets-what-a-bucket-lacks",
+        "a tenant is forgotten although its quota is not whole again",
+        (
+            (
+                "lifecycle/forgetting.pxi",
+                "        if n.rate[k] and n.level[k] < n.rate[k] * MICRO:\n",
+                "        if BUG:\n            continue\n",
+            ),
+        ),
+        0,
+        tests=(f"{FORGETTING}::test_a_tenant_is_kept_until_its_bucket_is_full",),
+    ),
+)
