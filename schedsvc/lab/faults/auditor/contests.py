@@ -74,6 +74,10 @@ class Contests:
                 refused += self._claims.pop(name)
         return refused
 
+    def waiting(self) -> set[int]:
+        """Return the streams whose claims are not decided yet: they are told nothing else."""
+        return {conn for claims in self._claims.values() for conn in claims}
+
     def closed(self, conn: int) -> None:
         """Take note that a stream has ended."""
         self._who.pop(conn, None)
