@@ -64,7 +64,8 @@ cdef class Scheduler(TenantsApi):
         self.dry_running, self.dry_run_counts = Heap(), {}
         self.tenant_rules, self.default_rule, self.gone_rows = [], any_rule(False), []
         self.quota_keys, self.saved_pools = [], {}
-        self.saved_positions, self.saved_levels, self.contests, self.notes = {}, {}, {}, []
+        self.saved_positions, self.saved_levels, self.notes = {}, {}, []
+        self.contests, self.offers = {}, {}
 
     def set_flow(self, bytes name, int64_t weight_milli):
         if not 0 < len(name) <= NAME_BYTES_MAX:

@@ -80,6 +80,7 @@ cdef class Core:
     cdef int32_t sweep_next  # queue that a drain looks at next, see drain.pxi; -1: none
     cdef int64_t sign_of_life_ns  # a stream has to answer a newcomer within it; 0: is not asked
     cdef dict contests  # pools that are claimed: when their streams have to have answered, by whom
+    cdef dict offers  # the streams that offer each pool, by its name, oldest first
     cdef list notes  # for a log, see note()
 
     def __dealloc__(self):

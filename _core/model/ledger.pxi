@@ -59,6 +59,7 @@ ctypedef struct Pool:
     int64_t detached_at_ns  # when its last stream ended; 0: never offered
     int64_t replays_until_ns  # replays of unknown leases are accepted until then; 0: not offered
     int32_t gates, replayed  # streams that will offer it, and those that have replayed their leases
+    int64_t contest_told_ns  # when its streams were told last that another caller claims it
     bint awaits_replays  # nothing is granted before these are as many, or that time has come
     int32_t reason
     int32_t next  # request that it would grant if it could; -1: none

@@ -6,7 +6,7 @@
 
 cdef int end_contests(Core core) except -1:
     """Decide the contests whose time is over, or whose pool no stream offers any more.
-    O(contests * sessions)."""
+    O(contests * streams)."""
     cdef const Pool* p
     if not core.contests:
         return 0
@@ -21,15 +21,14 @@ cdef int end_contests(Core core) except -1:
 
 cdef int take_over(Core core, bytes key, list newcomers) except -1:
     """Let newcomers, in the order in which they came, have a pool.
-    O(sessions + leases of the pool)."""
+    O(streams + leases of the pool)."""
     cdef PoolFigures f
     cdef Session session
     cdef const Pool* p
-    for each in core.sessions if newcomers else ():
+    for each in list(core.offers.get(key, ())) if newcomers else ():
         session = each
-        if session is not None and key in session.pools:
-            note(core, "pool_taken_over", key, 1, f"{session.client_id.decode()} was silent")
-            session.supersede()
+        note(core, "pool_taken_over", key, 1, f"{session.client_id.decode()} was silent")
+        session.supersede()
     for session in newcomers:
         f.epoch, f.capacity_tokens, f.block_size, f.max_running, f.max_model_tokens, f.gates = (
             session.claims.pop(key)

@@ -27,6 +27,7 @@ cdef class PoolOffers(SessionState):
             self.core.ledger.claim(pool, self.pools[key], -1)
         else:
             self.core.ledger.pools[pool].attached += 1
+            self.core.offers.setdefault(key, {})[self] = None
             self.core.ledger.order.touch(pool)
             count_replayed(self.core, pool, self.has_replayed)
         self.pools[key] = f.epoch
@@ -37,6 +38,9 @@ cdef class PoolOffers(SessionState):
         """Offer a pool no more. O(1)."""
         cdef int32_t pool = self.core.pool_names[key]
         detach_pool(self.core, pool, self.pools.pop(key), for_good)
+        del self.core.offers[key][self]
+        if not self.core.offers[key]:
+            del self.core.offers[key]
         return count_replayed(self.core, pool, -1 if self.has_replayed else 0)
 
     cdef int replayed(self) except -1:
@@ -48,7 +52,7 @@ cdef class PoolOffers(SessionState):
 
     cdef bint is_contested(self, bytes key, const PoolFigures* f) except -1:
         """Whether streams of another engine offer a pool. A former stream of this very process does
-        not count: it gives the pool up. O(sessions)."""
+        not count: it gives the pool up. O(streams of the pool), once for each claim."""
         cdef const Pool* p
         cdef PoolOffers other
         known = self.core.pool_names.get(key)
@@ -57,9 +61,11 @@ cdef class PoolOffers(SessionState):
         p = &self.core.ledger.pools[<int32_t>known]
         if p.attached == p.configured or (f.principal == p.principal and f.epoch == p.epoch):
             return False
-        for each in self.core.sessions:
+        if key in self.claims or f.principal != p.principal:
+            return True
+        for each in list(self.core.offers[key]):
             other = each
-            if other is not None and key in other.pools and self._is_same_process(other):
+            if self._is_same_process(other):
                 other.detach(key, False)
         return p.attached > p.configured
 
@@ -71,29 +77,34 @@ cdef class PoolOffers(SessionState):
 
     cdef int claim(self, bytes key, const PoolFigures* f) except -1:
         """Ask the streams that offer a pool for a sign of life; until then nothing changes.
-        Raises CallerError for another caller, which cannot have it anyhow. O(sessions)."""
-        cdef PoolOffers other
-        cdef const Pool* p = &self.core.ledger.pools[<int32_t>self.core.pool_names[key]]
-        cdef bint is_rival = f.principal == p.principal
-        for each in self.core.sessions:
-            other = each
-            if other is not None and key in other.pools:
-                if is_rival:
-                    self.contests[key] = other.client_id
-                if not is_rival or key not in self.core.contests:
-                    other.contests[key] = self.client_id
-                    other.wake()
-        if not is_rival:
+        Raises CallerError for another caller, which cannot have it anyhow. O(streams of the pool)
+        for the first claim of a contest, and once a second for other callers; else O(1)."""
+        cdef Pool* p = &self.core.ledger.pools[<int32_t>self.core.pool_names[key]]
+        if f.principal != p.principal:
+            if p.contest_told_ns == 0 or self.core.now_ns - p.contest_told_ns >= NS_PER_S:
+                p.contest_told_ns = self.core.now_ns
+                self._tell(key)
             raise CallerError(CODE_FAILED_PRECONDITION, "pool", rivals_text(key))
+        if key not in self.core.contests:
+            self._tell(key)
+        if key not in self.claims:
+            self.contests[key] = (<PoolOffers>next(iter(self.core.offers[key]))).client_id
         contest = self.core.contests.setdefault(
-            key, (self.core.now_ns + self.core.sign_of_life_ns, [])
+            key, (self.core.now_ns + self.core.sign_of_life_ns, {})
         )
-        if self not in contest[1]:
-            contest[1].append(self)
+        contest[1][self] = None
         self.claims[key] = (
             f.epoch, f.capacity_tokens, f.block_size, f.max_running, f.max_model_tokens, f.gates
         )
         return self.wake()
+
+    cdef int _tell(self, bytes key) except -1:
+        cdef PoolOffers other
+        for each in self.core.offers[key]:
+            other = each
+            other.contests[key] = self.client_id
+            other.wake()
+        return 0
 
     cdef int answer(self) except -1:
         """This stream lives, so nobody else gets its pools. O(contests + newcomers)."""

@@ -181,9 +181,9 @@ cdef class Session(PoolOffers):
         f.gates = v[5]
         check_range("gates", v[5], 0, 1 << 16)
         check_pool(key, &f)
-        self.claims.pop(key, None)  # it tells another figure of it meanwhile
         if self.core.sign_of_life_ns and self.is_contested(key, &f):
             return self.claim(key, &f)
+        self.claims.pop(key, None)  # a claim, of which it tells other figures now
         return self.offer(key, &f)
 
     cdef int supersede(self) except -1:

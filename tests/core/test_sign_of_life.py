@@ -190,6 +190,37 @@ def test_another_caller_is_refused_and_the_owner_learns_it() -> None:
     assert first.send(BOUND, BEAT).ack_seq == 2
 
 
+def test_a_flood_of_claims_is_told_once() -> None:
+    s = scheduler()
+    first, _ = joining(s, "one", offering("p", epoch=5), principal=1)
+    second, _ = joining(s, "two", principal=2)
+    third, _ = joining(s, "three", principal=1)
+    for now_ns, expected in ((SECOND, ["two"]), (2 * SECOND - 1, []), (2 * SECOND, ["two"])):
+        answer = second.send(now_ns, *[offering("p", epoch=6)] * 100)
+        assert faults(answer) == REFUSED * 100
+        assert [client for _, client in contested(first, now_ns)] == expected
+    now_ns = 3 * SECOND
+    third.push(now_ns, *(offering("p", epoch=6, capacity=n) for n in range(1, 101)))
+    assert contested(first, now_ns) == [("p", "three")]
+    s.poll(now_ns + BOUND)
+    # The last figures count.
+    assert pool(s, now_ns + BOUND)["capacity_tokens"] == 100
+    assert pool(s, now_ns + BOUND)["epoch"] == 6
+    s.check()
+
+
+def test_a_claim_that_becomes_the_first_engines_epoch_is_none() -> None:
+    s = scheduler()
+    first, _ = joining(s, "one", offering("p", epoch=5))
+    second, _ = joining(s, "two", offering("p", epoch=6))
+    assert welcomed(second.send(0, offering("p", epoch=5)))
+    second.send(0, offering("p", epoch=6))  # its own pool moves on, and the other's claim is void
+    s.poll(BOUND)
+    assert pool(s, BOUND)["epoch"] == 6
+    assert first.send(BOUND, BEAT).ack_seq == 2
+    s.check()
+
+
 def test_replays_of_a_newcomer_change_nothing_meanwhile() -> None:
     s = scheduler()
     joining(s, "one", offering("p", epoch=5))

@@ -32,7 +32,8 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def test_seeds_with_signs_of_life_hold(counts: Counter[str]) -> None:
-    seeds = range(ALIVE, ALIVE + 45)
+    # In the six an engine is away for longer than the bound, which is rare.
+    seeds = [ALIVE + n for n in (*range(15), 57, 77, 112, 123, 146, 198)]
     assert all("sign_of_life_ns" in draw(seed, 2_000).core for seed in seeds)
     violations = {seed: run_case(Case(seed)).violation for seed in seeds}
     assert not any(violations.values()), violations

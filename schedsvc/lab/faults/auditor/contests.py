@@ -43,9 +43,9 @@ class Contests:
         """Let a stream offer a pool, or claim it. False: it is told that it may not."""
         if not books.shares.may_register(books, now_ns, claim.conn, claim.principal, claim.pool):
             return False
-        self._claims.get(claim.pool, {}).pop(claim.conn, None)
         pool = books.pools.get(claim.pool)
         if pool is None or not self._is_contested(books, now_ns, pool, claim):
+            self._claims.get(claim.pool, {}).pop(claim.conn, None)
             return books.register(now_ns, *claim)
         if claim.principal != pool.principal:
             return False
@@ -58,6 +58,8 @@ class Contests:
             return False
         if claim.principal == pool.principal and claim.epoch == pool.epoch:
             return False
+        if claim.conn in self._claims.get(claim.pool, {}):
+            return True
         me = self._who.get(claim.conn)
         for conn in [c for c in pool.offers if me is not None and self._who.get(c) == me]:
             _withdraw_offer(books, now_ns, pool, conn)
@@ -71,6 +73,10 @@ class Contests:
                 del self._due_ns[name]
                 refused += self._claims.pop(name)
         return refused
+
+    def waiting(self) -> set[int]:
+        """Return the streams whose claims are not decided yet: they are told nothing else."""
+        return {conn for claims in self._claims.values() for conn in claims}
 
     def closed(self, conn: int) -> None:
         """Take note that a stream has ended."""

@@ -486,7 +486,7 @@ class Auditor:
         if self.books.is_lost:
             return
         if not self.books.lagging:
-            self._dues.settled()
+            self._dues.settled(self._contests.waiting())
         for place in end_round(self.books, now_ns):
             self._dues.owe(*place)
         self._stale.clear()
