@@ -28,6 +28,7 @@ READS = frozenset(
         "list_leases",
         "may_see_tenant",
         "explain",
+        "unlisted_stats",
         "check",
         "digest",
         "describe",
