@@ -35,6 +35,9 @@ cdef class TenantsApi(Core):
         enter(self, now_ns)
         follow_rules(self)
 
+    def unlisted_stats(self):
+        return unlisted_row(self)
+
     def first_sight(self, int64_t now_ns, bytes name):
         cdef Slice text, key
         cdef int32_t flow

@@ -1,6 +1,7 @@
 # Views show and check the state. They change nothing that is decided.
 
 include "view/stats.pxi"       # Stats, as dictionaries
+include "view/unlisted_sums.pxi"  # sums over tenants at first sight
 include "view/histograms.pxi"  # histograms, as dictionaries
 include "view/explain.pxi"     # why a request waits
 include "view/invariants.pxi"  # verifies every invariant from the records

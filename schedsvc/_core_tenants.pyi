@@ -3,6 +3,8 @@
 Type checkers read this beside `_core.pyi`; at run time the class is part of `schedsvc._core`.
 """
 
+from typing import Any
+
 class TenantsApi:
     """Unknown tenants: refused, in one flow, or in flows of their own."""
 
@@ -33,6 +35,8 @@ class TenantsApi:
 
         Without `own` in `set_unknown()` their names are unknown from then on.
         """
+    def unlisted_stats(self) -> dict[str, Any]:
+        """Sum up tenants at first sight, keyed as `flow_stats()`; counters never fall. O(flows)."""
     def first_sight(self, now_ns: int, name: bytes) -> int:
         """Return the flow in which a request of a proved name is queued, -1: it is refused.
 

@@ -308,6 +308,11 @@ class Driver:
         return [self._core.flow_stats(now_ns, flow) for flow in self._core.flow_indices(tenant)]
 
     @_guarded
+    def unlisted_stats(self) -> dict[str, Any]:
+        """Sum up the tenants that the configuration does not list. O(flows)."""
+        return self._core.unlisted_stats()
+
+    @_guarded
     def show_histograms(self, tenant: bytes, shown: bool) -> None:
         """Count a known tenant's times in histograms of its own, or with all others. O(classes)."""
         for flow in self._core.flow_indices(tenant)[:1]:

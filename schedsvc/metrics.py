@@ -205,6 +205,8 @@ class Metrics:
                 await asyncio.sleep(0)
                 if self._shown is not shown:
                     return False
+        if taken.tenants["first_sight"] or taken.tenants["forgotten"]:
+            _add(rest, {**_nothing(), **self._driver.unlisted_stats()})
         if self._rest or rest != _nothing():
             taken.flows.add(OTHER, rest)
         return True

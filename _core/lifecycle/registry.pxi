@@ -1,7 +1,11 @@
 # Registry: gives names, flows of classes, and pools their numbers.
 
 cdef void set_born(Core core, int32_t flow, bint born) noexcept:
-    """Whether a tenant is known at first sight, not by the configuration. O(1)."""
+    """Whether a tenant is known at first sight, not by the configuration. O(classes)."""
+    cdef int32_t sibling = flow
+    while core.flows.items[flow].born and not born and sibling != NONE:
+        add_counters(&core.carried, &core.flows.items[sibling])
+        sibling = core.flows.items[sibling].sibling
     core.born_count += <int>born - core.flows.items[flow].born
     core.flows.items[flow].born = born
     core.flows.changed.mark(flow)

@@ -1,5 +1,26 @@
 # The state of one scheduler, which every layer above reads and changes.
 
+# What flows have counted since the start.
+ctypedef struct FlowCounters:
+    int64_t received, granted, completed, cancelled, expired
+    int64_t input_tokens, cached_tokens, output_tokens
+    int64_t refusals[REFUSAL_KINDS]
+
+
+cdef void add_counters(FlowCounters* sums, const Flow* f) noexcept:
+    cdef int k
+    sums.received += f.received
+    sums.granted += f.granted
+    sums.completed += f.completed
+    sums.cancelled += f.cancelled
+    sums.expired += f.expired
+    sums.input_tokens += f.input_tokens
+    sums.cached_tokens += f.cached_tokens
+    sums.output_tokens += f.output_tokens
+    for k in range(REFUSAL_KINDS):
+        sums.refusals[k] += f.refusals.counts[k]
+
+
 cdef class Core:
     """The state of one scheduler. What its events do is in the layers above."""
 
@@ -68,6 +89,7 @@ cdef class Core:
     cdef bint unknown_own  # a proved name that is unknown gets a flow
     cdef int64_t flows_max, born_count, shared_requests, forgotten
     cdef int64_t granted_by_forgotten[CLASSES_MAX]  # in all, of tenants that are forgotten
+    cdef FlowCounters carried  # of tenants that were at first sight and are not any more
     cdef int32_t forget_at  # flow that is looked at next
     cdef list gone_rows  # keys of saved rows that are to be deleted
     cdef list quota_keys  # of each node, as it is saved

@@ -29,6 +29,7 @@ READS = frozenset(
         "list_leases",
         "may_see_tenant",
         "explain",
+        "unlisted_stats",
         "check",
         "digest",
         "describe",

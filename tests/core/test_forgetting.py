@@ -120,6 +120,18 @@ def test_a_tenant_is_kept_until_its_bucket_is_full() -> None:
     assert s.first_sight(4 + 20 * SECOND + 10**6, b"new") != 0
 
 
+def test_sums_of_unlisted_tenants_keep_the_forgotten() -> None:
+    s = crowded()
+    before = s.unlisted_stats()
+    assert (before["received"], before["input_tokens"]) == (6, 40)
+    s.first_sight(IDLE, b"new")
+    after = s.unlisted_stats()
+    now = ("queued", "queued_input_tokens", "live_leases", "promised_tokens", "posted_tokens")
+    assert {k: v for k, v in after.items() if k not in now} == {
+        k: v for k, v in before.items() if k not in now
+    }
+
+
 def test_ids_of_a_forgotten_tenant_are_not_another_ones() -> None:
     s = crowded()
     s.first_sight(IDLE, b"new")

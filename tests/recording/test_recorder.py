@@ -7,7 +7,7 @@ from schedsvc.recording.form import FormError, Kind, call_of, unpack
 from schedsvc.recording.recorder import READS, _Recorded, _RecordedSession, record
 
 # Not for a driver, but for simulators, which record nothing.
-SIMULATORS = {"admit", "replay", "telemetry", "reset_learned"}
+SIMULATORS = {"admit", "first_sight", "replay", "telemetry", "reset_learned"}
 
 
 class Events:
@@ -19,7 +19,10 @@ class Events:
 
 
 def methods(kind):
-    return {name for name in vars(kind) if not name.startswith("_") and callable(vars(kind)[name])}
+    """Its public methods, also those of the classes that it extends."""
+    return {
+        name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))
+    }
 
 
 def test_every_method_of_the_core_is_recorded_or_changes_nothing():

@@ -14,6 +14,7 @@ from schedsvc.lab.sim.replay.reader import Recording
 
 from .conftest import ask, calling, config_of, serving
 from .test_config import MINIMAL, found, reading
+from .test_metrics import of, scrape
 from .test_unknown_tenants import limits_of
 
 PROVED = {"tenant_proof": tenants_pb2.TENANT_PROOF_TOKEN}
@@ -137,3 +138,19 @@ def test_rules_of_less_effect_than_one_may_think_are_warned_of(
     read = reading(tmp_path, MINIMAL + text + "\n")
     assert read.config is not None
     assert [expected in warning.message for warning in read.warnings] == [True]
+
+
+async def test_metrics_sum_up_unlisted_tenants_and_never_fall() -> None:
+    keys: dict[str, Any] = {"metrics": {"listen": "127.0.0.1:0"}, "tenant_rules": RULES}
+    async with serving(**keys, tenants=[]) as server, calling(server.targets[0]) as stub:
+        for i in range(6):
+            await stub.Admit(ask(10, tenant=f"acme/{i}", **PROVED))
+        page = await scrape(server)
+        for name in ("requests_received_total", "requests_granted_total", "live_leases"):
+            assert of(page, name, tenant="other") == 6
+        assert of(page, "first_sight_tenants") == 6
+        server.reconfigure(config_of(**keys, tenants=[{"name": "acme/0"}]))
+        page = await scrape(server)
+        assert of(page, "requests_received_total", tenant="other") == 6
+        assert of(page, "requests_received_total", tenant="acme/0") == 1
+        assert of(page, "live_leases", tenant="other") == 5
