@@ -49,6 +49,8 @@ cdef int evict_unholdable(Core core, int32_t pool) except -1:
     cdef Line free = free_line(core.flows, pool)
     cdef int32_t i, p, k
     cdef Heap heap
+    if free.count == 0:
+        return 0
     for k in range(core.classes.count):
         heap = free.heap(core.classes.order[k])
         if heap.count == 0:

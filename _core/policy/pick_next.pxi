@@ -56,6 +56,10 @@ cdef int32_t head_for(Core core, int32_t pool, bint* aged) except -2:
     cdef int32_t k, c, target, best = NONE, i = NONE, head
     cdef int64_t due_ns = core.now_ns + 1
     aged[0] = False
+    if (<Line>core.flows.candidates[0]).count == 0 and (
+        (<Line>core.flows.candidates[pool + 1]).count == 0
+    ):
+        return NONE
     for k in range(core.classes.count):
         c = core.classes.order[k]
         if best == NONE:

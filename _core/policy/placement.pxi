@@ -47,7 +47,11 @@ cdef bint begins_at_once(Core core, int32_t pool, const Request* r) noexcept:
 cdef int32_t placed(Core core, int32_t pool) except -2:
     """The pool to serve before the emptiest, else that: for the adapter of its next request, and
     among those that serve this as well for its prefix. O(pools), with hashes O(pools log)."""
-    cdef int32_t near = nearest(core, pool) if core.affinity_ppm else pool
+    cdef int32_t near = pool
+    if (<Line>core.flows.candidates[0]).count == 0:
+        return pool  # nothing has a choice
+    if core.affinity_ppm and core.adapters.count:
+        near = nearest(core, pool)
     if core.prefix_ppm and core.prefixes.queued:
         return with_prefix(core, pool, near)
     return near

@@ -151,3 +151,28 @@ def test_requests_of_many_pools_are_all_served_under_each_lift(lift: str) -> Non
             s.complete(now_ns, d.lease_id, 1, output_tokens=10)
         s.check()
         assert now_ns < 3_600 * SECOND
+
+
+def test_a_pool_of_many_is_looked_at_when_its_time_has_come() -> None:
+    """Of many pools, one whose round is full waits for a moment, and not for an event."""
+    s = make(capacity=1_000, **LIMITS)
+    for k in range(1, 80):
+        s.set_pool(0, b"p%d" % k, 1, 1_000, 1)
+        s.set_draining(0, b"p%d" % k, True)
+    s.set_pool_limits(0, batch_max_tokens=100)
+    grant(s, 0, "first", 100, 10, reports_progress=True)
+    waits = admit(s, 0, "waits", 50, 10, reports_progress=True)
+    assert not s.poll(0)
+    assert pool(s, 0)["wait_reason"] == "ROUND"
+    assert s.next_deadline() == SECOND
+    assert [d.handle for d in s.poll(SECOND)] == [waits]
+    s.check()
+
+
+def test_a_large_request_finds_the_one_pool_that_holds_it() -> None:
+    """All other pools are emptier, and none of them could ever hold it."""
+    s = many(100)
+    s.set_pool(0, b"p50", 1, 1_000, 1)
+    grant(s, 0, "small", 10, 10, pool=50)
+    assert grant(s, 0, "large", 600, 100).pool == 50
+    s.check()

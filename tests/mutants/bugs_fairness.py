@@ -91,8 +91,7 @@ FAIRNESS_BUGS = (
         (
             (
                 "policy/local_position.pxi",
-                "        if p.foreign == 0 or not (set_has(&stands, 0) or"
-                " set_has(&stands, p.pool + 1)):\n",
+                "        if p.foreign == 0 or not (set_has(&stands, 0)",
                 "        if BUG:\n            p.foreign = VTC_MAX\n",
             ),
         ),

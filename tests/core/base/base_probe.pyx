@@ -57,6 +57,9 @@ cdef class ProbeIndexSet:
     def add(self, int32_t number):
         set_add(&self.held, number)
 
+    def remove(self, int32_t number):
+        set_remove(&self.held, number)
+
     def clear(self, int32_t count):
         set_clear(&self.held, count)
 

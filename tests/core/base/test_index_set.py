@@ -24,3 +24,13 @@ def test_index_set_clear_empties_numbers_below_count(numbers, count):
         held.add(number)
     held.clear(count)
     assert not any(number in held for number in range(count))
+
+
+@given(NUMBERS)
+def test_index_set_loses_what_was_removed(numbers):
+    held = probe().ProbeIndexSet()
+    for number in numbers:
+        held.add(number)
+    for number in list(numbers)[::2]:
+        held.remove(number)
+    assert {number for number in numbers if number in held} == set(list(numbers)[1::2])
