@@ -20,7 +20,8 @@ include "model/flows.pxi"          # Flow, Queue, Flows: tenants' counters and q
 include "model/adapters.pxi"       # Adapters: names of LoRA adapters and who uses them
 include "model/loras.pxi"          # Loras: the adapters that are active in a pool
 include "model/peak_usage.pxi"     # GrowingLeases: the peak that growing leases will reach together
-include "model/ledger.pxi"         # Pool, Ledger: what each pool has promised
+include "model/pool.pxi"           # Pool: one pool's figures, limits and promises
+include "model/ledger.pxi"         # Ledger: what each pool has promised
 include "model/core_state.pxi"     # Core: the state of one scheduler; known_*(), check_invariant()
 include "model/session_state.pxi"  # SessionState: what a stream owns and has not sent yet
 include "model/saved_rows.pxi"     # the rows in which the state outlives the process

@@ -1,9 +1,12 @@
 """The HTTP listener for Prometheus and the web console, in the scheduler's own event loop."""
 
+import asyncio
+
 from aiohttp import web
 
 from schedsvc.metrics import Metrics
 from schedsvc.server.console import Console
+from schedsvc.server.http_limits import KEPT_S, HttpLimits
 from schedsvc.server.listeners import ListenError, refuse_taken
 
 __all__ = ["MetricsPage"]
@@ -13,29 +16,40 @@ class MetricsPage:
     """Serves `/metrics`, and the console beside it."""
 
     def __init__(self, metrics: Metrics, console: Console) -> None:
-        self._metrics = metrics
-        app = web.Application()
-        app.router.add_get("/metrics", self._get)
-        console.add_to(app)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        self._metrics, self._console = metrics, console
+        self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
 
     async def start(self, address: str) -> str:
         """Listen on HOST:PORT; return the page's URL. Raises ListenError."""
         host, _, port = address.rpartition(":")
-        await self._runner.setup()
+        limits = HttpLimits(host)
+        app = web.Application(middlewares=[limits.middleware])
+        app.router.add_get("/metrics", self._get)
+        self._console.add_to(app)
+        runner = self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=KEPT_S
+        )
+        await runner.setup()
+        assert runner.server is not None
         try:
             refuse_taken(address)
-            await web.TCPSite(self._runner, host.strip("[]"), int(port)).start()
+            self._listener = await asyncio.get_running_loop().create_server(
+                limits.factory(runner.server), host.strip("[]"), int(port)
+            )
         except ListenError as error:
             raise ListenError(f"metrics.listen: {error}") from None
         except OSError as error:
             what = (error.strerror or str(error)).lower()
             raise ListenError(f"metrics.listen: cannot listen on {address}: {what}") from None
-        return f"http://{host}:{self._runner.addresses[0][1]}/metrics"
+        return f"http://{host}:{self._listener.sockets[0].getsockname()[1]}/metrics"
 
     async def stop(self) -> None:
         """Stop listening."""
-        await self._runner.cleanup()
+        if self._listener is not None:
+            self._listener.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         content_type, parts = self._metrics.parts(request.headers.get("Accept", ""))

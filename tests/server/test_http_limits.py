@@ -1,0 +1,121 @@
+"""The HTTP listener bounds connections and time, and answers to its own names alone."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from schedsvc.server.http_limits import HttpLimits
+
+from .conftest import serving
+
+GET = b"GET /metrics HTTP/1.1\r\nHost: %s\r\n\r\n"
+
+
+async def page(_: web.Request) -> web.Response:
+    return web.Response(text="page")
+
+
+async def endless(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    while True:
+        await response.write(b"x" * 65_536)
+
+
+@asynccontextmanager
+async def listening(
+    limits: HttpLimits, handler: Callable[[web.Request], object] = page
+) -> AsyncIterator[int]:
+    app = web.Application(middlewares=[limits.middleware])
+    app.router.add_get("/metrics", handler)  # type: ignore[arg-type]
+    runner = web.AppRunner(app)
+    await runner.setup()
+    assert runner.server is not None
+    factory = limits.factory(runner.server)
+    server = await asyncio.get_running_loop().create_server(factory, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+    await runner.cleanup()
+
+
+async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", port)
+
+
+async def head(port: int, host: bytes = b"127.0.0.1") -> bytes:
+    reader, writer = await connect(port)
+    writer.write(GET % host)
+    line = await reader.readline()
+    writer.close()
+    return line
+
+
+async def test_connections_beyond_the_limit_are_closed_at_once() -> None:
+    async with listening(HttpLimits("127.0.0.1", connections_max=2)) as port:
+        kept = [await connect(port) for _ in range(2)]
+        reader, writer = await connect(port)
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        kept[0][1].close()
+        answers = []
+
+        async def answered() -> bool:
+            answers.append(await head(port))
+            return answers[-1] == b"HTTP/1.1 200 OK\r\n"
+
+        while not await answered():
+            assert answers[-1] == b""
+        kept[1][1].close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "])
+async def test_a_connection_without_a_request_is_closed(sent: bytes) -> None:
+    async with listening(HttpLimits("127.0.0.1", request_s=0.05)) as port:
+        reader, writer = await connect(port)
+        writer.write(sent)
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        assert await head(port) == b"HTTP/1.1 200 OK\r\n"
+
+
+async def test_a_client_that_does_not_read_its_answer_is_closed() -> None:
+    limits = HttpLimits("127.0.0.1", connections_max=1, answer_s=0.2)
+    async with listening(limits, endless) as port:
+        _, writer = await connect(port)
+        writer.write(GET % b"127.0.0.1")
+        async with asyncio.timeout(10):
+            while await head(port) != b"HTTP/1.1 200 OK\r\n":
+                pass  # until another one gets the only place
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("listens", "host", "status"),
+    [
+        ("127.0.0.1", b"127.0.0.1:7690", b"200"),
+        ("127.0.0.1", b"localhost", b"200"),
+        ("[::1]", b"[::1]:7690", b"200"),
+        ("127.0.0.1", b"rebound.example", b"403"),
+        ("localhost", b"10.0.0.7", b"403"),
+        ("0.0.0.0", b"schedsvc.monitoring.svc:7690", b"200"),
+    ],
+)
+async def test_a_loopback_listener_has_no_other_names(
+    listens: str, host: bytes, status: bytes
+) -> None:
+    async with listening(HttpLimits(listens)) as port:
+        assert (await head(port, host)).split()[1] == status
+
+
+async def test_the_metrics_listener_has_these_limits() -> None:
+    async with serving(metrics={"listen": "127.0.0.1:0"}) as server:
+        assert server.metrics_url is not None
+        port = int(server.metrics_url.rsplit(":", 1)[1].partition("/")[0])
+        assert (await head(port, b"rebound.example")).split()[1] == b"403"
+        idle = [await connect(port) for _ in range(64)]
+        assert await head(port) == b""
+        for _, writer in idle:
+            writer.close()
