@@ -34,7 +34,7 @@ cdef enum:
     WEIGHT_MILLI_MAX = 1_000_000_000
     POOLS_MAX = 1_024
     POOLS_ORDERED = 64  # with more of them, what may run anywhere stands in one line for all
-    POOLS_REUSED = 64  # from so many on, a place that is free again goes before a new one
+    POOLS_REUSED = 64  # from this number on, a free place is used before a new one
     ADAPTERS_MAX = 65_536
     NAME_BYTES_MAX = 256
     ID_BYTES_MAX = 128

@@ -132,7 +132,7 @@ cdef int detach_pool(Core core, int32_t pool, int64_t epoch, bint for_good) exce
 
 
 cdef int count_replayed(Core core, int32_t pool, int change) except -1:
-    """So many streams of a pool more, or less, have replayed their leases. O(1)."""
+    """Count streams of a pool that have replayed their leases, by a change. O(1)."""
     cdef Pool* p = &core.ledger.pools[pool]
     p.replayed += change
     if p.awaits_replays and p.replayed >= p.gates:
@@ -194,7 +194,7 @@ cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
     if p.replays_until_ns == 0:
         p.replays_until_ns = core.now_ns + core.lease_ttl_ns + core.lease_grace_ns
     if is_first and f.gates and not core.was_restored and core.now_ns < p.replays_until_ns:
-        # What its leases hold is unknown until their holders have told of them.
+        # What its leases hold is unknown until their holders have reported them.
         p.awaits_replays = True
         if not 0 < core.awaits_until_ns <= p.replays_until_ns:
             core.awaits_until_ns = p.replays_until_ns

@@ -27,7 +27,7 @@
 
 cdef list changed_rows(Core core, int64_t now_ns, int64_t rows_max):
     """At most so many rows, and behind the last change those of all flows and of pools. A row
-    without a value is to be deleted. The first call has all rows told. O(rows)."""
+    without a value is to be deleted. The first call gives all rows. O(rows)."""
     cdef list rows = []
     cdef int32_t n
     check_range("rows_max", rows_max, 1, 1 << 20)

@@ -3,7 +3,7 @@
 # A pool is calm if another look at it changes nothing, however late, until something touches it:
 # it has no next request, and its level of load stands. Unless something waits that may run
 # anywhere, a dispatch leaves out calm pools. So an event costs what the pools that it concerns
-# cost, and not what all cost. Whoever changes what a look at a pool depends on touches the pool.
+# cost, and not what all cost. Code that changes what a look at a pool depends on touches the pool.
 
 @cython.final
 cdef class PoolOrder:

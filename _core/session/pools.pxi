@@ -6,7 +6,7 @@ cdef class PoolOffers(SessionState):
     cdef list faults  # tag, code, field, description
     cdef dict pools  # what it offers, and at which epoch
     cdef dict claims  # what it wants to offer, and another engine does; with the figures
-    cdef dict contests  # to be told: its pools that others claim, or it of others; by which client
+    cdef dict contests  # to be sent: its pools that others claim, or it of others; by which client
     cdef bint has_replayed  # all leases that it runs
 
     def __cinit__(self):
@@ -107,7 +107,7 @@ cdef class PoolOffers(SessionState):
         return 0
 
     cdef int answer(self) except -1:
-        """This stream lives, so nobody else gets its pools. O(contests + newcomers)."""
+        """This stream lives, so it keeps its pools. O(contests + newcomers)."""
         for key in list(self.core.contests):
             for each in self.core.contests.pop(key)[1] if key in self.pools else ():
                 if (<PoolOffers>each).claims.pop(key, None) is not None:
@@ -115,6 +115,6 @@ cdef class PoolOffers(SessionState):
         return 0
 
     cdef int refuse(self, bytes key) except -1:
-        """Tell a newcomer that the pool is another engine's."""
+        """Refuse a newcomer a pool, which is another engine's."""
         note(self.core, "pool_contested", key, 1, f"{self.client_id.decode()} was refused")
         return self.fault(0, CODE_FAILED_PRECONDITION, "pool.pool", rivals_text(key))

@@ -183,7 +183,7 @@ cdef class Session(PoolOffers):
         check_pool(key, &f)
         if self.core.sign_of_life_ns and self.is_contested(key, &f):
             return self.claim(key, &f)
-        self.claims.pop(key, None)  # a claim, of which it tells other figures now
+        self.claims.pop(key, None)  # a claim, for which it sends other figures now
         return self.offer(key, &f)
 
     cdef int supersede(self) except -1:

@@ -141,7 +141,7 @@ class Asking(Screen[None]):
             await self.app.push_screen(Request(request_id, self.tenant_meant()))
 
     def tenant_meant(self) -> str:
-        """Return the tenant of which the screen tells; empty: any."""
+        """Return the tenant that the screen shows; empty: any."""
         return ""
 
 

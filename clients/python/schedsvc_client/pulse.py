@@ -16,7 +16,7 @@ from __future__ import annotations
 _STEPS = 12
 """Ticks within the bound."""
 _STEPS_UNTIL_ASKED = 4
-"""After so many without a message, a beat asks for one."""
+"""After this many ticks without a message, a beat asks for one."""
 _BEATS_UNTIL_BACK = 2
 
 

@@ -39,7 +39,7 @@ class Heartbeat:
             self._timer = None
 
     def heard(self, beats: int) -> None:
-        """Take note of a message; `beats`: so many have been acknowledged in all."""
+        """Take note of a message; `beats`: how many have been acknowledged in all."""
         was_silent = self.is_silent
         is_beat, self._beats = beats > self._beats, beats
         if self._pulse.heard(time.monotonic_ns(), beat=is_beat):
