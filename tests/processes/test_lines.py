@@ -35,16 +35,17 @@ pytestmark = pytest.mark.alone
 
 @asynccontextmanager
 async def lined(
-    stand: Stand, folder: Path, faults: Faults, **settings: int
+    stand: Stand, folder: Path, faults: Faults, unreachable_after_s: int = 3, **settings: int
 ) -> AsyncIterator[tuple[Programs, Line]]:
     """A scheduler, and an engine whose gate reaches it over a line."""
+    after = str(unreachable_after_s)
     whole = config(**PATIENT)
     whole["limits"] |= settings
     sizes = EngineSizes(kv_tokens=40 * 64, context_tokens=512)
     programs = stand(whole, sizes, gate_target=f"unix:{folder}/line")
     programs.start_scheduler()
     async with Line(programs.target, f"unix:{folder}/line", faults, seed=7) as line:
-        await asyncio.to_thread(programs.start_engine)
+        await asyncio.to_thread(programs.start_engine, SCHEDSVC_UNREACHABLE_AFTER=after)
         yield programs, line
 
 
@@ -115,9 +116,9 @@ async def test_a_half_open_stream_is_closed_by_the_scheduler() -> None:
 async def test_a_half_open_stream_is_found_and_its_leases_are_taken_over(
     stand: Stand, folder: Path
 ) -> None:
-    """Nothing passes, and nobody is told. New connections pass: pings find the old one dead."""
+    """Nothing passes on the old connection: pings find it dead, before requests run without it."""
     async with (
-        lined(stand, folder, Faults(), keepalive_ms=1_000) as (programs, line),
+        lined(stand, folder, Faults(), 60, keepalive_ms=1_000) as (programs, line),
         client(programs.engine_url) as http,
         AsyncScheduler(programs.target) as scheduler,
     ):
