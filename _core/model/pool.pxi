@@ -52,7 +52,7 @@ ctypedef struct Pool:
     int64_t detached_at_ns  # when its last stream ended; 0: never offered
     int64_t replays_until_ns  # replays of unknown leases are accepted until then; 0: not offered
     int32_t gates, replayed  # streams that will offer it, and those that have replayed their leases
-    int64_t contest_told_ns  # when its streams were told last that another caller claims it
+    int64_t contest_told_ns  # of the last notice to its streams that another caller claims it
     bint awaits_replays  # nothing is granted before these are as many, or that time has come
     int32_t reason
     int32_t next  # request that it would grant if it could; -1: none
@@ -70,12 +70,12 @@ ctypedef struct Pool:
     int64_t* held  # blocks that are promised to each flow
     int32_t held_count
     int64_t engine_excess_tokens  # that the engine holds beyond all that was promised
-    int64_t owed_tokens  # promised before a restart to leases that nobody has told of yet
+    int64_t owed_tokens  # promised before a restart to leases that no shim has replayed yet
     int32_t overload  # LOAD_*, see overload.pxi
-    Rate drain  # what is granted while somebody waits
+    Rate drain  # what is granted while requests wait
     int64_t prefilling  # input of leases that is still to be computed, see forecast.pxi
     int64_t prefill_ns, prefill_tokens  # moving averages of times to the first output, and for what
-    int64_t prefill_error_ns, prefills_judged  # moving average of how wrong these were foretold
+    int64_t prefill_error_ns, prefills_judged  # moving average of their errors
     int64_t calm_since_ns  # it could fall since then; -1: it could not
     int64_t last_prefill_ns  # from the last grant whose first tokens were reported until then
     int64_t opened_ns  # moment at which it has stopped holding what waits; -1: none
@@ -110,5 +110,5 @@ cdef inline int64_t granted_at_ns(const Request* r) noexcept nogil:
 
 
 cdef inline int64_t unaccounted_tokens(const Pool* p) noexcept nogil:
-    # What is held besides the leases that are known; the engine may speak of those that are owed.
+    # What is held besides the known leases. The engine's figure may include what is owed.
     return max(p.engine_excess_tokens, p.owed_tokens)

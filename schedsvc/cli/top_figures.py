@@ -18,7 +18,7 @@ FLOWS_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A flow: a tenant in a class. What is not known yet is None."""
+    """A flow: a tenant in a class. An unknown figure is None."""
 
     flow: Any
     name: str
@@ -38,7 +38,7 @@ class Figures:
         self._taken: deque[tuple[float, Any, dict[tuple[str, str], Any]]] = deque()
 
     def add(self, snapshot: Any) -> None:
-        """Take a StatsResponse in. One of another process of the scheduler begins anew."""
+        """Take a StatsResponse in. After a restart of the scheduler, begin anew."""
         if self._taken and self._taken[-1][1].incarnation != snapshot.incarnation:
             self._taken.clear()
         now_s = self._clock()
@@ -163,7 +163,7 @@ class Column:
     title: str
     width: int
     text: Callable[[Row], str]
-    #: What is compared; larger comes first.
+    #: The column's sort key; rows with larger ones come first.
     order: Callable[[Row], Any]
     #: Columns of the terminal from which on there is room for it.
     from_width: int = 0

@@ -40,7 +40,7 @@ class Contests:
         return False
 
     def register(self, books: Books, now_ns: int, claim: Claim) -> bool:
-        """Let a stream offer a pool, or claim it. False: it is told that it may not."""
+        """Let a stream offer a pool, or claim it. False: the scheduler refuses it."""
         if not books.shares.may_register(books, now_ns, claim.conn, claim.principal, claim.pool):
             return False
         pool = books.pools.get(claim.pool)
@@ -75,7 +75,7 @@ class Contests:
         return refused
 
     def waiting(self) -> set[int]:
-        """Return the streams whose claims are not decided yet: they are told nothing else."""
+        """Return the streams whose claims are open: the scheduler sends them nothing else."""
         return {conn for claims in self._claims.values() for conn in claims}
 
     def closed(self, conn: int) -> None:
