@@ -179,6 +179,7 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
         return answer_repeat(core, i, ask)
     f.received += 1
     core.received += 1
+    fade(core, ask.flow)
     if f.first_queue != NONE:
         prefetch_line(&core.flows.queues[f.first_queue])
     i = record_of(core, ask)

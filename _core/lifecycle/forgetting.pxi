@@ -4,9 +4,32 @@
 # runs, no answer of it is stored, nothing is owed to it or by it, each of its counters is where a
 # newcomer begins or before, its buckets are full, and its outputs are predicted from those of all
 # flows. Its flow then goes to the tenant that asks, so no flow is ever without a tenant.
+#
+# Otherwise a tenant with enough outputs would keep its flow for good. So what they taught fades
+# some time after its last grant, whether or not it is forgotten.
 
 cdef enum:
     FORGET_LOOKS = 32  # flows that one new name looks at
+
+# For so long after its last grant, outputs of a flow at first sight are predicted from its own.
+cdef int64_t FADE_NS = 3_600_000_000_000
+
+
+cdef inline bint has_faded(Core core, int32_t flow) noexcept:
+    """Whether what a flow's outputs taught counts no more. O(1)."""
+    cdef const Flow* f = &core.flows.items[flow]
+    return (
+        core.flows.items[f.base].born and f.queued == 0 and f.live == 0
+        and f.granted_at_ns >= 0 and core.now_ns - f.granted_at_ns >= FADE_NS
+    )
+
+
+cdef inline void fade(Core core, int32_t flow) noexcept:
+    """Predict a flow as a newcomer if what it taught counts no more. O(1), then O(PAIRS_MAX)."""
+    if has_faded(core, flow):
+        core.predictor.forget_lengths(flow)
+        core.flows.items[flow].average_milli = 0
+        core.flows.changed.mark(flow)
 
 
 cdef int32_t reclaim_flow(Core core) except -2:
@@ -59,8 +82,6 @@ cdef bint may_forget_flow(Core core, int32_t flow) except -1:
         newcomer = max(<int64_t>0, flows.level[f.cls] - flows.credit())
     if f.vtc > newcomer or (flows.last_active[f.cls] == flow and not flows.lifts_queued):
         return False
-    if core.ahead == AHEAD_AVERAGE and f.average_milli:
-        return False
     while n != NONE:
         if flows.positions.items[n].key > flows.newcomer_at(f.cls, flows.positions.items[n].pool):
             return False
@@ -68,6 +89,10 @@ cdef bint may_forget_flow(Core core, int32_t flow) except -1:
     for positions in core.saved_positions.values():
         if flow in positions:
             return False
+    if has_faded(core, flow):
+        return True
+    if core.ahead == AHEAD_AVERAGE and f.average_milli:
+        return False
     return core.predictor.knows_little(flow)
 
 

@@ -269,8 +269,8 @@ cdef class Predictor:
                     return False
         return f.own.sketch == NULL
 
-    cdef void forget_flow(self, int32_t flow) noexcept:
-        """Forget what a flow has taught about itself. O(PAIRS_MAX)."""
+    cdef void forget_lengths(self, int32_t flow) noexcept:
+        """Forget how long a flow's outputs were. What was judged stays counted. O(PAIRS_MAX)."""
         cdef FlowLengths* f
         cdef int32_t k
         if flow >= self.flows_max:
@@ -281,7 +281,14 @@ cdef class Predictor:
             for k in range(PAIRS_MAX):
                 lengths_clear(&f.pairs[k].lengths)
             free(f.pairs)
-        memset(f, 0, sizeof(FlowLengths))
+            f.pairs = NULL
+        self.changed.mark(flow)
+
+    cdef void forget_flow(self, int32_t flow) noexcept:
+        """Forget what a flow has taught about itself. O(PAIRS_MAX)."""
+        if flow < self.flows_max:
+            self.forget_lengths(flow)
+            memset(&self.lengths_of[flow], 0, sizeof(FlowLengths))
 
     cdef void clear(self) noexcept:
         cdef int32_t i

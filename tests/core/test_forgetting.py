@@ -13,6 +13,7 @@ from .differential import Differential
 from .support import SECOND, totals
 from .test_first_sight import TOKEN, ask, change_rules, pair_of, scheduler, tenants
 
+HOUR = 3_600 * SECOND
 IDLE = 11 * SECOND  # after it a flow counts no more among those that share the pools
 
 
@@ -107,6 +108,41 @@ def test_a_tenant_that_would_gain_or_lose_is_kept(keep: Any) -> None:
     s.check()
 
 
+@pytest.mark.parametrize("policy", ["vtc", "vtc-predict"])
+def test_what_a_tenant_taught_keeps_it_for_an_hour(policy: str) -> None:
+    s = crowded(policy=policy)
+    predicted(s)
+    assert s.first_sight(HOUR + 2, b"new") == 0
+    assert s.first_sight(HOUR + 3, b"new") != 0
+    assert "old" not in tenants(s)
+
+
+def test_a_tenant_that_stayed_is_predicted_anew_after_an_hour() -> None:
+    s = crowded(flows_max=9)
+    predicted(s)
+    flow = s.flow_index(b"old")
+    reserved = []
+    for i, now_ns in enumerate((HOUR + 2, HOUR + 2, 2 * HOUR + 2)):
+        s.admit(now_ns, flow, b"again%d" % i, 10, 50)
+        (d,) = [d for d in s.poll(now_ns) if d.flow == flow]
+        reserved.append(d.reserved_tokens)
+        s.complete(now_ns, d.lease_id, d.pool_epoch, output_tokens=1)
+    assert reserved == [16, 16, 48]
+
+
+def test_a_restart_brings_back_nothing_that_has_faded() -> None:
+    s = crowded(flows_max=9)
+    predicted(s)
+    rows = dict(s.save(4, 1_000))
+    s.admit(HOUR + 3, s.flow_index(b"old"), b"again", 10, 50)
+    rows |= dict(s.save(HOUR + 3, 1_000))
+    again = scheduler(flows_max=9, samples_min=10)
+    again.set_saved(0, [(key, value, 0) for key, value in rows.items() if value is not None])
+    again.admit(1, again.flow_index(b"old"), b"new", 10, 50)
+    (d,) = [d for d in again.poll(1) if d.flow == again.flow_index(b"old")]
+    assert d.reserved_tokens == 48
+
+
 def test_a_tenant_is_kept_until_its_bucket_is_full() -> None:
     s = crowded()
     s.set_tenant_rule(3, b"old", requests=3)
@@ -183,6 +219,8 @@ def test_core_and_twin_forget_the_same_tenants(seed: int, policy: str) -> None:
     for step in range(300):
         idle_walk(pair, rnd, step)
         pair.now_ns += rnd.choice((0, 10**7, SECOND, 5 * SECOND, 20 * SECOND))
+        if step % 40 == 39:
+            pair.now_ns += rnd.choice((0, HOUR - 10 * SECOND, HOUR))
         pair.poll()
         pair.compare()
     if policy == "vtc":
@@ -202,7 +240,7 @@ def histories(draw: st.DrawFn) -> list[tuple[int, int, int, int]]:
 
 
 def replayed(
-    history: list[tuple[int, int, int, int]], busy: int, flows_max: int
+    history: list[tuple[int, int, int, int]], busy: int, away_ns: int, flows_max: int
 ) -> tuple[int, bool]:
     """Service of tenant 0 after its return among others that are backlogged all along, and
     whether it was forgotten before."""
@@ -232,7 +270,7 @@ def replayed(
     for tenant, tokens, output, wait_ms in history:
         run([(b"t%d" % tenant, tokens, output)])
         now_ns += wait_ms * 10**6
-    now_ns += IDLE
+    now_ns += away_ns
     others = [(b"t%d" % (1 + i % 2), 20, 20) for i in range(40)]
     run(others[:busy])
     s.first_sight(now_ns + IDLE, b"new")  # which takes the flow of who can be forgotten
@@ -244,11 +282,13 @@ def replayed(
     return sum(f == flow for f, _ in order[:40]), forgotten
 
 
-@settings(max_examples=60, deadline=None)
-@given(histories(), st.integers(0, 16))
-def test_a_forgotten_tenant_gets_no_more_than_one_that_stayed(history: Any, busy: int) -> None:
+@settings(max_examples=300, deadline=None)
+@given(histories(), st.integers(0, 16), st.sampled_from((IDLE, HOUR)))
+def test_a_forgotten_tenant_gets_no_more_than_one_that_stayed(
+    history: Any, busy: int, away_ns: int
+) -> None:
     names = len({tenant for tenant, *_ in history} | {1, 2})
-    got, forgotten = replayed(history, busy, flows_max=1 + names)
-    stayed, kept = replayed(history, busy, flows_max=100)
+    got, forgotten = replayed(history, busy, away_ns, flows_max=1 + names)
+    stayed, kept = replayed(history, busy, away_ns, flows_max=100)
     assert not kept
     assert got <= stayed, f"forgotten: {forgotten}"

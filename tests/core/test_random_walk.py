@@ -140,14 +140,14 @@ def twin_walk(seed: int, events: int) -> None:
     pair.drain()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_twin_agrees_on_a_walk(seed: int) -> None:
-    twin_walk(seed, events=4_000)
+    twin_walk(seed, events=3_000)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [3, 4, 5, *range(112, 128)])
+@pytest.mark.parametrize("seed", [*range(6), *range(112, 125)])
 def test_the_twin_agrees_on_longer_walks(seed: int) -> None:
     twin_walk(seed, events=8_000)
 

@@ -70,6 +70,7 @@ class Twin(OperatorActions):
         r.has_exact_input = not input_estimated
         self.flows[flow].received += 1
         self.totals["received"] += 1
+        self.tenants.fade(flow)
         r.work = self.work_of(r)
         refused = self._reason_to_refuse(r) or self.quotas.refusal(r) or self.refused_early(r)
         if refused := self.audit.outcome(r, refused):

@@ -122,9 +122,13 @@ class Predictor:
         known = [self.flows.get(flow), *self.pairs.get(flow, {}).values()]
         return not any(lengths and lengths.samples >= self.enough for lengths in known)
 
+    def forget_lengths(self, flow: int) -> None:
+        self.flows.pop(flow, None)
+        self.pairs.pop(flow, None)
+
     def forget_flow(self, flow: int) -> None:
-        for known in (self.flows, self.pairs, self.of_flow):
-            known.pop(flow, None)  # type: ignore[attr-defined]
+        self.forget_lengths(flow)
+        self.of_flow.pop(flow, None)
 
     def learn(self, flow: int, adapter: bytes, length: int) -> None:
         self.flows.setdefault(flow, Lengths(self.ppm)).learn(length)

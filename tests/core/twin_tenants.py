@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .twin_state import State
 
 FORGET_LOOKS = 32
+FADE_NS = 3_600 * 10**9
 LINGER_NS = 10 * 10**9
 
 
@@ -120,12 +121,26 @@ class Tenants:
             return False
         if state.lift_mode == "active" and state.last_active.get(f.cls) == flow:
             return False
-        if state.policy == "vtc-predict" and f.average_milli:
-            return False
         newcomer = {at: state.positions._newcomer(f.cls, at[1]) for at in state.positions.items}
         if any(p.key > newcomer[at] for at, p in state.positions.items.items() if at[0] == flow):
             return False
+        if self._has_faded(flow):
+            return True
+        if state.policy == "vtc-predict" and f.average_milli:
+            return False
         return state.predictor.knows_little(flow)
+
+    def _has_faded(self, flow: int) -> bool:
+        f = self.state.flows[flow]
+        if f.base not in self.born or any(r.flow == flow for r in self.state.requests):
+            return False
+        return f.granted_at_ns is not None and self.state.now_ns >= f.granted_at_ns + FADE_NS
+
+    def fade(self, flow: int) -> None:
+        """Predict a flow as a newcomer if its last grant is long ago."""
+        if self._has_faded(flow):
+            self.state.predictor.forget_lengths(flow)
+            self.state.flows[flow].average_milli = 0
 
     def _forget(self, base: int, name: bytes) -> None:
         state = self.state

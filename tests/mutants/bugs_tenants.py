@@ -45,4 +45,17 @@ TENANT_BUGS = (
         0,
         tests=(f"{FORGETTING}::test_a_tenant_is_kept_until_its_bucket_is_full",),
     ),
+    Mutant(
+        "fades-only-if-forgotten",
+        "what a tenant's outputs taught counts for good, unless the tenant is forgotten",
+        (
+            (
+                "lifecycle/forgetting.pxi",
+                "    if has_faded(core, flow):\n        core.predictor",
+                "    if BUG:\n        return\n",
+            ),
+        ),
+        0,
+        tests=(f"{FORGETTING}::test_a_tenant_that_stayed_is_predicted_anew_after_an_hour",),
+    ),
 )

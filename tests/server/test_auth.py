@@ -37,13 +37,8 @@ async def every_call(stub: SchedulerServiceStub, metadata: Any = ()) -> list[grp
         call = method(request, metadata=metadata)
         codes.append(await call.code())
     call = stub.Session(metadata=metadata)
-    hello = pb.SessionEvent(hello=pb.SessionHello(client_id="shim", incarnation=1))
-    try:
-        await call.write(pb.SessionRequest(seq=1, events=[hello]))
-        await call.read()
-        await call.done_writing()
-    except grpc.aio.AioRpcError:
-        pass
+    # No write: grpcio gives INTERNAL in place of the status if a stream ends during one.
+    await call.done_writing()
     codes.append(await call.code())
     return codes
 
