@@ -14,6 +14,7 @@ from email.message import Message
 from typing import Any, NamedTuple
 
 from schedsvc_vllm.answers import BadRequestError
+from schedsvc_vllm.image_sizes import ImageSizes
 from schedsvc_vllm.prompt_forms import PROMPTS_MAX, Measured, Route, Size, text_bytes
 
 BYTES_PER_S = 4_000
@@ -89,7 +90,7 @@ def seconds_of(sound: bytes) -> float:
     return len(sound) / BYTES_PER_S
 
 
-def _sound(body: Mapping[str, Any]) -> Measured:
+def _sound(body: Mapping[str, Any], _: ImageSizes) -> Measured:
     """Size the pieces of a sound, each with the text that goes before it."""
     file = body.get("file")
     if not isinstance(file, Upload) or not file.size:

@@ -77,6 +77,17 @@ class EngineView:
         return str(model) if known else ""
 
     @property
+    def image_patch_pixels(self) -> int:
+        """The side of the square of pixels that is a token; 0: the model does not tell it.
+
+        Only models that keep an image's resolution merge patches so, as Qwen's do: others scale
+        each image to one size.
+        """
+        model = self._config("model_config")
+        vision = getattr(getattr(model, "hf_config", None), "vision_config", None)
+        return _number(vision, "patch_size") * _number(vision, "spatial_merge_size")
+
+    @property
     def offers_telemetry(self) -> bool:
         """Whether `telemetry` has something to give, now or later."""
         if callable(getattr(self._state, "engine_telemetry", None)):

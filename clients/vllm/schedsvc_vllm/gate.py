@@ -224,6 +224,7 @@ class Gate:
             sizes=runtime.pool.sizes,
             count=runtime.engine.count_prompt_tokens,
             ratios=runtime.ratios,
+            images=runtime.images,
             tenant=identity.key,
             reads_answer=tally is None,
             asking=runtime.asking,

@@ -61,6 +61,9 @@ OPTIONS = {
     "queue-comments": "seconds between comments in a stream whose request waits (none)",
     "idempotency-keys": "on or off: requests with the same idempotency-key run once",
     "cors-origins": "origins whose pages may read refusals (the engine's --allowed-origins)",
+    "image-tokens": "tokens of an image whose size is unknown (1024)",
+    "image-patch-pixels": "side of the square of pixels that is a token; default: as vLLM says",
+    "image-tokens-max": "most tokens of an image (16384)",
     "send-stall": "seconds until a client that reads nothing of its answer is cut off",
 }
 

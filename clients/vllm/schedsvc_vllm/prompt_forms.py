@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from schedsvc_vllm import usage_forms
 from schedsvc_vllm.answers import BadRequestError, Dialect
 from schedsvc_vllm.estimate import MESSAGE_TOKENS, PART_TOKENS
+from schedsvc_vllm.image_sizes import ImageSizes
 from schedsvc_vllm.usage_forms import UsageForm
 
 PROMPTS_MAX = 1_024
@@ -21,12 +22,18 @@ PROMPTS_MAX = 1_024
 # knows the tokens.
 _WRITTEN_PARTS = frozenset(
     {
+        "custom_tool_call",
+        "custom_tool_call_output",
         "function_call",
         "function_call_output",
         "reasoning",
+        "redacted_thinking",
         "refusal",
         "thinking",
+        "tool_addition",
         "tool_call",
+        "tool_reference",
+        "tool_removal",
         "tool_result",
         "tool_use",
     }
@@ -65,7 +72,7 @@ class Route:
 
     path: str
     prompt_field: str
-    measure: Callable[[Mapping[str, Any]], Measured]
+    measure: Callable[[Mapping[str, Any], ImageSizes], Measured]
     limit_fields: tuple[str, ...] = ("max_tokens",)
     output_tokens_default: int | None = None
     # Its body holds prompts that are independent, each as long as the context.
@@ -119,10 +126,10 @@ def texts_or_ids(prompt: object, field: str, prompts_max: int = PROMPTS_MAX) -> 
     return Measured(sizes, only_text, exact=not any(size.text_bytes for size in sizes))
 
 
-def chat(body: Mapping[str, Any]) -> Measured:
+def chat(body: Mapping[str, Any], images: ImageSizes) -> Measured:
     """Size a conversation."""
     written = written_bytes(body, "tools", "documents")
-    return measured(conversation(body.get("messages"), "messages", written))
+    return measured(conversation(body.get("messages"), "messages", written, images))
 
 
 def text_bytes(text: str) -> int:
@@ -149,7 +156,7 @@ def measured(*said: Said) -> Measured:
     return Measured(sizes, only_text, has_tools=any(each.has_tools for each in said))
 
 
-def conversation(messages: object, field: str, written: int) -> Said:
+def conversation(messages: object, field: str, written: int, images: ImageSizes) -> Said:
     """Size a list of messages or items. The template writes `written` bytes besides."""
     outer = field.partition("[")[0]
     if not isinstance(messages, list) or not messages:
@@ -163,11 +170,11 @@ def conversation(messages: object, field: str, written: int) -> Said:
         if isinstance(content, str):
             size += text_bytes(content)
         elif isinstance(content, list):
-            said = content_size(content)
+            said = content_size(content, images)
             tokens, size = tokens + said.tokens, size + said.text_bytes
             has_tools = has_tools or _has_tools(content)
         elif "content" not in message and message.get("type") in _WRITTEN_PARTS:
-            said = _parts([message])
+            said = _parts([message], images)
             tokens, size, has_tools = tokens + said.tokens, size + said.text_bytes, True
             continue
         if not _WRITTEN_FIELDS.isdisjoint(message):
@@ -182,14 +189,14 @@ def _has_tools(content: object) -> bool:
     )
 
 
-def content_size(content: object) -> Size:
+def content_size(content: object, images: ImageSizes) -> Size:
     """Size what a message says: a text, or a list of parts."""
     if isinstance(content, str):
         return Size(0, text_bytes(content))
-    return _parts(content) if isinstance(content, list) else Size(0, 0)
+    return _parts(content, images) if isinstance(content, list) else Size(0, 0)
 
 
-def _parts(parts: Iterable[object]) -> Size:
+def _parts(parts: Iterable[object], images: ImageSizes) -> Size:
     tokens = size = 0
     written: list[Mapping[str, Any]] = []
     for part in parts:
@@ -203,10 +210,10 @@ def _parts(parts: Iterable[object]) -> Size:
             }
             written.append({name: value for name, value in part.items() if name not in inner})
             for value in inner.values():
-                said = content_size(value)
+                said = content_size(value, images)
                 tokens, size = tokens + said.tokens, size + said.text_bytes
         else:
-            tokens += PART_TOKENS
+            tokens += images.of_part(part) if isinstance(part, dict) else PART_TOKENS
     # At once: each ", " and the brackets are no part of them.
     return Size(tokens, size + (len(json.dumps(written)) - 2 * len(written) if written else 0))
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.estimate import TextKind, TokenRatios
+from schedsvc_vllm.image_sizes import UNKNOWN_MODEL, ImageSizes
 from schedsvc_vllm.prompt_forms import PROMPTS_MAX, Measured, Route
 
 INT_MAX = (1 << 31) - 1
@@ -107,6 +108,7 @@ def size_call(
     ratios: TokenRatios,
     tenant: str | bytes,
     reads_answer: bool,
+    images: ImageSizes = UNKNOWN_MODEL,
     asking: Asking = Asking.IN_EVERY_EVENT,
 ) -> Call:
     """Work out what a request may use. O(prompt). Raises BadRequestError naming the field.
@@ -119,7 +121,8 @@ def size_call(
     n = max(_count(params, "n", 1), _count(params, "best_of", 1)) if route.has_n else 1
     stream = _flag(body, "stream")
     limit_field, limit = _limit(route, params)
-    prompts = _prompts(route, body, count if route.countable else None, ratios, tenant)
+    measured = route.measure(body, images)
+    prompts = _prompts(route, body, measured, count if route.countable else None, ratios, tenant)
     tokens = prompts.tokens
     if not route.generates:
         _fit_batch(route, prompts, sizes)
@@ -267,12 +270,12 @@ def _limit(route: Route, params: Mapping[str, Any]) -> tuple[str, int | None]:
 def _prompts(
     route: Route,
     body: Mapping[str, Any],
+    measured: Measured,
     count: CountTokens | None,
     ratios: TokenRatios,
     tenant: str | bytes,
 ) -> Prompts:
     """Size each prompt: exactly for token ids or where the server counts, else estimated."""
-    measured: Measured = route.measure(body)
     sized = measured.prompts
     if measured.exact:
         return Prompts([_truncated(body, size.tokens) for size in sized], exact=True)

@@ -9,6 +9,7 @@ from schedsvc_vllm import usage_forms
 from schedsvc_vllm.answers import BadRequestError, Dialect
 from schedsvc_vllm.audio_routes import AUDIO_ROUTES
 from schedsvc_vllm.estimate import PART_TOKENS
+from schedsvc_vllm.image_sizes import ImageSizes
 from schedsvc_vllm.pooling_routes import POOLING_ROUTES
 from schedsvc_vllm.prompt_forms import (
     Measured,
@@ -47,11 +48,11 @@ def route_of(path: str, body: Mapping[str, Any]) -> Route:
 # Prompts of each form.
 
 
-def _completion(body: Mapping[str, Any]) -> Measured:
+def _completion(body: Mapping[str, Any], _: ImageSizes) -> Measured:
     return texts_or_ids(body.get("prompt"), "prompt")
 
 
-def _batch(body: Mapping[str, Any]) -> Measured:
+def _batch(body: Mapping[str, Any], images: ImageSizes) -> Measured:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadRequestError(
@@ -59,18 +60,19 @@ def _batch(body: Mapping[str, Any]) -> Measured:
         )
     check_number("messages", messages)
     conversations = [
-        conversation(each, f"messages[{number}]", 0) for number, each in enumerate(messages)
+        conversation(each, f"messages[{number}]", 0, images) for number, each in enumerate(messages)
     ]
     return measured(*conversations)
 
 
-def _anthropic(body: Mapping[str, Any]) -> Measured:
+def _anthropic(body: Mapping[str, Any], images: ImageSizes) -> Measured:
     written = written_bytes(body, "tools")
-    said = conversation(body.get("messages"), "messages", written)
-    return measured(said._replace(size=sum_sizes((said.size, content_size(body.get("system"))))))
+    said = conversation(body.get("messages"), "messages", written, images)
+    system = content_size(body.get("system"), images)
+    return measured(said._replace(size=sum_sizes((said.size, system))))
 
 
-def _responses(body: Mapping[str, Any]) -> Measured:
+def _responses(body: Mapping[str, Any], images: ImageSizes) -> Measured:
     """Size a response's input, which is a text or a list of items."""
     if body.get("background"):
         raise BadRequestError(
@@ -83,23 +85,24 @@ def _responses(body: Mapping[str, Any]) -> Measured:
     if isinstance(value, str):
         said = Said(Size(0, text_bytes(value) + written), bool(written), frames=1)
     else:
-        said = conversation(value, "input", written)
+        said = conversation(value, "input", written, images)
     # Kept at the server, and unknown to the gate.
     earlier = [name for name in ("previous_response_id", "prompt") if body.get(name)]
     unknown = Size(PART_TOKENS * len(earlier), 0)
     return measured(said._replace(size=sum_sizes((said.size, unknown))))
 
 
-def _generate(body: Mapping[str, Any]) -> Measured:
+def _generate(body: Mapping[str, Any], images: ImageSizes) -> Measured:
     token_ids = body.get("token_ids")
     if not isinstance(token_ids, list) or not token_ids:
         raise BadRequestError("token_ids: must be a list of token ids, and not empty", "token_ids")
     parts = body.get("content_parts")
-    unknown = PART_TOKENS * len(parts) if isinstance(parts, list) else 0
-    return Measured([Size(len(token_ids) + unknown, 0)], False, exact=not unknown)
+    said = content_size(parts, images) if isinstance(parts, list) else Size(0, 0)
+    size = said._replace(tokens=len(token_ids) + said.tokens)
+    return Measured([size], False, exact=not any(said))
 
 
-def _inputs(body: Mapping[str, Any]) -> Measured:
+def _inputs(body: Mapping[str, Any], _: ImageSizes) -> Measured:
     inputs = body.get("inputs")
     if not isinstance(inputs, str) or not inputs:
         raise BadRequestError("inputs: must be a text, and not empty", "inputs")

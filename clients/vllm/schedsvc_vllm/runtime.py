@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from schedsvc_client import ChannelCredentials, ClientOptions, tls_credentials
@@ -75,6 +76,10 @@ class Runtime:
         self._settings, self._started_ns = settings, started_ns
         self.pool: Pool = engine.pool(settings.pool, started_ns)
         self.ratios = TokenRatios()
+        self.images = replace(
+            settings.images,
+            patch_pixels=settings.images.patch_pixels or engine.image_patch_pixels,
+        )
         self.limit = LocalLimit(settings.fail_open_concurrency_min)
         self.ids = RequestIds()
         self.session = SchedulerSession(

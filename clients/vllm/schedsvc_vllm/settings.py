@@ -12,6 +12,7 @@ from pathlib import Path
 from schedsvc_client import api_key_hash
 from schedsvc_client.channel import Token, check_target
 
+from schedsvc_vllm.image_sizes import UNKNOWN_MODEL, ImageSizes
 from schedsvc_vllm.paths import canonical
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -104,6 +105,7 @@ class Settings:
     cors_origins: tuple[str, ...] = ()
     joins_retries: bool = False
     queue_comments_s: float = 0.0
+    images: ImageSizes = UNKNOWN_MODEL
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -145,6 +147,7 @@ class Settings:
             joins_retries=read.flag("SCHEDSVC_IDEMPOTENCY_KEYS", False),
             cors_origins=read.origins("SCHEDSVC_CORS_ORIGINS"),
             send_stall_s=read.seconds("SCHEDSVC_SEND_STALL", 30.0),
+            images=read.images(),
         )
 
 
@@ -226,6 +229,14 @@ class _Reader:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise SettingsError(f"{name}: {origin!r} is not * or https://HOST[:PORT]")
         return origins
+
+    def images(self) -> ImageSizes:
+        default, most = UNKNOWN_MODEL, 1 << 20
+        return ImageSizes(
+            tokens=self.number("SCHEDSVC_IMAGE_TOKENS", default.tokens, most),
+            patch_pixels=self.number("SCHEDSVC_IMAGE_PATCH_PIXELS", maximum=4_096),
+            tokens_max=self.number("SCHEDSVC_IMAGE_TOKENS_MAX", default.tokens_max, most),
+        )
 
     def headers(self, name: str) -> tuple[str, ...]:
         names = tuple(part.strip().lower() for part in self.raw(name).split(",") if part.strip())

@@ -1,0 +1,274 @@
+"""An image has one size wherever a body holds it, and its bytes are never text."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+from PIL import Image
+from schedsvc_vllm.engine import EngineView
+from schedsvc_vllm.estimate import MESSAGE_TOKENS, PART_TOKENS, TokenRatios
+from schedsvc_vllm.gate import Gate
+from schedsvc_vllm.image_sizes import UNKNOWN_MODEL, ImageSizes, dimensions
+from schedsvc_vllm.request_sizing import Call, Sizes, parse_json, size_call
+from schedsvc_vllm.routes import ROUTES
+from schedsvc_vllm.settings import Settings, SettingsError
+
+from .asgi import Exchange, owner
+from .fake_scheduler import FakeScheduler
+
+PATCH = 28
+FORMATS = ("PNG", "GIF", "JPEG", "WEBP")
+QWEN = ImageSizes(patch_pixels=PATCH)
+
+
+def encoded(image: Image.Image, form: str, **options: Any) -> str:
+    out = io.BytesIO()
+    image.save(out, form, **options)
+    return base64.b64encode(out.getvalue()).decode()
+
+
+def noise(width: int, height: int) -> Image.Image:
+    pixels = random.Random(1).randbytes(width * height * 3)
+    return Image.frombytes("RGB", (width, height), pixels)
+
+
+#: 180 kB of base64: as text they would be 54,000 tokens.
+DATA = encoded(noise(300, 150), "PNG")
+TOKENS = 11 * 6
+URL = f"data:image/png;base64,{DATA}"
+SOURCE = {"type": "base64", "media_type": "image/png", "data": DATA}
+
+#: Path, and its body with the image.
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "messages": (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": SOURCE}]}]},
+    ),
+    "messages-data-url": (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": [
+            {"type": "image", "source": {"type": "url", "url": URL}}]}]},
+    ),
+    "messages-tool-result": (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "t",
+             "content": [{"type": "image", "source": SOURCE}]}]}]},
+    ),
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": URL}}]}]},
+    ),
+    "chat-plain-url": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"image_url": URL}]}]},
+    ),
+    "chat-tool": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "tool", "tool_call_id": "t", "content": [
+            {"type": "image_url", "image_url": {"url": URL}}]}]},
+    ),
+    "chat-batch": (
+        "/v1/chat/completions/batch",
+        {"messages": [[{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": URL}}]}]]},
+    ),
+    "responses": (
+        "/v1/responses",
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": URL}]}]},
+    ),
+    "responses-output": (
+        "/v1/responses",
+        {"input": [{"type": "function_call_output", "call_id": "c", "output": [
+            {"type": "input_image", "image_url": URL}]}]},
+    ),
+    "responses-custom-output": (
+        "/v1/responses",
+        {"input": [{"type": "custom_tool_call_output", "call_id": "c", "output": [
+            {"type": "input_image", "image_url": URL}]}]},
+    ),
+    "generate": (
+        "/inference/v1/generate",
+        {"token_ids": [1] * MESSAGE_TOKENS, "sampling_params": {}, "content_parts": [
+            {"type": "image_url", "image_url": {"url": URL}}]},
+    ),
+    "embeddings": (
+        "/v1/embeddings",
+        {"messages": [{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": URL}}]}]},
+    ),
+    "pooling-plugin": ("/pooling", {"data": {"image": URL}}),
+    "pooling-base64": ("/pooling", {"data": [{"image": DATA}]}),
+    "embed": ("/v2/embed", {"images": [URL]}),
+    "embed-inputs": (
+        "/v2/embed",
+        {"inputs": [{"content": [{"type": "image_url", "image_url": {"url": URL}}]}]},
+    ),
+}  # fmt: skip
+
+
+def size(path: str, body: dict[str, Any], images: ImageSizes = QWEN) -> Call:
+    raw = json.dumps(body).encode()
+    return size_call(
+        ROUTES[path],
+        raw,
+        parse_json(raw),
+        sizes=Sizes(1 << 20, 1 << 20),
+        count=None,
+        ratios=TokenRatios(),
+        tenant="t",
+        reads_answer=True,
+        images=images,
+    )
+
+
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize(("images", "tokens"), [(QWEN, TOKENS), (UNKNOWN_MODEL, PART_TOKENS)])
+def test_an_image_has_one_size_in_every_body(name: str, images: ImageSizes, tokens: int) -> None:
+    path, body = BODIES[name]
+    call = size(path, body, images)
+    assert tokens <= call.prompts.tokens[0] < tokens + 40  # a frame, and how a tool's result says
+    assert call.prompts.text_bytes == 0  # nothing to learn from
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@given(st.integers(1, 700), st.integers(1, 700), st.booleans(), st.booleans())
+def test_every_format_tells_its_width_and_height(
+    form: str, width: int, height: int, other: bool, as_url: bool
+) -> None:
+    options: dict[str, dict[str, Any]] = {
+        "PNG": {"optimize": other},
+        "GIF": {"interlace": other},
+        "JPEG": {"progressive": other, "exif": b"Exif\0\0" + b"x" * 60_000, "dpi": (72, 72)},
+        "WEBP": {"lossless": other},
+    }
+    text = encoded(Image.new("RGB", (width, height)), form, **options[form])
+    if as_url:
+        text = f"data:image/{form.lower()};base64,{text}"
+    assert dimensions(text) == (width, height)
+
+
+def test_webp_with_an_alpha_channel_tells_its_size() -> None:
+    text = encoded(Image.new("RGBA", (301, 17), (1, 2, 3, 4)), "WEBP", exif=b"Exif\0\0x")
+    assert base64.b64decode(text)[12:16] == b"VP8X"
+    assert dimensions(text) == (301, 17)
+
+
+def test_size_of_a_jpeg_stands_behind_a_large_profile() -> None:
+    text = encoded(noise(64, 33), "JPEG", icc_profile=b"p" * 600_000)
+    assert dimensions(text) == (64, 33)
+
+
+VALID = [encoded(noise(40, 30), form) for form in FORMATS]
+
+
+@given(
+    st.sampled_from(VALID),
+    st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=4),
+    st.integers(0, 400),
+)
+def test_a_broken_image_has_the_size_of_an_unknown_one(
+    text: str, changes: list[tuple[int, int]], end: int
+) -> None:
+    data = bytearray(base64.b64decode(text)[:end])
+    for at, byte in changes:
+        if data:
+            data[at % len(data)] = byte
+    told = dimensions(base64.b64encode(data).decode())
+    assert told is None or (min(told) > 0 and max(told) < 1 << 32)
+    assert 1 <= QWEN.of_text(base64.b64encode(data).decode()) <= QWEN.tokens_max
+
+
+@given(st.text(max_size=60), st.sampled_from(["", "data:", "data:image/png;base64,", "/9j/"]))
+def test_any_text_in_place_of_an_image_has_a_size(text: str, start: str) -> None:
+    assert 1 <= QWEN.of_text(start + text) <= QWEN.tokens_max
+    part = {"type": "image", "source": {"data": start + text}}
+    assert QWEN.of_part(part) == QWEN.of_text(start + text)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
+        {"type": "image_url", "image_url": {"url": "data:image/png,plain"}},
+        {"type": "image_url", "image_url": {}},
+        {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}},
+        {"type": "image", "source": {"type": "base64", "data": 5}},
+        {"type": "image", "source": None},
+        {"type": "input_image", "file_id": "f"},
+        {"type": "input_image", "image_url": base64.b64encode(b"BM" + b"x" * 90).decode()},
+    ],
+)
+def test_an_image_that_cannot_be_read_has_the_stated_size(part: dict[str, Any]) -> None:
+    assert ImageSizes(tokens=77, patch_pixels=PATCH).of_part(part) == 77
+
+
+def test_a_sound_is_no_image() -> None:
+    images = ImageSizes(tokens=77, patch_pixels=PATCH)
+    assert images.of_part({"type": "input_audio", "input_audio": {"data": DATA}}) == PART_TOKENS
+
+
+def test_a_jpeg_of_many_segments_is_given_up() -> None:
+    endless = b"\xff\xd8" + b"\xff\xe1\0\x02" * 100_000
+    assert dimensions(base64.b64encode(endless).decode()) is None
+
+
+def test_an_image_counts_no_more_than_the_most() -> None:
+    header = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (1 << 31).to_bytes(4) * 2
+    text = base64.b64encode(header + b"x" * 9).decode()
+    assert QWEN.of_text(text) == 16_384
+    assert ImageSizes(patch_pixels=PATCH, tokens_max=2_880).of_text(text) == 2_880
+
+
+def test_the_engine_tells_the_patches_of_a_model_that_keeps_resolution() -> None:
+    def told(**vision: Any) -> int:
+        model = SimpleNamespace(hf_config=SimpleNamespace(vision_config=SimpleNamespace(**vision)))
+        state = SimpleNamespace(vllm_config=SimpleNamespace(model_config=model))
+        app: Any = SimpleNamespace(state=state)
+        return EngineView({"app": app}, app).image_patch_pixels
+
+    assert told(patch_size=14, spatial_merge_size=2) == 28  # Qwen2-VL
+    assert told(patch_size=16, spatial_merge_size=2) == 32  # Qwen3-VL
+    assert told(patch_size=14, image_size=336) == 0  # LLaVA: scaled to one size
+    assert told() == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/responses"])
+async def test_the_gate_sizes_images_as_it_is_set(fake: FakeScheduler, path: str) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}", "more_body": False})
+
+    name = {
+        "/v1/messages": "messages",
+        "/v1/chat/completions": "chat",
+        "/v1/responses": "responses",
+    }
+    body = BODIES[name[path]][1] | {"max_tokens": 9}
+    for number, (variables, tokens) in enumerate(
+        [({}, PART_TOKENS), ({"SCHEDSVC_IMAGE_TOKENS": "576"}, 576),
+         ({"SCHEDSVC_IMAGE_PATCH_PIXELS": "28"}, TOKENS),
+         ({"SCHEDSVC_IMAGE_PATCH_PIXELS": "2", "SCHEDSVC_IMAGE_TOKENS_MAX": "640"}, 640)]
+    ):  # fmt: skip
+        settings = Settings.from_environment(
+            {"SCHEDSVC_TARGET": fake.target, "SCHEDSVC_POOL_MAX_MODEL_TOKENS": "8000"} | variables
+        )
+        gate = Gate(app, settings)
+        await Exchange(gate, json.dumps(body).encode(), path, owner=owner()).run()
+        [sized] = fake.admits[number].input_tokens
+        assert sized - MESSAGE_TOKENS in (tokens, tokens + 1)
+        await gate._close()
+
+
+def test_a_wrong_size_of_images_is_named() -> None:
+    with pytest.raises(SettingsError, match="SCHEDSVC_IMAGE_PATCH_PIXELS: must be a whole number"):
+        Settings.from_environment({"SCHEDSVC_TARGET": "x:1", "SCHEDSVC_IMAGE_PATCH_PIXELS": "0"})
