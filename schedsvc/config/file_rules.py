@@ -9,7 +9,7 @@ from typing import Any
 from schedsvc.config.rule_helpers import Finding, mapping
 from schedsvc.config.yaml_positions import Path
 
-__all__ = ["UNIX_PATH_BYTES_MAX", "file_advice", "file_findings", "socket_findings"]
+__all__ = ["UNIX_PATH_BYTES_MAX", "file_advice", "file_findings", "socket_findings", "unreadable"]
 
 UNIX_PATH_BYTES_MAX = 107
 
@@ -46,6 +46,15 @@ def socket_findings(name: str, where: Path, folder: FilePath) -> Iterator[Findin
         yield where, f"{path} is a folder; name a socket in it"
     else:
         yield from _folder_to_write(path.parent, where)
+
+
+def unreadable(path: FilePath) -> str:
+    """Return why a file cannot be read; empty if it can."""
+    try:
+        with path.open("rb"):
+            return ""
+    except OSError as error:
+        return f"cannot read {path}: {error.strerror}"
 
 
 def _file_to_write(name: object, where: Path, folder: FilePath) -> Iterator[Finding]:
