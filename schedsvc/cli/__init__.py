@@ -31,6 +31,10 @@ _SERVICE = {
     "mode": ("schedsvc.cli.mode:mode", "Enforce decisions or only count them, for all at once."),
     "tenants": ("schedsvc.cli.release:tenants", "Forgive what a tenant's quota owes."),
     "pools": ("schedsvc.cli.release:pools", "Release a pool for another caller."),
+    "cluster": (
+        "schedsvc.cli.cluster:cluster",
+        "Prepare and inspect the store that the schedulers of a cluster share.",
+    ),
     "completion": (
         "schedsvc.cli.completion:completion",
         "Print the completion script of a shell.",
@@ -56,7 +60,7 @@ _LAB = {
 _COMMANDS = _SERVICE | {name: (f"schedsvc.lab.{at}", text) for name, (at, text) in _LAB.items()}
 
 #: The extra that brings what a command needs.
-_EXTRAS = dict.fromkeys(_LAB, "lab") | {"top": "top"}
+_EXTRAS = dict.fromkeys(_LAB, "lab") | {"cluster": "cluster", "top": "top"}
 
 _INSTALL_LAB = "pip install 'schedsvc[lab]'"
 

@@ -54,6 +54,10 @@ def used_files(data: dict[str, Any], file: FilePath) -> dict[str, str]:
         use(entry.get("unix"), (*where, "unix"))
         for key, name in mapping(entry.get("tls")).items():
             use(name, (*where, "tls", key))
+    store = mapping(mapping(data.get("cluster")).get("store"))
+    use(store.get("password_file"), ("cluster", "store", "password_file"))
+    for key, name in mapping(store.get("tls")).items():
+        use(name, ("cluster", "store", "tls", key))
     return used
 
 

@@ -9,7 +9,7 @@ import os
 import stat
 from pathlib import Path
 
-__all__ = ["kind_of", "path_in", "read_file"]
+__all__ = ["kind_of", "path_in", "read_file", "unreadable"]
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -60,6 +60,15 @@ def read_file(path: Path, bytes_max: int = 1 << 20) -> bytes:
     if len(content) > bytes_max:
         raise OSError(errno.EFBIG, f"it is larger than {_size(bytes_max)}", str(path))
     return content
+
+
+def unreadable(path: Path) -> str:
+    """Return why a file cannot be read; empty if it can. O(file)."""
+    try:
+        read_file(path)
+    except OSError as error:
+        return f"cannot read {path}: {error.strerror}"
+    return ""
 
 
 def _usable(path: Path) -> Path:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr
 
+from schedsvc.config.cluster import Cluster
 from schedsvc.config.explain import type_name
 from schedsvc.config.files import path_in
 from schedsvc.config.network import (
@@ -403,6 +404,7 @@ class Config(Section):
     log: Log = Log()
     record: FilePath | None = None
     state: State | None = None
+    cluster: Cluster | None = None
 
     _folder: Path = PrivateAttr(default=Path())
 

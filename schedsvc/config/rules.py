@@ -13,8 +13,9 @@ from typing import Any
 
 from schedsvc.config.auth_rules import has_tokens, principal_advice, principal_findings, proof_kind
 from schedsvc.config.class_rules import class_findings
+from schedsvc.config.cluster import cluster_advice, cluster_findings
 from schedsvc.config.file_rules import file_advice, file_findings, socket_findings
-from schedsvc.config.files import path_in, read_file
+from schedsvc.config.files import path_in, unreadable
 from schedsvc.config.models import Scheduler
 from schedsvc.config.pool_rules import pool_findings
 from schedsvc.config.quota_rules import quota_findings
@@ -45,6 +46,7 @@ def broken_rules(data: Any, file: FilePath, environ: Mapping[str, str]) -> Itera
     yield from quota_findings(data)
     yield from pool_findings(data)
     yield from file_findings(data, file)
+    yield from cluster_findings(data, folder)
     scheduler = mapping(data.get("scheduler"))
     for limit in ("queue_max", "queue_tokens_max"):
         yield from _queue_limits(scheduler, limit)
@@ -104,6 +106,7 @@ def advice(data: Any, folder: FilePath) -> Iterator[Finding]:
         yield where, "binds only in dry_run, because unknown_tenants says refuse"
     yield from tenant_rule_advice(data)
     yield from file_advice(data, folder)
+    yield from cluster_advice(data)
 
 
 def _listeners(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
@@ -176,7 +179,7 @@ def _tls(tls: dict[str, Any], path: Path, folder: FilePath) -> Iterator[Finding]
     readable = True
     for name in ("cert", "key", "client_ca"):
         if isinstance(tls.get(name), str):
-            problem = _unreadable(path_in(folder, tls[name]))
+            problem = unreadable(path_in(folder, tls[name]))
             if problem:
                 yield (*path, name), problem
                 readable = False
@@ -197,14 +200,6 @@ def _ssl(load: Callable[[], None], path: Path, message: str) -> Iterator[Finding
     except (ssl.SSLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None)
         yield path, f"{message} ({reason.lower().replace('_', ' ')})" if reason else message
-
-
-def _unreadable(path: FilePath) -> str:
-    try:
-        read_file(path)
-    except OSError as error:
-        return f"cannot read {path}: {error.strerror}"
-    return ""
 
 
 def _tenants(data: dict[str, Any]) -> Iterator[Finding]:

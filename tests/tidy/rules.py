@@ -76,6 +76,8 @@ ROOMS: dict[str, Room] = {
         " schedsvc_client.v1",
         "aiohttp grpc grpc_health grpc_reflection prometheus_client structlog uvloop",
     ),
+    # Members of a cluster; the server imports it only if the configuration has that key.
+    "schedsvc.cluster": room("schedsvc.config schedsvc.driver", "redis structlog"),
     # A process of its own before it: knows tokens and bytes, and decides nothing.
     "schedsvc.edge": room(
         "schedsvc.service schedsvc.status schedsvc.server schedsvc.config",
@@ -162,6 +164,11 @@ ROOMS: dict[str, Room] = {
     "schedsvc.cli": room(
         "schedsvc schedsvc.config schedsvc.printable schedsvc.request_ids schedsvc.tables"
         " schedsvc.server schedsvc.edge schedsvc_client",
+        "click rich",
+        prints=True,
+    ),
+    "schedsvc.cli.cluster": room(
+        "schedsvc.cli schedsvc.cluster schedsvc.config schedsvc.printable",
         "click rich",
         prints=True,
     ),

@@ -22,6 +22,7 @@ PROJECTS = {
 # Modules whose packages an extra names.
 EXTRAS = {
     "schedsvc.cli.top_app": ("top",),
+    "schedsvc.cluster": ("cluster",),
     "schedsvc.lab": ("lab",),
     "schedsvc.lab.workload.parquet": ("lab", "parquet"),
     "schedsvc_vllm.jwt_tokens": ("jwt",),

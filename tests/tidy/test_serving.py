@@ -1,4 +1,4 @@
-"""Serving imports nothing of the laboratory: neither its modules nor its packages."""
+"""Serving imports nothing of the laboratory or of a cluster, neither modules nor packages."""
 
 import subprocess
 import sys
@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 
-LAB = "schedsvc.lab"
+LAB = ("schedsvc.lab", "schedsvc.cluster")
 LAB_PACKAGES = (
-    "httptools", "jinja2", "matplotlib", "numpy", "starlette", "textual", "tokenizers", "uvicorn"
+    "httptools", "jinja2", "matplotlib", "numpy", "redis", "starlette", "textual", "tokenizers",
+    "uvicorn",
 )  # fmt: skip
 
 # The command resolves to its implementation, as it does when an operator types it.
@@ -22,8 +23,8 @@ print("\\n".join(sys.modules))
 
 
 def lab_parts(names: Iterable[str]) -> list[str]:
-    """Return the modules that belong to the laboratory or to a package that only it needs."""
-    roots = (LAB, *LAB_PACKAGES)
+    """Return the modules that are not for serving, or belong to a package that only they need."""
+    roots = (*LAB, *LAB_PACKAGES)
     return sorted(n for n in names if any(n == r or n.startswith(r + ".") for r in roots))
 
 

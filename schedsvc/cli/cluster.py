@@ -1,0 +1,151 @@
+"""`schedsvc cluster`: make the store of a cluster ready, and look at it."""
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from schedsvc.cli.starting import config_option, read_config
+from schedsvc.cluster.admin import StoreStatus, init_store, status_of
+from schedsvc.cluster.errors import StoreError
+from schedsvc.cluster.joining import fingerprint_of
+from schedsvc.cluster.store import Address
+from schedsvc.config import Config
+from schedsvc.config.cluster import Cluster
+from schedsvc.printable import printable
+
+T = TypeVar("T")
+
+_EPILOG = """\b
+Example:
+  schedsvc cluster init --config schedsvc.yaml --admin-password-file /root/valkey.password
+  schedsvc cluster status --config schedsvc.yaml
+"""
+_INIT_EPILOG = """\b
+Example:
+  schedsvc cluster init --config schedsvc.yaml --admin-password-file /root/valkey.password
+
+If the first of `cluster.store.urls` names a user (redis://USER@HOST:PORT), the command also makes
+that user with the password of `cluster.store.password_file`, and limits it to the keys and commands
+of this cluster. Run the command again after an upgrade that asks for it.
+"""
+_STATUS_EPILOG = """\b
+Example:
+  schedsvc cluster status --config schedsvc.yaml
+  schedsvc cluster status --config schedsvc.yaml --json
+"""
+
+
+@click.group(epilog=_EPILOG)
+def cluster() -> None:
+    """Prepare and inspect the store that the schedulers of a cluster share."""
+
+
+@cluster.command(epilog=_INIT_EPILOG)
+@config_option("Configuration file of any member.")
+@click.option(
+    "--admin-user",
+    metavar="USER",
+    help="User of the store that may load functions and change users; default: the store's own.",
+)
+@click.option(
+    "--admin-password-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="File that contains the password of that user.",
+)
+def init(config_file: Path, admin_user: str | None, admin_password_file: Path | None) -> None:
+    """Load the functions into the store, and create the user of the members."""
+    config, settings = _settings(config_file)
+    proof = None if admin_password_file is None else admin_password_file.read_text().strip()
+
+    async def each(address: Address) -> str:
+        admin = dataclasses.replace(address, user=admin_user, password=proof)
+        kept = await init_store(admin, settings.name, address.user, address.password)
+        text = f"store {address.text}: functions loaded"
+        if address.user is not None:
+            text += f", user {address.user} may use the keys of cluster {settings.name}"
+        return text if kept else f"{text}; the store forgets the user at its restart: set aclfile"
+
+    for address in _addresses(config, settings):
+        if address.user is not None and address.password is None:
+            raise click.ClickException(
+                f"user {address.user} needs a password; name a file in cluster.store.password_file"
+            )
+        click.echo(printable(_run(each, address)))
+
+
+@cluster.command(epilog=_STATUS_EPILOG)
+@config_option("Configuration file of any member.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def status(config_file: Path, as_json: bool) -> None:
+    """Show the members that the store knows; exit with status 1 if it cannot be used."""
+    config, settings = _settings(config_file)
+
+    async def first(address: Address) -> StoreStatus:
+        return await status_of(address, settings.name)
+
+    problems = []
+    for address in _addresses(config, settings):
+        try:
+            found = _run(first, address)
+        except click.ClickException as error:
+            problems.append(error.message)
+            continue
+        _show(address, found, fingerprint_of(config), as_json)
+        return
+    raise click.ClickException("\n".join(problems))
+
+
+def _settings(config_file: Path) -> tuple[Config, Cluster]:
+    config, _ = read_config(config_file, None)
+    if config.cluster is None:
+        raise click.ClickException(f"{config_file} has no section `cluster`; see docs/cluster.md")
+    return config, config.cluster
+
+
+def _addresses(config: Config, settings: Cluster) -> list[Address]:
+    try:
+        return [Address.of(url, settings.store, config.resolve) for url in settings.store.urls]
+    except StoreError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _run(work: Callable[[Address], Awaitable[T]], address: Address) -> T:
+    async def call() -> T:
+        return await work(address)
+
+    try:
+        return asyncio.run(call())
+    except StoreError as error:
+        raise click.ClickException(printable(str(error))) from None
+
+
+def _show(address: Address, found: StoreStatus, fingerprint: str, as_json: bool) -> None:
+    members: list[dict[str, Any]] = [
+        {
+            "name": member.name,
+            "incarnation": member.incarnation,
+            "alive": member.left_ms > 0,
+            "same_configuration": member.fingerprint == fingerprint,
+        }
+        for member in found.members
+    ]
+    if as_json:
+        shown = {"store": address.text, "change_number": found.change_number, "rows": found.rows}
+        click.echo(json.dumps({**shown, "members": members}, indent=2))
+        return
+    click.echo(f"store {address.text}: change {found.change_number:,}, {found.rows:,} totals")
+    table = Table(box=None, pad_edge=False)
+    for heading in ("member", "state", "configuration"):
+        table.add_column(heading)
+    for member in members:
+        state = "alive" if member["alive"] else "gone"
+        same = "as in this file" if member["same_configuration"] else "differs from this file"
+        table.add_row(printable(member["name"]), state, same)
+    Console(highlight=False, markup=False).print(table)

@@ -1,0 +1,76 @@
+"""What an operator does with the store: make it ready, and look at it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from schedsvc.cluster.errors import StoreError, StoreRefusedError
+from schedsvc.cluster.library import acl_rules, functions_source, info_problem, keys_of
+from schedsvc.cluster.store import Address, connect, open_checked
+
+__all__ = ["MemberSeen", "StoreStatus", "init_store", "status_of"]
+
+
+@dataclass(frozen=True)
+class MemberSeen:
+    """A member as the store knows it."""
+
+    name: str
+    incarnation: str
+    fingerprint: str
+    #: Milliseconds until the store counts it as gone; below 0: so long ago.
+    left_ms: int
+
+
+@dataclass(frozen=True)
+class StoreStatus:
+    """What the store holds of a cluster."""
+
+    change_number: int
+    rows: int
+    members: list[MemberSeen]
+
+
+async def init_store(
+    address: Address, cluster: str, user: str | None, password: str | None
+) -> bool:
+    """Load the functions, and let `user`, if any, do what members do with this password.
+
+    The address carries an operator's credentials. Returns whether the store will still know the
+    user after its restart. Raises StoreError.
+    """
+    connection = await connect(address)
+    try:
+        problem = info_problem((await connection.command("INFO")).decode(errors="replace"))
+        if problem:
+            raise StoreRefusedError(f"store {address.text} {problem}")
+        await connection.command("FUNCTION", "LOAD", "REPLACE", functions_source())
+        if user is None:
+            return True
+        rules = ["reset", "on", *acl_rules(cluster), *([f">{password}"] if password else [])]
+        await connection.command("ACL", "SETUSER", user, *rules)
+        try:
+            await connection.command("ACL", "SAVE")
+        except StoreRefusedError:
+            raise
+        except StoreError:
+            return False  # it was started without an ACL file
+        return True
+    finally:
+        await connection.close()
+
+
+async def status_of(address: Address, cluster: str) -> StoreStatus:
+    """Return what the store holds of a cluster. Raises StoreError. O(members)."""
+    connection = await open_checked(address)
+    try:
+        found: list[Any] = await connection.call("schedsvc_status", keys_of(cluster))
+    finally:
+        await connection.close()
+    number, _, rows, now_ms = found[:4]
+    members = []
+    for name, value in zip(found[4::2], found[5::2], strict=True):
+        due_ms, incarnation, _, fingerprint = value.decode().split(" ")
+        left_ms = int(due_ms) - int(now_ms)
+        members.append(MemberSeen(name.decode(), incarnation, fingerprint, left_ms))
+    members.sort(key=lambda member: member.name)
+    return StoreStatus(int(number), int(rows), members)

@@ -1,0 +1,11 @@
+"""How an exchange with the store can fail."""
+
+__all__ = ["StoreError", "StoreRefusedError"]
+
+
+class StoreError(Exception):
+    """The store does not answer, or not as it should; the next try may succeed."""
+
+
+class StoreRefusedError(StoreError):
+    """The store cannot be used as it is; the message says what an operator has to change."""

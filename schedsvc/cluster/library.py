@@ -1,0 +1,50 @@
+"""What the store has to hold and allow: its functions, its keys, and the user of the members."""
+
+from importlib.resources import files
+
+__all__ = ["FUNCTIONS_VERSION", "acl_rules", "functions_source", "info_problem", "keys_of"]
+
+#: As in functions.lua; a change of what a function takes or returns raises both.
+FUNCTIONS_VERSION = "1"
+_VERSION_MIN = (7, 0)
+#: Keys of functions.lua, in its order.
+_KEYS = ("number", "life", "index", "rows", "minutes", "members")
+#: What a member sends, and what the functions call on its behalf.
+_COMMANDS = (
+    "auth", "fcall", "hello", "info", "ping", "select",
+    "get", "hdel", "hget", "hgetall", "hlen", "hset", "incr", "pexpire", "set", "time",
+    "zadd", "zcount", "zrange", "zrem", "zremrangebyscore",
+)  # fmt: skip
+
+
+def functions_source() -> str:
+    """Return the source of the functions, as FUNCTION LOAD takes it."""
+    return (files("schedsvc.cluster") / "functions.lua").read_text()
+
+
+def keys_of(cluster: str) -> list[str]:
+    """Return the keys of a cluster, all in one hash slot."""
+    return [f"{{schedsvc:{cluster}}}:{key}" for key in _KEYS]
+
+
+def acl_rules(cluster: str) -> list[str]:
+    """Return what the user of a cluster's members may do, as ACL SETUSER takes it."""
+    return ["-@all", *(f"+{name}" for name in _COMMANDS), f"~{{schedsvc:{cluster}}}:*"]
+
+
+def info_problem(info: str) -> str:
+    """Return why a server with this answer to INFO cannot be a store; empty if it can."""
+    lines = (line.partition(":") for line in info.splitlines() if ":" in line)
+    found = {key: value.strip() for key, _, value in lines}
+    version = found.get("redis_version", "")
+    parts = [int(part) if part.isdecimal() else 0 for part in version.split(".")[:2]]
+    if tuple(parts) < _VERSION_MIN:
+        return f"runs version {version or 'unknown'}; use Valkey, or Redis 7.0 or newer"
+    if found.get("cluster_enabled") == "1":
+        return "runs as Redis Cluster, which is not supported; use a single server"
+    if found.get("role") == "slave":
+        return "is a read-only replica; name its primary in cluster.store.urls"
+    policy = found.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        return f"may evict keys (maxmemory-policy {policy}); set maxmemory-policy to noeviction"
+    return ""

@@ -1,0 +1,178 @@
+"""The store's port: one connection to a Valkey or Redis server, with a bound on every wait.
+
+The caller opens a connection, calls functions, and drops it after the first error. Nothing here
+reconnects by itself, because a member has to send all its totals again on a new connection.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+import redis.exceptions
+from redis.asyncio.connection import Connection, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from schedsvc.cluster.errors import StoreError, StoreRefusedError
+from schedsvc.cluster.library import FUNCTIONS_VERSION, info_problem
+from schedsvc.config.cluster import ClusterStore
+from schedsvc.config.files import read_file
+
+__all__ = ["CALL_S", "Address", "StoreConnection", "connect", "open_checked"]
+
+#: A connection is made, and a call answered, within this time, or it failed.
+CALL_S = 1.0
+_PORT = 6_379
+_INIT = "run `schedsvc cluster init` with an operator's credentials"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server is, and how a client proves who it is."""
+
+    host: str
+    port: int
+    user: str | None
+    password: str | None
+    tls: dict[str, Any] | None = None
+
+    @property
+    def text(self) -> str:
+        """The address for people."""
+        return f"{self.host}:{self.port}"
+
+    @classmethod
+    def of(cls, url: str, store: ClusterStore, resolve: Callable[[str], Path]) -> "Address":
+        """Read a URL of the configuration and its password file. Raises StoreError."""
+        parts: SplitResult = urlsplit(url)
+        password = None
+        if store.password_file is not None:
+            path = resolve(store.password_file)
+            try:
+                password = read_file(path).decode().strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise StoreError(f"cannot read cluster.store.password_file {path}: {error}") from (
+                    error
+                )
+        tls = None
+        if parts.scheme == "rediss":
+            files = {} if store.tls is None else store.tls.model_dump(exclude_none=True)
+            names = {"ca": "ssl_ca_certs", "cert": "ssl_certfile", "key": "ssl_keyfile"}
+            tls = {names[key]: str(resolve(file)) for key, file in files.items()}
+        return cls(parts.hostname or "", parts.port or _PORT, parts.username, password, tls)
+
+
+class StoreConnection:
+    """One connection. Every method raises StoreError or StoreRefusedError."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        options: dict[str, Any] = {
+            "host": address.host,
+            "port": address.port,
+            "username": address.user if address.password else None,
+            "password": address.password,
+            "protocol": 2,
+            "retry": Retry(NoBackoff(), 0),
+            "socket_connect_timeout": CALL_S,
+        }
+        if address.tls is None:
+            self._connection: Any = Connection(**options)
+        else:
+            self._connection = SSLConnection(
+                **options,
+                **address.tls,
+                ssl_cert_reqs="required",
+                ssl_check_hostname=True,
+                ssl_min_version=ssl.TLSVersion.TLSv1_2,
+            )
+
+    async def open(self) -> None:
+        """Connect and prove who this is."""
+        await self._bounded(self._connection.connect(), "cannot connect")
+
+    async def command(self, *words: str | bytes | int) -> Any:
+        """Send one command and return the answer, with texts as bytes."""
+        return await self._bounded(self._ask(words), f"{words[0]!s} failed")
+
+    async def call(self, function: str, keys: list[str], *args: str | bytes | int) -> Any:
+        """Call a function of `functions.lua`."""
+        return await self.command("FCALL", function, len(keys), *keys, *args)
+
+    async def close(self) -> None:
+        """Hang up; never raises."""
+        try:
+            async with asyncio.timeout(CALL_S):
+                await self._connection.disconnect(nowait=True)
+        except (OSError, TimeoutError, redis.exceptions.RedisError):
+            pass
+
+    async def _ask(self, words: tuple[str | bytes | int, ...]) -> Any:
+        await self._connection.send_command(*words, check_health=False)
+        return await self._connection.read_response(disable_decoding=True)
+
+    async def _bounded(self, work: Any, what: str) -> Any:
+        where = f"store {self.address.text}"
+        try:
+            async with asyncio.timeout(CALL_S):
+                return await work
+        except (redis.exceptions.AuthenticationError, redis.exceptions.NoPermissionError) as error:
+            user = self.address.user or "default"
+            raise StoreRefusedError(
+                f"{where} refuses user {user}: {error}; check cluster.store.password_file, or"
+                f" {_INIT}"
+            ) from None
+        except redis.exceptions.ReadOnlyError:
+            raise StoreRefusedError(
+                f"{where} is a read-only replica; name its primary in cluster.store.urls"
+            ) from None
+        except redis.exceptions.ResponseError as error:
+            if str(error).startswith("ACL failure in script"):
+                user = self.address.user or "default"
+                raise StoreRefusedError(
+                    f"{where} gives user {user} no write permission: {error}; {_INIT}"
+                ) from None
+            if "unction not found" in str(error):
+                raise StoreRefusedError(f"{where} has no functions of schedsvc; {_INIT}") from None
+            raise StoreError(f"{where}: {what}: {error}") from None
+        except TimeoutError:
+            raise StoreError(f"{where}: {what}: no answer within {CALL_S:g} s") from None
+        except (OSError, EOFError, redis.exceptions.RedisError) as error:
+            raise StoreError(f"{where}: {what}: {str(error) or type(error).__name__}") from None
+
+
+async def connect(address: Address) -> StoreConnection:
+    """Return an open connection. Raises StoreError."""
+    connection = StoreConnection(address)
+    try:
+        await connection.open()
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
+
+
+async def open_checked(address: Address) -> StoreConnection:
+    """Return a connection to a server that a cluster can use.
+
+    Raises StoreError, and StoreRefusedError with what has to be changed.
+    """
+    connection = await connect(address)
+    try:
+        problem = info_problem((await connection.command("INFO")).decode(errors="replace"))
+        if problem:
+            raise StoreRefusedError(f"store {address.text} {problem}")
+        found = (await connection.call("schedsvc_version", [])).decode(errors="replace")
+        if found != FUNCTIONS_VERSION:
+            raise StoreRefusedError(
+                f"store {address.text} has functions of version {found}, and this schedsvc needs"
+                f" version {FUNCTIONS_VERSION}; {_INIT} of this schedsvc"
+            )
+    except BaseException:
+        await connection.close()
+        raise
+    return connection

