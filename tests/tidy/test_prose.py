@@ -1,0 +1,81 @@
+"""Sentences are clear at the first reading: no banned constructions (see prose.py)."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from .prose import BANS, read, room_of_text, sentences
+from .rules import PROSE_FAULTS
+from .sources import ROOT
+
+FAULTY = {
+    "opening": "What cannot be sized is refused.",
+    "person": "A slot that nobody uses is lent.",
+    "tell": "The client is told to retry.",
+    "anew": "The client asks anew.",
+    "before": "Requests of a better class go before others.",
+    "back": "A client that comes back early is refused.",
+    "line": "The flow stands in the line of its pool.",
+    "so many": "So many requests may run at once.",
+    "he": "The operator sees his pools.",
+    "where": "Only pools count, where they are attached.",
+}
+CLEAR = (
+    "What does it cost?",
+    "Requests of a better class run first, as long as they fit.",
+    "The folder where the state file is.",
+    "The helper returns the path of this file.",
+)
+
+
+def found(suffix: str, text: str) -> list[str]:
+    """The names of what is banned in a file's text."""
+    path = ROOT / f"example{suffix}"
+    return [ban.name for sentence in sentences(path, text) for ban in sentence.faults()]
+
+
+def test_prose_of_each_room_has_no_more_faults_than_rules_say() -> None:
+    faults = Counter(room_of_text(s.path) for s in read() for _ in s.faults())
+    above = {room: n for room, n in faults.items() if n > PROSE_FAULTS.get(room, 0)}
+    assert not above, "see python -m tests.tidy.prose"
+
+
+@pytest.mark.parametrize("ban", BANS, ids=lambda ban: ban.name)
+def test_banned_construction_is_found(ban: object) -> None:
+    name = ban.name  # type: ignore[attr-defined]
+    assert found(".md", f"A lead-in. {FAULTY[name]} An end.\n") == [name]
+
+
+@pytest.mark.parametrize("text", CLEAR)
+def test_clear_sentence_passes(text: str) -> None:
+    assert found(".md", f"A lead-in. {text}\n") == []
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text"),
+    [
+        (".md", "- the list\n- is {}\n"),
+        (".md", "| a | b |\n| --- | --- |\n| 1 | is {} |\n"),
+        (".py", '"""A module.\n\nIt is {} here.\n"""\n'),
+        (".py", "x = 1  # is\n# this is\n# {} here\n"),
+        (".py", 'option("--x", help="Be {}.")\n'),
+        (".pxi", "# A flow is\n# {} here.\n"),
+        (".pxi", 'cdef f():\n    """It is\n    {}."""\n'),
+        (".proto", "// A field is {}.\n"),
+        (".mjs", "// A call is {}.\n"),
+        (".yaml", "a: 1  # is {}\n"),
+    ],
+)
+def test_every_kind_of_text_is_read(suffix: str, text: str) -> None:
+    assert found(suffix, text.format("told")) == ["tell"]
+    assert found(suffix, text.format("reported")) == []
+
+
+def test_code_in_documents_is_not_read() -> None:
+    text = "Run `told` now:\n\n```sh\ntold\n```\n\nand [read](told.md) on.\n"
+    assert found(".md", text) == []
+
+
+def test_rooms_with_faults_exist() -> None:
+    assert all(Path(ROOT, room).exists() for room in PROSE_FAULTS)
