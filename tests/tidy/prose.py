@@ -69,7 +69,7 @@ class Sentence:
 def sentences(path: Path, text: str) -> Iterator[Sentence]:
     """Every sentence that a file says to a reader. O(file)."""
     for line, paragraph in _paragraphs(path.suffix, text):
-        plain = _CODE.sub(r"x\1", " ".join(paragraph.split()))
+        plain = _CODE.sub(lambda m: m[1] or "X", " ".join(paragraph.split()))
         for sentence in _SENTENCE_END.split(plain):
             yield Sentence(relative(path), line, sentence)
 

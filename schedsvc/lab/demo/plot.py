@@ -48,7 +48,13 @@ def _legend() -> list[Line2D]:
         for name, color in COLORS.items()
     ]
     refused = Line2D(
-        [], [], color=_INK, marker="x", linestyle="", markersize=6, label="refused: come back later"
+        [],
+        [],
+        color=_INK,
+        marker="x",
+        linestyle="",
+        markersize=6,
+        label="refused, with Retry-After",
     )
     line = Line2D([], [], color=_INK, linewidth=2, label="line: running median")
     return [*tenants, refused, line]
