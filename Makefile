@@ -7,6 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 STUBS := clients/python
 VLLM_VENV := .venv-vllm
 CHART_VENV := .venv-chart
+INTEROP_VENV := .venv-interop
 TESTS_AT_ONCE ?= 2
 # The house rules: make check runs them, in a tenth of the time of the rest.
 NO_TIDY := --ignore tests/tidy
@@ -21,7 +22,7 @@ FRESH_SEED := $(shell echo $$((0x4$$(git rev-parse --verify -q 'HEAD^{tree}' | c
 HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 
 .PHONY: help env build proto check test test-slow test-browser test-faults test-fuzz \
-	test-vllm test-vllm-slow vllm-pairs vllm-cost \
+	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost \
 	demo bench dist test-dist image test-image test-chart clean
 
 help: ## Show the targets.
@@ -89,6 +90,19 @@ test-vllm: build $(VLLM_VENV)/.installed ## The gate on the real vLLM: its CPU b
 test-vllm-slow: build $(VLLM_VENV)/.installed ## What takes too long there for every change.
 	$(BIN)/python -m pytest -q -m 'vllm and slow' tests/vllm
 
+test-interop: build $(INTEROP_VENV)/.installed ## Ordinary HTTP clients at the gate and the proxy.
+	$(BIN)/python -m tests.clients.interop
+
+$(INTEROP_VENV)/.installed: $(wildcard tests/clients/sdks/*)
+	$(PYTHON) -m venv $(INTEROP_VENV)
+	$(INTEROP_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-r tests/clients/sdks/requirements.txt
+	mkdir -p $(INTEROP_VENV)/node
+	cp tests/clients/sdks/package.json tests/clients/sdks/ask.mjs $(INTEROP_VENV)/node/
+	! command -v npm > /dev/null || npm install --silent --no-audit --no-fund \
+		--ignore-scripts --prefix $(INTEROP_VENV)/node
+	touch $@
+
 vllm-pairs: build $(VLLM_VENV)/.installed ## The noisy neighbour on the real vLLM: 20 minutes.
 	$(BIN)/python -m tests.vllm.pairs --pairs 7 --null 2 --alone 2 --seconds 30 --out out/vllm
 
@@ -135,5 +149,5 @@ test-image: dist ## Build the images on an empty Debian and run them: needs root
 		tests/box/test_compose_run.py tests/box/test_walk.py
 
 clean: ## Remove what was built.
-	rm -rf $(VENV) $(VLLM_VENV) $(CHART_VENV) build clients/*/build dist out deploy/man
+	rm -rf $(VENV) $(VLLM_VENV) $(CHART_VENV) $(INTEROP_VENV) build clients/*/build dist out deploy/man
 	rm -rf schedsvc/*.so _core/*.c clients/node/node_modules

@@ -292,11 +292,11 @@ async def test_the_openai_sdk_works_unchanged(
     chunks = [chunk async for chunk in stream]
     assert all(chunk.usage is None for chunk in chunks)
     assert all(chunk.choices for chunk in chunks)
-    with pytest.raises(openai.BadRequestError) as caught:
+    # The engine's own words.
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 2048") as caught:
         await client.completions.create(
             model="emulated", prompt=[1] * CONTEXT_TOKENS, max_tokens=6, extra_headers=headers
         )
-    assert caught.value.code == "context_length_exceeded"
     assert caught.value.param == "prompt"
     # Twelve at once for a queue of four: the SDK's retries bring all of them home.
     shape: dict[str, Any] = {"prompt": [1] * 1_900, "max_tokens": 2}

@@ -93,6 +93,56 @@ async def test_what_is_nested_too_deeply_is_a_bad_request(
     await bench.settled()
 
 
+@pytest.mark.parametrize(
+    ("fields", "sizes", "limit"),
+    [
+        ({"max_tokens": 1_022}, [2], 1_022),
+        ({"max_tokens": 1_023}, [2], 1_022),
+        ({"max_tokens": 2_000}, [2], 1_022),
+        ({"max_tokens": 2**31}, [2], 1_022),
+        ({"max_tokens": "9" * 18}, [2], 1_022),
+        ({"max_tokens": 1e300}, [2], 1_022),
+        ({"prompt": [1] * 1_024, "max_tokens": 5}, [1_023], 1),
+        ({"prompt": [1] * 5_000}, [1_023], 1),
+        ({"prompt": "x" * 900, "max_tokens": 2_000}, [1], 1_023),
+        # The sums are what the engine can use: 1,022 and 24 tokens of output.
+        ({"prompt": [[1] * 2, [1] * 1_000], "max_tokens": None}, [501, 501], 523),
+        ({"prompt": [[1] * 2, [1] * 1_000], "max_tokens": 500}, [501, 501], 262),
+        ({"prompt": [[1] * 2, [1] * 5_000], "max_tokens": None}, [512, 512], 512),
+    ],
+)
+async def test_what_exceeds_the_context_is_the_engines_to_answer(
+    bench: Bench, fields: dict[str, Any], sizes: list[int], limit: int
+) -> None:
+    body = {"prompt": [1, 2]} | fields
+    done = await bench.ask(json.dumps(body).encode())
+    assert done.status == 200
+    admit = bench.fake.admits[0]
+    assert (list(admit.input_tokens), admit.max_output_tokens) == (sizes, limit)
+    assert sent_on(bench) == body
+    await bench.settled()
+
+
+@pytest.mark.parametrize(
+    ("fields", "sizes"),
+    [
+        ({"prompt_embeds": "QUJD" * 2_000}, [3]),
+        ({"prompt": "", "prompt_embeds": ["QUJD" * 2_000, "QUJD"]}, [3, 1]),
+        # The engine runs both.
+        ({"prompt": [1, 2], "prompt_embeds": ["QUJD" * 2_000]}, [3, 2]),
+        ({"prompt_embeds": 5}, [1]),
+    ],
+)
+async def test_embeddings_of_a_prompt_are_sized_and_reach_the_engine(
+    bench: Bench, fields: dict[str, Any], sizes: list[int]
+) -> None:
+    assert (await bench.ask(json.dumps(fields).encode())).status == 200
+    [admit] = bench.fake.admits
+    assert (list(admit.input_tokens), admit.input_estimated) == (sizes, True)
+    assert sent_on(bench) == fields
+    await bench.settled()
+
+
 async def test_a_compressed_request_is_told_so(bench: Bench) -> None:
     refused = await bench.ask(gzip.compress(ask()), headers=TRUST | {"content-encoding": "gzip"})
     assert refused.status == 415

@@ -79,6 +79,46 @@ async def test_what_the_engine_reads_as_a_number_or_flag_is_taken(
     assert told["usage"]["completion_tokens"] == output_tokens == 16
 
 
+async def test_what_does_not_fit_behind_its_prompt_is_cut_and_charged(stack: Stack) -> None:
+    body = completion(20, 8) | {"max_tokens": programs.CONTEXT_TOKENS - 10}
+    told, used = await used_by(stack, "truth-2", "/v1/completions", body)
+    assert told["usage"]["completion_tokens"] == programs.CONTEXT_TOKENS - 20
+    assert (used[0], used[2]) == (20, programs.CONTEXT_TOKENS - 20)
+
+
+async def test_outputs_that_the_context_cuts_unevenly_are_charged(stack: Stack) -> None:
+    long = completion(programs.CONTEXT_TOKENS - 50, 1)["prompt"]
+    body = completion(1, 8) | {"prompt": [[5, 6], long], "max_tokens": 500}
+    told, used = await used_by(stack, "truth-2", "/v1/completions", body)
+    assert told["usage"]["completion_tokens"] == 500 + 50
+    assert (used[0], used[2]) == (2 + len(long), 500 + 50)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"max_tokens": programs.CONTEXT_TOKENS + 1}, "cannot be greater than"),
+        ({"prompt": [7] * (programs.CONTEXT_TOKENS + 1)}, "maximum context length is"),
+        ({"prompt": None, "prompt_embeds": "QUJD"}, "--enable-prompt-embeds"),
+    ],
+    ids=["max_tokens", "prompt", "prompt_embeds"],
+)
+async def test_the_engine_refuses_in_its_own_words_and_charges_nothing(
+    stack: Stack, fields: dict[str, Any], words: str
+) -> None:
+    before = stack.flow("truth-2")
+    async with (
+        aiohttp.ClientSession(stack.url, headers={"x-tenant-id": "truth-2"}) as session,
+        session.post("/v1/completions", json=completion(20, 1) | fields) as response,
+    ):
+        text = await response.text()
+    assert (response.status, words in text) == (400, True), text
+    await asyncio.to_thread(stack.rest)
+    after = stack.flow("truth-2")
+    used = (after.input_tokens, after.output_tokens)
+    assert used == (before.input_tokens, before.output_tokens)
+
+
 async def test_what_is_nested_too_deeply_is_a_bad_request(stack: Stack) -> None:
     tools = "[" * 982 + "]" * 982
     raw = json.dumps(chat("Hi", 4))[:-1] + f', "tools": {tools}}}'

@@ -46,6 +46,10 @@ _WRITTEN_FIELDS = frozenset({"tool_calls", "reasoning", "reasoning_content"})
 _RESULT_FIELDS = ("content", "output")
 
 
+# Of a prompt that comes as a tensor in base64: a small model's embedding of one token.
+_EMBEDDING_CHARS = 2_732
+
+
 class Size(NamedTuple):
     """One prompt: tokens that are known or guessed without its text, and the bytes of its text."""
 
@@ -138,6 +142,11 @@ def text_bytes(text: str) -> int:
     return max(1, size)
 
 
+def embeds_tokens(data: object) -> int:
+    """Return the tokens of a prompt's embeddings in base64: as many as a small model's would be."""
+    return -(-len(data) // _EMBEDDING_CHARS) if isinstance(data, str) and data else 1
+
+
 class Said(NamedTuple):
     """A conversation: its parts, those that are no text as tokens, and how many frames it has."""
 
@@ -203,6 +212,8 @@ def _parts(parts: Iterable[object], images: ImageSizes) -> Size:
         text = part.get("text") if isinstance(part, dict) else part
         if isinstance(text, str):
             size += text_bytes(text)
+        elif isinstance(part, dict) and part.get("type") == "prompt_embeds":
+            tokens += embeds_tokens(part.get("data"))
         elif isinstance(part, dict) and part.get("type") in _WRITTEN_PARTS:
             # What a tool returns may hold images, as a message does.
             inner = {

@@ -131,8 +131,8 @@ def size_call(
             f"n: {len(tokens)} prompts times {n} are more than {PROMPTS_MAX} sequences", "n"
         )
     if sizes.context_tokens and route.generates:
-        _fit(route, prompts, limit_field, limit, sizes.context_tokens)
-    room = (sizes.context_tokens or sizes.capacity_tokens or INT_MAX) - max(tokens)
+        limit = _fit(route, prompts, limit, sizes.context_tokens)
+    room = (sizes.capacity_tokens or INT_MAX) - max(tokens)
     if body.get("priority") and not route.is_form:
         # The scheduler alone sets the engine's priority, by a header.
         body = {name: value for name, value in body.items() if name != "priority"}
@@ -167,30 +167,27 @@ def _params(route: Route, body: Mapping[str, Any]) -> Mapping[str, Any]:
     return params
 
 
-def _fit(route: Route, prompts: Prompts, name: str, limit: int | None, context: int) -> None:
-    """Refuse what cannot fit the context; an estimate is cut, for the engine will count."""
+def _fit(route: Route, prompts: Prompts, limit: int | None, context: int) -> int:
+    """Bring a request into the context, and return the most tokens of each output. O(prompts).
+
+    Whether it is too long is the engine's to say: most cut the output, and refuse a long prompt.
+    An estimate is cut, for the engine will count. If the context cuts the outputs of some prompts
+    only, all count as equally long: then the sums stay what the engine can use.
+    """
     tokens = prompts.tokens
+    most = context - 1
     if not prompts.exact:
         # A sound leaves half of the context to its text: encoders have a context of their own.
-        most = max(1, context - (limit or (context // 2 if route.is_form else 1)))
-        tokens[:] = [min(prompt, most) for prompt in tokens]
-        return
-    longest = max(tokens)
-    if longest >= context:
-        raise BadRequestError(
-            f"This model's maximum context length is {context} tokens, of which at least one is "
-            f"for the output. However, your request has {longest} input tokens. "
-            f"Please reduce the length of the {route.prompt_field}.",
-            route.prompt_field,
-            code="context_length_exceeded",
-        )
-    if limit is not None and longest + limit > context:
-        raise BadRequestError(
-            f"{name} is too large: {limit}. This model's maximum context length is {context} "
-            f"tokens and your request has {longest} input tokens.",
-            name,
-            code="context_length_exceeded",
-        )
+        most = context - (limit or (context // 2 if route.is_form else 1))
+    tokens[:] = [min(prompt, max(1, most)) for prompt in tokens]
+    rooms = [min(context - prompt, limit or context) for prompt in tokens]
+    if min(rooms) == max(rooms):
+        return max(1, rooms[0])
+    output = -(-sum(rooms) // len(rooms))
+    quotient, rest = divmod(sum(tokens), len(tokens))
+    even = [quotient + (number < rest) for number in range(len(tokens))]
+    tokens[:] = [min(prompt, context - output) for prompt in even]
+    return output
 
 
 def _fit_batch(route: Route, prompts: Prompts, sizes: Sizes) -> None:
@@ -259,10 +256,10 @@ def _limit(route: Route, params: Mapping[str, Any]) -> tuple[str, int | None]:
         if value is None:
             continue
         number = _whole(value)
-        # vLLM lets 0 through where only the prompt is to be scored.
-        if number is None or not 0 <= number <= INT_MAX:
+        # vLLM takes 0 if only the prompt is to be scored, and judges by the context what is large.
+        if number is None or number < 0:
             raise BadRequestError(f"{name}: must be a whole number from 1 to {INT_MAX}", name)
-        return name, max(1, number)
+        return name, min(max(1, number), INT_MAX)
     name = route.limit_fields[-1]
     return name, None if name in params else route.output_tokens_default
 

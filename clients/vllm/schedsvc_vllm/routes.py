@@ -20,6 +20,7 @@ from schedsvc_vllm.prompt_forms import (
     check_number,
     content_size,
     conversation,
+    embeds_tokens,
     measured,
     sum_sizes,
     text_bytes,
@@ -49,7 +50,18 @@ def route_of(path: str, body: Mapping[str, Any]) -> Route:
 
 
 def _completion(body: Mapping[str, Any], _: ImageSizes) -> Measured:
-    return texts_or_ids(body.get("prompt"), "prompt")
+    """Size the prompts, and embeddings that stand for further ones."""
+    embeds = body.get("prompt_embeds")
+    if not embeds:
+        return texts_or_ids(body.get("prompt"), "prompt")
+    given = [Size(embeds_tokens(each), 0) for each in _each(embeds)]
+    texts = texts_or_ids(body["prompt"], "prompt").prompts if body.get("prompt") else []
+    check_number("prompt_embeds", given + texts)
+    return Measured(given + texts, False)
+
+
+def _each(value: object) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _batch(body: Mapping[str, Any], images: ImageSizes) -> Measured:
