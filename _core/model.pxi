@@ -22,6 +22,7 @@ include "model/loras.pxi"          # Loras: the adapters that are active in a po
 include "model/peak_usage.pxi"     # GrowingLeases: the peak that growing leases will reach together
 include "model/pool.pxi"           # Pool: one pool's figures, limits and promises
 include "model/ledger.pxi"         # Ledger: what each pool has promised
+include "model/usage_rows.pxi"     # UsageRows: what ended leases used, for a ledger
 include "model/core_state.pxi"     # Core: the state of one scheduler; known_*(), check_invariant()
 include "model/session_state.pxi"  # SessionState: what a stream owns and has not sent yet
 include "model/saved_rows.pxi"     # the rows in which the state outlives the process

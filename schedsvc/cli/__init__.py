@@ -31,6 +31,7 @@ _SERVICE = {
     "mode": ("schedsvc.cli.mode:mode", "Enforce decisions or only count them, for all at once."),
     "tenants": ("schedsvc.cli.release:tenants", "Forgive what a tenant's quota owes."),
     "pools": ("schedsvc.cli.release:pools", "Release a pool for another caller."),
+    "usage": ("schedsvc.cli.usage:usage", "Export what tenants used."),
     "completion": (
         "schedsvc.cli.completion:completion",
         "Print the completion script of a shell.",

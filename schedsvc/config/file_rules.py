@@ -21,6 +21,12 @@ def file_findings(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
     yield from _file_to_write(state_file, ("state", "file"), folder)
     if isinstance(state_file, str) and state_file == data.get("record"):
         yield ("state", "file"), "is the file of the recording; name another one"
+    ledger = mapping(data.get("usage")).get("path")
+    yield from _file_to_write(ledger, ("usage", "path"), folder)
+    others = {"recording": data.get("record"), "state": state_file}
+    for what, name in others.items():
+        if isinstance(ledger, str) and ledger == name:
+            yield ("usage", "path"), f"is the file of the {what}; name another one"
 
 
 def file_advice(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:

@@ -24,6 +24,7 @@ EXTRAS = {
     "schedsvc.cli.top_app": ("top",),
     "schedsvc.lab": ("lab",),
     "schedsvc.lab.workload.parquet": ("lab", "parquet"),
+    "schedsvc.usage.parquet": ("parquet",),
     "schedsvc_vllm.jwt_tokens": ("jwt",),
     "schedsvc_vllm.proxy": ("proxy",),
 }
