@@ -1,7 +1,7 @@
 # The public class: checks what a caller passes, and hands each event to the layer that does it.
 
 @cython.final
-cdef class Scheduler(TenantsApi):
+cdef class Scheduler(UsageApi):
     def __cinit__(
         self, *, bytes hash_key=b"\0" * 16, str policy="vtc", str lift="level", str ledger="peak",
         str dispatch="backfill", str flow_order="arrival", str lease_seed="",
@@ -43,7 +43,7 @@ cdef class Scheduler(TenantsApi):
         set_grain(self)
         take_fairness(self)
         self.adapters = Adapters(<int32_t>limits["adapters_max"], self.principals)
-        self.prefixes = Prefixes(self.k0, self.k1)
+        self.prefixes, self.usage_rows = Prefixes(self.k0, self.k1), UsageRows()
         self.rejection_log = RejectionLog()
         self.ledger = Ledger(
             ledger == "peak", limits["headroom_ppm"], self.requests, self.flows, self.adapters,

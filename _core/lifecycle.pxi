@@ -3,6 +3,7 @@
 include "lifecycle/verdicts.pxi"         # verdicts, put where their callers read them
 include "lifecycle/request_ids.pxi"      # the key under which a request's id is found
 include "lifecycle/evict.pxi"            # a queued request leaves without a grant
+include "lifecycle/usage.pxi"            # what an ended lease used, for the ledger
 include "lifecycle/lease.pxi"            # renew, account, end, void, forget
 include "lifecycle/progress.pxi"         # what a lease's reports change
 include "lifecycle/complete.pxi"         # a lease ends, or its request is cancelled

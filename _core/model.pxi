@@ -6,7 +6,7 @@ include "model/principals.pxi"     # Principal, Principals: what each caller may
 include "model/requests.pxi"       # Request, Lease, Requests, Chain: every request and its state
 include "model/wait_times.pxi"     # how long a request has waited, and for what
 include "model/rejection_log.pxi"  # RejectionLog: the last requests that were refused
-include "model/token_bucket.pxi"   # Bucket: tokens that come back at a rate
+include "model/token_bucket.pxi"   # Bucket: tokens that are refilled at a rate
 include "model/guarantees.pxi"     # Guarantee, Guarantees: what a group is owed of a saturated pool
 include "model/quotas.pxi"         # Quota, Quotas, Bill: limits of tenants, groups and models
 include "model/tenant_rules.pxi"   # TenantRule: what tenants get that nothing lists
@@ -22,6 +22,7 @@ include "model/loras.pxi"          # Loras: the adapters that are active in a po
 include "model/peak_usage.pxi"     # GrowingLeases: the peak that growing leases will reach together
 include "model/pool.pxi"           # Pool: one pool's figures, limits and promises
 include "model/ledger.pxi"         # Ledger: what each pool has promised
+include "model/usage_rows.pxi"     # UsageRows: what ended leases used, for a ledger
 include "model/core_state.pxi"     # Core: the state of one scheduler; known_*(), check_invariant()
 include "model/session_state.pxi"  # SessionState: what a stream owns and has not sent yet
 include "model/saved_rows.pxi"     # the rows in which the state outlives the process

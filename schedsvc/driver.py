@@ -8,9 +8,8 @@ have to be called from the event loop's thread.
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from schedsvc._core import (
     EVICTED_TTL,
@@ -23,8 +22,12 @@ from schedsvc._core import (
 )
 from schedsvc.clock import SteadyClock
 from schedsvc.config import Config, ModeOverlay, change_modes, configure, reconfigure
+from schedsvc.upkeep import Ledgering, Loading, Saving
 
-__all__ = ["WORK_MAX", "Broken", "Driver", "Loading", "Saving", "Waiting", "new_core"]
+if TYPE_CHECKING:
+    from schedsvc._core_usage import UsageRow
+
+__all__ = ["WORK_MAX", "Broken", "Driver", "Ledgering", "Loading", "Saving", "Waiting", "new_core"]
 
 #: Of what is due at once (TTLs that pass, requests that may run) the core does so many of each kind
 #: in one poll; then the event loop has its turn. Each of them may wake a call that waits, which
@@ -53,31 +56,6 @@ class Waiting:
         self.calls = 0
         #: Some call has its answer, so the request is no longer ours to withdraw.
         self.delivered = False
-
-
-@dataclass(slots=True)
-class Saving:
-    """How well the core's state is kept for a restart."""
-
-    #: By the driver's clock: all that happened until then is saved.
-    saved_ns: int
-    #: Why the file cannot be written; empty while it can.
-    problem: str = ""
-    #: How often the file was found deleted, or changed by another program.
-    files_lost: int = 0
-
-
-@dataclass(slots=True)
-class Loading:
-    """How the last reload of the configuration went; the start counts as one that succeeded."""
-
-    #: By the wall clock.
-    succeeded_ms: int = 0
-    #: Why the last reload changed nothing; empty if it succeeded.
-    problem: str = ""
-    failures: int = 0
-    #: Settings of the file that need a restart.
-    waiting: tuple[str, ...] = ()
 
 
 def new_core(config: Config, now_ns: int, **options: Any) -> Scheduler:
@@ -135,6 +113,8 @@ class Driver:
         self.saving: Saving | None = None
         #: How the configuration was reloaded.
         self.loading = Loading()
+        #: How the usage ledger is kept; None if it is not.
+        self.ledgering: Ledgering | None = None
         #: What the configuration says of modes, and what an operator says over it.
         self.mode_configured = "enforce"
         self.mode_overlay = ModeOverlay()
@@ -146,6 +126,7 @@ class Driver:
         self._wakers: dict[int, Callable[[], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = -1
+        self._on_usage: Callable[[list[UsageRow]], None] | None = None
 
     @_guarded
     def admit(self, principal: int, data: bytes, queue_ttl_ns: int = 0) -> bytes | Waiting:
@@ -349,6 +330,21 @@ class Driver:
         return 0 if self.saving is None else self.clock.now_ns() - self.saving.saved_ns
 
     @_guarded
+    def keep_usage(
+        self, ledgering: Ledgering, on_usage: "Callable[[list[UsageRow]], None]"
+    ) -> None:
+        """Give rows of ended leases to a ledger from now on; see the core's `take_usage()`."""
+        self.ledgering, self._on_usage = ledgering, on_usage
+        self._core.set_usage_kept(self.clock.now_ns(), True)
+
+    @_guarded
+    def usage_saved(self, row: int) -> None:
+        """Report rows up to a number as saved, or lost; see the core's. O(sessions)."""
+        now_ns = self.clock.now_ns()
+        self._core.set_usage_saved(now_ns, row)
+        self._settle(now_ns)
+
+    @_guarded
     def drain(self) -> None:
         """Refuse everything new from now on."""
         now_ns = self.clock.now_ns()
@@ -444,6 +440,8 @@ class Driver:
         for note in core.take_notes():
             if self._on_note is not None:
                 self._on_note(*note)
+        if self._on_usage is not None and (rows := core.take_usage()):
+            self._on_usage(rows)
         for owner in core.ready():
             wake = self._wakers.get(owner)
             if wake is not None:

@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import (
 )
 
 from schedsvc._core import HISTOGRAM_BOUNDS_MS
-from schedsvc.driver import Loading
+from schedsvc.driver import Ledgering, Loading
 from schedsvc.metric_rows import (
     CLASS_ROWS,
     FLOW_ROWS,
@@ -90,6 +90,7 @@ class Snapshot:
     unsaved_ns: int | None = None  # None: no state is kept
     not_saved: bool = False
     files_lost: int = 0
+    ledgering: Ledgering | None = None  # no usage ledger is kept
 
 
 def families(taken: Snapshot | None) -> Iterator[Metric]:
@@ -122,6 +123,8 @@ def families(taken: Snapshot | None) -> Iterator[Metric]:
         )
         lost.add_metric((), taken.files_lost)
         yield lost
+    if taken.ledgering is not None:
+        yield from _ledgering(taken.ledgering)
     yield from _columns(FLOW_ROWS, "tenant", taken.flows.tenants, taken.flows.columns)
     yield from _rows(POOL_ROWS, "pool", {pool["name"]: pool for pool in taken.pools})
     yield from _rows(TOTAL_ROWS, "", {"": taken.totals})
@@ -133,6 +136,27 @@ def families(taken: Snapshot | None) -> Iterator[Metric]:
     yield from _quotas(taken)
     if taken.quotas:
         yield from _rows(QUOTA_ROWS, "quota", {row["name"]: row for row in taken.quotas})
+
+
+def _ledgering(ledgering: Ledgering) -> Iterator[Metric]:
+    for name, text, value in (
+        ("saved", "Ended leases that the usage ledger has saved.", ledgering.saved_rows),
+        (
+            "lost",
+            "Ended leases that the usage ledger lost, because it could not be written for long.",
+            ledgering.lost_rows,
+        ),
+    ):
+        counter = CounterMetricFamily(f"schedsvc_usage_rows_{name}", text)
+        counter.add_metric((), value)
+        yield counter
+    for name, text, value in (
+        ("rows_waiting", "Ended leases that wait for the usage ledger.", ledgering.waiting_rows),
+        ("failing", "1 while the usage ledger cannot be written.", bool(ledgering.problem)),
+    ):
+        gauge = GaugeMetricFamily(f"schedsvc_usage_{name}", text)
+        gauge.add_metric((), int(value))
+        yield gauge
 
 
 def _config(loading: Loading) -> Iterator[Metric]:

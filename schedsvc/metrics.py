@@ -176,6 +176,8 @@ class Metrics:
                 taken.unsaved_ns = self._driver.unsaved_ns()
                 taken.not_saved = bool(saving.problem)
                 taken.files_lost = saving.files_lost
+            if self._driver.ledgering is not None:
+                taken.ledgering = replace(self._driver.ledgering)
             while not await self._take_flows(taken):
                 taken.flows = Flows()
                 taken.histograms.clear()

@@ -1,5 +1,26 @@
 # Complete and cancel: the holder ends its lease, or the client gives its request up.
 
+cdef int correct_usage(Core core, int32_t i, int outcome, Usage* reported) except -1:
+    """Make a second row of a lease that had expired: its holder reports at last what it used. The
+    ledger takes it instead of the first. O(1)."""
+    cdef Request* r = &core.requests.items[i]
+    cdef Usage u = reported[0]
+    if u.input_tokens < 0 and u.output_tokens < 0:
+        return 0
+    limit_usage(core, r, &u)
+    if u.input_tokens < 0:
+        u.input_tokens = max(<int32_t>0, r.lease.input_tokens)
+    if u.output_tokens < 0:
+        u.output_tokens = r.lease.output_tokens
+    if u.cached_tokens < 0:
+        u.cached_tokens = r.lease.cached_tokens
+    return core.usage_rows.add((
+        r.lease.lease_id, core.flow_list[r.flow],
+        core.classes.names[core.flows.items[r.flow].cls], core.pool_list[r.pool], b"", outcome,
+        u.input_tokens, min(u.cached_tokens, u.input_tokens), u.output_tokens,
+    ))
+
+
 cdef bint complete_lease(Core core, int32_t i, int outcome, Usage* u) except -1:
     """End a lease as its caller says; False where it had ended already. O(log n)."""
     cdef Request* r = &core.requests.items[i]
@@ -8,6 +29,8 @@ cdef bint complete_lease(Core core, int32_t i, int outcome, Usage* u) except -1:
     if outcome != OUT_COMPLETED and outcome != OUT_CANCELLED:
         invalid("outcome", "must be COMPLETED or CANCELLED")
     if r.state == ENDED:
+        if core.usage_rows.is_kept and r.lease.outcome == OUT_EXPIRED:
+            correct_usage(core, i, outcome, u)
         return False
     account(core, i, u, True)
     end_lease(core, i, outcome)

@@ -152,6 +152,8 @@ cdef int end_lease(Core core, int32_t i, int outcome) except -1:
         raise core.fuse.blow("lease: ended twice")
     input_tokens = final_input(core, r, outcome)
     recharge(core, i, input_tokens, r.lease.cached_tokens, r.lease.output_tokens)
+    if core.usage_rows.is_kept:
+        keep_usage(core, i, outcome)
     f.open_charged -= r.lease.charged
     core.flows.note_charge(r, core.input_price, core.output_price)
     core.flows.changed.mark(r.flow)

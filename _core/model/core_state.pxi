@@ -53,6 +53,7 @@ cdef class Core:
     cdef int64_t own_ids  # request ids that more than one principal uses
     cdef Table ids, leases, tags, names
     cdef Adapters adapters
+    cdef UsageRows usage_rows
     cdef Prefixes prefixes
     cdef RejectionLog rejection_log
     cdef dict flow_names, keys, pool_names

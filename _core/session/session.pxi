@@ -24,6 +24,7 @@ cdef class Session(PoolOffers):
     cdef bint greeted, closed, welcome_due
     cdef bint is_superseded, is_freed
     cdef uint64_t seq
+    cdef bint ends_leases  # the message that is being received does
 
     def receive(self, int64_t now_ns, bytes data):
         cdef Cursor c = data_cursor(data)
@@ -39,10 +40,11 @@ cdef class Session(PoolOffers):
         self._check_message(c)
         if self.core.contests:
             self.answer()
+        self.ends_leases = False
         while True:
             tag = read_tag(&c)
             if tag == 0:
-                return
+                break
             if tag == 1 << 3 | VARINT:
                 self.seq = read_varint(&c)
             elif tag == 2 << 3 | LENGTH:
@@ -53,6 +55,8 @@ cdef class Session(PoolOffers):
                 self._event(event)
             else:
                 skip(&c, tag)
+        if self.ends_leases and self.core.usage_rows.saved < self.core.usage_rows.count:
+            self.unsaved.append((self.seq, self.core.usage_rows.count))
 
     cdef int64_t _untaken(self) noexcept:
         return (
@@ -275,6 +279,7 @@ cdef class Session(PoolOffers):
         cdef int32_t i
         read_lease(&c, &m, 4)
         check_whole(&c, "complete")
+        self.ends_leases = True
         self.wake()  # every answer acknowledges
         i = find_lease(self.core, m.lease_id, self.principal)
         if i == NONE:
@@ -323,6 +328,8 @@ cdef class Session(PoolOffers):
         # A newcomer is not welcomed before it is known whether it may offer its pools.
         if self.welcome_due and self.claims and not self.contests:
             return None
+        if self.core.usage_rows.is_kept:
+            self._write_saved(w)
         self._write_contests(w)
         if self.welcome_due and self.claims:
             return w.take()
@@ -363,6 +370,19 @@ cdef class Session(PoolOffers):
             self.notice_count = self.notice_taken = 0
         self.is_ready = self._untaken() > 0
         return w.take()
+
+    cdef int _write_saved(self, Writer w) except -1:
+        cdef size_t before = w.length()
+        cdef uint64_t seq = self.seq
+        cdef int k = 0
+        for of_message, row in self.unsaved:
+            if row > self.core.usage_rows.saved:
+                seq = of_message - 1
+                break
+            k += 1
+        del self.unsaved[:k]
+        w.varint(1, <int64_t>seq)
+        return w.close(8, before)
 
     cdef int _write_contests(self, Writer w) except -1:
         cdef size_t before

@@ -35,6 +35,7 @@ _SERVICE = {
         "schedsvc.cli.cluster:cluster",
         "Prepare and inspect the store that the schedulers of a cluster share.",
     ),
+    "usage": ("schedsvc.cli.usage:usage", "Export what tenants used."),
     "completion": (
         "schedsvc.cli.completion:completion",
         "Print the completion script of a shell.",

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 import click
 
 from schedsvc.config import Config, ConfigError, load_version
-from schedsvc.config.file_rules import used_files
+from schedsvc.config.file_rules import used_files, written_files
 from schedsvc.config.files import kind_of
+from schedsvc.config.yaml_positions import path_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,12 +57,10 @@ def _ready_file_problem(ready_file: Path, config_file: Path, config: Config) -> 
     """Return why the ready file cannot be made; it is removed at the start and at the end."""
     if not ready_file.absolute().parent.is_dir():
         return f"the folder of {ready_file} does not exist; make it"
-    used = used_files(config.model_dump(), config_file.absolute())
-    state = None if config.state is None else config.state.file
-    written = {"record": config.record, "state.file": state}
-    for key, name in written.items():
-        if name is not None:
-            used[os.path.realpath(config.resolve(name))] = f"the file of {key}"
+    data = config.model_dump()
+    used = used_files(data, config_file.absolute())
+    for where, name, _ in written_files(data):
+        used[os.path.realpath(config.resolve(name))] = f"the file of {path_text(where)}"
     if use := used.get(os.path.realpath(ready_file)):
         return f"{ready_file} is {use}; name another file"
     try:

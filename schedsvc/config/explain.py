@@ -25,6 +25,7 @@ _TYPES = {
     "model_attributes_type": "a mapping of keys to values",
 }
 _PATTERNS = {
+    "currency": "has to be a code of three letters, such as USD",
     "tcp": "has to be HOST:PORT, such as 127.0.0.1:7600",
     "listen": "has to be HOST:PORT, such as 127.0.0.1:7690",
     "mode": 'has to be an octal file mode in quotes, such as "0660"',

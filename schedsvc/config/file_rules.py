@@ -10,7 +10,14 @@ from schedsvc.config.files import kind_of, path_in
 from schedsvc.config.rule_helpers import Finding, items, mapping
 from schedsvc.config.yaml_positions import Path, path_text
 
-__all__ = ["UNIX_PATH_BYTES_MAX", "file_advice", "file_findings", "socket_findings", "used_files"]
+__all__ = [
+    "UNIX_PATH_BYTES_MAX",
+    "file_advice",
+    "file_findings",
+    "socket_findings",
+    "used_files",
+    "written_files",
+]
 
 UNIX_PATH_BYTES_MAX = 107
 
@@ -18,20 +25,28 @@ UNIX_PATH_BYTES_MAX = 107
 def file_findings(data: dict[str, Any], file: FilePath) -> Iterator[Finding]:
     """Find files that cannot be written, or that have another use in the configuration `file`."""
     used = used_files(data, file)
-    for where, suffixes in (("record",), (".1",)), (("state", "file"), ("-wal", "-shm")):
-        name = data.get("record") if len(where) == 1 else mapping(data.get("state")).get("file")
-        if not isinstance(name, str):
-            continue
+    for where, name, suffixes in written_files(data):
         path = path_in(file.parent, name)
         problem = next(_file_to_write(path, where), None)
         if problem is not None:
             yield problem
             continue
         names = [path, *(path.with_name(path.name + suffix) for suffix in suffixes)]
-        for found in names:
-            if use := used.get(os.path.realpath(found)):
-                yield where, f"would write to {found}, which is {use}; name another file"
+        uses = ((found, used.get(os.path.realpath(found))) for found in names)
+        if clash := next((pair for pair in uses if pair[1]), None):
+            yield where, f"would write to {clash[0]}, which is {clash[1]}; name another file"
         used.update((os.path.realpath(found), f"a file of {path_text(where)}") for found in names)
+
+
+def written_files(data: dict[str, Any]) -> Iterator[tuple[Path, str, tuple[str, ...]]]:
+    """Yield setting, name, and suffixes of the files beside it, of each written file. O(1)."""
+    state, usage = mapping(data.get("state")), mapping(data.get("usage"))
+    files: tuple[tuple[Path, Any, tuple[str, ...]], ...] = (
+        (("record",), data.get("record"), (".1",)),
+        (("state", "file"), state.get("file"), ("-wal", "-shm")),
+        (("usage", "path"), usage.get("path"), ("-wal", "-shm")),
+    )
+    yield from (found for found in files if isinstance(found[1], str))
 
 
 def used_files(data: dict[str, Any], file: FilePath) -> dict[str, str]:

@@ -17,7 +17,7 @@ __all__ = ["RESTART_KEYS", "RESTART_SETTINGS", "in_force", "needs_restart", "wit
 S = TypeVar("S", bound=BaseModel)
 
 #: Keys of the file that are read at the start only.
-RESTART_KEYS = ("listeners", "metrics", "record", "state", "cluster")
+RESTART_KEYS = ("listeners", "metrics", "record", "state", "usage", "cluster")
 
 #: Settings of `scheduler` that the core cannot change while it runs.
 RESTART_SETTINGS = (

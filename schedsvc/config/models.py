@@ -12,7 +12,6 @@ from schedsvc.config.explain import type_name
 from schedsvc.config.files import path_in
 from schedsvc.config.network import (
     STRICT,
-    Address,
     Auth,
     AuthKind,
     Edge,
@@ -23,6 +22,7 @@ from schedsvc.config.network import (
     Sha256,
     Tls,
 )
+from schedsvc.config.outputs import Log, Metrics, State, Usage
 
 __all__ = [
     "Adapter",
@@ -50,6 +50,7 @@ __all__ = [
     "TenantRule",
     "Terms",
     "Tls",
+    "Usage",
 ]
 
 _MS = 1_000_000
@@ -357,28 +358,6 @@ class Pool(Section):
     epoch: Annotated[int, Field(ge=1, le=(1 << 62))] = 1
 
 
-class Metrics(Section):
-    """The Prometheus page."""
-
-    listen: Address
-    tenants_max: Annotated[int, Field(ge=0, le=100_000)] = 1_000
-    histogram_tenants_max: Annotated[int, Field(ge=0, le=1_000)] = 50
-
-
-class State(Section):
-    """The file that outlives the process."""
-
-    file: FilePath
-    every_ms: Annotated[int, Field(ge=10, le=60_000)] = 1_000
-
-
-class Log(Section):
-    """How the process logs, always to stderr."""
-
-    format: Literal["json", "console"] = "json"
-    level: Literal["debug", "info", "warning", "error"] = "info"
-
-
 class Config(Section):
     """A whole configuration file."""
 
@@ -404,6 +383,7 @@ class Config(Section):
     log: Log = Log()
     record: FilePath | None = None
     state: State | None = None
+    usage: Usage | None = None
     cluster: Cluster | None = None
 
     _folder: Path = PrivateAttr(default=Path())

@@ -18,6 +18,7 @@ READS = frozenset(
         "next_deadline",
         "ready",
         "take_notes",
+        "take_usage",
         "flow_index",
         "flow_indices",
         "pool_index",

@@ -7,6 +7,7 @@ from schedsvc.server.reload import Source
 from schedsvc.server.serve import serve
 from schedsvc.server.server import Server
 from schedsvc.state import StateError
+from schedsvc.usage import UsageError
 
 __all__ = [
     "ListenError",
@@ -15,5 +16,6 @@ __all__ = [
     "Server",
     "Source",
     "StateError",
+    "UsageError",
     "serve",
 ]

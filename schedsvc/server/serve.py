@@ -31,7 +31,7 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    Raises ListenError, RecordingError, ReadyFileError and StateError.
+    Raises ListenError, RecordingError, ReadyFileError, StateError and UsageError.
 
     On SIGHUP the file of `source` is read again, and, if it is watched, also when it has changed.
     One that is wrong changes nothing. A SIGHUP during the start, also one before it of which

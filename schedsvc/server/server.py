@@ -35,6 +35,7 @@ from schedsvc.service import (
 )
 from schedsvc.state import StateWriter, Store, restore
 from schedsvc.status import Failure, unauthenticated_failure
+from schedsvc.usage import Ledger, UsageWriter
 
 __all__ = ["Server"]
 
@@ -57,7 +58,8 @@ class Server:
         """Make a server; nothing listens yet. Has to be called in the event loop.
 
         Raises RecordingError where the configuration records to a file that cannot be written,
-        and StateError where it keeps its state in one that cannot be used.
+        StateError where it keeps its state in one that cannot be used, and UsageError if its usage
+        ledger cannot be used.
         """
         #: The configuration in force; settings that need a restart are those of the start.
         # With the proof that each listener asks for, which a reload does not change.
@@ -94,6 +96,10 @@ class Server:
         self._keeper: StateWriter | None = None
         if store is not None and config.state is not None:
             self._keeper = StateWriter(self.driver, store, config.state.every_ms)
+        self._usage: UsageWriter | None = None
+        if config.usage is not None:
+            ledger = Ledger(config.resolve(config.usage.path), config.usage.keep_days)
+            self._usage = UsageWriter(self.driver, ledger, config)
         self.metrics = _metrics(self.driver, config)
         self._health = Health()
         self._handles = OperatorActions(
@@ -158,6 +164,8 @@ class Server:
             await server.start()
         if self._keeper is not None:
             self._keep(self._keeper.run())
+        if self._usage is not None:
+            self._keep(self._usage.run())
         self._keep(self._beat())
 
     def _new_grpc_server(self, authenticator: Authenticator, operate: bool) -> grpc.aio.Server:
@@ -207,6 +215,8 @@ class Server:
             self._replace_callers(known)
         else:
             self._config, kept = self._handles.reconfigured(config)
+            if self._usage is not None:
+                self._usage.configure(self._config)
             if self._config.log != before.log:
                 configure_logs(self._config.log.format, self._config.log.level)
             _log.info("config_reloaded", tenants=len(config.tenants), mode=config.mode)
@@ -272,6 +282,8 @@ class Server:
             self._page = None
         if self._keeper is not None:
             await self._keeper.close()
+        if self._usage is not None:
+            await self._usage.close()
         self.driver.close()
         if self._recording is not None:
             await asyncio.to_thread(self._recording.close)

@@ -1,8 +1,9 @@
 """The core's snapshot as a StatsResponse."""
 
+from dataclasses import asdict
 from typing import Any
 
-from schedsvc_client.v1 import mode_pb2, pool_pb2, quota_pb2, tenants_pb2
+from schedsvc_client.v1 import mode_pb2, pool_pb2, quota_pb2, tenants_pb2, usage_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.driver import Driver
@@ -59,6 +60,7 @@ def snapshot(
         draining=stats["draining"],
         state=_state(driver),
         config=_config(driver),
+        usage=_usage(driver),
         mode=modes(driver),
         classes=[quota_pb2.ClassStats(**_only(entry, _CLASS_FIELDS)) for entry in stats["classes"]],
         quotas=[
@@ -86,6 +88,12 @@ def _state(driver: Driver) -> pb.StateStats | None:
     if driver.saving is None:
         return None
     return pb.StateStats(unsaved_ms=driver.unsaved_ns() // 1_000_000, problem=driver.saving.problem)
+
+
+def _usage(driver: Driver) -> usage_pb2.UsageStats | None:
+    if driver.ledgering is None:
+        return None
+    return usage_pb2.UsageStats(**asdict(driver.ledgering))
 
 
 def _config(driver: Driver) -> mode_pb2.ConfigStats:

@@ -1,4 +1,4 @@
-"""Clients for interop.py: each asks as its own documentation says, and tells what it saw."""
+"""Clients for interop.py: each asks as its own documentation says, and returns what it saw."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RETRIES = 8
 
 @dataclass
 class Seen:
-    """What a client saw: tokens of input and output if it was told, and the events of a stream."""
+    """The client's view: tokens of input and output if it got them, and the events of a stream."""
 
     status: int = 200
     usage: tuple[int, int] | None = None
@@ -47,7 +47,7 @@ Sender = Callable[[str, str, dict[str, Any], bool], tuple[int, str, str]]
 
 
 def body(output_tokens: int, **fields: Any) -> dict[str, Any]:
-    """Return a completion whose output has exactly so many tokens."""
+    """Return a completion whose output has exactly `output_tokens` tokens."""
     exact = {"emulated_output_tokens": output_tokens}
     return {"model": "emulated", "prompt": [5] * 20, "max_tokens": output_tokens} | exact | fields
 

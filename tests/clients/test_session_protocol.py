@@ -429,3 +429,31 @@ def test_a_zero_total_is_told_once() -> None:
     assert len(table.take_due(0)) == 1
     table.note(1, 1, (0, None, None))
     assert table.take_due(1) == []
+
+
+def saving(protocol: SessionProtocol, ack_seq: int, saved_seq: int) -> None:
+    response = pb.SessionResponse(ack_seq=ack_seq)
+    response.usage_saved.seq = saved_seq
+    protocol.receive(0, response)
+
+
+def test_an_unsaved_complete_is_sent_again_on_the_next_stream() -> None:
+    protocol = SessionProtocol("shim", 1)
+    opened(protocol)
+    protocol.complete(0, granted(protocol), Outcome.COMPLETED, (4, 0, 2))
+    sent(protocol)
+    saving(protocol, 3, 2)
+    assert protocol.unacknowledged == 1
+    protocol.disconnected()
+    protocol.connected(0)
+    assert kinds(sent(protocol)) == ["hello", "replay", "complete"]
+
+
+def test_a_saved_complete_is_forgotten() -> None:
+    protocol = SessionProtocol("shim", 1)
+    opened(protocol)
+    protocol.complete(0, granted(protocol), Outcome.COMPLETED, (4, 0, 2))
+    sent(protocol)
+    saving(protocol, 3, 2)
+    saving(protocol, 3, 3)
+    assert protocol.unacknowledged == 0

@@ -58,7 +58,8 @@ IO = "asyncio threading socket selectors ssl subprocess multiprocessing logging 
 ROOMS: dict[str, Room] = {
     "schedsvc": room(),
     # Decides. The compiled part is held by CORE_CIMPORTS below, this is its interface.
-    "schedsvc._core": room("schedsvc._core_tenants", never=IO, clock=NO_CLOCK, seeded=True),
+    "schedsvc._core": room("schedsvc._core_usage", never=IO, clock=NO_CLOCK, seeded=True),
+    "schedsvc._core_usage": room("schedsvc._core_tenants", never=IO, clock=NO_CLOCK, seeded=True),
     "schedsvc._core_tenants": room(never=IO, clock=NO_CLOCK, seeded=True),
     # Drives.
     "schedsvc.clock": room(clock=WALL),
@@ -68,7 +69,17 @@ ROOMS: dict[str, Room] = {
     "schedsvc.tables": room(packages="rich", clock=NO_CLOCK, prints=True),
     "schedsvc.config": room("schedsvc.printable", packages="pydantic pydantic_core yaml"),
     "schedsvc.status": room("schedsvc._core schedsvc_client.v1", "grpc google grpc_status"),
-    "schedsvc.driver": room("schedsvc._core schedsvc.clock schedsvc.config"),
+    "schedsvc.upkeep": room(never=IO, clock=NO_CLOCK),
+    "schedsvc.driver": room(
+        "schedsvc._core schedsvc._core_usage schedsvc.clock schedsvc.config schedsvc.upkeep"
+    ),
+    # The wall clock says in which quarter of an hour a lease ended.
+    "schedsvc.usage": room(
+        "schedsvc._core schedsvc._core_usage schedsvc.config schedsvc.driver",
+        "structlog",
+        clock=WALL,
+    ),
+    "schedsvc.usage.parquet": room(packages="pyarrow"),
     # The wall clock tells how long a scheduler was away: quotas are credited for it.
     "schedsvc.state": room("schedsvc._core schedsvc.driver", "structlog", clock=WALL),
     "schedsvc.recording": room("schedsvc._core schedsvc.config"),
@@ -86,7 +97,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc.server": room(
         "schedsvc.service schedsvc.status schedsvc.driver schedsvc.config schedsvc.metrics"
         " schedsvc.clock schedsvc.printable schedsvc.recording schedsvc.request_ids schedsvc.state"
-        " schedsvc_client.v1",
+        " schedsvc.usage schedsvc_client.v1",
         "aiohttp grpc grpc_health grpc_reflection prometheus_client structlog uvloop",
     ),
     # Members of a cluster; the server imports it only if the configuration has that key.
@@ -176,7 +187,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc.__main__": room("schedsvc.cli"),
     "schedsvc.cli": room(
         "schedsvc schedsvc.config schedsvc.printable schedsvc.request_ids schedsvc.tables"
-        " schedsvc.server schedsvc.edge schedsvc_client",
+        " schedsvc.server schedsvc.edge schedsvc.usage schedsvc.usage.parquet schedsvc_client",
         "click rich",
         prints=True,
     ),

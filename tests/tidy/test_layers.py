@@ -11,6 +11,7 @@ from tests.other_core import CORE, core_sources
 from .core_layers import undeclared_attributes, upward
 from .sources import ROOT
 
+APIS = ("tenants_api", "usage_api", "api", "simulator_api")
 LAYERS = ("base", "wire", "model", "policy", "lifecycle", "session", "view")
 _INCLUDE = re.compile(r'^include "([^"]+)"(?:\s+# (\S.*))?$', re.MULTILINE)
 
@@ -32,7 +33,7 @@ def test_no_file_uses_what_a_later_file_declares() -> None:
 def test_the_layers_are_included_from_the_lowest_up() -> None:
     text = (CORE / "core.pyx").read_text()
     included = [name for name, _ in _INCLUDE.findall(text)]
-    assert included == [f"{name}.pxi" for name in (*LAYERS, "tenants_api", "api", "simulator_api")]
+    assert included == [f"{name}.pxi" for name in (*LAYERS, *APIS)]
 
 
 @pytest.mark.parametrize("layer", LAYERS)

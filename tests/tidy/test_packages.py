@@ -25,6 +25,7 @@ EXTRAS = {
     "schedsvc.cluster": ("cluster",),
     "schedsvc.lab": ("lab",),
     "schedsvc.lab.workload.parquet": ("lab", "parquet"),
+    "schedsvc.usage.parquet": ("parquet",),
     "schedsvc_vllm.jwt_tokens": ("jwt",),
     "schedsvc_vllm.proxy": ("proxy",),
 }

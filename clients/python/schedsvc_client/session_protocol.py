@@ -3,7 +3,8 @@
 The caller passes monotonic nanoseconds in, sends the messages that `data_to_send` gives, feeds
 what it reads to `receive`, and comes back at `next_deadline_ns`. The state survives streams:
 `disconnected` and `connected` may follow each other any number of times, and each new stream
-begins with Hello, the pools, a replay of every open lease, and the Completes nobody acknowledged;
+begins with Hello, the pools, a replay of every open lease, and the Completes that the scheduler has
+not acknowledged, or, if it keeps a usage ledger, not saved;
 after the Welcome it asks again for the requests that have no verdict. No message exceeds what the
 Welcome says that the scheduler accepts; before it, messages are small. Memory is bounded by
 `SessionLimits`.
@@ -31,6 +32,7 @@ from schedsvc_client.session_notices import (
     Verdict,
     Welcomed,
 )
+from schedsvc_client.session_records import Ending, Lost, Pending
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
@@ -51,41 +53,6 @@ class SessionLimits:
     progress_delay_ns: int = 20_000_000
     # The scheduler forgets the answer of an ended lease after this.
     answer_ttl_ns: int = 300_000_000_000
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A request without a verdict."""
-
-    request: pb.AdmitRequest
-    event: bytes
-    sent: bool = False
-    cancelled: bool = False
-
-
-@dataclass(slots=True)
-class _Ending:
-    """A Complete without an acknowledgement."""
-
-    lease: Lease
-    event: bytes
-    since_ns: int
-    # As of a `_Lost`.
-    ends_ns: int | None
-
-    def replays(self, now_ns: int) -> bool:
-        """Whether its lease is told of before it."""
-        return self.ends_ns is None or now_ns < self.ends_ns
-
-
-@dataclass(slots=True)
-class _Lost:
-    """A lease that is VOID or ENDED, and whose Complete still has to say what was used."""
-
-    lease: Lease
-    # When it ended, or a scheduler that restarted takes it for ended: it is charged for good then,
-    # and a replay would let it be charged once more. None: the scheduler of the loss knows it.
-    ends_ns: int | None = None
 
 
 def limits_of(options: ClientOptions) -> SessionLimits:
@@ -115,10 +82,10 @@ class SessionProtocol:
             pb.SessionEvent(hello=pb.SessionHello(client_id=client_id, incarnation=incarnation))
         )
         self._table = LeaseTable(self._limits.progress_delay_ns)
-        self._lost: dict[int, _Lost] = {}
+        self._lost: dict[int, Lost] = {}
         self._pools: dict[str, bytes] = {}
-        self._pending: dict[int, _Pending] = {}
-        self._endings: dict[int, _Ending] = {}
+        self._pending: dict[int, Pending] = {}
+        self._endings: dict[int, Ending] = {}
         self._leaves = False  # it ends for good, and the scheduler has not acknowledged that
         self._next_tag = 1
         self._open_requests_max = self._limits.open_requests_max
@@ -145,6 +112,8 @@ class SessionProtocol:
         self._cancel_out: deque[int] = deque()
         self._admit_out: dict[int, None] = {}
         self._unacknowledged: deque[tuple[int, int]] = deque()
+        # Acknowledged, but perhaps not in the ledger: a scheduler that restarts needs them again.
+        self._unsaved: deque[tuple[int, int]] = deque()
         self._pools_refused = 0
         self._said_goodbye = False
         self._takes_beats = self._beat_out = False
@@ -161,7 +130,7 @@ class SessionProtocol:
 
     @property
     def unacknowledged(self) -> int:
-        """Completes, and a Goodbye, that the scheduler has not acknowledged."""
+        """Completes, and a Goodbye, that the scheduler has not acknowledged, or not saved."""
         return len(self._endings) + self._leaves
 
     @property
@@ -210,7 +179,7 @@ class SessionProtocol:
         tag = self._next_tag
         event = self._checked(admit_event(tag, request, self._event_bytes_max), "request")
         self._next_tag += 1
-        self._pending[tag] = _Pending(request, event)
+        self._pending[tag] = Pending(request, event)
         if self._connected:
             self._admit_out[tag] = None
         return tag
@@ -249,7 +218,7 @@ class SessionProtocol:
         lease.complete(outcome, totals, message.events.add().complete)
         event = message.SerializeToString()
         ends_ns = lost.ends_ns if lost is not None else None
-        ending = self._endings[lease_id] = _Ending(lease, event, now_ns, ends_ns)
+        ending = self._endings[lease_id] = Ending(lease, event, now_ns, ends_ns)
         if len(self._endings) > self._limits.unacknowledged_max:
             del self._endings[next(iter(self._endings))]
         if self._connected:
@@ -334,10 +303,14 @@ class SessionProtocol:
         notices: list[Notice] = []
         unacknowledged = self._unacknowledged
         while unacknowledged and unacknowledged[0][0] <= response.ack_seq:
-            acknowledged = unacknowledged.popleft()[1]
+            seq, acknowledged = unacknowledged.popleft()
             self._leaves = self._leaves and acknowledged != _GOODBYE
             self.beats += acknowledged == _BEAT
-            self._endings.pop(acknowledged, None)
+            if acknowledged > 0:
+                self._unsaved.append((seq, acknowledged))
+        saved_seq = response.usage_saved.seq if response.HasField("usage_saved") else None
+        while self._unsaved and (saved_seq is None or self._unsaved[0][0] <= saved_seq):
+            self._endings.pop(self._unsaved.popleft()[1], None)
         if response.HasField("welcome"):
             notices.append(self._welcomed(now_ns, response.welcome))
             notices.extend(self._obey_size(response.welcome.message_bytes_max))
@@ -412,7 +385,7 @@ class SessionProtocol:
             return None
         lease = self._table.close(status.lease_id)
         if lease is not None and state != LeaseState.UNKNOWN:
-            self._lost[lease.lease_id] = _Lost(lease)
+            self._lost[lease.lease_id] = Lost(lease)
         if state == LeaseState.ENDED and status.lease_id in self._lost:
             self._lost[status.lease_id].ends_ns = now_ns
         if lease is None:

@@ -218,7 +218,7 @@ class SchedulerSession(Asker):
         self._wake.set()
 
     async def flush(self, deadline_s: float) -> bool:
-        """Wait until every Complete is acknowledged; False where the deadline came first."""
+        """Wait until every Complete is acknowledged and saved; False if the deadline came first."""
         if not self._protocol.unacknowledged:
             return True
         self._wake.set()

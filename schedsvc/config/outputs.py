@@ -1,0 +1,71 @@
+"""Models of the outputs beside the answers: metrics, log, the state file, the usage ledger."""
+
+from decimal import Decimal
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field
+
+from schedsvc.config.explain import type_name
+from schedsvc.config.network import STRICT, Address, FilePath, Name
+
+__all__ = ["Log", "Metrics", "Price", "State", "Usage"]
+
+
+class Section(BaseModel):
+    """A mapping of the file: no key but the known ones, no value of another type."""
+
+    model_config = STRICT
+
+
+class Metrics(Section):
+    """The Prometheus page."""
+
+    listen: Address
+    tenants_max: Annotated[int, Field(ge=0, le=100_000)] = 1_000
+    histogram_tenants_max: Annotated[int, Field(ge=0, le=1_000)] = 50
+
+
+class State(Section):
+    """The file that outlives the process."""
+
+    file: FilePath
+    every_ms: Annotated[int, Field(ge=10, le=60_000)] = 1_000
+
+
+class Log(Section):
+    """How the process logs, always to stderr."""
+
+    format: Literal["json", "console"] = "json"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+def _amount(value: object) -> Decimal:
+    """Read an amount of money as it is written, without binary rounding."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"has to be a number, not {type_name(value)}")
+    amount = Decimal(repr(value))
+    if not amount.is_finite() or not 0 <= amount <= 1_000_000:
+        raise ValueError(f"is {value}; it has to lie between 0 and 1000000")
+    return amount
+
+
+Amount = Annotated[Decimal, BeforeValidator(_amount)]
+
+
+class Price(Section):
+    """The price of a million tokens, of a model and class, or (absent) of any."""
+
+    model: Name | None = None
+    request_class: Annotated[Name | None, Field(alias="class")] = None
+    input_tokens: Annotated[Amount, Field(alias="input")]
+    cached_tokens: Annotated[Amount | None, Field(alias="cached")] = None
+    output_tokens: Annotated[Amount, Field(alias="output")]
+
+
+class Usage(Section):
+    """The usage ledger, and the prices of its exports."""
+
+    path: FilePath
+    keep_days: Annotated[int, Field(ge=1, le=3_660)] = 400
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
+    prices: Annotated[list[Price], Field(max_length=1_000)] = []

@@ -1,0 +1,239 @@
+"""The ledger's file: tokens by quarter of an hour, tenant, model, pool, adapter and class.
+
+One process writes it, and holds it by a lock; any may read it meanwhile (SQLite in WAL mode). Each
+lease counts once: a lease whose id the file has already is left out, so the holder of a lease may
+report its end again after a restart. A row of an expired lease is an estimate, and the report of
+its holder, if one comes later, replaces it.
+"""
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["IDS_KEPT_S", "SLOT_S", "Ledger", "UsageError", "UsageKey", "UsedLease", "open_to_read"]
+
+#: Time zones differ by multiples of it, so the rows of a local day can be summed up.
+SLOT_S = 900
+#: A holder reports an end again within minutes.
+IDS_KEPT_S = 86_400
+_PRUNE_S = 60
+_BUSY_S = 2.0
+_MODE = 0o600
+_FORM = 1
+_APPLICATION_ID = 0x73637573
+_KEY = "slot_s, groups, tenant, model, pool, adapter, class, estimated"
+_TABLES = (
+    "CREATE TABLE usage (slot_s INTEGER NOT NULL, groups TEXT NOT NULL, tenant TEXT NOT NULL,"
+    " model TEXT NOT NULL, pool TEXT NOT NULL, adapter TEXT NOT NULL, class TEXT NOT NULL,"
+    " estimated INTEGER NOT NULL, requests INTEGER NOT NULL, input_tokens INTEGER NOT NULL,"
+    " cached_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL,"
+    f" PRIMARY KEY ({_KEY})) WITHOUT ROWID",
+    "CREATE TABLE leases (lease_id INTEGER PRIMARY KEY, ended_s INTEGER NOT NULL)",
+    "CREATE INDEX leases_ended ON leases (ended_s)",
+    "CREATE TABLE estimates (lease_id INTEGER PRIMARY KEY, ended_s INTEGER NOT NULL,"
+    " groups TEXT NOT NULL, tenant TEXT NOT NULL, model TEXT NOT NULL, pool TEXT NOT NULL,"
+    " adapter TEXT NOT NULL, class TEXT NOT NULL, input_tokens INTEGER NOT NULL,"
+    " cached_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL)",
+)
+_ADD = """
+    INSERT INTO usage VALUES (?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET
+        requests = requests + excluded.requests,
+        input_tokens = input_tokens + excluded.input_tokens,
+        cached_tokens = cached_tokens + excluded.cached_tokens,
+        output_tokens = output_tokens + excluded.output_tokens
+"""
+
+
+class UsageError(OSError):
+    """The ledger cannot be used; the message names its file and says what to do."""
+
+
+class UsageKey(NamedTuple):
+    """Whose tokens they are: the groups above the tenant, outermost first, joined by `/`."""
+
+    groups: str
+    tenant: str
+    model: str
+    pool: str
+    adapter: str
+    request_class: str
+
+
+@dataclass(frozen=True, slots=True)
+class UsedLease:
+    """The usage of one lease; `ended_s` by the wall clock, `estimated` if it expired."""
+
+    lease_id: int
+    ended_s: int
+    key: UsageKey
+    estimated: bool
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+class Ledger:
+    """The file as the one process that writes it sees it. All methods block for the disk."""
+
+    def __init__(self, path: Path, keep_days: int) -> None:
+        """Open or make the file, and lock it.
+
+        Raises UsageError if it cannot be written, another process holds it, or it is none of this
+        version's ledgers.
+        """
+        self.path = path
+        self._keep_s = keep_days * 86_400
+        self._pruned_s = 0
+        with self._failing("open"):
+            self._lock = self._locked()
+            self._connection = sqlite3.connect(
+                path, isolation_level=None, check_same_thread=False, timeout=_BUSY_S
+            )
+            try:
+                self._prepare()
+            except BaseException:
+                self.close()
+                raise
+
+    def _locked(self) -> int:
+        # SQLite's own locks are of another kind, so readers are not kept out.
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT, _MODE)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.fchmod(file, _MODE)
+        except BlockingIOError:
+            os.close(file)
+            raise UsageError(
+                f"{self.path} is held by another process; stop that scheduler, or name another file"
+                " in usage.path"
+            ) from None
+        return file
+
+    def _prepare(self) -> None:
+        ask = self._connection.execute
+        ask("PRAGMA trusted_schema = OFF")
+        ask("PRAGMA journal_mode = WAL")
+        ask("PRAGMA synchronous = FULL")
+        if ask("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+            ask("BEGIN IMMEDIATE")
+            for statement in _TABLES:
+                ask(statement)
+            ask(f"PRAGMA application_id = {_APPLICATION_ID}")
+            ask(f"PRAGMA user_version = {_FORM}")
+            ask("COMMIT")
+        _check_form(self._connection, self.path)
+
+    def add(self, leases: Sequence[UsedLease]) -> list[UsedLease]:
+        """Add leases in one transaction; return those that the file had already.
+
+        Raises UsageError, and then none is added. O(leases * log n).
+        """
+        known: list[UsedLease] = []
+        with self._failing("write"), self._transaction():
+            for lease in leases:
+                if not self._add(lease):
+                    known.append(lease)
+            if leases and leases[-1].ended_s >= self._pruned_s + _PRUNE_S:
+                self._prune(leases[-1].ended_s)
+        return known
+
+    def _add(self, lease: UsedLease) -> bool:
+        ask = self._connection.execute
+        stored = (lease.lease_id, lease.ended_s)
+        if ask("INSERT OR IGNORE INTO leases VALUES (?, ?)", stored).rowcount:
+            self._sum(lease, 1)
+            if lease.estimated:
+                tokens = (lease.input_tokens, lease.cached_tokens, lease.output_tokens)
+                row = (*stored, *lease.key, *tokens)
+                ask("INSERT INTO estimates VALUES (?,?,?,?,?,?,?,?,?,?,?)", row)
+            return True
+        if lease.estimated:
+            return False
+        found = ask("SELECT * FROM estimates WHERE lease_id = ?", stored[:1]).fetchone()
+        if found is None:
+            return False
+        before = UsedLease(found[0], found[1], UsageKey(*found[2:8]), True, *found[8:])
+        self._sum(before, -1)
+        tokens = (lease.input_tokens, lease.cached_tokens, lease.output_tokens)
+        self._sum(UsedLease(before.lease_id, before.ended_s, before.key, False, *tokens), 1)
+        ask("DELETE FROM estimates WHERE lease_id = ?", stored[:1])
+        return True
+
+    def _sum(self, lease: UsedLease, sign: int) -> None:
+        tokens = (lease.input_tokens, lease.cached_tokens, lease.output_tokens)
+        slot_s = lease.ended_s - lease.ended_s % SLOT_S
+        row = (slot_s, *lease.key, int(lease.estimated), sign, *(sign * each for each in tokens))
+        self._connection.execute(_ADD, row)
+
+    def _prune(self, now_s: int) -> None:
+        """Delete what is too old. O(what is deleted)."""
+        self._pruned_s = now_s
+        ask = self._connection.execute
+        ask("DELETE FROM usage WHERE slot_s < ?", (now_s - self._keep_s,))
+        oldest = (now_s - IDS_KEPT_S,)
+        ask("DELETE FROM leases WHERE ended_s < ?", oldest)
+        ask("DELETE FROM estimates WHERE ended_s < ?", oldest)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def close(self) -> None:
+        """Close the file and give the lock back. Idempotent."""
+        # First, because SQLite's locks end with the first descriptor of the file that is closed.
+        with suppress(sqlite3.Error):
+            self._connection.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    @contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise UsageError(f"cannot {what} the usage ledger {self.path}: {error}") from error
+        except UsageError:
+            raise
+        except OSError as error:
+            what = f"cannot {what} the usage ledger {self.path}: {error.strerror}"
+            raise UsageError(what) from error
+
+
+def _check_form(connection: sqlite3.Connection, path: Path) -> None:
+    if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+        raise UsageError(f"{path} is another program's database; name another file in usage.path")
+    form = connection.execute("PRAGMA user_version").fetchone()[0]
+    if form != _FORM:
+        raise UsageError(
+            f"{path} was written by another version of schedsvc (form {form}, this one reads"
+            f" {_FORM}); move it away, or run that version"
+        )
+
+
+@contextmanager
+def open_to_read(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a ledger to read, also while a scheduler writes it. Raises UsageError."""
+    try:
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    except sqlite3.Error as error:
+        raise UsageError(f"cannot read the usage ledger {path}: {error}") from error
+    try:
+        _check_form(connection, path)
+        yield connection
+    except sqlite3.Error as error:
+        raise UsageError(f"cannot read the usage ledger {path}: {error}") from error
+    finally:
+        connection.close()

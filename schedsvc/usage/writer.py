@@ -1,0 +1,143 @@
+"""Carries what ended leases used from the core to the ledger, beside the event loop's work."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import structlog
+
+from schedsvc._core import EXPIRED
+from schedsvc.config import Config
+from schedsvc.driver import Broken, Driver, Ledgering
+from schedsvc.usage.ledger import Ledger, UsageError, UsageKey, UsedLease
+from schedsvc.usage.places import Places
+
+if TYPE_CHECKING:
+    from schedsvc._core_usage import UsageRow
+
+__all__ = ["QUEUE_MAX", "UsageWriter"]
+
+_log = structlog.get_logger("schedsvc.usage")
+
+#: Ended leases that wait for the disk; more are dropped, and counted. Some 50 MB.
+QUEUE_MAX = 131_072
+#: Rows of one transaction. The holders of leases keep what is not saved, so a kill loses none.
+_BATCH_MAX = 4_096
+_GATHER_S = 0.05
+_RETRY_S = 1.0
+
+
+class UsageWriter:
+    """Writes rows in batches, in a thread. While that fails, serving goes on and rows wait."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        ledger: Ledger,
+        config: Config,
+        wall_s: Callable[[], float] = time.time,
+        queue_max: int = QUEUE_MAX,
+    ) -> None:
+        """Take rows from a driver's core from now on; write them once it `run()`s."""
+        self._driver = driver
+        self._ledger = ledger
+        self._places = Places(config)
+        self._wall_s = wall_s
+        self._queue_max = queue_max
+        self._thread = ThreadPoolExecutor(1, "usage")
+        self._waiting: deque[tuple[int, UsedLease]] = deque()
+        self._taken = 0  # rows of the core so far, those that were dropped included
+        self._filled = asyncio.Event()
+        self._figures = Ledgering()
+        driver.keep_usage(self._figures, self.put)
+
+    def configure(self, config: Config) -> None:
+        """Look groups and models up in another configuration from now on."""
+        self._places = Places(config)
+
+    def put(self, rows: "Sequence[UsageRow]") -> None:
+        """Queue rows of the core; what the queue has no room for is dropped. O(rows)."""
+        now_s = int(self._wall_s())
+        for row in rows:
+            self._taken += 1
+            if len(self._waiting) >= self._queue_max:
+                self._figures.lost_rows += 1
+            else:
+                self._waiting.append((self._taken, self._used(row, now_s)))
+        self._figures.waiting_rows = len(self._waiting)
+        self._filled.set()
+
+    def _used(self, row: "UsageRow", now_s: int) -> UsedLease:
+        lease_id, tenant, request_class, pool, adapter, outcome, *tokens = row
+        name, place = tenant.decode(), pool.decode()
+        key = UsageKey(
+            self._places.groups_of(name),
+            name,
+            self._places.model_of(place),
+            place,
+            adapter.decode(),
+            request_class.decode(),
+        )
+        return UsedLease(lease_id, now_s, key, outcome == EXPIRED, *tokens)
+
+    async def run(self) -> None:
+        """Write until it is cancelled, or the core is broken."""
+        while True:
+            await self._filled.wait()
+            await asyncio.sleep(_GATHER_S)
+            self._filled.clear()
+            try:
+                while self._waiting:
+                    if not await self.write():
+                        await asyncio.sleep(_RETRY_S)
+            except Broken:
+                return
+
+    async def write(self) -> bool:
+        """Write one batch; False if the ledger cannot be written. Raises Broken."""
+        batch = list(islice(self._waiting, _BATCH_MAX))
+        if not batch:
+            return True
+        leases = [lease for _, lease in batch]
+        loop = asyncio.get_running_loop()
+        try:
+            # A batch that was written although this is cancelled is written again by `close()`,
+            # and the ledger leaves it out.
+            await loop.run_in_executor(self._thread, self._ledger.add, leases)
+        except UsageError as error:
+            self._tell(str(error))
+            return False
+        for _ in batch:
+            self._waiting.popleft()
+        self._figures.waiting_rows = len(self._waiting)
+        self._figures.saved_rows += len(batch)
+        self._tell("")
+        # Once none waits, dropped rows are not waited for either.
+        self._driver.usage_saved(batch[-1][0] if self._waiting else self._taken)
+        return True
+
+    async def close(self) -> None:
+        """Write what waits, as far as that goes, and close the ledger."""
+        try:
+            with suppress(Broken):
+                while self._waiting and await self.write():
+                    pass
+        finally:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._thread, self._ledger.close)
+            self._thread.shutdown()
+
+    def _tell(self, problem: str) -> None:
+        if bool(problem) == bool(self._figures.problem):
+            return
+        self._figures.problem = problem
+        if problem:
+            effect = f"usage waits, at most {self._queue_max:,} ended leases; serving goes on"
+            _log.error("usage_not_saved", reason=problem, effect=effect)
+        else:
+            _log.info("usage_saved_again", lost_rows=self._figures.lost_rows)

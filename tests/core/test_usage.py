@@ -1,0 +1,113 @@
+"""The usage of ended leases, in rows for a ledger, and when a stream reports it as saved."""
+
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from schedsvc import _core as core
+
+from .stream import Stream, asking, completing, offering, reporting
+from .support import SECOND, grant, make
+
+TTL, GRACE = 10 * SECOND, 20 * SECOND
+
+
+def keeping() -> core.Scheduler:
+    scheduler = make()
+    scheduler.set_usage_kept(0, True)
+    return scheduler
+
+
+def saved(stream: Stream, now_ns: int, *events: pb.SessionEvent) -> int | None:
+    """The seq that the answer to these events, or to none, reports as saved."""
+    answer = stream.send(now_ns, *events) if events else stream.pull(now_ns)
+    return answer.usage_saved.seq if answer.HasField("usage_saved") else None
+
+
+def test_a_completed_lease_has_a_row_with_its_totals() -> None:
+    s = keeping()
+    lease = grant(s, 0, "r").lease_id
+    s.complete(1, lease, 1, core.COMPLETED, 10, 4, 7)
+    assert s.take_usage() == [(lease, b"f", b"default", b"p", b"", core.COMPLETED, 10, 4, 7)]
+    assert s.take_usage() == []
+
+
+def test_a_repeated_complete_makes_no_second_row() -> None:
+    s = keeping()
+    lease = grant(s, 0, "r").lease_id
+    s.complete(1, lease, 1, core.COMPLETED, 10, 0, 7)
+    s.complete(2, lease, 1, core.COMPLETED, 10, 0, 9)
+    assert [row[8] for row in s.take_usage()] == [7]
+
+
+def test_a_lease_cancelled_before_any_token_has_no_row() -> None:
+    s = keeping()
+    lease = grant(s, 0, "r").lease_id
+    s.complete(1, lease, 1, core.CANCELLED, 0, 0, 0)
+    assert s.take_usage() == []
+
+
+def test_without_a_ledger_no_row_is_made() -> None:
+    s = make()
+    s.complete(1, grant(s, 0, "r").lease_id, 1, core.COMPLETED, 10, 0, 7)
+    assert s.take_usage() == []
+
+
+def test_a_late_complete_corrects_an_expired_lease() -> None:
+    s = keeping()
+    lease = grant(s, 0, "r").lease_id
+    s.progress(1, lease, 1, 10, 0, 3)
+    s.poll(1 + TTL)
+    s.poll(1 + TTL + GRACE)
+    s.complete(2 + TTL + GRACE, lease, 1, core.COMPLETED, 10, 2, 8)
+    rows = [row[5:] for row in s.take_usage()]
+    assert rows == [(core.EXPIRED, 10, 0, 3), (core.COMPLETED, 10, 2, 8)]
+
+
+def test_rows_that_nobody_takes_are_bounded() -> None:
+    s = keeping()
+    for i in range(65_537):
+        lease = grant(s, i, str(i), 1, 1).lease_id
+        s.complete(i, lease, 1, core.COMPLETED, 1, 0, 1)
+    assert len(s.take_usage()) == 32_769
+
+
+def test_a_stream_reports_an_end_as_saved_once_it_is() -> None:
+    s = keeping()
+    stream = Stream(s)
+    stream.send(0, offering("p"))
+    lease = stream.grant(1, 1, "r", tenant="f")
+    before = stream.seq
+    assert saved(stream, 2, completing(lease, input_tokens=10, output_tokens=1)) == before
+    s.set_usage_saved(3, 1)
+    assert saved(stream, 3) == stream.seq
+
+
+def test_the_acknowledgement_does_not_wait_for_the_ledger() -> None:
+    s = keeping()
+    stream = Stream(s)
+    stream.send(0, offering("p"))
+    lease = stream.grant(1, 1, "r", tenant="f")
+    answer = stream.send(2, completing(lease, input_tokens=10, output_tokens=1))
+    assert (answer.ack_seq, answer.usage_saved.seq) == (stream.seq, stream.seq - 1)
+
+
+def test_a_repeat_of_an_unsaved_end_is_not_saved_either() -> None:
+    s = keeping()
+    stream = Stream(s)
+    stream.send(0, offering("p"))
+    lease = stream.grant(1, 1, "r", tenant="f")
+    before = stream.seq
+    stream.send(2, completing(lease, input_tokens=10, output_tokens=1))
+    assert saved(stream, 3, completing(lease, input_tokens=10, output_tokens=1)) == before
+
+
+def test_a_stream_of_a_scheduler_without_ledger_says_nothing() -> None:
+    stream = Stream(make())
+    lease = stream.grant(1, 1, "r", tenant="f")
+    assert saved(stream, 2, completing(lease)) is None
+
+
+def test_reports_and_asks_are_saved_at_once() -> None:
+    stream = Stream(keeping())
+    lease = stream.grant(1, 1, "r", tenant="f")
+    stream.send(2, reporting(lease, output_tokens=1))
+    assert saved(stream, 3, asking(2, "other", tenant="f")) == stream.seq

@@ -1,0 +1,163 @@
+"""A server with a usage ledger: each ended lease is saved once, also if the disk fails."""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
+
+from schedsvc.server import Server, UsageError
+from schedsvc.usage import Ledger
+from schedsvc.usage.export import Span, plain_rows
+
+from .conftest import ask, calling, config_of, serving, until
+from .test_config import MINIMAL, found
+
+
+def ledger_of(folder: Path, **more: Any) -> dict[str, Any]:
+    return {"path": str(folder / "usage.db"), **more}
+
+
+def sums(folder: Path, *by: str) -> list[tuple[object, ...]]:
+    return [tuple(row.values()) for row in plain_rows(folder / "usage.db", by, Span())]
+
+
+def saved(server: Server) -> int:
+    assert server.driver.ledgering is not None
+    return server.driver.ledgering.saved_rows
+
+
+async def use(stub: SchedulerServiceStub, request_id: str, output: int, **more: Any) -> None:
+    granted = await stub.Admit(ask(request_id=request_id, **more))
+    grant = granted.grant
+    await stub.Complete(
+        pb.CompleteRequest(
+            lease_id=grant.lease_id,
+            pool_epoch=grant.pool_epoch,
+            input_tokens=10,
+            output_tokens=output,
+        )
+    )
+
+
+async def test_completed_leases_are_saved_with_group_and_model(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {
+        "usage": ledger_of(tmp_path),
+        "groups": [{"name": "org"}, {"name": "team", "parent": "org"}],
+        "tenants": [{"name": "a", "group": "team"}],
+        "models": [{"name": "llama", "pools": ["pool"]}],
+        "tenant_rules": [{"match": "x-*", "group": "org"}],
+    }
+    async with serving(**keys) as server, calling(server.targets[0]) as stub:
+        await use(stub, "r1", 5, tenant="a")
+        await use(stub, "r2", 7, tenant="a")
+        await until(lambda: saved(server) == 2, "2 rows saved")
+        expected = [("org/team", "a", "llama", 2, 20, 0, 12)]
+        assert sums(tmp_path, "groups", "tenant", "model") == expected
+
+
+async def test_a_stop_saves_what_waits(tmp_path: Path) -> None:
+    async with serving(usage=ledger_of(tmp_path)) as server, calling(server.targets[0]) as stub:
+        await use(stub, "r1", 5)
+    assert sums(tmp_path) == [(1, 10, 0, 5)]
+
+
+async def test_stats_show_the_ledger_and_its_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(usage=ledger_of(tmp_path)) as server, calling(server.targets[0]) as stub:
+        stats = await stub.Stats(pb.StatsRequest())
+        assert (stats.usage.saved_rows, stats.usage.problem) == (0, "")
+        ledgering = server.driver.ledgering
+        assert ledgering is not None
+        with sqlite3.connect(tmp_path / "usage.db", isolation_level=None) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            monkeypatch.setattr("schedsvc.usage.writer._RETRY_S", 0.05)
+            await use(stub, "r1", 5)
+            await until(lambda: bool(ledgering.problem), "a failed write")
+            await use(stub, "r2", 6)  # serving goes on
+            stats = await stub.Stats(pb.StatsRequest())
+            assert "database is locked" in stats.usage.problem
+            assert stats.usage.waiting_rows == 2
+            other.execute("ROLLBACK")
+        other.close()
+        await until(lambda: saved(server) == 2, "2 rows saved")
+        assert (await stub.Stats(pb.StatsRequest())).usage.problem == ""
+    assert sums(tmp_path) == [(2, 20, 0, 11)]
+
+
+async def test_what_the_queue_has_no_room_for_is_counted(
+    tmp_path: Path, failing: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(usage=ledger_of(tmp_path)) as server, calling(server.targets[0]) as stub:
+        assert server._usage is not None
+        monkeypatch.setattr(server._usage, "_queue_max", 2)
+        failing()
+        for i in range(4):
+            await use(stub, f"r{i}", 5)
+        stats = await stub.Stats(pb.StatsRequest())
+        assert (stats.usage.waiting_rows, stats.usage.lost_rows) == (2, 2)
+        monkeypatch.undo()
+        await until(lambda: saved(server) == 2, "2 rows saved")
+        # The streams wait for none of those that were dropped.
+        assert server._usage._taken == 4
+    assert sums(tmp_path) == [(2, 10 * 2, 0, 10)]
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let every write to a ledger fail as on a full disk."""
+
+    def fail(*_: object) -> list[object]:
+        raise UsageError("database or disk is full")
+
+    monkeypatch.setattr("schedsvc.usage.writer._RETRY_S", 0.01)
+    return lambda: monkeypatch.setattr(Ledger, "add", fail)
+
+
+async def test_metrics_show_the_ledger(tmp_path: Path) -> None:
+    async with serving(usage=ledger_of(tmp_path)) as server, calling(server.targets[0]) as stub:
+        await use(stub, "r1", 5)
+        await until(lambda: saved(server) == 1, "a row saved")
+        page = (await server.metrics.page(""))[0].decode()
+        assert "schedsvc_usage_rows_saved_total 1.0" in page
+        assert "schedsvc_usage_rows_lost_total 0.0" in page
+        assert "schedsvc_usage_failing 0.0" in page
+
+
+async def test_a_second_scheduler_on_the_ledger_is_refused(tmp_path: Path) -> None:
+    async with serving(usage=ledger_of(tmp_path)):
+        with pytest.raises(UsageError, match="is held by another process"):
+            Server(config_of(usage=ledger_of(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "usage: {path: /nowhere/at/all/usage.db}\n",
+            ["2:15 usage.path: the folder /nowhere/at/all does not exist; make it"],
+        ),
+        (
+            "state: {file: /tmp/r}\nusage: {path: /tmp/r, keep_days: 0}\n",
+            [
+                "3:15 usage.path: would write to /tmp/r, which is a file of state.file; "
+                "name another file",
+                "3:34 usage.keep_days: is 0; it has to be at least 1",
+            ],
+        ),
+        ("usage: {keep_days: 1}\n", ["2:8 usage: the key 'path' is missing; add it"]),
+        (
+            "usage: {path: /tmp/u, currency: eur, prices: [{input: -1, output: 1}]}\n",
+            [
+                "2:33 usage.currency: has to be a code of three letters, such as USD",
+                "2:55 usage.prices[0].input: is -1; it has to lie between 0 and 1000000",
+            ],
+        ),
+    ],
+)
+def test_a_wrong_ledger_is_named(tmp_path: Path, text: str, expected: list[str]) -> None:
+    assert found(tmp_path, MINIMAL + text) == expected
