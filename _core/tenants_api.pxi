@@ -1,4 +1,5 @@
-# The part of the public class that is about tenants which the configuration does not list.
+# The part of the public class that is about tenants which the configuration does not list, and
+# about those that an operator lists and deletes.
 
 cdef class TenantsApi(Core):
     def set_unknown(self, int32_t flow, bint refused=False, bint own=False):
@@ -47,3 +48,32 @@ cdef class TenantsApi(Core):
         check_text("tenant", &text, 1, NAME_BYTES_MAX)
         flow = flow_of(self, &text, &key)
         return flow_at_sight(self, &text) if is_born(self, flow, &text, 1) else flow
+
+    def set_retired(self, int64_t now_ns, bytes name):
+        enter(self, now_ns)
+        retire_tenant(self, name)
+
+    def set_key_gone(self, bytes api_key_sha256):
+        self.keys.pop(api_key_sha256, None)
+
+    def is_known(self, bytes name):
+        known = self.flow_names.get(name)
+        return known is not None and is_named(self, known)
+
+    def class_index(self, bytes name):
+        return self.classes.find(name)
+
+    def quota_index(self, bytes name):
+        return self.quota_names.get(name, NONE)
+
+    def born_tenants(self, int32_t start, int32_t scan_max):
+        cdef int32_t flow, end = self.flows.count
+        check_range("start", start, 0, 1 << 30)
+        check_range("scan_max", scan_max, 1, 1 << 20)
+        if scan_max < end - start:
+            end = start + scan_max
+        found = [
+            self.flow_list[flow] for flow in range(start, end)
+            if self.flows.items[flow].born and self.flows.items[flow].base == flow
+        ]
+        return (0 if end >= self.flows.count else end), found

@@ -37,6 +37,25 @@ class TenantsApi:
         """
     def unlisted_stats(self) -> dict[str, Any]:
         """Sum up tenants at first sight, keyed as `flow_stats()`; counters never fall. O(flows)."""
+    def set_retired(self, now_ns: int, name: bytes) -> None:
+        """Let the name of a listed tenant be unknown, because an operator has deleted it.
+
+        What runs and waits goes on. The next new tenant gets its flow once it loses nothing by
+        that. O(1).
+        """
+    def set_key_gone(self, api_key_sha256: bytes) -> None:
+        """Let this key hash stand for no flow. O(1)."""
+    def is_known(self, name: bytes) -> bool:
+        """Whether a name stands for a flow, listed or at first sight. O(1)."""
+    def class_index(self, name: bytes) -> int:
+        """Return the index of a class, -1 if there is none. O(classes)."""
+    def quota_index(self, name: bytes) -> int:
+        """Return the index of a quota that `set_quota()` made, -1 if there is none. O(1)."""
+    def born_tenants(self, start: int, scan_max: int) -> tuple[int, list[bytes]]:
+        """Return tenants at first sight among the next `scan_max` flows from `start` on.
+
+        The first item is the `start` of the next call, 0 after the last flow. O(scan_max).
+        """
     def first_sight(self, now_ns: int, name: bytes) -> int:
         """Return the flow in which a request of a proved name is queued, -1: it is refused.
 

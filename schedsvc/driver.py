@@ -21,7 +21,7 @@ from schedsvc._core import (
     Session,
 )
 from schedsvc.clock import SteadyClock
-from schedsvc.config import Config, ModeOverlay, change_modes, configure, reconfigure
+from schedsvc.config import Config, EntryLog, ModeOverlay, configure, reconfigure
 from schedsvc.upkeep import Ledgering, Loading, Saving
 
 if TYPE_CHECKING:
@@ -118,6 +118,8 @@ class Driver:
         #: What the configuration says of modes, and what an operator says over it.
         self.mode_configured = "enforce"
         self.mode_overlay = ModeOverlay()
+        #: What operators have set of tenants, for the state file.
+        self.tenant_entries = EntryLog()
         self._core = core
         self._on_defect = on_defect
         self._on_note = on_note
@@ -360,11 +362,12 @@ class Driver:
         return kept
 
     @_guarded
-    def change_modes(self, config: Config, before: Config) -> None:
-        """Let the modes of another configuration be in force; see `config.change_modes()`."""
+    def change(self, how: Callable[[Scheduler, int], R]) -> R:
+        """Let a function change the core's settings at the time that it gets."""
         now_ns = self.clock.now_ns()
-        change_modes(self._core, config, before, now_ns)
+        result = how(self._core, now_ns)
         self._settle(now_ns)
+        return result
 
     @_guarded
     def set_draining(self, pool: bytes, draining: bool) -> None:

@@ -104,6 +104,26 @@ class Metrics:
             self._show_histograms(tenants[: self._histogram_tenants_max])
         self._shown, self._rest = tenants[: self._tenants_max], rest
 
+    def add(self, tenant: str) -> None:
+        """Show one more tenant, behind all others. O(tenants shown)."""
+        if len(self._shown) >= self._tenants_max:
+            self._carry(tenant, -1)
+            self._rest = [*self._rest, tenant]
+            return
+        self._shown = [*self._shown, tenant]
+        if len(self._with_histograms) < self._histogram_tenants_max:
+            self._show_histograms([*self._with_histograms, tenant])
+
+    def remove(self, tenant: str) -> None:
+        """Cease to show a tenant. O(tenants)."""
+        if tenant in self._shown:
+            self._shown = [name for name in self._shown if name != tenant]
+            if tenant in self._with_histograms:
+                self._show_histograms([n for n in self._with_histograms if n != tenant])
+        else:
+            self._carry(tenant, 1)
+            self._rest = [name for name in self._rest if name != tenant]
+
     def _show_histograms(self, tenants: Sequence[str]) -> None:
         # A tenant that leaves counts as `other` from now on. Its own histograms stay in the core,
         # and grow on if it is shown again.

@@ -1,6 +1,6 @@
 # What every file stands on: libc, CPython's objects, and the bounds of all numbers.
 
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from heapq import nlargest
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_SET_ITEM

@@ -47,6 +47,13 @@ cdef int32_t add_flow(Core core, bytes name, int64_t weight_milli) except -1:
     cdef int32_t flow
     known = core.flow_names.get(name)
     if known is None:
+        flow = reclaim_retired(core)
+        if flow != NONE:
+            name_flow(core, flow, name)
+            put_name(core, name, flow)
+            apply_terms(core, flow, any_rule(False), True)
+            core.flows.reweigh(flow, <int32_t>weight_milli)
+            return flow
         flow = core.flows.add(<int32_t>weight_milli)
         core.flow_names[name] = flow
         core.flow_list.append(name)

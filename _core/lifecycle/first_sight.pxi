@@ -32,7 +32,10 @@ cdef int32_t flow_at_sight(Core core, Slice* name) except -1:
     if known == core.unknown_flow:
         return core.unknown_flow
     if known is None:
-        if core.flows.count < core.flows_max:
+        flow = reclaim_retired(core)
+        if flow != NONE:
+            pass
+        elif core.flows.count < core.flows_max:
             flow = core.flows.add(BORN_WEIGHT_MILLI)
             core.flow_list.append(text)
         else:
@@ -42,7 +45,6 @@ cdef int32_t flow_at_sight(Core core, Slice* name) except -1:
             return core.unknown_flow
         is_new = True
         name_flow(core, flow, text)
-        core.flows.items[flow].salt = name_salt(core, name)
     else:  # it was gone
         flow = known
     set_born(core, flow, True)
@@ -51,18 +53,17 @@ cdef int32_t flow_at_sight(Core core, Slice* name) except -1:
     return flow
 
 
-cdef inline uint64_t name_salt(Core core, const Slice* name) noexcept:
-    return sip128(core.k0, core.k1, name.at, name.size).hi
-
-
 cdef int apply_rule(Core core, int32_t flow, bint is_new) except -1:
-    """Give a born flow what its rule says, in all its classes. O(rules * name + classes); for one
-    that is not new, as `limit_flow()`."""
+    """Give a born flow what its rule says. O(rules * name), and as `apply_terms()`."""
     cdef TenantRule rule = rule_for(core.tenant_rules, core.flow_list[flow])
+    return apply_terms(core, flow, core.default_rule if rule is None else rule, is_new)
+
+
+cdef int apply_terms(Core core, int32_t flow, TenantRule rule, bint is_new) except -1:
+    """Give a flow what a rule says, in all its classes. O(classes); for one that is not new, as
+    `limit_flow()`."""
     cdef QuotaLimits limits
     cdef int32_t sibling = flow
-    if rule is None:
-        rule = core.default_rule
     while sibling != NONE:
         core.flows.reweigh(sibling, rule.weight_milli)
         sibling = core.flows.items[sibling].sibling

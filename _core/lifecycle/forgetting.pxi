@@ -1,4 +1,5 @@
-# Tenants at first sight that are forgotten, so that others may have their flows.
+# Tenants at first sight, and tenants that an operator has deleted, are forgotten, so that others
+# may have their flows.
 #
 # A tenant is forgotten only if that gives it nothing when it returns: nothing of it is queued or
 # runs, no answer of it is stored, nothing is owed to it or by it, each of its counters is where a
@@ -40,19 +41,53 @@ cdef int32_t reclaim_flow(Core core) except -2:
     for k in range(min(FORGET_LOOKS, core.flows.count)):
         flow = core.forget_at if core.forget_at < core.flows.count else 0
         core.forget_at = flow + 1
-        if may_forget(core, flow):
+        if core.flows.items[flow].born and may_forget(core, flow):
             forget_tenant(core, flow)
             return flow
     return NONE
 
 
+cdef int retire_tenant(Core core, bytes name) except -1:
+    """Let the name of a listed tenant be unknown: what runs and waits goes on. A new tenant gets
+    the flow once that takes nothing from this one. O(1)."""
+    known = core.flow_names.get(name)
+    if known is None or known == core.unknown_flow:
+        raise CallerError(CODE_NOT_FOUND, "tenant", "no tenant of that name")
+    put_name(core, name, NONE)
+    core.retired[known] = None
+    return 0
+
+
+cdef int32_t reclaim_retired(Core core) except -2:
+    """The flow of a deleted tenant that has been forgotten for this; -1: none can be.
+    O(FORGET_LOOKS * (classes * pools + levels))."""
+    cdef int32_t flow
+    cdef int k
+    for k in range(min(FORGET_LOOKS, len(core.retired))):
+        flow, _ = core.retired.popitem(last=False)
+        if is_named(core, flow):  # the tenant has returned
+            continue
+        if may_forget(core, flow):
+            forget_tenant(core, flow)
+            return flow
+        core.retired[flow] = None
+    return NONE
+
+
+cdef bint is_named(Core core, int32_t flow) except -1:
+    """Whether the name of a flow's tenant stands for the flow. O(1)."""
+    cdef bytes name = <bytes>core.flow_list[flow]
+    cdef Hash128 h = sip128(
+        core.k0, core.k1 ^ NAME_SALT, <const uint8_t*><const char*>name, len(name)
+    )
+    return core.names.get(h.hi, h.lo) == flow
+
+
 cdef bint may_forget(Core core, int32_t flow) except -1:
-    """Whether a tenant at first sight has nothing that it would lose. O(classes * pools)."""
+    """Whether a tenant has nothing that it would lose. O(classes * pools)."""
     cdef Quota* n
     cdef int32_t own = core.flows.items[flow].own_quota
     cdef int k
-    if not core.flows.items[flow].born:
-        return False
     while flow != NONE:
         if not may_forget_flow(core, flow):
             return False
@@ -121,10 +156,21 @@ cdef int forget_tenant(Core core, int32_t base) except -1:
     return 0
 
 
+cdef inline uint64_t name_salt(Core core, const Slice* name) noexcept:
+    return sip128(core.k0, core.k1, name.at, name.size).hi
+
+
 cdef int name_flow(Core core, int32_t flow, bytes name) except -1:
-    """Give a reclaimed flow, and its siblings, to a tenant. O(classes)."""
+    """Give a new or reclaimed flow, and its siblings, to a tenant. O(classes).
+
+    Ids of requests are found under a key of the name, not of the number of the flow, because the
+    number may have been another tenant's.
+    """
     cdef int32_t own = core.flows.items[flow].own_quota
+    cdef Slice key
     core.flow_names[name] = flow
+    key.at, key.size = <const uint8_t*><const char*>name, len(name)
+    core.flows.items[flow].salt = name_salt(core, &key)
     if own != NONE:
         core.quota_keys[own] = TENANT_QUOTA_ROW + name
     while flow != NONE:

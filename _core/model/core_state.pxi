@@ -92,6 +92,7 @@ cdef class Core:
     cdef int64_t granted_by_forgotten[CLASSES_MAX]  # in all, of tenants that are forgotten
     cdef FlowCounters carried  # of tenants that were at first sight and are not any more
     cdef int32_t forget_at  # flow that is looked at next
+    cdef object retired  # flows of tenants that an operator has deleted, the earliest first
     cdef list gone_rows  # keys of saved rows that are to be deleted
     cdef list quota_keys  # of each node, as it is saved
     cdef dict saved_pools  # rows of pools that nobody has registered yet

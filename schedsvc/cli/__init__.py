@@ -29,7 +29,7 @@ _SERVICE = {
     "drain": ("schedsvc.cli.drain:drain", "Stop admitting to a pool, or to all; or begin again."),
     "leases": ("schedsvc.cli.leases:leases", "List the leases that run, or revoke them."),
     "mode": ("schedsvc.cli.mode:mode", "Enforce decisions or only count them, for all at once."),
-    "tenants": ("schedsvc.cli.release:tenants", "Forgive what a tenant's quota owes."),
+    "tenants": ("schedsvc.cli.tenants:tenants", "List, change and delete tenants."),
     "pools": ("schedsvc.cli.release:pools", "Release a pool for another caller."),
     "cluster": (
         "schedsvc.cli.cluster:cluster",

@@ -1,26 +1,14 @@
-"""`schedsvc tenants` and `schedsvc pools`: what an operator takes off a tenant or a pool."""
+"""`schedsvc pools`: what an operator takes off a pool."""
 
 import json
 
 import click
 from schedsvc_client.operator import Operator
 
-from schedsvc.cli.complete import complete_pools, complete_tenants
+from schedsvc.cli.complete import complete_pools
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.printable import printable
 
-_TENANTS_EPILOG = """\b
-Example:
-  schedsvc tenants forgive research
-"""
-_FORGIVE_EPILOG = """\b
-Example:
-  schedsvc tenants forgive research
-
-A quota owes what requests used beyond it, at most one minute of its limit and one request. After
-this the tenant's own quota owes nothing, and the tenant is served again. Quotas of its groups stay
-as they are.
-"""
 _POOLS_EPILOG = """\b
 Example:
   schedsvc pools release gpu-1
@@ -33,29 +21,6 @@ A pool stays with the caller that offered it for the lease TTL and grace after t
 stream, since its requests may still run. Release it to move the engine to another host, with
 another token, without that wait. Stop the former gate first: while it offers the pool, this fails.
 """
-
-
-@click.group(epilog=_TENANTS_EPILOG)
-def tenants() -> None:
-    """Forgive a tenant's debts."""
-
-
-@tenants.command(epilog=_FORGIVE_EPILOG)
-@connects
-@click.argument("name", shell_complete=complete_tenants)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def forgive(connection: Connection, name: str, as_json: bool) -> None:
-    """Forgive what the quota of the tenant NAME owes."""
-    with Operator(connection.target, **connection.proof) as operator:
-        limits = operator.forgive(name)
-    if as_json:
-        click.echo(json.dumps({"tenant": name, "limits": limits}))
-    elif limits:
-        click.echo(
-            f"{printable(name)} owed on {limits} limit{'s'[: limits != 1]}, and owes nothing now"
-        )
-    else:
-        click.echo(f"{printable(name)} owed nothing")
 
 
 @click.group(epilog=_POOLS_EPILOG)

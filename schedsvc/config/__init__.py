@@ -14,12 +14,23 @@ from schedsvc.config.apply import (
     configure,
     reconfigure,
 )
+from schedsvc.config.apply_tenant import change_tenant
 from schedsvc.config.deprecated import RENAMED_MODES, modernise, modernise_setting
 from schedsvc.config.explain import explain
+from schedsvc.config.export import tenants_yaml
 from schedsvc.config.files import read_file
 from schedsvc.config.in_force import in_force, needs_restart, with_pools_kept
-from schedsvc.config.models import Config
+from schedsvc.config.models import Config, Tenant
 from schedsvc.config.modes import ModeOverlay
+from schedsvc.config.operator_tenants import (
+    EntryLog,
+    OperatorEntry,
+    TenantError,
+    checked_tenant,
+    file_form,
+    restored_entries,
+    rule_tenant,
+)
 from schedsvc.config.rules import UNKNOWN_TENANT, advice, broken_rules
 from schedsvc.config.tokens import token_digest
 from schedsvc.config.yaml_positions import (
@@ -34,13 +45,20 @@ __all__ = [
     "Config",
     "ConfigError",
     "Configurable",
+    "EntryLog",
     "ModeOverlay",
+    "OperatorEntry",
     "Place",
     "Problem",
     "Reading",
+    "Tenant",
+    "TenantError",
     "change_modes",
+    "change_tenant",
+    "checked_tenant",
     "configure",
     "file_digest",
+    "file_form",
     "in_force",
     "load",
     "load_version",
@@ -50,6 +68,9 @@ __all__ = [
     "problem_text",
     "read",
     "reconfigure",
+    "restored_entries",
+    "rule_tenant",
+    "tenants_yaml",
     "token_digest",
     "with_pools_kept",
 ]

@@ -11,7 +11,10 @@ __all__ = [
     "LIVE_OPTIONS",
     "Configurable",
     "change_modes",
+    "class_flow",
     "configure",
+    "group_name",
+    "limit_flow",
     "reconfigure",
 ]
 
@@ -82,6 +85,18 @@ class Configurable(Protocol):
 
     def set_gone(self, now_ns: int, name: bytes) -> None:
         """Let a name be unknown from now on."""
+
+    def set_retired(self, now_ns: int, name: bytes) -> None:
+        """Let a name be unknown, and a new tenant have its flow once it loses nothing by that."""
+
+    def class_index(self, name: bytes) -> int:
+        """Return the index of a class."""
+
+    def quota_index(self, name: bytes) -> int:
+        """Return the index of a quota that several share."""
+
+    def set_key_gone(self, api_key_sha256: bytes) -> None:
+        """Let a key hash stand for no flow."""
 
     def set_quota(
         self,
@@ -257,9 +272,9 @@ def _apply(core: Configurable, config: Config, before: Config | None, now_ns: in
         flow = core.set_flow(tenant.name.encode(), tenant.weight_milli)
         # One that was gone comes back with what it had then.
         if before is not None or tenant.is_limited:
-            _limit_flow(core, flow, tenant, groups, now_ns)
+            limit_flow(core, flow, tenant, groups, now_ns)
         if before is not None or tenant.names_classes:
-            _class_flow(core, flow, tenant, classes)
+            class_flow(core, flow, tenant, classes)
         if before is not None or config.is_dry_run(tenant):
             core.set_flow_mode(now_ns, flow, config.is_dry_run(tenant))
         for key in tenant.api_keys_sha256:
@@ -268,9 +283,10 @@ def _apply(core: Configurable, config: Config, before: Config | None, now_ns: in
     _rules(core, config, before, now_ns, classes, groups)
 
 
-def _limit_flow(
+def limit_flow(
     core: Configurable, flow: int, terms: Terms, groups: dict[str, int], now_ns: int
 ) -> None:
+    """Give a tenant its quota, share and group; `groups`: their indices."""
     quota, share = terms.quota, terms.share
     parent = _NO_QUOTA if terms.group is None else groups[terms.group]
     refuse = quota is not None and quota.over == "refuse"
@@ -278,7 +294,8 @@ def _limit_flow(
     core.set_flow_quota(now_ns, flow, parent, refuse, **limits)
 
 
-def _class_flow(core: Configurable, flow: int, terms: Terms, classes: dict[str, int]) -> None:
+def class_flow(core: Configurable, flow: int, terms: Terms, classes: dict[str, int]) -> None:
+    """Give a tenant its classes; `classes`: their indices."""
     core.set_flow_class(
         flow,
         classes[terms.request_class or DEFAULT_CLASS],
@@ -351,9 +368,9 @@ def _unknown(
     terms = config.unknown_limits
     flow = core.set_flow(UNKNOWN_TENANT.encode(), config.unknown_weight_milli)
     if before is not None or terms.is_limited:
-        _limit_flow(core, flow, terms, groups, now_ns)
+        limit_flow(core, flow, terms, groups, now_ns)
     if before is not None or terms.names_classes:
-        _class_flow(core, flow, terms, classes)
+        class_flow(core, flow, terms, classes)
     if before is not None or dry_run:
         core.set_flow_mode(now_ns, flow, dry_run)
     if config.unknown_tenants == "own":
@@ -400,7 +417,7 @@ def _shared_quotas(
     }
     # First without parents: a group may change places with the one above it.
     for group in before.groups if before else []:
-        core.set_quota(now_ns, _group_name(group.name), **limits.get(group.name, {}))
+        core.set_quota(now_ns, group_name(group.name), **limits.get(group.name, {}))
     waiting = list(config.groups)
     while waiting:
         later = []
@@ -408,7 +425,7 @@ def _shared_quotas(
             if group.parent is None or group.parent in found:
                 parent = _NO_QUOTA if group.parent is None else found[group.parent]
                 found[group.name] = core.set_quota(
-                    now_ns, _group_name(group.name), parent, **limits[group.name]
+                    now_ns, group_name(group.name), parent, **limits[group.name]
                 )
             else:
                 later.append(group)
@@ -425,5 +442,6 @@ def _shared_quotas(
     return found
 
 
-def _group_name(name: str) -> bytes:
+def group_name(name: str) -> bytes:
+    """Return what the core calls a group."""
     return b"group:" + name.encode()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from schedsvc.config.deprecated import RENAMED_MODES
-from schedsvc.config.models import Config, Mode
+from schedsvc.config.models import Config, Mode, Tenant
 
 __all__ = ["ModeOverlay"]
 
@@ -64,10 +64,10 @@ class ModeOverlay:
         """Return the configuration as it is in force. O(tenants)."""
         if self.everyone is None and not self.tenants:
             return config
-        tenants = [
-            tenant.model_copy(
-                update={"mode": self.tenants.get(tenant.name, self.everyone or tenant.mode)}
-            )
-            for tenant in config.tenants
-        ]
+        tenants = [self.of(tenant) for tenant in config.tenants]
         return config.model_copy(update={"mode": self.everyone or config.mode, "tenants": tenants})
+
+    def of(self, tenant: Tenant) -> Tenant:
+        """Return a tenant with the mode that is in force for it. O(1)."""
+        mode = self.tenants.get(tenant.name, self.everyone or tenant.mode)
+        return tenant.model_copy(update={"mode": mode})

@@ -23,7 +23,7 @@ from schedsvc.config.rule_helpers import Finding, Once, items, mapping, name_fin
 from schedsvc.config.tenant_rules import tenant_rule_advice, tenant_rule_findings
 from schedsvc.config.yaml_positions import Path
 
-__all__ = ["RESERVED_TENANTS", "UNKNOWN_TENANT", "advice", "broken_rules"]
+__all__ = ["RESERVED_TENANTS", "UNKNOWN_TENANT", "advice", "broken_rules", "tenant_findings"]
 
 #: The flow that unknown tenants share, and the series that stands for tenants beyond the cap.
 UNKNOWN_TENANT = "unknown"
@@ -39,7 +39,7 @@ def broken_rules(data: Any, file: FilePath, environ: Mapping[str, str]) -> Itera
     folder = file.parent
     yield from _listeners(data, folder)
     yield from principal_findings(data, folder, environ)
-    yield from _tenants(data)
+    yield from tenant_findings(data)
     yield from _pools(data)
     yield from tenant_rule_findings(data)
     yield from class_findings(data)
@@ -202,7 +202,8 @@ def _ssl(load: Callable[[], None], path: Path, message: str) -> Iterator[Finding
         yield path, f"{message} ({reason.lower().replace('_', ' ')})" if reason else message
 
 
-def _tenants(data: dict[str, Any]) -> Iterator[Finding]:
+def tenant_findings(data: dict[str, Any]) -> Iterator[Finding]:
+    """Yield what is wrong with names and API keys of tenants. O(tenants)."""
     names, keys = Once("this tenant"), Once("this API key")
     for i, entry in items(data.get("tenants")):
         path: Path = ("tenants", i)

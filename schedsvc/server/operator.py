@@ -5,10 +5,11 @@ from collections.abc import Callable
 import structlog
 from schedsvc_client.v1 import mode_pb2
 
-from schedsvc.config import Config, ModeOverlay, in_force, with_pools_kept
+from schedsvc.config import Config, ModeOverlay, change_modes, in_force, with_pools_kept
 from schedsvc.config.models import Mode
 from schedsvc.driver import Driver
 from schedsvc.server.health import Health
+from schedsvc.server.listed_tenants import ListedTenants
 from schedsvc.service.servicer_base import not_found, untimely
 
 __all__ = ["OperatorActions"]
@@ -29,17 +30,22 @@ class OperatorActions:
         self,
         driver: Driver,
         config: Config,
+        listed: ListedTenants,
         health: Health,
         show: Callable[[Config], None],
         save: Callable[[], None],
     ) -> None:
         """Act on a driver, and on what the health service says.
 
-        `show` is told what is in force by now; `save` that something has to outlive the process.
+        `config` is the file; `listed` its tenants under those that operators have set. `show` is
+        told what is in force by now; `save` that something has to outlive the process.
         """
         self._save = save
         self._driver = driver
-        self._config = config
+        #: The file in force, without what operators say.
+        self.config = config
+        #: The tenants in force.
+        self.listed = listed
         self._health = health
         self._show = show
         #: The process is on its way out: a drain is not undone any more.
@@ -52,11 +58,9 @@ class OperatorActions:
 
         What was said of tenants that are not configured any more is void.
         """
-        said = said.naming({entry.name for entry in self._config.tenants})
+        said = said.naming(set(self.listed.in_force))
         if said != self._overlay:
-            self._driver.change_modes(said.on(self._config), self._config)
-            self._say(said)
-            self._show(said.on(self._config))
+            self._change_modes(said)
         stats = self._driver.stats(0)
         drained = [row["name"] for row in stats["pools"] if row["draining"]]
         if drained or stats["draining"] or said != ModeOverlay():
@@ -77,30 +81,40 @@ class OperatorActions:
             await self._health.tell(serves=undo)
 
     def set_mode(self, mode: int, tenant: str) -> None:
-        """Say a mode for all ("") or for one tenant that the file lists. O(tenants)."""
-        if tenant and tenant not in {entry.name for entry in self._config.tenants}:
-            raise not_found("tenant", f"the configuration lists no tenant {tenant!r}")
-        before = self._overlay.on(self._config)
-        self._say(self._overlay.saying(_MODES[mode], tenant))
-        self._driver.change_modes(self._overlay.on(self._config), before)
+        """Say a mode for all ("") or for one tenant that is listed. O(tenants)."""
+        if tenant and tenant not in self.listed.in_force:
+            raise not_found("tenant", f"neither file nor operator lists a tenant {tenant!r}")
+        self._change_modes(self._overlay.saying(_MODES[mode], tenant))
         self._save()
-        self._show(self._overlay.on(self._config))
+
+    def _change_modes(self, said: ModeOverlay) -> None:
+        config = self.listed.on(self.config)
+        now, before = said.on(config), self._overlay.on(config)
+        self._driver.change(lambda core, now_ns: change_modes(core, now, before, now_ns))
+        self._say(said)
+        self._show(now)
 
     def reconfigured(self, config: Config) -> tuple[Config, list[tuple[str, str]]]:
         """Put a file in force, under what operators said; see `Driver.reconfigure()`.
 
-        Returns what is in force now, and the pools of the file that are not. Raises CallerError or
-        Broken, and then nothing has changed.
+        Returns the file in force now, and its pools that are not. Raises CallerError, Broken or
+        TenantError, and then nothing has changed.
         """
-        before = self._config
+        before = self.config
         config = in_force(config, before)
-        overlay = self._overlay.naming({entry.name for entry in config.tenants})
-        kept = self._driver.reconfigure(overlay.on(config), self._overlay.on(before))
-        self._config = with_pools_kept(config, before, [pool for pool, _ in kept])
+        listed = self.listed.rebased(config)
+        overlay = self._overlay.naming(set(listed.in_force))
+        kept = self._driver.reconfigure(
+            overlay.on(listed.on(config)), self._overlay.on(self.listed.on(before))
+        )
+        self.config, self.listed = (
+            with_pools_kept(config, before, [pool for pool, _ in kept]),
+            listed,
+        )
         self._say(overlay)
-        self._show(overlay.on(self._config))
-        return self._config, kept
+        self._show(overlay.on(listed.on(config)))
+        return self.config, kept
 
     def _say(self, overlay: ModeOverlay) -> None:
         self._overlay = self._driver.mode_overlay = overlay
-        self._driver.mode_configured = self._config.mode
+        self._driver.mode_configured = self.config.mode

@@ -11,7 +11,16 @@ import grpc
 import structlog
 
 from schedsvc.clock import HEARTBEAT_NS, SteadyClock, wall_ms
-from schedsvc.config import UNKNOWN_TENANT, Config, ModeOverlay, in_force, needs_restart
+from schedsvc.config import (
+    UNKNOWN_TENANT,
+    Config,
+    EntryLog,
+    ModeOverlay,
+    OperatorEntry,
+    in_force,
+    needs_restart,
+    restored_entries,
+)
 from schedsvc.driver import WORK_MAX, Broken, Driver, new_core
 from schedsvc.metrics import Metrics
 from schedsvc.recording.start import Recording
@@ -19,11 +28,13 @@ from schedsvc.server.console import Console
 from schedsvc.server.console_state import ConsoleState
 from schedsvc.server.credentials import Callers, known_callers
 from schedsvc.server.health import Health
+from schedsvc.server.listed_tenants import ListedTenants
 from schedsvc.server.listeners import Address, bind, server_options
 from schedsvc.server.logs import configure_logs, lines_dropped, lines_suppressed
 from schedsvc.server.metrics_http import MetricsPage
 from schedsvc.server.operator import OperatorActions
 from schedsvc.server.reflection import add_reflection
+from schedsvc.server.tenants import TenantActions
 from schedsvc.service import (
     METHODS,
     Authenticator,
@@ -77,38 +88,42 @@ class Server:
         store = None if config.state is None else Store(config.resolve(config.state.file))
         if store is not None:
             options["hash_key"] = store.hash_key
-        #: What an operator said of modes before a restart.
-        self._said = ModeOverlay()
+        log = EntryLog()
+        #: What operators said of modes before a restart.
+        self._said, listed = _what_was_said(store, config, log)
+        whole = listed.on(config)
         self._recording: Recording | None = None
         if config.record is None:
-            core = new_core(config, self._clock.now_ns(), **options)
+            core = new_core(whole, self._clock.now_ns(), **options)
         else:
             self._recording = Recording(
-                config, self._clock.now_ns(), _on_recording_stopped, **options
+                whole, self._clock.now_ns(), _on_recording_stopped, **options
             )
             core = self._recording.core
         if store is not None:
             # Nothing listens before that: whoever reaches the scheduler finds it restored.
-            restore(core, store, self._clock.now_ns(), check=ModeOverlay.restored)
-            self._said = ModeOverlay.restored(store.modes)
+            restore(core, store, self._clock.now_ns())
+            if store.set_aside_as:
+                self._said = ModeOverlay()
         self.driver = Driver(core, self._clock, self._on_defect, _log_note)
         self.driver.loading.succeeded_ms = wall_ms()
+        self.driver.tenant_entries = log
         self._keeper: StateWriter | None = None
         if store is not None and config.state is not None:
             self._keeper = StateWriter(self.driver, store, config.state.every_ms)
-        self._usage: UsageWriter | None = None
-        if config.usage is not None:
-            ledger = Ledger(config.resolve(config.usage.path), config.usage.keep_days)
-            self._usage = UsageWriter(self.driver, ledger, config)
-        self.metrics = _metrics(self.driver, config)
+        self._usage = _usage_writer(self.driver, config)
+        self.metrics = _metrics(self.driver, whole)
         self._health = Health()
         self._handles = OperatorActions(
             self.driver,
             config,
+            listed,
             self._health,
             show=lambda now: self.metrics.show(_tenants(now)),
             save=self._keeper.hurry if self._keeper else lambda: None,
         )
+        saved = self._keeper.saved if self._keeper else _nothing_to_save
+        self._tenants = TenantActions(self.driver, self._handles, self.metrics, saved)
         self._callers = Callers(self.driver, config)
         self._paces = Paces(self._callers.credentials)
         self.metrics.throttled = self._paces.counts
@@ -183,6 +198,7 @@ class Server:
         operator = OperatorService(
             self.driver,
             self._handles,
+            self._tenants,
             authenticator=authenticator,
             open_here=operate,
             on_failure=on_failure,
@@ -357,6 +373,31 @@ def _metrics(driver: Driver, config: Config) -> Metrics:
         if code is not grpc.StatusCode.OK
     )
     return metrics
+
+
+def _usage_writer(driver: Driver, config: Config) -> UsageWriter | None:
+    """Open the usage ledger, if the configuration has one. Raises UsageError."""
+    if config.usage is None:
+        return None
+    ledger = Ledger(config.resolve(config.usage.path), config.usage.keep_days)
+    return UsageWriter(driver, ledger, config)
+
+
+def _what_was_said(
+    store: Store | None, config: Config, log: EntryLog
+) -> tuple[ModeOverlay, ListedTenants]:
+    """Read what operators said of modes and tenants; a file in which it is wrong is set aside."""
+    said, entries = ModeOverlay(), dict[str, OperatorEntry]()
+    if store is not None:
+        try:
+            said, entries = ModeOverlay.restored(store.modes), restored_entries(store.entries)
+        except ValueError as error:
+            store.set_aside(str(error))
+    return said, ListedTenants.resumed(config, entries, log)
+
+
+async def _nothing_to_save() -> None:
+    """Wait for nothing: no state file is kept."""
 
 
 def _tenants(config: Config) -> list[str]:

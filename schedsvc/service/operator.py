@@ -14,6 +14,7 @@ from schedsvc.driver import Broken, Driver
 from schedsvc.service.auth import Authenticator, Forbidden, Unauthenticated
 from schedsvc.service.servicer_base import ServicerBase, invalid, parse
 from schedsvc.service.stats_response import modes
+from schedsvc.service.tenants import TenantCalls, Tenants
 
 __all__ = ["OPERATOR_SERVICE_NAME", "Actions", "OperatorService"]
 
@@ -58,6 +59,7 @@ class OperatorService(ServicerBase):
         self,
         driver: Driver,
         actions: Actions,
+        tenants: Tenants,
         *,
         authenticator: Authenticator,
         open_here: bool,
@@ -70,6 +72,7 @@ class OperatorService(ServicerBase):
         super().__init__(authenticator, on_failure)
         self._driver = driver
         self._actions = actions
+        self._tenants = TenantCalls(tenants)
         self._open_here = open_here
 
     def handler(self) -> "grpc.GenericRpcHandler[bytes, bytes]":
@@ -81,6 +84,7 @@ class OperatorService(ServicerBase):
             "SetMode": self.set_mode,
             "ForgiveTenant": self.forgive_tenant,
             "ReleasePool": self.release_pool,
+            **self._tenants.calls,
         }
         methods = {name: self._method(name, call) for name, call in calls.items()}
         return self._guarded(OPERATOR_SERVICE_NAME, methods)

@@ -18,11 +18,21 @@ from schedsvc.status import (
     unauthenticated_failure,
 )
 
-__all__ = ["ServicerBase", "invalid", "not_found", "parse", "untimely"]
+__all__ = [
+    "ServicerBase",
+    "exhausted",
+    "invalid",
+    "not_found",
+    "parse",
+    "unavailable",
+    "untimely",
+]
 
 _INVALID_ARGUMENT = 3
 _NOT_FOUND = 5
+_RESOURCE_EXHAUSTED = 8
 _FAILED_PRECONDITION = 9
+_UNAVAILABLE = 14
 
 M = TypeVar("M", bound=Message)
 
@@ -97,6 +107,16 @@ def not_found(field: str, description: str) -> CallerError:
 def untimely(field: str, description: str) -> CallerError:
     """Return the error for what cannot be in this state."""
     return CallerError(_FAILED_PRECONDITION, field, description)
+
+
+def exhausted(field: str, description: str) -> CallerError:
+    """Return the error for a limit that is reached."""
+    return CallerError(_RESOURCE_EXHAUSTED, field, description)
+
+
+def unavailable(description: str) -> CallerError:
+    """Return the error for what this process cannot do now."""
+    return CallerError(_UNAVAILABLE, "", description)
 
 
 def parse(kind: type[M], data: bytes) -> M:

@@ -26,20 +26,17 @@ def restore(
     store: Store,
     now_ns: int,
     wall_ns: Callable[[], int] = time.time_ns,
-    check: Callable[[bytes], object] = bytes,
 ) -> None:
     """Let a core that was just configured take over what a file holds. O(rows * log n).
 
     A file whose rows are wrong is set aside like one that SQLite finds damaged, and the core starts
-    as if it never ran. A wall clock that was put back credits nothing. `check` is called with
-    what the file holds of modes, and raises ValueError where that is wrong, too. Raises StateError.
+    as if it never ran. A wall clock that was put back credits nothing. Raises StateError.
     """
     rows = aged(store.rows, wall_ns())
     found = 0
     try:
-        check(store.modes)
         found = core.set_saved(now_ns, rows)
-    except (CallerError, ValueError) as error:
+    except CallerError as error:
         store.set_aside(str(error))
     if store.set_aside_as:
         effect = "the scheduler starts as if it never ran"
@@ -74,6 +71,8 @@ class StateWriter:
         self._thread = ThreadPoolExecutor(1, "state")
         self._backlog = Backlog()
         self._hurried = asyncio.Event()
+        #: Calls that wait for the next save.
+        self._waiters: list[asyncio.Future[bool]] = []
         self._is_lost = False
         self._saving = driver.saving = Saving(driver.clock.now_ns())
         #: All that happened since then is unsaved if the file is lost.
@@ -86,14 +85,25 @@ class StateWriter:
                 async with asyncio.timeout(self._every_s):
                     await self._hurried.wait()
             self._hurried.clear()
+            waiters, self._waiters = self._waiters, []
             try:
-                await self.save()
+                _answer(waiters, saved=await self.save())
             except Broken:
                 return
+            finally:
+                _answer(waiters, saved=False)
 
     def hurry(self) -> None:
         """Save at once, or at once again: what an operator said is not to be lost."""
         self._hurried.set()
+
+    async def saved(self) -> None:
+        """Wait until all that happened until now is saved. Raises StateError if it cannot be."""
+        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self.hurry()
+        if not await waiter:
+            raise StateError(self._saving.problem or "the scheduler is stopping")
 
     async def save(self) -> bool:
         """Save what has changed; False if the file could not be written. Raises Broken.
@@ -110,16 +120,19 @@ class StateWriter:
             self._backlog.add(rows, self._wall_ns())
             await asyncio.sleep(0)
         taken, modes = self._backlog.take(), self._driver.mode_overlay.saved()
-        if taken or modes != self._store.modes:
+        entries = self._driver.tenant_entries.take(everything=self._store.is_old)
+        if taken or entries or modes != self._store.modes:
             loop = asyncio.get_running_loop()
             try:
-                await loop.run_in_executor(self._thread, self._store.write, taken.values(), modes)
-            except asyncio.CancelledError:
-                # Perhaps it is written, perhaps its turn never comes: `close()` writes it again.
+                await loop.run_in_executor(
+                    self._thread, self._store.write, taken.values(), modes, entries
+                )
+            except (asyncio.CancelledError, StateError) as error:
                 self._backlog.put_back(taken)
-                raise
-            except StateError as error:
-                self._backlog.put_back(taken)
+                self._driver.tenant_entries.put_back(entries)
+                if not isinstance(error, StateError):
+                    # Perhaps it is written, perhaps its turn never comes: `close()` writes it.
+                    raise
                 self._tell(str(error))
                 return False
         self._saving.saved_ns = began_ns
@@ -155,8 +168,9 @@ class StateWriter:
         loop = asyncio.get_running_loop()
         try:
             with suppress(Broken):
-                await self.save()
+                _answer(self._waiters, saved=await self.save())
         finally:
+            _answer(self._waiters, saved=False)
             await loop.run_in_executor(self._thread, self._store.close)
             self._thread.shutdown()
 
@@ -167,3 +181,10 @@ class StateWriter:
                 _log.error("state_not_saved", reason=problem, effect="a restart would lose it")
             else:
                 _log.info("state_saved_again")
+
+
+def _answer(waiters: list[asyncio.Future[bool]], *, saved: bool) -> None:
+    """Let calls go on that wait for a save, and that nothing has answered yet."""
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(saved)

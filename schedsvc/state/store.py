@@ -4,7 +4,7 @@ import os
 import secrets
 import sqlite3
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,6 +19,8 @@ _APPLICATION_ID = 0x73636864
 _HASH_KEY_BYTES = 16
 _ASIDE_MAX = 100
 _MODE = 0o600
+#: Names in `meta` of what operators have set of tenants begin with it.
+_ENTRY = "tenant:"
 _TABLES = (
     "CREATE TABLE saved (key BLOB PRIMARY KEY, value BLOB NOT NULL, at_ns INTEGER NOT NULL)"
     " WITHOUT ROWID",
@@ -57,6 +59,8 @@ class Store:
         self.rows: list[SavedRow] = []
         #: What an operator said of modes, as it was given to `write()`.
         self.modes = b""
+        #: What operators had set of tenants, by name, when the file was opened.
+        self.entries: dict[str, bytes] = {}
         #: The key of all hashes, so that they mean the same after a restart.
         self.hash_key = secrets.token_bytes(_HASH_KEY_BYTES)
         self._is_old = True  # rows of an earlier process are still there
@@ -115,7 +119,7 @@ class Store:
     def set_aside(self, damage: str) -> None:
         """Move the file away as damaged and begin a new one. Raises StateError."""
         self._connection.close()
-        self.damage, self.rows, self.modes = damage, [], b""
+        self.damage, self.rows, self.modes, self.entries = damage, [], b"", {}
         name = self._free_name()
         try:
             for suffix in ("", "-wal", "-shm"):
@@ -142,12 +146,23 @@ class Store:
                 return name
         raise StateError(f"{self.path} is damaged, as {_ASIDE_MAX} files beside it; remove these")
 
-    def write(self, rows: Collection[ChangedRow], modes: bytes | None = None) -> None:
+    @property
+    def is_old(self) -> bool:
+        """Whether the next `write()` replaces all, so that it has to bring all."""
+        return self._is_old
+
+    def write(
+        self,
+        rows: Collection[ChangedRow],
+        modes: bytes | None = None,
+        entries: Mapping[str, bytes | None] | None = None,
+    ) -> None:
         """Write rows in one transaction; the first replaces all of an earlier process.
 
         A row whose value is None is deleted.
 
-        `modes`: what an operator says of them; None: as before.
+        `modes`: what an operator says of them; None: as before. `entries`: what operators have set
+        of tenants, by name; None for a value deletes one.
         Blocks for the disk. Raises StateError, and then none is written.
         """
         modes = self.modes if modes is None else modes
@@ -157,12 +172,16 @@ class Store:
                 if self._is_old:
                     self._connection.execute("DELETE FROM saved")
                     self._connection.execute(
+                        "DELETE FROM meta WHERE substr(name, 1, ?) = ?", (len(_ENTRY), _ENTRY)
+                    )
+                    self._connection.execute(
                         "INSERT OR REPLACE INTO meta VALUES ('hash_key', ?)", (self.hash_key,)
                     )
                 kept = [row for row in rows if row[1] is not None]
                 gone = [row[:1] for row in rows if row[1] is None]
                 self._connection.executemany("INSERT OR REPLACE INTO saved VALUES (?, ?, ?)", kept)
                 self._connection.executemany("DELETE FROM saved WHERE key = ?", gone)
+                self._write_entries(entries or {})
                 if modes != self.modes:
                     self._connection.execute(
                         "INSERT OR REPLACE INTO meta VALUES ('modes', ?)", (modes,)
@@ -175,6 +194,12 @@ class Store:
                 raise
             finally:
                 self._left = self._look()
+
+    def _write_entries(self, entries: Mapping[str, bytes | None]) -> None:
+        kept = [(_ENTRY + name, value) for name, value in entries.items() if value is not None]
+        gone = [(_ENTRY + name,) for name, value in entries.items() if value is None]
+        self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", kept)
+        self._connection.executemany("DELETE FROM meta WHERE name = ?", gone)
 
     def close(self) -> None:
         """Close the file. Blocks for the disk. Idempotent."""
@@ -264,6 +289,13 @@ class Store:
         if not isinstance(modes[0], bytes):
             raise _DamagedError("what it holds of modes is not of bytes")
         self.modes = modes[0]
+        found = ask(
+            "SELECT substr(name, ?), value FROM meta WHERE substr(name, 1, ?) = ?",
+            (len(_ENTRY) + 1, len(_ENTRY), _ENTRY),
+        )
+        self.entries = dict(found)
+        if not all(isinstance(value, bytes) for value in self.entries.values()):
+            raise _DamagedError("what it holds of a tenant is not of bytes")
         self.rows = list(ask("SELECT key, value, at_ns FROM saved"))
         for row in self.rows:
             kinds = [type(column) for column in row]

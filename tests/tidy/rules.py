@@ -17,9 +17,9 @@ PROSE_FAULTS = {
     "bench": 76,
     "clients": 182,
     "deploy": 3,
-    "docs": 199,
-    "proto": 88,
-    "schedsvc": 594,
+    "docs": 200,
+    "proto": 92,
+    "schedsvc": 610,
     "tests": 544,
 }
 

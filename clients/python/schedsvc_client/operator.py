@@ -22,7 +22,7 @@ from schedsvc_client.v1 import operator_pb2 as pb
 from schedsvc_client.v1.operator_pb2_grpc import OperatorServiceStub
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
-__all__ = ["MODES", "MODES_RENAMED", "Operator"]
+__all__ = ["MODES", "MODES_RENAMED", "ORIGINS", "Operator"]
 
 #: What a mode is called, and its number.
 MODES = {
@@ -32,6 +32,12 @@ MODES = {
 }
 #: Former names of modes, which still work.
 MODES_RENAMED = {"audit": "dry_run"}
+#: What says what a tenant has.
+ORIGINS = {
+    "operator": pb.TENANT_ORIGIN_OPERATOR,
+    "file": pb.TENANT_ORIGIN_FILE,
+    "rule": pb.TENANT_ORIGIN_RULE,
+}
 _IDS_MAX = 4_096
 _ID_BYTES = 8
 
@@ -101,6 +107,42 @@ class Operator:
         """Forgive what a tenant's own quota owes; return how many of its limits it had overshot."""
         request = pb.ForgiveTenantRequest(tenant=tenant)
         return int(self._call(self._operator.ForgiveTenant, request).limits)
+
+    def tenants(self, origin: str = "", *, page_size: int = 0) -> Iterator[pb.Tenant]:
+        """Yield tenants, a page at a time; `origin`: only those of one of ORIGINS."""
+        request = pb.ListTenantsRequest(page_size=page_size)
+        if origin:
+            request.origin = ORIGINS[origin]
+        while True:
+            response = self._call(self._operator.ListTenants, request)
+            yield from response.tenants
+            if not response.next_page_token:
+                return
+            request.page_token = response.next_page_token
+
+    def tenant(self, name: str) -> pb.Tenant:
+        """Return a tenant as it is in force."""
+        response: pb.GetTenantResponse = self._call(
+            self._operator.GetTenant, pb.GetTenantRequest(name=name)
+        )
+        return response.tenant
+
+    def set_tenant(
+        self, name: str, *, classes: Sequence[str] | None = None, **changes: Any
+    ) -> pb.Tenant:
+        """List a tenant or change fields of it; `changes`: those of SetTenantRequest."""
+        request = pb.SetTenantRequest(name=name, **changes)
+        if classes is not None:
+            request.classes.CopyFrom(pb.TenantClasses(names=classes))
+        response: pb.SetTenantResponse = self._call(self._operator.SetTenant, request)
+        return response.tenant
+
+    def delete_tenant(self, name: str, *, if_version: int | None = None) -> tuple[str, int]:
+        """Delete an operator's entry; return one of ORIGINS, and how many keys were revoked."""
+        request = pb.DeleteTenantRequest(name=name, if_version=if_version)
+        response = self._call(self._operator.DeleteTenant, request)
+        fallback = next(key for key, value in ORIGINS.items() if value == response.fallback)
+        return fallback, int(response.keys_revoked)
 
     def release_pool(self, pool: str) -> None:
         """Let another caller offer a pool whose owner is gone."""

@@ -26,41 +26,65 @@ from schedsvc_client.v1 import mode_pb2 as schedsvc_dot_v1_dot_mode__pb2
 from schedsvc_client.v1 import scheduler_pb2 as schedsvc_dot_v1_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aschedsvc/v1/operator.proto\x12\x0bschedsvc.v1\x1a\x16schedsvc/v1/mode.proto\x1a\x1bschedsvc/v1/scheduler.proto\"&\n\x14\x46orgiveTenantRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"\'\n\x15\x46orgiveTenantResponse\x12\x0e\n\x06limits\x18\x01 \x01(\x05\"\"\n\x12ReleasePoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\"\x15\n\x13ReleasePoolResponse\"*\n\x0c\x44rainRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"4\n\rDrainResponse\x12\x13\n\x0blive_leases\x18\x01 \x01(\x03\x12\x0e\n\x06queued\x18\x02 \x01(\x03\"f\n\x0bLeaseFilter\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x12\n\npool_epoch\x18\x04 \x01(\x03\x12\x12\n\nage_min_ms\x18\x05 \x01(\x03\"d\n\x11ListLeasesRequest\x12(\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x18.schedsvc.v1.LeaseFilter\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\x03\"Q\n\x12ListLeasesResponse\x12\"\n\x06leases\x18\x01 \x03(\x0b\x32\x12.schedsvc.v1.Lease\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\x03\"\x91\x03\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\x06\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x15\n\rrequest_class\x18\x03 \x01(\t\x12\x0c\n\x04pool\x18\x04 \x01(\t\x12\x12\n\npool_epoch\x18\x05 \x01(\x03\x12&\n\x05state\x18\x06 \x01(\x0e\x32\x17.schedsvc.v1.LeaseState\x12\x0f\n\x07suspect\x18\x07 \x01(\x08\x12\x0e\n\x06\x61ge_ms\x18\x08 \x01(\x03\x12\x11\n\tqueued_ms\x18\t \x01(\x03\x12\x0e\n\x06\x64ue_ms\x18\n \x01(\x03\x12\x17\n\x0freserved_tokens\x18\x0b \x01(\x03\x12\x15\n\rposted_tokens\x18\x0c \x01(\x03\x12\x15\n\rprompt_tokens\x18\r \x01(\x03\x12\x15\n\routput_tokens\x18\x0e \x01(\x03\x12\x19\n\x11max_output_tokens\x18\x0f \x01(\x03\x12\x11\n\tsequences\x18\x10 \x01(\x05\x12\x0f\n\x07\x61\x64\x61pter\x18\x11 \x01(\t\x12\x11\n\tclient_id\x18\x12 \x01(\t\x12\x11\n\tprincipal\x18\x13 \x01(\t\"c\n\x13RevokeLeasesRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\x06\x12(\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x18.schedsvc.v1.LeaseFilter\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"B\n\x14RevokeLeasesResponse\x12\x0f\n\x07revoked\x18\x01 \x01(\x03\x12\x19\n\x11unknown_lease_ids\x18\x02 \x03(\x06\"A\n\x0eSetModeRequest\x12\x1f\n\x04mode\x18\x01 \x01(\x0e\x32\x11.schedsvc.v1.Mode\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"7\n\x0fSetModeResponse\x12$\n\x04mode\x18\x01 \x01(\x0b\x32\x16.schedsvc.v1.ModeStats2\xe5\x03\n\x0fOperatorService\x12>\n\x05\x44rain\x12\x19.schedsvc.v1.DrainRequest\x1a\x1a.schedsvc.v1.DrainResponse\x12M\n\nListLeases\x12\x1e.schedsvc.v1.ListLeasesRequest\x1a\x1f.schedsvc.v1.ListLeasesResponse\x12S\n\x0cRevokeLeases\x12 .schedsvc.v1.RevokeLeasesRequest\x1a!.schedsvc.v1.RevokeLeasesResponse\x12\x44\n\x07SetMode\x12\x1b.schedsvc.v1.SetModeRequest\x1a\x1c.schedsvc.v1.SetModeResponse\x12V\n\rForgiveTenant\x12!.schedsvc.v1.ForgiveTenantRequest\x1a\".schedsvc.v1.ForgiveTenantResponse\x12P\n\x0bReleasePool\x12\x1f.schedsvc.v1.ReleasePoolRequest\x1a .schedsvc.v1.ReleasePoolResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aschedsvc/v1/operator.proto\x12\x0bschedsvc.v1\x1a\x16schedsvc/v1/mode.proto\x1a\x1bschedsvc/v1/scheduler.proto\"\x8d\x03\n\x06Tenant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x06origin\x18\x02 \x01(\x0e\x32\x19.schedsvc.v1.TenantOrigin\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x14\n\x0cweight_milli\x18\x04 \x01(\x03\x12\r\n\x05group\x18\x05 \x01(\t\x12\x1b\n\x13requests_per_minute\x18\x06 \x01(\x03\x12\x1f\n\x17input_tokens_per_minute\x18\x07 \x01(\x03\x12 \n\x18output_tokens_per_minute\x18\x08 \x01(\x03\x12\x19\n\x11tokens_per_minute\x18\t \x01(\x03\x12\x13\n\x0b\x63oncurrency\x18\n \x01(\x03\x12\x0c\n\x04over\x18\x0b \x01(\t\x12\x15\n\rrequest_class\x18\x0c \x01(\t\x12\x0f\n\x07\x63lasses\x18\r \x03(\t\x12\x0c\n\x04mode\x18\x0e \x01(\t\x12\'\n\x05share\x18\x0f \x01(\x0b\x32\x18.schedsvc.v1.TenantShare\x12\x17\n\x0f\x61pi_keys_sha256\x18\x10 \x03(\x0c\"h\n\x0bTenantShare\x12\x19\n\x11tokens_per_minute\x18\x01 \x01(\x03\x12\x12\n\x05lends\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x14\n\x07\x62orrows\x18\x03 \x01(\x03H\x01\x88\x01\x01\x42\x08\n\x06_lendsB\n\n\x08_borrows\"f\n\x12ListTenantsRequest\x12)\n\x06origin\x18\x01 \x01(\x0e\x32\x19.schedsvc.v1.TenantOrigin\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"T\n\x13ListTenantsResponse\x12$\n\x07tenants\x18\x01 \x03(\x0b\x32\x13.schedsvc.v1.Tenant\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x10GetTenantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"8\n\x11GetTenantResponse\x12#\n\x06tenant\x18\x01 \x01(\x0b\x32\x13.schedsvc.v1.Tenant\"\xa9\x04\n\x10SetTenantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x17\n\nif_version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x19\n\x0cweight_milli\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x12\n\x05group\x18\x04 \x01(\tH\x02\x88\x01\x01\x12 \n\x13requests_per_minute\x18\x05 \x01(\x03H\x03\x88\x01\x01\x12$\n\x17input_tokens_per_minute\x18\x06 \x01(\x03H\x04\x88\x01\x01\x12%\n\x18output_tokens_per_minute\x18\x07 \x01(\x03H\x05\x88\x01\x01\x12\x1e\n\x11tokens_per_minute\x18\x08 \x01(\x03H\x06\x88\x01\x01\x12\x18\n\x0b\x63oncurrency\x18\t \x01(\x03H\x07\x88\x01\x01\x12\x11\n\x04over\x18\n \x01(\tH\x08\x88\x01\x01\x12\x1a\n\rrequest_class\x18\x0b \x01(\tH\t\x88\x01\x01\x12+\n\x07\x63lasses\x18\x0c \x01(\x0b\x32\x1a.schedsvc.v1.TenantClassesB\r\n\x0b_if_versionB\x0f\n\r_weight_milliB\x08\n\x06_groupB\x16\n\x14_requests_per_minuteB\x1a\n\x18_input_tokens_per_minuteB\x1b\n\x19_output_tokens_per_minuteB\x14\n\x12_tokens_per_minuteB\x0e\n\x0c_concurrencyB\x07\n\x05_overB\x10\n\x0e_request_class\"\x1e\n\rTenantClasses\x12\r\n\x05names\x18\x01 \x03(\t\"8\n\x11SetTenantResponse\x12#\n\x06tenant\x18\x01 \x01(\x0b\x32\x13.schedsvc.v1.Tenant\"K\n\x13\x44\x65leteTenantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x17\n\nif_version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\r\n\x0b_if_version\"Y\n\x14\x44\x65leteTenantResponse\x12+\n\x08\x66\x61llback\x18\x01 \x01(\x0e\x32\x19.schedsvc.v1.TenantOrigin\x12\x14\n\x0ckeys_revoked\x18\x02 \x01(\x05\"&\n\x14\x46orgiveTenantRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"\'\n\x15\x46orgiveTenantResponse\x12\x0e\n\x06limits\x18\x01 \x01(\x05\"\"\n\x12ReleasePoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\"\x15\n\x13ReleasePoolResponse\"*\n\x0c\x44rainRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"4\n\rDrainResponse\x12\x13\n\x0blive_leases\x18\x01 \x01(\x03\x12\x0e\n\x06queued\x18\x02 \x01(\x03\"f\n\x0bLeaseFilter\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x12\n\npool_epoch\x18\x04 \x01(\x03\x12\x12\n\nage_min_ms\x18\x05 \x01(\x03\"d\n\x11ListLeasesRequest\x12(\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x18.schedsvc.v1.LeaseFilter\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\x03\"Q\n\x12ListLeasesResponse\x12\"\n\x06leases\x18\x01 \x03(\x0b\x32\x12.schedsvc.v1.Lease\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\x03\"\x91\x03\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\x06\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x15\n\rrequest_class\x18\x03 \x01(\t\x12\x0c\n\x04pool\x18\x04 \x01(\t\x12\x12\n\npool_epoch\x18\x05 \x01(\x03\x12&\n\x05state\x18\x06 \x01(\x0e\x32\x17.schedsvc.v1.LeaseState\x12\x0f\n\x07suspect\x18\x07 \x01(\x08\x12\x0e\n\x06\x61ge_ms\x18\x08 \x01(\x03\x12\x11\n\tqueued_ms\x18\t \x01(\x03\x12\x0e\n\x06\x64ue_ms\x18\n \x01(\x03\x12\x17\n\x0freserved_tokens\x18\x0b \x01(\x03\x12\x15\n\rposted_tokens\x18\x0c \x01(\x03\x12\x15\n\rprompt_tokens\x18\r \x01(\x03\x12\x15\n\routput_tokens\x18\x0e \x01(\x03\x12\x19\n\x11max_output_tokens\x18\x0f \x01(\x03\x12\x11\n\tsequences\x18\x10 \x01(\x05\x12\x0f\n\x07\x61\x64\x61pter\x18\x11 \x01(\t\x12\x11\n\tclient_id\x18\x12 \x01(\t\x12\x11\n\tprincipal\x18\x13 \x01(\t\"c\n\x13RevokeLeasesRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\x06\x12(\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x18.schedsvc.v1.LeaseFilter\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"B\n\x14RevokeLeasesResponse\x12\x0f\n\x07revoked\x18\x01 \x01(\x03\x12\x19\n\x11unknown_lease_ids\x18\x02 \x03(\x06\"A\n\x0eSetModeRequest\x12\x1f\n\x04mode\x18\x01 \x01(\x0e\x32\x11.schedsvc.v1.Mode\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"7\n\x0fSetModeResponse\x12$\n\x04mode\x18\x01 \x01(\x0b\x32\x16.schedsvc.v1.ModeStats*y\n\x0cTenantOrigin\x12\x1d\n\x19TENANT_ORIGIN_UNSPECIFIED\x10\x00\x12\x1a\n\x16TENANT_ORIGIN_OPERATOR\x10\x01\x12\x16\n\x12TENANT_ORIGIN_FILE\x10\x02\x12\x16\n\x12TENANT_ORIGIN_RULE\x10\x03\x32\xa4\x06\n\x0fOperatorService\x12>\n\x05\x44rain\x12\x19.schedsvc.v1.DrainRequest\x1a\x1a.schedsvc.v1.DrainResponse\x12M\n\nListLeases\x12\x1e.schedsvc.v1.ListLeasesRequest\x1a\x1f.schedsvc.v1.ListLeasesResponse\x12S\n\x0cRevokeLeases\x12 .schedsvc.v1.RevokeLeasesRequest\x1a!.schedsvc.v1.RevokeLeasesResponse\x12\x44\n\x07SetMode\x12\x1b.schedsvc.v1.SetModeRequest\x1a\x1c.schedsvc.v1.SetModeResponse\x12V\n\rForgiveTenant\x12!.schedsvc.v1.ForgiveTenantRequest\x1a\".schedsvc.v1.ForgiveTenantResponse\x12P\n\x0bReleasePool\x12\x1f.schedsvc.v1.ReleasePoolRequest\x1a .schedsvc.v1.ReleasePoolResponse\x12P\n\x0bListTenants\x12\x1f.schedsvc.v1.ListTenantsRequest\x1a .schedsvc.v1.ListTenantsResponse\x12J\n\tGetTenant\x12\x1d.schedsvc.v1.GetTenantRequest\x1a\x1e.schedsvc.v1.GetTenantResponse\x12J\n\tSetTenant\x12\x1d.schedsvc.v1.SetTenantRequest\x1a\x1e.schedsvc.v1.SetTenantResponse\x12S\n\x0c\x44\x65leteTenant\x12 .schedsvc.v1.DeleteTenantRequest\x1a!.schedsvc.v1.DeleteTenantResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'schedsvc_client.v1.operator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FORGIVETENANTREQUEST']._serialized_start=96
-  _globals['_FORGIVETENANTREQUEST']._serialized_end=134
-  _globals['_FORGIVETENANTRESPONSE']._serialized_start=136
-  _globals['_FORGIVETENANTRESPONSE']._serialized_end=175
-  _globals['_RELEASEPOOLREQUEST']._serialized_start=177
-  _globals['_RELEASEPOOLREQUEST']._serialized_end=211
-  _globals['_RELEASEPOOLRESPONSE']._serialized_start=213
-  _globals['_RELEASEPOOLRESPONSE']._serialized_end=234
-  _globals['_DRAINREQUEST']._serialized_start=236
-  _globals['_DRAINREQUEST']._serialized_end=278
-  _globals['_DRAINRESPONSE']._serialized_start=280
-  _globals['_DRAINRESPONSE']._serialized_end=332
-  _globals['_LEASEFILTER']._serialized_start=334
-  _globals['_LEASEFILTER']._serialized_end=436
-  _globals['_LISTLEASESREQUEST']._serialized_start=438
-  _globals['_LISTLEASESREQUEST']._serialized_end=538
-  _globals['_LISTLEASESRESPONSE']._serialized_start=540
-  _globals['_LISTLEASESRESPONSE']._serialized_end=621
-  _globals['_LEASE']._serialized_start=624
-  _globals['_LEASE']._serialized_end=1025
-  _globals['_REVOKELEASESREQUEST']._serialized_start=1027
-  _globals['_REVOKELEASESREQUEST']._serialized_end=1126
-  _globals['_REVOKELEASESRESPONSE']._serialized_start=1128
-  _globals['_REVOKELEASESRESPONSE']._serialized_end=1194
-  _globals['_SETMODEREQUEST']._serialized_start=1196
-  _globals['_SETMODEREQUEST']._serialized_end=1261
-  _globals['_SETMODERESPONSE']._serialized_start=1263
-  _globals['_SETMODERESPONSE']._serialized_end=1318
-  _globals['_OPERATORSERVICE']._serialized_start=1321
-  _globals['_OPERATORSERVICE']._serialized_end=1806
+  _globals['_TENANTORIGIN']._serialized_start=2922
+  _globals['_TENANTORIGIN']._serialized_end=3043
+  _globals['_TENANT']._serialized_start=97
+  _globals['_TENANT']._serialized_end=494
+  _globals['_TENANTSHARE']._serialized_start=496
+  _globals['_TENANTSHARE']._serialized_end=600
+  _globals['_LISTTENANTSREQUEST']._serialized_start=602
+  _globals['_LISTTENANTSREQUEST']._serialized_end=704
+  _globals['_LISTTENANTSRESPONSE']._serialized_start=706
+  _globals['_LISTTENANTSRESPONSE']._serialized_end=790
+  _globals['_GETTENANTREQUEST']._serialized_start=792
+  _globals['_GETTENANTREQUEST']._serialized_end=824
+  _globals['_GETTENANTRESPONSE']._serialized_start=826
+  _globals['_GETTENANTRESPONSE']._serialized_end=882
+  _globals['_SETTENANTREQUEST']._serialized_start=885
+  _globals['_SETTENANTREQUEST']._serialized_end=1438
+  _globals['_TENANTCLASSES']._serialized_start=1440
+  _globals['_TENANTCLASSES']._serialized_end=1470
+  _globals['_SETTENANTRESPONSE']._serialized_start=1472
+  _globals['_SETTENANTRESPONSE']._serialized_end=1528
+  _globals['_DELETETENANTREQUEST']._serialized_start=1530
+  _globals['_DELETETENANTREQUEST']._serialized_end=1605
+  _globals['_DELETETENANTRESPONSE']._serialized_start=1607
+  _globals['_DELETETENANTRESPONSE']._serialized_end=1696
+  _globals['_FORGIVETENANTREQUEST']._serialized_start=1698
+  _globals['_FORGIVETENANTREQUEST']._serialized_end=1736
+  _globals['_FORGIVETENANTRESPONSE']._serialized_start=1738
+  _globals['_FORGIVETENANTRESPONSE']._serialized_end=1777
+  _globals['_RELEASEPOOLREQUEST']._serialized_start=1779
+  _globals['_RELEASEPOOLREQUEST']._serialized_end=1813
+  _globals['_RELEASEPOOLRESPONSE']._serialized_start=1815
+  _globals['_RELEASEPOOLRESPONSE']._serialized_end=1836
+  _globals['_DRAINREQUEST']._serialized_start=1838
+  _globals['_DRAINREQUEST']._serialized_end=1880
+  _globals['_DRAINRESPONSE']._serialized_start=1882
+  _globals['_DRAINRESPONSE']._serialized_end=1934
+  _globals['_LEASEFILTER']._serialized_start=1936
+  _globals['_LEASEFILTER']._serialized_end=2038
+  _globals['_LISTLEASESREQUEST']._serialized_start=2040
+  _globals['_LISTLEASESREQUEST']._serialized_end=2140
+  _globals['_LISTLEASESRESPONSE']._serialized_start=2142
+  _globals['_LISTLEASESRESPONSE']._serialized_end=2223
+  _globals['_LEASE']._serialized_start=2226
+  _globals['_LEASE']._serialized_end=2627
+  _globals['_REVOKELEASESREQUEST']._serialized_start=2629
+  _globals['_REVOKELEASESREQUEST']._serialized_end=2728
+  _globals['_REVOKELEASESRESPONSE']._serialized_start=2730
+  _globals['_REVOKELEASESRESPONSE']._serialized_end=2796
+  _globals['_SETMODEREQUEST']._serialized_start=2798
+  _globals['_SETMODEREQUEST']._serialized_end=2863
+  _globals['_SETMODERESPONSE']._serialized_start=2865
+  _globals['_SETMODERESPONSE']._serialized_end=2920
+  _globals['_OPERATORSERVICE']._serialized_start=3046
+  _globals['_OPERATORSERVICE']._serialized_end=3850
 # @@protoc_insertion_point(module_scope)

@@ -12,6 +12,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from schedsvc_client.v1 import mode_pb2 as _mode_pb2
 from schedsvc_client.v1 import scheduler_pb2 as _scheduler_pb2
 import builtins as _builtins
@@ -24,6 +25,437 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _TenantOrigin:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TenantOriginEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TenantOrigin.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TENANT_ORIGIN_UNSPECIFIED: _TenantOrigin.ValueType  # 0
+    TENANT_ORIGIN_OPERATOR: _TenantOrigin.ValueType  # 1
+    """An operator has set it."""
+    TENANT_ORIGIN_FILE: _TenantOrigin.ValueType  # 2
+    """The configuration lists it."""
+    TENANT_ORIGIN_RULE: _TenantOrigin.ValueType  # 3
+    """The first rule that fits its name, or none: weight 1 and no limits."""
+
+class TenantOrigin(_TenantOrigin, metaclass=_TenantOriginEnumTypeWrapper):
+    """Says what a tenant has."""
+
+TENANT_ORIGIN_UNSPECIFIED: TenantOrigin.ValueType  # 0
+TENANT_ORIGIN_OPERATOR: TenantOrigin.ValueType  # 1
+"""An operator has set it."""
+TENANT_ORIGIN_FILE: TenantOrigin.ValueType  # 2
+"""The configuration lists it."""
+TENANT_ORIGIN_RULE: TenantOrigin.ValueType  # 3
+"""The first rule that fits its name, or none: weight 1 and no limits."""
+Global___TenantOrigin: _TypeAlias = TenantOrigin  # noqa: Y015
+
+@_typing.final
+class Tenant(_message.Message):
+    """A tenant as it is in force. Limits are 0 if there is none."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    WEIGHT_MILLI_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    INPUT_TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    CONCURRENCY_FIELD_NUMBER: _builtins.int
+    OVER_FIELD_NUMBER: _builtins.int
+    REQUEST_CLASS_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    API_KEYS_SHA256_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    origin: Global___TenantOrigin.ValueType
+    version: _builtins.int
+    """Grows with each change by an operator; 0: no operator has changed it."""
+    weight_milli: _builtins.int
+    group: _builtins.str
+    requests_per_minute: _builtins.int
+    input_tokens_per_minute: _builtins.int
+    output_tokens_per_minute: _builtins.int
+    tokens_per_minute: _builtins.int
+    concurrency: _builtins.int
+    over: _builtins.str
+    """What becomes of a request beyond the quota: `wait` or `refuse`."""
+    request_class: _builtins.str
+    """Class of requests that name none; empty: the default."""
+    mode: _builtins.str
+    """`dry_run` or `enforce`, if the file says one of them for this tenant."""
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Classes that its requests may name."""
+
+    @_builtins.property
+    def share(self) -> Global___TenantShare: ...
+    @_builtins.property
+    def api_keys_sha256(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """SHA-256 of the API keys that stand for it and that never expire."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        origin: Global___TenantOrigin.ValueType = ...,
+        version: _builtins.int = ...,
+        weight_milli: _builtins.int = ...,
+        group: _builtins.str = ...,
+        requests_per_minute: _builtins.int = ...,
+        input_tokens_per_minute: _builtins.int = ...,
+        output_tokens_per_minute: _builtins.int = ...,
+        tokens_per_minute: _builtins.int = ...,
+        concurrency: _builtins.int = ...,
+        over: _builtins.str = ...,
+        request_class: _builtins.str = ...,
+        classes: _abc.Iterable[_builtins.str] | None = ...,
+        mode: _builtins.str = ...,
+        share: Global___TenantShare | None = ...,
+        api_keys_sha256: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["share", b"share"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_keys_sha256", b"api_keys_sha256", "classes", b"classes", "concurrency", b"concurrency", "group", b"group", "input_tokens_per_minute", b"input_tokens_per_minute", "mode", b"mode", "name", b"name", "origin", b"origin", "output_tokens_per_minute", b"output_tokens_per_minute", "over", b"over", "request_class", b"request_class", "requests_per_minute", b"requests_per_minute", "share", b"share", "tokens_per_minute", b"tokens_per_minute", "version", b"version", "weight_milli", b"weight_milli"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tenant: _TypeAlias = Tenant  # noqa: Y015
+
+@_typing.final
+class TenantShare(_message.Message):
+    """What a tenant can count on while the pools are saturated; only the file sets it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    LENDS_FIELD_NUMBER: _builtins.int
+    BORROWS_FIELD_NUMBER: _builtins.int
+    tokens_per_minute: _builtins.int
+    lends: _builtins.int
+    borrows: _builtins.int
+    def __init__(
+        self,
+        *,
+        tokens_per_minute: _builtins.int = ...,
+        lends: _builtins.int | None = ...,
+        borrows: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_borrows", b"_borrows", "_lends", b"_lends", "borrows", b"borrows", "lends", b"lends"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_borrows", b"_borrows", "_lends", b"_lends", "borrows", b"borrows", "lends", b"lends", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__borrows: _TypeAlias = _typing.Literal["borrows"]  # noqa: Y015
+    _WhichOneofArgType__borrows: _TypeAlias = _typing.Literal["_borrows", b"_borrows"]  # noqa: Y015
+    _WhichOneofReturnType__lends: _TypeAlias = _typing.Literal["lends"]  # noqa: Y015
+    _WhichOneofArgType__lends: _TypeAlias = _typing.Literal["_lends", b"_lends"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__borrows) -> _WhichOneofReturnType__borrows | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lends) -> _WhichOneofReturnType__lends | None: ...
+
+Global___TenantShare: _TypeAlias = TenantShare  # noqa: Y015
+
+@_typing.final
+class ListTenantsRequest(_message.Message):
+    """Asks for a page."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORIGIN_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    origin: Global___TenantOrigin.ValueType
+    """Only these; unspecified: all."""
+    page_size: _builtins.int
+    """At most this number of tenants; 0 means 500, which is the most."""
+    page_token: _builtins.str
+    """From the page before; empty: the first page."""
+    def __init__(
+        self,
+        *,
+        origin: Global___TenantOrigin.ValueType = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["origin", b"origin", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTenantsRequest: _TypeAlias = ListTenantsRequest  # noqa: Y015
+
+@_typing.final
+class ListTenantsResponse(_message.Message):
+    """A page. It may be empty, and not be the last one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Asks for the next page; empty: there is none."""
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tenant]: ...
+    def __init__(
+        self,
+        *,
+        tenants: _abc.Iterable[Global___Tenant] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "tenants", b"tenants"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTenantsResponse: _TypeAlias = ListTenantsResponse  # noqa: Y015
+
+@_typing.final
+class GetTenantRequest(_message.Message):
+    """Which tenant."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTenantRequest: _TypeAlias = GetTenantRequest  # noqa: Y015
+
+@_typing.final
+class GetTenantResponse(_message.Message):
+    """The tenant."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tenant(self) -> Global___Tenant: ...
+    def __init__(
+        self,
+        *,
+        tenant: Global___Tenant | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTenantResponse: _TypeAlias = GetTenantResponse  # noqa: Y015
+
+@_typing.final
+class SetTenantRequest(_message.Message):
+    """What to set. Limits: 0 removes the limit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    IF_VERSION_FIELD_NUMBER: _builtins.int
+    WEIGHT_MILLI_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    INPUT_TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    CONCURRENCY_FIELD_NUMBER: _builtins.int
+    OVER_FIELD_NUMBER: _builtins.int
+    REQUEST_CLASS_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    if_version: _builtins.int
+    """Change it only if its version is this one, else FAILED_PRECONDITION; absent: any."""
+    weight_milli: _builtins.int
+    group: _builtins.str
+    """A group of the configuration; empty: none."""
+    requests_per_minute: _builtins.int
+    input_tokens_per_minute: _builtins.int
+    output_tokens_per_minute: _builtins.int
+    tokens_per_minute: _builtins.int
+    concurrency: _builtins.int
+    over: _builtins.str
+    """`wait` or `refuse`."""
+    request_class: _builtins.str
+    """A class of the configuration; empty: the default."""
+    @_builtins.property
+    def classes(self) -> Global___TenantClasses: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        if_version: _builtins.int | None = ...,
+        weight_milli: _builtins.int | None = ...,
+        group: _builtins.str | None = ...,
+        requests_per_minute: _builtins.int | None = ...,
+        input_tokens_per_minute: _builtins.int | None = ...,
+        output_tokens_per_minute: _builtins.int | None = ...,
+        tokens_per_minute: _builtins.int | None = ...,
+        concurrency: _builtins.int | None = ...,
+        over: _builtins.str | None = ...,
+        request_class: _builtins.str | None = ...,
+        classes: Global___TenantClasses | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_concurrency", b"_concurrency", "_group", b"_group", "_if_version", b"_if_version", "_input_tokens_per_minute", b"_input_tokens_per_minute", "_output_tokens_per_minute", b"_output_tokens_per_minute", "_over", b"_over", "_request_class", b"_request_class", "_requests_per_minute", b"_requests_per_minute", "_tokens_per_minute", b"_tokens_per_minute", "_weight_milli", b"_weight_milli", "classes", b"classes", "concurrency", b"concurrency", "group", b"group", "if_version", b"if_version", "input_tokens_per_minute", b"input_tokens_per_minute", "output_tokens_per_minute", b"output_tokens_per_minute", "over", b"over", "request_class", b"request_class", "requests_per_minute", b"requests_per_minute", "tokens_per_minute", b"tokens_per_minute", "weight_milli", b"weight_milli"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_concurrency", b"_concurrency", "_group", b"_group", "_if_version", b"_if_version", "_input_tokens_per_minute", b"_input_tokens_per_minute", "_output_tokens_per_minute", b"_output_tokens_per_minute", "_over", b"_over", "_request_class", b"_request_class", "_requests_per_minute", b"_requests_per_minute", "_tokens_per_minute", b"_tokens_per_minute", "_weight_milli", b"_weight_milli", "classes", b"classes", "concurrency", b"concurrency", "group", b"group", "if_version", b"if_version", "input_tokens_per_minute", b"input_tokens_per_minute", "name", b"name", "output_tokens_per_minute", b"output_tokens_per_minute", "over", b"over", "request_class", b"request_class", "requests_per_minute", b"requests_per_minute", "tokens_per_minute", b"tokens_per_minute", "weight_milli", b"weight_milli"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__concurrency: _TypeAlias = _typing.Literal["concurrency"]  # noqa: Y015
+    _WhichOneofArgType__concurrency: _TypeAlias = _typing.Literal["_concurrency", b"_concurrency"]  # noqa: Y015
+    _WhichOneofReturnType__group: _TypeAlias = _typing.Literal["group"]  # noqa: Y015
+    _WhichOneofArgType__group: _TypeAlias = _typing.Literal["_group", b"_group"]  # noqa: Y015
+    _WhichOneofReturnType__if_version: _TypeAlias = _typing.Literal["if_version"]  # noqa: Y015
+    _WhichOneofArgType__if_version: _TypeAlias = _typing.Literal["_if_version", b"_if_version"]  # noqa: Y015
+    _WhichOneofReturnType__input_tokens_per_minute: _TypeAlias = _typing.Literal["input_tokens_per_minute"]  # noqa: Y015
+    _WhichOneofArgType__input_tokens_per_minute: _TypeAlias = _typing.Literal["_input_tokens_per_minute", b"_input_tokens_per_minute"]  # noqa: Y015
+    _WhichOneofReturnType__output_tokens_per_minute: _TypeAlias = _typing.Literal["output_tokens_per_minute"]  # noqa: Y015
+    _WhichOneofArgType__output_tokens_per_minute: _TypeAlias = _typing.Literal["_output_tokens_per_minute", b"_output_tokens_per_minute"]  # noqa: Y015
+    _WhichOneofReturnType__over: _TypeAlias = _typing.Literal["over"]  # noqa: Y015
+    _WhichOneofArgType__over: _TypeAlias = _typing.Literal["_over", b"_over"]  # noqa: Y015
+    _WhichOneofReturnType__request_class: _TypeAlias = _typing.Literal["request_class"]  # noqa: Y015
+    _WhichOneofArgType__request_class: _TypeAlias = _typing.Literal["_request_class", b"_request_class"]  # noqa: Y015
+    _WhichOneofReturnType__requests_per_minute: _TypeAlias = _typing.Literal["requests_per_minute"]  # noqa: Y015
+    _WhichOneofArgType__requests_per_minute: _TypeAlias = _typing.Literal["_requests_per_minute", b"_requests_per_minute"]  # noqa: Y015
+    _WhichOneofReturnType__tokens_per_minute: _TypeAlias = _typing.Literal["tokens_per_minute"]  # noqa: Y015
+    _WhichOneofArgType__tokens_per_minute: _TypeAlias = _typing.Literal["_tokens_per_minute", b"_tokens_per_minute"]  # noqa: Y015
+    _WhichOneofReturnType__weight_milli: _TypeAlias = _typing.Literal["weight_milli"]  # noqa: Y015
+    _WhichOneofArgType__weight_milli: _TypeAlias = _typing.Literal["_weight_milli", b"_weight_milli"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__concurrency) -> _WhichOneofReturnType__concurrency | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__group) -> _WhichOneofReturnType__group | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__if_version) -> _WhichOneofReturnType__if_version | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__input_tokens_per_minute) -> _WhichOneofReturnType__input_tokens_per_minute | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__output_tokens_per_minute) -> _WhichOneofReturnType__output_tokens_per_minute | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__over) -> _WhichOneofReturnType__over | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__request_class) -> _WhichOneofReturnType__request_class | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__requests_per_minute) -> _WhichOneofReturnType__requests_per_minute | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens_per_minute) -> _WhichOneofReturnType__tokens_per_minute | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight_milli) -> _WhichOneofReturnType__weight_milli | None: ...
+
+Global___SetTenantRequest: _TypeAlias = SetTenantRequest  # noqa: Y015
+
+@_typing.final
+class TenantClasses(_message.Message):
+    """Classes that requests may name; none: the tenant's own alone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantClasses: _TypeAlias = TenantClasses  # noqa: Y015
+
+@_typing.final
+class SetTenantResponse(_message.Message):
+    """The tenant as it is in force now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tenant(self) -> Global___Tenant: ...
+    def __init__(
+        self,
+        *,
+        tenant: Global___Tenant | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetTenantResponse: _TypeAlias = SetTenantResponse  # noqa: Y015
+
+@_typing.final
+class DeleteTenantRequest(_message.Message):
+    """Which entry."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    IF_VERSION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    if_version: _builtins.int
+    """As in SetTenantRequest."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        if_version: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_if_version", b"_if_version", "if_version", b"if_version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_version", b"_if_version", "if_version", b"if_version", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__if_version: _TypeAlias = _typing.Literal["if_version"]  # noqa: Y015
+    _WhichOneofArgType__if_version: _TypeAlias = _typing.Literal["_if_version", b"_if_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__if_version) -> _WhichOneofReturnType__if_version | None: ...
+
+Global___DeleteTenantRequest: _TypeAlias = DeleteTenantRequest  # noqa: Y015
+
+@_typing.final
+class DeleteTenantResponse(_message.Message):
+    """What counts from now on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FALLBACK_FIELD_NUMBER: _builtins.int
+    KEYS_REVOKED_FIELD_NUMBER: _builtins.int
+    fallback: Global___TenantOrigin.ValueType
+    """FILE or RULE."""
+    keys_revoked: _builtins.int
+    """API keys that were revoked with the entry."""
+    def __init__(
+        self,
+        *,
+        fallback: Global___TenantOrigin.ValueType = ...,
+        keys_revoked: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallback", b"fallback", "keys_revoked", b"keys_revoked"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteTenantResponse: _TypeAlias = DeleteTenantResponse  # noqa: Y015
 
 @_typing.final
 class ForgiveTenantRequest(_message.Message):

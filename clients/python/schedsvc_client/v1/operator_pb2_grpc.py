@@ -66,6 +66,26 @@ class OperatorServiceStub(object):
                 request_serializer=schedsvc_dot_v1_dot_operator__pb2.ReleasePoolRequest.SerializeToString,
                 response_deserializer=schedsvc_dot_v1_dot_operator__pb2.ReleasePoolResponse.FromString,
                 _registered_method=True)
+        self.ListTenants = channel.unary_unary(
+                '/schedsvc.v1.OperatorService/ListTenants',
+                request_serializer=schedsvc_dot_v1_dot_operator__pb2.ListTenantsRequest.SerializeToString,
+                response_deserializer=schedsvc_dot_v1_dot_operator__pb2.ListTenantsResponse.FromString,
+                _registered_method=True)
+        self.GetTenant = channel.unary_unary(
+                '/schedsvc.v1.OperatorService/GetTenant',
+                request_serializer=schedsvc_dot_v1_dot_operator__pb2.GetTenantRequest.SerializeToString,
+                response_deserializer=schedsvc_dot_v1_dot_operator__pb2.GetTenantResponse.FromString,
+                _registered_method=True)
+        self.SetTenant = channel.unary_unary(
+                '/schedsvc.v1.OperatorService/SetTenant',
+                request_serializer=schedsvc_dot_v1_dot_operator__pb2.SetTenantRequest.SerializeToString,
+                response_deserializer=schedsvc_dot_v1_dot_operator__pb2.SetTenantResponse.FromString,
+                _registered_method=True)
+        self.DeleteTenant = channel.unary_unary(
+                '/schedsvc.v1.OperatorService/DeleteTenant',
+                request_serializer=schedsvc_dot_v1_dot_operator__pb2.DeleteTenantRequest.SerializeToString,
+                response_deserializer=schedsvc_dot_v1_dot_operator__pb2.DeleteTenantResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer(object):
@@ -121,6 +141,38 @@ class OperatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTenants(self, request, context):
+        """Lists tenants, a page at a time: first those that an operator or the file lists, by name, then
+        those that the scheduler knows by a rule since their first request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTenant(self, request, context):
+        """Returns one tenant; NOT_FOUND if no operator, file or request has named it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetTenant(self, request, context):
+        """Lists a tenant, or changes fields of it; fields that are not given stay as they are in force.
+        An operator's entry precedes the file's, and the file's precedes a rule's; a reload does not
+        change it. The answer comes once the entry is in the state file, if there is one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteTenant(self, request, context):
+        """Deletes an operator's entry, its API keys included. The file's entry or a rule counts from then
+        on. Requests that run or wait go on; new ones get what counts then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -153,6 +205,26 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.ReleasePool,
                     request_deserializer=schedsvc_dot_v1_dot_operator__pb2.ReleasePoolRequest.FromString,
                     response_serializer=schedsvc_dot_v1_dot_operator__pb2.ReleasePoolResponse.SerializeToString,
+            ),
+            'ListTenants': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTenants,
+                    request_deserializer=schedsvc_dot_v1_dot_operator__pb2.ListTenantsRequest.FromString,
+                    response_serializer=schedsvc_dot_v1_dot_operator__pb2.ListTenantsResponse.SerializeToString,
+            ),
+            'GetTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTenant,
+                    request_deserializer=schedsvc_dot_v1_dot_operator__pb2.GetTenantRequest.FromString,
+                    response_serializer=schedsvc_dot_v1_dot_operator__pb2.GetTenantResponse.SerializeToString,
+            ),
+            'SetTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTenant,
+                    request_deserializer=schedsvc_dot_v1_dot_operator__pb2.SetTenantRequest.FromString,
+                    response_serializer=schedsvc_dot_v1_dot_operator__pb2.SetTenantResponse.SerializeToString,
+            ),
+            'DeleteTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteTenant,
+                    request_deserializer=schedsvc_dot_v1_dot_operator__pb2.DeleteTenantRequest.FromString,
+                    response_serializer=schedsvc_dot_v1_dot_operator__pb2.DeleteTenantResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -319,6 +391,114 @@ class OperatorService(object):
             '/schedsvc.v1.OperatorService/ReleasePool',
             schedsvc_dot_v1_dot_operator__pb2.ReleasePoolRequest.SerializeToString,
             schedsvc_dot_v1_dot_operator__pb2.ReleasePoolResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTenants(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/schedsvc.v1.OperatorService/ListTenants',
+            schedsvc_dot_v1_dot_operator__pb2.ListTenantsRequest.SerializeToString,
+            schedsvc_dot_v1_dot_operator__pb2.ListTenantsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/schedsvc.v1.OperatorService/GetTenant',
+            schedsvc_dot_v1_dot_operator__pb2.GetTenantRequest.SerializeToString,
+            schedsvc_dot_v1_dot_operator__pb2.GetTenantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/schedsvc.v1.OperatorService/SetTenant',
+            schedsvc_dot_v1_dot_operator__pb2.SetTenantRequest.SerializeToString,
+            schedsvc_dot_v1_dot_operator__pb2.SetTenantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/schedsvc.v1.OperatorService/DeleteTenant',
+            schedsvc_dot_v1_dot_operator__pb2.DeleteTenantRequest.SerializeToString,
+            schedsvc_dot_v1_dot_operator__pb2.DeleteTenantResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -62,6 +62,21 @@ class OperatorServiceStub:
     """Lets another caller offer a pool whose owner is gone. Else the owner keeps it for the lease TTL
     and grace after its last stream. FAILED_PRECONDITION while a stream offers it.
     """
+    ListTenants: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListTenantsRequest, _operator_pb2.ListTenantsResponse]
+    """Lists tenants, a page at a time: first those that an operator or the file lists, by name, then
+    those that the scheduler knows by a rule since their first request.
+    """
+    GetTenant: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetTenantRequest, _operator_pb2.GetTenantResponse]
+    """Returns one tenant; NOT_FOUND if no operator, file or request has named it."""
+    SetTenant: _grpc.UnaryUnaryMultiCallable[_operator_pb2.SetTenantRequest, _operator_pb2.SetTenantResponse]
+    """Lists a tenant, or changes fields of it; fields that are not given stay as they are in force.
+    An operator's entry precedes the file's, and the file's precedes a rule's; a reload does not
+    change it. The answer comes once the entry is in the state file, if there is one.
+    """
+    DeleteTenant: _grpc.UnaryUnaryMultiCallable[_operator_pb2.DeleteTenantRequest, _operator_pb2.DeleteTenantResponse]
+    """Deletes an operator's entry, its API keys included. The file's entry or a rule counts from then
+    on. Requests that run or wait go on; new ones get what counts then.
+    """
 
 @_typing.type_check_only
 class OperatorServiceAsyncStub(OperatorServiceStub):
@@ -91,6 +106,21 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     ReleasePool: _aio.UnaryUnaryMultiCallable[_operator_pb2.ReleasePoolRequest, _operator_pb2.ReleasePoolResponse]  # type: ignore[assignment]
     """Lets another caller offer a pool whose owner is gone. Else the owner keeps it for the lease TTL
     and grace after its last stream. FAILED_PRECONDITION while a stream offers it.
+    """
+    ListTenants: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListTenantsRequest, _operator_pb2.ListTenantsResponse]  # type: ignore[assignment]
+    """Lists tenants, a page at a time: first those that an operator or the file lists, by name, then
+    those that the scheduler knows by a rule since their first request.
+    """
+    GetTenant: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetTenantRequest, _operator_pb2.GetTenantResponse]  # type: ignore[assignment]
+    """Returns one tenant; NOT_FOUND if no operator, file or request has named it."""
+    SetTenant: _aio.UnaryUnaryMultiCallable[_operator_pb2.SetTenantRequest, _operator_pb2.SetTenantResponse]  # type: ignore[assignment]
+    """Lists a tenant, or changes fields of it; fields that are not given stay as they are in force.
+    An operator's entry precedes the file's, and the file's precedes a rule's; a reload does not
+    change it. The answer comes once the entry is in the state file, if there is one.
+    """
+    DeleteTenant: _aio.UnaryUnaryMultiCallable[_operator_pb2.DeleteTenantRequest, _operator_pb2.DeleteTenantResponse]  # type: ignore[assignment]
+    """Deletes an operator's entry, its API keys included. The file's entry or a rule counts from then
+    on. Requests that run or wait go on; new ones get what counts then.
     """
 
 class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -154,6 +184,45 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_operator_pb2.ReleasePoolResponse, _abc.Awaitable[_operator_pb2.ReleasePoolResponse]]:
         """Lets another caller offer a pool whose owner is gone. Else the owner keeps it for the lease TTL
         and grace after its last stream. FAILED_PRECONDITION while a stream offers it.
+        """
+
+    @_abc_1.abstractmethod
+    def ListTenants(
+        self,
+        request: _operator_pb2.ListTenantsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ListTenantsResponse, _abc.Awaitable[_operator_pb2.ListTenantsResponse]]:
+        """Lists tenants, a page at a time: first those that an operator or the file lists, by name, then
+        those that the scheduler knows by a rule since their first request.
+        """
+
+    @_abc_1.abstractmethod
+    def GetTenant(
+        self,
+        request: _operator_pb2.GetTenantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.GetTenantResponse, _abc.Awaitable[_operator_pb2.GetTenantResponse]]:
+        """Returns one tenant; NOT_FOUND if no operator, file or request has named it."""
+
+    @_abc_1.abstractmethod
+    def SetTenant(
+        self,
+        request: _operator_pb2.SetTenantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.SetTenantResponse, _abc.Awaitable[_operator_pb2.SetTenantResponse]]:
+        """Lists a tenant, or changes fields of it; fields that are not given stay as they are in force.
+        An operator's entry precedes the file's, and the file's precedes a rule's; a reload does not
+        change it. The answer comes once the entry is in the state file, if there is one.
+        """
+
+    @_abc_1.abstractmethod
+    def DeleteTenant(
+        self,
+        request: _operator_pb2.DeleteTenantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.DeleteTenantResponse, _abc.Awaitable[_operator_pb2.DeleteTenantResponse]]:
+        """Deletes an operator's entry, its API keys included. The file's entry or a rule counts from then
+        on. Requests that run or wait go on; new ones get what counts then.
         """
 
 def add_OperatorServiceServicer_to_server(servicer: OperatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,293 @@
+"""`schedsvc tenants`: who is listed, with what, and what an operator changes of it."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal, InvalidOperation
+from itertools import chain, islice
+from typing import Any
+
+import click
+from schedsvc_client.operator import ORIGINS, Operator
+
+from schedsvc.cli.complete import complete_tenants
+from schedsvc.cli.connect import Connection, connects
+from schedsvc.config import tenants_yaml
+from schedsvc.printable import printable
+
+_EPILOG = """\b
+Example:
+  schedsvc tenants list
+  schedsvc tenants set research --weight 2 --tokens-per-minute 200000
+  schedsvc tenants delete research
+"""
+_LIST_EPILOG = """\b
+Example:
+  schedsvc tenants list
+  schedsvc tenants list --origin operator --json
+
+Origin: `operator` if an operator has set the tenant, `file` if the configuration lists it, `rule`
+if the scheduler knows it since its first request. Version grows with each change by an operator.
+"""
+_GET_EPILOG = """\b
+Example:
+  schedsvc tenants get research
+"""
+_SET_EPILOG = """\b
+Example:
+  schedsvc tenants set research --weight 2 --tokens-per-minute 200000
+  schedsvc tenants set research --tokens-per-minute 0 --group ""
+
+What no option changes stays as it is in force: by an operator, the file, or a rule. From then on
+the entry precedes the file's, also after a reload, until `schedsvc tenants delete`. The command
+ends once the entry is in the state file, if there is one.
+"""
+_DELETE_EPILOG = """\b
+Example:
+  schedsvc tenants delete research
+
+Deletes what operators have set. The tenant falls back to the file's entry, else to the rule that
+fits its name. Requests that run or wait go on; new ones get what the tenant falls back to.
+"""
+_EXPORT_EPILOG = """\b
+Example:
+  schedsvc tenants export > tenants.yaml
+
+Prints all tenants that an operator or the file lists as the section `tenants` of a configuration,
+with the hashes of their API keys that never expire. `schedsvc check` accepts a file with this
+section in place of its own, and the file then lists the same tenants.
+"""
+_FORGIVE_EPILOG = """\b
+Example:
+  schedsvc tenants forgive research
+
+A quota owes what requests used beyond it, at most one minute of its limit and one request. After
+this the tenant's own quota owes nothing, and the tenant is served again. Quotas of its groups stay
+as they are.
+"""
+
+_LIMITS = (
+    "requests_per_minute",
+    "input_tokens_per_minute",
+    "output_tokens_per_minute",
+    "tokens_per_minute",
+    "concurrency",
+)
+_COLUMNS = ("tenant", "origin", "version", "weight", "group", "class", "limits")
+_PAGE = 500
+
+
+class _Weight(click.ParamType):  # type: ignore[type-arg] # it has none at run time
+    """A weight, in thousandths."""
+
+    name = "WEIGHT"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Read a number with at most three decimals."""
+        try:
+            milli = Decimal(str(value)) * 1_000
+        except InvalidOperation:
+            self.fail(f"{value!r} is no number", param, ctx)
+        if not milli.is_finite() or milli != milli.to_integral_value():
+            self.fail(f"{value!r} has more than 3 decimals", param, ctx)
+        return int(milli)
+
+
+@click.group(epilog=_EPILOG)
+def tenants() -> None:
+    """List, change and delete tenants, and forgive their debts."""
+
+
+@tenants.command("list", epilog=_LIST_EPILOG)
+@connects
+@click.option("--origin", type=click.Choice(sorted(ORIGINS)), help="Only tenants of this origin.")
+@click.option("--json", "as_json", is_flag=True, help="Print each tenant as a line of JSON.")
+def list_(connection: Connection, origin: str | None, as_json: bool) -> None:
+    """List tenants: those that are listed by name, then those known by a rule."""
+    with Operator(connection.target, **connection.proof) as operator:
+        found = operator.tenants(origin or "")
+        if as_json:
+            for tenant in found:
+                click.echo(json.dumps(_plain(tenant)))
+        else:
+            _table(found)
+
+
+@tenants.command(epilog=_GET_EPILOG)
+@connects
+@click.argument("name", shell_complete=complete_tenants)
+@click.option("--json", "as_json", is_flag=True, help="Print the tenant as JSON.")
+def get(connection: Connection, name: str, as_json: bool) -> None:
+    """Show the tenant NAME as it is in force."""
+    with Operator(connection.target, **connection.proof) as operator:
+        _show(operator.tenant(name), as_json)
+
+
+def _changes(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that say what to change of a tenant."""
+    options = (
+        click.option("--weight", "weight_milli", type=_Weight(), help="Weight of its share."),
+        click.option("--group", help="Group that it belongs to; empty: none."),
+        *(
+            click.option(
+                f"--{limit.replace('_', '-')}",
+                type=click.IntRange(0),
+                help=f"Limit its {limit.replace('_', ' ')}; 0: no limit.",
+            )
+            for limit in _LIMITS
+        ),
+        click.option(
+            "--over",
+            type=click.Choice(("wait", "refuse")),
+            help="Let requests beyond the quota wait, or refuse them.",
+        ),
+        click.option(
+            "--class", "request_class", help="Class of requests that name none; empty: default."
+        ),
+        click.option(
+            "--classes",
+            multiple=True,
+            metavar="CLASS",
+            help="Class that its requests may name; repeat it for several; empty: none.",
+        ),
+        click.option(
+            "--if-version",
+            type=click.IntRange(0),
+            help="Fail if the tenant has another version; 0: no operator has set it.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@tenants.command("set", epilog=_SET_EPILOG)
+@connects
+@click.argument("name", shell_complete=complete_tenants)
+@_changes
+@click.option("--json", "as_json", is_flag=True, help="Print the tenant as JSON.")
+def set_(
+    connection: Connection, name: str, as_json: bool, classes: tuple[str, ...], **given: Any
+) -> None:
+    """List the tenant NAME, or change what it has."""
+    changes = {key: value for key, value in given.items() if value is not None}
+    if classes:
+        changes["classes"] = [cls for cls in classes if cls]
+    with Operator(connection.target, **connection.proof) as operator:
+        _show(operator.set_tenant(name, **changes), as_json)
+
+
+@tenants.command(epilog=_DELETE_EPILOG)
+@connects
+@click.argument("name", shell_complete=complete_tenants)
+@click.option("--if-version", type=click.IntRange(0), help="Fail if it has another version.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def delete(connection: Connection, name: str, if_version: int | None, as_json: bool) -> None:
+    """Delete what operators have set of the tenant NAME."""
+    with Operator(connection.target, **connection.proof) as operator:
+        fallback, keys = operator.delete_tenant(name, if_version=if_version)
+    if as_json:
+        click.echo(json.dumps({"tenant": name, "fallback": fallback, "keys_revoked": keys}))
+        return
+    what = {"file": "the entry of the file", "rule": "the first rule that fits its name"}
+    revoked = f"; {keys} API key{'s'[: keys != 1]} revoked" if keys else ""
+    click.echo(f"{printable(name)} falls back to {what[fallback]}{revoked}")
+
+
+@tenants.command(epilog=_EXPORT_EPILOG)
+@connects
+def export(connection: Connection) -> None:
+    """Print all listed tenants as the section `tenants` of a configuration."""
+    with Operator(connection.target, **connection.proof) as operator:
+        found = [_entry(row) for row in operator.tenants() if _origin(row) != "rule"]
+    click.echo(tenants_yaml(found), nl=False)
+
+
+@tenants.command(epilog=_FORGIVE_EPILOG)
+@connects
+@click.argument("name", shell_complete=complete_tenants)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def forgive(connection: Connection, name: str, as_json: bool) -> None:
+    """Forgive what the quota of the tenant NAME owes."""
+    with Operator(connection.target, **connection.proof) as operator:
+        limits = operator.forgive(name)
+    if as_json:
+        click.echo(json.dumps({"tenant": name, "limits": limits}))
+    elif limits:
+        click.echo(
+            f"{printable(name)} owed on {limits} limit{'s'[: limits != 1]}, and owes nothing now"
+        )
+    else:
+        click.echo(f"{printable(name)} owed nothing")
+
+
+def _origin(tenant: Any) -> str:
+    return next(name for name, number in ORIGINS.items() if number == tenant.origin)
+
+
+def _weight(tenant: Any) -> int | float:
+    milli = int(tenant.weight_milli)
+    return milli / 1_000 if milli % 1_000 else milli // 1_000
+
+
+def _entry(tenant: Any) -> dict[str, Any]:
+    """Return a tenant in the form of the file."""
+    quota = {limit: getattr(tenant, limit) for limit in _LIMITS if getattr(tenant, limit)}
+    if (quota and tenant.over) or tenant.over == "refuse":
+        quota["over"] = tenant.over
+    share = {}
+    if tenant.HasField("share"):
+        share = {field.name: value for field, value in tenant.share.ListFields()}
+    entry = {
+        "name": tenant.name,
+        "weight": _weight(tenant),
+        "group": tenant.group,
+        "quota": quota,
+        "share": share,
+        "class": tenant.request_class,
+        "classes": list(tenant.classes),
+        "mode": tenant.mode,
+        "api_keys_sha256": [key.hex() for key in tenant.api_keys_sha256],
+    }
+    return {key: value for key, value in entry.items() if value}
+
+
+def _plain(tenant: Any) -> dict[str, Any]:
+    """Return a tenant as JSON shows it: hashes of keys only as a number."""
+    keys = len(tenant.api_keys_sha256)
+    entry = {key: value for key, value in _entry(tenant).items() if key != "api_keys_sha256"}
+    return {**entry, "origin": _origin(tenant), "version": tenant.version, "api_keys": keys}
+
+
+def _show(tenant: Any, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(_plain(tenant)))
+    else:
+        _table([tenant])
+
+
+def _rows(tenants: Iterable[Any]) -> Iterator[tuple[str, ...]]:
+    for tenant in tenants:
+        limits = [
+            f"{getattr(tenant, limit):,} {limit}" for limit in _LIMITS if getattr(tenant, limit)
+        ]
+        yield (
+            printable(tenant.name),
+            _origin(tenant),
+            str(tenant.version) if tenant.version else "-",
+            f"{_weight(tenant):g}",
+            printable(tenant.group) or "-",
+            printable(tenant.request_class) or "-",
+            ", ".join(limits) or "-",
+        )
+
+
+def _table(tenants: Iterable[Any]) -> None:
+    """Print rows as they come. The first page says how wide the columns are."""
+    rows = _rows(tenants)
+    first = [_COLUMNS, *islice(rows, _PAGE)]
+    widths = [max(map(len, column)) for column in zip(*first, strict=True)]
+    for cells in chain(first, rows):
+        padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        click.echo("  ".join(padded).rstrip())

@@ -1,0 +1,162 @@
+"""Tenants that an operator has set, over those of the file and of its rules.
+
+An operator's entry holds the terms of a tenant in the form of the file, or no terms but API keys.
+The file's entry, else the first rule that fits the name, is what the tenant falls back to.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from schedsvc.config.class_rules import class_findings
+from schedsvc.config.explain import explain
+from schedsvc.config.models import Config, Tenant
+from schedsvc.config.quota_rules import quota_findings
+from schedsvc.config.rule_helpers import Finding
+from schedsvc.config.rules import tenant_findings
+from schedsvc.config.yaml_positions import path_text
+
+__all__ = [
+    "EntryLog",
+    "OperatorEntry",
+    "TenantError",
+    "checked_tenant",
+    "file_form",
+    "restored_entries",
+    "rule_tenant",
+]
+
+#: What an entry's terms may hold; its mode and the rest of its keys are the file's.
+_TERMS = frozenset({"weight", "group", "quota", "share", "class", "classes"})
+_ENTRY_PATH = ("tenants", 0)
+
+
+class TenantError(ValueError):
+    """A field of a tenant is wrong; the message says what to do."""
+
+    def __init__(self, field: str, description: str) -> None:
+        self.field = field
+        self.description = description
+        super().__init__(f"{field}: {description}")
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorEntry:
+    """What an operator has set of one tenant."""
+
+    #: Grows with each change of any entry.
+    version: int
+    #: In the form of the file, without the name.
+    terms: Mapping[str, Any]
+
+    def saved(self) -> bytes:
+        """Return it as a state file keeps it."""
+        return json.dumps({"version": self.version, "terms": dict(self.terms)}).encode()
+
+    @staticmethod
+    def restored(saved: bytes) -> "OperatorEntry":
+        """Return what was saved. Raises ValueError if no scheduler can have saved that."""
+        told = json.loads(saved)
+        if isinstance(told, dict) and isinstance(told.get("terms"), dict):
+            version, terms = told.get("version"), told["terms"]
+            if isinstance(version, int) and version > 0 and _TERMS.issuperset(terms):
+                Tenant.model_validate({"name": "a", **terms})
+                return OperatorEntry(version, terms)
+        raise ValueError("an operator's entry of a tenant cannot be read")
+
+
+def restored_entries(saved: Mapping[str, bytes]) -> dict[str, OperatorEntry]:
+    """Return the entries of a state file. Raises ValueError as `OperatorEntry.restored()`."""
+    return {name: OperatorEntry.restored(value) for name, value in saved.items()}
+
+
+class EntryLog:
+    """Operators' entries as the state file keeps them, and which of them it lacks."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, bytes] = {}
+        self._changed: dict[str, bytes | None] = {}
+
+    def put(self, name: str, value: bytes | None) -> None:
+        """Keep an entry, or (None) delete it. O(1)."""
+        if value is None:
+            self._rows.pop(name, None)
+        else:
+            self._rows[name] = value
+        self._changed[name] = value
+
+    def take(self, *, everything: bool) -> dict[str, bytes | None]:
+        """Return what the file lacks, or all for a file that has nothing. O(entries)."""
+        taken, self._changed = self._changed, {}
+        return dict(self._rows) if everything else taken
+
+    def put_back(self, taken: Mapping[str, bytes | None]) -> None:
+        """Keep what could not be written, unless it has changed since. O(entries)."""
+        self._changed = {**taken, **self._changed}
+
+
+def file_form(tenant: Tenant) -> dict[str, Any]:
+    """Return the terms of a tenant as a file writes them, without name, mode and keys."""
+    found = tenant.model_dump(
+        by_alias=True, exclude_none=True, exclude={"name", "mode", "api_keys_sha256"}
+    )
+    weight = tenant.weight_milli / 1_000
+    return {**found, "weight": int(weight) if weight.is_integer() else weight}
+
+
+def rule_tenant(name: str, config: Config) -> Tenant:
+    """Return what a name gets that nothing lists: what the first rule says that it fits. O(rules).
+
+    * in a rule's `match` is any text.
+    """
+    for rule in config.tenant_rules:
+        pattern = ".*".join(map(re.escape, rule.match.split("*")))
+        if re.fullmatch(pattern, name, re.DOTALL):
+            terms = {field: getattr(rule, field) for field in type(rule).model_fields}
+            del terms["match"]
+            return Tenant.model_construct(name=name, **terms, api_keys_sha256=[], mode=None)
+    return Tenant.model_construct(name=name)
+
+
+def checked_tenant(
+    name: str, terms: Mapping[str, Any], config: Config, others: Iterable[Tenant] = ()
+) -> Tenant:
+    """Check a tenant as one of the file. Raises TenantError. O(groups), O(tenants) with a share.
+
+    `others`: the tenants beside it, whose shares count if it has one.
+    """
+    entry = {"name": name, **terms}
+    try:
+        tenant = Tenant.model_validate(entry)
+    except ValidationError as error:
+        details = error.errors(include_url=False)[0]
+        path = tuple(details["loc"])
+        message, _ = explain({**details, "loc": (*_ENTRY_PATH, *path)}, Config)
+        raise TenantError(path_text(path), message) from None
+    for path, message in _findings(entry, config, others):
+        in_entry = path[:2] == _ENTRY_PATH
+        raise TenantError(path_text(path[2:] if in_entry else path), message)
+    return tenant
+
+
+def _findings(entry: dict[str, Any], config: Config, others: Iterable[Tenant]) -> Iterator[Finding]:
+    has_share = entry.get("share") is not None
+    beside = [{"name": o.name, **file_form(o)} for o in others if has_share and o.share]
+    groups = [
+        group.model_dump(exclude_none=True) if has_share
+        else {"name": group.name, "parent": group.parent}
+        for group in config.groups
+    ]  # fmt: skip
+    data = {
+        "tenants": [entry, *beside],
+        "groups": groups,
+        "classes": [kind.model_dump(exclude_none=True) for kind in config.classes],
+    }
+    for rules in (tenant_findings, class_findings, quota_findings):
+        for path, message in rules(data):
+            if path[:2] == _ENTRY_PATH or (has_share and path[0] == "groups"):
+                yield path, message

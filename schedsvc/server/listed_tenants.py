@@ -1,0 +1,138 @@
+"""Tenants that the file or an operator lists, as they are in force."""
+
+from bisect import bisect_right, insort
+from collections.abc import Mapping
+
+import structlog
+
+from schedsvc.config import (
+    Config,
+    EntryLog,
+    OperatorEntry,
+    Tenant,
+    TenantError,
+    checked_tenant,
+    rule_tenant,
+)
+
+__all__ = ["ListedTenants"]
+
+_log = structlog.get_logger("schedsvc.operator")
+
+
+class ListedTenants:
+    """The file's tenants under operators' entries.
+
+    An entry replaces the file's terms of its tenant. Mode and API keys of the file stay.
+    """
+
+    def __init__(self, config: Config, entries: Mapping[str, OperatorEntry], log: EntryLog) -> None:
+        """Put entries over a file; `log` takes each change for the state file. O(tenants).
+
+        Raises TenantError if the file lacks a group or class that an entry names.
+        """
+        self.entries = dict(entries)
+        #: Grows with each change of an entry.
+        self.version = max((entry.version for entry in entries.values()), default=0)
+        self._log = log
+        self._file = {tenant.name: tenant for tenant in config.tenants}
+        self._config = config
+        self.in_force = dict(self._file)
+        for name, entry in entries.items():
+            self.in_force[name] = self._placed(name, entry)
+        self._names = sorted(self.in_force)
+
+    @staticmethod
+    def resumed(
+        config: Config, entries: Mapping[str, OperatorEntry], log: EntryLog
+    ) -> "ListedTenants":
+        """Put the entries of a state file over a file that may have changed meanwhile. O(tenants).
+
+        What an entry names that the file has not is left out of it, and the log names it.
+        """
+        kept = {}
+        for name, entry in entries.items():
+            kept[name] = fitting = _fitting(name, entry, config)
+            log.put(name, fitting.saved())
+        return ListedTenants(config, kept, log)
+
+    def rebased(self, config: Config) -> "ListedTenants":
+        """Return the same entries over another file. Raises TenantError as the constructor."""
+        if (config.groups, config.classes) != (self._config.groups, self._config.classes):
+            for name, entry in self.entries.items():
+                try:
+                    checked_tenant(name, entry.terms, config)
+                except TenantError as error:
+                    raise TenantError(
+                        error.field,
+                        f"{error.description}; an operator has set it for tenant {name!r}: change"
+                        " that with schedsvc tenants set, or undo it with schedsvc tenants delete",
+                    ) from None
+        return ListedTenants(config, self.entries, self._log)
+
+    def on(self, config: Config) -> Config:
+        """Return the file with the tenants that are in force. O(tenants)."""
+        return config.model_copy(update={"tenants": list(self.in_force.values())})
+
+    def fallback(self, name: str) -> Tenant | None:
+        """Return what the file says of a tenant; None: nothing. O(1)."""
+        return self._file.get(name)
+
+    def current(self, name: str) -> Tenant:
+        """Return what a name has, also by a rule. O(1), O(rules)."""
+        listed = self.in_force.get(name)
+        return rule_tenant(name, self._config) if listed is None else listed
+
+    def after(self, name: str, entry: OperatorEntry | None) -> Tenant | None:
+        """Return what a tenant would have with this entry, or without one. O(1)."""
+        return self.fallback(name) if entry is None else self._placed(name, entry)
+
+    def put(self, name: str, entry: OperatorEntry | None) -> None:
+        """Keep another entry, or none. O(tenants)."""
+        after = self.after(name, entry)
+        if after is None:
+            del self.in_force[name]
+            self._names.remove(name)
+        else:
+            if name not in self.in_force:
+                insort(self._names, name)
+            self.in_force[name] = after
+        if entry is None:
+            del self.entries[name]
+            self._log.put(name, None)
+        else:
+            self.entries[name] = entry
+            self.version = max(self.version, entry.version)
+            self._log.put(name, entry.saved())
+
+    def names_after(self, name: str, count: int) -> list[str]:
+        """Return the next names in their order. O(count + log tenants)."""
+        start = bisect_right(self._names, name)
+        return self._names[start : start + count]
+
+    def _placed(self, name: str, entry: OperatorEntry) -> Tenant:
+        own = self._file.get(name)
+        tenant = Tenant.model_validate({"name": name, **entry.terms})
+        if own is None:
+            return tenant
+        kept = {"mode": own.mode, "api_keys_sha256": own.api_keys_sha256}
+        return tenant.model_copy(update=kept)
+
+
+def _fitting(name: str, entry: OperatorEntry, config: Config) -> OperatorEntry:
+    """Return an entry without what the file lacks."""
+    terms = dict(entry.terms)
+    while True:
+        try:
+            checked_tenant(name, terms, config)
+        except TenantError as error:
+            field = error.field.partition(".")[0].partition("[")[0]
+            _log.error(
+                "operator_tenant_changed", tenant=name, field=field, reason=error.description,
+                effect="this field is left out", undo="schedsvc tenants set or delete",
+            )  # fmt: skip
+            if field not in terms:
+                return OperatorEntry(entry.version, {})
+            del terms[field]
+        else:
+            return OperatorEntry(entry.version, terms)
