@@ -55,14 +55,18 @@ cdef void limit_usage(Core core, Request* r, Usage* u) noexcept:
     """Limit a report to what its request can use: a wrong one costs its tenant no more. O(1).
 
     An exact prompt may turn out 5 % longer, by tokens that the engine adds. An estimated one may be
-    as long as the model's context, for each sequence.
+    as long as the model's context, for each sequence; or shorter, and then an output that only the
+    context ends is longer.
     """
     cdef const Pool* p = &core.ledger.pools[r.pool]
     cdef int64_t context = p.max_model_tokens or p.capacity_blocks * p.block_size
     cdef int64_t input_max = <int64_t>r.prompt_tokens + (r.prompt_tokens + 19) // 20
     cdef int64_t output_max = <int64_t>r.output_max_tokens * r.sequences
+    cdef int64_t whole = min(context, TOKENS_MAX) * r.sequences
     if not r.has_exact_input:
-        input_max = max(input_max, min(context, TOKENS_MAX) * r.sequences)
+        input_max = max(input_max, whole)
+        if <int64_t>r.prompt_tokens * r.n + output_max >= whole:
+            output_max = max(output_max, whole - max(<int64_t>0, u.input_tokens) * r.n)
     if u.input_tokens <= input_max and u.output_tokens <= output_max:
         return
     u.input_tokens = min(u.input_tokens, input_max)

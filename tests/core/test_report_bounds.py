@@ -31,6 +31,23 @@ def used(s: core.Scheduler, flow: int = 0) -> tuple[int, int, int]:
         ({"sequences": 3}, {"max_model_tokens": 400}, (HUGE, 0, HUGE), (1_200, 0, 150)),
         ({}, {}, (HUGE, 0, HUGE), (1_000, 0, 50)),
         ({"prompt": 390}, {"max_model_tokens": 400, "output": 10}, (HUGE, 0, 1), (410, 0, 1)),
+        # The context ends the output: a prompt that was shorter leaves it more.
+        ({"prompt": 390}, {"max_model_tokens": 400, "output": 10}, (20, 0, 380), (20, 0, 380)),
+        ({"prompt": 390}, {"max_model_tokens": 400, "output": 10}, (20, 0, HUGE), (20, 0, 380)),
+        ({"prompt": 389}, {"max_model_tokens": 400, "output": 10}, (20, 0, 380), (20, 0, 10)),
+        (
+            {"prompt": 390, "sequences": 2, "n": 2},
+            {"max_model_tokens": 400, "output": 10},
+            (20, 0, HUGE),
+            (20, 0, 760),
+        ),
+        ({"prompt": 990, "output": 10}, {}, (20, 0, HUGE), (20, 0, 980)),
+        (
+            {"prompt": 390, "input_estimated": False},
+            {"max_model_tokens": 400, "output": 10},
+            (20, 0, 380),
+            (20, 0, 10),
+        ),
     ],
 )
 @pytest.mark.parametrize("is_final", [True, False])

@@ -337,10 +337,12 @@ class State:
         """A report, as far as the request can use it."""
         p = self.pools[r.pool]
         most = -(-r.prompt_tokens * 21 // 20)
+        outputs = r.output_max_tokens * r.sequences
         if not r.has_exact_input:
             context = p.max_model_tokens or p.capacity_blocks * p.block_size
             most = max(most, context * r.sequences)
-        outputs = r.output_max_tokens * r.sequences
+            if r.prompt_tokens * r.n + outputs >= context * r.sequences:
+                outputs = max(outputs, context * r.sequences - max(0, input_tokens) * r.n)
         if (input_tokens > most or output_tokens > outputs) and not r.was_limited:
             r.was_limited = True
             self.totals["reports_limited"] += 1

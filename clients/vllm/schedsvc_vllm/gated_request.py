@@ -174,8 +174,7 @@ class GatedRequest:
         body = self._reader.feed(message.get("body", b""), False)
         if not body:
             return NOTHING
-        self._ending.feed(body)
-        self._ending.catch_up()
+        self._ending.feed(body)  # looked through with the next report
         return self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     def begin(self) -> bool:

@@ -13,11 +13,14 @@ import logging
 import re
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import aiohttp
+from aiohttp.connector import Connection
 from yarl import URL
 
 from schedsvc_vllm import answers
@@ -75,6 +78,8 @@ _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _CACHE = re.compile(r"^vllm:cache_config_info\{([^}\n]*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _STARTED = re.compile(r"^process_start_time_seconds (\S+)$", re.MULTILINE)
+# Of the request that runs in this task.
+_IS_KEPT: ContextVar[bool] = ContextVar("is_kept", default=False)
 _log = logging.getLogger("schedsvc_vllm")
 
 
@@ -209,7 +214,7 @@ class Upstream:
         target = self.url + (path + b"?" + query if query else path).decode("latin-1")
         passing = _Passing(send)
         for is_last in (False, True):
-            use = SimpleNamespace(is_reused=False)
+            _IS_KEPT.set(False)
             try:
                 async with self._session().request(
                     scope["method"],
@@ -217,13 +222,12 @@ class Upstream:
                     data=body,
                     headers=_headers_for(scope),
                     allow_redirects=False,
-                    trace_request_ctx=use,
                 ) as response:
                     await passing.all_of(response)
                 return
             except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
                 # A server may close a connection that it kept, in the moment it is used again.
-                if use.is_reused and not (is_last or passing.begun) and _has_hung_up(error):
+                if _IS_KEPT.get() and not (is_last or passing.begun) and _has_hung_up(error):
                     continue
                 await self._broke(error, passing)
                 return
@@ -327,16 +331,13 @@ class Upstream:
 
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None:
-            trace = aiohttp.TraceConfig()
-            trace.on_connection_reuseconn.append(_note_reuse)
             self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+                connector=_Connector(),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX),
                 skip_auto_headers=_NOT_ADDED,
                 auto_decompress=False,
                 read_bufsize=1 << 18,
-                trace_configs=[trace],
                 max_line_size=_HEADER_BYTES_MAX,
                 max_field_size=_HEADER_BYTES_MAX,
             )
@@ -357,10 +358,26 @@ def _headers_for(scope: Scope) -> list[tuple[str, str]]:
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
 
 
-async def _note_reuse(_: object, context: SimpleNamespace, __: object) -> None:
-    use = context.trace_request_ctx
-    if use is not None:  # a scrape does not ask for it
-        use.is_reused = True
+class _Connector(aiohttp.TCPConnector):
+    """Notes for each request whether its connection was kept from an earlier one.
+
+    aiohttp's tracing reports that too, but each request pays for it. If a version of aiohttp gets
+    its connections elsewhere, none counts as kept, and no request is sent again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(limit=0, keepalive_timeout=_KEEPALIVE_S)
+        self._known: WeakSet[object] = WeakSet()
+
+    async def connect(self, *arguments: Any, **options: Any) -> Connection:
+        """Return a connection for a request."""
+        _IS_KEPT.set(False)
+        connection = await super().connect(*arguments, **options)
+        protocol = connection.protocol
+        _IS_KEPT.set(protocol in self._known)
+        if protocol is not None:
+            self._known.add(protocol)
+        return connection
 
 
 def _has_hung_up(error: Exception) -> bool:

@@ -329,12 +329,7 @@ class Books(ImpliedState):
 
     def _limited(self, lease: Lease, totals: tuple[int, int, int]) -> tuple[int, int, int]:
         """Return what a report may charge: no more than its request can use."""
-        r, pool = lease.request, lease.pool
-        input_max = -(-r.prompt_tokens * 21 // 20)
-        if not r.has_exact_input:
-            context = pool.max_model_tokens or pool.capacity_blocks * pool.block
-            input_max = max(input_max, context * r.sequences)
-        output_max = r.max_output_tokens * r.sequences
+        input_max, output_max = lease.most(totals[0])
         input_tokens, cached, output_tokens = totals
         exceeds = input_tokens > input_max or output_tokens > output_max
         self.counts["reports_limited"] += exceeds and not lease.was_limited

@@ -243,6 +243,18 @@ class Lease:
         """Totals as an answer tells them."""
         return max(0, self.input_tokens), self.cached_tokens, self.output_tokens
 
+    def most(self, input_tokens: int) -> tuple[int, int]:
+        """Return the input and output that it can use, if a report tells this input."""
+        r, pool = self.request, self.pool
+        input_max = -(-r.prompt_tokens * 21 // 20)
+        output_max = r.max_output_tokens * r.sequences
+        if not r.has_exact_input:
+            whole = (pool.max_model_tokens or pool.capacity_blocks * pool.block) * r.sequences
+            input_max = max(input_max, whole)
+            if r.prompt_tokens * r.n + output_max >= whole:
+                output_max = max(output_max, whole - max(0, input_tokens) * r.n)
+        return input_max, output_max
+
 
 @dataclass(slots=True, eq=False)
 class Pool:
