@@ -1,5 +1,6 @@
 """What the commands that stay have in common: their options, and the file read before anything."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -7,6 +8,8 @@ from typing import Any, TypeVar
 import click
 
 from schedsvc.config import Config, ConfigError, load_version
+from schedsvc.config.file_rules import used_files
+from schedsvc.config.files import kind_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,8 +45,26 @@ def read_config(config_file: Path, ready_file: Path | None) -> tuple[Config, byt
         for line in str(error).splitlines():
             click.echo(line, err=True)
         raise click.ClickException(f"{config_file} is not valid; nothing was started") from None
-    if ready_file is not None and not ready_file.absolute().parent.is_dir():
-        raise click.BadParameter(
-            f"the folder of {ready_file} does not exist", param_hint="--ready-file"
-        )
+    if ready_file is not None and (
+        problem := _ready_file_problem(ready_file, config_file, found[0])
+    ):
+        raise click.BadParameter(problem, param_hint="--ready-file")
     return found
+
+
+def _ready_file_problem(ready_file: Path, config_file: Path, config: Config) -> str:
+    """Return why the ready file cannot be made; it is removed at the start and at the end."""
+    if not ready_file.absolute().parent.is_dir():
+        return f"the folder of {ready_file} does not exist; make it"
+    used = used_files(config.model_dump(), config_file.absolute())
+    written = {"record": config.record, "state.file": config.state and config.state.file}
+    for key, name in written.items():
+        if name is not None:
+            used[os.path.realpath(config.resolve(name))] = f"the file of {key}"
+    if use := used.get(os.path.realpath(ready_file)):
+        return f"{ready_file} is {use}; name another file"
+    try:
+        kind = kind_of(ready_file)
+    except OSError as error:
+        return f"cannot use {ready_file}: {error.strerror}"
+    return f"{ready_file} is {kind}; name a file" if kind else ""

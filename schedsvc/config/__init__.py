@@ -16,6 +16,7 @@ from schedsvc.config.apply import (
 )
 from schedsvc.config.deprecated import RENAMED_MODES, modernise, modernise_setting
 from schedsvc.config.explain import explain
+from schedsvc.config.files import read_file
 from schedsvc.config.in_force import in_force, needs_restart, with_pools_kept
 from schedsvc.config.models import Config
 from schedsvc.config.modes import ModeOverlay
@@ -109,7 +110,7 @@ def read(file: Path, environ: Mapping[str, str] | None = None) -> Reading:
     source = read_yaml(text)
     if source.problems and source.data is None:
         return Reading(None, source.problems, [], _digest(content))
-    reading = _check(source, file.absolute().parent, os.environ if environ is None else environ)
+    reading = _check(source, file.absolute(), os.environ if environ is None else environ)
     return replace(reading, digest=_digest(content))
 
 
@@ -121,9 +122,7 @@ def file_digest(file: Path) -> bytes:
 def _content(file: Path) -> bytes | str:
     """Return what a file holds, or why it cannot be read."""
     try:
-        if file.stat().st_size > _FILE_BYTES_MAX:
-            return f"larger than {_FILE_BYTES_MAX >> 20} MiB"
-        return file.read_bytes()
+        return read_file(file, _FILE_BYTES_MAX)
     except OSError as error:
         return f"cannot read the file: {error.strerror}"
 
@@ -138,7 +137,8 @@ def _unread(message: str, content: bytes | str) -> Reading:
     return Reading(None, [Problem(Place(1, 1), (), message)], [], _digest(content))
 
 
-def _check(source: YamlText, folder: Path, environ: Mapping[str, str]) -> Reading:
+def _check(source: YamlText, file: Path, environ: Mapping[str, str]) -> Reading:
+    folder = file.parent
     problems = list(source.problems)
     config = None
     data = {} if source.data is None else source.data
@@ -158,7 +158,7 @@ def _check(source: YamlText, folder: Path, environ: Mapping[str, str]) -> Readin
             if details["type"] == "missing":
                 path = path[:-1]
             problems.append(found(path, message, key=about_key))
-    rules = [*former.problems, *broken_rules(data, folder, environ)]
+    rules = [*former.problems, *broken_rules(data, file, environ)]
     problems += [found(path, message) for path, message in rules]
     unique = {(problem.place, problem.message): problem for problem in problems}
     ordered = sorted(unique.values(), key=lambda problem: problem.place)

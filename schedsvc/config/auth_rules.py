@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
+from schedsvc.config.files import path_in
 from schedsvc.config.rule_helpers import Finding, Once, items, mapping
 from schedsvc.config.tokens import token_digest
 from schedsvc.config.yaml_positions import Path
@@ -76,7 +77,7 @@ def _kinds(data: Mapping[str, Any]) -> dict[str, object]:
 def _token(
     value: str, key: str, path: Path, folder: FilePath, environ: Mapping[str, str], digests: Once
 ) -> Iterator[Finding]:
-    source: Any = folder / FilePath(value).expanduser() if key == "token_file" else value
+    source: Any = path_in(folder, value) if key == "token_file" else value
     try:
         digest = token_digest(**{key: source}, environ=environ)
     except ValueError as error:

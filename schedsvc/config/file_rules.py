@@ -6,21 +6,55 @@ from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Any
 
-from schedsvc.config.rule_helpers import Finding, mapping
-from schedsvc.config.yaml_positions import Path
+from schedsvc.config.files import kind_of, path_in
+from schedsvc.config.rule_helpers import Finding, items, mapping
+from schedsvc.config.yaml_positions import Path, path_text
 
-__all__ = ["UNIX_PATH_BYTES_MAX", "file_advice", "file_findings", "socket_findings"]
+__all__ = ["UNIX_PATH_BYTES_MAX", "file_advice", "file_findings", "socket_findings", "used_files"]
 
 UNIX_PATH_BYTES_MAX = 107
 
 
-def file_findings(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
-    """Find files that cannot be written."""
-    yield from _file_to_write(data.get("record"), ("record",), folder)
-    state_file = mapping(data.get("state")).get("file")
-    yield from _file_to_write(state_file, ("state", "file"), folder)
-    if isinstance(state_file, str) and state_file == data.get("record"):
-        yield ("state", "file"), "is the file of the recording; name another one"
+def file_findings(data: dict[str, Any], file: FilePath) -> Iterator[Finding]:
+    """Find files that cannot be written, or that have another use in the configuration `file`."""
+    used = used_files(data, file)
+    for where, suffixes in (("record",), (".1",)), (("state", "file"), ("-wal", "-shm")):
+        name = data.get("record") if len(where) == 1 else mapping(data.get("state")).get("file")
+        if not isinstance(name, str):
+            continue
+        path = path_in(file.parent, name)
+        problem = next(_file_to_write(path, where), None)
+        if problem is not None:
+            yield problem
+            continue
+        names = [path, *(path.with_name(path.name + suffix) for suffix in suffixes)]
+        for found in names:
+            if use := used.get(os.path.realpath(found)):
+                yield where, f"would write to {found}, which is {use}; name another file"
+        used.update((os.path.realpath(found), f"a file of {path_text(where)}") for found in names)
+
+
+def used_files(data: dict[str, Any], file: FilePath) -> dict[str, str]:
+    """Return the real paths that a configuration reads or listens on, and what each is. O(file).
+
+    `data` is the configuration as plain data, `file` its own file.
+    """
+    folder = file.parent
+    used = {os.path.realpath(file): "this configuration itself"}
+
+    def use(name: object, where: Path) -> None:
+        if isinstance(name, str) and "\0" not in name:
+            path = path_in(folder, name)
+            used.setdefault(os.path.realpath(path), f"the file of {path_text(where)}")
+
+    for i, entry in items(mapping(data.get("auth")).get("principals")):
+        use(entry.get("token_file"), ("auth", "principals", i, "token_file"))
+    listeners = [(("listeners", i), entry) for i, entry in items(data.get("listeners"))]
+    for where, entry in [*listeners, (("edge",), mapping(data.get("edge")))]:
+        use(entry.get("unix"), (*where, "unix"))
+        for key, name in mapping(entry.get("tls")).items():
+            use(name, (*where, "tls", key))
+    return used
 
 
 def file_advice(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
@@ -28,10 +62,10 @@ def file_advice(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
     name = mapping(data.get("state")).get("file")
     if not isinstance(name, str):
         return
-    path = folder / FilePath(name).expanduser()
+    path = path_in(folder, name)
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
-    except OSError:
+    except (OSError, ValueError):
         return
     if mode & 0o077 and path.is_file():
         yield ("state", "file"), f"{path} is open to others (mode {mode:04o}); serve makes it 0600"
@@ -39,21 +73,25 @@ def file_advice(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
 
 def socket_findings(name: str, where: Path, folder: FilePath) -> Iterator[Finding]:
     """Find a Unix socket that cannot be made."""
-    path = folder / FilePath(name).expanduser()
+    path = path_in(folder, name)
     if len(bytes(path)) > UNIX_PATH_BYTES_MAX:
         yield where, f"is longer than {UNIX_PATH_BYTES_MAX} bytes; choose a shorter path"
+    elif "\0" in name:
+        yield where, "holds a NUL character; remove it"
     elif path.is_dir():
         yield where, f"{path} is a folder; name a socket in it"
     else:
         yield from _folder_to_write(path.parent, where)
 
 
-def _file_to_write(name: object, where: Path, folder: FilePath) -> Iterator[Finding]:
-    if not isinstance(name, str):
+def _file_to_write(path: FilePath, where: Path) -> Iterator[Finding]:
+    try:
+        kind = kind_of(path)
+    except OSError as error:
+        yield where, f"cannot use {path}: {error.strerror}"
         return
-    path = folder / FilePath(name).expanduser()
-    if path.is_dir():
-        yield where, f"{path} is a folder; name a file"
+    if kind:
+        yield where, f"{path} is {kind}; name a file"
     elif path.exists() and not os.access(path, os.W_OK):
         yield where, f"cannot write to {path}; change its owner or mode, or name another file"
     else:

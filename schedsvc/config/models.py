@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr
 
 from schedsvc.config.explain import type_name
+from schedsvc.config.files import path_in
 from schedsvc.config.network import (
     STRICT,
     Address,
@@ -407,7 +408,7 @@ class Config(Section):
 
     def resolve(self, path: str) -> Path:
         """Return a path of the file; a relative one starts in the file's own folder."""
-        return self._folder / Path(path).expanduser()
+        return path_in(self._folder, path)
 
     def is_dry_run(self, tenant: Tenant) -> bool:
         """Whether the requests of a tenant are decided and counted, but never refused."""

@@ -14,6 +14,7 @@ from typing import Any
 from schedsvc.config.auth_rules import has_tokens, principal_advice, principal_findings, proof_kind
 from schedsvc.config.class_rules import class_findings
 from schedsvc.config.file_rules import file_advice, file_findings, socket_findings
+from schedsvc.config.files import path_in, read_file
 from schedsvc.config.models import Scheduler
 from schedsvc.config.pool_rules import pool_findings
 from schedsvc.config.quota_rules import quota_findings
@@ -30,10 +31,11 @@ RESERVED_TENANTS = (UNKNOWN_TENANT, "other")
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
 
-def broken_rules(data: Any, folder: FilePath, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield path and message of each broken rule. O(file)."""
+def broken_rules(data: Any, file: FilePath, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield path and message of each broken rule of a file's data. O(file)."""
     if not isinstance(data, dict):
         return
+    folder = file.parent
     yield from _listeners(data, folder)
     yield from principal_findings(data, folder, environ)
     yield from _tenants(data)
@@ -42,7 +44,7 @@ def broken_rules(data: Any, folder: FilePath, environ: Mapping[str, str]) -> Ite
     yield from class_findings(data)
     yield from quota_findings(data)
     yield from pool_findings(data)
-    yield from file_findings(data, folder)
+    yield from file_findings(data, file)
     scheduler = mapping(data.get("scheduler"))
     for limit in ("queue_max", "queue_tokens_max"):
         yield from _queue_limits(scheduler, limit)
@@ -119,7 +121,7 @@ def _listeners(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
             yield from socket_findings(unix, (*path, "unix"), folder)
             if "tls" in entry:
                 yield (*path, "tls"), "is for tcp listeners; a Unix socket never leaves the host"
-            yield from addresses.see(folder / unix, (*path, "unix"))
+            yield from addresses.see(path_in(folder, unix), (*path, "unix"))
         elif "mode" in entry:
             yield (*path, "mode"), "is for unix listeners; remove it"
         if entry.get("auth") == "token" and not tokens:
@@ -174,17 +176,17 @@ def _tls(tls: dict[str, Any], path: Path, folder: FilePath) -> Iterator[Finding]
     readable = True
     for name in ("cert", "key", "client_ca"):
         if isinstance(tls.get(name), str):
-            problem = _unreadable(folder / tls[name])
+            problem = _unreadable(path_in(folder, tls[name]))
             if problem:
                 yield (*path, name), problem
                 readable = False
     if not readable:
         return
     if isinstance(client_ca, str):
-        load = partial(context.load_verify_locations, folder / client_ca)
+        load = partial(context.load_verify_locations, path_in(folder, client_ca))
         yield from _ssl(load, (*path, "client_ca"), "holds no certificate in PEM")
     if isinstance(cert, str) and isinstance(key, str):
-        load = partial(context.load_cert_chain, folder / cert, folder / key, "")
+        load = partial(context.load_cert_chain, path_in(folder, cert), path_in(folder, key), "")
         yield from _ssl(load, (*path, "cert"), "and tls.key are no matching pair in PEM")
 
 
@@ -199,10 +201,10 @@ def _ssl(load: Callable[[], None], path: Path, message: str) -> Iterator[Finding
 
 def _unreadable(path: FilePath) -> str:
     try:
-        with path.open("rb"):
-            return ""
+        read_file(path)
     except OSError as error:
         return f"cannot read {path}: {error.strerror}"
+    return ""
 
 
 def _tenants(data: dict[str, Any]) -> Iterator[Finding]:

@@ -4,6 +4,8 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from schedsvc.config.files import read_file
+
 __all__ = ["TOKEN_LENGTH_MIN", "token_digest"]
 
 #: A shorter token could be guessed from its hash.
@@ -32,8 +34,8 @@ def token_digest(
         return _digest(token, "this environment variable")
     if token_file is not None:
         try:
-            with token_file.open("rb") as stream:
-                token = stream.read(_FILE_BYTES_MAX + 1).decode().strip()
+            # Editors of some systems begin a text with a byte order mark.
+            token = read_file(token_file).decode("utf-8-sig").strip()
         except OSError as error:
             raise ValueError(f"cannot read this token file: {error.strerror}") from None
         except UnicodeDecodeError:

@@ -13,6 +13,7 @@ import grpc
 
 from schedsvc.config import Config
 from schedsvc.config.file_rules import UNIX_PATH_BYTES_MAX
+from schedsvc.config.files import read_file
 from schedsvc.config.models import Limits, Listener, Tls
 
 __all__ = ["Address", "ListenError", "bind", "refuse_taken", "server_options"]
@@ -219,8 +220,8 @@ class Certificates:
     def read(self) -> _Files:
         """Read the files again. Raises OSError."""
         tls, resolve = self._tls, self._config.resolve
-        ca = None if tls.client_ca is None else resolve(tls.client_ca).read_bytes()
-        return _Files(resolve(tls.key).read_bytes(), resolve(tls.cert).read_bytes(), ca)
+        ca = None if tls.client_ca is None else read_file(resolve(tls.client_ca))
+        return _Files(read_file(resolve(tls.key)), read_file(resolve(tls.cert)), ca)
 
     def credentials(self) -> grpc.ServerCredentials:
         """Return what gRPC asks at each handshake."""

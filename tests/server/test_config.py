@@ -312,7 +312,7 @@ def test_tls_without_authentication_is_a_warning(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    for name, what in [("nowhere", "No such file"), ("binary", "not UTF-8"), (".", "Is a dir")]:
+    for name, what in [("nowhere", "No such file"), ("binary", "not UTF-8"), (".", "a folder")]:
         with pytest.raises(ConfigError, match=what) as caught:
             load(tmp_path / name)
         assert str(caught.value).startswith(f"{tmp_path / name}:1:1: ")
