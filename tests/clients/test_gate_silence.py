@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from processes.line import Line
 from schedsvc_client.aio import AsyncScheduler, SchedulerSession, SessionState
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.gate import Gate
@@ -164,6 +165,23 @@ async def test_requests_go_on_without_a_scheduler_that_is(
     (flow,) = (flow for flow in stats.flows if flow.tenant == "acme")
     assert flow.input_tokens == 2 * gate.engine.prompt_tokens
     assert flow.output_tokens == 2 * gate.engine.output_tokens
+
+
+async def test_dead_connection_is_replaced_before_pings_end(
+    scheduler: Scheduler, gated: Gating, until: Until
+) -> None:
+    folder = scheduler.target.removeprefix("unix:").removesuffix("/s")
+    async with Line(scheduler.target, f"unix:{folder}/line") as line:
+        gate = gated(line.target, 0.1)
+        assert await gate.mode() == "enforced"
+        line.part()
+        assert await gate.mode() == "fail-open"
+        # What is open stays dead, and gRPC's own pings find that after 20 s.
+        line.heal(only_new=True)
+        async with asyncio.timeout(SOON_S):
+            await until(lambda: gate.session.state is SessionState.CONNECTED)
+        assert await gate.mode() == "enforced"
+        assert line.opened > 1
 
 
 async def test_a_gate_that_stood_still_does_not_fail_open(

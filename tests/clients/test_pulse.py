@@ -104,6 +104,20 @@ def test_a_new_stream_alone_does_not_end_the_silence() -> None:
     assert not driven.pulse.runs
 
 
+def test_stream_that_stays_silent_is_dead() -> None:
+    driven = Driven()
+    driven.run(BOUND)
+    assert driven.pulse.is_silent
+    assert not driven.pulse.is_dead
+    driven.hear(beat=True)
+    driven.run(BOUND)
+    assert not driven.pulse.is_dead
+    driven.run(BOUND)
+    assert driven.pulse.is_dead
+    driven.pulse.begin(driven.now_ns, beats=True)
+    assert not driven.pulse.is_dead
+
+
 def test_a_bound_of_zero_never_asks() -> None:
     pulse = Pulse(0)
     pulse.begin(0, beats=True)

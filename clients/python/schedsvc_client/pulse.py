@@ -7,6 +7,7 @@ scheduler.
 
     state     event                                     then
     answers   nothing heard for the bound               silent
+    silent    nothing heard for the bound once more     silent, and the stream is dead
     silent    two beats in a row are acknowledged       answers
     silent    a stream of a scheduler without beats     answers
 """
@@ -26,6 +27,8 @@ class Pulse:
     def __init__(self, bound_ns: int) -> None:
         #: The scheduler gave no sign of life for the bound.
         self.is_silent = False
+        #: This stream brought no message for twice the bound: another connection is worth a try.
+        self.is_dead = False
         #: Between two ticks.
         self.step_ns = max(1, bound_ns // _STEPS)
         self._is_on = bound_ns > 0
@@ -49,7 +52,7 @@ class Pulse:
             self.is_silent = False
         self._ticked_ns = now_ns
         self._silence_ns = self._beats = 0
-        self._is_asked = False
+        self._is_asked = self.is_dead = False
         self._is_due = True
 
     def end(self) -> None:
@@ -73,6 +76,8 @@ class Pulse:
         self._silence_ns += min(max(0, now_ns - self._ticked_ns), self.step_ns)
         self._ticked_ns = now_ns
         if self._is_asked and self._silence_ns >= _STEPS * self.step_ns:
+            # Not after a beat in between: this stream carried something since it fell silent.
+            self.is_dead = self.is_silent and not self._beats
             self.is_silent = True
             self._silence_ns = self._beats = 0
         asks_ns = 0 if self._is_due else _STEPS_UNTIL_ASKED * self.step_ns

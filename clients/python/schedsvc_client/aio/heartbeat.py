@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from schedsvc_client.errors import CallError, unavailable
 from schedsvc_client.pulse import Pulse
 
 
@@ -17,9 +18,19 @@ class Heartbeat:
     ) -> None:
         """`send` sends one beat; `changed` is called when `is_silent` has changed by itself."""
         self._pulse = Pulse(int(bound_s * 1e9))
+        self._died = asyncio.Event()
         self._send, self._changed = send, changed
         self._timer: asyncio.TimerHandle | None = None
         self._beats = 0
+
+    async def death(self) -> CallError:
+        """Wait until the stream brought nothing for twice the bound; return that as an error.
+
+        Its connection may be dead, which gRPC's own pings find after 20 s.
+        """
+        self._died.clear()
+        await self._died.wait()
+        return unavailable("no sign of life on this connection; another one is tried")
 
     @property
     def is_silent(self) -> bool:
@@ -59,5 +70,7 @@ class Heartbeat:
         if self._pulse.tick(time.monotonic_ns()):
             self._send()
         self._run(self._pulse.step_ns / 1e9)
+        if self._pulse.is_dead:
+            self._died.set()
         if self.is_silent is not was_silent:
             self._changed()

@@ -273,21 +273,22 @@ class SchedulerSession(Asker):
     async def _run(self) -> None:
         """Keep a stream open until the session is closed."""
         failures = 0
-        async with open_aio_channel(self.target, self._credentials) as channel:
-            open_stream = channel.stream_stream(
-                _METHOD,
-                request_serializer=None,
-                response_deserializer=pb.SessionResponse.FromString,
-            )
-            while True:
-                opened_s = time.monotonic()
+        while True:
+            opened_s = time.monotonic()
+            # A connection of its own, because the one before it may be dead.
+            async with open_aio_channel(self.target, self._credentials) as channel:
+                open_stream = channel.stream_stream(
+                    _METHOD,
+                    request_serializer=None,
+                    response_deserializer=pb.SessionResponse.FromString,
+                )
                 error = await self._one_stream(open_stream)
-                self._protocol.disconnected(error)
-                lived_s = time.monotonic() - opened_s
-                failures = 0 if lived_s > self._options.backoff_max_s else failures + 1
-                self._lost_stream(error)
-                ceiling_s = backoff_ceiling_s(self._options, failures)
-                await asyncio.sleep(ceiling_s * (0.5 + 0.5 * self._jitter()))
+            self._protocol.disconnected(error)
+            lived_s = time.monotonic() - opened_s
+            failures = 0 if lived_s > self._options.backoff_max_s else failures + 1
+            self._lost_stream(error)
+            ceiling_s = backoff_ceiling_s(self._options, failures)
+            await asyncio.sleep(ceiling_s * (0.5 + 0.5 * self._jitter()))
 
     async def _one_stream(self, open_stream: Any) -> CallError:
         """Open a stream and serve it; why it ended."""
@@ -299,20 +300,21 @@ class SchedulerSession(Asker):
         self._protocol.connected(time.monotonic_ns())
         reader = asyncio.create_task(self._read(call))
         writer = asyncio.create_task(self._write(call, reader))
-        both, first = (reader, writer), asyncio.FIRST_COMPLETED
+        ends = (reader, writer, asyncio.create_task(self._heartbeat.death()))
+        first = asyncio.FIRST_COMPLETED
         try:
             # Not wait_for: before Python 3.12 it may swallow a cancellation.
             connect_s = self._options.connect_deadline_s
-            done, _ = await asyncio.wait(both, timeout=connect_s, return_when=first)
+            done, _ = await asyncio.wait(ends, timeout=connect_s, return_when=first)
             if not done and self.state is SessionState.CONNECTING:
                 return unavailable(f"no Welcome within {connect_s:g} s")
-            done, _ = await asyncio.wait(both, return_when=first)
+            done, _ = await asyncio.wait(ends, return_when=first)
             return done.pop().result()
         finally:
             self._heartbeat.end()
             self._protocol.disconnected()
-            writer.cancel()
-            reader.cancel()
+            for task in ends:
+                task.cancel()
             call.cancel()
 
     async def _read(self, call: Any) -> CallError:
