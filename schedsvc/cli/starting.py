@@ -57,7 +57,8 @@ def _ready_file_problem(ready_file: Path, config_file: Path, config: Config) -> 
     if not ready_file.absolute().parent.is_dir():
         return f"the folder of {ready_file} does not exist; make it"
     used = used_files(config.model_dump(), config_file.absolute())
-    written = {"record": config.record, "state.file": config.state and config.state.file}
+    state_file = None if config.state is None else config.state.file
+    written = {"record": config.record, "state.file": state_file}
     for key, name in written.items():
         if name is not None:
             used[os.path.realpath(config.resolve(name))] = f"the file of {key}"

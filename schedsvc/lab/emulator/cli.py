@@ -17,6 +17,7 @@ from schedsvc.lab.emulator.settings import EmulatorSettings
 from schedsvc.lab.emulator.tokenizer import TextTokenizer
 from schedsvc.lab.engine import EngineConfig, Profile, ProfileError, load_profile, profile_names
 from schedsvc.lab.engine.config import Prefill
+from schedsvc.option_types import FiniteRange
 
 # The flag that sets a field of the engine's configuration.
 _FLAGS = {
@@ -102,7 +103,7 @@ Examples:
 @click.option(
     "--speed",
     default=1.0,
-    type=click.FloatRange(0, 10_000, min_open=True),
+    type=FiniteRange(0, 10_000, min_open=True),
     help="Runs so many times as fast as the profile.",
 )
 @click.option(
