@@ -43,7 +43,8 @@ TENANTS: list[dict[str, Any]] = [
         (
             "record: /tmp/r\nstate: {file: /tmp/r, every_ms: 9}\n",
             [
-                "3:15 state.file: is the file of the recording; name another one",
+                "3:15 state.file: would write to /tmp/r, which is a file of record;"
+                " name another file",
                 "3:33 state.every_ms: is 9; it has to be at least 10",
             ],
         ),
