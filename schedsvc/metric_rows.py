@@ -33,7 +33,7 @@ FLOW_ROWS = (
         "kv_posted_tokens",
         False,
         "posted_tokens",
-        "KV tokens that callers have reported as computed.",
+        "KV tokens that callers report as computed; without reports, the input of what runs.",
     ),
     Row("kv_promised_tokens", False, "promised_tokens", "KV tokens reserved by live leases."),
     Row("live_leases", False, "live_leases", "Requests that run now."),
@@ -182,7 +182,7 @@ POOL_ROWS = (
         "pool_posted_tokens",
         False,
         "posted_tokens",
-        "KV tokens that callers have reported as computed.",
+        "KV tokens that callers report as computed; without reports, the input of what runs.",
     ),
     Row("pool_live_leases", False, "live_leases", "Requests that run now."),
     Row(

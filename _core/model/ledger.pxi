@@ -262,6 +262,7 @@ cdef class Ledger:
         """Open the reservation of a lease in its pool. O(1)."""
         cdef Request* r = &self.requests.items[i]
         cdef Pool* p = &self.pools[r.pool]
+        cdef int64_t filled = 0
         r.lease.pool_prev = NONE
         r.lease.pool_next = p.first_lease
         if p.first_lease != NONE:
@@ -270,7 +271,10 @@ cdef class Ledger:
         p.live += 1
         p.running_sequences += r.sequences
         lora_enter(&p.loras, self.adapters, r.adapter, p.limits.adapter_tokens)
-        self.resize(i, blocks, 0)
+        if not r.reports_progress:
+            # No report will say when its input is in the cache, so it counts from the grant.
+            filled = blocks_for(p, <int64_t>r.prompt_tokens * r.n, r.sequences)
+        self.resize(i, blocks, min(blocks, filled))
         if r.reports_progress and not is_computed(r):
             chain_push(&p.prefill_budget.chain, self.requests.items, i)
             p.prefill_budget.tokens += r.prompt_tokens

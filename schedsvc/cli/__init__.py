@@ -1,8 +1,10 @@
 """The command line: `schedsvc COMMAND`. A command's code is imported when it is asked for."""
 
-import schedsvc.cli.hangups  # noqa: F401 - before all others, because it handles a signal
+import schedsvc.cli.hangups  # before all others, because it handles a signal
+import schedsvc.cli.streams  # noqa: F401 - before anything opens a file
 
 # isort: split
+import errno
 import importlib
 import os
 from collections.abc import Iterator, MutableMapping
@@ -62,6 +64,9 @@ _COMMANDS = _SERVICE | {name: (f"schedsvc.lab.{at}", text) for name, (at, text) 
 
 #: The extra that brings what a command needs.
 _EXTRAS = dict.fromkeys(_LAB, "lab") | {"cluster": "cluster", "top": "top"}
+
+#: What a write to a full disk or device raises.
+_OUTPUT_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _INSTALL_LAB = "pip install 'schedsvc[lab]'"
 
@@ -166,6 +171,8 @@ class _Root(click.Group):
             command = ctx.invoked_subcommand
             if isinstance(error, ModuleNotFoundError) and command in _EXTRAS:
                 raise click.ClickException(_needs(command, error)) from error
+            if isinstance(error, OSError) and error.errno in _OUTPUT_FAILS and not error.filename:
+                raise click.ClickException(f"cannot write the output: {error.strerror}") from error
             what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise click.ClickException(f"{what} (schedsvc --debug ... shows where)") from error
 

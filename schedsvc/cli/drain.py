@@ -9,6 +9,7 @@ from schedsvc_client.operator import Operator
 
 from schedsvc.cli.complete import complete_pools
 from schedsvc.cli.connect import Connection, connects
+from schedsvc.option_types import FiniteRange
 
 _EPILOG = """\b
 Example:
@@ -34,7 +35,7 @@ _LOOK_S = 0.5
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(min=0.0),
+    type=FiniteRange(min=0.0),
     metavar="SECONDS",
     help="Until nothing runs any more, so long at most.",
 )

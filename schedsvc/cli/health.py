@@ -1,5 +1,6 @@
 """`schedsvc health`: the health check of a container, where no probe can speak gRPC itself."""
 
+import json
 from typing import Any
 
 import click
@@ -9,6 +10,7 @@ from schedsvc_client.channel import bearer_metadata, open_channel
 from schedsvc_client.errors import from_rpc_error
 
 from schedsvc.cli.connect import Connection, connects
+from schedsvc.option_types import FiniteRange
 
 _EPILOG = """\b
 Example:
@@ -27,13 +29,14 @@ _STATUS = health_pb2.HealthCheckResponse.ServingStatus
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0.0, min_open=True),
+    type=FiniteRange(min=0.0, min_open=True),
     default=2.0,
     show_default=True,
     metavar="SECONDS",
     help="Wait up to SECONDS for the answer.",
 )
-def health(connection: Connection, name: str, timeout_s: float) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the name and its status as JSON.")
+def health(connection: Connection, name: str, timeout_s: float, as_json: bool) -> None:
     """Ask for the health of a scheduler; exit with status 0 only if it is SERVING."""
     with open_channel(connection.target, connection.credentials) as channel:
         check: Any = health_pb2_grpc.HealthStub(channel).Check
@@ -44,6 +47,7 @@ def health(connection: Connection, name: str, timeout_s: float) -> None:
         except grpc.RpcError as error:
             raise from_rpc_error(error, connection.target) from None
     status = _STATUS.Name(answer.status)
-    click.echo(f"{name}: {status}")
+    text = json.dumps({"name": name, "status": status}) if as_json else f"{name}: {status}"
+    click.echo(text)
     if answer.status != _STATUS.SERVING:
         raise click.exceptions.Exit(1)

@@ -10,6 +10,7 @@ from schedsvc_client.operator import Operator
 
 from schedsvc.cli.complete import complete_leases, complete_pools, complete_tenants
 from schedsvc.cli.connect import Connection, connects
+from schedsvc.option_types import FiniteRange
 from schedsvc.printable import printable
 
 _EPILOG = """\b
@@ -56,15 +57,15 @@ def _meaning(command: Callable[..., None]) -> Callable[..., None]:
             "pool_epoch",
             type=click.IntRange(0),
             default=0,
-            help="Granted in this epoch of the pool.",
+            help="Granted in this epoch of the pool. Default: any.",
         ),
         click.option(
             "--older-than",
             "age_min_s",
-            type=click.FloatRange(min=0.0),
+            type=FiniteRange(min=0.0),
             default=0.0,
             metavar="SECONDS",
-            help="Granted at least so long ago.",
+            help="Granted at least so long ago. Default: any time.",
         ),
     )
     for option in reversed(options):

@@ -6,6 +6,7 @@ import click
 
 from schedsvc.cli.hangups import hung_up
 from schedsvc.cli.starting import config_option, read_config, ready_file_option
+from schedsvc.option_types import FiniteRange
 from schedsvc.server import (
     ListenError,
     ReadyFileError,
@@ -32,7 +33,7 @@ keys, quotas and modes change while everything runs; a file with an error change
 @click.option(
     "--watch-config",
     "watch_s",
-    type=click.FloatRange(min=0.1),
+    type=FiniteRange(min=0.1),
     metavar="SECONDS",
     help="Also reload the file when it has changed; look this often. It is loaded after two looks"
     " that found the same, so a pause between the steps of a write has to be shorter.",

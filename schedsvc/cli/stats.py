@@ -15,6 +15,7 @@ from schedsvc_client.sync import Scheduler
 from schedsvc.cli.complete import complete_tenants
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.mode import mode_text
+from schedsvc.option_types import FiniteRange
 from schedsvc.printable import printable_message
 from schedsvc.tables import table_console
 
@@ -52,7 +53,7 @@ Example:
 @click.option("--json", "as_json", is_flag=True, help="Print the snapshot as JSON.")
 @click.option(
     "--watch",
-    type=click.FloatRange(min=0.1),
+    type=FiniteRange(min=0.1),
     is_flag=False,
     flag_value=1.0,
     metavar="[SECONDS]",

@@ -3,6 +3,7 @@
 import click
 
 from schedsvc.cli.connect import Connection, connects
+from schedsvc.option_types import FiniteRange
 
 _EPILOG = """\b
 Example:
@@ -26,7 +27,7 @@ It needs the extra `top`: pip install 'schedsvc[top]'. `schedsvc stats` prints t
     "every_s",
     default=1.0,
     show_default=True,
-    type=click.FloatRange(min=0.2, max=3_600),
+    type=FiniteRange(min=0.2, max=3_600),
     metavar="SECONDS",
     help="Refresh every SECONDS.",
 )

@@ -16,6 +16,7 @@ from schedsvc_client.sync import Scheduler
 from schedsvc.cli.complete import complete_tenants
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.stats import plain
+from schedsvc.option_types import FiniteRange
 from schedsvc.printable import printable_message
 from schedsvc.request_ids import known_ids
 from schedsvc.tables import table_console
@@ -61,7 +62,7 @@ class _WatchCommand(click.Command):
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 @click.option(
     "--watch",
-    type=click.FloatRange(min=0.1),
+    type=FiniteRange(min=0.1),
     is_flag=False,
     flag_value=1.0,
     metavar="[SECONDS]",

@@ -57,11 +57,11 @@ async def _serve(
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in _SIGNALS:
         loop.add_signal_handler(number, signals.put_nowait, number)
-    hangups: asyncio.Queue[None] = asyncio.Queue()
+    hangups = asyncio.Event()
     if source is not None:
-        loop.add_signal_handler(signal.SIGHUP, hangups.put_nowait, None)
+        loop.add_signal_handler(signal.SIGHUP, hangups.set)
         if hung_up():
-            hangups.put_nowait(None)
+            hangups.set()
     notifier = Notifier()
     server = Server(config)
     await server.start()
@@ -93,7 +93,7 @@ async def _serve(
 
 
 def _start_reloads(
-    server: Server, notifier: Notifier, source: Source, hangups: asyncio.Queue[None]
+    server: Server, notifier: Notifier, source: Source, hangups: asyncio.Event
 ) -> list[asyncio.Task[None]]:
     """Begin to reload the file on SIGHUP, and to watch it if that is wanted."""
     loop = asyncio.get_running_loop()
@@ -105,9 +105,11 @@ def _start_reloads(
     return tasks
 
 
-async def _reload_on(hangups: asyncio.Queue[None], reloader: Reloader, notifier: Notifier) -> None:
+async def _reload_on(hangups: asyncio.Event, reloader: Reloader, notifier: Notifier) -> None:
     while True:
-        await hangups.get()
+        await hangups.wait()
+        # Further ones ask for the same, until the file is read.
+        hangups.clear()
         _log.info("signal", name="SIGHUP")
         notifier.reloading()
         await reloader.reload()

@@ -68,9 +68,7 @@ class Server:
     def __init__(self, config: Config) -> None:
         """Make a server; nothing listens yet. Has to be called in the event loop.
 
-        Raises RecordingError where the configuration records to a file that cannot be written,
-        StateError where it keeps its state in one that cannot be used, and UsageError if its usage
-        ledger cannot be used.
+        Raises RecordingError, StateError or UsageError if that file cannot be used.
         """
         #: The configuration in force; settings that need a restart are those of the start.
         # With the proof that each listener asks for, which a reload does not change.

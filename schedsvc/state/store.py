@@ -114,7 +114,7 @@ class Store:
             self.set_aside(str(error))
         finally:
             self.hash_key = hash_key
-        self.rows, self._lost, self.wants_all = [], "", True
+        self.rows, self.wants_all = [], True
 
     def set_aside(self, damage: str) -> None:
         """Move the file away as damaged and begin a new one. Raises StateError."""
@@ -193,7 +193,16 @@ class Store:
                     self._connection.execute("ROLLBACK")
                 raise
             finally:
-                self._left = self._look()
+                self._take_note()
+
+    def _take_note(self) -> None:
+        """Note the files as this process left them; one that went during a write is lost."""
+        before, self._left = self._left, self._look()
+        main, wal = self._left
+        if main is None or (before and _is_other(before[0], main)):
+            self._lost = "deleted or replaced during a write"
+        elif before and before[1] is not None and (wal is None or _is_other(before[1], wal)):
+            self._lost = f"its write-ahead log {self.path.name}-wal was deleted during a write"
 
     def _write_entries(self, entries: Mapping[str, bytes | None]) -> None:
         kept = [(_ENTRY + name, value) for name, value in entries.items() if value is not None]
@@ -226,7 +235,8 @@ class Store:
             # Damaged texts are found as what nobody wrote.
             self._connection.text_factory = lambda text: text.decode(errors="replace")
             self._read()
-        self._left = self._look()
+        self._left, self._lost = [], ""
+        self._take_note()
 
     def _close_to_others(self) -> None:
         """Take the file, and what SQLite keeps beside it, from all but its owner."""
@@ -322,6 +332,10 @@ class Store:
             if what == "open":
                 raise _DamagedError(reason) from None
             raise StateError(f"cannot {what} {self.path}: {reason}") from None
+
+
+def _is_other(left: os.stat_result | None, now: os.stat_result) -> bool:
+    return left is not None and not os.path.samestat(left, now)
 
 
 def _compare(left: os.stat_result | None, now: os.stat_result | None) -> str:

@@ -423,6 +423,7 @@ async def test_the_start_waits_for_the_upstream_and_gives_up(behind: tuple[Serve
         (["--upstream", "http://h:1/v1"], "without /v1"),
         (["--upstream", "http://h:1", "--port", "70000"], "--port"),
         (["--upstream", "http://h:1", "--wait-s", "-1"], "--wait-s"),
+        (["--upstream", "http://h:1", "--wait-s", "nan"], "--wait-s"),
         (["--upstream", "http://h:1", "--schedsvc-pol", "x"], "--schedsvc-pol"),
         (["--upstream", "http://h:1"], "SCHEDSVC_TARGET"),
     ],

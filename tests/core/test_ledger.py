@@ -107,7 +107,7 @@ def test_strict_a_head_that_does_not_fit_holds_those_behind_it() -> None:
 
 def test_posted_follows_progress_and_never_falls() -> None:
     s = make(capacity=1_000, block=10)
-    d = grant(s, 0, "r", 25, 30)
+    d = grant(s, 0, "r", 25, 30, reports_progress=True)
     assert pool(s, 0)["posted_tokens"] == 0
     s.progress(1, d.lease_id, 1, 10)
     assert pool(s, 1)["posted_tokens"] == 10
@@ -118,6 +118,17 @@ def test_posted_follows_progress_and_never_falls() -> None:
     assert s.flow_stats(3, 0)["posted_tokens"] == 30
     s.complete(4, d.lease_id, 1)
     assert pool(s, 4)["posted_tokens"] == pool(s, 4)["promised_tokens"] == 0
+
+
+def test_input_without_reports_is_posted_at_the_grant() -> None:
+    s = make(capacity=1_000, block=10)
+    d = grant(s, 0, "r", 25, 30)
+    assert pool(s, 0)["posted_tokens"] == s.flow_stats(0, 0)["posted_tokens"] == 30
+    s.progress(1, d.lease_id, 1, output_tokens=10)
+    assert pool(s, 1)["posted_tokens"] == 40
+    s.complete(2, d.lease_id, 1)
+    assert pool(s, 2)["posted_tokens"] == 0
+    s.check()
 
 
 def test_output_means_that_the_input_is_in_the_cache() -> None:

@@ -179,6 +179,12 @@ class Twin(OperatorActions):
         f.cached_input_tokens += r.cached_tokens
         f.output_tokens += r.output_tokens
 
+    def post_input(self, r: Request) -> None:
+        """Count the input of a lease whose caller will not report when it is in the cache."""
+        if not r.reports_progress:
+            full = self.blocks(r.pool, r.prompt_tokens * r.n, r.sequences)
+            r.posted_blocks = min(r.reserved_blocks, full)
+
     def _grow(self, r: Request) -> None:
         each = -(-r.output_tokens // r.sequences)
         most = self.pools[r.pool].capacity_blocks  # however wrong a report is

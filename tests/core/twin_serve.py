@@ -168,6 +168,7 @@ class Serve(Overload):
         r.lease_id = self.lease_next
         self.lease_next += 1
         r.reserved_blocks = need
+        self.post_input(r)
         r.granted_tokens = need * self.pools[pool].block_size
         r.due_ns = self.now_ns + self.limits["lease_ttl_ns"]
         self.note_prefix(r)

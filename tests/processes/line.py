@@ -100,7 +100,6 @@ class Line:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        self.opened += 1
         try:
             if self._to.startswith("unix:"):
                 there = await asyncio.open_unix_connection(self._to.removeprefix("unix:"))
@@ -114,6 +113,7 @@ class Line:
         if not self._blocked:
             connection.passes.set()
         self._connections.add(connection)
+        self.opened += 1  # it can be cut from now on
         try:
             await asyncio.gather(
                 self._carry(connection, reader, there[1]),

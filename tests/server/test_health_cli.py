@@ -1,6 +1,7 @@
 """`schedsvc health`, as the health check of a container runs it."""
 
 import asyncio
+import json
 from pathlib import Path
 
 from click.testing import Result
@@ -20,6 +21,8 @@ async def test_health_of_a_scheduler_is_serving(server: Server) -> None:
         result = await asked(server, *words)
         name = words[0] if words else "readiness"
         assert (result.exit_code, result.output) == (0, f"{name}: SERVING\n")
+    result = await asked(server, "liveness", "--json")
+    assert json.loads(result.output) == {"name": "liveness", "status": "SERVING"}
 
 
 async def test_health_during_a_drain_is_live_but_not_ready(server: Server) -> None:

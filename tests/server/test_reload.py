@@ -19,7 +19,9 @@ from schedsvc.config import Config, configure, file_digest, load, needs_restart,
 from schedsvc.lab.sim.replay.exact import Exact
 from schedsvc.lab.sim.replay.reader import Recording as Recorded
 from schedsvc.recording.start import Recording
+from schedsvc.server.notify import Notifier
 from schedsvc.server.reload import Reloader
+from schedsvc.server.serve import _reload_on
 
 from .conftest import ask, calling, config_of, serving, totals, until
 from .test_cli import events_of, scheduler
@@ -292,3 +294,22 @@ def test_a_process_reloads_on_sighup(tmp_path: Path) -> None:
         assert process.returncode == 0
     assert '"config_problem"' in said
     assert "config_reloaded" in names
+
+
+async def test_hangups_during_a_reload_cause_one_more(tmp_path: Path) -> None:
+    file, taken = tmp_path / "c.yaml", []
+    file.write_text(MINIMAL)
+    hangups = asyncio.Event()
+
+    def take(config: Config) -> None:
+        taken.append(config)
+        if len(taken) == 1:
+            for _ in range(100):
+                hangups.set()
+
+    reloads = asyncio.ensure_future(_reload_on(hangups, Reloader(file, take), Notifier({})))
+    hangups.set()
+    await until(lambda: len(taken) == 2 and not hangups.is_set(), "it was read once more")
+    await asyncio.to_thread(file.read_bytes)  # another reload would begin meanwhile
+    assert len(taken) == 2
+    reloads.cancel()

@@ -3,6 +3,8 @@
 import os
 import sqlite3
 import stat
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -178,3 +180,37 @@ def test_no_more_files_than_a_hundred_are_set_aside(file: Path) -> None:
     file.write_bytes(b"x" * 5_000)
     with pytest.raises(StateError, match="as 100 files beside it; remove these"):
         Store(file)
+
+
+class _During(list[tuple[bytes, bytes, int]]):
+    """Rows in whose write another program removes or replaces a file."""
+
+    def __init__(self, path: Path, content: bytes | None) -> None:
+        super().__init__(ROWS)
+        self._path, self._content = path, content
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes, int]]:
+        self._path.unlink(missing_ok=True)
+        if self._content is not None:
+            self._path.write_bytes(self._content)
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal"])
+@pytest.mark.parametrize("content", [None, b""])
+def test_file_that_goes_during_a_write_is_lost(
+    file: Path, suffix: str, content: bytes | None
+) -> None:
+    store = Store(file)
+    store.write(ROWS[:1])
+    assert store.find_lost() == ""
+    path = file.with_name(file.name + suffix)
+    with suppress(StateError):
+        store.write(_During(path, content))
+    assert "during a write" in store.find_lost()
+    store.begin_again()
+    assert store.find_lost() == ""
+    store.write(ROWS)
+    assert store.find_lost() == ""
+    store.close()
+    assert read(file) == ROWS

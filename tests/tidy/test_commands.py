@@ -39,6 +39,38 @@ def test_help_shows_an_example(path: tuple[str, ...]) -> None:
     assert "Example" in result.output
 
 
+def undescribed(command: click.Command) -> list[str]:
+    """Return the options of a command whose help does not state the default that they have."""
+    found, context = [], click.Context(command, **command.context_settings)
+    for option in command.params:
+        if not isinstance(option, click.Option) or option.hidden or option.is_flag:
+            continue
+        default = option.get_default(context)
+        has_one = isinstance(default, (int, float, str, Path)) and default != ""
+        is_shown = option.show_default or context.show_default
+        if has_one and not is_shown and "efault" not in (option.help or ""):
+            found.append(option.opts[0])
+    return found
+
+
+@pytest.mark.parametrize("path", list(commands(main)), ids=lambda path: " ".join(path) or "main")
+def test_help_states_defaults(path: tuple[str, ...]) -> None:
+    command: click.Command = main
+    for name in path:
+        command = below(command)[name]
+    assert undescribed(command) == []
+
+
+def test_missing_default_is_found() -> None:
+    @click.command()
+    @click.option("--rate", default=2.0, help="Requests per second.")
+    @click.option("--seed", default=0, show_default=True, help="Of all that is drawn.")
+    def command(rate: float, seed: int) -> None:
+        pass
+
+    assert undescribed(command) == ["--rate"]
+
+
 def test_an_unknown_command_fails() -> None:
     result = CliRunner().invoke(main, ["no-such-command"])
     assert result.exit_code != 0

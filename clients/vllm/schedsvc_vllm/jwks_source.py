@@ -12,8 +12,9 @@ import logging
 import time
 import urllib.request
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+
+from schedsvc_vllm.files import read_bytes
 
 FILE_PERIOD_S = 5.0
 FETCH_S_MAX = 5.0
@@ -104,7 +105,7 @@ class JwksSource:
 
     def _read(self) -> bytes:
         if not self._is_url:
-            return Path(self.place).read_bytes()
+            return read_bytes(self.place)
         opener = urllib.request.build_opener(_NoRedirect)
         with opener.open(self.place, timeout=FETCH_S_MAX) as response:
             text: bytes = response.read(JWKS_BYTES_MAX + 1)

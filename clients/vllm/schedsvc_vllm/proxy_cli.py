@@ -6,6 +6,9 @@ import argparse
 import importlib
 import logging
 import os
+import signal
+import socket
+import stat
 import sys
 from collections.abc import MutableMapping, Sequence
 from typing import Any
@@ -17,6 +20,8 @@ from schedsvc_vllm.launcher import EXIT_USAGE, LaunchError, options_text, split
 from schedsvc_vllm.settings import Settings, SettingsError
 
 EXIT_FAILED = 1
+WAIT_S_MAX = 86_400
+_log = logging.getLogger("schedsvc_vllm")
 EXTRA = "pip install 'schedsvc-vllm[proxy]'"
 
 
@@ -61,9 +66,32 @@ def prepare(
         )
     if not 0 <= options.port <= 65_535:
         raise LaunchError(f"--port {options.port}: must be from 0 to 65535")
-    if options.wait_s < 0:
-        raise LaunchError(f"--wait-s {options.wait_s:g}: must not be negative")
+    if not 0 <= options.wait_s <= WAIT_S_MAX:
+        raise LaunchError(f"--wait-s {options.wait_s:g}: must be from 0 to {WAIT_S_MAX}")
+    if options.uds is not None:
+        check_socket(options.uds)
     return options, Settings.from_environment(environment)
+
+
+def check_socket(path: str) -> None:
+    """Raise LaunchError if a Unix socket cannot be made here; uvicorn would replace a live one."""
+    try:
+        kind = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise LaunchError(f"--uds {path}: {error.strerror}") from None
+    if not stat.S_ISSOCK(kind):
+        raise LaunchError(f"--uds {path}: it is no socket; move it away")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return  # its server has gone
+        except OSError as error:
+            raise LaunchError(f"--uds {path}: {error.strerror or error}") from None
+    raise LaunchError(f"--uds {path}: another server answers there; stop it first")
 
 
 def build(options: argparse.Namespace, settings: Settings) -> Gate:
@@ -108,12 +136,26 @@ def serve(gate: Gate, options: argparse.Namespace) -> bool:
     server = uvicorn.Server(config)
     upstream: Any = gate.app
     upstream.stopping = lambda: bool(server.should_exit)
+    # The default action would end the process, and there is nothing to read again.
+    signal.signal(signal.SIGHUP, lambda *_: _log.warning("SIGHUP has no effect; start it again"))
     server.run()
     return bool(server.started)
 
 
+def open_missing_streams() -> None:
+    """Open closed standard streams on the null device, before a socket gets their numbers."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - it stays
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115 - it stays
+
+
 def main() -> None:
     """Run the proxy; exit status 2 where the command line or a setting is wrong."""
+    open_missing_streams()
     try:
         options, settings = prepare(sys.argv[1:], dict(os.environ))
         logging.basicConfig(

@@ -7,11 +7,11 @@ import re
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from schedsvc_client import api_key_hash
 from schedsvc_client.channel import Token, check_target
 
+from schedsvc_vllm.files import read_bytes, read_text
 from schedsvc_vllm.image_sizes import UNKNOWN_MODEL, ImageSizes
 from schedsvc_vllm.paths import canonical
 
@@ -267,10 +267,17 @@ class _Reader:
         if not value:
             return None
         try:
-            Path(value).read_bytes()
+            read_bytes(value)
         except OSError as error:
             raise SettingsError(f"{name}: cannot read {value}: {error.strerror}") from None
         return value
+
+    def file_text(self, name: str, file: str) -> str:
+        """Return the text of the file that a variable names."""
+        try:
+            return read_text(file)
+        except OSError as error:
+            raise SettingsError(f"{name}: cannot read {file}: {error.strerror}") from None
 
     def token(self) -> Token | None:
         """Return the token, or a function that reads its file anew, so that it may be rotated."""
@@ -279,10 +286,9 @@ class _Reader:
             raise SettingsError("SCHEDSVC_TOKEN and SCHEDSVC_TOKEN_FILE: give only one of them")
         if file is None:
             return value or None
-        path = Path(file)
-        if not path.read_text().strip():
+        if not self.file_text("SCHEDSVC_TOKEN_FILE", file).strip():
             raise SettingsError(f"SCHEDSVC_TOKEN_FILE: {file} is empty")
-        return lambda: path.read_text().strip()
+        return lambda: read_text(file).strip()
 
     def tls(self) -> TlsSettings | None:
         files = {
@@ -326,7 +332,8 @@ class _Reader:
         keys = [self.raw("VLLM_API_KEY")]
         file = self.file("SCHEDSVC_API_KEYS_FILE")
         if file is not None:
-            keys += [line.strip() for line in Path(file).read_text().splitlines()]
+            text = self.file_text("SCHEDSVC_API_KEYS_FILE", file)
+            keys += [line.strip() for line in text.splitlines()]
             if not any(keys[1:]):
                 raise SettingsError(f"SCHEDSVC_API_KEYS_FILE: {file} holds no key")
         return frozenset(api_key_hash(key) for key in keys if key)

@@ -1,7 +1,6 @@
 """The command `schedsvc emulate`."""
 
 import inspect
-import math
 import re
 from dataclasses import replace
 from importlib import import_module
@@ -17,6 +16,7 @@ from schedsvc.lab.emulator.settings import EmulatorSettings
 from schedsvc.lab.emulator.tokenizer import TextTokenizer
 from schedsvc.lab.engine import EngineConfig, Profile, ProfileError, load_profile, profile_names
 from schedsvc.lab.engine.config import Prefill
+from schedsvc.option_types import FiniteRange
 
 # The flag that sets a field of the engine's configuration.
 _FLAGS = {
@@ -102,7 +102,7 @@ Examples:
 @click.option(
     "--speed",
     default=1.0,
-    type=click.FloatRange(0, 10_000, min_open=True),
+    type=FiniteRange(0, 10_000, min_open=True),
     help="Runs so many times as fast as the profile.",
 )
 @click.option(
@@ -198,8 +198,6 @@ def _tokenizer(path: Path) -> TextTokenizer:
 def _settings(
     profile_name: str, model: str, speed: float, sizes: dict[str, Any]
 ) -> EmulatorSettings:
-    if math.isnan(speed):
-        raise click.UsageError("--speed: must be a number")
     if not model:
         raise click.UsageError("--model: must not be empty")
     try:

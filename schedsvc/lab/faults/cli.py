@@ -25,6 +25,7 @@ from schedsvc.lab.faults.marathon import Marathon, run_marathon
 from schedsvc.lab.faults.options import FAULTS, NEWEST
 from schedsvc.lab.faults.run import EVENTS, Case, Tally, run_cases, shrink
 from schedsvc.lab.faults.totals_file import STORE_EACH, TotalsFile
+from schedsvc.option_types import FiniteRange
 from schedsvc.tables import table_console
 
 _FAILURES_MAX = 5
@@ -212,7 +213,7 @@ def _list_faults() -> None:
 @click.command("simtest", epilog=EPILOG)
 @click.option("--seed", type=click.IntRange(0, 1 << 60), help="The seed, or the first of several.")
 @click.option("--seeds", type=click.IntRange(1), help="How many; default: one, or till the time.")
-@click.option("--minutes", type=click.FloatRange(0, 10_000, min_open=True), help="Run for so long.")
+@click.option("--minutes", type=FiniteRange(0, 10_000, min_open=True), help="Run for so long.")
 @click.option(
     "--events",
     type=click.IntRange(1, 100_000_000),

@@ -48,7 +48,7 @@ def run(*args):
         (["--max-num-seqs", "many"], "'many' is not a valid integer"),
         (["--no-enable-chunked-prefill"], "--max-num-batched-tokens: must be at least --max-mod"),
         (["--speed", "0"], "'--speed'"),
-        (["--speed", "nan"], "--speed: must be a number"),
+        (["--speed", "nan"], "'--speed': nan is not a number"),
         (["--port", "70000"], "'--port'"),
         (["--model", ""], "--model: must not be empty"),
         (["--middleware", "Gate"], "must be package.module.Class"),

@@ -154,6 +154,7 @@ class Asker(Holder):
         deadline_ms: int = 0,
         queue_ttl_ms: int = 0,
         request_id: str | None = None,
+        reports_progress: bool = True,
         input_estimated: bool | None = None,
         tenant_proof: int = 0,
     ) -> Admission:
@@ -174,6 +175,7 @@ class Asker(Holder):
             prefix_block_hashes=prefix_block_hashes,
             deadline_ms=deadline_ms,
             queue_ttl_ms=queue_ttl_ms,
+            reports_progress=reports_progress,
             input_estimated=input_estimated,
             tenant_proof=tenant_proof,
         )

@@ -727,7 +727,7 @@ class Lease(_message.Message):
     """Unless it is reported until then, it becomes suspect; where it is, it ends."""
     reserved_tokens: _builtins.int
     posted_tokens: _builtins.int
-    """Of these, materialised."""
+    """Of these, filled: as reported; without reports the input, from the grant on."""
     prompt_tokens: _builtins.int
     """Of all prompts, as admitted."""
     output_tokens: _builtins.int

@@ -751,7 +751,7 @@ class FlowStats(_message.Message):
     promised_tokens: _builtins.int
     """KV tokens reserved by its leases."""
     posted_tokens: _builtins.int
-    """Of these, materialised."""
+    """Of these, filled: as reported; without reports the input, from the grant on."""
     input_tokens: _builtins.int
     """Served so far."""
     cached_input_tokens: _builtins.int

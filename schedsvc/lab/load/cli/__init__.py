@@ -25,11 +25,12 @@ from schedsvc.lab.load.result import About, Result, Wanted, result_of
 from schedsvc.lab.load.table import View, watch
 from schedsvc.lab.load.target import TENANT_HEADER, Backend, OutputMode, Target
 from schedsvc.lab.workload import TraceError, TraceRequest, read_trace, rescale
+from schedsvc.option_types import FiniteRange
 
 __all__ = ["load"]
 
-_POSITIVE = click.FloatRange(min=0, min_open=True)
-_NOT_NEGATIVE = click.FloatRange(min=0)
+_POSITIVE = FiniteRange(min=0, min_open=True)
+_NOT_NEGATIVE = FiniteRange(min=0)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 EPILOG = """\b
@@ -101,8 +102,17 @@ interrupted; what was measured until then is written, and marked as interrupted.
     type=click.IntRange(min=1, max=100_000),
     help="Closed loop: so many requests are in flight, whatever the trace's times.",
 )
-@click.option("--ramp", "ramp_s", type=_NOT_NEGATIVE, default=0.0, help="Seconds to full load.")
-@click.option("--duration", "duration_s", type=_POSITIVE, default=math.inf, help="Seconds to send.")
+@click.option(
+    "--ramp",
+    "ramp_s",
+    type=_NOT_NEGATIVE,
+    default=0.0,
+    show_default=True,
+    help="Seconds to full load.",
+)
+@click.option(
+    "--duration", "duration_s", type=_POSITIVE, help="Seconds to send. Default: no limit."
+)
 @click.option("--requests", "count", type=click.IntRange(min=1), help="Send only so many.")
 @click.option(
     "--warmup",
@@ -218,7 +228,7 @@ def _read(path: Path, options: dict[str, Any]) -> list[TraceRequest]:
             with_history(requests),
             rate_scale=options["rate_scale"],
             ramp_s=ramp_s,
-            duration_s=options["duration_s"],
+            duration_s=options["duration_s"] or math.inf,
         ):
             trace.append(request)
             if len(trace) == options["count"]:

@@ -21,12 +21,13 @@ from schedsvc.lab.sim.scenario import (
     patient_config,
 )
 from schedsvc.lab.sim.world import Settings
+from schedsvc.option_types import FiniteRange
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _NS_PER_MS = 1_000_000
-_POSITIVE = click.FloatRange(min=0, min_open=True)
+_POSITIVE = FiniteRange(min=0, min_open=True)
 
 _WORLD = (
     click.option(
@@ -78,7 +79,7 @@ _WORLD = (
     click.option(
         "--jitter",
         "jitter_ms",
-        type=click.FloatRange(0, 3_600_000),
+        type=FiniteRange(0, 3_600_000),
         default=0.0,
         show_default=True,
         help="Delay each arrival by up to so many ms, drawn from the seed.",
@@ -93,7 +94,7 @@ _WORLD = (
     click.option(
         "--progress",
         "progress_ms",
-        type=click.FloatRange(1, 60_000),
+        type=FiniteRange(1, 60_000),
         default=200.0,
         show_default=True,
         help="A shim reports its running requests every so many ms.",
@@ -101,7 +102,7 @@ _WORLD = (
     click.option(
         "--report-delay",
         "report_delay_ms",
-        type=click.FloatRange(0, 60_000),
+        type=FiniteRange(0, 60_000),
         default=0.0,
         show_default=True,
         help="A report is so many ms on its way.",

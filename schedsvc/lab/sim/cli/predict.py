@@ -14,6 +14,7 @@ from schedsvc.lab.sim.cli.inputs import TOKENS_MAX
 from schedsvc.lab.sim.predict.measure import COMMON_MAX_TOKENS, report
 from schedsvc.lab.sim.predict.play import Columns, Played, columns, play
 from schedsvc.lab.workload import TraceError, read_trace
+from schedsvc.option_types import FiniteRange
 from schedsvc.tables import table_console
 
 __all__ = ["predict"]
@@ -48,7 +49,7 @@ _LOSSES = (
 )
 @click.option(
     "--quantile",
-    type=click.FloatRange(0.5, 0.999),
+    type=FiniteRange(0.5, 0.999),
     default=0.9,
     show_default=True,
     help="Of the outputs that a promise should cover.",
@@ -56,7 +57,7 @@ _LOSSES = (
 @click.option("--tenant", default="default", show_default=True, help="For traces without tenants.")
 @click.option(
     "--tokens-per-s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=30.0,
     show_default=True,
     help="Output of one running request.",

@@ -48,8 +48,9 @@ from schedsvc.lab.workload.profiles import (
 from schedsvc.lab.workload.reader import TraceReader
 from schedsvc.lab.workload.record import TOKENS_MAX, Record, TraceError
 from schedsvc.lab.workload.statistics import Description
+from schedsvc.option_types import FiniteRange
 
-_POSITIVE = click.FloatRange(min=0, min_open=True)
+_POSITIVE = FiniteRange(min=0, min_open=True)
 _ZIPF_HELP = "Exponent: the i-th tenant has a share proportional to i^-exponent; 0: all alike."
 
 _OUT = click.option(
@@ -63,7 +64,7 @@ _SEED = click.option(
 )
 _ZIPF = click.option(
     "--zipf",
-    type=click.FloatRange(0, 20),
+    type=FiniteRange(0, 20),
     default=1.0,
     show_default=True,
     help=_ZIPF_HELP,
@@ -103,7 +104,7 @@ Example:
 )
 @click.option(
     "--cv",
-    type=click.FloatRange(0, CV_MAX),
+    type=FiniteRange(0, CV_MAX),
     help="Coefficient of variation of the gaps, for gamma, on-off and ramp; default 1: Poisson."
     " vLLM's burstiness is 1/cv^2.",
 )
@@ -111,7 +112,7 @@ Example:
 @click.option("--off", "off_s", type=_POSITIVE, help="on-off: seconds without; default 60.")
 @click.option("--end-rate", type=_POSITIVE, help="ramp: rate at the end of --duration.")
 @click.option("--tenants", type=click.IntRange(1, TENANTS_MAX), help="How many; default 1.")
-@click.option("--zipf", type=click.FloatRange(0, 20), help=f"{_ZIPF_HELP} Default: 1.")
+@click.option("--zipf", type=FiniteRange(0, 20), help=f"{_ZIPF_HELP} Default: 1.")
 @click.option(
     "--input",
     metavar="KIND:VALUE:...",

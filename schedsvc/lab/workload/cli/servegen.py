@@ -10,6 +10,7 @@ from schedsvc.lab.options import renamed_option
 from schedsvc.lab.workload.cli.common import told, write_own
 from schedsvc.lab.workload.record import TraceError
 from schedsvc.lab.workload.servegen import draw, read_pool
+from schedsvc.option_types import FiniteRange
 
 EPILOG = """\b
 Example:
@@ -23,22 +24,22 @@ Example:
 @click.option(
     "--start",
     "from_s",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=0.0,
     show_default=True,
     help="Second of the pool's time at which the trace begins.",
 )
-@renamed_option("--from", "--start", "from_s", type=click.FloatRange(min=0))
+@renamed_option("--from", "--start", "from_s", type=FiniteRange(min=0))
 @click.option(
     "--duration",
     "duration_s",
     required=True,
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     help="Seconds of the pool's time.",
 )
 @click.option(
     "--rate-scale",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
     help="0.1: a tenth of each client's rate.",

@@ -6,8 +6,9 @@ from typing import Any, TypeVar
 import click
 
 from schedsvc.lab.workload.conversations import Limits, Timing
+from schedsvc.option_types import FiniteRange
 
-_POSITIVE = click.FloatRange(min=0, min_open=True)
+_POSITIVE = FiniteRange(min=0, min_open=True)
 _COUNT = click.IntRange(min=1)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -21,7 +22,7 @@ _OPTIONS = (
     ),
     click.option(
         "--think",
-        type=click.FloatRange(min=0),
+        type=FiniteRange(min=0),
         default=10.0,
         show_default=True,
         help="Mean seconds between an answer and the next turn, exponentially distributed.",
