@@ -107,12 +107,13 @@ cdef class Scheduler(UsageApi):
         self, int64_t now_ns, bytes name, int32_t parent=NONE, int64_t requests=0,
         int64_t input_tokens=0, int64_t output_tokens=0, int64_t total_tokens=0,
         int64_t concurrency=0, int64_t share=0, int64_t lends=NONE, int64_t borrows=NONE,
+        int64_t weight_milli=0,
     ):
         cdef QuotaLimits limits
         enter(self, now_ns)
         limits = checked_quota(requests, input_tokens, output_tokens, total_tokens, concurrency)
         add_share(&limits, share, lends, borrows)
-        return set_named_quota(self, name, parent, &limits)
+        return set_named_quota(self, name, parent, &limits, weight_milli)
 
     def set_flow_quota(
         self, int64_t now_ns, int32_t flow, int32_t parent=NONE, bint refuse=False,
@@ -452,7 +453,7 @@ cdef class Scheduler(UsageApi):
     def stats(self, int64_t now_ns, int flow_limit=1_000, int32_t principal=NONE):
         cdef int32_t i
         cdef bint sees_all = not self.principals.is_limited(principal)
-        pools, flows = range(self.ledger.count), range(self.flows.count)
+        pools, flows = range(self.ledger.count), tenants_flows(self)
         if not sees_all:
             pools = [i for i in pools if self.principals.may_offer(principal, self.pool_list[i])]
             flows = [i for i in flows if self.may_see_tenant(principal, self.flow_list[i])]

@@ -1,5 +1,6 @@
 # Events: what each call and each timer changes.
 
+include "lifecycle/tree_moves.pxi"       # which flows stand below which in the tree of shares
 include "lifecycle/verdicts.pxi"         # verdicts, put where their callers read them
 include "lifecycle/request_ids.pxi"      # the key under which a request's id is found
 include "lifecycle/evict.pxi"            # a queued request leaves without a grant
@@ -16,6 +17,7 @@ include "lifecycle/forgetting.pxi"       # tenants that are forgotten for others
 include "lifecycle/first_sight.pxi"      # flows of tenants that the configuration does not list
 include "lifecycle/row_reader.pxi"       # what rows of the state file have in common
 include "lifecycle/saved_positions.pxi"  # where flows stood in pools, in those rows
+include "lifecycle/saved_tree.pxi"       # nodes of the tree of shares, in those rows
 include "lifecycle/save.pxi"             # rows for the state file, of what has changed
 include "lifecycle/restore_lengths.pxi"  # rows of the predictor from the state file
 include "lifecycle/restore.pxi"          # all other rows of the state file

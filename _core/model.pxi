@@ -16,7 +16,10 @@ include "model/prefixes.pxi"       # PrefixIndex, Prefixes: which prompts a pool
 include "model/settings.pxi"       # Ask, limits, policies, orders: what a scheduler is made with
 include "model/positions.pxi"      # Position, Positions: where flows stand in each of several pools
 include "model/pool_order.pxi"     # PoolOrder: which pools a dispatch looks at, the emptiest first
-include "model/flows.pxi"          # Flow, Queue, Flows: tenants' counters and queues
+include "model/tree.pxi"           # Family: the children of a node in the tree of shares
+include "model/flow.pxi"           # Flow, Queue: the records of a tenant in a class
+include "model/flows.pxi"          # Flows: tenants' counters and queues
+include "model/flow_averages.pxi"  # what flows learn from their requests, and forget
 include "model/adapters.pxi"       # Adapters: names of LoRA adapters and who uses them
 include "model/loras.pxi"          # Loras: the adapters that are active in a pool
 include "model/peak_usage.pxi"     # GrowingLeases: the peak that growing leases will reach together

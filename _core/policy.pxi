@@ -1,5 +1,6 @@
 # Policy decides which request goes first, where and when, and which is refused; it grants nothing.
 
+include "policy/tree_lines.pxi"         # the lines of queues in the tree of shares
 include "policy/local_position.pxi"     # where flows stand in each of several pools
 include "policy/parking.pxi"            # flows that wait outside the order, for a quota or a share
 include "policy/fair_queue.pxi"         # virtual token counters, and the order of the queues

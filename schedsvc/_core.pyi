@@ -197,15 +197,17 @@ class Scheduler(UsageApi):
     def set_quota(
         self, now_ns: int, name: bytes, parent: int = -1, requests: int = 0,
         input_tokens: int = 0, output_tokens: int = 0, total_tokens: int = 0, concurrency: int = 0,
-        share: int = 0, lends: int = -1, borrows: int = -1,
+        share: int = 0, lends: int = -1, borrows: int = -1, weight_milli: int = 0,
     ) -> int:  # fmt: skip
         """Add the quota of a group or a model, or give a known one new limits; 0 is no limit.
 
         The first four are token buckets: so much a minute, and at most so much
         at once. `parent` is the index of the next level up, -1: none; at most QUOTA_LEVELS_MAX
         levels, no circle, else CallerError. A bucket starts full; a changed limit leaves taken what
-        was taken. A group may have a share, too: see `set_flow_quota()`. Returns its index (from
-        0). O(1); O(quotas) where a known one changes parents.
+        was taken. A group may have a share, too: see `set_flow_quota()`. From the next poll on, one
+        with a weight (0: none) shares with its siblings by weight what their parent gets, under
+        policies with counters; CallerError while there are several pools, or with lift=active.
+        Returns its index (from 0). O(1); O(quotas) where a known one changes parents.
         """
     def set_flow_quota(
         self, now_ns: int, flow: int, parent: int = -1, refuse: bool = False, requests: int = 0,

@@ -151,10 +151,11 @@ cdef enum:
 
 
 cdef int32_t best_first(
-    Heap own, Heap free, int64_t shift, int32_t* found, int32_t taken
+    Heap own, Heap free, int64_t shift, int32_t* found, bint* found_free, int32_t taken
 ) noexcept:
-    """The first ids of two heaps together, with a shift added to the keys of the second, behind
-    those that were taken, LOOKAHEAD at most with them. O(LOOKAHEAD^2)."""
+    """The first ids of two heaps together, with a shift added to the keys of the second, and which
+    are of the second, behind those that were taken, LOOKAHEAD at most with them.
+    O(LOOKAHEAD^2)."""
     cdef Node* open[4 * LOOKAHEAD + 2]  # candidates for the next place
     cdef bint is_free[4 * LOOKAHEAD + 2]
     cdef Node* base
@@ -172,7 +173,7 @@ cdef int32_t best_first(
                 best = k
         base, size = (free.nodes, free.count) if is_free[best] else (own.nodes, own.count)
         at = <int32_t>(open[best] - base)
-        found[taken] = open[best].id
+        found[taken], found_free[taken] = open[best].id, is_free[best]
         taken += 1
         count -= 1
         k = is_free[best]

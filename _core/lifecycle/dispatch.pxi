@@ -80,6 +80,8 @@ cdef int dispatch(Core core) except -1:
     cdef int64_t work = 0
     cdef int32_t pool = 0
     core.rounds += 1
+    if core.tree_is_stale:
+        settle_tree(core)
     if core.dry_running.count and grant_dry_run(core):
         return 0  # in the line, the rest could be refused
     open_pools(core)

@@ -47,7 +47,7 @@ cdef int evict_unholdable(Core core, int32_t pool) except -1:
     any more: it would hide those behind it; whether that was done. O(classes), where the head is
     another pool's O(classes * pools)."""
     cdef Line free = free_line(core.flows, pool)
-    cdef int32_t i, p, k
+    cdef int32_t i, k
     cdef Heap heap
     if free.count == 0:
         return 0
@@ -55,16 +55,22 @@ cdef int evict_unholdable(Core core, int32_t pool) except -1:
         heap = free.heap(core.classes.order[k])
         if heap.count == 0:
             continue
-        i = core.flows.queues[heap.nodes[0].id].chain.head
-        if core.ledger.can_hold(pool, &core.requests.items[i]):
-            continue
-        for p in range(core.ledger.count):
-            if core.ledger.can_hold(p, &core.requests.items[i]):
-                break
-        else:
+        i = first_head(core.flows, heap)
+        if is_unholdable(core, i, pool):
             evict(core, i, OUT_EVICTED_TOO_LARGE)
             return 1
     return 0
+
+
+cdef bint is_unholdable(Core core, int32_t i, int32_t pool) noexcept:
+    """Whether no pool can hold a request, this one the least. O(1), else O(pools)."""
+    cdef int32_t p
+    if core.ledger.can_hold(pool, &core.requests.items[i]):
+        return False
+    for p in range(core.ledger.count):
+        if core.ledger.can_hold(p, &core.requests.items[i]):
+            return False
+    return True
 
 
 cdef bint shed_head(Core core, int32_t i, int32_t pool) except -1:
@@ -89,7 +95,7 @@ cdef bint evict_head(Core core, int32_t i, int32_t pool) except -1:
     if r.deadline_ns and shed_head(core, i, pool):
         return True
     # The pool has shrunk below what it had accepted. One that names no pool waits for another.
-    if r.target != NONE and not core.ledger.can_hold(pool, r):
+    if not core.ledger.can_hold(pool, r) and (r.target != NONE or is_unholdable(core, i, pool)):
         evict(core, i, OUT_EVICTED_TOO_LARGE)
         return True
     return False

@@ -102,10 +102,11 @@ cdef int limit_new_flow(Core core, int32_t flow, TenantRule rule) except -1:
         node = core.quotas.nodes[node].parent
     while flow != NONE:
         f = &core.flows.items[flow]
-        f.own_quota, f.refuses = own, rule.refuses
+        f.own_quota, f.refuses, f.group = own, rule.refuses, rule.parent
         f.quota = NONE if f.exempt else first
         f.guarantee = NONE if f.exempt else node
-        flow = f.sibling
+        place_flow(core, flow)
+        flow = core.flows.items[flow].sibling
     return 0
 
 

@@ -114,7 +114,7 @@ cdef bint may_forget_flow(Core core, int32_t flow) except -1:
     if f.owed and core.resume_until_ns:
         return False
     if flows.lifts and flows.lifts_queued:
-        newcomer = max(<int64_t>0, flows.level[f.cls] - flows.credit())
+        newcomer = max(<int64_t>0, flows.level_of(flow)[0] - flows.credit(f.depth))
     if f.vtc > newcomer or (flows.last_active[f.cls] == flow and not flows.lifts_queued):
         return False
     while n != NONE:
@@ -143,7 +143,7 @@ cdef int forget_tenant(Core core, int32_t base) except -1:
             core.gone_rows.append(FLOW_ROW + flow_name(core, flow))
             core.gone_rows.append(LENGTHS_ROW + flow_name(core, flow))
         core.granted_by_forgotten[flows.items[flow].cls] += flows.items[flow].granted
-        flows.leave_pools(flow)
+        leave_pools(flows, flow)
         if flows.last_active[flows.items[flow].cls] == flow:
             flows.last_active[flows.items[flow].cls] = NONE
         core.predictor.forget_flow(flow)

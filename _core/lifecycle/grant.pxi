@@ -45,7 +45,7 @@ cdef int grant(
     rate_add(&core.ledger.pools[pool].drain, core.now_ns, work_done(core, r), f.queued > 1)
     rate_add(&f.served, core.now_ns, work_done(core, r), True)
     note_waited(core, r, True)
-    core.flows.raise_level(f.cls)
+    core.flows.raise_levels(r.flow)
     if core.flows.local:
         raise_level_in(core.flows, f.cls, pool)
         core.flows.positions.pace[pool] = pace_micro(&core.ledger.pools[pool].drain)
@@ -58,7 +58,7 @@ cdef int grant(
     core.flows.settle(r.flow)
     f.granted += 1
     core.granted += 1
-    core.flows.note_grant(r.flow, core.now_ns)
+    note_grant(core.flows, r.flow, core.now_ns)
     if core.prefixes.queued:
         note_prefix(core, i, pool)
     r.pool = pool

@@ -113,6 +113,7 @@ cdef int recharge(
         + output_tokens * core.output_price
     )
     cdef int64_t weighted = micro * 1000 // r.lease.weight_milli
+    charge_nodes(core.flows, r.flow, r.lease.weight_milli, r.lease.charged, weighted)
     charge_flow(core.flows, r.flow, weighted - r.lease.charged, r.pool)
     core.flows.items[r.flow].open_charged += weighted - r.lease.charged
     r.lease.charged = weighted
@@ -140,7 +141,7 @@ cdef int learn_output(Core core, const Request* r) except -1:
     cdef uint64_t adapter = adapter_of(core, r)
     core.predictor.record_coverage(r.flow, adapter, r.evidence, each <= r.lease.promised_output)
     core.predictor.record_usage(r.flow, r.lease.promised_output, each)
-    core.flows.average(r.flow, each)
+    note_output(core.flows, r.flow, each)
     core.predictor.learn(r.flow, adapter, each)
     if not r.lease.is_void:
         note_run(&core.ledger.pools[r.pool], r, each, core.now_ns)
@@ -159,7 +160,7 @@ cdef int end_lease(Core core, int32_t i, int outcome) except -1:
     if core.usage_rows.is_kept:
         keep_usage(core, i, outcome)
     f.open_charged -= r.lease.charged
-    core.flows.note_charge(r, core.input_price, core.output_price)
+    note_charge(core.flows, r, core.input_price, core.output_price)
     core.flows.changed.mark(r.flow)
     if r.bill:
         core.quotas.correct(i, input_tokens, r.lease.output_tokens)

@@ -47,11 +47,12 @@ cdef int set_limits(Core core, int32_t node, const QuotaLimits* limits) except -
 
 
 cdef int32_t set_named_quota(
-    Core core, bytes name, int32_t parent, const QuotaLimits* limits
+    Core core, bytes name, int32_t parent, const QuotaLimits* limits, int64_t weight_milli
 ) except -1:
     """Add a group or a model, or give a known one new limits. O(1); O(quotas) where a known one
-    gets another parent."""
+    gets another parent. With a weight it is a node of the tree of shares from the next poll on."""
     cdef int32_t node, n, before
+    check_range("weight_milli", weight_milli, 0, WEIGHT_MILLI_MAX)
     if not 0 < len(name) <= NAME_BYTES_MAX:
         invalid("quota", f"a name has 1 to {NAME_BYTES_MAX} bytes")
     known = core.quota_names.get(name)
@@ -70,6 +71,17 @@ cdef int32_t set_named_quota(
                 if height(core, n) > QUOTA_LEVELS_MAX:
                     core.quotas.nodes[node].parent = before
                     invalid("parent", f"at most {QUOTA_LEVELS_MAX} levels of quotas, no circle")
+            core.tree_is_stale = core.tree_is_stale or len(core.flows.families) > 0
+    if weight_milli and not core.flows.lifts_queued:
+        invalid("weight_milli", "a group has a weight only under lift=level or lift=queued")
+    if weight_milli and core.ledger.count > 1:
+        raise CallerError(
+            CODE_FAILED_PRECONDITION, "weight_milli",
+            f"groups with a weight share one pool, and {core.ledger.count} are registered",
+        )
+    if weight_milli != core.quotas.nodes[node].weight_milli:
+        core.quotas.nodes[node].weight_milli = <int32_t>weight_milli
+        core.tree_is_stale = True
     set_limits(core, node, limits)
     return node
 
@@ -108,12 +120,13 @@ cdef int limit_flow(
         refused, f.refuses = f.refuses, refuse
         if refused and not refuse:
             give_back_all(core, flow)
-        f.own_quota = own
+        f.own_quota, f.group = own, parent
         f.quota = own if is_limited else parent
         if f.exempt:
             f.quota = NONE
+        place_flow(core, flow)
         rank_flow(core.flows, flow)
-        flow = f.sibling
+        flow = core.flows.items[flow].sibling
     return 0
 
 

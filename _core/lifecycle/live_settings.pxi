@@ -58,8 +58,8 @@ cdef int check_name(str field, str what, name, known) except -1:
 
 
 cdef int change_settings(Core core, policy, flow_order, dict limits) except -1:
-    """Give a running core other settings; all that is checked first. O(1), O(queues * log n) for
-    another policy."""
+    """Give a running core other settings; all that is checked first. O(1), for another policy
+    O(flows * levels * log n)."""
     for name in limits:
         if name not in LIVE_SETTINGS:
             invalid(name, f"cannot change while it runs; what can: {', '.join(LIVE_SETTINGS)}")
@@ -75,6 +75,7 @@ cdef int change_settings(Core core, policy, flow_order, dict limits) except -1:
     if policy is not None and policy != core.policy:
         core.policy = policy
         core.flows.order, core.flows.lifts, core.ahead, core.by_prefix = POLICIES[policy]
+        settle_tree(core)
         ask_all_anew(core)
     if flow_order is not None and FLOW_ORDERS[flow_order] != core.flows.by_deadline:
         change_order(core, FLOW_ORDERS[flow_order])
@@ -87,7 +88,7 @@ cdef int forget_learned(Core core) except -1:
     cdef int32_t pool
     end_resume(core)
     core.predictor.forget()
-    core.flows.forget()
+    forget_flows(core.flows)
     core.ledger.forget()
     for pool in range(core.ledger.count):
         core.prefixes.index(pool).forget()

@@ -55,6 +55,7 @@ cdef int enter_class(Core core, Ask* ask) except -1:
         ask.flow = core.flows.items[ask.flow].sibling
     ask.flow = core.flows.add_sibling(base, ask.cls)
     core.flow_list.append(core.flow_list[base])
+    place_flow(core, ask.flow)
     if core.flows.items[base].dry_runs:
         core.dry_run_counts[ask.flow] = [0] * (REFUSAL_KINDS + 1)
     return 0
@@ -138,17 +139,29 @@ cdef int32_t free_place(Core core, int32_t principal) noexcept:
     return NONE
 
 
+cdef int64_t pools_allowed(Core core) noexcept:
+    """How many pools there may be at once. O(quotas)."""
+    return 1 if has_weights(core) else core.pools_max
+
+
 cdef int32_t new_pool(Core core, bytes name, int32_t principal) except -1:
     # Takes a new place. From POOLS_REUSED on it rather takes one that is free again: a process that
     # sees many names of pools come and go does not look at all of them for ever.
     cdef int32_t pool = NONE
-    if core.ledger.count >= min(core.pools_max, POOLS_REUSED):
+    cdef int64_t allowed = pools_allowed(core)
+    if core.ledger.count >= min(allowed, <int64_t>POOLS_REUSED):
         pool = free_place(core, principal)
     if pool != NONE:
         del core.pool_names[core.pool_list[pool]]
         core.pool_list[pool] = name
         core.ledger.clear(pool)
         core.prefixes.pools[pool] = PrefixIndex()
+    elif core.ledger.count >= allowed and allowed < core.pools_max:
+        raise CallerError(
+            CODE_FAILED_PRECONDITION, "pool",
+            "groups with a weight share one pool, and another pool is registered; remove `weight`"
+            " from all groups, or run one scheduler for each pool",
+        )
     elif core.ledger.count >= core.pools_max:
         raise CallerError(
             CODE_RESOURCE_EXHAUSTED, "pool", f"at most {core.pools_max} pools can be in use"

@@ -31,6 +31,8 @@ cdef int restore_rows(Core core, list rows) except -1:
         seen.add(row[0])
     if not rows:
         return 0
+    if core.tree_is_stale:
+        settle_tree(core)
     for applies in (False, True):
         if applies:
             restore_born(core, rows)
@@ -76,6 +78,8 @@ cdef int restore_row(
     cdef bytes kind = key[:1], name = key[1:]
     if kind == FLOW_ROW:
         return restore_flow(core, name, &c, age_ns, applies, stood)
+    if kind == NODE_ROW:
+        return restore_node(core, name, &c, applies)
     if kind == LENGTHS_ROW:
         return restore_lengths(core, name, &c, applies)
     if kind == QUOTA_ROW or kind == TENANT_QUOTA_ROW:
@@ -121,10 +125,9 @@ cdef int put_back(Flows flows, int32_t flow) except -1:
     """Let a flow be active that was it before the restart, until its time is over. O(log n)."""
     flows.items[flow].resumed = True
     flows.resuming += 1
-    flows.recent_count += 1
-    flows.recent_weight += flows.items[flow].weight_milli
+    flows.count_recent(flow, 1)
     flows.linger(flow)
-    return flows.active(flow).put(flow, flows.items[flow].vtc, flow)
+    return flows.join(flow, True)
 
 
 cdef int take_places(Core core, list stood) except -1:
@@ -154,7 +157,7 @@ cdef int take_places(Core core, list stood) except -1:
         if node != NONE:
             lift = core.quotas.nodes[node].lift[cls]
         if flows.lifts:
-            lift = max(lift, flows.lift_of(cls) - min([key for _, _, key in waiters]))
+            lift = max(lift, flows.lift_of(waiters[0][0]) - min([key for _, _, key in waiters]))
         if node != NONE:
             core.quotas.nodes[node].lift[cls] = min(lift, VTC_MAX)
         for flow, _, key in waiters:
@@ -164,7 +167,7 @@ cdef int take_places(Core core, list stood) except -1:
 
 
 cdef int restore_overall(Core core, Cursor* c, bint applies) except -1:
-    cdef int64_t v[9]  # fields 2 to 10
+    cdef int64_t v[15]  # fields 2 to 16
     cdef int64_t levels[CLASSES_MAX]
     cdef int64_t tag, level = 0
     cdef SavedLengths lengths
@@ -191,7 +194,7 @@ cdef int restore_overall(Core core, Cursor* c, bint applies) except -1:
             cls = read_of_class(core, read_message(c), "level", &level)
             if cls != NONE:
                 levels[cls] = level
-        elif tag & 7 == VARINT and 2 <= tag >> 3 <= 10:
+        elif tag & 7 == VARINT and 2 <= tag >> 3 <= 16:
             v[(tag >> 3) - 2] = <int64_t>read_varint(c)
         else:
             skip(c, tag)
@@ -201,9 +204,13 @@ cdef int restore_overall(Core core, Cursor* c, bint applies) except -1:
     check_range("prompt_seen_max", v[5], 0, TOKENS_MAX)
     check_range("draining", v[7], 0, 1)
     check_range("average_charge", v[8], 0, VTC_MAX)
+    for cls in range(1, TREE_LEVELS):
+        check_range("average_charge", v[9 + cls], 0, VTC_MAX)
     if not applies:
         return 0
-    core.flows.average_charge = v[8]
+    core.flows.average_charge[0] = v[8]
+    for cls in range(1, TREE_LEVELS):
+        core.flows.average_charge[cls] = v[9 + cls]
     for cls in range(CLASSES_MAX):
         if levels[cls] != NONE:
             core.flows.level[cls] = levels[cls]
@@ -299,7 +306,7 @@ cdef int restore_pool(Core core, bytes name, Cursor* c, bint applies) except -1:
     core.saved_pools[name] = (v[0], v[1], unzigzag(<uint64_t>v[2]), v[3], v[4], core.now_ns)
     if name in core.pool_names:
         resume_pool(core, name)
-    elif v[4] and core.ledger.count < core.pools_max:
+    elif v[4] and core.ledger.count < pools_allowed(core):
         absent_pool(core, name)
     return 1
 

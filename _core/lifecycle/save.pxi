@@ -9,6 +9,7 @@
 #              for open leases, 5 average output, 6 between grants, 7 since the last grant, plus 1,
 #              8 where it stands in pools (repeated: 1 key, 2 service elsewhere, 3 pool), 9 its
 #              tenant is known at first sight, not configured
+#   n node     1 counter, 2 level of its children; its name is a class and a group, as a flow's is
 #   l flow     1 its lengths, 2 lengths with an adapter (repeated), 3 to 6 judged, covered, reserved
 #              and used
 #   t tenant, q name: a tenant's own quota, one of a group or a model
@@ -19,7 +20,8 @@
 #              operator drains it, 6 levels (repeated: 1 level, 2 class)
 #   o          1 lengths of all flows, 2 to 6 samples, judged, covered, reserved and used, 7 longest
 #              prompt, 8 the flows that were active last (repeated), 9 an operator drains
-#              everything, 10 average charge, 11 levels (repeated: 1 level, 2 class)
+#              everything, 10 average charge, 11 levels (repeated: 1 level, 2 class), 12 to 16
+#              average charges below one node, two and so on
 #
 # A flow is named by the length of its class's name in two bytes (0: the default), that, and tenant.
 # Lengths are 1 count, 2 level, 3 when they were learned, 4 those that wait for a sketch (packed),
@@ -42,11 +44,14 @@ cdef list changed_rows(Core core, int64_t now_ns, int64_t rows_max):
     while len(rows) < rows_max:
         n = core.flows.changed.take()
         if n != NONE:
-            rows.append((FLOW_ROW + flow_name(core, n), flow_value(core, n, now_ns)))
+            if is_node(core.flows, n):
+                rows.append((NODE_ROW + flow_name(core, n), node_value(core, n)))
+            else:
+                rows.append((FLOW_ROW + flow_name(core, n), flow_value(core, n, now_ns)))
             continue
         n = core.predictor.changed.take()
         if n != NONE:
-            if n < core.flows.count:
+            if n < core.flows.count and not is_node(core.flows, n):
                 rows.append((LENGTHS_ROW + flow_name(core, n), lengths_value(core, n)))
             continue
         n = core.quotas.changed.take()
@@ -73,7 +78,7 @@ cdef bytes flow_value(Core core, int32_t flow, int64_t now_ns):
     cdef Flow* f = &core.flows.items[flow]
     cdef int64_t vtc = f.vtc, key = f.vtc, stands = STANDS_IDLE
     cdef int32_t node = f.quota
-    if core.flows.active(flow).has(flow):
+    if core.flows.is_active(flow):
         stands = STANDS_ACTIVE
     elif f.throttled and f.waits_at == NONE:  # it comes back as if it had been idle
         key += core.quotas.nodes[core.quotas.guarantees.root].lift[f.cls] - f.throttled_lift
@@ -199,10 +204,12 @@ cdef bytes overall_value(Core core):
     cdef Writer w = core.writer
     cdef Predictor p = core.predictor
     cdef int32_t c
+    for c in range(TREE_LEVELS - 1, 0, -1):
+        w.varint(11 + c, core.flows.average_charge[c])
     for c in range(CLASSES_MAX - 1, -1, -1):
         if core.flows.level[c] or core.flows.last_active[c] != NONE:
             write_of_class(core, w, 11, c, core.flows.level[c])
-    w.varint(10, core.flows.average_charge)
+    w.varint(10, core.flows.average_charge[0])
     w.varint(9, core.ledger.closed)
     for c in range(CLASSES_MAX - 1, -1, -1):
         if core.flows.last_active[c] != NONE:

@@ -80,6 +80,7 @@ cdef class Core:
     cdef uint64_t digest_value
     cdef int32_t unknown_flow
     cdef bint draining, has_more
+    cdef bint tree_is_stale  # groups have changed: the next poll places all flows
     cdef dict settings  # as they are now
     cdef bint unknown_refused  # but for the audit, unknown tenants would be refused
     cdef Heap dry_running  # flows with something queued that is granted whatever it costs

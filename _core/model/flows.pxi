@@ -14,73 +14,17 @@
 
 cdef enum:
     RESUMED_EACH = 4096  # flows that one event looks at when their time is over, see restore
-    CHARGES_AVERAGED = 32  # the moving average of charges forgets at this pace
 
 # For so long an idle flow counts among those that share the pools.
 cdef int64_t LINGER_NS = 10_000_000_000
-
-ctypedef struct Flow:
-    int64_t vtc
-    int64_t average_milli  # moving average of its outputs, in thousandths of a token
-    int64_t interval_ns  # moving average of the time between two grants
-    int64_t granted_at_ns  # -1: never
-    int64_t promised_tokens, posted_tokens
-    int64_t input_tokens, cached_tokens, output_tokens, input_before, cached_before  # forgotten
-    int64_t received, granted, completed, cancelled, expired
-    Refusals* refusals  # NO_REFUSALS until the first
-    FlowTimes* times  # where its times are counted: its own, or its class's other_times
-    FlowTimes* own_times  # NULL until its tenant is shown, see histograms.pxi
-    int32_t weight_milli
-    int32_t queued, live
-    int64_t queued_tokens, queued_work  # of input; of what they will be charged
-    int32_t linger_next, linger_prev  # among the flows that were active lately
-    int64_t linger_until_ns  # 0: it does not linger
-    int32_t first_queue
-    int32_t quota, own_quota  # first node of its chain; the node of its own limits; -1: none
-    int32_t waits_at  # node whose quota it waits for; -1: none
-    int32_t wait_head, wait_slot  # the request it waits with; its place among the waiters
-    int64_t wait_lift, throttled_lift  # of the node, and of the desk, when it began to wait there
-    int64_t open_charged  # what the counter carries for its leases
-    int64_t owed  # what it carries for those of before a restart, see restore
-    uint64_t salt  # of request ids, where its number does not name the tenant; 0: it does
-    uint8_t resumed  # active before a restart, and so for a while after it
-    uint8_t refuses  # it would rather be refused than wait for its quotas
-    uint8_t dry_runs  # its requests are decided and counted, and all granted at once
-    uint8_t exempt  # its class is
-    uint8_t limited, born  # held to its share, it may not borrow; made at first sight
-    Rate served  # while it is backlogged
-    int64_t next_retry_at_ns  # when the last that was refused was told to come back
-    int64_t wait_error_ns, waits_judged  # moving average of how wrong waits were foretold
-    int64_t first_us, forecast_first_us, first_judged  # to the first token: what was, what was told
-    int32_t cls  # its class
-    int32_t base, sibling  # the tenant's flow in the default class; another one of it, -1: none
-    int32_t default_class  # of requests that name none; here and below, of the base
-    uint32_t named_classes  # that requests may name, as bits; 0: all that are not exempt
-    int32_t throttled  # queues that are held to its share, see borrowing
-    ShedAccuracy shed_accuracy  # see deadline_shedding.pxi
-    int32_t guarantee  # first node with a share on its chain; -1: none
-    int32_t first_position  # in pools, while there are several; -1: none
-    int32_t answers  # that are stored
-
-ctypedef struct Queue:
-    Chain chain
-    int32_t flow
-    int32_t target
-    int32_t next_queue
-    int64_t work_in  # that was queued here, ever
-    int32_t ordinal  # of the next arrival
-    int32_t root  # of its treap, where it is served by deadline
-    bint by_deadline
-    bint throttled  # its head is beyond the share of its flow while that binds
-    int32_t position  # of its flow in its pool, once known; -1: not yet, or for any pool
-
 
 @cython.final
 cdef class Flows:
     cdef Flow* items
     cdef Queue* queues
     cdef int32_t count, size, queue_count, queue_size
-    cdef list actives  # of each class: flows that have something queued or in flight, by counter
+    cdef list actives  # of each class: flows of the root that have something queued or in flight
+    cdef list families  # of all nodes, see tree.pxi
     cdef list candidates  # line of queues for each target
     cdef list anywhere  # with several pools, the line for any of them in the order of each
     cdef bint local  # there are several, and flows have positions in them
@@ -93,11 +37,11 @@ cdef class Flows:
     cdef bint lifts_queued  # a flow is active while it has something queued, as in the paper
     cdef int64_t level[CLASSES_MAX]  # of each class, where flows are lifted to it
     cdef int64_t credit_max  # how far below the level a flow may begin, in micro; CREDIT_AUTO
-    cdef int64_t average_charge  # moving average of what a request was charged in the end
+    cdef int64_t average_charge[TREE_LEVELS]  # moving average of what requests were charged
     cdef int32_t last_active[CLASSES_MAX]  # of each class the flow that was so last; -1: none
     cdef int64_t now_ns
-    cdef int64_t recent_weight  # of the flows that are active or were lately
-    cdef int32_t recent_count
+    cdef int64_t recent_weight  # of the root's flows that are active or were lately
+    cdef int32_t recent_count  # how many tenants' flows are, of all
     cdef int32_t linger_first, linger_last  # those that were, in the order in which they went idle
     cdef int32_t queued_for[POOLS_MAX + 1]  # requests for each target
     cdef int64_t exempt_queued, exempt_live  # requests and leases of exempt flows
@@ -106,9 +50,9 @@ cdef class Flows:
     cdef DirtyQueue changed
     cdef int64_t queued_work
     cdef int64_t backlog[CLASSES_MAX]  # work that is queued, by class
-    cdef int64_t queued_weight[CLASSES_MAX]  # of the flows that have any
+    cdef int64_t queued_weight[CLASSES_MAX]  # of the root's flows that have any
     cdef int64_t deep_weight[CLASSES_MAX]  # of those that have more than one
-    cdef int32_t backlogged  # how many have any
+    cdef int32_t backlogged  # how many tenants' flows have any
     cdef int64_t next_retry_at_ns  # when the last was told to come back whom full queues refused
     cdef RetrySlots retry_slots  # of these
     cdef int64_t queued_tokens, exempt_tokens  # of input: in all queues, in those of exempt flows
@@ -136,7 +80,7 @@ cdef class Flows:
         self.times_slab = SlabAllocator(sizeof(FlowTimes))
         self.actives = [Heap() for _ in range(CLASSES_MAX)]
         self.candidates, self.anywhere = [Line(classes)], []
-        self.positions, self.pool_order = Positions(), PoolOrder()
+        self.positions, self.pool_order, self.families = Positions(), PoolOrder(), []
         self.linger_first = self.linger_last = NONE
         self.next_retry_at_ns = LONG_AGO_NS
 
@@ -155,6 +99,7 @@ cdef class Flows:
         memset(f, 0, sizeof(Flow))
         f.weight_milli, f.base, f.refusals = weight_milli, self.count, &NO_REFUSALS
         f.first_queue = f.sibling = f.quota = f.own_quota = f.guarantee = NONE
+        f.group = f.parent = f.family = NONE
         self.clear(self.count)
         self.count += 1
         self.changed.reserve(self.count)
@@ -171,6 +116,8 @@ cdef class Flows:
         new.weight_milli, new.base, new.sibling, new.cls = f.weight_milli, f.base, f.sibling, f.cls
         new.quota, new.own_quota, new.guarantee = f.quota, f.own_quota, f.guarantee
         new.first_queue, new.exempt = f.first_queue, f.exempt
+        new.group, new.parent, new.family = f.group, f.parent, f.family
+        new.place, new.depth = f.place, f.depth
         new.refuses, new.times, new.own_times = f.refuses, &self.other_times[f.cls], f.own_times
         new.default_class, new.named_classes = f.default_class, f.named_classes
         new.refusals = f.refusals
@@ -189,7 +136,7 @@ cdef class Flows:
         f.exempt = self.classes.items[cls].exempt
         f.quota = NONE if f.exempt else self.items[base].quota
         f.guarantee = NONE if f.exempt else self.items[base].guarantee
-        f.own_quota = self.items[base].own_quota
+        f.own_quota, f.group = self.items[base].own_quota, self.items[base].group
         f.refuses, f.dry_runs = self.items[base].refuses, self.items[base].dry_runs
         self._count_times(f, self.items[base].times == self.items[base].own_times)
         return flow
@@ -215,9 +162,56 @@ cdef class Flows:
             if self.items[flow].cls == cls and self.items[flow].own_times != NULL:
                 memset(self.items[flow].own_times, 0, sizeof(FlowTimes))
 
+    cdef inline Family family_of(self, int32_t node):
+        return <Family>self.families[self.items[node].family]
+
     cdef inline Heap active(self, int32_t flow):
-        """The active flows of a flow's class."""
-        return <Heap>self.actives[self.items[flow].cls]
+        """The active ones among a flow and its siblings in its class."""
+        if self.items[flow].parent == NONE:
+            return <Heap>self.actives[self.items[flow].cls]
+        return self.family_of(self.items[flow].parent).active
+
+    cdef inline int32_t place_of(self, int32_t flow) noexcept:
+        """What numbers a flow among these."""
+        return flow if self.items[flow].parent == NONE else self.items[flow].place
+
+    cdef inline bint is_active(self, int32_t flow) noexcept:
+        return self.active(flow).has(self.place_of(flow))
+
+    cdef inline int rekey_active(self, int32_t flow) except -1:
+        """Give an active flow its place by its counter. O(log n)."""
+        return self.active(flow).put(self.place_of(flow), self.items[flow].vtc, flow)
+
+    cdef int lift(self, int32_t flow, int64_t credit) except -1:
+        """Lift a flow that becomes active to the level less the credit. O(1)."""
+        if self.lifts:
+            self.items[flow].vtc = max(self.items[flow].vtc, self.lift_of(flow) - credit)
+        self.changed.mark(flow)
+        return 0
+
+    cdef int join(self, int32_t flow, bint earns) except -1:
+        """Count a flow among the active ones, and each node above it that was not; these are
+        lifted, with the credit if they earn it. O(levels * log n)."""
+        self.rekey_active(flow)
+        while self.items[flow].parent != NONE:
+            flow = self.items[flow].parent
+            if self.is_active(flow):
+                return 0
+            self.lift(flow, self.credit(self.items[flow].depth) if earns else 0)
+            self.rekey_active(flow)
+        return 0
+
+    cdef void part(self, int32_t flow) noexcept:
+        """Count a flow no more among the active ones, nor a node of which it was the last.
+        O(levels * log n)."""
+        self.last_active[self.items[flow].cls] = flow
+        self.active(flow).remove(self.place_of(flow))
+        while self.items[flow].parent != NONE:
+            flow = self.items[flow].parent
+            if self.family_of(flow).active.count:
+                return
+            self.changed.mark(flow)
+            self.active(flow).remove(self.place_of(flow))
 
     cdef inline void prefetch(self, int32_t flow) noexcept:
         """Fetch a flow that is looked at soon."""
@@ -281,7 +275,7 @@ cdef class Flows:
         return self.positions.items[n].key
 
     cdef inline int64_t newcomer_at(self, int32_t cls, int32_t pool) noexcept:
-        return max(<int64_t>0, self.positions.level(cls, pool)[0] - self.credit())
+        return max(<int64_t>0, self.positions.level(cls, pool)[0] - self.credit(0))
 
     cdef inline int32_t find_position(self, int32_t flow, int32_t pool) noexcept:
         """Where a flow stands in a pool; -1: it never queued anything there. O(pools)."""
@@ -301,39 +295,52 @@ cdef class Flows:
         if f.linger_until_ns:
             self._unlinger(flow)
         elif f.queued == 0 and f.live == 0:
-            self.recent_count += 1
-            self.recent_weight += f.weight_milli
-        if self.active(flow).has(flow) or f.waits_at != NONE or f.throttled or (
+            self.count_recent(flow, 1)
+        if self.is_active(flow) or f.waits_at != NONE or f.throttled or (
             self.lifts_queued and not queues
         ):
             return 0
-        if self.lifts:
-            f.vtc = max(f.vtc, self.lift_of(f.cls) - self.credit())
-        self.changed.mark(flow)
-        return self.active(flow).put(flow, f.vtc, flow)
+        self.lift(flow, self.credit(f.depth))
+        return self.join(flow, True)
 
-    cdef int64_t raise_level(self, int32_t cls) noexcept:
-        """Let the level of a class follow its least active counter. It never falls. O(1)."""
-        cdef Heap active = <Heap>self.actives[cls]
+    cdef inline int64_t* level_of(self, int32_t flow) noexcept:
+        """The level among a flow and its siblings."""
+        if self.items[flow].parent == NONE:
+            return &self.level[self.items[flow].cls]
+        return &self.family_of(self.items[flow].parent).level
+
+    cdef int64_t raise_level(self, int32_t flow) noexcept:
+        """Let that level follow the least active counter. It never falls. O(1)."""
+        cdef Heap active = self.active(flow)
+        cdef int64_t* level = self.level_of(flow)
         if active.count:
-            self.level[cls] = max(self.level[cls], active.nodes[0].key)
-        return self.level[cls]
+            level[0] = max(level[0], active.nodes[0].key)
+        return level[0]
 
-    cdef inline int64_t credit(self) noexcept:
-        """How far below the level of its class a flow may begin, in weighted micro-tokens."""
+    cdef void raise_levels(self, int32_t flow) noexcept:
+        """The same for a flow and the nodes above it. O(levels)."""
+        while flow != NONE:
+            self.raise_level(flow)
+            flow = self.items[flow].parent
+
+    cdef inline int64_t credit(self, int32_t depth) noexcept:
+        """How far below its level a flow may begin, with so many nodes above it, in weighted
+        micro-tokens."""
         if not self.lifts_queued:
             return 0
-        return self.average_charge if self.credit_max == CREDIT_AUTO else self.credit_max
+        return self.average_charge[depth] if self.credit_max == CREDIT_AUTO else self.credit_max
 
-    cdef int64_t lift_of(self, int32_t cls) noexcept:
-        """Return what a flow of a class is lifted to, before the credit: the level. Under
-        lift=active: the least active counter, else that of the flow active last. O(1)."""
-        cdef Heap active = <Heap>self.actives[cls]
+    cdef int64_t lift_of(self, int32_t flow) noexcept:
+        """Return what a flow is lifted to, before the credit: the level. Under lift=active: the
+        least active counter, else that of the flow of its class that was active last. O(1)."""
+        cdef Heap active
         if self.lifts_queued:
-            return self.raise_level(cls)
+            return self.raise_level(flow)
+        active = self.active(flow)
         if active.count:
             return active.nodes[0].key
-        return self.items[self.last_active[cls]].vtc if self.last_active[cls] != NONE else 0
+        flow = self.last_active[self.items[flow].cls]
+        return self.items[flow].vtc if flow != NONE else 0
 
     cdef void settle(self, int32_t flow) noexcept:
         """The flow may have become idle. O(log n)."""
@@ -341,11 +348,10 @@ cdef class Flows:
         if f.queued:
             return
         if (
-            not f.resumed and self.active(flow).has(flow)
+            not f.resumed and self.is_active(flow)
             and (f.live == 0 or self.lifts_queued)
         ):
-            self.active(flow).remove(flow)
-            self.last_active[f.cls] = flow
+            self.part(flow)
             self.changed.mark(flow)
         if not f.live and not f.linger_until_ns:
             self.linger(flow)
@@ -388,92 +394,58 @@ cdef class Flows:
 
     cdef void _leave(self, int32_t flow) noexcept:
         self._unlinger(flow)
-        self.recent_count -= 1
-        self.recent_weight -= self.items[flow].weight_milli
+        self.count_recent(flow, -1)
+
+    cdef inline int64_t* recent_weight_of(self, int32_t flow) noexcept:
+        """The weight of a flow and its siblings that are active or were lately."""
+        if self.items[flow].parent == NONE:
+            return &self.recent_weight
+        return &self.family_of(self.items[flow].parent).recent_weight
+
+    cdef inline int64_t* queued_weight_of(self, int32_t flow) noexcept:
+        """The weight of a flow and its siblings that have something queued."""
+        if self.items[flow].parent == NONE:
+            return &self.queued_weight[self.items[flow].cls]
+        return &self.family_of(self.items[flow].parent).queued_weight
+
+    cdef inline int64_t* deep_weight_of(self, int32_t flow) noexcept:
+        """The weight of a flow and its siblings that have more than one request queued."""
+        if self.items[flow].parent == NONE:
+            return &self.deep_weight[self.items[flow].cls]
+        return &self.family_of(self.items[flow].parent).deep_weight
+
+    cdef inline bint is_recent(self, int32_t flow) noexcept:
+        """Whether a flow is active or was lately; a node if a child of it is."""
+        cdef const Flow* f = &self.items[flow]
+        if f.family != NONE:
+            return self.family_of(flow).recent_count > 0
+        return f.linger_until_ns != 0 or f.queued > 0 or f.live > 0
+
+    cdef void count_recent(self, int32_t flow, int32_t more) noexcept:
+        """Count a flow that begins (1) or ceases (-1) to share the pools, and each node of which
+        it is the first or was the last. O(levels)."""
+        cdef Family family
+        self.recent_count += more
+        self.recent_weight_of(flow)[0] += more * self.items[flow].weight_milli
+        while self.items[flow].parent != NONE:
+            flow = self.items[flow].parent
+            family = self.family_of(flow)
+            family.recent_count += more
+            if family.recent_count != (more > 0):
+                return
+            self.recent_weight_of(flow)[0] += more * self.items[flow].weight_milli
 
     cdef void reweigh(self, int32_t flow, int32_t weight_milli) noexcept:
         """Give a flow another weight; leases keep theirs. O(1)."""
         cdef Flow* f = &self.items[flow]
-        if f.linger_until_ns or f.queued or f.live:
-            self.recent_weight += weight_milli - f.weight_milli
+        cdef int32_t more = weight_milli - f.weight_milli
+        if self.is_recent(flow):
+            self.recent_weight_of(flow)[0] += more
         if f.queued:
-            self.queued_weight[f.cls] += weight_milli - f.weight_milli
+            self.queued_weight_of(flow)[0] += more
         if f.queued > 1:
-            self.deep_weight[f.cls] += weight_milli - f.weight_milli
+            self.deep_weight_of(flow)[0] += more
         f.weight_milli = weight_milli
-
-    cdef void note_grant(self, int32_t flow, int64_t now_ns) noexcept:
-        # Time between grants, moving average with alpha = 1/5; what Retry-After is made of.
-        cdef Flow* f = &self.items[flow]
-        cdef int64_t gap
-        self.changed.mark(flow)
-        if f.granted_at_ns >= 0:
-            gap = now_ns - f.granted_at_ns
-            f.interval_ns += (gap - f.interval_ns) // 5 if f.interval_ns else gap
-        f.granted_at_ns = now_ns
-
-    cdef void average(self, int32_t flow, int64_t output_tokens) noexcept:
-        """Learn an output, of each sequence: n = (4 n + output) / 5 (section 4.4 of the paper)."""
-        cdef Flow* f = &self.items[flow]
-        self.changed.mark(flow)
-        if f.average_milli:
-            f.average_milli = (4 * f.average_milli + output_tokens * 1000) // 5
-        else:
-            f.average_milli = output_tokens * 1000
-
-    cdef void note_charge(self, const Request* r, int64_t price_in, int64_t price_out) noexcept:
-        """Average what requests are charged in total, each at most what it asked for. O(1)."""
-        cdef int64_t most = r.prompt_tokens * price_in
-        most += <int64_t>r.output_max_tokens * r.sequences * price_out
-        most = min(r.lease.charged, most * 1000 // r.lease.weight_milli)
-        if self.average_charge:
-            most = most // CHARGES_AVERAGED - self.average_charge // CHARGES_AVERAGED
-            self.average_charge += most
-        else:
-            self.average_charge = most
-
-    cdef void forget(self) noexcept:
-        """Counters and rates as new. Only while nothing is active does order stay the same."""
-        cdef int32_t i, pools = <int32_t>len(self.anywhere)
-        self.next_retry_at_ns, self.retry_slots.count = LONG_AGO_NS, 0
-        self.changed.mark_all(self.count)
-        end_resumed(self, self.count)
-        for i in range(self.count):
-            self.items[i].interval_ns = 0
-            self.items[i].granted_at_ns = NONE
-            self.items[i].average_milli = 0
-            forget_waits(&self.items[i], self.now_ns)
-            if self.items[i].queued == 0 and self.items[i].live == 0:
-                self.items[i].vtc = 0
-                self.leave_pools(i)
-        for i in range(CLASSES_MAX):
-            if (<Heap>self.actives[i]).count == 0:
-                self.last_active[i] = NONE
-                self.level[i] = 0
-                self.positions.forget(i, pools)
-        memset(self.positions.pace, 0, pools * sizeof(int64_t))
-        self.average_charge = 0
-        while self.linger_first != NONE:
-            self._leave(self.linger_first)
-
-    cdef void leave_pools(self, int32_t flow) noexcept:
-        """Let a flow that has nothing queued have no positions. O(pools)."""
-        cdef int32_t q = self.items[flow].first_queue
-        self.positions.release(self.items[flow].first_position)
-        self.items[flow].first_position = NONE
-        while q != NONE:
-            self.queues[q].position = NONE
-            q = self.queues[q].next_queue
-
-
-cdef void forget_waits(Flow* f, int64_t now_ns) noexcept:
-    rate_forget(&f.served, now_ns)
-    f.next_retry_at_ns = LONG_AGO_NS
-    if f.refusals != &NO_REFUSALS:
-        f.refusals.retry_slots.count = 0
-    f.wait_error_ns = f.waits_judged = f.first_us = f.forecast_first_us = f.first_judged = 0
-    memset(&f.shed_accuracy, 0, sizeof(ShedAccuracy))
-    f.input_before, f.cached_before = f.input_tokens, f.cached_tokens
 
 
 cdef void end_resumed(Flows flows, int32_t count) noexcept:
@@ -488,7 +460,6 @@ cdef void end_resumed(Flows flows, int32_t count) noexcept:
             continue
         f.resumed = False
         flows.resuming -= 1
-        if flows.active(flow).has(flow) and f.queued == 0 and (f.live == 0 or flows.lifts_queued):
-            flows.active(flow).remove(flow)
-            flows.last_active[f.cls] = flow
+        if flows.is_active(flow) and f.queued == 0 and (f.live == 0 or flows.lifts_queued):
+            flows.part(flow)
             flows.changed.mark(flow)

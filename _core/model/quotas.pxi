@@ -34,6 +34,8 @@ ctypedef struct Quota:
     int64_t owed_requests, owed_input, owed_output  # of bills from before a restart, see restore
     int64_t lift[CLASSES_MAX]  # what the waiting flows of a class were lifted by in all, see gate
     int32_t parent
+    int32_t weight_milli  # of a group that is a node of the tree of shares; 0: it is none
+    int32_t node  # its flow in the default class; -1: it was never needed
 
 ctypedef struct Bill:
     int64_t input_tokens, output_tokens
@@ -121,7 +123,7 @@ cdef class Quotas:
             size = max(16, self.size * 2)
             self.nodes = <Quota*>grow(self.nodes, self.size, size, sizeof(Quota))
             self.size = size
-        self.nodes[self.count].parent = NONE
+        self.nodes[self.count].parent = self.nodes[self.count].node = NONE
         self.waiting.append(None)
         self.count += 1
         self.changed.reserve(self.count)

@@ -1,6 +1,7 @@
 # The kinds of rows in which the state is saved.
 
 cdef bytes FLOW_ROW = b"f"
+cdef bytes NODE_ROW = b"n"
 cdef bytes LENGTHS_ROW = b"l"
 cdef bytes TENANT_QUOTA_ROW = b"t"
 cdef bytes QUOTA_ROW = b"q"

@@ -354,12 +354,13 @@ cdef bint let_one_go(Core core, int32_t pool) except -1:
     not bind, or that can borrow, stands in it; False: there is none. The best class goes first.
     O(LOOKAHEAD * log n + classes)."""
     cdef int32_t found[LOOKAHEAD]
+    cdef bint is_free[LOOKAHEAD]
     cdef Line own = <Line>core.quotas.guarantees.throttled_for[pool + 1]
     cdef Line free = <Line>core.quotas.guarantees.throttled_for[0]
     cdef int32_t k, c, flow, count = 0
     for k in range(core.classes.count):
         c = core.classes.order[k]
-        count = best_first(own.heap(c), free.heap(c), 0, found, count)
+        count = best_first(own.heap(c), free.heap(c), 0, found, is_free, count)
     for k in range(count):
         if not is_saturated(core, core.flows.queues[found[k]].target - 1):
             let_go(core, found[k])

@@ -3,16 +3,16 @@
 cdef int rank_queue(Flows flows, int32_t q) except -1:
     """Give the queue its place among the candidates of its target. O(log n)."""
     cdef Queue* queue = &flows.queues[q]
-    cdef Line line = <Line>flows.candidates[queue.target]
-    cdef int32_t cls = flows.items[queue.flow].cls
     cdef Request* head
     cdef bint waited
     if queue.chain.count:
         head = &flows.requests.items[queue.chain.head]
         if flows.requests.head_state_of(queue.chain.head).head_ns < 0:
             head.head_state.head_ns = flows.now_ns
+    if is_node(flows, queue.flow):
+        return 0  # it stands by its line
     if queue.chain.count == 0 or not flows.is_billed(queue) or queue.throttled:
-        line.remove(cls, q)
+        leave_line(flows, q)
         if queue.target == 0 and not stands_in_one(flows):
             leave_anywhere(flows, q)
         if queue.chain.count:
@@ -28,9 +28,9 @@ cdef int rank_queue(Flows flows, int32_t q) except -1:
     if queue.target:
         flows.pool_order.touch(queue.target - 1)
     if not flows.local:
-        return line.put(cls, q, flows.key_of(q), head.seq, flows.now_ns)
+        return stand(flows, q)
     waited = return_to_pools(flows, q)
-    line.put(cls, q, flows.key_of(q), head.seq, flows.now_ns)
+    stand(flows, q)
     if queue.target == 0 and not flows.one_line:
         stand_anywhere(flows, q)
     return bring_back(flows, queue.flow) if waited else 0
@@ -59,12 +59,7 @@ cdef int charge_flow(
     cdef int32_t q
     if weighted_micro == 0:
         return 0
-    flows.changed.mark(flow)
-    f.vtc = min(max(<int64_t>0, f.vtc + weighted_micro), VTC_MAX)
-    if f.vtc > VTC_REBASE and flows.active(flow).count:
-        rebase(flows, f.cls)
-    if flows.active(flow).has(flow):
-        flows.active(flow).put(flow, f.vtc, flow)
+    add_service(flows, flow, weighted_micro)
     if f.waits_at != NONE or f.throttled:
         rekey_waiting(flows, flow)
     if flows.local:
@@ -79,28 +74,56 @@ cdef int charge_flow(
     return bring_back(flows, flow) if flows.local else 0
 
 
-cdef int rebase(Flows flows, int32_t cls) except -1:
+cdef int add_service(Flows flows, int32_t flow, int64_t weighted_micro) except -1:
+    cdef Flow* f = &flows.items[flow]
+    flows.changed.mark(flow)
+    f.vtc = min(max(<int64_t>0, f.vtc + weighted_micro), VTC_MAX)
+    if f.vtc > VTC_REBASE and flows.active(flow).count:
+        rebase(flows, flow)
+    return flows.rekey_active(flow) if flows.is_active(flow) else 0
+
+
+cdef int charge_nodes(
+    Flows flows, int32_t flow, int32_t weight_milli, int64_t before, int64_t after
+) except -1:
+    """Charge the nodes above a flow for a lease for which the flow was charged `before`, and now
+    `after`, with a weight. Of totals, so that rounding does not add up.
+    O(levels * targets * log n)."""
+    cdef int32_t node = flows.items[flow].parent, first = node
+    cdef int64_t more
+    while node != NONE:
+        more = reweighed(after, weight_milli, flows.items[node].weight_milli)
+        more -= reweighed(before, weight_milli, flows.items[node].weight_milli)
+        add_service(flows, node, more)
+        node = flows.items[node].parent
+    return stand_by_counters(flows, first)
+
+
+cdef int rebase(Flows flows, int32_t flow) except -1:
     # Once in about 2^60 micro-tokens. Where one flow runs so far ahead that the others have not
     # come half as far, it is held at VTC_MAX instead, and still is the last. Idle flows further
     # below the least active one than the credit would be lifted on their return, so cutting them
     # at 0 changes no order.
-    cdef Heap active = <Heap>flows.actives[cls]
-    cdef int64_t base = active.nodes[0].key - flows.credit()
-    cdef int32_t i
+    cdef Heap active = flows.active(flow)
+    cdef int64_t* level = flows.level_of(flow)
+    cdef int64_t base = active.nodes[0].key - flows.credit(flows.items[flow].depth)
+    cdef int32_t i, parent = flows.items[flow].parent, cls = flows.items[flow].cls
     if base < VTC_REBASE // 2:
         return 0
-    flows.level[cls] = max(<int64_t>0, flows.level[cls] - base)
+    level[0] = max(<int64_t>0, level[0] - base)
     for i in range(<int32_t>len(flows.anywhere) if flows.one_line else 0):
         flows.positions.shift(cls, i)[0] += base
     for i in range(flows.count):
-        if flows.items[i].cls != cls:
+        if flows.items[i].cls != cls or flows.items[i].parent != parent:
             continue
         flows.items[i].vtc = max(<int64_t>0, flows.items[i].vtc - base)
         flows.changed.mark(i)
-        if active.has(i):
-            active.put(i, flows.items[i].vtc, i)
+        if flows.is_active(i):
+            flows.rekey_active(i)
         rekey_waiting(flows, i)
     for i in range(flows.queue_count):
-        if flows.queues[i].chain.count:
+        if is_node(flows, flows.queues[i].flow):
+            stand_node(flows, flows.queues[i].flow, flows.queues[i].target)
+        elif flows.queues[i].chain.count:
             rank_queue(flows, i)
     return 0

@@ -69,46 +69,93 @@ cdef bint has_to_wait(Core core, int32_t target) noexcept:
     return waits
 
 
-cdef int64_t own_pace(Core core, const Flow* f, const Pace* pace) noexcept:
+cdef inline int64_t part_of_line(Flows flows, int32_t node, int64_t whole) noexcept:
+    """What a node gets of a pace, beside its siblings that have something queued."""
+    cdef const Flow* f = &flows.items[node]
+    cdef int64_t weight = flows.queued_weight_of(node)[0] + (0 if f.queued else f.weight_milli)
+    return <int64_t>(<wide>whole * f.weight_milli // weight)
+
+
+cdef int64_t own_pace(Core core, int32_t flow, const Pace* pace) noexcept:
     """At which the queue of a flow drains, where its pools drain at `pace`. What flows get that do
     not go on waiting is no part of `pace.deep`, so they do not share in it either; where none goes
-    on waiting, all that wait share the whole. O(1)."""
+    on waiting, all that wait share the whole. O(levels)."""
+    cdef const Flow* f = &core.flows.items[flow]
     cdef int64_t measured = pace_milli(&f.served, f.served.work)
-    cdef int64_t weight = core.flows.deep_weight[f.cls]
+    cdef int64_t weight = core.flows.deep_weight_of(flow)[0]
     cdef int64_t part
+    cdef int32_t node = f.parent
     if weight and pace.deep:
         part = pace.deep
         weight += 0 if f.queued > 1 else f.weight_milli
     else:
         part = pace.whole
-        weight = core.flows.queued_weight[f.cls] + (0 if f.queued else f.weight_milli)
+        weight = core.flows.queued_weight_of(flow)[0] + (0 if f.queued else f.weight_milli)
     part = max(<int64_t>1, <int64_t>(<wide>part * f.weight_milli // weight))
+    while node != NONE:
+        part = max(<int64_t>1, part_of_line(core.flows, node, part))
+        node = core.flows.items[node].parent
     return min(measured, part) if measured else part
 
 
 cdef int64_t work_before(Core core, int32_t flow, int32_t target) except -1:
     """Work of other flows that goes before the next of this one. O(SCAN_MAX + classes)."""
     cdef Flow* f = &core.flows.items[flow]
-    cdef int64_t before = 0, counter
+    cdef int64_t before = 0
     cdef int32_t c
     for c in range(core.classes.count):
         if core.classes.goes_before(c, f.cls):
             before += core.flows.backlog[c]
     if core.flows.order != ORDER_COUNTER:
         return before
+    return before + siblings_before(core, flow, target)
+
+
+cdef int64_t siblings_before(Core core, int32_t flow, int32_t target) noexcept:
+    """Work of its class that goes before the next of a flow: what its siblings take until their
+    counters reach its own, and while they do, what the siblings of its node get beside them, and so
+    on up. O(levels * SCAN_MAX)."""
+    cdef Flow* f = &core.flows.items[flow]
+    cdef int64_t before = 0, weight
+    while f.parent != NONE:
+        before += smaller_before(
+            core, core.flows.family_of(f.parent).line_of(0), f.parent, flow, 0, f.vtc
+        )
+        if target != NONE:
+            before += smaller_before(
+                core, core.flows.family_of(f.parent).line_of(target + 1), f.parent, flow,
+                target + 1, f.vtc,
+            )
+        flow = f.parent
+        f = &core.flows.items[flow]
+        weight = core.flows.queued_weight_of(flow)[0] + (0 if f.queued else f.weight_milli)
+        before = <int64_t>min(<wide>before * weight // f.weight_milli, <wide>VTC_MAX)
+    return before + root_before(core, flow, target)
+
+
+cdef int64_t root_before(Core core, int32_t flow, int32_t target) noexcept:
+    cdef Flow* f = &core.flows.items[flow]
+    cdef int64_t before, counter
     if target == NONE:
-        return before + smaller_before(core, core.flows.candidates[0], flow, f.vtc)
+        return smaller_before(
+            core, (<Line>core.flows.candidates[0]).heap(f.cls), NONE, flow, 0, f.vtc
+        )
     counter = core.flows.counter_at(flow, target)
-    before += smaller_before(
-        core, free_line(core.flows, target), flow,
+    before = smaller_before(
+        core, free_line(core.flows, target).heap(f.cls), NONE, flow, 0,
         counter - shift_of(core.flows, f.cls, target) * core.flows.grain,
     )
-    return before + smaller_before(core, core.flows.candidates[target + 1], flow, counter)
+    return before + smaller_before(
+        core, (<Line>core.flows.candidates[target + 1]).heap(f.cls), NONE, flow, target + 1,
+        counter,
+    )
 
 
-cdef int64_t smaller_before(Core core, Line line, int32_t flow, int64_t counter) noexcept:
-    """What flows of a line take until their counters reach this one, best first down the heap."""
-    cdef Heap heap = line.heap(core.flows.items[flow].cls)
+cdef int64_t smaller_before(
+    Core core, Heap heap, int32_t node, int32_t flow, int32_t target, int64_t counter
+) noexcept:
+    """What flows of a node's line, -1: of the root's, take until their counters reach this one,
+    best first down the heap."""
     cdef int32_t open[4 * SCAN_MAX + 4]
     cdef int32_t count = 0, seen = 0, at, child
     cdef int64_t before = 0, their, least
@@ -123,13 +170,16 @@ cdef int64_t smaller_before(Core core, Line line, int32_t flow, int64_t counter)
         if least >= counter:
             continue
         seen += 1
-        queue = &core.flows.queues[heap.nodes[at].id]
+        queue = &core.flows.queues[queue_at(core.flows, node, target, heap.nodes[at].id)]
         if queue.flow != flow:
             their = <int64_t>(
                 <wide>(counter - least) * core.flows.items[queue.flow].weight_milli
                 // 1_000_000_000
             )
-            before += min(their, work_in_queue(core.flows, queue, NONE))
+            if is_node(core.flows, queue.flow):
+                before += min(their, core.flows.items[queue.flow].queued_work)
+            else:
+                before += min(their, work_in_queue(core.flows, queue, NONE))
         for child in range(4 * at + 1, min(4 * at + 5, heap.count)):
             open[count] = child
             count += 1
@@ -153,7 +203,7 @@ cdef int64_t wait_from(
         return time_for(max(own_ahead, core.flows.backlog[f.cls]) + work, pace.whole)
     return min(
         WAIT_MAX_NS,
-        time_for(own_ahead, own_pace(core, f, &pace)) + time_for(work, pace.whole),
+        time_for(own_ahead, own_pace(core, flow, &pace)) + time_for(work, pace.whole),
     )
 
 

@@ -26,6 +26,7 @@ cdef enum:
     PREEMPTED_EACH_PPM = 2_000
     PREEMPTED_MAX = 10
     FULL_PERCENT = 95
+    PART_UNITS = 1 << 16  # of a block, in which parts of parts are counted
 
 
 cdef void set_headroom(Pool* p, int64_t ppm) noexcept:
@@ -97,14 +98,21 @@ cdef inline bint has_shares(Core core) noexcept:
 
 
 cdef bint is_above_share(Core core, int32_t pool, int32_t flow, int64_t blocks) noexcept:
-    """Whether a flow that gets so many blocks more holds more than its part of a pool, by weight
-    among all that were active lately. Other pools do not count: their callers say how large they
-    are. O(1)."""
+    """Whether a flow that gets so many blocks more holds more than its part of a pool: by weight
+    among its siblings that were active lately, of the part of their node. Other pools do not
+    count: their callers say how large they are. O(levels)."""
     cdef const Pool* p = &core.ledger.pools[pool]
+    cdef const Flow* f = &core.flows.items[flow]
     cdef int64_t held = p.held[flow] if flow < p.held_count else 0
+    cdef int32_t node = f.parent
+    cdef wide part
     if not has_shares(core):
         return False
+    part = <wide>max(p.capacity_blocks, p.promised_blocks) * PART_UNITS
+    while node != NONE:
+        part = part * core.flows.items[node].weight_milli // core.flows.recent_weight_of(node)[0]
+        node = core.flows.items[node].parent
     return (
-        <wide>(held + blocks) * core.flows.recent_weight
-        > <wide>max(p.capacity_blocks, p.promised_blocks) * core.flows.items[flow].weight_milli
+        <wide>(held + blocks) * PART_UNITS * core.flows.recent_weight_of(flow)[0]
+        > part * f.weight_milli
     )

@@ -24,7 +24,7 @@ cdef inline int64_t lead_of(Flows flows, int32_t pool) noexcept:
     """How far ahead of the others in a pool service elsewhere may keep a flow."""
     if flows.positions.lead_max != LEAD_AUTO:
         return flows.positions.lead_max
-    return 2 * flows.average_charge + flows.positions.pace[pool]
+    return 2 * flows.average_charge[0] + flows.positions.pace[pool]
 
 
 cdef int32_t position_of(Flows flows, int32_t flow, int32_t pool) except -1:
@@ -91,7 +91,7 @@ cdef int64_t shift_of(Flows flows, int32_t cls, int32_t pool) noexcept:
     here = key + flows.positions.shift(cls, pool)[0] // flows.grain
     if own.count and flows.queues[own.nodes[0].id].flow != flows.queues[free.nodes[0].id].flow:
         here = min(here, own.nodes[0].key + lead_of(flows, pool) // flows.grain)
-    here = max(here, (flows.positions.level(cls, pool)[0] - flows.credit()) // flows.grain)
+    here = max(here, (flows.positions.level(cls, pool)[0] - flows.credit(0)) // flows.grain)
     return here - key
 
 
@@ -176,7 +176,7 @@ cdef int begin_at(Flows flows, int32_t n) except -1:
     cdef int32_t cls = flows.items[p.flow].cls
     p.waits_at = NONE
     if flows.lifts:
-        p.key = max(p.key, raise_level_in(flows, cls, p.pool) - flows.credit())
+        p.key = max(p.key, raise_level_in(flows, cls, p.pool) - flows.credit(0))
     flows.changed.mark(p.flow)
     return 0
 
@@ -207,7 +207,7 @@ cdef int rebase_pool(Flows flows, int32_t cls, int32_t pool) except -1:
     cdef int64_t* level = flows.positions.level(cls, pool)
     cdef int32_t n, q
     if first_of_pool(flows, cls, pool, &first):
-        base = first.key * flows.grain - flows.credit()
+        base = first.key * flows.grain - flows.credit(0)
     if base < VTC_REBASE // 2 or flows.order != ORDER_COUNTER:
         return 0
     level[0] = max(<int64_t>0, level[0] - base)
@@ -227,15 +227,12 @@ cdef int rebase_pool(Flows flows, int32_t cls, int32_t pool) except -1:
 
 cdef int replace_in_line(Flows flows, int32_t q) except -1:
     """Give a queue that stands in line its places by the keys of now. O(pools * log n)."""
-    cdef Queue* queue = &flows.queues[q]
-    cdef Line line = <Line>flows.candidates[queue.target]
-    cdef int32_t cls = flows.items[queue.flow].cls
-    if not line.has(cls, q):
+    if is_node(flows, flows.queues[q].flow) or not has_place(flows, q):
         return 0
-    line.put(
-        cls, q, flows.key_of(q), flows.requests.items[queue.chain.head].seq, flows.now_ns
+    stand(flows, q)
+    return (
+        stand_anywhere(flows, q) if flows.queues[q].target == 0 and not flows.one_line else 0
     )
-    return stand_anywhere(flows, q) if queue.target == 0 and not flows.one_line else 0
 
 
 cdef int stand_anywhere(Flows flows, int32_t q) except -1:
@@ -311,7 +308,7 @@ cdef void find_lines(Flows flows, int32_t flow, IndexSet* queued, IndexSet* stan
         target = flows.queues[q].target
         if flows.queues[q].chain.count:
             set_add(queued, target)
-        if (<Line>flows.candidates[target]).has(flows.items[flow].cls, q):
+        if has_place(flows, q):
             set_add(stands, target)
         q = flows.queues[q].next_queue
 

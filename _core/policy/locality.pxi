@@ -18,16 +18,14 @@ cdef int32_t first_in_class(Core core, int32_t pool, int32_t cls) except -2:
     cdef Heap free = free_line(core.flows, pool).heap(cls)
     cdef int32_t shared = NONE
     if free.count:
-        shared = core.flows.queues[free.nodes[0].id].chain.head
+        shared = first_head(core.flows, free)
         if not core.ledger.can_hold(pool, &core.requests.items[shared]):
             shared = NONE  # another pool's
     if own.count == 0:
         return shared
-    if shared != NONE and less_by(
-        &free.nodes[0], &own.nodes[0], shift_of(core.flows, cls, pool)
-    ):
-        return shared
-    return core.flows.queues[own.nodes[0].id].chain.head
+    if shared == NONE:
+        return first_head(core.flows, own)
+    return first_of_two(core.flows, own, free, shift_of(core.flows, cls, pool))
 
 
 cdef int32_t next_in_class(
@@ -36,10 +34,7 @@ cdef int32_t next_in_class(
     """The same of one class, behind those that were taken."""
     cdef Heap own = (<Line>core.flows.candidates[pool + 1]).heap(cls)
     cdef Heap free = free_line(core.flows, pool).heap(cls)
-    cdef int32_t k, count = best_first(own, free, shift_of(core.flows, cls, pool), found, taken)
-    for k in range(taken, count):
-        found[k] = core.flows.queues[found[k]].chain.head
-    return count
+    return next_heads(core.flows, own, free, shift_of(core.flows, cls, pool), found, taken)
 
 
 HASH_MASK = (1 << 64) - 1
@@ -149,8 +144,11 @@ cdef int32_t longest_match(
     cdef int32_t k, count = next_in_class(core, pool, cls, found, 0), best = first
     cdef int64_t quanta = quanta_of(core, first, pool), match
     cdef int64_t longest = matched_tokens(core, pool, first)
+    cdef int32_t parent = core.flows.items[core.requests.items[first].flow].parent
     for k in range(count):
         if quanta_of(core, found[k], pool) != quanta:
+            continue
+        if core.flows.items[core.requests.items[found[k]].flow].parent != parent:
             continue
         match = matched_tokens(core, pool, found[k])
         if match > longest and core.ledger.can_hold(pool, &core.requests.items[found[k]]):

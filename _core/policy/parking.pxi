@@ -66,10 +66,9 @@ cdef int note_out(Flows flows, int32_t flow) except -1:
         wait_in_pools(flows, flow)
     if not is_out(flows, flow):
         return rejoin(flows, flow)
-    if not flows.active(flow).has(flow):
+    if not flows.is_active(flow):
         return 0
-    flows.active(flow).remove(flow)
-    flows.last_active[flows.items[flow].cls] = flow
+    flows.part(flow)
     return note_lifts(flows, flow)
 
 
@@ -80,18 +79,18 @@ cdef int rejoin(Flows flows, int32_t flow) except -1:
     cdef int32_t node = flows.quotas.guarantees.root if f.waits_at == NONE else f.waits_at
     cdef int64_t least, before = f.throttled_lift if f.waits_at == NONE else f.wait_lift
     cdef Quota* n
-    if flows.active(flow).has(flow):
+    if flows.is_active(flow):
         return 0
     if node == NONE:
         raise flows.quotas.fuse.blow("fairness: a flow was out that waited for nothing")
     n = &flows.quotas.nodes[node]
-    least = flows.lift_of(f.cls)
+    least = flows.lift_of(flow)
     f.vtc += n.lift[f.cls] - before
     if flows.lifts and f.vtc < least:
         n.lift[f.cls] += least - f.vtc
         f.vtc = least
         flows.quotas.changed.mark(node)
-    flows.active(flow).put(flow, f.vtc, flow)
+    flows.join(flow, False)
     return note_lifts(flows, flow)
 
 

@@ -2,7 +2,7 @@
 
 cdef void count_queued(Flows flows, const Request* r, int32_t more) noexcept:
     """One more or one less is queued. A flow is backlogged from the second on until its queue is
-    empty. O(1)."""
+    empty. O(levels)."""
     cdef Flow* f = &flows.items[r.flow]
     f.queued += more
     f.queued_tokens += more * r.prompt_tokens
@@ -16,12 +16,30 @@ cdef void count_queued(Flows flows, const Request* r, int32_t more) noexcept:
     flows.backlog[f.cls] += more * r.work
     if f.queued == 0 or (f.queued == 1 and more > 0):
         flows.backlogged += more
-        flows.queued_weight[f.cls] += more * f.weight_milli
         memset(&f.served, 0, sizeof(Rate))
     elif f.queued == 2:
         rate_run(&f.served, flows.now_ns, True)
-    if f.queued + (more < 0) == 2:  # it begins or ceases to have more than one
-        flows.deep_weight[f.cls] += more * f.weight_milli
+    count_weight(flows, r.flow, more)
+    if f.parent != NONE:
+        add_to_nodes(flows, r.flow, more, more * r.work)
+
+
+cdef inline void count_weight(Flows flows, int32_t flow, int32_t more) noexcept:
+    # What it has queued has changed by so many requests.
+    cdef const Flow* f = &flows.items[flow]
+    cdef int32_t before = f.queued - more
+    flows.queued_weight_of(flow)[0] += ((f.queued > 0) - (before > 0)) * f.weight_milli
+    flows.deep_weight_of(flow)[0] += ((f.queued > 1) - (before > 1)) * f.weight_milli
+
+
+cdef void add_to_nodes(Flows flows, int32_t flow, int32_t count, int64_t work) noexcept:
+    """Count what is queued below the nodes above a flow. O(levels)."""
+    cdef int32_t node = flows.items[flow].parent
+    while node != NONE:
+        flows.items[node].queued += count
+        flows.items[node].queued_work += work
+        count_weight(flows, node, count)
+        node = flows.items[node].parent
 
 
 cdef int32_t enqueue(Flows flows, int32_t i) except -2:

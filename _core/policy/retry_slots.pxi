@@ -76,7 +76,7 @@ cdef int64_t turn_ns(Core core, int32_t flow, int32_t target, int64_t work) noex
     cdef Pace pace = pace_of(core, target)
     if pace.whole == 0:
         return min(f.interval_ns if f.interval_ns else NS_PER_S, RETRY_MAX_NS)
-    return time_for(work, own_pace(core, f, &pace))
+    return time_for(work, own_pace(core, flow, &pace))
 
 
 cdef int64_t next_turn_ns(

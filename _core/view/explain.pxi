@@ -171,30 +171,39 @@ cdef Node rank_of(Core core, int32_t i) noexcept:
 
 
 cdef int32_t flows_before(Core core, int32_t i) except -1:
-    """Flows of its class that stand in the line before it; more than SCAN_MAX are not counted.
-    O(SCAN_MAX)."""
+    """Flows of its class that stand in the line before it, a node as one; more than SCAN_MAX are
+    not counted. O(levels * SCAN_MAX)."""
     cdef Request* r = &core.requests.items[i]
     cdef Node mine = rank_of(core, i)
     cdef Line free
-    cdef int32_t cls = core.flows.items[r.flow].cls, count
+    cdef Family family
+    cdef int32_t flow = r.flow, cls = core.flows.items[flow].cls, count = 0, target = r.target + 1
     cdef int64_t shift
+    while core.flows.items[flow].parent != NONE:
+        family = core.flows.family_of(core.flows.items[flow].parent)
+        count = nodes_before(core, family.line_of(0), family, &mine, flow, count)
+        if target:
+            count = nodes_before(core, family.line_of(target), family, &mine, flow, count)
+        flow = core.flows.items[flow].parent
+        if core.flows.order == ORDER_COUNTER:
+            mine.key = core.flows.items[flow].vtc // core.flows.grain
     if r.target == NONE:
         free = <Line>core.flows.candidates[0]
     else:
         free = free_line(core.flows, r.target)
     shift = shift_of(core.flows, cls, r.target) if r.target != NONE else 0
     mine.key -= shift
-    count = nodes_before(core, free.heap(cls), &mine, r.flow, 0)
+    count = nodes_before(core, free.heap(cls), None, &mine, flow, count)
     mine.key += shift
-    if r.target != NONE:
+    if target:
         count = nodes_before(
-            core, (<Line>core.flows.candidates[r.target + 1]).heap(cls), &mine, r.flow, count
+            core, (<Line>core.flows.candidates[target]).heap(cls), None, &mine, flow, count
         )
     return count
 
 
 cdef int32_t nodes_before(
-    Core core, Heap heap, Node* mine, int32_t flow, int32_t count
+    Core core, Heap heap, Family family, Node* mine, int32_t flow, int32_t count
 ) noexcept:
     # Down the heap from its head: whoever is not before it has nobody below that is.
     cdef int32_t open[4 * SCAN_MAX + 8]
@@ -207,7 +216,10 @@ cdef int32_t nodes_before(
         at = open[left]
         if not less(&heap.nodes[at], mine):
             continue
-        count += core.flows.queues[heap.nodes[at].id].flow != flow
+        if family is None:
+            count += core.flows.queues[heap.nodes[at].id].flow != flow
+        else:
+            count += family.members[heap.nodes[at].id] != flow
         for child in range(4 * at + 1, min(4 * at + 5, heap.count)):
             open[left] = child
             left += 1

@@ -95,7 +95,8 @@ cdef int check_tenants(Core core) except -1:
             core, answers[i] == core.flows.items[i].answers, "answers of a flow = those stored"
         )
         check_invariant(
-            core, core.flow_names[core.flow_list[i]] == core.flows.items[i].base,
+            core, is_node(core.flows, i)
+            or core.flow_names[core.flow_list[i]] == core.flows.items[i].base,
             "the name of a flow finds its tenant",
         )
         born += core.flows.items[i].born
@@ -105,16 +106,17 @@ cdef int check_tenants(Core core) except -1:
 cdef int check_flows(Core core) except -1:
     cdef int32_t f, q
     cdef int64_t queued, received = 0, everything = 0, exempt = 0, exempt_live = 0
-    cdef Line line
     cdef list charged = charges_of_leases(core)
     for f in range(core.flows.count):
+        if is_node(core.flows, f):
+            check_node(core, f)
+            continue
         queued = 0
         q = core.flows.items[f].first_queue
         while q != NONE:
-            line = <Line>core.flows.candidates[core.flows.queues[q].target]
             check_invariant(
                 core,
-                line.has(core.flows.items[f].cls, q) == (
+                has_place(core.flows, q) == (
                     core.flows.queues[q].chain.count > 0
                     and core.flows.is_billed(&core.flows.queues[q])
                     and not core.flows.queues[q].throttled
@@ -126,7 +128,7 @@ cdef int check_flows(Core core) except -1:
             q = core.flows.queues[q].next_queue
         check_invariant(core, queued == core.flows.items[f].queued, "queued = sum of queues")
         check_invariant(
-            core, core.flows.active(f).has(f) == (
+            core, core.flows.is_active(f) == (
                 (
                     queued > 0 or core.flows.items[f].resumed != 0
                     or (core.flows.items[f].live > 0 and not core.flows.lifts_queued)
@@ -192,19 +194,20 @@ cdef int check_backlog(Core core) except -1:
     cdef int64_t all_tokens = 0, exempt_tokens = 0, all_work = 0
     cdef int32_t f, i, cls
     cdef list tokens = [0] * flows.count, work = [0] * flows.count
-    cdef list backlog = [0] * CLASSES_MAX, weight = [0] * CLASSES_MAX, deep = [0] * CLASSES_MAX
+    cdef list backlog = [0] * CLASSES_MAX
     for _, i in queued_requests(core):
         tokens[core.requests.items[i].flow] += core.requests.items[i].prompt_tokens
         work[core.requests.items[i].flow] += core.requests.items[i].work
+    check_weights(core)
     for f in range(flows.count):
+        if is_node(flows, f):
+            continue
         check_invariant(
             core, tokens[f] == flows.items[f].queued_tokens
             and work[f] == flows.items[f].queued_work, "queued tokens = sum of queues"
         )
         cls = flows.items[f].cls
         backlog[cls] += work[f]
-        weight[cls] += flows.items[f].weight_milli if flows.items[f].queued else 0
-        deep[cls] += flows.items[f].weight_milli if flows.items[f].queued > 1 else 0
         all_tokens += tokens[f]
         all_work += work[f]
         exempt_tokens += tokens[f] if flows.items[f].exempt else 0
@@ -214,10 +217,7 @@ cdef int check_backlog(Core core) except -1:
     )
     for cls in range(CLASSES_MAX):
         check_invariant(
-            core, backlog[cls] == flows.backlog[cls]
-            and weight[cls] == flows.queued_weight[cls]
-            and deep[cls] == flows.deep_weight[cls],
-            "backlog of a class = sum of its flows",
+            core, backlog[cls] == flows.backlog[cls], "backlog of a class = sum of its flows"
         )
     return 0
 
@@ -237,7 +237,7 @@ cdef int check_candidates(Core core) except -1:
                 q = heap.nodes[k].id
                 check_invariant(
                     core,
-                    heap.nodes[k].tie == core.requests.items[core.flows.queues[q].chain.head].seq
+                    heap.nodes[k].tie == arrival_of(core.flows, q)
                     and heap.nodes[k].key == core.flows.key_of(q)
                     and core.flows.items[core.flows.queues[q].flow].cls == c,
                     "a candidate stands at its counter and its head, in its class",
@@ -266,7 +266,7 @@ cdef int check_positions(Core core) except -1:
         check_line(core, line)
         for q in range(flows.queue_count):
             flow, cls = flows.queues[q].flow, flows.items[flows.queues[q].flow].cls
-            if flows.queues[q].target != 0:
+            if flows.queues[q].target != 0 or is_node(flows, flow):
                 continue
             check_invariant(
                 core, line.has(cls, q) == (<Line>flows.candidates[0]).has(cls, q),

@@ -8,6 +8,12 @@ cdef service_of(Core core, int32_t flow):
     )
 
 
+cdef list tenants_flows(Core core):
+    """All flows that are not nodes of the tree. O(flows)."""
+    cdef int32_t flow
+    return [flow for flow in range(core.flows.count) if not is_node(core.flows, flow)]
+
+
 cdef pool_stats(Core core, int64_t now_ns, int32_t pool):
     cdef Pool* p = &core.ledger.pools[pool]
     return {
@@ -253,6 +259,8 @@ cdef list class_rows(Core core):
     memset(live, 0, sizeof(live))
     memset(granted, 0, sizeof(granted))
     for i in range(core.flows.count):
+        if is_node(core.flows, i):
+            continue
         c = core.flows.items[i].cls
         queued[c] += core.flows.items[i].queued
         live[c] += core.flows.items[i].live
@@ -280,22 +288,26 @@ cdef struct Span:
 
 
 cdef int64_t fairness_gap(Flows flows) except -1:
-    """Largest difference of counters between flows of a class that are backlogged in a pool, and
+    """Largest difference of counters between siblings of a class that are backlogged in a pool, and
     not by their own quotas. O(queues * pools + classes * pools)."""
     cdef int64_t widest = 0
     cdef int32_t q, k, n, flow, target, pools = <int32_t>len(flows.anywhere) if flows.local else 1
+    cdef int32_t at_root = CLASSES_MAX * (pools + 1), count = at_root
     cdef Span* spans
     if pools == 0:
         return 0
+    count += <int32_t>len(flows.families)
     # One more for what stands in one line for all pools.
-    spans = <Span*>extend(NULL, CLASSES_MAX * (pools + 1), sizeof(Span))
-    for k in range(CLASSES_MAX * (pools + 1)):
+    spans = <Span*>extend(NULL, count, sizeof(Span))
+    for k in range(count):
         spans[k].low, spans[k].high = VTC_MAX, -1
     for q in range(flows.queue_count):
         flow, target = flows.queues[q].flow, flows.queues[q].target
         k = flows.items[flow].cls * (pools + 1)
-        if not (<Line>flows.candidates[target]).has(flows.items[flow].cls, q):
+        if not has_place(flows, q):
             continue
+        if flows.items[flow].parent != NONE:
+            k = at_root + flows.items[flows.items[flow].parent].family
         if not flows.local:
             widen(&spans[k], flows.items[flow].vtc)
         elif target == 0 and flows.one_line:
@@ -310,7 +322,7 @@ cdef int64_t fairness_gap(Flows flows) except -1:
                     flows.positions.items[n].key if flows.lifts else flows.items[flow].vtc,
                 )
                 n = flows.positions.items[n].next_position
-    for k in range(CLASSES_MAX * (pools + 1)):
+    for k in range(count):
         widest = max(widest, spans[k].high - spans[k].low)
     free(spans)
     return widest
@@ -322,19 +334,21 @@ cdef inline void widen(Span* s, int64_t counter) noexcept:
 
 cdef totals_of(Core core):
     cdef int32_t i
-    cdef int64_t promised = 0, weight = WEIGHT_MILLI_MAX
+    cdef int64_t promised = 0, weight = WEIGHT_MILLI_MAX, credit = 0
     capacity = 0
     for i in range(core.ledger.count):
         promised += core.ledger.pools[i].promised_blocks * core.ledger.pools[i].block_size
         capacity += core.ledger.pools[i].capacity_blocks * core.ledger.pools[i].block_size
     for i in range(core.flows.count):
         weight = min(weight, core.flows.items[i].weight_milli)
+    for i in range(TREE_LEVELS):
+        credit = max(credit, core.flows.credit(i))
     # Theorem 4.4 of the paper, divided by the least weight; M is what all pools hold.
     # Under DLPM a flow may be a quantum ahead, at either end of a time. A flow may begin below the
     # others by the credit.
     bound = 2 * max(
         core.prompt_seen_max * core.input_price, capacity * core.output_price
-    ) * 1000 // weight + (2 * core.flows.grain if core.by_prefix else 0) + core.flows.credit()
+    ) * 1000 // weight + (2 * core.flows.grain if core.by_prefix else 0) + credit
     return {
         "received": core.received,
         "granted": core.granted,
@@ -354,7 +368,7 @@ cdef totals_of(Core core):
         "predictor_samples": core.predictor.samples,
         **predictor_figures(core, NONE),
         "refusals": refusal_counts(core.refusals),
-        "flows": core.flows.count,
+        "flows": core.flows.count - len(core.flows.families),
         "open_sessions": sum(s is not None for s in core.sessions),
         "stored_answers": core.answers.count,
         "overload_state": overload_of_all(core),

@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 from schedsvc.config.class_rules import DEFAULT_CLASS
 from schedsvc.config.in_force import in_force
-from schedsvc.config.models import Class, Config, Pool, Terms
+from schedsvc.config.models import Class, Config, Group, Pool, Terms
 from schedsvc.config.rules import UNKNOWN_TENANT
 
 __all__ = [
@@ -111,8 +111,9 @@ class Configurable(Protocol):
         share: int = 0,
         lends: int = -1,
         borrows: int = -1,
+        weight_milli: int = 0,
     ) -> int:
-        """Add a quota that several share."""
+        """Add a quota that several share, and with a weight their service."""
 
     def set_flow_quota(
         self,
@@ -411,10 +412,7 @@ def _shared_quotas(
 ) -> dict[str, int]:
     """Declare groups, parents first, and models; return the groups' indices."""
     found: dict[str, int] = {}
-    limits = {
-        group.name: group.quota.core_limits() | (group.share.core_share() if group.share else {})
-        for group in config.groups
-    }
+    limits = {group.name: _group_terms(group) for group in config.groups}
     # First without parents: a group may change places with the one above it.
     for group in before.groups if before else []:
         core.set_quota(now_ns, group_name(group.name), **limits.get(group.name, {}))
@@ -440,6 +438,15 @@ def _shared_quotas(
         for pool in model.pools:
             core.set_pool_quota(now_ns, pool.encode(), node)
     return found
+
+
+def _group_terms(group: Group) -> dict[str, int]:
+    """Return keyword arguments for the core."""
+    return {
+        **group.quota.core_limits(),
+        **(group.share.core_share() if group.share else {}),
+        **({"weight_milli": group.weight_milli} if group.weight_milli else {}),
+    }
 
 
 def group_name(name: str) -> bytes:

@@ -286,10 +286,11 @@ class Share(Section):
 
 
 class Group(Section):
-    """A quota that tenants and other groups share."""
+    """What tenants and other groups have in common: a quota, and with a weight their service."""
 
     name: Name
     parent: Name | None = None
+    weight_milli: Annotated[WeightMilli | None, Field(alias="weight")] = None
     quota: Quota = Quota()
     share: Share | None = None
 

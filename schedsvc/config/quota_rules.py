@@ -29,6 +29,42 @@ def quota_findings(data: Mapping[str, Any]) -> Iterator[Finding]:
         yield from _group(entry.get("group"), parents, (*path, "group"))
     yield from _models(data)
     yield from _shares(data, parents)
+    yield from _weights(data, parents)
+
+
+def _weights(data: Mapping[str, Any], parents: Mapping[str, str | None]) -> Iterator[Finding]:
+    """Yield what groups with a weight do not go with. O(groups)."""
+    weighted = [i for i, entry in items(data.get("groups")) if entry.get("weight") is not None]
+    if not weighted:
+        return
+    first: Path = ("groups", weighted[0], "weight")
+    pools = data.get("pools")
+    if isinstance(pools, list) and len(pools) > 1:
+        yield (
+            first,
+            f"needs a scheduler with one pool, but pools lists {len(pools)}; run one scheduler for"
+            " each pool, or remove the weights of all groups",
+        )
+    if mapping(data.get("scheduler")).get("lift") == "active":
+        yield first, "does not go with scheduler.lift active; remove one of them"
+    groups: list[tuple[Path, dict[str, Any]]] = [
+        (("groups", i), entry) for i, entry in items(data.get("groups"))
+    ]
+    for path, entry in (*groups, *with_terms(data)):
+        if entry.get("share") is not None:
+            where = (*path, "share")
+            yield where, "does not go with groups that have a weight; remove one of them"
+    quotas = {e["name"] for _, e in groups if isinstance(e.get("name"), str) and e.get("quota")}
+    for i in weighted:
+        parent = data["groups"][i].get("parent")
+        for above in _tower_of(parent, parents):
+            if above in quotas:
+                yield (
+                    ("groups", i, "weight"),
+                    f"stands below the quota of group {above!r}, which groups with weights cannot"
+                    " share; give each of them its own quota, or remove the weight",
+                )
+                break
 
 
 def _shares(data: Mapping[str, Any], parents: Mapping[str, str | None]) -> Iterator[Finding]:

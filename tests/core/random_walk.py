@@ -31,18 +31,21 @@ POOLS = ((b"p0", 4096, 16, 0, 0), (b"p1", 2000, 1, 24, 900), (b"p2", 3000, 7, 0,
 class RandomWalk:
     """One scheduler, one source of randomness, and what the auditor knows."""
 
-    def __init__(self, seed: int, policy: str = "vtc", small_pools: int = 0) -> None:
+    def __init__(
+        self, seed: int, policy: str = "vtc", small_pools: int = 0, pools: int = len(POOLS)
+    ) -> None:
         self.random = random.Random(seed)
         limits = LIMITS | {"pools_max": 64 + small_pools}
         self.core = core.Scheduler(policy=policy, **limits)  # type: ignore[arg-type]
         for i in range(FLOWS):
             self.core.set_flow(b"flow%d" % i, self.random.choice((100, 1000, 1000, 2500)))
-        for name, *figures in POOLS:
+        for name, *figures in POOLS[:pools]:
             self.core.set_pool(0, name, 1, *figures)
         for k in range(small_pools):
             self.core.set_pool(0, b"small%d" % k, 1, 60, 1)
         self.now_ns = 0
-        self.epochs = [1] * (len(POOLS) + small_pools)
+        self.pools = pools
+        self.epochs = [1] * (pools + small_pools)
         self.waiting: dict[int, int] = {}  # handle -> when it was asked
         self.leases: dict[int, core.Decision] = {}  # live as far as the auditor knows
         self.withdrawn: set[int] = set()
@@ -82,7 +85,7 @@ class RandomWalk:
             b"r%d" % serial,
             inputs,
             output,
-            pool=ask.choice((-1, -1, -1, 0, 1, 2)),
+            pool=min(ask.choice((-1, -1, -1, 0, 1, 2)), self.pools - 1),
             sequences=sequences,
             queue_ttl_ns=ask.choice((0, 0, SECOND)),
             reports_progress=ask.random() < 0.5,
@@ -155,7 +158,7 @@ class RandomWalk:
                 del self.leases[lease_id]
 
     def restart(self) -> None:
-        pool = self.random.randrange(len(POOLS))
+        pool = self.random.randrange(self.pools)
         name, capacity, *figures = POOLS[pool]
         self.epochs[pool] += self.random.random() < 0.3
         capacity = int(capacity * self.random.choice((0.3, 0.7, 1, 1, 1)))
@@ -166,7 +169,7 @@ class RandomWalk:
         if d and self.random.random() < 0.5:  # known to the core: renewed
             lease_id, pool, epoch = d.lease_id, d.pool, d.pool_epoch
         else:
-            pool = self.random.randrange(len(POOLS))
+            pool = self.random.randrange(self.pools)
             self.restored += 1
             lease_id, epoch = self.restored, self.epochs[pool]
         before = lease_id in self.leases

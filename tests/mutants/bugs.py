@@ -6,6 +6,7 @@ The production source holds none of this.
 from bugs_fairness import FAIRNESS_BUGS
 from bugs_operator import OPERATOR_BUGS
 from bugs_tenants import TENANT_BUGS
+from bugs_tree import TREE_BUGS
 from bugs_trust import TRUST_BUGS
 from mutant import Mutant
 
@@ -14,9 +15,7 @@ RELEASE = (
     "        core.ledger.pools[r.pool].served += outcome == OUT_COMPLETED\n"
 )
 HEADROOM = "        # Headroom is for growth; what is alone in the pool may use it all.\n"
-LIFT = (
-    "        if self.lifts:\n            f.vtc = max(f.vtc, self.lift_of(f.cls) - self.credit())\n"
-)
+LIFT = "        self.lift(flow, self.credit(f.depth))\n"
 SECOND = 1 << 22
 THIRD = 1 << 23
 FOURTH = 1 << 24  # from here on there are deadlines
@@ -112,9 +111,9 @@ MUTANTS = (
                 "        if BUG:\n"
                 "            for other in range(self.count):\n"
                 "                if self.items[other].queued:\n"
-                "                    f.vtc = max(f.vtc, self.lift_of(f.cls))\n"
+                "                    f.vtc = max(f.vtc, self.lift_of(flow))\n"
                 "                    break\n"
-                "            return self.active(flow).put(flow, f.vtc, flow)\n",
+                "            return self.join(flow, True)\n",
             ),
         ),
         60,
@@ -128,7 +127,7 @@ MUTANTS = (
                 LIFT,
                 "        if BUG:\n"
                 "            f.vtc = 0\n"
-                "            return self.active(flow).put(flow, f.vtc, flow)\n",
+                "            return self.join(flow, True)\n",
             ),
         ),
         60,
@@ -476,6 +475,7 @@ MUTANTS = (
     *FAIRNESS_BUGS,
     *TRUST_BUGS,
     *TENANT_BUGS,
+    *TREE_BUGS,
 )
 
 NUMBERS = {mutant.name: number for number, mutant in enumerate(MUTANTS, 1)}

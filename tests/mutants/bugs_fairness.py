@@ -14,10 +14,10 @@ FAIRNESS_BUGS = (
         (
             (
                 "model/flows.pxi",
-                "            self.level[cls] = max(self.level[cls], active.nodes[0].key)\n",
+                "            level[0] = max(level[0], active.nodes[0].key)\n",
                 "            if BUG:\n"
-                "                self.level[cls] = active.nodes[0].key\n"
-                "                return self.level[cls]\n",
+                "                level[0] = active.nodes[0].key\n"
+                "                return level[0]\n",
             ),
         ),
         100,
@@ -30,11 +30,10 @@ FAIRNESS_BUGS = (
         (
             (
                 "model/flows.pxi",
-                "            f.vtc = max(f.vtc, self.lift_of(f.cls) - self.credit())\n",
-                "            if BUG:\n"
-                "                f.vtc = max(f.vtc, self.lift_of(f.cls)\n"
-                "                    - self.credit() * 1000 // f.weight_milli)\n"
-                "                return self.active(flow).put(flow, f.vtc, flow)\n",
+                "        self.lift(flow, self.credit(f.depth))\n",
+                "        if BUG:\n"
+                "            self.lift(flow, self.credit(f.depth) * 1000 // f.weight_milli)\n"
+                "            return self.join(flow, True)\n",
             ),
         ),
         100,
@@ -47,9 +46,8 @@ FAIRNESS_BUGS = (
         (
             (
                 "model/flows.pxi",
-                "            f.vtc = max(f.vtc, self.lift_of(f.cls) - self.credit())\n",
-                "            if BUG and f.live:\n"
-                "                return self.active(flow).put(flow, f.vtc, flow)\n",
+                "        self.lift(flow, self.credit(f.depth))\n",
+                "        if BUG and f.live:\n            return self.join(flow, True)\n",
             ),
         ),
         100,

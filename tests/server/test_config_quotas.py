@@ -160,3 +160,78 @@ def test_shares_of_tenants_and_groups_reach_the_core(tmp_path: Path) -> None:
 )
 def test_wrong_quotas_are_named_by_place(text: str, expected: list[str], tmp_path: Path) -> None:
     assert found(tmp_path, MINIMAL + text) == expected
+
+
+def test_weights_of_groups_reach_the_core_and_follow_a_reload(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    text = (
+        MINIMAL
+        + "groups: [{name: org, weight: 3}, {name: team, parent: org, weight: 0.5}]\n"
+        + "pools: [{name: p, capacity_tokens: 32}]\n"
+        + "tenants: [{name: a, group: team}, {name: b, group: org}, {name: c}]\n"
+    )
+    file.write_text(text)
+    before = load(file)
+    core = new_core(before, 0)
+    flows = [core.flow_index(name) for name in (b"a", b"b", b"c")]
+    for k in range(100):
+        for flow in flows:
+            core.admit(0, flow, b"%d" % k, 10, 10)
+
+    def serve(count: int) -> list[int]:
+        served = [0, 0, 0]
+        for _ in range(count):
+            (d,) = core.poll(0)
+            served[flows.index(d.flow)] += 1
+            core.complete(0, d.lease_id, d.pool_epoch, output_tokens=10)
+        return served
+
+    assert serve(60) == pytest.approx([15, 30, 15], abs=1)
+    file.write_text(text.replace("weight: 0.5", "weight: 1"))
+    config = load(file)
+    reconfigure(core, config, before, 0)
+    assert serve(60) == pytest.approx([22, 23, 15], abs=1)
+    file.write_text(text.replace(", weight: 0.5", "").replace(", weight: 3", ""))
+    reconfigure(core, load(file), config, 0)
+    assert serve(60) == pytest.approx([20, 20, 20], abs=2)
+    core.check()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "groups: [{name: g, weight: 1}]\n"
+            "pools: [{name: p, capacity_tokens: 99}, {name: q, capacity_tokens: 99}]\n",
+            "2:28 groups[0].weight: needs a scheduler with one pool, but pools lists 2; run one"
+            " scheduler for each pool, or remove the weights of all groups",
+        ),
+        (
+            "groups: [{name: f}, {name: g, weight: 1}]\nscheduler: {lift: active}\n",
+            "2:39 groups[1].weight: does not go with scheduler.lift active; remove one of them",
+        ),
+        (
+            "groups: [{name: g, weight: 1}]\n"
+            "tenants:\n  - {name: a, share: {tokens_per_minute: 5}}\n",
+            "4:22 tenants[0].share: does not go with groups that have a weight; remove one of them",
+        ),
+        (
+            "groups:\n  - {name: all, quota: {requests_per_minute: 5}}\n"
+            "  - {name: mid, parent: all}\n  - {name: g, parent: mid, weight: 1}\n",
+            "5:36 groups[2].weight: stands below the quota of group 'all', which groups with"
+            " weights cannot share; give each of them its own quota, or remove the weight",
+        ),
+    ],
+)
+def test_what_weights_of_groups_do_not_go_with_is_named(
+    tmp_path: Path, text: str, expected: str
+) -> None:
+    assert found(tmp_path, MINIMAL + text) == [expected]
+
+
+def test_weight_beside_and_above_quotas_is_valid(tmp_path: Path) -> None:
+    text = (
+        "groups:\n  - {name: org, weight: 2, quota: {requests_per_minute: 5}}\n"
+        "  - {name: team, parent: org, quota: {requests_per_minute: 4}}\n"
+    )
+    assert found(tmp_path, MINIMAL + text) == []

@@ -13,7 +13,7 @@ LINE_CHARS_MAX = 100
 # not here has none.
 PROSE_FAULTS = {
     "SECURITY.md": 8,
-    "_core": 321,
+    "_core": 335,
     "bench": 76,
     "clients": 182,
     "deploy": 3,

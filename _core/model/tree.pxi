@@ -1,0 +1,76 @@
+# The tree of shares: organisations, teams, tenants. A group with a weight is a node.
+#
+# A node is a flow without requests of its own. In each class it has a counter, a weight and a
+# family: its children, which are flows of tenants and further nodes. Siblings share what their node
+# gets by their weights. So the same rules hold at each level: the least counter goes first, ties go
+# by arrival; a child that becomes backlogged is lifted to the level of its family less the credit;
+# the level never falls. A node is backlogged while a child is. Service of a tenant's flow is
+# charged to each node above it, by the weight of that node.
+#
+# A flow without a parent stands at the root, in the heaps of its class. In a family a child has a
+# place, which numbers it in the family's heaps: they are no larger than the family.
+
+cdef enum:
+    TREE_LEVELS = QUOTA_DEPTH  # a tenant's flow and the nodes above it
+
+
+@cython.final
+cdef class Family:
+    """The children of a node in one class. The caller keeps the places that `add()` gives out."""
+
+    cdef int32_t* members  # flow of each place; below -1: a free one, see `add()`
+    cdef int32_t count, size, first_free
+    cdef Heap no_line
+    cdef Heap active  # places of children that have something queued, by counter
+    cdef list lines  # of each target: places of children by the key and the arrival of their heads
+    cdef int64_t level
+    cdef int64_t recent_weight  # of the children that are active or were lately, and how many
+    cdef int32_t recent_count
+    cdef int64_t queued_weight, deep_weight  # of those with something queued; with more than one
+
+    def __cinit__(self):
+        self.first_free = NONE
+        self.active, self.no_line, self.lines = Heap(), Heap(), []
+
+    def __dealloc__(self):
+        free(self.members)
+
+    cdef int32_t add(self, int32_t flow) except -1:
+        """Give a child a place, a free one first. O(1) amortised."""
+        cdef int32_t place = self.first_free
+        if place != NONE:
+            self.first_free = -2 - self.members[place]
+        else:
+            if self.count == self.size:
+                self.size = larger(self.size, 0)
+                self.members = <int32_t*>extend(self.members, self.size, sizeof(int32_t))
+            place = self.count
+            self.count += 1
+        self.members[place] = flow
+        return place
+
+    cdef void leave(self, int32_t place) noexcept:
+        """Free the place of a child that stands nowhere any more. O(1)."""
+        self.members[place] = -2 - self.first_free
+        self.first_free = place
+
+    cdef Heap line(self, int32_t target):
+        """The heap of a target, a new one if it has none. O(1) amortised."""
+        while <int32_t>len(self.lines) <= target:
+            self.lines.append(Heap())
+        return <Heap>self.lines[target]
+
+    cdef inline Heap line_of(self, int32_t target):
+        """The same for those who only look; of what has none, one that is always empty. O(1)."""
+        if not 0 <= target < <int32_t>len(self.lines):
+            return self.no_line
+        return <Heap>self.lines[target]
+
+    cdef inline bint has(self, int32_t target, int32_t place) noexcept:
+        """Whether a child stands in the line of a target. O(1)."""
+        return self.line_of(target).has(place)
+
+
+cdef inline int64_t reweighed(int64_t weighted, int32_t weight_milli, int32_t to_milli) noexcept:
+    """Weighted service of one weight as that of another."""
+    return <int64_t>(<wide>weighted * weight_milli // to_milli)

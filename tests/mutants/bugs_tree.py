@@ -1,0 +1,64 @@
+"""Known bugs of the tree of shares."""
+
+from mutant import Mutant
+
+TESTS = "tests/core/test_tree.py::"
+
+TREE_BUGS = (
+    Mutant(
+        "node-uncharged",
+        "service of a tenant is not charged to the groups above it",
+        (
+            (
+                "policy/fair_queue.pxi",
+                "        add_service(flows, node, more)\n",
+                "        if BUG:\n            more = 0\n",
+            ),
+        ),
+        0,
+        tests=(f"{TESTS}test_organisations_share_by_weight_whatever_their_size",),
+    ),
+    Mutant(
+        "node-saves-up",
+        "a group that begins to wait is not lifted",
+        (
+            (
+                "model/flows.pxi",
+                "            self.lift(flow, self.credit(self.items[flow].depth) if",
+                "            if BUG:\n                self.rekey_active(flow)\n"
+                "                continue\n",
+            ),
+        ),
+        0,
+        tests=(f"{TESTS}test_newcomer_group_begins_at_the_level_of_its_siblings",),
+    ),
+    Mutant(
+        "node-looks-at-one-line",
+        "below a group, only what stands in the line of its own first request is looked at",
+        (
+            (
+                "policy/tree_lines.pxi",
+                "        own = flows.family_of(node).line_of(own_target)\n",
+                "        if BUG and flows.queues[q].target == 0:\n"
+                "            own_target = NONE\n"
+                "        elif BUG:\n"
+                "            free_target = NONE\n",
+            ),
+        ),
+        0,
+        tests=(f"{TESTS}test_random_trees_grant_what_the_model_picks",),
+    ),
+    Mutant(
+        "node-level-forgotten",
+        "after a restart, the levels below all groups are 0",
+        (
+            (
+                "lifecycle/saved_tree.pxi",
+                "    core.flows.family_of(node).level = v[1]\n",
+                "    if BUG:\n        return 1\n",
+            ),
+        ),
+        0,
+        tests=(f"{TESTS}test_counters_and_levels_of_nodes_outlive_a_restart",),
+    ),
+)
