@@ -32,14 +32,17 @@ cdef inline void fade(Core core, int32_t flow) noexcept:
         core.flows.changed.mark(flow)
 
 
-cdef int32_t reclaim_flow(Core core) except -2:
+cdef int32_t reclaim_flow(Core core, int32_t maker) except -2:
     """The flow of a tenant that has been forgotten for this; -1: among the next flows no tenant can
-    be. O(FORGET_LOOKS * (classes * pools + levels))."""
+    be. Of tenants that a principal was the first to name; -1: of any.
+    O(FORGET_LOOKS * (classes * pools + levels))."""
     cdef int32_t flow
     cdef int k
     for k in range(min(FORGET_LOOKS, core.flows.count)):
         flow = core.forget_at if core.forget_at < core.flows.count else 0
         core.forget_at = flow + 1
+        if maker != NONE and core.flows.items[flow].maker != maker + 1:
+            continue
         if may_forget(core, flow):
             forget_tenant(core, flow)
             return flow

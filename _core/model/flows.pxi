@@ -61,6 +61,7 @@ ctypedef struct Flow:
     int32_t guarantee  # first node with a share on its chain; -1: none
     int32_t first_position  # in pools, while there are several; -1: none
     int32_t answers  # that are stored
+    int32_t maker  # made at first sight: 1 + the principal that named it; 0: not known
 
 ctypedef struct Queue:
     Chain chain
