@@ -87,17 +87,10 @@ cdef class Scheduler(UsageApi):
 
     def set_principal(
         self, int64_t now_ns, int64_t number, bytes name=b"", list pools=None, list tenants=None,
-        list classes=None, int64_t share_ppm=SHARE_PPM,
+        list classes=None, int64_t share_ppm=SHARE_PPM, bint sees_all=False,
     ):
         enter(self, now_ns)
-        set_grants(self, number, name, pools, tenants, classes, share_ppm)
-
-    def may_see_tenant(self, int32_t principal, bytes name):
-        if not self.principals.is_limited(principal):
-            return True
-        return fits_any(
-            self.principals.tenants[principal], <const uint8_t*>PyBytes_AS_STRING(name), len(name)
-        )
+        set_grants(self, number, name, pools, tenants, classes, share_ppm, sees_all)
 
     def set_flow_class(self, int32_t flow, int32_t default_class=0, named=()):
         known_tenant(self, flow)
@@ -329,7 +322,7 @@ cdef class Scheduler(UsageApi):
         if handle < 0:
             fill_refusal(
                 self, &refused, message.flow, target_of(self, &message.pool), <int>-handle,
-                <uint64_t>self.received,
+                <uint64_t>self.received, principal,
             )
             return encode_verdict(self, &refused)
         i = self.requests.lookup(handle)
@@ -453,16 +446,12 @@ cdef class Scheduler(UsageApi):
     def stats(self, int64_t now_ns, int flow_limit=1_000, int32_t principal=NONE):
         cdef int32_t i
         cdef bint sees_all = not self.principals.is_limited(principal)
-        pools, flows = range(self.ledger.count), tenants_flows(self)
+        pools, keys = range(self.ledger.count), []
         if not sees_all:
             pools = [i for i in pools if self.principals.may_offer(principal, self.pool_list[i])]
-            flows = [i for i in flows if self.may_see_tenant(principal, self.flow_list[i])]
-        # Those that wait are never cut off for what others were served long ago.
-        order = nlargest(
-            flow_limit, flows,
-            key=lambda f: (self.flows.items[f].queued > 0, service_of(self, f), -f),
-        )
-        order.sort(key=lambda f: (-service_of(self, f), f))
+        if flow_limit:
+            keys = nlargest(flow_limit, self.flow_keys(0, self.flows.count, principal)[1])
+        order = [-f for _, f in sorted((key[1:] for key in keys), reverse=True)]
         return {
             "pools": [pool_stats(self, now_ns, i) for i in pools],
             "flows": [self.flow_stats(now_ns, i) for i in order],

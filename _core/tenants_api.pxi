@@ -36,6 +36,19 @@ cdef class TenantsApi(Core):
         enter(self, now_ns)
         follow_rules(self)
 
+    def flow_keys(self, int32_t first, int32_t end, int32_t principal=NONE):
+        cdef int32_t f, count = self.flows.count
+        # Those that wait are never cut off for what others were served long ago.
+        return end if end < count else 0, [
+            (self.flows.items[f].queued > 0, service_of(self, f), -f)
+            for f in range(max(0, first), min(end, count))
+            if not is_node(self.flows, f)
+            and sees_tenant(self, principal, <bytes>self.flow_list[f])
+        ]
+
+    def may_see_tenant(self, int32_t principal, bytes name):
+        return sees_tenant(self, principal, name)
+
     def unlisted_stats(self):
         return unlisted_row(self)
 
@@ -47,7 +60,7 @@ cdef class TenantsApi(Core):
         memset(&key, 0, sizeof(Slice))
         check_text("tenant", &text, 1, NAME_BYTES_MAX)
         flow = flow_of(self, &text, &key)
-        return flow_at_sight(self, &text) if is_born(self, flow, &text, 1) else flow
+        return flow_at_sight(self, &text, NONE) if is_born(self, flow, &text, 1) else flow
 
     def set_retired(self, int64_t now_ns, bytes name):
         enter(self, now_ns)

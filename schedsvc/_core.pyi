@@ -265,17 +265,16 @@ class Scheduler(UsageApi):
     def set_principal(
         self, now_ns: int, number: int, name: bytes = b"", pools: list[bytes] | None = None,
         tenants: list[bytes] | None = None, classes: list[bytes] | None = None,
-        share_ppm: int = 1_000_000,
+        share_ppm: int = 1_000_000, sees_all: bool = False,
     ) -> None:  # fmt: skip
         """Grant a principal (0 to 65,536) names and places, in place of what it had.
 
         A number without grants may do everything. Lists hold patterns (* is any text); None: all.
         Pools it may register, replay into and report of; tenants it may vouch for; classes its
         requests may name. Else a call raises CallerError with code 7. `share_ppm`: the most of each
-        bounded table that it may hold. O(1); O(requests) for a number beyond all with grants.
+        bounded table that it may hold. `sees_all`: its refusals also state the free tokens of pools
+        that it may not register. O(1); O(requests) for a number beyond all with grants.
         """
-    def may_see_tenant(self, principal: int, name: bytes) -> bool:
-        """Whether a principal may vouch for this tenant. O(patterns)."""
     def set_flow_mode(self, now_ns: int, flow: int, dry_run: bool) -> None:
         """Enforce decisions on a flow, or audit it.
 

@@ -35,6 +35,16 @@ class TenantsApi:
 
         Without `own` in `set_unknown()` their names are unknown from then on.
         """
+    def may_see_tenant(self, principal: int, name: bytes) -> bool:
+        """Whether a principal may vouch for this tenant. O(patterns)."""
+    def flow_keys(
+        self, first: int, end: int, principal: int = -1
+    ) -> tuple[int, list[tuple[bool, int, int]]]:
+        """Return what `stats()` chooses flows by: it waits, its service, and its negated number.
+
+        Of the flows from `first` to before `end` that the principal may see; before them `end`, or
+        0 if there are no more flows. O(end - first).
+        """
     def unlisted_stats(self) -> dict[str, Any]:
         """Sum up tenants at first sight, keyed as `flow_stats()`; counters never fall. O(flows)."""
     def set_retired(self, now_ns: int, name: bytes) -> None:

@@ -1,8 +1,7 @@
 """Drives the core: the single writer of its state, the waiting futures, and one timer.
 
-Every event goes through here: the core is told, then polled; verdicts resolve futures, sessions
-with something to say are woken, and the timer is set to the core's next deadline. All methods
-have to be called from the event loop's thread.
+For every event it calls the core and polls it, resolves the futures of verdicts, wakes sessions, and
+sets the timer to the core's next deadline. Call all methods from the event loop's thread.
 """
 
 import asyncio
@@ -36,6 +35,7 @@ WORK_MAX = 128
 
 P = ParamSpec("P")
 R = TypeVar("R")
+FlowKey = tuple[bool, int, int]
 
 _TIMER_TICK_NS = 1_000_000
 
@@ -115,10 +115,10 @@ class Driver:
         self.loading = Loading()
         #: How the usage ledger is kept; None if it is not.
         self.ledgering: Ledgering | None = None
-        #: What the configuration says of modes, and what an operator says over it.
+        #: The mode of the configuration, and an operator's modes over it.
         self.mode_configured = "enforce"
         self.mode_overlay = ModeOverlay()
-        #: What operators have set of tenants, for the state file.
+        #: Operators' settings of tenants, for the state file.
         self.tenant_entries = EntryLog()
         self._core = core
         self._on_defect = on_defect
@@ -272,6 +272,16 @@ class Driver:
         return self._core.stats(self.clock.now_ns(), flow_limit, principal)
 
     @_guarded
+    def flow_keys(self, first: int, end: int, principal: int) -> tuple[int, list[FlowKey]]:
+        """Return what Stats chooses some flows by; see the core. O(end - first)."""
+        return self._core.flow_keys(first, end, principal)
+
+    @_guarded
+    def flow_stats(self, flow: int) -> dict[str, Any]:
+        """Return the snapshot of one flow. O(1)."""
+        return self._core.flow_stats(self.clock.now_ns(), flow)
+
+    @_guarded
     def may_see_tenant(self, principal: int, tenant: bytes) -> bool:
         """Whether a principal may vouch for a tenant. O(patterns)."""
         return self._core.may_see_tenant(principal, tenant)
@@ -283,10 +293,7 @@ class Driver:
 
     @_guarded
     def tenant_stats(self, tenant: bytes) -> list[dict[str, Any]]:
-        """Return the snapshots of a tenant's flows, that in the default class first. O(classes).
-
-        Empty where there is no tenant of that name.
-        """
+        """Return a tenant's flows, that in the default class first; none if it is not known."""
         now_ns = self.clock.now_ns()
         return [self._core.flow_stats(now_ns, flow) for flow in self._core.flow_indices(tenant)]
 
@@ -306,11 +313,8 @@ class Driver:
         """Return a tenant's histograms (None: of all others); see the core's. O(classes)."""
         if tenant is None:
             return self._core.histograms()
-        return [
-            row
-            for flow in self._core.flow_indices(tenant)[:1]
-            for row in self._core.histograms(flow)
-        ]
+        flows = self._core.flow_indices(tenant)[:1]
+        return [row for flow in flows for row in self._core.histograms(flow)]
 
     @_guarded
     def explain(self, request_id: bytes, tenant: bytes, principal: int) -> list[dict[str, Any]]:

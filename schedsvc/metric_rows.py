@@ -369,7 +369,7 @@ TENANT_ROWS = (
     Row(
         "forgotten_tenants", True, "forgotten", "Tenants forgotten so that others got their flows."
     ),
-    Row("flows_max", False, "flows_max", "Flows beyond which new names share one flow."),
+    Row("flows_max", False, "flows_max", "Tenants beyond which new names share one flow."),
     Row(
         "shared_flow_requests",
         True,

@@ -310,7 +310,7 @@ cdef int64_t admit_message(
     if not grants_tenant(core, principal, ask.flow, &m.tenant):
         not_granted(core, principal, "tenant" if m.tenant.size else "api_key_sha256", "tenants")
     if is_born(core, ask.flow, &m.tenant, m.proof):
-        m.flow = ask.flow = flow_at_sight(core, &m.tenant)
+        m.flow = ask.flow = flow_at_sight(core, &m.tenant, principal)
     take_class(core, &ask, m.request_class.at, m.request_class.size)
     ask.tag = tag
     if ask.flow == NONE:

@@ -17,10 +17,10 @@ cdef int enter(Core core, int64_t now_ns) except -1:
 
 cdef int set_grants(
     Core core, int64_t number, bytes name, list pools, list tenants, list classes,
-    int64_t share_ppm,
+    int64_t share_ppm, bint sees_all,
 ) except -1:
     """Give a principal grants in place of what it had; None: all names of a kind.
-    O(1); O(requests + sessions) for a number beyond all that have grants."""
+    O(1); O(requests + sessions + flows) for a number beyond all that have grants."""
     cdef int32_t i, first = core.principals.count
     cdef Request* r
     check_range("number", number, 0, PRINCIPALS_MAX)
@@ -39,7 +39,12 @@ cdef int set_grants(
         for session in core.sessions:
             if session is not None and (<SessionState>session).principal >= first:
                 core.principals.count_session((<SessionState>session).principal, 1)
-    return core.principals.grant(<int32_t>number, name, pools, tenants, classes, share_ppm)
+        for i in range(core.flows.count):
+            if core.flows.items[i].maker > first:
+                core.principals.count_tenant(core.flows.items[i].maker - 1, 1)
+    return core.principals.grant(
+        <int32_t>number, name, pools, tenants, classes, share_ppm, sees_all
+    )
 
 
 cdef int32_t add_flow(Core core, bytes name, int64_t weight_milli) except -1:

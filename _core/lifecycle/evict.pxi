@@ -23,7 +23,7 @@ cdef int evict(Core core, int32_t i, int outcome) except -1:
     observe(&core.flows.items[flow].times.evicted, core.now_ns - r.arrival_ns)
     log_decision(core, flow, outcome, core.now_ns - r.arrival_ns, 0, r.target, r.tag)
     if r.owner >= 0:
-        fill_refusal(core, &v, flow, r.target, outcome, r.key_lo)
+        fill_refusal(core, &v, flow, r.target, outcome, r.key_lo, r.principal)
         v.handle = core.requests.handle(i)
         v.tag = r.tag
         if quota_ns and v.retry_after_ms:

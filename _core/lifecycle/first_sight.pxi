@@ -2,6 +2,9 @@
 # its first request comes, if the caller has proved its name and unknown tenants may have flows. The
 # first rule that fits the name says what the flow gets. Such a flow is `born`: not configured.
 #
+# As every bounded table, that of the tenants is divided between the principals: one that has made
+# its share of the flows can only get those back of its own tenants that can be forgotten.
+#
 # A request id of such a tenant is found under a key of its name, not of the number of its flow,
 # because the number may later be another tenant's.
 
@@ -20,11 +23,12 @@ cdef TenantRule any_rule(bint dry_runs):
     return rule
 
 
-cdef int32_t flow_at_sight(Core core, Slice* name) except -1:
+cdef int32_t flow_at_sight(Core core, Slice* name, int32_t principal) except -1:
     """The flow of a tenant with a proved name that stands for no flow, made if there is none. With
-    as many flows as there may be: that of the unknown tenants. O(rules * name + classes)."""
+    as many tenants as there may be, in all or of this principal: that of the unknown tenants; -1
+    stands for no principal. O(rules * name + classes)."""
     cdef bytes text = slice_bytes(name)
-    cdef int32_t flow
+    cdef int32_t flow, only
     cdef bint is_new = False
     if text == OTHER_TENANTS:
         return core.unknown_flow
@@ -32,14 +36,15 @@ cdef int32_t flow_at_sight(Core core, Slice* name) except -1:
     if known == core.unknown_flow:
         return core.unknown_flow
     if known is None:
-        flow = reclaim_retired(core)
+        only = principal if has_all_tenants(core, principal) else NONE
+        flow = reclaim_retired(core) if only == NONE else NONE
         if flow != NONE:
             pass
-        elif core.flows.count < core.flows_max:
+        elif only == NONE and len(core.flow_names) < core.flows_max:
             flow = core.flows.add(BORN_WEIGHT_MILLI)
             core.flow_list.append(text)
         else:
-            flow = reclaim_flow(core)
+            flow = reclaim_flow(core, only)
         if flow == NONE:
             core.shared_requests += 1
             return core.unknown_flow
@@ -48,9 +53,20 @@ cdef int32_t flow_at_sight(Core core, Slice* name) except -1:
     else:  # it was gone
         flow = known
     set_born(core, flow, True)
+    core.flows.items[flow].maker = principal + 1
+    core.principals.count_tenant(principal, 1)
     put_name(core, text, flow)
     apply_rule(core, flow, is_new)
     return flow
+
+
+cdef inline bint has_all_tenants(Core core, int32_t principal):
+    """Whether a principal has made its share of the flows that listed tenants leave. O(1)."""
+    cdef int64_t listed = len(core.flow_names) - core.born_count
+    return core.principals.is_limited(principal) and (
+        core.principals.items[principal].tenants
+        >= core.principals.places(principal, max(<int64_t>0, core.flows_max - listed))
+    )
 
 
 cdef int apply_rule(Core core, int32_t flow, bint is_new) except -1:

@@ -16,13 +16,18 @@ cdef enum:
 cdef int64_t FADE_NS = 3_600_000_000_000
 
 
-cdef inline bint has_faded(Core core, int32_t flow) noexcept:
-    """Whether what a flow's outputs taught counts no more. O(1)."""
+cdef inline bint is_stale(Core core, int32_t flow) noexcept:
+    """Whether an idle flow had its last grant too long ago for what it taught. O(1)."""
     cdef const Flow* f = &core.flows.items[flow]
     return (
-        core.flows.items[f.base].born and f.queued == 0 and f.live == 0
+        f.queued == 0 and f.live == 0
         and f.granted_at_ns >= 0 and core.now_ns - f.granted_at_ns >= FADE_NS
     )
+
+
+cdef inline bint has_faded(Core core, int32_t flow) noexcept:
+    """Whether what a flow's outputs taught counts no more. O(1)."""
+    return core.flows.items[core.flows.items[flow].base].born and is_stale(core, flow)
 
 
 cdef inline void fade(Core core, int32_t flow) noexcept:
@@ -33,15 +38,20 @@ cdef inline void fade(Core core, int32_t flow) noexcept:
         core.flows.changed.mark(flow)
 
 
-cdef int32_t reclaim_flow(Core core) except -2:
+cdef int32_t reclaim_flow(Core core, int32_t maker) except -2:
     """The flow of a tenant that has been forgotten for this; -1: among the next flows no tenant can
-    be. O(FORGET_LOOKS * (classes * pools + levels))."""
+    be. Of tenants that a principal was the first to name; -1: of any.
+    O(FORGET_LOOKS * (classes * pools + levels))."""
     cdef int32_t flow
     cdef int k
     for k in range(min(FORGET_LOOKS, core.flows.count)):
         flow = core.forget_at if core.forget_at < core.flows.count else 0
         core.forget_at = flow + 1
-        if core.flows.items[flow].born and may_forget(core, flow):
+        if not core.flows.items[flow].born:
+            continue
+        if maker != NONE and core.flows.items[flow].maker != maker + 1:
+            continue
+        if may_forget(core, flow):
             forget_tenant(core, flow)
             return flow
     return NONE
@@ -124,7 +134,7 @@ cdef bint may_forget_flow(Core core, int32_t flow) except -1:
     for positions in core.saved_positions.values():
         if flow in positions:
             return False
-    if has_faded(core, flow):
+    if is_stale(core, flow):
         return True
     if core.ahead == AHEAD_AVERAGE and f.average_milli:
         return False

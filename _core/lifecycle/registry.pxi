@@ -6,6 +6,9 @@ cdef void set_born(Core core, int32_t flow, bint born) noexcept:
     while core.flows.items[flow].born and not born and sibling != NONE:
         add_counters(&core.carried, &core.flows.items[sibling])
         sibling = core.flows.items[sibling].sibling
+    if core.flows.items[flow].born and not born:
+        core.principals.count_tenant(core.flows.items[flow].maker - 1, -1)
+        core.flows.items[flow].maker = 0
     core.born_count += <int>born - core.flows.items[flow].born
     core.flows.items[flow].born = born
     core.flows.changed.mark(flow)

@@ -58,7 +58,9 @@ cdef int restore_born(Core core, list rows) except -1:
     cdef Cursor c
     cdef Slice name
     for key, value, _ in rows:
-        if key[:3] == FLOW_ROW + b"\0\0" and core.unknown_own and core.flows.count < core.flows_max:
+        if not core.unknown_own or len(core.flow_names) >= core.flows_max:
+            break
+        if key[:3] == FLOW_ROW + b"\0\0":
             c = data_cursor(value)
             read_numbers(&c, v, 9)
             text = key[3:]
@@ -66,7 +68,7 @@ cdef int restore_born(Core core, list rows) except -1:
             if not 0 < name.size <= NAME_BYTES_MAX or not is_utf8(&name) or has_control(&name):
                 continue
             if v[8] and text not in core.flow_names:
-                flow_at_sight(core, &name)
+                flow_at_sight(core, &name, NONE)
     return 0
 
 

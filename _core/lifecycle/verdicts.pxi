@@ -132,9 +132,11 @@ cdef int count_refusal(Core core, int32_t flow, int outcome) except -1:
 
 
 cdef void fill_refusal(
-    Core core, Verdict* v, int32_t flow, int32_t target, int outcome, uint64_t key
-) noexcept:
-    # Fills every field of a refusal. A request without a flow (-1) learns nothing of queues.
+    Core core, Verdict* v, int32_t flow, int32_t target, int outcome, uint64_t key,
+    int32_t principal,
+) except *:
+    # Fills every field of a refusal. A request without a flow (-1) learns nothing of queues, and a
+    # principal learns how full a pool is only if Stats would show it the pool.
     cdef Pool* p
     cdef int64_t free
     memset(v, 0, sizeof(Verdict))
@@ -151,7 +153,7 @@ cdef void fill_refusal(
     )
     if target == NONE and core.ledger.count == 1:
         target = 0
-    if target != NONE:
+    if target != NONE and core.principals.sees_pool(principal, core.pool_list[target]):
         p = &core.ledger.pools[target]
         v.pool_capacity_tokens = p.capacity_blocks * p.block_size
         # Where headroom is below nothing an idle pool may promise more than it holds.

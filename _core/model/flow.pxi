@@ -42,6 +42,7 @@ ctypedef struct Flow:
     int32_t guarantee  # first node with a share on its chain; -1: none
     int32_t first_position  # in pools, while there are several; -1: none
     int32_t answers  # that are stored
+    int32_t maker  # made at first sight: 1 + the principal that named it; 0: not known
     int32_t group  # quota node of the group that the tenant is in; -1: none
     int32_t parent  # its node in the tree of shares, of the same class; -1: none, see tree.pxi
     int32_t family  # of a node: the number of its Family; -1: it is a tenant's flow

@@ -22,6 +22,8 @@ ctypedef struct Principal:
     int64_t queued_tokens  # of input, of those that are queued
     int32_t sessions  # that it has open
     int32_t adapters  # that it was the first to use, while they are in use
+    int32_t tenants  # at first sight that it was the first to name
+    bint sees_all  # Stats, and so how full each pool is
     bint is_limited  # it has grants of its own, or a share below all
     int64_t share_ppm  # of each bounded table; 0: all of it
     uint8_t* flows  # of each tenant's flow: MAY_*
@@ -94,13 +96,15 @@ cdef class Principals:
         return 0
 
     cdef int grant(
-        self, int32_t number, bytes name, list pools, list tenants, list classes, int64_t share_ppm
+        self, int32_t number, bytes name, list pools, list tenants, list classes,
+        int64_t share_ppm, bint sees_all,
     ) except -1:
         """Give a principal that has a record these grants, in place of what it had. O(1)."""
         cdef Principal* p = &self.items[number]
         self.names[number] = name
         self.pools[number], self.tenants[number] = pools, tenants
         self.classes[number] = classes
+        p.sees_all = sees_all
         p.share_ppm = 0 if share_ppm == SHARE_PPM else share_ppm
         p.is_limited = (
             p.share_ppm > 0 or pools is not None or tenants is not None or classes is not None
@@ -148,6 +152,10 @@ cdef class Principals:
             self.pools[number], <const uint8_t*>PyBytes_AS_STRING(pool), len(pool)
         )
 
+    cdef bint sees_pool(self, int32_t number, bytes pool) except -1:
+        """Whether a principal may know how full a pool is: one of its own, or all. O(patterns)."""
+        return self.may_offer(number, pool) or self.items[number].sees_all
+
     cdef inline int64_t places(self, int32_t number, int64_t most) noexcept:
         """How much of a table with `most` places a principal may hold: at least one. O(1)."""
         cdef int64_t share_ppm = 0
@@ -180,6 +188,10 @@ cdef class Principals:
 
     cdef inline int32_t adapters_of(self, int32_t number) noexcept:
         return self.items[number].adapters if 0 <= number < self.count else 0
+
+    cdef inline void count_tenant(self, int32_t number, int more) noexcept:
+        if 0 <= number < self.count:
+            self.items[number].tenants += more
 
     cdef inline void count_adapter(self, int32_t number, int more) noexcept:
         if 0 <= number < self.count:

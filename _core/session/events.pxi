@@ -55,7 +55,7 @@ cdef int read_replay(
     if not grants_tenant(core, ask.principal, ask.flow, &tenant):
         ask.flow = core.unknown_flow
     elif is_born(core, ask.flow, &tenant, proof):
-        ask.flow = flow_at_sight(core, &tenant)
+        ask.flow = flow_at_sight(core, &tenant, ask.principal)
     ask.target = target_of(core, &pool)
     ask.prompt_tokens = ask.prompt_max_tokens = <int32_t>v[2]
     ask.output_max_tokens = <int32_t>v[3]

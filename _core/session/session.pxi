@@ -252,7 +252,7 @@ cdef class Session(PoolOffers):
         if handle < 0:
             fill_refusal(
                 self.core, &v, message.flow, target_of(self.core, &message.pool), <int>-handle,
-                tag,
+                tag, self.principal,
             )
             v.tag = tag
             return self.push(&v)

@@ -163,7 +163,7 @@ cdef int check_principals(Core core) except -1:
     cdef int32_t i, count = core.principals.count
     cdef const Principal* p
     cdef const Request* r
-    cdef list held = [[0] * 8 for _ in range(count)]  # by state, queued tokens, sessions, adapters
+    cdef list held = [[0] * 9 for _ in range(count)]  # by state, then as they are compared
     for i in range(core.requests.used):
         r = &core.requests.items[i]
         if r.state != FREE and 0 <= r.principal < count:
@@ -175,13 +175,16 @@ cdef int check_principals(Core core) except -1:
     for i in range(core.adapters.count):
         if core.adapters.items[i].users and 0 <= core.adapters.items[i].principal < count:
             held[core.adapters.items[i].principal][7] += 1
+    for i in range(core.flows.count):
+        if core.flows.items[i].born and 0 < core.flows.items[i].maker <= count:
+            held[core.flows.items[i].maker - 1][8] += 1
     for i in range(count):
         p = &core.principals.items[i]
         check_invariant(
             core,
             held[i] == [
                 0, p.requests[1], p.requests[2], p.requests[3], p.requests[4], p.queued_tokens,
-                p.sessions, p.adapters,
+                p.sessions, p.adapters, p.tenants,
             ],
             "what a principal holds = sum over it",
         )

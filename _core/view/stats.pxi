@@ -8,10 +8,11 @@ cdef service_of(Core core, int32_t flow):
     )
 
 
-cdef list tenants_flows(Core core):
-    """All flows that are not nodes of the tree. O(flows)."""
-    cdef int32_t flow
-    return [flow for flow in range(core.flows.count) if not is_node(core.flows, flow)]
+cdef bint sees_tenant(Core core, int32_t principal, bytes name) except -1:
+    """Whether a principal may see a tenant: one that it may vouch for. O(patterns)."""
+    return not core.principals.is_limited(principal) or fits_any(
+        core.principals.tenants[principal], <const uint8_t*>PyBytes_AS_STRING(name), len(name)
+    )
 
 
 cdef pool_stats(Core core, int64_t now_ns, int32_t pool):

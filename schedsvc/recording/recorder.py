@@ -32,6 +32,7 @@ READS = frozenset(
         "histograms",
         "show_histograms",
         "list_leases",
+        "flow_keys",
         "may_see_tenant",
         "explain",
         "unlisted_stats",

@@ -55,6 +55,7 @@ class Callers:
                 "pools": _patterns(principal.pools),
                 "tenants": _patterns(principal.may_vouch_for),
                 "classes": _patterns(principal.classes),
+                "sees_all": known.sees_all,
                 "share_ppm": max(1, round(principal.share_of_places * _SHARE_PPM)),
             }
             self._driver.set_principal(number, known.name.encode(), grants)

@@ -160,20 +160,20 @@ class Service(ServicerBase):
         try:
             principal, began_ns = self._enter(context)
             try:
-                return self._stats(parse(pb.StatsRequest, data), principal)
+                return await self._stats(parse(pb.StatsRequest, data), principal)
             finally:
                 self._leave(principal, began_ns)
         except (CallerError, Broken, Unauthenticated) as error:
             await self._fail(context, "Stats", error)
 
-    def _stats(self, request: pb.StatsRequest, principal: int) -> bytes:
+    async def _stats(self, request: pb.StatsRequest, principal: int) -> bytes:
         if request.flow_limit < 0:
             raise invalid("flow_limit", "must not be negative")
         if len(request.tenants) > _BATCH_MAX:
             raise invalid("tenants", f"has more than {_BATCH_MAX:,} entries")
         sees_all = self._authenticator.credentials.sees_all(principal)
         viewer = EVERYBODY if sees_all else principal
-        return snapshot(self._driver, request, self._incarnation, viewer).SerializeToString()
+        return await snapshot(self._driver, request, self._incarnation, viewer)
 
     def _enter(self, context: Any) -> tuple[int, int]:
         """Return who calls, and the time of the loop's thread. Raises CallerError, or as auth."""

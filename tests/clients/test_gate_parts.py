@@ -397,6 +397,7 @@ class TestSettings:
             ("SCHEDSVC_TOKEN_FILE", "/dev/null"),
             ("SCHEDSVC_API_KEYS_FILE", "/dev/null"),
             ("SCHEDSVC_BODY_BYTES_MAX", "0"),
+            ("SCHEDSVC_BODIES_BYTES_MAX", "0"),
         ],
     )
     def test_what_is_wrong_names_its_variable(self, name: str, value: str) -> None:

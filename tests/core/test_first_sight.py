@@ -123,6 +123,76 @@ def test_beyond_flows_max_new_names_share_and_are_counted() -> None:
     s.check()
 
 
+def ask_as(
+    s: core.Scheduler, principal: int, tenant: str, now_ns: int = 0, **more: Any
+) -> pb.AdmitResponse:
+    """Ask under a proved name; the pool has room."""
+    message = admit_message(f"{tenant}{now_ns}", tenant=tenant, tenant_proof=TOKEN, **more)
+    answer = s.admit_wire(now_ns, principal, message.SerializeToString())
+    assert isinstance(answer, bytes)
+    return pb.AdmitResponse.FromString(answer)
+
+
+def shared(share_ppm: int, flows_max: int, **limits: Any) -> core.Scheduler:
+    """Principals 7 and 8 have a share of what `unknown` leaves of `flows_max`."""
+    s = scheduler(flows_max=flows_max, **limits)
+    for number in (7, 8):
+        s.set_principal(0, number, b"gate%d" % number, share_ppm=share_ppm)
+    return s
+
+
+def test_names_beyond_a_share_spare_the_flows_of_others() -> None:
+    s = shared(500_000, flows_max=5)
+    for i in range(4):
+        ask_as(s, 7, f"t{i}")
+    for i in range(3):
+        ask_as(s, 8, f"u{i}")
+    assert set(tenants(s)) == {"unknown", "t0", "t1", "u0", "u1"}
+    assert s.stats(0)["tenants"]["shared_requests"] == 3
+    s.check()
+
+
+def test_flows_of_many_classes_leave_others_their_share() -> None:
+    s = shared(500_000, flows_max=5)
+    for i in range(4):
+        s.set_class(b"c%d" % i, i + 1)
+    for i in range(2):
+        for cls in range(4):
+            ask_as(s, 7, f"t{i}", 4 * i + cls, request_class=f"c{cls}")
+    ask_as(s, 8, "u0", 9)
+    assert s.flow_index(b"u0") > 0
+    assert s.stats(9)["tenants"]["shared_requests"] == 0
+    s.check()
+
+
+def test_a_full_share_takes_flows_of_its_own_tenants_only() -> None:
+    s = shared(500_000, flows_max=5, answers_max=0, credit_max_micro=0, samples_min=10)
+    for principal, name in ((8, "u0"), (7, "t0"), *[(7, "t1")] * 3):
+        now_ns = s.stats(0)["totals"]["received"]
+        grant = ask_as(s, principal, name, now_ns).grant
+        s.complete(now_ns, grant.lease_id, grant.pool_epoch, principal=principal)
+    for i in range(2):  # so that newcomers begin where t1 is
+        s.admit(9, s.flow_index(b"t1"), b"q%d" % i, 10, 50)
+    s.poll(9)
+    ask_as(s, 7, "t2", 60 * SECOND)
+    assert set(tenants(s)) == {"unknown", "u0", "t1", "t2"}
+    ask_as(s, 7, "t3", 60 * SECOND)
+    assert set(tenants(s)) == {"unknown", "u0", "t1", "t2"}
+    s.check()
+
+
+def test_a_share_counts_the_flows_that_were_made_before_it() -> None:
+    s = scheduler(flows_max=5)
+    for i in range(3):
+        ask_as(s, 7, f"t{i}")
+    s.set_principal(0, 7, b"gate", share_ppm=500_000)
+    ask_as(s, 7, "t3")
+    assert set(tenants(s)) == {"unknown", "t0", "t1", "t2"}
+    s.set_flow(b"t0", 1_000)
+    s.set_flow(b"t1", 1_000)
+    s.check()
+
+
 def test_a_principal_makes_no_flow_of_a_name_it_may_not_use() -> None:
     s = scheduler()
     s.set_principal(0, 7, b"gate", tenants=[b"acme/*"])

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from schedsvc_client.v1 import pool_pb2
+from schedsvc_client.v1 import pool_pb2, quota_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc import _core as core
@@ -358,3 +358,29 @@ def test_pool_with_another_owner_starts_without_its_telemetry() -> None:
     assert s.stats(0)["pools"][0]["engine_used_tokens"] == 0
     assert fates(after.send(0, asking(1, "r", pool="g"))) == [(1, core.GRANTED)]
     s.check()
+
+
+def pool_limits(s: core.Scheduler, principal: int) -> list[int]:
+    """What a request that is too large for every pool is told of the pool."""
+    message = admit_message("r", (5_000,), tenant="acme", pool="p").SerializeToString()
+    data = s.admit_wire(0, principal, message)
+    assert isinstance(data, bytes)
+    answer = pb.AdmitResponse.FromString(data)
+    assert answer.outcome == pb.OUTCOME_REJECTED_TOO_LARGE
+    kind = quota_pb2.LIMIT_KIND_POOL_TOKENS
+    return [limit.remaining for limit in answer.refusal.quota.limits if limit.kind == kind]
+
+
+def test_refusal_states_free_tokens_only_to_who_may_see() -> None:
+    assert pool_limits(scheduler(pools=[b"p*"]), LIMITED) == [1_000]
+    assert pool_limits(scheduler(pools=[]), LIMITED) == []
+    assert pool_limits(scheduler(pools=[]), 0) == [1_000]
+    assert pool_limits(scheduler(pools=[], sees_all=True), LIMITED) == [1_000]
+
+
+def test_flow_keys_hold_only_what_a_principal_may_see() -> None:
+    s = scheduler(tenants=[b"acme"])
+    first, keys = s.flow_keys(0, 2, LIMITED)
+    assert (first, [-key[2] for key in keys]) == (2, [s.flow_index(b"acme")])
+    assert s.flow_keys(first, 9, LIMITED) == (0, [])
+    assert len(s.flow_keys(0, 9)[1]) == 3

@@ -78,7 +78,7 @@ class Tenants:
         if not self.own or name == b"other":
             return self.unknown
         if not known:
-            if len(state.flows) < state.limits["flows_max"]:
+            if len(set(state.flow_names)) < state.limits["flows_max"]:
                 state.set_flow(name, 1_000)
             elif not self._reclaim(name):
                 self.shared_requests += 1

@@ -58,4 +58,19 @@ TENANT_BUGS = (
         0,
         tests=(f"{FORGETTING}::test_a_tenant_that_stayed_is_predicted_anew_after_an_hour",),
     ),
+    Mutant(
+        "flows-beyond-the-share",
+        "a principal makes flows of new names beyond its share, until others get none",
+        (
+            (
+                "lifecycle/first_sight.pxi",
+                "        if only == NONE and len(core.flow_names) < core.flows_max:\n",
+                "        if BUG:\n            only = NONE\n",
+            ),
+        ),
+        0,
+        tests=(
+            "tests/core/test_first_sight.py::test_names_beyond_a_share_spare_the_flows_of_others",
+        ),
+    ),
 )

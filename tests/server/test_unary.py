@@ -13,6 +13,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from schedsvc.server import Server
+from schedsvc.service.stats_response import snapshot
 
 from .conftest import ask, calling, failure, open_channel, serving, totals, until
 
@@ -343,3 +344,26 @@ async def test_unknown_tenants_can_be_refused() -> None:
         assert refused.outcome == pb.OUTCOME_REJECTED_UNKNOWN_TENANT
         counted = (await stub.Stats(pb.StatsRequest())).totals.refusals
         assert [(entry.outcome, entry.count) for entry in counted] == [(refused.outcome, 1)]
+
+
+async def test_stats_of_many_rows_give_others_their_turn() -> None:
+    names = [f"t{number}" for number in range(700)]
+    async with serving(tenants=[{"name": name} for name in names]) as server:
+        turns, is_over = 0, asyncio.Event()
+
+        async def others() -> None:
+            nonlocal turns
+            while not is_over.is_set():
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(others())
+        data = await snapshot(server.driver, pb.StatsRequest(flow_limit=600), 1)
+        is_over.set()
+        await counting
+        flows = pb.StatsResponse.FromString(data).flows
+        assert [flow.tenant for flow in flows] == names[:600]
+        assert turns >= 4  # in no turn more than 128 rows were read
+        named = pb.StatsRequest(tenants=["t9", "none", "t3"])
+        data = await snapshot(server.driver, named, 1)
+        assert [flow.tenant for flow in pb.StatsResponse.FromString(data).flows] == ["t9", "t3"]

@@ -13,7 +13,7 @@ from schedsvc_client.aio import Admission
 from schedsvc_vllm.asgi import Headers, Send
 
 REFUSAL_RETRY_MS = 1_000
-_BAD, _UNPROVED, _FORBIDDEN, _METHOD, _TOO_MANY, _BUSY = 400, 401, 403, 405, 429, 503
+_BAD, _UNPROVED, _FORBIDDEN, _METHOD, _TIMEOUT, _TOO_MANY, _BUSY = 400, 401, 403, 405, 408, 429, 503
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,8 @@ def bad_request(error: BadRequestError, request_id: str) -> Answer:
         headers.append(("www-authenticate", "Bearer"))
     if error.status == _METHOD:
         headers.append(("allow", "POST"))
+    if error.status == _TIMEOUT:  # the rest of the body may never come
+        headers.append(("connection", "close"))
     return _answer(error.status, fields, request_id, headers)
 
 

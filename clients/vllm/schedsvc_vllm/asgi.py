@@ -36,25 +36,6 @@ def path_of(scope: Scope) -> str:
     return path[len(root) :] if root and path.startswith(f"{root}/") else path
 
 
-async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
-    """Read the whole body. Raises ClientLeftError or BodyTooLargeError."""
-    told = header(scope, b"content-length")
-    if told.isdigit() and int(told) > bytes_max:
-        raise BodyTooLargeError
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeftError
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > bytes_max:
-            raise BodyTooLargeError
-        if not message.get("more_body", False):
-            return b"".join(parts) if len(parts) > 1 else parts[0]
-
-
 async def disconnected(receive: Receive) -> Message:
     """Wait until the client has left; return the server's message about it."""
     while True:

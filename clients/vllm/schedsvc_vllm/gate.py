@@ -27,9 +27,9 @@ from schedsvc_vllm.asgi import (
     Send,
     header,
     path_of,
-    read_body,
 )
 from schedsvc_vllm.audio_routes import parse_form
+from schedsvc_vllm.bodies import Bodies, Body
 from schedsvc_vllm.body_limits import check_bytes, check_elements
 from schedsvc_vllm.delivery import ClientStalledError
 from schedsvc_vllm.engine import EngineView
@@ -69,9 +69,11 @@ class Gate:
         self._runtime: Runtime | None = None
         self._engine_origins: tuple[str, ...] = ()
         self._replays = Replays()
+        self._bodies = Bodies(0, 0)  # of no settings, none is read
         try:
             self._settings = settings or Settings.from_environment()
             self._identifier = Identifier(self._settings)
+            self._bodies = Bodies(self._settings.body_bytes_max, self._settings.bodies_bytes_max)
             self._terms = TermsReader(
                 self._settings.request_headers,
                 class_from_service_tier=self._settings.class_from_service_tier,
@@ -150,13 +152,22 @@ class Gate:
         await self.app(scope, receive, send)
 
     async def _gated(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        body = self._bodies.open()
+        try:
+            await self._gated_with(body, path, scope, receive, send)
+        finally:
+            body.release()
+
+    async def _gated_with(
+        self, held: Body, path: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         runtime = self._runtime
         if runtime is None or self._settings is None:
             message = "the gate of this server is misconfigured"
             await self._say(answers.unavailable(message, "gate_misconfigured", "-"), scope, send)
             return
         try:
-            request, raw = await self._take_in(runtime, self._settings, path, scope, receive)
+            request, raw = await self._take_in(runtime, held, path, scope, receive)
             caller, is_stream = request.identity.key, request.call.stream
             entry = None
             # Unidentified callers share one empty name: one must not read another's answer.
@@ -188,7 +199,7 @@ class Gate:
             await self._replays.join(*entry, run, receive, send)
 
     async def _take_in(
-        self, runtime: Runtime, settings: Settings, path: str, scope: Scope, receive: Receive
+        self, runtime: Runtime, held: Body, path: str, scope: Scope, receive: Receive
     ) -> tuple[Request, bytes]:
         """Read and size a request; return its body, too.
 
@@ -201,7 +212,7 @@ class Gate:
                 f"content-encoding: {encoding[:40]!r} is not taken; send the body as it is",
                 status=415,
             )
-        raw = await read_body(scope, receive, settings.body_bytes_max)
+        raw = await held.read(scope, receive)
         read_s = time.monotonic()
         if path in ONE_PROMPT_PATHS:
             check_bytes(raw, runtime.pool.sizes.context_tokens)
@@ -317,7 +328,8 @@ class Gate:
     async def _refuse(self, error: BadRequestError, scope: Scope, send: Send) -> None:
         request_id = self._identifier.request_ids(scope)[0] if self._broken is None else "-"
         if error.status == 503:
-            answer = answers.unavailable(error.message, "keys_unavailable", request_id)
+            reason = error.code or "keys_unavailable"
+            answer = answers.unavailable(error.message, reason, request_id)
         else:
             answer = answers.bad_request(error, request_id)
         await self._say(answer, scope, send)

@@ -58,6 +58,7 @@ OPTIONS = {
     "ungated": "paths that pass ungated; refuse: none; pass: all that the gate does not size",
     "prefix-hashes": "auto or off: hash the blocks of prompts while the scheduler orders by them",
     "body-bytes-max": "largest body of a request",
+    "bodies-bytes-max": "most bytes of all bodies together that are read, wait or run",
     "queue-comments": "seconds between comments in a stream whose request waits (none)",
     "idempotency-keys": "on or off: requests with the same idempotency-key run once",
     "cors-origins": "origins whose pages may read refusals (the engine's --allowed-origins)",

@@ -34,8 +34,8 @@ from schedsvc_vllm.asgi import (
     Send,
     disconnected,
     header,
-    read_body,
 )
+from schedsvc_vllm.bodies import Bodies, BodiesFullError
 from schedsvc_vllm.scrape import ScrapeError
 
 PROBE_PERIOD_S = 1.0
@@ -127,7 +127,10 @@ class Upstream:
     `wait_s`: how long its start waits for a server that does not answer yet.
     """
 
-    def __init__(self, url: str, *, wait_s: float = 600.0, body_bytes_max: int = 64 << 20) -> None:
+    def __init__(
+        self, url: str, *, wait_s: float = 600.0, body_bytes_max: int = 64 << 20,
+        bodies_bytes_max: int = 128 << 20,
+    ) -> None:  # fmt: skip
         self.url = url.rstrip("/")
         # Under vLLM's names: the gate reads the engine's sizes here.
         self.state = SimpleNamespace(
@@ -137,7 +140,7 @@ class Upstream:
         #: Whether the server has been told to stop; while it starts it does not look itself.
         self.stopping: Callable[[], bool] = lambda: False
         self._wait_s = wait_s
-        self._body_bytes_max = body_bytes_max
+        self._bodies = Bodies(body_bytes_max, bodies_bytes_max)
         self._http: aiohttp.ClientSession | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -181,15 +184,26 @@ class Upstream:
             text = "the request target has to be a path that begins with /"
             await answers.bad_request(BadRequestError(text), "-").send(send)
             return
-        if scope["method"] not in _BODILESS or header(scope, b"content-length"):
-            try:
-                body = await read_body(scope, receive, self._body_bytes_max)
-            except ClientLeftError:
-                return
-            except BodyTooLargeError:
-                text = f"the body has more than {self._body_bytes_max} bytes"
-                await answers.bad_request(BadRequestError(text, status=413), "-").send(send)
-                return
+        held = self._bodies.open()
+        try:
+            if scope["method"] not in _BODILESS or header(scope, b"content-length"):
+                body = await held.read(scope, receive)
+            await self._pass_on(scope, body, receive, send)
+        except ClientLeftError:
+            return
+        except BodyTooLargeError:
+            text = f"the body has more than {self._bodies.each_max} bytes"
+            await answers.bad_request(BadRequestError(text, status=413), "-").send(send)
+        except BodiesFullError as error:
+            await answers.unavailable(error.message, "bodies_full", "-").send(send)
+        except BadRequestError as error:
+            await answers.bad_request(error, "-").send(send)
+        finally:
+            held.release()
+
+    async def _pass_on(
+        self, scope: Scope, body: bytes | None, receive: Receive, send: Send
+    ) -> None:
         answering = asyncio.ensure_future(self._answer(scope, body, send))
         leaving = asyncio.ensure_future(disconnected(receive))
         try:

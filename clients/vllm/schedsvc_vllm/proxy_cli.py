@@ -101,7 +101,10 @@ def build(options: argparse.Namespace, settings: Settings) -> Gate:
     except ModuleNotFoundError as error:
         raise LaunchError(f"{error.name} is not installed: {EXTRA}") from None
     upstream = proxy.Upstream(
-        options.upstream, wait_s=options.wait_s, body_bytes_max=settings.body_bytes_max
+        options.upstream,
+        wait_s=options.wait_s,
+        body_bytes_max=settings.body_bytes_max,
+        bodies_bytes_max=settings.bodies_bytes_max,
     )
     return Gate(upstream, settings)
 

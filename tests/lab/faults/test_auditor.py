@@ -236,6 +236,17 @@ def test_what_is_right_passes() -> None:
     assert books.counts["granted"] == books.counts["completed"] + books.counts["expired"] == 6
 
 
+def test_answers_of_one_round_are_stored_in_due_order() -> None:
+    desk = Desk(answers_max=1)
+    for lease_id, name in enumerate(("first", "second"), 1):
+        desk.grant(0, desk.ask(0, name), lease_id)
+    desk.auditor.settled(0)
+    desk.ended(3 * S, 2)  # the auditor hears of the later one first
+    desk.ended(3 * S, 1)
+    desk.auditor.settled(3 * S)
+    assert list(desk.auditor.books.ended) == [2]
+
+
 @pytest.mark.parametrize(
     ("terms", "broken"),
     [

@@ -40,6 +40,7 @@ def end_round(books: Books, now_ns: int) -> list[tuple[int, int, int]]:
     books.dropped.clear()
     books.handles.check_round(books)
     owed = _let_unread_expire(books, now_ns) if books.lagging else []
+    books.store_expired()
     while books.ended:
         oldest = next(iter(books.ended.values()))
         if oldest.forgotten_ns > now_ns:

@@ -24,6 +24,7 @@ class ImpliedState:
         self.queued = 0
         self.live: dict[int, Lease] = {}
         self.ended: dict[int, Lease] = {}  # oldest end first
+        self.expired: list[Lease] = []  # in this round; their answers are not in `ended` yet
         self.orphans: dict[int, Lease] = {}  # live leases whose expiry no stream hears of
         self.pools: dict[str, Pool] = {}
         self.tags: dict[tuple[int, int], Request] = {}
@@ -39,6 +40,26 @@ class ImpliedState:
         self.draining = False
         self.last_ns = -1
         self.weights = {**self.terms.tenants, UNKNOWN_FLOW: self.terms.unknown_weight}
+
+    def flow_names(self, tenant: str) -> tuple[str, str]:
+        """Return the flow of a tenant, and the tenant's name if it shares that of the unknown."""
+        return (tenant, "") if tenant in self.terms.tenants else (UNKNOWN_FLOW, tenant)
+
+    def heads(self) -> list[Request]:
+        """Return the first of each queue; one that no pool can hold any more is passed over."""
+        first_of = self.first_of
+        firsts = [first_of(queue) for queue in self.queues.values() if queue]
+        return [r for r in firsts if self.holds(r)]
+
+    def holds(self, r: Request) -> bool:
+        """Whether a pool could ever run a request. O(pools)."""
+        return any(pool.can_hold(r) for pool in self.pools.values())
+
+    def first_of(self, queue: dict[int, Request]) -> Request:
+        """Return the next request of a queue. O(1), by deadline O(n)."""
+        if self.terms.by_deadline:
+            return min(queue.values(), key=lambda r: r.place)
+        return next(iter(queue.values()))
 
     def hold(self, lease: Lease, low: int, high: int) -> None:
         """Note how many blocks the lease holds, at least and at most."""

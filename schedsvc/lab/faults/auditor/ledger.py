@@ -3,7 +3,7 @@
 from schedsvc.lab.faults.auditor.classes import ClassOrder
 from schedsvc.lab.faults.auditor.counters import Counters
 from schedsvc.lab.faults.auditor.fair import Fairness
-from schedsvc.lab.faults.auditor.implied_state import UNKNOWN_FLOW, ImpliedState
+from schedsvc.lab.faults.auditor.implied_state import ImpliedState
 from schedsvc.lab.faults.auditor.operator_actions import OperatorActions
 from schedsvc.lab.faults.auditor.quotas import Meters
 from schedsvc.lab.faults.auditor.records import (
@@ -126,10 +126,6 @@ class Books(ImpliedState):
 
     # Requests.
 
-    def flow_names(self, tenant: str) -> tuple[str, str]:
-        """Return the flow of a tenant, and the tenant's name if it shares that of the unknown."""
-        return (tenant, "") if tenant in self.terms.tenants else (UNKNOWN_FLOW, tenant)
-
     def admit(
         self, now_ns: int, principal: int, conn: int, tag: int, ask: Ask, ttl_ns: int, reports: bool
     ) -> Request | None:
@@ -203,22 +199,6 @@ class Books(ImpliedState):
         if r.queued and not r.withdrawn:
             self.counters.left(r)
         r.withdrawn = True
-
-    def heads(self) -> list[Request]:
-        """Return the first of each queue; nobody waits for one that no pool can hold any more."""
-        first_of = self.first_of
-        firsts = [first_of(queue) for queue in self.queues.values() if queue]
-        return [r for r in firsts if self.holds(r)]
-
-    def holds(self, r: Request) -> bool:
-        """Whether a pool could ever run a request. O(pools)."""
-        return any(pool.can_hold(r) for pool in self.pools.values())
-
-    def first_of(self, queue: dict[int, Request]) -> Request:
-        """Return who is next in a queue. O(1), by deadline O(n)."""
-        if self.terms.by_deadline:
-            return min(queue.values(), key=lambda r: r.place)
-        return next(iter(queue.values()))
 
     def refuse(self, r: Request, count: str) -> None:
         """Forget a request that was rejected or evicted: a repeat is a new try."""
@@ -394,6 +374,23 @@ class Books(ImpliedState):
         name = {COMPLETED: "completed", CANCELLED: "cancelled", EXPIRED: "expired"}[outcome]
         self.counts[name] += 1
         lease.forgotten_ns = now_ns + self.terms.answer_ttl_ns
+        if outcome == EXPIRED:
+            self.expired.append(lease)
+        else:
+            self.store(lease)
+
+    def store_expired(self) -> None:
+        """Store the answers of leases that expired in this round, in the order of their times.
+
+        Their holders hear of them stream by stream, and of some nobody hears: in another order.
+        """
+        self.expired.sort(key=lambda lease: (lease.renewed_ns, lease.request.seq))
+        for lease in self.expired:
+            self.store(lease)
+        self.expired.clear()
+
+    def store(self, lease: Lease) -> None:
+        """Keep the answer of an ended lease, and forget the oldest one beyond the limits."""
         self.ended[lease.lease_id] = lease
         self.shares.answers += self.shares.is_limited(lease.request.principal)
         if self.shares.has_all_answers(lease):

@@ -1,0 +1,113 @@
+"""Bound the memory and the time that bodies of requests take, over all connections together.
+
+The gate and the proxy read a body through `Bodies`. Without a sum over connections, a few callers
+that begin large bodies and never end them fill the memory of the API server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from schedsvc_vllm.answers import BadRequestError
+from schedsvc_vllm.asgi import BodyTooLargeError, ClientLeftError, Receive, Scope, header
+
+#: A body has to be complete by then.
+BODY_S_MAX = 60.0
+#: Bytes of each body that are not counted, so that large bodies refuse no ordinary request.
+UNCOUNTED_BYTES = 64 << 10
+
+
+class BodiesFullError(BadRequestError):
+    """The bodies that this server holds leave no room for another large one."""
+
+    def __init__(self, total_max: int) -> None:
+        super().__init__(
+            f"the bodies of the requests that this server holds have more than {total_max} bytes"
+            " together; retry later (its operator can raise SCHEDSVC_BODIES_BYTES_MAX)",
+            status=503,
+            code="bodies_full",
+        )
+
+
+class BodyTooSlowError(BadRequestError):
+    """The body did not arrive in time."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"the body was not complete within {seconds:g} s", status=408, code="body_too_slow"
+        )
+
+
+class Bodies:
+    """All bodies that are being read, wait or run: each has a limit, and so has their sum."""
+
+    def __init__(self, each_max: int, total_max: int, seconds: float = BODY_S_MAX) -> None:
+        self.total = 0
+        self.each_max, self.total_max, self.seconds = each_max, total_max, seconds
+
+    def open(self) -> Body:
+        """Begin with one; `release()` it when its request ends."""
+        return Body(self)
+
+
+class Body:
+    """One request's body: its bytes count from their arrival until `release()`."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies = bodies
+        self._counted = 0
+
+    async def read(self, scope: Scope, receive: Receive) -> bytes:
+        """Read the whole body. O(bytes).
+
+        Raises ClientLeftError, BodyTooLargeError, BodiesFullError or BodyTooSlowError.
+        """
+        told = header(scope, b"content-length")
+        if told.isdigit() and int(told) > self._bodies.each_max:
+            raise BodyTooLargeError
+        task, is_late = asyncio.current_task(), False
+
+        def expire() -> None:
+            nonlocal is_late
+            is_late = True
+            if task is not None:
+                task.cancel()
+
+        # `asyncio.wait_for()` of Python 3.10 would make a task for each request.
+        timer = asyncio.get_running_loop().call_later(self._bodies.seconds, expire)
+        try:
+            return await self._read(receive)
+        except asyncio.CancelledError:
+            if not is_late:
+                raise
+            getattr(task, "uncancel", int)()
+            raise BodyTooSlowError(self._bodies.seconds) from None
+        finally:
+            timer.cancel()
+
+    async def _read(self, receive: Receive) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeftError
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self._bodies.each_max:
+                raise BodyTooLargeError
+            self._count(size - UNCOUNTED_BYTES)
+            if not message.get("more_body", False):
+                return b"".join(parts) if len(parts) > 1 else parts[0]
+
+    def _count(self, size: int) -> None:
+        bodies, more = self._bodies, max(0, size) - self._counted
+        if bodies.total + more > bodies.total_max:
+            raise BodiesFullError(bodies.total_max)
+        bodies.total += more
+        self._counted += more
+
+    def release(self) -> None:
+        """Count it no more. Idempotent."""
+        self._bodies.total -= self._counted
+        self._counted = 0
