@@ -22,6 +22,7 @@ from schedsvc.config.in_force import in_force, needs_restart, with_pools_kept
 from schedsvc.config.models import Config, Tenant
 from schedsvc.config.modes import ModeOverlay
 from schedsvc.config.operator_tenants import (
+    ApiKey,
     EntryLog,
     OperatorEntry,
     TenantError,
@@ -41,6 +42,7 @@ from schedsvc.printable import printable
 __all__ = [
     "RENAMED_MODES",
     "UNKNOWN_TENANT",
+    "ApiKey",
     "Config",
     "ConfigError",
     "Configurable",
