@@ -173,7 +173,9 @@ def checked_tenant(
 
 def _findings(entry: dict[str, Any], config: Config, others: Iterable[Tenant]) -> Iterator[Finding]:
     has_share = entry.get("share") is not None
-    beside = [{"name": o.name, **file_form(o)} for o in others if has_share and o.share]
+    beside = []
+    if has_share:
+        beside = [{"name": other.name, **file_form(other)} for other in others if other.share]
     groups = [
         group.model_dump(exclude_none=True) if has_share
         else {"name": group.name, "parent": group.parent}

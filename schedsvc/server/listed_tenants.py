@@ -150,8 +150,7 @@ class ListedTenants:
         return self._names[start : start + count]
 
     def _placed(self, name: str, entry: OperatorEntry) -> Tenant:
-        own = self._file.get(name)
-        base = rule_tenant(name, self._config) if own is None else own
+        base = self._file.get(name) or rule_tenant(name, self._config)
         hashes = [*base.api_keys_sha256, *(key.sha256 for key in entry.keys)]
         if entry.terms is None:
             return base.model_copy(update={"api_keys_sha256": hashes})
