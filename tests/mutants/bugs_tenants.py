@@ -45,4 +45,19 @@ TENANT_BUGS = (
         0,
         tests=(f"{FORGETTING}::test_a_tenant_is_kept_until_its_bucket_is_full",),
     ),
+    Mutant(
+        "gives-away-a-flow-in-use",
+        "the flow of a deleted tenant goes to a new one while something of it runs or waits",
+        (
+            (
+                "lifecycle/forgetting.pxi",
+                "        if may_forget(core, flow):\n",
+                "        if BUG or may_forget(core, flow):\n",
+            ),
+        ),
+        0,
+        tests=(
+            "tests/core/test_retiring.py::test_a_flow_is_not_given_away_while_it_has_something",
+        ),
+    ),
 )
