@@ -1,7 +1,7 @@
 """Drives the core: the single writer of its state, the waiting futures, and one timer.
 
-For every event it calls the core and polls it, resolves the futures of verdicts, wakes sessions, and
-sets the timer to the core's next deadline. Call all methods from the event loop's thread.
+For each event it calls the core and polls it, resolves the futures of verdicts, wakes sessions,
+and sets the timer to the core's next deadline. Call all methods from the event loop's thread.
 """
 
 import asyncio

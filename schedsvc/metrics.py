@@ -68,7 +68,7 @@ class Metrics:
         self._tenants_max = tenants_max
         self._histogram_tenants_max = histogram_tenants_max
         self._shown: Sequence[str] = ()
-        self._rest: Sequence[str] = ()
+        self._rest: dict[str, None] = {}
         self._with_histograms: Sequence[str] = ()
         #: What `other` has beside the counters of its tenants; gauges are 0.
         self._carried = _nothing()
@@ -92,7 +92,7 @@ class Metrics:
 
     def show(self, tenants: Sequence[str]) -> None:
         """Show these tenants from now on. O(those that begin or cease to count as `other`)."""
-        rest = tenants[self._tenants_max :]
+        rest = dict.fromkeys(tenants[self._tenants_max :])
         before, after = set(self._rest), set(rest)
         with suppress(Broken):  # then there is no page any more
             # A counter never goes down: `other` keeps what its tenants had when they left it, and
@@ -108,21 +108,21 @@ class Metrics:
         """Show one more tenant, behind all others. O(tenants shown)."""
         if len(self._shown) >= self._tenants_max:
             self._carry(tenant, -1)
-            self._rest = [*self._rest, tenant]
+            self._rest[tenant] = None
             return
         self._shown = [*self._shown, tenant]
         if len(self._with_histograms) < self._histogram_tenants_max:
             self._show_histograms([*self._with_histograms, tenant])
 
     def remove(self, tenant: str) -> None:
-        """Cease to show a tenant. O(tenants)."""
+        """Cease to show a tenant. O(tenants shown)."""
         if tenant in self._shown:
             self._shown = [name for name in self._shown if name != tenant]
             if tenant in self._with_histograms:
                 self._show_histograms([n for n in self._with_histograms if n != tenant])
         else:
             self._carry(tenant, 1)
-            self._rest = [name for name in self._rest if name != tenant]
+            self._rest.pop(tenant, None)
 
     def _show_histograms(self, tenants: Sequence[str]) -> None:
         # A tenant that leaves counts as `other` from now on. Its own histograms stay in the core,

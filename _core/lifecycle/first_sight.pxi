@@ -38,12 +38,10 @@ cdef int32_t flow_at_sight(Core core, Slice* name, int32_t principal) except -1:
     if known is None:
         only = principal if has_all_tenants(core, principal) else NONE
         flow = reclaim_retired(core) if only == NONE else NONE
-        if flow != NONE:
-            pass
-        elif only == NONE and len(core.flow_names) < core.flows_max:
+        if flow == NONE and only == NONE and len(core.flow_names) < core.flows_max:
             flow = core.flows.add(BORN_WEIGHT_MILLI)
             core.flow_list.append(text)
-        else:
+        elif flow == NONE:
             flow = reclaim_flow(core, only)
         if flow == NONE:
             core.shared_requests += 1

@@ -47,11 +47,9 @@ cdef int32_t reclaim_flow(Core core, int32_t maker) except -2:
     for k in range(min(FORGET_LOOKS, core.flows.count)):
         flow = core.forget_at if core.forget_at < core.flows.count else 0
         core.forget_at = flow + 1
-        if not core.flows.items[flow].born:
-            continue
         if maker != NONE and core.flows.items[flow].maker != maker + 1:
             continue
-        if may_forget(core, flow):
+        if core.flows.items[flow].born and may_forget(core, flow):
             forget_tenant(core, flow)
             return flow
     return NONE

@@ -47,7 +47,7 @@ def check(file: Path, as_json: bool) -> None:
 def _as_json(file: Path, reading: Reading) -> dict[str, Any]:
     def plain(problem: Problem) -> dict[str, Any]:
         return {
-            "file": str(file),
+            "file": str(problem.file or file),
             "line": problem.place.line,
             "column": problem.place.column,
             "path": path_text(problem.path),

@@ -41,7 +41,8 @@ keys, quotas and modes change while everything runs; a file with an error change
 def serve(config_file: Path, ready_file: Path | None, watch_s: float | None) -> None:
     """Serve admission over gRPC until SIGTERM or SIGINT."""
     config, digest = read_config(config_file, ready_file)
-    source = Source(config_file, digest, watch_s or 0.0)
+    tenants_dir = None if config.tenants_dir is None else config.resolve(config.tenants_dir)
+    source = Source(config_file, digest, watch_s or 0.0, tenants_dir)
     try:
         run(config, ready_file, source, hung_up)
     except (ListenError, ReadyFileError, RecordingError, StateError, UsageError) as error:

@@ -11,6 +11,7 @@ from schedsvc_client.operator import ORIGINS, Operator
 
 from schedsvc.cli.complete import complete_tenants
 from schedsvc.cli.connect import Connection, connects
+from schedsvc.cli.tenant_keys import keys
 from schedsvc.config import tenants_yaml
 from schedsvc.printable import printable
 
@@ -97,6 +98,9 @@ class _Weight(click.ParamType):  # type: ignore[type-arg] # it has none at run t
 @click.group(epilog=_EPILOG)
 def tenants() -> None:
     """List, change and delete tenants, and forgive their debts."""
+
+
+tenants.add_command(keys)
 
 
 @tenants.command("list", epilog=_LIST_EPILOG)

@@ -18,11 +18,11 @@ from schedsvc.config.apply_tenant import change_tenant
 from schedsvc.config.deprecated import RENAMED_MODES, modernise, modernise_setting
 from schedsvc.config.explain import explain
 from schedsvc.config.export import tenants_yaml
-from schedsvc.config.files import read_file
 from schedsvc.config.in_force import in_force, needs_restart, with_pools_kept
 from schedsvc.config.models import Config, Tenant
 from schedsvc.config.modes import ModeOverlay
 from schedsvc.config.operator_tenants import (
+    ApiKey,
     EntryLog,
     OperatorEntry,
     TenantError,
@@ -32,6 +32,7 @@ from schedsvc.config.operator_tenants import (
     rule_tenant,
 )
 from schedsvc.config.rules import UNKNOWN_TENANT, advice, broken_rules
+from schedsvc.config.tenants_dir import TenantFiles, content_of, decoded, folder_of
 from schedsvc.config.tokens import token_digest
 from schedsvc.config.yaml_positions import (
     Path as YamlPath,
@@ -42,6 +43,7 @@ from schedsvc.printable import printable
 __all__ = [
     "RENAMED_MODES",
     "UNKNOWN_TENANT",
+    "ApiKey",
     "Config",
     "ConfigError",
     "Configurable",
@@ -75,8 +77,6 @@ __all__ = [
     "with_pools_kept",
 ]
 
-_FILE_BYTES_MAX = 64 << 20
-
 
 class ConfigError(Exception):
     """The file is wrong; `problems` holds every reason, in the order of the file."""
@@ -96,11 +96,13 @@ class Reading:
     warnings: list[Problem]
     #: The `file_digest()` of what was read.
     digest: bytes = b""
+    #: The folder of `tenants_dir`, if the file can be read as far as to name it.
+    tenants_dir: Path | None = None
 
 
 def problem_text(file: Path, problem: Problem) -> str:
-    """Write a problem as `file:line:column: path: message`."""
-    where = f"{file}:{problem.place.line}:{problem.place.column}"
+    """Write a problem as `file:line:column: path: message`; `file`: the main file."""
+    where = f"{problem.file or file}:{problem.place.line}:{problem.place.column}"
     path = path_text(problem.path)
     return printable(": ".join([where, *([path] if path else []), problem.message]))
 
@@ -119,55 +121,63 @@ def load_version(file: Path, environ: Mapping[str, str] | None = None) -> tuple[
 
 
 def read(file: Path, environ: Mapping[str, str] | None = None) -> Reading:
-    """Read and check a configuration file; never raises for what stands in it. O(file)."""
-    content = _content(file)
-    if isinstance(content, str):
-        return _unread(content, content)
-    try:
-        # As text files are read: each kind of line end is one.
-        text = content.decode().replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        return _unread(f"not UTF-8 text (byte {error.start})", content)
+    """Read and check a configuration file, and the files of its `tenants_dir`. O(files).
+
+    Never raises for what stands in them.
+    """
+    content = content_of(file)
+    text = decoded(content)
+    if isinstance(text, Problem):
+        return Reading(None, [text], [], _digest(content, None))
     source = read_yaml(text)
     if source.problems and source.data is None:
-        return Reading(None, source.problems, [], _digest(content))
-    reading = _check(source, file.absolute(), os.environ if environ is None else environ)
-    return replace(reading, digest=_digest(content))
+        return Reading(None, source.problems, [], _digest(content, None))
+    folder = file.absolute().parent
+    tenants_dir = folder_of(source.data, folder)
+    files = None if tenants_dir is None else TenantFiles(tenants_dir)
+    reading = _check(file, source, files, folder, os.environ if environ is None else environ)
+    return replace(reading, digest=_digest(content, files), tenants_dir=tenants_dir)
 
 
-def file_digest(file: Path) -> bytes:
-    """Return a digest of a file's content, also of a file that cannot be read. O(file)."""
-    return _digest(_content(file))
+def file_digest(file: Path, tenants_dir: Path | None = None) -> bytes:
+    """Return a digest of the content of a file, and of the files of a folder. O(content).
+
+    Both may be such as cannot be read.
+    """
+    return _digest(content_of(file), None if tenants_dir is None else TenantFiles(tenants_dir))
 
 
-def _content(file: Path) -> bytes | str:
-    """Return what a file holds, or why it cannot be read."""
-    try:
-        return read_file(file, _FILE_BYTES_MAX)
-    except OSError as error:
-        return f"cannot read the file: {error.strerror}"
-
-
-def _digest(content: bytes | str) -> bytes:
+def _digest(content: bytes | str, files: TenantFiles | None) -> bytes:
     if isinstance(content, str):
         content = b"\0" + content.encode()  # no valid file begins with it
-    return hashlib.sha256(content).digest()
+    found = hashlib.sha256(content)
+    if files is not None:
+        found = hashlib.sha256(found.digest() + files.digest())
+    return found.digest()
 
 
-def _unread(message: str, content: bytes | str) -> Reading:
-    return Reading(None, [Problem(Place(1, 1), (), message)], [], _digest(content))
-
-
-def _check(source: YamlText, file: Path, environ: Mapping[str, str]) -> Reading:
-    folder = file.parent
+def _check(
+    file: Path,
+    source: YamlText,
+    files: TenantFiles | None,
+    folder: Path,
+    environ: Mapping[str, str],
+) -> Reading:
     problems = list(source.problems)
     config = None
     data = {} if source.data is None else source.data
     former = modernise(data)
 
     def found(path: YamlPath, message: str, *, key: bool = False) -> Problem:
+        if files is not None and (problem := files.located(path, message, file, key=key)):
+            return problem
         written = former.as_written(path)
         return Problem(source.place(written, key=key), written, message)
+
+    if files is not None:
+        problems += files.add_to(data)
+        if files.problem:
+            problems.append(found(("tenants_dir",), files.problem))
 
     try:
         config = Config.model_validate(data)
@@ -179,10 +189,10 @@ def _check(source: YamlText, file: Path, environ: Mapping[str, str]) -> Reading:
             if details["type"] == "missing":
                 path = path[:-1]
             problems.append(found(path, message, key=about_key))
-    rules = [*former.problems, *broken_rules(data, file, environ)]
+    rules = [*former.problems, *broken_rules(data, file.absolute(), environ)]
     problems += [found(path, message) for path, message in rules]
-    unique = {(problem.place, problem.message): problem for problem in problems}
-    ordered = sorted(unique.values(), key=lambda problem: problem.place)
+    unique = {(problem.file, problem.place, problem.message): problem for problem in problems}
+    ordered = sorted(unique.values(), key=lambda problem: (str(problem.file or ""), problem.place))
     warnings = [found(path, message, key=True) for path, message in former.warnings]
     warnings += [found(path, message) for path, message in advice(data, folder)]
     return Reading(None if ordered else config, ordered, warnings)

@@ -375,6 +375,7 @@ class Config(Section):
     #: With `default`, which is always there, eight: half of what the core has places for.
     classes: Annotated[list[Class], Field(max_length=7)] = []
     tenants: list[Tenant] = []
+    tenants_dir: FilePath | None = None
     groups: Annotated[list[Group], Field(max_length=1_000)] = []
     models: Annotated[list[Model], Field(max_length=64)] = []
     pools: Annotated[list[Pool], Field(max_length=POOLS_MAX)] = []

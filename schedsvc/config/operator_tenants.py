@@ -1,6 +1,7 @@
 """Tenants that an operator has set, over those of the file and of its rules.
 
-An operator's entry holds the terms of a tenant in the form of the file, or no terms but API keys.
+An operator's entry holds the terms of a tenant in the form of the file, hashes of API keys, or
+both.
 The file's entry, else the first rule that fits the name, is what the tenant falls back to.
 """
 
@@ -21,6 +22,7 @@ from schedsvc.config.rules import tenant_findings
 from schedsvc.config.yaml_positions import path_text
 
 __all__ = [
+    "ApiKey",
     "EntryLog",
     "OperatorEntry",
     "TenantError",
@@ -45,28 +47,54 @@ class TenantError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key that an operator has made, by its hash."""
+
+    id: str
+    #: In hexadecimal digits, as the file writes them.
+    sha256: str
+    created_ms: int
+    #: By the wall clock; 0: never.
+    expires_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorEntry:
-    """What an operator has set of one tenant."""
+    """What operators have set of one tenant."""
 
     #: Grows with each change of any entry.
     version: int
-    #: In the form of the file, without the name.
-    terms: Mapping[str, Any]
+    #: In the form of the file, without the name; None: as the file or a rule says.
+    terms: Mapping[str, Any] | None
+    keys: tuple[ApiKey, ...] = ()
 
     def saved(self) -> bytes:
         """Return it as a state file keeps it."""
-        return json.dumps({"version": self.version, "terms": dict(self.terms)}).encode()
+        keys = [[key.id, key.sha256, key.created_ms, key.expires_ms] for key in self.keys]
+        terms = None if self.terms is None else dict(self.terms)
+        return json.dumps({"version": self.version, "terms": terms, "keys": keys}).encode()
 
     @staticmethod
     def restored(saved: bytes) -> "OperatorEntry":
         """Return what was saved. Raises ValueError if no scheduler can have saved that."""
         told = json.loads(saved)
-        if isinstance(told, dict) and isinstance(told.get("terms"), dict):
-            version, terms = told.get("version"), told["terms"]
-            if isinstance(version, int) and version > 0 and _TERMS.issuperset(terms):
-                Tenant.model_validate({"name": "a", **terms})
-                return OperatorEntry(version, terms)
-        raise ValueError("an operator's entry of a tenant cannot be read")
+        if not isinstance(told, dict) or told.keys() != {"version", "terms", "keys"}:
+            raise ValueError("an operator's entry of a tenant cannot be read")
+        version, terms, keys = told["version"], told["terms"], told["keys"]
+        if not isinstance(version, int) or version <= 0:
+            raise ValueError("an operator's entry of a tenant has no version")
+        if terms is not None and not (isinstance(terms, dict) and _TERMS.issuperset(terms)):
+            raise ValueError("an operator's entry of a tenant holds other terms than a tenant has")
+        found = tuple(_restored_key(key) for key in keys)
+        hashes = [key.sha256 for key in found]
+        Tenant.model_validate({"name": "a", **(terms or {}), "api_keys_sha256": hashes})
+        return OperatorEntry(version, terms, found)
+
+
+def _restored_key(key: Any) -> ApiKey:
+    if isinstance(key, list) and [type(part) for part in key] == [str, str, int, int]:
+        return ApiKey(*key)
+    raise ValueError("an API key of an operator's entry cannot be read")
 
 
 def restored_entries(saved: Mapping[str, bytes]) -> dict[str, OperatorEntry]:
@@ -145,7 +173,9 @@ def checked_tenant(
 
 def _findings(entry: dict[str, Any], config: Config, others: Iterable[Tenant]) -> Iterator[Finding]:
     has_share = entry.get("share") is not None
-    beside = [{"name": o.name, **file_form(o)} for o in others if has_share and o.share]
+    beside = []
+    if has_share:
+        beside = [{"name": other.name, **file_form(other)} for other in others if other.share]
     groups = [
         group.model_dump(exclude_none=True) if has_share
         else {"name": group.name, "parent": group.parent}

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path as FilePath
 from typing import Any
 
 import yaml
@@ -30,6 +31,8 @@ class Problem:
     place: Place
     path: Path
     message: str
+    #: The file, if it is not the one that was asked for.
+    file: FilePath | None = None
 
 
 @dataclass(slots=True)

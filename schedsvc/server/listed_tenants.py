@@ -1,7 +1,8 @@
 """Tenants that the file or an operator lists, as they are in force."""
 
 from bisect import bisect_right, insort
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import structlog
 
@@ -23,7 +24,8 @@ _log = structlog.get_logger("schedsvc.operator")
 class ListedTenants:
     """The file's tenants under operators' entries.
 
-    An entry replaces the file's terms of its tenant. Mode and API keys of the file stay.
+    An entry with terms replaces the file's, or those of a rule. Mode and API keys of the file stay,
+    and the keys of the entry count beside them.
     """
 
     def __init__(self, config: Config, entries: Mapping[str, OperatorEntry], log: EntryLog) -> None:
@@ -41,6 +43,15 @@ class ListedTenants:
         for name, entry in entries.items():
             self.in_force[name] = self._placed(name, entry)
         self._names = sorted(self.in_force)
+        #: When the next API key expires, by the wall clock; 0: none does.
+        self._expires_ms = 0
+        for entry in entries.values():
+            self._note_expiry(key.expires_ms for key in entry.keys)
+        self._owners = {
+            bytes.fromhex(key): tenant.name
+            for tenant in self.in_force.values()
+            for key in tenant.api_keys_sha256
+        }
 
     @staticmethod
     def resumed(
@@ -61,7 +72,7 @@ class ListedTenants:
         if (config.groups, config.classes) != (self._config.groups, self._config.classes):
             for name, entry in self.entries.items():
                 try:
-                    checked_tenant(name, entry.terms, config)
+                    checked_tenant(name, entry.terms or {}, config)
                 except TenantError as error:
                     raise TenantError(
                         error.field,
@@ -90,6 +101,11 @@ class ListedTenants:
     def put(self, name: str, entry: OperatorEntry | None) -> None:
         """Keep another entry, or none. O(tenants)."""
         after = self.after(name, entry)
+        before = self.in_force.get(name)
+        for key in before.api_keys_sha256 if before else ():
+            self._owners.pop(bytes.fromhex(key), None)
+        for key in after.api_keys_sha256 if after else ():
+            self._owners[bytes.fromhex(key)] = name
         if after is None:
             del self.in_force[name]
             self._names.remove(name)
@@ -102,8 +118,31 @@ class ListedTenants:
             self._log.put(name, None)
         else:
             self.entries[name] = entry
+            self._note_expiry(key.expires_ms for key in entry.keys)
             self.version = max(self.version, entry.version)
             self._log.put(name, entry.saved())
+
+    def owner(self, sha256: bytes) -> Tenant | None:
+        """Return the tenant for which an API key stands. O(1)."""
+        name = self._owners.get(sha256)
+        return None if name is None else self.in_force[name]
+
+    def expiring(self, until_ms: int) -> list[str]:
+        """Return tenants of which a key expires until then. O(tenants), O(1) if there are none."""
+        if not 0 < self._expires_ms <= until_ms:
+            return []
+        found, self._expires_ms = [], 0
+        for name, entry in self.entries.items():
+            times = [key.expires_ms for key in entry.keys if key.expires_ms]
+            if any(time <= until_ms for time in times):
+                found.append(name)
+            self._note_expiry(time for time in times if time > until_ms)
+        return found
+
+    def _note_expiry(self, times_ms: Iterable[int]) -> None:
+        for time_ms in times_ms:
+            if time_ms and (not self._expires_ms or time_ms < self._expires_ms):
+                self._expires_ms = time_ms
 
     def names_after(self, name: str, count: int) -> list[str]:
         """Return the next names in their order. O(count + log tenants)."""
@@ -111,16 +150,18 @@ class ListedTenants:
         return self._names[start : start + count]
 
     def _placed(self, name: str, entry: OperatorEntry) -> Tenant:
-        own = self._file.get(name)
+        base = self._file.get(name) or rule_tenant(name, self._config)
+        hashes = [*base.api_keys_sha256, *(key.sha256 for key in entry.keys)]
+        if entry.terms is None:
+            return base.model_copy(update={"api_keys_sha256": hashes})
         tenant = Tenant.model_validate({"name": name, **entry.terms})
-        if own is None:
-            return tenant
-        kept = {"mode": own.mode, "api_keys_sha256": own.api_keys_sha256}
-        return tenant.model_copy(update=kept)
+        return tenant.model_copy(update={"mode": base.mode, "api_keys_sha256": hashes})
 
 
 def _fitting(name: str, entry: OperatorEntry, config: Config) -> OperatorEntry:
     """Return an entry without what the file lacks."""
+    if entry.terms is None:
+        return entry
     terms = dict(entry.terms)
     while True:
         try:
@@ -132,7 +173,7 @@ def _fitting(name: str, entry: OperatorEntry, config: Config) -> OperatorEntry:
                 effect="this field is left out", undo="schedsvc tenants set or delete",
             )  # fmt: skip
             if field not in terms:
-                return OperatorEntry(entry.version, {})
+                return replace(entry, terms={})
             del terms[field]
         else:
-            return OperatorEntry(entry.version, terms)
+            return replace(entry, terms=terms)

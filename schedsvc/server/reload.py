@@ -29,6 +29,7 @@ class Source:
     #: The `file_digest()` of what was read; empty: the file is read again at the first looks.
     digest: bytes = b""
     watch_s: float = 0.0
+    tenants_dir: Path | None = None
 
 
 class Reloader:
@@ -44,17 +45,20 @@ class Reloader:
         take: Callable[[Config], None],
         loading: Loading | None = None,
         digest: bytes = b"",
+        tenants_dir: Path | None = None,
     ) -> None:
         """Watch a file; `take` gets each valid configuration, in the event loop.
 
         An exception of `take` has to mean that nothing has changed. `loading` is kept up to date.
         `digest`: the `file_digest()` of what is in force; a file that differs is loaded.
+        `tenants_dir`: the folder that it names.
         """
         self._file = file
         self._take = take
         self._loading = loading or Loading()
         #: Of what was loaded last, valid or not, and of what the last look found.
         self._loaded = self._looked = digest
+        self._tenants_dir = tenants_dir
         self._lock = asyncio.Lock()
 
     async def reload(self) -> bool:
@@ -76,7 +80,10 @@ class Reloader:
         So a file that is written in several steps is loaded once it is quiet. One that is missing
         while it is replaced is no change; one that stays away is reported once.
         """
-        before, self._looked = self._looked, await asyncio.to_thread(file_digest, self._file)
+        before, self._looked = (
+            self._looked,
+            await asyncio.to_thread(file_digest, self._file, self._tenants_dir),
+        )
         if self._looked == before and self._looked != self._loaded:
             _log.info("config_changed", file=str(self._file))
             await self._load(self._looked)
@@ -87,8 +94,10 @@ class Reloader:
             try:
                 reading = await asyncio.to_thread(read, self._file)
                 if digest not in (None, reading.digest):
+                    # If the file names another folder by now, the next looks go there.
+                    self._tenants_dir = reading.tenants_dir
                     return False
-                self._loaded = reading.digest
+                self._loaded, self._tenants_dir = reading.digest, reading.tenants_dir
                 if reading.config is None:
                     self._refuse(reading)
                     return False

@@ -98,7 +98,7 @@ def _start_reloads(
     """Begin to reload the file on SIGHUP, and to watch it if that is wanted."""
     loop = asyncio.get_running_loop()
     loading = server.driver.loading
-    reloader = Reloader(source.file, server.reconfigure, loading, source.digest)
+    reloader = Reloader(source.file, server.reconfigure, loading, source.digest, source.tenants_dir)
     tasks = [loop.create_task(_reload_on(hangups, reloader, notifier))]
     if source.watch_s:
         tasks.append(loop.create_task(reloader.watch(source.watch_s)))

@@ -34,15 +34,18 @@ from schedsvc.server.logs import configure_logs, lines_dropped, lines_suppressed
 from schedsvc.server.metrics_http import MetricsPage
 from schedsvc.server.operator import OperatorActions
 from schedsvc.server.reflection import add_reflection
+from schedsvc.server.tenant_keys import TenantKeys
 from schedsvc.server.tenants import TenantActions
 from schedsvc.service import (
     METHODS,
     Authenticator,
     ExplainService,
+    IdentityService,
     Known,
     OperatorService,
     Paces,
     Service,
+    TenantCalls,
 )
 from schedsvc.state import StateWriter, Store, restore
 from schedsvc.status import Failure, unauthenticated_failure
@@ -83,10 +86,9 @@ class Server:
             "work_max": WORK_MAX,
             "message_bytes_max": config.limits.message_max_bytes,
         }
-        store = None if config.state is None else Store(config.resolve(config.state.file))
+        store, log = _store(config), EntryLog()
         if store is not None:
             options["hash_key"] = store.hash_key
-        log = EntryLog()
         #: What operators said of modes before a restart.
         self._said, listed = _what_was_said(store, config, log)
         whole = listed.on(config)
@@ -121,7 +123,8 @@ class Server:
             save=self._keeper.hurry if self._keeper else lambda: None,
         )
         saved = self._keeper.saved if self._keeper else _nothing_to_save
-        self._tenants = TenantActions(self.driver, self._handles, self.metrics, saved)
+        actions = TenantActions(self.driver, self._handles, self.metrics, saved)
+        self._keys = TenantKeys(self._handles, actions)
         self._callers = Callers(self.driver, config)
         self._paces = Paces(self._callers.credentials)
         self.metrics.throttled = self._paces.counts
@@ -196,7 +199,7 @@ class Server:
         operator = OperatorService(
             self.driver,
             self._handles,
-            self._tenants,
+            TenantCalls(self._keys.tenants, self._keys),
             authenticator=authenticator,
             open_here=operate,
             on_failure=on_failure,
@@ -206,7 +209,11 @@ class Server:
         explain = ExplainService(
             self.driver, operator.may_operate, authenticator=authenticator, on_failure=on_failure
         )
-        handlers = (service.handler(), operator.handler(), explain.handler())
+        identity = IdentityService(
+            self.driver, self._keys.who_is, self._paces,
+            authenticator=authenticator, on_failure=on_failure,
+        )  # fmt: skip
+        handlers = tuple(each.handler() for each in (service, operator, explain, identity))
         server.add_generic_rpc_handlers(handlers)
         self._health.add_to(server)
         add_reflection(server, authenticator)
@@ -325,6 +332,8 @@ class Server:
             await asyncio.sleep(_HEARTBEAT_S)
             self._clock.now_ns()
             self.metrics.observe_lag(loop.time() - due)
+            with suppress(Broken):
+                self._keys.expire()
             if loop.time() - looked >= _LIMITED_LOOK_S:
                 looked = loop.time()
                 with suppress(Broken):
@@ -379,6 +388,11 @@ def _usage_writer(driver: Driver, config: Config) -> UsageWriter | None:
         return None
     ledger = Ledger(config.resolve(config.usage.path), config.usage.keep_days)
     return UsageWriter(driver, ledger, config)
+
+
+def _store(config: Config) -> Store | None:
+    """Open the state file of a configuration, if it has one. Raises StateError."""
+    return None if config.state is None else Store(config.resolve(config.state.file))
 
 
 def _what_was_said(

@@ -62,17 +62,15 @@ class TenantActions:
         if token and not token.startswith(_LISTED):
             raise invalid("page_token", "is of no page")
         found: list[pb.Tenant] = []
-        if origin != pb.TENANT_ORIGIN_RULE:
-            listed, last = self._handles.listed, token.removeprefix(_LISTED)
-            names = listed.names_after(last, _LOOKS)
-            for name in names:
-                last = name
-                if origin in (pb.TENANT_ORIGIN_UNSPECIFIED, self._origin(name)):
-                    found.append(self._message(listed.in_force[name]))
-                    if len(found) == size:
-                        break
-            if listed.names_after(last, 1):
-                return found, _LISTED + last
+        listed, last = self._handles.listed, token.removeprefix(_LISTED)
+        for name in listed.names_after(last, _LOOKS):
+            last = name
+            if origin in (pb.TENANT_ORIGIN_UNSPECIFIED, self._origin(name)):
+                found.append(self._message(listed.in_force[name]))
+                if len(found) == size:
+                    break
+        if listed.names_after(last, 1):
+            return found, _LISTED + last
         only_listed = (pb.TENANT_ORIGIN_OPERATOR, pb.TENANT_ORIGIN_FILE)
         return found, "" if origin in only_listed else f"{_RULE}0"
 
@@ -95,21 +93,18 @@ class TenantActions:
         """Change fields of a tenant; all others stay as they are in force. Raises CallerError."""
         name, listed = request.name, self._handles.listed
         self._check_version(name, request)
-        if name not in listed.entries and len(listed.entries) >= OPERATOR_TENANTS_MAX:
-            raise exhausted(
-                "name",
-                f"operators have set {OPERATOR_TENANTS_MAX:,} tenants, which is the most: delete"
-                " some, or write them into the configuration",
-            )
+        self.check_room(name)
         terms = _merged(file_form(listed.current(name)), request)
         others = (other for other in listed.in_force.values() if other.name != name)
         try:
             checked_tenant(name, terms, self._handles.config, others)
         except TenantError as error:
             raise invalid(error.field, error.description) from None
-        self._change(name, OperatorEntry(listed.version + 1, terms))
+        before = listed.entries.get(name)
+        keys = () if before is None else before.keys
+        self.change(name, OperatorEntry(listed.version + 1, terms, keys))
         answer = self._message(listed.in_force[name])
-        await self._keep()
+        await self.keep()
         return answer
 
     async def delete(self, request: pb.DeleteTenantRequest) -> pb.DeleteTenantResponse:
@@ -119,9 +114,10 @@ class TenantActions:
             advice = "; remove it from the file" if name in listed.in_force else ""
             raise not_found("name", f"no operator has set a tenant {name!r}{advice}")
         self._check_version(name, request)
-        self._change(name, None)
-        answer = pb.DeleteTenantResponse(fallback=self._origin(name))
-        await self._keep()
+        keys = len(listed.entries[name].keys)
+        self.change(name, None)
+        answer = pb.DeleteTenantResponse(fallback=self._origin(name), keys_revoked=keys)
+        await self.keep()
         return answer
 
     def _check_version(
@@ -134,7 +130,17 @@ class TenantActions:
                 "if_version", f"is {request.if_version}, but the tenant has version {version}"
             )
 
-    def _change(self, name: str, entry: OperatorEntry | None) -> None:
+    def check_room(self, name: str) -> None:
+        """Raise CallerError if operators can set no further tenant."""
+        entries = self._handles.listed.entries
+        if name not in entries and len(entries) >= OPERATOR_TENANTS_MAX:
+            raise exhausted(
+                "name",
+                f"operators have set {OPERATOR_TENANTS_MAX:,} tenants, which is the most: delete"
+                " some, or write them into the configuration",
+            )
+
+    def change(self, name: str, entry: OperatorEntry | None) -> None:
         """Put another entry in force, or none. Raises CallerError, and then nothing changes."""
         listed, modes = self._handles.listed, self._driver.mode_overlay
         before, after = listed.in_force.get(name), listed.after(name, entry)
@@ -152,7 +158,8 @@ class TenantActions:
         if before is None and after is not None:
             self._metrics.add(name)
 
-    async def _keep(self) -> None:
+    async def keep(self) -> None:
+        """Wait until the state file has every change. Raises CallerError."""
         try:
             await self._saved()
         except OSError as error:
@@ -161,13 +168,15 @@ class TenantActions:
             ) from None
 
     def _origin(self, name: str) -> pb.TenantOrigin.ValueType:
-        if name in self._handles.listed.entries:
+        entry = self._handles.listed.entries.get(name)
+        if entry is not None and entry.terms is not None:
             return pb.TENANT_ORIGIN_OPERATOR
-        listed = name in self._handles.listed.in_force
+        listed = self._handles.listed.fallback(name) is not None
         return pb.TENANT_ORIGIN_FILE if listed else pb.TENANT_ORIGIN_RULE
 
     def _message(self, tenant: Tenant) -> pb.Tenant:
         entry = self._handles.listed.entries.get(tenant.name)
+        passing = {key.sha256 for key in entry.keys if key.expires_ms} if entry else set()
         quota, share = tenant.quota, tenant.share
         message = pb.Tenant(
             name=tenant.name,
@@ -179,7 +188,9 @@ class TenantActions:
             request_class=tenant.request_class or "",
             classes=tenant.classes or (),
             mode=tenant.mode or "",
-            api_keys_sha256=[bytes.fromhex(key) for key in tenant.api_keys_sha256],
+            api_keys_sha256=[
+                bytes.fromhex(key) for key in tenant.api_keys_sha256 if key not in passing
+            ],
         )
         if quota is not None:
             limits = {limit: getattr(quota, limit) or 0 for limit in _LIMITS}

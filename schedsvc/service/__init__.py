@@ -1,12 +1,14 @@
-"""Maps the RPCs of SchedulerService, OperatorService and ExplainService to the driver."""
+"""Maps the RPCs of the four services to the driver."""
 
 from schedsvc.service.auth import Authenticator, Credentials, Known, Unauthenticated
 from schedsvc.service.explain import EXPLAIN_SERVICE_NAME, ExplainService, stories
 from schedsvc.service.explanation_text import pool_needs
+from schedsvc.service.identity import IdentityService
 from schedsvc.service.methods import METHODS
 from schedsvc.service.operator import OPERATOR_SERVICE_NAME, Actions, OperatorService
 from schedsvc.service.pace import Paces
 from schedsvc.service.scheduler_servicer import SERVICE_NAME, Service
+from schedsvc.service.tenants import TenantCalls
 
 __all__ = [
     "EXPLAIN_SERVICE_NAME",
@@ -17,10 +19,12 @@ __all__ = [
     "Authenticator",
     "Credentials",
     "ExplainService",
+    "IdentityService",
     "Known",
     "OperatorService",
     "Paces",
     "Service",
+    "TenantCalls",
     "Unauthenticated",
     "pool_needs",
     "stories",

@@ -14,7 +14,7 @@ from schedsvc.driver import Broken, Driver
 from schedsvc.service.auth import Authenticator, Forbidden, Unauthenticated
 from schedsvc.service.servicer_base import ServicerBase, invalid, parse
 from schedsvc.service.stats_response import modes
-from schedsvc.service.tenants import TenantCalls, Tenants
+from schedsvc.service.tenants import TenantCalls
 
 __all__ = ["OPERATOR_SERVICE_NAME", "Actions", "OperatorService"]
 
@@ -59,7 +59,7 @@ class OperatorService(ServicerBase):
         self,
         driver: Driver,
         actions: Actions,
-        tenants: Tenants,
+        tenants: TenantCalls,
         *,
         authenticator: Authenticator,
         open_here: bool,
@@ -72,7 +72,7 @@ class OperatorService(ServicerBase):
         super().__init__(authenticator, on_failure)
         self._driver = driver
         self._actions = actions
-        self._tenants = TenantCalls(tenants)
+        self._tenants = tenants
         self._open_here = open_here
 
     def handler(self) -> "grpc.GenericRpcHandler[bytes, bytes]":

@@ -8,7 +8,7 @@ from schedsvc_client.v1 import operator_pb2 as pb
 
 from schedsvc.service.servicer_base import invalid, parse
 
-__all__ = ["TenantCalls", "Tenants"]
+__all__ = ["Keys", "TenantCalls", "Tenants"]
 
 #: Tenants of one page: each may have many API keys.
 PAGE_MAX = 500
@@ -32,12 +32,29 @@ class Tenants(Protocol):
         """Delete an operator's entry."""
 
 
+class Keys(Protocol):
+    """What an operator can do with API keys of tenants. All raise CallerError."""
+
+    async def create(self, request: pb.CreateTenantKeyRequest) -> pb.CreateTenantKeyResponse:
+        """Make a key."""
+
+    async def rotate(self, request: pb.RotateTenantKeyRequest) -> pb.RotateTenantKeyResponse:
+        """Make a key in place of another one."""
+
+    async def revoke(self, request: pb.RevokeTenantKeyRequest) -> None:
+        """Revoke a key."""
+
+    def list(self, name: str) -> list[pb.TenantKey]:
+        """Return the keys of a tenant."""
+
+
 class TenantCalls:
     """Answers of OperatorService; each method gets the message and who calls."""
 
-    def __init__(self, tenants: Tenants) -> None:
-        """Answer for these tenants."""
+    def __init__(self, tenants: Tenants, keys: Keys) -> None:
+        """Answer for these tenants and their keys."""
         self._tenants = tenants
+        self._keys = keys
 
     @property
     def calls(self) -> dict[str, Callable[[bytes, str], Awaitable[Any]]]:
@@ -47,6 +64,10 @@ class TenantCalls:
             "GetTenant": self.get_tenant,
             "SetTenant": self.set_tenant,
             "DeleteTenant": self.delete_tenant,
+            "CreateTenantKey": self.create_key,
+            "RotateTenantKey": self.rotate_key,
+            "RevokeTenantKey": self.revoke_key,
+            "ListTenantKeys": self.list_keys,
         }
 
     async def list_tenants(self, data: bytes, who: str) -> pb.ListTenantsResponse:
@@ -79,3 +100,32 @@ class TenantCalls:
         fallback = pb.TenantOrigin.Name(answer.fallback).removeprefix("TENANT_ORIGIN_").lower()
         _log.warning("operator_tenant_deleted", tenant=request.name, fallback=fallback, by=who)
         return answer
+
+    async def create_key(self, data: bytes, who: str) -> pb.CreateTenantKeyResponse:
+        """Answer CreateTenantKey. The log gets the key's id, never the key."""
+        request = parse(pb.CreateTenantKeyRequest, data)
+        answer = await self._keys.create(request)
+        _log.warning("operator_key_created", tenant=request.name, key_id=answer.key.id, by=who)
+        return answer
+
+    async def rotate_key(self, data: bytes, who: str) -> pb.RotateTenantKeyResponse:
+        """Answer RotateTenantKey."""
+        request = parse(pb.RotateTenantKeyRequest, data)
+        answer = await self._keys.rotate(request)
+        _log.warning(
+            "operator_key_rotated", tenant=request.name, key_id=answer.key.id,
+            old_key_id=answer.old_key.id, grace_ms=request.grace_ms, by=who,
+        )  # fmt: skip
+        return answer
+
+    async def revoke_key(self, data: bytes, who: str) -> pb.RevokeTenantKeyResponse:
+        """Answer RevokeTenantKey."""
+        request = parse(pb.RevokeTenantKeyRequest, data)
+        await self._keys.revoke(request)
+        _log.warning("operator_key_revoked", tenant=request.name, key_id=request.id, by=who)
+        return pb.RevokeTenantKeyResponse()
+
+    async def list_keys(self, data: bytes, who: str) -> pb.ListTenantKeysResponse:
+        """Answer ListTenantKeys."""
+        request = parse(pb.ListTenantKeysRequest, data)
+        return pb.ListTenantKeysResponse(keys=self._keys.list(request.name))

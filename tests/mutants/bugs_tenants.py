@@ -64,13 +64,28 @@ TENANT_BUGS = (
         (
             (
                 "lifecycle/first_sight.pxi",
-                "        if only == NONE and len(core.flow_names) < core.flows_max:\n",
+                "        flow = reclaim_retired(core) if only == NONE else NONE\n",
                 "        if BUG:\n            only = NONE\n",
             ),
         ),
         0,
         tests=(
             "tests/core/test_first_sight.py::test_names_beyond_a_share_spare_the_flows_of_others",
+        ),
+    ),
+    Mutant(
+        "gives-away-a-flow-in-use",
+        "the flow of a deleted tenant goes to a new one while something of it runs or waits",
+        (
+            (
+                "lifecycle/forgetting.pxi",
+                "        if may_forget(core, flow):\n",
+                "        if BUG:\n            forget_tenant(core, flow)\n            return flow\n",
+            ),
+        ),
+        0,
+        tests=(
+            "tests/core/test_retiring.py::test_a_flow_is_not_given_away_while_it_has_something",
         ),
     ),
 )

@@ -214,7 +214,10 @@ async def test_modes_are_said_shown_and_taken_back() -> None:
         (("leases", "list", "--pool", "nowhere"), "filter.pool: no pool of that name"),
         (("leases", "list", "--tenant", "nobody"), "filter.tenant: no tenant of that name"),
         (("leases", "revoke", "--shim", "gone", "--yes"), "no open Session of that name"),
-        (("mode", "dry_run", "--tenant", "nobody"), "the configuration lists no tenant 'nobody'"),
+        (
+            ("mode", "dry_run", "--tenant", "nobody"),
+            "neither file nor operator lists a tenant 'nobody'",
+        ),
     ],
 )
 async def test_what_nobody_knows_is_named(words: tuple[str, ...], part: str) -> None:

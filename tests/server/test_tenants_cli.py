@@ -15,6 +15,7 @@ from .test_cli import run
 from .test_config import MINIMAL
 from .test_operator import operating
 from .test_operator_cli import typed
+from .test_tenant_keys import admitted_as, digest, key_ids, owner
 from .test_tenants import WITH_RULE, flow, proved
 
 
@@ -115,3 +116,27 @@ async def test_only_operators_may(words: tuple[str, ...], monkeypatch: pytest.Mo
         result = await typed(server.targets[0], "tenants", *words, *proof)
         assert result.exit_code == 1
         assert "'shim' may not operate" in result.output
+
+
+async def test_the_commands_make_rotate_list_and_revoke_keys() -> None:
+    async with operating(**WITH_RULE) as (server, both):
+        target = server.targets[0]
+        made = await typed(target, "tenants", "keys", "create", "a", "--expires-in", "3600")
+        assert made.exit_code == 0, made.output
+        key = made.stdout.strip()
+        assert await admitted_as(server, both, key) == "a"
+        old_id = (await key_ids(both, "a"))[0]
+        assert f"key {old_id} of a, expires 20" in made.stderr
+        rotated = await typed(target, "tenants", "keys", "rotate", "a", "--json")
+        told = json.loads(rotated.stdout)
+        assert await owner(server, told["api_key"]) == await owner(server, key) == "a"
+        assert f"key {old_id} expires 20" in rotated.stderr
+        shown = await typed(target, "tenants", "keys", "list", "a")
+        assert [row.split()[0] for row in shown.stdout.splitlines()] == ["id", old_id, told["id"]]
+        rows = (await typed(target, "tenants", "keys", "list", "a", "--json")).stdout.splitlines()
+        assert json.loads(rows[1])["expires"] == "never"
+        gone = await typed(target, "tenants", "keys", "revoke", "a", old_id)
+        assert gone.stdout == f"key {old_id} of a is revoked\n"
+        assert await owner(server, key) == ""
+        exported = (await typed(target, "tenants", "export")).stdout
+        assert digest(told["api_key"]).hex() in exported

@@ -144,6 +144,35 @@ class Operator:
         fallback = next(key for key, value in ORIGINS.items() if value == response.fallback)
         return fallback, int(response.keys_revoked)
 
+    def create_key(self, tenant: str, *, expires_in_s: float = 0.0) -> pb.CreateTenantKeyResponse:
+        """Make an API key for a tenant; the scheduler shows it this once. 0: it never expires."""
+        request = pb.CreateTenantKeyRequest(name=tenant, expires_in_ms=_milliseconds(expires_in_s))
+        response: pb.CreateTenantKeyResponse = self._call(self._operator.CreateTenantKey, request)
+        return response
+
+    def rotate_key(
+        self, tenant: str, key_id: str = "", *, grace_s: float, expires_in_s: float = 0.0
+    ) -> pb.RotateTenantKeyResponse:
+        """Make an API key in place of another one, which expires after `grace_s`."""
+        request = pb.RotateTenantKeyRequest(
+            name=tenant,
+            id=key_id,
+            grace_ms=_milliseconds(grace_s),
+            expires_in_ms=_milliseconds(expires_in_s),
+        )
+        response: pb.RotateTenantKeyResponse = self._call(self._operator.RotateTenantKey, request)
+        return response
+
+    def revoke_key(self, tenant: str, key_id: str) -> None:
+        """Revoke an API key."""
+        request = pb.RevokeTenantKeyRequest(name=tenant, id=key_id)
+        self._call(self._operator.RevokeTenantKey, request)
+
+    def keys(self, tenant: str) -> list[pb.TenantKey]:
+        """Return the API keys that operators have made for a tenant, the oldest first."""
+        request = pb.ListTenantKeysRequest(name=tenant)
+        return list(self._call(self._operator.ListTenantKeys, request).keys)
+
     def release_pool(self, pool: str) -> None:
         """Let another caller offer a pool whose owner is gone."""
         self._call(self._operator.ReleasePool, pb.ReleasePoolRequest(pool=pool))
@@ -206,3 +235,7 @@ class Operator:
             return method(request, timeout=self._deadline_s, metadata=metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error, self.target) from None
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1_000)

@@ -12,7 +12,8 @@ import logging
 import time
 from dataclasses import replace
 
-from schedsvc_client import api_key_hash
+from schedsvc_client import ClientOptions, api_key_hash
+from schedsvc_client.aio import AsyncScheduler
 
 from schedsvc_vllm import answers, metrics_page
 from schedsvc_vllm.answers import Answer, BadRequestError, Dialect
@@ -40,7 +41,8 @@ from schedsvc_vllm.paths import SAFE_METHODS, asks_in_vain, place_of, with_path
 from schedsvc_vllm.queue_comments import QueueComments
 from schedsvc_vllm.request_sizing import Call, parse_json, size_call
 from schedsvc_vllm.routes import FORM_PATHS, ONE_PROMPT_PATHS, ROUTES, route_of
-from schedsvc_vllm.runtime import Runtime, now_ns
+from schedsvc_vllm.runtime import Runtime, credentials_of, now_ns
+from schedsvc_vllm.scheduler_keys import ASK_S_MAX, SchedulerKeys
 from schedsvc_vllm.settings import Settings, SettingsError
 from schedsvc_vllm.terms import TermsReader
 from schedsvc_vllm.turn import Request, first, refusal_of, wait_for_turn
@@ -357,6 +359,15 @@ class Gate:
         self._engine_origins = engine.allowed_origins
         keys = {api_key_hash(key) for key in engine.api_keys}
         self._identifier.api_keys_sha256 |= keys
+        if self._settings.asks_for_keys:
+            self._identifier.keys = SchedulerKeys(
+                AsyncScheduler(
+                    self._settings.target,
+                    credentials=credentials_of(self._settings),
+                    token=self._settings.token,
+                    options=ClientOptions(call_deadline_s=ASK_S_MAX),
+                )
+            )
         self._identifier.start()
         if self._settings.tenant_headers and not self._settings.header_set_by:
             _log.warning(

@@ -15,10 +15,12 @@ from schedsvc_client import TenantProof, api_key_hash
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.asgi import Scope, header
 from schedsvc_vllm.jwks_source import JwksSource
+from schedsvc_vllm.scheduler_keys import SchedulerKeys
 from schedsvc_vllm.settings import JwtSettings, Settings, SettingsError
 
 _TENANT_BYTES_MAX = 256
 _REQUEST_ID_CHARS_MAX = 128
+_TOKEN_POINTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class Identifier:
         #: SHA-256 of the API keys that may call; empty: the gate checks none.
         self.api_keys_sha256 = settings.api_keys_sha256
         self._tokens = None if settings.jwt is None else _verifier(settings.jwt)
+        #: Whose keys the scheduler knows; None: it is not asked.
+        self.keys: SchedulerKeys | None = None
         self._prefix = secrets.token_hex(8)
         self._numbers = itertools.count(1)
 
@@ -91,24 +95,34 @@ class Identifier:
         """Stop that."""
         if self._tokens is not None:
             await self._tokens.source.close()
+        if self.keys is not None:
+            await self.keys.close()
 
     async def prove(self, scope: Scope) -> Identity | None:
-        """Check the caller's API key or token; return whose token it is, None for a key.
+        """Check the caller's API key or token; return whose it is, None for a key of the gate.
 
-        Raises BadRequestError: 401 for neither, 503 while the issuer's keys are not known.
+        Raises BadRequestError: 401 for neither, 503 while the issuer's keys are not known, or while
+        the scheduler is away and has not known the key.
         """
         if self.api_keys_sha256 and key_is_known(scope, self.api_keys_sha256):
             return None
+        if self.keys is None and self._tokens is None and not self.api_keys_sha256:
+            return None
+        key = bearer(scope)
+        # A JSON Web Token has three parts, and no key that the scheduler made has a point.
+        is_token = self._tokens is not None and key.count(".") == _TOKEN_POINTS
+        if self.keys is not None and key and not is_token:
+            tenant = await self.keys.owner(api_key_hash(key))
+            if tenant is not None:
+                return Identity(tenant=tenant, proof=TenantProof.API_KEY)
         if self._tokens is not None:
-            proof = await self._tokens.prove(bearer(scope))
+            proof = await self._tokens.prove(key)
             return Identity(
                 tenant=proof.tenant,
                 request_class=proof.request_class,
                 proof=TenantProof.TOKEN,
             )
-        if self.api_keys_sha256:
-            raise BadRequestError("the API key is wrong", status=401, code="invalid_api_key")
-        return None
+        raise BadRequestError("the API key is wrong", status=401, code="invalid_api_key")
 
     def identity(self, scope: Scope, body: Mapping[str, Any]) -> Identity:
         """Find the tenant of a request without a token.

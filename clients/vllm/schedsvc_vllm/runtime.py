@@ -86,7 +86,7 @@ class Runtime:
             settings.target,
             client_id=settings.client_id or "gate",
             incarnation=started_ns,
-            credentials=_credentials(settings),
+            credentials=credentials_of(settings),
             token=settings.token,
             options=ClientOptions(
                 progress_delay_s=0,
@@ -304,7 +304,8 @@ def now_ns() -> int:
     return time.time_ns()
 
 
-def _credentials(settings: Settings) -> ChannelCredentials | None:
+def credentials_of(settings: Settings) -> ChannelCredentials | None:
+    """Return how the gate connects to the scheduler. Raises SettingsError."""
     if settings.tls is None:
         return None
     try:

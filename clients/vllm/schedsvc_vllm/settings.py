@@ -89,6 +89,7 @@ class Settings:
     header_set_by: str = ""
     jwt: JwtSettings | None = None
     trust_api_key: bool = True
+    asks_for_keys: bool = False
     trust_user_field: bool = False
     class_from_service_tier: bool = False
     request_headers: tuple[str, ...] = REQUEST_HEADERS_DEFAULT
@@ -132,6 +133,7 @@ class Settings:
             header_set_by=read.text("SCHEDSVC_HEADER_SET_BY", ""),
             jwt=read.jwt(),
             trust_api_key=read.flag("SCHEDSVC_TRUST_API_KEY", True),
+            asks_for_keys=read.choice("SCHEDSVC_API_KEYS_FROM", ("gate", "scheduler")) != "gate",
             trust_user_field=read.flag("SCHEDSVC_TRUST_USER_FIELD", False),
             class_from_service_tier=read.flag("SCHEDSVC_CLASS_FROM_SERVICE_TIER", False),
             request_headers=read.request_headers("SCHEDSVC_REQUEST_HEADERS"),

@@ -32,9 +32,10 @@ from schedsvc_client.errors import (
 from schedsvc_client.leases import Lease, LeaseTable, Totals, lease_of
 from schedsvc_client.message_sizes import accepted_bytes, progress_leases_max
 from schedsvc_client.outcomes import LeaseState, Outcome
-from schedsvc_client.v1 import explain_pb2
+from schedsvc_client.v1 import explain_pb2, identity_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.explain_pb2_grpc import ExplainServiceStub
+from schedsvc_client.v1.identity_pb2_grpc import IdentityServiceStub
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 _log = logging.getLogger("schedsvc_client.unary")
@@ -100,6 +101,19 @@ class AsyncScheduler(Asker):
         request = pb.StatsRequest(tenants=tenants, flow_limit=flow_limit)
         response: pb.StatsResponse = await self._call(self._stub().Stats, request)
         return response
+
+    async def tenant_of_key(self, api_key_sha256: bytes) -> str | None:
+        """Ask for which tenant an API key stands; None: for none. Raises CallError."""
+        request = identity_pb2.WhoIsRequest(api_key_sha256=api_key_sha256)
+        self._stub()
+        stub: Any = IdentityServiceStub(self._channel)  # type: ignore[arg-type]  # just made
+        try:
+            response: identity_pb2.WhoIsResponse = await self._call(stub.WhoIs, request)
+        except CallError as error:
+            if error.code is grpc.StatusCode.NOT_FOUND:
+                return None
+            raise
+        return response.tenant
 
     async def explain(self, request_id: str, tenant: str = "") -> explain_pb2.ExplainResponse:
         """Ask where a request stands, why it waits, or why it was refused. Raises CallError."""

@@ -53,6 +53,234 @@ TENANT_ORIGIN_RULE: TenantOrigin.ValueType  # 3
 Global___TenantOrigin: _TypeAlias = TenantOrigin  # noqa: Y015
 
 @_typing.final
+class TenantKey(_message.Message):
+    """An API key, without the key."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    CREATED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    EXPIRES_UNIX_MS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Unique among the keys of its tenant."""
+    created_unix_ms: _builtins.int
+    expires_unix_ms: _builtins.int
+    """It stands for no tenant from then on; 0: never expires."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        created_unix_ms: _builtins.int = ...,
+        expires_unix_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_unix_ms", b"created_unix_ms", "expires_unix_ms", b"expires_unix_ms", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantKey: _TypeAlias = TenantKey  # noqa: Y015
+
+@_typing.final
+class CreateTenantKeyRequest(_message.Message):
+    """For whom."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    EXPIRES_IN_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Also one that only a rule knows: it is listed with what the rule says."""
+    expires_in_ms: _builtins.int
+    """After this time the key expires; 0: never."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        expires_in_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_in_ms", b"expires_in_ms", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateTenantKeyRequest: _TypeAlias = CreateTenantKeyRequest  # noqa: Y015
+
+@_typing.final
+class CreateTenantKeyResponse(_message.Message):
+    """The new key."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    API_KEY_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    api_key: _builtins.str
+    """Shown this once."""
+    @_builtins.property
+    def key(self) -> Global___TenantKey: ...
+    def __init__(
+        self,
+        *,
+        api_key: _builtins.str = ...,
+        key: Global___TenantKey | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key", "key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateTenantKeyResponse: _TypeAlias = CreateTenantKeyResponse  # noqa: Y015
+
+@_typing.final
+class RotateTenantKeyRequest(_message.Message):
+    """Which key."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    GRACE_MS_FIELD_NUMBER: _builtins.int
+    EXPIRES_IN_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    id: _builtins.str
+    """Of the key that is replaced; empty: the only one that the tenant has."""
+    grace_ms: _builtins.int
+    """The old key expires after this time; 0: at once."""
+    expires_in_ms: _builtins.int
+    """As in CreateTenantKeyRequest."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        id: _builtins.str = ...,
+        grace_ms: _builtins.int = ...,
+        expires_in_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_in_ms", b"expires_in_ms", "grace_ms", b"grace_ms", "id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateTenantKeyRequest: _TypeAlias = RotateTenantKeyRequest  # noqa: Y015
+
+@_typing.final
+class RotateTenantKeyResponse(_message.Message):
+    """The new key."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    API_KEY_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    OLD_KEY_FIELD_NUMBER: _builtins.int
+    api_key: _builtins.str
+    """Shown this once."""
+    @_builtins.property
+    def key(self) -> Global___TenantKey: ...
+    @_builtins.property
+    def old_key(self) -> Global___TenantKey: ...
+    def __init__(
+        self,
+        *,
+        api_key: _builtins.str = ...,
+        key: Global___TenantKey | None = ...,
+        old_key: Global___TenantKey | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "old_key", b"old_key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key", "key", b"key", "old_key", b"old_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateTenantKeyResponse: _TypeAlias = RotateTenantKeyResponse  # noqa: Y015
+
+@_typing.final
+class RevokeTenantKeyRequest(_message.Message):
+    """Which key."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    id: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevokeTenantKeyRequest: _TypeAlias = RevokeTenantKeyRequest  # noqa: Y015
+
+@_typing.final
+class RevokeTenantKeyResponse(_message.Message):
+    """Done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevokeTenantKeyResponse: _TypeAlias = RevokeTenantKeyResponse  # noqa: Y015
+
+@_typing.final
+class ListTenantKeysRequest(_message.Message):
+    """Whose."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTenantKeysRequest: _TypeAlias = ListTenantKeysRequest  # noqa: Y015
+
+@_typing.final
+class ListTenantKeysResponse(_message.Message):
+    """Keys that have not expired, the oldest first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantKey]: ...
+    def __init__(
+        self,
+        *,
+        keys: _abc.Iterable[Global___TenantKey] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTenantKeysResponse: _TypeAlias = ListTenantKeysResponse  # noqa: Y015
+
+@_typing.final
 class Tenant(_message.Message):
     """A tenant as it is in force. Limits are 0 if there is none."""
 

@@ -86,6 +86,26 @@ class OperatorServiceStub(object):
                 request_serializer=schedsvc_dot_v1_dot_operator__pb2.DeleteTenantRequest.SerializeToString,
                 response_deserializer=schedsvc_dot_v1_dot_operator__pb2.DeleteTenantResponse.FromString,
                 _registered_method=True)
+        self.CreateTenantKey = channel.unary_unary(
+                '/schedsvc.v1.OperatorService/CreateTenantKey',
+                request_serializer=schedsvc_dot_v1_dot_operator__pb2.CreateTenantKeyRequest.SerializeToString,
+                response_deserializer=schedsvc_dot_v1_dot_operator__pb2.CreateTenantKeyResponse.FromString,
+                _registered_method=True)
+        self.RotateTenantKey = channel.unary_unary(
+                '/schedsvc.v1.OperatorService/RotateTenantKey',
+                request_serializer=schedsvc_dot_v1_dot_operator__pb2.RotateTenantKeyRequest.SerializeToString,
+                response_deserializer=schedsvc_dot_v1_dot_operator__pb2.RotateTenantKeyResponse.FromString,
+                _registered_method=True)
+        self.RevokeTenantKey = channel.unary_unary(
+                '/schedsvc.v1.OperatorService/RevokeTenantKey',
+                request_serializer=schedsvc_dot_v1_dot_operator__pb2.RevokeTenantKeyRequest.SerializeToString,
+                response_deserializer=schedsvc_dot_v1_dot_operator__pb2.RevokeTenantKeyResponse.FromString,
+                _registered_method=True)
+        self.ListTenantKeys = channel.unary_unary(
+                '/schedsvc.v1.OperatorService/ListTenantKeys',
+                request_serializer=schedsvc_dot_v1_dot_operator__pb2.ListTenantKeysRequest.SerializeToString,
+                response_deserializer=schedsvc_dot_v1_dot_operator__pb2.ListTenantKeysResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer(object):
@@ -173,6 +193,35 @@ class OperatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateTenantKey(self, request, context):
+        """Makes an API key that stands for a tenant. The answer alone has the key: the scheduler keeps
+        its SHA-256.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateTenantKey(self, request, context):
+        """Makes an API key in place of another one, which expires after a grace time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeTenantKey(self, request, context):
+        """Revokes an API key: it stands for no tenant from now on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTenantKeys(self, request, context):
+        """Lists the API keys that operators have made for a tenant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -225,6 +274,26 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.DeleteTenant,
                     request_deserializer=schedsvc_dot_v1_dot_operator__pb2.DeleteTenantRequest.FromString,
                     response_serializer=schedsvc_dot_v1_dot_operator__pb2.DeleteTenantResponse.SerializeToString,
+            ),
+            'CreateTenantKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateTenantKey,
+                    request_deserializer=schedsvc_dot_v1_dot_operator__pb2.CreateTenantKeyRequest.FromString,
+                    response_serializer=schedsvc_dot_v1_dot_operator__pb2.CreateTenantKeyResponse.SerializeToString,
+            ),
+            'RotateTenantKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateTenantKey,
+                    request_deserializer=schedsvc_dot_v1_dot_operator__pb2.RotateTenantKeyRequest.FromString,
+                    response_serializer=schedsvc_dot_v1_dot_operator__pb2.RotateTenantKeyResponse.SerializeToString,
+            ),
+            'RevokeTenantKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeTenantKey,
+                    request_deserializer=schedsvc_dot_v1_dot_operator__pb2.RevokeTenantKeyRequest.FromString,
+                    response_serializer=schedsvc_dot_v1_dot_operator__pb2.RevokeTenantKeyResponse.SerializeToString,
+            ),
+            'ListTenantKeys': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTenantKeys,
+                    request_deserializer=schedsvc_dot_v1_dot_operator__pb2.ListTenantKeysRequest.FromString,
+                    response_serializer=schedsvc_dot_v1_dot_operator__pb2.ListTenantKeysResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -499,6 +568,114 @@ class OperatorService(object):
             '/schedsvc.v1.OperatorService/DeleteTenant',
             schedsvc_dot_v1_dot_operator__pb2.DeleteTenantRequest.SerializeToString,
             schedsvc_dot_v1_dot_operator__pb2.DeleteTenantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateTenantKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/schedsvc.v1.OperatorService/CreateTenantKey',
+            schedsvc_dot_v1_dot_operator__pb2.CreateTenantKeyRequest.SerializeToString,
+            schedsvc_dot_v1_dot_operator__pb2.CreateTenantKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateTenantKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/schedsvc.v1.OperatorService/RotateTenantKey',
+            schedsvc_dot_v1_dot_operator__pb2.RotateTenantKeyRequest.SerializeToString,
+            schedsvc_dot_v1_dot_operator__pb2.RotateTenantKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeTenantKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/schedsvc.v1.OperatorService/RevokeTenantKey',
+            schedsvc_dot_v1_dot_operator__pb2.RevokeTenantKeyRequest.SerializeToString,
+            schedsvc_dot_v1_dot_operator__pb2.RevokeTenantKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTenantKeys(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/schedsvc.v1.OperatorService/ListTenantKeys',
+            schedsvc_dot_v1_dot_operator__pb2.ListTenantKeysRequest.SerializeToString,
+            schedsvc_dot_v1_dot_operator__pb2.ListTenantKeysResponse.FromString,
             options,
             channel_credentials,
             insecure,

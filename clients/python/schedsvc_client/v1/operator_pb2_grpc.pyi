@@ -77,6 +77,16 @@ class OperatorServiceStub:
     """Deletes an operator's entry, its API keys included. The file's entry or a rule counts from then
     on. Requests that run or wait go on; new ones get what counts then.
     """
+    CreateTenantKey: _grpc.UnaryUnaryMultiCallable[_operator_pb2.CreateTenantKeyRequest, _operator_pb2.CreateTenantKeyResponse]
+    """Makes an API key that stands for a tenant. The answer alone has the key: the scheduler keeps
+    its SHA-256.
+    """
+    RotateTenantKey: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RotateTenantKeyRequest, _operator_pb2.RotateTenantKeyResponse]
+    """Makes an API key in place of another one, which expires after a grace time."""
+    RevokeTenantKey: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RevokeTenantKeyRequest, _operator_pb2.RevokeTenantKeyResponse]
+    """Revokes an API key: it stands for no tenant from now on."""
+    ListTenantKeys: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListTenantKeysRequest, _operator_pb2.ListTenantKeysResponse]
+    """Lists the API keys that operators have made for a tenant."""
 
 @_typing.type_check_only
 class OperatorServiceAsyncStub(OperatorServiceStub):
@@ -122,6 +132,16 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """Deletes an operator's entry, its API keys included. The file's entry or a rule counts from then
     on. Requests that run or wait go on; new ones get what counts then.
     """
+    CreateTenantKey: _aio.UnaryUnaryMultiCallable[_operator_pb2.CreateTenantKeyRequest, _operator_pb2.CreateTenantKeyResponse]  # type: ignore[assignment]
+    """Makes an API key that stands for a tenant. The answer alone has the key: the scheduler keeps
+    its SHA-256.
+    """
+    RotateTenantKey: _aio.UnaryUnaryMultiCallable[_operator_pb2.RotateTenantKeyRequest, _operator_pb2.RotateTenantKeyResponse]  # type: ignore[assignment]
+    """Makes an API key in place of another one, which expires after a grace time."""
+    RevokeTenantKey: _aio.UnaryUnaryMultiCallable[_operator_pb2.RevokeTenantKeyRequest, _operator_pb2.RevokeTenantKeyResponse]  # type: ignore[assignment]
+    """Revokes an API key: it stands for no tenant from now on."""
+    ListTenantKeys: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListTenantKeysRequest, _operator_pb2.ListTenantKeysResponse]  # type: ignore[assignment]
+    """Lists the API keys that operators have made for a tenant."""
 
 class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
     """What an operator may do. Drains and modes last until an operator takes them back; without a state
@@ -224,5 +244,39 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Deletes an operator's entry, its API keys included. The file's entry or a rule counts from then
         on. Requests that run or wait go on; new ones get what counts then.
         """
+
+    @_abc_1.abstractmethod
+    def CreateTenantKey(
+        self,
+        request: _operator_pb2.CreateTenantKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.CreateTenantKeyResponse, _abc.Awaitable[_operator_pb2.CreateTenantKeyResponse]]:
+        """Makes an API key that stands for a tenant. The answer alone has the key: the scheduler keeps
+        its SHA-256.
+        """
+
+    @_abc_1.abstractmethod
+    def RotateTenantKey(
+        self,
+        request: _operator_pb2.RotateTenantKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.RotateTenantKeyResponse, _abc.Awaitable[_operator_pb2.RotateTenantKeyResponse]]:
+        """Makes an API key in place of another one, which expires after a grace time."""
+
+    @_abc_1.abstractmethod
+    def RevokeTenantKey(
+        self,
+        request: _operator_pb2.RevokeTenantKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.RevokeTenantKeyResponse, _abc.Awaitable[_operator_pb2.RevokeTenantKeyResponse]]:
+        """Revokes an API key: it stands for no tenant from now on."""
+
+    @_abc_1.abstractmethod
+    def ListTenantKeys(
+        self,
+        request: _operator_pb2.ListTenantKeysRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ListTenantKeysResponse, _abc.Awaitable[_operator_pb2.ListTenantKeysResponse]]:
+        """Lists the API keys that operators have made for a tenant."""
 
 def add_OperatorServiceServicer_to_server(servicer: OperatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
