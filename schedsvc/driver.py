@@ -216,16 +216,8 @@ class Driver:
     ) -> Ended | None:
         """End one lease; None where it is unknown. O(log n)."""
         now_ns = self.clock.now_ns()
-        ended = self._core.complete(
-            now_ns,
-            lease_id,
-            pool_epoch,
-            outcome,
-            input_tokens,
-            cached_input_tokens,
-            output_tokens,
-            principal,
-        )
+        totals = (input_tokens, cached_input_tokens, output_tokens, principal)
+        ended = self._core.complete(now_ns, lease_id, pool_epoch, outcome, *totals)
         self._settle(now_ns)
         return ended
 
@@ -343,6 +335,20 @@ class Driver:
         now_ns = self.clock.now_ns()
         self._core.set_usage_saved(now_ns, row)
         self._settle(now_ns)
+
+    @_guarded
+    def set_budget_period(
+        self, name: bytes, which: int, period: int, ends_ns: int, spent: int
+    ) -> None:
+        """Report the period of a budget; see the core's. Raises CallerError. O(1)."""
+        now_ns = self.clock.now_ns()
+        self._core.set_budget_period(now_ns, name, which, period, ends_ns, spent)
+        self._settle(now_ns)
+
+    @_guarded
+    def refund_budgets(self, tenant: bytes, tokens: int) -> None:
+        """Take back tokens that a tenant's budgets were charged twice. O(levels)."""
+        self._core.set_budget_refund(self.clock.now_ns(), tenant, tokens)
 
     @_guarded
     def drain(self) -> None:

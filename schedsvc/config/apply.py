@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 from schedsvc.config.class_rules import DEFAULT_CLASS
 from schedsvc.config.in_force import in_force
-from schedsvc.config.models import Class, Config, Pool, Terms
+from schedsvc.config.models import Class, Config, Pool, Tenant, Terms
 from schedsvc.config.rules import UNKNOWN_TENANT
 
 __all__ = [
@@ -96,6 +96,8 @@ class Configurable(Protocol):
         share: int = 0,
         lends: int = -1,
         borrows: int = -1,
+        day_tokens: int = 0,
+        month_tokens: int = 0,
     ) -> int:
         """Add a quota that several share."""
 
@@ -113,6 +115,8 @@ class Configurable(Protocol):
         share: int = 0,
         lends: int = -1,
         borrows: int = -1,
+        day_tokens: int = 0,
+        month_tokens: int = 0,
     ) -> None:
         """Give a flow limits."""
 
@@ -275,6 +279,8 @@ def _limit_flow(
     parent = _NO_QUOTA if terms.group is None else groups[terms.group]
     refuse = quota is not None and quota.over == "refuse"
     limits = (quota.core_limits() if quota else {}) | (share.core_share() if share else {})
+    if isinstance(terms, Tenant) and terms.budget is not None:
+        limits |= terms.budget.core_limits()
     core.set_flow_quota(now_ns, flow, parent, refuse, **limits)
 
 
@@ -395,7 +401,9 @@ def _shared_quotas(
     """Declare groups, parents first, and models; return the groups' indices."""
     found: dict[str, int] = {}
     limits = {
-        group.name: group.quota.core_limits() | (group.share.core_share() if group.share else {})
+        group.name: group.quota.core_limits()
+        | (group.share.core_share() if group.share else {})
+        | (group.budget.core_limits() if group.budget else {})
         for group in config.groups
     }
     # First without parents: a group may change places with the one above it.

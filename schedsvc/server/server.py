@@ -35,7 +35,7 @@ from schedsvc.service import (
 )
 from schedsvc.state import StateWriter, Store, restore
 from schedsvc.status import Failure, unauthenticated_failure
-from schedsvc.usage import Ledger, UsageWriter
+from schedsvc.usage import Budgets, Ledger, UsageWriter
 
 __all__ = ["Server"]
 
@@ -100,6 +100,8 @@ class Server:
         if config.usage is not None:
             ledger = Ledger(config.resolve(config.usage.path), config.usage.keep_days)
             self._usage = UsageWriter(self.driver, ledger, config)
+            self._budgets = Budgets(self.driver, ledger, config)
+            self._usage.on_known = self._budgets.refund
         self.metrics = _metrics(self.driver, config)
         self._health = Health()
         self._handles = OperatorActions(
@@ -166,6 +168,7 @@ class Server:
             self._keep(self._keeper.run())
         if self._usage is not None:
             self._keep(self._usage.run())
+            self._keep(self._budgets.run())
         self._keep(self._beat())
 
     def _new_grpc_server(self, authenticator: Authenticator, operate: bool) -> grpc.aio.Server:
@@ -217,6 +220,7 @@ class Server:
             self._config, kept = self._handles.reconfigured(config)
             if self._usage is not None:
                 self._usage.configure(self._config)
+                self._budgets.configure(self._config)
             if self._config.log != before.log:
                 configure_logs(self._config.log.format, self._config.log.level)
             _log.info("config_reloaded", tenants=len(config.tenants), mode=config.mode)
