@@ -84,6 +84,9 @@ test-fuzz: build ## Every parser with hostile input, the core watching its memor
 	$(BIN)/python -m tests.fuzz --sanitised --seconds 6
 	$(BIN)/python -m tests.clients.exchanges --count 20000 --seed $(FRESH_SEED)
 
+usage-proof: build ## The usage ledger over a million requests and 20 kills; goes on where it was.
+	nice -n 19 $(BIN)/python -m tests.usage.proof --out out/usage-proof
+
 test-vllm: build $(VLLM_VENV)/.installed ## The gate on the real vLLM: its CPU build, no GPU, 4 GB.
 	$(call RUN,'vllm and not slow',,tests/vllm)
 

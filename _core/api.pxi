@@ -96,30 +96,6 @@ cdef class Scheduler(UsageApi):
         known_tenant(self, flow)
         set_classes_of(self, flow, default_class, named)
 
-    def set_quota(
-        self, int64_t now_ns, bytes name, int32_t parent=NONE, int64_t requests=0,
-        int64_t input_tokens=0, int64_t output_tokens=0, int64_t total_tokens=0,
-        int64_t concurrency=0, int64_t share=0, int64_t lends=NONE, int64_t borrows=NONE,
-        int64_t weight_milli=0,
-    ):
-        cdef QuotaLimits limits
-        enter(self, now_ns)
-        limits = checked_quota(requests, input_tokens, output_tokens, total_tokens, concurrency)
-        add_share(&limits, share, lends, borrows)
-        return set_named_quota(self, name, parent, &limits, weight_milli)
-
-    def set_flow_quota(
-        self, int64_t now_ns, int32_t flow, int32_t parent=NONE, bint refuse=False,
-        int64_t requests=0, int64_t input_tokens=0, int64_t output_tokens=0,
-        int64_t total_tokens=0, int64_t concurrency=0, int64_t share=0, int64_t lends=NONE,
-        int64_t borrows=NONE,
-    ):
-        cdef QuotaLimits limits
-        enter(self, now_ns)
-        limits = checked_quota(requests, input_tokens, output_tokens, total_tokens, concurrency)
-        add_share(&limits, share, lends, borrows)
-        limit_flow(self, flow, parent, refuse, &limits)
-
     def set_pool_quota(self, int64_t now_ns, bytes pool, int32_t quota):
         enter(self, now_ns)
         check_parent(self, quota, 1)

@@ -8,6 +8,7 @@ include "model/wait_times.pxi"     # how long a request has waited, and for what
 include "model/rejection_log.pxi"  # RejectionLog: the last requests that were refused
 include "model/token_bucket.pxi"   # Bucket: tokens that are refilled at a rate
 include "model/guarantees.pxi"     # Guarantee, Guarantees: what a group is owed of a saturated pool
+include "model/budgets.pxi"        # Budget: tokens of a calendar day or month
 include "model/quotas.pxi"         # Quota, Quotas, Bill: limits of tenants, groups and models
 include "model/tenant_rules.pxi"   # TenantRule: what tenants get that nothing lists
 include "model/rates.pxi"          # Rate, ShedAccuracy: averages and rates over time

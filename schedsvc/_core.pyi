@@ -194,43 +194,6 @@ class Scheduler(UsageApi):
 
         Both are indices of classes. No `named`: all that are not exempt.
         """
-    def set_quota(
-        self, now_ns: int, name: bytes, parent: int = -1, requests: int = 0,
-        input_tokens: int = 0, output_tokens: int = 0, total_tokens: int = 0, concurrency: int = 0,
-        share: int = 0, lends: int = -1, borrows: int = -1, weight_milli: int = 0,
-    ) -> int:  # fmt: skip
-        """Add the quota of a group or a model, or give a known one new limits; 0 is no limit.
-
-        The first four are token buckets: so much a minute, and at most so much
-        at once. `parent` is the index of the next level up, -1: none; at most QUOTA_LEVELS_MAX
-        levels, no circle, else CallerError. A bucket starts full; a changed limit leaves taken what
-        was taken. A group may have a share, too: see `set_flow_quota()`. From the next poll on, one
-        with a weight (0: none) shares with its siblings by weight what their parent gets, under
-        policies with counters; CallerError while there are several pools, or with lift=active.
-        Returns its index (from 0). O(1); O(quotas) where a known one changes parents.
-        """
-    def set_flow_quota(
-        self, now_ns: int, flow: int, parent: int = -1, refuse: bool = False, requests: int = 0,
-        input_tokens: int = 0, output_tokens: int = 0, total_tokens: int = 0, concurrency: int = 0,
-        share: int = 0, lends: int = -1, borrows: int = -1,
-    ) -> None:  # fmt: skip
-        """Give a flow limits of its own (0: none), below the quota `parent` (-1: none).
-
-        A request takes from every level its prompts and its outputs as predicted, before it runs;
-        what it used is settled at its end. Where a level does not hold enough, the flow waits for
-        it, or, where it `refuse`s, the request gets REJECTED_QUOTA at once and those in its queue
-        hold what they took. A request larger than a bucket gets REJECTED_QUOTA_SIZE.
-
-        `share`: tokens a minute that it can count on while the pools are saturated (0: none, it is
-        never held). Of what it leaves unused others may borrow up to `lends` a minute (-1: all);
-        beyond it the flow borrows at most `borrows` (-1: what there is). Members of the nearest
-        group above with a share lend to each other, and the group as a whole to those beside it;
-        the rest lend to each other. Below saturation nobody is held to a share. Where it binds, a
-        flow beyond its share with nothing to borrow waits: its next request is granted once its
-        own share or a pool of unused ones holds something (requests may overdraw it), or the load
-        is below saturation again. What a request takes is as above, settled at its end.
-        O(targets * log n), and O(flows * log n) at the next `poll()`.
-        """
     def set_pool_quota(self, now_ns: int, pool: bytes, quota: int) -> None:
         """Let whatever runs in the pool of this name, also a later one, take from a quota too.
 

@@ -1,4 +1,4 @@
-"""The part of the core's Scheduler that feeds a ledger with the usage of ended leases.
+"""The part of the core's Scheduler for quotas, budgets, and the usage of ended leases.
 
 Type checkers read this beside `_core.pyi`; at run time the class is part of `schedsvc._core`.
 """
@@ -9,7 +9,59 @@ from schedsvc._core_tenants import TenantsApi
 UsageRow = tuple[int, bytes, bytes, bytes, bytes, int, int, int, int]
 
 class UsageApi(TenantsApi):
-    """The usage of ended leases, in rows that are numbered from 1."""
+    """Quotas and budgets; the usage of ended leases, in rows that are numbered from 1."""
+
+    def set_quota(
+        self, now_ns: int, name: bytes, parent: int = -1, requests: int = 0,
+        input_tokens: int = 0, output_tokens: int = 0, total_tokens: int = 0, concurrency: int = 0,
+        share: int = 0, lends: int = -1, borrows: int = -1,
+        day_tokens: int = 0, month_tokens: int = 0, weight_milli: int = 0,
+    ) -> int:  # fmt: skip
+        """Add the quota of a group or a model, or give a known one new limits; 0 is no limit.
+
+        The first four are token buckets: so much a minute, and at most so much
+        at once. `parent` is the index of the next level up, -1: none; at most QUOTA_LEVELS_MAX
+        levels, no circle, else CallerError. A bucket starts full; a changed limit leaves taken what
+        was taken. A group may have a share, too: see `set_flow_quota()`. From the next poll on, one
+        with a weight (0: none) shares with its siblings by weight what their parent gets, under
+        policies with counters; CallerError while there are several pools, or with lift=active.
+        Returns its index (from 0). O(1); O(quotas) where a known one changes parents.
+        """
+    def set_flow_quota(
+        self, now_ns: int, flow: int, parent: int = -1, refuse: bool = False, requests: int = 0,
+        input_tokens: int = 0, output_tokens: int = 0, total_tokens: int = 0, concurrency: int = 0,
+        share: int = 0, lends: int = -1, borrows: int = -1,
+        day_tokens: int = 0, month_tokens: int = 0,
+    ) -> None:  # fmt: skip
+        """Give a flow limits of its own (0: none), below the quota `parent` (-1: none).
+
+        A request takes from every level its prompts and its outputs as predicted, before it runs;
+        what it used is settled at its end. Where a level does not hold enough, the flow waits for
+        it, or, where it `refuse`s, the request gets REJECTED_QUOTA at once and those in its queue
+        hold what they took. A request larger than a bucket gets REJECTED_QUOTA_SIZE.
+
+        `share`: tokens a minute that it can count on while the pools are saturated (0: none, it is
+        never held). Of what it leaves unused others may borrow up to `lends` a minute (-1: all);
+        beyond it the flow borrows at most `borrows` (-1: what there is). Members of the nearest
+        group above with a share lend to each other, and the group as a whole to those beside it;
+        the rest lend to each other. Below saturation nobody is held to a share. Where it binds, a
+        flow beyond its share with nothing to borrow waits: its next request is granted once its
+        own share or a pool of unused ones holds something (requests may overdraw it), or the load
+        is below saturation again. What a request takes is as above, settled at its end.
+        O(targets * log n), and O(flows * log n) at the next `poll()`.
+        """
+    def set_budget_period(
+        self, now_ns: int, name: bytes, which: int, period: int, ends_ns: int, spent: int = 0
+    ) -> None:
+        """Report the period of a budget: `which` is 0 for the day, 1 for the month.
+
+        `name` is `tenant:` or `group:` and the name; `period` is a number above 0 that grows with
+        each period. One below the known period changes nothing; the known one again only moves its
+        end. A later one begins with `spent` tokens and those on open bills. Raises CallerError for
+        a name without a quota of its own. O(1).
+        """
+    def set_budget_refund(self, now_ns: int, tenant: bytes, tokens: int) -> None:
+        """Take tokens back that a restart charged twice to a tenant's budgets. O(levels)."""
 
     def set_usage_kept(self, now_ns: int, kept: bool) -> None:
         """Make a row of each lease that ends from now on, or of none. O(1).

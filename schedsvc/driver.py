@@ -21,6 +21,7 @@ from schedsvc._core import (
 )
 from schedsvc.clock import SteadyClock
 from schedsvc.config import Config, EntryLog, ModeOverlay, configure, reconfigure
+from schedsvc.driver_calls import Broken, Waiting
 from schedsvc.upkeep import Ledgering, Loading, Saving
 
 if TYPE_CHECKING:
@@ -38,24 +39,6 @@ R = TypeVar("R")
 FlowKey = tuple[bool, int, int]
 
 _TIMER_TICK_NS = 1_000_000
-
-
-class Broken(RuntimeError):
-    """A defect of ours: this call failed, and if `Driver.broken`, every later one will."""
-
-
-class Waiting:
-    """A queued request, and the calls that wait for its verdict (a repeated call joins in)."""
-
-    __slots__ = ("calls", "delivered", "handle", "verdict")
-
-    def __init__(self, handle: int, verdict: asyncio.Future[bytes]) -> None:
-        self.handle = handle
-        self.verdict = verdict
-        #: Calls that neither have their answer nor left.
-        self.calls = 0
-        #: Some call has its answer, so the request is no longer ours to withdraw.
-        self.delivered = False
 
 
 def new_core(config: Config, now_ns: int, **options: Any) -> Scheduler:
@@ -218,16 +201,8 @@ class Driver:
     ) -> Ended | None:
         """End one lease; None where it is unknown. O(log n)."""
         now_ns = self.clock.now_ns()
-        ended = self._core.complete(
-            now_ns,
-            lease_id,
-            pool_epoch,
-            outcome,
-            input_tokens,
-            cached_input_tokens,
-            output_tokens,
-            principal,
-        )
+        totals = (input_tokens, cached_input_tokens, output_tokens, principal)
+        ended = self._core.complete(now_ns, lease_id, pool_epoch, outcome, *totals)
         self._settle(now_ns)
         return ended
 
@@ -349,6 +324,20 @@ class Driver:
         now_ns = self.clock.now_ns()
         self._core.set_usage_saved(now_ns, row)
         self._settle(now_ns)
+
+    @_guarded
+    def set_budget_period(
+        self, name: bytes, which: int, period: int, ends_ns: int, spent: int
+    ) -> None:
+        """Report the period of a budget; see the core's. Raises CallerError. O(1)."""
+        now_ns = self.clock.now_ns()
+        self._core.set_budget_period(now_ns, name, which, period, ends_ns, spent)
+        self._settle(now_ns)
+
+    @_guarded
+    def refund_budgets(self, tenant: bytes, tokens: int) -> None:
+        """Take back tokens that a tenant's budgets were charged twice. O(levels)."""
+        self._core.set_budget_refund(self.clock.now_ns(), tenant, tokens)
 
     @_guarded
     def drain(self) -> None:

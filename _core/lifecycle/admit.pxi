@@ -191,6 +191,8 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
             outcome = OUT_REJECTED_LIMIT
     if outcome == 0 and core.quotas.count:
         outcome = quota_refusal(core, i)
+    if core.quotas.has_budgets:
+        outcome = budget_refusal(core, i, outcome)
     if outcome == 0 and r.deadline_ns and core.refuses_early:
         outcome = deadline_refusal(core, r)
     if f.dry_runs:

@@ -10,12 +10,20 @@ cdef QuotaLimits checked_quota(
         ("total_tokens", total_tokens), ("concurrency", concurrency),
     ):
         check_range(name, value, 0, QUOTA_LIMIT_MAX)
+    memset(&limits, 0, sizeof(QuotaLimits))
     limits.rates[RATE_REQUESTS] = requests
     limits.rates[RATE_INPUT] = input_tokens
     limits.rates[RATE_OUTPUT] = output_tokens
     limits.rates[RATE_TOTAL] = total_tokens
     limits.concurrency = concurrency
     return limits
+
+
+cdef int add_budgets(QuotaLimits* limits, int64_t day_tokens, int64_t month_tokens) except -1:
+    check_range("day_tokens", day_tokens, 0, QUOTA_LIMIT_MAX)
+    check_range("month_tokens", month_tokens, 0, QUOTA_LIMIT_MAX)
+    limits.budgets[BUDGET_DAY], limits.budgets[BUDGET_MONTH] = day_tokens, month_tokens
+    return 0
 
 
 cdef int64_t height(Core core, int32_t node) noexcept:
@@ -41,6 +49,9 @@ cdef int set_limits(Core core, int32_t node, const QuotaLimits* limits) except -
     for k in range(RATES):
         core.quotas.limit(node, k, limits.rates[k])
     core.quotas.nodes[node].concurrency = limits.concurrency
+    for k in range(BUDGETS):
+        core.quotas.nodes[node].budgets[k].limit = limits.budgets[k]
+        core.quotas.has_budgets = core.quotas.has_budgets or limits.budgets[k] > 0
     give_share(core, node, limits)
     core.quotas.is_new = core.quotas.has_work = True
     return 0
@@ -91,6 +102,9 @@ cdef bint is_limiting(const QuotaLimits* limits) noexcept:
     for k in range(RATES):
         if limits.rates[k] > 0:
             return True
+    for k in range(BUDGETS):
+        if limits.budgets[k] > 0:
+            return True
     return limits.concurrency > 0 or limits.share > 0
 
 
@@ -128,6 +142,66 @@ cdef int limit_flow(
         rank_flow(core.flows, flow)
         flow = core.flows.items[flow].sibling
     return 0
+
+
+cdef int turn_budget(
+    Core core, bytes name, int which, int64_t period, int64_t ends_ns, int64_t spent
+) except -1:
+    """Begin a period of a tenant's or a group's budget. O(1)."""
+    cdef int32_t flow, node = NONE
+    check_range("which", which, 0, BUDGETS - 1)
+    check_range("spent", spent, 0, <int64_t>1 << 60)
+    if name.startswith(b"tenant:"):
+        known = core.flow_names.get(name[7:])
+        if known is not None:
+            flow = known
+            node = core.flows.items[flow].own_quota
+    else:
+        known = core.quota_names.get(name)
+        node = NONE if known is None else known
+    if node == NONE:
+        invalid("name", f"no quota has the name {name.decode(errors='replace')}")
+    core.quotas.turn(node, which, period, ends_ns, spent)
+    return 0
+
+
+cdef int refund_budgets(Core core, bytes tenant, int64_t tokens) except -1:
+    """Take tokens back that were charged to a tenant's budgets twice. O(levels)."""
+    cdef int32_t node
+    cdef Budget* b
+    cdef int k
+    check_range("tokens", tokens, 0, <int64_t>1 << 40)
+    flow = core.flow_names.get(tenant)
+    node = NONE if flow is None else core.flows.items[<int32_t>flow].quota
+    while node != NONE:
+        for k in range(BUDGETS):
+            b = &core.quotas.nodes[node].budgets[k]
+            b.spent = max(
+                core.quotas.nodes[node].open_input + core.quotas.nodes[node].open_output,
+                b.spent - tokens,
+            )
+        core.quotas.mark_ready(node)
+        node = core.quotas.nodes[node].parent
+    return 0
+
+
+cdef int budget_refusal(Core core, int32_t i, int outcome) except -1:
+    """The outcome of a request at its arrival, as its budgets leave it: a spent budget refuses at
+    once, because nothing waits in a queue for the next day. O(levels)."""
+    cdef Take t = take_for(core, i)
+    cdef int32_t node = core.flows.items[core.requests.items[i].flow].quota
+    cdef int64_t due_ns
+    cdef int spent_budget = 0
+    core.quotas.budget_until_ns = 0
+    if outcome not in (0, OUT_REJECTED_QUOTA):
+        return outcome
+    while node != NONE:
+        due_ns = core.quotas.budget_due(node, &t)
+        if due_ns > core.quotas.budget_until_ns:
+            core.quotas.budget_until_ns, spent_budget = due_ns, core.quotas.spent_budget
+        node = core.quotas.nodes[node].parent
+    core.quotas.spent_budget = spent_budget
+    return OUT_REJECTED_QUOTA if core.quotas.budget_until_ns else outcome
 
 
 cdef PoolLimits checked_pool_limits(

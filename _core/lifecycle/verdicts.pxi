@@ -146,6 +146,11 @@ cdef void fill_refusal(
     if flow == NONE:
         return
     v.retry_after_ms = retry_after_ms(core, flow, outcome, key)
+    if outcome == OUT_REJECTED_QUOTA and core.quotas.budget_until_ns > core.now_ns:
+        # The time to the next period, and up to 10 s, so that not all come at its begin.
+        v.retry_after_ms = (core.quotas.budget_until_ns - core.now_ns + NS_PER_MS - 1) // NS_PER_MS
+        v.retry_after_ms += <int64_t>(key % 1001) * 10
+        v.spent_budget = core.quotas.spent_budget
     v.position = core.flows.items[flow].queued
     v.queue_max = <int32_t>core.flow_queue_max
     v.queue_left = max(

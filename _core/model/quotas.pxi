@@ -17,6 +17,7 @@ cdef enum:
     RATE_OUTPUT = 2
     RATE_TOTAL = 3
     RATES = 4
+    LIMITS_TOLD = RATES + 1 + BUDGETS  # kinds: the rates, concurrency, the budgets
     QUOTA_DEPTH = 6  # nodes that one request can be subject to
 
 QUOTA_LEVELS_MAX = QUOTA_DEPTH - 1  # a tenant and the groups above it; the last is the model's
@@ -33,6 +34,7 @@ ctypedef struct Quota:
     int64_t open_input, open_output  # tokens on those bills
     int64_t owed_requests, owed_input, owed_output  # of bills from before a restart, see restore
     int64_t lift[CLASSES_MAX]  # what the waiting flows of a class were lifted by in all, see gate
+    Budget budgets[BUDGETS]
     int32_t parent
     int32_t weight_milli  # of a group that is a node of the tree of shares; 0: it is none
     int32_t node  # its flow in the default class; -1: it was never needed
@@ -92,6 +94,9 @@ cdef class Quotas:
     cdef Heap wakes  # nodes that somebody waits for, by the time when they will hold enough
     cdef Heap asking  # flows whose heads have no bill yet
     cdef Heap ready  # nodes whose waiters have to be looked at
+    cdef bint has_budgets
+    cdef int64_t budget_until_ns  # when what a budget refused last fits; 0: none refused it
+    cdef int spent_budget  # which that is: 1 + BUDGET_*
     cdef bint has_work, is_new  # there is something for run_quotas(); limits are new
     cdef DirtyQueue changed  # nodes whose levels or bills are new
     cdef int64_t now_ns
@@ -181,7 +186,29 @@ cdef class Quotas:
                         latest,
                         n.at_ns[k] + (missing + n.rate[k] - 1) // n.rate[k] * QUOTA_TICK_NS,
                     )
+        return max(latest, self.budget_due(node, t)) if self.has_budgets else latest
+
+    cdef int64_t budget_due(self, int32_t node, const Take* t) noexcept:
+        """When the budgets of a node have room for so much; 0: now. O(1)."""
+        cdef int64_t latest = 0, due_ns
+        cdef int k
+        for k in range(BUDGETS):
+            due_ns = budget_due_ns(
+                &self.nodes[node].budgets[k], t.input_tokens + t.output_tokens, self.now_ns
+            )
+            if due_ns > latest:
+                latest, self.spent_budget = due_ns, 1 + k
         return latest
+
+    cdef void turn(
+        self, int32_t node, int which, int64_t period, int64_t ends_ns, int64_t spent
+    ) except *:
+        """A budget's period has begun, or ends at another time. O(1)."""
+        cdef Quota* n = &self.nodes[node]
+        if budget_turn(
+            &n.budgets[which], period, ends_ns, spent + n.open_input + n.open_output
+        ):
+            self.mark_ready(node)
 
     cdef inline bint fits(self, int32_t node, const Take* t) noexcept:
         cdef int64_t due_ns = self.due(node, t)
@@ -193,10 +220,21 @@ cdef class Quotas:
         for k in range(RATES):
             if self.nodes[node].rate[k] and t.micro[k] > self.nodes[node].rate[k] * MICRO:
                 return False
+        for k in range(BUDGETS):
+            if 0 < self.nodes[node].budgets[k].limit < t.input_tokens + t.output_tokens:
+                return False
         return True
 
     cdef void draw(self, int32_t node, int64_t input_tokens, int64_t output_tokens) noexcept:
-        """Take tokens from a node's buckets; negative: give back. O(1)."""
+        """Take tokens from a node's buckets and budgets; negative: give back. O(1)."""
+        cdef int k
+        for k in range(BUDGETS):
+            self.nodes[node].budgets[k].spent += input_tokens + output_tokens
+        self.draw_buckets(node, input_tokens, output_tokens)
+
+    cdef void draw_buckets(
+        self, int32_t node, int64_t input_tokens, int64_t output_tokens
+    ) noexcept:
         cdef Quota* n = &self.nodes[node]
         cdef int64_t micro
         cdef int k
@@ -221,12 +259,12 @@ cdef class Quotas:
             )
 
     cdef void tightest_limits(self, int32_t node, int32_t end, int64_t now_ns, Told* told) noexcept:
-        """Of each kind (the rates, then concurrency) the limit of a chain, up to `end`, of which
-        the least is left, at this time or later. Changes nothing. O(levels)."""
+        """Of each kind (the rates, concurrency, the budgets) the limit of a chain, up to `end`, of
+        which the least is left, at this time or later. Changes nothing. O(levels)."""
         cdef Quota n
         cdef int64_t left
-        cdef int k
-        memset(told, 0, (RATES + 1) * sizeof(Told))
+        cdef int k, at
+        memset(told, 0, LIMITS_TOLD * sizeof(Told))
         while node != end:
             n = self.nodes[node]
             for k in range(RATES):
@@ -241,6 +279,13 @@ cdef class Quotas:
             left = max(<int64_t>0, n.concurrency - n.live)
             if n.concurrency and (told[RATES].limit == 0 or left < told[RATES].left):
                 told[RATES].limit, told[RATES].left = n.concurrency, left
+            for k in range(BUDGETS):
+                left = max(<int64_t>0, n.budgets[k].limit - n.budgets[k].spent)
+                at = RATES + 1 + k
+                if n.budgets[k].limit and (told[at].limit == 0 or left < told[at].left):
+                    told[at].limit, told[at].left = n.budgets[k].limit, left
+                    left = max(<int64_t>0, n.budgets[k].ends_ns - max(now_ns, self.now_ns))
+                    told[at].reset_ms = (left + NS_PER_MS - 1) // NS_PER_MS
             node = n.parent
 
     cdef int bill(self, int32_t i, const Take* t, int32_t node) except -1:
@@ -336,7 +381,7 @@ cdef class Quotas:
             n.owed_input -= input_tokens
             n.owed_output -= output_tokens
             self.draw_request(b.nodes[k], -requests)
-            self.draw(b.nodes[k], -input_tokens, -output_tokens)
+            self.draw_buckets(b.nodes[k], -input_tokens, -output_tokens)
             self.mark_ready(b.nodes[k])
         return 0
 
@@ -386,10 +431,11 @@ cdef class Quotas:
                 b = &self.bills[self.requests.items[i].bill]
                 for k in range(b.count):
                     self.draw_request(b.nodes[k], 1)
-                    self.draw(b.nodes[k], b.input_tokens, b.output_tokens)
+                    self.draw_buckets(b.nodes[k], b.input_tokens, b.output_tokens)
 
 
 ctypedef struct QuotaLimits:
     int64_t rates[RATES]
     int64_t concurrency
     int64_t share, lends, borrows  # see guarantees.pxi
+    int64_t budgets[BUDGETS]

@@ -10,14 +10,22 @@ cdef int write_limit(Writer w, int kind, int64_t limit, int64_t left, int64_t re
 
 
 # Kinds of limits in the contract, by their place in told_limits().
-cdef int32_t* LIMIT_KINDS = [3, 4, 5, 6, 7]
+cdef int32_t* LIMIT_KINDS = [3, 4, 5, 6, 7, 8, 9]
+
+
+# What a refusal says if a budget is spent, by `spent_budget` of the verdict.
+cdef tuple SPENT_BUDGETS = (
+    b"",
+    b"the tokens per day of the tenant's budget, or of a group's above it, are spent",
+    b"the tokens per month of the tenant's budget, or of a group's above it, are spent",
+)
 
 
 cdef int write_quotas(Writer w, Quotas quotas, int32_t node) except -1:
-    cdef Told told[RATES + 1]
+    cdef Told told[LIMITS_TOLD]
     cdef int k
     quotas.tightest_limits(node, NONE, 0, told)
-    for k in range(RATES, -1, -1):
+    for k in range(LIMITS_TOLD - 1, -1, -1):
         if told[k].limit:
             write_limit(w, LIMIT_KINDS[k], told[k].limit, told[k].left, told[k].reset_ms)
     return 0
@@ -39,7 +47,7 @@ cdef int write_admit_response(
         w.fixed64(1, <uint64_t>v.lease_id)
         w.close(2, before)
     else:
-        w.text(4, OUTCOME_BYTES[v.outcome])
+        w.text(4, SPENT_BUDGETS[v.spent_budget] or OUTCOME_BYTES[v.outcome])
         w.varint(3, v.position)
         quota = w.length()
         if node != NONE:
@@ -69,6 +77,7 @@ cdef bytes encode_decision(Core core, decision):
         v.retry_after_ms, v.position, v.waited_ns, v.queue_max, v.queue_left,
         v.pool_capacity_tokens, v.pool_free_tokens, v.flow, v.engine_priority,
     ) = decision
+    v.spent_budget = 0
     if v.outcome not in OUTCOME_BYTES:
         invalid("outcome", f"unknown outcome {v.outcome}")
     if v.outcome == OUT_GRANTED:

@@ -353,6 +353,17 @@ cdef dict quota_row(Core core, int64_t now_ns, int32_t node, const Take* t):
             if missing > 0 and due_ns > latest_ns:
                 latest_ns, last = due_ns, k
     row = {"quota": quota_name_of(core, node), "behind_others": last == NONE}
+    for k in range(BUDGETS):
+        due_ns = budget_due_ns(&n.budgets[k], t.input_tokens + t.output_tokens, now_ns)
+        if due_ns > latest_ns:
+            return row | {
+                "kind": LIMIT_KINDS[RATES + 1 + k],
+                "limit": n.budgets[k].limit,
+                "remaining": max(<int64_t>0, n.budgets[k].limit - n.budgets[k].spent),
+                "needs": t.input_tokens + t.output_tokens,
+                "due_ms": (due_ns - now_ns + NS_PER_MS - 1) // NS_PER_MS,
+                "behind_others": False,
+            }
     if n.concurrency and n.live >= n.concurrency:
         row |= {"kind": LIMIT_KINDS[RATES], "limit": n.concurrency, "needs": 1, "due_ms": NONE}
         row["behind_others"] = False

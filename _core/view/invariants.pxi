@@ -433,6 +433,11 @@ cdef int check_quotas(Core core) except -1:
             core, core.quotas.nodes[n].open_input + core.quotas.nodes[n].open_output == tokens[n],
             "open tokens of a quota = sums over its bills",
         )
+        for k in range(BUDGETS):
+            check_invariant(
+                core, core.quotas.nodes[n].budgets[k].spent >= tokens[n],
+                "a budget has spent what stands on its open bills",
+            )
         for k in range(RATES):
             check_invariant(
                 core, core.quotas.nodes[n].level[k] <= core.quotas.nodes[n].rate[k] * MICRO,

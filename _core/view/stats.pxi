@@ -171,7 +171,7 @@ cdef dict predictor_figures(Core core, int32_t flow):
 
 cdef list quota_rows(Core core, int64_t now_ns, int32_t node, int32_t end):
     """What is left of each limit along a chain of quotas up to `end`, the tightest of each kind."""
-    cdef Told told[RATES + 1]
+    cdef Told told[LIMITS_TOLD]
     cdef int k
     core.quotas.tightest_limits(node, end, now_ns, told)
     return [
@@ -179,7 +179,7 @@ cdef list quota_rows(Core core, int64_t now_ns, int32_t node, int32_t end):
             "kind": LIMIT_KINDS[k], "limit": told[k].limit, "remaining": told[k].left,
             "reset_ms": told[k].reset_ms,
         }
-        for k in range(RATES + 1)
+        for k in range(LIMITS_TOLD)
         if told[k].limit
     ]
 

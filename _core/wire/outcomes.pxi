@@ -138,3 +138,4 @@ ctypedef struct Verdict:
     int32_t queue_left
     int32_t flow  # whose quotas are told; -1: nobody's
     int32_t engine_priority
+    int32_t spent_budget  # refused because of it: 1 the day's, 2 the month's; 0: none

@@ -20,7 +20,15 @@ from schedsvc.printable import printable_message
 from schedsvc.tables import table_console
 
 #: Kinds of schedsvc.v1.LimitKind, short.
-LIMIT_UNITS = {3: "req/min", 4: "in/min", 5: "out/min", 6: "tok/min", 7: "at once"}
+LIMIT_UNITS = {
+    3: "req/min",
+    4: "in/min",
+    5: "out/min",
+    6: "tok/min",
+    7: "at once",
+    8: "tok/day",
+    9: "tok/month",
+}
 #: schedsvc.v1.OverloadState, for people.
 LOADS = ("", "under", "nearly over", "over")
 #: More are in no answer.

@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 from schedsvc.config.class_rules import DEFAULT_CLASS
 from schedsvc.config.in_force import in_force
-from schedsvc.config.models import Class, Config, Group, Pool, Terms
+from schedsvc.config.models import Class, Config, Group, Pool, Tenant, Terms
 from schedsvc.config.rules import UNKNOWN_TENANT
 
 __all__ = [
@@ -111,6 +111,8 @@ class Configurable(Protocol):
         share: int = 0,
         lends: int = -1,
         borrows: int = -1,
+        day_tokens: int = 0,
+        month_tokens: int = 0,
         weight_milli: int = 0,
     ) -> int:
         """Add a quota that several share, and with a weight their service."""
@@ -129,6 +131,8 @@ class Configurable(Protocol):
         share: int = 0,
         lends: int = -1,
         borrows: int = -1,
+        day_tokens: int = 0,
+        month_tokens: int = 0,
     ) -> None:
         """Give a flow limits."""
 
@@ -292,6 +296,8 @@ def limit_flow(
     parent = _NO_QUOTA if terms.group is None else groups[terms.group]
     refuse = quota is not None and quota.over == "refuse"
     limits = (quota.core_limits() if quota else {}) | (share.core_share() if share else {})
+    if isinstance(terms, Tenant) and terms.budget is not None:
+        limits |= terms.budget.core_limits()
     core.set_flow_quota(now_ns, flow, parent, refuse, **limits)
 
 
@@ -445,6 +451,7 @@ def _group_terms(group: Group) -> dict[str, int]:
     return {
         **group.quota.core_limits(),
         **(group.share.core_share() if group.share else {}),
+        **(group.budget.core_limits() if group.budget else {}),
         **({"weight_milli": group.weight_milli} if group.weight_milli else {}),
     }
 

@@ -22,7 +22,7 @@ from schedsvc.config.network import (
     Sha256,
     Tls,
 )
-from schedsvc.config.outputs import Log, Metrics, State, Usage
+from schedsvc.config.outputs import Budget, Log, Metrics, State, Usage
 
 __all__ = [
     "Adapter",
@@ -293,6 +293,7 @@ class Group(Section):
     weight_milli: Annotated[WeightMilli | None, Field(alias="weight")] = None
     quota: Quota = Quota()
     share: Share | None = None
+    budget: Budget | None = None
 
 
 class Model(Section):
@@ -339,6 +340,12 @@ class Tenant(Terms):
     weight_milli: Annotated[WeightMilli, Field(alias="weight")] = 1_000
     api_keys_sha256: list[Sha256] = []
     mode: Mode | None = None
+    budget: Budget | None = None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a quota, a share, a group or a budget says how much."""
+        return super().is_limited or self.budget is not None
 
 
 class TenantRule(Terms):

@@ -2,13 +2,14 @@
 
 from decimal import Decimal
 from typing import Annotated, Literal
+from zoneinfo import ZoneInfo
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from schedsvc.config.explain import type_name
 from schedsvc.config.network import STRICT, Address, FilePath, Name
 
-__all__ = ["Log", "Metrics", "Price", "State", "Usage"]
+__all__ = ["Budget", "Log", "Metrics", "Price", "State", "Usage"]
 
 
 class Section(BaseModel):
@@ -60,6 +61,30 @@ class Price(Section):
     input_tokens: Annotated[Amount, Field(alias="input")]
     cached_tokens: Annotated[Amount | None, Field(alias="cached")] = None
     output_tokens: Annotated[Amount, Field(alias="output")]
+
+
+def _zone(value: str) -> str:
+    try:
+        ZoneInfo(value)
+    except (ValueError, OSError, KeyError):
+        raise ValueError(f"{value!r} is no time zone; write a name such as Europe/Paris") from None
+    return value
+
+
+#: The core's own bound.
+BudgetTokens = Annotated[int, Field(ge=2, le=1_000_000_000_000)]
+
+
+class Budget(Section):
+    """Tokens of a calendar day and month in a time zone."""
+
+    tokens_per_day: BudgetTokens | None = None
+    tokens_per_month: BudgetTokens | None = None
+    timezone: Annotated[str, AfterValidator(_zone)] = "UTC"
+
+    def core_limits(self) -> dict[str, int]:
+        """Keyword arguments for the core; 0 is no limit."""
+        return {"day_tokens": self.tokens_per_day or 0, "month_tokens": self.tokens_per_month or 0}
 
 
 class Usage(Section):

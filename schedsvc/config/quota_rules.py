@@ -27,6 +27,7 @@ def quota_findings(data: Mapping[str, Any]) -> Iterator[Finding]:
             yield from _tower(name, parents, (*path, "parent"))
     for path, entry in with_terms(data):
         yield from _group(entry.get("group"), parents, (*path, "group"))
+    yield from _budgets(data)
     yield from _models(data)
     yield from _shares(data, parents)
     yield from _weights(data, parents)
@@ -65,6 +66,19 @@ def _weights(data: Mapping[str, Any], parents: Mapping[str, str | None]) -> Iter
                     " share; give each of them its own quota, or remove the weight",
                 )
                 break
+
+
+def _budgets(data: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield budgets that limit nothing, or that no ledger could restore."""
+    for section in ("groups", "tenants"):
+        for i, entry in items(data.get(section)):
+            if not isinstance(budget := entry.get("budget"), dict):
+                continue
+            path: Path = (section, i, "budget")
+            if not budget.keys() & {"tokens_per_day", "tokens_per_month"}:
+                yield path, "limits nothing; give tokens_per_day or tokens_per_month"
+            if not isinstance(data.get("usage"), dict):
+                yield path, "is kept in the usage ledger; give usage.path too"
 
 
 def _shares(data: Mapping[str, Any], parents: Mapping[str, str | None]) -> Iterator[Finding]:

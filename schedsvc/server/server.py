@@ -49,7 +49,7 @@ from schedsvc.service import (
 )
 from schedsvc.state import StateWriter, Store, restore
 from schedsvc.status import Failure, unauthenticated_failure
-from schedsvc.usage import Ledger, UsageWriter
+from schedsvc.usage import Budgets, Ledger, UsageWriter
 
 __all__ = ["Server"]
 
@@ -92,14 +92,9 @@ class Server:
         #: What operators said of modes before a restart.
         self._said, listed = _what_was_said(store, config, log)
         whole = listed.on(config)
-        self._recording: Recording | None = None
-        if config.record is None:
-            core = new_core(whole, self._clock.now_ns(), **options)
-        else:
-            self._recording = Recording(
-                whole, self._clock.now_ns(), _on_recording_stopped, **options
-            )
-            core = self._recording.core
+        now_ns = self._clock.now_ns()
+        self._recording = _recording_of(whole, now_ns, options)
+        core = self._recording.core if self._recording else new_core(whole, now_ns, **options)
         if store is not None:
             # Nothing listens before that: whoever reaches the scheduler finds it restored.
             restore(core, store, self._clock.now_ns())
@@ -111,7 +106,9 @@ class Server:
         self._keeper: StateWriter | None = None
         if store is not None and config.state is not None:
             self._keeper = StateWriter(self.driver, store, config.state.every_ms)
-        self._usage = _usage_writer(self.driver, config)
+        self._usage: UsageWriter | None
+        self._budgets: Budgets | None
+        self._usage, self._budgets = _usage_of(self.driver, config)
         self.metrics = _metrics(self.driver, whole)
         self._health = Health()
         self._handles = OperatorActions(
@@ -180,8 +177,9 @@ class Server:
             await server.start()
         if self._keeper is not None:
             self._keep(self._keeper.run())
-        if self._usage is not None:
+        if self._usage is not None and self._budgets is not None:
             self._keep(self._usage.run())
+            self._keep(self._budgets.run())
         self._keep(self._beat())
 
     def _new_grpc_server(self, authenticator: Authenticator, operate: bool) -> grpc.aio.Server:
@@ -236,8 +234,9 @@ class Server:
             self._replace_callers(known)
         else:
             self._config, kept = self._handles.reconfigured(config)
-            if self._usage is not None:
+            if self._usage is not None and self._budgets is not None:
                 self._usage.configure(self._config)
+                self._budgets.configure(self._config)
             if self._config.log != before.log:
                 configure_logs(self._config.log.format, self._config.log.level)
             _log.info("config_reloaded", tenants=len(config.tenants), mode=config.mode)
@@ -382,12 +381,21 @@ def _metrics(driver: Driver, config: Config) -> Metrics:
     return metrics
 
 
-def _usage_writer(driver: Driver, config: Config) -> UsageWriter | None:
+def _recording_of(config: Config, now_ns: int, options: dict[str, Any]) -> Recording | None:
+    """Make a core that is recorded, if the configuration says so. Raises RecordingError."""
+    if config.record is None:
+        return None
+    return Recording(config, now_ns, _on_recording_stopped, **options)
+
+
+def _usage_of(driver: Driver, config: Config) -> tuple[UsageWriter, Budgets] | tuple[None, None]:
     """Open the usage ledger, if the configuration has one. Raises UsageError."""
     if config.usage is None:
-        return None
+        return None, None
     ledger = Ledger(config.resolve(config.usage.path), config.usage.keep_days)
-    return UsageWriter(driver, ledger, config)
+    writer, budgets = UsageWriter(driver, ledger, config), Budgets(driver, ledger, config)
+    writer.on_known = budgets.refund
+    return writer, budgets
 
 
 def _store(config: Config) -> Store | None:

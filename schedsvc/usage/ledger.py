@@ -9,7 +9,7 @@ its holder, if one comes later, replaces it.
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,6 +169,30 @@ class Ledger:
         slot_s = lease.ended_s - lease.ended_s % SLOT_S
         row = (slot_s, *lease.key, int(lease.estimated), sign, *(sign * each for each in tokens))
         self._connection.execute(_ADD, row)
+
+    def spent(
+        self,
+        begin_s: int,
+        end_s: int,
+        without_classes: Collection[str],
+        *,
+        tenant: str = "",
+        groups: str | None = None,
+    ) -> int:
+        """Sum up the tokens of a tenant, or of all below some groups, in a time. O(its rows).
+
+        Raises UsageError.
+        """
+        query = "SELECT groups, class, input_tokens + output_tokens FROM usage WHERE slot_s >= ?"
+        query += " AND slot_s < ?" + (" AND tenant = ?" if groups is None else "")
+        arguments = (begin_s, end_s) if groups is not None else (begin_s, end_s, tenant)
+        with self._failing("read"):
+            return sum(
+                tokens
+                for path, request_class, tokens in self._connection.execute(query, arguments)
+                if request_class not in without_classes
+                and (groups is None or f"{path}/".startswith(f"{groups}/"))
+            )
 
     def _prune(self, now_s: int) -> None:
         """Delete what is too old. O(what is deleted)."""

@@ -24,7 +24,11 @@ class Places:
 
     def group_names(self, tenant: str) -> list[str]:
         """Return the groups above a tenant, innermost first."""
-        group = self._tenants.get(tenant) if tenant in self._tenants else self._by_rule(tenant)
+        known = tenant in self._tenants
+        return self.path_of_group(self._tenants[tenant] if known else self._by_rule(tenant))
+
+    def path_of_group(self, group: str | None) -> list[str]:
+        """Return a group and those above it, innermost first."""
         found = []
         while group is not None:
             found.append(group)

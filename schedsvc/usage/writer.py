@@ -40,20 +40,22 @@ class UsageWriter:
         driver: Driver,
         ledger: Ledger,
         config: Config,
-        wall_s: Callable[[], float] = time.time,
+        wall_s: Callable[[], float] | None = None,
         queue_max: int = QUEUE_MAX,
     ) -> None:
         """Take rows from a driver's core from now on; write them once it `run()`s."""
         self._driver = driver
         self._ledger = ledger
         self._places = Places(config)
-        self._wall_s = wall_s
+        self._wall_s = wall_s or time.time
         self._queue_max = queue_max
         self._thread = ThreadPoolExecutor(1, "usage")
         self._waiting: deque[tuple[int, UsedLease]] = deque()
         self._taken = 0  # rows of the core so far, those that were dropped included
         self._filled = asyncio.Event()
         self._figures = Ledgering()
+        #: Gets the leases of each batch that the ledger had already.
+        self.on_known: Callable[[list[UsedLease]], None] = lambda leases: None
         driver.keep_usage(self._figures, self.put)
 
     def configure(self, config: Config) -> None:
@@ -108,7 +110,7 @@ class UsageWriter:
         try:
             # A batch that was written although this is cancelled is written again by `close()`,
             # and the ledger leaves it out.
-            await loop.run_in_executor(self._thread, self._ledger.add, leases)
+            known = await loop.run_in_executor(self._thread, self._ledger.add, leases)
         except UsageError as error:
             self._tell(str(error))
             return False
@@ -117,6 +119,7 @@ class UsageWriter:
         self._figures.waiting_rows = len(self._waiting)
         self._figures.saved_rows += len(batch)
         self._tell("")
+        self.on_known(known)
         # Once none waits, dropped rows are not waited for either.
         self._driver.usage_saved(batch[-1][0] if self._waiting else self._taken)
         return True

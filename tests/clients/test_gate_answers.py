@@ -74,6 +74,8 @@ QUOTAS = {
     "tokens": ("TOKENS_PER_MINUTE", 600),
     "input-tokens": ("INPUT_TOKENS_PER_MINUTE", 500),
     "concurrent-requests": ("CONCURRENT_REQUESTS", 3),
+    "tokens-day": ("TOKENS_PER_DAY", 5),
+    "tokens-month": ("TOKENS_PER_MONTH", 6),
 }
 
 

@@ -59,6 +59,8 @@ class LimitKind(enum.IntEnum):
     OUTPUT_TOKENS_PER_MINUTE = 5
     TOKENS_PER_MINUTE = 6
     CONCURRENT_REQUESTS = 7
+    TOKENS_PER_DAY = 8
+    TOKENS_PER_MONTH = 9
 
     @classmethod
     def _missing_(cls, value: object) -> LimitKind:

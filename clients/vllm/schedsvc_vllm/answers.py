@@ -53,6 +53,8 @@ _LIMIT_OF_HEADER = {
     "input-tokens": LimitKind.INPUT_TOKENS_PER_MINUTE,
     "output-tokens": LimitKind.OUTPUT_TOKENS_PER_MINUTE,
     "concurrent-requests": LimitKind.CONCURRENT_REQUESTS,
+    "tokens-day": LimitKind.TOKENS_PER_DAY,
+    "tokens-month": LimitKind.TOKENS_PER_MONTH,
 }
 
 

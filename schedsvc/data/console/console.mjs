@@ -16,6 +16,8 @@ const UNITS = {
   output_tokens_per_minute: 'output tokens a minute',
   tokens_per_minute: 'tokens a minute',
   concurrent_requests: 'requests at once',
+  tokens_per_day: 'tokens a day',
+  tokens_per_month: 'tokens a month',
 };
 
 const at = (id) => document.getElementById(id);

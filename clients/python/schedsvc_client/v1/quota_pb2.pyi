@@ -40,6 +40,10 @@ class _LimitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LimitKind.V
     """Input and output tokens together a minute."""
     LIMIT_KIND_CONCURRENT_REQUESTS: _LimitKind.ValueType  # 7
     """Requests at once."""
+    LIMIT_KIND_TOKENS_PER_DAY: _LimitKind.ValueType  # 8
+    """Input and output tokens together in a calendar day, a budget."""
+    LIMIT_KIND_TOKENS_PER_MONTH: _LimitKind.ValueType  # 9
+    """The same in a calendar month."""
 
 class LimitKind(_LimitKind, metaclass=_LimitKindEnumTypeWrapper):
     """What a limit counts. Those of a minute are buckets that refill all the time."""
@@ -59,6 +63,10 @@ LIMIT_KIND_TOKENS_PER_MINUTE: LimitKind.ValueType  # 6
 """Input and output tokens together a minute."""
 LIMIT_KIND_CONCURRENT_REQUESTS: LimitKind.ValueType  # 7
 """Requests at once."""
+LIMIT_KIND_TOKENS_PER_DAY: LimitKind.ValueType  # 8
+"""Input and output tokens together in a calendar day, a budget."""
+LIMIT_KIND_TOKENS_PER_MONTH: LimitKind.ValueType  # 9
+"""The same in a calendar month."""
 Global___LimitKind: _TypeAlias = LimitKind  # noqa: Y015
 
 @_typing.final
@@ -102,7 +110,7 @@ class Limit(_message.Message):
     remaining: _builtins.int
     """What is left of it."""
     reset_ms: _builtins.int
-    """When more of it is expected to be free; of a minute's limit, when it is whole again."""
+    """When more of it is expected to be free; of a quota or a budget, when it is whole again."""
     def __init__(
         self,
         *,

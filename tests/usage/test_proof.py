@@ -1,0 +1,21 @@
+"""The ledger equals the engine's counts although scheduler, gate and engine are killed."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from .proof import Proof, compare
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+def test_the_export_equals_the_engines_counts_over_kills(tmp_path: Path) -> None:
+    figures = Proof(tmp_path, requests=5_000, kills=3).run()
+    assert figures["kills"] == 3
+    assert figures["exact_requests"] + figures["cut_off"] >= 5_000
+    with sqlite3.connect(tmp_path / "usage.db") as connection:
+        connection.execute("UPDATE usage SET output_tokens = output_tokens + 1 WHERE tenant = 't0'")
+    connection.close()
+    with pytest.raises(AssertionError, match="the ledger differs"):
+        compare(tmp_path)
