@@ -75,6 +75,63 @@ def test_organisations_share_by_weight_whatever_their_size() -> None:
     s.check()
 
 
+def shares_of_a_flood(grants: int) -> tuple[list[float], list[float], int]:
+    """Parts of organisations of weight 1, 2, 4 with 1, 10, 100 users over what they are due; how
+    far the users of each differ, as a part of the most; the least grants of a user."""
+    rnd = random.Random(3)
+    s = core.Scheduler(queue_max=10_000)
+    flows = organisations(s, 1, 10, 100)
+    s.set_pool(0, b"p", 1, 40_000, 16, 64)
+    name_of = {flow: name for name, flow in flows.items()}
+    serial = now_ns = 0
+    live: list[list[Any]] = []
+    tokens: Counter[str] = Counter()
+    served: Counter[str] = Counter()
+
+    def ask(flow: int) -> None:
+        nonlocal serial
+        serial, output = serial + 1, rnd.randint(20, 200)
+        admit(s, now_ns, f"{serial}", 100, output, flow, reports_progress=True, tag=output)
+
+    for flow in list(flows.values()) * 8:
+        ask(flow)
+    while served.total() < grants:
+        now_ns += SECOND // 50
+        for d in s.poll(now_ns):
+            if d.outcome == core.GRANTED:
+                live.append([d, rnd.randint(1, d.tag), 0])
+                served[name_of[d.flow]] += 1
+            if d.outcome == core.GRANTED or d.outcome >= core.EVICTED_TTL:
+                ask(d.flow)
+        for entry in live:
+            d, output, done = entry
+            entry[2] = done = min(output, done + 20)
+            if done < output:
+                s.progress(now_ns, d.lease_id, 1, 100, 0, done)
+            else:
+                s.complete(now_ns, d.lease_id, 1, core.COMPLETED, 100, 0, output)
+                tokens[name_of[d.flow]] += 100 + 2 * output
+        live = [entry for entry in live if entry[2] < entry[1]]
+    s.check()
+    users = [[tokens[n] for n in flows if n[0] == str(k)] for k in range(3)]
+    parts = [sum(mine) / tokens.total() * 7 / (1 << k) for k, mine in enumerate(users)]
+    return parts, [1 - min(mine) / max(mine) for mine in users], min(served.values())
+
+
+def test_flood_of_organisations_is_shared_by_weight() -> None:
+    parts, spreads, _ = shares_of_a_flood(12_000)
+    assert parts == pytest.approx([1, 1, 1], rel=0.01)
+    assert max(spreads) <= 0.05
+
+
+@pytest.mark.slow
+def test_long_flood_of_organisations_is_shared_within_bounds() -> None:
+    parts, spreads, least = shares_of_a_flood(190_000)
+    assert least >= 1_000
+    assert parts == pytest.approx([1, 1, 1], rel=0.01)
+    assert max(spreads) <= 0.02
+
+
 def test_tree_of_four_levels_shares_at_each() -> None:
     s = make()
     org = group(s, "org", 1_000)

@@ -215,6 +215,7 @@ class State:
         output_tokens: int = 0, total_tokens: int = 0, concurrency: int = 0, share: int = 0,
         lends: int = -1, borrows: int = -1,
     ) -> int:  # fmt: skip
+        """As the core's, but without weights of groups: `tree_histories.py` models these."""
         self.enter(now_ns)
         limits = (requests, input_tokens, output_tokens, total_tokens)
         node = self.quotas.set_named(name, parent, limits, concurrency)
