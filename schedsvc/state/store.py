@@ -221,6 +221,7 @@ class Store:
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, _MODE))
             self._close_to_others()
             size = self.path.stat().st_size
+            is_new = not (size or self._has_log())
         except OSError as error:
             raise StateError(f"cannot keep state in {self.path}: {error.strerror}") from None
         if size > FILE_BYTES_MAX:
@@ -234,7 +235,7 @@ class Store:
             )
             # Damaged texts are found as what nobody wrote.
             self._connection.text_factory = lambda text: text.decode(errors="replace")
-            self._read()
+            self._read(is_new=is_new)
         self._left, self._lost = [], ""
         self._take_note()
 
@@ -246,7 +247,13 @@ class Store:
                 if stat.S_IMODE(path.stat().st_mode) & ~_MODE:
                     path.chmod(_MODE)
 
-    def _read(self) -> None:
+    def _has_log(self) -> bool:
+        """Whether a process that was killed left a write-ahead log."""
+        with suppress(FileNotFoundError):
+            return self.path.with_name(self.path.name + "-wal").stat().st_size > 0
+        return False
+
+    def _read(self, *, is_new: bool) -> None:
         ask = self._connection.execute
         ask("PRAGMA trusted_schema = OFF")
         ask("PRAGMA cell_size_check = ON")
@@ -260,6 +267,10 @@ class Store:
             if found != ["ok"]:
                 raise _DamagedError(str(found[0])[:200])
             if not ask("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                # Until its first checkpoint all that a process wrote stands in the log alone.
+                if not is_new:
+                    log = f"{self.path.name}-wal"
+                    raise _DamagedError(f"it has no tables: {log} is missing or damaged")
                 self._make()
             self._check_form()
             self._load()

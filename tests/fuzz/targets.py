@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.fuzz import files, http, state, wire
+from tests.fuzz import crowd, files, http, state, wire
 
 FOUND = Path(__file__).parent / "found"
 """Inputs that broke something once, a folder for each target."""
@@ -24,6 +24,8 @@ TARGETS = {
         wire.WORDS),
     "session": Target("Session streams, beside protobuf's reader", wire.session,
         wire.session_corpus, wire.WORDS),
+    "crowd": Target("streams of several principals at once", crowd.crowd, crowd.corpus,
+        wire.WORDS),
     "life": Target("orders of calls, and the books they leave", wire.life, wire.life_corpus, ()),
     "gate": Target("HTTP before the engine", http.gate, http.corpus, http.WORDS),
     "config": Target("configuration files", files.config, files.config_corpus, files.CONFIG_WORDS),
@@ -33,6 +35,8 @@ TARGETS = {
     "saved": Target("rows of the core from a state file", state.saved,
         lambda: [*state.saved_corpus()], state.ROW_WORDS),
     "state": Target("state files", state.file, lambda: [*state.file_corpus()], state.FILE_WORDS),
+    "log": Target("state files of killed processes, with their logs", state.log,
+        lambda: [*state.log_corpus()], state.FILE_WORDS),
 }  # fmt: skip
 
 

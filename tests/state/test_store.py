@@ -214,3 +214,39 @@ def test_file_that_goes_during_a_write_is_lost(
     assert store.find_lost() == ""
     store.close()
     assert read(file) == ROWS
+
+
+def killed(file: Path) -> Path:
+    """What a process leaves that is killed after its first write: its rows are in the log."""
+    left = file.with_name("left.db")
+    store = Store(file)
+    store.write(ROWS)
+    for suffix in ("", "-wal"):
+        left.with_name(left.name + suffix).write_bytes(
+            file.with_name(file.name + suffix).read_bytes()
+        )
+    store.close()
+    return left
+
+
+def test_rows_of_a_killed_process_come_back(file: Path) -> None:
+    assert read(killed(file)) == ROWS
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "without a head", "no database"])
+def test_log_that_is_damaged_is_no_empty_state(file: Path, damage: str) -> None:
+    left = killed(file)
+    log = left.with_name(left.name + "-wal")
+    if damage == "missing":
+        log.unlink()
+    elif damage == "truncated":
+        os.truncate(log, 40)
+    elif damage == "without a head":
+        log.write_bytes(b"\0" * 32 + log.read_bytes()[32:])
+    else:
+        os.truncate(left, 0)
+    store = Store(left)
+    store.close()
+    assert store.set_aside_as == str(left.with_name("left.db.damaged"))
+    assert "left.db-wal is missing or damaged" in store.damage
+    assert read(left) == []

@@ -1,0 +1,224 @@
+"""Measure the memory that attackers cost the edge, the metrics page, the gate and the proxy.
+
+Attackers do their worst at all of them for some minutes: bodies that never end, headers that never
+end, large headers, connections that say nothing, clients that read nothing, and at the edge what
+`bench.attackers` does. The resident memory of each process is read each second.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bench.memory import resident_mb
+from bench.peers import edge, serving
+
+__all__ = ["TOTAL_MB", "main"]
+
+#: Of edge, scheduler with its metrics page, gate and proxy together, idle memory included.
+TOTAL_MB = 512.0
+_ROOT = Path(__file__).resolve().parents[1]
+_BODY_BYTES = 30_000_000
+_PIECE = b" " * 65_536
+_START_S_MAX = 60.0
+_AGAIN_S = 0.2
+
+
+async def _unfinished_body(writer: asyncio.StreamWriter) -> None:
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {_BODY_BYTES}\r\n\r\n"
+    writer.write(head.encode())
+    for _ in range(_BODY_BYTES // len(_PIECE)):
+        writer.write(_PIECE)
+        await writer.drain()
+    await asyncio.sleep(3_600)
+
+
+async def _unfinished_head(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\n")
+    while True:
+        writer.write(b"x-a: b\r\n")
+        await writer.drain()
+        await asyncio.sleep(1)
+
+
+async def _large_head(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\n")
+    while True:
+        writer.write(b"x-a: " + b"b" * 60_000 + b"\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.01)
+
+
+async def _silence(_: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(3_600)
+
+
+async def _reads_nothing(writer: asyncio.StreamWriter) -> None:
+    writer.transport.pause_reading()  # type: ignore[attr-defined] # a socket's transport has it
+    while True:
+        writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n" * 20)
+        await writer.drain()
+        await asyncio.sleep(0.05)
+
+
+ATTACKS: tuple[Callable[[asyncio.StreamWriter], Any], ...] = (
+    _unfinished_body, _unfinished_body, _unfinished_head, _large_head, _silence, _reads_nothing,
+)  # fmt: skip
+
+
+async def _attack(port: int, attack: Callable[[asyncio.StreamWriter], Any]) -> None:
+    """Attack on one connection after another, each until it is closed."""
+    while True:
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            doing = asyncio.ensure_future(attack(writer))
+            closed = asyncio.ensure_future(reader.read())
+            await asyncio.wait((doing, closed), return_when=asyncio.FIRST_COMPLETED)
+            for task in (doing, closed):
+                task.cancel()
+            await asyncio.gather(doing, closed, return_exceptions=True)
+            writer.transport.abort()
+        await asyncio.sleep(_AGAIN_S)
+
+
+async def _besiege(
+    ports: list[int], processes: dict[str, int], connections: int, seconds: float
+) -> dict[str, tuple[float, float]]:
+    """Attack for a while; return the first and the largest resident memory of each, in MB."""
+    seen = {name: (resident_mb(pid), 0.0) for name, pid in processes.items()}
+    tasks = [
+        asyncio.ensure_future(_attack(port, ATTACKS[number % len(ATTACKS)]))
+        for port in ports
+        for number in range(connections)
+    ]
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        await asyncio.sleep(1)
+        for name, pid in processes.items():
+            first, most = seen[name]
+            seen[name] = (first, max(most, resident_mb(pid)))
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return seen
+
+
+@contextlib.contextmanager
+def _process(command: list[str], ready: Callable[[], bool], **environment: str) -> Iterator[int]:
+    process = subprocess.Popen(command, cwd=_ROOT, env=os.environ | environment)
+    try:
+        until_s = time.monotonic() + _START_S_MAX
+        while not ready():
+            if process.poll() is not None or time.monotonic() > until_s:
+                raise click.ClickException(f"{command[-1]} did not start")
+            time.sleep(0.1)
+        yield process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _settings() -> dict[str, Any]:
+    return {
+        "listeners": [
+            {"unix": "gate.sock", "auth": "none"},
+            {"unix": "behind.sock", "auth": "token"},
+        ],
+        "edge": {"tcp": "127.0.0.1:0"},
+        "auth": {"principals": [{"name": "gate", "sha256": "0" * 64, "tenants": ["*"]}]},
+        "metrics": {"listen": "127.0.0.1:0"},
+        "tenants": [{"name": f"t{number}"} for number in range(1_000)],
+        "limits": {"drain_ms": 0},
+        "log": {"level": "warning"},
+    }
+
+
+def _edge_attackers(target: str, folder: Path) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "bench.attackers", "--target", target, "--kind", "mixed"]
+    command += ["--connections", "1000", "--ready-file", str(folder / "attackers.ready")]
+    return subprocess.Popen(["nice", "-n", "19", *command], cwd=_ROOT, stdout=subprocess.DEVNULL)
+
+
+@contextlib.contextmanager
+def _besieged(folder: Path) -> Iterator[tuple[list[int], dict[str, int]]]:
+    """Run all that is attacked; yield the HTTP ports and the processes."""
+    page = folder / "engine.ready"
+    environment = {"SCHEDSVC_TARGET": f"unix:{folder}/gate.sock", "SCHEDSVC_UNREACHABLE": "closed"}
+    engine = [sys.executable, "-m", "schedsvc", "emulate", "--port", "0", "--profile", "fast"]
+    engine += ["--ready-file", str(page), "--middleware", "schedsvc_vllm.gate.Gate"]
+    with (
+        serving(folder, _settings(), []) as scheduler,
+        edge(folder) as front,
+        _process(engine, lambda: page.exists() and bool(page.read_text()), **environment) as gate,
+    ):
+        url = json.loads(page.read_text())["base_url"]
+        port = _free_port()
+        code = "from schedsvc_vllm.proxy_cli import main; main()"
+        proxy = [sys.executable, "-c", code, "--upstream", url, "--port", str(port)]
+        proxy += ["--log-level", "error"]
+        environment["SCHEDSVC_POOL"] = "proxied"
+        with _process(proxy, lambda: _answers(port), **environment) as behind:
+            attackers = _edge_attackers(front.tcp, folder)
+            try:
+                ready = json.loads((folder / "scheduler.ready").read_text())
+                metrics = int(ready["metrics"].split(":")[2].split("/")[0])
+                yield (
+                    [metrics, int(url.rpartition(":")[2]), port],
+                    {
+                        "edge": front.process.pid,
+                        "scheduler with metrics": scheduler.process.pid,
+                        "emulated engine with the gate": gate,
+                        "proxy": behind,
+                    },
+                )
+            finally:
+                attackers.terminate()
+                attackers.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+@click.command(epilog="Example: python -m bench.siege --minutes 10")
+@click.option("--minutes", default=10.0, show_default=True, type=click.FloatRange(min=0.05))
+@click.option("--connections", default=120, show_default=True, help="At each HTTP listener.")
+def main(minutes: float, connections: int) -> None:
+    """Show the memory of each process; exit with status 1 if all together have more than 512 MB."""
+    with (
+        tempfile.TemporaryDirectory(prefix="siege-") as name,
+        _besieged(Path(name)) as (ports, ids),
+    ):
+        seen = asyncio.run(_besiege(ports, ids, connections, minutes * 60))
+    table = Table("process", "before", "most", "grew by")
+    for what, (first, most) in seen.items():
+        table.add_row(what, f"{first:,.0f} MB", f"{most:,.0f} MB", f"{most - first:,.0f} MB")
+    before, total = (sum(column) for column in zip(*seen.values(), strict=True))
+    table.add_row("together", f"{before:,.0f} MB", f"{total:,.0f} MB", f"{total - before:,.0f} MB")
+    Console().print(table)
+    if total > TOTAL_MB:
+        raise click.ClickException(f"more than {TOTAL_MB:g} MB together")
+
+
+if __name__ == "__main__":
+    main()
