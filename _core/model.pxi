@@ -17,6 +17,7 @@ include "model/settings.pxi"       # Ask, limits, policies, orders: what a sched
 include "model/positions.pxi"      # Position, Positions: where flows stand in each of several pools
 include "model/pool_order.pxi"     # PoolOrder: which pools a dispatch looks at, the emptiest first
 include "model/flows.pxi"          # Flow, Queue, Flows: tenants' counters and queues
+include "model/served_rows.pxi"      # ServedRows: what flows were served, for other members
 include "model/adapters.pxi"       # Adapters: names of LoRA adapters and who uses them
 include "model/loras.pxi"          # Loras: the adapters that are active in a pool
 include "model/peak_usage.pxi"     # GrowingLeases: the peak that growing leases will reach together

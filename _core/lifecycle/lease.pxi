@@ -110,6 +110,7 @@ cdef int recharge(
     )
     cdef int64_t weighted = micro * 1000 // r.lease.weight_milli
     charge_flow(core.flows, r.flow, weighted - r.lease.charged, r.pool)
+    count_served(core, r.flow, r.pool, weighted - r.lease.charged, r.lease.weight_milli)
     core.flows.items[r.flow].open_charged += weighted - r.lease.charged
     r.lease.charged = weighted
     return 0

@@ -45,7 +45,8 @@ IO = "asyncio threading socket selectors ssl subprocess multiprocessing logging 
 ROOMS: dict[str, Room] = {
     "schedsvc": room(),
     # Decides. The compiled part is held by CORE_CIMPORTS below, this is its interface.
-    "schedsvc._core": room("schedsvc._core_tenants", never=IO, clock=NO_CLOCK, seeded=True),
+    "schedsvc._core": room("schedsvc._core_cluster", never=IO, clock=NO_CLOCK, seeded=True),
+    "schedsvc._core_cluster": room("schedsvc._core_tenants", never=IO, clock=NO_CLOCK, seeded=True),
     "schedsvc._core_tenants": room(never=IO, clock=NO_CLOCK, seeded=True),
     # Drives.
     "schedsvc.clock": room(clock=WALL),
@@ -55,7 +56,12 @@ ROOMS: dict[str, Room] = {
     "schedsvc.tables": room(packages="rich", clock=NO_CLOCK, prints=True),
     "schedsvc.config": room("schedsvc.printable", packages="pydantic pydantic_core yaml"),
     "schedsvc.status": room("schedsvc._core schedsvc_client.v1", "grpc google grpc_status"),
-    "schedsvc.driver": room("schedsvc._core schedsvc.clock schedsvc.config"),
+    "schedsvc.driver": room(
+        "schedsvc._core schedsvc._core_cluster schedsvc.clock schedsvc.config"
+        " schedsvc.driver_records"
+    ),
+    # What it shows of the work around it.
+    "schedsvc.driver_records": room(never=IO, clock=NO_CLOCK),
     # The wall clock tells how long a scheduler was away: quotas are credited for it.
     "schedsvc.state": room("schedsvc._core schedsvc.driver", "structlog", clock=WALL),
     "schedsvc.recording": room("schedsvc._core schedsvc.config"),
@@ -71,7 +77,8 @@ ROOMS: dict[str, Room] = {
         "schedsvc.driver schedsvc.metric_families schedsvc.metric_rows", "prometheus_client"
     ),
     "schedsvc.server": room(
-        "schedsvc.service schedsvc.status schedsvc.driver schedsvc.config schedsvc.metrics"
+        "schedsvc.cluster schedsvc.service schedsvc.status schedsvc.driver schedsvc.config"
+        " schedsvc.metrics"
         " schedsvc.clock schedsvc.printable schedsvc.recording schedsvc.request_ids schedsvc.state"
         " schedsvc_client.v1",
         "aiohttp grpc grpc_health grpc_reflection prometheus_client structlog uvloop",

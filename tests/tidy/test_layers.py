@@ -32,7 +32,8 @@ def test_no_file_uses_what_a_later_file_declares() -> None:
 def test_the_layers_are_included_from_the_lowest_up() -> None:
     text = (CORE / "core.pyx").read_text()
     included = [name for name, _ in _INCLUDE.findall(text)]
-    assert included == [f"{name}.pxi" for name in (*LAYERS, "tenants_api", "api", "simulator_api")]
+    interfaces = ("tenants_api", "cluster_api", "api", "simulator_api")
+    assert included == [f"{name}.pxi" for name in (*LAYERS, *interfaces)]
 
 
 @pytest.mark.parametrize("layer", LAYERS)
