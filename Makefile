@@ -48,7 +48,7 @@ proto: $(STAMP) ## Generate the stubs of proto/ anew.
 		--python_out=build/stubs --mypy_out=quiet:build/stubs \
 		--grpc_python_out=build/stubs --mypy_grpc_out=quiet:build/stubs \
 		proto/schedsvc/v1/*.proto
-	rm -f $(foreach name,mode pool quota tenants,build/stubs/schedsvc/v1/$(name)_pb2_grpc.py*)
+	rm -f $(foreach name,cluster mode pool quota tenants,build/stubs/schedsvc/v1/$(name)_pb2_grpc.py*)
 	@# The package of the stubs is schedsvc_client; protoc names it after the folder of the .proto.
 	sed -i -E 's/\bschedsvc\.v1(\.\w+_pb2|  *import )/schedsvc_client.v1\1/g' \
 		build/stubs/schedsvc/v1/*.py*

@@ -8,9 +8,8 @@ have to be called from the event loop's thread.
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from schedsvc._core import (
     EVICTED_TTL,
@@ -23,13 +22,17 @@ from schedsvc._core import (
 )
 from schedsvc.clock import SteadyClock
 from schedsvc.config import Config, ModeOverlay, change_modes, configure, reconfigure
+from schedsvc.driver_records import Loading, Saving, Sharing
 
-__all__ = ["WORK_MAX", "Broken", "Driver", "Loading", "Saving", "Waiting", "new_core"]
+__all__ = ["WORK_MAX", "Broken", "Driver", "Loading", "Saving", "Sharing", "Waiting", "new_core"]
 
 #: Of what is due at once (TTLs that pass, requests that may run) the core does so many of each kind
 #: in one poll; then the event loop has its turn. Each of them may wake a call that waits, which
 #: costs far more than the decision: with the core's own bound, 1,024, the loop stood for 20 ms.
 WORK_MAX = 128
+
+if TYPE_CHECKING:
+    from schedsvc._core_cluster import ServiceRow
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,31 +56,6 @@ class Waiting:
         self.calls = 0
         #: Some call has its answer, so the request is no longer ours to withdraw.
         self.delivered = False
-
-
-@dataclass(slots=True)
-class Saving:
-    """How well the core's state is kept for a restart."""
-
-    #: By the driver's clock: all that happened until then is saved.
-    saved_ns: int
-    #: Why the file cannot be written; empty while it can.
-    problem: str = ""
-    #: How often the file was found deleted, or changed by another program.
-    files_lost: int = 0
-
-
-@dataclass(slots=True)
-class Loading:
-    """How the last reload of the configuration went; the start counts as one that succeeded."""
-
-    #: By the wall clock.
-    succeeded_ms: int = 0
-    #: Why the last reload changed nothing; empty if it succeeded.
-    problem: str = ""
-    failures: int = 0
-    #: Settings of the file that need a restart.
-    waiting: tuple[str, ...] = ()
 
 
 def new_core(config: Config, now_ns: int, **options: Any) -> Scheduler:
@@ -133,6 +111,8 @@ class Driver:
         self.broken = ""
         #: How the state is kept; None where it is not.
         self.saving: Saving | None = None
+        #: How service is shared with the other members of a cluster; None if it is not.
+        self.sharing: Sharing | None = None
         #: How the configuration was reloaded.
         self.loading = Loading()
         #: What the configuration says of modes, and what an operator says over it.
@@ -344,9 +324,31 @@ class Driver:
         """Let `save()` return everything again, because what was saved is lost. O(1)."""
         self._core.save_all()
 
+    @_guarded
+    def forgiven_micro(self) -> int:
+        """Return what leads have forgiven; see the core. O(1)."""
+        return self._core.forgiven_micro()
+
+    def unsynced_ns(self) -> int:
+        """Return the time since the last complete exchange with the store, in ns."""
+        return 0 if self.sharing is None else self.clock.now_ns() - self.sharing.synced_ns
+
     def unsaved_ns(self) -> int:
         """Return what a restart now would lose, in ns; 0 where nothing is kept anyway."""
         return 0 if self.saving is None else self.clock.now_ns() - self.saving.saved_ns
+
+    @_guarded
+    def take_served(self, rows_max: int) -> "list[ServiceRow]":
+        """Return what was served since the last call; see the core's `take_served()`. O(rows)."""
+        return self._core.take_served(rows_max)
+
+    @_guarded
+    def charge_remote(self, rows: "list[ServiceRow]") -> int:
+        """Charge what other members served; see the core's `set_remote_service()`. O(rows)."""
+        now_ns = self.clock.now_ns()
+        counted = self._core.set_remote_service(now_ns, rows)
+        self._settle(now_ns)
+        return counted
 
     @_guarded
     def drain(self) -> None:

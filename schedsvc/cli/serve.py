@@ -6,7 +6,14 @@ import click
 
 from schedsvc.cli.hangups import hung_up
 from schedsvc.cli.starting import config_option, read_config, ready_file_option
-from schedsvc.server import ListenError, ReadyFileError, RecordingError, Source, StateError
+from schedsvc.server import (
+    ClusterError,
+    ListenError,
+    ReadyFileError,
+    RecordingError,
+    Source,
+    StateError,
+)
 from schedsvc.server import serve as run
 
 _EPILOG = """\b
@@ -36,5 +43,5 @@ def serve(config_file: Path, ready_file: Path | None, watch_s: float | None) -> 
     source = Source(config_file, digest, watch_s or 0.0)
     try:
         run(config, ready_file, source, hung_up)
-    except (ListenError, ReadyFileError, RecordingError, StateError) as error:
+    except (ClusterError, ListenError, ReadyFileError, RecordingError, StateError) as error:
         raise click.ClickException(str(error)) from None

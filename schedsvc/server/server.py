@@ -15,6 +15,7 @@ from schedsvc.config import UNKNOWN_TENANT, Config, ModeOverlay, in_force, needs
 from schedsvc.driver import WORK_MAX, Broken, Driver, new_core
 from schedsvc.metrics import Metrics
 from schedsvc.recording.start import Recording
+from schedsvc.server.cluster import member_of
 from schedsvc.server.console import Console
 from schedsvc.server.console_state import ConsoleState
 from schedsvc.server.credentials import Callers, known_callers
@@ -56,8 +57,9 @@ class Server:
     def __init__(self, config: Config) -> None:
         """Make a server; nothing listens yet. Has to be called in the event loop.
 
-        Raises RecordingError where the configuration records to a file that cannot be written,
-        and StateError where it keeps its state in one that cannot be used.
+        Raises ClusterError if a package of `cluster` is missing, RecordingError if it records to a
+        file that cannot be written, and StateError if it keeps its state in one that cannot be
+        used.
         """
         #: The configuration in force; settings that need a restart are those of the start.
         # With the proof that each listener asks for, which a reload does not change.
@@ -94,6 +96,7 @@ class Server:
         self._keeper: StateWriter | None = None
         if store is not None and config.state is not None:
             self._keeper = StateWriter(self.driver, store, config.state.every_ms)
+        self._member = member_of(self.driver, config, self._incarnation)
         self.metrics = _metrics(self.driver, config)
         self._health = Health()
         self._handles = OperatorActions(
@@ -158,6 +161,8 @@ class Server:
             await server.start()
         if self._keeper is not None:
             self._keep(self._keeper.run())
+        if self._member is not None:
+            self._keep(self._member.run())
         self._keep(self._beat())
 
     def _new_grpc_server(self, authenticator: Authenticator, operate: bool) -> grpc.aio.Server:
@@ -207,6 +212,8 @@ class Server:
             self._replace_callers(known)
         else:
             self._config, kept = self._handles.reconfigured(config)
+            if self._member is not None:
+                self._member.configured(self._config)
             if self._config.log != before.log:
                 configure_logs(self._config.log.format, self._config.log.level)
             _log.info("config_reloaded", tenants=len(config.tenants), mode=config.mode)

@@ -1,0 +1,53 @@
+"""What a driver shows of the work around it: how the state is kept, shared and configured."""
+
+from dataclasses import dataclass
+
+__all__ = ["Loading", "Saving", "Sharing"]
+
+
+@dataclass(slots=True)
+class Saving:
+    """How well the core's state is kept for a restart."""
+
+    #: By the driver's clock: all that happened until then is saved.
+    saved_ns: int
+    #: Why the file cannot be written; empty while it can.
+    problem: str = ""
+    #: How often the file was found deleted, or changed by another program.
+    files_lost: int = 0
+
+
+@dataclass(slots=True)
+class Loading:
+    """How the last reload of the configuration went; the start counts as one that succeeded."""
+
+    #: By the wall clock.
+    succeeded_ms: int = 0
+    #: Why the last reload changed nothing; empty if it succeeded.
+    problem: str = ""
+    failures: int = 0
+    #: Settings of the file that need a restart.
+    waiting: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Sharing:
+    """How well service is shared with the other members of a cluster."""
+
+    cluster: str
+    member: str
+    #: By the driver's clock: the last complete exchange with the store; before it, the start.
+    synced_ns: int
+    #: Why there is no exchange; empty while there is.
+    problem: str = "not connected yet"
+    #: Names of those that were alive at the last exchange, this one included.
+    members: tuple[str, ...] = ()
+    #: How many totals of others this member keeps, and how many of its own.
+    seen: int = 0
+    own: int = 0
+    #: What others served and this member has charged, before refunds and weights.
+    charged_micro: int = 0
+    #: Rows of the store that are malformed and were ignored.
+    ignored: int = 0
+    #: Exchanges after which all totals were sent again, because the store may have lost some.
+    repeats: int = 0
