@@ -190,6 +190,27 @@ async def test_malformed_rows_are_ignored_and_counted(store: StoreServer) -> Non
         assert b.member.sharing.problem == ""
 
 
+async def test_totals_are_pruned_an_hour_after_their_last_change(store: StoreServer) -> None:
+    async with cluster(store, "a", "b") as (a, b):
+        a.serve("a", 100)
+        await rounds(a, b)
+        # As if all that was written so far had been written more than an hour ago.
+        number = store.ask("GET", "{schedsvc:prod}:number").split()[1].decode()
+        seconds = int(store.ask("TIME").split()[2])
+        minute = str(seconds // 60 - 61)
+        store.ask("ZADD", "{schedsvc:prod}:minutes", minute, f"{minute}:{number}")
+        a.serve("b", 100)
+        await rounds(a, b, count=16)
+        assert store.ask("HLEN", "{schedsvc:prod}:rows") == b":1\r\n"  # of tenant b
+        assert store.ask("ZCARD", "{schedsvc:prod}:index") == b":1\r\n"
+        async with joined_later(store) as late:
+            await rounds(late)
+            a.serve("a", 50)
+            await rounds(a, b, late)
+            assert a.counter("a") == 102 * TOKEN + 52 * TOKEN
+            assert late.counter("a") == 52 * TOKEN  # the 100 before were no growth to it
+
+
 @pytest.mark.parametrize(
     "answer", ["{'x', 'l', '1', '', ''}", "{'1', 'l', '1', 'cut', ''}", "{'1', 'l', '1', 5, 'a'}"]
 )
