@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STUBS := clients/python
+# Their .proto files have messages only.
+NO_RPCS := cluster mode pool quota tenants usage
 VLLM_VENV := .venv-vllm
 CHART_VENV := .venv-chart
 INTEROP_VENV := .venv-interop
@@ -49,7 +51,7 @@ proto: $(STAMP) ## Generate the stubs of proto/ anew.
 		--python_out=build/stubs --mypy_out=quiet:build/stubs \
 		--grpc_python_out=build/stubs --mypy_grpc_out=quiet:build/stubs \
 		proto/schedsvc/v1/*.proto
-	rm -f $(foreach name,mode pool quota tenants usage,build/stubs/schedsvc/v1/$(name)_pb2_grpc.py*)
+	rm -f $(foreach name,$(NO_RPCS),build/stubs/schedsvc/v1/$(name)_pb2_grpc.py*)
 	@# The package of the stubs is schedsvc_client; protoc names it after the folder of the .proto.
 	sed -i -E 's/\bschedsvc\.v1(\.\w+_pb2|  *import )/schedsvc_client.v1\1/g' \
 		build/stubs/schedsvc/v1/*.py*

@@ -1,7 +1,7 @@
 # The public class: checks what a caller passes, and hands each event to the layer that does it.
 
 @cython.final
-cdef class Scheduler(UsageApi):
+cdef class Scheduler(ClusterApi):
     def __cinit__(
         self, *, bytes hash_key=b"\0" * 16, str policy="vtc", str lift="level", str ledger="peak",
         str dispatch="backfill", str flow_order="arrival", str lease_seed="",
@@ -66,7 +66,7 @@ cdef class Scheduler(UsageApi):
         self.retired = OrderedDict()
         self.quota_keys, self.saved_pools = [], {}
         self.saved_positions, self.saved_levels, self.notes = {}, {}, []
-        self.contests, self.offers = {}, {}
+        self.contests, self.offers, self.served_rows = {}, {}, ServedRows()
 
     def set_flow(self, bytes name, int64_t weight_milli):
         if not 0 < len(name) <= NAME_BYTES_MAX:

@@ -3,6 +3,7 @@
 include "lifecycle/tree_moves.pxi"       # which flows stand below which in the tree of shares
 include "lifecycle/verdicts.pxi"         # verdicts, put where their callers read them
 include "lifecycle/request_ids.pxi"      # the key under which a request's id is found
+include "lifecycle/served_rows.pxi"      # what flows were served here, for other members
 include "lifecycle/evict.pxi"            # a queued request leaves without a grant
 include "lifecycle/usage.pxi"            # what an ended lease used, for the ledger
 include "lifecycle/lease.pxi"            # renew, account, end, void, forget
@@ -23,6 +24,7 @@ include "lifecycle/restore_lengths.pxi"  # rows of the predictor from the state 
 include "lifecycle/restore.pxi"          # all other rows of the state file
 include "lifecycle/configure.pxi"        # enter(), tenants, classes, pools, telemetry
 include "lifecycle/live_settings.pxi"    # settings that change while everything runs
+include "lifecycle/remote_service.pxi"   # what flows were served by other members
 include "lifecycle/admit.pxi"            # an Admit becomes a queued request or an answer
 include "lifecycle/replay.pxi"           # leases that their holders report after a restart
 include "lifecycle/drain.pxi"            # what an operator does: drain, revoke, list

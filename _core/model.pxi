@@ -21,6 +21,7 @@ include "model/tree.pxi"           # Family: the children of a node in the tree 
 include "model/flow.pxi"           # Flow, Queue: the records of a tenant in a class
 include "model/flows.pxi"          # Flows: tenants' counters and queues
 include "model/flow_averages.pxi"  # what flows learn from their requests, and forget
+include "model/served_rows.pxi"    # ServedRows: what flows were served, for other members
 include "model/adapters.pxi"       # Adapters: names of LoRA adapters and who uses them
 include "model/loras.pxi"          # Loras: the adapters that are active in a pool
 include "model/peak_usage.pxi"     # GrowingLeases: the peak that growing leases will reach together

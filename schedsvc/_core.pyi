@@ -10,7 +10,7 @@ All quantities are integers: tokens, blocks, ns, thousandths of weight, micro-to
 
 from typing import Any, NamedTuple
 
-from schedsvc._core_usage import UsageApi
+from schedsvc._core_cluster import ClusterApi
 
 # Outcomes (schedsvc.v1.Outcome).
 GRANTED: int
@@ -109,7 +109,7 @@ class Session:
     def close(self, now_ns: int) -> None:
         """End the stream: withdraw what is queued on it; leases keep their TTL. Idempotent."""
 
-class Scheduler(UsageApi):
+class Scheduler(ClusterApi):
     """Queues, counters, ledger and leases of one scheduler process."""
 
     def __init__(

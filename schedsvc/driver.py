@@ -22,12 +22,23 @@ from schedsvc._core import (
 from schedsvc.clock import SteadyClock
 from schedsvc.config import Config, EntryLog, ModeOverlay, configure, reconfigure
 from schedsvc.driver_calls import Broken, Waiting
-from schedsvc.upkeep import Ledgering, Loading, Saving
+from schedsvc.upkeep import Ledgering, Loading, Saving, Sharing
 
 if TYPE_CHECKING:
+    from schedsvc._core_cluster import ServiceRow
     from schedsvc._core_usage import UsageRow
 
-__all__ = ["WORK_MAX", "Broken", "Driver", "Ledgering", "Loading", "Saving", "Waiting", "new_core"]
+__all__ = [
+    "WORK_MAX",
+    "Broken",
+    "Driver",
+    "Ledgering",
+    "Loading",
+    "Saving",
+    "Sharing",
+    "Waiting",
+    "new_core",
+]
 
 #: Of what is due at once (TTLs that pass, requests that may run) the core does so many of each kind
 #: in one poll; then the event loop has its turn. Each of them may wake a call that waits, which
@@ -94,6 +105,8 @@ class Driver:
         self.broken = ""
         #: How the state is kept; None where it is not.
         self.saving: Saving | None = None
+        #: How service is shared with the other members of a cluster; None if it is not.
+        self.sharing: Sharing | None = None
         #: How the configuration was reloaded.
         self.loading = Loading()
         #: How the usage ledger is kept; None if it is not.
@@ -306,6 +319,15 @@ class Driver:
         """Let `save()` return everything again, because what was saved is lost. O(1)."""
         self._core.save_all()
 
+    @_guarded
+    def forgiven_micro(self) -> int:
+        """Return what leads have forgiven; see the core. O(1)."""
+        return self._core.forgiven_micro()
+
+    def unsynced_ns(self) -> int:
+        """Return the time since the last complete exchange with the store, in ns."""
+        return 0 if self.sharing is None else self.clock.now_ns() - self.sharing.synced_ns
+
     def unsaved_ns(self) -> int:
         """Return what a restart now would lose, in ns; 0 where nothing is kept anyway."""
         return 0 if self.saving is None else self.clock.now_ns() - self.saving.saved_ns
@@ -319,25 +341,9 @@ class Driver:
         self._core.set_usage_kept(self.clock.now_ns(), True)
 
     @_guarded
-    def usage_saved(self, row: int) -> None:
-        """Report rows up to a number as saved, or lost; see the core's. O(sessions)."""
-        now_ns = self.clock.now_ns()
-        self._core.set_usage_saved(now_ns, row)
-        self._settle(now_ns)
-
-    @_guarded
-    def set_budget_period(
-        self, name: bytes, which: int, period: int, ends_ns: int, spent: int
-    ) -> None:
-        """Report the period of a budget; see the core's. Raises CallerError. O(1)."""
-        now_ns = self.clock.now_ns()
-        self._core.set_budget_period(now_ns, name, which, period, ends_ns, spent)
-        self._settle(now_ns)
-
-    @_guarded
-    def refund_budgets(self, tenant: bytes, tokens: int) -> None:
-        """Take back tokens that a tenant's budgets were charged twice. O(levels)."""
-        self._core.set_budget_refund(self.clock.now_ns(), tenant, tokens)
+    def take_served(self, rows_max: int) -> "list[ServiceRow]":
+        """Return what was served since the last call; see the core's `take_served()`. O(rows)."""
+        return self._core.take_served(rows_max)
 
     @_guarded
     def drain(self) -> None:

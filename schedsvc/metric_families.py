@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import (
 )
 
 from schedsvc._core import HISTOGRAM_BOUNDS_MS
-from schedsvc.driver import Ledgering, Loading
+from schedsvc.driver import Ledgering, Loading, Sharing
 from schedsvc.metric_rows import (
     CLASS_ROWS,
     FLOW_ROWS,
@@ -91,6 +91,9 @@ class Snapshot:
     not_saved: bool = False
     files_lost: int = 0
     ledgering: Ledgering | None = None  # no usage ledger is kept
+    sharing: Sharing | None = None  # None: it is no member of a cluster
+    unsynced_ns: int = 0
+    forgiven_micro: int = 0
 
 
 def families(taken: Snapshot | None) -> Iterator[Metric]:
@@ -125,6 +128,8 @@ def families(taken: Snapshot | None) -> Iterator[Metric]:
         yield lost
     if taken.ledgering is not None:
         yield from _ledgering(taken.ledgering)
+    if taken.sharing is not None:
+        yield from _cluster(taken.sharing, taken.unsynced_ns, taken.forgiven_micro)
     yield from _columns(FLOW_ROWS, "tenant", taken.flows.tenants, taken.flows.columns)
     yield from _rows(POOL_ROWS, "pool", {pool["name"]: pool for pool in taken.pools})
     yield from _rows(TOTAL_ROWS, "", {"": taken.totals})
@@ -157,6 +162,42 @@ def _ledgering(ledgering: Ledgering) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(f"schedsvc_usage_{name}", text)
         gauge.add_metric((), int(value))
         yield gauge
+
+
+def _cluster(sharing: Sharing, unsynced_ns: int, forgiven_micro: int) -> Iterator[Metric]:
+    """Yield how well service is shared with the other members of a cluster."""
+    unsynced = GaugeMetricFamily(
+        "schedsvc_cluster_unsynced_seconds",
+        "Time since the last complete exchange with the store, in seconds.",
+    )
+    unsynced.add_metric((), unsynced_ns / 1e9)
+    yield unsynced
+    members = GaugeMetricFamily(
+        "schedsvc_cluster_members", "Members that were alive at the last exchange."
+    )
+    members.add_metric((), len(sharing.members))
+    yield members
+    totals = GaugeMetricFamily(
+        "schedsvc_cluster_totals", "Totals of service in memory, by whose they are.", labels=["of"]
+    )
+    totals.add_metric(("self",), sharing.own)
+    totals.add_metric(("others",), sharing.seen)
+    yield totals
+    remote = "Service of other members that was charged here, before refunds, in priced tokens."
+    repeats = "Times that all totals were sent again, because the store had lost data."
+    for name, text, count in (
+        ("remote_tokens", remote, sharing.charged_micro / 1e6),
+        ("repeats", repeats, sharing.repeats),
+        ("rows_ignored", "Malformed rows of the store.", sharing.ignored),
+    ):
+        counter = CounterMetricFamily(f"schedsvc_cluster_{name}", text)
+        counter.add_metric((), count)
+        yield counter
+    forgiven = CounterMetricFamily(
+        "schedsvc_lead_forgiven_tokens", "Weighted service in other pools that leads have forgiven."
+    )
+    forgiven.add_metric((), forgiven_micro / 1e6)
+    yield forgiven
 
 
 def _config(loading: Loading) -> Iterator[Metric]:

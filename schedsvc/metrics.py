@@ -191,6 +191,10 @@ class Metrics:
                 loading=replace(self._driver.loading),
                 draining=stats["draining"],
             )
+            if self._driver.sharing is not None:
+                taken.sharing = replace(self._driver.sharing)
+                taken.unsynced_ns = self._driver.unsynced_ns()
+                taken.forgiven_micro = self._driver.forgiven_micro()
             saving = self._driver.saving
             if saving is not None:
                 taken.unsaved_ns = self._driver.unsaved_ns()

@@ -1,11 +1,11 @@
-"""How the work beside the serving goes: saving, reloading, the usage ledger. For Stats and metrics.
+"""How the work beside the serving goes: saving, reloading, ledger, cluster; for Stats and metrics.
 
 Each record is written by the one that does the work, and hangs on the driver.
 """
 
 from dataclasses import dataclass
 
-__all__ = ["Ledgering", "Loading", "Saving"]
+__all__ = ["Ledgering", "Loading", "Saving", "Sharing"]
 
 
 @dataclass(slots=True)
@@ -44,3 +44,26 @@ class Ledgering:
     lost_rows: int = 0
     #: Why the file cannot be written; empty while it can.
     problem: str = ""
+
+
+@dataclass(slots=True)
+class Sharing:
+    """How well service is shared with the other members of a cluster."""
+
+    cluster: str
+    member: str
+    #: By the driver's clock: the last complete exchange with the store; before it, the start.
+    synced_ns: int
+    #: Why there is no exchange; empty while there is.
+    problem: str = "not connected yet"
+    #: Names of those that were alive at the last exchange, this one included.
+    members: tuple[str, ...] = ()
+    #: How many totals of others this member keeps, and how many of its own.
+    seen: int = 0
+    own: int = 0
+    #: What others served and this member has charged, before refunds and weights.
+    charged_micro: int = 0
+    #: Rows of the store that are malformed and were ignored.
+    ignored: int = 0
+    #: Exchanges after which all totals were sent again, because the store may have lost some.
+    repeats: int = 0

@@ -144,6 +144,7 @@ cdef int forget_tenant(Core core, int32_t base) except -1:
     cdef Flows flows = core.flows
     cdef int32_t flow = base
     cdef bytes name = <bytes>core.flow_list[base]
+    name_served(core)
     put_name(core, name, NONE)
     del core.flow_names[name]
     while flow != NONE:

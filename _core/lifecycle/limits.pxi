@@ -90,6 +90,8 @@ cdef int32_t set_named_quota(
             CODE_FAILED_PRECONDITION, "weight_milli",
             f"groups with a weight share one pool, and {core.ledger.count} are registered",
         )
+    if weight_milli and core.served_rows.on:
+        invalid("weight_milli", "the members of a cluster share no groups with a weight")
     if weight_milli != core.quotas.nodes[node].weight_milli:
         core.quotas.nodes[node].weight_milli = <int32_t>weight_milli
         core.tree_is_stale = True

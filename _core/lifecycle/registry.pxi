@@ -102,16 +102,22 @@ cdef int take_positions(Core core, int32_t pool) except -1:
     return 0
 
 
+cdef int begin_positions(Core core) except -1:
+    """Let flows stand in the first pool by a position there. O(flows + queues * log n)."""
+    cdef bint copies = not core.saved_positions
+    begin_local(core.flows, copies)
+    take_positions(core, 0)
+    return add_to_pool(core.flows, 0, not copies)
+
+
 cdef int stand_in_pool(Core core, int32_t pool) except -1:
     """Give flows their positions in a pool that has come. O(flows + queues * log n)."""
-    cdef bint copies
-    if core.ledger.count == 1 or not core.flows.lifts_queued:
+    if not core.flows.lifts_queued or (core.ledger.count == 1 and not core.served_rows.on):
         return 0
     if not core.flows.local:
-        copies = not core.saved_positions
-        begin_local(core.flows, copies)
-        take_positions(core, 0)
-        add_to_pool(core.flows, 0, not copies)
+        begin_positions(core)
+        if pool == 0:
+            return 0
     take_positions(core, pool)
     if core.ledger.count > POOLS_ORDERED:
         if not core.flows.one_line:

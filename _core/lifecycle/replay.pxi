@@ -41,6 +41,8 @@ cdef int replay_lease(
         adopt(core, i, ask.owner, 0)
     state = progress_lease(core, lease_id, epoch, u, ask.principal)
     if is_new:
+        # The process that granted it has counted its service up to now in totals of its own.
+        count_served(core, r.flow, r.pool, -r.lease.charged, r.lease.weight_milli)
         resume_books(core, i)
     return state
 

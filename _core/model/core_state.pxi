@@ -106,6 +106,7 @@ cdef class Core:
     cdef int64_t sign_of_life_ns  # a stream has to answer a newcomer within it; 0: is not asked
     cdef dict contests  # pools that are claimed: when their streams have to have answered, by whom
     cdef dict offers  # the streams that offer each pool, by its name, oldest first
+    cdef ServedRows served_rows  # for other members of a cluster
     cdef list notes  # for a log, see note()
 
     def __dealloc__(self):

@@ -17,6 +17,11 @@ ctypedef struct Position:
     int32_t waits_at  # quota node for which all wait that it has queued here; -1: none
 
 
+cdef inline int32_t remote_pool(int32_t node) noexcept:
+    """What stands for the pools of a model, or (-1) of none, at other members of a cluster."""
+    return -4 - node
+
+
 @cython.final
 cdef class Positions:
     cdef Position* items
@@ -27,6 +32,7 @@ cdef class Positions:
     cdef int32_t* model  # of each pool; -1: none
     cdef int domain  # DOMAIN_*
     cdef int64_t lead_max  # in micro-tokens; LEAD_AUTO
+    cdef int64_t forgiven  # service elsewhere that the lead has forgiven, ever
     # What waiting positions were lifted by in all, by node, class and pool: few nodes have any.
     cdef Table lift_places
     cdef int64_t* lifts
@@ -125,6 +131,10 @@ cdef class Positions:
         """Whether service in one pool counts in another."""
         if pool == served_in:
             return True
+        if served_in < NONE:
+            if self.domain == DOMAIN_MODEL:
+                return remote_pool(self.model[pool]) == served_in
+            return self.domain == DOMAIN_ALL
         if self.domain == DOMAIN_MODEL:
             return self.model[pool] == self.model[served_in]
         return self.domain == DOMAIN_ALL

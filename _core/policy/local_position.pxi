@@ -287,6 +287,7 @@ cdef int bring_back(Flows flows, int32_t flow) except -1:
             less_by = min(less_by, p.foreign)
             if less_by > 0:
                 p.key -= less_by
+                flows.positions.forgiven = min(flows.positions.forgiven + less_by, VTC_MAX)
                 lowered = True
         p.foreign = 0  # what is left of it stays
     if lowered:

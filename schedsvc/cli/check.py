@@ -115,6 +115,7 @@ def _summary(config: Config) -> list[tuple[str, str]]:
         ("pools", ", ".join(pool.name for pool in config.pools) or "as shims register them"),
         ("metrics", metrics),
         ("state", _state(config)),
+        *_cluster(config),
         ("log", f"{config.log.format}, {config.log.level}"),
     ]
 
@@ -137,6 +138,15 @@ def _state(config: Config) -> str:
     if config.state is None:
         return "lost with the process"
     return f"{config.resolve(config.state.file)}, every {config.state.every_ms / 1_000:g} s"
+
+
+def _cluster(config: Config) -> list[tuple[str, str]]:
+    if config.cluster is None:
+        return []
+    name, member = config.cluster.name, config.cluster.member_name
+    return [
+        ("cluster", f"{name}, as member {member}; store {', '.join(config.cluster.store.urls)}")
+    ]
 
 
 def _mode(config: Config) -> str:

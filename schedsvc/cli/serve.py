@@ -8,6 +8,7 @@ from schedsvc.cli.hangups import hung_up
 from schedsvc.cli.starting import config_option, read_config, ready_file_option
 from schedsvc.option_types import FiniteRange
 from schedsvc.server import (
+    ClusterError,
     ListenError,
     ReadyFileError,
     RecordingError,
@@ -45,5 +46,12 @@ def serve(config_file: Path, ready_file: Path | None, watch_s: float | None) -> 
     source = Source(config_file, digest, watch_s or 0.0, tenants_dir)
     try:
         run(config, ready_file, source, hung_up)
-    except (ListenError, ReadyFileError, RecordingError, StateError, UsageError) as error:
+    except (
+        ClusterError,
+        ListenError,
+        ReadyFileError,
+        RecordingError,
+        StateError,
+        UsageError,
+    ) as error:
         raise click.ClickException(str(error)) from None

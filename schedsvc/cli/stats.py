@@ -15,6 +15,7 @@ from schedsvc_client.sync import Scheduler
 from schedsvc.cli.complete import complete_tenants
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.mode import mode_text
+from schedsvc.cli.stats_cluster import cluster_line, cluster_lines
 from schedsvc.option_types import FiniteRange
 from schedsvc.printable import printable_message
 from schedsvc.tables import table_console
@@ -58,6 +59,7 @@ Example:
     help="Show at most this many tenants: first those that wait, then by service.",
 )
 @click.option("--all", "everything", is_flag=True, help="Show all tenants, and abandoned pools.")
+@click.option("--cluster", is_flag=True, help="Show only how service is shared with other members.")
 @click.option("--json", "as_json", is_flag=True, help="Print the snapshot as JSON.")
 @click.option(
     "--watch",
@@ -72,11 +74,15 @@ def stats(
     tenants: tuple[str, ...],
     flows: int,
     everything: bool,
+    cluster: bool,
     as_json: bool,
     watch: float | None,
 ) -> None:
     """Show a scheduler's pools, tenants and totals."""
     with Scheduler(connection.target, **connection.proof) as scheduler:
+        if cluster:
+            _print_cluster(scheduler, as_json)
+            return
         _print(scheduler, tenants, _FLOWS_MAX if everything else flows, as_json, watch, everything)
 
 
@@ -118,6 +124,17 @@ def _print(
         while True:
             time.sleep(watch_s)
             live.update(look(), refresh=True)
+
+
+def _print_cluster(scheduler: Scheduler, as_json: bool) -> None:
+    snapshot = scheduler.stats((), 1)
+    if not snapshot.HasField("cluster"):
+        raise click.ClickException("this scheduler is no member of a cluster; see docs/cluster.md")
+    if as_json:
+        click.echo(json.dumps(plain(snapshot.cluster)))
+        return
+    for line in cluster_lines(printable_message(snapshot.cluster)):
+        click.echo(line)
 
 
 def plain(message: Any) -> dict[str, Any]:
@@ -183,7 +200,8 @@ def _view(snapshot: Any, everything: bool, named: bool) -> RenderableType:
     )
     tables = [pools, *([classes] if len(snapshot.classes) > 1 else []), flows]
     left_out = _left_out(snapshot, len(shown), named)
-    return Group(line, *_config(snapshot.config), *tables, *_quotas(snapshot), *left_out)
+    shared = [cluster_line(snapshot.cluster)] if snapshot.HasField("cluster") else []
+    return Group(line, *shared, *_config(snapshot.config), *tables, *_quotas(snapshot), *left_out)
 
 
 def _sums(snapshot: Any) -> str:

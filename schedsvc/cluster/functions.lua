@@ -88,11 +88,25 @@ local function prune(keys, now, number)
     end
 end
 
+-- The names of the members that are alive, with spaces between them.
+local function alive(keys, now)
+    local names = {}
+    local all = redis.call('HGETALL', keys[6])
+    for i = 1, #all, 2 do
+        local due = string.match(all[i + 1], MEMBER)
+        if due and tonumber(due) > now then
+            names[#names + 1] = all[i]
+        end
+    end
+    table.sort(names)
+    return table.concat(names, ' ')
+end
+
 -- Write totals that changed, and read those of others that changed after a number.
 -- ARGV: member, incarnation, fingerprint, TTL in ms, number of this call, a random life, the number
 -- read up to, the most rows to read, the prefix of the member's own rows, then row and totals by
--- turns. Returns {change number, life, number read up to, rows of others}: each row with the sizes
--- of row and totals before it, two bytes each. If another incarnation has the member's name, or
+-- turns. Returns {change number, life, number read up to, rows of others, members}: each row with
+-- the sizes of row and totals before it, two bytes each. If another incarnation has the member's name, or
 -- this call is older than one that came, it changes nothing and returns {'0'}.
 local function sync(keys, args)
     local now = now_ms()
@@ -136,6 +150,7 @@ local function sync(keys, args)
         end
     end
     out[4] = table.concat(rows)
+    out[5] = alive(keys, now)
     return out
 end
 

@@ -68,6 +68,9 @@ class Configurable(Protocol):
     def set_options(self, now_ns: int, **options: Any) -> None:
         """Give the core other settings."""
 
+    def set_shared(self, now_ns: int) -> None:
+        """Share service with other members of a cluster."""
+
     def set_flow(self, name: bytes, weight_milli: int) -> int:
         """Add a flow."""
 
@@ -207,6 +210,8 @@ class Configurable(Protocol):
 
 def configure(core: Configurable, config: Config, now_ns: int) -> None:
     """Tell a fresh core its flows, keys, quotas and pools. O(tenants + pools)."""
+    if config.cluster is not None:
+        core.set_shared(now_ns)
     _apply(core, config, None, now_ns)
     _limit_pools(core, config, None, now_ns)
     for pool in config.pools:

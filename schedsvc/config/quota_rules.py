@@ -46,6 +46,8 @@ def _weights(data: Mapping[str, Any], parents: Mapping[str, str | None]) -> Iter
             f"needs a scheduler with one pool, but pools lists {len(pools)}; run one scheduler for"
             " each pool, or remove the weights of all groups",
         )
+    if data.get("cluster") is not None:
+        yield first, "does not go with cluster; remove one of them"
     if mapping(data.get("scheduler")).get("lift") == "active":
         yield first, "does not go with scheduler.lift active; remove one of them"
     groups: list[tuple[Path, dict[str, Any]]] = [

@@ -15,6 +15,8 @@ READS = frozenset(
         "encode",
         "save",
         "save_all",
+        "take_served",
+        "forgiven_micro",
         "next_deadline",
         "ready",
         "take_notes",

@@ -1,6 +1,7 @@
 """The gRPC server: wiring, health, reflection, metrics, drain."""
 
 from schedsvc.recording.writer import RecordingError
+from schedsvc.server.cluster import ClusterError
 from schedsvc.server.listeners import ListenError
 from schedsvc.server.ready import ReadyFileError
 from schedsvc.server.reload import Source
@@ -10,6 +11,7 @@ from schedsvc.state import StateError
 from schedsvc.usage import UsageError
 
 __all__ = [
+    "ClusterError",
     "ListenError",
     "ReadyFileError",
     "RecordingError",

@@ -24,6 +24,7 @@ from schedsvc.config import (
 from schedsvc.driver import WORK_MAX, Broken, Driver, new_core
 from schedsvc.metrics import Metrics
 from schedsvc.recording.start import Recording
+from schedsvc.server.cluster import member_of
 from schedsvc.server.console import Console
 from schedsvc.server.console_state import ConsoleState
 from schedsvc.server.credentials import Callers, known_callers
@@ -71,7 +72,8 @@ class Server:
     def __init__(self, config: Config) -> None:
         """Make a server; nothing listens yet. Has to be called in the event loop.
 
-        Raises RecordingError, StateError or UsageError if that file cannot be used.
+        Raises RecordingError, StateError or UsageError if that file cannot be used, and
+        ClusterError if a package of `cluster` is missing.
         """
         #: The configuration in force; settings that need a restart are those of the start.
         # With the proof that each listener asks for, which a reload does not change.
@@ -109,6 +111,7 @@ class Server:
         self._usage: UsageWriter | None
         self._budgets: Budgets | None
         self._usage, self._budgets = _usage_of(self.driver, config)
+        self._member = member_of(self.driver, config, self._incarnation)
         self.metrics = _metrics(self.driver, whole)
         self._health = Health()
         self._handles = OperatorActions(
@@ -180,6 +183,8 @@ class Server:
         if self._usage is not None and self._budgets is not None:
             self._keep(self._usage.run())
             self._keep(self._budgets.run())
+        if self._member is not None:
+            self._keep(self._member.run())
         self._keep(self._beat())
 
     def _new_grpc_server(self, authenticator: Authenticator, operate: bool) -> grpc.aio.Server:
@@ -237,6 +242,8 @@ class Server:
             if self._usage is not None and self._budgets is not None:
                 self._usage.configure(self._config)
                 self._budgets.configure(self._config)
+            if self._member is not None:
+                self._member.configured(self._config)
             if self._config.log != before.log:
                 configure_logs(self._config.log.format, self._config.log.level)
             _log.info("config_reloaded", tenants=len(config.tenants), mode=config.mode)

@@ -6,7 +6,14 @@ from dataclasses import asdict
 from heapq import nlargest
 from typing import Any
 
-from schedsvc_client.v1 import mode_pb2, pool_pb2, quota_pb2, tenants_pb2, usage_pb2
+from schedsvc_client.v1 import (
+    cluster_pb2,
+    mode_pb2,
+    pool_pb2,
+    quota_pb2,
+    tenants_pb2,
+    usage_pb2,
+)
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.driver import Driver
@@ -31,6 +38,7 @@ _QUOTA_FIELDS = frozenset(quota_pb2.QuotaStats.DESCRIPTOR.fields_by_name)
 _CLASS_FIELDS = frozenset(quota_pb2.ClassStats.DESCRIPTOR.fields_by_name)
 _MODES = {"enforce": mode_pb2.MODE_ENFORCE, "dry_run": mode_pb2.MODE_AUDIT}
 _TENANTS_TOLD = 100
+_INT64_MAX = (1 << 63) - 1
 _TOTALS_FIELDS = frozenset(pb.Totals.DESCRIPTOR.fields_by_name)
 
 
@@ -121,6 +129,7 @@ def _whole(driver: Driver, stats: dict[str, Any], incarnation: int) -> pb.StatsR
         state=_state(driver),
         config=_config(driver),
         usage=_usage(driver),
+        cluster=None if totals is None else _cluster(driver),
         mode=modes(driver),
         classes=[quota_pb2.ClassStats(**_only(entry, _CLASS_FIELDS)) for entry in stats["classes"]],
         quotas=[
@@ -154,6 +163,25 @@ def _usage(driver: Driver) -> usage_pb2.UsageStats | None:
     if driver.ledgering is None:
         return None
     return usage_pb2.UsageStats(**asdict(driver.ledgering))
+
+
+def _cluster(driver: Driver) -> cluster_pb2.ClusterStats | None:
+    sharing = driver.sharing
+    if sharing is None:
+        return None
+    return cluster_pb2.ClusterStats(
+        cluster=sharing.cluster,
+        member=sharing.member,
+        members=sharing.members,
+        unsynced_ms=driver.unsynced_ns() // 1_000_000,
+        problem=sharing.problem,
+        totals_own=sharing.own,
+        totals_others=sharing.seen,
+        remote_micro=min(sharing.charged_micro, _INT64_MAX),
+        repeats=sharing.repeats,
+        rows_ignored=sharing.ignored,
+        forgiven_micro=driver.forgiven_micro(),
+    )
 
 
 def _config(driver: Driver) -> mode_pb2.ConfigStats:

@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
+from schedsvc._core import Scheduler
 from schedsvc.config import Config
 from schedsvc.driver import Broken, Driver
 from schedsvc.usage.ledger import Ledger, UsedLease
@@ -92,7 +94,8 @@ class Budgets:
                 period = last  # the wall clock was set back
             ends_ns = now_ns + int((period.end_s - now_s) * 1e9)
             spent = 0 if last == period else self._spent(budget, period)
-            self._driver.set_budget_period(budget.name, budget.which, period.number, ends_ns, spent)
+            row = (budget.name, budget.which, period.number, ends_ns, spent)
+            self._driver.change(partial(_set_period, row))
             self._reported[budget] = period
 
     def _spent(self, budget: _Watched, period: Period) -> int:
@@ -107,7 +110,7 @@ class Budgets:
         for lease in leases:
             if self._watched and lease.key.request_class not in self._exempt:
                 tokens = lease.input_tokens + lease.output_tokens
-                self._driver.refund_budgets(lease.key.tenant.encode(), tokens)
+                self._driver.change(partial(_refund, lease.key.tenant.encode(), tokens))
 
     async def run(self) -> None:
         """Look every second until it is cancelled, or the core is broken."""
@@ -127,3 +130,11 @@ def _watched(config: Config) -> list[_Watched]:
                 if tokens is not None:
                     found.append(_Watched(prefix + name.encode(), which, budget.timezone))
     return found
+
+
+def _set_period(row: tuple[bytes, int, int, int, int], core: Scheduler, now_ns: int) -> None:
+    core.set_budget_period(now_ns, *row)
+
+
+def _refund(tenant: bytes, tokens: int, core: Scheduler, now_ns: int) -> None:
+    core.set_budget_refund(now_ns, tenant, tokens)

@@ -121,7 +121,8 @@ class UsageWriter:
         self._tell("")
         self.on_known(known)
         # Once none waits, dropped rows are not waited for either.
-        self._driver.usage_saved(batch[-1][0] if self._waiting else self._taken)
+        row = batch[-1][0] if self._waiting else self._taken
+        self._driver.change(lambda core, now_ns: core.set_usage_saved(now_ns, row))
         return True
 
     async def close(self) -> None:

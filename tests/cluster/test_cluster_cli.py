@@ -66,6 +66,13 @@ def test_init_without_a_password_is_refused(config_file: Path) -> None:
     assert "user members needs a password; name a file" in refused.output
 
 
+def test_check_shows_the_cluster(config_file: Path, store: StoreServer) -> None:
+    shown = CliRunner().invoke(main, ["check", str(config_file), "--json"])
+    summary = json.loads(shown.output)["summary"]
+    url = f"redis://members@127.0.0.1:{store.port}"
+    assert summary["cluster"] == f"prod, as member a; store {url}"
+
+
 def test_a_file_without_a_cluster_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "alone.yaml"
     file.write_text("listeners: [{tcp: 127.0.0.1:0}]\n")

@@ -218,6 +218,8 @@ def flow_key(twin: Twin, flow: int) -> bytes:
 def restarted(given: dict[str, Any], twin: Twin, now_ns: int) -> core.Scheduler:
     """A fresh core that is configured as the twin is by now."""
     new, quotas = core.Scheduler(**given, lease_id_base=twin.lease_next), twin.quotas
+    if twin.positions.shared:
+        new.set_shared(now_ns)
     for k, c in enumerate(twin.classes.items):
         new.set_class(c.name or b"gone%d" % k, c.rank, c.ageing_ns, c.exempt)
         if c.gone:

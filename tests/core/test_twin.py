@@ -135,6 +135,7 @@ class Twins(RuleBasedStateMachine):
         saturation_band_ppm=st.sampled_from((0, 0, 200_000)),
         early_refusal=st.sampled_from((0, 1, 1)),
         refusal_samples_min=st.sampled_from((0, 0, 1)),
+        shared=st.booleans(),
     )
     def begin(
         self,
@@ -143,9 +144,12 @@ class Twins(RuleBasedStateMachine):
         pools: int,
         classes: int,
         grace: int,
+        shared: bool,
         **limits: int,
     ) -> None:
         self.pair = Differential(policy, modes, lease_grace_ns=grace, **LIMITS, **limits)
+        if shared:
+            self.pair.both("set_shared")
         for name, weight in FLOWS:
             self.pair.flow(name, weight)
         for name, *figures in POOLS[:pools]:
@@ -315,6 +319,21 @@ class Twins(RuleBasedStateMachine):
         p = self.pair.twin.pools[pool]
         figures = (1, 0, used, p.preemptions + preempted)
         self.pair.both("telemetry", pool, p.epoch + stale, *figures)
+        self.then(polls=True)
+
+    @rule(
+        flow=flow_of,
+        name=class_of,
+        domain=st.sampled_from((b"", b"", b"model", b"team", b"none")),
+        charged=st.sampled_from((0, 10**6, 10**8, 10**10)),
+        refunded=st.sampled_from((0, 10**6)),
+    )
+    def remote_service(
+        self, flow: int, name: bytes, domain: bytes, charged: int, refunded: int
+    ) -> None:
+        # What was refunded elsewhere was charged before.
+        row = (FLOWS[flow][0], name or b"default", domain, charged + refunded, refunded)
+        self.pair.both("set_remote_service", [row])
         self.then(polls=True)
 
     @rule(step=st.sampled_from(STEPS))

@@ -16,6 +16,7 @@ BEGIN: dict[str, Any] = {
     },
     "bypass_max": 0,
     "pools": 3,
+    "shared": False,
     "classes": 1,
     "headroom_ppm": 0,
     "grace": 0,

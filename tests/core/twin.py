@@ -6,11 +6,11 @@ no sessions and no bytes, and does all that is due in one poll (`work_max` witho
 
 from schedsvc import _core as core
 
-from .twin_operator_actions import OperatorActions
+from .twin_remote import RemoteService
 from .twin_types import ENDED, LIVE, QUEUED, SUSPECT, Request, TwinError, Verdict
 
 
-class Twin(OperatorActions):
+class Twin(RemoteService):
     """Same methods, arguments and results as the core's Scheduler; a handle is a seq."""
 
     def admit(

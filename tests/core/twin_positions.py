@@ -31,6 +31,8 @@ class Positions:
         self.lifts: Counter[tuple[int, int, int]] = Counter()  # by node, class and pool
         self.pace: Counter[int] = Counter()  # micro-tokens a second
         self.local = False
+        self.shared = False  # with other members of a cluster
+        self.forgiven = 0
         self.beside: Request | None = None  # is granted without having stood in line
 
     @property
@@ -51,24 +53,36 @@ class Positions:
     def pool_comes(self, pool: int) -> None:
         """A pool is there for the first time."""
         state = self.state
-        if pool == 0 or state.lift_mode == "active":
+        if state.lift_mode == "active" or (pool == 0 and not self.shared):
             return
         if not self.local:
-            self.local = True
-            for cls, level in state.levels.items():
-                self.levels[cls, 0] = level
-            for flow, f in enumerate(state.flows):
-                if f.vtc == 0 and not state.queued(lambda r, flow=flow: r.flow == flow):
-                    continue
-                p = self.items[flow, 0] = Position(f.vtc)
-                self.wait(flow)
-                if p.node != -1:
-                    waits, shares = state.quotas.waits, state.quotas.shares
-                    lift = waits[flow].lift if flow in waits else shares.lifts[flow]
-                    p.wait_lift = lift - state.quotas.lift_of(flow, p.node)
+            self._begin_local()
+            if pool == 0:
+                return
         for flow in sorted({r.flow for r in state.queued(lambda r: r.target == -1)}):
             self._begin(flow, pool)
             self.wait(flow)
+
+    def _begin_local(self) -> None:
+        state = self.state
+        self.local = True
+        for cls, level in state.levels.items():
+            self.levels[cls, 0] = level
+        for flow, f in enumerate(state.flows):
+            if f.vtc == 0 and not state.queued(lambda r, flow=flow: r.flow == flow):
+                continue
+            p = self.items[flow, 0] = Position(f.vtc)
+            self.wait(flow)
+            if p.node != -1:
+                waits, shares = state.quotas.waits, state.quotas.shares
+                lift = waits[flow].lift if flow in waits else shares.lifts[flow]
+                p.wait_lift = lift - state.quotas.lift_of(flow, p.node)
+
+    def share(self) -> None:
+        """Service is shared with other members: also a single pool has a lead."""
+        self.shared = True
+        if len(self.state.pools) == 1 and self.state.lift_mode != "active" and not self.local:
+            self._begin_local()
 
     def begin(self, r: Request) -> None:
         """A request is about to be queued."""
@@ -116,8 +130,9 @@ class Positions:
             self.raise_level(self.state.flows[r.flow].cls, pool)
             self.pace[pool] = self.state.pools[pool].drain.pace() * 1000
 
-    def charge(self, flow: int, served_in: int, more: int) -> None:
-        """Add service in a pool, or take it back, and forgive what is too far ahead of others."""
+    def charge(self, flow: int, served_in: int | bytes, more: int) -> None:
+        """Add service in a pool, or (a domain's name) at other members, or take it back, and
+        forgive what is too far ahead of others."""
         if not self.local or not more:
             return
         for (its, pool), p in self.items.items():
@@ -130,10 +145,13 @@ class Positions:
                 p.key = max(0, p.key + more)
         self.bring_back(flow)
 
-    def _counts(self, pool: int, served_in: int) -> bool:
+    def _counts(self, pool: int, served_in: int | bytes) -> bool:
         domain = self.state.limits["fairness_domain"]
+        models, names = self.state.quotas.models, self.state.pool_names
+        if isinstance(served_in, bytes):
+            node = self.state.quotas.names.get(served_in, -2) if served_in else -1
+            return domain == ALL or (domain == MODEL and models.get(names[pool], -1) == node)
         if domain == MODEL:
-            models, names = self.state.quotas.models, self.state.pool_names
             return models.get(names[pool], -1) == models.get(names[served_in], -1)
         return domain == ALL
 
@@ -147,7 +165,9 @@ class Positions:
             first = self.heads(cls, pool)[0]
             if first.flow != flow:
                 least = self.state.rank(first, pool)[0] * self.state.grain
-                p.key -= max(0, min(p.key - least - self._lead(pool), p.foreign))
+                less = max(0, min(p.key - least - self._lead(pool), p.foreign))
+                p.key -= less
+                self.forgiven += less
             p.foreign = 0
 
     def _lead(self, pool: int) -> int:

@@ -6,6 +6,7 @@ LIFTS = 1 << 44  # seeds from here on draw the level and its credit
 RESTARTS = frozenset({"scheduler-restarted", "client-leaves-run", "engine-slow"})
 
 HISTORIES = "tests/core/test_local_position.py::test_random_histories_of_pools_keep_the_promise"
+REMOTE = "tests/core/test_remote_service.py::test_domains_keep_their_service_apart"
 
 FAIRNESS_BUGS = (
     Mutant(
@@ -126,6 +127,19 @@ FAIRNESS_BUGS = (
         ),
         0,
         tests=(HISTORIES,),
+    ),
+    Mutant(
+        "remote-counts-everywhere",
+        "service at other members of a cluster counts in pools of other models too",
+        (
+            (
+                "model/positions.pxi",
+                "        if served_in < NONE:\n",
+                "        if BUG and served_in < NONE:\n            return True\n",
+            ),
+        ),
+        0,
+        tests=(REMOTE,),
     ),
     Mutant(
         "level-of-pool-missing",

@@ -81,3 +81,19 @@ def test_digests_stand_in_the_recording_now_and_then():
     kinds = [event.kind for event in unpack(events.raw)]
     assert kinds.count(Kind.POLL) == 100
     assert kinds.count(Kind.CHECK) == 4
+
+
+def test_service_of_other_members_is_replayed():
+    events = Events()
+    core = record(Scheduler(), events)
+    core.set_shared(0)
+    core.set_flow(b"a", 1_000)
+    core.set_pool(0, b"p", 1, 1_000, 1)
+    rows = [(b"a", b"default", b"", (1 << 62) - 1, 3), (b"other", b"default", b"", 5, 0)]
+    assert core.set_remote_service(7, rows) == 1
+    again = Scheduler()
+    for event in unpack(events.raw):
+        name, args, kwargs = call_of(event.data)
+        getattr(again, name)(*args, **kwargs)
+    assert again.digest() == core.digest() != 0
+    assert again.flow_stats(7, 0)["vtc_micro"] == core.flow_stats(7, 0)["vtc_micro"] > 0

@@ -58,7 +58,8 @@ IO = "asyncio threading socket selectors ssl subprocess multiprocessing logging 
 ROOMS: dict[str, Room] = {
     "schedsvc": room(),
     # Decides. The compiled part is held by CORE_CIMPORTS below, this is its interface.
-    "schedsvc._core": room("schedsvc._core_usage", never=IO, clock=NO_CLOCK, seeded=True),
+    "schedsvc._core": room("schedsvc._core_cluster", never=IO, clock=NO_CLOCK, seeded=True),
+    "schedsvc._core_cluster": room("schedsvc._core_usage", never=IO, clock=NO_CLOCK, seeded=True),
     "schedsvc._core_usage": room("schedsvc._core_tenants", never=IO, clock=NO_CLOCK, seeded=True),
     "schedsvc._core_tenants": room(never=IO, clock=NO_CLOCK, seeded=True),
     # Drives.
@@ -73,7 +74,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc.status": room("schedsvc._core schedsvc_client.v1", "grpc google grpc_status"),
     "schedsvc.upkeep": room(never=IO, clock=NO_CLOCK),
     "schedsvc.driver": room(
-        "schedsvc._core schedsvc._core_usage schedsvc.clock schedsvc.config"
+        "schedsvc._core schedsvc._core_cluster schedsvc._core_usage schedsvc.clock schedsvc.config"
         " schedsvc.driver_calls schedsvc.upkeep"
     ),
     "schedsvc.driver_calls": room(clock=NO_CLOCK),
@@ -99,7 +100,8 @@ ROOMS: dict[str, Room] = {
         "schedsvc.driver schedsvc.metric_families schedsvc.metric_rows", "prometheus_client"
     ),
     "schedsvc.server": room(
-        "schedsvc.service schedsvc.status schedsvc.driver schedsvc.config schedsvc.metrics"
+        "schedsvc.cluster schedsvc.service schedsvc.status schedsvc.driver schedsvc.config"
+        " schedsvc.metrics"
         " schedsvc.clock schedsvc.printable schedsvc.recording schedsvc.request_ids schedsvc.state"
         " schedsvc.usage schedsvc_client.v1",
         "aiohttp grpc grpc_health grpc_reflection prometheus_client structlog uvloop",

@@ -11,7 +11,7 @@ from tests.other_core import CORE, core_sources
 from .core_layers import undeclared_attributes, upward
 from .sources import ROOT
 
-APIS = ("tenants_api", "usage_api", "api", "simulator_api")
+APIS = ("tenants_api", "usage_api", "cluster_api", "api", "simulator_api")
 LAYERS = ("base", "wire", "model", "policy", "lifecycle", "session", "view")
 _INCLUDE = re.compile(r'^include "([^"]+)"(?:\s+# (\S.*))?$', re.MULTILINE)
 

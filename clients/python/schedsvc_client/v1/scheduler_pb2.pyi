@@ -21,6 +21,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from schedsvc_client.v1 import cluster_pb2 as _cluster_pb2
 from schedsvc_client.v1 import mode_pb2 as _mode_pb2
 from schedsvc_client.v1 import pool_pb2 as _pool_pb2
 from schedsvc_client.v1 import quota_pb2 as _quota_pb2
@@ -254,17 +255,13 @@ class AdmitResponse(_message.Message):
     REFUSAL_FIELD_NUMBER: _builtins.int
     QUEUE_DURATION_US_FIELD_NUMBER: _builtins.int
     outcome: Global___Outcome.ValueType
-    """GRANTED, REJECTED_* or EVICTED_*."""
+    """GRANTED: grant is set. REJECTED_* or EVICTED_*: refusal is set."""
     queue_duration_us: _builtins.int
     """Time from arrival to the verdict."""
     @_builtins.property
-    def grant(self) -> Global___Grant:
-        """Set where granted."""
-
+    def grant(self) -> Global___Grant: ...
     @_builtins.property
-    def refusal(self) -> Global___Refusal:
-        """Set where not granted."""
-
+    def refusal(self) -> Global___Refusal: ...
     def __init__(
         self,
         *,
@@ -605,6 +602,7 @@ class StatsResponse(_message.Message):
     CONFIG_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Policy in force, such as vtc."""
     flow_order: _builtins.str
@@ -642,6 +640,8 @@ class StatsResponse(_message.Message):
     def tenants(self) -> _tenants_pb2.TenantsStats: ...
     @_builtins.property
     def usage(self) -> _usage_pb2.UsageStats: ...
+    @_builtins.property
+    def cluster(self) -> _cluster_pb2.ClusterStats: ...
     def __init__(
         self,
         *,
@@ -660,10 +660,11 @@ class StatsResponse(_message.Message):
         config: _mode_pb2.ConfigStats | None = ...,
         tenants: _tenants_pb2.TenantsStats | None = ...,
         usage: _usage_pb2.UsageStats | None = ...,
+        cluster: _cluster_pb2.ClusterStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "mode", b"mode", "state", b"state", "tenants", b"tenants", "totals", b"totals", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "config", b"config", "mode", b"mode", "state", b"state", "tenants", b"tenants", "totals", b"totals", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "config", b"config", "digest", b"digest", "draining", b"draining", "flow_order", b"flow_order", "flows", b"flows", "incarnation", b"incarnation", "mode", b"mode", "policy", b"policy", "pools", b"pools", "quotas", b"quotas", "state", b"state", "tenants", b"tenants", "totals", b"totals", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "cluster", b"cluster", "config", b"config", "digest", b"digest", "draining", b"draining", "flow_order", b"flow_order", "flows", b"flows", "incarnation", b"incarnation", "mode", b"mode", "policy", b"policy", "pools", b"pools", "quotas", b"quotas", "state", b"state", "tenants", b"tenants", "totals", b"totals", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,21 @@
+# The part of the public class that is about other members of a cluster.
+
+cdef class ClusterApi(UsageApi):
+    def set_shared(self, int64_t now_ns):
+        enter(self, now_ns)
+        share_service(self)
+
+    def take_served(self, int64_t rows_max):
+        check_range("rows_max", rows_max, 1, <int64_t>1 << 30)
+        return take_served(self, rows_max)
+
+    def set_remote_service(self, int64_t now_ns, list rows):
+        enter(self, now_ns)
+        check_remote(self, rows)
+        applied = 0
+        for tenant, cls, domain, charged, refunded in rows:
+            applied += charge_remote(self, tenant, cls, domain, charged, refunded)
+        return applied
+
+    def forgiven_micro(self):
+        return self.flows.positions.forgiven

@@ -1,0 +1,226 @@
+"""The task that exchanges totals of service with the other members.
+
+Decisions never wait for it: it collects what the core served, talks to the store with a bound on
+every wait, and gives the core what others served as an event. While the store is away it goes on
+collecting, and sends the totals once the store is back.
+"""
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import Iterable
+
+import structlog
+
+from schedsvc.cluster.errors import StoreError, StoreRefusedError
+from schedsvc.cluster.joining import Identity, fingerprint_of, join, leave
+from schedsvc.cluster.rows import Key, pack_row, pack_totals, split_rows, unpack_row, unpack_totals
+from schedsvc.cluster.store import CALL_S, Address, StoreConnection, open_checked
+from schedsvc.cluster.totals import OwnTotals, SeenTotals
+from schedsvc.config import Config
+from schedsvc.config.cluster import Cluster
+from schedsvc.driver import Broken, Driver, Sharing
+
+__all__ = ["Member", "interval_s"]
+
+_log = structlog.get_logger("schedsvc.cluster")
+
+_INTERVAL_S, _INTERVAL_MAX_S = 0.25, 5.0
+#: So many changed totals an exchange are sent at the shortest interval.
+_CHANGED_QUICK = 500
+#: Totals of others in one answer; more than two calls of others can write, see functions.lua.
+_READ_MAX = 500
+#: Calls in one exchange; what is left waits for the next one.
+_CALLS_MAX = 40
+#: Rows that the core takes at once, so that the event loop has its turn in between.
+_ROWS_AT_ONCE = 100
+#: The core's own bound. A total that grows by more at once is no service.
+_GROWN_MAX = 1 << 62
+_TTL_MIN_MS = 3_000
+#: The last exchange of a scheduler that stops.
+_END_S = 2.0
+
+
+def interval_s(sync_ms: int | str, changed: int) -> float:
+    """Return the time between two exchanges, for so many totals that changed since the last."""
+    if isinstance(sync_ms, int):
+        return sync_ms / 1_000
+    return min(_INTERVAL_MAX_S, _INTERVAL_S * max(1.0, changed / _CHANGED_QUICK))
+
+
+class Member:
+    """The scheduler of this process as a member of its cluster."""
+
+    def __init__(self, driver: Driver, config: Config, settings: Cluster, incarnation: int) -> None:
+        self._driver = driver
+        self._settings, self._resolve = settings, config.resolve
+        self._fingerprint = fingerprint_of(config)
+        self._who = Identity(settings.name, settings.member_name, incarnation)
+        self._own, self._seen = OwnTotals(), SeenTotals()
+        self._link: StoreConnection | None = None
+        self._call = 0
+        self._number, self._life = 0, b""  # as the store said last
+        self._since = 0  # the change number up to which the totals of others were read
+        self._joining = True  # until everything was read once
+        self._changed = 0  # totals of this member that the last exchange sent
+        self.sharing = Sharing(settings.name, self._who.member, driver.clock.now_ns())
+        driver.sharing = self.sharing
+
+    def configured(self, config: Config) -> None:
+        """Announce another configuration with the next exchange. O(tenants)."""
+        self._fingerprint = fingerprint_of(config)
+
+    async def run(self) -> None:
+        """Exchange totals until cancelled; then free the member's name."""
+        try:
+            while True:
+                self.collect()
+                try:
+                    await self.exchange()
+                except StoreError as error:
+                    await self._failed(error)
+                await asyncio.sleep(self._interval_s)
+        except Broken:
+            return  # the driver has said why
+        finally:
+            await self._end()
+
+    @property
+    def _interval_s(self) -> float:
+        return interval_s(self._settings.sync_ms, self._changed)
+
+    @property
+    def _ttl_ms(self) -> int:
+        """For how long the store counts this member as alive after a call."""
+        return max(_TTL_MIN_MS, int(3_000 * (self._interval_s + CALL_S)))
+
+    def collect(self) -> None:
+        """Add what the core served to this member's totals. O(rows)."""
+        now_ns = self._driver.clock.now_ns()
+        while rows := self._driver.take_served(1_000):
+            for tenant, cls, domain, charged, refunded in rows:
+                self._own.add((tenant, cls, domain), charged, refunded, now_ns)
+        self._own.forget(now_ns)
+        self._seen.forget(now_ns)
+
+    async def exchange(self) -> None:
+        """Send what changed, and charge what others served. Raises StoreError."""
+        link = self._link or await self._connect()
+        self._changed = self._own.unsent
+        for _ in range(_CALLS_MAX):
+            is_done = await self._sync(link)
+            if is_done:
+                break
+        self.sharing.own, self.sharing.seen = len(self._own), len(self._seen)
+
+    async def _connect(self) -> StoreConnection:
+        settings, problems = self._settings, []
+        for url in settings.store.urls:
+            try:
+                address = Address.of(url, settings.store, self._resolve)
+                link = await open_checked(address)
+            except StoreError as error:
+                problems.append(error)
+                continue
+            try:
+                await join(link, self._who, self._fingerprint, self._ttl_ms)
+            except BaseException:
+                await link.close()
+                raise
+            self._link = link
+            self._own.send_all_again()
+            self._since = self._number = self._call = 0
+            _log.info("cluster_joined", store=address.text, member=self._who.member)
+            return link
+        refused = any(isinstance(problem, StoreRefusedError) for problem in problems)
+        raise (StoreRefusedError if refused else StoreError)("; ".join(map(str, problems)))
+
+    async def _sync(self, link: StoreConnection) -> bool:
+        """Make one call; return whether nothing is left to send or read."""
+        who, batch = self._who, self._own.batch()
+        self._call += 1
+        words: list[str | bytes | int] = [
+            *(who.member, who.life, self._fingerprint, self._ttl_ms, self._call),
+            *(secrets.token_hex(8), self._since, _READ_MAX, who.prefix),
+        ]
+        for key, totals in batch:
+            words += (pack_row(who.prefix, key), pack_totals(totals))
+        answer = await link.call("schedsvc_sync", who.keys, *words)
+        if len(answer) != 5:
+            raise StoreRefusedError(
+                f"another scheduler is member {who.member} of cluster {who.cluster} by now; set"
+                " cluster.member to another name"
+            )
+        try:
+            number, life, upto = int(answer[0]), answer[1], int(answer[2])
+            rows, members = split_rows(answer[3]), answer[4].decode().split()
+        except (ValueError, TypeError, AttributeError):
+            raise StoreError(
+                f"store {link.address.text}: unknown answer to schedsvc_sync"
+            ) from None
+        self._own.acknowledge(batch)
+        if self._life and (number <= self._number or life != self._life):
+            # The store lost data: what this member or others wrote may be gone.
+            self._own.send_all_again()
+            self.sharing.repeats += 1
+            upto = 0
+        self._number, self._life = number, life
+        await self._take(rows)
+        self._since = upto
+        if upto < number or self._own.unsent:
+            return False
+        self._joining = False
+        self.sharing.members = tuple(members)
+        self.sharing.synced_ns, self.sharing.problem = self._driver.clock.now_ns(), ""
+        return True
+
+    async def _take(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Charge by how much the totals of others grew."""
+        now_ns = self._driver.clock.now_ns()
+        charged: Counter[Key] = Counter()
+        refunded: Counter[Key] = Counter()
+        for row, data in rows:
+            try:
+                origin, key = unpack_row(row)
+                totals = unpack_totals(data)
+            except ValueError:
+                self.sharing.ignored += 1
+                continue
+            grown = self._seen.take(origin, key, totals, now_ns, joining=self._joining)
+            charged[key] += grown[0]
+            self.sharing.charged_micro += grown[0]
+            refunded[key] += grown[1]
+        grew = [key for key in charged if charged[key] or refunded[key]]
+        for at in range(0, len(grew), _ROWS_AT_ONCE):
+            self._charge(
+                (*key, min(charged[key], _GROWN_MAX), min(refunded[key], _GROWN_MAX))
+                for key in grew[at : at + _ROWS_AT_ONCE]
+            )
+            await asyncio.sleep(0)
+
+    def _charge(self, grown: Iterable[tuple[bytes, bytes, bytes, int, int]]) -> None:
+        rows = list(grown)
+        self._driver.change(lambda core, now_ns: core.set_remote_service(now_ns, rows))
+
+    async def _failed(self, error: StoreError) -> None:
+        if str(error) != self.sharing.problem:
+            event = "cluster_refused" if isinstance(error, StoreRefusedError) else "cluster_lost"
+            _log.warning(event, reason=str(error), effect="this scheduler serves alone")
+        self.sharing.problem = str(error)
+        await self._drop()
+
+    async def _drop(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    async def _end(self) -> None:
+        if self._link is not None:
+            try:
+                async with asyncio.timeout(_END_S):
+                    self.collect()
+                    await self.exchange()
+                    await leave(self._link, self._who)
+            except (StoreError, Broken, TimeoutError):
+                pass  # the entry expires by itself
+        await self._drop()

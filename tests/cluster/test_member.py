@@ -1,0 +1,270 @@
+"""Members with real cores and a real store: what one served is charged at the other."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedsvc.clock import SteadyClock
+from schedsvc.cluster.admin import init_store
+from schedsvc.cluster.errors import StoreError
+from schedsvc.cluster.library import functions_source
+from schedsvc.cluster.member import Member, interval_s
+from schedsvc.cluster.store import Address
+from schedsvc.config import Config
+from schedsvc.driver import Driver, new_core
+from tests.server.conftest import config_of, until
+
+from .store_server import ADMIN_PASSWORD, StoreServer
+
+TOKEN = 10**6
+
+
+def settings(store: StoreServer, member: str, **keys: Any) -> Config:
+    section = {
+        "name": "prod",
+        "member": member,
+        "store": {"urls": [store.url], "password_file": str(store.folder / "password")},
+        "sync_ms": 50,
+    }
+    pool = {"name": f"pool-{member}", "capacity_tokens": 1_600}
+    return config_of(**({"cluster": section, "pools": [pool]} | keys))
+
+
+class Scheduler:
+    """A driver with its member, whose exchanges the test asks for."""
+
+    def __init__(self, config: Config, incarnation: int) -> None:
+        self.clock = SteadyClock()
+        self.driver = Driver(new_core(config, self.clock.now_ns()), self.clock)
+        assert config.cluster is not None
+        self.member = Member(self.driver, config, config.cluster, incarnation)
+
+    async def exchange(self) -> None:
+        self.member.collect()
+        await self.member.exchange()
+
+    def serve(self, tenant: str, tokens: int) -> None:
+        """Grant and complete one request of so many input tokens and one of output."""
+        core, now_ns = self.driver._core, self.clock.now_ns()
+        name = b"%d" % now_ns
+        core.admit(now_ns, core.flow_index(tenant.encode()), name, tokens, 1)
+        [granted] = core.poll(now_ns)
+        core.complete(now_ns, granted.lease_id, 1, input_tokens=tokens, output_tokens=1)
+
+    def counter(self, tenant: str) -> int:
+        [row] = self.driver.tenant_stats(tenant.encode())
+        found: int = row["vtc_micro"]
+        return found
+
+    async def stop(self) -> None:
+        await self.member._drop()
+        self.driver._core.check()
+        self.driver.close()
+
+
+@asynccontextmanager
+async def cluster(store: StoreServer, *members: str) -> AsyncIterator[list[Scheduler]]:
+    await init_store(Address("127.0.0.1", store.port, None, ADMIN_PASSWORD), "prod", None, None)
+    (store.folder / "password").write_text(ADMIN_PASSWORD)
+    async with AsyncExitStack() as stack:
+        found = []
+        for k, member in enumerate(members):
+            scheduler = Scheduler(settings(store, member), 100 + k)
+            stack.push_async_callback(scheduler.stop)
+            found.append(scheduler)
+        yield found
+
+
+async def rounds(*schedulers: Scheduler, count: int = 2) -> None:
+    for _ in range(count):
+        for scheduler in schedulers:
+            await scheduler.exchange()
+
+
+async def test_service_is_charged_at_the_other_member(store: StoreServer) -> None:
+    async with cluster(store, "a", "b") as (a, b):
+        await rounds(a, b)
+        a.serve("b", 100)  # of weight 2.5
+        await rounds(a, b, count=3)
+        assert a.counter("b") == b.counter("b") == 102 * TOKEN * 2 // 5
+        b.serve("b", 100)
+        await rounds(b, a, count=3)
+        assert a.counter("b") == b.counter("b") == 2 * 102 * TOKEN * 2 // 5
+
+
+async def test_a_member_that_joins_is_charged_nothing(store: StoreServer) -> None:
+    async with cluster(store, "a", "b") as (a, b):
+        a.serve("a", 100)
+        await rounds(a)
+        await rounds(b)
+        assert b.counter("a") == 0
+        a.serve("a", 50)
+        await rounds(a, b)
+        assert b.counter("a") == 52 * TOKEN
+
+
+async def test_a_flushed_store_is_whole_after_two_exchanges(store: StoreServer) -> None:
+    async with cluster(store, "a", "b") as (a, b):
+        await rounds(a, b)
+        for _ in range(3):
+            a.serve("a", 100)
+            b.serve("a", 100)
+            await rounds(a, b)
+        store.ask("FLUSHALL")
+        a.serve("a", 10)
+        await rounds(a, b)
+        assert a.member.sharing.repeats + b.member.sharing.repeats >= 1
+        want = 6 * 102 * TOKEN + 12 * TOKEN
+        assert a.counter("a") == b.counter("a") == want
+        async with joined_later(store) as late:
+            await rounds(late)
+            assert late.counter("a") == 0
+            await rounds(a, b, late)
+            assert late.counter("a") == 0  # totals of before it joined came back
+
+
+@asynccontextmanager
+async def joined_later(store: StoreServer) -> AsyncIterator[Scheduler]:
+    late = Scheduler(settings(store, "late"), 999)
+    yield late
+    await late.stop()
+
+
+async def test_a_flush_that_is_overtaken_is_noticed(store: StoreServer) -> None:
+    """The change number is above the one seen last, and yet the data are gone."""
+    async with cluster(store, "a", "b") as (a, b):
+        a.serve("a", 100)
+        await rounds(a, b, count=1)
+        store.ask("FLUSHALL")
+        await rounds(b, count=20)
+        await rounds(a, b)
+        assert a.member.sharing.repeats == 1
+        found = store.ask("HLEN", "{schedsvc:prod}:rows")
+        assert found == b":1\r\n"
+
+
+async def test_a_store_that_was_killed_loses_nothing(store: StoreServer) -> None:
+    async with cluster(store, "a", "b") as (a, b):
+        await rounds(a, b)
+        a.serve("a", 100)
+        await rounds(a, b)
+        store.kill()
+        a.serve("a", 100)
+        for scheduler in (a, b):
+            with pytest.raises(StoreError, match="store"):
+                await scheduler.exchange()
+            await scheduler.member._drop()
+        store.start()
+        await rounds(a, b)
+        assert a.counter("a") == b.counter("a") == 2 * 102 * TOKEN
+
+
+async def test_a_restart_is_a_new_origin(store: StoreServer) -> None:
+    async with cluster(store, "a", "b") as (a, b):
+        await rounds(a, b)
+        a.serve("a", 100)
+        await rounds(a, b)
+        await a.member._end()  # as it does when its task is cancelled
+        again = Scheduler(settings(store, "a"), 555)
+        await rounds(again, b)
+        again.serve("a", 100)
+        await rounds(again, b)
+        assert b.counter("a") == 2 * 102 * TOKEN
+        assert again.counter("a") == 102 * TOKEN
+        await again.stop()
+
+
+async def test_malformed_rows_are_ignored_and_counted(store: StoreServer) -> None:
+    async with cluster(store, "a", "b") as (a, b):
+        await rounds(a, b)
+        for k, totals in enumerate((b"x", b"1 2", b"-5 0 0 0")):
+            name = f"evil/{k:016x}/"
+            store.ask("HSET", "{schedsvc:prod}:rows", name, totals.decode())
+            store.ask("ZADD", "{schedsvc:prod}:index", "5", name)
+        await rounds(a, b)
+        assert b.member.sharing.ignored >= 3
+        assert b.member.sharing.problem == ""
+
+
+async def test_totals_are_pruned_an_hour_after_their_last_change(store: StoreServer) -> None:
+    async with cluster(store, "a", "b") as (a, b):
+        a.serve("a", 100)
+        await rounds(a, b)
+        # As if all that was written so far had been written more than an hour ago.
+        number = store.ask("GET", "{schedsvc:prod}:number").split()[1].decode()
+        seconds = int(store.ask("TIME").split()[2])
+        minute = str(seconds // 60 - 61)
+        store.ask("ZADD", "{schedsvc:prod}:minutes", minute, f"{minute}:{number}")
+        a.serve("b", 100)
+        await rounds(a, b, count=16)
+        assert store.ask("HLEN", "{schedsvc:prod}:rows") == b":1\r\n"  # of tenant b
+        assert store.ask("ZCARD", "{schedsvc:prod}:index") == b":1\r\n"
+        async with joined_later(store) as late:
+            await rounds(late)
+            a.serve("a", 50)
+            await rounds(a, b, late)
+            assert a.counter("a") == 102 * TOKEN + 52 * TOKEN
+            assert late.counter("a") == 52 * TOKEN  # the 100 before were no growth to it
+
+
+@pytest.mark.parametrize(
+    "answer", ["{'x', 'l', '1', '', ''}", "{'1', 'l', '1', 'cut', ''}", "{'1', 'l', '1', 5, 'a'}"]
+)
+async def test_an_unknown_answer_is_an_error(store: StoreServer, answer: str) -> None:
+    async with cluster(store, "a") as (a,):
+        await rounds(a)
+        changed = functions_source().replace("    return out\n", f"    return {answer}\n")
+        assert b"schedsvc" in store.ask("FUNCTION", "LOAD", "REPLACE", changed)
+        with pytest.raises(StoreError, match="unknown answer to schedsvc_sync"):
+            await a.exchange()
+
+
+async def test_the_task_survives_a_store_that_comes_and_goes(store: StoreServer) -> None:
+    async with cluster(store, "a", "b") as (a, b):
+        tasks = [asyncio.create_task(scheduler.member.run()) for scheduler in (a, b)]
+        await until(lambda: len(a.member.sharing.members) == 2, "both are members")
+        assert not a.member.sharing.problem
+        store.kill()
+        await until(lambda: "cannot connect" in a.member.sharing.problem, "as the store is")
+        a.serve("a", 100)
+        store.start()
+        await until(lambda: b.counter("a") == 102 * TOKEN, "as the store is")
+        store.pause()  # it answers nothing: each wait has an end
+        await until(lambda: "no answer within" in b.member.sharing.problem, "as the store is")
+        store.resume()
+        await until(lambda: not b.member.sharing.problem, "as the store is")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert b"0" in store.ask("HLEN", "{schedsvc:prod}:members")  # both have left
+
+
+async def test_a_member_works_without_a_store(tmp_path: Path) -> None:
+    dead = StoreServer(tmp_path / "dead")
+    (dead.folder / "password").write_text("x")
+    scheduler = Scheduler(settings(dead, "a"), 1)
+    task = asyncio.create_task(scheduler.member.run())
+    await until(lambda: "cannot connect" in scheduler.member.sharing.problem, "as the store is")
+    scheduler.serve("a", 100)
+    assert scheduler.counter("a") == 102 * TOKEN
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await scheduler.stop()
+
+
+@pytest.mark.parametrize(
+    ("sync_ms", "changed", "seconds"),
+    [
+        ("auto", 0, 0.25),
+        ("auto", 500, 0.25),
+        ("auto", 1_000, 0.5),
+        ("auto", 50_000, 5),
+        (80, 9, 0.08),
+    ],
+)
+def test_the_interval_grows_with_what_changed(sync_ms: Any, changed: int, seconds: float) -> None:
+    assert interval_s(sync_ms, changed) == seconds

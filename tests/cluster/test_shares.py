@@ -1,0 +1,119 @@
+"""Two tenants of weights 4 and 1 at two schedulers, whichever of them their requests go to.
+
+The experiment of Dynamo's issue 15187, where two routers with skewed ingress served 163 to 162.
+"""
+
+import asyncio
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from schedsvc.cluster.admin import init_store
+from schedsvc.cluster.rows import unpack_row, unpack_totals
+from schedsvc.cluster.store import Address, connect
+
+from .schedulers import SchedulerProcess, loaded
+from .store_server import ADMIN_PASSWORD, StoreServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
+
+FAIR = 0.8
+WITHIN = 0.02
+WARM_S, MEASURED_S = 6, 16
+# Places of the pools, then loops by tenant and pool. A pool is always full, and 4 to 1 is possible.
+EVEN, UNEVEN = {"big": 8, "small": 8}, {"big": 18, "small": 2}
+INGRESS = {
+    "balanced": (
+        EVEN,
+        {
+            ("heavy", "big"): 24,
+            ("heavy", "small"): 24,
+            ("light", "big"): 24,
+            ("light", "small"): 24,
+        },
+    ),
+    "skewed": (UNEVEN, {("heavy", "big"): 40, ("light", "big"): 40, ("light", "small"): 12}),
+    "swapped": (UNEVEN, {("heavy", "big"): 40, ("heavy", "small"): 12, ("light", "big"): 40}),
+}
+
+
+async def measured(folder: Path, ingress: str, store: StoreServer | None, *, one: bool) -> float:
+    """The heavy tenant's part with one scheduler or two, and with two with or without a store."""
+    places, floods = INGRESS[ingress]
+    where = dict.fromkeys(places, "a") if one else {"big": "a", "small": "b"}
+    schedulers = [
+        SchedulerProcess(folder, name, {p: n for p, n in places.items() if where[p] == name}, store)
+        for name in sorted(set(where.values()))
+    ]
+    async with loaded(schedulers, floods, where) as load:
+        await load.share(WARM_S)
+        return await load.share(MEASURED_S)
+
+
+async def ready(store: StoreServer) -> Address:
+    admin = Address("127.0.0.1", store.port, None, ADMIN_PASSWORD)
+    await init_store(admin, "prod", None, None)
+    return admin
+
+
+@pytest.mark.parametrize("ingress", INGRESS)
+async def test_shares_are_those_of_one_scheduler(
+    ingress: str, store: StoreServer, tmp_path: Path
+) -> None:
+    await ready(store)
+    shared = await measured(tmp_path, ingress, store, one=False)
+    one = await measured(tmp_path, ingress, None, one=True)
+    alone = await measured(tmp_path, ingress, None, one=False)
+    print(f"\n{ingress}: one {one:.3f}, two with a store {shared:.3f}, without {alone:.3f}")
+    assert one == pytest.approx(FAIR, abs=WITHIN)
+    assert shared == pytest.approx(FAIR, abs=WITHIN)
+    if ingress == "skewed":
+        assert abs(alone - FAIR) > 2 * WITHIN, "the experiment shows nothing"
+
+
+async def totals_of(address: Address) -> dict[str, int]:
+    """What each member has served in all, in micro-tokens, as the store knows it."""
+    link = await connect(address)
+    try:
+        found = await link.command("HGETALL", "{schedsvc:prod}:rows")
+    finally:
+        await link.close()
+    sums: dict[str, int] = defaultdict(int)
+    for row, data in zip(found[::2], found[1::2], strict=True):
+        origin, _ = unpack_row(row)
+        sums[origin.partition(b"/")[0].decode()] += unpack_totals(data).charged
+    return dict(sums)
+
+
+async def test_a_store_that_is_flushed_and_killed_charges_once(
+    store: StoreServer, tmp_path: Path
+) -> None:
+    address = await ready(store)
+    places, floods = INGRESS["skewed"]
+    schedulers = [
+        SchedulerProcess(tmp_path, "a", {"big": places["big"]}, store),
+        SchedulerProcess(tmp_path, "b", {"small": places["small"]}, store),
+    ]
+    async with loaded(schedulers, floods, {"big": "a", "small": "b"}) as load:
+        await load.share(WARM_S)
+        before = await totals_of(address)
+        store.ask("FLUSHALL")
+        await asyncio.sleep(2 * 0.25 + 0.1)  # two intervals, and a busy machine
+        after = await totals_of(address)
+        assert all(after.get(name, 0) >= before[name] for name in before), (before, after)
+        await asyncio.to_thread(store.kill)
+        share = await load.share(3)  # they serve on
+        assert 0.5 < share < 1
+        await asyncio.to_thread(store.start)
+        share = await load.share(MEASURED_S)
+        assert share == pytest.approx(FAIR, abs=2 * WITHIN)
+        await load.stop()
+        await asyncio.sleep(2)
+        totals = await totals_of(address)
+        for scheduler, other in zip(schedulers, ("b", "a"), strict=True):
+            metrics = await asyncio.to_thread(scheduler.metrics)
+            charged = metrics["schedsvc_cluster_remote_tokens_total"]
+            assert charged == pytest.approx(totals[other] / 1e6, abs=0.001)
+            assert metrics["schedsvc_cluster_members"] == 2
+            assert metrics["schedsvc_cluster_unsynced_seconds"] < 2
