@@ -22,7 +22,6 @@ PROSE_FAULTS = {
     "bench": 76,
     "clients": 182,
     "deploy": 3,
-    "docs": 198,
     "proto": 88,
     "schedsvc": 593,
     "tests": 544,
