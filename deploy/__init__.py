@@ -1,1 +1,1 @@
-"""What the project publishes and deploys. Packages hold only its man pages and data files."""
+"""Publishes and deploys the project. Packages hold only its man pages and data files."""

@@ -24,7 +24,7 @@ BUILDERS = {
     "podman": ("podman", "build", "--format=docker"),
     "buildah": ("buildah", "build", "--format=docker"),
 }
-#: What Debian 12 brings.
+#: The Python of Debian 12.
 PYTHON = (3, 11)
 
 

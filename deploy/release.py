@@ -26,7 +26,7 @@ PROJECTS = {
 #: The page that shows users which version to install.
 PAGE = "docs/install.md"
 CHART = "deploy/chart/schedsvc"
-#: What else states the version: image, chart, Kustomize, compose, and what pages show of them.
+#: Other files that state the version: image, chart, Kustomize, compose, and pages that show them.
 OTHERS = (
     "deploy/Containerfile",
     f"{CHART}/Chart.yaml",

@@ -22,5 +22,5 @@ async def test_the_example_runs(fake: FakeScheduler, tmp_path: Path) -> None:
     assert (end.outcome, end.output_tokens) == (pb.OUTCOME_COMPLETED, 3)
     assert fake.pools[0].capacity_tokens == 20_000
     fake.decide = lambda request: refusal(retry_after_ms=70, message="full")
-    assert await example["main"](fake.target) == "come back in 70 ms: full"
-    assert (await example["main"](f"unix:{tmp_path}/nobody")).startswith("nobody answers")
+    assert await example["main"](fake.target) == "retry in 70 ms: full"
+    assert (await example["main"](f"unix:{tmp_path}/nobody")).startswith("no scheduler answers")

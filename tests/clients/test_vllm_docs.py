@@ -29,7 +29,7 @@ def test_every_option_and_variable_it_names_is_there(page: Path) -> None:
 
 def test_every_endpoint_is_in_its_table() -> None:
     text = PAGE.read_text()
-    table = text[text.index("## What it gates") : text.index("## What clients see")]
+    table = text[text.index("## Gated endpoints") : text.index("## Answers to clients")]
     for path in GATED_PATHS:
         assert f"`{path}`" in table, path
 

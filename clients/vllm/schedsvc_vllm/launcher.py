@@ -52,6 +52,7 @@ OPTIONS = {
     "request-headers": "headers in which a request states its wait, deadline and class; off: none",
     "trust-request-id": "on or off: x-request-id is unique, since a proxy sets it",
     "api-keys-file": "file with the API keys that callers may use, one on each line",
+    "api-keys-from": "gate, or scheduler: keys that stand for its tenants may call (gate)",
     "unreachable": "open or closed: what to do while the scheduler is away",
     "unreachable-after": "seconds without an answer until an open connection counts as that (3)",
     "unreachable-concurrency-min": "requests that always run while it is away",

@@ -35,7 +35,7 @@ const history = new History();
 const recent = new Map();
 let answered_ms = 0;
 
-// What a row of the table of tenants holds; see rowsOf().
+// The cells of a row of the table of tenants; see rowsOf().
 const tenants = new Table(at('tenants'), [
   { title: 'tenant', cell: (row) => row.name, sort: (row) => row.name },
   { title: 'share, entitled', sort: (row) => row.share ?? -1, cell: (row) => ({
@@ -301,7 +301,7 @@ function showPools() {
       ...pool,
       state: said.filter(Boolean).join(', '),
       tone: bad ? 'bad' : pool.draining ? 'warn' : '',
-      // What the engine says of itself, else what callers have reported.
+      // The engine's own figures, else those that callers have reported.
       used: fresh ? pool.engine_used_tokens : pool.posted_tokens,
       needs: pool.needs ? `The pool ${pool.needs}.` : '',
     };

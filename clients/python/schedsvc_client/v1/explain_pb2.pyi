@@ -33,16 +33,16 @@ class _RequestStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestS
     REQUEST_STATE_LIVE: _RequestState.ValueType  # 2
     """It has been granted, and is renewed."""
     REQUEST_STATE_SUSPECT: _RequestState.ValueType  # 3
-    """It has been granted, and nobody has renewed it in time."""
+    """It has been granted, and its caller has not renewed it in time."""
     REQUEST_STATE_ENDED: _RequestState.ValueType  # 4
     """It has ended, and its answer is still kept."""
     REQUEST_STATE_REFUSED: _RequestState.ValueType  # 5
-    """It was refused, or taken out of its queue: of the last 4,096 of all tenants, for as long as
-    answers are kept. A request that has been asked again under the same id goes before it.
+    """It was refused, or taken out of its queue. The scheduler remembers the last 4,096 of all
+    tenants, for as long as it keeps answers. A retry under the same id replaces it.
     """
 
 class RequestState(_RequestState, metaclass=_RequestStateEnumTypeWrapper):
-    """Where a request stands."""
+    """The state of a request."""
 
 REQUEST_STATE_UNSPECIFIED: RequestState.ValueType  # 0
 REQUEST_STATE_QUEUED: RequestState.ValueType  # 1
@@ -50,12 +50,12 @@ REQUEST_STATE_QUEUED: RequestState.ValueType  # 1
 REQUEST_STATE_LIVE: RequestState.ValueType  # 2
 """It has been granted, and is renewed."""
 REQUEST_STATE_SUSPECT: RequestState.ValueType  # 3
-"""It has been granted, and nobody has renewed it in time."""
+"""It has been granted, and its caller has not renewed it in time."""
 REQUEST_STATE_ENDED: RequestState.ValueType  # 4
 """It has ended, and its answer is still kept."""
 REQUEST_STATE_REFUSED: RequestState.ValueType  # 5
-"""It was refused, or taken out of its queue: of the last 4,096 of all tenants, for as long as
-answers are kept. A request that has been asked again under the same id goes before it.
+"""It was refused, or taken out of its queue. The scheduler remembers the last 4,096 of all
+tenants, for as long as it keeps answers. A retry under the same id replaces it.
 """
 Global___RequestState: _TypeAlias = RequestState  # noqa: Y015
 
@@ -85,7 +85,7 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     WAIT_REASON_LIMIT: _WaitReason.ValueType  # 9
     """Fewer leases in all (`scheduler.leases_max`)."""
     WAIT_REASON_STRICT: _WaitReason.ValueType  # 10
-    """Of a pool alone: whoever is first waits for another one."""
+    """Of a pool alone: the first request waits for another pool."""
     WAIT_REASON_HEADROOM: _WaitReason.ValueType  # 11
     """KV cache that is kept for growth, or for flows below their share."""
     WAIT_REASON_MODEL_QUOTA: _WaitReason.ValueType  # 12
@@ -93,7 +93,7 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     WAIT_REASON_MAX_TOTAL: _WaitReason.ValueType  # 13
     """KV cache: the engine has more, the pool's `max_total_tokens` does not allow it."""
     WAIT_REASON_ROUND: _WaitReason.ValueType  # 14
-    """Input of those granted before it, which is still to be computed (`batch_max_tokens`)."""
+    """The input of earlier grants, which is still to be computed (`batch_max_tokens`)."""
     WAIT_REASON_ADAPTERS: _WaitReason.ValueType  # 15
     """A place for its LoRA adapter among the active ones (`max_loras`)."""
     WAIT_REASON_DELAY: _WaitReason.ValueType  # 16
@@ -101,10 +101,10 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     WAIT_REASON_DRAINING: _WaitReason.ValueType  # 18
     """An operator drains the pool."""
     WAIT_REASON_STAGGER: _WaitReason.ValueType  # 19
-    """It would keep step with others of its length: these begin one after the other."""
+    """The starts of requests of one length are spread, so that they do not all end together."""
 
 class WaitReason(_WaitReason, metaclass=_WaitReasonEnumTypeWrapper):
-    """What a request waits for. From KV on it is the next of its pool, which has no room for it."""
+    """The reason why a request waits. From KV on it is the next of its pool, which has no room for it."""
 
 WAIT_REASON_UNSPECIFIED: WaitReason.ValueType  # 0
 WAIT_REASON_QUEUE: WaitReason.ValueType  # 1
@@ -126,7 +126,7 @@ WAIT_REASON_DETACHED: WaitReason.ValueType  # 8
 WAIT_REASON_LIMIT: WaitReason.ValueType  # 9
 """Fewer leases in all (`scheduler.leases_max`)."""
 WAIT_REASON_STRICT: WaitReason.ValueType  # 10
-"""Of a pool alone: whoever is first waits for another one."""
+"""Of a pool alone: the first request waits for another pool."""
 WAIT_REASON_HEADROOM: WaitReason.ValueType  # 11
 """KV cache that is kept for growth, or for flows below their share."""
 WAIT_REASON_MODEL_QUOTA: WaitReason.ValueType  # 12
@@ -134,7 +134,7 @@ WAIT_REASON_MODEL_QUOTA: WaitReason.ValueType  # 12
 WAIT_REASON_MAX_TOTAL: WaitReason.ValueType  # 13
 """KV cache: the engine has more, the pool's `max_total_tokens` does not allow it."""
 WAIT_REASON_ROUND: WaitReason.ValueType  # 14
-"""Input of those granted before it, which is still to be computed (`batch_max_tokens`)."""
+"""The input of earlier grants, which is still to be computed (`batch_max_tokens`)."""
 WAIT_REASON_ADAPTERS: WaitReason.ValueType  # 15
 """A place for its LoRA adapter among the active ones (`max_loras`)."""
 WAIT_REASON_DELAY: WaitReason.ValueType  # 16
@@ -142,7 +142,7 @@ WAIT_REASON_DELAY: WaitReason.ValueType  # 16
 WAIT_REASON_DRAINING: WaitReason.ValueType  # 18
 """An operator drains the pool."""
 WAIT_REASON_STAGGER: WaitReason.ValueType  # 19
-"""It would keep step with others of its length: these begin one after the other."""
+"""The starts of requests of one length are spread, so that they do not all end together."""
 Global___WaitReason: _TypeAlias = WaitReason  # noqa: Y015
 
 @_typing.final
@@ -156,7 +156,7 @@ class ExplainRequest(_message.Message):
     request_id: _builtins.str
     """As in its Admit."""
     tenant: _builtins.str
-    """Its tenant. Empty: whichever of those that are configured."""
+    """Its tenant. Empty: any that the configuration lists."""
     def __init__(
         self,
         *,
@@ -173,14 +173,16 @@ Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
 
 @_typing.final
 class ExplainResponse(_message.Message):
-    """What is known."""
+    """The requests of that id."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestStory]:
-        """One for each tenant that has used the id; none: nobody knows it, or the caller may not."""
+        """One for each tenant that has used the id; none: the id is unknown, or the caller may not see
+        it.
+        """
 
     def __init__(
         self,
@@ -197,7 +199,7 @@ Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
 
 @_typing.final
 class ReasonTime(_message.Message):
-    """So long a request waited for this."""
+    """How long a request waited for one reason."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -253,7 +255,7 @@ class RequestStory(_message.Message):
     request_class: _builtins.str
     state: Global___RequestState.ValueType
     is_void: _builtins.bool
-    """Its engine restarted, or it was revoked: it holds no reservation any more."""
+    """Its engine restarted, or an operator revoked it: it holds no reservation any more."""
     outcome: _scheduler_pb2.Outcome.ValueType
     """How it ended; GRANTED while it runs."""
     pool: _builtins.str
@@ -269,20 +271,20 @@ class RequestStory(_message.Message):
     queue_duration_us: _builtins.int
     """From the arrival to the grant or refusal, or until now."""
     wait_told_ms: _builtins.int
-    """How long it was expected to wait when it came, and until its first token; -1: nothing was
-    foretold (there was room, or the pace was not known yet).
+    """Its expected wait at its arrival, and its expected time to first token; -1: there was no
+    estimate (the pool had room, or its pace was not known yet).
     """
     ttft_told_ms: _builtins.int
     wait_left_ms: _builtins.int
-    """How much longer it is expected to wait; -1: not known, or it does not."""
+    """Its expected further wait; -1: not known, or it does not wait."""
     wait_error_ms: _builtins.int
-    """How wrong that was for the last requests of its flow: moving average of the absolute error."""
+    """The moving average of the absolute error of such estimates, for the last requests of its flow."""
     ttft_expected_ms: _builtins.int
     """From its arrival to its first token, as expected now; -1: not known, or it has had it."""
     ttft_error_ms: _builtins.int
     """The same average for that, the pool's prefills counted."""
     ttft_ms: _builtins.int
-    """As it was; 0: no first token has been reported."""
+    """The real time; 0: no first token has been reported."""
     message: _builtins.str
     """The same for a person, in a few sentences."""
     @_builtins.property
@@ -299,7 +301,7 @@ class RequestStory(_message.Message):
 
     @_builtins.property
     def limit(self) -> Global___LimitWait:
-        """Set where a quota or a share is what it waits for."""
+        """Set if it waits for a quota or a share."""
 
     def __init__(
         self,
@@ -339,8 +341,8 @@ Global___RequestStory: _TypeAlias = RequestStory  # noqa: Y015
 
 @_typing.final
 class QueuePlace(_message.Message):
-    """Its place. Which requests of other flows go before it, is decided as they are charged: so that is
-    told in flows, and in tokens.
+    """Its place in requests of its own queue, in flows and in tokens. Charges decide the order of other
+    flows' requests, so their number is not known.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -353,15 +355,15 @@ class QueuePlace(_message.Message):
     EVICTED_IN_MS_FIELD_NUMBER: _builtins.int
     reason: Global___WaitReason.ValueType
     reason_ms: _builtins.int
-    """It has waited for this so long without a break."""
+    """How long it has waited for this reason without a break."""
     queue_ahead: _builtins.int
     """Requests before it in its own queue; 1,025 stands for any larger number."""
     flows_ahead: _builtins.int
-    """Other flows of its class that go before its own now; 33 stands for any larger number."""
+    """Other flows of its class that precede its own now; 33 stands for any larger number."""
     work_ahead_tokens: _builtins.int
-    """Work that is expected to go before it, in tokens as they are charged."""
+    """The expected work before it, in tokens as they are charged."""
     evicted_in_ms: _builtins.int
-    """Then its queue TTL has passed."""
+    """The time until its queue TTL has passed."""
     def __init__(
         self,
         *,
@@ -401,22 +403,22 @@ class PoolWait(_message.Message):
     attached: _builtins.bool
     """A shim is connected, or the pool is from the configuration."""
     reason: Global___WaitReason.ValueType
-    """What the pool waits for, whoever is its next; unspecified: for nothing."""
+    """The reason why the pool's next request waits, whichever it is; unspecified: none."""
     is_next: _builtins.bool
     """This request is its next."""
     can_hold: _builtins.bool
     """The pool is large enough for it."""
     need_tokens: _builtins.int
-    """What it would reserve now."""
+    """The tokens that it would reserve now."""
     load_tokens: _builtins.int
-    """What the pool would have to hold at worst with it, and what that may be at most."""
+    """The most that the pool would have to hold with it, and the limit of that."""
     load_max_tokens: _builtins.int
     next_tenant: _builtins.str
-    """Whose request is the next, where it is another one."""
+    """Tenant and class of the next request, if it is another one."""
     next_class: _builtins.str
     next_lead_tokens: _builtins.int
-    """So much less service, over weight, that flow has had. 0 where order is not by service, or where
-    its class, or ageing, lets it go first.
+    """The difference of service, over weight, by which that flow precedes this one. 0 if the order is
+    not by service, or if its class or ageing puts it first.
     """
     def __init__(
         self,
@@ -443,7 +445,7 @@ Global___PoolWait: _TypeAlias = PoolWait  # noqa: Y015
 
 @_typing.final
 class LimitWait(_message.Message):
-    """What of a limit is missing."""
+    """The limit that a request waits for."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -457,15 +459,15 @@ class LimitWait(_message.Message):
     quota: _builtins.str
     """Group or model whose limit it is; empty: the tenant's own."""
     behind_others: _builtins.bool
-    """Others wait for the same, and go before it."""
+    """Other requests wait for the same limit, and precede it."""
     kind: _quota_pb2.LimitKind.ValueType
     """Unspecified: its share."""
     limit: _builtins.int
     remaining: _builtins.int
     needs: _builtins.int
-    """What the request takes of it."""
+    """The amount that the request needs of it."""
     due_ms: _builtins.int
-    """When there is enough if nothing else happens; -1: only the end of another request can tell."""
+    """When there is enough if nothing else happens; -1: that depends on the end of another request."""
     def __init__(
         self,
         *,

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class ExplainServiceStub(object):
-    """Answers for single requests. An operator (see operator.proto) hears of all of them; any other
-    caller of those that it has asked for itself, and not who goes before them.
+    """Answers for single requests. An operator (see operator.proto) sees every request. Any other
+    caller sees the requests that it has asked for itself, and not which flow precedes them.
     """
 
     def __init__(self, channel):
@@ -44,13 +44,13 @@ class ExplainServiceStub(object):
 
 
 class ExplainServiceServicer(object):
-    """Answers for single requests. An operator (see operator.proto) hears of all of them; any other
-    caller of those that it has asked for itself, and not who goes before them.
+    """Answers for single requests. An operator (see operator.proto) sees every request. Any other
+    caller sees the requests that it has asked for itself, and not which flow precedes them.
     """
 
     def Explain(self, request, context):
-        """What is known of a request: where it stands, why it waits and how long it did, or that it was
-        refused. Changes nothing.
+        """Returns the state of a request: its place, why it waits and how long it has waited, or that it
+        was refused. Changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -73,8 +73,8 @@ def add_ExplainServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ExplainService(object):
-    """Answers for single requests. An operator (see operator.proto) hears of all of them; any other
-    caller of those that it has asked for itself, and not who goes before them.
+    """Answers for single requests. An operator (see operator.proto) sees every request. Any other
+    caller sees the requests that it has asked for itself, and not which flow precedes them.
     """
 
     @staticmethod

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ExplainServiceStub:
-    """Answers for single requests. An operator (see operator.proto) hears of all of them; any other
-    caller of those that it has asked for itself, and not who goes before them.
+    """Answers for single requests. An operator (see operator.proto) sees every request. Any other
+    caller sees the requests that it has asked for itself, and not which flow precedes them.
     """
 
     @_typing.overload
@@ -36,25 +36,25 @@ class ExplainServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ExplainServiceAsyncStub: ...
     Explain: _grpc.UnaryUnaryMultiCallable[_explain_pb2.ExplainRequest, _explain_pb2.ExplainResponse]
-    """What is known of a request: where it stands, why it waits and how long it did, or that it was
-    refused. Changes nothing.
+    """Returns the state of a request: its place, why it waits and how long it has waited, or that it
+    was refused. Changes nothing.
     """
 
 @_typing.type_check_only
 class ExplainServiceAsyncStub(ExplainServiceStub):
-    """Answers for single requests. An operator (see operator.proto) hears of all of them; any other
-    caller of those that it has asked for itself, and not who goes before them.
+    """Answers for single requests. An operator (see operator.proto) sees every request. Any other
+    caller sees the requests that it has asked for itself, and not which flow precedes them.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Explain: _aio.UnaryUnaryMultiCallable[_explain_pb2.ExplainRequest, _explain_pb2.ExplainResponse]  # type: ignore[assignment]
-    """What is known of a request: where it stands, why it waits and how long it did, or that it was
-    refused. Changes nothing.
+    """Returns the state of a request: its place, why it waits and how long it has waited, or that it
+    was refused. Changes nothing.
     """
 
 class ExplainServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Answers for single requests. An operator (see operator.proto) hears of all of them; any other
-    caller of those that it has asked for itself, and not who goes before them.
+    """Answers for single requests. An operator (see operator.proto) sees every request. Any other
+    caller sees the requests that it has asked for itself, and not which flow precedes them.
     """
 
     @_abc_1.abstractmethod
@@ -63,8 +63,8 @@ class ExplainServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _explain_pb2.ExplainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_explain_pb2.ExplainResponse, _abc.Awaitable[_explain_pb2.ExplainResponse]]:
-        """What is known of a request: where it stands, why it waits and how long it did, or that it was
-        refused. Changes nothing.
+        """Returns the state of a request: its place, why it waits and how long it has waited, or that it
+        was refused. Changes nothing.
         """
 
 def add_ExplainServiceServicer_to_server(servicer: ExplainServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class IdentityServiceStub(object):
-    """What the gate and the proxy ask about callers. A principal gets answers about tenants that it may
+    """Answers questions of the gate and the proxy about callers. A principal gets answers about tenants that it may
     vouch for (`tenants` in auth.principals), and its `events_per_second` counts each call.
     """
 
@@ -44,7 +44,7 @@ class IdentityServiceStub(object):
 
 
 class IdentityServiceServicer(object):
-    """What the gate and the proxy ask about callers. A principal gets answers about tenants that it may
+    """Answers questions of the gate and the proxy about callers. A principal gets answers about tenants that it may
     vouch for (`tenants` in auth.principals), and its `events_per_second` counts each call.
     """
 
@@ -73,7 +73,7 @@ def add_IdentityServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class IdentityService(object):
-    """What the gate and the proxy ask about callers. A principal gets answers about tenants that it may
+    """Answers questions of the gate and the proxy about callers. A principal gets answers about tenants that it may
     vouch for (`tenants` in auth.principals), and its `events_per_second` counts each call.
     """
 

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class OperatorServiceStub(object):
-    """What an operator may do. Drains and modes last until an operator takes them back; without a state
-    file (`state` of the configuration) at most until the process ends.
+    """The actions of an operator. Drains and modes last until an operator takes them back; without a
+    state file (`state` of the configuration) at most until the process ends.
     """
 
     def __init__(self, channel):
@@ -109,14 +109,14 @@ class OperatorServiceStub(object):
 
 
 class OperatorServiceServicer(object):
-    """What an operator may do. Drains and modes last until an operator takes them back; without a state
-    file (`state` of the configuration) at most until the process ends.
+    """The actions of an operator. Drains and modes last until an operator takes them back; without a
+    state file (`state` of the configuration) at most until the process ends.
     """
 
     def Drain(self, request, context):
-        """Stops admitting to a pool or to the whole service, or begins again. What runs goes on; what is
-        queued and can go nowhere else is evicted (EVICTED_DRAINING, with a Retry-After). A repeat is
-        harmless.
+        """Stops admitting to a pool or to the whole service, or begins again. Running requests go on.
+        Queued requests that no other pool can run are evicted (EVICTED_DRAINING, with a Retry-After).
+        A repeat is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -130,9 +130,9 @@ class OperatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RevokeLeases(self, request, context):
-        """Voids leases: their reservations are free at once, and their holders are told LEASE_STATE_VOID,
-        so that they abort. They are charged for what their holders report with the end. A repeat is
-        harmless.
+        """Voids leases: their reservations are free at once, and their holders get LEASE_STATE_VOID, so
+        that they abort. They are charged for the usage that their holders report with the end. A
+        repeat is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,14 +147,14 @@ class OperatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ForgiveTenant(self, request, context):
-        """Forgives what a tenant's own quota owes, so that it is served again at once. Not its groups'.
+        """Forgives the debt of a tenant's own quota, so that it is served again at once. Not its groups'.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleasePool(self, request, context):
-        """Lets another caller offer a pool whose owner is gone. Else the owner keeps it for the lease TTL
+        """Frees a pool whose owner is gone for other callers. Else the owner keeps it for the lease TTL
         and grace after its last stream. FAILED_PRECONDITION while a stream offers it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -304,8 +304,8 @@ def add_OperatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OperatorService(object):
-    """What an operator may do. Drains and modes last until an operator takes them back; without a state
-    file (`state` of the configuration) at most until the process ends.
+    """The actions of an operator. Drains and modes last until an operator takes them back; without a
+    state file (`state` of the configuration) at most until the process ends.
     """
 
     @staticmethod

@@ -10,7 +10,7 @@ expected refusal is an OK status that carries a verdict; gRPC errors are failed 
   NOT_FOUND           no such lease, or its stored answer has been forgotten
   ALREADY_EXISTS      this request_id was used with another payload
   FAILED_PRECONDITION a pool was registered with an epoch older than the one it has
-  UNAVAILABLE         the scheduler drains; try another or come back
+  UNAVAILABLE         the scheduler drains; try another or retry later
   RESOURCE_EXHAUSTED  a limit of the scheduler itself; details hold google.rpc.RetryInfo
   INTERNAL            an invariant of the scheduler is broken; it grants nothing any more
 proto/README.md describes limits, credentials, idempotency and the life of a Session.
@@ -82,10 +82,10 @@ class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.Value
     OUTCOME_CANCELLED: _Outcome.ValueType  # 49
     """Ended by its caller before it was done."""
     OUTCOME_EXPIRED: _Outcome.ValueType  # 50
-    """Nobody renewed it: its TTL and its grace passed."""
+    """Its caller did not renew it: its TTL and its grace passed."""
 
 class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper):
-    """What became of a request. 16-31: never queued; 32-47: queued and taken out; 48-63: granted."""
+    """The outcome of a request. 16-31: never queued; 32-47: queued and taken out; 48-63: granted."""
 
 OUTCOME_UNSPECIFIED: Outcome.ValueType  # 0
 OUTCOME_GRANTED: Outcome.ValueType  # 1
@@ -125,7 +125,7 @@ OUTCOME_COMPLETED: Outcome.ValueType  # 48
 OUTCOME_CANCELLED: Outcome.ValueType  # 49
 """Ended by its caller before it was done."""
 OUTCOME_EXPIRED: Outcome.ValueType  # 50
-"""Nobody renewed it: its TTL and its grace passed."""
+"""Its caller did not renew it: its TTL and its grace passed."""
 Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
 
 class _LeaseState:
@@ -145,7 +145,7 @@ class _LeaseStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LeaseState
     """Completed, cancelled or expired."""
 
 class LeaseState(_LeaseState, metaclass=_LeaseStateEnumTypeWrapper):
-    """Where a lease stands."""
+    """The state of a lease."""
 
 LEASE_STATE_UNSPECIFIED: LeaseState.ValueType  # 0
 LEASE_STATE_UNKNOWN: LeaseState.ValueType  # 1
@@ -322,7 +322,7 @@ Global___Grant: _TypeAlias = Grant  # noqa: Y015
 
 @_typing.final
 class Refusal(_message.Message):
-    """Why a request does not run, and when to come back."""
+    """Why a request does not run, and when to retry."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -338,7 +338,7 @@ class Refusal(_message.Message):
     """One sentence for a person."""
     @_builtins.property
     def quota(self) -> _quota_pb2.QuotaSnapshot:
-        """What limits this tenant now."""
+        """The limits of this tenant now."""
 
     def __init__(
         self,
@@ -533,7 +533,7 @@ class CompleteResponse(_message.Message):
     outcome: Global___Outcome.ValueType
     """How it ended; the first Complete wins."""
     input_tokens: _builtins.int
-    """What was charged, in tokens."""
+    """The charged tokens."""
     cached_input_tokens: _builtins.int
     output_tokens: _builtins.int
     repeated_call: _builtins.bool
@@ -624,7 +624,7 @@ class StatsResponse(_message.Message):
     def totals(self) -> Global___Totals: ...
     @_builtins.property
     def state(self) -> Global___StateStats:
-        """How counters, quotas and predictions are kept for a restart; absent where they are not."""
+        """How counters, quotas and predictions are kept for a restart; absent without a state file."""
 
     @_builtins.property
     def classes(self) -> _containers.RepeatedCompositeFieldContainer[_quota_pb2.ClassStats]:
@@ -792,16 +792,16 @@ class FlowStats(_message.Message):
     queued_input_tokens: _builtins.int
     """Input tokens of its queued requests."""
     wait_expected_ms: _builtins.int
-    """What one more request would wait in the queue now; -1: unknown."""
+    """The expected wait of one more request now; -1: unknown."""
     wait_error_ms: _builtins.int
-    """How wrong waits were foretold at the arrival: moving average of the absolute error, of so many."""
+    """Error of waits estimated at arrival: moving average of the absolute error, and their number."""
     waits_judged: _builtins.int
     ttft_expected_ms: _builtins.int
-    """From arrival to first output, of those that had to wait: foretold, real; averages of so many."""
+    """From arrival to first output, for requests that waited: expected and real averages, and number."""
     ttft_ms: _builtins.int
     ttft_judged: _builtins.int
     deadline_probes_judged: _builtins.int
-    """Let in although foretold to miss their deadlines, and judged; of these, those that did."""
+    """Requests admitted although expected to miss their deadlines, and judged; those that did miss."""
     deadline_probes_missed: _builtins.int
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutcomeCount]:
@@ -809,11 +809,11 @@ class FlowStats(_message.Message):
 
     @_builtins.property
     def quotas(self) -> _containers.RepeatedCompositeFieldContainer[_quota_pb2.Limit]:
-        """What is left of its quotas, as in a refusal."""
+        """The rest of its quotas, as in a refusal."""
 
     @_builtins.property
     def audited_refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutcomeCount]:
-        """What would have been refused at its arrival, by reason, and how many would have waited."""
+        """Requests that would have been refused at their arrival, by reason, and that would have waited."""
 
     def __init__(
         self,
@@ -949,7 +949,7 @@ class Totals(_message.Message):
     queued_input_tokens: _builtins.int
     """Input tokens of all queued requests."""
     overload_state: _pool_pb2.OverloadState.ValueType
-    """Of the pool that is best off, since what waits may go to any."""
+    """Of the least loaded pool, because waiting requests may run in any."""
     replays_refused: _builtins.int
     """Rejected replays of unknown leases, see LeaseReplay."""
     flows: _builtins.int

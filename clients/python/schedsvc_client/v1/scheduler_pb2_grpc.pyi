@@ -10,7 +10,7 @@ expected refusal is an OK status that carries a verdict; gRPC errors are failed 
   NOT_FOUND           no such lease, or its stored answer has been forgotten
   ALREADY_EXISTS      this request_id was used with another payload
   FAILED_PRECONDITION a pool was registered with an epoch older than the one it has
-  UNAVAILABLE         the scheduler drains; try another or come back
+  UNAVAILABLE         the scheduler drains; try another or retry later
   RESOURCE_EXHAUSTED  a limit of the scheduler itself; details hold google.rpc.RetryInfo
   INTERNAL            an invariant of the scheduler is broken; it grants nothing any more
 proto/README.md describes limits, credentials, idempotency and the life of a Session.
