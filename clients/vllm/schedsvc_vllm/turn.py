@@ -123,8 +123,6 @@ async def _ask(runtime: Runtime, request: Request, gated: GatedRequest) -> Answe
             adapter=request.adapter,
             prefix_block_hashes=request.prefix_block_hashes,
             input_estimated=not call.prompts.exact,
-            # Without a count inside the engine, an answer in one piece tells its tokens at its end.
-            reports_progress=call.stream or request.tally is not None,
         )
         await first(admission.submit(), gated.mailbox)
     except Refused as refused:

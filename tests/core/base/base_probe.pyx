@@ -44,8 +44,9 @@ cdef class ProbeHeap:
 
     def best_first(self, ProbeHeap other):
         cdef int32_t found[LOOKAHEAD]
-        cdef int32_t count = best_first(self.heap, other.heap, 0, found, 0)
-        return [found[k] for k in range(count)]
+        cdef bint of_other[LOOKAHEAD]
+        cdef int32_t count = best_first(self.heap, other.heap, 0, found, of_other, 0)
+        return [(found[k], of_other[k]) for k in range(count)]
 
 
 cdef class ProbeIndexSet:

@@ -76,7 +76,9 @@ def test_the_best_of_two_heaps_are_the_least_of_both(own, other):
                 model[id + 100 * number] = place
         heaps.append((heap, model))
     both = heaps[0][1] | heaps[1][1]
-    found = heaps[0][0].best_first(heaps[1][0])
+    pairs = heaps[0][0].best_first(heaps[1][0])
+    assert all((id in heaps[1][1]) == of_other for id, of_other in pairs)
+    found = [id for id, _ in pairs]
     assert len(found) == len(set(found)) == min(8, len(both))
     assert [both[id] for id in found] == sorted(both.values())[:8]
 
