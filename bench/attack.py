@@ -9,8 +9,9 @@ takes all it can get, and belongs where the scheduler is not. `--cores shared` l
 system, which on two cores lets it take both.
 With `--door listener` they come by a listener of the scheduler itself, for comparison.
 
-The p99 under attack over the quiet one is told of all slices together, which decides, and as the
-median over the turns with its bootstrap interval; beside it that of quiet over quiet.
+The ratio of the p99 under attack to the quiet p99 is reported twice: over all slices together,
+which decides, and as the median over the turns with its bootstrap interval. The report also holds
+the ratio of quiet to quiet slices.
 """
 
 import json
@@ -51,7 +52,7 @@ __all__ = ["RATIO_MAX", "Case", "main", "measure"]
 
 #: A conforming tenant's admission p99 under attack, over its quiet one.
 RATIO_MAX = 2.0
-#: What a connection takes of a process, a call, and each byte of its message that is buffered.
+#: Memory of one connection and one call in KB, and of each buffered byte of its message in bytes.
 CONNECTION_KB, CALL_KB, BUFFERED = 16, 18, 5
 
 Floats = NDArray[np.float64]
@@ -62,7 +63,7 @@ _SETTLE_S = 0.5
 _SLICE_S = 1.0
 _READY_S_MAX = 300.0
 _FILES = 16_384
-#: What a process grows by while it serves whoever conforms, in MB.
+#: Memory growth in MB of a process that serves only the conforming tenant.
 _ORDINARY_MB = 32.0
 _WHEN = (("quiet", False), ("attacked", True))
 _TOKENS = {"shim": secrets.token_hex(), "attacker": secrets.token_hex()}
@@ -118,8 +119,8 @@ def _settings(folder: Path) -> dict[str, Any]:
         "edge": {"tcp": "127.0.0.1:0"},
         "auth": {"principals": principals},
         "limits": {"drain_ms": 0},
-        # Who may take leases under names of its own can also fill the engine: that is a question of
-        # shares and quotas, and not measured here.
+        # A caller that may take leases under names of its own can also fill the engine. Shares and
+        # quotas limit that; this benchmark does not measure it.
         "unknown_tenants": "refuse",
         "tenants": [{"name": "conforming"}],
         "pools": [{"name": "gpu-0", "capacity_tokens": 200_000}],
@@ -239,7 +240,7 @@ def measure(case: Case, connections: int, seconds: float) -> dict[str, Any]:
 
 
 class _Watched:
-    """What a process holds and computes meanwhile."""
+    """Memory, files and CPU time of a process during the slices."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._pid = process.pid
@@ -258,7 +259,7 @@ class _Watched:
         self._files = max(self._files, memory.files(self._pid))
 
     def found(self, slices: int) -> dict[str, Any]:
-        """Return it, after so many slices of each sort."""
+        """Return the figures after `slices` slices of each sort."""
         parts = {when: self._cpu_ns[attacks] for when, attacks in _WHEN}
         admissions = slices * round(_SLICE_S / _PERIOD_S)
         cpu_ms = {when: round(ns / 1e6 / admissions, 3) for when, ns in parts.items()}

@@ -1,7 +1,8 @@
 """Thousands of connections that mean harm, in a process of their own.
 
 `python -m bench.attackers --target HOST:PORT --ready-file FILE` connects, writes the file, attacks
-until SIGTERM, and then prints what came of it as JSON; the file tells it meanwhile. The kinds:
+until SIGTERM, and then prints its counts as JSON. It updates the counts in the file during the
+attack. The kinds:
 
 - `flood`: on each connection one Admit after another, each of 64 KiB and of another tenant;
 - `resets`: calls that are cancelled in the moment they are sent (CVE-2023-44487);
@@ -33,7 +34,7 @@ __all__ = ["KINDS", "MESSAGE_BYTES", "Attack", "main"]
 
 _PURE = ("flood", "resets", "silent", "idle")
 KINDS = ("mixed", *_PURE)
-#: With its head and its frames it fits into a window that nobody has raised.
+#: With its head and its frames the message fits into a window of the initial size.
 MESSAGE_BYTES = 65_500
 PATH = "/schedsvc.v1.SchedulerService/Admit"
 
@@ -47,7 +48,7 @@ _FILLER_FIELD = 1_000
 
 
 def _message(size: int) -> tuple[bytes, int, int]:
-    """Make an AdmitRequest of so many bytes; where in it id and tenant stand."""
+    """Make an AdmitRequest of `size` bytes. Returns it, and the offsets of its id and tenant."""
     request_id, tenant = "#" * 32, "@" * _NAME_BYTES
     request = pb.AdmitRequest(
         request_id=request_id,
@@ -56,7 +57,7 @@ def _message(size: int) -> tuple[bytes, int, int]:
         max_output_tokens=100,
         prefix_block_hashes=range(1, 4_097),
     ).SerializeToString()
-    # A field that nobody knows: it has to be skipped.
+    # A field that the proto does not define: the parser has to skip it.
     rest = size - len(request) - 5
     filler = _varint(_FILLER_FIELD << 3 | 2) + _varint(rest) + bytes(rest)
     whole = request + filler
@@ -79,14 +80,14 @@ def _resets(before: int) -> bytes:
 
 
 class Attack:
-    """What all connections share: the messages, and the count of what happens."""
+    """The state that all connections share: the messages, and the counts of events."""
 
     def __init__(
         self, kind: str, seed: int, token: str = "", message_bytes: int = MESSAGE_BYTES
     ) -> None:
         self.kind = kind
         self.counts: Counter[str] = Counter()
-        #: What a call takes of the connection's window: the message and its head.
+        #: Bytes of the connection's window that a call takes: the message and its head.
         self.window_bytes = message_bytes + 5
         self._random = random.Random(seed)
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
@@ -107,7 +108,7 @@ class Attack:
         return _PURE[self._made % len(_PURE)] if self.kind == "mixed" else self.kind
 
     def call(self, stream: int) -> bytes:
-        """Write a call of a tenant that nobody has heard of."""
+        """Write a call of a tenant that the scheduler does not know."""
         drawn = self._random.randbytes(_NAME_BYTES // 2).hex().encode()
         message = bytearray(self._message)
         message[self._id_at : self._id_at + 32] = drawn[:32]
@@ -189,7 +190,8 @@ class _Connection(asyncio.Protocol):
         self._transport.write(_resets(self._stream))
         self._stream += 2 * _RESETS_AT_ONCE
         self._attack.counts["sent"] += _RESETS_AT_ONCE
-        # What a reset stream would still be told does not come, so a ping asks to go on.
+        # The server sends nothing more on a reset stream, so the answer to a ping permits the next
+        # batch.
         self._pinged = True
         self._transport.write(http2.frame(Kind.PING, 0, 0, struct.pack(">Q", self._stream)))
 
@@ -232,7 +234,7 @@ async def _attack(attack: Attack, target: str, connections: int, ready_file: Pat
 
 
 def _tell(ready_file: Path, counts: Counter[str]) -> None:
-    """Write what has come of it so far; whoever reads the file meanwhile finds it whole."""
+    """Write the counts so far. A reader never finds a partly written file."""
     written = ready_file.with_suffix(".new")
     written.write_text(json.dumps(counts))
     written.replace(ready_file)

@@ -1,9 +1,9 @@
 """`python -m bench.bulk`: many at once (T9), and how much memory many take (T10).
 
 T9: everything that waits, or runs, is due in one moment. The core does a bounded part of it at each
-poll; between two parts the event loop serves whoever else is there. The stall is the longest time
-in which it cannot, in CPU time: what other programs take of it is not ours. T10: the memory of a
-process with 100,000 flows and 1,000,000 requests queued.
+poll; between two parts the event loop serves other callers. The stall is the longest time in which
+it cannot, in CPU time: what other programs take of it is not ours. T10: the memory of a process
+with 100,000 flows and 1,000,000 requests queued.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ Moment = dict[str, float]
 
 
 def of_core(expiries: int, *, running: bool) -> Moment:
-    """Let so many queue TTLs (or leases, where `running`) end in one moment; times in ms.
+    """End `expiries` queue TTLs (or leases, if `running`) in one moment; times in ms.
 
     Raises RuntimeError where not each of them ends exactly once.
     """
@@ -85,7 +85,7 @@ def of_core(expiries: int, *, running: bool) -> Moment:
 
 
 def of_loop(expiries: int) -> Moment:
-    """Let so many calls that wait be evicted in one moment, in an event loop; times in ms."""
+    """Evict `expiries` waiting calls in one moment, in an event loop; times in ms."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_of_loop(expiries))
 
@@ -138,7 +138,7 @@ def memory_of(flows: int, queued: int) -> Moment:
 
 
 def _hold(flows: int, queued: int) -> Moment:
-    """Queue so many, and say what this process then has in use."""
+    """Queue `queued` requests, and return the memory that this process then has in use."""
     own = memory.resident_mb("self")
     world = Overload(flows, queued)
     totals = world.core.stats(world.tick(), 0)["totals"]

@@ -23,7 +23,7 @@ def _method(channel: grpc.Channel, name: str) -> "grpc.UnaryUnaryMultiCallable[b
 
 
 def give_answer(peer: Peer, answer: bytes) -> None:
-    """Tell an echo what to answer from now on."""
+    """Set the answer that an echo gives from now on."""
     with grpc.insecure_channel(peer.unix) as channel:
         _method(channel, ANSWER_METHOD)(answer)
 

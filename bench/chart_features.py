@@ -1,4 +1,4 @@
-"""What each feature adds, as a picture: bars beside the default policies, one panel a quantity."""
+"""Draws the cost of each feature: bars beside the default policies, one panel a quantity."""
 
 from pathlib import Path
 

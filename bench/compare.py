@@ -32,7 +32,7 @@ class Comparison:
 
 
 def abba(a: Slice, b: Slice, rounds: int) -> Floats:
-    """Run A B B A so many times, after one round that does not count.
+    """Run A B B A `rounds` times, after one round that does not count.
 
     A drift of the machine within a round falls on both alike. Returns an array of shape
     (rounds, 2, figures): the mean of the two slices of each.

@@ -41,7 +41,7 @@ def _core(flows: int, running_max: int, scheduler: type[Scheduler]) -> Scheduler
 
 
 class Overload:
-    """A full pool, and so many requests queued behind it, of flows drawn by Zipf's law.
+    """A full pool, and `queued` requests behind it, of flows drawn by Zipf's law.
 
     Every lease that ends makes room for exactly one other.
     """
@@ -55,7 +55,7 @@ class Overload:
         answers: int = 0,
         scheduler: type[Scheduler] = Scheduler,
     ) -> None:
-        """Begin once so many answers are stored: then memory no longer grows."""
+        """Begin once `answers` answers are stored: then memory no longer grows."""
         self.core = _core(flows, self.RUNNING, scheduler)
         self._draws = zipf(flows)
         self._now_ns = 0
@@ -128,7 +128,7 @@ class Running(Overload):
     """An empty queue: each request is granted at once. Some leases run all along."""
 
     def __init__(self, flows: int, answers: int, scheduler: type[Scheduler] = Scheduler) -> None:
-        """Begin once so many answers are stored."""
+        """Begin once `answers` answers are stored."""
         super().__init__(flows, queued=0, scheduler=scheduler)
         self.core.set_pool(self.tick(), b"gpu-0", POOL_EPOCH, max_running=0, **_POOL)
         self._reports = 0
@@ -154,7 +154,7 @@ class Running(Overload):
 
 
 class Picks:
-    """Every flow has requests queued, and `AT_ONCE` leases end together: so many picks in a row.
+    """Every flow has requests queued, and `AT_ONCE` leases end together: `AT_ONCE` picks in a row.
 
     The requests belong to a Session, as a shim's do, so that a pick is what the core does and not
     what Python makes of it: choose the flow, charge it, open the lease, take the next deadline.
@@ -173,7 +173,7 @@ class Picks:
         for _ in range(1 + self._DEPTH * flows // self.AT_ONCE):
             self._ask()
         self.core.poll(self._now_ns)
-        #: What the shim was told, serialised.
+        #: The messages that the core sent to the shim, serialised.
         self.answers: list[bytes] = []
         self._take()
 
@@ -215,7 +215,7 @@ class Wire:
         self._admits = admits(self.FLOWS)
 
     def store_answers(self, answers: int) -> None:
-        """Let so many requests begin and end, so that their answers are stored."""
+        """Begin and end `answers` requests, so that the core stores their answers."""
         traffic = Traffic(128, zipf(self.FLOWS), series=1)
         self.open(traffic)
         for message in traffic.take(answers // 64):

@@ -1,6 +1,6 @@
 """Cores with a feature on, in the states in which its cost is measured. Their time is made up.
 
-What is measured is the thread's CPU: whoever else wants the machine meanwhile is not in it.
+The figures are CPU time of the thread, so they exclude the time that other programs take.
 """
 
 import time
@@ -33,7 +33,7 @@ def _drawn(flows: int) -> Sequence[int]:
 
 
 class Featured:
-    """Flows drawn by Zipf's law; so many requests run, and behind them so many are queued.
+    """Flows drawn by Zipf's law; `running` requests run, and `queued` requests wait behind them.
 
     `queued` 0: nothing limits what runs, so that each request is granted at once.
     """
@@ -120,7 +120,7 @@ class Featured:
         return [(time.thread_time_ns() - began_ns) / steps]
 
     def picks(self, polls: int) -> list[float]:
-        """Return the mean time of a pick and its grant in ns, over so many polls.
+        """Return the mean time of a pick and its grant in ns, over `polls` polls.
 
         In each, `AT_ONCE` leases have ended together, and as many requests come after it.
         """

@@ -1,4 +1,4 @@
-"""What a scheduler can do beyond its default policies, each switched on by itself, then all."""
+"""The features beyond the default policies: each switched on by itself, then all together."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ __all__ = ["ALL", "DEFAULT", "FEATURES", "Feature", "pools_of"]
 _AMPLE = 10**9  # a minute: a limit that is kept count of, and never reached
 _HOUR_NS = 3_600_000_000_000
 _CLASSES, _GROUPS, _ADAPTERS, _POOLS, _PROMPTS = 4, 16, 32, 8, 1_024
-_AUDITED = 8  # every so many-th flow
+_AUDITED = 8  # each eighth flow is in audit
 _BLOCKS = 6  # full ones of a prompt
 
 Options = Mapping[str, int | str]
@@ -29,7 +29,7 @@ def _no_more(flow: int, number: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Feature:
-    """Settings, what is told to a core with these flows, and what a request says more.
+    """Settings, a set-up of a core with these flows, and further fields of a request.
 
     The last is asked for with its flow and its number.
     """
@@ -69,7 +69,8 @@ def _levels(core: Scheduler, flows: range) -> None:
 
 
 def _shares(core: Scheduler, flows: range) -> None:
-    # The pools are always saturated, and nobody is beyond its share: it is looked at, not held.
+    # The pools are always saturated, and no flow exceeds its share: the core checks the share but
+    # holds no request back.
     for flow in flows:
         core.set_flow_quota(0, flow, share=_AMPLE)
 
@@ -83,7 +84,7 @@ def _audit(core: Scheduler, flows: range) -> None:
         core.set_flow_mode(0, flow, True)
 
 
-_DEFAULT_SAMPLES = {"samples_min": 1_000}  # so many lengths are never known: nothing is predicted
+_DEFAULT_SAMPLES = {"samples_min": 1_000}  # more than the core learns: no predictions
 _SATURATED: Options = {"saturation_ppm": 1, "saturation_band_ppm": 0}
 _DEADLINES: Options = {"flow_order": "deadline"}
 _REFUSES: Options = {"early_refusal": 1}

@@ -2,10 +2,11 @@
 
 Method: one process serves slices of requests in turn, through the gate and past it, each round in
 the other order; behind the gate stands a scheduler in a process of its own, and an engine that
-makes a piece of every running answer at each step, and nothing else. Answers of few and of many
-pieces tell apart what a request costs and what each of its pieces does, with what is told of it
-while it lasts. It is CPU time of the whole process, gRPC's threads included. A real vLLM keeps the
-caches full of other things, and the gate costs more there: `make vllm-cost` measures that.
+makes a piece of every running answer at each step, and nothing else. Comparing answers of few and
+of many pieces separates the cost of a request from the cost of each piece, which includes the
+reports during the request. It is CPU time of the whole process, gRPC's threads included. A real
+vLLM keeps the caches full of other things, and the gate costs more there: `make vllm-cost` measures
+that.
 """
 
 import asyncio
@@ -159,7 +160,7 @@ async def _ask(app: App, owner: object) -> bytes:
 
 
 async def _slice(app: App, engine: _Engine, requests: int) -> float:
-    """Serve so many requests, some in flight; returns CPU in ms for each.
+    """Serve `requests` requests, some in flight; returns CPU in ms for each.
 
     Raises RuntimeError where the gate let one run without the scheduler.
     """

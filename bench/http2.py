@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 __all__ = ["OPENING", "WINDOW", "Frame", "Kind", "call", "frame", "frames", "reset"]
 
-#: The window of a connection and of each stream before anybody raises it, in bytes.
+#: The initial window of a connection and of each stream, in bytes.
 WINDOW = 65_535
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -61,7 +61,7 @@ def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> b
     return head + payload
 
 
-#: What a connection begins with.
+#: The bytes that open a connection.
 OPENING = _PREFACE + frame(Kind.SETTINGS)
 
 

@@ -55,7 +55,7 @@ def _built() -> Path:
 
 
 def _compile(source: Path, folder: Path) -> None:
-    # What only builds need is loaded only here.
+    # Only builds need these modules, so they are loaded here.
     from Cython.Build import cythonize
     from setuptools import Distribution, Extension  # type: ignore[import-untyped] # has no types
 

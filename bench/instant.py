@@ -57,7 +57,7 @@ class _Instant(asyncio.Protocol):
 
 async def _serve(ready_file: Path) -> None:
     server = await asyncio.get_running_loop().create_server(_Instant, "127.0.0.1", 0)
-    # Whoever waits for the file must not read half of it.
+    # A process that waits for the file must not read half of it.
     partial = ready_file.with_suffix(".partial")
     partial.write_text(str(server.sockets[0].getsockname()[1]))
     partial.replace(ready_file)

@@ -1,7 +1,7 @@
 # Loops of C around the core's events, so that what is timed is no Python. bench/inside.py compiles
 # them behind the core's own files, of which they change nothing. An Admit is here what
 # Scheduler.admit_wire() makes of one, without the bytes and what is in them: the flow goes by its
-# number and not by a name that has to be looked up. What is due by its time is left to poll().
+# number and not by a name that has to be looked up. poll() handles the deadlines that have passed.
 
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
@@ -70,7 +70,7 @@ def time_asks(
 
 
 def pick(Scheduler core, int times, int64_t input_tokens):
-    """Find the flow to serve next and charge it input, so many times; the flows, in order.
+    """Find the flow to serve next and charge it input, `times` times. Returns the flows, in order.
 
     The requests stay where they are: what a grant is besides is not timed.
     """

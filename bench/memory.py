@@ -1,4 +1,4 @@
-"""What a process holds, as Linux tells it."""
+"""Reads the memory and files of a process from Linux."""
 
 from pathlib import Path
 

@@ -99,7 +99,7 @@ class Traffic:
     """
 
     def __init__(self, events: int, flows: Sequence[int], series: int = 0) -> None:
-        """Make messages of so many events (1, or an even number), of these flows in turn.
+        """Make messages of `events` events (1, or an even number), of these flows in turn.
 
         Each series (0 to 99) has request ids of its own.
         """

@@ -1,9 +1,10 @@
 """`python -m bench.overload`: goodput when 2, 5 and 10 times too much is asked (T8).
 
-A scheduler, and the emulated engine with the gate in it, each in a process of its own; open-loop
-Poisson arrivals of three tenants, so that nobody waits politely. The engine's steps take a fixed
-time, so its capacity does not depend on this machine; what refusals cost the processes in front of
-it does. Beside the load a probe reports and ends leases of its own (bench/overload_probe.py).
+A scheduler, and the emulated engine with the gate in it, each run in a process of their own.
+Requests of three tenants arrive in open-loop Poisson processes, so no client waits for an answer
+before it sends the next request. The engine's steps take a fixed time, so its capacity does not
+depend on this machine; what refusals cost the processes in front of it does. Beside the load a
+probe reports and ends leases of its own (bench/overload_probe.py).
 """
 
 import asyncio
@@ -64,7 +65,7 @@ Exit status 1: goodput at the highest load is below nine tenths of its peak.
 
 @dataclass(frozen=True)
 class _Stand:
-    """What is measured: the scheduler, and the engine behind the gate."""
+    """The measured processes: the scheduler, and the engine behind the gate."""
 
     scheduler: Peer
     engine_pid: int
@@ -265,7 +266,7 @@ def _pair(percentiles: dict[str, float | None]) -> str:
 
 def _show(report: dict[str, Any]) -> None:
     console = Console()
-    # Where nobody looks at it the console has no width of its own.
+    # Without a terminal the console has no width of its own.
     console.width = max(console.width, _TABLE_CHARS)
     table = Table(*_COLUMNS)
     for row in report["levels"]:

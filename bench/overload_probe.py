@@ -26,7 +26,7 @@ _CALL_S_MAX = 30.0
 
 @contextmanager
 def probing(target: str, seconds: float) -> Iterator[dict[str, Any]]:
-    """Probe for so long beside what the block does; the figures are there after it, in ms."""
+    """Probe for `seconds` while the block runs. The figures, in ms, are there after the block."""
     found: dict[str, Any] = {}
     command = [sys.executable, "-m", "bench.overload_probe", target, str(seconds)]
     process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE)

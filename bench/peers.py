@@ -42,7 +42,7 @@ def scheduler(folder: Path) -> Iterator[Peer]:
     settings = {
         # More run at once here than by default, a thousand.
         "scheduler": {"lease_ttl_ms": 600_000, "each_pool": {"max_running": 0}},
-        # What a stream leaves behind is not waited for.
+        # The server does not wait for requests that a closed stream leaves behind.
         "limits": {"drain_ms": 0},
         "tenants": [{"name": tenant(flow)} for flow in range(FLOWS)],
         "pools": [{"name": "gpu-0", "capacity_tokens": 1 << 27, "epoch": POOL_EPOCH}],

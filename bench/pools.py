@@ -80,7 +80,7 @@ def _asks(hashed: bool) -> Iterator[bytes]:
 def admit_us(
     pools: int, admits: int, *, policy: str = "vtc", hashed: bool = False, room: bool = True
 ) -> list[float]:
-    """Measure so many Admits for any of some pools, once leases run in all of them; in us."""
+    """Measure `admits` Admits for any of `pools` pools, once leases run in all of them; in us."""
     core = _core(pools, policy, _LARGE if room else 2 * (_INPUT + _OUTPUT))
     asks, times = _asks(hashed), []
     leases: deque[int] = deque()
@@ -104,7 +104,7 @@ def admit_us(
 
 
 def memory_of(pools: int) -> float:
-    """Measure what so many pools add to a process that had none, with one grant in each, in MB.
+    """Measure the memory that `pools` pools with one grant each add to an empty process, in MB.
 
     Raises CalledProcessError.
     """

@@ -1,4 +1,4 @@
-"""What a measurement leaves for the report, kept with pytest-benchmark's own figures."""
+"""Stores the result of a measurement for the report, beside pytest-benchmark's own figures."""
 
 from collections.abc import Callable, Mapping
 from time import perf_counter

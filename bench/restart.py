@@ -1,10 +1,10 @@
 """`python -m bench.restart`: a scheduler that was killed, back with 100,000 leases in flight (T11).
 
-Two lives of one server over one state file. In the second, one shim tells all its leases again on
-its Session; it serves when every one of them is in the books and a new request is granted. Measured
-is CPU time of the process, client and server together, since what other programs take of it is not
-ours; the time on the wall stands beside it. The core alone, without gRPC, is measured too: how long
-one message of replays holds up everybody else.
+Two lives of one server over one state file. In the second, one shim replays all its leases on its
+Session; the server is ready when every one of them is in the books and it grants a new request.
+Measured is CPU time of the process, client and server together, since what other programs take of
+it is not ours; the time on the wall stands beside it. The core alone, without gRPC, is measured
+too: how long one message of replays delays all other callers.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ __all__ = ["main", "of_core", "of_server"]
 SERVING_S_MAX = 1.0
 
 _TENANTS = 1_000
-#: So many replays fit a message of 64 KiB.
+#: Number of replays that fit into a message of 64 KiB.
 _EVENTS = 512
 _EPILOG = """\b
 Examples:
@@ -49,7 +49,7 @@ Exit status 1: the target is missed.
 
 
 def messages(leases: int) -> Iterator[bytes]:
-    """Yield the SessionRequests of a shim that comes back: who it is, its pool, its leases."""
+    """Yield the SessionRequests of a shim that reconnects: its Hello, its pool, its leases."""
     pool = pool_pb2.PoolRegistration(
         pool="gpu-0", epoch=1, capacity_tokens=1 << 27, block_size_tokens=16
     )
@@ -95,7 +95,7 @@ def _config(folder: Path) -> Config:
 
 
 def of_core(leases: int) -> dict[str, float]:
-    """Tell a core all leases again, in ms of CPU: all messages, and the longest.
+    """Replay all leases to a core, in ms of CPU: all messages, and the longest.
 
     Raises RuntimeError where it does not know each of them afterwards.
     """
@@ -114,7 +114,7 @@ def of_core(leases: int) -> dict[str, float]:
 
 
 def of_server(leases: int) -> dict[str, float]:
-    """Start a server a second time, and tell it all leases again, in seconds until it serves."""
+    """Start a server a second time, and replay all leases, in seconds until it serves."""
     with (
         tempfile.TemporaryDirectory() as folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,

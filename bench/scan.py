@@ -12,8 +12,8 @@ class DictScan:
     """Counters in a dict, the least found by looking at each (arXiv 2401.00588, artifact).
 
     As in its `generate_new_batch`, the pick is `min(counters, key=counters.get)`, and the input's
-    price over the flow's weight is then charged. What it does besides for each pick (queues, the
-    memory test) and for each batch (a copy of the dict) is left out.
+    price over the flow's weight is then charged. The other work of that method for each pick
+    (queues, the memory test) and for each batch (a copy of the dict) is left out.
     """
 
     def __init__(self, names: list[str], input_tokens: int, input_price: float = 1.0) -> None:

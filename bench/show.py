@@ -93,7 +93,7 @@ def _add(table: Table, rung: Rung) -> None:
     )
 
 
-#: What is compared with the default policies, and with a smaller size, as headings.
+#: Headings of the figures that are compared with the default policies, and with a smaller size.
 BESIDE = {"admit": "Admit", "pair": "Admit, grant, Complete", "pick": "pick"}
 _GROWTH = {
     "flows": "Admit, flows (T3)",

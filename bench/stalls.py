@@ -104,7 +104,7 @@ def _settings(folder: Path, features: str, tenants: int) -> dict[str, Any]:
 
 
 class Callers:
-    """What a hostile caller sends, from a thread of its own. Every method blocks."""
+    """Sends a hostile caller's traffic from a thread of its own. Every method blocks."""
 
     def __init__(self, target: str, metrics: str) -> None:
         self.metrics = metrics

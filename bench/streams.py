@@ -54,7 +54,7 @@ class Stream:
     def __init__(
         self, pump: Pump, peer: Peer, method: str, events: int, *, counts_acks: bool, series: int
     ) -> None:
-        """Open a stream with so many events a message.
+        """Open a stream with `events` events a message.
 
         With `counts_acks` an answer says how many messages it answers; else it answers one.
         """
@@ -64,7 +64,7 @@ class Stream:
         self._traffic = Traffic(events, zipf(FLOWS), series)
         self._events = events
         self._acked = 0
-        #: What came back last.
+        #: The last answer.
         self.answer = b""
         pump.run(self._open(method))
 

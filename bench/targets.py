@@ -34,7 +34,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Target:
-    """What a rung of this name and these sizes has to reach, and what it must not fall behind."""
+    """The limits of a rung of this name and sizes: those to reach, and those that it must keep."""
 
     id: str
     rung: str
@@ -53,7 +53,8 @@ class Target:
         return f"{self.id}: " + ", ".join(limit.text() for limit in self.limits)
 
 
-# T1, T2 and T4 are of the core itself: its loops in C. Called from Python, the same is told beside.
+# T1, T2 and T4 are of the core itself: its loops in C. The report also shows the time of the same
+# events when called from Python.
 _UNARY = (Limit("ratio", most=1.10),)
 _UNARY_MUST = (Limit("ratio", most=1.25),)
 _MANY = {"flows": 100_000, "queued": 100_000}

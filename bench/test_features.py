@@ -1,4 +1,4 @@
-"""What each further feature adds to an Admit, a pair and a pick, and how that grows."""
+"""Measures the cost that each further feature adds to an Admit, a pair and a pick, by size."""
 
 import pytest
 
@@ -24,7 +24,7 @@ class _States:
         self.crowd = Featured(feature, few, short, crowd)
         self.idle = Featured(feature, min(_PAIR_FLOWS, SIZES.admit_flows[-1]), 0, running)
         # As many are granted as were queued: what others are compared with has run for long, too.
-        # What is queued then is mostly of heavy flows.
+        # Most of the requests that are then queued belong to heavy flows.
         self.many.picks(max(1, queued // AT_ONCE))
 
     def check(self) -> int:

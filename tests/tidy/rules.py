@@ -13,9 +13,8 @@ LINE_CHARS_MAX = 100
 # not here has none.
 PROSE_FAULTS = {
     "_core": 345,
-    "bench": 85,
     "clients": 190,
-    "schedsvc": 620,
+    "schedsvc": 197,
     "tests": 570,
 }
 

@@ -1,4 +1,4 @@
-"""What the engine says of itself in its metrics."""
+"""Reads the engine's own figures from its metrics."""
 
 import asyncio
 import re

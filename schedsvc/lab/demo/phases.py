@@ -44,7 +44,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all phases share."""
+    """The settings that all phases share."""
 
     trace: Sequence[TraceRequest]
     seed: int

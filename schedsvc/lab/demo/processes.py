@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class DemoError(RuntimeError):
-    """The demo cannot go on; the text says why, with the end of a log where one tells more."""
+    """The demo cannot go on; the text says why, with the end of a program's log if that helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,8 @@ async def guarded(work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, Non
     try:
         done, _ = await asyncio.wait({main, *beside}, return_when=asyncio.FIRST_COMPLETED)
         if main not in done or main.exception() is not None:
-            # What failed first often failed because a program died: the first guards say so.
+            # A failure of the main task is often due to a program that died. The guards report
+            # that, so wait for them first.
             await asyncio.wait({main, *beside}, timeout=_GUARD_SAYS_S)
         for guard in beside:
             if guard.done():

@@ -29,7 +29,7 @@ SEED = 1
 DURATION_S = 14.0
 HOG_START_S = 2.0
 QUICK_S = 3.0
-"""What `--quick` sends of it: every tenant has requests by then."""
+"""`--quick` sends only this part of it; every tenant has requests by then."""
 WARMUP_S = 4.0
 """Throughput counts from here to the last arrival: the flood has begun to fill the engine."""
 

@@ -17,7 +17,7 @@ _CHUNK_OBJECT = {"completion": "text_completion", "chat": "chat.completion.chunk
 
 @dataclass(slots=True)
 class PromptTokensDetails:
-    """What of the prompt was found in the prefix cache."""
+    """Tokens of the prompt that were found in the prefix cache."""
 
     cached_tokens: int
 
@@ -35,7 +35,8 @@ class UsageInfo:
     def of(cls, generation: Generation) -> "UsageInfo":
         """Count what a generation has used so far. A prompt counts once, whatever n is.
 
-        What was cached is told where it is anything, as by vLLM's --enable-prompt-tokens-details.
+        Cached tokens are reported unless there are none, as by vLLM's
+        --enable-prompt-tokens-details.
         """
         prompt, completion = generation.prompt_tokens, generation.completion_tokens
         cached = generation.cached_tokens

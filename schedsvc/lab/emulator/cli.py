@@ -48,7 +48,7 @@ Examples:
     "profile_name",
     default="a10g-llama2-7b",
     metavar="NAME",
-    help=f"What the engine costs and holds: {', '.join(profile_names())}, or a .yaml file.",
+    help=f"Costs and capacity of the engine: {', '.join(profile_names())}, or a .yaml file.",
 )
 @click.option("--kv-tokens", type=_SIZE, help="KV cache in tokens.  [default: the profile's]")
 @click.option("--block-size", type=_SIZE, help="Tokens of a KV block.  [default: the profile's]")
@@ -103,13 +103,13 @@ Examples:
     "--speed",
     default=1.0,
     type=FiniteRange(0, 10_000, min_open=True),
-    help="Runs so many times as fast as the profile.",
+    help="Multiply the speed of the profile by this factor.",
 )
 @click.option(
     "--trace",
     "trace_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Serve nobody: replay this trace inside the emulator, print what came of it, and end.",
+    help="Serve no clients: replay this trace inside the emulator, print the result, and exit.",
 )
 @click.option("--json", "as_json", is_flag=True, help="With --trace: print the result as JSON.")
 @click.option(
@@ -142,7 +142,9 @@ def emulate(
         settings = replace(settings, tokenizer=_tokenizer(tokenizer_path))
     if trace_file is not None:
         if middleware or ready_file is not None or uds is not None:
-            raise click.UsageError("--trace: serves nobody; leave out --middleware and addresses")
+            raise click.UsageError(
+                "--trace: serves no clients; leave out --middleware and addresses"
+            )
         replay(settings, trace_file, as_json)
         return
     emulator = Emulator(settings, [load_layer(path) for path in middleware])

@@ -24,7 +24,7 @@ TakeIn = Callable[[Mapping[str, Any], Mapping[bytes, bytes]], Work]
 
 @dataclass(slots=True)
 class RequestMetadata:
-    """What is left in `scope["state"]["request_metadata"]`, as vLLM leaves it.
+    """The usage that the emulator leaves in `scope["state"]["request_metadata"]`, as vLLM does.
 
     `final_usage_info` is set when the generation is complete, before the last bytes of the answer
     are sent; it stays None after an abort.

@@ -47,7 +47,7 @@ class Work:
 class Intake:
     """Turns requests into work for an engine of one model and context length.
 
-    Where `cached_block_tokens` is not 0, blocks of so many tokens get keys for a prefix cache.
+    If `cached_block_tokens` is not 0, each block of that many tokens gets a key for a prefix cache.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class Intake:
 
 
 def _priority(priority: int, headers: Mapping[bytes, bytes]) -> int:
-    """Read the priority; the header goes before the body, as in vLLM."""
+    """Read the priority; the header takes precedence over the body, as in vLLM."""
     value = headers.get(PRIORITY_HEADER)
     if value is None:
         return priority

@@ -1,11 +1,11 @@
-"""What a request's answer is: its length and its words, fixed by the request alone.
+"""Computes a request's answer: its length and its words, fixed by the request alone.
 
 Length. With `ignore_eos`, or where `min_tokens` equals the limit, it is the limit. Else a
 lognormal draw (median 128 tokens, sigma 1), kept between `min_tokens` and the limit, ends it as a
 model's end-of-sequence token would; so short limits are mostly reached and long ones rarely. A
-request may say in `emulated_output_tokens` what is drawn, so that a trace's lengths can be replayed
-while nobody but the emulated model knows them; the limits hold all the same.
-A stop string ends it earlier, as soon as `min_tokens` are out.
+request may set the drawn length in `emulated_output_tokens`: a replay then uses a trace's lengths,
+and only the emulated model knows them. The limits still apply. A stop string ends the answer
+earlier, as soon as `min_tokens` are out.
 
 Words. Each token is one pseudo-word of two syllables with a space before it, so tokens and
 words are the same number, and the text tokenises back to exactly as many tokens.
@@ -32,7 +32,7 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, slots=True)
 class OutputRule:
-    """What a request says about the length of its answers; `eos_tokens` None: it is drawn."""
+    """Settings for the length of a request's answers; `eos_tokens` None: the length is drawn."""
 
     tokens_max: int
     tokens_min: int

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from schedsvc.lab.emulator.errors import ApiError
 from schedsvc.lab.emulator.tokenizer import TextTokenizer
 
-# What one HTTP request may fan out to.
+# The most sequences that one HTTP request may fan out to.
 SEQUENCES_MAX = 1_024
 INT64_MAX = (1 << 63) - 1
 
@@ -34,7 +34,7 @@ BodyT = TypeVar("BodyT", bound=StrictBody)
 
 
 class StreamOptions(StrictBody):
-    """What a stream reports beside the text."""
+    """Options for usage figures in a stream."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -47,7 +47,7 @@ def _unsupported(value: object) -> object:
 
 
 class GenerationBody(StrictBody):
-    """What completions and chat have in common."""
+    """The fields that completions and chat have in common."""
 
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
@@ -61,7 +61,7 @@ class GenerationBody(StrictBody):
     seed: Int64 | None = None
     stop: str | list[str] | None = None
     include_stop_str_in_output: bool = False
-    # Ours alone: where the emulated model ends by itself, as the lengths of a trace tell it.
+    # Not in vLLM: the output length at which the emulated model ends by itself, from a trace.
     emulated_output_tokens: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None

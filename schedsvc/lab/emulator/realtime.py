@@ -10,7 +10,7 @@ from schedsvc.lab.engine import Engine, EngineRequest, StepResult
 from schedsvc.lab.engine.sequence import RequestId
 
 # A delay of the process beyond this is lost time, as it would be for an engine that was paused.
-# What is shorter is caught up, so that the jitter of timers does not slow the engine down.
+# The engine catches up shorter delays, so that the jitter of timers does not slow it down.
 LAG_MAX_NS = 50_000_000
 # Timers of the event loop count in milliseconds.
 TICK_NS = 1_000_000
@@ -127,8 +127,8 @@ class Generation:
 class RealTimeEngine:
     """Runs an engine against a monotonic clock; `speed` divides every duration.
 
-    A step is planned when the one before it ends, and what it produced is told when it ends. Ends
-    follow one another on an absolute schedule, so late timers do not add up. All calls have to
+    A step is planned when the previous step ends, and its tokens are delivered when it ends.
+    Ends follow one another on an absolute schedule, so late timers do not add up. All calls have to
     come from the event loop that runs `run()`.
     """
 

@@ -23,7 +23,7 @@ Keys = tuple[Any, ...]
 
 @dataclass(slots=True)
 class _Ended:
-    """What became of one request; ns since the replay's start."""
+    """How and when one request ended; ns since the replay's start."""
 
     tenant: str
     prompt_tokens: int
@@ -36,7 +36,7 @@ class _Ended:
 class Replay:
     """One replay. `ended` and `refused` may be watched while it goes.
 
-    `clock` tells nanoseconds, and goes as the event loop's timers do.
+    `clock` returns nanoseconds and must advance like the event loop's timers.
     """
 
     def __init__(

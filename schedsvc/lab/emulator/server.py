@@ -84,7 +84,7 @@ class EmulatorServer(uvicorn.Server):
         self._on_ready = on_ready
 
     async def listen(self) -> None:
-        """Listen and serve until told to stop. Raises StartError."""
+        """Listen and serve until a signal stops it. Raises StartError."""
         try:
             if self._address.uds is not None:
                 _clear_unix_path(self._address.uds)
@@ -98,7 +98,7 @@ class EmulatorServer(uvicorn.Server):
             raise StartError("a middleware refused to start; its reason stands above") from None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start listening, then tell where."""
+        """Start listening, then report the address."""
         await super().startup(sockets)
         uds = self._address.uds
         url = "http://localhost" if uds is not None else _url(self.servers[0].sockets[0])

@@ -1,4 +1,4 @@
-"""What one emulator is, and what it shows of itself to a middleware.
+"""Settings of one emulator, and the views of it that a middleware can read.
 
 The views carry vLLM's names, so that a middleware reads the same attributes of
 `scope["app"].state.vllm_config` here and inside `vllm serve`.
@@ -81,7 +81,7 @@ class ConfigView:
 
 
 class EngineTelemetry(NamedTuple):
-    """What `scope["app"].state.engine_telemetry()` returns: the engine at this moment.
+    """The state of the engine now, as `scope["app"].state.engine_telemetry()` returns it.
 
     `preemptions` counts from the engine's start; `used_tokens` are those of the blocks in use.
     """

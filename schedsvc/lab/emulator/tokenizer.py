@@ -24,7 +24,7 @@ _A = ord("a")
 
 
 class TextTokenizer(Protocol):
-    """What the emulator needs of a tokenizer; the names are those of Hugging Face's."""
+    """The methods of a tokenizer that the emulator uses; the names are those of Hugging Face's."""
 
     @property
     def vocab_size(self) -> int:

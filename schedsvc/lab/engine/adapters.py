@@ -10,8 +10,8 @@ from schedsvc.lab.engine.errors import EngineInvariantError
 class Adapters:
     """At most `slots` adapters are loaded, each with `blocks_each` blocks of the pool.
 
-    An adapter that nobody uses stays loaded until its slot or its blocks are wanted; the one that
-    has been idle longest goes first. All calls are O(1), or O(blocks of what is dropped).
+    An unused adapter stays loaded until its slot or its blocks are needed; the one that has been
+    idle longest is dropped first. All calls are O(1), or O(blocks of what is dropped).
     """
 
     __slots__ = ("_active", "_idle", "_pool", "_tables", "blocks_each", "loads", "slots")
@@ -27,7 +27,7 @@ class Adapters:
 
     @property
     def active(self) -> int:
-        """Adapters that somebody uses."""
+        """Adapters that sequences use."""
         return len(self._active)
 
     @property
@@ -44,7 +44,7 @@ class Adapters:
         return 0 if name is None or name in self._tables else self.blocks_each
 
     def reclaimable(self, but: Hashable = None) -> int:
-        """Count the blocks of adapters that nobody uses, other than `but`."""
+        """Count the blocks of unused adapters, other than `but`."""
         count = len(self._idle) - (1 if but in self._idle else 0)
         return count * self.blocks_each
 
@@ -81,7 +81,7 @@ class Adapters:
         return True
 
     def reclaim(self, free_min: int) -> bool:
-        """Drop adapters that nobody uses until so many blocks are free. Returns whether they are.
+        """Drop unused adapters until `free_min` blocks are free. Returns whether they are.
 
         Where adapters hold no blocks, or all of them are not enough, none is dropped.
         """

@@ -1,4 +1,4 @@
-"""What an engine holds at one moment, and the moves that change where a sequence stands."""
+"""The state of an engine at one moment, and the moves of sequences between its queues."""
 
 from bisect import bisect_left, insort
 from operator import attrgetter
@@ -20,7 +20,7 @@ _FRONT = -(1 << 128)
 class BlockAccounting:
     """Queues, block tables, groups and adapters. Its methods are the moves between the queues.
 
-    What is thrown out together (a sequence, or the running members of its group) is a unit.
+    A unit is what a preemption removes together: a sequence, or the running members of its group.
     """
 
     def __init__(self, config: EngineConfig, future: Future | None = None) -> None:
@@ -47,7 +47,7 @@ class BlockAccounting:
         self.front = _FRONT
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that so many tokens take."""
+        """Blocks that `tokens` tokens take."""
         return -(-tokens // self.config.block_size_tokens)
 
     def group_blocks(self, group: Group) -> int:
@@ -173,7 +173,7 @@ class BlockAccounting:
             if not group.forked:
                 self.seats_held -= len(group.members) - 1
         for sequence in unit:
-            # What this very step had given it.
+            # Return the blocks that this step had allocated to the sequence.
             self.pool.trim(sequence.blocks, self.blocks_for(sequence.computed_tokens))
         swap = self.config.preemption == "swap"
         if swap and len({block for s in unit for block in s.blocks}) <= self.host.free:

@@ -10,8 +10,8 @@ from schedsvc.lab.engine.errors import EngineInvariantError
 class BlockPool:
     """Hands out the blocks 0..total-1 of a KV cache; the last one freed is the first one reused.
 
-    A block is free, or held by one or more tables, or cached: held by nobody, with contents that
-    a later prompt may want. Cached blocks are given up when no free one is left.
+    A block is free, or held by one or more tables, or cached: no table holds it, but a later prompt
+    may use its contents. Cached blocks are given up when no free one is left.
     """
 
     __slots__ = ("_extra", "_free", "block_size_tokens", "cache", "total")
@@ -38,7 +38,7 @@ class BlockPool:
 
     @property
     def cached(self) -> int:
-        """Blocks that nobody holds and whose contents are kept. O(1)."""
+        """Blocks that no table holds and whose contents are kept. O(1)."""
         return 0 if self.cache is None else len(self.cache)
 
     @property
@@ -66,7 +66,7 @@ class BlockPool:
         return True
 
     def hand_out(self, tables: list[list[int]]) -> None:
-        """Append a free block to each of the tables; so many can be had. O(tables), as above."""
+        """Append a free block to each of the tables; enough must be free. O(tables), as above."""
         free, cache = self._free, self.cache
         while cache is not None and len(free) < len(tables):
             free.append(cache.evict())
@@ -74,7 +74,7 @@ class BlockPool:
             table.append(free.pop())
 
     def share(self, table: Iterable[int]) -> None:
-        """Count one more holder of each block of a table that somebody holds. O(blocks)."""
+        """Count one more holder of each block of a table that already has a holder. O(blocks)."""
         extra = self._extra
         for block in table:
             extra[block] = extra.get(block, 0) + 1

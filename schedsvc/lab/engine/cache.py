@@ -20,11 +20,11 @@ _RANKS: dict[str, Rank] = {"lru": lru, "fifo": fifo, "lfu": lfu}
 
 
 class PrefixCache:
-    """Which blocks hold which contents, and which of them nobody holds. `len()` counts the latter.
+    """Maps contents to blocks, and ranks the blocks that no table holds. `len()` counts the latter.
 
     A key names a whole prefix, so a prompt's blocks are found one after the other until the first
     that is missing. Of two blocks with the same contents only the first is known here. At most
-    `idle_max` blocks are kept that nobody holds (None: no limit). Belady's rule needs the future.
+    `idle_max` blocks that no table holds are kept (None: no limit). Belady's rule needs the future.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class PrefixCache:
         return len(self._idle)
 
     def __contains__(self, block: int) -> bool:
-        """Whether nobody holds the block and its contents are kept."""
+        """Whether no table holds the block and its contents are kept."""
         return block in self._idle
 
     def blocks(self) -> set[int]:
-        """List the blocks that nobody holds. O(n)."""
+        """List the blocks that no table holds. O(n)."""
         return self._idle.blocks()
 
     def keys(self) -> set[Key]:
@@ -71,7 +71,7 @@ class PrefixCache:
         return found
 
     def take(self, block: int) -> None:
-        """Somebody holds an idle block again."""
+        """Mark an idle block as held again."""
         self._idle.remove(block)
 
     def count_hits(self, blocks: Sequence[int]) -> None:
@@ -80,7 +80,7 @@ class PrefixCache:
             self._entry_of[block].hits += 1
 
     def pass_by(self, request_id: Hashable, keys: Sequence[Key]) -> None:
-        """Tell Belady's rule that a request has come, or never will; others do not care."""
+        """Report to Belady's rule a request that has come, or never will; no-op for other rules."""
         future = self._future
         if future is None:
             return

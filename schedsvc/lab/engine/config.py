@@ -1,4 +1,4 @@
-"""What an engine holds and how it schedules."""
+"""The capacity and the scheduling rules of an engine."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -34,10 +34,10 @@ class EngineConfig:
     host memory and back, and recomputes only where these are full.
     `resume`: preempted work goes on in the order of its arrival, or, with "front", each step's
     victims are put in front of the queue as they were thrown out, the youngest first.
-    `delay_factor_ppm`: while sequences run, nothing is admitted before the first in the queue has
-    waited for so many millionths of the last prompt step's duration (vLLM V0's delay factor).
+    `delay_factor_ppm`: while sequences run, a new one is admitted only after the first in the queue
+    has waited for this many millionths of the last prompt step's duration (vLLM V0's delay factor).
     `prefix_cache`: which block of the prefix cache is given up first, or "off". At most
-    `cache_blocks_max` blocks stay cached that nobody holds; None: as many as there is room for.
+    `cache_blocks_max` blocks that no sequence holds stay cached; None: only the memory limits them.
     `reserve_prompt`: a prompt that is computed in pieces is admitted only where all of it fits
     (vLLM 0.32), not just its first piece.
     `adapters_max` LoRA adapters may be loaded at a time, each as large as `adapter_tokens` tokens

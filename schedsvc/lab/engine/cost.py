@@ -59,11 +59,11 @@ class StepCost:
         )
 
     def swap_ns(self, tokens: int) -> int:
-        """Return how long blocks of so many tokens take to the host or back. O(1)."""
+        """Return how long blocks of `tokens` tokens take to the host or back. O(1)."""
         return self.swap_token_ns * tokens
 
     def copy_ns(self, tokens: int) -> int:
-        """Return how long a copy of so many tokens within the device takes. O(1)."""
+        """Return how long a copy of `tokens` tokens within the device takes. O(1)."""
         return self.copy_token_ns * tokens
 
     def duration_ns(self, prompt_tokens: int, decodes: int, kv_tokens: int) -> int:

@@ -69,7 +69,7 @@ class Engine:
         group = Group(request) if forks else None
         keys = request.prefix_keys if self._accounting.cache is not None else ()
         if keys and request.adapter is not None:
-            # What an adapter has computed is of no use to another one.
+            # Another adapter cannot use the KV cache that an adapter has computed.
             keys = tuple((request.adapter, key) for key in keys)
         sequences = []
         for index in range(len(request.output_tokens)):
@@ -163,7 +163,7 @@ class Engine:
     def run_decodes(
         self, steps_max: int, duration_max_ns: int | None = None, now_ns: int = 0
     ) -> StepResult | None:
-        """Do many steps at once, exactly as so many calls of `step()` would.
+        """Do up to `steps_max` steps at once, with the same result as single calls of `step()`.
 
         Only while all running sequences decode and nothing can be admitted: up to and including
         the step in which the first sequence ends, at most `steps_max` steps, and no step begins at
@@ -237,7 +237,7 @@ class Engine:
         return len(accounting.running), len(accounting.waiting), accounting.preemptions
 
     def blocks_ahead(self, steps: int) -> int:
-        """Count the blocks that so many steps of a run take that was foreseen. O(log n)."""
+        """Count the blocks that the next `steps` steps of a planned run take. O(log n)."""
         return self._accounting.lockstep.blocks_ahead(steps)
 
     def running(self) -> list[Sequence]:
@@ -249,7 +249,7 @@ class Engine:
         return self._accounting.waiting.live()
 
     def swapped(self) -> list[list[Sequence]]:
-        """List the units in host memory in the order in which they come back. O(swapped)."""
+        """List the units in host memory in the order in which they return. O(swapped)."""
         return self._accounting.swapped.units()
 
     def check(self) -> None:
@@ -331,8 +331,8 @@ class Engine:
     def _extend(self, group: Group) -> list[Sequence]:
         """Fork a group whose prompt is computed, and extend beams that are ready.
 
-        Returns who gets a token. After a preemption a sampled answer has to compute anew what it
-        had produced, first.
+        Returns who gets a token. After a preemption a sampled answer must first recompute the
+        tokens that it had produced.
         """
         if not group.forked:
             self._accounting.fork(group)

@@ -45,19 +45,19 @@ class Future:
                 uses.remove(place)
 
     def next_use(self, key: Key) -> int:
-        """Tell the place, in order of arrival, of the key's next use."""
+        """Return the place, in order of arrival, of the key's next use."""
         uses = self._uses.get(key)
         return uses[-1] if uses else _NO_USE
 
 
 @dataclass(slots=True)
 class Candidate:
-    """What is known of a cached block."""
+    """The facts about a cached block that the ranking uses."""
 
     key: Key
     registered: int  # ordinal of its entry into the cache
     hits: int  # times that it was used since
-    idle: int = 0  # ordinal of the moment since when nobody holds it
+    idle: int = 0  # ordinal of the moment at which its last holder left
 
 
 Rank = Callable[[Candidate], tuple[int, int]]
@@ -109,7 +109,7 @@ class IdleBlocks:
         return set(self._entry)
 
     def put(self, block: int, candidate: Candidate) -> None:
-        """Add a block, or rank it anew."""
+        """Add a block, or update its rank."""
         self._ordinal += 1
         if block not in self._entry:
             candidate.idle = self._ordinal

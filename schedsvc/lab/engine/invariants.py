@@ -44,7 +44,7 @@ def _check_running(accounting: BlockAccounting, under_way: bool) -> None:
     groups = {id(s.group): s.group for s in running if s.group is not None}
     _check(len(groups) == accounting.groups_running, "the running groups are miscounted")
     held = sum(len(group.members) - 1 for group in groups.values() if not group.forked)
-    _check(held == accounting.seats_held, "seats are held for nobody")
+    _check(held == accounting.seats_held, "the held seats are miscounted")
     for s in running:
         _check(s.state == SequenceState.RUNNING, f"{s} runs in the wrong state")
         planned = s.scheduled_tokens if under_way else 0

@@ -81,7 +81,7 @@ class Lockstep:
         return ended
 
     def steps_left(self) -> int:
-        """Tell after how many steps the first one ends; there is one. O(1)."""
+        """Return the number of steps until the first member ends; there is one. O(1)."""
         return self._ends[0][0] - self.clock.steps
 
     def kv_tokens(self) -> int:
@@ -95,15 +95,16 @@ class Lockstep:
         return rounds * len(self.members) + end - begin + wrapped
 
     def steps_within(self, steps: int, blocks: int) -> int:
-        """Find the most steps, up to `steps`, for which so many blocks suffice; there is somebody.
+        """Find the most steps, up to `steps`, for which `blocks` blocks suffice. Needs a member.
 
         O(log n).
         """
         size, count = self._pool.block_size_tokens, len(self.members)
-        # Nobody takes more than this; where even that fits, nothing has to be counted.
+        # No member takes more blocks than this; if even that fits, no count is needed.
         if count * (steps // size + 1) <= blocks:
             return steps
-        # In so many steps as a block has tokens, each takes one; then whoever is one too many.
+        # In a round of as many steps as a block has tokens, each member takes one block. The blocks
+        # that are left over decide at which step the next member finds none.
         rounds, left = divmod(blocks, count)
         now = self.clock.steps % size
         place = (bisect_left(self._phases, now) + left) % count

@@ -1,4 +1,4 @@
-"""Decides what the next step computes: who goes on, who is thrown out, who comes back or in."""
+"""Plans the next step: which sequences go on, are preempted, return, or are admitted."""
 
 from typing import NamedTuple
 
@@ -82,7 +82,7 @@ class Planner:
         )
 
     def next_admission(self, budget: int, now_ns: int) -> Admission | None:
-        """Find who could be admitted next, of those that wait; None: nobody now."""
+        """Find the waiting sequence that could be admitted next; None: none can be admitted now."""
         accounting = self._accounting
         while True:
             sequence = accounting.waiting.peek()
@@ -101,7 +101,7 @@ class Planner:
             accounting.waiting.park()
 
     def delay_left_ns(self, now_ns: int) -> int:
-        """Tell for how long the first in the queue is still held back; 0: it is not."""
+        """Return for how long the first in the queue is still held back; 0: it is not."""
         factor = self._config.delay_factor_ppm
         if not factor or not self._accounting.running:
             return 0
@@ -253,7 +253,7 @@ class Planner:
             budget -= admission.tokens
 
     def _admissible(self, sequence: Sequence, budget: int) -> Admission | None:
-        """Tell what a waiting sequence could compute in a step now, if it fits."""
+        """Return what a waiting sequence could compute in a step now, if it fits."""
         accounting = self._accounting
         target, found = _target(sequence), []
         tokens, free = target, accounting.pool.free

@@ -92,7 +92,7 @@ class EngineFields(_Model):
 
 
 class EngineOptions(TypedDict, total=False):
-    """What may be given in place of a profile's defaults; None stands for the default."""
+    """Values that replace a profile's defaults; None stands for the default."""
 
     kv_tokens: int | None
     block_size_tokens: int | None
@@ -163,7 +163,7 @@ class Profile(_Model):
         return self.memory.kv_tokens(step_tokens_max, adapters_max)
 
     def step_cost(self, sequences_max: int) -> StepCost:
-        """Tabulate the cost of a step of up to so many sequences. O(sequences_max)."""
+        """Tabulate the cost of a step of up to `sequences_max` sequences. O(sequences_max)."""
         cost = self.cost
         return StepCost.build(
             step_ns=cost.step_ns,

@@ -46,7 +46,7 @@ class Runs:
         return lockstep.advance(steps)
 
     def _only_decodes(self, now_ns: int) -> bool:
-        """Whether nobody comes to those that decode in the next step, or until one of them ends."""
+        """Whether no sequence can join those that decode in the next step, or until one ends."""
         accounting, config = self._accounting, self._accounting.config
         count = len(accounting.running)
         if accounting.swapped:
@@ -61,8 +61,9 @@ class Runs:
         """Count the blocks that a run may take."""
         accounting = self._accounting
         if accounting.cache is not None:
-            # Who waits may find less of its prompt when contents are given up, and then fit into
-            # a step's budget with fewer blocks than before: that has to be looked at each time.
+            # When the cache evicts contents, a waiting sequence may find less of its prompt there.
+            # It may then fit into a step's budget with fewer blocks than before, so each step has
+            # to check that.
             first = accounting.waiting.peek()
             if first is not None and first.prefix_keys:
                 return accounting.pool.unused

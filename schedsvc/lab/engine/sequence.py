@@ -1,4 +1,4 @@
-"""What the engine works on: requests, the sequences that they fan out to, and their groups."""
+"""The engine's work: requests, the sequences that they fan out to, and their groups."""
 
 from __future__ import annotations
 

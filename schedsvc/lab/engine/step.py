@@ -1,4 +1,4 @@
-"""What the engine tells its caller: steps, runs of steps, their results, and gauges."""
+"""The values that the engine returns: steps, runs of steps, their results, and gauges."""
 
 from typing import NamedTuple
 
@@ -9,9 +9,9 @@ class EngineGauges(NamedTuple):
     """The engine at one moment, and totals since its start.
 
     `prompt_tokens` counts a request's prompt once, when the first of its sequences has computed
-    it; what is recomputed after a preemption is not counted again. `used_blocks` are held by
-    somebody, loaded adapters included; `cached_blocks` by nobody, but their contents can still be
-    found. Of the `cache_query_tokens` of prompts admitted, `cache_hit_tokens` were found.
+    it; what is recomputed after a preemption is not counted again. Sequences and loaded adapters
+    hold `used_blocks`. `cached_blocks` have no holder, but a prompt can still find their contents.
+    Of the `cache_query_tokens` of prompts admitted, `cache_hit_tokens` were found.
     """
 
     running: int
@@ -61,7 +61,7 @@ class DecodeRun(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What a step, or a run of decode steps, brought about.
+    """The result of a step or of a run of decode steps.
 
     Each of `produced` has `tokens` more tokens of output; `started` are those of them whose first
     token it is, `finished` those that are complete. `preempted` were thrown out when the step was

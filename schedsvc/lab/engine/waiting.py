@@ -14,8 +14,8 @@ _key = attrgetter("key")
 class WaitingQueue:
     """Sequences by ascending place. A preempted one keeps its place, so it is back where it was.
 
-    Push and pop are O(log n); removal only forgets, at an amortised O(1). What is parked stays in
-    the queue but is not shown until `unpark()`.
+    Push and pop are O(log n); removal only forgets, at an amortised O(1). A parked sequence stays
+    in the queue but is not shown until `unpark()`.
     """
 
     __slots__ = ("_heap", "_live", "_parked")

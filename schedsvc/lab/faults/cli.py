@@ -29,7 +29,7 @@ from schedsvc.option_types import FiniteRange
 from schedsvc.tables import table_console
 
 _FAILURES_MAX = 5
-"""So many failing seeds are made small and shown; after them nothing new is begun."""
+"""The run makes this many failing seeds small and shows them, then begins no new seed."""
 
 EPILOG = """\b
 Example:
@@ -213,7 +213,9 @@ def _list_faults() -> None:
 @click.command("simtest", epilog=EPILOG)
 @click.option("--seed", type=click.IntRange(0, 1 << 60), help="The seed, or the first of several.")
 @click.option("--seeds", type=click.IntRange(1), help="How many; default: one, or till the time.")
-@click.option("--minutes", type=FiniteRange(0, 10_000, min_open=True), help="Run for so long.")
+@click.option(
+    "--minutes", type=FiniteRange(0, 10_000, min_open=True), help="Run for this many minutes."
+)
 @click.option(
     "--events",
     type=click.IntRange(1, 100_000_000),
@@ -228,7 +230,7 @@ def _list_faults() -> None:
 @click.option(
     "--marathon",
     type=click.IntRange(1, 1_000_000_000),
-    help="Instead: so many requests, 20 % cancelled, 5 % of the Completes lost; what is left?",
+    help="Run this many requests instead, cancel 20 %, lose 5 % of Completes; show what is left.",
 )
 @click.option(
     "--totals",

@@ -15,19 +15,19 @@ from schedsvc.state.backlog import Backlog, ChangedRow, SavedRow, aged
 Rows = dict[bytes, SavedRow]
 Changes = dict[bytes, ChangedRow]
 _COMPARED = (b"l", b"o", b"p", b"q", b"t")
-"""Rows that a core which has just restored them tells as they were."""
+"""Rows that a core saves unchanged right after it has restored them."""
 
 _QUOTAS = (b"q", b"t")
 _BUCKET, _LIFT, _LEVELS, _LENGTH = 1, 5, 11, 2
 _MICRO, _DEBT_MINUTES = 1_000_000, 2
 _KEPT = 4
-"""So many writes may be lost with the power."""
+"""A power loss takes at most this number of writes."""
 
 
 class Disk:
     """The file: each write is there as a whole or not at all.
 
-    Beside the rows it keeps what the auditor knew when they were told.
+    Beside the rows it keeps what the auditor knew when the core returned them.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Disk:
 
 
 class SavedProcess(Protocol):
-    """What a saver asks of the process whose state it saves."""
+    """The calls that a saver makes to the process whose state it saves."""
 
     @property
     def incarnation(self) -> int:
@@ -114,7 +114,7 @@ class Saver:
             self._process.enter((self._collect, incarnation))
 
     def _collect(self, incarnation: int) -> None:
-        """Read a slice, and come back for the next; behind the last one, begin to write."""
+        """Read a slice and schedule the next one; after the last one, begin to write."""
         rows = self._process.save(self._options.rows_at_once)
         if rows:
             self._offsets.add(self.wall_ns() - self._events.now_ns)
@@ -152,8 +152,9 @@ class Saver:
     def restore(self, core: Scheduler, spare: Scheduler, now_ns: int) -> tuple[Known | None, int]:
         """Let a core that was just configured take over what the file holds.
 
-        Returns what the auditor knew when that was told, and for how long buckets are credited at
-        most; None where it starts as if it never ran. `spare` is another core like it.
+        Returns what the auditor knew when the core returned those rows, and the longest time for
+        which buckets are credited; None if the core starts as if it never ran. `spare` is another
+        core like it.
         """
         disk, rnd = self.disk, self._events.rnd
         if not disk.rows or (disk.is_damaged and rnd.random() < 0.5):  # SQLite finds it
@@ -179,7 +180,7 @@ class Saver:
         return known, self._events.now_ns - saved_ns
 
     def _check(self, spare: Scheduler, now_ns: int) -> None:
-        """Hold that whoever takes rows over without delay tells the same again."""
+        """Check that a core that takes the rows over without delay saves the same rows again."""
         rows = [(key, value, 0) for key, value, _ in self.disk.rows.values()]
         spare.set_saved(now_ns, rows)
         told = dict(spare.save(now_ns, 1 << 20))
@@ -187,7 +188,7 @@ class Saver:
             quota = key.startswith(_QUOTAS)
             again = fields(told.get(key) or b"", quota=quota)
             if key.startswith(_COMPARED) and again != fields(value, quota=quota):
-                raise ViolationError(f"what was saved comes back otherwise: {key!r}")
+                raise ViolationError(f"a restart changed a saved row: {key!r}")
             if key == b"o" and _lowered(levels(value), levels(told[key] or b"")):
                 raise ViolationError("a restart lowered the level of a class")
 

@@ -96,8 +96,8 @@ def with_shares(rnd: Random, quotas: Quotas) -> Quotas:
 def draw_order(rnd: Random, core: dict[str, Any]) -> tuple[int, int]:
     """Draw who goes first inside a flow, and of prefixes; `core` gets the settings.
 
-    Returns of how many families prompts are (0: nobody tells), and how many of a thousand requests
-    have a deadline.
+    Returns the number of prompt families (0: requests carry no hashes), and how many of a thousand
+    requests have a deadline.
     """
     deadlines = prefixes = 0
     if rnd.random() < 0.35:

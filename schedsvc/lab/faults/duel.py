@@ -45,7 +45,7 @@ class SteadyQueue(EventQueue):
 
 
 class Plan(NamedTuple):
-    """What the others do."""
+    """The traffic of the other clients."""
 
     requests: int
     interval_ns: int  # between two of them; 0: they keep a backlog
@@ -122,7 +122,7 @@ class _Side:
 
     @property
     def granted(self) -> list[Granted]:
-        """What the others were granted, and when they asked for it first."""
+        """Grants to the other clients, with the times at which they first asked."""
         first_ns = self._asked_ns
         granted = self.world.auditor.books.shares.granted
         return [g._replace(asked_ns=first_ns[g.request_id]) for g in granted]

@@ -40,7 +40,7 @@ class EventQueue:
         return True
 
     def drain(self, count_max: int) -> bool:
-        """Let everything happen that is still to; False where that is more than so many things.
+        """Process all events that are left; False if there are more than `count_max`.
 
         O(things * log n).
         """

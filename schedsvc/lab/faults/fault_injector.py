@@ -46,7 +46,7 @@ class FaultInjector:
             if act():
                 self.counts[name] += 1
 
-    # Somebody to harm.
+    # Choice of a target.
 
     def _one(self, of: list[Any]) -> Any:
         return of[int(self._random() * len(of))] if of else None
@@ -130,7 +130,7 @@ class FaultInjector:
         return False
 
     def complete_after_expiry(self) -> bool:
-        """End a lease that nobody renewed until it had expired."""
+        """End a lease that has expired because its holder did not renew it."""
         caller, core = self._caller(), self._world.options.core
         if caller is None or not caller.running:
             return False
@@ -169,7 +169,7 @@ class FaultInjector:
         return shim.inject(pb.SessionEvent(admit=admit))
 
     def mass_cancellation(self) -> bool:
-        """Everybody leaves a shim."""
+        """Cancel all requests of a shim."""
         shim = self._shim()
         if shim is None or not (shim.jobs or shim.running):
             return False
@@ -184,7 +184,7 @@ class FaultInjector:
         return True
 
     def tenant_flood(self) -> bool:
-        """Names that nobody knows."""
+        """Send requests of tenants that the configuration does not name."""
         for _ in range(20):
             self._world.arrive(tenant=f"nobody-{int(self._random() * 1e9)}")
         return True
@@ -432,7 +432,7 @@ class FaultInjector:
         return shim.inject(pb.SessionEvent(progress=report))
 
     def capacity_changed(self) -> bool:
-        """Register a pool anew, as its engine would after a change of its settings."""
+        """Register a pool again, as its engine would after a change of its settings."""
         shim = self._connected()
         if shim is None:
             return False

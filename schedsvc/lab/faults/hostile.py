@@ -152,7 +152,7 @@ class Hostile:
         used = (prompt, 0, output)
         self.client.end(lease_id, epoch, _COMPLETED, used, lambda call, answer: None)
 
-    # What it finds.
+    # Choice of a target.
 
     def _one(self, of: Any) -> Any:
         return of[int(self._random() * len(of))] if of else None

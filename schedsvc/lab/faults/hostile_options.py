@@ -1,4 +1,4 @@
-"""What a hostile principal does and was granted: drawn for the seeds that have one."""
+"""The acts and grants of a hostile principal, drawn for the seeds that have one."""
 
 from dataclasses import dataclass
 from random import Random
@@ -11,7 +11,7 @@ HOSTILE = 1 << 48
 PRINCIPAL = 9
 TENANT = "mal"
 POOLS = 24
-"""So many names it has for pools of its own."""
+"""The number of names that the principal has for pools of its own."""
 
 _MS = 1_000_000
 
@@ -34,7 +34,7 @@ HOSTILE_FAULTS = {
     "answers-flooded": (3, "it completes requests as soon as they are granted"),
     "leases-flooded": (3, "it replays dozens of invented leases into its own pools"),
 }
-"""What a principal can do against others."""
+"""The acts of a principal against others."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class HostileOptions:
 
     grants: Grants
     strikes_ns: int  # between two of its acts, on average
-    waiting_max: int  # of its own honest requests, so many wait
+    waiting_max: int  # of its own honest requests
     duel: bool = False  # the seed runs twice, to compare what others got
     size: tuple[int, int] | None = None  # prompt and output of all requests of a duel
 

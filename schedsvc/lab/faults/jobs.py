@@ -1,4 +1,4 @@
-"""What clients ask for: requests, and what becomes of each on its client's side."""
+"""The clients' requests, and the state of each on its client's side."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from schedsvc.lab.faults.event_queue import EventQueue
 from schedsvc.lab.faults.options import Options
 
 _SEASON, _ALONE = 130, 40
-"""Of so many requests, the first so many come from one tenant alone."""
+"""Requests in a season, and how many of its first ones come from one tenant alone."""
 
 _ODD, _HASH_MAX = 0x9E3779B97F4A7C15, (1 << 64) - 1
 

@@ -9,7 +9,7 @@ from schedsvc.lab.faults.event_queue import EventQueue
 
 
 class ServingProcess(Protocol):
-    """What the network asks of the scheduler's process."""
+    """The calls that the network makes to the scheduler's process."""
 
     @property
     def is_up(self) -> bool:
@@ -150,7 +150,7 @@ class Call:
         then: Callable[[Call, Any], None],
         principal: int,
     ) -> None:
-        """`then(call, answer)` is told the answer; None where the call has failed."""
+        """`then(call, answer)` is called with the answer; None if the call has failed."""
         self._events = events
         self._delay_ns = delay_ns
         self._lost_permille = lost_permille
@@ -164,7 +164,7 @@ class Call:
         self.totals = (-1, -1, -1)
 
     def send(self, process: ServingProcess, method: Callable[[Call], None]) -> int:
-        """Send it. Returns when it arrives; -1: it was lost; 0: nobody is there."""
+        """Send it. Returns the arrival time; -1: it was lost; 0: no process is up."""
         events = self._events
         is_lost = events.rnd.random() * 1_000 < self._lost_permille
         if is_lost or not process.is_up:

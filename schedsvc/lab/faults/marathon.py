@@ -22,7 +22,7 @@ _WATCH = 50_000
 
 @dataclass
 class Marathon:
-    """What became of the requests, and what is left of them."""
+    """The outcomes of the requests, and what is left of them."""
 
     requests: int = 0
     granted: int = 0
@@ -44,7 +44,7 @@ def run_marathon(
     lost_permille: int = 50,
     watch: Callable[[int], None] | None = None,
 ) -> Marathon:
-    """Run so many requests, then wait until every lease has run out. O(requests).
+    """Run `requests` requests, then wait until every lease has run out. O(requests).
 
     `watch` hears now and then how many have been asked for. Raises InvariantError where the core's
     own books do not balance.

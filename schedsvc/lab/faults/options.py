@@ -37,8 +37,8 @@ NEWEST = 1 << 46
 """Seeds below draw what the first ones drew, so that those that failed once fail as they did; the
 others also draw what the scheduler has learned since: quotas, and who counts as active; then what
 outlives a restart, classes, limits of pools, adapters, dispatch delay and shares; then deadlines,
-and that who cannot meet them is refused; then shares in front of several pools, what an operator
-does, order by deadline, prefixes, and outputs of one length; then the lift to a level, and its
+and the refusal of requests that cannot meet them; then shares in front of several pools, acts of an
+operator, order by deadline, prefixes, and outputs of one length; then the lift to a level, and its
 credit."""
 
 _FIRST_FAULTS = {
@@ -46,11 +46,11 @@ _FIRST_FAULTS = {
     "shim-killed": (3, "a shim process dies with its engine, and starts again"),
     "client-leaves-queue": (6, "a client leaves while its request waits"),
     "client-leaves-run": (6, "a client leaves while its request runs"),
-    "client-vanishes": (3, "a unary client dies with its leases, which nobody completes"),
+    "client-vanishes": (3, "a unary client dies, and its leases are never completed"),
     "scheduler-restarted": (1, "the scheduler dies and starts again, leases in flight"),
     "complete-lost": (0, "the answer to a Complete, or the call itself, is lost"),
     "complete-twice": (4, "a lease that has ended is completed again"),
-    "complete-early": (2, "a Complete names a lease whose grant nobody has seen yet"),
+    "complete-early": (2, "a Complete names a lease whose grant its holder has not seen yet"),
     "complete-after-expiry": (2, "a holder stays silent until its lease has expired, then ends it"),
     "progress-after-complete": (4, "a report is behind the end of its lease"),
     "admit-twice": (5, "the same request is asked for again, while it waits or after its grant"),
@@ -66,7 +66,7 @@ _FIRST_FAULTS = {
     "scheduler-paused": (1, "the scheduler's process stands still for up to 30 s"),
     "mass-cancellation": (1, "all that a shim has open is cancelled in one moment"),
     "burst": (2, "a hundred requests arrive in one moment"),
-    "tenant-flood": (2, "requests of tenants that nobody knows"),
+    "tenant-flood": (2, "requests of tenants that the scheduler does not know"),
     "too-large": (2, "a request that no pool can hold"),
     "malformed": (3, "an event that breaks a limit of the contract"),
     "garbage": (1, "bytes that are no message, or a wrong seq: the stream ends"),
@@ -76,7 +76,7 @@ _FIRST_FAULTS = {
     "telemetry-false": (3, "an engine reports numbers that are wrong"),
     "telemetry-stale": (2, "an engine reports numbers of an earlier epoch"),
     "report-false": (3, "a shim reports absurd totals"),
-    "capacity-changed": (2, "a pool is registered anew, also smaller than what it has promised"),
+    "capacity-changed": (2, "a pool is registered again, also smaller than what it has promised"),
     "weights-reloaded": (1, "tenants get other weights while their requests wait and run"),
 }  # fmt: skip
 
@@ -85,7 +85,7 @@ STATE_FAULTS = {
     "disk-full": (1, "for seconds, no state can be written"),
     "state-damaged": (2, "the scheduler dies, and what it has saved is damaged"),
 }
-"""What can happen where a seed keeps its state in a file."""
+"""Faults of seeds that keep their state in a file."""
 
 OPERATOR_FAULTS = {
     "pool-drained": (2, "an operator lets a pool grant nothing, for seconds, also over a restart"),
@@ -93,7 +93,7 @@ OPERATOR_FAULTS = {
     "lease-revoked": (4, "an operator revokes a lease that runs, has ended, or never was"),
     "mode-dry-run": (1, "an operator lets a tenant or all in whatever it costs, for seconds"),
 }
-"""What an operator can do to a scheduler that runs."""
+"""Acts of an operator on a scheduler that runs."""
 
 FAULTS = _FIRST_FAULTS | STATE_FAULTS | OPERATOR_FAULTS | HOSTILE_FAULTS
 
@@ -111,7 +111,7 @@ FAIR_FAULTS = frozenset(
         "telemetry-false",
     )
 )
-"""What may happen where it is measured who is served how much: nothing that refunds service."""
+"""Faults of runs that measure the service of each flow: none of them refunds service."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class PoolOptions:
     max_running: int
     max_model_tokens: int
     shims: int
-    token_ns: int  # a token of output takes so long
+    token_ns: int  # time per token of output
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Options:
     prompt_max: int
     output_max: int
     delay_ns: int  # of the network, on average
-    gather_ns: int  # a shim gathers events so long
+    gather_ns: int  # time for which a shim gathers events
     lost_permille: int  # of unary messages
     reports_permille: int  # requests that report progress
     fault_ns: int  # between two faults, on average
@@ -152,9 +152,9 @@ class Options:
     state: StateOptions | None = None
     classes: Classes | None = None
     limits: PoolLimits | None = None
-    adapters: dict[str, int] | None = None  # tokens that each takes; -1: as many as is usual
-    deadlines_permille: int = 0  # requests that tell by when they want their first token
-    prefixes: int = 0  # families of prompts that begin alike; 0: nobody tells
+    adapters: dict[str, int] | None = None  # tokens that each takes; -1: the usual size
+    deadlines_permille: int = 0  # requests with a deadline for their first token
+    prefixes: int = 0  # families of prompts that begin alike; 0: no hashes
     alike: bool = False  # outputs of a tenant are of one length
     hostile: HostileOptions | None = None
 
@@ -188,7 +188,7 @@ def _with_hostile(options: Options, faults: frozenset[str] | None) -> Options:
 
 
 def _of_one_length(options: Options) -> Options:
-    """Let outputs be alike, and so many ask and end that the core learns it and spreads them."""
+    """Give a tenant's outputs one length, with short gaps, so that the core learns and paces."""
     core = {"ledger": "peak", "samples_min": 1, "queue_max": 10_000, "flow_queue_max": 1_000}
     return replace(
         options,
@@ -316,7 +316,7 @@ class Later(NamedTuple):
     limits: PoolLimits | None = None
     adapters: dict[str, int] | None = None
     faults: frozenset[str] = frozenset()
-    reports: int = 0  # so many of a thousand requests at least report their progress
+    reports: int = 0  # least number of a thousand requests that report progress
 
 
 def draw_later(
@@ -331,7 +331,7 @@ def draw_later(
     if rnd.random() < 0.6:
         faults = frozenset(name for name in STATE_FAULTS if rnd.random() < 0.7)
         drawn = drawn._replace(state=draw_state(rnd), faults=faults)
-        if rnd.random() < 0.5:  # messages tell everything that counters are made of
+        if rnd.random() < 0.5:  # messages show every change of a counter
             core["policy"] = rnd.choice(("vtc", "vtc", "lcf"))
             drawn = drawn._replace(quotas=None, reports=1_000)
     if not drawn.reports and rnd.random() < 0.4:
@@ -390,7 +390,7 @@ def of_equal_pools(seed: int, first: PoolOptions) -> tuple[PoolOptions, ...]:
 
 
 def draw_pools(rnd: Random, *, fair: bool, seed: int) -> tuple[PoolOptions, ...]:
-    """Draw the engines. A small one shows soon who is served more than his share."""
+    """Draw the engines. A small engine soon shows which flow gets more than its share."""
     block = rnd.choice((1, 4, 16, 16, 32))
     pools = tuple(
         PoolOptions(

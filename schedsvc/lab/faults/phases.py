@@ -22,7 +22,7 @@ _GAUGES = ("queued", "live_leases", "promised_tokens")
 
 
 class Outcome(NamedTuple):
-    """What a run came to."""
+    """The result of a run."""
 
     events: int
     violation: str  # "": none

@@ -101,7 +101,7 @@ class Server:
         self.saver.begin()
 
     def kill(self) -> None:
-        """Let the process die: whoever is connected finds out by himself."""
+        """End the process without notice: its clients find out by themselves."""
         self.is_up = self._paused = False
         self._inbox.clear()
         for conn in self._streams.values():
@@ -291,7 +291,7 @@ class Server:
         self._settle(now_ns)
 
     def _decide(self, now_ns: int, decision: Any) -> None:
-        """Answer whoever waits for a verdict."""
+        """Answer the calls that wait for a verdict."""
         if decision.outcome == EXPIRED:
             self.auditor.expired(now_ns, decision.lease_id)
             return
@@ -376,7 +376,7 @@ class Server:
         self.auditor.forget(self._now())
 
     def _settle(self, now_ns: int) -> None:
-        """Let the core act on what it was told, and say what it has to say."""
+        """Let the core act on the messages it received, and send its answers."""
         core = self.core
         self._superseded.update(self.auditor.due(now_ns))
         for _ in range(_POLLS_MAX):
@@ -411,7 +411,7 @@ class Server:
         self._settle(self._now())
 
     def save(self, rows_max: int) -> list[tuple[bytes, bytes | None]]:
-        """Return rows of the core that have changed since they were told last."""
+        """Return rows of the core that have changed since the last call."""
         rows: list[tuple[bytes, bytes | None]] = self.core.save(self._now(), rows_max)
         return rows
 

@@ -39,7 +39,7 @@ class LooseProtocol(SessionProtocol):
 
 
 class Engine:
-    """What a shim knows of its engine: when it started, and how quickly it works."""
+    """The facts that a shim knows about its engine: when it started, and how quickly it works."""
 
     def __init__(self, options: PoolOptions, epoch: int) -> None:
         self.options = options
@@ -159,7 +159,7 @@ class Shim:
         self._events.after(self._events.around(_BACKOFF_NS << self._failures), self._connect)
 
     def pump(self, _: object = None) -> None:
-        """Send all that is to be said, and come back when more is due."""
+        """Send everything that is due, and set a timer for the next deadline."""
         conn, protocol, events = self.conn, self.protocol, self._events
         if conn is None or conn.is_broken:
             return

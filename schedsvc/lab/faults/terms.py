@@ -1,4 +1,4 @@
-"""What the scheduler promises under the options of a run: what the auditor holds it to."""
+"""Derives the scheduler's guarantees from the options of a run; the auditor checks them."""
 
 from schedsvc.lab.faults.auditor import CREDIT_AUTO, PoolLimits, Terms
 from schedsvc.lab.faults.configured import HOSTILE_WEIGHT, UNKNOWN_WEIGHT
@@ -10,9 +10,10 @@ _KEPT_PPM = 125_000
 
 
 def _bypass_max(options: Options) -> int | None:
-    """Say how often a head may be bypassed, where arrivals alone tell who is the head.
+    """Return how often a head may be bypassed, if arrivals alone decide which request is the head.
 
-    What a pool has outgrown, because it became smaller, waits for its eviction, not for its turn.
+    A request that a pool can no longer hold, because the pool became smaller, waits for its
+    eviction and not for its turn.
     """
     core = options.core
     if core["policy"] != "fcfs" or _pools(options) > 1 or "capacity-changed" in options.faults:
@@ -29,7 +30,7 @@ def _pools(options: Options) -> int:
 
 
 def _reorders(options: Options) -> bool:
-    """Whether arrivals, counters and classes alone do not tell who is next."""
+    """Whether the next request depends on more than arrivals, counters and classes."""
     by_deadline = options.core.get("flow_order") == "deadline"
     return by_deadline or "mode-dry-run" in options.faults
 
@@ -71,7 +72,7 @@ def terms_of(options: Options) -> Terms:
         output_price=2_000_000,
         cached_price=core["cached_price_ppm"],
         sum_form=core.get("ledger", "sum") == "sum",
-        # What an engine holds beyond all promises is believed for a while, also where it is false.
+        # For a while the core trusts even a false report of load beyond all promises.
         work_conserving=not ((adapts and lies) or limited or delays),
         paces_grants=bool(core.get("grant_pacing")),
         bypass_max=_bypass_max(options),

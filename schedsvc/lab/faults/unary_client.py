@@ -16,7 +16,7 @@ _GRANTED = 1
 _COMPLETED, _CANCELLED = 48, 49
 _TRIES_MAX = 4
 _WORK_NS = 2_000_000
-"""A token of output takes so long."""
+"""The time for a token of output."""
 
 
 class UnaryClient:
@@ -84,7 +84,7 @@ class UnaryClient:
         self._events.after(delay_ns, self._server.enter, (self._server.leave, call))
 
     def vanish(self) -> None:
-        """Let the process die: its calls break, its leases are nobody's."""
+        """End the process: its calls break, and its leases have no holder."""
         for _, call in self.waiting.values():
             self._cancel(call)
         self.waiting.clear()
@@ -130,7 +130,7 @@ class UnaryClient:
         self._work(job)
 
     def report(self, lease_id: int, epoch: int, used: tuple[int, int, int]) -> None:
-        """Report totals; where the call is lost, the next one tells more."""
+        """Report totals; if the call is lost, the next one makes up for it."""
         call = self._call(lambda call, answer: None)
         call.lease_id, call.epoch, call.totals = lease_id, epoch, used
         self._send(call, self._server.progress)

@@ -15,8 +15,7 @@ OUTPUT_PRICE = 2
 def jain_index(values: Floats) -> float | None:
     """Jain's index (sum x)^2 / (n * sum x^2): 1 where all are alike, 1/n where one has all.
 
-    None for fewer than two, or where nobody has anything. R. Jain, D. Chiu, W. Hawe, DEC-TR-301,
-    1984.
+    None for fewer than two, or if all values are 0. R. Jain, D. Chiu, W. Hawe, DEC-TR-301, 1984.
     """
     squares = float((values**2).sum())
     if len(values) < 2 or squares == 0:

@@ -38,8 +38,9 @@ class Pace:
     `warmup_requests` are sent one by one before the clock starts and appear in no figure.
     `warmup_s` is the part of the run that the throughput leaves out. `drain_s` is how long the run
     waits after the last arrival; what is open then is cancelled and counts as an error.
-    `concurrency` makes it a closed loop: so many requests are in flight, each sent when one before
-    it has ended, whatever times the trace says; they start over the first `ramp_s` seconds.
+    `concurrency` makes it a closed loop with this many requests in flight: each is sent when an
+    earlier one has ended, regardless of the trace's times. They start over the first `ramp_s`
+    seconds.
     """
 
     seed: int = 0

@@ -1,4 +1,4 @@
-"""A conversation's turns as whole prompts: a trace tells only what each turn adds."""
+"""Builds whole prompts from a conversation's turns: a trace holds only what each turn adds."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What is asked: prompts of the length that a trace tells, or the trace's own."""
+"""Makes the prompts of a run: of the lengths in a trace, or the trace's own text."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _BLOCKS_KEPT = 1 << 14
 
 
 class TextMaker(Protocol):
-    """Makes text of so many tokens as the server counts them.
+    """Makes text of a given number of tokens, as the server counts them.
 
     `number` says which prompt of the run it is. Where `blocks` hold hashes of `block_tokens`
     tokens each, equal hashes become equal text, and the rest is the prompt's own. A prompt that
@@ -30,7 +30,7 @@ class TextMaker(Protocol):
     def chat(
         self, tokens: int, number: int, blocks: Sequence[int] = (), block_tokens: int = 0
     ) -> str:
-        """Return what a user says so that the chat is so long with its template."""
+        """Return a user's message with which the chat has `tokens` tokens, template included."""
 
 
 class PromptError(ValueError):
@@ -101,7 +101,7 @@ class Prompts:
     def _maker(self) -> TextMaker:
         if self._texts is None:
             raise PromptError(
-                "this backend takes text, and only a tokenizer can tell how long a text is: give "
+                "this backend takes text, and only a tokenizer can count its tokens: give "
                 "the folder of the model's tokenizer with --tokenizer DIR, or --tokenizer emulator "
                 "for `schedsvc emulate` without one"
             )

@@ -1,4 +1,4 @@
-"""What a run says, as data.
+"""Turns a run into data for a report.
 
 `run_report` has the form that the demo's report uses; `full_report` adds reasons, queue times and
 the generator's own health.
@@ -85,7 +85,7 @@ def by_tenant(result: RunResult) -> dict[str, list[Sample]]:
 
 
 def run_report(result: RunResult, preemptions: int | None = None) -> Report:
-    """Sum up a run: every tenant, throughput, the engine's preemptions as its metrics tell them."""
+    """Sum up a run: every tenant, throughput, and preemptions from the engine's metrics."""
     return {
         "tenants": {name: tenant_report(samples) for name, samples in by_tenant(result).items()},
         "output_tokens_per_s": output_tokens_per_s(result),
@@ -96,7 +96,7 @@ def run_report(result: RunResult, preemptions: int | None = None) -> Report:
 
 
 def refusals(samples: Sequence[Sample]) -> Report:
-    """Count refusals by reason, and say how many told when to come back."""
+    """Count refusals by reason, and how many gave a time to retry."""
     refused = [sample for sample in samples if sample.fate is Fate.REFUSED]
     told = [float(sample.retry_after_ms) for sample in refused if sample.retry_after_ms >= 0]
     return {

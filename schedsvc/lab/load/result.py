@@ -1,8 +1,8 @@
 """A run in the form of `vllm bench serve`'s result, with each tenant beside it.
 
 The names, units and definitions of the keys are those of vLLM 0.32 (vllm/benchmarks/serve.py),
-with one difference: latencies count from the time at which a request was meant to be sent. What is
-not vLLM's is named in OWN_KEYS.
+with one difference: latencies count from the time at which a request was meant to be sent. OWN_KEYS
+names the keys that vLLM does not have.
 """
 
 import math
@@ -44,7 +44,7 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a result is to tell: percentiles, goals in ms by metric (GOALS), every request's times.
+    """The parts of a result: percentiles, goals in ms by metric (GOALS), every request's times.
 
     The 99th percentile is always there.
     """
@@ -56,7 +56,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a result says of the run beside its measurements."""
+    """The facts about a run that a result holds beside its measurements."""
 
     date: str
     backend: str
@@ -185,7 +185,7 @@ def _metrics(
 
 
 def _statistics(name: str, values_ms: Floats, percentiles: Sequence[float]) -> Result:
-    """Name and compute what vLLM tells of a metric; 0 of nothing, as there."""
+    """Name and compute vLLM's statistics of a metric; 0 without values, as in vLLM."""
     values_ms = values_ms if len(values_ms) else np.zeros(1)
     result = {
         f"mean_{name}_ms": float(values_ms.mean()),

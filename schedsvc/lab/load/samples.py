@@ -1,4 +1,4 @@
-"""What became of each request, and running sums for whoever watches."""
+"""The outcome and times of each request, and running sums for a live view."""
 
 import math
 from array import array

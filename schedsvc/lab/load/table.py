@@ -26,7 +26,7 @@ COLUMNS = ("sent", "waiting", "streaming", "done", "refused", "errors")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a live view shows beside the tenants: a title, and notes that are asked at each tick."""
+    """The parts of a live view beside the tenants: a title, and notes, read at each tick."""
 
     title: str
     notes: Callable[[], Sequence[str]] = tuple

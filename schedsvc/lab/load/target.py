@@ -25,12 +25,13 @@ class Backend(Enum):
 
 
 class OutputMode(Enum):
-    """Who decides how long an answer gets.
+    """The side that decides the length of an answer.
 
     FORCED: the trace, through `ignore_eos` and `min_tokens` = `max_tokens`; any engine of vLLM's
-    family obeys. EMULATED: the trace, through `emulated_output_tokens`, which tells schedsvc's
-    emulator where its model ends by itself; `max_tokens` stays a cap, as real clients send it, so
-    nobody in front of the engine knows the length beforehand. FREE: the model, below the cap.
+    family obeys. EMULATED: the trace, through `emulated_output_tokens`, from which schedsvc's
+    emulator takes the end of its model's text. `max_tokens` stays a cap, as real clients send it,
+    so no component in front of the engine knows the length beforehand. FREE: the model, below the
+    cap.
     """
 
     FORCED = "forced"
@@ -43,7 +44,7 @@ _PATHS = {
     Backend.OPENAI_CHAT: "/v1/chat/completions",
     Backend.GENERATE_STREAM: "/generate_stream",
 }
-# What the protocol's clients may leave out and its servers take for these (LightLLM, S-LoRA).
+# Fields that the protocol's clients may leave out, with the servers' defaults (LightLLM, S-LoRA).
 _SAMPLING: dict[str, Any] = {
     "do_sample": False,
     "presence_penalty": 0.0,

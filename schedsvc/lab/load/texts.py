@@ -30,14 +30,14 @@ class TokenizerTexts:
     def text(
         self, tokens: int, number: int, blocks: Sequence[int] = (), block_tokens: int = 0
     ) -> str:
-        """Return a prompt of exactly so many tokens, those that the server adds included."""
+        """Return a prompt of exactly `tokens` tokens, including those that the server adds."""
         tokens = max(tokens, self._maker.special_tokens + 1)
         return self._make(tokens, number, blocks, block_tokens)
 
     def chat(
         self, tokens: int, number: int, blocks: Sequence[int] = (), block_tokens: int = 0
     ) -> str:
-        """Return a message with which the chat has exactly so many tokens."""
+        """Return a message with which the chat has exactly `tokens` tokens."""
         words = max(tokens - self._chat_tokens, 1)
         said = self._make(words + self._maker.special_tokens, number, blocks, block_tokens)
         # Where the template's text runs into the message's, a token more or less is possible.
@@ -71,7 +71,7 @@ class EmulatorTexts:
     def text(
         self, tokens: int, number: int, blocks: Sequence[int] = (), block_tokens: int = 0
     ) -> str:
-        """Return a prompt of exactly so many tokens."""
+        """Return a prompt of exactly `tokens` tokens."""
         parts = []
         for block in blocks:
             count = min(block_tokens, tokens)
@@ -82,7 +82,7 @@ class EmulatorTexts:
     def chat(
         self, tokens: int, number: int, blocks: Sequence[int] = (), block_tokens: int = 0
     ) -> str:
-        """Return a message with which the chat has exactly so many tokens, 12 or more."""
+        """Return a message with which the chat has exactly `tokens` tokens, 12 or more."""
         return self.text(max(tokens - EMULATOR_CHAT_TOKENS, 1), number, blocks, block_tokens)
 
     def _words(self, count: int, kind: int, number: int) -> str:

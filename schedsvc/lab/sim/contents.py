@@ -1,4 +1,4 @@
-"""What prompts hold and which adapter they need, in columns, for traces that tell."""
+"""Prefix hashes and adapters of prompts in columns, for traces that have them."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ class Contents:
 
     @classmethod
     def of(cls, records: Iterable[Record | None]) -> "Contents":
-        """Take over what the records tell. O(hashes)."""
+        """Take over the contents of the records. O(hashes)."""
         contents = cls()
         for record in records:
             contents.append(record)
@@ -43,7 +43,7 @@ class Contents:
 
     @property
     def has_prefixes(self) -> bool:
-        """Whether any prompt tells what it holds."""
+        """Whether any prompt has prefix hashes."""
         return len(self._hashes) > 0
 
     def adapter(self, place: int) -> str | None:

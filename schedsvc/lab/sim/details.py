@@ -1,4 +1,4 @@
-"""What details.json holds beyond report.json: waits and refusals of each client."""
+"""The part of details.json that report.json lacks: waits and refusals of each client."""
 
 from collections import Counter
 from typing import Any
@@ -13,7 +13,7 @@ from schedsvc.lab.sim.scheduler_adapter import outcome_name
 
 _NS = 1e9
 _PERCENTILES = (50, 90, 99)
-# What the engines count from their start.
+# Totals that the engines count from their start.
 _TOTALS = (
     "steps",
     "preemptions",

@@ -148,7 +148,7 @@ def fit(measured: Iterable[Measured]) -> tuple[CostFields, Quality]:
     duration, prompt, running, kv_tokens, steps = table.T
     most = max(math.ceil(running.max()), 1)
     segments = list(pairwise([0, *(k for k in KNOTS if k < most), most]))
-    # Of several steps nobody knows how many had prompts.
+    # A row of several steps does not show how many of them had prompts.
     with_prompts = (prompt > 0) & (steps == 1)
     columns = [steps, with_prompts.astype(float), prompt, steps * kv_tokens]
     columns += [steps * np.clip(running - low, 0.0, high - low) for low, high in segments]

@@ -119,8 +119,8 @@ def cumulative_gap(service: Service, duration_s: float) -> float:
 def throughput(tokens: Floats, first_s: Floats, end_s: Floats, edges_s: Floats) -> Floats:
     """Return the tokens per second between edges; a request's are spread from first to end.
 
-    What was not served has NaN times. A request that ended with its first token counts there.
-    O(n log n + edges).
+    Requests that were not served have NaN times. A request that ended with its first token counts
+    there. O(n log n + edges).
     """
     done = ~np.isnan(end_s)
     begin, end, weight = first_s[done], end_s[done], tokens[done]

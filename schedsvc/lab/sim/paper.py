@@ -13,7 +13,7 @@ from schedsvc.lab.sim.requests import Requests
 _NS = 1e9
 CLIENTS = ("client-0", "client-1")
 OFF_S = 60.0
-"""A client that goes on and off is on for so long, then off for so long."""
+"""A client that goes on and off is on for this time, then off for the same time."""
 
 Arrivals = Callable[[Random, float], Iterator[float]]
 """Yields the times of one client's arrivals, up to a duration."""

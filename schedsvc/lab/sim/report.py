@@ -1,4 +1,4 @@
-"""What a run comes to: the figures of report.json, and one row for each request."""
+"""Computes the results of a run: the figures of report.json, and one row for each request."""
 
 import csv
 import json

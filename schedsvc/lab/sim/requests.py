@@ -14,11 +14,11 @@ _NS_PER_S = 1_000_000_000
 
 
 class Requests:
-    """What was asked, sorted by arrival. Times are ns after the trace's start.
+    """The requests of a trace, sorted by arrival. Times are ns after the trace's start.
 
-    `clients` are the tenants in order of name, `client[i]` is an index into them. `place[i]` is
-    the request's place in the trace, by which `contents` knows what the prompt holds, and `classes`
-    the priority class that the trace tells ("": none). Some 50 bytes for each request.
+    `clients` are the tenants in order of name, `client[i]` is an index into them. `place[i]` is the
+    request's place in the trace, by which `contents` finds its prefix hashes. `classes` are the
+    priority classes in the trace ("": none). Some 50 bytes for each request.
     """
 
     __slots__ = (
@@ -109,7 +109,7 @@ class Requests:
 
 
 class Outcomes:
-    """What became of each request of a run: times in ns (NEVER: not), and the verdicts in order.
+    """The outcome of each request of a run: times in ns (NEVER: not), and the order of verdicts.
 
     `outcome[i]` is the core's word for the verdict, 0 while there is none; `pool[i]` the engine
     that ran it. `order` lists requests in the order in which their verdicts fell.

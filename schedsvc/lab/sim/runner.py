@@ -112,11 +112,11 @@ class EngineRunner:
         return self.is_between() and (self._decodes >= self._round_steps or not self.live)
 
     def round_done(self) -> None:
-        """Begin to count decode steps anew."""
+        """Count decode steps from 0 again."""
         self._decodes = 0
 
     def report(self, now_ns: int) -> tuple[Totals, int]:
-        """Tell the output tokens so far of all live requests; and `used_tokens`. O(live)."""
+        """Return the output tokens so far of all live requests, and `used_tokens`. O(live)."""
         done = self._steps_done(now_ns)
         # This is asked often, and most often of sequences that are all in lockstep, as in a run.
         lockstep = self.engine.lockstep

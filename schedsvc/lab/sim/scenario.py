@@ -1,4 +1,4 @@
-"""What a run is made of: an engine profile, a configuration, a policy, a seed."""
+"""The inputs and the result of a run: an engine profile, a configuration, a policy, a seed."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -42,8 +42,8 @@ class Scenario:
     Without `config`, each client is a flow of weight 1, and requests wait for up to an hour. The
     pools of the configuration are the engines; if it names none, there are `engines` like the
     profile.
-    `output_tokens_max` is what every request asks for; 0: exactly what it will produce. What an
-    oracle foretells is off by up to `oracle_error_ppm` of it, drawn from the seed.
+    `output_tokens_max` is what every request asks for; 0: exactly what it will produce. An oracle's
+    estimate is off by up to `oracle_error_ppm` of it, drawn from the seed.
     """
 
     profile: Profile
@@ -57,7 +57,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of one run. `capacity_tokens` is the KV cache of all engines."""
+    """The result of one run. `capacity_tokens` is the KV cache of all engines."""
 
     policy: str
     seed: int
@@ -173,7 +173,7 @@ def _future(requests: Requests, config: EngineConfig) -> Future | None:
 
 
 def patient_config(clients: Sequence[str]) -> Config:
-    """Configure a scheduler that refuses nobody and in which all weigh the same. O(clients).
+    """Configure a scheduler that refuses no request and weighs clients alike. O(clients).
 
     Raises ScenarioError where a client cannot be the name of a tenant.
     """

@@ -1,4 +1,4 @@
-"""What stands between arrivals and engines: the production core, or nothing."""
+"""Connects arrivals to engines: through the production core, or directly."""
 
 from array import array
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ __all__ = [
     "outcome_name",
 ]
 
-# What the core is told of a lease in bulk: its id, its pool's epoch, its tokens of input.
+# The fields of a lease in a bulk report: its id, its pool's epoch, its tokens of input.
 _LEASE = Struct("=3q")
 _NAMES = {
     value: name
@@ -51,7 +51,7 @@ class Verdict(NamedTuple):
 
 
 class Telemetry(NamedTuple):
-    """What a shim tells of its engine; `preemptions` since the engine's start."""
+    """A shim's report on its engine; `preemptions` since the engine's start."""
 
     running: int
     waiting: int
@@ -66,7 +66,7 @@ class SchedulerAdapter(Protocol):
     """
 
     listens: bool
-    expired: int  # leases that ended because nobody renewed them in time
+    expired: int  # leases that were not renewed in time
 
     def arrive(self, now_ns: int, index: int) -> None:
         """Take in a request."""
@@ -92,7 +92,7 @@ class SchedulerAdapter(Protocol):
         """When to poll without another event; NEVER: not."""
 
     def reserved_tokens(self, now_ns: int) -> int | None:
-        """KV cache promised in all pools; None where nobody promises."""
+        """KV cache promised in all pools; None if the adapter makes no promises."""
 
     def digest(self) -> int:
         """Digest of all decisions."""
@@ -105,11 +105,11 @@ class CoreAdapter:
     """Drives the production core as the server does, with one lease for each running request.
 
     `flows[c]` is the flow of client c (-1: refused as unknown). A request asks for
-    `output_tokens_max`, or for exactly its output where that is 0 or less than its output. What an
-    oracle says of its output is in `told`. A class that the trace tells is asked for where the core
-    has one of that name; else the tenant's own is taken. `deadlines[i]` is the time within which
-    request i wants its first token (0: none). `prefixes`: the core is told the hashes of prompts,
-    of which engines keep what they computed.
+    `output_tokens_max`, or for exactly its output where that is 0 or less than its output. `told`
+    holds an oracle's estimates of the outputs. A request asks for the class in the trace if the
+    core has one of that name, else for the tenant's own. `deadlines[i]` is the time within which
+    request i wants its first token (0: none). `prefixes`: the core gets the hashes of prompts,
+    whose KV cache engines keep.
     """
 
     listens = True
@@ -138,7 +138,7 @@ class CoreAdapter:
         names = (str(row["name"]) for row in core.stats(0, 0)["classes"])
         self._classes = {name: name.encode() for name in names}
         self._leases: dict[int, bytes] = {}
-        self._batch: tuple[tuple[int, ...], bytes] = ((), b"")  # requests last told, their leases
+        self._batch: tuple[tuple[int, ...], bytes] = ((), b"")  # requests last sent, their leases
         self._refused: list[Verdict] = []
 
     def arrive(self, now_ns: int, index: int) -> None:
@@ -203,7 +203,7 @@ class CoreAdapter:
         self.core.complete(now_ns, lease_id, epoch, outcome, prompt, cached_tokens, output)
 
     def telemetry(self, now_ns: int, pool: int, told: Telemetry) -> None:
-        """Tell the core. O(1)."""
+        """Report it to the core. O(1)."""
         self.core.telemetry(now_ns, pool, self._epochs[pool], *told)
 
     def poll(self, now_ns: int) -> list[Verdict]:
@@ -273,7 +273,7 @@ class DirectAdapter:
         self._verdicts.append(Verdict(index, GRANTED, pool))
 
     def progress(self, now_ns: int, totals: Totals) -> None:
-        """Nobody asks."""
+        """Ignore it: there is no scheduler."""
 
     def complete(
         self, now_ns: int, index: int, *, served: bool = True, cached_tokens: int = 0
@@ -282,7 +282,7 @@ class DirectAdapter:
         self._added[self._pool_of.pop(index)] -= 1
 
     def telemetry(self, now_ns: int, pool: int, told: Telemetry) -> None:
-        """Nobody asks."""
+        """Ignore it: there is no scheduler."""
 
     def poll(self, now_ns: int) -> list[Verdict]:
         """Let everything in."""
@@ -294,7 +294,7 @@ class DirectAdapter:
         return NEVER
 
     def reserved_tokens(self, now_ns: int) -> int | None:
-        """Nobody promises."""
+        """Return None: without a scheduler there are no promises."""
         return None
 
     def digest(self) -> int:

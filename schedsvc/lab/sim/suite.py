@@ -1,9 +1,10 @@
-"""The VTC paper's experiments anew: each figure beside the published one, with a verdict.
+"""Repeats the VTC paper's experiments: each figure beside the published one, with a verdict.
 
-Every row is the production core's, configured like the paper's server: memory tested by the peak of
-the joint future (`ledger: peak`), nobody passes the head that waits for memory (`dispatch:
-strict`), nobody is held so that not all end at once (`grant_pacing: off`), no part of the memory is
-spared, no round is limited, and new work is considered every ten decode steps.
+Every row is the production core's, configured like the paper's server. The memory test uses the
+peak of the joint future (`ledger: peak`). No request overtakes a head that waits for memory
+(`dispatch: strict`), and no grant is delayed to spread out the ends (`grant_pacing: off`). No part
+of the memory is spared, no round is limited, and the scheduler considers new work every ten decode
+steps.
 """
 
 from collections.abc import Callable, Iterator
@@ -282,7 +283,7 @@ def scaled(profile: Profile, ppm: int) -> Profile:
 def _config(variant: Variant) -> Config:
     """Configure the core like that server: no part of the memory is spared.
 
-    Nobody is refused, but for what exceeds a limit of requests a minute.
+    It refuses only requests that exceed a limit of requests a minute.
     """
     limit: dict[str, Any] = {}
     if variant.requests_per_minute:

@@ -1,4 +1,4 @@
-"""What becomes of the figures when settings vary: one run for each combination of values."""
+"""Runs every combination of settings once, to show how the figures depend on them."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ _MS = 1e3
 
 
 class Goals(NamedTuple):
-    """What a good request meets, in ms: its first token, each further token, its end."""
+    """Goals of a good request, in ms: its first token, each further token, its end."""
 
     ttft: float | None = None
     tpot: float | None = None
@@ -61,7 +61,7 @@ def combinations(vary: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def good(run: Run, goals: Goals) -> Floats:
-    """Tell of each request whether it was served and met every goal (1) or not (0)."""
+    """Return for each request whether it was served and met every goal (1) or not (0)."""
     service = service_of(run)
     first, _ = waits_s(run)
     met = ~np.isnan(service.end_s)

@@ -23,9 +23,9 @@ class Settings:
 
     Each engine's shim reports all its running requests and the engine's own figures every
     `progress_ns`, and each end at once;
-    every report reaches the scheduler `report_delay_ns` later. With `round_steps` > 0 the
-    scheduler is asked for new work only every so many decode steps, right after a report, or when
-    the engine is idle (the server of the VTC paper).
+    every report reaches the scheduler `report_delay_ns` later. With `round_steps` > 0 the scheduler
+    considers new work only every `round_steps` decode steps, right after a report, or when the
+    engine is idle (the server of the VTC paper).
     """
 
     progress_ns: int = 200_000_000
@@ -71,7 +71,7 @@ class World:
         self._rounds = settings.round_steps > 0
         self._arrived = 0
         self._arrival_ns = self._next_arrival_ns()
-        self._cached: dict[int, int] = {}  # tokens from the prefix cache, until they are told
+        self._cached: dict[int, int] = {}  # tokens from the prefix cache, not reported yet
         # Due, and the request that has ended or the totals of those that run.
         self._reports: deque[tuple[int, int | Totals]] = deque()
         self._telemetry: deque[tuple[int, int, Telemetry]] = deque()  # due, pool, what

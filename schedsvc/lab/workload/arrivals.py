@@ -44,7 +44,7 @@ class Arrivals:
         return until_s * self.rate_per_s
 
     def times(self, steps: Times) -> Times:
-        """When so many requests are expected: the inverse of `expected`."""
+        """Return when each of these numbers of requests is expected: the inverse of `expected`."""
         if self.shape == "on-off":
             cycle_s = self.on_s + self.off_s
             on_s = steps * (self.on_s / cycle_s / self.rate_per_s)
@@ -102,8 +102,8 @@ def _gaps(cv: float, rng: np.random.Generator, count: int) -> Times:
 def gap_error(arrivals: Arrivals, times_s: Times) -> str:
     """Say how drawn times miss the asked rate or cv; "" where they do not.
 
-    Looks at them in the time in which the rate is 1. What may be missed is six standard errors of
-    as many gaps (for Gamma gaps: cv/sqrt(n) of the mean, sqrt((2 + 6cv²)/4n) of the deviation).
+    Looks at them in the time in which the rate is 1. The tolerance is six standard errors of that
+    number of gaps (for Gamma gaps: cv/sqrt(n) of the mean, sqrt((2 + 6cv²)/4n) of the deviation).
     """
     if len(times_s) < 100:
         return ""

@@ -112,7 +112,7 @@ class Ask:
 def conversations(records: Iterable[Record], skipped: Counter[str]) -> Iterator[Conversation]:
     """Put the turns of a trace together again; a conversation's turns stand one after another.
 
-    What has no messages is counted in `skipped`. Memory: one conversation.
+    Records without messages are counted in `skipped`. Memory: one conversation.
     """
     turns: list[Record] = []
     number = 0

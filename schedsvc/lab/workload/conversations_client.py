@@ -29,7 +29,7 @@ class ServerError(RuntimeError):
 
 
 class Fate(Enum):
-    """What became of a turn."""
+    """The outcome of a turn."""
 
     COMPLETED = "completed"
     REFUSED = "refused"

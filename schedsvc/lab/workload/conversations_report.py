@@ -1,4 +1,4 @@
-"""What became of conversations that were held with a server."""
+"""Summarises conversations that were held with a server."""
 
 import csv
 import math

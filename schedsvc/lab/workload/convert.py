@@ -29,7 +29,7 @@ class MooncakeLines:
         """Make a line. Raises Bad where a time or a length is missing, or blocks do not fit."""
         for key in ("arrival_s", "input_tokens", "output_tokens"):
             if getattr(record, key) is None:
-                raise Bad(key, "Mooncake's form needs it, and this trace does not tell it")
+                raise Bad(key, "Mooncake's form needs it, and this trace does not have it")
         assert record.arrival_s is not None
         assert record.input_tokens is not None
         line = {

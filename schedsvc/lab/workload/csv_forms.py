@@ -113,7 +113,8 @@ def _chutes() -> Parse:
         counts = {column: cell(column) for column in ("it", "ot")}
         if not all(counts.values()) or "0" in counts.values():
             raise Skip("no input or output tokens")
-        # Names are hashed anew every three months, so only with the round they mean one user.
+        # The trace hashes names differently every three months, so a name means one user only with
+        # its round.
         user, turn = cell("user_id"), cell("rehash_round")
         return Record(
             arrival_s=arrival_s,

@@ -26,7 +26,7 @@ _HEX_CHARS = 64
 _AGENT = "schedsvc"
 
 Progress = Callable[[int, int | None], None]
-"""Told how many bytes there are now, and how many there will be, where that is known."""
+"""Called with the number of bytes so far, and with the total, or None if it is unknown."""
 
 
 class FetchError(RuntimeError):
@@ -161,7 +161,7 @@ class _Download:
                 reason = "the connection was closed too early"
             if complete:
                 break
-            # What brings the file further is no failed try.
+            # A try that brought more of the file does not count as failed.
             left = TRIES if self._have() > before else left - 1
             if left == 0:
                 raise FetchError(self._told(reason))
@@ -191,7 +191,7 @@ class _Download:
     def _try(self) -> bool:
         """Download what is missing. False where the server ended before the end."""
         have, validator = self._have(), self._validator()
-        # Without a validator nobody can tell whether it is still the same file.
+        # Without a validator there is no proof that it is still the same file.
         headers = {"User-Agent": _AGENT, "Accept-Encoding": "identity"}
         if have and validator:
             headers |= {"Range": f"bytes={have}-", "If-Range": validator}

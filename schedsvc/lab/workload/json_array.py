@@ -31,7 +31,7 @@ class ArrayReader:
         self._text = ""
         self._at = 0
         self._ended = False
-        # Place of `_text[_mark]`, kept by counting onwards, since columns start anew at each line.
+        # Place of `_text[_mark]`, counted along the way, since column numbers restart at each line.
         self._mark = 0
         self._line = 1
         self._column = 1

@@ -18,7 +18,7 @@ _OWN_SIGNS = frozenset({"arrival_s", "input_tokens", "messages", "text", "token_
 
 @dataclass(frozen=True)
 class JsonForm:
-    """A JSON form: keys that tell it, the one that holds the time, how to parse one file."""
+    """A JSON form: keys that identify it, the one that holds the time, how to parse one file."""
 
     name: str
     about: str
@@ -62,7 +62,7 @@ def own_record(data: Fields) -> Record:
 
 
 def own_line(record: Record) -> str:
-    """Write a record in the project's own form, without a line's end. What is not known is absent.
+    """Write a record in the project's own form, without a line's end. Unknown fields are absent.
 
     `own_record` reads the same record back.
     """
@@ -137,7 +137,7 @@ def _qwen() -> Parse:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What was added before an answer, and the answer; `at` are their places, the answer's last."""
+    """Messages added before an answer, and the answer; `at`: their places, the answer's last."""
 
     messages: tuple[Message, ...]
     answer: str | None
@@ -145,7 +145,7 @@ class _Turn:
 
     @property
     def by_weight(self) -> tuple[int, ...]:
-        """Whose time tells most of when the request was made: the question, then its answer."""
+        """Places by how well their time dates the request: the question first, then its answer."""
         questions = len(self.messages)
         return (*reversed(self.at[:questions]), *self.at[questions:])
 
@@ -153,8 +153,8 @@ class _Turn:
 def _turns(messages: list[Message]) -> Iterator[_Turn]:
     """Cut a conversation into requests: each ends with what a person (or tool) said last.
 
-    Answers that nobody asked for (a first one, or a second in a row) become part of the next
-    request's prompt, so nothing is lost. Raises Skip where no request is left.
+    Answers without a question (a first one, or a second in a row) become part of the next request's
+    prompt, so nothing is lost. Raises Skip where no request is left.
     """
     added: list[Message] = []
     places: list[int] = []
@@ -172,7 +172,7 @@ def _turns(messages: list[Message]) -> Iterator[_Turn]:
     if asked:
         yield _Turn(tuple(added), None, tuple(places))
     elif count == 0:
-        raise Skip("nobody asks anything" if messages else "the conversation is empty")
+        raise Skip("no message of a user or tool" if messages else "the conversation is empty")
 
 
 def _conversation(data: Fields, key: str, role: str, content: str) -> list[Message]:

@@ -85,7 +85,7 @@ class Lengths:
         return cls(name, values)
 
     def draw(self, rng: np.random.Generator, count: int) -> Counts:
-        """Draw so many lengths, 1 token or more.
+        """Draw `count` lengths, 1 token or more.
 
         One from each of `count` equal shares of the distribution, in random order (Latin
         hypercube), so that already a short workload has the asked quantiles.

@@ -33,7 +33,8 @@ class Synthesis:
 
     `pairs` (rows of input and output tokens) replaces the two distributions by rows drawn with
     replacement, so that outputs depend on inputs as they do in the rows. With `prefix_tokens` every
-    prompt begins with so many of its tenant's own, besides what is drawn, and tells its blocks.
+    prompt begins with that many tokens of its tenant's own, besides those drawn, and the record
+    holds its block hashes.
     """
 
     arrivals: Arrivals
@@ -47,7 +48,7 @@ class Synthesis:
     prefix_tokens: int = 0
     block_tokens: int = 16
     seed: int = 0
-    #: Tells the random streams of workloads with the same seed apart.
+    #: Separates the random streams of workloads with the same seed.
     stream: tuple[int, ...] = ()
     #: The tenant's name; of several, what their names begin with.
     name: str = "tenant"
@@ -114,7 +115,7 @@ def _blocks(wanted: Synthesis) -> Callable[[int, int], tuple[int, ...]]:
 
 
 def length_pairs(records: Iterable[Record]) -> Pairs:
-    """Gather the input and output tokens of the records that tell both, one row each."""
+    """Gather the input and output tokens of the records that have both, one row each."""
     flat = array("q")
     for record in records:
         if record.input_tokens is not None and record.output_tokens is not None:

@@ -136,7 +136,7 @@ def draw_users(users: Users, title: str, path: Path) -> None:
     model = [share * hurwitz(fitted.alpha, float(value)) for value in reached]
     label = f"power law, {fitted.alpha:.2f}, from {fitted.least}"
     tail.plot(reached, model, color=_COLORS["output"], label=label)
-    _style(tail, "Requests per user", "requests", "share of users with so many or more")
+    _style(tail, "Requests per user", "requests", "share of users with at least as many")
     for axes in (ranks, tail):
         axes.set_xscale("log")
         axes.set_yscale("log")

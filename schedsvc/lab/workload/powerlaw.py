@@ -199,8 +199,8 @@ def fit_ranks(
 ) -> ZipfFit:
     """Fit Zipf's law to the requests by rank, with a bootstrap over requests. O(rounds * users).
 
-    The interval is of the exponents of resampled requests, which are ranked anew. The p-value is
-    the share of samples from the fitted law that are further from their own fit.
+    The interval comes from the exponents of resampled requests, which are ranked again. The p-value
+    is the share of samples from the fitted law that are further from their own fit.
     """
     ordered = np.sort(counts)[::-1]
     exponent, off = _zipf(ordered)

@@ -1,4 +1,4 @@
-"""Prompts of exactly so many tokens, which share exactly the prefixes that they should.
+"""Makes prompts of exact lengths that share exactly the prefixes that they should.
 
 A prompt is made of words that are one token each, wherever they stand: they are looked for in the
 tokenizer's vocabulary, and every pair of them is tried. A prompt is a row of stretches; a stretch
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from schedsvc.lab.workload.tokenizers import ModelTokenizer
 
-# So many words make prompts varied, and their pairs are tried in a fraction of a second.
+# This many words make prompts varied, and their pairs are tried in a fraction of a second.
 WORDS_MAX = 512
 WORDS_MIN = 16
 _CANDIDATES_MAX = 8_192
@@ -91,7 +91,7 @@ def block_stretches(
 ) -> list[Stretch]:
     """Lay out prompt `number` by the hashes of its blocks: equal blocks get equal words.
 
-    What is behind the last block that has a hash is the prompt's own.
+    The text after the last block that has a hash is the prompt's own.
     """
     found = []
     left = tokens

@@ -1,4 +1,4 @@
-"""Gives the requests of a trace prompts of the lengths that it tells."""
+"""Gives the requests of a trace prompts of the lengths that it holds."""
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -49,12 +49,12 @@ class PromptWriter:
     def __call__(self, record: Record) -> Record:
         """Return the record with a text, or with token ids where no text is so short.
 
-        O(tokens). Raises Bad where it has a prompt, or does not tell its length.
+        O(tokens). Raises Bad if it has a prompt, or has no length.
         """
         if record.text is not None or record.messages or record.token_ids:
             raise Bad("text", "the request has a prompt already")
         if record.input_tokens is None:
-            raise Bad("input_tokens", "not told, so no prompt of that length can be made")
+            raise Bad("input_tokens", "missing, so no prompt of that length can be made")
         record = self._cut(record)
         assert record.input_tokens is not None
         number = self._count

@@ -34,10 +34,10 @@ _PACKED = {
 class TraceReader:
     """The requests of one trace file, in its order. Iterate once.
 
-    `form` names the file's form, else it is told by the header or the keys of the first object.
-    While it runs, `form` is the one that was found, `skipped` counts by reason the records that
-    are no requests, and `bytes_read` says how far it is. `in_order` refuses an arrival before
-    the one above it. Memory: one record, and what the form keeps to number conversations.
+    `form` names the file's form; None: the header or the keys of the first object decide. While it
+    runs, `form` is the one that was found, `skipped` counts by reason the records that are no
+    requests, and `bytes_read` says how far it is. `in_order` refuses an arrival before the one
+    above it. Memory: one record, and what the form keeps to number conversations.
 
     Iterating raises TraceError where the file is wrong, also where it holds no request, and
     OSError.

@@ -42,7 +42,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One request as a trace file tells it; None (or empty) where the file does not say.
+    """One request of a trace file; fields that the file lacks are None or empty.
 
     `messages` are those that this turn adds to its conversation; the prompt is all earlier ones
     with their answers, then these. `blocks` are the hashes of the prompt's blocks of `block_tokens`

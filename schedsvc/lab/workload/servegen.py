@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a client does from a time on: requests per second, and the shape of their gaps."""
+    """A client's behaviour from a time on: requests per second, and the shape of their gaps."""
 
     start_s: int
     rate: float
@@ -69,7 +69,7 @@ class Client:
     lengths: tuple[tuple[int, Lengths, Lengths], ...]
 
     def lengths_at(self, at_s: float) -> tuple[Lengths, Lengths]:
-        """Return input and output lengths: the last that are told by then, else the first."""
+        """Return input and output lengths: the latest that apply by then, else the first."""
         known = [entry for entry in self.lengths if entry[0] <= at_s]
         return (known[-1] if known else self.lengths[0])[1:]
 
@@ -99,7 +99,7 @@ def draw(
 
     Each client is a renewal process in the time that its own rate measures, so gaps keep their
     shape where the rate changes. Input and output are drawn independently of each other, since the
-    pools tell nothing of their relation. Memory: the requests of one window.
+    pools do not relate them. Memory: the requests of one window.
     """
     streams = np.random.default_rng(seed).spawn(len(clients))
     starts = sorted({window.start_s for client in clients for window in client.windows})

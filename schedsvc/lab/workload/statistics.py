@@ -1,4 +1,4 @@
-"""What a trace is like: rate, burstiness, lengths, tenants, sharing. One pass, in the order given.
+"""Describes a trace: rate, burstiness, lengths, tenants, sharing. One pass, in the order given.
 
 Memory grows with the number of different seconds, lengths, tenants, conversations and blocks, not
 with the number of requests.
@@ -73,7 +73,7 @@ class Gaps:
 
 @dataclass
 class Share:
-    """What one tenant asked for."""
+    """The totals of one tenant's requests."""
 
     requests: int = 0
     input_tokens: int = 0
@@ -82,7 +82,7 @@ class Share:
 
 @dataclass
 class Sharing:
-    """What a cache that never forgets serves: leading blocks that an earlier request had."""
+    """Hits of an unlimited cache: leading blocks that an earlier request had."""
 
     block_tokens: int = 0
     blocks: int = 0
@@ -90,7 +90,7 @@ class Sharing:
     tokens: int = 0
     shared_tokens: int = 0
     seen: set[int] = field(default_factory=set, repr=False)
-    #: How many requests had so many percent of their prompt shared, rounded down.
+    #: Requests by the percentage of their prompt that was shared, rounded down.
     percents: Counter[int] = field(default_factory=Counter, repr=False)
 
     def add(self, blocks: tuple[int, ...], input_tokens: int) -> None:

@@ -1,8 +1,9 @@
 """A model's own tokenizer, as Hugging Face's files describe it: counts as the server counts.
 
-Reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`. What vLLM adds to that
-through transformers is done here too: special tokens by the tokenizer's post-processor, replaced
-where the configuration says `add_bos_token` or `add_eos_token`; no truncation, no padding.
+Reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`. It also does what vLLM
+adds to that through transformers. The tokenizer's post-processor adds special tokens; if the
+configuration has `add_bos_token` or `add_eos_token`, these replace what it adds. Prompts are
+neither truncated nor padded.
 """
 
 import json

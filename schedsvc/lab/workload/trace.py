@@ -1,4 +1,4 @@
-"""What a replay needs of a trace: who asks for how much, when."""
+"""The fields of a trace that a replay needs: tenant, lengths, and time of each request."""
 
 import math
 from collections import Counter
@@ -16,7 +16,7 @@ __all__ = ["TraceRequest", "read_trace", "rescale"]
 class TraceRequest:
     """One request of a trace: who asked, when (seconds after the trace's start), how much.
 
-    `record` is all that the trace tells of it, where that was asked for.
+    `record` is the whole record of the trace, if the caller asked for it.
     """
 
     arrival_s: float
@@ -35,10 +35,10 @@ def read_trace(
 ) -> Iterator[TraceRequest]:
     """Yield the requests of a trace in its order, which must be the order of arrival.
 
-    Takes every form that tells times and lengths. `tenant` labels the requests of a form that
-    names none; `skipped` is given the reasons of records that are no requests; `keep_records`
-    gives each request its record. Memory does not grow with the file. Raises TraceError where the
-    file is wrong, also where it holds no request or lacks times or lengths, and OSError.
+    Takes every form that has times and lengths. `tenant` labels the requests of a form that names
+    none; `skipped` is given the reasons of records that are no requests; `keep_records` gives each
+    request its record. Memory does not grow with the file. Raises TraceError where the file is
+    wrong, also where it holds no request or lacks times or lengths, and OSError.
     """
     reader = TraceReader(path)
     if skipped is not None:

@@ -33,7 +33,7 @@ class TooFewUsersError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """What was found: totals, concentration, and the two fits.
+    """The findings: totals, concentration, and the two fits.
 
     `counts` are requests per user, descending. `top` maps a percentage of users, the busiest
     first, to the percentage of all requests that are theirs.
@@ -196,7 +196,7 @@ def _fit(users: Users) -> str:
     law, zipf = users.power_law, users.zipf
     zipf_holds, law_holds = zipf.p_value >= P_VALUE_MIN, law.p_value >= P_VALUE_MIN
     verdict = (
-        "so over all ranks the law cannot be told from the data"
+        "so over all ranks the data do not contradict the law"
         if zipf_holds
         else "so over all ranks the data differ from the law by more than chance, and the exponent "
         "is a summary of them rather than a model"
@@ -207,8 +207,8 @@ def _fit(users: Users) -> str:
         else "which is ruled out: the tail is not a power law, or is cut off"
     )
     few = (
-        f" With {law.users:,} users in the tail the test has little power: it could hardly tell a "
-        "power law from a lognormal."
+        f" With {law.users:,} users in the tail the test has little power: it could hardly "
+        "distinguish a power law from a lognormal."
         if law_holds and law.users < 100
         else ""
     )

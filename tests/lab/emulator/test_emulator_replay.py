@@ -140,7 +140,7 @@ def test_the_command(tmp_path: Path):
     [
         (TRACE + "x,y\n", (), "trace.csv:5:arrival_s: not a number of seconds: 'x'"),
         ("a,b\n", (), "trace.csv:1:header: column missing"),
-        (TRACE, ("--uds", "x"), "--trace: serves nobody"),
+        (TRACE, ("--uds", "x"), "--trace: serves no clients"),
         (TRACE.replace("200", "9999999"), ("--json",), "prompt_tokens"),
     ],
 )

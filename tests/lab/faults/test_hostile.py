@@ -124,7 +124,7 @@ def test_pool_without_an_owner_hears_who_may_offer_it(pattern: str) -> None:
     if pattern == "*":
         auditor.settled(0)
         return
-    with pytest.raises(ViolationError, match="wrong event was not told"):
+    with pytest.raises(ViolationError, match="wrong event was not reported"):
         auditor.settled(0)
 
 

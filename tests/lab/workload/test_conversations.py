@@ -185,7 +185,7 @@ def test_a_trace_of_them(folders: dict[str, Path], tmp_path: Path) -> None:
     assert told["requests"] == 6
     assert told["skipped"] == {
         "the conversation is empty": 1,
-        "nobody asks anything": 1,
+        "no message of a user or tool": 1,
         "from: unknown role": 1,
         "value: not text": 1,
     }
@@ -200,7 +200,7 @@ def test_a_trace_of_them(folders: dict[str, Path], tmp_path: Path) -> None:
     assert again.exit_code == 0, again.output
     assert "3 requests of" in again.output
     assert "4 records" not in again.output
-    assert "1 records left out: nobody asks anything" in again.output
+    assert "1 records left out: no message of a user or tool" in again.output
     assert "3 turns beyond the limit" in again.output
     single = list(TraceReader(out))
     assert [record.messages[0].content for record in single] == [

@@ -113,7 +113,7 @@ def test_trace_that_is_empty_is_named(tmp_path: Path, text: str) -> None:
 def test_what_was_left_out_is_told(tmp_path: Path) -> None:
     result = convert(tmp_path, json.dumps(SHAREGPT))
     assert "3 requests of form sharegpt written to" in result.stdout
-    assert "1 records left out: nobody asks anything" in result.stderr
+    assert "1 records left out: no message of a user or tool" in result.stderr
 
 
 def test_sorting_puts_the_first_arrival_at_zero(tmp_path: Path) -> None:

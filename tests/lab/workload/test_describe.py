@@ -143,7 +143,7 @@ def test_text_without_times_or_tokens(tmp_path: Path) -> None:
     result = describe(path, "--out", str(tmp_path / "out"))
     assert result.exit_code == 0, result.output
     assert "2 conversations" in result.output
-    assert "3 requests do not tell their input tokens" in result.output
+    assert "3 requests have no input token count" in result.output
     assert "1 records left out: value: not text" in result.output
     assert (tmp_path / "out/description.png").exists()
 

@@ -233,7 +233,7 @@ def test_sharegpt_both_dialects_as_array_and_lines(tmp_path: Path, text: str) ->
     assert source.form == "sharegpt"
     assert source.skipped == {
         "the conversation is empty": 1,
-        "nobody asks anything": 1,
+        "no message of a user or tool": 1,
         "from: unknown role": 1,
         "value: not text": 1,
         "conversations: not an array": 1,

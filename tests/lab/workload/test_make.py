@@ -249,7 +249,7 @@ def test_lengths_of_a_trace_keep_their_dependence(tmp_path: Path) -> None:
     result = synth(out, "--lengths-from", trace, "--input", "fixed:1")
     assert "give --lengths-from, or --input and --output" in result.output
     trace.write_text(json.dumps(SHAREGPT))
-    assert "tells no lengths" in synth(out, "--lengths-from", trace).output
+    assert "has no lengths" in synth(out, "--lengths-from", trace).output
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_label_changes_tenants_alone(tmp_path: Path) -> None:
     assert first == other
     trace.write_text(json.dumps(SHAREGPT))
     result = run("label", trace, "--tenants", 3, "--rule", "adversarial", "--out", out)
-    assert "needs a trace that tells its tokens" in result.output
+    assert "needs a trace with token counts" in result.output
     assert run("label", trace, "--tenants", 3, "--rule", "sticky", "--out", out).exit_code == 0
     assert all(record.tenant for record in TraceReader(out))
 

@@ -164,7 +164,7 @@ def test_wrong_options(talk: Path, tmp_path: Path, arguments: tuple[str, ...], t
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
-        (['{"arrival_s": 0, "input_tokens": 4}'], ":1:blocks: the request tells neither blocks"),
+        (['{"arrival_s": 0, "input_tokens": 4}'], ":1:blocks: the request has neither blocks"),
         (
             ['{"arrival_s": 0, "token_ids": [4]}', '{"arrival_s": 1, "text": "x"}'],
             ":2:text: --tokenizer is missing",

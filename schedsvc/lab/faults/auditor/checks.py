@@ -1,4 +1,4 @@
-"""What has to hold whenever the scheduler is at rest, and between its figures and the books."""
+"""Checks that hold whenever the scheduler is at rest, and between its figures and the books."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ _ROUND_NS = 1_000_000_000
 def end_round(books: Books, now_ns: int) -> list[tuple[int, int, int]]:
     """Close one round of events: order and capacity of its grants, and what has run out.
 
-    Returns (stream, lease, state) of what a stream that lags has still to be told.
+    Returns (stream, lease, state) of the notices that a lagging stream is still owed.
     """
     books.end_resume(now_ns)
     books.counters.is_deciding = True
@@ -63,7 +63,7 @@ def _has_to_fit(books: Books, pool: Pool) -> bool:
 
 
 def _let_unread_expire(books: Books, now_ns: int) -> list[tuple[int, int, int]]:
-    """Leases whose holder does not read end in time; he is told later."""
+    """End the leases whose holder does not read in time; the notice is sent later."""
     life_ns = books.terms.lease_ttl_ns + books.terms.lease_grace_ns
     owed = []
     for lease in list(books.live.values()):
@@ -100,14 +100,15 @@ def _check_order(books: Books) -> None:
 
 
 def _check_bypasses(books: Books) -> None:
-    """Who is next is bypassed a few times at most (invariant 9). O(queued) for each round.
+    """Hold the bypasses of a request to `bypass_max` (invariant 9). O(queued) for each round.
 
-    One that was evicted in the round may have been next before any of its grants: nobody tells.
+    A request that was evicted in the round may have been next before any of its grants; no message
+    reports that.
     """
     most = books.terms.bypass_max
     if most is None:
         return
-    # Lease ids tell the order of the grants: whoever was granted later still waited.
+    # Lease ids give the order of the grants: requests that were granted later still waited.
     granted = sorted(books.fresh, key=lambda r: r.lease.lease_id if r.lease else 0)
     still = [r for queue in books.queues.values() for r in queue.values()]
     first = min(still, key=lambda r: r.seq, default=None)
@@ -167,7 +168,7 @@ def _check_limits(books: Books, pool: Pool, now_ns: int) -> None:
 
 
 def _let_orphans_expire(books: Books, now_ns: int) -> None:
-    """Leases that nobody listens for end in silence."""
+    """End the expired leases that no stream listens for; no message reports them."""
     if books.orphans:
         life_ns = books.terms.lease_ttl_ns + books.terms.lease_grace_ns
         for lease in list(books.orphans.values()):
@@ -228,7 +229,7 @@ def _waiting(books: Books, pool: Pool) -> Iterable[Request]:
 
 
 def _check_work(pool: Pool, waiting: list[Request], reason: str, books: Books) -> None:
-    """Nobody waits for room that is there (invariant 7)."""
+    """Check that no request waits while there is room for it (invariant 7)."""
     if not waiting or not all(pool.can_hold(r) for r in waiting):
         return  # the next may be one that only another pool can hold
     require(

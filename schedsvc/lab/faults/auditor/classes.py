@@ -1,7 +1,7 @@
 """Priority classes in one pool, in strict order: better ones go first, but for ageing.
 
-A class that has waited for its ageing time without being served may go before better ones, though
-never before an exempt one, and never twice in a row.
+A class that has waited for its ageing time without a grant may overtake better ones, though never
+an exempt one, and never twice in a row.
 """
 
 from schedsvc.lab.faults.auditor.implied_state import ImpliedState
@@ -23,11 +23,11 @@ class ClassOrder:
         self.restart()
 
     def restart(self) -> None:
-        """Begin anew: nobody waits."""
+        """Start again with no request waiting."""
         self._since: dict[tuple[str, str], int] = {}  # class, target: in line, or served
         self._seq = 0  # of the last arrival before this round
         self._brought = False  # the last grant came before better classes
-        self._is_blind = False  # verdicts were left unread: nobody knows who was served when
+        self._is_blind = False  # verdicts were left unread: the order of service is unknown
 
     def settle(self, now_ns: int, books: ImpliedState) -> None:
         """Close a round."""
@@ -38,7 +38,7 @@ class ClassOrder:
             self._is_blind, self._brought = True, False
             self._since.clear()
         elif books.fresh:
-            # Lease ids tell the order of the grants: whoever was granted later still waited.
+            # Lease ids give the order of the grants: requests that were granted later still waited.
             fresh = sorted(books.fresh, key=lambda r: r.lease.lease_id if r.lease else 0)
             for at, r in enumerate(fresh):
                 self._check(now_ns, r, [*fresh[at + 1 :], *waiting])

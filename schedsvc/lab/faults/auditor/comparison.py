@@ -4,8 +4,8 @@ The honest run has the same requests of the others, and the principal asks for a
 All requests are of one size, so a pool runs the same number of them in both runs.
 
 The bound: in one run, two flows with a backlog differ by at most the bound of VTC (arXiv
-2401.00588, section 4), and the credit of a flow that returns. What a flow lacks in one run and has
-in the other is at most that, and the requests of one turn of the pool, which end at other moments.
+2401.00588, section 4), and the credit of a flow that returns. A flow can lack at most that in one
+run compared with the other, plus the requests of one turn of the pool, which end at other moments.
 A request waits longer by the turns that this takes, and by the turn in which it arrives.
 """
 

@@ -7,7 +7,7 @@ from schedsvc.lab.faults.auditor.records import Pool
 
 
 class Claim(NamedTuple):
-    """What a newcomer wants to offer: the arguments of `Books.register()` behind the time."""
+    """A newcomer's offer of a pool: the arguments of `Books.register()` after the time."""
 
     conn: int
     principal: int
@@ -113,7 +113,7 @@ def _withdraw_offer(books: Books, now_ns: int, pool: Pool, conn: int) -> None:
 def _supersede(books: Books, now_ns: int, conn: int) -> None:
     """End a stream that was silent: what waits on it is withdrawn."""
     if conn in books.lagging:
-        books.is_lost = True  # nobody saw what had become of its requests
+        books.is_lost = True  # the verdicts of its requests were not read
         return
     waiting = sum(r.conn == conn and r.queued for r in books.requests.values())
     books.close_stream(now_ns, conn, waiting)

@@ -1,8 +1,8 @@
 """Counters of service by the rules of the contract (arXiv 2401.00588, algorithm 2).
 
-They are kept from the messages alone, and only where the messages tell everything that counters
-are made of: every request reports its progress, nothing waits for a quota, and no verdict is left
-unread by its stream.
+The auditor derives them from the messages alone. It can do so only if the messages show every
+change of a counter: every request reports its progress, nothing waits for a quota, and each stream
+reads all its verdicts.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from operator import itemgetter
 from schedsvc.lab.faults.auditor.records import CREDIT_AUTO, Request, Terms, require
 
 _EVENT, _OTHER, _GRANT = range(3)
-"""Who caused a change: a message, in whose order it is; the scheduler by itself, in an order that
-nobody tells; a grant, in the order of the lease ids."""
+"""The cause of a change: a message, which gives its order; the scheduler by itself, in an order
+that no message shows; a grant, in the order of the lease ids."""
 
 _AVERAGED = 32
 """The average charge forgets a 32nd of itself with each request that ends."""
@@ -36,7 +36,7 @@ class CounterState:
 
 
 class Counters:
-    """What each flow's counter has to be.
+    """The counter that each flow must have.
 
     Changes are noted as they are heard, and made at the end of a round: only then is known which
     arrivals were refused at once, and in which order was granted. O(flows) for each change.
@@ -47,7 +47,7 @@ class Counters:
         self.restart()
 
     def restart(self) -> None:
-        """Begin anew, with nothing queued and nothing in flight."""
+        """Start again, with nothing queued and nothing in flight."""
         self.known = self._terms.counts_exactly
         self._counters: dict[str, int] = {}
         self._queued: dict[str, int] = {}
@@ -66,7 +66,7 @@ class Counters:
         self._expired: set[int] = set()  # charges that ended at an unknown point of this round
 
     def resume(self, state: CounterState | None, returning_until_ns: int) -> None:
-        """Go on where an earlier process was; None: nobody knows where."""
+        """Continue from the state of an earlier process; None: that state is unknown."""
         if state is None:
             self.known = False
             return
@@ -117,20 +117,20 @@ class Counters:
         self._note(0, _END, flow, charge, None)
 
     def told_of(self, flow: str, charged: int) -> None:
-        """Let a lease of an earlier process, charged anew, take over what its flow is owed."""
+        """Let a replayed lease's charge replace its flow's charge from an earlier process."""
         paid = min(self.owed.get(flow, 0), charged)
         if paid:
             self.owed[flow] -= paid
             self.charged(flow, -paid)
 
     def close_stream(self) -> None:
-        """Note that what follows is withdrawn in an order that nobody tells."""
+        """Note that the withdrawals that follow come in an order that no message shows."""
         self.is_deciding = True
 
     # The end of a round.
 
     def settle(self, now_ns: int, heads: Callable[[], list[Request]]) -> None:
-        """Make the changes of a round; `heads` tells who still waits at its end."""
+        """Apply the changes of a round; `heads` returns the requests that still wait at its end."""
         log, self._log = self._log, []
         self.is_deciding = False
         if self._returning and now_ns >= self._returning_until_ns:
@@ -170,7 +170,7 @@ class Counters:
         self._gone, self._expired = set(), set()
 
     def _check_turn(self, r: Request, waiting: list[Request]) -> None:
-        """Whoever is served is the one that was served least (invariant 8)."""
+        """Check that the served flow is the one that was served least (invariant 8)."""
         first = min(waiting, key=lambda other: (self.of(other.flow), other.seq))
         require(
             first is r, "served before its turn", *r.key, self.of(r.flow), *first.key,
@@ -229,7 +229,7 @@ class Counters:
                 self._ended.append((cause, flow))
 
     def _end_returns(self) -> None:
-        """Let those be idle that have not come back in their time."""
+        """End the activity of flows that have not returned in time."""
         back, self._returning = self._returning, set()
         gone = {
             flow

@@ -1,10 +1,10 @@
-"""What the scheduler still has to tell its streams: of wrong events, and where leases stand."""
+"""The notices that the scheduler still owes its streams: wrong events, and states of leases."""
 
 from schedsvc.lab.faults.auditor.records import require
 
 
 class Dues:
-    """Counts what is due, and what was told of it."""
+    """Counts the notices that are due, and checks off those that were sent."""
 
     def __init__(self) -> None:
         self._faults: dict[int, int] = {}  # stream -> wrong events
@@ -21,7 +21,7 @@ class Dues:
             self._faults[conn] = self._faults.get(conn, 0) + 1
 
     def fault(self, conn: int) -> bool:
-        """Whether a fault that was told is due."""
+        """Check off a reported fault. Returns whether it was due."""
         left = self._faults.pop(conn, 0)
         if left > 1:
             self._faults[conn] = left - 1
@@ -33,7 +33,7 @@ class Dues:
         self._owed[place] = self._owed.get(place, 0) + 1
 
     def notice(self, place: tuple[int, int, int]) -> bool:
-        """Whether a notice that was told (stream, lease, state) is due."""
+        """Check off a notice (stream, lease, state). Returns whether it was due."""
         left = self._owed.pop(place, 0)
         if left > 1:
             self._owed[place] = left - 1
@@ -45,8 +45,8 @@ class Dues:
         self._owed = {place: n for place, n in self._owed.items() if place[0] != conn}
 
     def settled(self, waiting: set[int]) -> None:
-        """Require that all was told, but to streams that wait for their Welcome."""
+        """Require that all notices were sent, except on streams that wait for their Welcome."""
         faults = {conn: n for conn, n in self._faults.items() if conn not in waiting}
         owed = {place: n for place, n in self._owed.items() if place[0] not in waiting}
-        require(not faults, "a wrong event was not told", faults)
-        require(not owed, "a lease's state was not told", owed)
+        require(not faults, "a wrong event was not reported", faults)
+        require(not owed, "a lease's state was not reported", owed)

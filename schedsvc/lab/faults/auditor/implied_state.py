@@ -1,4 +1,4 @@
-"""What the messages imply that a scheduler holds now: requests, leases, pools, streams."""
+"""The state of a scheduler as the messages imply it: requests, leases, pools, streams."""
 
 from schedsvc.lab.faults.auditor.records import Lease, Pool, Request, Terms
 
@@ -35,7 +35,7 @@ class ImpliedState:
         self.is_lost = False  # unread verdicts changed what later messages mean
         self.fresh: list[Request] = []  # granted in this round
         self.dropped: list[Request] = []  # evicted in it, not as withdrawn
-        self.voided: list[Lease] = []  # whose holders have to be told
+        self.voided: list[Lease] = []  # whose holders are owed a notice
         self.seq = 0
         self.draining = False
         self.last_ns = -1

@@ -28,7 +28,7 @@ from schedsvc.lab.faults.auditor.records import (
 from schedsvc.lab.faults.auditor.resume import ANY_TOKENS, Known, Owed
 from schedsvc.lab.faults.auditor.shares import Shares
 
-_NEVER = -1  # epoch of a pool that nobody has offered
+_NEVER = -1  # epoch of a pool that no shim has offered
 
 
 class Books(ImpliedState):
@@ -62,7 +62,7 @@ class Books(ImpliedState):
         self.order.restart()
         self.meters.restart(now_ns)
         self.handles.restart(frozenset(), closed=False)
-        # What pools of an earlier process hold that nobody has offered yet; None: anything.
+        # The load of an earlier process in pools that no shim has offered yet; None: any load.
         self.awaited: dict[str, Owed] | None = {}
         self.resume_until_ns = 0
 
@@ -86,7 +86,7 @@ class Books(ImpliedState):
                 pool.owed_low = pool.owed_high = 0
 
     def expect(self, name: str) -> None:
-        """Know a pool by its name, which nobody has offered yet: it drains."""
+        """Record a pool that is drained before any shim has offered it."""
         self.pools[name] = Pool(name, _NEVER, 1, 1, 0, 0, NO_PRINCIPAL, {}, {}, self.terms)
 
     def known(self, now_ns: int, *, is_behind: bool) -> Known:
@@ -118,7 +118,7 @@ class Books(ImpliedState):
         return base if self.terms.classes is None else f"{base}/{cls.name}"
 
     def flow_of_row(self, row: Stats) -> str:
-        """Return the name of the flow that a row of Stats tells of."""
+        """Return the name of the flow that a row of Stats describes."""
         classes = self.terms.classes
         if classes is None:
             return str(row["tenant"])
@@ -171,7 +171,7 @@ class Books(ImpliedState):
         self._adopt(r, conn, 0)
 
     def _adopt(self, r: Request, conn: int, tag: int) -> None:
-        """Whoever asked last is told."""
+        """Move the request to its latest caller, which gets the verdict."""
         if r.queued and r.conn > 0:
             self.tags.pop((r.conn, r.tag), None)
         r.conn, r.tag = conn, tag
@@ -195,7 +195,7 @@ class Books(ImpliedState):
             self.fairness.left(r)
 
     def withdraw(self, r: Request) -> None:
-        """Note that its caller wants it no more: it leaves its queue at once, told or not."""
+        """Note that its caller withdraws it: it leaves its queue at once, answered or not."""
         if r.queued and not r.withdrawn:
             self.counters.left(r)
         r.withdrawn = True
@@ -256,7 +256,7 @@ class Books(ImpliedState):
     def restore(
         self, now_ns: int, r: Request, lease_id: int, pool: Pool, reserved_tokens: int
     ) -> None:
-        """Take over a lease of an earlier process, as its holder tells it."""
+        """Take over a lease of an earlier process, as its holder reports it."""
         self.lease_ids.add(lease_id)
         self.counts["received"] += 1
         self.counts["granted"] += 1
@@ -320,14 +320,14 @@ class Books(ImpliedState):
         return self.usage.setdefault(lease.request.flow, [0, 0, 0])
 
     def _grow(self, lease: Lease) -> None:
-        """Let a lease that outlives its prediction hold more; how much more, nobody tells."""
+        """Raise the bounds of a lease that outlives its prediction; no message gives its size."""
         r, pool = lease.request, lease.pool
         input_tokens = r.prompt_tokens if lease.output_tokens else max(0, lease.input_tokens)
         held = input_tokens * r.n + lease.output_tokens
         most = min(pool.capacity_blocks, 1 << 30)
         low = max(lease.low, min(pool.blocks(held, r.sequences), most) if held else 0)
         each = -(-lease.output_tokens // r.sequences)
-        # The least prediction for which so many blocks were reserved.
+        # The least prediction for which this number of blocks is reserved.
         room = (-(-lease.reserved_tokens // pool.block) - r.sequences) * pool.block
         predicted = (room - r.prompt_tokens * r.n) // r.sequences + 1
         high = max(lease.high, low)
@@ -382,7 +382,7 @@ class Books(ImpliedState):
     def store_expired(self) -> None:
         """Store the answers of leases that expired in this round, in the order of their times.
 
-        Their holders hear of them stream by stream, and of some nobody hears: in another order.
+        The streams report these ends one by one and in another order, and some ends have no reader.
         """
         self.expired.sort(key=lambda lease: (lease.renewed_ns, lease.request.seq))
         for lease in self.expired:
@@ -410,10 +410,10 @@ class Books(ImpliedState):
         self.forget(lease)
 
     def expire(self, now_ns: int, lease: Lease, *, late: bool = False) -> None:
-        """Nobody renewed it: not before its time, and not later than one tick after it."""
+        """End a lease without a renewal: not before its time, nor more than one tick after."""
         due_ns = lease.renewed_ns + self.terms.lease_ttl_ns + self.terms.lease_grace_ns
         require(now_ns >= due_ns, "a lease was released before its TTL and grace", due_ns - now_ns)
-        # Of a grant that was told late, the time is known to the microsecond.
+        # The time of a grant that was reported late is known to the microsecond.
         in_time = late or self.resumed or now_ns <= due_ns + self.terms.tick_ns + 1_000
         require(in_time, "a lease outlived its TTL and grace", now_ns - due_ns)
         self.end(now_ns, lease, EXPIRED)
@@ -463,8 +463,8 @@ class Books(ImpliedState):
     def close_stream(self, now_ns: int, conn: int, evicted: int) -> None:
         """Close a stream: what is queued on it is withdrawn, its leases live on.
 
-        `evicted` is how many the core withdrew. What else waits in the books, on a stream that
-        lagged, got a verdict that nobody saw.
+        `evicted` is how many the core withdrew. Any other request in the books, on a stream that
+        lagged, got a verdict that was not read.
         """
         open_requests = [r for r in self.requests.values() if r.conn == conn]
         waiting = [r for r in open_requests if r.queued]
@@ -481,7 +481,8 @@ class Books(ImpliedState):
             if r.lease is not None and not r.lease.outcome:
                 self._owned(r.lease)
         for place in [place for place in self.tags if place[0] == conn]:
-            # Refused at once, as it could only be, but nobody saw that.
+            # This request was refused at once (no other verdict was possible), but the verdict was
+            # not read.
             self.is_lost = self.is_lost or self.tags[place].queued
             del self.tags[place]
         for pool in self.pools.values():

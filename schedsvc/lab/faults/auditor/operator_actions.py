@@ -1,4 +1,4 @@
-"""What an operator does: pools that grant nothing, leases that hold nothing, flows in audit."""
+"""Tracks an operator's actions: pools that grant nothing, void leases, flows in audit."""
 
 from schedsvc.lab.faults.auditor.implied_state import ImpliedState
 from schedsvc.lab.faults.auditor.records import (
@@ -22,11 +22,11 @@ _IN_AUDIT = frozenset(
     (REJECTED_NO_POOL, REJECTED_DRAINING, REJECTED_LIMIT, EVICTED_CANCELLED, EVICTED_DRAINING,
      EVICTED_TTL)
 )  # fmt: skip
-"""What a request in audit may still be told, other than that it is granted."""
+"""The verdicts other than a grant that a request in audit may still get."""
 
 
 class OperatorActions:
-    """What is drained and audited now. Drains outlive the process with its state, modes do not."""
+    """Tracks drains and audits. Drains outlive the process with its state, modes do not."""
 
     def __init__(self) -> None:
         self.restart(frozenset(), closed=False)
@@ -75,7 +75,8 @@ class OperatorActions:
     def places(self, books: ImpliedState, tenant: str, flow: str) -> int:
         """Return how many of a flow that is not in audit may wait. O(queued) after an audit.
 
-        Audit refuses nobody, and takes in more than one poll can grant: when it ends, they wait.
+        Audit refuses no request and takes in more than one poll can grant. When it ends, those
+        requests wait.
         """
         last = self._ended.get(tenant)
         if last is None:
@@ -87,7 +88,8 @@ class OperatorActions:
     def bounded(self, books: ImpliedState) -> int:
         """Count what waits and had to find a place. O(queued) in audit and after one.
 
-        In audit nobody has to, and what is too large for all pools waits there until one serves.
+        A request in audit needs no place. If it is too large for all pools, it waits until one can
+        serve it.
         """
         if not (self.audited or self._ended):
             return books.queued

@@ -2,8 +2,8 @@
 
 With the leases in descending order of what each sequence has left, the load just before the k-th
 ends is the sum over the first k of what they hold and of width times what the k-th has left (the
-memory test of LightLLM and S-LoRA). How long an output was predicted, nobody tells: a reservation
-says it to a block. So there is a least load, which no grant may bring above the capacity, and a
+memory test of LightLLM and S-LoRA). No message gives the predicted output; a reservation shows it
+only to a block. So there is a least load, which no grant may bring above the capacity, and a
 greatest, below which nothing may be kept waiting.
 """
 
@@ -14,7 +14,7 @@ from schedsvc.lab.faults.auditor.records import Lease, Pool
 
 
 class Run(NamedTuple):
-    """What one lease adds: `held` tokens now, `width` more for each of `left` steps."""
+    """The load that one lease adds: `held` tokens now, `width` more for each of `left` steps."""
 
     left: int
     held: int
@@ -45,7 +45,7 @@ def greatest_load(pool: Pool, suspect_before_ns: int) -> int:
 
 
 def _steps_told(pool: Pool, lease: Lease) -> tuple[int, int]:
-    """Return the least and the greatest output of each sequence that a reservation tells."""
+    """Return the least and the greatest output of each sequence that suit the reservation."""
     if lease.told is not None:
         return lease.told
     r = lease.request

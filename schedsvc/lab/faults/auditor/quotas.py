@@ -1,15 +1,15 @@
 """Quotas: what a tenant, a group or a model can have been given at most, seen from its grants.
 
-A request takes from its buckets when it comes to the head of its queue, and is granted later: of
-what the heads hold meanwhile, nobody is told. So a bucket may seem overdrawn by one request for
-each queue below it, and by no more; a model's is taken from at the grant itself. Output is taken
-as it was predicted, which nobody tells either: here only requests, input and concurrency count.
-What is taken beyond a grant (a lease that its holder brings along, input that nobody foresaw) is
-left out, and what is given back never is: a level here is never below the real one.
-What ends in a round may have ended before its grants: a message tells verdicts first. So what a
-grant lacks may be what is given back later in its round.
-A head has its place among the concurrent requests from when it takes it, too: leases that are
-brought along later may fill the cap meanwhile, and one request for each queue may still follow.
+A request takes from its buckets when it comes to the head of its queue, and is granted later. No
+message shows what the heads hold meanwhile. So a bucket may seem overdrawn by one request for each
+queue below it, and by no more; a model's is taken from at the grant itself. The buckets are charged
+the predicted output, which no message gives, so only requests, input and concurrency count here.
+The meter leaves out charges beyond a grant (a lease that its holder brings along, input above the
+estimate) and always counts refunds, so a level here is never below the real one. A lease that ends
+in a round may have ended before its grants, because a message lists verdicts first. So what a grant
+lacks may be what is given back later in its round. A head has its place among the concurrent
+requests from when it takes it, too: leases that are brought along later may fill the cap meanwhile,
+and one request for each queue may still follow.
 """
 
 from dataclasses import dataclass
@@ -45,11 +45,11 @@ class Meter:
         self._at_ns = now_ns
         self._live = 0
         self._granted = 0  # in this round
-        self._short: dict[str, int] = {}  # what grants of this round lacked, less what came back
+        self._short: dict[str, int] = {}  # what grants of this round lacked, less refunds
         self._may_follow = 0
 
     def resume(self, state: Levels | None, credit_ns: int) -> None:
-        """Go on where an earlier process was, a while ago; None: nobody knows where."""
+        """Continue from the state that an earlier process saved; None: that state is unknown."""
         if state is None:
             self.known = False
             return
@@ -63,7 +63,7 @@ class Meter:
         return Levels(dict(self._levels), dict(self._largest)) if self.known else None
 
     def _refill(self, now_ns: int) -> None:
-        passed_ns = max(0, now_ns - self._at_ns)  # what is told late, has happened before
+        passed_ns = max(0, now_ns - self._at_ns)  # late reports are of the past
         for kind, rate in self._rates.items():
             self._levels[kind] = min(rate * _MINUTE_NS, self._levels[kind] + passed_ns * rate)
         self._at_ns += passed_ns

@@ -1,4 +1,4 @@
-"""What the auditor writes down: requests, leases, pools, and the terms it holds the core to."""
+"""The auditor's records: requests, leases, pools, and the terms it holds the core to."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ def is_telemetry(t: Any) -> bool:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one node of quotas allows: units a minute, and requests at once; 0: no limit."""
+    """The limits of one node of quotas: units a minute, and requests at once; 0: no limit."""
 
     requests: int = 0
     input_tokens: int = 0
@@ -94,7 +94,7 @@ class Classes:
 
 @dataclass(frozen=True)
 class PoolLimits:
-    """What may run in each pool beside what its engine can; 0: no limit."""
+    """Limits of each pool besides those of its engine; 0: no limit."""
 
     batch_max_tokens: int = 0
     max_total_tokens: int = 0
@@ -107,7 +107,7 @@ class PoolLimits:
 
 @dataclass(frozen=True)
 class Grants:
-    """What one principal may name, and its share of each table; all others may do everything."""
+    """The names that a principal may use, and its share of each table; others have no limits."""
 
     principal: int
     pools: tuple[str, ...]  # patterns
@@ -117,7 +117,7 @@ class Grants:
 
 @dataclass(frozen=True)
 class Terms:
-    """What this scheduler was configured to promise. Times in ns, prices in micro-tokens."""
+    """The promises that follow from the configuration. Times in ns, prices in micro-tokens."""
 
     tenants: dict[str, int]  # weight in thousandths
     shares_unknown: bool
@@ -145,8 +145,8 @@ class Terms:
     # A flow is active while something of it waits, and lifted to a level that never falls, less the
     # credit; else it is active while it runs, too, and lifted to the least counter.
     lift_queued: bool
-    counts_exactly: bool  # messages tell everything that counters are made of
-    serves_in_order: bool  # in one pool, whoever was served least, is next
+    counts_exactly: bool  # messages show every change of a counter
+    serves_in_order: bool  # in one pool, the least served flow is next
     unknown_weight: int  # of all unknown tenants together
     pools: int
     quotas: Quotas | None
@@ -171,7 +171,7 @@ class Terms:
 
 
 class Ask(NamedTuple):
-    """What a request asked for."""
+    """The fields of a request that the auditor checks."""
 
     tenant: str
     request_id: str
@@ -187,14 +187,14 @@ class Ask(NamedTuple):
 class Request:
     """A request that the scheduler has taken in."""
 
-    ask: Ask | None  # None: of a restored lease, whose payload nobody told
+    ask: Ask | None  # None: of a restored lease, whose payload is unknown
     key: tuple[str, str, str, int]  # flow, tenant if it is unknown, request id, principal
     flow: str
     principal: int
     seq: int
     asked_ns: int
     due_ns: int
-    conn: int  # stream on which it was last asked for; 0: a unary call, -1: nobody listens
+    conn: int  # stream on which it was last asked for; 0: a unary call, -1: no stream
     tag: int
     reports_progress: bool
     prompt_tokens: int
@@ -240,11 +240,11 @@ class Lease:
     forgotten_ns: int = 0
 
     def usage(self) -> tuple[int, int, int]:
-        """Totals as an answer tells them."""
+        """Return the totals as an answer reports them."""
         return max(0, self.input_tokens), self.cached_tokens, self.output_tokens
 
     def most(self, input_tokens: int) -> tuple[int, int]:
-        """Return the input and output that it can use, if a report tells this input."""
+        """Return the input and output that it can use, if a report gives this input."""
         r, pool = self.request, self.pool
         input_max = -(-r.prompt_tokens * 21 // 20)
         output_max = r.max_output_tokens * r.sequences
@@ -275,11 +275,11 @@ class Pool:
     granted: bool = False  # in this round
     owned_until_ns: int = 0  # by its principal, after its last stream has ended
     replays_until_ns: int = 0  # replays of unknown leases are accepted until then
-    owed_low: int = 0  # tokens of leases of an earlier process that nobody told of yet
+    owed_low: int = 0  # tokens of leases of an earlier process, not replayed yet
     owed_high: int = 0
 
     def blocks(self, tokens: int, sequences: int) -> int:
-        """Blocks for so many tokens; each sequence may leave its last block partly filled."""
+        """Blocks for `tokens` tokens; each sequence may leave its last block partly filled."""
         return -(-tokens // self.block) + sequences - 1
 
     def need(self, r: Request, output_tokens: int) -> int:

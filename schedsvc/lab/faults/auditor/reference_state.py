@@ -99,7 +99,7 @@ class Auditor:
         self.books.handles.drain(pool, draining=draining)
 
     def no_pool(self, pool: str, told: str) -> None:
-        """Hear that a pool could not be drained, since nobody knows it."""
+        """Note that a pool could not be drained because the scheduler does not know it."""
         require(pool not in self.books.pools, "a pool could not be drained", pool, told)
 
     def revoke(self, lease_id: int) -> int:
@@ -322,7 +322,7 @@ class Auditor:
             self._notice(now_ns, conn, principal, status.lease_id, status.state)
         for fault in message.faults:
             self.events += 1
-            require(self._dues.fault(conn), "a fault that nobody earned", fault)
+            require(self._dues.fault(conn), "a fault without a wrong event", fault)
 
     def _notice(self, now_ns: int, conn: int, principal: int, lease_id: int, state: int) -> None:
         place = (conn, lease_id, state)
@@ -352,7 +352,7 @@ class Auditor:
         if outcome == GRANTED:
             grant = response.grant
             ttl_ms = books.terms.lease_ttl_ns // _NS_PER_MS
-            require(grant.ttl_ms == ttl_ms, "a grant tells another TTL", grant.ttl_ms)
+            require(grant.ttl_ms == ttl_ms, "a grant gives a wrong TTL", grant.ttl_ms)
             if r.lease is not None:
                 told = (grant.lease_id, grant.pool, grant.pool_epoch, grant.reserved_tokens)
                 lease = r.lease
@@ -364,11 +364,11 @@ class Auditor:
         refused = REJECTED_FIRST <= outcome <= REJECTED_LAST
         if not late and not refused:
             waited = now_ns - _NS_PER_US <= asked_ns <= now_ns
-            require(waited, "a verdict tells another wait", now_ns - r.asked_ns, *r.key)
+            require(waited, "a verdict gives a wrong wait", now_ns - r.asked_ns, *r.key)
         if outcome == EVICTED_TTL:
             require(late or now_ns >= r.due_ns, "evicted before its TTL", r.due_ns - now_ns)
         elif outcome == EVICTED_CANCELLED:
-            require(r.withdrawn, "evicted as withdrawn, but nobody withdrew it", *r.key)
+            require(r.withdrawn, "evicted as withdrawn, but not withdrawn", *r.key)
         elif outcome in (REJECTED_DEADLINE, EVICTED_DEADLINE):
             may = books.terms.early_refusal and r.has_deadline
             require(may, "refused for a deadline that it does not have", *r.key)
@@ -383,16 +383,16 @@ class Auditor:
     def _granted(self, now_ns: int, r: Request, grant: Any, granted_ns: int, *, late: bool) -> None:
         books = self.books
         pool = books.pools.get(grant.pool)
-        require(pool is not None, "a grant in a pool that nobody offered", grant.pool)
+        require(pool is not None, "a grant in a pool that was never offered", grant.pool)
         if pool is None or r.ask is None:
             return
         require(r.ask.pool in ("", grant.pool), "a grant in another pool", r.ask.pool, grant.pool)
         require(granted_ns < r.due_ns, "granted after its TTL", granted_ns - r.due_ns)
         if not late:
-            require(bool(pool.offers), "a grant in a pool that nobody offers", pool.name)
+            require(bool(pool.offers), "a grant in a pool that no stream offers", pool.name)
             require(books.handles.serves(pool), "a grant in a pool that is drained", pool.name)
             require(grant.pool_epoch == pool.epoch, "a grant of an old epoch", grant.pool_epoch)
-            require(granted_ns > now_ns - 2 * _NS_PER_US, "a grant tells another wait", *r.key)
+            require(granted_ns > now_ns - 2 * _NS_PER_US, "a grant gives a wrong wait", *r.key)
             granted_ns = now_ns
         blocks = grant.reserved_tokens // pool.block
         least = pool.need(r, 0)
@@ -402,7 +402,7 @@ class Auditor:
         fits = least <= blocks <= pool.need(r, r.max_output_tokens)
         require(late or fits, "a reservation does not suit its request", blocks, *r.key)
         lease = books.grant(granted_ns, r, grant.lease_id, pool, grant.reserved_tokens, late=late)
-        if grant.pool_epoch != pool.epoch:  # its engine has restarted before it was told
+        if grant.pool_epoch != pool.epoch:  # its engine restarted before the grant was sent
             lease.epoch = grant.pool_epoch
             books.void(lease)
             self._owe_void()
@@ -454,7 +454,7 @@ class Auditor:
         require(lease is not None, "a lease expired that is not live", lease_id)
         if lease is not None:
             self.books.counters.is_deciding = True
-            require(lease.request.conn == 0, "an expiry was told to others than its holder")
+            require(lease.request.conn == 0, "an expiry was reported to another than its holder")
             self.books.expire(now_ns, lease)
 
     # The books as a whole.

@@ -1,8 +1,8 @@
-"""What outlives a process: the books as they were saved, and what leases of before are owed.
+"""The state that outlives a process: the saved books, and the load of its leases.
 
-Leases are not saved. Until their holders tell of them, or a lease that nobody renews would have
-ended, their blocks are held, and what they were charged stands in the counters: the first lease
-that is told of takes over what its flow is owed, so that nothing is charged twice.
+Leases are not saved. The scheduler holds the blocks of a lease until its holder replays it, or
+until an unrenewed lease would have expired. The counters keep its charge: the first lease that is
+replayed takes over its flow's charge, so that nothing is charged twice.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ ANY_TOKENS = 1 << 60
 
 @dataclass(frozen=True)
 class Owed:
-    """What a pool's leases of an earlier process hold at least and at most, in tokens."""
+    """Bounds of the tokens that a pool's leases of an earlier process hold."""
 
     epoch: int
     low: int

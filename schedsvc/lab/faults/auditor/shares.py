@@ -32,14 +32,14 @@ _pool_figures = itemgetter(
 
 @dataclass(frozen=True)
 class Rows:
-    """What the scheduler shows at one moment."""
+    """The scheduler's figures at one moment."""
 
     stats: dict[str, Any]
     leases: list[dict[str, Any]]
 
 
 class Shares:
-    """What the principal with grants may name, and how much of each table it holds."""
+    """The names that the principal with grants may use, and how much of each table it holds."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
@@ -164,7 +164,7 @@ class Shares:
         most = self.places(terms.adapters_max)
         require(len(adapters) <= most, "more adapters than the share", len(adapters), most)
 
-    # What others have.
+    # The rows of other principals.
 
     def unchanged(
         self, books: ImpliedState, before: Rows, after: Rows, *, dispatched: bool

@@ -90,8 +90,8 @@ interrupted; what was measured until then is written, and marked as interrupted.
     type=click.Choice([mode.value for mode in OutputMode]),
     default="forced",
     show_default=True,
-    help="Who sets the output length: the trace through min_tokens and ignore_eos, the trace "
-    "through the emulator's end of text, or the model.",
+    help="Output length: the trace's, by min_tokens and ignore_eos; the trace's, by the emulator's "
+    "end of text; or the model's own.",
 )
 @click.option("--max-tokens", type=click.IntRange(min=1), default=1024, show_default=True)
 @click.option(
@@ -100,7 +100,7 @@ interrupted; what was measured until then is written, and marked as interrupted.
 @click.option(
     "--concurrency",
     type=click.IntRange(min=1, max=100_000),
-    help="Closed loop: so many requests are in flight, whatever the trace's times.",
+    help="Closed loop: keep this many requests in flight, and ignore the times of the trace.",
 )
 @click.option(
     "--ramp",
@@ -113,7 +113,9 @@ interrupted; what was measured until then is written, and marked as interrupted.
 @click.option(
     "--duration", "duration_s", type=_POSITIVE, help="Seconds to send. Default: no limit."
 )
-@click.option("--requests", "count", type=click.IntRange(min=1), help="Send only so many.")
+@click.option(
+    "--requests", "count", type=click.IntRange(min=1), help="Send only this many requests."
+)
 @click.option(
     "--warmup",
     "warmup_requests",
@@ -157,7 +159,7 @@ def load(trace_file: Path, as_json: bool, out: Path | None, **options: Any) -> N
     target, wanted = _target(options), _wanted(options)
     trace = _read(trace_file, options)
     about = About(
-        # As vLLM writes it: the wall clock of whoever looks for the run.
+        # Local time, as vLLM writes it: a person looks for the run by it.
         date=datetime.now().strftime("%Y%m%d-%H%M%S"),
         backend=options["backend"],
         trace=trace_file.name,
@@ -218,7 +220,7 @@ def _wanted(options: dict[str, Any]) -> Wanted:
 
 
 def _read(path: Path, options: dict[str, Any]) -> list[TraceRequest]:
-    """Read the whole trace before anything is sent: an error in its last line is told first."""
+    """Read the whole trace first, so that an error in its last line shows up before the run."""
     skipped: Counter[str] = Counter()
     ramp_s = 0.0 if options["concurrency"] else options["ramp_s"]
     trace: list[TraceRequest] = []

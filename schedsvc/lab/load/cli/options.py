@@ -1,4 +1,4 @@
-"""What the options of `schedsvc load` mean, checked."""
+"""Checks the options of `schedsvc load` and turns them into settings of a run."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What a person sees of a result."""
+"""Shows a result in a terminal."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Reads what a simulation is given, and tells what is wrong before anything starts."""
+"""Reads the inputs of a simulation, and reports errors in them before anything starts."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ TOKENS_MAX = 1 << 27
 
 
 def requests_of(path: Path, tenant: str) -> Requests:
-    """Read the whole trace before anything starts: an error in its last line is told first."""
+    """Read the whole trace first, so that an error in its last line shows up before the run."""
     try:
         requests = Requests.from_trace(read_trace(path, tenant=tenant, keep_records=True))
     except (TraceError, OSError) as error:

@@ -44,14 +44,14 @@ _WORLD = (
         "policies",
         multiple=True,
         type=click.Choice(list(POLICIES)),
-        help="Who decides; give several to compare them.",
+        help="Policy that decides the grants; repeat it to compare several.",
     ),
     click.option(
         "--profile",
         "profile_name",
         default="a10g-llama2-7b",
         show_default=True,
-        help=f"What an engine costs and holds: {', '.join(profile_names())}, or a .yaml file.",
+        help=f"Costs and capacity of an engine: {', '.join(profile_names())}, or a .yaml file.",
     ),
     renamed_option("--engine", "--profile", "profile_name"),
     click.option(
@@ -82,7 +82,7 @@ _WORLD = (
         type=FiniteRange(0, 3_600_000),
         default=0.0,
         show_default=True,
-        help="Delay each arrival by up to so many ms, drawn from the seed.",
+        help="Delay each arrival by up to this many ms, drawn from the seed.",
     ),
     click.option(
         "--max-tokens",
@@ -97,7 +97,7 @@ _WORLD = (
         type=FiniteRange(1, 60_000),
         default=200.0,
         show_default=True,
-        help="A shim reports its running requests every so many ms.",
+        help="Time between two reports of a shim on its running requests, in ms.",
     ),
     click.option(
         "--report-delay",
@@ -105,14 +105,14 @@ _WORLD = (
         type=FiniteRange(0, 60_000),
         default=0.0,
         show_default=True,
-        help="A report is so many ms on its way.",
+        help="Time until a report reaches the scheduler, in ms.",
     ),
     click.option(
         "--round-steps",
         type=click.IntRange(0, 10_000),
         default=0,
         show_default=True,
-        help="Consider new work only every so many decode steps, as the VTC paper's server does.",
+        help="Consider new work only after this many decode steps, as the VTC paper's server does.",
     ),
 )
 

@@ -27,7 +27,7 @@ Example:
 Every request is granted when it arrives and produces its output at a steady rate; the predictor
 hears of it only when it has ended. The same arguments give the same report.
 """
-#: Tenants beyond so many are left to the report.
+#: The table shows at most this many tenants; the report has all.
 _TENANTS_MAX = 24
 _LOSSES = (
     ("predictor", "the predictor"),
@@ -72,7 +72,7 @@ _LOSSES = (
 @click.option(
     "--max-output-tokens",
     type=click.IntRange(1, 1 << 24),
-    help="What each request may produce, and what is reserved while nothing is known; "
+    help="Output limit of a request, and its reservation while there is no prediction; "
     f"default: {COMMON_MAX_TOKENS}, or the trace's longest output.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")

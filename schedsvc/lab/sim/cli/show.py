@@ -16,7 +16,7 @@ _FIGURES = (
     ("KV cache reserved", ".1%", ("kv_reserved_mean",)),
     ("simulated requests per CPU second", ",.0f", ("simulated_requests_per_cpu_s",)),
 )
-#: Clients beyond so many are left to the files.
+#: The table shows at most this many clients; the files have all.
 CLIENTS_MAX = 40
 
 

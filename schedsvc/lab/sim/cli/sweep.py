@@ -21,7 +21,7 @@ from schedsvc.lab.sim.scenario import Scenario
 from schedsvc.lab.sim.sweep import Goals, Point, combinations, measure, write_points
 from schedsvc.tables import table_console
 
-# What the table has room for; everything is in the files and in the JSON.
+# The columns that fit into the table; the files and the JSON have all figures.
 _HEADINGS = {
     "goodput_rps": "good/s",
     "good_part": "good",
@@ -77,7 +77,7 @@ class Task(NamedTuple):
 )
 @click.option("--client", help="Take goodput, waits and refusals of this client alone.")
 @click.option("--seeds", type=click.IntRange(1, 1_000), default=1, show_default=True,
-              help="Figures are means over so many.")  # fmt: skip
+              help="Average figures over this many seeds.")  # fmt: skip
 @SPAN
 @click.option("--jobs", type=click.IntRange(1, 256), default=1, show_default=True,
               help="Processes that work side by side.")  # fmt: skip
@@ -168,7 +168,7 @@ def _goals(texts: tuple[str, ...]) -> Goals:
 def _tasks(
     base: Scenario, requests: Requests, settings: list[dict[str, Any]], policies: tuple[str, ...]
 ) -> list[Task]:
-    """Make every scenario, so that a wrong value is told before anything starts."""
+    """Make every scenario, so that a wrong value is reported before anything starts."""
     made = [(each, changed(base, requests, each, "--vary")) for each in settings]
     pairs = [(each, scenario, policy) for each, scenario in made for policy in policies]
     return [Task(place, *pair) for place, pair in enumerate(pairs)]
@@ -177,7 +177,7 @@ def _tasks(
 # Seeds, goals, span, client.
 Arguments = tuple[int, Goals, float | None, str | None]
 
-# What every run of a worker process has in common: it is sent once.
+# Values that all runs of a worker process share; each process receives them once.
 _common: list[Any] = []
 
 

@@ -40,7 +40,7 @@ def run_trace(
         out.mkdir(parents=True, exist_ok=True)
     pools = tuple(engine_configs(scenario))
     drawn = []
-    # What is there now stays: the collector would look through all of it again and again.
+    # Exempt all objects so far from collection: the collector would scan them again and again.
     gc.freeze()
     with progress_bar("requests") as progress:
         for policy in policies:

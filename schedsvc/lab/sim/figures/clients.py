@@ -98,7 +98,7 @@ def _refusals(axes: Axes, run: Run, clients: list[int], reasons: list[int]) -> N
     axes.set_xlim(0, 100)
     axes.set_xlabel("refused (% of requests)")
     if not left.any():
-        axes.text(50, (len(clients) - 1) / 2, "nobody was refused", color=INK, ha="center")
+        axes.text(50, (len(clients) - 1) / 2, "no request was refused", color=INK, ha="center")
     _rows(axes, run, clients)
 
 

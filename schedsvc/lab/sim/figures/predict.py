@@ -16,7 +16,7 @@ __all__ = ["draw_predict"]
 
 #: More points than this show nothing more.
 POINTS_MAX = 4_000
-#: The running coverage is over so many requests, or a tenth of a short trace.
+#: Predictions in the window of the running coverage, or a tenth of them in a short trace.
 WINDOW = 500
 #: Half the width of the band around the quantile in which coverage should lie.
 BAND = 0.02

@@ -1,4 +1,4 @@
-"""What all pictures share: colours, axes, and which clients there is room for."""
+"""The style that all pictures share: colours, axes, and the choice of clients that fit."""
 
 from collections.abc import Sequence
 

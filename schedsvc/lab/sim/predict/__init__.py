@@ -1,1 +1,1 @@
-"""What the output-length predictor would have promised to the requests of a trace."""
+"""Replays the output-length predictor over a trace: what it would have promised to each request."""

@@ -1,4 +1,4 @@
-"""What promises were worth: coverage, pinball loss, and what they reserved over time."""
+"""Measures the quality of promises: coverage, pinball loss, and reserved tokens over time."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from schedsvc.lab.sim.predict.play import Columns, Played
 __all__ = ["TENTHS", "coverage_by_part", "pinball", "report", "token_seconds"]
 
 TENTHS = 10
-#: What the reserved token-seconds are compared with: this much for every request.
+#: Reserved token-seconds are compared with a reservation of this many tokens for every request.
 COMMON_MAX_TOKENS = 1_024
 Tokens = NDArray[np.int64] | int
 
@@ -94,7 +94,7 @@ def _tenants(requests: Columns, played: Played) -> dict[str, dict[str, Any]]:
 def report(
     requests: Columns, played: Played, one_flow: Played, quantile: float, tokens_per_s: float
 ) -> dict[str, Any]:
-    """Everything that is told of a replay; `one_flow` is the same with one quantile for all.
+    """Return all figures of a replay; `one_flow` is the same with one quantile for all.
 
     Coverage and `pinball` are over requests that were predicted; of the others all that they might
     produce was reserved. `pinball_of_all` counts these as predictions too.

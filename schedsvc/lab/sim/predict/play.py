@@ -59,7 +59,7 @@ def columns(trace: Iterable[TraceRequest]) -> Columns:
 
 @dataclass(frozen=True)
 class Played:
-    """What came of a replay, one entry for each request.
+    """The result of a replay, one entry for each request.
 
     `promised` is the output reserved at the grant, in tokens; it was `predicted` where it is less
     than all that the request might produce. `totals` is the core's own account of it.
@@ -81,7 +81,7 @@ def play(
     one_flow: bool = False,
     watch: Callable[[int], None] | None = None,
 ) -> Played:
-    """Grant every request when it arrives, and tell the core its output when it has ended.
+    """Grant every request when it arrives, and report its output to the core when it has ended.
 
     A request produces `tokens_per_s` from its arrival on, and nothing is reported before its end.
     With `one_flow` all tenants and adapters are predicted as one. O(n log n).

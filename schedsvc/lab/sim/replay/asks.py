@@ -1,4 +1,4 @@
-"""What a recording was about: each request, the verdict on it, and how it ran."""
+"""Collects the requests of a recording: the verdict on each, and how it ran."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ _POLLS_KEPT = 32
 
 
 class Report(NamedTuple):
-    """Totals that were told `after_ns` after the grant; -1: absent."""
+    """Totals that were reported `after_ns` after the grant; -1: absent."""
 
     after_ns: int
     input_tokens: int
@@ -95,7 +95,7 @@ class Collector(Watcher):
         self._handles_seen: set[int] = set()
         self._polls_ns: deque[int] = deque(maxlen=_POLLS_KEPT)
 
-    # What the replay tells.
+    # Callbacks of the replay.
 
     def admitted(
         self, now_ns: int, principal: int, data: bytes, queue_ttl_ns: int, answer: int | bytes
@@ -167,7 +167,7 @@ class Collector(Watcher):
                 return
 
     def event(self, event: Event) -> None:
-        """Note what the unary calls tell, and the end of a stream or of the server."""
+        """Note the reports of unary calls, and the end of a stream or of the server."""
         now_ns = event.fields[0]
         if event.kind == Kind.POLL:
             self._polls_ns.append(now_ns)
@@ -193,7 +193,7 @@ class Collector(Watcher):
         self.asks.sort(key=lambda ask: ask.arrival_ns)
         return self.asks
 
-    # What it means.
+    # Interpretation of the events.
 
     def _verdict(self, ask: Ask, response: pb.AdmitResponse) -> None:
         lease_id = response.grant.lease_id
@@ -208,7 +208,7 @@ class Collector(Watcher):
         self.asks.append(ask)
 
     def _exact_ns(self, ask: Ask, waited_us: int) -> int:
-        """Refine a wait, which messages tell in whole microseconds: it ended at a poll."""
+        """Refine a wait, which messages give in whole microseconds: it ended at a poll."""
         for now_ns in reversed(self._polls_ns):
             if (now_ns - ask.arrival_ns) // 1_000 == waited_us:
                 return now_ns - ask.arrival_ns

@@ -1,4 +1,4 @@
-"""What another configuration would have changed: verdicts and waits, by tenant."""
+"""Compares a recording with a run of another configuration: verdicts and waits, by tenant."""
 
 import csv
 from collections import Counter

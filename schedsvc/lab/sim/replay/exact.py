@@ -37,7 +37,7 @@ class Watcher:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What came of a replay. `checks` digests stand in the file, all of them were met."""
+    """The result of a replay. `checks` digests stand in the file, all of them were met."""
 
     events: int
     checks: int
@@ -113,7 +113,7 @@ class Exact:
                 else:
                     calls[event.kind](*event.fields)
             except CallerError:
-                pass  # the caller was told, then as now; nothing was changed
+                pass  # the caller got this error in the recording, too; nothing changed
             except (InvariantError, LookupError, FormError, TypeError) as error:
                 raise ReplayError(
                     f"{self.recording.path}: event {events} ({event.kind.name.lower()}): {error}"

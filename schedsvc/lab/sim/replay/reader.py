@@ -27,7 +27,7 @@ class ReplayError(ValueError):
 class Recording:
     """A recording on disk. `cut_bytes` of a frame that was never finished are left out.
 
-    What a crash leaves unfinished stands at the end. Damage with whole frames behind it is no
+    A frame that a crash left unfinished is the last one. Damage with whole frames behind it is no
     such thing: it raises ReplayError with the offset, and so does a file that is no recording.
     """
 

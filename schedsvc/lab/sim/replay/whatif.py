@@ -1,11 +1,11 @@
 """Asks a recorded server's requests again, of a core with another configuration.
 
-The requests come when they came. What is granted runs as long as it ran, and reports what it
-reported, counted from its grant: nothing is assumed of the engine but that it is as fast as it
-was. What did not run in the recording runs like its tenant's median. A caller that left while it
-waited leaves as long after its arrival, unless it has its grant by then. Pools that streams
-offered are offered at the same times. The engine's telemetry is left out: it tells of a load that
-is no more.
+The requests come when they came. A granted request runs as long as it ran, and reports the same
+totals, counted from its grant. The only assumption about the engine is that it is as fast as it
+was. A request that did not run in the recording runs like its tenant's median. A caller that left
+while it waited leaves as long after its arrival, unless it has its grant by then. Pools that
+streams offered are offered at the same times. The engine's telemetry is left out, because it
+describes a load that no longer exists.
 """
 
 from collections import defaultdict
@@ -24,12 +24,12 @@ from schedsvc.lab.sim.replay.asks import Ask, Collector, End, PoolEvent, Report
 
 __all__ = ["Fate", "WhatIf"]
 
-# A holder renews its leases so many times in each TTL.
+# Number of renewals of a lease in each TTL.
 _RENEWALS = 3
 
 
 class Fate(NamedTuple):
-    """What became of a request; outcome 0: it waited to the end of the recording.
+    """The fate of a request; `outcome` 0: it waited to the end of the recording.
 
     `assumed` is set where it ran and did not in the recording.
     """
@@ -47,7 +47,7 @@ class _Typical(NamedTuple):
 
 
 class _Lease(NamedTuple):
-    """A run under way: what it still has to tell, in order."""
+    """A run under way, with its remaining reports in order."""
 
     lease_id: int
     epoch: int
@@ -161,7 +161,7 @@ class WhatIf:
             self._next(lease)
 
     def _steps(self, ask: Ask) -> Iterator[Report | End]:
-        """Tell how a run goes: as it went, else like the median; renewed as often as is needed."""
+        """Yield the events of a run: as recorded, else like the median; plus its renewals."""
         if not ask.lease_id:
             typical = self._typical[ask.tenant]
             tokens = sum(pb.AdmitRequest.FromString(ask.data).input_tokens)

@@ -1,4 +1,4 @@
-"""What the commands on traces share: options, progress, errors."""
+"""Options, progress and errors that the commands on traces share."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -81,7 +81,7 @@ def told(error: Exception) -> click.ClickException:
 
 
 def tell_skipped(reader: TraceReader) -> None:
-    """Tell a person what was left out."""
+    """Print how many records were left out, and why."""
     for reason, count in reader.skipped.most_common():
         click.echo(f"{count:,} records left out: {reason}", err=True)
 

@@ -55,7 +55,7 @@ what there is; "complete" is then false.
 
 
 def _reader(file: Path, form: str) -> TraceReader:
-    # Conversations are laid out anew, so the order of what the file tells does not matter.
+    # Conversations get new times, so the order of the file does not matter.
     return TraceReader(file, form=None if form == "auto" else form, in_order=False)
 
 
@@ -149,13 +149,13 @@ def _told(counts: Counter[str]) -> str:
     type=click.Choice(["served", "recorded"]),
     default="served",
     show_default=True,
-    help="What later turns hold as answers.",
+    help="Answers that later turns contain.",
 )
 @click.option(
     "--tenant-header",
     default="x-tenant-id",
     show_default=True,
-    help="Header for the tenant, where the file tells one; '' for none.",
+    help="Header for the tenant, if the file names one; '' for none.",
 )
 @click.option(
     "--api-key", envvar="OPENAI_API_KEY", default="", help="Bearer token.  [env: OPENAI_API_KEY]"

@@ -129,7 +129,7 @@ Example:
     default=0,
     show_default=True,
     help="Tokens that every prompt of a tenant begins with, besides those drawn; the file then"
-    " tells block hashes.",
+    " holds block hashes.",
 )
 @click.option(
     "--block-tokens",
@@ -220,12 +220,12 @@ def _wanted(
 def _pairs(trace: Path) -> Pairs:
     pairs = length_pairs(_through(TraceReader(trace, in_order=False)))
     if not len(pairs):
-        raise click.UsageError(f"--lengths-from: {trace} tells no lengths")
+        raise click.UsageError(f"--lengths-from: {trace} has no lengths")
     return pairs
 
 
 def _write(records: Iterable[Record], out: Path, as_json: bool) -> None:
-    """Write records and tell what they are like."""
+    """Write records and describe them."""
     described = Description()
 
     def counted() -> Iterator[Record]:
@@ -260,7 +260,7 @@ def _rewrite(
     change: Callable[[Iterable[Record]], Iterable[Record]],
     as_json: bool,
 ) -> None:
-    """Write a trace anew, changed record by record."""
+    """Write a changed copy of a trace, record by record."""
     reader = open_trace(trace, form, sort)
     try:
         with progress(reader, sort) as records:
@@ -313,7 +313,7 @@ def label(
         lengths = Counter(map(total_tokens, _through(open_trace(trace, form, sort))))
         long_tokens = long_threshold(lengths)
         if long_tokens == 0:
-            raise click.UsageError("--rule adversarial needs a trace that tells its tokens")
+            raise click.UsageError("--rule adversarial needs a trace with token counts")
     named = labeller(rule, tenants, zipf, seed, long_tokens)
 
     def change(records: Iterable[Record]) -> Iterator[Record]:

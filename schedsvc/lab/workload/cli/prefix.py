@@ -43,7 +43,7 @@ Example:
     --out out/sharegpt
 
 Conversations are analysed twice: their first turns alone (single_turn), and all turns (multi_turn).
-So is a trace whose requests tell their turn; any other is analysed as_recorded. In the folder of
+So is a trace whose requests name their turn; any other is analysed as_recorded. In the folder of
 --out are then, for each of these, NAME_stats.json, NAME_request_metrics.csv,
 NAME_block_metrics.csv and NAME_trace.jsonl, and for all sharing.png, caches.csv and caches.png.
 """
@@ -78,7 +78,7 @@ class _Names(click.ParamType[list[str]]):
 
 @dataclass(frozen=True)
 class _Source:
-    """Where the requests come from: a file, read anew for each of the names."""
+    """The source of the requests: a file, read from the start in each pass."""
 
     trace: Path
     form: str

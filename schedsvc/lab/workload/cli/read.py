@@ -154,7 +154,7 @@ def _notes(summary: dict[str, Any]) -> Iterator[str]:
     """Yield what else a person wants to know of this trace."""
     for what in ("input", "output"):
         if count := summary[f"requests_without_{what}_tokens"]:
-            yield f"{count:,} requests do not tell their {what} tokens"
+            yield f"{count:,} requests have no {what} token count"
     if summary["zipf_exponent"] is not None:
         yield f"tenants' shares: Zipf exponent {summary['zipf_exponent']:.2f}"
     if summary["classes"]:

@@ -34,8 +34,8 @@ _OPTIONS = (
         show_default=True,
         help="Output tokens per second with which answers are taken to be written.",
     ),
-    click.option("--conversations", type=_COUNT, help="Hold at most so many conversations."),
-    click.option("--turns", type=_COUNT, help="Hold at most so many turns of each."),
+    click.option("--conversations", type=_COUNT, help="Hold at most this many conversations."),
+    click.option("--turns", type=_COUNT, help="Hold at most this many turns of each."),
     click.option(
         "--context-tokens",
         type=_COUNT,

@@ -32,7 +32,7 @@ Example:
     type=click.Choice(KEYS),
     default=KEYS[0],
     show_default=True,
-    help="What of a request says whose it is.",
+    help="Field that identifies the user of a request.",
 )
 @click.option(
     "--rounds",

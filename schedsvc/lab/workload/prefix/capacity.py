@@ -12,7 +12,7 @@ CAPACITIES = 9
 
 
 class CachePoint(NamedTuple):
-    """What one cache served of a trace."""
+    """The hits of one cache over a trace."""
 
     block_tokens: int
     policy: str
@@ -39,8 +39,8 @@ def curve(
 ) -> Iterator[CachePoint]:
     """Yield a point for each policy and capacity; a capacity counts whole blocks.
 
-    O(uses) for each point, with a logarithm for lfu and belady. `served` is told now and then of
-    how many requests more were served. Raises KeyError for an unknown policy.
+    O(uses) for each point, with a logarithm for lfu and belady. `served` is called now and then
+    with the number of requests served since the last call. Raises KeyError for an unknown policy.
     """
     uses = sharing.uses
     following = next_uses(uses) if "belady" in policies else array("q")

@@ -1,4 +1,4 @@
-"""The prompts of a trace as rows of blocks, whatever the trace tells them by."""
+"""Reads the prompts of a trace as rows of blocks, from any form that the trace uses."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +28,7 @@ Cut = Callable[[Asked], list[int]]
 
 
 def cutter(block_tokens: int, hash_tokens: int | None) -> Cut:
-    """Return what numbers the blocks of requests that tell hashes (of so many tokens) or tokens.
+    """Return a function that numbers blocks by hashes of `hash_tokens` tokens, or by token ids.
 
     Raises ValueError where hashes cannot be joined to blocks of that size.
     """
@@ -58,8 +58,8 @@ def cutter(block_tokens: int, hash_tokens: int | None) -> Cut:
 def asked(records: Iterable[Record], tokenizer: ModelTokenizer | None) -> Iterator[Asked]:
     """Yield what the requests of a trace ask, each by itself.
 
-    Block hashes go before token ids, and these before text. Raises Bad where a request tells none
-    of them, or text without a tokenizer.
+    Block hashes take precedence over token ids, and these over text. Raises Bad if a request has
+    none of them, or has text and there is no tokenizer.
     """
     for record in records:
         ids = None
@@ -74,7 +74,7 @@ def asked(records: Iterable[Record], tokenizer: ModelTokenizer | None) -> Iterat
                 raise Bad("text", f"--tokenizer is missing: {HOW_TO_GIVE_ONE}")
             ids = array("I", tokenizer.encode(record.text, add_special_tokens=True))
         else:
-            raise Bad("blocks", "the request tells neither blocks nor token_ids nor text")
+            raise Bad("blocks", "the request has neither blocks nor token_ids nor text")
         yield Asked(
             arrival_s=record.arrival_s,
             tenant=record.tenant,

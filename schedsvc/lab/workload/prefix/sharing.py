@@ -1,4 +1,4 @@
-"""What a cache that never forgets serves: sharing of requests, hits and reuse gaps of blocks."""
+"""Measures an unlimited cache: sharing of requests, hits and reuse gaps of blocks."""
 
 from array import array
 from typing import Any, NamedTuple
@@ -99,11 +99,11 @@ class Sharing:
 
     @property
     def timed(self) -> bool:
-        """Whether all requests told their arrival."""
+        """Whether all requests have an arrival time."""
         return self._timed
 
     def block_use(self, block: int) -> BlockUse:
-        """Tell one block's uses."""
+        """Return one block's uses."""
         hits = self.hits[block]
         if not self._timed:
             return BlockUse(block, hits, None, None, None, None, None)
