@@ -34,6 +34,19 @@ def test_an_unowned_mark_is_found() -> None:
     assert unowned_marks(f"# {word} later\n# {word} (#12): bound it\n# {word} #7\n# {word}s") == [1]
 
 
+# Spelled by number, for the same reason.
+_CONFLICT = re.compile(r"^(?:<{7}|>{7}) ", re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", TEXT, ids=relative)
+def test_files_have_no_marks_of_a_merge(path: Path) -> None:
+    assert not _CONFLICT.search(path.read_text())
+
+
+def test_marks_of_a_merge_are_found() -> None:
+    assert _CONFLICT.search("a\n" + "<" * 7 + " HEAD\nb\n")
+
+
 # Code in a comment: it parses, and it is more than a name, a number or a word of prose.
 _CODE = (ast.Assign, ast.AugAssign, ast.Import, ast.ImportFrom, ast.Return, ast.Raise, ast.Delete)
 
