@@ -15,7 +15,6 @@ PROSE_FAULTS = {
     "SECURITY.md": 8,
     "_core": 345,
     "bench": 85,
-    "clients": 190,
     "deploy": 3,
     "docs": 210,
     "proto": 100,

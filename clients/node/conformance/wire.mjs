@@ -1,4 +1,4 @@
-// What both kinds of calls share.
+// Helpers that unary calls and streams share.
 
 import { status } from '@grpc/grpc-js';
 import { errorDetails } from '../contract.mjs';

@@ -83,7 +83,7 @@ def prepare(arguments: Sequence[str], environment: MutableMapping[str, str]) -> 
     if rest[:1] != ["serve"]:
         raise LaunchError("only `schedsvc-vllm serve MODEL ...` is there; see --help")
     _check_front_end(rest, environment)
-    # All processes of one start tell the same epoch, and a later start a higher one.
+    # All processes of one start report the same epoch, and a later start a higher one.
     environment.setdefault("SCHEDSVC_POOL_EPOCH", str(now_ns()))
     if servers := api_servers(rest):
         environment.setdefault("SCHEDSVC_POOL_GATES", servers)

@@ -123,7 +123,7 @@ async def _ask(runtime: Runtime, request: Request, gated: GatedRequest) -> Answe
             adapter=request.adapter,
             prefix_block_hashes=request.prefix_block_hashes,
             input_estimated=not call.prompts.exact,
-            # Without a count inside the engine, an answer in one piece tells its tokens at its end.
+            # If the gate cannot count inside the engine, an answer in one piece reports at its end.
             reports_progress=call.stream or request.tally is not None,
         )
         await first(admission.submit(), gated.mailbox)
