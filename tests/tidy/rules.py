@@ -18,7 +18,7 @@ PROSE_FAULTS = {
     "deploy": 3,
     "docs": 210,
     "proto": 100,
-    "schedsvc": 620,
+    "schedsvc": 472,
     "tests": 570,
 }
 

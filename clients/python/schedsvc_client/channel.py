@@ -14,7 +14,7 @@ import grpc.aio
 from schedsvc_client.errors import SchedulerUnavailable
 
 Token = str | Callable[[], str]
-"""A bearer token, or a function that gives the one in force (read anew for each call)."""
+"""A bearer token, or a function that returns the present one, called for each call or stream."""
 
 ChannelCredentials = grpc.ChannelCredentials
 

@@ -150,7 +150,7 @@ class EngineView:
         ):
             if not size:
                 raise SettingsError(
-                    f"{variable} is not set, and the server does not tell it: give the {name}"
+                    f"{variable} is not set, and the server does not report it: give the {name}"
                 )
         context = _number(self._config("model_config"), "max_model_len")
         if engines > 1 and of_one:

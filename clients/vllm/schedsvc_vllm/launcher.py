@@ -23,7 +23,7 @@ EXIT_USAGE = 2
 # Each is also a variable: `--schedsvc-pool-epoch` is SCHEDSVC_POOL_EPOCH.
 OPTIONS = {
     "target": "HOST:PORT or unix:/PATH of the scheduler",
-    "token-file": "file with the bearer token for the scheduler, read anew for each connection",
+    "token-file": "file with the bearer token for the scheduler, read again for each connection",
     "tls": "on or off; on where a file below is given",
     "tls-ca-file": "PEM of who signs the scheduler's certificate",
     "tls-cert-file": "PEM of this host's certificate",

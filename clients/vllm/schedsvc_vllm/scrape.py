@@ -47,7 +47,7 @@ def parse(text: str, capacity_tokens: int) -> Reading:
         told.setdefault(name.removesuffix("_total"), []).append(float(value))
     running, waiting, usage, preemptions = (told.get(name, []) for name in _TOLD)
     if not preemptions and not (running and usage):
-        raise ScrapeError("/metrics tells nothing of the engine")
+        raise ScrapeError("/metrics has no figures of the engine")
     engines = max(len(usage), len(preemptions))
     return Reading(
         running=round(sum(running)),
