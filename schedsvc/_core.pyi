@@ -81,7 +81,7 @@ class Decision(NamedTuple):
     queue_left: int
     pool_capacity_tokens: int  # of the pool that it waited for, and what is unpromised
     pool_free_tokens: int
-    flow: int  # whose quotas `encode()` tells; -1: nobody's
+    flow: int  # whose quotas `encode()` reports; -1: none
     engine_priority: int  # suggested, lower runs first; the rank of its class
 
 class Ended(NamedTuple):
@@ -118,7 +118,7 @@ class Scheduler(ClusterApi):
         hash_key: bytes = ...,  # 16 bytes; keys every hash of caller-chosen bytes
         lease_seed: str = "",  # 32 hexadecimal digits that lease ids are drawn of; "": they count
         lease_id_base: int = 1,  # first lease id, if they count up
-        incarnation: int = 1,  # told to shims, so that they notice a restart
+        incarnation: int = 1,  # sent to shims, so that they notice a restart
         policy: str = "vtc",  # a key of POLICIES
         lift: str = "level",  # or "active", deprecated: running requests keep a flow active
         ledger: str = "peak",  # "peak" or "sum"
@@ -181,9 +181,10 @@ class Scheduler(ClusterApi):
         """Add a priority class, or change a known one; "default" is there from the start.
 
         The least rank (-1,000 to 1,000) goes first. A class that has waited `ageing_ns` for its
-        turn goes before better ones, once. An `exempt` class goes before all and has no quotas,
-        no headroom and no share, and as many places in queues and leases as all others together;
-        it cannot cease to be. Returns the class's index. O(classes + quotas).
+        turn overtakes better ones, once. An `exempt` class precedes all others and has no quotas,
+        no headroom and no share. It has as many places in queues and leases as all others
+        together, and cannot be made an ordinary class. Returns the class's index.
+        O(classes + quotas).
         """
     def set_class_gone(self, name: bytes) -> None:
         """Let no request name this class; what it has is served. `set_class()` undoes it."""
@@ -209,21 +210,20 @@ class Scheduler(ClusterApi):
         0 is no limit. Beside what the engine can: tokens in its cache (wait reason MAX_TOTAL) and
         sequences at once (MAX_RUNNING); input tokens of one request, over all prompts, and with all
         its output (else REJECTED_TOO_LARGE at once). `batch_max_tokens` bounds a round (ROUND): the
-        input of requests that were granted and of whose tokens nothing has been reported, a second
-        ago at most; -1: a sixth of the pool, at least its longest request. A request that is alone
-        in its round may be larger; those whose callers report nothing are in none. What no pool
-        can hold any more is evicted in its turn; leases stay. At most `max_loras` adapters are
-        active (ADAPTERS): those with which leases run that hold a reservation. Each takes
-        `adapter_tokens` of the cache for as long, or what `set_adapter()` says. After S-LoRA's
-        queue (arXiv 2311.03285). O(pools * adapters).
+        input of requests that were granted at most a second ago and have reported no tokens. With
+        -1 it is a sixth of the pool, at least its longest request. A request that is alone
+        in its round may be larger; those whose callers report nothing are in none. Requests that
+        no pool can hold any more are evicted in their turn; leases stay. At most `max_loras`
+        adapters are active (ADAPTERS): those of running leases that hold a reservation. While
+        active, each takes `adapter_tokens` of the cache, or the tokens that `set_adapter()` gave
+        it. After S-LoRA's queue (arXiv 2311.03285). O(pools * adapters).
         """
     def set_no_pool_limits(self, now_ns: int) -> None:
         """Forget all limits of `set_pool_limits()`. O(pools * adapters)."""
     def set_adapter(self, now_ns: int, name: bytes, tokens: int) -> None:
-        """Let a LoRA adapter take so many tokens of each pool in which it is active.
+        """Let a LoRA adapter take `tokens` of each pool in which it is active.
 
-        -1: as many as `adapter_tokens` of the pool says. Also of one that is active. O(pools *
-        adapters).
+        -1: the pool's `adapter_tokens`. An active adapter changes too. O(pools * adapters).
         """
     def set_principal(
         self, now_ns: int, number: int, name: bytes = b"", pools: list[bytes] | None = None,
@@ -242,8 +242,8 @@ class Scheduler(ClusterApi):
         """Enforce decisions on a flow, or audit it.
 
         Under audit each request is decided and counted, and granted at the next `poll()`, also if
-        that overdraws a pool or a bucket. NO_POOL, DRAINING and LIMIT refuse. What is queued when
-        it begins is granted too. O(1).
+        that overdraws a pool or a bucket. NO_POOL, DRAINING and LIMIT refuse. Requests that are
+        queued when the audit begins are granted too. O(1).
         """
     def set_gone(self, now_ns: int, name: bytes) -> None:
         """Let a tenant's name be unknown; its flow serves what it has. `set_flow()` undoes it."""
@@ -340,7 +340,7 @@ class Scheduler(ClusterApi):
         input_tokens: int = 0, cached_input_tokens: int = 0, output_tokens: int = 0,
         sequences: int = 1, principal: int = 0, adapter: bytes = b"", request_class: bytes = b"",
     ) -> int:  # fmt: skip
-        """Tell a lease that its holder still runs.
+        """Note that the holder of a lease still runs.
 
         A known one is renewed; an unknown one, whose epoch is the pool's, is restored as granted,
         also where that overdraws the pool. Returns a LEASE_* state. O(log n).
@@ -350,18 +350,19 @@ class Scheduler(ClusterApi):
         preemptions: int,
     ) -> None: ...  # fmt: skip
     def drain(self, now_ns: int) -> None:
-        """Refuse everything new from now on. What is queued is still served."""
+        """Refuse new requests from now on. Queued requests are still served."""
     def set_draining(self, now_ns: int, pool: bytes, draining: bool) -> None:
         """Drain a pool, or (b"") all of them and the scheduler with them; or let it serve again.
 
-        What only drained ones can hold is refused, and evicted by the next `poll()`s. O(1).
+        New requests that only drained pools can hold are refused; the next `poll()`s evict those
+        that are queued. O(1).
         """
     def set_forgiven(self, now_ns: int, tenant: bytes) -> int:
         """Let a tenant's own quota owe nothing; returns how many of its buckets did. O(1)."""
     def set_released(self, now_ns: int, pool: bytes) -> None:
         """Let another caller offer a pool at once; CallerError (9) while one does. O(1)."""
     def revoke(self, now_ns: int, lease_id: int) -> int:
-        """Void a lease: its reservation is free; its holder is told, and ends it. O(1).
+        """Void a lease: its reservation is free; its holder is notified, and ends it. O(1).
 
         Returns what it was, a LEASE_* state; LIVE, also if it was suspect, is void now.
         """
@@ -370,8 +371,8 @@ class Scheduler(ClusterApi):
     ) -> tuple[int, list[dict[str, Any]]]:
         """Return leases from a place on, and where to go on (0: that was all). O(scan_max).
 
-        What lives all along is found once. `meant`: tenant, pool, client_id, pool_epoch,
-        age_min_ns. Keys as in schedsvc.v1.Lease. CallerError (5): one that nobody knows.
+        A lease that lives all along is found once. `meant`: tenant, pool, client_id, pool_epoch,
+        age_min_ns. Keys as in schedsvc.v1.Lease. CallerError (5): the named one is unknown.
         """
     def evict_queued(self, now_ns: int) -> int:
         """Evict all that is queued (EVICTED_DRAINING). Returns how many. O(queued * log n)."""
@@ -413,11 +414,11 @@ class Scheduler(ClusterApi):
     def explain(
         self, now_ns: int, request_id: bytes, tenant: bytes = b"", principal: int = -1
     ) -> list[dict[str, Any]]:
-        """Return schedsvc.v1.RequestStory of what `principal` (-1: anybody) asked for. O(flows)."""
+        """Return schedsvc.v1.RequestStory of a request of `principal` (-1: any). O(flows)."""
     def check(self) -> None:
         """Verify every invariant, also those in O(n); raises InvariantError naming the one."""
     def save(self, now_ns: int, rows_max: int) -> list[tuple[bytes, bytes | None]]:
-        """Tell what of counters, quotas and predictions has changed since the last call, as rows.
+        """Return counters, quotas and predictions that changed since the last call, as rows.
 
         At most about `rows_max` rows of a key and a value, at first of everything; an empty list
         says that all is saved. A later row replaces the one of its key; None in place of a value
@@ -429,10 +430,10 @@ class Scheduler(ClusterApi):
         """Take saved rows over, each with its age in ns: quotas are credited for it.
 
         Only a scheduler that was configured and saw no request can; CallerError for a row that is
-        wrong, and then none counts. Until the lease TTL and grace have passed it holds what the
-        leases of before the restart had, less what `replay()` tells of; flows that were active
-        stay so for a lease TTL. Rows of tenants, quotas and pools that are not known are left
-        out. Returns how many found their place. O(rows * log n).
+        wrong, and then none counts. Until the lease TTL and grace have passed it reserves the room
+        of the leases before the restart, less the leases that `replay()` restores. Flows that were
+        active stay so for a lease TTL. Rows of tenants, quotas and pools that are not known are
+        left out. Returns how many found their place. O(rows * log n).
         """
     def digest(self) -> int:
         """64-bit digest of all decisions so far."""
@@ -448,7 +449,7 @@ class Scheduler(ClusterApi):
 def progress_all(core: Scheduler, now_ns: int, leases: bytes, outputs: bytes) -> None:
     """Call `progress()` for leases in turn: native int64, (lease, epoch, input) and output of each.
 
-    Input is told only with output, none of it cached. Raises where the first is refused.
+    Input is reported only with output, none of it cached. Raises where the first is refused.
     """
 
 def promised_tokens(core: Scheduler) -> int:

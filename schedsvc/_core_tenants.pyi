@@ -1,4 +1,4 @@
-"""What the core's Scheduler offers for tenants that the configuration does not list.
+"""The methods of the core's Scheduler for tenants that the configuration does not list.
 
 Type checkers read this beside `_core.pyi`; at run time the class is part of `schedsvc._core`.
 """
@@ -50,8 +50,8 @@ class TenantsApi:
     def set_retired(self, now_ns: int, name: bytes) -> None:
         """Let the name of a listed tenant be unknown, because an operator has deleted it.
 
-        What runs and waits goes on. The next new tenant gets its flow once it loses nothing by
-        that. O(1).
+        Its requests and leases go on. The next new tenant gets its flow once the deleted tenant
+        loses nothing by that. O(1).
         """
     def set_key_gone(self, api_key_sha256: bytes) -> None:
         """Let this key hash stand for no flow. O(1)."""

@@ -36,18 +36,18 @@ class UsageApi(TenantsApi):
         """Give a flow limits of its own (0: none), below the quota `parent` (-1: none).
 
         A request takes from every level its prompts and its outputs as predicted, before it runs;
-        what it used is settled at its end. Where a level does not hold enough, the flow waits for
-        it, or, where it `refuse`s, the request gets REJECTED_QUOTA at once and those in its queue
-        hold what they took. A request larger than a bucket gets REJECTED_QUOTA_SIZE.
+        its usage is settled at its end. If a level does not hold enough, the flow waits for it.
+        If the level `refuse`s, the request gets REJECTED_QUOTA at once, and queued requests keep
+        what they took. A request larger than a bucket gets REJECTED_QUOTA_SIZE.
 
         `share`: tokens a minute that it can count on while the pools are saturated (0: none, it is
         never held). Of what it leaves unused others may borrow up to `lends` a minute (-1: all);
         beyond it the flow borrows at most `borrows` (-1: what there is). Members of the nearest
         group above with a share lend to each other, and the group as a whole to those beside it;
-        the rest lend to each other. Below saturation nobody is held to a share. Where it binds, a
-        flow beyond its share with nothing to borrow waits: its next request is granted once its
+        the rest lend to each other. Below saturation no flow is held to a share. If shares bind, a
+        flow beyond its share with nothing to borrow waits. Its next request is granted once its
         own share or a pool of unused ones holds something (requests may overdraw it), or the load
-        is below saturation again. What a request takes is as above, settled at its end.
+        is below saturation again. A request's charge is as above, settled at its end.
         O(targets * log n), and O(flows * log n) at the next `poll()`.
         """
     def set_budget_period(

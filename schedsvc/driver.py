@@ -40,8 +40,8 @@ __all__ = [
     "new_core",
 ]
 
-#: Of what is due at once (TTLs that pass, requests that may run) the core does so many of each kind
-#: in one poll; then the event loop has its turn. Each of them may wake a call that waits, which
+#: The core handles at most this many due events of each kind (TTLs that pass, requests that may
+#: run) in one poll; then the event loop has its turn. Each event may wake a call that waits, which
 #: costs far more than the decision: with the core's own bound, 1,024, the loop stood for 20 ms.
 WORK_MAX = 128
 
@@ -85,7 +85,7 @@ def _guarded(
 
 
 class Driver:
-    """Owns a core and tells it of every event, with the time."""
+    """Owns a core and passes it every event, with the time."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Driver:
 
         The core keeps the queue TTL of the call that asked first; one that joined in is answered
         after its own `queue_ttl_ns` (0: none). When the last call that waits is cancelled, the
-        request is withdrawn; where it was granted and nobody had the answer yet, its lease is
+        request is withdrawn. If it was granted and no call had the answer yet, its lease is
         cancelled.
         """
         patience_s = queue_ttl_ns / 1e9 if queue_ttl_ns and waiting.calls > 1 else None
@@ -221,7 +221,7 @@ class Driver:
 
     @_guarded
     def settle(self) -> None:
-        """Let the core act on what it was told."""
+        """Let the core act on the events that it received."""
         self._settle(self.clock.now_ns())
 
     @_guarded
@@ -311,7 +311,7 @@ class Driver:
 
     @_guarded
     def save(self, rows_max: int) -> list[tuple[bytes, bytes | None]]:
-        """Return rows that have changed since they were told last; none once all are. O(rows)."""
+        """Return rows that changed since they were last returned; none once all are. O(rows)."""
         return self._core.save(self.clock.now_ns(), rows_max)
 
     @_guarded

@@ -46,7 +46,7 @@ _REASONS = [
 
 
 class Flows:
-    """What a scrape shows of each tenant, by column.
+    """The figures of each tenant in a scrape, by column.
 
     A dictionary for each of 10,000 tenants would let Python's garbage collector go through the
     whole process at each scrape.
@@ -75,7 +75,7 @@ class Flows:
 
 @dataclass
 class Snapshot:
-    """What one scrape shows."""
+    """The figures of one scrape."""
 
     pools: list[dict[str, Any]] = field(default_factory=list)
     totals: dict[str, Any] = field(default_factory=dict)

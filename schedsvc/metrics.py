@@ -1,4 +1,4 @@
-"""Prometheus metrics, read from the core when somebody scrapes. Nothing is counted twice."""
+"""Prometheus metrics, read from the core at each scrape. Nothing is counted twice."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -70,7 +70,7 @@ class Metrics:
         self._shown: Sequence[str] = ()
         self._rest: dict[str, None] = {}
         self._with_histograms: Sequence[str] = ()
-        #: What `other` has beside the counters of its tenants; gauges are 0.
+        #: Counters of `other` beside those of its tenants; gauges are 0.
         self._carried = _nothing()
         self.show(tenants)
         self._registry = CollectorRegistry(auto_describe=False)
@@ -306,5 +306,5 @@ def _add(total: dict[str, Any], flow: dict[str, Any]) -> None:
         counts = total.setdefault(key, {})
         for outcome, count in flow[key].items():
             counts[outcome] = counts.get(outcome, 0) + count
-    # What is left of several tenants' quotas says nothing about any of them.
+    # The sum of several tenants' remaining quotas says nothing about any of them.
     total["quotas"] = []

@@ -35,7 +35,7 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRow:
-    """What an outcome is called in metrics, and the unary call's answer.
+    """An outcome's name in metrics, and the unary call's answer.
 
     Its sentence for a person is the core's, `OUTCOME_TEXT`.
     """
@@ -68,7 +68,7 @@ OUTCOMES: dict[int, OutcomeRow] = {
     _core.EXPIRED: OutcomeRow("expired"),
 }
 
-#: What a limit counts, by the number of its kind in the contract, as metrics call it.
+#: Names of limits in metrics, by the number of their kind in the contract.
 LIMIT_KINDS = {
     number: name.removeprefix("LIMIT_KIND_").lower()
     for name, number in quota_pb2.LimitKind.items()

@@ -1,5 +1,4 @@
-// The contract as gRPC knows it: the service out of the .proto file, and what stands in the details
-// of an error.
+// The contract as gRPC knows it: the service of the .proto file, and the details of an error.
 
 import { fileURLToPath } from 'node:url';
 import { loadPackageDefinition } from '@grpc/grpc-js';
@@ -42,8 +41,8 @@ const details = protobuf.parse(`
 `).root;
 
 /**
- * What the details of a gRPC error say: `fields`, those that were wrong, each with `field` and
- * `description`, and `retryAfterMs`, undefined where there is no RetryInfo.
+ * Read the details of a gRPC error: `fields`, those that were wrong, each with `field` and
+ * `description`, and `retryAfterMs`, undefined if there is no RetryInfo.
  */
 export function errorDetails(error) {
   const found = { fields: [], retryAfterMs: undefined };

@@ -1,5 +1,5 @@
-// Tests of how schedsvc.mjs ends a lease while the scheduler is away, against a server of its own
-// that fails as it is told: node --test end.test.mjs
+// Tests how schedsvc.mjs ends a lease while the scheduler is away. The tests run a server that
+// fails on demand: node --test end.test.mjs
 
 import assert from 'node:assert/strict';
 import { after, before, beforeEach, test } from 'node:test';

@@ -42,7 +42,7 @@ export class Refused extends Error {
     this.name = 'Refused';
     /** One of the contract's outcomes, e.g. 'OUTCOME_REJECTED_FLOW_QUEUE_FULL'. */
     this.outcome = outcome;
-    /** When to come back; 0: a retry cannot help. */
+    /** When to retry; 0: a retry cannot help. */
     this.retryAfterMs = Number(refusal?.retryAfterMs ?? 0);
     /** Requests that were ahead of it in the tenant's queue. */
     this.queuePosition = Number(refusal?.queuePosition ?? 0);
@@ -140,7 +140,7 @@ export class Scheduler {
       outcome = 'OUTCOME_COMPLETED';
       return result;
     } finally {
-      // The books must not cost the caller its result, nor hide its error.
+      // A failure to end the lease must not cost the caller its result, nor hide its error.
       const ended = admission.end(outcome).catch((error) => {
         process.emitWarning(`lease ${admission.leaseId} was not ended, it will expire: ${error}`);
       });
@@ -157,8 +157,8 @@ export class Scheduler {
   }
 
   /**
-   * Ask where a request stands, why it waits, or why it was refused: `requests` in camel case, none
-   * where nothing is known of it; `message` says it for a person.
+   * Ask for a request's place in the queue, why it waits, or why it was refused: `requests` in
+   * camel case, none if the scheduler does not know it; `message` says it for a person.
    */
   async explain(requestId, { tenant = '', ...options } = {}) {
     this.#explaining ??= new (serviceClient({ service: 'ExplainService' }))(
@@ -246,15 +246,15 @@ export class Admission {
   }
 
   /**
-   * End the lease, once: a second call returns the books of the first. Where the scheduler is away
-   * it is tried again, until the lease has surely expired.
+   * End the lease, once: a second call returns the charge of the first. If the scheduler is away,
+   * the client retries until the lease has surely expired.
    */
   end(outcome, totals) {
     this.#books ??= this.#end(outcome, totals);
     return this.#books;
   }
 
-  /** `await using` ends as cancelled what was not completed. */
+  /** `await using` cancels a lease that was not completed. */
   async [Symbol.asyncDispose]() {
     await this.cancel();
   }

@@ -15,8 +15,8 @@ from click.shell_completion import CompletionItem
 
 __all__ = ["main"]
 
-# grpc's C core writes to stderr by itself, once for each failed handshake of anybody. It reads this
-# when it is imported, which no command has done yet; what concerns us it also raises.
+# grpc's C core writes a line to stderr for each handshake of a client that fails. It reads this
+# when it is imported, which no command has done yet; errors that concern us it also raises.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 #: Command to where it is defined and what it does in one line.
@@ -53,7 +53,7 @@ _LAB = {
     "emulate": ("emulator.cli:emulate", "Serve an emulated engine in OpenAI's format."),
     "load": ("load.cli:load", "Send a trace of requests to an OpenAI-compatible server."),
     "workload": ("workload.cli:workload", "Read, describe, convert and make traces."),
-    "prefix": ("workload.cli.prefix:prefix", "Tell what the prompts of a trace share."),
+    "prefix": ("workload.cli.prefix:prefix", "Show what the prompts of a trace share."),
     "converse": (
         "workload.cli.conversations:converse",
         "Hold conversations with an OpenAI-compatible server.",
@@ -65,7 +65,7 @@ _COMMANDS = _SERVICE | {name: (f"schedsvc.lab.{at}", text) for name, (at, text) 
 #: The extra that brings what a command needs.
 _EXTRAS = dict.fromkeys(_LAB, "lab") | {"cluster": "cluster", "top": "top"}
 
-#: What a write to a full disk or device raises.
+#: Errors of a write to a full disk or device.
 _OUTPUT_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _INSTALL_LAB = "pip install 'schedsvc[lab]'"

@@ -17,10 +17,10 @@ Example:
   schedsvc drain gpu-1 --undo
   schedsvc drain --all --wait 60
 
-What runs goes on. What is queued and can go nowhere else is told to come back, with a Retry-After.
-A drain lasts until --undo, whatever the engine does meanwhile; over a restart of the scheduler too
-where its configuration names a state file. With --wait the exit status is 0 only where nothing runs
-any more.
+Running requests go on. Queued requests that no other pool can hold are refused, with a Retry-After.
+A drain lasts until --undo, whatever the engine does meanwhile. It outlasts a restart of the
+scheduler if its configuration names a state file. With --wait the exit status is 0 only if no
+request runs any more.
 """
 _LOOK_S = 0.5
 
@@ -37,7 +37,7 @@ _LOOK_S = 0.5
     "wait_s",
     type=FiniteRange(min=0.0),
     metavar="SECONDS",
-    help="Until nothing runs any more, so long at most.",
+    help="Wait up to SECONDS for running requests to finish.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def drain(
@@ -76,7 +76,10 @@ def drain(
             state += " until the next restart (no state file is kept)"
         click.echo(f"{what} {state}; {running:,} {'runs' if running == 1 else 'run'}")
     if wait_s is not None and not drained:
-        raise click.ClickException("somebody has undone the drain")
+        raise click.ClickException(
+            "the drain is over: another operator has undone it, or the scheduler has restarted"
+            " without a state file"
+        )
     if wait_s is not None and running:
         raise click.ClickException(f"after {waited_s:g} s there is still something that runs")
 

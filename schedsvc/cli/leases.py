@@ -31,12 +31,13 @@ Example:
   schedsvc leases revoke 1234567890123456789
   schedsvc leases revoke --shim gpu-1/4711 --older-than 60 --yes
 
-A lease that is revoked holds nothing any more, from this moment on. Its shim is told and aborts the
-request; the tenant is charged for what the shim reports with its end. More than one needs --yes.
+A revoked lease holds nothing from this moment on. The scheduler notifies its shim, which aborts the
+request. The tenant is charged for the usage that the shim reports at the end. To revoke more than
+one lease, give --yes.
 """
 _PAGE = 1_000
 _COLUMNS = ("lease", "tenant", "pool", "shim", "age", "state", "reserved", "posted", "in", "out")
-_LEFT = 4  # so many columns are text
+_LEFT = 4  # columns of text, aligned to the left
 _ID_MAX = (1 << 64) - 1
 
 
@@ -65,7 +66,7 @@ def _meaning(command: Callable[..., None]) -> Callable[..., None]:
             type=FiniteRange(min=0.0),
             default=0.0,
             metavar="SECONDS",
-            help="Granted at least so long ago. Default: any time.",
+            help="Only leases granted at least SECONDS ago. Default: all.",
         ),
     )
     for option in reversed(options):

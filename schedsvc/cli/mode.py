@@ -17,9 +17,10 @@ Example:
   schedsvc mode configured
   schedsvc mode
 
-dry_run decides and counts everything, and refuses and delays nothing. What is said here goes before
-the configuration's `mode`, also when that is reloaded, until `schedsvc mode configured` or the
-scheduler's restart. Without a mode it only shows what is in force.
+dry_run decides and counts everything, and refuses and delays nothing. A mode set here overrides the
+configuration's `mode`, also when that is reloaded, until `schedsvc mode configured`. It outlasts a
+restart of the scheduler if its configuration names a state file. Without a mode the command only
+shows the modes in force.
 """
 #: schedsvc.v1.Mode, for people.
 NAMES = {number: name for name, number in MODES.items()}

@@ -1,4 +1,4 @@
-"""What the commands that stay have in common: their options, and the file read before anything."""
+"""Options of the commands that keep running, and the file that they read before anything."""
 
 import os
 from collections.abc import Callable

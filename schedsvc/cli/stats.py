@@ -67,7 +67,7 @@ Example:
     is_flag=False,
     flag_value=1.0,
     metavar="[SECONDS]",
-    help="Refresh every so many seconds; alone, every second.",
+    help="Refresh every SECONDS; every second if none are given.",
 )
 def stats(
     connection: Connection,

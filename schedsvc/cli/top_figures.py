@@ -38,7 +38,7 @@ class Figures:
         self._taken: deque[tuple[float, Any, dict[tuple[str, str], Any]]] = deque()
 
     def add(self, snapshot: Any) -> None:
-        """Take a StatsResponse in. After a restart of the scheduler, begin anew."""
+        """Take a StatsResponse in. Drop the earlier ones if the scheduler has restarted."""
         if self._taken and self._taken[-1][1].incarnation != snapshot.incarnation:
             self._taken.clear()
         now_s = self._clock()

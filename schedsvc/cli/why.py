@@ -137,7 +137,7 @@ def _parts(story: Any) -> list[RenderableType]:
 
 def _estimate(story: Any) -> str:
     figures = {
-        "told at its arrival": story.ttft_told_ms,
+        "expected at its arrival": story.ttft_told_ms,
         "expected now": story.ttft_expected_ms,
         "as it was": story.ttft_ms or -1,
     }

@@ -89,7 +89,7 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True)
 class Reading:
-    """What came of reading a file: a config where it is valid, else the problems."""
+    """The result of reading a file: a config if it is valid, else the problems."""
 
     config: Config | None
     problems: list[Problem]

@@ -1,4 +1,4 @@
-"""Tells a core what a configuration says: a fresh one everything, a running one what is new."""
+"""Gives a core its configuration: a fresh core all of it, a running one the changes."""
 
 from typing import Any, Protocol
 
@@ -63,7 +63,7 @@ LIVE_OPTIONS = frozenset(
 
 
 class Configurable(Protocol):
-    """What `configure` and `reconfigure` need of the core's Scheduler; see there."""
+    """The methods of the core's Scheduler that `configure` and `reconfigure` call; see there."""
 
     def set_options(self, now_ns: int, **options: Any) -> None:
         """Give the core other settings."""
@@ -209,7 +209,7 @@ class Configurable(Protocol):
 
 
 def configure(core: Configurable, config: Config, now_ns: int) -> None:
-    """Tell a fresh core its flows, keys, quotas and pools. O(tenants + pools)."""
+    """Give a fresh core its flows, keys, quotas and pools. O(tenants + pools)."""
     if config.cluster is not None:
         core.set_shared(now_ns)
     _apply(core, config, None, now_ns)
@@ -258,7 +258,7 @@ def _change(core: Configurable, config: Config, before: Config, now_ns: int) -> 
 
 
 def change_modes(core: Configurable, config: Config, before: Config, now_ns: int) -> None:
-    """Tell a running core the modes of a configuration that differs in nothing else.
+    """Give a running core the modes of a configuration that differs in nothing else.
 
     O(tenants + groups).
     """
@@ -280,7 +280,7 @@ def _apply(core: Configurable, config: Config, before: Config | None, now_ns: in
         core.set_no_keys()
     for tenant in config.tenants:
         flow = core.set_flow(tenant.name.encode(), tenant.weight_milli)
-        # One that was gone comes back with what it had then.
+        # A tenant that was removed still has its former limits, classes and mode in the core.
         if before is not None or tenant.is_limited:
             limit_flow(core, flow, tenant, groups, now_ns)
         if before is not None or tenant.names_classes:
@@ -374,7 +374,7 @@ def _unknown(
     if refused and not dry_run:
         if before is not None:
             core.set_unknown(-1)
-            # Else whoever says that he is called "unknown" would be known.
+            # Otherwise a request that names the tenant "unknown" would be known.
             core.set_gone(now_ns, UNKNOWN_TENANT.encode())
         return
     terms = config.unknown_limits

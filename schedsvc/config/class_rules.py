@@ -51,7 +51,7 @@ def _rank(entry: dict[str, Any], name: Any, path: Path, ranks: Once) -> Iterator
         if name == DEFAULT_CLASS:
             yield (*path, "exempt"), "would let every request pass; make another class exempt"
         elif rank is not None:
-            yield (*path, "rank"), "is of no use: an exempt class goes before all; remove it"
+            yield (*path, "rank"), "is of no use: an exempt class precedes all; remove it"
     elif rank is None and name != DEFAULT_CLASS:
         yield path, "the key 'rank' is missing; add it: the least goes first, 'default' has 0"
     elif isinstance(rank, int) or rank is None:

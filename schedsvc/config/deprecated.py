@@ -18,7 +18,7 @@ RENAMED_MODES: Mapping[str, str] = {"audit": "dry_run"}
 
 
 class Former:
-    """What a file still calls by former names."""
+    """The former names that a file still uses."""
 
     def __init__(self) -> None:
         self.problems: list[Finding] = []

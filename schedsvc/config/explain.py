@@ -39,7 +39,7 @@ _PATTERNS = {
 def explain(error: Mapping[str, Any], root: type[BaseModel]) -> tuple[str, bool]:
     """Return the sentence for an error, and whether it is about the key and not the value.
 
-    Values are never repeated: where a hash belongs, somebody may have put the secret.
+    Values are never repeated: a user may have put the secret in the place of its hash.
     """
     path: Path = tuple(error["loc"])
     kind, context = error["type"], error.get("ctx", {})

@@ -1,4 +1,6 @@
-"""What a reload puts in force: the new file, with what needs a restart as it was.
+"""Builds the configuration that a reload puts in force.
+
+It is the new file, in which the settings that need a restart keep their old values.
 
 A reload calls `in_force()` with the new file and the configuration in force, gives the result to
 the core, and logs `needs_restart()`. So a setting that needs a restart keeps its value in every

@@ -1,4 +1,4 @@
-"""What a configuration file may hold, with defaults; the sample file explains each key."""
+"""The keys of a configuration file, with defaults; the sample file explains each key."""
 
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
@@ -121,7 +121,7 @@ class Section(BaseModel):
 
 
 class Prices(Section):
-    """What a token costs a flow, and what part of it where it came from the prefix cache."""
+    """The price of a token for a flow, and the part of it if the prefix cache held the token."""
 
     input_micro: Annotated[PriceMicro, Field(alias="input")] = 1_000_000
     output_micro: Annotated[PriceMicro, Field(alias="output")] = 2_000_000
@@ -160,7 +160,7 @@ class PoolLimits(Section):
 
 
 class Adapter(Section):
-    """What a LoRA adapter takes of a pool in which it is active."""
+    """The tokens that a LoRA adapter takes of a pool in which it is active."""
 
     name: TenantName
     tokens: SomeTokens | None = None
@@ -270,7 +270,7 @@ class TenantQuota(Quota):
 
 
 class Share(Section):
-    """What a tenant or a group can count on while the pools are saturated."""
+    """The service that a tenant or a group can count on while the pools are saturated."""
 
     tokens_per_minute: AllTokens
     lends: Annotated[int, Field(ge=0, le=_QUOTA_MAX)] | None = None
@@ -286,7 +286,7 @@ class Share(Section):
 
 
 class Group(Section):
-    """What tenants and other groups have in common: a quota, and with a weight their service."""
+    """A quota that tenants and other groups share, and, if it has a weight, their service."""
 
     name: Name
     parent: Name | None = None
@@ -314,7 +314,7 @@ class Class(Section):
 
 
 class Terms(Section):
-    """What a flow may take, and of which classes its requests are."""
+    """The limits of a flow, and the classes of its requests."""
 
     group: Name | None = None
     quota: TenantQuota | None = None
@@ -349,7 +349,7 @@ class Tenant(Terms):
 
 
 class TenantRule(Terms):
-    """What a tenant gets that is not listed, and whose name fits `match` (* is any text)."""
+    """The terms of an unlisted tenant whose name fits `match` (* is any text)."""
 
     match: TenantName
     weight_milli: Annotated[WeightMilli, Field(alias="weight")] = 1_000

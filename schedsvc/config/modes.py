@@ -1,4 +1,4 @@
-"""What an operator says of modes, over what the file says."""
+"""The modes that operators set over those of the file."""
 
 import json
 from collections.abc import Mapping
@@ -15,15 +15,15 @@ _MODES = get_args(Mode)
 
 @dataclass(frozen=True, slots=True)
 class ModeOverlay:
-    """Modes that go before the file's: for everyone, and before that for single tenants."""
+    """Modes that override the file's: for all tenants, or for one, which overrides both."""
 
     everyone: Mode | None = None
     tenants: Mapping[str, Mode] = field(default_factory=dict)
 
     def saying(self, mode: Mode | None, tenant: str = "") -> "ModeOverlay":
-        """Return what is said from now on; None takes a word back.
+        """Return the overlay with this mode, for all tenants if `tenant` is ""; None removes one.
 
-        What is said of everyone takes back what was said of single tenants.
+        A mode for all tenants removes those of single tenants.
         """
         if not tenant:
             return ModeOverlay(mode)
@@ -45,7 +45,7 @@ class ModeOverlay:
 
     @staticmethod
     def restored(saved: bytes) -> "ModeOverlay":
-        """Return what was saved. Raises ValueError where nobody can have saved that."""
+        """Return the saved overlay. Raises ValueError if `saved()` cannot have written it."""
         if not saved:
             return ModeOverlay()
         told = json.loads(saved)
@@ -58,7 +58,7 @@ class ModeOverlay:
             }
             if everyone in (None, *_MODES) and all(mode in _MODES for mode in tenants.values()):
                 return ModeOverlay(everyone, tenants)
-        raise ValueError("what an operator said of modes cannot be read")
+        raise ValueError("the modes that operators set cannot be read")
 
     def on(self, config: Config) -> Config:
         """Return the configuration as it is in force. O(tenants)."""

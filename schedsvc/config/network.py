@@ -1,4 +1,4 @@
-"""Who may come in, and where: the sections of a configuration about addresses and callers."""
+"""The sections of a configuration about addresses and callers."""
 
 from typing import Annotated, Literal
 
@@ -79,7 +79,7 @@ class Principal(_Section):
 
 
 class Auth(_Section):
-    """Who may call."""
+    """The callers that are allowed."""
 
     principals: Annotated[list[Principal], Field(max_length=10_000)] = []
     unlisted_certificates: Literal["allow", "refuse"] | None = None

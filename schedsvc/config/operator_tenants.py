@@ -32,7 +32,7 @@ __all__ = [
     "rule_tenant",
 ]
 
-#: What an entry's terms may hold; its mode and the rest of its keys are the file's.
+#: The keys of an entry's terms; its mode and the rest of its keys are the file's.
 _TERMS = frozenset({"weight", "group", "quota", "share", "class", "classes"})
 _ENTRY_PATH = ("tenants", 0)
 
@@ -60,7 +60,7 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class OperatorEntry:
-    """What operators have set of one tenant."""
+    """The settings of one tenant that operators have made."""
 
     #: Grows with each change of any entry.
     version: int

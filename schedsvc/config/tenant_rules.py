@@ -8,7 +8,7 @@ from schedsvc.config.yaml_positions import Path
 
 __all__ = ["tenant_rule_advice", "tenant_rule_findings"]
 
-#: What a rule cannot give, and what to do.
+#: Keys that a rule cannot have, and what to do.
 _NOT_IN_RULES = {
     "parent": "belongs to a hierarchy of tenants, which this version does not have; remove it, or"
     " name a `group` for a quota that tenants share",

@@ -23,7 +23,7 @@ def token_digest(
     """Return the SHA-256 of a token that is given by hash, environment variable or file.
 
     Raises ValueError with a sentence that says what to do. It repeats neither the token nor the
-    name of its source, because somebody may have written the token there.
+    name of its source, because a user may have written the token there.
     """
     if sha256 is not None:
         return bytes.fromhex(sha256)

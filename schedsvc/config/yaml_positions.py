@@ -124,7 +124,7 @@ def _place(node: yaml.Node) -> Place:
 def _build(loader: Any, node: yaml.Node, path: Path, out: YamlText, seen: dict[int, Path]) -> Any:
     """Turn a node into data, and note the place of each piece."""
     if id(node) in seen:
-        # The node is the one that was built already; only its key tells where the alias is.
+        # The node is the one that was built already; only its key gives the alias's place.
         message = f"an alias of {path_text(seen[id(node)]) or 'the document'}; write it out"
         out.problems.append(Problem(out.place(path), path, message))
         return None

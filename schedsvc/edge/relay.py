@@ -23,7 +23,7 @@ class Allowance:
     """How many calls a caller may begin in a second, and have open at once."""
 
     def __init__(self, per_second: int, open_max: int) -> None:
-        """Allow so many; those of a second may come in one burst.
+        """Allow `per_second` calls, which may come in one burst, and `open_max` at once.
 
         It is a token bucket, kept as the time at which it is full again (GCRA).
         """
@@ -45,9 +45,9 @@ class Allowance:
 
 
 class Relay(grpc.GenericRpcHandler):  # type: ignore[type-arg] # it has none at run time
-    """Answers whom it turns away itself, before it reads a message; asks upstream for the rest.
+    """Refuses calls before it reads a message, and passes the rest on to the upstream.
 
-    Upstream proves the token again: a mistake here lets in nobody.
+    The upstream verifies the token again, so a mistake here admits no caller.
     """
 
     def __init__(
@@ -126,5 +126,5 @@ async def _abort(failure: Failure, _: AsyncIterator[bytes], context: Any) -> Non
     except grpc.aio.AbortError:
         raise
     except grpc.aio.BaseError:
-        # The peer left meanwhile: there is nobody to tell.
+        # The peer left meanwhile: no caller is left to answer.
         raise asyncio.CancelledError from None

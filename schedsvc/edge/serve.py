@@ -26,9 +26,9 @@ __all__ = ["Edge", "serve"]
 _log = structlog.get_logger("schedsvc.edge")
 _STATUS = health_pb2.HealthCheckResponse.ServingStatus
 _AGAIN_S = 0.5
-#: What the scheduler says of these names, the edge says too; it is alive by itself.
+#: Health names whose status the edge copies from the scheduler; it is alive by itself.
 _FOLLOWED = ("", SERVICE_NAME, READINESS)
-#: A burst of so many calls is never shed unheard, however few may be open.
+#: A burst of this many calls is never shed before the relay sees it, however few may be open.
 _WAITING_MIN = 100
 _STOP_GRACE_S = 1.0
 _STOP_S_MAX = 10.0
@@ -57,7 +57,7 @@ class Edge:
             ],
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # not in the stubs
-        # Whoever waits for his turn here may wait again elsewhere: that is bounded tightly.
+        # A call that waits for its turn here may wait again upstream, so few may wait.
         waiting_max = max(edge.calls_max, _WAITING_MIN)
         limits = config.limits.model_copy(update={"streams_max": waiting_max})
         self._server = grpc.aio.server(options=server_options(limits))

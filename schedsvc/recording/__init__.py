@@ -1,1 +1,1 @@
-"""Records what a scheduler was told, so that it can be replayed."""
+"""Records the calls of a scheduler's core, so that they can be replayed."""

@@ -28,7 +28,7 @@ _SIZE = struct.Struct("<I")
 
 
 class Kind(IntEnum):
-    """What an event is: a call of the core, or a check."""
+    """The kind of an event: a call of the core, or a check."""
 
     ADMIT = 1  # now_ns, principal, queue_ttl_ns; AdmitRequest
     CANCEL = 2  # now_ns, handle
@@ -74,7 +74,7 @@ class Event(NamedTuple):
 
 
 class FrameHead(NamedTuple):
-    """What stands before a frame's payload."""
+    """The head of a frame, before its payload."""
 
     number: int
     payload_bytes: int

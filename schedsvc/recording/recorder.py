@@ -55,7 +55,7 @@ class Sink(Protocol):
 
 
 class SetupLog:
-    """Tells a core its flows and pools, and notes each call for the header of a recording."""
+    """Passes a core its flows and pools, and notes each call for the header of a recording."""
 
     def __init__(self, core: Scheduler) -> None:
         self.calls: list[list[Any]] = []
@@ -94,8 +94,8 @@ def check_event(core: Scheduler) -> bytes:
 class _Recorded:
     """The part of the core's interface that a driver uses.
 
-    An event is noted before the core hears of it, also where the core refuses it: a replay is
-    refused alike. What it does not know it does not pass on, so that nothing goes unrecorded.
+    It notes an event before the core gets it, also if the core refuses it: a replay is refused
+    alike. It passes on no method that it does not know, so no call goes unrecorded.
     """
 
     def __init__(self, core: Scheduler, sink: Sink) -> None:
@@ -195,8 +195,8 @@ class _RecordedSession:
 
     def take(self, now_ns: int) -> bytes | None:
         data = self._session.take(now_ns)
-        # What was told and what was not matters when the stream ends; nothing to tell changes
-        # nothing.
+        # The end of a stream depends on which events were sent on it. A call that finds none to
+        # send changes nothing.
         if data is not None:
             self._put(_TAKE(Kind.TAKE, now_ns, self.owner))
         return data

@@ -12,7 +12,7 @@ from schedsvc.recording.writer import RecordingWriter
 
 __all__ = ["Recording"]
 
-#: Settings that change no decision, and that nobody else should know.
+#: Secret settings, which change no decision.
 _SECRET = frozenset({"hash_key"})
 
 
@@ -28,8 +28,8 @@ class Recording:
     ) -> None:
         """Make the core and lock the file, which stays as it is until `begin()`.
 
-        `on_stop` is told, in any thread, why nothing is recorded any more. Raises RecordingError
-        where the file cannot be written.
+        `on_stop` is called, in any thread, with the reason if the recording stops. Raises
+        RecordingError if the file cannot be written.
         """
         if config.record is None:
             raise ValueError("record: the configuration names no file")
@@ -43,12 +43,12 @@ class Recording:
             "options": {name: value for name, value in given.items() if name not in _SECRET},
             "setup": setup.calls,
         }
-        #: Where it is written.
+        #: The file that it is written to.
         self.path = config.resolve(config.record)
         self._writer = RecordingWriter(
             self.path, header, bytes_max=config.limits.record_max_mb << 20, on_stop=on_stop
         )
-        #: What the driver drives.
+        #: The core for the driver, which records each call.
         self.core = record(core, self._writer)
 
     def begin(self) -> None:
@@ -58,7 +58,7 @@ class Recording:
     def close(self) -> None:
         """Note the last digest and end the file. Blocks for the disk. Idempotent.
 
-        Nothing may be told to the core after it.
+        The core must not be called after it.
         """
         self._writer.put(check_event(self.core))
         self._writer.close()

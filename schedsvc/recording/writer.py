@@ -13,7 +13,7 @@ from schedsvc.recording.form import FIRST_LINE, frame, header_bytes
 
 __all__ = ["FLUSH_S", "QUEUED_BYTES_MAX", "RecordingError", "RecordingWriter"]
 
-#: A killed process loses the events of so long, at most.
+#: A killed process loses the events of at most this time.
 FLUSH_S = 0.2
 #: Events that wait for the disk. Beyond it the recording stops: serving goes on.
 QUEUED_BYTES_MAX = 64 << 20
@@ -26,7 +26,7 @@ class RecordingError(OSError):
 
 
 class RecordingWriter:
-    """Appends events to a file; a recording that cannot go on ends, and `on_stop` is told why.
+    """Appends events to a file; if that fails, the recording ends and `on_stop` gets the reason.
 
     An existing file is kept as FILE.1, in the place of an older one. One process at a time holds
     the file, by a lock (flock). It is readable by its owner alone: it names tenants, request ids

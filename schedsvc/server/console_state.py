@@ -1,4 +1,4 @@
-"""What the web console shows of the scheduler, as one JSON document.
+"""The scheduler's state for the web console, as one JSON document.
 
 The document is read and written in slices of a few milliseconds at most, between which the event
 loop has its turn. It is kept for `FRESH_S`, so several watchers cost what one costs.
@@ -154,7 +154,7 @@ class ConsoleState:
                 "needs_restart": list(driver.loading.waiting),
             },
             "state_problem": "" if saving is None else printable(saving.problem),
-            # What the policy charges for a token, so that the page counts service as it does.
+            # The policy's prices of a token, so that the page counts service as the policy does.
             "prices": {
                 "input": prices.input_micro / 1e6,
                 "cached": prices.input_micro * prices.cached_ppm / 1e12,

@@ -1,4 +1,4 @@
-"""What strangers may cost on the HTTP listener: connections and time; and which names it has."""
+"""Limits the HTTP listener's connections and time for any client, and the names it answers to."""
 
 import asyncio
 import ipaddress

@@ -59,7 +59,7 @@ class ListedTenants:
     ) -> "ListedTenants":
         """Put the entries of a state file over a file that may have changed meanwhile. O(tenants).
 
-        What an entry names that the file has not is left out of it, and the log names it.
+        A field of an entry that does not fit the file is left out of it, and the log names it.
         """
         kept = {}
         for name, entry in entries.items():

@@ -140,7 +140,7 @@ def _bind_unix(server: grpc.aio.Server, path: Path, mode: int) -> Address:
     more = len(bytes(partial)) - UNIX_PATH_BYTES_MAX
     if more > 0:
         raise ListenError(f"cannot listen on {path}: shorten its folder's path by {more} bytes")
-    # Nobody gets in between the socket's creation and its mode.
+    # No other user can connect between the socket's creation and its mode.
     before = os.umask(0o177)
     try:
         bound = server.add_insecure_port(f"unix:{partial}")
@@ -195,7 +195,7 @@ def _remove_stale(path: Path) -> None:
 
 
 class _Files(NamedTuple):
-    """What the TLS files of a listener hold."""
+    """The contents of a listener's TLS files."""
 
     key: bytes
     cert: bytes

@@ -1,4 +1,4 @@
-"""What an operator asks of the whole server: drains with their health, and modes over the file."""
+"""An operator's actions on the whole server: drains with their health, and modes over the file."""
 
 from collections.abc import Callable
 
@@ -38,7 +38,7 @@ class OperatorActions:
         """Act on a driver, and on what the health service says.
 
         `config` is the file; `listed` its tenants under those that operators have set. `show` is
-        told what is in force by now; `save` that something has to outlive the process.
+        called with the configuration in force; `save` when something has to outlive the process.
         """
         self._save = save
         self._driver = driver
@@ -54,9 +54,9 @@ class OperatorActions:
         self._say(self._overlay)
 
     async def resume(self, said: ModeOverlay) -> None:
-        """Go on with what operators said before a restart: drains are in the core already.
+        """Apply the modes that operators set before a restart; drains are in the core already.
 
-        What was said of tenants that are not configured any more is void.
+        Modes of tenants that are not configured any more are void.
         """
         said = said.naming(set(self.listed.in_force))
         if said != self._overlay:

@@ -27,7 +27,7 @@ _NAMES = (
 
 
 class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore # not in the stubs
-    """Tells of the services only to callers that the listener's authenticator knows."""
+    """Describes the services only to callers that the listener's authenticator knows."""
 
     def __init__(self, authenticator: Authenticator) -> None:
         super().__init__(_NAMES)
@@ -43,6 +43,6 @@ class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore # not in t
 
 
 def add_reflection(server: grpc.aio.Server, authenticator: Authenticator) -> None:
-    """Let a server tell its services and messages."""
+    """Let a server describe its services and messages."""
     servicer = _Reflection(authenticator)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)

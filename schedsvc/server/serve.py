@@ -66,7 +66,7 @@ async def _serve(
     server = Server(config)
     await server.start()
     reloads = [] if source is None else _start_reloads(server, notifier, source, hangups)
-    # What lives as long as the process need not be looked at by each garbage collection.
+    # Garbage collections need not scan the objects that live as long as the process.
     gc.collect()
     gc.freeze()
     _log.info("ready", pid=os.getpid(), targets=server.targets, metrics=server.metrics_url)

@@ -91,14 +91,14 @@ class Server:
         store, log = _store(config), EntryLog()
         if store is not None:
             options["hash_key"] = store.hash_key
-        #: What operators said of modes before a restart.
+        #: The modes that operators set before a restart.
         self._said, listed = _what_was_said(store, config, log)
         whole = listed.on(config)
         now_ns = self._clock.now_ns()
         self._recording = _recording_of(whole, now_ns, options)
         core = self._recording.core if self._recording else new_core(whole, now_ns, **options)
         if store is not None:
-            # Nothing listens before that: whoever reaches the scheduler finds it restored.
+            # Nothing listens before that: each client that connects finds the scheduler restored.
             restore(core, store, self._clock.now_ns())
             if store.set_aside_as:
                 self._said = ModeOverlay()
@@ -281,7 +281,7 @@ class Server:
             self.driver.drain()
             await _until(self._is_idle, self._config.limits.drain_ms / 1_000, _DRAIN_LOOK_S)
             evicted = self.driver.evict_queued()
-            # What was decided last reaches its callers.
+            # The last decisions reach their callers.
             await asyncio.sleep(0)
             await _until(self._is_flushed, _FLUSH_S, _FLUSH_LOOK_S)
         except Broken:
@@ -324,7 +324,7 @@ class Server:
         return not any(stream.writing for stream in streams)
 
     def _end_streams(self) -> None:
-        failure = Failure(grpc.StatusCode.UNAVAILABLE, "the scheduler stopped; come back later")
+        failure = Failure(grpc.StatusCode.UNAVAILABLE, "the scheduler stopped; retry later")
         for service in self._services:
             for stream in list(service.streams):
                 stream.end(failure)
@@ -440,7 +440,7 @@ def _on_recording_stopped(reason: str) -> None:
 
 
 async def _until(holds: Callable[[], bool], at_most_s: float, look_every_s: float) -> None:
-    """Wait until something holds, but not longer than so long."""
+    """Wait until `holds()` is true, for at most `at_most_s`."""
     for _ in range(math.ceil(at_most_s / look_every_s)):
         if holds():
             return

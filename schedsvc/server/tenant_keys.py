@@ -35,7 +35,7 @@ class TenantKeys:
     ) -> None:
         """Change the keys of these tenants; `now_ms`: the wall clock."""
         self._handles = handles
-        #: What an operator does with the tenants themselves.
+        #: The operator's actions on the tenants themselves.
         self.tenants = tenants
         self._now_ms = now_ms
 

@@ -1,4 +1,4 @@
-"""What an operator does with tenants: list, get, set and delete them while the scheduler runs."""
+"""An operator's actions on tenants: list, get, set and delete them while the scheduler runs."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -45,7 +45,7 @@ class Known:
 
     @property
     def proofs(self) -> frozenset[object]:
-        """What proves that it is this principal."""
+        """The proofs that a caller is this principal."""
         others = (("certificate", self.certificate), ("listener", self.listener))
         return frozenset((*self.tokens, *others))
 

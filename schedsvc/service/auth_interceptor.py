@@ -9,16 +9,16 @@ from schedsvc.service.auth import Authenticator
 
 __all__ = ["AuthInterceptor"]
 
-#: Told the call's context, the method's name, and why; it aborts the call.
+#: Gets the call's context, the method's name, and the reason; it aborts the call.
 Refuse = Callable[[Any, str, str], Awaitable[None]]
 
 
 class AuthInterceptor(grpc.GenericRpcHandler):  # type: ignore[type-arg] # it has none at run time
     """Stands before a handler on a listener that asks for tokens.
 
-    gRPC reads the message of a unary call before it calls the handler. Of a call that is refused
-    for its metadata nothing has to be read, and what nobody reads the peer may not even send,
-    beyond a window. So such a call gets the handler of a stream, which reads when it wants to.
+    gRPC reads the message of a unary call before it calls the handler. A call that is refused for
+    its metadata needs no reading, and the peer can send no more than a window of unread bytes. So
+    such a call gets the handler of a stream, which reads on demand.
     """
 
     def __init__(

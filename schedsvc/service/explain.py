@@ -15,7 +15,7 @@ from schedsvc.service.servicer_base import ServicerBase, parse
 __all__ = ["EXPLAIN_SERVICE_NAME", "ExplainService", "stories"]
 
 EXPLAIN_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ExplainService"].full_name
-#: For the core: whoever has asked for it.
+#: For the core: requests of any principal.
 _ANYBODY = -1
 
 

@@ -1,11 +1,11 @@
-"""What is known of a request, in sentences for a person."""
+"""Explains a request's state in sentences for a person."""
 
 from schedsvc_client.v1 import explain_pb2 as pb
 from schedsvc_client.v1 import quota_pb2, scheduler_pb2
 
 __all__ = ["pool_needs", "sentences"]
 
-#: What a pool, or its next request, waits for.
+#: The reason why a pool, or its next request, waits.
 _POOL_NEEDS = {
     pb.WAIT_REASON_KV: "needs KV cache",
     pb.WAIT_REASON_MAX_RUNNING: "runs as many sequences as it may (max_running)",
@@ -22,7 +22,7 @@ _POOL_NEEDS = {
     pb.WAIT_REASON_DRAINING: "is drained by an operator",
     pb.WAIT_REASON_STAGGER: "lets requests of one length begin one after the other, so that they do"
     " not all end at once",
-    pb.WAIT_REASON_SHARE: "serves nobody who is beyond its share",
+    pb.WAIT_REASON_SHARE: "serves no tenant that is beyond its share",
 }
 _ROOM = frozenset({pb.WAIT_REASON_KV, pb.WAIT_REASON_MAX_TOTAL, pb.WAIT_REASON_HEADROOM})
 _KINDS = {
@@ -34,7 +34,7 @@ _KINDS = {
 }
 
 
-#: Why nobody serves a request, and what would change it.
+#: Why a request is refused, and what would change it.
 _REFUSED = {
     scheduler_pb2.OUTCOME_REJECTED_FLOW_QUEUE_FULL: "the queue of its tenant, in its class, is full"
     " (flow_queue_max, flow_queue_tokens_max)",
@@ -42,7 +42,7 @@ _REFUSED = {
     " queue_tokens_max)",
     scheduler_pb2.OUTCOME_REJECTED_TOO_LARGE: "it is larger than any pool that it may go to",
     scheduler_pb2.OUTCOME_REJECTED_NO_POOL: "no pool that it may go to is connected",
-    scheduler_pb2.OUTCOME_REJECTED_DRAINING: "what it may go to is being drained",
+    scheduler_pb2.OUTCOME_REJECTED_DRAINING: "every pool that could run it is being drained",
     scheduler_pb2.OUTCOME_REJECTED_QUOTA: "a quota of its tenant, or of a group above, is used up"
     " (over: refuse)",
     scheduler_pb2.OUTCOME_REJECTED_DEADLINE: "its deadline would not have been met (early_refusal)",
@@ -138,7 +138,7 @@ def _turn(story: pb.RequestStory) -> str:
 def _quota(limit: pb.LimitWait) -> str:
     whose = f"quota {limit.quota}" if limit.quota else "its tenant's quota"
     if limit.behind_others or limit.kind not in _KINDS:
-        return f"Others wait for {whose}, too, and go before it."
+        return f"Other requests wait for {whose}, too, and precede it."
     if limit.kind == quota_pb2.LIMIT_KIND_CONCURRENT_REQUESTS:
         return f"As many run at once as {whose} allows ({limit.limit:,}): until one of them ends."
     return (

@@ -23,16 +23,16 @@ OPERATOR_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["OperatorService"].full_n
 #: Leases of one page, and ids of one call.
 PAGE_MAX = 1_000
 IDS_MAX = 4_096
-#: Records that are looked at, and leases that are told or voided, before the event loop gets its
+#: Records that are scanned, and leases that are listed or voided, before the event loop gets its
 #: turn.
 _SCAN = 8_192
 _ROWS = 250
-#: A page that is found so rarely is told before it is full.
+#: A page that is not full after this many turns is returned as it is.
 _TURNS_OF_A_PAGE = 64
 _LEASE_ID_MAX = (1 << 63) - 1
 _INT64_MAX = (1 << 63) - 1
 
-#: What people call the modes.
+#: Names of the modes for people.
 _MODES = {
     mode_pb2.MODE_ENFORCE: "enforce",
     mode_pb2.MODE_AUDIT: "dry_run",
@@ -43,7 +43,7 @@ _log = structlog.get_logger("schedsvc.operator")
 
 
 class Actions(Protocol):
-    """What concerns more than the core: health, and the configuration."""
+    """Actions that concern more than the core: health, and the configuration."""
 
     async def drain(self, pool: str, undo: bool) -> None:
         """Drain a pool or ("") the service, or let it serve again. Raises CallerError."""
@@ -67,7 +67,7 @@ class OperatorService(ServicerBase):
     ) -> None:
         """Serve a driver. `open_here`: operators may call on this listener at all.
 
-        Those are the principals that are operators; on a listener without proof, everybody.
+        Those are the principals that are operators; on a listener without proof, all callers.
         """
         super().__init__(authenticator, on_failure)
         self._driver = driver
@@ -236,8 +236,8 @@ class OperatorService(ServicerBase):
             raise Forbidden("this listener has `operate: false`: call another one")
         if not self._open_here:
             raise Forbidden(
-                "nobody may operate through this listener: give it `operate: true`, or call a Unix"
-                " socket, or one that asks for the token or certificate of an operator"
+                "this listener serves no operators: give it `operate: true`, or call a Unix socket,"
+                " or a listener that asks for the token or certificate of an operator"
             )
         raise Forbidden(
             f"{self._name(principal)!r} may not operate: write `operator: true` to its entry of"

@@ -2,7 +2,7 @@
 
 A principal has two budgets: events a second, and a part of the event loop's time. A unary call is
 refused once a budget is spent. A Session is read later instead, since none of its events may be
-lost. What was taken is charged afterwards, so one message can overdraw a budget, but not two.
+lost. The budgets are charged afterwards, so one message can overdraw them, but not two.
 """
 
 import time

@@ -23,8 +23,8 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 
 _log = structlog.get_logger("schedsvc.service")
 
-#: A held Admit is answered this long before the call's own deadline, which gRPC tells rounded up,
-#: by a hundredth at most.
+#: A held Admit is answered this long before the call's own deadline, which gRPC reports rounded
+#: up, by a hundredth at most.
 _ANSWER_AHEAD_S, _ROUNDED_UP = 0.050, 0.01
 _QUEUE_TTL_MIN_NS = 1_000_000
 _BATCH_MAX = 4_096
@@ -47,8 +47,8 @@ class Service(ServicerBase):
     ) -> None:
         """Serve a driver to the callers that the authenticator knows.
 
-        `on_failure` is told the method and code of each call that ends in a gRPC error. `paces`:
-        what callers may take, over all listeners.
+        `on_failure` gets the method and code of each call that ends in a gRPC error. `paces`: the
+        callers' budgets over all listeners.
         """
         super().__init__(authenticator, on_failure)
         self._driver = driver
@@ -109,7 +109,7 @@ class Service(ServicerBase):
     def _progress(self, request: pb.ProgressRequest, principal: int) -> bytes:
         if len(request.leases) > _BATCH_MAX:
             raise invalid("leases", f"has more than {_BATCH_MAX:,} entries; send several calls")
-        # All or nothing: the core is told of none before all are known to be right.
+        # All or nothing: the core gets none before all are known to be right.
         totals = [_totals(lease, f"leases[{i}].") for i, lease in enumerate(request.leases)]
         response = pb.ProgressResponse()
         for lease, (input_tokens, cached_tokens, output_tokens) in zip(

@@ -1,4 +1,4 @@
-"""What the services have in common: who calls, messages read, and calls that fail."""
+"""Shared by the services: it identifies callers, reads messages, and fails calls."""
 
 import asyncio
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class ServicerBase:
     ) -> None:
         """Find out who calls by an authenticator.
 
-        `on_failure` is told the method and code of each call that ends in a gRPC error.
+        `on_failure` gets the method and code of each call that ends in a gRPC error.
         """
         self._authenticator = authenticator
         self._on_failure = on_failure
@@ -89,7 +89,7 @@ class ServicerBase:
         except grpc.aio.AbortError:
             raise
         except grpc.aio.BaseError:
-            # The peer left meanwhile: there is nobody to tell.
+            # The peer left meanwhile: no caller is left to answer.
             raise asyncio.CancelledError from None
         raise AssertionError("abort() raises")
 
@@ -100,7 +100,7 @@ def invalid(field: str, description: str) -> CallerError:
 
 
 def not_found(field: str, description: str) -> CallerError:
-    """Return the error for a field that names what nobody knows."""
+    """Return the error for a field that names something unknown."""
     return CallerError(_NOT_FOUND, field, description)
 
 

@@ -46,7 +46,7 @@ class Stream:
         self._ended: asyncio.Future[Failure | None] = self._loop.create_future()
         self._session: CoreSession | None = None
         self._writer: asyncio.Task[None] | None = None
-        #: Somebody is about to send whatever the core has.
+        #: A task is about to send all that the core has.
         self.writing = False
         #: When the write began that is under way; never, where none is.
         self._write_began_s = math.inf

@@ -21,7 +21,7 @@ from schedsvc.driver import Driver
 __all__ = ["EVERYBODY", "FLOW_LIMIT_DEFAULT", "FLOW_LIMIT_MAX", "modes", "snapshot"]
 
 FLOW_LIMIT_DEFAULT = 1_000
-#: What a client reads under gRPC's default limit of 4 MiB a message.
+#: Flows that fit into gRPC's default limit of 4 MiB a message.
 FLOW_LIMIT_MAX = 10_000
 
 #: Rows, and keys of rows, that are read before the event loop has its turn: 2 ms or less.
@@ -139,7 +139,7 @@ def _whole(driver: Driver, stats: dict[str, Any], incarnation: int) -> pb.StatsR
 
 
 def modes(driver: Driver) -> mode_pb2.ModeStats:
-    """Tell the modes in force, with at most 100 tenants of whom an operator has said something."""
+    """Return the modes in force, with at most 100 tenants whose mode an operator has set."""
     overlay = driver.mode_overlay
     tenants = sorted(overlay.tenants.items())
     return mode_pb2.ModeStats(
@@ -205,5 +205,5 @@ def _counted(values: dict[str, Any], fields: frozenset[str]) -> dict[str, Any]:
 
 
 def _only(values: dict[str, Any], fields: frozenset[str]) -> dict[str, Any]:
-    """Return what the message has a field for; the core may tell more than the contract."""
+    """Return the values that the message has a field for; the core may report more."""
     return {key: value for key, value in values.items() if key in fields}

@@ -17,7 +17,7 @@ _log = structlog.get_logger("schedsvc.operator")
 
 
 class Tenants(Protocol):
-    """What an operator can do with tenants. All raise CallerError."""
+    """An operator's actions on tenants. All raise CallerError."""
 
     def page(self, origin: int, size: int, token: str) -> tuple[list[pb.Tenant], str]:
         """Return tenants, and where to go on."""
@@ -33,7 +33,7 @@ class Tenants(Protocol):
 
 
 class Keys(Protocol):
-    """What an operator can do with API keys of tenants. All raise CallerError."""
+    """An operator's actions on API keys of tenants. All raise CallerError."""
 
     async def create(self, request: pb.CreateTenantKeyRequest) -> pb.CreateTenantKeyResponse:
         """Make a key."""

@@ -20,7 +20,7 @@ class Backlog:
         self._rows: dict[bytes, ChangedRow] = {}
 
     def add(self, rows: Iterable[tuple[bytes, bytes | None]], at_ns: int) -> None:
-        """Add what the core told, at that time of the wall clock. O(rows)."""
+        """Add rows that the core returned at that time of the wall clock. O(rows)."""
         for key, value in rows:
             self._rows[key] = (key, value, at_ns)
 

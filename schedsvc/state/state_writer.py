@@ -50,10 +50,10 @@ def restore(
 
 
 class StateWriter:
-    """Saves every so often; a write that fails is told, and its rows go with the next one.
+    """Saves at intervals; a write that fails is reported, and its rows go with the next one.
 
-    The disk is waited for in a thread of its own. Serving goes on while it fails: what a restart
-    would lose grows, and `Driver.saving` says since when.
+    A separate thread waits for the disk. Serving goes on while it fails: a restart would lose the
+    changes since the last save, whose time `Driver.saving` holds.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class StateWriter:
         every_ms: int,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """Save what a driver's core tells, once it `run()`s."""
+        """Save the changed rows of a driver's core, once it `run()`s."""
         self._driver = driver
         self._store = store
         self._every_s = every_ms / 1_000

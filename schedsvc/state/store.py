@@ -33,7 +33,7 @@ class StateError(OSError):
 
 
 class _DamagedError(Exception):
-    """The file holds what nobody wrote; the text says what."""
+    """The file holds data that no scheduler wrote; the text names it."""
 
 
 class Store:
@@ -55,11 +55,11 @@ class Store:
         #: Where a damaged file was put, and why; empty where none was found.
         self.set_aside_as = ""
         self.damage = ""
-        #: What was saved; the core takes it over.
+        #: The saved rows; the core takes them over.
         self.rows: list[SavedRow] = []
-        #: What an operator said of modes, as it was given to `write()`.
+        #: The modes that operators set, as they were given to `write()`.
         self.modes = b""
-        #: What operators had set of tenants, by name, when the file was opened.
+        #: The tenants' settings that operators had made, by name, when the file was opened.
         self.entries: dict[str, bytes] = {}
         #: The key of all hashes, so that they mean the same after a restart.
         self.hash_key = secrets.token_bytes(_HASH_KEY_BYTES)
@@ -233,7 +233,7 @@ class Store:
             self._connection = sqlite3.connect(
                 self.path, isolation_level=None, check_same_thread=False, timeout=0.0
             )
-            # Damaged texts are found as what nobody wrote.
+            # A damaged text decodes to another one, which `_read()` then reports as damage.
             self._connection.text_factory = lambda text: text.decode(errors="replace")
             self._read(is_new=is_new)
         self._left, self._lost = [], ""
@@ -308,7 +308,7 @@ class Store:
         self.hash_key = key[0]
         modes = ask("SELECT value FROM meta WHERE name = 'modes'").fetchone() or (b"",)
         if not isinstance(modes[0], bytes):
-            raise _DamagedError("what it holds of modes is not of bytes")
+            raise _DamagedError("its modes are not stored as bytes")
         self.modes = modes[0]
         found = ask(
             "SELECT substr(name, ?), value FROM meta WHERE substr(name, 1, ?) = ?",
@@ -316,7 +316,7 @@ class Store:
         )
         self.entries = dict(found)
         if not all(isinstance(value, bytes) for value in self.entries.values()):
-            raise _DamagedError("what it holds of a tenant is not of bytes")
+            raise _DamagedError("an entry of a tenant is not stored as bytes")
         self.rows = list(ask("SELECT key, value, at_ns FROM saved"))
         for row in self.rows:
             kinds = [type(column) for column in row]

@@ -192,7 +192,7 @@ async def test_a_request_that_cannot_tell_its_totals_silences_no_other(
     await until(lambda: sound.asked == 5 and sound.reported >= 2)
     assert (broken.asked == 1, broken.reported) == ((True, 0) if nth == 1 else (False, 1))
     told = [record.message for record in caplog.records if record.exc_info]
-    assert told == ["a request cannot tell its totals before it ends"]
+    assert told == ["a request cannot report its totals before it ends"]
     kept.unwatch(sound)
 
 

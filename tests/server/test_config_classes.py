@@ -48,7 +48,7 @@ def test_classes_reach_the_core(tmp_path: Path) -> None:
         (
             "classes:\n  - {name: a, exempt: true, rank: 1}\n  - {name: default, exempt: true}\n",
             [
-                "3:35 classes[0].rank: is of no use: an exempt class goes before all; remove it",
+                "3:35 classes[0].rank: is of no use: an exempt class precedes all; remove it",
                 "4:29 classes[1].exempt: would let every request pass; make another class exempt",
             ],
         ),

@@ -227,7 +227,7 @@ QUEUED: dict[str, Any] = {
         ),
         (
             {"place": {"reason": 2}, "limit": {"behind_others": True}},
-            "Others wait for its tenant's quota, too, and go before it.",
+            "Other requests wait for its tenant's quota, too, and precede it.",
         ),
         (
             {"place": {"reason": 2}, "limit": {"kind": 7, "limit": 4, "due_ms": -1}},

@@ -13,8 +13,7 @@ LINE_CHARS_MAX = 100
 # not here has none.
 PROSE_FAULTS = {
     "_core": 337,
-    "clients": 167,
-    "schedsvc": 167,
+    "schedsvc": 18,
     "tests": 561,
 }
 

@@ -22,7 +22,7 @@ export function lookUp(value, path) {
   return path.match(/\w+/g).reduce((below, name) => below[name], value);
 }
 
-/** What differs, one sentence each; nothing where it matches. */
+/** Return the differences, one sentence each; none if it matches. */
 export function mismatches(expected, actual, path = '') {
   const found = [];
   if (isObject(expected)) {

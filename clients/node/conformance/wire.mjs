@@ -1,4 +1,4 @@
-// What both kinds of calls share.
+// Helpers that unary calls and streams share.
 
 import { status } from '@grpc/grpc-js';
 import { errorDetails } from '../contract.mjs';
@@ -7,7 +7,7 @@ export const PATIENCE_MS = 20_000;
 
 export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-/** What a script can expect of a failed call: code, message, fields, whether to retry. */
+/** The parts of a failed call that a script can expect: code, message, fields, whether to retry. */
 export function errorOutcome(error) {
   const { fields, retryAfterMs } = errorDetails(error);
   return {

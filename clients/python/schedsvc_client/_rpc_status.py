@@ -70,7 +70,7 @@ class Violation(NamedTuple):
 
 
 class Details(NamedTuple):
-    """What the details of a failed call say."""
+    """The details of a failed call."""
 
     violations: tuple[Violation, ...] = ()
     retry_after_ms: int = 0

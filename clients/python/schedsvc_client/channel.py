@@ -14,7 +14,7 @@ import grpc.aio
 from schedsvc_client.errors import SchedulerUnavailable
 
 Token = str | Callable[[], str]
-"""A bearer token, or a function that gives the one in force (read anew for each call)."""
+"""A bearer token, or a function that returns the present one, called for each call or stream."""
 
 ChannelCredentials = grpc.ChannelCredentials
 
@@ -54,11 +54,12 @@ class ClientOptions:
     # Between two attempts to connect, or to deliver a Complete; grows by 2, with full jitter.
     backoff_min_s: float = 0.05
     backoff_max_s: float = 2.0
-    # Progress of all leases is gathered this long (0: what is told in one moment); other events go
-    # out at once.
+    # The client batches the progress of all leases for this time, and sends other events at once.
+    # With 0 it batches only reports of the same moment.
     progress_delay_s: float = 0.02
-    # A Session's ends wait so long for another event to leave with. 0: they go out at once, as they
-    # do while a request of this Session waits for its verdict.
+    # How long a Session holds the end of a lease back, so that it shares a message with another
+    # event. It sends ends at once while one of its requests waits for its verdict, and always if
+    # this is 0.
     end_delay_s: float = 0.0
     # How long the scheduler keeps an expired lease: past it a Complete is no longer retried.
     lease_grace_s: float = 20.0
@@ -159,7 +160,7 @@ def open_aio_channel(target: str, credentials: grpc.ChannelCredentials | None) -
 def bearer_metadata(token: Token | None) -> tuple[tuple[str, str], ...]:
     """Call metadata that carries the token; empty without one.
 
-    Raises SchedulerUnavailable where the token's function fails: the next call asks it anew.
+    Raises SchedulerUnavailable if the token's function fails. The next call runs it again.
     """
     try:
         value = token() if callable(token) else token
@@ -192,5 +193,5 @@ def tls_credentials(
 
 
 def backoff_ceiling_s(options: ClientOptions, failures: int) -> float:
-    """Return the longest wait after so many failures in a row; the caller draws below it."""
+    """Return the longest wait after `failures` in a row; the caller draws below it."""
     return min(options.backoff_max_s, options.backoff_min_s * 2.0 ** min(failures, 16))

@@ -1,9 +1,9 @@
-"""What a caller can meet: a verdict against it, or a call that failed.
+"""The exceptions that a caller can get: a verdict against its request, or a call that failed.
 
 SchedulerError
   Refused                the scheduler answered: not now, or never
   CallError              the call itself failed
-    SchedulerUnavailable   nobody answered, or it drains
+    SchedulerUnavailable   the scheduler did not answer, or it drains
     InvalidRequest         a field is wrong; `violations` name it
     RequestConflict        the request id was used with another payload
     LeaseNotFound          no such lease, or its answer has been forgotten

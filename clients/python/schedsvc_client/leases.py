@@ -1,6 +1,6 @@
 """Open leases of one client: their totals, what has to be reported, when they must be renewed.
 
-Sans-IO: every method is told the time. All times are monotonic nanoseconds.
+Sans-IO: the caller passes the time to every method. All times are monotonic nanoseconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Totals = tuple[int | None, int | None, int | None]
 
 @dataclass(slots=True)
 class Lease:
-    """One granted request. Totals that were never told are None."""
+    """One granted request. Totals that were never reported are None."""
 
     lease_id: int
     pool: str
@@ -61,7 +61,7 @@ class Lease:
     def complete(
         self, outcome: Outcome, totals: Totals, request: pb.CompleteRequest | None = None
     ) -> pb.CompleteRequest:
-        """Return its end, likewise; a total that is not given is the last one that was told."""
+        """Return its end, likewise; a total that is not given is the last reported one."""
         request = request if request is not None else pb.CompleteRequest()
         request.lease_id = self.lease_id
         request.pool_epoch = self.pool_epoch

@@ -24,7 +24,7 @@ from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 __all__ = ["MODES", "MODES_RENAMED", "ORIGINS", "Operator"]
 
-#: What a mode is called, and its number.
+#: Names of modes, and their numbers.
 MODES = {
     "enforce": mode_pb2.MODE_ENFORCE,
     "dry_run": mode_pb2.MODE_AUDIT,
@@ -32,7 +32,7 @@ MODES = {
 }
 #: Former names of modes, which still work.
 MODES_RENAMED = {"audit": "dry_run"}
-#: What says what a tenant has.
+#: Origins of a tenant's settings.
 ORIGINS = {
     "operator": pb.TENANT_ORIGIN_OPERATOR,
     "file": pb.TENANT_ORIGIN_FILE,
@@ -45,8 +45,8 @@ _ID_BYTES = 8
 class Operator:
     """A client for operators. Use it as `with`, or `close()` it.
 
-    Every call raises CallError: Unauthenticated where the caller may not operate, with what to
-    configure, LeaseNotFound (NOT_FOUND) where nobody knows the pool, tenant or shim.
+    Every call raises CallError: Unauthenticated if the caller may not operate, with the setting to
+    change; LeaseNotFound (NOT_FOUND) if the scheduler does not know the pool, tenant or shim.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ import enum
 
 
 class Outcome(enum.IntEnum):
-    """What became of a request (schedsvc.v1.Outcome). An unknown number reads as UNSPECIFIED."""
+    """The outcome of a request (schedsvc.v1.Outcome). An unknown number reads as UNSPECIFIED."""
 
     UNSPECIFIED = 0
     GRANTED = 1
@@ -49,7 +49,7 @@ class LeaseState(enum.IntEnum):
 
 
 class LimitKind(enum.IntEnum):
-    """What a limit counts (schedsvc.v1.LimitKind). An unknown number reads as UNSPECIFIED."""
+    """The unit of a limit (schedsvc.v1.LimitKind). An unknown number reads as UNSPECIFIED."""
 
     UNSPECIFIED = 0
     QUEUED_REQUESTS = 1

@@ -27,7 +27,7 @@ class RequestIds:
 
 
 def api_key_hash(api_key: str) -> bytes:
-    """Return what the scheduler is told of an API key: its SHA-256 (32 bytes), never the key."""
+    """Return an API key's SHA-256 (32 bytes). Clients send it and never the key."""
     return hashlib.sha256(api_key.encode()).digest()
 
 

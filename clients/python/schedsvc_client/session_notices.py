@@ -1,4 +1,4 @@
-"""What a Session means to its driver: the notices that the state machine returns."""
+"""Notices that a Session's state machine returns to its driver."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Welcomed:
 
 @dataclass(frozen=True, slots=True)
 class PrefixUse:
-    """What hashes of prompts are good for at this time; see schedsvc.v1.PrefixUse."""
+    """The scheduler's present uses of prompt hashes; see schedsvc.v1.PrefixUse."""
 
     hashes_max: int = 0
     placement: bool = False

@@ -1,13 +1,12 @@
 """The client's side of a Session stream as a state machine: no socket, no clock, no task.
 
 The caller passes monotonic nanoseconds in, sends the messages that `data_to_send` gives, feeds
-what it reads to `receive`, and comes back at `next_deadline_ns`. The state survives streams:
-`disconnected` and `connected` may follow each other any number of times, and each new stream
-begins with Hello, the pools, a replay of every open lease, and the Completes that the scheduler has
-not acknowledged, or, if it keeps a usage ledger, not saved;
-after the Welcome it asks again for the requests that have no verdict. No message exceeds what the
-Welcome says that the scheduler accepts; before it, messages are small. Memory is bounded by
-`SessionLimits`.
+what it reads to `receive`, and calls again at `next_deadline_ns`. The state survives streams:
+`disconnected` and `connected` may follow each other any number of times. Each new stream begins
+with Hello, the pools, a replay of every open lease, and the Completes that the scheduler has not
+acknowledged (if it keeps a usage ledger: not saved). After the Welcome the client asks again for
+the requests that have no verdict. No message exceeds the limit that the Welcome states; before it,
+messages are small. `SessionLimits` bounds the memory.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _GOODBYE, _BEAT = -1, -2
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """What bounds one session."""
+    """The limits of one session."""
 
     message_bytes_max: int = 65_536
     events_max: int = 4_096
@@ -89,11 +88,11 @@ class SessionProtocol:
         self._leaves = False  # it ends for good, and the scheduler has not acknowledged that
         self._next_tag = 1
         self._open_requests_max = self._limits.open_requests_max
-        # What a scheduler that does not state its limit refused, or ours.
+        # Our limit, until a scheduler that states none refuses a message: then the size it accepts.
         self._learned_bytes_max = self._limits.message_bytes_max
         self._incarnation: int | None = None
         self._connected = False
-        #: What hashes of prompts are good for, as the scheduler said last.
+        #: The uses of prompt hashes that the scheduler last announced.
         self.prefix_use = PrefixUse()
         #: Beats that the scheduler has acknowledged, on all streams.
         self.beats = 0
@@ -148,7 +147,7 @@ class SessionProtocol:
             or (self._leaves and not self._said_goodbye)
         )
 
-    # What the shim wants.
+    # Requests of the shim.
 
     def register_pool(self, pool: pool_pb2.PoolRegistration) -> None:
         """Offer a pool, now and on every later stream."""
@@ -203,10 +202,10 @@ class SessionProtocol:
         self._table.note(now_ns, lease_id, totals)
 
     def complete(self, now_ns: int, lease_id: int, outcome: Outcome, totals: Totals) -> bool:
-        """End a lease. Totals that are not given are the last ones that were told.
+        """End a lease. Totals that are not given are the last ones that were reported.
 
-        It is sent again on every stream until it is acknowledged. False where the lease is not
-        open (any more): nothing is sent then.
+        The end is sent again on every stream until it is acknowledged. Returns False, and sends
+        nothing, if the lease is not open (any more).
         """
         lease = self._table.close(lease_id)
         lost = self._lost.pop(lease_id, None) if lease is None else None
@@ -405,7 +404,7 @@ class SessionProtocol:
     def _next_event(self, now_ns: int) -> tuple[bytes, int] | None:
         """Return the most urgent event and, for a Complete, its lease.
 
-        Ends of leases go before Admits: they make the room that Admits wait for.
+        Ends of leases precede Admits: they make the room that Admits wait for.
         """
         if self._control_out:
             return self._control_out.popleft(), 0

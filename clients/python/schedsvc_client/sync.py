@@ -47,7 +47,7 @@ class Admission:
         self.request = request
         self.lease: Lease | None = None
         self.queue_duration_us = 0
-        # What the scheduler said where it gave the lease up before its end.
+        # The lease's state, if the scheduler gave it up before its end.
         self.lost: LeaseState | None = None
         self.on_lost: Callable[[LeaseState], None] | None = None
         self._scheduler = scheduler
@@ -60,7 +60,7 @@ class Admission:
         cached_input_tokens: int | None = None,
         output_tokens: int | None = None,
     ) -> None:
-        """Tell running totals (never deltas). Cheap and never blocks: reports are gathered."""
+        """Report running totals (never deltas). Cheap and never blocks: reports are batched."""
         if self.lease is not None and not self._ended:
             totals = (input_tokens, cached_input_tokens, output_tokens)
             self._scheduler._report(self.lease, totals)
@@ -75,8 +75,8 @@ class Admission:
     ) -> None:
         """End the lease with its final totals. The first call counts.
 
-        Tries once here; where that fails, the client's thread repeats it. A total that is not
-        given is the last one that was told.
+        Tries once here; if that fails, the client's thread repeats it. A total that is not given
+        is the last one that was reported.
         """
         if self.lease is not None and not self._ended:
             self._ended = True
@@ -89,7 +89,7 @@ class Admission:
             try:
                 self.on_lost(state)
             except Exception:
-                # Of the caller; it must not end the thread that renews everybody's leases.
+                # The caller's function must not end the thread that renews all leases.
                 _log.exception("on_lost failed")
 
     def __enter__(self) -> Admission:
@@ -288,7 +288,7 @@ class Scheduler:
     # The keeper thread.
 
     def _start_keeper(self) -> None:
-        """Start the thread, or tell it of something new. The lock is held."""
+        """Start the thread, or wake it for something new. The lock is held."""
         if self._keeper is None:
             self._keeper = threading.Thread(target=self._keep, name="schedsvc-leases", daemon=True)
             self._keeper.start()
@@ -351,7 +351,7 @@ class Scheduler:
             if 0 < (accepted := accepted_bytes(error)) < self._message_bytes_max:
                 self._message_bytes_max = accepted
                 return False
-            # The next renewal, a third of the TTL later, tells the same totals.
+            # The next renewal, a third of the TTL later, reports the same totals.
             _log.debug("%d leases were not renewed: %s", len(leases), error)
             return True
         lost: list[tuple[Admission, LeaseState]] = []

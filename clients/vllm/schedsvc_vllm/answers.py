@@ -33,7 +33,7 @@ _TOO_LONG = HttpError(_BAD, "invalid_request_error", "context_length_exceeded")
 OVERLOADED = HttpError(_BUSY, "service_unavailable_error", "server_is_overloaded")
 _UNKNOWN = HttpError(_FORBIDDEN, "permission_error", "unknown_tenant")
 
-# The table of the contract's section "HTTP face". What is missing here is OVERLOADED.
+# The table of the contract's section "HTTP face". An outcome missing here is OVERLOADED.
 FACES: dict[Outcome, HttpError] = {
     Outcome.REJECTED_FLOW_QUEUE_FULL: _SLOW_DOWN,
     Outcome.REJECTED_TOO_LARGE: _TOO_LONG,
@@ -58,7 +58,7 @@ _LIMIT_OF_HEADER = {
 }
 
 
-# A page may read these without being told so (Fetch, "CORS-safelisted response-header name").
+# A page may read these without permission (Fetch, "CORS-safelisted response-header name").
 _SAFE_HEADERS = (b"content-type", b"content-length")
 
 
@@ -182,7 +182,7 @@ def stream_error(message: str) -> bytes:
 
 
 def queue_duration(duration_us: int) -> tuple[str, str]:
-    """Return the header that tells how long a request has waited."""
+    """Return the header that states how long a request has waited."""
     return ("x-schedsvc-queue-duration-ms", f"{duration_us / 1_000:.3f}")
 
 

@@ -56,7 +56,7 @@ class Mailbox:
         self._whole = body
         self._body: bytes | None = body
         self._watch: asyncio.Task[Message] | None = None
-        #: The app has been told that the client is gone: what it sends from now on, nobody gets.
+        #: The app knows that the client is gone: its messages from now on reach no client.
         self.left = False
         #: Called when that happens.
         self.on_left: Callable[[], None] | None = None

@@ -91,7 +91,7 @@ def seconds_of(sound: bytes) -> float:
 
 
 def _sound(body: Mapping[str, Any], _: ImageSizes) -> Measured:
-    """Size the pieces of a sound, each with the text that goes before it."""
+    """Size the pieces of a sound, each with the text that precedes it."""
     file = body.get("file")
     if not isinstance(file, Upload) or not file.size:
         raise BadRequestError("file: must be an uploaded file, and not empty", "file")

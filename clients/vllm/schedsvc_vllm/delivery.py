@@ -1,8 +1,9 @@
-"""Hands an answer to a client who may read it slowly, or not at all, without holding the engine up.
+"""Hands an answer to a client that may read it slowly, or not at all, without delaying the engine.
 
 While the client keeps up, each message goes straight to the server. Once the server holds one back,
-a task of its own hands on what has come, in order, and the app goes on: it can end, and so can the
-lease, before the client has read the answer. What waits is bounded by what a whole answer may have.
+a separate task delivers the messages in order, and the app goes on: it can end, and so can the
+lease, before the client has read the answer. The messages that wait have at most the bytes that a
+whole answer may have.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Delivery:
     def send(self, message: Message) -> Awaitable[None]:
         """Take a message, which reaches the client some time. Raises ClientStalledError.
 
-        What is returned has to be awaited. No coroutine of its own: a stream has many pieces.
+        The caller must await the result. No coroutine of its own: a stream has many pieces.
         """
         if self._writer is not None or self._error is not None:
             return self._keep(message)

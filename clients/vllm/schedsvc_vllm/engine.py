@@ -1,11 +1,12 @@
-"""What the app around the gate shows of its engine: sizes, telemetry, a tokenizer.
+"""The engine as the app around the gate shows it: sizes, telemetry, a tokenizer.
 
-Read from `scope["app"].state`, under the names that vLLM's server uses: `vllm_config`, and, where
-offered, `engine_telemetry()`, `count_prompt_tokens(body)`, `fetch_metrics()`,
-`engine_started_ns` and `engine_in_doubt`. The environment goes before it.
-vLLM's own telemetry comes through the plugin of stat_logger.py, else from `/metrics`. Of several
-API processes each hears some of an engine's steps, and none hears of all: their common `/metrics`
-does, and the first of them reads it.
+The gate reads them from `scope["app"].state`, under the names that vLLM's server uses:
+`vllm_config`, and, if offered, `engine_telemetry()`, `count_prompt_tokens(body)`,
+`fetch_metrics()`, `engine_started_ns` and `engine_in_doubt`. The environment overrides them.
+
+vLLM's own telemetry comes through the plugin of stat_logger.py, else from `/metrics`. Each of
+several API processes gets only some of an engine's steps. Their common `/metrics` counts all of
+them, and the first process reads it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Pool:
 
     @property
     def sizes(self) -> Sizes:
-        """What bounds one request."""
+        """The limits of one request."""
         return Sizes(self.max_model_tokens, self.capacity_tokens, self.max_running)
 
 
@@ -78,10 +79,10 @@ class EngineView:
 
     @property
     def image_patch_pixels(self) -> int:
-        """The side of the square of pixels that is a token; 0: the model does not tell it.
+        """The side of the square of pixels that is a token; 0: the model does not state it.
 
-        Only models that keep an image's resolution merge patches so, as Qwen's do: others scale
-        each image to one size.
+        Only models that keep an image's resolution merge patches like this, as Qwen's do. Others
+        scale each image to one size.
         """
         model = self._config("model_config")
         vision = getattr(getattr(model, "hf_config", None), "vision_config", None)
@@ -149,7 +150,7 @@ class EngineView:
         ):
             if not size:
                 raise SettingsError(
-                    f"{variable} is not set, and the server does not tell it: give the {name}"
+                    f"{variable} is not set, and the server does not report it: give the {name}"
                 )
         context = _number(self._config("model_config"), "max_model_len")
         if engines > 1 and of_one:

@@ -1,4 +1,4 @@
-"""Prompt sizes where nobody counts the tokens: bytes times a ratio that each tenant teaches."""
+"""Sizes prompts whose tokens are not counted: bytes times a ratio learned for each tenant."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import NamedTuple
 RATIO_START = 0.3
 # No text has fewer tokens for each byte, but for long runs of one character.
 RATIO_MIN, RATIO_MAX = 0.05, 4.0
-# What one request can change a ratio by, at most.
+# One request changes a ratio by at most this factor.
 STEP_MAX = 2.0
 KINDS_MAX = 4_096
 # Chat templates put some tokens around every message.
 MESSAGE_TOKENS = 6
-# An image, a sound: nobody knows before the engine has looked at it.
+# An image or a sound, whose tokens are unknown until the engine reads it.
 PART_TOKENS = 1_024
 
 

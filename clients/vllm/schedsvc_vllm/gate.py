@@ -47,7 +47,7 @@ from schedsvc_vllm.settings import Settings, SettingsError
 from schedsvc_vllm.terms import TermsReader
 from schedsvc_vllm.turn import Request, first, refusal_of, wait_for_turn
 
-# Set by whoever spreads requests over ranks: never by a caller.
+# Set by the load balancer that spreads requests over ranks, never by a caller.
 RANK_HEADER = b"x-data-parallel-rank"
 PRIORITY_HEADER = b"x-vllm-priority"
 ID_HEADER = b"x-request-id"
@@ -308,12 +308,12 @@ class Gate:
             gated.finish(scope)
             await gated.delivered()
         except ClientLeftError:
-            pass  # there is nobody to answer
+            pass  # no client is left to answer
         except ClientStalledError:
             _log.warning("a client that reads nothing is disconnected: %s", request.id)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            # Somebody else may want the task to end, too.
+            # The server may have cancelled the task, too.
             if not gated.revoked or task is None or task.uncancel():
                 raise
             if gated.is_stale and not gated.has_begun:

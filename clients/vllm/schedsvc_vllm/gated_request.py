@@ -89,7 +89,7 @@ class GatedRequest:
         self.asked_again = False
         #: The scheduler has voided its lease: it is being ended.
         self.revoked = False
-        # What lets it run: a lease of the scheduler, or a place under the local limit.
+        # It runs with a lease of the scheduler, or a place under the local limit.
         self.admission: Admission | None = None
         self.place: asyncio.Future[bool] | None = None
         self.local_wait_us = 0
@@ -99,7 +99,7 @@ class GatedRequest:
 
     @property
     def engine_priority(self) -> int:
-        """What the scheduler suggests; lower runs first."""
+        """The engine's priority that the scheduler suggests; lower runs first."""
         lease = self.admission.lease if self.admission is not None else None
         return lease.engine_priority if lease is not None else 0
 
@@ -178,11 +178,11 @@ class GatedRequest:
         return self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     def begin(self) -> bool:
-        """Tell what has been counted, once there is output; whether that has been done with."""
+        """Report the counts once there is output; whether that is done."""
         return self._told or self._tell()
 
     def report(self) -> None:
-        """Tell what has been counted so far, or that the engine is done with it."""
+        """Report the counts so far, or end the lease if the engine is done with it."""
         if self._ending is not None:
             self._ending.catch_up()
         if self._is_done():
@@ -239,7 +239,7 @@ class GatedRequest:
         )
 
     def _tell(self) -> bool:
-        """Tell what has been counted; False: there is no output yet."""
+        """Report the counts; False: there is no output yet."""
         if self.admission is None or self._call.beams or not self._call.route.generates:
             return True
         counted = self._counted()
@@ -390,7 +390,7 @@ class GatedRequest:
         if self._reader is not None and (route.is_form or not route.generates):
             counted = self._sized(counted)
         if told is not None:
-            # vLLM tells cached tokens only where it was started so; its states always do.
+            # vLLM's answers state cached tokens only if an option says so; its states always do.
             cached_tokens = counted[1] if counted is not None else None
             admission.complete(
                 input_tokens=told.input_tokens,
@@ -405,7 +405,7 @@ class GatedRequest:
             return
         # vLLM's sign of a request that the engine aborted: no usage where it leaves one.
         aborted = route.leaves_usage and _metadata(scope) is not None
-        # Only an answer tells that a prompt alone was wanted: inside vLLM, no output is an abort.
+        # Only an answer shows that a prompt alone was wanted: inside vLLM, no output is an abort.
         tells_prompts = self._reader is not None or not route.generates
         is_told = bool(output_tokens) or (counted is not None and tells_prompts)
         done = self._is_whole and self._status < 400 and is_told and not aborted

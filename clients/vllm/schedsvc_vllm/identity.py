@@ -38,12 +38,12 @@ class Identity:
 
     @property
     def key(self) -> str | bytes:
-        """What tells tenants apart in tables of the gate."""
+        """The key of its tenant in tables of the gate."""
         return self.tenant or self.api_key_sha256
 
 
 class Proof(Protocol):
-    """What a verified token says."""
+    """The claims of a verified token."""
 
     @property
     def tenant(self) -> str:
@@ -71,7 +71,7 @@ class Identifier:
 
     def __init__(self, settings: Settings) -> None:
         self._headers = [name.encode() for name in settings.tenant_headers]
-        #: What a trusted header proves: nothing, unless a proxy is known to overwrite it.
+        #: A trusted header proves nothing, unless a proxy is known to overwrite it.
         self._header_proof = (
             TenantProof.HEADER if settings.header_set_by else TenantProof.UNSPECIFIED
         )

@@ -30,7 +30,7 @@ class ImageSizes:
     """How a model turns images into tokens.
 
     `tokens` stands for an image whose size is unknown. If `patch_pixels` is given, any other image
-    is one token for each square of so many pixels a side, at most `tokens_max`; else `tokens`.
+    is one token for each square of that side, at most `tokens_max`; else `tokens`.
     """
 
     tokens: int = PART_TOKENS

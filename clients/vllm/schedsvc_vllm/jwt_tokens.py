@@ -48,7 +48,7 @@ class Key(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """What a verified token says of its bearer, until when, and by which key."""
+    """The claims of a verified token, when they expire, and the key that verified them."""
 
     tenant: str
     request_class: str

@@ -23,7 +23,7 @@ EXIT_USAGE = 2
 # Each is also a variable: `--schedsvc-pool-epoch` is SCHEDSVC_POOL_EPOCH.
 OPTIONS = {
     "target": "HOST:PORT or unix:/PATH of the scheduler",
-    "token-file": "file with the bearer token for the scheduler, read anew for each connection",
+    "token-file": "file with the bearer token for the scheduler, read again for each connection",
     "tls": "on or off; on where a file below is given",
     "tls-ca-file": "PEM of who signs the scheduler's certificate",
     "tls-cert-file": "PEM of this host's certificate",
@@ -84,7 +84,7 @@ def prepare(arguments: Sequence[str], environment: MutableMapping[str, str]) -> 
     if rest[:1] != ["serve"]:
         raise LaunchError("only `schedsvc-vllm serve MODEL ...` is there; see --help")
     _check_front_end(rest, environment)
-    # All processes of one start tell the same epoch, and a later start a higher one.
+    # All processes of one start report the same epoch, and a later start a higher one.
     environment.setdefault("SCHEDSVC_POOL_EPOCH", str(now_ns()))
     if servers := api_servers(rest):
         environment.setdefault("SCHEDSVC_POOL_GATES", servers)

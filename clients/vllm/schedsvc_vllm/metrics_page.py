@@ -19,7 +19,7 @@ _NEGOTIATED = frozenset({b"accept", b"accept-encoding"})
 
 
 class Counts:
-    """What the gate tells of itself. `connected` and `running` are asked when the page is."""
+    """The gate's own counts. `connected` and `running` are called when the page is read."""
 
     def __init__(self, connected: Callable[[], bool], running: Callable[[], int]) -> None:
         self.enforced = 0
@@ -52,7 +52,7 @@ class Counts:
         ]
 
     def text(self) -> str:
-        """Write the lines. Each API process of a server tells its own."""
+        """Write the lines. Each API process of a server reports its own."""
         label = f'{{process="{os.getpid()}"}}'
         lines = self._histogram()
         for name, kind, meaning, value in (

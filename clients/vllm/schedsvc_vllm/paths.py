@@ -104,7 +104,7 @@ def place_of(scope: Scope, open_paths: frozenset[str]) -> Place | None:
 
 
 def _told(scope: Scope) -> bytes:
-    """Return the path as the caller wrote it, where the server tells; it may have decoded some."""
+    """Return the path as the caller wrote it, if the server keeps it; else partly decoded."""
     raw = scope.get("raw_path") or b""
     if raw and not scope.get("root_path"):
         return bytes(raw).partition(b"?")[0]

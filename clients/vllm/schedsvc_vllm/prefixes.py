@@ -1,9 +1,9 @@
-"""Names for what a prompt begins with, so that the scheduler can tell which prompts share it.
+"""Hashes of a prompt's beginning, by which the scheduler finds prompts that share it.
 
-One hash for each full block, chained over all before it: of token ids where the body has them, else
-of the text that a chat template would be given, in its order. They are keyed by the scheduler, and
-salted with the body's `cache_salt`, as vLLM's own: so nobody can name, or find by trying, what
-another tenant has hidden there. O(prompt), of at most BLOCKS_MAX blocks; see docs/locality.md.
+There is one hash for each full block, chained over all blocks before it. It hashes token ids if the
+body has them, else the text that a chat template would get, in its order. The scheduler's key and
+the body's `cache_salt` enter each hash, as in vLLM: so a tenant can neither name nor guess the
+blocks that another tenant salts. O(prompt), of at most BLOCKS_MAX blocks; see docs/locality.md.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _LIST_HEAD_BYTES = _INT_BYTES = 5  # of marshal: a letter, and a word
 _TEXT_CHARS_MAX = BLOCK_BYTES * BLOCKS_MAX
 # Of an image or a sound only both ends and the length are looked at: where they agree, so does it.
 _DATA_CHARS_MAX = 4_096
-# What templates write before the messages, whatever the order in the body.
+# Fields that templates write before the messages, whatever the order in the body.
 _HEADS = ("tools", "documents", "instructions", "system")
 # Changes what a template makes of all the rest.
 _FORMS = ("cache_salt", "chat_template", "chat_template_kwargs")
-# What came before is kept at the server, and unknown here.
+# The server keeps the conversation that it continues, so the prompt's beginning is unknown here.
 _CONTINUED = ("previous_response_id",)
 # Moves on with each turn of a conversation, and is nothing that a template writes.
 _MARKS = frozenset({"cache_control"})

@@ -39,7 +39,7 @@ _WRITTEN_PARTS = frozenset(
     }
 )
 
-# What a template writes of a message besides its content.
+# Fields of a message that a template writes besides its content.
 _WRITTEN_FIELDS = frozenset({"tool_calls", "reasoning", "reasoning_content"})
 
 # Where these hold parts of their own: Anthropic's tool results, and outputs of functions.
@@ -87,7 +87,7 @@ class Route:
     has_n: bool = False
     # The app can count its body's prompts (`count_prompt_tokens`).
     countable: bool = False
-    # Its streams tell usage as `stream_options` ask.
+    # Its streams report usage as `stream_options` ask.
     stream_options: bool = False
     # vLLM leaves the final usage in the request's state.
     leaves_usage: bool = True
@@ -97,7 +97,7 @@ class Route:
     is_form: bool = False
     # Lists of prompts, which may be as long as a batch may.
     batch_fields: frozenset[str] = frozenset()
-    # Where its answers tell what was used.
+    # Where its answers state their usage.
     usage: UsageForm = usage_forms.OPENAI
     dialect: Dialect = Dialect.OPENAI
 
@@ -215,7 +215,7 @@ def _parts(parts: Iterable[object], images: ImageSizes) -> Size:
         elif isinstance(part, dict) and part.get("type") == "prompt_embeds":
             tokens += embeds_tokens(part.get("data"))
         elif isinstance(part, dict) and part.get("type") in _WRITTEN_PARTS:
-            # What a tool returns may hold images, as a message does.
+            # A tool's result may hold images, as a message does.
             inner = {
                 name: part[name] for name in _RESULT_FIELDS if isinstance(part.get(name), list)
             }

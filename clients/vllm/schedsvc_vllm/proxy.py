@@ -85,7 +85,7 @@ _log = logging.getLogger("schedsvc_vllm")
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What an upstream server tells of its engine; 0: it does not."""
+    """An upstream server's report of its engine; 0: not reported."""
 
     capacity_tokens: int
     block_size_tokens: int
@@ -137,7 +137,7 @@ class Upstream:
             vllm_config=None, fetch_metrics=self.metrics, engine_in_doubt=False
         )
         self.told: Told | None = None
-        #: Whether the server has been told to stop; while it starts it does not look itself.
+        #: Whether the server has to stop; it does not check that itself while it starts.
         self.stopping: Callable[[], bool] = lambda: False
         self._wait_s = wait_s
         self._bodies = Bodies(body_bytes_max, bodies_bytes_max)
@@ -156,12 +156,12 @@ class Upstream:
     async def metrics(self) -> str:
         """Return the text of the upstream's `/metrics`. Raises ScrapeError.
 
-        It tells when the upstream was started: another one than before has its own sizes.
+        Notes when the upstream was started: a restarted one has its own sizes.
         """
         page = await self._text("/metrics")
         told = self.told
         is_another = told is not None and _started_ns(page) not in (0, told.started_ns)
-        # Of a cache that it told before it will tell again, when it has one.
+        # If it reported a cache before, it will report one again once it has it.
         if is_another and (_CACHE.search(page) or not (told and told.capacity_tokens)):
             _log.warning("the upstream has been restarted")
             await self._learn(page)
@@ -170,7 +170,7 @@ class Upstream:
         return page
 
     def _doubt(self, error: Exception) -> None:
-        """Have the gate look before the next request: who hangs up may be another afterwards."""
+        """Have the gate check the engine before the next request: it may have been restarted."""
         if isinstance(error, asyncio.TimeoutError):
             return  # it is slow
         self.state.engine_in_doubt = self.told is not None and self.told.started_ns > 0
@@ -213,15 +213,15 @@ class Upstream:
         finally:
             leaving.cancel()
             answering.cancel()
-            # Its end closes the connection, by which the upstream learns that nobody listens.
+            # Its end closes the connection, by which the upstream learns that the client left.
             with contextlib.suppress(BaseException):
                 await answering
 
     async def _answer(self, scope: Scope, body: bytes | None, send: Send) -> None:
         """Ask the upstream, and pass its answer on as it comes.
 
-        Raises aiohttp.ClientError where it breaks off: the client's connection then does too, but
-        a stream of events is told why first.
+        Raises aiohttp.ClientError if the upstream breaks off: the client's connection then does
+        too, but a stream of events first gets an event that says why.
         """
         path = _path_of(scope)
         query = scope.get("query_string") or b""
@@ -247,7 +247,7 @@ class Upstream:
                 return
 
     async def _broke(self, error: Exception, passing: _Passing) -> None:
-        """Answer for an upstream that did not, or tell why a stream ends; else raise the error."""
+        """Answer for an upstream that did not, or end a stream with a reason; else raise."""
         self._doubt(error)
         if passing.between_events:
             event = answers.stream_error("the server behind this one broke off its answer")
@@ -300,7 +300,7 @@ class Upstream:
         await self._learn(page)
 
     async def _learn(self, page: str) -> None:
-        """Keep what the upstream tells of its engine, under the names that the gate reads."""
+        """Keep the upstream's report of its engine, under the names that the gate reads."""
         self.told = told = await self._read(page)
         self.state.engine_started_ns = told.started_ns
         self.state.vllm_config = SimpleNamespace(
@@ -312,7 +312,7 @@ class Upstream:
         )
 
     async def _read(self, page: str) -> Told:
-        """Read what the upstream tells: of its cache in vLLM's metrics, summed over engines."""
+        """Read the upstream's report: its cache from vLLM's metrics, summed over engines."""
         engines = [dict(_LABEL.findall(labels)) for labels in _CACHE.findall(page)]
         return Told(
             capacity_tokens=sum(_whole(engine.get("kv_cache_size_tokens")) for engine in engines),
@@ -322,7 +322,7 @@ class Upstream:
         )
 
     async def _context(self) -> int:
-        """Return the model's context as `/v1/models` tells it."""
+        """Return the model's context as `/v1/models` states it."""
         try:
             async with self._session().get(f"{self.url}/v1/models") as response:
                 listed: Any = await response.json(content_type=None)

@@ -1,7 +1,7 @@
-"""Comments in a stream whose request still waits: load balancers hang up on what says nothing.
+"""Comments in a stream whose request still waits: load balancers close connections that are silent.
 
-A comment (a line that begins with a colon) means nothing to who reads events. But the first one
-has to come with a status, so whatever is wrong later can only be told as an event `error`.
+A comment (a line that begins with a colon) means nothing to a client that reads events. But the
+first one has to come with a status, so a later error can only be sent as an event `error`.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Call:
     max_output_tokens: int
     limit_field: str
     stream: bool
-    # A beam search is many short sequences in the engine: only their end tells what it used.
+    # A beam search is many short sequences in the engine: its usage is known only at their end.
     beams: bool
 
 
@@ -113,7 +113,7 @@ def size_call(
 ) -> Call:
     """Work out what a request may use. O(prompt). Raises BadRequestError naming the field.
 
-    `reads_answer`: nothing but the answer tells the usage, so a stream is to tell as much of it as
+    `reads_answer`: only the answer states the usage, so a stream has to report as much of it as
     `asking` says.
     """
     given = raw

@@ -1,8 +1,8 @@
-"""When the whole answer has been handed on, although the server has not ended it yet.
+"""Finds that the whole answer has been handed on, although the server has not ended it yet.
 
-Many clients leave as soon as they have what they asked for: at the length that was announced, or at
-a stream's last event. The server's own end comes a moment later, through a proxy perhaps in another
-packet, so by then they may be gone. What they leave behind them is whole nevertheless.
+Many clients leave as soon as they have the answer that they asked for: at the announced length, or
+at a stream's last event. The server's own end comes a moment later, through a proxy perhaps in
+another packet, so by then they may be gone. Their answer is whole nevertheless.
 Sans-IO; O(bytes).
 """
 
@@ -15,7 +15,7 @@ _EVENT_STREAM = b"text/event-stream"
 # so no text that a model makes can look like one.
 _LAST_EVENTS = (b"\ndata: [DONE]", b"\nevent: response.completed", b"\nevent: message_stop")
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
-# What of the text before is needed to find a last event, or an end, that the next piece completes.
+# Bytes of earlier text needed to find a last event, or an end, that the next piece completes.
 _TAIL_BYTES = max(map(len, _LAST_EVENTS)) - 1
 
 
@@ -57,7 +57,7 @@ class ResponseEnd:
         if not self._new:
             return
         if not self._closed:
-            # What is no bytes the server refuses, and its books have to be closed all the same.
+            # The server refuses a piece that is no bytes; the answer still has to be accounted.
             text = b"".join([piece for piece in self._new if isinstance(piece, bytes)])
             if self._bytes_left is not None:
                 self._bytes_left -= len(text)
@@ -72,7 +72,7 @@ class ResponseEnd:
         self._ended = not self._closed
 
     def close(self) -> None:
-        """Take note that the client is gone: what is fed from now on, nobody gets."""
+        """Take note that the client is gone: pieces fed from now on reach no client."""
         self.catch_up()
         self._closed = True
 

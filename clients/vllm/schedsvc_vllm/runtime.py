@@ -1,4 +1,4 @@
-"""What the gate keeps between requests: the Session, the pool, telemetry, the local limit."""
+"""The state that the gate keeps between requests: Session, pool, telemetry, local limit."""
 
 from __future__ import annotations
 
@@ -34,33 +34,33 @@ from schedsvc_vllm.telemetry import Reading
 
 TELEMETRY_PERIOD_S = 1.0
 # Every report costs the engine's API process a write. The scheduler waits for first tokens: it
-# lets the next prompts in with them, so whoever comes next waits for what is told late here. Growth
+# admits the next prompts when they arrive, so a late report here delays the next request. Growth
 # can wait: the ledger foresees it, ends carry their totals themselves, and in simulations once a
 # second serves as well as five times.
 FIRST_TOKEN_PERIOD_S = 0.02
 PROGRESS_PERIOD_S = 1.0
-# Of so many sequences a second it is asked whether they have begun: some microseconds each.
+# The most sequences a second that the gate checks for a first token: some microseconds each.
 _ASKED_PER_S_MAX = 5_000
 # Longer than between two reports of totals: a busy engine's telemetry leaves with those.
 _IDLE_PERIOD_S = max(TELEMETRY_PERIOD_S, PROGRESS_PERIOD_S) + 0.2
-# An end for which nobody here waits may wait itself, for what it can leave with: mostly the next
-# request of its client. Each message costs the engine's API process a quarter of a millisecond.
+# If no request here waits, an end is held back to share a message: mostly with the next request of
+# its client. Each message costs the engine's API process a quarter of a millisecond.
 _END_DELAY_S = 0.02
 _log = logging.getLogger("schedsvc_vllm")
 
 
 class Reporter(Protocol):
-    """Something that has running totals to tell."""
+    """Something that has running totals to report."""
 
     @property
     def sequences(self) -> int:
         """How many the engine makes of it."""
 
     def begin(self) -> bool:
-        """Tell the first of them, if there are any; whether that has been done with."""
+        """Report the first totals, if there are any; whether that is done."""
 
     def report(self) -> None:
-        """Tell them."""
+        """Report the totals so far."""
 
 
 class Runtime:
@@ -105,7 +105,7 @@ class Runtime:
             lambda: self.session.state is SessionState.CONNECTED, lambda: self.limit.running
         )
         self._running: set[Reporter] = set()
-        self._beginning: set[Reporter] = set()  # those that have not told their first totals
+        self._beginning: set[Reporter] = set()  # those that have not reported their first totals
         self._busy = asyncio.Event()
         self._asking: asyncio.TimerHandle | None = None
         self._reporting: asyncio.TimerHandle | None = None
@@ -136,7 +136,7 @@ class Runtime:
     def prefix_block_hashes(self, route: Route, body: Mapping[str, Any]) -> list[int]:
         """Hash the blocks of a prompt while the scheduler orders requests by them. O(prompt).
 
-        For placement they are of no use: whatever comes here runs here.
+        For placement they are of no use: every request that comes here runs here.
         """
         use = self.session.prefix_use
         is_text = route.generates and not route.is_form
@@ -145,7 +145,7 @@ class Runtime:
         return block_hashes(route, body, use)
 
     def look(self) -> asyncio.Future[None]:
-        """Look which engine stands there, in one look with whoever asks meanwhile."""
+        """Check which engine runs there; calls in the meantime share one check."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.ensure_future(self._look())
         return asyncio.shield(self._looking)
@@ -187,7 +187,7 @@ class Runtime:
                 self._look_again()
 
     def _look_again(self) -> None:
-        """Offer the pool anew if another engine stands there now: what ran in the old is void."""
+        """Offer the pool again if another engine runs there: leases in the old one are void."""
         pool = self.engine.pool(self._settings.pool, self._started_ns)
         if pool != self.pool:
             self.pool = pool
@@ -198,7 +198,7 @@ class Runtime:
         self._asking = asyncio.get_running_loop().call_later(delay_s, self._ask)
 
     def _ask(self) -> None:
-        """Let what has begun tell so. O(sequences that have not)."""
+        """Have requests with a first token report it. O(sequences without one)."""
         self._asking = None
         for reporter in tuple(self._beginning):
             if self._ask_one(reporter, reporter.begin):
@@ -211,12 +211,12 @@ class Runtime:
         self._reporting = loop.call_later(PROGRESS_PERIOD_S, self._report_progress)
 
     def _report_progress(self) -> None:
-        """Let what runs tell its totals. O(sequences)."""
+        """Have running requests report their totals. O(sequences)."""
         self._reporting = None
         for reporter in tuple(self._running):
             self._ask_one(reporter, reporter.report)
         if self._telling is not None:
-            # What is told in the same moment leaves in one message.
+            # Reports of the same moment share one message.
             self._tell_engine()
         if self._running:
             self._report_soon()
@@ -226,7 +226,7 @@ class Runtime:
         try:
             return bool(question())
         except Exception:
-            _log.exception("a request cannot tell its totals before it ends")
+            _log.exception("a request cannot report its totals before it ends")
             self.unwatch(reporter)
             return False
 
@@ -235,7 +235,7 @@ class Runtime:
             self.limit.scheduler_is_back()
 
     def _tell_engine(self) -> None:
-        """Tell what the engine says by itself, and again in a while: a busy one's with totals."""
+        """Report the engine's own telemetry, and again later: a busy engine's with totals."""
         if self._telling is not None:
             self._telling.cancel()
             self._telling = None
@@ -254,7 +254,7 @@ class Runtime:
             _unreadable()
 
     async def _scrape_on(self, fetch: Fetch) -> None:
-        """Ask the engine's `/metrics`; ever more seldom while it tells nothing."""
+        """Read the engine's `/metrics`; ever more seldom while it fails."""
         failures, runs = 0, False
         while True:
             try:
@@ -295,7 +295,7 @@ def _unreadable() -> None:
 
 
 def asking_delay_s(sequences: int) -> float:
-    """Return after how long to ask whether any of so many sequences has begun."""
+    """Return after how long to ask whether any of these sequences has begun."""
     return min(max(FIRST_TOKEN_PERIOD_S, sequences / _ASKED_PER_S_MAX), PROGRESS_PERIOD_S)
 
 

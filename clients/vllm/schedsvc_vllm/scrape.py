@@ -1,4 +1,4 @@
-"""The engine's state read from its `/metrics`, where no stat logger tells it.
+"""Reads the engine's state from its `/metrics`, if no stat logger reports it.
 
 Rendering that page costs the engine's API process some milliseconds, so it is asked for seldom and
 never twice at once.
@@ -33,7 +33,7 @@ _TOLD = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", 
 
 
 class ScrapeError(Exception):
-    """The page cannot be had, or tells nothing of an engine."""
+    """The page cannot be read, or states nothing of an engine."""
 
 
 def parse(text: str, capacity_tokens: int) -> Reading:
@@ -47,7 +47,7 @@ def parse(text: str, capacity_tokens: int) -> Reading:
         told.setdefault(name.removesuffix("_total"), []).append(float(value))
     running, waiting, usage, preemptions = (told.get(name, []) for name in _TOLD)
     if not preemptions and not (running and usage):
-        raise ScrapeError("/metrics tells nothing of the engine")
+        raise ScrapeError("/metrics has no figures of the engine")
     engines = max(len(usage), len(preemptions))
     return Reading(
         running=round(sum(running)),

@@ -43,7 +43,7 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """The pool as the environment tells it; 0: as the engine says."""
+    """The pool as the environment sets it; 0: as the engine reports."""
 
     name: str = "default"
     capacity_tokens: int = 0
@@ -78,7 +78,7 @@ class JwtSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """What one gate does. README.md describes each variable."""
+    """The settings of one gate. README.md describes each variable."""
 
     target: str
     token: Token | None = None
@@ -284,7 +284,7 @@ class _Reader:
             raise SettingsError(f"{name}: cannot read {file}: {error.strerror}") from None
 
     def token(self) -> Token | None:
-        """Return the token, or a function that reads its file anew, so that it may be rotated."""
+        """Return the token, or a function that reads its file again, so that it may be rotated."""
         value, file = self.raw("SCHEDSVC_TOKEN"), self.file("SCHEDSVC_TOKEN_FILE")
         if value and file:
             raise SettingsError("SCHEDSVC_TOKEN and SCHEDSVC_TOKEN_FILE: give only one of them")

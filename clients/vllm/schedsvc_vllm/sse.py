@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-# What of an event is kept while its end has not come. A larger one passes in parts, unread.
+# The most bytes of an incomplete event that are kept. A larger event passes in parts, unread.
 EVENT_BYTES_MAX = 4 << 20
 _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
 # A line's end, and whatever of the next one's can stand in a piece: where a search begins again.
@@ -30,14 +30,14 @@ class Event(NamedTuple):
 
 
 class EventSplitter:
-    """Cuts one stream. What comes out is, in all, what went in."""
+    """Cuts one stream into events. Together they are the bytes that went in."""
 
     __slots__ = ("_is_large", "_searched", "rest")
 
     def __init__(self) -> None:
-        #: What has come of an event that is not complete.
+        #: The bytes of an event that is not complete.
         self.rest = bytearray()
-        self._searched = 0  # so many bytes of the rest hold no end
+        self._searched = 0  # bytes of the rest that hold no end
         self._is_large = False  # of the event that has not ended, parts are out
 
     def feed(self, piece: bytes) -> list[Event]:

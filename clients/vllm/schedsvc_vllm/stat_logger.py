@@ -1,4 +1,4 @@
-"""The plugin that vLLM loads (entry point group `vllm.stat_logger_plugins`) to tell its steps."""
+"""The plugin to which vLLM reports its steps (entry point group `vllm.stat_logger_plugins`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from schedsvc_vllm.telemetry import READINGS
 
-# vLLM is this module's host, not a dependency: nobody else loads it.
+# vLLM is this module's host, not a dependency: only vLLM loads this module.
 _host: Any = importlib.import_module("vllm.v1.metrics.loggers")
 
 

@@ -1,4 +1,4 @@
-"""What the engines behind this process do at the moment, as vLLM tells its stat loggers."""
+"""The present load of the engines behind this process, as vLLM reports it to stat loggers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Reading:
 
 
 class Step:
-    """The last that one engine has told: written in each of its steps, so it only keeps it."""
+    """The last report of one engine. The engine writes it in each step, so this only keeps it."""
 
     __slots__ = ("capacity_tokens", "preemptions", "scheduler")
 

@@ -1,4 +1,4 @@
-"""What a request asks of the scheduler beside its tokens: longest wait, deadline, class.
+"""The terms that a request sets for the scheduler: longest wait, deadline, class.
 
 The gate reads these headers from any caller: each can make only that caller's own request leave
 earlier, or names a class that the scheduler then allows or refuses. `SCHEDSVC_REQUEST_HEADERS`

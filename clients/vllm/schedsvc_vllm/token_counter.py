@@ -1,10 +1,11 @@
 """Counts a request's tokens where the engine's answers arrive: in vLLM's own process.
 
 vLLM's output processor keeps one state for each sequence. The gate watches the one method that
-makes them; it runs in the context of the request, and contextvars follow tasks and generators, so
-that each state finds the tally of its request whatever the endpoint, `n` or the number of prompts.
-Nothing is read until somebody asks, no body and no stream is changed, and what was counted before
-an abort is known.
+makes them. That method runs in the context of the request, and contextvars follow tasks and
+generators. So each state finds the tally of its request at every endpoint, for any `n` and any
+number of prompts.
+The gate reads a state only when it needs the count, changes no body and no stream, and knows the
+tokens that were made before an abort.
 
 These are internals of vLLM, as of 0.32. tests/vllm/test_contract.py holds them; where they are
 missing, the gate reads usage from the answers instead (usage.py).
@@ -54,12 +55,12 @@ class TokenTotals:
         self._prompts.setdefault(name, []).append(state)
 
     def is_done(self, sequences: int) -> bool:
-        """Whether the engine has made all of so many sequences, and let them go. O(sequences)."""
+        """Whether the engine has made and released `sequences` sequences. O(sequences)."""
         states = [state for states in self._prompts.values() for state in states]
         return len(states) == sequences and not any(map(self._counter.holds, states))
 
     def usage(self) -> Usage | None:
-        """Sum up what the engine has told so far; None: nothing runs yet. O(sequences)."""
+        """Sum up the engine's reports so far; None: nothing runs yet. O(sequences)."""
         if self.broken or not self._prompts:
             return None
         input_tokens = cached_tokens = output_tokens = 0
@@ -69,7 +70,7 @@ class TokenTotals:
                 if not computed:
                     continue
                 input_tokens += computed[0].prompt_len
-                # What no sequence of the prompt had to compute; the others reuse the first's.
+                # Tokens that no sequence of the prompt computed; the others reuse the first's.
                 cached_tokens += min(state.num_cached_tokens for state in computed)
                 # A pooling request has none: it makes no tokens.
                 output_tokens += sum(
@@ -97,7 +98,7 @@ class Counter:
 
     @classmethod
     def attach(cls, app_state: object) -> Counter | None:
-        """Watch the engine client of the app's state, where it is vLLM's own."""
+        """Watch the engine client of the app's state, if it is vLLM's own."""
         client = getattr(app_state, "engine_client", None)
         processor = getattr(client, "output_processor", None)
         if not callable(getattr(processor, "add_request", None)):

@@ -1,9 +1,9 @@
 """Reads token counts out of answers, where nothing inside the engine counts (token_counter.py).
 
 UsageFilter is for streams that the gate has asked for usage in every chunk, because engines merge
-deltas under load: events are not tokens. What the client did not ask for is cut out again, so that
-it sees the stream it would have got. UsageReader is for all other answers, and changes nothing.
-Where each form of answer tells its counts is a table (usage_forms.py). Sans-IO; O(bytes).
+deltas under load: events are not tokens. It cuts out the usage that the client did not ask for, so
+that the client sees the stream it would have got. UsageReader is for all other answers, and changes
+nothing. usage_forms.py lists the place of the counts in each form of answer. Sans-IO; O(bytes).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _USUAL_END = re.compile(
     rb',"usage":\{"prompt_tokens":(\d+),"total_tokens":\d+,"completion_tokens":(\d+)'
     rb'(?:,"prompt_tokens_details":null)?\}\}\n\n'
 )
-# What streams begin with before there is a token, and what the gate or an engine breaks off with.
+# Events that begin a stream before its first token, and those that break a stream off.
 _FRAMES = frozenset(
     (
         b"response.queued",
@@ -35,8 +35,8 @@ _FRAMES = frozenset(
         b"error",
     )
 )
-# A whole answer is kept so far, to be read at its end. Of one that tells nothing, four bytes are a
-# token.
+# The most bytes kept of a whole answer, to be read at its end. In an answer without usage, four
+# bytes count as a token.
 ANSWER_BYTES_MAX = 32 << 20
 _BYTES_PER_TOKEN = 4
 
@@ -59,7 +59,7 @@ class _Told:
         return bool(self._events or self._told is not None or self.input_tokens is not None)
 
     def _note(self, answer: object) -> bool:
-        """Take the counts that an answer or event tells; whether it tells any."""
+        """Take the counts that an answer or event states; whether it states any."""
         found = self.form.find(answer)
         for input_tokens, cached, output_tokens in found:
             self._note_input(input_tokens, cached)
@@ -94,7 +94,7 @@ class UsageFilter(_Told):
 
     @property
     def output_tokens(self) -> int:
-        """Tokens told, or events seen."""
+        """Tokens stated, or events seen."""
         return self._told or self._events
 
     def feed(self, body: bytes, last: bool) -> bytes:
@@ -147,10 +147,10 @@ class UsageFilter(_Told):
         return raw[:at] + (b',"usage":null}\n\n' if self._keep_last else b"}\n\n")
 
     def _usage_at_end(self, raw: bytes) -> tuple[int, Any] | None:
-        """Return where the usage begins, where it is the last field of an event's only line.
+        """Return where the usage begins, if it is the last field of an event's only line.
 
-        Engines write it so. What follows its key is JSON, but for the final brace, only where the
-        key is the event's own: behind one further inside there are more braces.
+        Engines write it there. The text after the key, without the final brace, is JSON only if the
+        key is the event's own: a key further inside is followed by more braces.
         """
         at = raw.rfind(_KEY)
         if at < 0 or not (raw.startswith(b"data: {") and raw.endswith(b"}\n\n")):
@@ -191,10 +191,10 @@ class UsageFilter(_Told):
 class UsageReader(_Told):
     """One answer that passes as it is: a stream of events, or a whole one.
 
-    `guesses`: a whole answer that tells no usage is one, and so is charged by its bytes.
-    Until usage is told, each event of a stream counts as one token, but those that come before
-    there is any: engines merge tokens, so that these are never too many by more than the few events
-    that end a message.
+    `guesses`: a whole answer that states no usage still is an answer, and is charged by its bytes.
+    Until a stream states its usage, each event counts as one token, except those before the first
+    token. Engines merge tokens, so this count exceeds the tokens by at most the few events that end
+    a message.
     """
 
     __slots__ = ("_bytes", "_guesses", "_parts", "_splitter", "_whole")
@@ -209,7 +209,7 @@ class UsageReader(_Told):
 
     @property
     def output_tokens(self) -> int:
-        """Tokens told, or events seen."""
+        """Tokens stated, or events seen."""
         told = self._told or 0
         return told if told and self._whole else max(told, self._events)
 

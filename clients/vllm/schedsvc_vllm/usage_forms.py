@@ -1,4 +1,4 @@
-"""Where each kind of answer tells what a request used.
+"""The place of the usage in each kind of answer.
 
 Counts are read from their place in the answer's schema alone. A key of the same name elsewhere (in
 metadata that a server echoes, in the arguments of a tool that the model calls) is text that a
@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-# What the scheduler takes as a count (TOKENS_MAX in the contract).
+# The largest count that the scheduler accepts (TOKENS_MAX in the contract).
 TOKENS_MAX = 1 << 27
 
 
 class Counts(NamedTuple):
-    """Tokens that an answer tells; None: it does not."""
+    """Token counts of an answer; None: it states none."""
 
     input_tokens: int | None
     cached_input_tokens: int | None
@@ -27,7 +27,7 @@ class Counts(NamedTuple):
 class UsageForm:
     """One form: the paths to the object with the counts, in a whole answer or in an event.
 
-    `mark`: text that every answer and event has which tells counts.
+    `mark`: text that every answer and event with counts contains.
     """
 
     places: tuple[tuple[str, ...], ...]
@@ -35,7 +35,7 @@ class UsageForm:
     mark: bytes = b'"usage"'
 
     def find(self, answer: object) -> list[Counts]:
-        """Return the counts that an answer or an event tells. O(places)."""
+        """Return the counts that an answer or an event states. O(places)."""
         found = []
         for place in self.places:
             inner = answer
@@ -114,5 +114,5 @@ ANTHROPIC = UsageForm((("usage",), ("message", "usage")), _anthropic)
 COHERE = UsageForm((("usage",), ("delta", "usage")), _cohere)
 #: Of its embeddings.
 COHERE_META = UsageForm((("meta",),), _cohere_meta, mark=b'"meta"')
-#: LightLLM's `/generate` tells at the top, its stream with each token; TGI's in the details.
+#: LightLLM's `/generate` states counts at the top, its stream at each token; TGI's in the details.
 GENERATE = UsageForm(((), ("token",), ("details",)), _generate, mark=b"tokens")

@@ -17,13 +17,13 @@ _log = logging.getLogger("schedsvc_client.admission")
 
 
 class Holder(Protocol):
-    """Who asks for admissions and keeps their leases."""
+    """A client that asks for admissions and keeps their leases."""
 
     def submit(self, admission: Admission) -> asyncio.Future[None]:
         """Ask. Done: granted (`admission.lease` is set) or an exception; cancel to withdraw."""
 
     def report(self, lease: Lease, totals: Totals) -> None:
-        """Tell running totals."""
+        """Report running totals."""
 
     def end(self, lease: Lease, outcome: Outcome, totals: Totals) -> None:
         """End a lease, and see to it that the scheduler learns of it."""
@@ -44,7 +44,7 @@ class Admission:
         self.request = request
         self.lease: Lease | None = None
         self.queue_duration_us = 0
-        # What the scheduler said where it gave the lease up before its end.
+        # The lease's state, if the scheduler gave it up before its end.
         self.lost: LeaseState | None = None
         self.on_lost: Callable[[LeaseState], None] | None = None
         self._holder = holder
@@ -59,8 +59,8 @@ class Admission:
     def submit(self) -> asyncio.Future[None]:
         """Ask without waiting, for callers that wait for other things too.
 
-        The future is done at the verdict; cancelling it withdraws the request. Whoever calls
-        this has to call `complete()` on every way out; `async with` does both.
+        The future is done at the verdict; cancelling it withdraws the request. The caller must
+        call `complete()` on every way out; `async with` does both.
         """
         if self._submitted:
             raise RuntimeError("an Admission asks only once; make another one")
@@ -74,7 +74,7 @@ class Admission:
         cached_input_tokens: int | None = None,
         output_tokens: int | None = None,
     ) -> None:
-        """Tell running totals (never deltas). Cheap and never blocks: reports are gathered."""
+        """Report running totals (never deltas). Cheap and never blocks: reports are batched."""
         if self.lease is not None and not self._ended:
             self._holder.report(self.lease, (input_tokens, cached_input_tokens, output_tokens))
 
@@ -88,7 +88,7 @@ class Admission:
     ) -> None:
         """End the lease with its final totals; never blocks. The first call counts.
 
-        A total that is not given is the last one that was told.
+        A total that is not given is the last one that was reported.
         """
         if self.lease is not None and not self._ended:
             self._ended = True
@@ -108,7 +108,7 @@ class Admission:
             try:
                 self.on_lost(state)
             except Exception:
-                # Of the caller; it must not end what renews everybody's leases.
+                # The caller's function must not end the task that renews all leases.
                 _log.exception("on_lost failed")
 
     async def __aenter__(self) -> Admission:

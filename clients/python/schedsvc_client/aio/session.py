@@ -127,7 +127,7 @@ class SchedulerSession(Asker):
 
     @property
     def prefix_use(self) -> PrefixUse:
-        """What hashes of prompts are good for, as the scheduler said last."""
+        """The uses of prompt hashes that the scheduler last announced."""
         return self._protocol.prefix_use
 
     def start(self) -> None:
@@ -245,7 +245,7 @@ class SchedulerSession(Asker):
         return future
 
     def report(self, lease: Lease, totals: Totals) -> None:
-        """Tell running totals; the writer looks at them when they are due."""
+        """Report running totals; the writer looks at them when they are due."""
         was_due_ns = self._protocol.next_deadline_ns()
         self._protocol.progress(time.monotonic_ns(), lease.lease_id, totals)
         if self._protocol.next_deadline_ns() != was_due_ns:
@@ -363,7 +363,7 @@ class SchedulerSession(Asker):
             return defect(error)
         return await asyncio.shield(reader)
 
-    # What the scheduler says.
+    # Notices from the scheduler.
 
     def _notice(self, notice: Notice) -> None:
         if isinstance(notice, Verdict):
@@ -443,7 +443,7 @@ class SchedulerSession(Asker):
             self._protocol.cancel(tag)
             self._wake.set()
 
-    # What becomes of admissions while there is no stream.
+    # Admissions while there is no stream.
 
     def _lost_stream(self, error: CallError) -> None:
         self.last_error = error
@@ -464,7 +464,7 @@ class SchedulerSession(Asker):
             self._watch(asyncio.get_running_loop())
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give up on waiting admissions unless the scheduler comes back in time."""
+        """Fail waiting admissions unless a stream opens within `unavailable_after_s`."""
         if self._give_up_timer is None and self._given_up is None:
             self._give_up_timer = loop.call_later(self._options.unavailable_after_s, self._give_up)
 

@@ -130,7 +130,7 @@ class AsyncScheduler(Asker):
         return asyncio.get_running_loop().create_task(self._ask(admission))
 
     def report(self, lease: Lease, totals: Totals) -> None:
-        """Tell running totals; the keeper sends them when they are due."""
+        """Report running totals; the keeper sends them when they are due."""
         was_due_ns = self._table.next_deadline_ns()
         self._table.note(time.monotonic_ns(), lease.lease_id, totals)
         if self._table.next_deadline_ns() != was_due_ns:
@@ -249,7 +249,7 @@ class AsyncScheduler(Asker):
             if 0 < (accepted := accepted_bytes(error)) < self._message_bytes_max:
                 self._message_bytes_max = accepted
                 return False
-            # The next renewal, a third of the TTL later, tells the same totals.
+            # The next renewal, a third of the TTL later, reports the same totals.
             level = logging.DEBUG if isinstance(error, SchedulerUnavailable) else logging.WARNING
             _log.log(level, "%d leases were not renewed: %s", len(leases), error)
             return True

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class IdentityServiceStub(object):
-    """Answers questions of the gate and the proxy about callers. A principal gets answers about tenants that it may
-    vouch for (`tenants` in auth.principals), and its `events_per_second` counts each call.
+    """Answers questions of the gate and the proxy about callers. A principal gets answers about tenants
+    that it may vouch for (`tenants` in auth.principals). Its `events_per_second` counts each call.
     """
 
     def __init__(self, channel):
@@ -44,8 +44,8 @@ class IdentityServiceStub(object):
 
 
 class IdentityServiceServicer(object):
-    """Answers questions of the gate and the proxy about callers. A principal gets answers about tenants that it may
-    vouch for (`tenants` in auth.principals), and its `events_per_second` counts each call.
+    """Answers questions of the gate and the proxy about callers. A principal gets answers about tenants
+    that it may vouch for (`tenants` in auth.principals). Its `events_per_second` counts each call.
     """
 
     def WhoIs(self, request, context):
@@ -73,8 +73,8 @@ def add_IdentityServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class IdentityService(object):
-    """Answers questions of the gate and the proxy about callers. A principal gets answers about tenants that it may
-    vouch for (`tenants` in auth.principals), and its `events_per_second` counts each call.
+    """Answers questions of the gate and the proxy about callers. A principal gets answers about tenants
+    that it may vouch for (`tenants` in auth.principals). Its `events_per_second` counts each call.
     """
 
     @staticmethod

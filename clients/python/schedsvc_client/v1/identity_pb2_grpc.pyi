@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class IdentityServiceStub:
-    """Answers questions of the gate and the proxy about callers. A principal gets answers about tenants that it may
-    vouch for (`tenants` in auth.principals), and its `events_per_second` counts each call.
+    """Answers questions of the gate and the proxy about callers. A principal gets answers about tenants
+    that it may vouch for (`tenants` in auth.principals). Its `events_per_second` counts each call.
     """
 
     @_typing.overload
@@ -42,8 +42,8 @@ class IdentityServiceStub:
 
 @_typing.type_check_only
 class IdentityServiceAsyncStub(IdentityServiceStub):
-    """Answers questions of the gate and the proxy about callers. A principal gets answers about tenants that it may
-    vouch for (`tenants` in auth.principals), and its `events_per_second` counts each call.
+    """Answers questions of the gate and the proxy about callers. A principal gets answers about tenants
+    that it may vouch for (`tenants` in auth.principals). Its `events_per_second` counts each call.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -53,8 +53,8 @@ class IdentityServiceAsyncStub(IdentityServiceStub):
     """
 
 class IdentityServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Answers questions of the gate and the proxy about callers. A principal gets answers about tenants that it may
-    vouch for (`tenants` in auth.principals), and its `events_per_second` counts each call.
+    """Answers questions of the gate and the proxy about callers. A principal gets answers about tenants
+    that it may vouch for (`tenants` in auth.principals). Its `events_per_second` counts each call.
     """
 
     @_abc_1.abstractmethod
