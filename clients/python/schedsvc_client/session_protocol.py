@@ -108,6 +108,9 @@ class SessionProtocol:
         self._control_out: deque[bytes] = deque()
         self._telemetry_out: dict[str, bytes] = {}
         self._complete_out: deque[int] = deque()
+        # A scheduler that restarted learns these leases from a replay, right before the Complete:
+        # then all ends together take one place of those that the scheduler has for leases.
+        self._replay_out: set[int] = set()
         self._progress_out: deque[Lease] = deque()
         self._cancel_out: deque[int] = deque()
         self._admit_out: dict[int, None] = {}
@@ -248,14 +251,11 @@ class SessionProtocol:
             del self._endings[lease_id]
         self._control_out.append(self._hello)
         self._control_out.extend(self._pools.values())
-        # A Complete needs its lease: a scheduler that restarted learns it from the replay.
-        for ending in self._endings.values():
-            if ending.replays(now_ns):
-                self._control_out.append(_encoded(pb.SessionEvent(replay=ending.lease.replay())))
         for lease in self._table.leases():
             self._control_out.append(_encoded(pb.SessionEvent(replay=lease.replay())))
         self._table.mark_all_sent(now_ns)
         self._complete_out.extend(self._endings)
+        self._replay_out = {i for i, ending in self._endings.items() if ending.replays(now_ns)}
         self._admit_out = dict.fromkeys(self._pending)
 
     def disconnected(self, error: CallError | None = None) -> None:
@@ -410,8 +410,14 @@ class SessionProtocol:
         if self._control_out:
             return self._control_out.popleft(), 0
         while self._complete_out:
-            lease_id = self._complete_out.popleft()
+            lease_id = self._complete_out[0]
             ending = self._endings.get(lease_id)
+            if ending is not None and lease_id in self._replay_out:
+                self._replay_out.remove(lease_id)
+                replay = _encoded(pb.SessionEvent(replay=ending.lease.replay()))
+                if len(replay) <= self._event_bytes_max:
+                    return replay, 0
+            self._complete_out.popleft()
             if ending is not None:
                 return ending.event, lease_id
         if not self._welcomed_here:
