@@ -134,7 +134,7 @@ def test_usage_has_the_bounds_of_a_replay(late_ns: int, epoch: int, rows: int) -
     assert totals(s, now_ns)["replays_refused"] == (late_ns == 0)
 
 
-def test_unsaved_ends_need_one_place_after_a_restart() -> None:
+def test_unsaved_ends_lack_no_place_after_a_restart() -> None:
     """They were replayed all at once: ends beyond `leases_max` were refused, and in no ledger."""
     protocol = SessionProtocol("shim", 1)
     protocol.register_pool(offering("p").pool)
@@ -148,7 +148,11 @@ def test_unsaved_ends_need_one_place_after_a_restart() -> None:
             (verdict,) = exchange(s, session, protocol)
             protocol.complete(0, verdict.response.grant.lease_id, Outcome.COMPLETED, (10, 0, 1))
             exchange(s, session, protocol)
+        while protocol.open_leases < 2:
+            protocol.admit(admit_message(f"runs{protocol.open_leases}", (10,), tenant="f"))
+            exchange(s, session, protocol)
         assert [row[5:] for row in s.take_usage()] == [(core.COMPLETED, 10, 0, 1)] * ends
+        assert totals(s, 0)["live_leases"] == 2
         protocol.disconnected()
 
 
