@@ -7,6 +7,7 @@ cdef int correct_usage(Core core, int32_t i, int outcome, Usage* reported) excep
     cdef Usage u = reported[0]
     if u.input_tokens < 0 and u.output_tokens < 0:
         return 0
+    r.lease.is_corrected = True
     limit_usage(core, r, &u)
     if u.input_tokens < 0:
         u.input_tokens = max(<int32_t>0, r.lease.input_tokens)
@@ -29,7 +30,8 @@ cdef bint complete_lease(Core core, int32_t i, int outcome, Usage* u) except -1:
     if outcome != OUT_COMPLETED and outcome != OUT_CANCELLED:
         invalid("outcome", "must be COMPLETED or CANCELLED")
     if r.state == ENDED:
-        if core.usage_rows.is_kept and r.lease.outcome == OUT_EXPIRED:
+        # Else each repeat would refund what the ledger knows already.
+        if core.usage_rows.is_kept and r.lease.outcome == OUT_EXPIRED and not r.lease.is_corrected:
             correct_usage(core, i, outcome, u)
         return False
     account(core, i, u, True)

@@ -275,6 +275,17 @@ def test_old_completes_are_forgotten_and_their_number_is_bounded() -> None:
     assert [e.complete.lease_id for e in sent(protocol) if e.HasField("complete")] == [3]
 
 
+def test_a_lease_that_ends_before_its_replay_is_sent_has_both() -> None:
+    protocol = SessionProtocol("s", 1)
+    opened(protocol)
+    granted(protocol, 1)
+    granted(protocol, 2)
+    protocol.disconnected()
+    protocol.connected(0)
+    protocol.complete(0, 1, Outcome.COMPLETED, NOTHING)
+    assert kinds(sent(protocol)) == ["hello", "replay", "complete", "replay"]
+
+
 def test_open_leases_are_replayed_with_their_latest_totals() -> None:
     protocol = SessionProtocol("s", 1)
     opened(protocol)

@@ -1,17 +1,21 @@
 """The usage of ended leases, in rows for a ledger, and when a stream reports it as saved."""
 
+import pytest
+from schedsvc_client import Outcome
+from schedsvc_client.session_notices import Verdict
+from schedsvc_client.session_protocol import SessionProtocol
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc import _core as core
 
-from .stream import Stream, asking, completing, offering, reporting
-from .support import SECOND, grant, make
+from .stream import Stream, asking, completing, offering, replaying, reporting
+from .support import SECOND, admit_message, grant, make, totals
 
 TTL, GRACE = 10 * SECOND, 20 * SECOND
 
 
-def keeping() -> core.Scheduler:
-    scheduler = make()
+def keeping(**limits: int) -> core.Scheduler:
+    scheduler = make(**limits)
     scheduler.set_usage_kept(0, True)
     return scheduler
 
@@ -111,3 +115,54 @@ def test_reports_and_asks_are_saved_at_once() -> None:
     lease = stream.grant(1, 1, "r", tenant="f")
     stream.send(2, reporting(lease, output_tokens=1))
     assert saved(stream, 3, asking(2, "other", tenant="f")) == stream.seq
+
+
+@pytest.mark.parametrize(
+    ("late_ns", "epoch", "rows"),
+    [(-1, 1, 1), (0, 1, 0), (-1, 2, 0)],
+    ids=["in time", "late", "old epoch"],
+)
+def test_usage_has_the_bounds_of_a_replay(late_ns: int, epoch: int, rows: int) -> None:
+    """A scheduler that restarted refuses other replays, and then also the report of the end."""
+    s = keeping()
+    stream = Stream(s)
+    stream.send(0, offering("p", epoch))
+    now_ns = TTL + GRACE + late_ns
+    stream.send(now_ns, replaying(7, "r"))
+    stream.send(now_ns, completing(7, input_tokens=10, output_tokens=1))
+    assert len(s.take_usage()) == rows
+    assert totals(s, now_ns)["replays_refused"] == (late_ns == 0)
+
+
+def test_unsaved_ends_lack_no_place_after_a_restart() -> None:
+    """They were replayed all at once: ends beyond `leases_max` were refused, and in no ledger."""
+    protocol = SessionProtocol("shim", 1)
+    protocol.register_pool(offering("p").pool)
+    ends = 5
+    for s in (keeping(leases_max=2), keeping(leases_max=2)):
+        session = s.open_session(0)
+        protocol.connected(0)
+        exchange(s, session, protocol)
+        while (unsaved := protocol.unacknowledged) < ends:
+            protocol.admit(admit_message(f"r{unsaved}", (10,), tenant="f"))
+            (verdict,) = exchange(s, session, protocol)
+            protocol.complete(0, verdict.response.grant.lease_id, Outcome.COMPLETED, (10, 0, 1))
+            exchange(s, session, protocol)
+        while protocol.open_leases < 2:
+            protocol.admit(admit_message(f"runs{protocol.open_leases}", (10,), tenant="f"))
+            exchange(s, session, protocol)
+        assert [row[5:] for row in s.take_usage()] == [(core.COMPLETED, 10, 0, 1)] * ends
+        assert totals(s, 0)["live_leases"] == 2
+        protocol.disconnected()
+
+
+def exchange(s: core.Scheduler, session: core.Session, protocol: SessionProtocol) -> list[Verdict]:
+    """Send all that the client has, and let it read all answers."""
+    verdicts: list[Verdict] = []
+    while (data := protocol.data_to_send(0)) is not None:
+        session.receive(0, data)
+        s.poll(0)
+        while (answer := session.take(0)) is not None:
+            notices = protocol.receive(0, pb.SessionResponse.FromString(answer))
+            verdicts += [notice for notice in notices if isinstance(notice, Verdict)]
+    return verdicts

@@ -107,6 +107,10 @@ class SessionProtocol:
         self._control_out: deque[bytes] = deque()
         self._telemetry_out: dict[str, bytes] = {}
         self._complete_out: deque[int] = deque()
+        # A scheduler that restarted learns these leases from a replay, right before the Complete.
+        # Leases that run follow, so ends never lack a place of those that it has for leases.
+        self._replay_out: set[int] = set()
+        self._rejoin_out: dict[int, Lease] = {}
         self._progress_out: deque[Lease] = deque()
         self._cancel_out: deque[int] = deque()
         self._admit_out: dict[int, None] = {}
@@ -139,6 +143,7 @@ class SessionProtocol:
             self._control_out
             or self._carry
             or self._complete_out
+            or self._rejoin_out
             or self._admit_out
             or self._cancel_out
             or self._progress_out
@@ -220,6 +225,8 @@ class SessionProtocol:
         ending = self._endings[lease_id] = Ending(lease, event, now_ns, ends_ns)
         if len(self._endings) > self._limits.unacknowledged_max:
             del self._endings[next(iter(self._endings))]
+        if self._rejoin_out.pop(lease_id, None) is not None:
+            self._replay_out.add(lease_id)
         if self._connected:
             is_known = lost is None or (ends_ns is None and self._welcomed_here)
             if ending.replays(now_ns) and not is_known:
@@ -247,14 +254,10 @@ class SessionProtocol:
             del self._endings[lease_id]
         self._control_out.append(self._hello)
         self._control_out.extend(self._pools.values())
-        # A Complete needs its lease: a scheduler that restarted learns it from the replay.
-        for ending in self._endings.values():
-            if ending.replays(now_ns):
-                self._control_out.append(_encoded(pb.SessionEvent(replay=ending.lease.replay())))
-        for lease in self._table.leases():
-            self._control_out.append(_encoded(pb.SessionEvent(replay=lease.replay())))
+        self._rejoin_out = {lease.lease_id: lease for lease in self._table.leases()}
         self._table.mark_all_sent(now_ns)
         self._complete_out.extend(self._endings)
+        self._replay_out = {i for i, ending in self._endings.items() if ending.replays(now_ns)}
         self._admit_out = dict.fromkeys(self._pending)
 
     def disconnected(self, error: CallError | None = None) -> None:
@@ -409,10 +412,21 @@ class SessionProtocol:
         if self._control_out:
             return self._control_out.popleft(), 0
         while self._complete_out:
-            lease_id = self._complete_out.popleft()
+            lease_id = self._complete_out[0]
             ending = self._endings.get(lease_id)
+            if ending is not None and lease_id in self._replay_out:
+                self._replay_out.remove(lease_id)
+                replay = _encoded(pb.SessionEvent(replay=ending.lease.replay()))
+                if len(replay) <= self._event_bytes_max:
+                    return replay, 0
+            self._complete_out.popleft()
             if ending is not None:
                 return ending.event, lease_id
+        while self._rejoin_out:
+            lease = self._rejoin_out.pop(next(iter(self._rejoin_out)))
+            replay = _encoded(pb.SessionEvent(replay=lease.replay()))
+            if len(replay) <= self._event_bytes_max:
+                return replay, 0
         if not self._welcomed_here:
             # Nothing is asked of a scheduler that may not be there.
             return None
