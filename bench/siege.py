@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +73,18 @@ async def _reads_nothing(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.05)
 
 
-ATTACKS: tuple[Callable[[asyncio.StreamWriter], Any], ...] = (
-    _unfinished_body, _unfinished_body, _unfinished_head, _large_head, _silence, _reads_nothing,
-)  # fmt: skip
+Attack = Callable[[asyncio.StreamWriter], Any]
+
+ATTACKS: dict[str, Attack] = {
+    "bodies": _unfinished_body,
+    "slow-heads": _unfinished_head,
+    "large-heads": _large_head,
+    "silence": _silence,
+    "unread": _reads_nothing,
+}
 
 
-async def _attack(port: int, attack: Callable[[asyncio.StreamWriter], Any]) -> None:
+async def _attack(port: int, attack: Attack) -> None:
     """Attack on one connection after another, each until it is closed."""
     while True:
         with contextlib.suppress(OSError):
@@ -94,12 +100,16 @@ async def _attack(port: int, attack: Callable[[asyncio.StreamWriter], Any]) -> N
 
 
 async def _besiege(
-    ports: list[int], processes: dict[str, int], connections: int, seconds: float
+    attacks: Sequence[Attack],
+    ports: list[int],
+    processes: dict[str, int],
+    connections: int,
+    seconds: float,
 ) -> dict[str, tuple[float, float]]:
     """Attack for a while; return the first and the largest resident memory of each, in MB."""
     seen = {name: (resident_mb(pid), 0.0) for name, pid in processes.items()}
     tasks = [
-        asyncio.ensure_future(_attack(port, ATTACKS[number % len(ATTACKS)]))
+        asyncio.ensure_future(_attack(port, attacks[number % len(attacks)]))
         for port in ports
         for number in range(connections)
     ]
@@ -203,13 +213,18 @@ def _answers(port: int) -> bool:
 @click.command(epilog="Example: python -m bench.siege --minutes 10")
 @click.option("--minutes", default=10.0, show_default=True, type=click.FloatRange(min=0.05))
 @click.option("--connections", default=120, show_default=True, help="At each HTTP listener.")
-def main(minutes: float, connections: int) -> None:
+@click.option(
+    "--attack", "names", multiple=True, type=click.Choice(list(ATTACKS)),
+    help="Only this attack at the HTTP listeners; repeatable.",
+)  # fmt: skip
+def main(minutes: float, connections: int, names: tuple[str, ...]) -> None:
     """Show the memory of each process; exit with status 1 if all together have more than 512 MB."""
+    attacks = [ATTACKS[name] for name in names] or list(ATTACKS.values())
     with (
         tempfile.TemporaryDirectory(prefix="siege-") as name,
         _besieged(Path(name)) as (ports, ids),
     ):
-        seen = asyncio.run(_besiege(ports, ids, connections, minutes * 60))
+        seen = asyncio.run(_besiege(attacks, ports, ids, connections, minutes * 60))
     table = Table("process", "before", "most", "grew by")
     for what, (first, most) in seen.items():
         table.add_row(what, f"{first:,.0f} MB", f"{most:,.0f} MB", f"{most - first:,.0f} MB")

@@ -12,6 +12,7 @@ CONNECTIONS_MAX = 64
 REQUEST_S = 10.0  # from the connection to the end of its first request's head
 ANSWER_S = 60.0  # until a client has read an answer
 KEPT_S = 75.0  # a connection without a request
+_CONNECTING_S = 0.1  # until the server knows a connection that was accepted
 
 
 class _Refused(asyncio.Protocol):
@@ -43,12 +44,20 @@ class HttpLimits:
         def protocol() -> asyncio.BaseProtocol:
             if len(server.connections) >= self._connections_max:
                 return _Refused()
-            made = server()
             loop = asyncio.get_running_loop()
+            self._forget_closed(server, loop.time())
+            made = server()
             self._silent[made] = loop.call_later(self._request_s, self._drop, made)
             return made
 
         return protocol
+
+    def _forget_closed(self, server: web.Server, now_s: float) -> None:
+        """Release connections that closed without a request: each holds what it sent last."""
+        known_before_s = now_s + self._request_s - _CONNECTING_S
+        for made in self._silent.keys() - set(server.connections):
+            if self._silent[made].when() < known_before_s:
+                self._silent.pop(made).cancel()
 
     def _drop(self, protocol: web.RequestHandler) -> None:
         del self._silent[protocol]

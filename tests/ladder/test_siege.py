@@ -7,7 +7,7 @@ import pytest
 from bench.siege import _BODY_BYTES, ATTACKS, _attack, _unfinished_body
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 async def test_attack_connects_again_when_it_is_closed(attack: object) -> None:
     came, twice = 0, asyncio.Event()
 

@@ -119,3 +119,19 @@ async def test_the_metrics_listener_has_these_limits() -> None:
         assert await head(port) == b""
         for _, writer in idle:
             writer.close()
+
+
+async def test_closed_connections_are_not_kept() -> None:
+    limits = HttpLimits("127.0.0.1", request_s=3_600)
+    async with listening(limits) as port:
+        for _ in range(3):
+            reader, writer = await connect(port)
+            writer.write(b"GET / HTTP/1.1\r\nx-a: " + b"b" * 60_000 + b"\r\n\r\n")
+            assert (await reader.read()).split()[1] == b"400"
+            writer.close()
+        async with asyncio.timeout(10):
+            while True:
+                await head(port)
+                if not limits._silent:
+                    break
+                await asyncio.sleep(0.01)

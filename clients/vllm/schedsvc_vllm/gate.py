@@ -35,6 +35,7 @@ from schedsvc_vllm.body_limits import check_bytes, check_elements
 from schedsvc_vllm.delivery import ClientStalledError
 from schedsvc_vllm.engine import EngineView
 from schedsvc_vllm.gated_request import GatedRequest
+from schedsvc_vllm.http_limits import bound_server
 from schedsvc_vllm.idempotency import Replays
 from schedsvc_vllm.identity import Identifier
 from schedsvc_vllm.paths import SAFE_METHODS, asks_in_vain, place_of, with_path
@@ -380,6 +381,7 @@ class Gate:
         async def with_runtime(message: Message) -> None:
             kind = message["type"]
             if kind == "lifespan.startup.complete" and self._broken is None:
+                bound_server(scope)
                 self._start(scope)
             if kind == "lifespan.startup.complete" and self._broken is not None:
                 text = f"schedsvc gate: {self._broken}"

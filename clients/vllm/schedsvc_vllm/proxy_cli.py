@@ -16,11 +16,14 @@ from urllib.parse import urlsplit
 
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.h2c import without_h2c
+from schedsvc_vllm.http_limits import bounded
 from schedsvc_vllm.launcher import EXIT_USAGE, LaunchError, options_text, split
 from schedsvc_vllm.settings import Settings, SettingsError
 
 EXIT_FAILED = 1
 WAIT_S_MAX = 86_400
+#: Each holds at most about 0.5 MB; requests that wait hold one each.
+CONNECTIONS_MAX = 4_096
 _log = logging.getLogger("schedsvc_vllm")
 EXTRA = "pip install 'schedsvc-vllm[proxy]'"
 
@@ -46,6 +49,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--wait-s", type=float, default=600.0, help="how long to wait for the upstream (600)"
     )
+    made.add_argument(
+        "--connections-max",
+        type=int,
+        default=CONNECTIONS_MAX,
+        metavar="N",
+        help=f"close connections beyond this number at once ({CONNECTIONS_MAX})",
+    )  # fmt: skip
     made.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return made
 
@@ -68,6 +78,8 @@ def prepare(
         raise LaunchError(f"--port {options.port}: must be from 0 to 65535")
     if not 0 <= options.wait_s <= WAIT_S_MAX:
         raise LaunchError(f"--wait-s {options.wait_s:g}: must be from 0 to {WAIT_S_MAX}")
+    if options.connections_max < 1:
+        raise LaunchError(f"--connections-max {options.connections_max}: must be at least 1")
     if options.uds is not None:
         check_socket(options.uds)
     return options, Settings.from_environment(environment)
@@ -109,11 +121,13 @@ def build(options: argparse.Namespace, settings: Settings) -> Gate:
     return Gate(upstream, settings)
 
 
-def http_protocol() -> Any:
-    """Make uvicorn's HTTP/1.1 that does not trip over the offer of another protocol."""
+def http_protocol(connections_max: int = CONNECTIONS_MAX) -> Any:
+    """Make uvicorn's HTTP/1.1 with limits, which does not trip over an offer of HTTP/2."""
     base: Any = importlib.import_module("uvicorn.protocols.http.httptools_impl").HttpToolsProtocol
 
-    class WithoutOffers(base):  # type: ignore[misc] # known only where uvicorn is
+    limited: Any = bounded(base, connections_max=connections_max)
+
+    class WithoutOffers(limited):  # type: ignore[misc] # known only where uvicorn is
         def data_received(self, data: bytes) -> None:
             super().data_received(without_h2c(data))
 
@@ -133,7 +147,7 @@ def serve(gate: Gate, options: argparse.Namespace) -> bool:
         uds=options.uds,
         log_level=options.log_level,
         access_log=False,
-        http=http_protocol(),
+        http=http_protocol(options.connections_max),
         lifespan="on",
     )
     server = uvicorn.Server(config)

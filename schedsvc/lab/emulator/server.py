@@ -79,6 +79,8 @@ class EmulatorServer(uvicorn.Server):
                 timeout_graceful_shutdown=1,
             )
         )
+        # As vLLM does: a middleware may bound the HTTP of its server.
+        emulator.app.state.server = self
         self._emulator = emulator
         self._address = address
         self._on_ready = on_ready

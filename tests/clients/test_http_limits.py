@@ -1,0 +1,196 @@
+"""What one connection can make uvicorn hold before the gate or the proxy sees a request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import uvicorn
+from schedsvc_vllm import http_limits
+from schedsvc_vllm.asgi import Receive, Scope, Send
+from schedsvc_vllm.http_limits import HEAD_BYTES_MAX, HEADERS_MAX, PIPELINED_MAX, bound_server
+from schedsvc_vllm.proxy_cli import http_protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n"
+POST = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+PIECE = 16_384
+#: What the sockets of both ends and one read of uvicorn take before the client notices.
+SOCKETS_BYTES = 8 << 20
+
+
+class _App:
+    """Answers each request once `go` is set; keeps the paths."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.bodies: list[bytes] = []
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.paths.append(scope["path"])
+        message = await receive()
+        self.bodies.append(message.get("body", b""))
+        while message.get("more_body"):
+            message = await receive()
+        await self.go.wait()
+        headers = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@contextlib.asynccontextmanager
+async def serving(app: Any, protocol: Any) -> AsyncIterator[tuple[int, uvicorn.Server]]:
+    config = uvicorn.Config(app, http=protocol, lifespan="off", log_level="critical")
+    server = uvicorn.Server(config)
+    bound = socket.create_server(("127.0.0.1", 0))
+    running = asyncio.create_task(server.serve([bound]))
+    try:
+        yield bound.getsockname()[1], server
+    finally:
+        server.should_exit = server.force_exit = True
+        await running
+
+
+async def answer_to(port: int, *parts: bytes, then: bytes = b"") -> bytes:
+    """Send the parts, then `then` without end; return what comes until the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    got, sent = asyncio.ensure_future(reader.read()), 0
+    with contextlib.suppress(OSError):
+        for part in parts:
+            writer.write(part)
+        while then and not got.done():
+            assert sent < SOCKETS_BYTES, "the server reads without end"
+            writer.write(then)
+            sent += len(then)
+            await writer.drain()
+            await asyncio.sleep(0)
+    try:
+        return await asyncio.wait_for(got, 10)
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+ENDLESS = {
+    "one value": (GET + b"x-a: ", b"b" * PIECE),
+    "values": (GET, b"x-a: " + b"b" * PIECE + b"\r\n"),
+    "names": (GET, b"a:\r\n" * 64),
+    "target": (b"GET /", b"b" * PIECE),
+    "trailers": (POST + b"1\r\nx\r\n0\r\n", b"x-a: " + b"b" * PIECE + b"\r\n"),
+    "extension": (POST + b"1;", b"b" * PIECE),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+async def test_endless_head_ends_the_connection(kind: str) -> None:
+    start, more = ENDLESS[kind]
+    app = _App()
+    async with serving(app, http_protocol()) as (port, _):
+        answer = await answer_to(port, start, then=more)
+    # The client's system may drop the answer when it finds the connection closed.
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        GET + b"x-a: " + b"b" * HEAD_BYTES_MAX + b"\r\n\r\n",
+        GET + b"a:\r\n" * HEADERS_MAX + b"\r\n",
+    ],
+)
+async def test_head_beyond_a_limit_gets_431(head: bytes) -> None:
+    app = _App()
+    async with serving(app, http_protocol()) as (port, _):
+        answer = await answer_to(port, head)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b"at most 65536 bytes, 256 fields" in answer
+    assert app.paths == []
+
+
+async def test_heads_below_the_limits_are_served() -> None:
+    large = GET + b"x-a: " + b"b" * (HEAD_BYTES_MAX - 1_000) + b"\r\n\r\n"
+    many = GET + b"a: b\r\n" * (HEADERS_MAX - 2) + b"connection: close\r\n\r\n"
+    body = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n" + b"x" * 1_000_000
+    app = _App()
+    async with serving(app, http_protocol()) as (port, _):
+        assert (await answer_to(port, large, body, many)).count(b" 200 OK") == 3
+
+
+async def test_pipelined_requests_have_a_limit() -> None:
+    app = _App()
+    app.go.clear()
+    async with serving(app, http_protocol()) as (port, server):
+        assert await answer_to(port, (GET + b"\r\n") * 1_000) == b""
+        assert server.server_state.total_requests == 0
+        app.go.set()
+        within = (GET + b"\r\n") * PIPELINED_MAX + GET + b"connection: close\r\n\r\n"
+        assert (await answer_to(port, within)).count(b" 200 OK") == PIPELINED_MAX + 1
+
+
+@pytest.mark.parametrize("start", [b"", GET, GET + b"\r\n" + GET])
+async def test_head_that_does_not_end_is_closed(start: bytes) -> None:
+    protocol = http_limits.bounded(HttpToolsProtocol, head_s=0.2)
+    async with serving(_App(), protocol) as (port, _):
+        assert (await answer_to(port, start)).count(b" 200 OK") == start.count(b"\r\n\r\n")
+
+
+async def test_request_that_runs_has_no_time_for_its_head() -> None:
+    app = _App()
+    app.go.clear()
+    protocol = http_limits.bounded(HttpToolsProtocol, head_s=1.0)
+    async with serving(app, protocol) as (port, _):
+        asking = asyncio.ensure_future(answer_to(port, GET + b"connection: close\r\n\r\n"))
+        assert await answer_to(port) == b""  # its time begins later and has ended
+        app.go.set()
+        assert b" 200 OK" in await asking
+
+
+async def test_connections_beyond_the_limit_are_closed() -> None:
+    async with serving(_App(), http_protocol(1)) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET + b"\r\n")
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        assert await answer_to(port) == b""
+        writer.close()
+
+
+@pytest.mark.parametrize("requests", [2, 100])
+async def test_pipelining_client_that_leaves_ends_what_runs(requests: int) -> None:
+    began, left = asyncio.Event(), asyncio.Event()
+
+    async def app(_: Scope, receive: Receive, __: Send) -> None:
+        began.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+
+    async with serving(app, http_protocol()) as (port, _):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write((GET + b"\r\n") * requests)
+        await asyncio.wait_for(began.wait(), 10)
+        writer.close()
+        await asyncio.wait_for(left.wait(), 10)
+
+
+def test_gate_bounds_the_server_that_it_runs_in() -> None:
+    config = SimpleNamespace(http_protocol_class=HttpToolsProtocol)
+    app = SimpleNamespace(state=SimpleNamespace(server=SimpleNamespace(config=config)))
+    assert bound_server({"app": app})
+    bounded = config.http_protocol_class
+    assert bounded is not HttpToolsProtocol
+    assert issubclass(bounded, HttpToolsProtocol)
+    assert bound_server({"app": app})
+    assert config.http_protocol_class is bounded
+    config.http_protocol_class = H11Protocol
+    assert not bound_server({"app": app})
+    assert config.http_protocol_class is H11Protocol
+    assert not bound_server({})
