@@ -66,6 +66,17 @@ def test_a_late_complete_corrects_an_expired_lease() -> None:
     assert rows == [(core.EXPIRED, 10, 0, 3), (core.COMPLETED, 10, 2, 8)]
 
 
+def test_a_repeated_late_complete_corrects_once() -> None:
+    s = keeping()
+    lease = grant(s, 0, "r").lease_id
+    s.poll(1 + TTL)
+    s.poll(1 + TTL + GRACE)
+    for output in (8, 8, 5):
+        s.complete(2 + TTL + GRACE, lease, 1, core.COMPLETED, 10, 2, output)
+    rows = [row[5:] for row in s.take_usage()]
+    assert rows == [(core.EXPIRED, 10, 0, 0), (core.COMPLETED, 10, 2, 8)]
+
+
 def test_rows_that_nobody_takes_are_bounded() -> None:
     s = keeping()
     for i in range(65_537):
