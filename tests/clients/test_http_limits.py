@@ -1,4 +1,4 @@
-"""What one connection can make uvicorn hold before the gate or the proxy sees a request."""
+"""The bytes and requests that one connection can make uvicorn hold before the gate or the proxy sees a request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n"
 POST = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 PIECE = 16_384
-#: What the sockets of both ends and one read of uvicorn take before the client notices.
+#: The bytes that the sockets of both ends and one read of uvicorn take before the client notices.
 SOCKETS_BYTES = 8 << 20
 
 

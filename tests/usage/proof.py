@@ -30,7 +30,7 @@ _LOOK_AT_LEDGER_S = 0.5
 
 @dataclass
 class Counts:
-    """What the engine wrote down, by lease."""
+    """The counts that the engine wrote, by lease."""
 
     reports: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     ends: dict[int, tuple[str, int, int]] = field(default_factory=dict)
