@@ -1,4 +1,4 @@
-"""The bytes and requests that one connection can make uvicorn hold before the gate or the proxy sees a request."""
+"""How much one connection can make uvicorn hold before the gate or the proxy sees a request.
 
 from __future__ import annotations
 
