@@ -1,4 +1,4 @@
-"""How much one connection can make uvicorn hold before the gate or the proxy sees a request.
+"""How much one connection can make uvicorn hold before the gate or the proxy sees a request."""
 
 from __future__ import annotations
 
