@@ -28,6 +28,11 @@ LIMITS = {
 POOLS = ((b"p0", 4096, 16, 0, 0), (b"p1", 2000, 1, 24, 900), (b"p2", 3000, 7, 0, 0))
 
 
+def context_of(capacity: int, block: int, _running: int, model: int) -> int:
+    """How long a sequence can get in a pool."""
+    return model or capacity // block * block
+
+
 class RandomWalk:
     """One scheduler, one source of randomness, and what the auditor knows."""
 
@@ -46,11 +51,14 @@ class RandomWalk:
         self.now_ns = 0
         self.pools = pools
         self.epochs = [1] * (pools + small_pools)
+        contexts = [context_of(*figures) for _, *figures in POOLS[:pools]]
+        self.contexts = contexts + [60] * small_pools
         self.waiting: dict[int, int] = {}  # handle -> when it was asked
         self.leases: dict[int, core.Decision] = {}  # live as far as the auditor knows
         self.withdrawn: set[int] = set()
         self.handles: set[int] = set()  # ever given out
-        self.output_max: dict[int, int] = {}  # by handle
+        # By handle: the tokens of prompts and of outputs, and the number of sequences.
+        self.asked: dict[int, tuple[int, int, int]] = {}
         self.ids = self.restored = 0
         choices: list[tuple[Callable[[], None], int]] = [
             (self.admit, 38),
@@ -95,7 +103,7 @@ class RandomWalk:
         # A repeat of one that was refused or evicted is a new request.
         if handle > 0 and handle not in self.handles:
             self.handles.add(handle)
-            self.output_max[handle] = output * sequences
+            self.asked[handle] = inputs, output * sequences, sequences
             self.waiting[handle] = self.now_ns
         elif handle > 0:
             assert repeated, "a handle names one request"
@@ -132,6 +140,12 @@ class RandomWalk:
             is_void = d.pool_epoch < self.epochs[d.pool]
             assert state == (core.LEASE_VOID if is_void else core.LEASE_LIVE)
 
+    def most_output(self, d: core.Decision) -> int:
+        """Of an estimated prompt the context alone may end the output."""
+        inputs, outputs, sequences = self.asked[d.handle]
+        context = self.contexts[d.pool] * sequences
+        return max(outputs, context) if inputs + outputs >= context else outputs
+
     def complete(self) -> None:
         d = self.lease()
         if d:
@@ -142,7 +156,7 @@ class RandomWalk:
                     self.now_ns, d.lease_id, d.pool_epoch, outcome, output_tokens=output
                 )
                 assert ended
-                used = min(output, self.output_max[d.handle])
+                used = min(output, self.most_output(d))
                 assert (ended.outcome, ended.output_tokens) == (outcome, used)
                 assert ended.repeated == repeated
             del self.leases[d.lease_id]
@@ -163,6 +177,7 @@ class RandomWalk:
         self.epochs[pool] += self.random.random() < 0.3
         capacity = int(capacity * self.random.choice((0.3, 0.7, 1, 1, 1)))
         self.core.set_pool(self.now_ns, name, self.epochs[pool], capacity, *figures)
+        self.contexts[pool] = context_of(capacity, *figures)
 
     def replay(self) -> None:
         d = self.lease()
