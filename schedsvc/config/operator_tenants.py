@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 #: The keys of an entry's terms; its mode and the rest of its keys are the file's.
-_TERMS = frozenset({"weight", "group", "quota", "share", "class", "classes"})
+_TERMS = frozenset({"weight", "group", "quota", "share", "budget", "class", "classes"})
 _ENTRY_PATH = ("tenants", 0)
 
 

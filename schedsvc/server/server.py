@@ -17,6 +17,7 @@ from schedsvc.config import (
     EntryLog,
     ModeOverlay,
     OperatorEntry,
+    Tenant,
     in_force,
     needs_restart,
     restored_entries,
@@ -110,7 +111,7 @@ class Server:
             self._keeper = StateWriter(self.driver, store, config.state.every_ms)
         self._usage: UsageWriter | None
         self._budgets: Budgets | None
-        self._usage, self._budgets = _usage_of(self.driver, config)
+        self._usage, self._budgets = _usage_of(self.driver, whole)
         self._member = member_of(self.driver, config, self._incarnation)
         self.metrics = _metrics(self.driver, whole)
         self._health = Health()
@@ -123,7 +124,8 @@ class Server:
             save=self._keeper.hurry if self._keeper else lambda: None,
         )
         saved = self._keeper.saved if self._keeper else _nothing_to_save
-        actions = TenantActions(self.driver, self._handles, self.metrics, saved)
+        moved = self._usage.move if self._usage else _move_nothing
+        actions = TenantActions(self.driver, self._handles, self.metrics, saved, moved)
         self._keys = TenantKeys(self._handles, actions)
         self._callers = Callers(self.driver, config)
         self._paces = Paces(self._callers.credentials)
@@ -240,7 +242,7 @@ class Server:
         else:
             self._config, kept = self._handles.reconfigured(config)
             if self._usage is not None and self._budgets is not None:
-                self._usage.configure(self._config)
+                self._usage.configure(self._handles.listed.on(self._config))
                 self._budgets.configure(self._config)
             if self._member is not None:
                 self._member.configured(self._config)
@@ -425,6 +427,10 @@ def _what_was_said(
 
 async def _nothing_to_save() -> None:
     """Wait for nothing: no state file is kept."""
+
+
+def _move_nothing(name: str, tenant: Tenant | None) -> None:
+    """No ledger counts tenants by their groups."""
 
 
 def _tenants(config: Config) -> list[str]:

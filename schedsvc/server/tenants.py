@@ -45,15 +45,17 @@ class TenantActions:
         handles: OperatorActions,
         metrics: Metrics,
         saved: Callable[[], Awaitable[None]],
+        moved: Callable[[str, Tenant | None], None],
     ) -> None:
         """Change the tenants of `handles`. `saved` waits until the state file has every change.
 
-        It raises OSError if the file cannot be written.
+        It raises OSError if the file cannot be written. `moved` gets each tenant that has changed.
         """
         self._driver = driver
         self._handles = handles
         self._metrics = metrics
         self._saved = saved
+        self._moved = moved
 
     def page(self, origin: int, size: int, token: str) -> tuple[list[pb.Tenant], str]:
         """Return tenants, and where to go on. Raises CallerError. O(size)."""
@@ -155,6 +157,7 @@ class TenantActions:
             self._driver.change(lambda core, now: change_tenant(core, config, new, old, now))
             raise
         listed.put(name, entry)
+        self._moved(name, after)
         if before is None and after is not None:
             self._metrics.add(name)
 

@@ -4,7 +4,7 @@ from fnmatch import translate
 from functools import lru_cache
 from re import Pattern, compile
 
-from schedsvc.config import UNKNOWN_TENANT, Config
+from schedsvc.config import UNKNOWN_TENANT, Config, Tenant
 
 __all__ = ["Places"]
 
@@ -34,6 +34,14 @@ class Places:
             found.append(group)
             group = self._parents.get(group)
         return found
+
+    def put(self, tenant: str, listed: Tenant | None) -> None:
+        """Look up a tenant as an operator has set it; None: as the rules say. O(names)."""
+        if listed is None:
+            self._tenants.pop(tenant, None)
+        else:
+            self._tenants[tenant] = listed.group
+        self.groups_of.cache_clear()
 
     def model_of(self, pool: str) -> str:
         """Return the model that runs in a pool; the pool's own name if no model lists it."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from schedsvc._core import EXPIRED
-from schedsvc.config import Config
+from schedsvc.config import Config, Tenant
 from schedsvc.driver import Broken, Driver, Ledgering
 from schedsvc.usage.ledger import Ledger, UsageError, UsageKey, UsedLease
 from schedsvc.usage.places import Places
@@ -61,6 +61,10 @@ class UsageWriter:
     def configure(self, config: Config) -> None:
         """Look groups and models up in another configuration from now on."""
         self._places = Places(config)
+
+    def move(self, name: str, tenant: Tenant | None) -> None:
+        """Count a tenant for the groups that an operator has given it; None: as the rules say."""
+        self._places.put(name, tenant)
 
     def put(self, rows: "Sequence[UsageRow]") -> None:
         """Queue rows of the core; what the queue has no room for is dropped. O(rows)."""

@@ -12,6 +12,7 @@ import pytest
 from schedsvc_client.v1 import operator_pb2 as pb
 from schedsvc_client.v1 import tenants_pb2
 
+from schedsvc.config import OperatorEntry, Tenant, file_form
 from schedsvc.lab.sim.replay.exact import Exact
 from schedsvc.lab.sim.replay.reader import Recording as Recorded
 from schedsvc.server import Server
@@ -269,6 +270,25 @@ async def test_entries_that_the_file_no_longer_fits_lose_a_field(
     async with operating(**kept(file, groups=[], tenant_rules=[])) as (_, both):
         tenant = await get(both, "new")
         assert (tenant.weight_milli, tenant.group, tenant.request_class) == (2_000, "", "low")
+
+
+def test_an_entry_keeps_every_term_of_the_file() -> None:
+    terms = {
+        "weight": 2,
+        "group": "acme",
+        "quota": {"requests_per_minute": 9},
+        "share": {"tokens_per_minute": 10},
+        "budget": {"tokens_per_day": 100},
+        "class": "low",
+        "classes": ["low"],
+    }
+    tenant = Tenant.model_validate({"name": "a", **terms})
+    assert {field.alias or name for name, field in Tenant.model_fields.items()} == {
+        *terms,
+        *("name", "mode", "api_keys_sha256"),
+    }
+    entry = OperatorEntry(1, file_form(tenant))
+    assert OperatorEntry.restored(entry.saved()) == entry
 
 
 @pytest.mark.parametrize("value", [b"{", b"[]", b'{"version": 1, "terms": {"weight": 0}}', b"\xff"])

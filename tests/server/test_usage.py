@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from schedsvc_client.v1 import operator_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
@@ -15,6 +16,7 @@ from schedsvc.usage.export import Span, plain_rows
 
 from .conftest import ask, calling, config_of, serving, until
 from .test_config import MINIMAL, found
+from .test_operator import operating
 
 
 def ledger_of(folder: Path, **more: Any) -> dict[str, Any]:
@@ -57,6 +59,27 @@ async def test_completed_leases_are_saved_with_group_and_model(tmp_path: Path) -
         await until(lambda: saved(server) == 2, "2 rows saved")
         expected = [("org/team", "a", "llama", 2, 20, 0, 12)]
         assert sums(tmp_path, "groups", "tenant", "model") == expected
+
+
+async def test_usage_counts_for_the_group_that_an_operator_set(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {
+        "usage": ledger_of(tmp_path),
+        "state": {"file": str(tmp_path / "state.db")},
+        "groups": [{"name": "org"}],
+        "tenants": [{"name": "a"}],
+        "tenant_rules": [{"match": "*"}],
+    }
+    async with operating(**keys) as (server, both):
+        await both.operator.SetTenant(operator_pb2.SetTenantRequest(name="a", group="org"))
+        await use(both.scheduler, "r1", 5, tenant="a")
+        await until(lambda: saved(server) == 1, "1 row saved")
+    async with operating(**keys) as (server, both):
+        await use(both.scheduler, "r2", 7, tenant="a")
+        await until(lambda: saved(server) == 1, "1 row saved")
+        await both.operator.DeleteTenant(operator_pb2.DeleteTenantRequest(name="a"))
+        await use(both.scheduler, "r3", 1, tenant="a")
+        await until(lambda: saved(server) == 2, "2 rows saved")
+    assert sums(tmp_path, "groups") == [("", 1, 10, 0, 1), ("org", 2, 20, 0, 12)]
 
 
 async def test_a_stop_saves_what_waits(tmp_path: Path) -> None:
