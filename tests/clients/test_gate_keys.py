@@ -178,13 +178,31 @@ async def test_invented_keys_displace_no_known_one(
         assert len(made._known) == 2
 
 
-async def test_new_keys_beyond_a_number_at_once_are_refused(
-    keys: Keys, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("bound", ["NEW_AT_ONCE_MAX", "NEW_PER_S"])
+async def test_invented_keys_keep_no_known_key_from_its_check(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
-    monkeypatch.setattr(scheduler_keys, "ASKS_MAX", 0)
-    async with asking(keys) as (made, _):
+    async with asking(keys) as (made, time):
+        first = api_key_hash((await keys.create())[0])
+        assert await made.owner(first) == "a"
+        monkeypatch.setattr(scheduler_keys, bound, 0)
+        time.now_s += FRESH_S
         with pytest.raises(BadRequestError, match="too many new API keys at once"):
             await made.owner(b"k" * 32)
+        assert await made.owner(first) == "a"
+
+
+async def test_calls_for_invented_keys_have_a_rate(keys: Keys) -> None:
+    async with asking(keys) as (made, time):
+        refused = 0
+        for i in range(2 * scheduler_keys.NEW_PER_S):
+            try:
+                await made.owner(i.to_bytes(32))
+            except BadRequestError:
+                refused += 1
+        assert refused == scheduler_keys.NEW_PER_S
+        time.now_s += 1
+        assert await made.owner(b"k" * 32) is None
 
 
 def test_30_s_hold_for_every_key() -> None:

@@ -25,7 +25,10 @@ UNKNOWN_FRESH_S = 5.0
 AWAY_S = 1.0
 KEYS_MAX = 65_536
 UNKNOWN_MAX = 4_096
-ASKS_MAX = 256
+# Keys that the scheduler has not known: calls at once, and in a second. Each call counts in the
+# gate's `events_per_second`, so a client that invents keys must not use that up.
+NEW_AT_ONCE_MAX = 256
+NEW_PER_S = 200
 
 V = TypeVar("V")
 
@@ -52,11 +55,15 @@ class SchedulerKeys:
         # Keys that the scheduler does not know: apart, so that invented ones displace none.
         self._unknown: OrderedDict[bytes, float] = OrderedDict()
         self._asking: dict[bytes, asyncio.Task[str | None]] = {}
+        self._new_asking = 0
+        # Calls for new keys that may follow now, and when that was so.
+        self._new_left, self._new_left_at_s = float(NEW_PER_S), clock()
 
     async def owner(self, digest: bytes) -> str | None:
         """Return the tenant of a key, None if the scheduler knows no such key.
 
-        Raises BadRequestError (503) if the scheduler is away and has not known the key.
+        Raises BadRequestError (503) if the scheduler has not known the key and is away, or if too
+        many such keys come.
         """
         now_s = self._clock()
         tenant, fresh_until_s = self._known.get(digest, (None, 0.0))
@@ -66,11 +73,25 @@ class SchedulerKeys:
             return None
         task = self._asking.get(digest)
         if task is None:
-            if len(self._asking) >= ASKS_MAX:
-                raise _unchecked("too many new API keys at once")
-            task = self._asking[digest] = asyncio.ensure_future(self._ask_anew(digest))
-            task.add_done_callback(lambda _: self._asking.pop(digest, None))
+            is_new = digest not in self._known
+            if is_new:
+                self._take_turn(now_s)
+            task = self._asking[digest] = asyncio.ensure_future(self._ask_again(digest))
+            task.add_done_callback(lambda _: self._answered(digest, is_new))
         return await asyncio.shield(task)
+
+    def _take_turn(self, now_s: float) -> None:
+        since_s = now_s - self._new_left_at_s
+        self._new_left = min(float(NEW_PER_S), self._new_left + since_s * NEW_PER_S)
+        self._new_left_at_s = now_s
+        if self._new_left < 1 or self._new_asking >= NEW_AT_ONCE_MAX:
+            raise _unchecked("too many new API keys at once")
+        self._new_left -= 1
+        self._new_asking += 1
+
+    def _answered(self, digest: bytes, is_new: bool) -> None:
+        self._asking.pop(digest, None)
+        self._new_asking -= is_new
 
     async def close(self) -> None:
         """Cancel what is asked, and hang up."""
@@ -79,7 +100,7 @@ class SchedulerKeys:
         await asyncio.gather(*self._asking.values(), return_exceptions=True)
         await self._scheduler.close()
 
-    async def _ask_anew(self, digest: bytes) -> str | None:
+    async def _ask_again(self, digest: bytes) -> str | None:
         try:
             async with asyncio.timeout(ASK_S_MAX):
                 tenant = await self._scheduler.tenant_of_key(digest)
