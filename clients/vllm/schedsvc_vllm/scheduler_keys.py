@@ -81,7 +81,7 @@ class SchedulerKeys:
         return await asyncio.shield(task)
 
     def _take_turn(self, now_s: float) -> None:
-        since_s = now_s - self._new_left_at_s
+        since_s = max(0.0, now_s - self._new_left_at_s)
         self._new_left = min(float(NEW_PER_S), self._new_left + since_s * NEW_PER_S)
         self._new_left_at_s = now_s
         if self._new_left < 1 or self._new_asking >= NEW_AT_ONCE_MAX:
