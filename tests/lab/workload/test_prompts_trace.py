@@ -125,7 +125,7 @@ def test_what_cannot_get_a_prompt(maker: PromptMaker) -> None:
     write = PromptWriter(maker, PromptRule())
     with pytest.raises(Bad, match="has a prompt already"):
         write(Record(input_tokens=5, messages=(Message("user", "hi"),)))
-    with pytest.raises(Bad, match="not told"):
+    with pytest.raises(Bad, match="missing, so no prompt"):
         write(Record(output_tokens=5))
 
 
