@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from bench import gate
 
 
+@pytest.mark.slow
 def test_the_gate_is_measured() -> None:
     # The gate gives up on a scheduler that a machine keeps for a second, and says that it did.
     for _ in range(3):

@@ -38,6 +38,7 @@ async def test_a_signal_ends_every_program(tmp_path: Path, number: signal.Signal
     assert gone(engine)
 
 
+@pytest.mark.slow
 async def test_a_dying_engine_ends_the_demo_with_its_log(tmp_path: Path) -> None:
     demo = await start(tmp_path / "out")
     engine = await until_the_engine_runs(tmp_path / "out")

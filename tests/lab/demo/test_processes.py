@@ -31,6 +31,7 @@ async def test_a_program_runs_as_long_as_the_block(tmp_path: Path) -> None:
     assert "ready" in program.tail()
 
 
+@pytest.mark.slow
 async def test_a_program_ends_with_an_error_or_a_cancellation(tmp_path: Path) -> None:
     pids = []
 
@@ -46,6 +47,7 @@ async def test_a_program_ends_with_an_error_or_a_cancellation(tmp_path: Path) ->
     assert all(gone(pid) for pid in pids)
 
 
+@pytest.mark.slow
 async def test_one_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
     config = tmp_path / "wrong.yaml"
     config.write_text("listeners: 7\n")

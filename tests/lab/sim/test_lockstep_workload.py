@@ -5,6 +5,7 @@ import pytest
 from .lockstep_workload import measure, play
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["a10g-llama2-7b", "cpu-tiny-llama", "tiny-cpu"])
 def test_what_is_spread_fills_more_and_lets_a_light_tenant_in_sooner(profile: str) -> None:
     off, on = (

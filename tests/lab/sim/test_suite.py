@@ -110,6 +110,7 @@ def test_a_scaled_profile_costs_more_by_that_much():
         assert dear.duration_ns(*step) == pytest.approx(1.05 * cost.duration_ns(*step), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_row_that_misses_fails_the_command(monkeypatch, tmp_path):
     row = ("increase", "fcfs", suite.THROUGHPUT)
     monkeypatch.setattr(suite, "PUBLISHED", ((*row, 743, 5), (*row, 999, 5)))

@@ -237,6 +237,7 @@ def published(name: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_mooncake_trace(tmp_path: Path) -> None:
     trace = published("traces/mooncake_conversation_trace.jsonl")
     sizes = ("--policy", "lru", "--capacity", "11698560,93588480", "--json")
