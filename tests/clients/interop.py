@@ -96,7 +96,9 @@ def check(stand: Stand, url: str, ask: Client) -> None:
 
     before = stand.flow("leaves")
     left = ask(url, "leaves", "leave", LONG)
-    assert (left.status, left.events) == (200, 1), left
+    # One read may bring several events.
+    assert left.status == 200, left
+    assert 0 < left.events < LONG, left
     after = stand.flow("leaves")
     assert after.cancelled - before.cancelled == 1
     assert 0 < after.output_tokens - before.output_tokens < LONG
