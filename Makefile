@@ -24,7 +24,7 @@ FRESH_SEED := $(shell echo $$((0x4$$(git rev-parse --verify -q 'HEAD^{tree}' | c
 HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 
 .PHONY: help env build proto check test test-slow test-browser test-faults test-fuzz \
-	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost \
+	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares usage-proof \
 	demo bench dist test-dist image test-image test-chart clean
 
 help: ## Show the targets.
@@ -72,7 +72,7 @@ test: build ## All but slow tests and house rules: no GPU, no network. Two at a 
 
 test-slow: build ## What is too slow for every change.
 	$(call RUN,'slow and not vllm and not alone',-n $(TESTS_AT_ONCE))
-	$(call RUN,'alone and slow and not vllm')
+	$(call RUN,'alone and slow and not vllm and not proof')
 
 test-browser: build ## The web console in a real Chromium; its screens go to out/console/.
 	$(call RUN,browser,-n $(TESTS_AT_ONCE),tests/browser)
@@ -85,6 +85,9 @@ test-faults: build ## Every seed that has failed once, and 700 fresh ones (docs/
 test-fuzz: build ## Every parser with hostile input, the core watching its memory: two minutes.
 	$(BIN)/python -m tests.fuzz --sanitised --seconds 6
 	$(BIN)/python -m tests.clients.exchanges --count 20000 --seed $(FRESH_SEED)
+
+cluster-shares: build ## Weights 4:1 at two schedulers, for three ways of ingress: four minutes.
+	$(BIN)/python -m pytest -q -s -p no:cacheprovider tests/cluster/test_shares.py
 
 usage-proof: build ## The usage ledger over a million requests and 20 kills; goes on where it was.
 	nice -n 19 $(BIN)/python -m tests.usage.proof --out out/usage-proof

@@ -57,7 +57,14 @@ async def ready(store: StoreServer) -> Address:
     return admin
 
 
-@pytest.mark.parametrize("ingress", INGRESS)
+@pytest.mark.parametrize(
+    "ingress",
+    [
+        pytest.param("balanced", marks=pytest.mark.proof),
+        "skewed",
+        pytest.param("swapped", marks=pytest.mark.proof),
+    ],
+)
 async def test_shares_are_those_of_one_scheduler(
     ingress: str, store: StoreServer, tmp_path: Path
 ) -> None:
