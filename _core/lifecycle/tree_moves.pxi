@@ -198,7 +198,7 @@ cdef int settle_tree(Core core) except -1:
 
 
 cdef int attach_in_order(Core core, int32_t flow, dict found) except -1:
-    # What is above it first.
+    # The nodes above it first.
     cdef int32_t parent = wanted_parent(core, flow)
     cdef Stood stood
     if parent != NONE:

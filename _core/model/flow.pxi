@@ -30,8 +30,8 @@ ctypedef struct Flow:
     uint8_t exempt  # its class is
     uint8_t limited, born  # held to its share, it may not borrow; made at first sight
     Rate served  # while it is backlogged
-    int64_t next_retry_at_ns  # when the last that was refused was told to come back
-    int64_t wait_error_ns, waits_judged  # moving average of how wrong waits were foretold
+    int64_t next_retry_at_ns  # when the last refused request may retry
+    int64_t wait_error_ns, waits_judged  # moving average of the error of estimated waits
     int64_t first_us, forecast_first_us, first_judged  # to the first token: what was, what was told
     int32_t cls  # its class
     int32_t base, sibling  # the tenant's flow in the default class; another one of it, -1: none

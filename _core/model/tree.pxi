@@ -67,7 +67,7 @@ cdef class Family:
         return <Heap>self.lines[target]
 
     cdef inline bint has(self, int32_t target, int32_t place) noexcept:
-        """Whether a child stands in the line of a target. O(1)."""
+        """Whether a child is queued for a target. O(1)."""
         return self.line_of(target).has(place)
 
 

@@ -26,7 +26,7 @@ _SHARED_SETTINGS = ("prices", "fairness_domain")
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a member is: its name in a cluster, and this life of its process."""
+    """The identity of a member: its name in a cluster, and this life of its process."""
 
     cluster: str
     member: str

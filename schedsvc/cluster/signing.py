@@ -1,6 +1,6 @@
 """Rows of the store that carry rights, sealed with a secret that only members know.
 
-Whoever can write to the store could else create keys, or bring back an old version of a row.
+Without it, a program that can write to the store could create keys, or restore an old row.
 
     sealed  version | space | HMAC-SHA256 in hexadecimal | space | content
 

@@ -180,7 +180,7 @@ async def test_dead_connection_is_replaced_before_pings_end(
         assert await gate.mode() == "enforced"
         line.part()
         assert await gate.mode() == "fail-open"
-        # What is open stays dead, and gRPC's own pings find that after 20 s.
+        # The open connection stays dead, and gRPC's own pings find that after 20 s.
         line.heal(only_new=True)
         async with asyncio.timeout(SOON_S):
             await until(lambda: gate.session.state is SessionState.CONNECTED)

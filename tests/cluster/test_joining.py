@@ -105,7 +105,7 @@ async def test_a_name_in_use_is_refused(link: StoreConnection) -> None:
 
 async def test_a_name_is_free_after_its_member_left(link: StoreConnection) -> None:
     await join(link, A, "ff", TTL_MS)
-    await leave(link, Identity("prod", "a", 12))  # somebody else's
+    await leave(link, Identity("prod", "a", 12))  # another process's
     with pytest.raises(StoreRefusedError):
         await join(link, Identity("prod", "a", 12), "ff", TTL_MS)
     await leave(link, A)

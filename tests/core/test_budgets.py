@@ -33,7 +33,7 @@ def use(s: core.Scheduler, now_ns: int, request_id: str, output: int = 10) -> No
 
 
 def left(s: core.Scheduler, kind: int) -> int | None:
-    """What is left of the limits of this kind."""
+    """The rest of the limits of this kind."""
     rows = s.flow_stats(0, 0)["quotas"]
     return next((row["remaining"] for row in rows if row["kind"] == kind), None)
 
