@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STUBS := clients/python
 # Their .proto files have messages only.
-NO_RPCS := cluster mode pool quota tenants usage
+NO_RPCS := cluster leader mode pool quota tenants usage
 VLLM_VENV := .venv-vllm
 CHART_VENV := .venv-chart
 INTEROP_VENV := .venv-interop

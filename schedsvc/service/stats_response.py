@@ -153,10 +153,12 @@ def modes(driver: Driver) -> mode_pb2.ModeStats:
     )
 
 
-def _state(driver: Driver) -> pb.StateStats | None:
+def _state(driver: Driver) -> mode_pb2.StateStats | None:
     if driver.saving is None:
         return None
-    return pb.StateStats(unsaved_ms=driver.unsaved_ns() // 1_000_000, problem=driver.saving.problem)
+    return mode_pb2.StateStats(
+        unsaved_ms=driver.unsaved_ns() // 1_000_000, problem=driver.saving.problem
+    )
 
 
 def _usage(driver: Driver) -> usage_pb2.UsageStats | None:

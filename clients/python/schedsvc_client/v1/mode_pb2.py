@@ -24,19 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16schedsvc/v1/mode.proto\x12\x0bschedsvc.v1\"\x9a\x01\n\tModeStats\x12%\n\nconfigured\x18\x01 \x01(\x0e\x32\x11.schedsvc.v1.Mode\x12\"\n\x07overlay\x18\x02 \x01(\x0e\x32\x11.schedsvc.v1.Mode\x12(\n\x07tenants\x18\x03 \x03(\x0b\x32\x17.schedsvc.v1.TenantMode\x12\x18\n\x10tenants_overlaid\x18\x04 \x01(\x03\"=\n\nTenantMode\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x1f\n\x04mode\x18\x02 \x01(\x0e\x32\x11.schedsvc.v1.Mode\"S\n\x0b\x43onfigStats\x12\x1c\n\x14last_success_unix_ms\x18\x01 \x01(\x03\x12\x0f\n\x07problem\x18\x02 \x01(\t\x12\x15\n\rneeds_restart\x18\x03 \x03(\t*S\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x10\n\x0cMODE_ENFORCE\x10\x01\x12\x0e\n\nMODE_AUDIT\x10\x02\x12\x13\n\x0fMODE_CONFIGURED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16schedsvc/v1/mode.proto\x12\x0bschedsvc.v1\"\x9a\x01\n\tModeStats\x12%\n\nconfigured\x18\x01 \x01(\x0e\x32\x11.schedsvc.v1.Mode\x12\"\n\x07overlay\x18\x02 \x01(\x0e\x32\x11.schedsvc.v1.Mode\x12(\n\x07tenants\x18\x03 \x03(\x0b\x32\x17.schedsvc.v1.TenantMode\x12\x18\n\x10tenants_overlaid\x18\x04 \x01(\x03\"=\n\nTenantMode\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x1f\n\x04mode\x18\x02 \x01(\x0e\x32\x11.schedsvc.v1.Mode\"S\n\x0b\x43onfigStats\x12\x1c\n\x14last_success_unix_ms\x18\x01 \x01(\x03\x12\x0f\n\x07problem\x18\x02 \x01(\t\x12\x15\n\rneeds_restart\x18\x03 \x03(\t\"1\n\nStateStats\x12\x12\n\nunsaved_ms\x18\x01 \x01(\x03\x12\x0f\n\x07problem\x18\x02 \x01(\t*S\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x10\n\x0cMODE_ENFORCE\x10\x01\x12\x0e\n\nMODE_AUDIT\x10\x02\x12\x13\n\x0fMODE_CONFIGURED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'schedsvc_client.v1.mode_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODE']._serialized_start=344
-  _globals['_MODE']._serialized_end=427
+  _globals['_MODE']._serialized_start=395
+  _globals['_MODE']._serialized_end=478
   _globals['_MODESTATS']._serialized_start=40
   _globals['_MODESTATS']._serialized_end=194
   _globals['_TENANTMODE']._serialized_start=196
   _globals['_TENANTMODE']._serialized_end=257
   _globals['_CONFIGSTATS']._serialized_start=259
   _globals['_CONFIGSTATS']._serialized_end=342
+  _globals['_STATESTATS']._serialized_start=344
+  _globals['_STATESTATS']._serialized_end=393
 # @@protoc_insertion_point(module_scope)

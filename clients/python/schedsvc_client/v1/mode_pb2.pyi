@@ -136,3 +136,29 @@ class ConfigStats(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ConfigStats: _TypeAlias = ConfigStats  # noqa: Y015
+
+@_typing.final
+class StateStats(_message.Message):
+    """How far the state file is behind."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNSAVED_MS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    unsaved_ms: _builtins.int
+    """A restart now would lose what happened in this time."""
+    problem: _builtins.str
+    """Why the file cannot be written; empty while it can. Serving goes on."""
+    def __init__(
+        self,
+        *,
+        unsaved_ms: _builtins.int = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem", "unsaved_ms", b"unsaved_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateStats: _TypeAlias = StateStats  # noqa: Y015

@@ -22,6 +22,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from schedsvc_client.v1 import cluster_pb2 as _cluster_pb2
+from schedsvc_client.v1 import leader_pb2 as _leader_pb2
 from schedsvc_client.v1 import mode_pb2 as _mode_pb2
 from schedsvc_client.v1 import pool_pb2 as _pool_pb2
 from schedsvc_client.v1 import quota_pb2 as _quota_pb2
@@ -254,6 +255,7 @@ class AdmitResponse(_message.Message):
     GRANT_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
     QUEUE_DURATION_US_FIELD_NUMBER: _builtins.int
+    LEADERSHIP_FIELD_NUMBER: _builtins.int
     outcome: Global___Outcome.ValueType
     """GRANTED: grant is set. REJECTED_* or EVICTED_*: refusal is set."""
     queue_duration_us: _builtins.int
@@ -262,6 +264,10 @@ class AdmitResponse(_message.Message):
     def grant(self) -> Global___Grant: ...
     @_builtins.property
     def refusal(self) -> Global___Refusal: ...
+    @_builtins.property
+    def leadership(self) -> _leader_pb2.Leadership:
+        """Of a scheduler that leads under a term."""
+
     def __init__(
         self,
         *,
@@ -269,10 +275,11 @@ class AdmitResponse(_message.Message):
         grant: Global___Grant | None = ...,
         refusal: Global___Refusal | None = ...,
         queue_duration_us: _builtins.int = ...,
+        leadership: _leader_pb2.Leadership | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "refusal", b"refusal"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "leadership", b"leadership", "refusal", b"refusal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "outcome", b"outcome", "queue_duration_us", b"queue_duration_us", "refusal", b"refusal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "leadership", b"leadership", "outcome", b"outcome", "queue_duration_us", b"queue_duration_us", "refusal", b"refusal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -623,7 +630,7 @@ class StatsResponse(_message.Message):
     @_builtins.property
     def totals(self) -> Global___Totals: ...
     @_builtins.property
-    def state(self) -> Global___StateStats:
+    def state(self) -> _mode_pb2.StateStats:
         """How counters, quotas and predictions are kept for a restart; absent without a state file."""
 
     @_builtins.property
@@ -653,7 +660,7 @@ class StatsResponse(_message.Message):
         digest: _builtins.int = ...,
         incarnation: _builtins.int = ...,
         draining: _builtins.bool = ...,
-        state: Global___StateStats | None = ...,
+        state: _mode_pb2.StateStats | None = ...,
         classes: _abc.Iterable[_quota_pb2.ClassStats] | None = ...,
         mode: _mode_pb2.ModeStats | None = ...,
         quotas: _abc.Iterable[_quota_pb2.QuotaStats] | None = ...,
@@ -669,30 +676,6 @@ class StatsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatsResponse: _TypeAlias = StatsResponse  # noqa: Y015
-
-@_typing.final
-class StateStats(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    UNSAVED_MS_FIELD_NUMBER: _builtins.int
-    PROBLEM_FIELD_NUMBER: _builtins.int
-    unsaved_ms: _builtins.int
-    """A restart now would lose what happened in this time."""
-    problem: _builtins.str
-    """Why the file cannot be written; empty while it can. Serving goes on."""
-    def __init__(
-        self,
-        *,
-        unsaved_ms: _builtins.int = ...,
-        problem: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem", "unsaved_ms", b"unsaved_ms"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___StateStats: _TypeAlias = StateStats  # noqa: Y015
 
 @_typing.final
 class FlowStats(_message.Message):
@@ -1091,19 +1074,25 @@ class SessionHello(_message.Message):
 
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    LEADERSHIP_SEEN_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Stable name of the shim process, 1 to 128 bytes."""
     incarnation: _builtins.int
     """Grows with each start, as its time in ns. A larger one leaves older leases to their TTL."""
+    @_builtins.property
+    def leadership_seen(self) -> _leader_pb2.Leadership:
+        """The highest one that the client has seen."""
+
     def __init__(
         self,
         *,
         client_id: _builtins.str = ...,
         incarnation: _builtins.int = ...,
+        leadership_seen: _leader_pb2.Leadership | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["leadership_seen", b"leadership_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "incarnation", b"incarnation", "leadership_seen", b"leadership_seen"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1360,6 +1349,7 @@ class SessionWelcome(_message.Message):
     OPEN_REQUESTS_MAX_FIELD_NUMBER: _builtins.int
     MESSAGE_BYTES_MAX_FIELD_NUMBER: _builtins.int
     BEATS_FIELD_NUMBER: _builtins.int
+    LEADERSHIP_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """Changes when the scheduler restarts: then replay matters."""
     lease_ttl_ms: _builtins.int
@@ -1369,6 +1359,10 @@ class SessionWelcome(_message.Message):
     """Most bytes of a message; a larger one ends the stream. 0: the scheduler does not say."""
     beats: _builtins.bool
     """The scheduler acknowledges beats."""
+    @_builtins.property
+    def leadership(self) -> _leader_pb2.Leadership:
+        """Holds for the whole stream."""
+
     def __init__(
         self,
         *,
@@ -1377,10 +1371,11 @@ class SessionWelcome(_message.Message):
         open_requests_max: _builtins.int = ...,
         message_bytes_max: _builtins.int = ...,
         beats: _builtins.bool = ...,
+        leadership: _leader_pb2.Leadership | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["leadership", b"leadership"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beats", b"beats", "incarnation", b"incarnation", "lease_ttl_ms", b"lease_ttl_ms", "message_bytes_max", b"message_bytes_max", "open_requests_max", b"open_requests_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beats", b"beats", "incarnation", b"incarnation", "leadership", b"leadership", "lease_ttl_ms", b"lease_ttl_ms", "message_bytes_max", b"message_bytes_max", "open_requests_max", b"open_requests_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
