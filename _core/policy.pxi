@@ -9,7 +9,7 @@ include "policy/queueing.pxi"           # enqueue(), dequeue()
 include "policy/forecast.pxi"           # how long a request will wait, and until its first token
 include "policy/borrowing.pxi"          # shares of groups: paid, lent, borrowed, enforced
 include "policy/quota_admission.pxi"    # heads that their quotas admit; flows that wait for one
-include "policy/queue_order.pxi"        # heads that are displaced, and sorting anew
+include "policy/queue_order.pxi"        # heads that are displaced, and sorting again
 include "policy/headroom.pxi"           # cache kept free for flows that are below their share
 include "policy/grant_pacing.pxi"       # grants of equal requests kept apart in time
 include "policy/locality.pxi"           # prompts that a pool has cached, and DLPM

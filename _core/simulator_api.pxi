@@ -1,5 +1,4 @@
-# What simulators ask for in bulk: the same as the methods one by one, without a call for each; and
-# what tests count.
+# Calls in bulk for simulators, with the results of the methods one by one, and counters for tests.
 
 def progress_all(Core core not None, int64_t now_ns, bytes leases not None,
                  bytes outputs not None):
@@ -11,7 +10,7 @@ def progress_all(Core core not None, int64_t now_ns, bytes leases not None,
         invalid("leases", "must have three numbers of 8 bytes for each one of the outputs")
     for at in range(count):
         enter(core, now_ns)
-        # Who sees the first token knows by it that the input has been computed, and not before.
+        # The first token shows that the input has been computed; nothing earlier does.
         u = checked_usage(lease[2] if output[at] else NONE, 0, output[at])
         progress_lease(core, lease[0], lease[1], &u, 0)
         lease += 3

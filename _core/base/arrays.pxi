@@ -11,7 +11,7 @@ cdef void* grow(void* old, size_t old_count, size_t new_count, size_t size) exce
 
 cdef enum:
     SIZE_FIRST = 64
-    SIZE_COPIED = 4096  # an array beyond it has room for so many times as much at once
+    SIZE_COPIED = 4096  # a larger array gets room for SIZE_AT_ONCE at once
     SIZE_AT_ONCE = 1 << 20
 
 

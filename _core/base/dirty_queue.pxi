@@ -1,11 +1,11 @@
-# What has changed since it was last saved: small numbers (of flows, of quotas), each in line once.
+# Numbers (of flows, of quotas) that changed since they were last saved, each queued once.
 
 @cython.final
 cdef class DirtyQueue:
     cdef int32_t* line  # line[taken:count], the oldest first
     cdef uint8_t* marks  # whether a number is in the line
     cdef int32_t taken, count, numbers_max
-    cdef bint on  # somebody saves
+    cdef bint on  # changes are saved
 
     def __dealloc__(self):
         free(self.line)
@@ -22,7 +22,7 @@ cdef class DirtyQueue:
         return 0
 
     cdef inline void mark(self, int32_t number) noexcept:
-        """Have it saved. O(1) amortised; nothing where nobody saves."""
+        """Have it saved. O(1) amortised; does nothing if changes are not saved."""
         if self.on and not self.marks[number]:
             self._push(number)
 
@@ -44,7 +44,7 @@ cdef class DirtyQueue:
             self.mark(k)
 
     cdef int32_t take(self) noexcept:
-        """The one that stands in line for longest; -1: none does. O(1)."""
+        """The one that has been queued for longest; -1: none is. O(1)."""
         cdef int32_t number
         if self.taken == self.count:
             return NONE

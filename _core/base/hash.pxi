@@ -1,5 +1,5 @@
-# SipHash-2-4 with 128 bits of output (Aumasson and Bernstein, 2012): keyed, so that nobody who
-# chooses names can choose collisions.
+# SipHash-2-4 with 128 bits of output (Aumasson and Bernstein, 2012): keyed, so that a caller
+# who chooses names cannot choose collisions.
 
 ctypedef struct Sip:
     uint64_t v0, v1, v2, v3

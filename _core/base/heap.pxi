@@ -23,7 +23,7 @@ cdef class Heap:
     cdef int32_t* places  # id -> index in nodes, plus one; 0: not in the heap
     cdef int32_t count
     cdef int32_t nodes_max
-    cdef int32_t ids_max, places_max  # ids below have a place; there is room for so many
+    cdef int32_t ids_max, places_max  # ids below ids_max have a place; room of the array
 
     def __dealloc__(self):
         free(self.nodes)
@@ -147,7 +147,7 @@ cdef inline int64_t first_key(Heap heap, int64_t other) noexcept:
 
 
 cdef enum:
-    LOOKAHEAD = 8  # so many heads of flows are looked at
+    LOOKAHEAD = 8  # heads of flows that are looked at
 
 
 cdef int32_t best_first(

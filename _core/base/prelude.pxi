@@ -1,4 +1,4 @@
-# What every file stands on: libc, CPython's objects, and the bounds of all numbers.
+# Used by every file: libc, CPython's objects, and the bounds of all numbers.
 
 from collections import OrderedDict, namedtuple
 from heapq import nlargest

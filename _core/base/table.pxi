@@ -3,8 +3,9 @@
 #
 # It grows without a pause. A table that is full becomes the former one of a new one, twice as
 # large; every insertion and removal then moves the next STEP places of it, so that it is empty long
-# before the new one is full. Meanwhile a key is in one of the two. What has been moved stays where
-# it was, and does not count any more; what is removed from the former one leaves a tombstone there.
+# before the new one is full. Meanwhile a key is in one of the two. Entries that were moved stay
+# where they were, and no longer count. An entry that is removed from the former one leaves a
+# tombstone there.
 #
 # If callers choose the keys (lease ids, tags), a secret key decides their places: 3,500 colliding
 # keys held the event loop for 110 ms. Keys that are keyed hashes already, or numbers that the core

@@ -1,9 +1,9 @@
 # A search tree over queued requests by (deadline, arrival): the place of one, the work before one.
 #
 # A treap (Seidel and Aragon, "Randomized search trees", 1996): a heap, too, by a hash of the
-# arrival number that is keyed like all hashes of the process, so that nobody who chooses deadlines
-# can choose its depth, which is O(log n) as expected and the same again in a replay. All trees
-# share one array by the requests' indices; a tree is known by its root.
+# arrival number. The hash is keyed like all hashes of the process, so that a caller who chooses
+# deadlines cannot choose the depth. That is O(log n) as expected, and the same in a replay. All
+# trees share one array by the requests' indices; a tree is known by its root.
 
 # A large array begins 16 bytes into a line of the processor's cache, so of each record the first 48
 # are in one: all that the way down a tree touches.

@@ -5,7 +5,7 @@ cdef void identify(
     uint64_t prompts,
 ) noexcept:
     # (principal, tenant, request_id) names a request; what was asked, without its deadlines, is its
-    # payload. `tenant` tells apart those that share the flow of the unknown. Payload 0: any.
+    # payload. `tenant` separates those that share the flow of the unknown. Payload 0: any.
     cdef uint64_t h = prompts
     ask.key = tenant_key(core, ask.flow, tenant, request_id, size)
     h = mix(h, ask.prompt_tokens)
@@ -37,8 +37,8 @@ cdef bint lacks_place(Core core, int32_t principal, int32_t prompt_tokens) noexc
 
 
 cdef bint lacks_lease(Core core, int32_t principal, int64_t queued) noexcept:
-    """Whether a principal's share of the leases has none beside those that it has and so many
-    queued requests. O(1)."""
+    """Whether a principal's share of the leases is used up by its leases and its queued requests.
+    O(1)."""
     cdef const Principal* p
     if not core.principals.is_limited(principal):
         return False
@@ -230,7 +230,7 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
 
 
 cdef int64_t answer_repeat(Core core, int32_t i, Ask* ask) except? -1:
-    # A retry or a hedge: one reservation, one charge, one answer, to whoever asked last.
+    # A retry or a hedge: one reservation, one charge, one answer, to the call that asked last.
     cdef Request* r = &core.requests.items[i]
     if r.payload and r.payload != ask.payload:
         raise CallerError(
@@ -284,7 +284,7 @@ cdef int reason_to_refuse(Core core, Request* r, bint lacks_adapter) except -1:
 
 
 cdef inline bint is_over(int64_t queued, int64_t more, int64_t most) noexcept nogil:
-    # What is alone in a queue may be as large as it likes: else it could never run.
+    # A request that is alone in its queue may have any size: else it could never run.
     return most and queued and queued + more > most
 
 

@@ -93,11 +93,11 @@ cdef int32_t change_class(
     return c
 
 
-# What a pool is registered with.
+# The settings of a registration.
 ctypedef struct PoolFigures:
     int64_t epoch, capacity_tokens, block_size, max_running, max_model_tokens
-    int64_t gates  # streams that will offer it, if a principal does; 0: not told
-    int32_t principal  # who offers it; -1: the configuration
+    int64_t gates  # streams that will offer it, if a principal does; 0: not stated
+    int32_t principal  # that offers it; -1: the configuration
 
 
 cdef int check_pool(bytes name, PoolFigures* f) except -1:
@@ -206,7 +206,7 @@ cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
     if p.replays_until_ns == 0:
         p.replays_until_ns = core.now_ns + core.lease_ttl_ns + core.lease_grace_ns
     if is_first and f.gates and not core.was_restored and core.now_ns < p.replays_until_ns:
-        # What its leases hold is unknown until their holders have reported them.
+        # The use of its leases is unknown until their holders have reported them.
         p.awaits_replays = True
         if not 0 < core.awaits_until_ns <= p.replays_until_ns:
             core.awaits_until_ns = p.replays_until_ns

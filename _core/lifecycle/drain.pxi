@@ -1,17 +1,17 @@
 # An operator's handles: pools that are drained, leases that are listed and revoked.
 #
 # A pool that is drained grants nothing any more; what runs goes on. New requests that only drained
-# pools could take are refused (REJECTED_DRAINING). What is queued and can go nowhere else is
-# evicted by a sweep over all queues, a bounded part of it in each poll. What is drained is saved,
-# and stays it over a restart.
+# pools could take are refused (REJECTED_DRAINING). Queued requests that can go nowhere else are
+# evicted by a sweep over all queues, a bounded part of it in each poll. A drain is saved, and goes
+# on after a restart.
 
 cdef enum:
-    QUEUES_A_TURN = 64  # so many queues are looked at for each eviction that a poll may do
+    QUEUES_A_TURN = 64  # queues that are looked at for each eviction that a poll may do
 
 
 cdef int drain_some(Core core, bytes name, bint draining) except -1:
     """Drain a pool, or (b"") all of them and the scheduler with them, or let it serve again. O(1),
-    O(pools) for one that nobody has offered since the restart; evictions come with `poll()`."""
+    O(pools) for one that was not offered since the restart; evictions come with `poll()`."""
     cdef int32_t pool
     if name:
         known, told = core.pool_names.get(name), core.saved_pools.get(name)
@@ -119,7 +119,7 @@ cdef bint is_stranded(Core core, const Request* r) noexcept:
 
 
 cdef int revoke_lease(Core core, int64_t lease_id) except -1:
-    """Void a lease, whoever holds it. What it was before: LIVE is what was revoked. O(1)."""
+    """Void a lease of any holder; return its state before: LIVE means revoked now. O(1)."""
     cdef int32_t i = core.leases.get(<uint64_t>lease_id, 0)
     if i == NONE:
         return LS_UNKNOWN
@@ -128,7 +128,7 @@ cdef int revoke_lease(Core core, int64_t lease_id) except -1:
     if core.requests.items[i].lease.is_void:
         return LS_VOID
     void_lease(core, i)
-    core.save_rest = True  # what its pool owes, of which nothing else tells
+    core.save_rest = True  # the debt of its pool, which no other row holds
     return LS_LIVE
 
 

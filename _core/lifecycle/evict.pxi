@@ -1,7 +1,7 @@
 # Evict: takes queued requests out without a grant.
 
 cdef int evict(Core core, int32_t i, int outcome) except -1:
-    """Take a queued request out and tell its caller. A retry is a new request. O(log n)."""
+    """Take a queued request out and answer its caller. A retry is a new request. O(log n)."""
     cdef Request* r = &core.requests.items[i]
     cdef int32_t flow = r.flow
     cdef int64_t ahead = ahead_of(core.flows, i), quota_ns = quota_wait_ns(core, i)

@@ -13,7 +13,7 @@ cdef bytes OTHER_TENANTS = b"other"  # the series of the metrics for tenants tha
 
 
 cdef TenantRule any_rule(bint dry_runs):
-    """What a tenant gets whose name fits no rule: weight 1 and no limits."""
+    """The settings of a tenant whose name fits no rule: weight 1 and no limits."""
     cdef TenantRule rule = TenantRule()
     rule.pattern, rule.named_classes = b"*", ()
     rule.weight_milli, rule.default_class = BORN_WEIGHT_MILLI, 0

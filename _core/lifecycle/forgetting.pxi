@@ -12,7 +12,7 @@
 cdef enum:
     FORGET_LOOKS = 32  # flows that one new name looks at
 
-# For so long after its last grant, outputs of a flow at first sight are predicted from its own.
+# Time after its last grant in which outputs of a first-sight flow are predicted from its own.
 cdef int64_t FADE_NS = 3_600_000_000_000
 
 

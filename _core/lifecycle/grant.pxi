@@ -91,7 +91,7 @@ cdef int grant(
 
 
 cdef int32_t output_ahead(Core core, const Request* r) noexcept:
-    """What of the output is charged at the grant, of each sequence (section 1). O(1)."""
+    """Output that is charged at the grant, of each sequence (section 1). O(1)."""
     cdef int64_t tokens = 0
     cdef Asked asked
     if core.ahead == AHEAD_AVERAGE:

@@ -1,9 +1,9 @@
 # The life of a lease: Progress, Complete, expiry, void, replay.
 #
-# What each event makes of a request. tests/core/test_transitions.py plays every order of events up
-# to a length, and reads what has to come out of this table. none: never asked for, or forgotten.
-# VOID: it lives, but its engine has restarted, or an operator revoked it, so nothing is reserved.
-# "time": the queue TTL passes, or the lease TTL, or, where it is SUSPECT, the grace. "room":
+# The state of a request after each event. tests/core/test_transitions.py plays every order of
+# events up to a length, and reads the expected states from this table. none: never seen, or
+# forgotten. VOID: it lives, but its engine has restarted, or an operator revoked it, so nothing is
+# reserved. "time": the queue TTL passes, or the lease TTL, or the grace of a SUSPECT. "room":
 # another lease ends.
 #
 #   event       none    QUEUED  LIVE    SUSPECT       VOID          VOID_SUSPECT  ENDED
@@ -18,11 +18,11 @@
 #   replay      LIVE    QUEUED  LIVE    LIVE          VOID          VOID          ENDED
 #   revoke      none    QUEUED  VOID    VOID_SUSPECT  VOID          VOID_SUSPECT  ENDED
 #
-# Whatever is not named in a state has no effect there, and never raises. A replay of an unknown
+# An event that a state does not list has no effect there, and never raises. A replay of an unknown
 # lease makes it LIVE only while the core still accepts such replays, see replay.pxi.
 
 cdef int32_t find_lease(Core core, int64_t lease_id, int32_t principal) noexcept:
-    # Of somebody else's lease nothing is said.
+    # Another caller's lease is not mentioned.
     cdef int32_t i = core.leases.get(<uint64_t>lease_id, 0)
     if i != NONE and core.requests.items[i].principal != principal:
         return NONE
@@ -125,7 +125,7 @@ cdef int64_t final_input(Core core, Request* r, int outcome) noexcept:
     """The input of a lease that ends: as reported, else what its outcome says of it. O(1)."""
     cdef Flow* f = &core.flows.items[r.flow]
     if r.lease.input_tokens < 0:
-        # Output means that the input was computed, also where nobody counted it.
+        # Output means that the input was computed, even if no report counted it.
         r.lease.input_tokens = (
             0 if outcome == OUT_CANCELLED and r.lease.output_tokens == 0 else r.prompt_tokens
         )
@@ -255,7 +255,7 @@ cdef int forget(Core core, int32_t i) except -1:
 
 
 cdef int deliver_lease_state(Core core, int32_t i, int state) except -1:
-    # Its holder has to know: the session that holds it, or whoever polls.
+    # Its holder has to know: the session that holds it, or the caller that polls.
     cdef Request* r = &core.requests.items[i]
     cdef Verdict v
     if r.owner > 0:

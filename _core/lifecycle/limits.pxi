@@ -36,7 +36,7 @@ cdef int64_t height(Core core, int32_t node) noexcept:
 
 
 cdef int check_parent(Core core, int32_t parent, int64_t below) except -1:
-    # With so many levels below it.
+    # `below`: the levels below the node that gets this parent.
     if not NONE <= parent < core.quotas.count:
         invalid("quota", f"no quota has the index {parent}")
     if height(core, parent) + below > QUOTA_LEVELS_MAX:
@@ -261,8 +261,8 @@ cdef int limit_no_pools(Core core) except -1:
 
 
 cdef int weigh_adapter(Core core, bytes name, int64_t tokens) except -1:
-    """Let an adapter of this name take so many tokens of each pool in which it is active; -1: as
-    many as is usual there. O(adapters * pools)."""
+    """Let an adapter of this name take `tokens` of each pool in which it is active; -1: the usual
+    number there. O(adapters * pools)."""
     cdef int32_t pool
     check_range("tokens", tokens, NONE, TOKENS_MAX)
     if not 0 < len(name) <= NAME_BYTES_MAX:

@@ -1,7 +1,7 @@
 # Progress: posts what a lease reports.
 
 cdef int note_first(Core core, Request* r) noexcept:
-    """A report tells of a request's first output. O(1)."""
+    """Take the first report with output of a request. O(1)."""
     cdef Pool* p = &core.ledger.pools[r.pool]
     cdef Flow* f = &core.flows.items[r.flow]
     cdef int64_t took_ns = core.now_ns - r.arrival_ns - r.lease.waited_ns, error_ns

@@ -36,7 +36,7 @@ cdef int32_t flow_in_class(Core core, bytes tenant, bytes cls) except -2:
 
 
 cdef int32_t domain_of(Core core, bytes name) except -2:
-    """What stands for the pools of a domain in place of one that served; -1: there are none."""
+    """The number that stands for all pools of a domain; -1: there are none."""
     if core.flows.positions.domain == DOMAIN_POOL or core.ledger.count == 0:
         return NONE
     if not name:

@@ -48,7 +48,7 @@ cdef int replay_lease(
 
 
 cdef int resume_books(Core core, int32_t i) except -1:
-    """What a lease took before a restart stands in the restored books: it takes it only once.
+    """Take a lease's part out of the restored debts, so that it counts only once.
     O(levels + log n)."""
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]

@@ -1,12 +1,12 @@
 # Saved rows, read back into a scheduler that has seen no request yet. They come from a disk, so
 # nothing in them is believed: all are read and checked before the first one counts.
 #
-# Leases are not saved: their holders tell of them. Until they do, for as long as a lease lives that
-# nobody renews, what they took is held: blocks of their pool, tokens of quotas, and what counters
-# carry for them. A replay takes its part over, so that nothing is taken twice, and what was never
-# told again is what an expired lease leaves behind. Flows that were active stay so for a lease's
-# TTL, whether or not they have come back: who was served little before the restart is not lifted to
-# the others for coming back a moment later, and a newcomer is lifted to all that were there.
+# Leases are not saved: their holders replay them. For the lifetime of a lease without renewal, the
+# core holds what they took: blocks of their pool, tokens of quotas, and the charges in counters. A
+# replay takes its part over, so that nothing is taken twice. The rest is then treated like the
+# charges of expired leases. Flows that were active stay so for a lease's TTL, with or without new
+# requests. So a flow that was served little before the restart is not lifted to the others if its
+# requests arrive a moment later, and a newcomer is lifted to all flows that were active.
 
 
 cdef int restore_rows(Core core, list rows) except -1:
@@ -276,7 +276,7 @@ cdef int restore_quota(
 
 
 cdef void restore_bucket(Quota* n, int which, const int64_t* bucket, int64_t at_ns) noexcept:
-    # What was taken stays taken, also under another limit; the time away is credited by refill().
+    # Amounts taken stay taken, even under another limit; refill() credits the time away.
     cdef int64_t rate = n.rate[which]
     cdef wide level = <wide>bucket[2] + <wide>(rate - bucket[1]) * MICRO
     n.level[which] = <int64_t>min(max(level, <wide>LEVEL_MIN), <wide>rate * MICRO)
@@ -314,8 +314,8 @@ cdef int restore_pool(Core core, bytes name, Cursor* c, bint applies) except -1:
 
 
 cdef int32_t absent_pool(Core core, bytes name) except -1:
-    """A place for a pool of before the restart that drains and that nobody offers yet, so that
-    whoever looks sees it. O(pools)."""
+    """A place for a pool of before the restart that drains and that no stream offers yet, so that
+    Stats shows it. O(pools)."""
     cdef int32_t pool = new_pool(core, name, NONE)
     core.ledger.size(pool, 1, 1, 0, 0)
     core.ledger.pools[pool].draining = True
@@ -323,8 +323,8 @@ cdef int32_t absent_pool(Core core, bytes name) except -1:
 
 
 cdef int resume_pool(Core core, bytes name) except -1:
-    """A pool of before the restart is registered: it knows what it learned, and holds what its
-    leases had until they are told of, or the engine has restarted too."""
+    """Register a pool of before the restart: restore its averages, and hold the blocks of its
+    leases until they are replayed, or until the engine has restarted too."""
     cdef int32_t pool = core.pool_names[name]
     cdef Pool* p = &core.ledger.pools[pool]
     cdef int64_t v[6]
@@ -339,8 +339,8 @@ cdef int resume_pool(Core core, bytes name) except -1:
 
 
 cdef int end_resume(Core core) noexcept:
-    """The leases of before the restart have had their time: what is saved owes them nothing any
-    more. O(flows + quotas) where somebody saves."""
+    """End the wait for leases of before the restart: the saved rows hold nothing for them any more.
+    O(flows + quotas) if changes are saved."""
     cdef int32_t pool, node
     cdef Quota* n
     if core.resume_until_ns == 0:

@@ -1,4 +1,4 @@
-# What rows of the state file have in common.
+# The common parts of rows in the state file.
 
 cdef int read_numbers(Cursor* c, int64_t* values, int count) except -1:
     """Fields 1 to `count` that are numbers; others are skipped. The bytes have to be whole."""

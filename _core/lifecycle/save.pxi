@@ -1,8 +1,8 @@
-# What outlives the process, as rows of a key and a value. Only what has changed since it was saved
-# last is told, and only so much at a time, so that saving never holds up what it is done beside.
+# The state that outlives the process, as rows of a key and a value. A call returns only rows that
+# have changed since the last one, and a bounded number, so that saving never delays decisions.
 #
 # A key is a letter and a name. A value is a protocol buffer, in fields of numbers; a signed number
-# is written in zigzag. Rows that reach somebody's disk say of each flow:
+# is written in zigzag. The rows on disk are:
 #
 #   f flow     1 counter, 2 the same without the lift of the quota it waits for (signed), 3 how it
 #              stands (0 idle, 1 active, from 2 on it waits at that level of its quotas), 4 charged
@@ -28,7 +28,7 @@
 # 5 the sketch as pairs of steps between buckets and counts (packed), 6 the adapter's hash.
 
 cdef list changed_rows(Core core, int64_t now_ns, int64_t rows_max):
-    """At most so many rows, and behind the last change those of all flows and of pools. A row
+    """At most `count` rows, and behind the last change those of all flows and of pools. A row
     without a value is to be deleted. The first call gives all rows. O(rows)."""
     cdef list rows = []
     cdef int32_t n
@@ -65,7 +65,7 @@ cdef list changed_rows(Core core, int64_t now_ns, int64_t rows_max):
         for n in range(core.ledger.count):
             if core.pool_list[n] not in core.saved_pools:
                 rows.append((POOL_ROW + <bytes>core.pool_list[n], pool_value(core, n)))
-        for name, told in core.saved_pools.items():  # nobody has offered them since the restart
+        for name, told in core.saved_pools.items():  # not offered since the restart
             epoch, promised, headroom, probes, draining, _ = told
             levels = levels_in(core, name)
             value = pool_row(core, epoch, promised, headroom, probes, draining, levels)
@@ -80,7 +80,7 @@ cdef bytes flow_value(Core core, int32_t flow, int64_t now_ns):
     cdef int32_t node = f.quota
     if core.flows.is_active(flow):
         stands = STANDS_ACTIVE
-    elif f.throttled and f.waits_at == NONE:  # it comes back as if it had been idle
+    elif f.throttled and f.waits_at == NONE:  # it is restored as if it had been idle
         key += core.quotas.nodes[core.quotas.guarantees.root].lift[f.cls] - f.throttled_lift
         vtc = key
     elif f.waits_at != NONE:

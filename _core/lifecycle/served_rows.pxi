@@ -1,4 +1,4 @@
-# What flows were served here, for the other members of a cluster: counted at each charge, and
+# Service of flows at this member, for the other members of a cluster: counted at each charge, and
 # handed out with the names that all members know.
 
 cdef inline int count_served(
@@ -32,7 +32,7 @@ cdef bytes domain_name(Core core, int32_t node):
 
 
 cdef list take_served(Core core, int64_t rows_max):
-    """Return rows, at most so many; none once all were handed out. O(rows)."""
+    """Return at most `count` rows; none once all were handed out. O(rows)."""
     cdef list rows
     if not core.served_rows.ready:
         name_served(core)

@@ -1,8 +1,8 @@
 # Names of LoRA adapters as small numbers, for as long as a queued or running request uses them.
 #
-# A caller chooses the names, so there is room for `adapters_max` of them, and the one that has
-# been idle longest gives its number to a newcomer. Whoever keeps something about an adapter for
-# longer keeps it by the name's hash, not by the number.
+# A caller chooses the names, so there is room for `adapters_max` of them, and the one that has been
+# idle longest gives its number to a newcomer. A record that outlives the number names the adapter
+# by the name's hash.
 
 ctypedef struct Adapter:
     uint64_t hi, lo  # keyed hash of the name

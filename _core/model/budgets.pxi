@@ -17,7 +17,7 @@ ctypedef struct Budget:
 
 
 cdef inline int64_t budget_due_ns(const Budget* b, int64_t tokens, int64_t now_ns) noexcept nogil:
-    """When so many tokens fit: 0 if they do now, else the end of the period. O(1)."""
+    """When the tokens fit: 0 if they do now, else the end of the period. O(1)."""
     if b.limit == 0 or b.spent + min(tokens, b.limit) <= b.limit:
         return 0
     # The driver reports the next period a moment after its begin.

@@ -1,13 +1,13 @@
-# Priority classes above the fair layer, and lines in which somebody waits by class.
+# Priority classes above the fair layer, and lines whose entries wait by class.
 #
-# Strict priority: the class of the least rank that has anybody in the line goes first, and an
-# exempt one before all others. Ageing, so that none is starved: a class that has been in a line for
-# its ageing time without being served goes next, once, also before better ones, though never before
-# an exempt one, and at most every second time. So a class that waits is served at least about once
-# in its ageing time, and a better one is held up by one request in that time.
+# Strict priority: of the classes with entries in the line, the one of the least rank is served
+# first, and an exempt one before all others. Ageing keeps a class from starving. A class that has
+# been in a line for its ageing time without being served is served next, once, even before better
+# ones. It never overtakes an exempt one, and at most every second service is by age. So a class
+# that waits is served about once in its ageing time, and delays a better one by one request then.
 #
-# An exempt class is bound by nothing that is configured for the others: no quota, no headroom, no
-# share, no bound that their requests and leases have used up. What it needs is an engine with room.
+# No limit that is configured for the other classes binds an exempt class: no quota, no headroom, no
+# share, no bound that their requests and leases have used up. It needs only an engine with room.
 
 cdef enum:
     CLASSES_MAX = 16  # twice what a configuration may have: those that are gone keep their place
@@ -18,7 +18,7 @@ cdef int64_t AGEING_NS = 5_000_000_000  # unless the configuration says otherwis
 
 ctypedef struct Class:
     int64_t ageing_ns
-    int64_t aged  # grants that came before better classes
+    int64_t aged  # grants that overtook better classes
     int32_t rank  # the least goes first
     bint exempt
     bint gone  # no request may name it any more
@@ -84,7 +84,7 @@ cdef class Classes:
         return <int32_t>self.names.index(name) if name in self.names else NONE
 
     cdef int32_t find_slice(self, const uint8_t* at, int64_t size) noexcept:
-        """The same for bytes of a message; of a class that is gone nothing is known."""
+        """The same for bytes of a message; a class that is gone is not found."""
         cdef int32_t c
         cdef bytes name
         for c in range(self.count):
@@ -95,14 +95,14 @@ cdef class Classes:
         return NONE
 
     cdef inline int32_t priority(self, int32_t c) noexcept:
-        """What an engine that has priorities is told: less runs first."""
+        """The priority for an engine that has priorities: less runs first."""
         return EXEMPT_PRIORITY if self.items[c].exempt else self.items[c].rank
 
     cdef inline bint goes_before(self, int32_t a, int32_t b) noexcept:
         return self.place[a] < self.place[b]
 
     cdef int32_t best_priority(self) noexcept:
-        """That of the best class which is not exempt. O(classes)."""
+        """The priority of the best class that is not exempt. O(classes)."""
         cdef int32_t k
         for k in range(self.count):
             if not self.items[self.order[k]].exempt:
@@ -112,13 +112,13 @@ cdef class Classes:
 
 @cython.final
 cdef class Line:
-    """Those who wait for the same, a heap for each class. Ids are numbered by class."""
+    """Entries that wait for the same thing, a heap for each class. Ids are numbered by class."""
 
     cdef Classes classes
     cdef list heaps
     cdef int64_t since_ns[CLASSES_MAX]  # when a class came, or was last served
     cdef int32_t count  # over all classes
-    cdef bint aged  # whom it served last, ageing had brought forward
+    cdef bint aged  # ageing brought forward the entry that it served last
 
     def __cinit__(self, Classes classes):
         self.classes = classes
@@ -131,7 +131,7 @@ cdef class Line:
         return (<Heap>self.heaps[c]).has(id)
 
     cdef int put(self, int32_t c, int32_t id, int64_t key, int64_t tie, int64_t now_ns) except -1:
-        """Let somebody wait in a class, or give him another place there. O(log n)."""
+        """Add an entry to a class, or give it another place there. O(log n)."""
         cdef Heap heap = <Heap>self.heaps[c]
         if heap.count == 0:
             self.since_ns[c] = now_ns
@@ -140,17 +140,17 @@ cdef class Line:
         return heap.put(id, key, tie)
 
     cdef void remove(self, int32_t c, int32_t id) noexcept:
-        """Take somebody out who may be there. O(log n)."""
+        """Remove an entry if it is there. O(log n)."""
         cdef Heap heap = <Heap>self.heaps[c]
         self.count -= heap.has(id)
         heap.remove(id)
 
     cdef inline int64_t due_ns(self, int32_t c) noexcept:
-        """When a class that is here goes before better ones."""
+        """When a class that is here overtakes better ones."""
         return self.since_ns[c] + self.classes.items[c].ageing_ns
 
     cdef int32_t best(self) noexcept:
-        """The best class that is here; -1: nobody is. O(classes)."""
+        """The best class that is here; -1: none is. O(classes)."""
         cdef int32_t k
         for k in range(self.classes.count):
             if (<Heap>self.heaps[self.classes.order[k]]).count:
@@ -158,7 +158,7 @@ cdef class Line:
         return NONE
 
     cdef int32_t first(self, int64_t now_ns) noexcept:
-        """The class that is served next; -1: nobody is here. O(classes)."""
+        """The class that is served next; -1: the line is empty. O(classes)."""
         cdef int32_t k, c, best = self.best(), first = best
         cdef int64_t due_ns = now_ns + 1
         if (
@@ -175,7 +175,7 @@ cdef class Line:
         return first
 
     cdef bint holds_up(self, int32_t cls, int64_t now_ns) noexcept:
-        """Whether somebody of a class that is not here comes after others. O(classes)."""
+        """Whether an entry of a class that is not here would wait for others. O(classes)."""
         cdef int32_t c
         for c in range(self.classes.count):
             if (<Heap>self.heaps[c]).count:
@@ -200,7 +200,7 @@ cdef class Line:
         return next_ns
 
     cdef void served(self, int32_t c, int64_t now_ns) noexcept:
-        """Somebody of a class goes next. O(classes)."""
+        """An entry of a class is served next. O(classes)."""
         cdef int32_t best = self.best()
         self.since_ns[c] = now_ns
         self.aged = best != NONE and self.classes.goes_before(best, c)

@@ -1,6 +1,6 @@
 # The state of one scheduler, which every layer above reads and changes.
 
-# What flows have counted since the start.
+# Counters of flows since the start.
 ctypedef struct FlowCounters:
     int64_t received, granted, completed, cancelled, expired
     int64_t input_tokens, cached_tokens, output_tokens
@@ -22,7 +22,7 @@ cdef void add_counters(FlowCounters* sums, const Flow* f) noexcept:
 
 
 cdef class Core:
-    """The state of one scheduler. What its events do is in the layers above."""
+    """The state of one scheduler. The layers above define its events."""
 
     cdef readonly int64_t queue_ttl_ns, lease_ttl_ns, lease_grace_ns, answer_ttl_ns
     cdef readonly int64_t flow_queue_max, queue_max, leases_max, answers_max
@@ -76,7 +76,7 @@ cdef class Core:
     cdef int64_t refusals[REFUSAL_KINDS]  # of requests whose tenant has no flow
     cdef int64_t received, granted, completed, cancelled, expired, rejected, evicted
     cdef int64_t prompt_seen_max
-    cdef int64_t refused_wait_ns  # after which the last that was refused may come back
+    cdef int64_t refused_wait_ns  # of the last refusal: after it a retry makes sense
     cdef uint64_t digest_value
     cdef int32_t unknown_flow
     cdef bint draining, has_more
@@ -96,12 +96,12 @@ cdef class Core:
     cdef object retired  # flows of tenants that an operator has deleted, the earliest first
     cdef list gone_rows  # keys of saved rows that are to be deleted
     cdef list quota_keys  # of each node, as it is saved
-    cdef dict saved_pools  # rows of pools that nobody has registered yet
+    cdef dict saved_pools  # rows of pools that are not registered yet
     cdef dict saved_positions, saved_levels  # of these, and of all until there are several
-    cdef int64_t resume_until_ns  # so long leases of before a restart are awaited; 0: none are
-    cdef bint was_restored  # what pools owe is known
+    cdef int64_t resume_until_ns  # until then leases of before a restart are awaited; 0: none are
+    cdef bint was_restored  # the debts of pools are known
     cdef int64_t awaits_until_ns  # the first time at which a pool waits for no stream; 0: none does
-    cdef bint save_rest  # what is saved behind all that has changed
+    cdef bint save_rest  # to be saved behind all that has changed
     cdef int32_t sweep_next  # queue that a drain looks at next, see drain.pxi; -1: none
     cdef int64_t sign_of_life_ns  # a stream has to answer a newcomer within it; 0: is not asked
     cdef dict contests  # pools that are claimed: when their streams have to have answered, by whom

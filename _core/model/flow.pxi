@@ -23,7 +23,7 @@ ctypedef struct Flow:
     int64_t wait_lift, throttled_lift  # of the node, and of the desk, when it began to wait there
     int64_t open_charged  # what the counter carries for its leases
     int64_t owed  # what it carries for those of before a restart, see restore
-    uint64_t salt  # of request ids, where its number does not name the tenant; 0: it does
+    uint64_t salt  # of request ids, if its number does not name the tenant; 0: it does
     uint8_t resumed  # active before a restart, and so for a while after it
     uint8_t refuses  # it would rather be refused than wait for its quotas
     uint8_t dry_runs  # its requests are decided and counted, and all granted at once
@@ -32,7 +32,7 @@ ctypedef struct Flow:
     Rate served  # while it is backlogged
     int64_t next_retry_at_ns  # when the last refused request may retry
     int64_t wait_error_ns, waits_judged  # moving average of the error of estimated waits
-    int64_t first_us, forecast_first_us, first_judged  # to the first token: what was, what was told
+    int64_t first_us, forecast_first_us, first_judged  # to the first token: as it was, as forecast
     int32_t cls  # its class
     int32_t base, sibling  # the tenant's flow in the default class; another one of it, -1: none
     int32_t default_class  # of requests that name none; here and below, of the base
@@ -56,7 +56,7 @@ ctypedef struct Queue:
     int32_t next_queue
     int64_t work_in  # that was queued here, ever
     int32_t ordinal  # of the next arrival
-    int32_t root  # of its treap, where it is served by deadline
+    int32_t root  # of its treap, if it is served by deadline
     bint by_deadline
     bint throttled  # its head is beyond the share of its flow while that binds
     int32_t position  # of its flow in its pool, once known; -1: not yet, or for any pool

@@ -1,4 +1,4 @@
-# What flows learn from their requests, and how they forget it.
+# The averages that flows learn from their requests, and how they fade.
 
 cdef enum:
     CHARGES_AVERAGED = 32  # the moving average of charges forgets at this pace

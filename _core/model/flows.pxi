@@ -15,7 +15,7 @@
 cdef enum:
     RESUMED_EACH = 4096  # flows that one event looks at when their time is over, see restore
 
-# For so long an idle flow counts among those that share the pools.
+# An idle flow counts for this time among those that share the pools.
 cdef int64_t LINGER_NS = 10_000_000_000
 
 @cython.final
@@ -53,14 +53,14 @@ cdef class Flows:
     cdef int64_t queued_weight[CLASSES_MAX]  # of the root's flows that have any
     cdef int64_t deep_weight[CLASSES_MAX]  # of those that have more than one
     cdef int32_t backlogged  # how many tenants' flows have any
-    cdef int64_t next_retry_at_ns  # when the last was told to come back whom full queues refused
+    cdef int64_t next_retry_at_ns  # when the last retry is due that full queues refused
     cdef RetrySlots retry_slots  # of these
     cdef int64_t queued_tokens, exempt_tokens  # of input: in all queues, in those of exempt flows
     cdef Treaps treaps
     cdef SlabAllocator refusal_slab, times_slab
     cdef FlowTimes other_times[CLASSES_MAX]  # of each class, of all tenants that are not shown
     cdef bint by_deadline  # the order inside a queue that is asked for, see order
-    cdef int32_t unsorted  # so many of the first queues may have the former one
+    cdef int32_t unsorted  # the number of first queues that may still have the former order
     cdef Requests requests
     cdef Quotas quotas
     cdef Classes classes
@@ -172,7 +172,7 @@ cdef class Flows:
         return self.family_of(self.items[flow].parent).active
 
     cdef inline int32_t place_of(self, int32_t flow) noexcept:
-        """What numbers a flow among these."""
+        """The number of a flow among these."""
         return flow if self.items[flow].parent == NONE else self.items[flow].place
 
     cdef inline bint is_active(self, int32_t flow) noexcept:
@@ -248,7 +248,7 @@ cdef class Flows:
         return q
 
     cdef int64_t key_of(self, int32_t q) noexcept:
-        """What orders the heads; ties go by arrival. O(1)."""
+        """The key by which heads are ordered; ties go by arrival. O(1)."""
         if self.order == ORDER_COUNTER:
             return self.counter_in(q) // self.grain
         if self.order == ORDER_INPUT:
@@ -324,7 +324,7 @@ cdef class Flows:
             flow = self.items[flow].parent
 
     cdef inline int64_t credit(self, int32_t depth) noexcept:
-        """How far below its level a flow may begin, with so many nodes above it, in weighted
+        """How far below its level a flow with `depth` nodes above it may begin, in weighted
         micro-tokens."""
         if not self.lifts_queued:
             return 0
@@ -449,7 +449,7 @@ cdef class Flows:
 
 
 cdef void end_resumed(Flows flows, int32_t count) noexcept:
-    """Look at so many flows more: those that have not come back go idle. O(log n) each."""
+    """Look at `count` further flows: those without new requests go idle. O(log n) each."""
     cdef int32_t last = min(flows.count, flows.resume_at + count), flow
     cdef Flow* f
     while flows.resume_at < last and flows.resuming:

@@ -51,7 +51,7 @@ cdef class Ledger:
         free(self.pools)
 
     cdef int claim(self, int32_t pool, int64_t epoch, int change) except -1:
-        """So many streams more, or less, offer a pool at an epoch. O(1)."""
+        """Change the number of streams that offer a pool at an epoch. O(1)."""
         cdef dict claims = self.claims[pool]
         claims[epoch] = claims.get(epoch, 0) + change
         if claims[epoch] == 0:
@@ -59,7 +59,7 @@ cdef class Ledger:
         return 0
 
     cdef bint is_claimed(self, int32_t pool):
-        """Whether somebody offers a pool at the epoch that it has. O(1)."""
+        """Whether a stream offers a pool at the epoch that it has. O(1)."""
         cdef dict claims = self.claims[pool]
         return self.pools[pool].epoch in claims
 
@@ -125,7 +125,7 @@ cdef class Ledger:
         p.limits = limits[0]
         self.order.touch(pool)
         lora_weigh(&p.loras, self.adapters, p.limits.adapter_tokens)
-        if p.block_size == 0:  # nobody has offered it yet
+        if p.block_size == 0:  # no stream has offered it yet
             return
         p.capacity_blocks = max(
             <int64_t>1, shortest(p.engine_tokens, p.limits.max_total_tokens) // p.block_size
@@ -163,8 +163,8 @@ cdef class Ledger:
         )
 
     cdef int64_t lora_more(self, int32_t pool, const Request* r, bint alone) noexcept:
-        """What the request's adapter takes in the pool beside those that are active there; or
-        `alone`, where none were. O(1)."""
+        """Tokens that the request's adapter takes in the pool beside those that are active there;
+        `alone`: if none were. O(1)."""
         cdef const Pool* p = &self.pools[pool]
         if r.adapter == NONE or (lora_is_active(&p.loras, r.adapter) and not alone):
             return 0
@@ -205,8 +205,8 @@ cdef class Ledger:
     cdef GrowingLease figures(
         self, int32_t pool, const Request* r, int64_t blocks, int64_t output
     ) noexcept:
-        """What a lease adds to the load, with so many blocks reserved and so much output of each
-        sequence to come in all."""
+        """Tokens that a lease adds to the load, from its reserved blocks and the output that each
+        of its sequences will have in all."""
         cdef const Pool* p = &self.pools[pool]
         cdef int64_t whole = blocks * p.block_size, held, each
         cdef GrowingLease run
@@ -225,8 +225,8 @@ cdef class Ledger:
     cdef int verdict(
         self, int32_t pool, const Request* r, int64_t blocks, int64_t output, int64_t kept_tokens
     ) noexcept:
-        """Why the request cannot be granted now, so many tokens being kept for others; WAIT_NONE
-        where it can. O(1), in the peak form O(leases of the pool)."""
+        """Why the request cannot be granted now beside the tokens kept for others; WAIT_NONE if it
+        can. O(1), in the peak form O(leases of the pool)."""
         cdef const Pool* p = &self.pools[pool]
         cdef int64_t load, more, room, allowance = self.allowance(pool)
         cdef GrowingLease run
@@ -294,7 +294,7 @@ cdef class Ledger:
         """The first tokens of a lease were reported. O(1)."""
         cdef Request* r = &self.requests.items[i]
         cdef int64_t elapsed_ns = now_ns - granted_at_ns(r)
-        if elapsed_ns < PREFILL_MAX_NS:  # else nobody knows since when it was there
+        if elapsed_ns < PREFILL_MAX_NS:  # else its start is unknown
             self.pools[r.pool].last_prefill_ns = elapsed_ns
         self.leave_prefill_budget(i)
 

@@ -13,7 +13,7 @@ cdef inline bint lora_is_active(const Loras* loras, int32_t adapter) noexcept no
 
 
 cdef inline int64_t lora_tokens(Adapters adapters, int32_t adapter, int64_t usual) noexcept:
-    """What an adapter takes of a pool where one usually takes so much. O(1)."""
+    """Tokens that an adapter takes of a pool, by the usual figure of the pool. O(1)."""
     return adapters.items[adapter].tokens if adapters.items[adapter].tokens >= 0 else usual
 
 

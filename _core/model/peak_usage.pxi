@@ -1,17 +1,17 @@
 # The peak form of the ledger's test: requests end at different times, so the cache is never asked
 # for all final lengths at once (the memory test of LightLLM and S-LoRA).
 #
-# Of a lease that reports its progress is known what it holds and how many tokens each of its
-# sequences will still make. All sequences grow by a token a step, so with the leases in descending
-# order of what is left, the load just before the k-th ends is
+# A lease that reports its progress has known figures: the tokens that it holds, and the tokens that
+# each of its sequences will still make. All sequences grow by a token a step, so with the leases in
+# descending order of what is left, the load just before the k-th ends is
 #     sum(width[j] * ceil((each[j] + left[k]) / block) for j <= k)
 # blocks, and the greatest of these is the peak. It is counted exactly, not by half a block that
 # each leaves unused: sequences that began together fill their last blocks together. One of `each`
 # tokens has used up its last block by `each - 1` modulo `block`; it begins one more within `left`
-# tokens, beyond the whole ones among these, if that and `left` modulo `block` make a block. How
-# many do, a histogram of the first tells; with blocks of more than PARTS tokens it is coarser, and
-# errs on the safe side. A lease that reports nothing, or is SUSPECT, counts in full at any time. No
-# peak is above the sum of the reservations.
+# tokens, beyond the whole ones among these, if that and `left` modulo `block` make a block. A
+# histogram of the first numbers counts them. With blocks of more than PARTS tokens it is coarser,
+# and errs on the safe side. A lease that reports nothing, or is SUSPECT, counts in full at any
+# time. No peak is above the sum of the reservations.
 
 cdef enum:
     PARTS = 128
@@ -39,7 +39,7 @@ ctypedef struct GrowingLeases:
     GrowingLease* items
     int32_t count, size
     int64_t fixed_tokens  # reservations of the leases that are not here
-    int64_t peak_blocks  # the peak of those here, in blocks; -1: to be counted anew
+    int64_t peak_blocks  # the peak of those here, in blocks; -1: to be counted again
     int64_t counted  # how often a peak was, since there is the pool
     bint ordered
 

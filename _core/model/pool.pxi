@@ -7,14 +7,14 @@ cdef enum:
     BATCH_AUTO = -1
     PREFILL_BUDGET_PART = 6  # of the capacity
 
-# What an operator allows a pool beside what its engine can (the limits of S-LoRA's queue, arXiv
+# Limits of an operator on a pool beside those of its engine (the limits of S-LoRA's queue, arXiv
 # 2311.03285 and its source). 0: no limit.
 ctypedef struct PoolLimits:
     int64_t batch_max_tokens  # input of one round; -1: a sixth of the pool, at least its longest
     int64_t max_total_tokens, max_running
     int64_t max_request_total_tokens, max_request_input_tokens
     int64_t max_loras
-    int64_t adapter_tokens  # that an active adapter takes, where it has no figure of its own
+    int64_t adapter_tokens  # that an active adapter takes, unless it has a figure of its own
 
 # A round is the input that was granted and has not been computed yet, as far as is known: until
 # the first tokens of a request are reported, at most for PREFILL_MAX_NS. Requests whose callers
@@ -110,5 +110,5 @@ cdef inline int64_t granted_at_ns(const Request* r) noexcept nogil:
 
 
 cdef inline int64_t unaccounted_tokens(const Pool* p) noexcept nogil:
-    # What is held besides the known leases. The engine's figure may include what is owed.
+    # Tokens held besides the known leases. The engine's figure may include the debt.
     return max(p.engine_excess_tokens, p.owed_tokens)

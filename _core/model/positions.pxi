@@ -10,7 +10,7 @@ cdef int64_t VTC_MAX = <int64_t>1 << 62
 
 ctypedef struct Position:
     int64_t key  # the counter of its flow as this pool sees it, in weighted micro-tokens
-    int64_t foreign  # of that, service in other pools since it stood in line here
+    int64_t foreign  # of that, service in other pools since it was queued here
     int64_t wait_lift  # of that node, when it began to wait there
     int32_t flow, pool
     int32_t next_position  # of the same flow; -1: none
@@ -18,7 +18,8 @@ ctypedef struct Position:
 
 
 cdef inline int32_t remote_pool(int32_t node) noexcept:
-    """What stands for the pools of a model, or (-1) of none, at other members of a cluster."""
+    """The name that stands for the pools of a model, (-1) of none, at other members of a
+    cluster."""
     return -4 - node
 
 
@@ -106,7 +107,7 @@ cdef class Positions:
             self.first_free = n
 
     cdef int64_t lift_of(self, int32_t node, int32_t cls, int32_t pool) noexcept:
-        """What positions of a class that wait at a node were lifted by in a pool. Expected O(1)."""
+        """The lift in a pool of positions of a class that wait at a node. Expected O(1)."""
         cdef int32_t at = self.lift_places.get(<uint64_t>node, <uint64_t>(cls * POOLS_MAX + pool))
         return 0 if at == NONE else self.lifts[at]
 

@@ -99,7 +99,7 @@ cdef class Predictor:
         return &self.lengths_of[flow]
 
     cdef Pair* _pair(self, int32_t flow, uint64_t adapter) noexcept:
-        """What is known of a flow with this adapter, or NULL. O(PAIRS_MAX)."""
+        """The lengths of a flow with this adapter, or NULL. O(PAIRS_MAX)."""
         cdef int32_t k
         cdef Pair* pairs
         if adapter == 0 or flow >= self.flows_max or self.lengths_of[flow].pairs == NULL:
@@ -111,7 +111,7 @@ cdef class Predictor:
         return NULL
 
     cdef Pair* _make_pair(self, int32_t flow, uint64_t adapter) except NULL:
-        # The flow's own place that learned nothing for longest: nobody else's is touched.
+        # Of the flow's own places the one that learned nothing for longest; never another flow's.
         cdef FlowLengths* f = self._flow(flow)
         cdef Pair* oldest
         cdef int32_t k
@@ -187,8 +187,8 @@ cdef class Predictor:
         """Output to reserve for each sequence of the next request; -1: all of it. O(1).
 
         On the evidence of other flows alone a newcomer runs only a few requests at once, and a
-        few more for each that has ended: where its outputs are much longer than everybody's it
-        would else be granted the pool many times over.
+        few more for each that has ended. Its outputs may be much longer than theirs, and it would
+        else be granted the pool many times over.
         """
         cdef Sketch* s = self._evidence(a, by)
         cdef int64_t ended
@@ -230,8 +230,8 @@ cdef class Predictor:
         return 0
 
     cdef void _steer(self, Sketch* s, bint covered) noexcept:
-        # Outputs that are all alike are covered at any level: it does not sink so far that it
-        # could not come back soon.
+        # Outputs that are all alike are covered at any level. The level sinks only so far that it
+        # can rise again soon.
         cdef int64_t missed_ppm = WHOLE_PPM - self.ppm, level
         if s == NULL:  # forgotten since
             return
@@ -270,7 +270,7 @@ cdef class Predictor:
         return f.own.sketch == NULL
 
     cdef void forget_lengths(self, int32_t flow) noexcept:
-        """Forget how long a flow's outputs were. What was judged stays counted. O(PAIRS_MAX)."""
+        """Forget how long a flow's outputs were; judgements stay counted. O(PAIRS_MAX)."""
         cdef FlowLengths* f
         cdef int32_t k
         if flow >= self.flows_max:

@@ -2,17 +2,17 @@
 # cached. Callers name the blocks by chained hashes, each of which stands for the whole prefix.
 #
 # An index of a pool forgets the blocks that were given longest ago, as the engine's cache does, and
-# holds no more tokens than the pool. Of a request the deepest block is noted first: so a block is
-# always younger than whatever lies behind it, the blocks that are known of a prompt are its first
-# ones, and how many that are is found by bisection. Who sends hashes that are no chain is found a
-# match as long as anything between none and all of them, which costs nobody else anything.
+# holds no more tokens than the pool. The deepest block of a request is noted first. So a block is
+# always younger than the blocks behind it, the known blocks of a prompt are its first ones, and
+# their number is found by bisection. For hashes that are no chain, the match may have any length
+# between none and all of them, which harms only the request that sent them.
 
 cdef enum:
     PREFIX_KEPT_MAX = 512  # hashes of one request; what lies beyond is not looked for
     PREFIX_QUEUED_MAX = 1 << 22  # of all that is queued, 32 MiB; who comes then has none
     PREFIX_BLOCKS_MAX = 1 << 24
 
-# What is kept of a request while it is queued.
+# The prefix of a queued request.
 ctypedef struct Kept:
     uint64_t* keys  # of its first blocks; NULL: none
     int32_t count
@@ -72,7 +72,7 @@ cdef class PrefixIndex:
         return self.trim(blocks_max, tokens_max)
 
     cdef int trim(self, int64_t blocks_max, int64_t tokens_max) except -1:
-        """Forget the oldest until there are no more than so many. O(blocks forgotten)."""
+        """Forget the oldest until the rest fits both bounds. O(blocks forgotten)."""
         cdef int32_t k
         while self.oldest != NONE and (
             <int64_t>self.places.count > blocks_max or self.tokens > tokens_max
@@ -127,7 +127,7 @@ cdef class PrefixIndex:
 
 @cython.final
 cdef class Prefixes:
-    """What queued requests begin with, and the index of each pool."""
+    """The prefixes of queued requests, and the index of each pool."""
 
     cdef uint64_t k0, k1
     cdef Kept* kept  # by the request's record
@@ -149,15 +149,15 @@ cdef class Prefixes:
         return <PrefixIndex>self.pools[pool]
 
     cdef inline const Kept* of(self, int32_t i) noexcept:
-        """What is kept of a request; NULL: nothing. O(1)."""
+        """The prefix of a request; NULL: it has none. O(1)."""
         return &self.kept[i] if i < self.size and self.kept[i].keys != NULL else NULL
 
     cdef inline uint64_t key(self, uint64_t hash, uint64_t adapter) noexcept:
-        """The name of a block, which nobody can guess; each adapter has blocks of its own."""
+        """The name of a block, which no caller can guess; each adapter has blocks of its own."""
         return mix(mix(self.k0 ^ adapter, hash), self.k1)
 
     cdef Kept* keep(self, int32_t i, int64_t count, int64_t prompt_tokens) except? NULL:
-        """Make place for so many hashes of request i; NULL: there is none, or it has one already.
+        """Make place for the hashes of request i; NULL: there is no room, or it has one already.
         O(1) amortised."""
         cdef Kept* kept
         cdef int32_t size

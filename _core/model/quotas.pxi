@@ -3,13 +3,13 @@
 # A node holds the buckets of a tenant, of a group or of a model; its parent is the next level up. A
 # bucket of R units a minute holds at most R. Its level is kept in millionths: every tick of 60 us
 # it gains exactly R of them, so that no rounding adds up and the moment at which it will hold
-# enough is known exactly. A full bucket's ticks begin anew with the next take.
+# enough is known exactly. The ticks of a full bucket begin with the next take.
 #
-# What a request takes is written on a bill, with the nodes it was taken from: prompt and predicted
-# output are taken before it runs, corrected when more is reported, and settled when it ends.
-# Nothing else changes a level but time, so the concurrent requests of a node overshoot it by no
-# more than what they used beyond their bills. Once they have ended, a bucket owes at most one
-# minute of its limit and one request: what many of them used beyond that is forgiven.
+# A bill states the tokens that a request took, and from which nodes. Prompt and predicted output
+# are taken before it runs, corrected when more is reported, and settled when it ends. Only bills
+# and time change a level, so the concurrent requests of a node overshoot it at most by the tokens
+# that they used beyond their bills. Once they have ended, a bucket owes at most one minute of its
+# limit and one request: it forgives the rest.
 
 cdef enum:
     RATE_REQUESTS = 0
@@ -23,7 +23,7 @@ cdef enum:
 QUOTA_LEVELS_MAX = QUOTA_DEPTH - 1  # a tenant and the groups above it; the last is the model's
 QUOTA_LIMIT_MAX = 1_000_000_000_000
 
-# Longer than this nobody is told to stay away: with the spread of 10 % some clients ignore more.
+# The longest Retry-After: some clients ignore more than two minutes, spread of 10 % included.
 cdef int64_t RETRY_MAX_NS = 109_000_000_000
 
 ctypedef struct Quota:
@@ -47,7 +47,7 @@ ctypedef struct Bill:
     int64_t share_tokens  # what a share has paid of it, see guarantees.pxi
     int32_t share_node, share_source, lender
 
-# What a request takes, in millionths.
+# The amounts that a request takes, in millionths.
 ctypedef struct Take:
     int64_t input_tokens, output_tokens
     int64_t micro[RATES]
@@ -91,7 +91,7 @@ cdef class Quotas:
     cdef Bill* bills  # 0 stands for none
     cdef int32_t bill_count, bill_size, first_free
     cdef list waiting  # of each node: a line of the flows that wait for it
-    cdef Heap wakes  # nodes that somebody waits for, by the time when they will hold enough
+    cdef Heap wakes  # nodes that flows wait for, by the time when they will hold enough
     cdef Heap asking  # flows whose heads have no bill yet
     cdef Heap ready  # nodes whose waiters have to be looked at
     cdef bint has_budgets
@@ -147,9 +147,9 @@ cdef class Quotas:
         self.cap_debt(node, which, 1, 0)
 
     cdef void cap_debt(self, int32_t node, int which, int windows, int64_t more) noexcept:
-        """Let a bucket owe at most so many minutes of its limit, and `more` units. O(1).
+        """Let a bucket owe at most `windows` minutes of its limit, and `more` units. O(1).
 
-        What stands on open bills comes on top, because it may still be given back.
+        The tokens of open bills come on top, because they may still be given back.
         """
         cdef Quota* n = &self.nodes[node]
         cdef wide owes = <wide>n.rate[which] * windows + more
@@ -169,9 +169,9 @@ cdef class Quotas:
         refill(n, which, self.now_ns)
 
     cdef int64_t due(self, int32_t node, const Take* t) noexcept:
-        """When the node will hold enough if nothing else happens: now or before where it does
-        already, -1 where only the end of a request can tell. A bucket that is smaller than what is
-        asked, which a reload can bring about, has to be full. O(1)."""
+        """When the node will hold enough if nothing else happens: now or earlier if it does
+        already, -1 if that depends on the end of a request. A bucket that is smaller than the
+        amount, which a reload can bring about, has to be full. O(1)."""
         cdef Quota* n = &self.nodes[node]
         cdef int64_t missing, latest = 0
         cdef int k

@@ -1,11 +1,11 @@
 # How fast things go: work over time, as moving averages (alpha = 1/5) of windows.
 #
-# Work is counted in tokens as they are charged, outputs as the flow's average foretells them when
-# the request is queued. A rate counts only while it runs: a pool's while somebody waits for room,
-# a flow's while it is backlogged. So it says what can be drained, not what happens to be asked for.
+# Work is counted in tokens as they are charged; outputs are the flow's average at the time when the
+# request is queued. A rate counts only while it runs: a pool's while requests wait for room, a
+# flow's while it is backlogged. So it measures how much can be drained, not how much is asked for.
 
 cdef enum:
-    WINDOW_GRANTS = 4  # a window is at least so many grants and so long
+    WINDOW_GRANTS = 4  # a window has at least these grants and this length
     WORK_MAX = 1 << 30
 
 cdef int64_t WINDOW_NS = 1_000_000_000
@@ -21,7 +21,7 @@ ctypedef struct Rate:
     int32_t open_grants
     bint runs
 
-cdef enum:  # on what ground a request is foretold to miss its deadline
+cdef enum:  # why a request is expected to miss its deadline
     SHED_WAIT = 0  # at its arrival
     SHED_PREFILL = 1  # when its turn has come
     SHED_KINDS = 2

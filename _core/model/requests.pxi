@@ -8,28 +8,28 @@ cdef enum:  # states of a request
     SUSPECT = 3
     ENDED = 4
 
-# What a request has once it is a lease, and then as a stored answer.
+# The part of a request that exists from its grant on, and then in its stored answer.
 ctypedef struct Lease:
     int64_t lease_id
     int64_t waited_ns
     int64_t epoch  # of the pool, at the grant
     int64_t charged  # what the flow's counter carries for it now, in weighted micro-tokens
     int64_t granted_tokens  # reserved at the grant
-    int64_t fixed_tokens  # what it adds to the load where it is not among those that grow
+    int64_t fixed_tokens  # its part of the load unless it is among the leases that grow
     int64_t ended_ns  # once ENDED
     int32_t weight_milli  # of the flow, at the grant
     int32_t input_tokens, cached_tokens, output_tokens  # totals as reported; input -1: not yet
     int32_t promised_output  # first prediction, of each sequence
     int32_t predicted_output  # prediction in force, of each sequence
     int32_t ahead_output  # charged at the grant, of each sequence
-    int32_t matched_tokens  # of its input, charged as cached until its end tells
+    int32_t matched_tokens  # of its input, charged as cached until its end reports
     int32_t reserved_blocks, posted_blocks
     int32_t growing_at  # place among the leases that grow; -1: none
     int32_t pool_next, pool_prev
     int32_t first_us  # from its arrival to its first output; 0: none yet
     int32_t fresh_tokens  # of its input, that are still to be computed; 0: done
-    int32_t prefill_us, prefill_line  # foretold at the grant, and for how much input
-    int16_t engine_priority  # told with the grant
+    int32_t prefill_us, prefill_line  # forecast at the grant, and for how much input
+    int16_t engine_priority  # sent with the grant
     uint8_t is_void  # the engine restarted: no reservation
     uint8_t in_prefill_budget  # its input has not been computed yet, as far as is known
     uint8_t outcome  # once ENDED
@@ -38,7 +38,7 @@ ctypedef struct Lease:
 cdef enum:
     WAITS_KINDS = 24
 
-# For what a request has waited, see wait_times.pxi.
+# Each reason for which a request has waited, and how long; see wait_times.pxi.
 ctypedef struct WaitTimes:
     int64_t since_ns  # for what it waits for now
     int64_t changed_ns  # moment of the last change
@@ -48,14 +48,14 @@ ctypedef struct WaitTimes:
     int32_t pool  # that did so last; -1: none
     uint8_t before  # what that was
 
-# What a request has once it has been the first of its queue.
+# The part of a request that exists once it has been the first of its queue.
 ctypedef struct HeadState:
     int64_t head_ns, lined_ns  # first in its queue; then in the line, its quotas given; -1: not yet
     int64_t bypassed_ns  # when one did for the first time
     WaitTimes* wait_times  # where that is recorded, else NULL
-    int32_t bypassed  # how often another went first while it was the head
+    int32_t bypassed  # how often another was granted first while it was the head
 
-# In three lines of the processor's cache: of a million that are queued most are nothing but this.
+# Three cache lines. Most of a million queued requests consist of nothing but this.
 ctypedef struct Request:
     int64_t seq  # arrival order, over all flows
     uint64_t key_hi, key_lo  # keyed hash of its id, see request_ids.pxi
@@ -64,12 +64,12 @@ ctypedef struct Request:
     Lease* lease  # NO_LEASE while it is queued
     HeadState* head_state  # NO_HEAD_STATE until it is the first of its queue
     int64_t arrival_ns
-    int64_t deadline_ns  # for its first token; 0: none was told
+    int64_t deadline_ns  # for its first token; 0: the caller named none
     int64_t due_ns  # queue TTL, lease TTL, grace or answer TTL, by state
     int64_t mark  # work that was queued before it in its queue, ever
     int32_t flow
     int32_t next, prev  # neighbours in the queue, in the pool's round, or among the answers
-    int32_t owner  # session slot; 0: unary; -1: nobody listens
+    int32_t owner  # session slot; 0: unary; -1: its caller has left
     int32_t owner_next, owner_prev
     int32_t principal
     int32_t generation
@@ -78,10 +78,10 @@ ctypedef struct Request:
     int32_t prompt_max_tokens  # longest single prompt
     int32_t prompt_tokens  # over all prompts
     int32_t output_max_tokens  # of each sequence
-    int32_t told_output  # foretold by the caller, of each sequence
+    int32_t told_output  # as the caller expects it, of each sequence
     int32_t bill  # what it took from its quotas; 0: nothing
     int32_t quota_output  # of all sequences, as it asked its quotas for; 0: it has not asked
-    int32_t work  # tokens that it will be charged, as far as could be foretold
+    int32_t work  # tokens that it will be charged, as forecast
     int32_t forecast_wait_us, forecast_first_us  # at its arrival; -1: not
     int16_t sequences  # prompts times n
     int16_t n  # completions of each prompt
@@ -97,7 +97,7 @@ ctypedef struct Request:
     uint8_t has_own_key  # its id is found under a key of its principal
     uint8_t shed_watch  # 1 + DOUBT_*, let in for a probe; or UNSURE + DOUBT_*; 0: none
 
-# What those have that have none of their own. Nobody writes to them.
+# Stand for a part that a request does not have yet. They are only read.
 cdef Lease NO_LEASE
 cdef HeadState NO_HEAD_STATE
 memset(&NO_LEASE, 0, sizeof(Lease))
@@ -156,14 +156,14 @@ cdef class Requests:
         return i
 
     cdef Lease* open_lease(self, int32_t i) except NULL:
-        """Give a request what a lease has. O(1)."""
+        """Give a request its lease. O(1)."""
         cdef Lease* lease = <Lease*>self.lease_slab.alloc()
         lease.input_tokens = lease.growing_at = lease.pool_next = lease.pool_prev = NONE
         self.items[i].lease = lease
         return lease
 
     cdef HeadState* head_state_of(self, int32_t i) except NULL:
-        """What a request has as the first of its queue. O(1)."""
+        """The state of a request that is the first of its queue; make it if needed. O(1)."""
         cdef HeadState* head_state = self.items[i].head_state
         if head_state == &NO_HEAD_STATE:
             head_state = self.items[i].head_state = <HeadState*>self.head_state_slab.alloc()
@@ -201,7 +201,7 @@ cdef class Requests:
         return (<int64_t>self.items[i].generation << 32) | i
 
     cdef inline int32_t lookup(self, int64_t handle) noexcept:
-        """Index of a handle's record, or -1 where it is gone."""
+        """Index of a handle's record, or -1 if it is gone."""
         cdef int64_t i = handle & <int64_t>0xFFFFFFFF  # without the cast, a Python integer
         if handle <= 0 or i >= self.used or self.items[i].state == FREE:
             return NONE

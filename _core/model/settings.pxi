@@ -1,6 +1,6 @@
 # Settings of a scheduler with their bounds, and what a caller asks for.
 
-# What a caller asks for, checked, names resolved.
+# A request as its caller sent it, checked, with names resolved.
 ctypedef struct Ask:
     Hash128 key
     uint64_t payload
@@ -33,10 +33,10 @@ cdef enum:  # where service counts
     DOMAIN_MODEL = 1
     DOMAIN_POOL = 2
 
-cdef enum:  # what of the output is charged at the grant, where a Progress could tell it later
+cdef enum:  # the output that is charged at the grant, before a Progress reports it
     AHEAD_NONE = 0
     AHEAD_AVERAGE = 1  # moving average of the flow's outputs
-    AHEAD_TOLD = 2  # the length that the caller foretells: an oracle, in simulations
+    AHEAD_TOLD = 2  # the length that the caller states: an oracle, in simulations
 
 # A policy is data: in what order heads are served, whether a returning flow is lifted, what of the
 # output is charged ahead, and whether flows stand by quanta, with the longest match first in one.

@@ -5,7 +5,7 @@ cdef enum:
 
 cdef int64_t MICRO = 1_000_000
 
-# So many tokens a minute, and no more than a minute's at once; see quotas.pxi.
+# A rate in tokens a minute, and at most one minute's tokens at once; see quotas.pxi.
 ctypedef struct Bucket:
     int64_t rate
     int64_t level  # millionths of a token; below 0: overdrawn

@@ -1,8 +1,8 @@
-# What a queued request waits for, and how long it has waited for each thing.
+# Each thing that a queued request waits for, and for how long.
 #
-# Two times that every request has tell most of it: behind others until it is the first of its own
-# queue (head_ns), for its quotas until it stands in the line (lined_ns), from then on for its turn.
-# A record begins with the first thing that they do not tell: its pool wants to serve it and has no
+# Two times that every request has give most of it: it waits behind others until it is the first of
+# its own queue (head_ns), for its quotas until it is in the line (lined_ns), then for its turn.
+# A record begins with the first thing that they do not cover: its pool wants to serve it and has no
 # room, or its flow is held. So it costs nothing to be granted at once. Each thing adds to the time
 # of its own, so a record has one size however long the wait is.
 
@@ -60,7 +60,7 @@ cdef inline int wait_inside(Requests requests, int32_t i, int64_t now_ns) except
 
 
 cdef int waits_now(Requests requests, int32_t i, int64_t* since_ns) noexcept:
-    """What a queued request waits for, and since when without a break."""
+    """The thing that a queued request waits for, and since when without a break."""
     cdef const Request* r = &requests.items[i]
     if r.waits_for:
         since_ns[0] = r.head_state.wait_times.since_ns

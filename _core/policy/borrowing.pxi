@@ -1,4 +1,4 @@
-# Lending: who is within its share, who borrows, and who is held; see guarantees.pxi.
+# Lending: which flows are within their shares, which borrow, which are held; see guarantees.pxi.
 
 cdef inline bint has_share(Core core, int32_t node) noexcept:
     return node < core.quotas.guarantees.count and core.quotas.guarantees.items[node].nominal > 0
@@ -39,7 +39,7 @@ cdef int give_share(Core core, int32_t node, const QuotaLimits* limits) except -
 
 
 cdef int end_share(Core core, bytes name) except -1:
-    """Whoever is gone has no share that others could borrow."""
+    """End the share of a tenant that is gone, so that none can borrow from it."""
     cdef QuotaLimits none
     flow = core.flow_names.get(name)
     if flow is None or core.flows.items[<int32_t>flow].own_quota == NONE:
@@ -55,7 +55,7 @@ cdef inline int know_shares(Core core) except -1:
 
 
 cdef int settle_shares(Core core) except -1:
-    """Find the pools and the flows' shares anew, after a change. O(nodes * levels + flows)."""
+    """Find the pools and the flows' shares after a change. O(nodes * levels + flows)."""
     cdef Guarantees s = core.quotas.guarantees
     cdef Guarantee* n
     cdef int32_t node, pool, flow
@@ -98,11 +98,11 @@ cdef void join_ring(Guarantees s, int32_t node, int32_t pool) noexcept:
     s.items[pool].lender = node
 
 
-# Where a flow's next request is paid from: 0: its own share, k: the k-th pool above; PAID_NOT:
-# nowhere. What is empty up to there holds something again at `due_ns` at the latest.
+# The source that pays for a flow's next request: 0: its own share, k: the k-th pool above;
+# PAID_NOT: none. The first of the empty buckets up to there holds tokens again at `due_ns`.
 ctypedef struct FundingSource:
     int source
-    bint limited  # it may not borrow now, whatever there is
+    bint limited  # it may not borrow now, even if a pool holds tokens
     int64_t due_ns
 
 
@@ -133,7 +133,7 @@ cdef FundingSource funding_source_of(Core core, int32_t flow) noexcept:
 
 
 cdef int book_share(Core core, int32_t i, int64_t tokens) except -1:
-    """Let a bill be about so many tokens of the share that pays it. O(levels)."""
+    """Set the tokens of a bill that its share pays. O(levels)."""
     cdef Bill* b = &core.quotas.bills[core.requests.items[i].bill]
     cdef int64_t more = tokens - b.share_tokens
     cdef int32_t node = b.share_node, left = b.share_source
@@ -153,8 +153,8 @@ cdef int book_share(Core core, int32_t i, int64_t tokens) except -1:
 
 
 cdef int look_again(Core core, int32_t flow) except -1:
-    """Note anew when a held flow has something of its own, and whether it may borrow. What comes
-    back to its group is noticed at the time that was known before. O(levels + targets * log n)."""
+    """Note when a held flow has tokens of its own again, and whether it may borrow. Tokens that are
+    given back to its group earlier count from that time on. O(levels + targets * log n)."""
     cdef Flow* f = &core.flows.items[flow]
     cdef Heap dues = core.quotas.guarantees.dues
     cdef int32_t q = f.first_queue
@@ -178,7 +178,7 @@ cdef int look_again(Core core, int32_t flow) except -1:
 
 
 cdef int draw_share(Core core, const Bill* b, int64_t tokens) except -1:
-    """Take tokens from where a bill is paid; negative: give back. O(levels)."""
+    """Take tokens from the source that pays a bill; negative: give back. O(levels)."""
     cdef int64_t micro = tokens * MICRO
     cdef int32_t node = b.share_node
     cdef int k
@@ -201,7 +201,7 @@ cdef int draw_share(Core core, const Bill* b, int64_t tokens) except -1:
 
 
 cdef int follow_bill(Core core, int32_t i) except -1:
-    """What a bill is about now, its share pays."""
+    """Let the share pay for what the bill states now."""
     cdef Bill* b = &core.quotas.bills[core.requests.items[i].bill]
     return book_share(core, i, b.input_tokens + b.output_tokens)
 
@@ -229,8 +229,8 @@ cdef int pay_share(Core core, int32_t i) except -1:
 
 
 cdef int32_t next_lender(Core core, int32_t pool, int64_t micro) noexcept:
-    """Whose unused share a loan is booked to: the next in turn who has left so much of what it
-    lends; -1: none of LENDERS_SEEN. O(LENDERS_SEEN)."""
+    """The member whose unused share a loan is booked to: the next in turn that has `micro` of what
+    it lends left; -1: none of LENDERS_SEEN. O(LENDERS_SEEN)."""
     cdef Guarantee* p = &core.quotas.guarantees.items[pool]
     cdef Guarantee* n
     cdef int k
@@ -274,8 +274,8 @@ cdef void note_saturation(Core core) noexcept:
 
 
 cdef bint must_throttle(Core core, int32_t i) noexcept:
-    """Whether a head is beyond its flow's share while that binds: in saturation, and where others
-    of its class stand in the same line. O(pools)."""
+    """Whether a head is beyond its flow's share while that binds: in saturation, or with others of
+    its class in the same line. O(pools)."""
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]
     if f.guarantee == NONE or r.bill == 0:
@@ -307,7 +307,7 @@ cdef int throttle(Core core, int32_t i) except -1:
 
 
 cdef int let_go(Core core, int32_t q) except -1:
-    """Let a held queue stand in the line again. O(targets * log n)."""
+    """Put a held queue back into the line. O(targets * log n)."""
     unthrottle(core.flows, q)
     rank_queue(core.flows, q)
     return note_out(core.flows, core.flows.queues[q].flow)
@@ -319,7 +319,7 @@ cdef int pay_and_let_go(Core core, int32_t q) except -1:
 
 
 cdef int wake_root_cohort(Core core) except -1:
-    """Note when the pool of all, if it is empty, holds something that somebody waits for."""
+    """Note when the root's pool, if empty, will hold tokens that a held queue waits for."""
     cdef int32_t root = core.quotas.guarantees.root
     cdef Bucket* unused = &core.quotas.guarantees.items[root].unused
     cdef int64_t due_ns = NEVER
@@ -350,8 +350,8 @@ cdef int run_share_dues(Core core, int64_t work) except -1:
 
 
 cdef bint let_one_go(Core core, int32_t pool) except -1:
-    """While nobody stands in the line of a pool: the first held queue, of LOOKAHEAD, that shares do
-    not bind, or that can borrow, stands in it; False: there is none. The best class goes first.
+    """Put a held queue back into the empty line of a pool: the first of LOOKAHEAD that its share
+    does not bind, or that can borrow; False: there is none. The best class is first.
     O(LOOKAHEAD * log n + classes)."""
     cdef int32_t found[LOOKAHEAD]
     cdef bint is_free[LOOKAHEAD]
@@ -374,7 +374,7 @@ cdef bint let_one_go(Core core, int32_t pool) except -1:
 
 
 cdef dict share_row(Core core, int64_t now_ns, int32_t flow):
-    """What a flow's own share, or its group's, has come to."""
+    """The state of a flow's share, or of its group's, for Stats."""
     cdef Flow* f
     cdef Guarantee n
     know_shares(core)

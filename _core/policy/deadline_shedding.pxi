@@ -1,39 +1,41 @@
-# Early refusal: whoever cannot have the first token before the deadline is sent away, so that what
-# is hopeless burns neither the engine nor the caller's time.
+# Early refusal: a request that cannot have its first token before its deadline is refused at once,
+# so that it costs neither the engine nor its caller any time.
 #
-# At the arrival, where wait and prefill, each less its average error, end beyond the deadline; and
-# when the turn has come, where the prefill does. A gate on a wrong estimate would refuse what could
-# be served, and never learn of it. So it has to earn its right: what it would send away is let in
-# until of such requests `refusal_samples_min` more have missed their deadline than not, of its flow
-# and of all; then every PROBE_EVERY-th still is. One that met its deadline costs what TRUST_LOSS
-# that missed it bring: where fewer than nine in ten do, all are let in again. What is let in
-# settles the estimates, too, so that wrong ones heal.
+# It is refused at its arrival if wait and prefill, each less its average error, end beyond the
+# deadline, and at its turn if the prefill does. A wrong estimate would refuse requests that could
+# be served, and the scheduler would never learn of it. So the estimate has to earn trust, for the
+# flow and for all flows. A request that it would refuse is let in and watched until
+# `refusal_samples_min` more of these have missed their deadlines than have met them. From then on
+# every PROBE_EVERY-th is still let in. One that meets its deadline costs the trust that TRUST_LOSS
+# misses bring: if fewer than nine in ten miss it, all are let in again. Requests that are let in
+# also correct the estimates.
 #
-# Waits are foretold too long where others leave before their turn, so of what is expected only a
-# part counts, by which about three in a hundred of those that are let in meet their deadlines: an
-# eighth less for each that does, a 256th more for each that does not. It also grows, slowly, for
-# each that missed its deadline as the whole would have foretold.
+# Forecasts are too long if other requests leave before their turn. So only a part of the expected
+# time counts, such that about three in a hundred requests that are let in meet their deadlines.
+# The part falls by an eighth for each that meets it, and grows by a 256th for each that does not.
+# It also grows, slowly, for each request that only the whole expected time would have refused
+# rightly.
 
 cdef enum:
     PROBE_EVERY = 8
     TRUST_LOSS = 9
-    TRUST_MORE = 8  # a score grows so far beyond what it takes to be trusted
+    TRUST_MORE = 8  # a score grows this far beyond refusal_samples_min
     PART_PPM = 1_000_000
     PART_MIN_PPM = 62_500
-    UNSURE = 3  # Request.doubt of DOUBT_WAIT, where the whole is beyond the deadline, a part is not
+    UNSURE = 3  # Request.shed_watch: the whole time is beyond the deadline, its part is not
 
 
 cdef inline bint counts_deadline(Core core, const Request* r) noexcept:
-    """Whether a request with a deadline may be sent away for it. Not one that is granted whatever
-    it costs, nor one that was let in, and is watched."""
+    """Whether a request may be refused for its deadline. Not one of an exempt or a dry-run tenant,
+    nor one that was let in and is watched."""
     cdef const Flow* f = &core.flows.items[r.flow]
     cdef bint is_watched = 0 < r.shed_watch < UNSURE
     return core.refuses_early and not is_watched and not f.exempt and not f.dry_runs
 
 
 cdef bint sheds(Core core, Request* r, int kind, int64_t first_ns) noexcept:
-    """Whether a request, whose first token is expected in so long, is sent away; where it would be
-    but for the safeguards, it is watched. O(1)."""
+    """Whether a request whose first token is expected in `first_ns` is refused. If only a safeguard
+    lets it in, it is watched. O(1)."""
     cdef int64_t left_ns = r.deadline_ns - core.now_ns
     cdef ShedAccuracy* own = &core.flows.items[r.flow].shed_accuracy
     cdef ShedAccuracy* overall = &core.shed_accuracy
@@ -55,7 +57,7 @@ cdef bint sheds(Core core, Request* r, int kind, int64_t first_ns) noexcept:
 
 
 cdef void record_shed_outcome(Core core, Request* r, bint missed) noexcept:
-    """One that was let in has missed its deadline, as was foretold, or met it. O(1)."""
+    """Learn whether a request that was let in missed its deadline, as expected. O(1)."""
     cdef int kind = (r.shed_watch - 1) % SHED_KINDS
     cdef int64_t part_ppm = PART_PPM - core.shed_discount_ppm[kind]
     if r.shed_watch >= UNSURE:
@@ -81,14 +83,14 @@ cdef inline void learn_shed_outcome(
 
 
 cdef void settle_first(Core core, Request* r) noexcept:
-    """A report tells of its first token, which came since the last one, or since the grant. Where
-    the deadline was between the two, it may have been met. O(1)."""
+    """Take a report with its first token, which came since the report before it, or since the
+    grant. If the deadline was between the two, it counts as met. O(1)."""
     record_shed_outcome(core, r, r.due_ns - core.lease_ttl_ns >= r.deadline_ns)
 
 
 cdef void settle_shed(Core core, Request* r) noexcept:
-    """It is over, and no report has told when its first token came: it did before now, or not at
-    all. O(1)."""
+    """Take its end without a report of its first token: that came before now, or not at all.
+    O(1)."""
     cdef bint late = core.now_ns >= r.deadline_ns
     if late != (r.lease.output_tokens > 0):
         record_shed_outcome(core, r, late)
@@ -96,16 +98,15 @@ cdef void settle_shed(Core core, Request* r) noexcept:
 
 
 cdef inline int64_t prefill_expected_ns(Core core, const Pool* p, int64_t tokens) noexcept:
-    """The same of the prefill alone, in a pool."""
+    """The expected time of the prefill alone in a pool, less its average error."""
     if p.prefills_judged < core.refusal_samples_min:
         return 0
     return max(<int64_t>0, prefill_ns(p, tokens) - p.prefill_error_ns)
 
 
 cdef int64_t first_expected_ns(Core core, const Request* r) except -2:
-    """In how long a request that comes now is expected to have its first token, less the average
-    errors; -1: unknown. A prefill that nobody has measured takes no time. O(SCAN_MAX + pools +
-    classes)."""
+    """The expected time to the first token of a request that arrives now, less the average errors;
+    -1: unknown. A prefill that was never measured takes no time. O(SCAN_MAX + pools + classes)."""
     cdef const Flow* f = &core.flows.items[r.flow]
     cdef const Pool* p
     cdef int64_t wait_ns = 0, each, least = NONE
@@ -133,13 +134,13 @@ cdef int deadline_refusal(Core core, Request* r) except -1:
     if sheds(core, r, SHED_WAIT, first_expected_ns(core, r)):
         return OUT_REJECTED_DEADLINE
     if r.shed_watch == 1 + SHED_WAIT:
-        r.work = 1  # whoever stands behind it need not expect that it is served
+        r.work = 1  # requests behind it need not expect that it is served
     return 0
 
 
 cdef int64_t feasible_in_ns(Core core, const Request* r) except -1:
-    """When one that is refused for its deadline could meet it, after those that were told before.
-    O(SCAN_MAX + pools + classes)."""
+    """When a request that is refused for its deadline could meet it, after the retries of earlier
+    refusals. O(SCAN_MAX + pools + classes)."""
     cdef int64_t late_ns = first_expected_ns(core, r) - (r.deadline_ns - core.now_ns)
     return forecast_in_turn(
         core, &core.flows.items[r.flow].next_retry_at_ns, max(<int64_t>0, late_ns),
@@ -153,5 +154,5 @@ cdef void forget_shed_accuracy(Core core) noexcept:
 
 
 cdef inline int64_t work_done(Core core, const Request* r) noexcept:
-    """What a request that is granted adds to the drain."""
+    """Work that the grant of a request adds to the drain."""
     return work_of(core, r) if r.shed_watch == 1 + SHED_WAIT else r.work

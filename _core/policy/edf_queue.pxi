@@ -27,7 +27,7 @@ cdef int32_t insert_by_deadline(Flows flows, int32_t q, int32_t i) except -2:
 
 
 cdef int displace(Flows flows, int32_t q, int32_t head) except -1:
-    # Nothing was granted: where the new head needs no quota, the flow stands in the line as before.
+    # Nothing was granted: if the new head needs no quota, the flow stays in the line.
     cdef Request* old = &flows.requests.items[head]
     unthrottle(flows, q)
     if flows.is_billed(&flows.queues[q]):

@@ -1,13 +1,15 @@
 # How long a request will wait.
 #
-# The wait is work ahead, in the order in which it will be served, over the pace at which it drains.
-# Ahead of a request are all that wait in better classes; of its own class, what flows with smaller
-# counters may take until they reach its own; and its own flow's queue, which drains at the flow's
-# own pace: its part by weight of what the pools grant to flows that go on waiting, so that whoever
-# comes later and goes first is counted, or as measured since it is backlogged where that is less.
-# Under policies without counters it is whatever waits. After the grant: what is computed before it
-# and its own input, cached part left out, at the pace of the prefills. Both keep a moving average
-# of their absolute error.
+# The wait is the work ahead, in the order in which it will be served, over the pace at which it
+# drains. Three kinds of work are ahead of a request:
+# - all that waits in better classes;
+# - in its own class, the work that flows with smaller counters may take until they reach its own;
+# - its own flow's queue, which drains at the flow's own pace. That is its part by weight of what
+#   the pools grant to flows that go on waiting, so it counts requests that arrive later and are
+#   granted first. If the pace measured since the flow is backlogged is less, that one counts.
+# Under policies without counters, all that waits in its class is ahead.
+# From the grant to the first token: the input that is computed before it, and its own without the
+# cached part, at the pace of the prefills. Both keep a moving average of their absolute error.
 
 cdef inline uint64_t adapter_of(Core core, const Request* r) noexcept:
     return core.adapters.items[r.adapter].lo if r.adapter != NONE else 0
@@ -22,14 +24,14 @@ cdef inline void asked_of(Core core, const Request* r, Asked* asked) noexcept:
 
 
 cdef enum:
-    SCAN_MAX = 32  # flows that are looked at; further ones are taken to be like these
-    SAMPLED = 128  # beyond so many flows, of so many requests one is foretold
+    SCAN_MAX = 32  # flows that are read; further ones count as their average
+    SAMPLED = 128  # with more than SCAN_MAX flows queued, one in this many requests has one
 
 cdef int64_t FORETOLD_MAX_US = (<int64_t>1 << 31) - 1
 
 
 cdef int32_t work_of(Core core, const Request* r) noexcept:
-    """What a request will be charged, in tokens, at least 1. O(1)."""
+    """The charge of a request, in tokens, at least 1. O(1)."""
     cdef int64_t each = core.flows.items[r.flow].average_milli // 1000
     if each == 0 or each > r.output_max_tokens:
         each = r.output_max_tokens
@@ -37,10 +39,10 @@ cdef int32_t work_of(Core core, const Request* r) noexcept:
     return <int32_t>min(max(<int64_t>1, each // 1_000_000), <int64_t>WORK_MAX)
 
 
-# At which the pools drain that a request may go to, in thousandths of tokens a second.
+# The pace at which the pools of a request drain, in thousandths of tokens a second.
 ctypedef struct Pace:
     int64_t whole  # 0: unknown
-    int64_t deep  # for flows that go on waiting: less by what light flows take, which go first
+    int64_t deep  # for flows that go on waiting: less the part of light flows
 
 
 cdef Pace pace_of(Core core, int32_t target) noexcept:
@@ -58,7 +60,7 @@ cdef Pace pace_of(Core core, int32_t target) noexcept:
 
 
 cdef bint has_to_wait(Core core, int32_t target) noexcept:
-    """Whether somebody waits at every pool that a request may go to. O(pools)."""
+    """Whether requests wait at every pool that a request may go to. O(pools)."""
     cdef bint waits = False
     cdef int32_t p
     for p in range(core.ledger.count):
@@ -70,16 +72,16 @@ cdef bint has_to_wait(Core core, int32_t target) noexcept:
 
 
 cdef inline int64_t part_of_line(Flows flows, int32_t node, int64_t whole) noexcept:
-    """What a node gets of a pace, beside its siblings that have something queued."""
+    """A node's part of a pace, beside its siblings that have requests queued."""
     cdef const Flow* f = &flows.items[node]
     cdef int64_t weight = flows.queued_weight_of(node)[0] + (0 if f.queued else f.weight_milli)
     return <int64_t>(<wide>whole * f.weight_milli // weight)
 
 
 cdef int64_t own_pace(Core core, int32_t flow, const Pace* pace) noexcept:
-    """At which the queue of a flow drains, where its pools drain at `pace`. What flows get that do
-    not go on waiting is no part of `pace.deep`, so they do not share in it either; where none goes
-    on waiting, all that wait share the whole. O(levels)."""
+    """The pace at which the queue of a flow drains, if its pools drain at `pace`. Flows that go on
+    waiting share `pace.deep`, which has no part of the others; if none goes on waiting, all that
+    wait share the whole. O(levels)."""
     cdef const Flow* f = &core.flows.items[flow]
     cdef int64_t measured = pace_milli(&f.served, f.served.work)
     cdef int64_t weight = core.flows.deep_weight_of(flow)[0]
@@ -99,7 +101,7 @@ cdef int64_t own_pace(Core core, int32_t flow, const Pace* pace) noexcept:
 
 
 cdef int64_t work_before(Core core, int32_t flow, int32_t target) except -1:
-    """Work of other flows that goes before the next of this one. O(SCAN_MAX + classes)."""
+    """Work of other flows that precedes the next of this one. O(SCAN_MAX + classes)."""
     cdef Flow* f = &core.flows.items[flow]
     cdef int64_t before = 0
     cdef int32_t c
@@ -112,9 +114,9 @@ cdef int64_t work_before(Core core, int32_t flow, int32_t target) except -1:
 
 
 cdef int64_t siblings_before(Core core, int32_t flow, int32_t target) noexcept:
-    """Work of its class that goes before the next of a flow: what its siblings take until their
-    counters reach its own, and while they do, what the siblings of its node get beside them, and so
-    on up. O(levels * SCAN_MAX)."""
+    """Work of its class that precedes the next of a flow. Its siblings take work until their
+    counters reach its own. Meanwhile the siblings of its node get theirs, and so on up.
+    O(levels * SCAN_MAX)."""
     cdef Flow* f = &core.flows.items[flow]
     cdef int64_t before = 0, weight
     while f.parent != NONE:
@@ -154,8 +156,8 @@ cdef int64_t root_before(Core core, int32_t flow, int32_t target) noexcept:
 cdef int64_t smaller_before(
     Core core, Heap heap, int32_t node, int32_t flow, int32_t target, int64_t counter
 ) noexcept:
-    """What flows of a node's line, -1: of the root's, take until their counters reach this one,
-    best first down the heap."""
+    """Work that the flows of a node's line (-1: of the root's) take until their counters reach this
+    one. Reads the heap from the best one down."""
     cdef int32_t open[4 * SCAN_MAX + 4]
     cdef int32_t count = 0, seen = 0, at, child
     cdef int64_t before = 0, their, least
@@ -191,8 +193,8 @@ cdef int64_t smaller_before(
 cdef int64_t wait_from(
     Core core, int32_t flow, int32_t target, int64_t own_ahead, int64_t work
 ) except -2:
-    """How long whoever has so much of its own queue before it will wait; -1: unknown. Where
-    order is not by counters, everything in its class or a better one goes before.
+    """The wait of a request with `own_ahead` of its own queue ahead of it; -1: unknown. If the
+    order is not by counters, everything in its class or a better one is ahead.
     O(SCAN_MAX + pools + classes)."""
     cdef Pace pace = pace_of(core, target)
     cdef Flow* f = &core.flows.items[flow]
@@ -210,7 +212,7 @@ cdef int64_t wait_from(
 cdef int64_t wait_of_new(
     Core core, int32_t flow, int32_t target, int64_t work, int64_t deadline_ns
 ) except -2:
-    """The same for one that comes now with a deadline, -1: with none."""
+    """The same for one that arrives now with a deadline, -1: with none."""
     cdef int32_t q = core.flows.find_queue(flow, target + 1)
     cdef int64_t ahead = 0
     if q != NONE:
@@ -219,8 +221,8 @@ cdef int64_t wait_of_new(
 
 
 cdef int forecast(Core core, int32_t i) except -1:
-    """Note of a request that is about to be queued when it is expected to be granted, and when to
-    have its first token. O(SCAN_MAX), of few where there are many flows."""
+    """Note the forecast of a request's grant and first token before it is queued. With many flows
+    only a sample of the requests gets one. O(SCAN_MAX)."""
     cdef Request* r = &core.requests.items[i]
     cdef int64_t wait_ns
     r.forecast_wait_us = NONE
@@ -237,8 +239,8 @@ cdef int forecast(Core core, int32_t i) except -1:
 
 
 cdef int note_waited(Core core, const Request* r, bint in_turn) noexcept:
-    """Learn from a request that leaves its queue how wrong it was foretold. One whose turn has not
-    come says so only where it should have by then."""
+    """Learn the error of the forecast from a request that leaves its queue. One that leaves before
+    its turn counts only if its turn should have come by then."""
     cdef Flow* f = &core.flows.items[r.flow]
     cdef int64_t error_ns = core.now_ns - r.arrival_ns - <int64_t>r.forecast_wait_us * 1000
     if r.forecast_wait_us < 0 or (not in_turn and error_ns < 0):
@@ -252,7 +254,7 @@ cdef int note_waited(Core core, const Request* r, bint in_turn) noexcept:
 # From the grant to the first token.
 
 cdef int32_t fresh_of(Core core, const Request* r) noexcept:
-    """Input that has to be computed: less by what of the flow's input was cached so far."""
+    """Input that has to be computed: without the part that was cached of the flow's input."""
     cdef Flow* f = &core.flows.items[r.flow]
     cdef int64_t known = f.input_tokens - f.input_before, cached = f.cached_tokens - f.cached_before
     cached = max(<int64_t>0, min(cached, known))
@@ -262,7 +264,7 @@ cdef int32_t fresh_of(Core core, const Request* r) noexcept:
 
 
 cdef inline int64_t prefill_ns(const Pool* p, int64_t tokens) noexcept:
-    """How long so much input takes, with all that is before it."""
+    """How long `tokens` of input take, with all that is ahead of them."""
     if p.prefill_tokens == 0:
         return 0
     return <int64_t>(<wide>(p.prefilling + tokens) * p.prefill_ns // p.prefill_tokens)
@@ -280,7 +282,7 @@ cdef int64_t prefill_of(Core core, const Request* r) noexcept:
 
 
 cdef int enter_prefill(Core core, Request* r) noexcept:
-    """A granted request's input is on its way. O(1)."""
+    """Count a granted request's input as being computed. O(1)."""
     cdef Pool* p = &core.ledger.pools[r.pool]
     r.lease.fresh_tokens = fresh_of(core, r)
     r.lease.prefill_us = <int32_t>min(prefill_ns(p, r.lease.fresh_tokens) // 1000, FORETOLD_MAX_US)
@@ -290,7 +292,7 @@ cdef int enter_prefill(Core core, Request* r) noexcept:
 
 
 cdef int leave_prefill(Core core, Request* r) noexcept:
-    """It is done, or ends without. O(1)."""
+    """Count it no longer: it is computed, or the request has ended. O(1)."""
     core.ledger.pools[r.pool].prefilling -= r.lease.fresh_tokens
     r.lease.fresh_tokens = 0
     return 0

@@ -1,5 +1,5 @@
 # Stagger: requests of one length that begin together end together, and until then the peak form
-# lets nobody in for whom there would be no room at that end. Begun one after the other, each holds
+# admits none for which there would be no room at that end. Begun one after the other, each holds
 # half its output on average, and more of them fit.
 #
 # So where more of a flow waits than would fit, and its outputs are alike, each grant to it keeps
@@ -27,8 +27,8 @@ cdef void note_run(Pool* p, const Request* r, int64_t output_tokens, int64_t now
 cdef int64_t pacing_gap_ns(
     Core core, const Pool* p, const Request* r, int64_t blocks, bint above, int64_t promise
 ) noexcept:
-    """How long a grant keeps the next of its kind away, where the output was promised to be so
-    long; 0: not at all. O(1)."""
+    """How long a grant with this promised output keeps the next of its kind away; 0: not at all.
+    O(1)."""
     cdef const Flow* f = &core.flows.items[r.flow]
     cdef int64_t each, run_ns, held
     cdef Asked asked

@@ -17,7 +17,7 @@ cdef int64_t LIGHT_WINDOW_NS = 500_000_000
 cdef int64_t TELEMETRY_FRESH_NS = 5_000_000_000
 
 cdef enum:
-    LIGHT_WINDOWS = 64  # after so many without any, nothing is kept
+    LIGHT_WINDOWS = 64  # after this number of windows without any, nothing is kept
     KEPT_PART = 8  # at most this part of the pool
     PROBE_PPM_S = 5_000  # of the capacity, until the first preemption
     RELAX_PPM_S = 500
@@ -67,7 +67,7 @@ cdef int64_t faded(const Pool* p, int64_t windows) noexcept:
 
 
 cdef int64_t kept_tokens(const Pool* p, int64_t now_ns) noexcept:
-    """What of the pool flows above their share leave alone. O(LIGHT_WINDOWS)."""
+    """Tokens of the pool that flows above their share leave free. O(LIGHT_WINDOWS)."""
     cdef int64_t kept
     if p.light_since_ns < 0:
         return 0
@@ -78,7 +78,7 @@ cdef int64_t kept_tokens(const Pool* p, int64_t now_ns) noexcept:
 
 
 cdef void note_light(Pool* p, int64_t now_ns, int64_t blocks) noexcept:
-    """A flow below its share took so many blocks. O(LIGHT_WINDOWS)."""
+    """Count blocks that a flow below its share took. O(LIGHT_WINDOWS)."""
     cdef int64_t windows
     if blocks > p.capacity_blocks // KEPT_PART:
         return  # the part that is kept would have no room for such a request
@@ -98,7 +98,7 @@ cdef inline bint has_shares(Core core) noexcept:
 
 
 cdef bint is_above_share(Core core, int32_t pool, int32_t flow, int64_t blocks) noexcept:
-    """Whether a flow that gets so many blocks more holds more than its part of a pool: by weight
+    """Whether a flow with `blocks` more would hold more than its part of a pool: by weight
     among its siblings that were active lately, of the part of their node. Other pools do not
     count: their callers say how large they are. O(levels)."""
     cdef const Pool* p = &core.ledger.pools[pool]

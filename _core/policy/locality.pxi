@@ -4,12 +4,12 @@
 # if it can begin there at once and that is fuller than the emptiest by no more than a margin.
 #
 # DLPM (deficit longest prefix match, arXiv 2501.14312): a flow has a deficit, takes part while that
-# is positive, and gets a quantum more once no flow that waits has any. Here the deficit is what is
-# left of the quantum in which the flow's counter stands: flows are in line by how many quanta they
-# have used up, and those with the fewest take part. That is the same, since all who wait were given
-# alike many; who comes back is lifted, as under VTC, instead of keeping what was left. A quantum of
-# a token is VTC. Among those who take part the head with the longest match in the pool goes first,
-# of the first LOOKAHEAD that came; ties go by arrival.
+# is positive, and gets a quantum more once no flow that waits has any. Here the deficit is the rest
+# of the quantum in which the flow's counter is: flows are ordered by the number of quanta that they
+# have used up, and those with the fewest take part. That is the same, since all waiting flows were
+# given equally many. A flow that returns is lifted, as under VTC, and does not keep its rest. A
+# quantum of a token is VTC. Of the first LOOKAHEAD flows that take part, the one whose head has the
+# longest match in the pool is served first; ties go by arrival.
 
 cdef int32_t first_in_class(Core core, int32_t pool, int32_t cls) except -2:
     """The least (counter, seq) of a class among those that must run in a pool and those that may.
@@ -47,7 +47,7 @@ cdef bytes PREFIX_KEY_NAME = b"prefix blocks"
 
 
 cdef int prefix_uses(Core core) noexcept:
-    """What hashes could change now; 0: nothing. O(1)."""
+    """The choice that hashes could change now; 0: none. O(1)."""
     cdef int uses = 0
     if core.prefix_max:
         if core.prefix_ppm and core.ledger.count > 1:
@@ -85,7 +85,7 @@ cdef int64_t keep_hashes(Core core, int64_t handle, tuple hashes) except? -1:
 
 
 cdef inline int64_t matched_tokens(Core core, int32_t pool, int32_t i) noexcept:
-    """What of a queued request's prompt a pool is thought to have. O(log hashes)."""
+    """Tokens of a queued request's prompt that a pool probably has. O(log hashes)."""
     cdef const Kept* kept = core.prefixes.of(i)
     if kept == NULL:
         return 0
@@ -114,7 +114,7 @@ cdef int note_prefix(Core core, int32_t i, int32_t pool) except -1:
 
 
 cdef int32_t head_in_class(Core core, int32_t pool, int32_t cls) except -2:
-    """Who is next for a pool in a class; -1: nobody. O(1), under DLPM O(LOOKAHEAD log hashes)."""
+    """The next of a class for a pool; -1: none. O(1), under DLPM O(LOOKAHEAD log hashes)."""
     cdef int32_t first = first_in_class(core, pool, cls)
     if first == NONE or core.flows.grain == 1 or core.prefixes.queued == 0:
         return first
@@ -157,8 +157,8 @@ cdef int32_t longest_match(
 
 
 cdef int set_grain(Core core) except -1:
-    """By how much flows are told apart: a micro-token, under DLPM a quantum. O(queues log n) where
-    that has changed."""
+    """Set the grain of the order: a micro-token, under DLPM a quantum. O(queues log n) if that has
+    changed."""
     cdef int64_t grain = core.quantum_tokens * 1_000_000 if core.by_prefix else 1
     cdef int32_t flow
     if core.flows.grain == grain:

@@ -1,10 +1,10 @@
 # Overload: how busy a pool is, for whatever lends, borrows or refuses by it.
 #
-# Nearly overloaded: promises fill it to the saturation, or somebody waits for room. Overloaded: the
-# next request of its line has waited for longer than the target, or the engine preempted. It rises
-# at once. It falls a level at a time, when it has been calm for `overload_hold_ns`; calm is less
-# than what it took to rise: half the target, 7/8 of the saturation. Who waits for a quota, or is
-# held so that prefills batch, does not count: more room would not help.
+# Nearly overloaded: promises fill it to the saturation, or a request waits for room. Overloaded:
+# the next request of its line has waited for longer than the target, or the engine preempted. It
+# rises at once. It falls a level at a time, when it has been calm for `overload_hold_ns`; calm is
+# below the thresholds of a rise: half the target, 7/8 of the saturation. A request that waits for a
+# quota, or is held so that prefills batch, does not count: more room would not help.
 
 cdef inline int64_t fill_ppm(const Pool* p) noexcept:
     """Promised, owed since a restart, and held by others, of the capacity; also more than it."""
@@ -40,7 +40,7 @@ cdef int lowest_level(Core core, const Pool* p, int64_t waits_ns) noexcept:
 
 
 cdef int level_now(Core core, const Pool* p, int64_t waits_ns, int64_t now_ns) noexcept:
-    """The level of a pool whose next request has waited so long for its room; -1: nobody does."""
+    """The level of a pool by the wait of its next request for room; -1: none waits."""
     cdef int64_t fallen = 0
     cdef int level = load_level(core, p, waits_ns, core.queue_target_ns, core.saturation_ppm)
     if level >= p.overload:

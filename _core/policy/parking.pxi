@@ -46,8 +46,8 @@ cdef bint has_throttled(Flows flows, int32_t pool) noexcept:
 
 
 cdef bint is_out(Flows flows, int32_t flow) noexcept:
-    """Whether a flow that waits for a quota, or is held, has nothing that stands in the line or
-    asks. O(targets)."""
+    """Whether a flow that waits for a quota, or is held, has no queue that is in the line or asks.
+    O(targets)."""
     cdef Flow* f = &flows.items[flow]
     cdef int32_t q = f.first_queue
     if f.waits_at == NONE and not f.throttled:
@@ -73,8 +73,8 @@ cdef int note_out(Flows flows, int32_t flow) except -1:
 
 
 cdef int rejoin(Flows flows, int32_t flow) except -1:
-    """Let a flow that was out come back among the active ones, by the lift of the node that it
-    waits at, else of the desk; it earns no credit. O(targets * log n)."""
+    """Make a flow that was out active again, with the lift of the node that it waits at, else of
+    the root; it earns no credit. O(targets * log n)."""
     cdef Flow* f = &flows.items[flow]
     cdef int32_t node = flows.quotas.guarantees.root if f.waits_at == NONE else f.waits_at
     cdef int64_t least, before = f.throttled_lift if f.waits_at == NONE else f.wait_lift

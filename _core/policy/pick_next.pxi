@@ -1,22 +1,22 @@
-# Who runs next in a pool.
+# The choice of the request that runs next in a pool.
 #
 # The best class first, or the one that ageing brings forward (see classes), at most every second
 # time; in it least (counter, seq) first. Where that head does not fit, strict order stops; EASY
 # backfill (Lifka 1995) lets a later request go first if it fits now and does not move the head's
 # projected start. The start is projected from what the running leases have left, counted in tokens,
-# which is time on an engine that batches. A request whose flow stays below its share may also go
-# before a head of its class whose flow is above: for it something is kept free (see headroom).
+# which is time on an engine that batches. A request whose flow stays below its share may also
+# overtake a head of its class whose flow is above: for it tokens are kept free (see headroom).
 # One head is bypassed `bypass_max` times and for `bypass_ns` at most, an exempt one never.
 
-# What a request would reserve in a pool now.
+# The reservation that a request would get in a pool now.
 ctypedef struct Plan:
     int64_t blocks
-    int64_t tokens  # of these, and of its adapter where that is not active yet
+    int64_t tokens  # of these, and of its adapter if that is not active yet
     int64_t output_tokens  # of each sequence
     int32_t reason  # to wait
     uint8_t evidence  # what the output was predicted from; 0: nothing, or it cannot fail
     bint above  # its flow would be above its share
-    int64_t pacing_gap_ns  # so long its grant keeps the next of its kind away, see stagger
+    int64_t pacing_gap_ns  # its grant keeps the next of its kind away, see grant_pacing.pxi
 
 
 cdef Plan plan_for(Core core, int32_t pool, const Request* r) noexcept:
@@ -87,14 +87,14 @@ cdef inline bint is_for_room(int32_t reason) noexcept nogil:
 
 
 cdef inline bint may_be_passed(int32_t reason) noexcept nogil:
-    """Whether a head that waits for this may be bypassed, so often and for so long."""
+    """Whether a head that waits for this may still be bypassed, by number and time."""
     return is_for_room(reason) or reason == WAIT_ADAPTERS or reason == WAIT_STAGGER
 
 
 cdef inline void forget_engine_excess(Core core, int32_t pool) noexcept:
     cdef Pool* p = &core.ledger.pools[pool]
     if p.engine_excess_tokens and core.now_ns - p.telemetry_at_ns > TELEMETRY_FRESH_NS:
-        p.engine_excess_tokens = 0  # nobody knows any more
+        p.engine_excess_tokens = 0  # unknown from now on
         core.flows.pool_order.touch(pool)
 
 
@@ -108,7 +108,7 @@ cdef inline int wake_for(Core core, int32_t pool, int32_t reason) except -1:
         due_ns = core.ledger.pools[pool].paced_until_ns
     else:
         return 0
-    # Of all that wait for a time, whoever can go first counts.
+    # Of all that wait for a time, the earliest counts.
     if not core.pool_wakes.has(pool) or due_ns < core.pool_wakes.key_of(pool):
         core.pool_wakes.put(pool, due_ns, pool)
     return 0
@@ -131,8 +131,8 @@ cdef void note_turn(Core core, int32_t pool, const Request* r, bint aged) noexce
 
 
 cdef int32_t who_may_pass(Core core, int32_t pool, int32_t head, Plan* plan) except -2:
-    """The first request behind a head that waits for cache, or for a place among the active
-    adapters, which may go before it, and its plan; -1: none. O(LOOKAHEAD), in the peak form times
+    """The first request that may overtake a head that waits for cache, or for a place among the
+    active adapters, and its plan; -1: none. O(LOOKAHEAD), in the peak form times
     the leases of the pool."""
     cdef int32_t found[LOOKAHEAD]
     cdef Request* first = &core.requests.items[head]
@@ -174,7 +174,7 @@ cdef int32_t who_may_pass(Core core, int32_t pool, int32_t head, Plan* plan) exc
 
 # When the head of a pool can start.
 ctypedef struct Projection:
-    int64_t left  # after so many tokens of every running sequence
+    int64_t left  # until its start, in tokens of every running sequence
     int64_t spare_tokens  # what will then be free beside it
 
 

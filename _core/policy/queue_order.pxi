@@ -1,4 +1,4 @@
-# What changes the order inside a flow, and gives back the quotas of heads that lose their place.
+# Changes of the order inside a flow; heads that lose their place give their quotas back.
 
 cdef int line_up(Core core, int32_t i) except -1:
     """Queue a request that has come. O(levels + log n)."""

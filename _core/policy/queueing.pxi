@@ -25,7 +25,7 @@ cdef void count_queued(Flows flows, const Request* r, int32_t more) noexcept:
 
 
 cdef inline void count_weight(Flows flows, int32_t flow, int32_t more) noexcept:
-    # What it has queued has changed by so many requests.
+    # Its number of queued requests has changed.
     cdef const Flow* f = &flows.items[flow]
     cdef int32_t before = f.queued - more
     flows.queued_weight_of(flow)[0] += ((f.queued > 0) - (before > 0)) * f.weight_milli

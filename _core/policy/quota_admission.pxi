@@ -1,15 +1,15 @@
-# Flows before their quotas: a queue stands in the line only while its head has a bill.
+# Flows and their quotas: a queue is in the line only while its head has a bill.
 #
-# A head that comes to stand without one asks. Where all nodes of its chain (tenant, groups) hold
-# enough, it takes from each; else the whole flow waits for the first node that does not. While all
-# its heads wait, or are held to its share (see lending), it is out: no part of the minimum, and
-# lifted when it comes back (section 4.1). A node serves its waiting flows by class, with ageing,
+# A new head without a bill asks. If all nodes of its chain (tenant, groups) hold enough, it takes
+# from each; else the whole flow waits for the first node that does not. While all its heads wait,
+# or are held to its share (see borrowing.pxi), it is out: no part of the minimum, and lifted when
+# it returns (section 4.1). A node serves its waiting flows by class, with ageing,
 # and in the order of their counters. A lift is the node's, for a class: flows that waited together
 # keep their distances, so a group's quota is shared by weight, however far the others have come
 # meanwhile. Exempt flows have no quotas.
 
 cdef Take take_for(Core core, int32_t i) noexcept:
-    """What a request takes from its quotas: its prompts, and its outputs as they were predicted
+    """The amounts that a request takes from its quotas: its prompts, and its outputs as predicted
     when it first asked."""
     cdef Request* r = &core.requests.items[i]
     cdef int64_t each
@@ -157,7 +157,7 @@ cdef int64_t waiting_key(Core core, int32_t flow, int32_t i, int64_t lift) noexc
 
 
 cdef bint comes_behind(Core core, int32_t flow, int32_t i, int32_t node):
-    # Whether somebody waits at the node who is before this flow.
+    # Whether a flow that precedes this one waits at the node.
     cdef int32_t cls = core.flows.items[flow].cls
     cdef Line line
     cdef Node* first
@@ -175,8 +175,8 @@ cdef bint comes_behind(Core core, int32_t flow, int32_t i, int32_t node):
 
 
 cdef int pass_waiters(Core core, int32_t flow, int32_t served_by) except -1:
-    # Whoever goes before those who wait at a node is served by it as they are; another class of
-    # them may be the first now. O(levels * (classes + log n)).
+    # A flow that overtakes the waiting ones of a node counts as served by it. Another class of them
+    # may be the first now. O(levels * (classes + log n)).
     cdef int32_t node = core.flows.items[flow].quota
     while node != NONE:
         if node != served_by and core.quotas.is_awaited(node):
@@ -195,7 +195,7 @@ cdef int park(Core core, int32_t flow, int32_t i, int32_t node) except -1:
     f.waits_at = node
     f.wait_head = i
     f.wait_lift = core.quotas.nodes[node].lift[f.cls]
-    # Places in a node's heap are numbered anew, so that it is no larger than what waits there.
+    # Number the places in a node's heap from the start, so that it is no larger than needed.
     f.wait_slot = heap.count
     line.put(f.cls, f.wait_slot, waiting_key(core, flow, i, f.wait_lift), flow, core.now_ns)
     note_out(core.flows, flow)
@@ -248,7 +248,7 @@ cdef int close_bill(Core core, int32_t i, bint has_run) except -1:
 
 
 cdef int raise_bill(Core core, int32_t i) except -1:
-    """What is reported beyond a bill is taken at once. O(levels)."""
+    """Take usage that is reported beyond a bill at once. O(levels)."""
     cdef Request* r = &core.requests.items[i]
     cdef Bill* b = &core.quotas.bills[r.bill]
     core.quotas.correct(
@@ -331,7 +331,7 @@ cdef int unpark_whole(Flows flows, int32_t flow) except -1:
 
 
 cdef int ask_all_anew(Core core) except -1:
-    """After a change of limits: everybody who waits asks again. O(flows * log n)."""
+    """After a change of limits: let each waiting flow ask again. O(flows * log n)."""
     cdef int32_t flow
     for flow in range(core.flows.count):
         unpark_whole(core.flows, flow)

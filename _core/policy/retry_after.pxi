@@ -41,7 +41,7 @@ cdef inline int64_t later(uint64_t key, int64_t wait_ns) noexcept nogil:
 
 
 cdef int64_t retry_after_ms(Core core, int32_t flow, int outcome, uint64_t key) noexcept:
-    """When to come back; 0: no use. O(1)."""
+    """The time to the retry; 0: a retry is of no use. O(1)."""
     if outcome in (
         OUT_REJECTED_TOO_LARGE, OUT_REJECTED_UNKNOWN_TENANT, OUT_EVICTED_TOO_LARGE,
         OUT_EVICTED_CANCELLED, OUT_REJECTED_QUOTA_SIZE,

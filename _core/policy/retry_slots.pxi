@@ -1,33 +1,33 @@
-# When one that is refused may come back, and what is kept for those who were told.
+# Retry-After of a refused request, and the places that a queue keeps for retries.
 #
-# Each is told a time of its own, after those that were told before. What is foretold of a full
-# queue is wrong where others come meanwhile, so a fifth of its places is for those whose time has
-# come: whoever was not told to come finds the queue full that much earlier. Nobody says that he
-# comes back; while somebody is due, whoever comes first is taken for him. With these places little
-# more than what is foretold is told; without, in queues of less than five or full by tokens, half
-# as much again.
+# Each refusal gets a time of its own, later than that of the refusal before it. The forecast for a
+# full queue is wrong if new requests arrive meanwhile. So a fifth of the queue's places is for
+# retries that are due, and other requests find the queue full that much earlier. A retry does not
+# say that it is one: while a retry is due, the next request that arrives counts as it. With these
+# places, Retry-After is the forecast and a twelfth. A queue of less than five places, or one that
+# is full by tokens, keeps no places; there it is the forecast and three eighths.
 
 cdef enum:
     RETRY_SLOTS_PART = 5
 
-# Who was told may come up to a tenth of RETRY_MAX_NS later, and some time after that.
+# Clients may add up to a tenth of RETRY_MAX_NS to a Retry-After; the rest is for the way.
 cdef int64_t RETRY_SLOT_LATE_NS = 16_000_000_000
 
 
 cdef inline int64_t slots_kept(int64_t most) noexcept nogil:
-    """How many places of a queue are kept for those who come back."""
+    """The number of places that a queue keeps for retries."""
     return most // RETRY_SLOTS_PART
 
 
 cdef void drop_late_slots(RetrySlots* r, int64_t now_ns) noexcept nogil:
-    """Who is so late does not come any more: a flood that never comes back would leave the places
-    to whoever comes, for as long as somebody else is told. O(1)."""
+    """Give up the retries that are too late. A flood that never retries would else leave its places
+    to other requests for as long as further ones are refused. O(1)."""
     cdef int64_t late_ns = now_ns - RETRY_SLOT_LATE_NS - r.first_ns
     cdef int64_t span_ns = r.last_ns - r.first_ns
     cdef int64_t gone
     if r.count == 0 or late_ns <= 0:
         return
-    if late_ns > span_ns:  # also where one alone is left
+    if late_ns > span_ns:  # also if one alone is left
         r.count = 0
         return
     gone = <int64_t>(<wide>late_ns * (r.count - 1) // span_ns)
@@ -36,8 +36,8 @@ cdef void drop_late_slots(RetrySlots* r, int64_t now_ns) noexcept nogil:
 
 
 cdef bint claims_retry_slot(RetrySlots* r, int64_t now_ns) noexcept nogil:
-    """Whether whoever comes now is taken for one who was told to. Those who were told are taken to
-    be evenly spaced. O(1)."""
+    """Whether a request that arrives now counts as a retry that is due. Retries count as evenly
+    spaced. O(1)."""
     drop_late_slots(r, now_ns)
     if r.count == 0 or now_ns < r.first_ns:
         return False
@@ -48,13 +48,13 @@ cdef bint claims_retry_slot(RetrySlots* r, int64_t now_ns) noexcept nogil:
 
 
 cdef inline int64_t slots_open_to(RetrySlots* r, int64_t most, int64_t now_ns) noexcept nogil:
-    """How many a queue of `most` places may hold before whoever comes now is refused."""
+    """How many requests a queue of `most` places may hold when it takes one more."""
     return most if claims_retry_slot(r, now_ns) else most - slots_kept(most)
 
 
 cdef void reserve_retry_slot(RetrySlots* r, int64_t now_ns, int64_t due_ns) noexcept nogil:
-    """There will be a place then for one who was told to come back then, or in a second where that
-    is later: the places, not what is told, are evenly spaced. O(1)."""
+    """Keep a place for a retry at `due_ns`. The places are evenly spaced, even if the times that
+    the refusals named are not. O(1)."""
     drop_late_slots(r, now_ns)
     if r.count == 0:
         r.first_ns = due_ns
@@ -63,7 +63,7 @@ cdef void reserve_retry_slot(RetrySlots* r, int64_t now_ns, int64_t due_ns) noex
 
 
 cdef Refusals* refusals_of(Core core, int32_t flow) except NULL:
-    """What a flow was refused, to write to: most are never refused anything. O(1)."""
+    """The writable record of a flow's refusals; most flows never need one. O(1)."""
     cdef Flow* f = &core.flows.items[flow]
     if f.refusals == &NO_REFUSALS:
         f.refusals = <Refusals*>core.flows.refusal_slab.alloc()
@@ -71,7 +71,7 @@ cdef Refusals* refusals_of(Core core, int32_t flow) except NULL:
 
 
 cdef int64_t turn_ns(Core core, int32_t flow, int32_t target, int64_t work) noexcept:
-    """How long so much work of a flow takes, the flow's part of the pools counted. O(pools)."""
+    """How long `work` of a flow takes at the flow's part of its pools. O(pools)."""
     cdef Flow* f = &core.flows.items[flow]
     cdef Pace pace = pace_of(core, target)
     if pace.whole == 0:
@@ -82,7 +82,7 @@ cdef int64_t turn_ns(Core core, int32_t flow, int32_t target, int64_t work) noex
 cdef int64_t next_turn_ns(
     Core core, int64_t* next_ns, int64_t wait_ns, int64_t step_ns
 ) noexcept:
-    # Those who were told before come back before: each is told a time of its own.
+    # Each refusal gets a time of its own, later than that of the one before.
     cdef int64_t due_ns = max(core.now_ns + wait_ns, next_ns[0] + step_ns)
     next_ns[0] = min(due_ns, core.now_ns + RETRY_MAX_NS)
     return next_ns[0] - core.now_ns
@@ -91,7 +91,7 @@ cdef int64_t next_turn_ns(
 cdef int64_t forecast_in_turn(
     Core core, int64_t* next_ns, int64_t wait_ns, int64_t step_ns
 ) noexcept:
-    # 3/8 more than is foretold, and half a place: who comes too early is refused again.
+    # 3/8 above the forecast, and half a place: a retry that is too early is refused again.
     return next_turn_ns(core, next_ns, wait_ns * 11 // 8 + step_ns // 2, step_ns * 11 // 8)
 
 
@@ -116,7 +116,7 @@ cdef int64_t place_in_ns(Core core, const Request* r, int outcome) except -1:
         over = tokens + r.prompt_tokens - core.queue_tokens_max
         over = over if core.queue_tokens_max else 0
     each = backlog // max(<int64_t>1, queued) + 1
-    # The part of the work that has to be gone before so many tokens are.
+    # The part of the work that has to be done until the tokens in excess are gone.
     over = <int64_t>(<wide>backlog * over // max(<int64_t>1, tokens)) if over > 0 else 0
     if own or pace.whole == 0:
         step_ns = turn_ns(core, r.flow, r.target, each)
@@ -131,8 +131,8 @@ cdef int64_t place_in_ns(Core core, const Request* r, int outcome) except -1:
 
 
 cdef int64_t refill_in_ns(Core core, int32_t i) noexcept:
-    """When a request that its quotas refuse will find enough in them, after those that were told
-    before. O(levels)."""
+    """When a request that its quotas refuse will find enough in them, after the retries of earlier
+    refusals. O(levels)."""
     cdef Flow* f = &core.flows.items[core.requests.items[i].flow]
     cdef int32_t node = f.quota
     cdef int64_t step_ns = 0

@@ -1,7 +1,7 @@
-# What the next request of each pool waits for, noted as it changes.
+# The reason for which the next request of each pool waits, noted as it changes.
 
 cdef inline int waits_of_pool(int32_t reason) noexcept:
-    """What a pool waits for, as a request would; 0: nothing."""
+    """The reason of a pool's wait, as a request would state it; 0: none."""
     if reason == WAIT_SHARE:
         return WAITS_SHARE
     return WAITS_POOL + reason if reason else 0
@@ -12,9 +12,9 @@ cdef inline bint is_for_pool(Core core, int32_t i) noexcept:
 
 
 cdef int note_next(Core core, int32_t pool) except -1:
-    """Note what the next request of a pool that grants nothing waits for; whoever was it before
-    waits for its turn again. Of one that is the next of several pools the first of them counts that
-    is served: the emptiest. O(1)."""
+    """Note the reason for which the next request of an idle pool waits; the one that was next
+    before waits for its turn again. Of one that is the next of several pools the first of them
+    counts that is served: the emptiest. O(1)."""
     cdef Pool* p = &core.ledger.pools[pool]
     cdef int32_t i = core.requests.lookup(p.named) if p.named else NONE
     cdef WaitTimes* w

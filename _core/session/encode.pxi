@@ -13,7 +13,7 @@ cdef int write_limit(Writer w, int kind, int64_t limit, int64_t left, int64_t re
 cdef int32_t* LIMIT_KINDS = [3, 4, 5, 6, 7, 8, 9]
 
 
-# What a refusal says if a budget is spent, by `spent_budget` of the verdict.
+# The sentence of a refusal if a budget is spent, by `spent_budget` of the verdict.
 cdef tuple SPENT_BUDGETS = (
     b"",
     b"the tokens per day of the tenant's budget, or of a group's above it, are spent",
@@ -34,7 +34,7 @@ cdef int write_quotas(Writer w, Quotas quotas, int32_t node) except -1:
 cdef int write_admit_response(
     Writer w, Verdict* v, bytes pool_name, int64_t lease_ttl_ms, Quotas quotas, int32_t node
 ) except -1:
-    """Fields of an AdmitResponse; `node` begins the chain of quotas that is told, -1: none."""
+    """Fields of an AdmitResponse; `node` begins the chain of quotas to report, -1: none."""
     cdef size_t before, quota
     w.varint(4, v.waited_ns // 1000)
     before = w.length()
@@ -90,7 +90,7 @@ cdef inline int32_t told_quota(Core core, Verdict* v) noexcept:
 
 
 cdef int write_prefix_uses(Core core, Writer w, int uses) except -1:
-    """Tell a stream, with the key of its hashes. O(1)."""
+    """Send a stream the use of hashes, with the key of its hashes. O(1)."""
     cdef size_t before = w.length()
     cdef const uint8_t* name = <const uint8_t*><const char*>PREFIX_KEY_NAME
     if uses:

@@ -424,7 +424,7 @@ cdef class Session(PoolOffers):
         """Withdraw what is queued, and offer nothing any more. O(requests of it * log n)."""
         cdef int32_t i, after
         self.closed = True
-        # Leases whose grant was never taken: nobody runs them.
+        # Leases whose grant was never taken: no client runs them.
         for k in range(self.outbox_taken, self.outbox_count):
             if self.outbox[k].outcome == OUT_GRANTED:
                 i = self.core.requests.lookup(self.outbox[k].handle)

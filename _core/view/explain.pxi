@@ -3,7 +3,7 @@
 # Everything here only reads, as of the last event; nothing is decided by it.
 
 cdef enum:
-    PLACE_MAX = 1_024  # so many before it are counted; one more stands for all that there are
+    PLACE_MAX = 1_024  # requests ahead that are counted; one more means all that there are
 
 UNTOLD = ("wait_told_ms", "ttft_told_ms", "wait_left_ms", "ttft_expected_ms")
 cdef list STATES = ["", "QUEUED", "LIVE", "SUSPECT", "ENDED", "REFUSED"]
@@ -12,8 +12,8 @@ cdef list STATES = ["", "QUEUED", "LIVE", "SUSPECT", "ENDED", "REFUSED"]
 cdef list explain_id(
     Core core, int64_t now_ns, bytes request_id, bytes tenant, int32_t principal
 ):
-    """What is known of the requests of that id: of a tenant, O(1) to find; else of all that are
-    configured, O(flows)."""
+    """The stories of the requests with an id: of one tenant, O(1) to find; else of all configured
+    tenants, O(flows)."""
     cdef list found = []
     cdef int32_t flow
     cdef uint64_t salt
@@ -38,9 +38,9 @@ cdef int add_story(
     Core core, int64_t now_ns, int32_t flow, bytes request_id, uint64_t tenant,
     int32_t principal, list found,
 ) except -1:
-    """What is known of that id: of the request that has it now, else of the last that was refused
-    under it. `principal` -1: of all. O(1) to find; O(principals) for all, while several use an id
-    of the same tenant."""
+    """Add the story of the request that has the id now, else of the last that was refused under it.
+    `principal` -1: of all. O(1) to find; O(principals) for all, while several use an id of the same
+    tenant."""
     cdef Hash128 keys[2]
     cdef const Refusal* refusal
     cdef const Refusal* last = NULL
@@ -171,7 +171,7 @@ cdef Node rank_of(Core core, int32_t i) noexcept:
 
 
 cdef int32_t flows_before(Core core, int32_t i) except -1:
-    """Flows of its class that stand in the line before it, a node as one; more than SCAN_MAX are
+    """Flows of its class that are ahead of it in the line, a node as one; more than SCAN_MAX are
     not counted. O(levels * SCAN_MAX)."""
     cdef Request* r = &core.requests.items[i]
     cdef Node mine = rank_of(core, i)
@@ -205,7 +205,7 @@ cdef int32_t flows_before(Core core, int32_t i) except -1:
 cdef int32_t nodes_before(
     Core core, Heap heap, Family family, Node* mine, int32_t flow, int32_t count
 ) noexcept:
-    # Down the heap from its head: whoever is not before it has nobody below that is.
+    # Down the heap from its head: below an entry that is not ahead, none is.
     cdef int32_t open[4 * SCAN_MAX + 8]
     cdef int32_t left = 0, at, child
     if heap.count:
@@ -227,7 +227,7 @@ cdef int32_t nodes_before(
 
 
 cdef int64_t own_work_before(Core core, int32_t i) noexcept:
-    """Work of its own queue that goes before it; by arrival, what was withdrawn since still counts.
+    """Work of its own queue that precedes it; in the order of arrival, withdrawn work still counts.
     O(targets), by deadline with O(log n) expected."""
     cdef Request* r = &core.requests.items[i]
     cdef Queue* queue = &core.flows.queues[core.flows.find_queue(r.flow, r.target + 1)]
@@ -253,7 +253,7 @@ cdef int64_t wait_left_ns(Core core, int32_t i) except -2:
 
 
 cdef dict estimate_row(Core core, int64_t now_ns, int32_t i):
-    """What it was told, what is expected now, and how wrong such figures were (averages)."""
+    """Its forecast, the expectation now, and the average errors of such figures."""
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]
     cdef int64_t left_ns = NONE, first_ns = NONE, error_ns = 0
@@ -280,8 +280,8 @@ cdef dict estimate_row(Core core, int64_t now_ns, int32_t i):
 
 
 cdef list pool_waits(Core core, int32_t i):
-    """What each pool that it may go to waits for, and who is its next. O(pools * classes), in the
-    peak form with their leases."""
+    """For each pool that it may go to: why the pool waits, and which request is next there.
+    O(pools * classes), in the peak form with their leases."""
     cdef Request* r = &core.requests.items[i]
     cdef int32_t p
     return [
@@ -322,7 +322,7 @@ cdef dict pool_wait(Core core, int32_t i, int32_t pool):
 
 
 cdef dict limit_row(Core core, int64_t now_ns, int32_t i, int kind):
-    """What of a quota or share it waits for, and when that is there; None: it waits for neither."""
+    """The limit or share that it waits for, and until when; None: it waits for neither."""
     cdef Request* r = &core.requests.items[i]
     cdef int32_t node = core.flows.items[r.flow].waits_at
     cdef Take t

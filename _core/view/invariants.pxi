@@ -1,4 +1,4 @@
-# The proof that the books balance: every invariant, verified anew. O(n).
+# The proof that the books balance: every invariant, verified from the records. O(n).
 
 cdef int check_requests(Core core) except -1:
     cdef int32_t i
@@ -159,7 +159,7 @@ cdef int check_flows(Core core) except -1:
 
 
 cdef int check_principals(Core core) except -1:
-    """What each principal that is known holds of the tables. O(requests + principals)."""
+    """Entries of the tables that each known principal holds. O(requests + principals)."""
     cdef int32_t i, count = core.principals.count
     cdef const Principal* p
     cdef const Request* r

@@ -1,4 +1,4 @@
-# What it shows.
+# Stats: rows of counters and levels.
 
 cdef service_of(Core core, int32_t flow):
     cdef Flow* f = &core.flows.items[flow]
@@ -131,7 +131,7 @@ cdef dict flow_row(Core core, int64_t now_ns, int32_t flow):
 
 
 cdef int64_t wait_now_ms(Core core, int32_t flow) except -2:
-    """What one more request of a flow would wait, as large as those that wait; -1: unknown."""
+    """The wait of one more request of a flow, as large as those queued; -1: unknown."""
     cdef Flow* f = &core.flows.items[flow]
     cdef int64_t wait_ns, size = core.flows.queued_work // max(1, core.requests.states[QUEUED])
     if not has_to_wait(core, NONE):
@@ -143,7 +143,7 @@ cdef int64_t wait_now_ms(Core core, int32_t flow) except -2:
 
 
 cdef dict predictor_figures(Core core, int32_t flow):
-    """What promises came to, of a flow or (-1) of all."""
+    """How many promises held, of a flow or (-1) of all."""
     cdef FlowLengths sums
     cdef const Lengths* e = &core.predictor.overall
     memset(&sums, 0, sizeof(FlowLengths))
@@ -170,7 +170,7 @@ cdef dict predictor_figures(Core core, int32_t flow):
 
 
 cdef list quota_rows(Core core, int64_t now_ns, int32_t node, int32_t end):
-    """What is left of each limit along a chain of quotas up to `end`, the tightest of each kind."""
+    """The tightest limit of each kind along a chain of quotas up to `end`, and what it has left."""
     cdef Told told[LIMITS_TOLD]
     cdef int k
     core.quotas.tightest_limits(node, end, now_ns, told)
@@ -221,12 +221,12 @@ cdef list quota_stats(Core core, int64_t now_ns):
 
 
 cdef bint shares_bind(Core core, int32_t node) noexcept:
-    # The pool of all, while anybody has a share.
+    # The root's pool, while any tenant has a share.
     return is_root_cohort(core, node) and core.quotas.guarantees.items[node].unused.rate > 0
 
 
 cdef dict group_share(Core core, int64_t now_ns, int32_t node):
-    """What the share of a node has come to, and what is left in the pool of its members. O(1)."""
+    """The state of a node's share, and what is left in the pool of its members. O(1)."""
     cdef Guarantee n
     memset(&n, 0, sizeof(Guarantee))
     if has_share(core, node) or is_root_cohort(core, node):

@@ -10,8 +10,8 @@ ctypedef struct AdmitMessage:
     int64_t n, max_output_tokens, hashes, deadline_ms, queue_ttl_ms, proof
     uint64_t prompts_hash
     bint reports_progress, has_exact_input
-    Cursor body  # the whole message, for what is read only where it is wanted
-    int32_t flow  # whose it turned out to be; -1: nobody's
+    Cursor body  # the whole message, for fields that are read only if needed
+    int32_t flow  # of its tenant, once found; -1: none
 
 
 cdef int check_output(int64_t prompt_tokens, int64_t output_max, int64_t sequences) except -1:
@@ -148,7 +148,7 @@ cdef int check_admit(AdmitMessage* m) except -1:
     return 0
 
 
-# What is read of a Progress, a Complete or a Replay.
+# The fields of a Progress, a Complete or a Replay.
 ctypedef struct LeaseMessage:
     int64_t lease_id, epoch, outcome
     Usage usage

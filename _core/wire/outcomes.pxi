@@ -1,4 +1,4 @@
-# What can become of a request and of a lease, declared once.
+# The outcomes of requests and the states of leases, declared once.
 
 cdef enum Outcome:
     OUT_GRANTED = 1
@@ -54,7 +54,7 @@ REFUSALS = (
     + list(range(OUT_EVICTED_TTL, OUT_EVICTED_DEADLINE + 1))
 )
 
-# Who was told to come back to a full queue, and has not yet; see retry_slots.pxi.
+# Retries that a full queue still expects; see retry_slots.pxi.
 ctypedef struct RetrySlots:
     int64_t count
     int64_t first_ns, last_ns  # when the first and the last of them are due
@@ -63,7 +63,7 @@ ctypedef struct Refusals:
     int64_t counts[REFUSAL_KINDS]
     RetrySlots retry_slots
 
-# What those have that were refused nothing. Nobody writes to it.
+# Stands for the record of a flow without refusals. It is only read.
 cdef Refusals NO_REFUSALS
 memset(&NO_REFUSALS, 0, sizeof(NO_REFUSALS))
 
@@ -120,7 +120,7 @@ cdef type ENDED_TYPE = Ended
 cdef Py_ssize_t DECISION_FIELDS = len(Decision._fields)
 cdef Py_ssize_t ENDED_FIELDS = len(Ended._fields)
 
-# A request's verdict on its way to whoever asked.
+# A request's verdict on its way to the caller.
 ctypedef struct Verdict:
     int64_t handle
     uint64_t tag
@@ -136,6 +136,6 @@ ctypedef struct Verdict:
     int32_t position
     int32_t queue_max
     int32_t queue_left
-    int32_t flow  # whose quotas are told; -1: nobody's
+    int32_t flow  # its quotas are reported; -1: none
     int32_t engine_priority
     int32_t spent_budget  # refused because of it: 1 the day's, 2 the month's; 0: none

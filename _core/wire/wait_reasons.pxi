@@ -1,4 +1,4 @@
-# What a pool and a request can wait for, declared once.
+# The reasons for which a pool and a request can wait, declared once.
 
 cdef enum:  # why a pool grants nothing
     WAIT_NONE = 0

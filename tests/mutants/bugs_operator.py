@@ -59,7 +59,7 @@ OPERATOR_BUGS = (
             (
                 "lifecycle/drain.pxi",
                 "    void_lease(core, i)\n"
-                "    core.save_rest = True  # what its pool owes, of which nothing else tells\n",
+                "    core.save_rest = True  # the debt of its pool, which no other row holds\n",
                 "    if BUG:\n"
                 "        deliver_lease_state(core, i, LS_VOID)\n        return LS_LIVE\n",
             ),

@@ -12,7 +12,7 @@ LINE_CHARS_MAX = 100
 # Banned constructions (prose.py) that a room still has. A number only ever falls; a room that is
 # not here has none.
 PROSE_FAULTS = {
-    "_core": 337,
+    "_core": 13,
     "schedsvc": 18,
     "tests": 561,
 }
