@@ -149,7 +149,7 @@ class Differential:
             assert got == want, difference(got, want)
 
     def same_leases(self, tenant: bytes, pool: bytes, age_ns: int, size: int) -> None:
-        """The same leases on all pages of so many."""
+        """The same leases on all pages of `size`."""
         rows, start, first = [], 0, True
         while start or first:
             more = {"tenant": tenant, "pool": pool, "age_min_ns": age_ns}
@@ -282,7 +282,7 @@ def restarted(given: dict[str, Any], twin: Twin, now_ns: int) -> core.Scheduler:
 
 
 def difference(got: Any, want: Any) -> str:
-    """What of two sections differs, and how."""
+    """The differences of two sections."""
     if isinstance(got, list):
         got, want = dict(enumerate(got)), dict(enumerate(want))
     return "\n".join(

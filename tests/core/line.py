@@ -1,4 +1,4 @@
-"""A pool that serves one request a second, so that waits can be told by hand."""
+"""A pool that serves one request a second, so that waits can be computed by hand."""
 
 from schedsvc import _core as core
 
@@ -23,7 +23,7 @@ class Line:
         self.running += self.s.poll(self.now_ns)
 
     def tick(self, turns: int = 1) -> list[int]:
-        """Let one end each turn: whoever is granted instead."""
+        """Let one end each turn; return those that are granted instead."""
         granted = []
         for _ in range(turns):
             self.now_ns += self.turn_ns

@@ -1,4 +1,4 @@
-"""Shims at random: they ask, run, lose their streams, come back and replay what they hold.
+"""Shims at random: they ask, run, lose their streams, reconnect and replay their leases.
 
 The auditor's rules: every tag gets one verdict or one fault, unless its stream ended or its request
 went to another stream; a lease is granted once, and ends once.
@@ -152,7 +152,7 @@ class SessionRandomWalk:
                 next(s for s in self.shims if s.stream.session.owner == owner).listen()
 
     def settle(self) -> None:
-        """Everybody goes on until nothing is open; then the streams end."""
+        """All shims go on until nothing is open; then the streams end."""
         for _ in range(40):
             for shim in self.shims:
                 while shim.leases:

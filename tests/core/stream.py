@@ -53,7 +53,7 @@ def replaying(lease_id: int, request_id: str, **fields: Any) -> pb.SessionEvent:
 
 
 class Stream:
-    """Numbers its messages, and gathers what comes back."""
+    """Numbers its messages, and gathers the answers."""
 
     def __init__(self, scheduler: core.Scheduler, principal: int = 0, *, greets: bool = True):
         self.core = scheduler

@@ -1,4 +1,4 @@
-"""LoRA adapters: bounded numbers for names, for as long as somebody uses them."""
+"""LoRA adapters: bounded numbers for names, for as long as a request uses them."""
 
 import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -92,7 +92,7 @@ def test_a_replayed_lease_keeps_it() -> None:
     Stream(s).send(0, replaying(7, "r", adapter="a"))
     assert admit(s, 0, "other", adapter=b"b") == -core.REJECTED_LIMIT
     assert s.replay(0, 0, b"s", 8, 0, 1, 20, 10, 10, adapter=b"b") == core.LEASE_UNKNOWN
-    s.poll(10 * SECOND)  # nobody renewed it
+    s.poll(10 * SECOND)  # it was not renewed
     handle = admit(s, 10 * SECOND, "again", adapter=b"b")
     assert handle > 0
     s.cancel(10 * SECOND, handle)

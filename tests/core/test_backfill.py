@@ -1,4 +1,4 @@
-"""Who may go before a head that does not fit: EASY backfill, and the light before the heavy."""
+"""Which requests may overtake a head that does not fit: EASY backfill, and light flows."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ def test_strict_order_lets_nobody_pass() -> None:
 
 
 def pass_often(s: core.Scheduler, step_ns: int, times: int) -> int:
-    """How many short requests of others go before the head."""
+    """How many short requests of others overtake the head."""
     passed = 0
     for i in range(times):
         now_ns = i * step_ns

@@ -120,7 +120,7 @@ def test_who_waits_too_long_is_refused_and_told_when_to_come_back() -> None:
     line = Line(("f", 1000), early_refusal=1, refusal_samples_min=0)
     line.ask(count=30)
     line.tick(10)
-    # 19 seconds are foretold, see test_estimate.
+    # The forecast is 19 seconds, see test_estimate.
     message = admit_message("far", deadline_ms=30_000)
     assert isinstance(line.s.admit_wire(line.now_ns, 0, message.SerializeToString()), int)
     message = admit_message("near", deadline_ms=10_000)
@@ -180,8 +180,8 @@ def test_a_deadline_between_two_reports_may_have_been_met() -> None:
     ("at", "output", "ends_as", "judged"),
     [
         (1, 5, core.COMPLETED, (1, 0)),  # the first token came before now
-        (1, 0, core.CANCELLED, (0, 0)),  # nobody knows
-        (6, 5, core.COMPLETED, (0, 0)),  # nobody knows when it came
+        (1, 0, core.CANCELLED, (0, 0)),  # unknown
+        (6, 5, core.COMPLETED, (0, 0)),  # it is unknown when it came
         (6, 0, core.CANCELLED, (1, 1)),  # it did not come in time
     ],
 )

@@ -17,7 +17,7 @@ def dlpm(*flows: tuple[str, int], quantum: int = 100, **more: Any) -> core.Sched
 
 
 def order(s: core.Scheduler, now_ns: int, handles: dict[int, str]) -> list[str]:
-    """Who is granted while each in turn runs alone, and ends at once with one token."""
+    """The order of grants while each in turn runs alone, and ends at once with one token."""
     found = []
     while decisions := s.poll(now_ns):
         for d in decisions:
@@ -148,7 +148,7 @@ def served(policy: str, seed: int, steps: int, **more: Any) -> tuple[float, floa
             hit = 60 if flow in cached else 0
             cached.pop(flow, None)
             cached[flow] = step
-            while len(cached) > 3:  # so many prefixes does the engine keep
+            while len(cached) > 3:  # the number of prefixes that the engine keeps
                 del cached[next(iter(cached))]
             hits, inputs = hits + hit, inputs + prompt
             service[flow] += INPUT * (prompt - hit) + INPUT // 10 * hit

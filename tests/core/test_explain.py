@@ -91,7 +91,7 @@ def test_what_was_not_served_is_told_until_its_answer_would_be_forgotten() -> No
     assert (found["state_ms"], found["age_ms"]) == (1_000, 6_000)
     assert waited_ms(s, 7 * SECOND, "it") == {"KV": 5_000}
     end(s, 8 * SECOND, lease)
-    again = grant(s, 9 * SECOND, "it", flow=0)  # a retry goes before what became of the first
+    again = grant(s, 9 * SECOND, "it", flow=0)  # a retry hides the end of the first
     assert story(s, 9 * SECOND, "it")["state"] == "LIVE"
     end(s, 10 * SECOND, again)
     assert story(s, 300 * SECOND, "full")["state"] == "REFUSED"
@@ -134,7 +134,7 @@ def test_who_goes_first_and_by_how_much() -> None:
     (row,) = story(s, 0, "light")["pools"]
     assert row["is_next"]
     assert "next_tenant" not in row
-    # What it needs, and what would then be promised beside what may be.
+    # Its need, and the promises with it beside the limit on promises.
     assert (row["need_tokens"], row["load_tokens"], row["load_max_tokens"]) == (40, 80, 40)
     found = story(s, 0, "heavy")
     (row,) = found["pools"]

@@ -122,7 +122,7 @@ def test_the_gap_that_stats_shows_is_the_spread_of_counters() -> None:
     s = make(("a", 1000), ("b", 1000), capacity=20)
     for flow, prompt in ((0, 10), (1, 4)):
         grant(s, 0, f"run{flow}", prompt, 1, flow)
-    assert totals(s, 0)["fairness_gap_micro"] == 0  # nobody waits
+    assert totals(s, 0)["fairness_gap_micro"] == 0  # no flow waits
     admit(s, 0, "w1", 15, 1, 1)
     admit(s, 0, "w0", 15, 1, 0)
     s.poll(0)

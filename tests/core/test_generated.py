@@ -1,4 +1,4 @@
-"""What Cython and the compiler make of the core: C all through, and nothing left out of it."""
+"""The output of Cython and the compiler: C all through, and nothing left out of it."""
 
 import platform
 import re
@@ -43,8 +43,8 @@ def python_integers(text: str) -> dict[str, list[str]]:
 
 def test_what_cannot_raise_does_not_count_with_python_integers() -> None:
     # A literal beyond 2^31, or a constant of the module, makes Cython take Python's integers for a
-    # sum of two C ones: a hundred times slower, and right, so nothing else tells. Once the look-up
-    # of a handle did it: a sixth of what an Admit took with the poll behind it.
+    # sum of two C ones: a hundred times slower, and right, so no other test fails. Once the look-up
+    # of a handle did it: a sixth of the time of an Admit and its poll.
     parts = SOURCE.parent.rglob("*.px[iy]")
     assert SOURCE.stat().st_mtime >= max(p.stat().st_mtime for p in parts), "run make build first"
     text = SOURCE.read_text()
@@ -92,7 +92,7 @@ def test_prefetches_are_counted(instruction: str, count: int) -> None:
 def test_what_is_forgotten_is_fetched_before() -> None:
     # A function that does nothing but prefetch has no effect that GCC knows of, so its calls were
     # dropped: each answer that was forgotten cost a fetch from memory, a sixth of an Admit and its
-    # Complete. Nothing but the time told.
+    # Complete. Only the time showed it.
     objdump = shutil.which("objdump")
     if objdump is None:
         pytest.skip("no objdump here")

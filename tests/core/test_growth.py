@@ -1,4 +1,4 @@
-"""What an event costs does not grow with what is there: work is counted, not timed."""
+"""The cost of an event does not grow with the number of requests: work is counted, not timed."""
 
 import random
 

@@ -32,7 +32,7 @@ class Line:
         self.core.set_flow_quota(self.now_ns, flow, parent, share=share, **limits)
 
     def play(self, seconds: int, demand: dict[int, float | None]) -> None:
-        """So many requests a second of each flow; None: always more than can run."""
+        """Requests a second of each flow; None: always more than can run."""
         end_ns, owed = self.now_ns + seconds * SECOND, dict.fromkeys(demand, 0.0)
         while self.now_ns < end_ns:
             while self.ends and self.ends[0][0] <= self.now_ns:
@@ -77,7 +77,7 @@ def test_beyond_its_share_nobody_takes_more_than_the_threshold() -> None:
     assert line.row(0)["held_to_share"]
     stats = pool(line.core, line.now_ns)
     assert (stats["load_tokens"], stats["saturated"], stats["wait_reason"]) == (800, True, "SHARE")
-    # Who has no share is not held to one, and finds room at once.
+    # A flow without a share is not held to one, and finds room at once.
     grant(line.core, line.now_ns, "light", 50, 50, 1)
     line.core.check()
 
@@ -214,7 +214,7 @@ def test_borrowing_returns_within_a_window_when_its_owner_comes_back(seed: int) 
     assert line.got(0, 180, 240) >= nominal * 60 - 1_000  # what ran was not stopped
     before = line.row(1)["borrowed_tokens"]
     line.play(60, {0: None, 1: None})
-    # The owner's burst is over: each has its own, and nobody has another's.
+    # The owner's burst is over: each flow has its own share, and none has another's.
     assert line.got(0, 240, 300) >= 0.97 * nominal * 60
     assert line.row(1)["borrowed_tokens"] - before <= 0.05 * 60_000
     assert line.row(0)["lent_tokens"] > 0
@@ -245,13 +245,13 @@ def test_held_flows_are_served_by_weight() -> None:
     line.play(120, {0: None, 1: None})
     one, three = line.got(0, 20, 120), line.got(1, 20, 120)
     assert three / one == pytest.approx(3, rel=0.05)
-    # Who comes later is not behind what they missed while they were held.
+    # A later arrival does not wait for the service that they missed while they were held.
     line.play(60, {0: None, 1: None, 2: None})
     assert line.got(2, 120, 180) > line.got(1, 120, 180)
 
 
 def beside() -> core.Scheduler:
-    """`lending` with an idle pool more; of `borrower` nothing is left, and nobody lends."""
+    """`lending` with an idle pool more; `borrower` has nothing left, and no tenant lends."""
     s = lending(lends=0)
     s.set_pool(0, b"q", 1, 1_000, 1)
     return s
@@ -275,7 +275,7 @@ def test_held_for_two_pools_each_goes_when_its_own_has_room() -> None:
     for i in (0, 1):
         admit(s, 0, f"r{i}", 50, 50, 1, pool=i)
     assert s.poll(0) == []
-    # What the flow has of its own is for one of them, and the first that came gets it.
+    # The flow's own tokens suffice for one of them, and the first that came gets it.
     s.set_flow_quota(0, 1, share=400, lends=0)
     assert [d.pool for d in s.poll(0)] == [0]
     assert s.flow_stats(0, 1)["held_to_share"]
@@ -326,7 +326,7 @@ def test_shares_change_while_everything_runs() -> None:
     assert outcomes(s.poll(SECOND)) == [core.GRANTED]
     admit(s, SECOND, "r2", 300, 300, 1)
     assert outcomes(s.poll(SECOND)) == []  # larger than what the pool of the engine has left
-    s.set_gone(2 * SECOND, b"owner")  # whoever is gone lends nothing
+    s.set_gone(2 * SECOND, b"owner")  # a tenant that is gone lends nothing
     s.complete(2 * SECOND, 2, 1, output_tokens=450)
     assert s.flow_stats(2 * SECOND, 0)["share_tokens_per_minute"] == 0
     s.set_options(2 * SECOND, saturation_ppm=1_000_000)

@@ -26,7 +26,7 @@ def count(s: core.Scheduler, kind: str, flow: int = -1, name: str = "default") -
 
 
 def histogram_of(times_ns: list[int]) -> tuple[list[int], int]:
-    """What a histogram of these times holds, worked out by itself."""
+    """The histogram of these times, worked out independently."""
     counts = [0] * (len(BOUNDS_NS) + 1)
     for ns in times_ns:
         counts[bisect_left(BOUNDS_NS, ns)] += 1

@@ -1,4 +1,4 @@
-"""What a caller may get wrong: the field is named, and nothing is changed."""
+"""Wrong input of callers: the error names the field, and nothing changes."""
 
 from collections.abc import Callable
 from typing import Any

@@ -194,10 +194,10 @@ def test_the_final_totals_are_the_truth_also_where_they_are_smaller() -> None:
 @pytest.mark.parametrize(
     ("outcome", "reported", "final", "charged"),
     [
-        (core.COMPLETED, (-1, -1, -1), (-1, -1, -1), (10, 0, 0)),  # nobody counted the input
+        (core.COMPLETED, (-1, -1, -1), (-1, -1, -1), (10, 0, 0)),  # no report counted the input
         (core.COMPLETED, (-1, -1, 5), (-1, -1, -1), (10, 0, 5)),
         (core.COMPLETED, (10, 20, 5), (-1, -1, -1), (10, 10, 5)),  # cached is part of the input
-        (core.COMPLETED, (-1, 4, 5), (-1, -1, -1), (10, 4, 5)),  # part of what nobody counted
+        (core.COMPLETED, (-1, 4, 5), (-1, -1, -1), (10, 4, 5)),  # part of an uncounted input
         (core.COMPLETED, (-1, -1, -1), (-1, 99, 5), (10, 10, 5)),
         (core.CANCELLED, (-1, 4, -1), (-1, -1, -1), (0, 0, 0)),
         (core.COMPLETED, (6, 0, 0), (0, 0, 0), (0, 0, 0)),

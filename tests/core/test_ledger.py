@@ -305,5 +305,5 @@ def test_a_replay_restores_also_where_that_overdraws() -> None:
     (granted,) = s.poll(1)
     assert granted.lease_id > 72
     s.complete(2, granted.lease_id, 1)
-    assert outcomes(s.poll(31 * SECOND)) == []  # the restored lease belongs to nobody here
+    assert outcomes(s.poll(31 * SECOND)) == []  # no caller here holds the restored lease
     assert is_drained(s, 31 * SECOND)

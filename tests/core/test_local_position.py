@@ -138,7 +138,7 @@ def test_a_second_pool_changes_no_order_in_the_first() -> None:
 
 
 def test_positions_outlive_the_process() -> None:
-    """Also if nothing has come back before the next restart, and pools come in another order."""
+    """Also if nothing has returned before the next restart, and pools come in another order."""
     world = disjoint()
     world.run(650)
     rows = saved(world.scheduler, world.now_ns)
@@ -152,7 +152,7 @@ def test_positions_outlive_the_process() -> None:
 
 
 def test_levels_of_drained_pools_outlive_two_restarts() -> None:
-    """Pools that drain are there before a stream offers them, and still not come back."""
+    """Pools that drain are there before a stream offers them, and do not count as returned."""
     world = disjoint()
     world.run(650)
     for name in (b"p", b"p1"):

@@ -199,7 +199,7 @@ def test_a_replayed_lease_keeps_its_adapter_active_and_nothing_is_left_at_the_en
     s.set_pool_limits(0, adapter_tokens=50)
     assert s.replay(0, 0, b"r", 7, 0, 1, 20, 10, 10, adapter=b"x") == core.LEASE_LIVE
     assert shown(s) == (1, 50, 70)
-    s.poll(10 * SECOND)  # nobody renewed it
+    s.poll(10 * SECOND)  # it was not renewed
     assert shown(s, 10 * SECOND) == (0, 0, 0)
     s.poll(400 * SECOND)
     assert is_drained(s, 400 * SECOND)

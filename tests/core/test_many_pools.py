@@ -14,7 +14,7 @@ LIMITS = {"pools_max": POOLS, "session_pools_max": POOLS}
 
 
 def many(pools: int = POOLS, capacity: int = 20) -> core.Scheduler:
-    """A scheduler with so many pools, `p` and `p1` and so on, each for one request at once."""
+    """A scheduler with `pools` pools, `p` and `p1` and so on, each for one request at once."""
     s = make(("f", 1000), ("g", 1000), capacity=capacity, **LIMITS)
     for k in range(1, pools):
         s.set_pool(0, b"p%d" % k, 1, capacity, 1)

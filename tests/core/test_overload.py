@@ -36,7 +36,7 @@ def test_it_rises_with_what_is_promised_and_with_who_waits() -> None:
     grant(waits, 0, "a", 50, 10)
     admit(waits, 0, "b", 50, 10)
     waits.poll(0)
-    assert state(waits, 0) == NEARLY  # 60 %, but somebody waits
+    assert state(waits, 0) == NEARLY  # 60 %, but a request waits
 
 
 def test_the_next_in_line_tells_overload_once_it_has_waited_for_longer_than_the_target() -> None:

@@ -1,4 +1,4 @@
-"""What an operator allows a pool beside what its engine can: the limits of S-LoRA's queue."""
+"""Limits of an operator on a pool beside those of its engine: the limits of S-LoRA's queue."""
 
 import random
 from typing import Any

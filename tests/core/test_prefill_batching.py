@@ -44,7 +44,7 @@ def test_what_comes_is_held_for_a_part_of_the_last_prefill_and_goes_with_what_ca
     third = admit(s, 250 * MS, "third")
     assert sorted(granted(s, 250 * MS)) == sorted([first, second, third])
     admit(s, 260 * MS, "next")
-    assert granted(s, 260 * MS) == []  # held anew
+    assert granted(s, 260 * MS) == []  # held again
     assert s.next_deadline() == 310 * MS
     s.check()
 
@@ -89,7 +89,7 @@ def test_the_last_prefill_whose_first_tokens_were_reported_counts() -> None:
     assert prefill(SECOND, SECOND + 300 * MS) == 300_000
     assert prefill(2 * SECOND, 2 * SECOND + 20 * MS) == 20_000
     assert prefill(3 * SECOND, 3 * SECOND + 70 * MS, reports_progress=False) == 20_000
-    assert prefill(4 * SECOND, 5 * SECOND) == 20_000  # since when it was there, nobody knows
+    assert prefill(4 * SECOND, 5 * SECOND) == 20_000  # its arrival is unknown
     s.reset_learned()
     assert pool(s, 7 * SECOND)["last_prefill_us"] == 0
 
@@ -112,7 +112,7 @@ def test_it_changes_while_everything_runs() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_nobody_waits_longer_than_the_delay_and_prefills_come_together(seed: int) -> None:
-    """There is room for all, so the delay is all that anybody waits for."""
+    """There is room for all, so requests wait only for the delay."""
     rnd = random.Random(seed)
     s = make(("a", 1000), ("b", 1000), capacity=1 << 20, delay_factor_milli=500)
     grant(s, 0, "runs", 1, 9_999, reports_progress=True)

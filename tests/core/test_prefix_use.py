@@ -1,4 +1,4 @@
-"""What streams are told of hashes of prompts: whether they are of use, for what, and their key."""
+"""What the core sends streams about hashes of prompts: whether to send them, and their key."""
 
 from typing import Any
 

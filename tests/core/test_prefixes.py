@@ -1,4 +1,4 @@
-"""What pools are thought to have cached, and where a request runs for that."""
+"""The prompts that pools probably have cached, and the placement by them."""
 
 import random
 from collections import OrderedDict
@@ -15,7 +15,7 @@ CHAIN = tuple(range(100, 200))
 
 
 def hashes(count: int, other: int = 0) -> tuple[int, ...]:
-    """The first blocks of a prompt, of which so many at the end are its own."""
+    """The first blocks of a prompt; the last `other` are its own."""
     return CHAIN[: count - other] + tuple(other * 1_000 + k for k in range(other))
 
 
@@ -220,7 +220,7 @@ def test_hashes_of_the_queue_are_bounded() -> None:
     for handle in first:
         s.cancel(0, handle)
     s.complete(0, 1, 1, output_tokens=1)
-    found = [d.outcome for _ in range(3) for d in s.poll(0)]  # so many verdicts take their time
+    found = [d.outcome for _ in range(3) for d in s.poll(0)]  # verdicts come in several polls
     assert found.count(core.GRANTED) == 1
     assert known(s) == (0, 0, 0, 0)
     s.check()

@@ -1,4 +1,4 @@
-"""What each principal may name, and how much of each bounded table it may hold."""
+"""The names that each principal may use, and its part of each bounded table."""
 
 from typing import Any
 
@@ -361,7 +361,7 @@ def test_pool_with_another_owner_starts_without_its_telemetry() -> None:
 
 
 def pool_limits(s: core.Scheduler, principal: int) -> list[int]:
-    """What a request that is too large for every pool is told of the pool."""
+    """The figures of the pool in the refusal of a request that is too large for every pool."""
     message = admit_message("r", (5_000,), tenant="acme", pool="p").SerializeToString()
     data = s.admit_wire(0, principal, message)
     assert isinstance(data, bytes)

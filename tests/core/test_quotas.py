@@ -26,7 +26,7 @@ HUGE = 10**6
 
 
 def left(s: core.Scheduler, now_ns: int, flow: int = 0) -> dict[str, int]:
-    """What remains of each limit, by the contract's name of its kind."""
+    """The rest of each limit, by the contract's name of its kind."""
     rows = s.flow_stats(now_ns, flow)["quotas"]
     prefix = "LIMIT_KIND_"
     return {
@@ -57,7 +57,7 @@ def test_each_limit_lets_through_what_it_holds(limits: dict[str, int], fit: int)
         admit(s, 0, f"r{i}", 10, 5, tag=i)
     assert granted(s.poll(0)) == list(range(fit))
     assert s.flow_stats(0, 0)["waits_for_quota"]
-    assert pool(s, 0)["wait_reason"] == "NONE"  # there is nobody in the line
+    assert pool(s, 0)["wait_reason"] == "NONE"  # the line is empty
     s.check()
 
 
@@ -154,7 +154,7 @@ def test_every_end_releases(way: str) -> None:
         s.poll(now_ns)
     remaining = left(s, now_ns)
     assert remaining["CONCURRENT_REQUESTS"] == 2
-    # What ran was a request; what never did was none.
+    # A request that ran counts; one that never ran does not.
     ran = way in ("complete", "cancelled")
     assert remaining["REQUESTS_PER_MINUTE"] == (9 if ran else 10)
     s.check()
@@ -182,13 +182,13 @@ def test_a_flow_that_refuses_is_refused_at_once_and_told_when() -> None:
     data = admit_message("r2", [100], max_output_tokens=50).SerializeToString()
     answer = pb.AdmitResponse.FromString(s.admit_wire(0, 0, data))  # type: ignore[arg-type]
     assert answer.outcome == pb.OUTCOME_REJECTED_QUOTA
-    # 150 tokens at 10 a second, after the 150 that r1 was told to come back for.
+    # 150 tokens at 10 a second, after the 150 of r1's Retry-After.
     assert 30_000 <= answer.refusal.retry_after_ms <= 33_000
     limits = {limit.kind: limit for limit in answer.refusal.quota.limits}
     limit = limits[quota_pb2.LIMIT_KIND_TOKENS_PER_MINUTE]
     assert (limit.limit, limit.remaining, limit.reset_ms) == (600, 0, 60_000)
     assert quota_pb2.LIMIT_KIND_QUEUED_REQUESTS in limits
-    # Whoever comes back then is let in.
+    # A retry at that time is let in.
     back_ns = answer.refusal.retry_after_ms * 10**6
     assert admit(s, back_ns, "r3", 100, 50) > 0
     s.check()
@@ -229,7 +229,7 @@ def test_a_blocked_flow_leaves_the_line_to_others_and_is_lifted_when_it_comes_ba
     admit(s, now_ns, "a2", flow=0)
     vtc = {f["tenant"]: f["vtc_micro"] for f in s.stats(now_ns)["flows"]}
     s.complete(now_ns, lease.lease_id, 1, output_tokens=10)
-    s.set_flow_quota(now_ns, 0, requests=100)  # a comes back, with what b had long ago
+    s.set_flow_quota(now_ns, 0, requests=100)  # a returns, with the limits that b had long ago
     (lease,) = s.poll(now_ns)
     after = {f["tenant"]: f["vtc_micro"] for f in s.stats(now_ns)["flows"]}
     assert after["a"] >= vtc["b"] > vtc["a"]

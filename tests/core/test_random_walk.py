@@ -1,4 +1,4 @@
-"""Long random walks: the books balance all along, and everything comes back at the end."""
+"""Long random walks: the books balance all along, and everything is given back at the end."""
 
 import random
 

@@ -118,7 +118,7 @@ def test_reports_of_running_leases_hold_no_more_of_the_pool() -> None:
     assert fates(stream.send(0, asking(2, "q", 800))) == [(2, core.GRANTED)]
 
 
-# What a quota owes.
+# The debt of a quota.
 
 
 def owed_ns(s: core.Scheduler, now_ns: int, kind: int) -> int:

@@ -1,4 +1,4 @@
-"""What outlives a restart: counters, quotas, predictions, and what leases took that come back."""
+"""State that outlives a restart: counters, quotas, predictions, and charges of replayed leases."""
 
 import random
 from typing import Any
@@ -21,7 +21,7 @@ def saved(scheduler: core.Scheduler, now_ns: int, at_once: int = 1_000) -> dict[
 
 
 def reborn(old: core.Scheduler, now_ns: int, away_ns: int = 0, **options: Any) -> core.Scheduler:
-    """Another process with the same configuration; its clock begins anew."""
+    """Another process with the same configuration; its clock begins at 0."""
     rows = [(key, value, away_ns) for key, value in saved(old, now_ns).items()]
     new = make(*FLOWS, **{"lease_id_base": 1_000_000, **options})
     assert new.set_saved(0, rows) == len(rows)
@@ -54,7 +54,7 @@ def turns(s: core.Scheduler, now_ns: int, live: core.Decision, count: int) -> li
 
 @pytest.mark.parametrize("back", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_the_order_of_service_goes_on(back: tuple[int, ...]) -> None:
-    """Who was served least before the kill is served first after it, whoever comes back first."""
+    """The flow that was served least before the kill is first after it, in any order of arrival."""
     s = make(*FLOWS, capacity=500, flow_queue_max=100)
     small = [grant(s, 0, f"small{k}", prompt, 1, flow=k) for k, prompt in enumerate((5, 300, 90))]
     backlog(s, 0, (0, 1, 2), "before")
@@ -86,7 +86,7 @@ def test_who_was_active_stays_so_for_a_lease_ttl() -> None:
     ahead, behind = vtc(s, 0, 0), vtc(s, 0, 2)
     assert behind < ahead
     rows = [(key, value, 0) for key, value in saved(s, 0).items()]
-    # c, which has not come back, counts as active; then it does not any more.
+    # c, which has not returned, counts as active; then it does not any more.
     for now_ns, lifted_to in ((TTL_NS - 1, behind), (TTL_NS, ahead)):
         new = make(*FLOWS, capacity=100, lift="active")
         new.set_saved(0, rows)
@@ -154,7 +154,7 @@ def test_what_leases_held_is_not_granted_before_they_are_told_of() -> None:
     assert not new.poll(0)
     assert pool(new, 0)["wait_reason"] == "KV"
     assert new.next_deadline() <= TTL_NS + GRACE_NS
-    # Told of and ended: there is room.
+    # Replayed and ended: there is room.
     new.replay(SECOND, 0, b"r", d.lease_id, 0, 1, 90, 60, 30)
     assert not new.poll(SECOND)
     new.complete(SECOND, d.lease_id, 1)

@@ -1,4 +1,4 @@
-"""When whoever is refused may come back, and what is kept for him."""
+"""Retry-After of refused requests, and the places that queues keep for retries."""
 
 import random
 
@@ -32,13 +32,13 @@ def queued(line: Line) -> int:
 
 
 def let_in(line: Line, count: int) -> int:
-    """So many come unasked, and are told to come back where they find no place."""
+    """Let `count` new requests arrive; those that find no place get a Retry-After."""
     line.serial += count
     return sum(is_in(line, f"unasked{line.serial - k}") for k in range(count))
 
 
 def due_ns(line: Line, request_id: str) -> int:
-    """When one comes back that is refused now."""
+    """The time of the retry of a request that is refused now."""
     return line.now_ns + retry_ms(line.s, line.now_ns, request_id) * 10**6
 
 
@@ -108,7 +108,7 @@ def test_the_last_fifth_of_a_queue_is_for_those_who_were_told_to_come() -> None:
     line = full()
     told_ms = retry_ms(line.s, line.now_ns, "early")
     line.tick()
-    line.ask()  # whoever comes first, before it is time
+    line.ask()  # another request, before the retry is due
     assert not is_in(line, "unasked")
     line.now_ns += told_ms * 10**6 - SECOND
     assert is_in(line, "early again")
@@ -145,7 +145,7 @@ def test_who_does_not_come_back_leaves_nothing_behind() -> None:
 
 
 def test_a_flood_that_comes_back_gets_in_and_leaves_no_place_open() -> None:
-    """One of it comes back early and is told again; one comes far too late and is as unasked."""
+    """One retries early and is refused again; one retries far too late and counts as new."""
     line = full()
     comes_ns = [due_ns(line, f"told{i}") for i in range(60)]
     comes_ns[0] = due_ns(line, "early")
@@ -171,7 +171,7 @@ def test_a_flood_that_does_not_come_back_is_not_waited_for_longer_while_others_a
         line.tick(10)
         let_in(line, 12)
         lengths.append(queued(line))
-    # It was told to come within 120 s, and is waited for a while.
+    # Its Retry-After is within 120 s, and its place is kept for a while longer.
     assert lengths[:12] == [10] * 12
     assert lengths[20:] == [8] * 10
 

@@ -113,7 +113,7 @@ def test_the_peak_counts_as_many_blocks_as_an_engine_that_runs_them(block: int) 
 def test_what_the_engine_holds_beyond_all_promises_counts_while_it_is_known() -> None:
     s = peak(100)
     grant(s, 0, "a", 10, 10)
-    tell(s, 0, used=90)  # 70 of it are nobody's here
+    tell(s, 0, used=90)  # no lease here explains 70 of it
     assert pool(s, 0)["load_tokens"] == 90
     admit(s, 0, "b", 10, 10)
     assert s.poll(0) == []
@@ -127,7 +127,7 @@ def test_what_the_engine_holds_beyond_all_promises_counts_while_it_is_known() ->
 
 def adaptive(capacity: int = 10_000, **more: Any) -> core.Scheduler:
     limits = {"headroom_ppm": 20_000, "headroom_min_ppm": -200_000, "headroom_max_ppm": 100_000}
-    limits |= {"samples_min": 1_000}  # so many lengths are never known
+    limits |= {"samples_min": 1_000}  # more lengths than are ever known
     return peak(capacity, **(limits | more))
 
 

@@ -46,7 +46,7 @@ def test_a_lease_outlives_its_stream_until_its_ttl() -> None:
     lease_id = stream.grant(0, 1, "r")
     stream.session.close(0)
     assert s.progress(0, lease_id, 1) == core.LEASE_LIVE
-    assert s.poll(TTL + GRACE) == []  # it belonged to nobody
+    assert s.poll(TTL + GRACE) == []  # no stream held it
     assert is_drained(s, TTL + GRACE)
     assert totals(s, TTL + GRACE)["expired"] == 1
 

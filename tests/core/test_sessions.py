@@ -82,7 +82,7 @@ def test_a_message_without_events_is_fine() -> None:
 def test_a_torn_message_is_refused_before_anything_is_applied() -> None:
     stream = Stream(make())
     whole = pb.SessionRequest(seq=2, events=[asking(1, "r")]).SerializeToString()
-    after_seq = 2  # where it is whole, but without events
+    after_seq = 2  # at which it is whole, but without events
     for cut in (1, *range(after_seq + 1, len(whole))):
         with pytest.raises(core.CallerError):
             stream.session.receive(0, whole[:cut])
@@ -331,7 +331,7 @@ def test_a_unary_call_and_a_stream_may_ask_for_the_same() -> None:
     lease_id = stream.grant(0, 1, "runs")
     stream.send(0, asking(2, "r"))
     message = asking(2, "r").admit.request.SerializeToString()
-    handle = s.admit_wire(0, 0, message)  # whoever asked last is told
+    handle = s.admit_wire(0, 0, message)  # the call that asked last gets the verdict
     assert isinstance(handle, int)
     stream.session.receive(
         0, pb.SessionRequest(seq=4, events=[completing(lease_id)]).SerializeToString()
@@ -367,7 +367,7 @@ def test_verdicts_of_unary_calls_stay_out_of_streams() -> None:
     assert fates(stream.pull(0)) == [(1, core.GRANTED)]
 
 
-# What fuzzers have found.
+# Inputs that fuzzers have found.
 
 
 def test_a_fault_tells_the_largest_tag_and_spoils_no_other_stream() -> None:

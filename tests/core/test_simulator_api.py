@@ -1,4 +1,4 @@
-"""What simulators ask for in bulk is the same, one by one."""
+"""Calls in bulk for simulators give the same as the single calls."""
 
 from array import array
 

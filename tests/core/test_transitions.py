@@ -140,7 +140,7 @@ class Life:
         told = replaying(self.lease_id, "r", pool_epoch=self.lease_epoch)
         return self.stream.send(self.now_ns, told)
 
-    # What comes back.
+    # The answers.
 
     def _hear(self, event: str, before: str, said: pb.SessionResponse, *, restored: bool) -> None:
         assert not said.faults

@@ -237,7 +237,7 @@ class Twin(RemoteService):
     def _end(self, r: Request, outcome: int) -> None:
         f = self.flows[r.flow]
         if r.input_tokens is None:
-            # Nobody counted it: output means that all of it was computed, and so does an end.
+            # No report counted it: output means that all was computed, and so does an end.
             unseen = outcome == core.CANCELLED and r.output_tokens == 0
             inputs = 0 if unseen else r.prompt_tokens
             self._account(r, inputs, r.cached_tokens, r.output_tokens)

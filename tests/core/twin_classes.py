@@ -28,7 +28,7 @@ class Class:
 
 
 class Classes:
-    """All of it by scanning: a class is in a line while somebody of it is."""
+    """All of it by scanning: a class is in a line while a queue of it is."""
 
     def __init__(self, state: "State") -> None:
         self.state = state
@@ -136,7 +136,7 @@ class Classes:
         return min(aged, key=lambda cls: self.due_ns(line, cls), default=here[0])
 
     def holds_up(self, line: Line, cls: int) -> bool:
-        """Whether others go before somebody of a class that nobody else waits in."""
+        """Whether others precede the only request of a class."""
         now_ns = self.state.now_ns
         return any(
             self.place(other) < self.place(cls)

@@ -39,13 +39,13 @@ class Early(Return):
         return False
 
     def note_in_time(self, r: Request) -> None:
-        """A report tells of its first output, which came since the last one."""
+        """Take a report of its first output, which came since the last one."""
         told_ns = r.due_ns - self.limits["lease_ttl_ns"]
         if r.doubt and r.deadline_ns is not None:
             self._judge_doubt(r, told_ns >= r.deadline_ns)
 
     def _judge_doubt(self, r: Request, missed: bool) -> None:
-        """One that was let in although it was foretold to miss its deadline shows it."""
+        """Learn from one that was let in although it was expected to miss its deadline."""
         kind = r.doubt.removeprefix("unsure of ")
         part = self.doubts.part_ppm(kind)
         if kind != r.doubt:
@@ -61,7 +61,7 @@ class Early(Return):
         r.doubt = ""
 
     def settle_doubt(self, r: Request) -> None:
-        """It is over, and nobody knows when its first token came, if any."""
+        """Take its end; it is unknown when its first token came, if any."""
         late = r.deadline_ns is not None and self.now_ns >= r.deadline_ns
         if r.doubt and late and not r.output_tokens:
             self._judge_doubt(r, True)
@@ -92,11 +92,11 @@ class Early(Return):
         if self._sends_away(r, "wait", self.first_expected_ns(r)):
             return core.REJECTED_DEADLINE
         if r.doubt == "wait":
-            r.work = 1  # nobody behind it expects that it is served
+            r.work = 1  # requests behind it do not expect that it is served
         return 0
 
     def note_early(self, r: Request) -> None:
-        """A request that was refused so is told when it could come back."""
+        """The Retry-After of a request that was refused so."""
         first_ns = self.first_expected_ns(r)
         assert first_ns is not None
         assert r.deadline_ns is not None

@@ -36,7 +36,7 @@ class Audit:
             self.set_mode(flow, True)
 
     def outcome(self, r: Request, refused: int) -> int:
-        """What refuses a request at its arrival nevertheless, or 0."""
+        """The outcome that refuses a request at its arrival nevertheless, or 0."""
         if r.flow not in self.flows:
             return refused
         if not self.twin.has_room(r.adapter):

@@ -1,4 +1,4 @@
-"""The twin's order inside a flow: queues are sorted whenever somebody looks."""
+"""The twin's order inside a flow: queues are sorted at each look."""
 
 from typing import TYPE_CHECKING
 
@@ -83,7 +83,7 @@ class Order:
         return flow not in self.state.quotas.refusing and flow not in self.state.audit.flows
 
     def give_back(self, flow: int) -> None:
-        """Behind the heads of a flow nobody holds a quota, unless it was taken at the arrival."""
+        """Behind the heads of a flow no request holds a quota, unless it took it at its arrival."""
         if self.by_deadline and self._takes_in_turn(flow):
             heads = [id(r) for r in self.heads()]
             for r in self.state.queued(lambda r: r.flow == flow):

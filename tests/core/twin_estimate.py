@@ -102,7 +102,7 @@ class Estimate(Room):
         return self.wait_from(turn, ahead)
 
     def foretell(self, r: Request) -> None:
-        """What is expected of a request that is about to be queued."""
+        """The forecast of a request that is about to be queued."""
         if not self.has_to_wait(r.target):
             return
         wait_ns = self.wait_of_new(Turn(r.flow, r.target, r.work, r.stated_ns))
@@ -142,7 +142,7 @@ class Estimate(Room):
     # From the grant to the first token.
 
     def fresh(self, r: Request) -> int:
-        """Input that has to be computed, as far as what of the flow's was cached tells."""
+        """Input that has to be computed, by the part of the flow's that was cached."""
         f = self.flows[r.flow]
         inputs = f.input_tokens - f.forgotten[0]
         cached = max(0, min(f.cached_input_tokens - f.forgotten[1], inputs))
@@ -163,7 +163,7 @@ class Estimate(Room):
         r.fresh_tokens = fresh
 
     def note_first(self, r: Request) -> None:
-        """A report tells of its first output."""
+        """Take a report of its first output."""
         p, f = self.pools[r.pool], self.flows[r.flow]
         r.first_us = min((self.now_ns - r.arrival_ns) // 1000 + 1, US_MAX)
         if r.fresh_tokens:

@@ -1,4 +1,4 @@
-"""Why the twin's requests wait: what each waits for is found anew after every event."""
+"""Why the twin's requests wait: each reason is found from the start after every event."""
 
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Why:
-    """What each queued request waits for, and for how long it waited for each thing."""
+    """The reason of each queued request's wait, and how long it waited for each."""
 
     def __init__(self, state: "State") -> None:
         self.state = state
@@ -19,7 +19,7 @@ class Why:
         self.now: dict[int, tuple[str, int]] = {}  # by seq: what for, and since when
 
     def waits_for(self, r: Request) -> str:
-        """What a queued request waits for at this time."""
+        """The reason of a queued request's wait at this time."""
         first = self.state.order.queue(r.flow, r.target)[0]
         return self._of_head(r) if first is r else "QUEUE"
 

@@ -1,4 +1,4 @@
-"""What keeps requests of one length from beginning together in the twin."""
+"""Grants of equal requests kept apart in time, in the twin."""
 
 from .twin_estimate import WAIT_MAX_NS, averaged
 from .twin_rejections import Refusals

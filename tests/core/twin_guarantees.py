@@ -27,7 +27,7 @@ class Share:
 
 @dataclass
 class Paid:
-    """What of a request a share pays: from its own (0), from the k-th pool, freely (None)."""
+    """The part of a request that a share pays: its own (0), the k-th pool, freely (None)."""
 
     node: int
     source: int | None
@@ -43,7 +43,7 @@ class Purse:
 
 
 def part(micro: int, share: Share) -> int:
-    """What of it the share lends, towards zero."""
+    """The part of it that the share lends, towards zero."""
     whole = abs(micro) * share.lends // share.nominal
     return whole if micro > 0 else -whole
 
@@ -63,7 +63,7 @@ class Shares:
         self.stale_ns: int | None = None
 
     def begin_anew(self) -> None:
-        """What of shares does not outlive the process: all but the shares."""
+        """Drop the state of shares that does not outlive the process: all but the shares."""
         self.paid, self.holds, self.lifts = {}, {}, {}
         for node, n in self.items.items():
             self.items[node] = Share(n.nominal, n.lends, n.borrows)
@@ -287,7 +287,7 @@ class Shares:
 
     def let_one_go(self, pool: int) -> bool:
         """Of the first few that are held for this pool or any: one that shares do not bind, or
-        that can borrow; nobody stands in the line."""
+        that can borrow; the line is empty."""
         first = sorted(self.held_for(-1) + self.held_for(pool), key=self.held_key)
         for r in [hold.request for hold in first[:LOOKAHEAD]]:
             if not self.is_saturated(r.target):

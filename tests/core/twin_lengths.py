@@ -103,7 +103,7 @@ class Predictor:
 
     def __init__(self, quantile_ppm: int, samples_min: int) -> None:
         self.ppm = quantile_ppm
-        # So many that the quantile is not beyond the largest of them, but at most half a window.
+        # Enough that the quantile is not beyond the largest of them, but at most half a window.
         least = next(
             (n for n in range(1, WINDOW // 2) if ppm_rank(quantile_ppm, n) <= n), WINDOW // 2
         )
@@ -156,7 +156,7 @@ class Predictor:
         return None, NOTHING
 
     def promise(self, asked: Asked) -> Promise:
-        """What the ledger reserves for each sequence of the next request."""
+        """Tokens that the ledger reserves for each sequence of the next request."""
         lengths, by = self.evidence(asked)
         own = self.flows.get(asked.flow)
         ended = own.samples if own else 0
@@ -185,7 +185,7 @@ class Predictor:
             sums.judged += 1
             sums.covered += covered
         lengths = self._kinds(flow, adapter)[by]
-        # Forgotten since, it may have begun anew.
+        # Forgotten since, it may have begun again.
         if lengths and lengths.samples >= self.enough:
             missed = 1_000_000 - self.ppm
             step = -(STEP_PPM * missed // 10**6) if covered else STEP_PPM * self.ppm // 10**6
@@ -202,7 +202,7 @@ class Predictor:
 
 
 def ppm_rank(ppm: int, samples: int) -> int:
-    """Which of so many lengths, in order, covers the next one with this probability."""
+    """Which of `samples` lengths, in order, covers the next one with this probability."""
     return -(-ppm * (samples + 1) // 1_000_000)
 
 

@@ -52,7 +52,7 @@ class OperatorActions(Serve):
         return core.LEASE_LIVE
 
     def lease_rows(self, tenant: bytes, pool: bytes, age_min_ns: int) -> list[dict[str, Any]]:
-        """What is listed of the leases that are meant."""
+        """The rows of the selected leases."""
         return [
             {
                 "lease_id": r.lease_id,

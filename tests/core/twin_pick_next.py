@@ -1,4 +1,4 @@
-"""Who runs next in a pool of the twin: the head, or whom it lets pass."""
+"""The next request of a pool of the twin: the head, or one that may pass it."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ NEVER = 1 << 62
 
 
 class Plan(NamedTuple):
-    """What a request would reserve, and why it has to wait."""
+    """The reservation of a request, and why it has to wait."""
 
     blocks: int
     output: int
@@ -33,12 +33,12 @@ class Choice(Stagger):
         return its._replace(reason="STAGGER" if held else reason)
 
     def reservation(self, pool: int, r: Request) -> Plan:
-        """A plan whose reason nobody asks for."""
+        """A plan whose reason is not needed."""
         predicted = self.predictor.promise(self.asked(r))
         output = min(predicted.tokens or r.output_max_tokens, r.output_max_tokens)
         need = self.blocks(pool, r.prompt_tokens * r.n + output * r.sequences, r.sequences)
         above = not self.classes.is_exempt(r.flow) and self.is_above_share(pool, r.flow, need)
-        # What is all that it may produce cannot fail.
+        # A promise of all that it may produce cannot fail.
         evidence = predicted.by if output < r.output_max_tokens else 0
         apart_ns = self.apart_ns(pool, r, need, above, predicted.tokens)
         return Plan(need, output, "NONE", evidence, above, apart_ns)
@@ -170,7 +170,7 @@ class Choice(Stagger):
         self.pool_due[pool] = min(due_ns, self.pool_due.get(pool, due_ns))
 
     def _whole(self, pool: int, r: Request, plan: Plan) -> int:
-        """What a request adds: its blocks, and its adapter where that is not active."""
+        """The load that a request adds: its blocks, and its adapter if that is not active."""
         more = self.adapter_tokens(pool, r.adapter) - self.adapter_tokens(pool)
         return plan.blocks * self.pools[pool].block_size + more
 

@@ -1,4 +1,4 @@
-"""What the twin thinks the engines have cached, and who goes first for it."""
+"""The prompts that the engines probably have cached, and the order by them."""
 
 from .twin_state import State
 from .twin_types import QUEUED, Request
@@ -21,7 +21,7 @@ class Prefixes(State):
         return r.seq
 
     def matched(self, pool: int, r: Request) -> int:
-        """What of its prompt the pool is thought to have."""
+        """Tokens of its prompt that the pool probably has."""
         known = self.pools[pool].blocks
         count = next(
             (k for k, h in enumerate(r.hashes) if (r.adapter, h) not in known), len(r.hashes)

@@ -19,7 +19,7 @@ def shares(inputs: int, outputs: int) -> tuple[int, int, int]:
 
 
 class Quotas:
-    """Who may take how much; every question is answered by looking at all flows."""
+    """Quotas of the twin; every question is answered by reading all flows."""
 
     def __init__(self, state: "State") -> None:
         self.state = state
@@ -32,7 +32,7 @@ class Quotas:
         self.bills: dict[int, Bill] = {}  # by seq
         self.asked: dict[int, int] = {}  # seq -> output, as it asked for it
         self.waits: dict[int, Wait] = {}  # by flow
-        self.is_new = False  # limits have changed since somebody asked
+        self.is_new = False  # limits have changed since the last question
         self.shares = Shares(self)
 
     # Configuration.
@@ -108,7 +108,7 @@ class Quotas:
         if base in self.refusing:
             self.refusing.add(flow)
 
-    # What there is.
+    # The nodes and their state.
 
     def chain(self, node: int) -> list[int]:
         found = []
@@ -126,7 +126,7 @@ class Quotas:
         return sum(bill.nodes.count(node) for bill in self.bills.values())
 
     def is_candidate(self, r: Request) -> bool:
-        """Whether it may stand in the line, as the head of its queue."""
+        """Whether it may be in the line, as the head of its queue."""
         return self._is_billed(r) and r.seq not in self.shares.holds
 
     def _is_billed(self, r: Request) -> bool:
@@ -136,7 +136,7 @@ class Quotas:
         return [r for r in self.state.order.heads() if r.flow == flow]
 
     def is_out(self, flow: int) -> bool:
-        """Nothing of it stands in the line or asks: it is no part of the minimum."""
+        """No queue of it is in the line or asks: it is no part of the minimum."""
         if flow not in self.waits and not self.shares.holds_of(flow):
             return False
         asks = flow not in self.waits
@@ -178,7 +178,7 @@ class Quotas:
         needs = self.needs(r)
         return all(needs[which] <= b.size for which, b in self.nodes[node].buckets.items())
 
-    # What happens.
+    # Events.
 
     def refusal(self, r: Request) -> int:
         """Outcome of a request at its arrival, or 0."""
@@ -223,7 +223,7 @@ class Quotas:
         return latest - now_ns
 
     def wait_ms(self, r: Request) -> int:
-        """What a queued request has to wait for its quotas at least."""
+        """The least wait of a queued request for its quotas."""
         chain = [] if r.seq in self.bills else self.chain_of(r.flow)
         wait_ns = max((self.due_ns(n, r) for n in chain), default=0) - self.state.now_ns
         return -(-min(max(wait_ns, 10**9), RETRY_MAX_NS) // 10**6) if wait_ns > 0 else 0
@@ -302,7 +302,7 @@ class Quotas:
             self.shares.paid.pop(r.seq, None)
 
     def cap_debt(self, node: int, which: int, windows: int, more: int) -> None:
-        """What it owes beyond its limit, `more` and all that is open is forgiven."""
+        """Forgive its debt beyond its limit, `more` and all that is open."""
         bills = [bill for bill in self.bills.values() for at in bill.nodes if at == node]
         sums = [(1, b.inputs, b.outputs) for b in bills]
         requests, inputs, outputs = map(sum, zip(self.nodes[node].owed, *sums, strict=True))
@@ -326,7 +326,7 @@ class Quotas:
             self.note_out(flow)
 
     def note_out(self, flow: int) -> None:
-        """One that is out leaves the minimum, and another one comes back."""
+        """One that is out leaves the minimum, and another one returns."""
         self.state.positions.wait(flow)
         if not self.is_out(flow):
             self._rejoin(flow)
@@ -361,7 +361,7 @@ class Quotas:
         return sorted(found, key=place)
 
     def _behind(self, flow: int, r: Request, node: int) -> bool:
-        """Whether somebody waits at the node who goes before it."""
+        """Whether a flow that precedes it waits at the node."""
         classes, cls = self.state.classes, self.state.flows[flow].cls
         first = self.waiters(node)[:1]
         if not first:

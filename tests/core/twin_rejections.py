@@ -1,4 +1,4 @@
-"""Whom the twin refuses, and when they may come back."""
+"""Refusals of the twin, and their Retry-After."""
 
 from dataclasses import replace
 
@@ -65,7 +65,7 @@ class Refusals(Early):
         return -outcome
 
     def remember_refused(self, r: Request, outcome: int) -> None:
-        """Keep what is told of it; the core has room for more than any walk refuses."""
+        """Keep the refusal for `explain`; the core has room for more than any walk refuses."""
         self.refused[self.flow_names[r.flow], r.request_id] = r, outcome, self.now_ns
 
     def _retry_ms(self, r: Request, outcome: int) -> int:

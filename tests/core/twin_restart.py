@@ -1,4 +1,4 @@
-"""The twin's restart: requests are gone, books stay, and leases come back as they are told."""
+"""The twin's restart: requests are gone, books stay, and leases return with their replays."""
 
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 class Restart:
-    """What a scheduler still owes to leases and flows of before its restart."""
+    """Amounts held for leases and flows of before the restart."""
 
     def __init__(self, state: "State") -> None:
         self.state = state
         self.returning: set[int] = set()  # flows that were active
         self.returning_until_ns = 0
-        self.until_ns = 0  # so long leases are awaited; 0: they are not
+        self.until_ns = 0  # until then leases are awaited; 0: they are not
 
     def enter(self) -> None:
         """Time has passed."""
@@ -45,7 +45,7 @@ class Restart:
         self._end_returns()
 
     def resume(self, r: Request) -> None:
-        """What a lease took before the restart it does not take again."""
+        """Take a lease's part out of the restored debts."""
         f, p = self.state.flows[r.flow], self.state.pools[r.pool]
         paid = min(f.owed, r.charged)
         f.owed -= paid
@@ -118,7 +118,7 @@ class Restart:
         self.until_ns = self.returning_until_ns + state.limits["lease_grace_ns"]
 
     def _forget(self) -> None:
-        """What does not outlive the process."""
+        """Drop the state that does not outlive the process."""
         state = self.state
         state.requests, state.answers, state.verdicts = [], [], []
         state.refused = {}

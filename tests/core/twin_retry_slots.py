@@ -1,4 +1,4 @@
-"""When one that the twin refuses may come back, and what it keeps for who was told."""
+"""Retry-After of the twin's refusals, and the places that it keeps for retries."""
 
 from schedsvc import _core as core
 
@@ -10,7 +10,7 @@ RETRY_MAX_NS = 109 * SECOND
 
 
 def kept_of(most: int) -> int:
-    """How many places of a queue are for those who come back."""
+    """The number of places that a queue keeps for retries."""
     return most // 5
 
 
@@ -36,7 +36,7 @@ class Return(Estimate):
         return self._in_turn(teller, wait_ns * 11 // 8 + step_ns // 2, step_ns * 11 // 8)
 
     def places_for(self, due: Due, most: int) -> int:
-        """How many may be queued before whoever comes now is refused."""
+        """How many may be queued when one more arrives."""
         return most if due.comes(self.now_ns) else most - kept_of(most)
 
     def place_in_ns(self, r: Request, outcome: int) -> int:
@@ -74,8 +74,9 @@ class Return(Estimate):
         return self._in_turn(self.flows[r.flow], wait_ns, max(ticks, default=0) * TICK_NS)
 
     def turn_again_ns(self, r: Request) -> int:
-        """When one that waited for its whole TTL would come to its turn in time: with a deadline,
-        after what waits; else after those who were told before."""
+        """When one that waited for its whole TTL would have its turn in time.
+
+        With a deadline after those that wait, else after the retries of earlier refusals."""
         flow = self.flows[r.flow]
         patience_ns = r.due_ns - r.arrival_ns
         step_ns = self.turn_ns(r.flow, r.target, r.work)

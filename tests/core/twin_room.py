@@ -1,4 +1,4 @@
-"""What the twin finds of a pool's load, headroom and shares, by looking at everything."""
+"""A pool's load, headroom and shares in the twin, found by reading everything."""
 
 from collections import Counter
 
@@ -72,7 +72,7 @@ class Room(Prefixes):
         return (p.capacity_blocks + max(0, -p.headroom_blocks)) * p.block_size
 
     def round_of(self, pool: int, now_ns: int | None = None) -> list[Request]:
-        """Leases whose input is still to be computed, as far as reports tell."""
+        """Leases whose input is still to be computed, by their reports."""
         since_ns = (self.now_ns if now_ns is None else now_ns) - PREFILL_MAX_NS
         return [
             r

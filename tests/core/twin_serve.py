@@ -1,4 +1,4 @@
-"""What the twin does about its queues: who is granted, and who is evicted."""
+"""The queues of the twin: which requests are granted, and which are evicted."""
 
 from schedsvc import _core as core
 

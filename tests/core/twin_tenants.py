@@ -15,7 +15,7 @@ LINGER_NS = 10 * 10**9
 
 @dataclass(frozen=True)
 class Rule:
-    """What a tenant gets whose name fits the pattern."""
+    """The settings of a tenant whose name fits the pattern."""
 
     pattern: bytes
     weight_milli: int = 1_000

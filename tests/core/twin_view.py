@@ -1,4 +1,4 @@
-"""What `Scheduler.stats()` shows, computed from the twin by looking at everything."""
+"""The rows of `Scheduler.stats()`, computed from the twin by reading everything."""
 
 from typing import Any
 
@@ -159,7 +159,7 @@ def _flow(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
 
 
 def _shared(twin: Twin) -> list[int]:
-    """Nodes of groups and models with limits, and the root while anybody has a share."""
+    """Nodes of groups and models with limits, and the root while any tenant has a share."""
     quotas, shares = twin.quotas, twin.quotas.shares
     shares.know()
     nodes = [*quotas.names.values(), *([shares.root] if shares.root != -1 else [])]
@@ -194,7 +194,7 @@ def _quota(twin: Twin, now_ns: int, node: int) -> dict[str, Any]:
 
 
 def _wait_ms(twin: Twin, flow: int) -> int:
-    """What one more request of its usual size would wait."""
+    """The wait of one more request of its usual size."""
     queued = twin.queued(lambda r: r.flow == flow) or twin.queued()
     if not twin.has_to_wait(-1):
         return 0
