@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Fixtures and hooks of all tests."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 def pytest_configure() -> None:
     """Let Ctrl-C reach the programs that tests start.
 
-    Whoever is started in the background is told to ignore it, and would pass that on to them.
+    A process in the background is started with Ctrl-C ignored, and would pass that on to them.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -32,6 +32,6 @@ def pytest_handlecrashitem(sched: Any) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell a crash by the exit status."""
+    """Show a crash by the exit status."""
     if CRASHED in session.config.stash:
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR

@@ -11,7 +11,7 @@ import selectors
 from collections.abc import Coroutine
 from typing import Any
 
-# The kernel may take so long to hand over what was sent to a socket.
+# The time that the kernel may take to hand over bytes that were sent to a socket.
 _GRACE_S = 0.0005
 
 

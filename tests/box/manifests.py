@@ -43,12 +43,12 @@ def rendered(*values: Object, chart: Path = CHART, name: str = "schedsvc") -> li
 
 
 def schema_problems(objects: list[Object]) -> list[str]:
-    """What Kubernetes' newest schema does not allow, fields that it does not know included."""
+    """Violations of Kubernetes' newest schema, unknown fields included."""
     return list(_asked([{"objects": objects}])[0]["problems"])
 
 
 def compose_problems(text: str) -> list[str]:
-    """What the compose specification does not allow in a file, unknown keys included."""
+    """Violations of the compose specification in a file, unknown keys included."""
     return list(_asked([{"compose": text}])[0]["problems"])
 
 

@@ -167,7 +167,7 @@ def test_configuration_of_every_set_fits_the_pod(
     tls = config.listeners[1].tls
     files = [config.state.file, config.listeners[0].unix, *([tls.cert, tls.key] if tls else [])]
     assert all(str(Path(str(file)).parent) in mounts for file in files)
-    # What the values say arrives as it is, numbers included.
+    # The values arrive as they are, numbers included.
     assert SETS[name].get("config", {}).items() <= given.items()
     assert pod["terminationGracePeriodSeconds"] * 1_000 >= config.limits.drain_ms + 5_000
 

@@ -1,4 +1,4 @@
-"""What the compose file runs: its images, commands and configurations, in one network of podman."""
+"""The compose file: its images, commands and configurations, in one network of podman."""
 
 import json
 import shutil

@@ -77,7 +77,7 @@ def test_example_has_the_gate_in_front_of_vllm(example: list[Object]) -> None:
     service = only(example, "Service")
     ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
     assert environ["SCHEDSVC_TARGET"] == f"{service['metadata']['name']}:{ports['grpc']}"
-    # What copies the gate is what serves, in version too.
+    # The image that copies the gate is the one that serves, in version too.
     [scheduler] = only(example, "StatefulSet")["spec"]["template"]["spec"]["containers"]
     assert gate["image"] == scheduler["image"] == f"registry.example/schedsvc:{version()}"
     assert list(not_restricted({"containers": [gate]})) == []

@@ -153,7 +153,7 @@ async def scheduling(**keys: Any) -> AsyncIterator[tuple[Server, SchedulerServic
 
 @asynccontextmanager
 async def loading(stub: SchedulerServiceStub, **clients: int) -> AsyncIterator[None]:
-    """Let so many clients of each tenant ask without a pause."""
+    """Let `clients` of each tenant ask without a pause."""
     tasks = [
         asyncio.ensure_future(_client(stub, tenant.replace("_", "-")))
         for tenant, count in clients.items()

@@ -14,7 +14,7 @@ from schedsvc_vllm.asgi import App, Message, Receive, Scope, Send
 
 @dataclass
 class Exchange:
-    """One request, and what came back."""
+    """One request and its answer."""
 
     app: App
     body: bytes = b""
@@ -77,7 +77,7 @@ class Exchange:
 
 @dataclass
 class Engine:
-    """Serves completions and chat with one token for each word it is told to say.
+    """Serves completions and chat with one token for each word that the request asks for.
 
     Like vLLM it merges deltas: `tokens_per_event` tokens share an event.
     """

@@ -1,10 +1,10 @@
 """Random legal exchanges through the proxy, and three books that have to agree.
 
-The upstream's: what it sent. The client's: what it received. The scheduler's: what was charged.
+The upstream's: what it sent. The client's: what it received. The scheduler's: what it charged.
 
     python -m tests.clients.exchanges --count 100000 --seed 1
 
-It ends with status 1 at the first exchange in which they differ, and tells its seed and number.
+It ends with status 1 at the first exchange in which they differ, and prints its seed and number.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ STYLES: list[tuple[int | None, tuple[str, str]]] = [
 
 @dataclass
 class Event:
-    """One event of a stream: its bytes, its data as the client may get it, and what it tells."""
+    """One event of a stream: its bytes, its data as the client may get it, and its usage."""
 
     raw: bytes
     data: str  # "": it is none (a comment)
@@ -69,7 +69,7 @@ DROPPED = object()
 
 @dataclass
 class Script:
-    """What the upstream does with one request."""
+    """The plan of the upstream for one request."""
 
     status: int = 200
     headers: list[str] = field(default_factory=list)
@@ -208,7 +208,7 @@ class Maker:
         return made
 
     def frame(self, made: Script) -> Script:
-        """Compress it, cut it into pieces, choose how its length is told, and break it off."""
+        """Compress it, cut it into pieces, choose how its length is stated, and break it off."""
         rnd = self.rnd
         made.body = made.plain
         encoding = rnd.choice(("", "", "", "", "gzip", "deflate"))
@@ -382,7 +382,7 @@ class World:
             require(charged[2] >= len(script.plain) // 4, "not charged by its bytes", charged)
 
     def compare_stream(self, script: Script, answer: bytes, whole: bool) -> None:
-        """What the client got is what was sent, less the usage that it did not ask for."""
+        """Compare: the client got what was sent, less the usage that it did not ask for."""
         assert script.events is not None
         if not any(event.clean is not None for event in script.events):
             got = answer if whole else answer[: len(script.plain)]

@@ -1,4 +1,4 @@
-"""A scheduler that does what it is told, with books that the tests read. Not a scheduler: it has
+"""A scheduler that follows the test, with books that the tests read. Not a scheduler: it has
 one rule (`decide`) and no ledger."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def refusal(
 
 @dataclass
 class Book:
-    """What is known of one lease."""
+    """The record of one lease."""
 
     request_id: str
     tenant: str
@@ -61,7 +61,7 @@ class FakeScheduler:
         self.incarnation = 1
         self.lease_ttl_ms = 10_000
         self.open_requests_max = 1_000
-        # Told with the Welcome.
+        # Sent with the Welcome.
         self.prefix_use: pool_pb2.PrefixUse | None = None
         self.next_lease = 1
         self.admits: list[pb.AdmitRequest] = []
@@ -126,7 +126,7 @@ class FakeScheduler:
             self._server = None
 
     async def restart(self, *, downtime_s: float = 0.0) -> None:
-        """Lose everything but the journal of the tests, and come back as another one."""
+        """Lose everything but the journal of the tests, and restart as another one."""
         await self.stop()
         self.incarnation += 1
         self.answers.clear()

@@ -4,9 +4,9 @@
     python -m tests.clients.interop
 
 Each client asks for a whole answer, reads a stream, leaves a stream after its first event, is
-refused over a quota, and is granted when it retries. What it saw is compared with the scheduler's
-books. A client that is not installed here is skipped and named. The exit status is 1 if anything
-differs.
+refused over a quota, and is granted when it retries. Its answers are compared with the
+scheduler's books. A client that is not installed here is skipped and named. The exit status is 1 if
+anything differs.
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ async def test_a_lost_lease_is_told(fake: FakeScheduler, until: Until, state: Le
             assert opened.open_leases == 0
         await opened.flush(5)
     assert told == [state]
-    # What was used is still told, except to a scheduler that knows nothing of the lease.
+    # Usage is still reported, except to a scheduler that knows nothing of the lease.
     assert len(fake.books[1].completes) == (0 if state is LeaseState.UNKNOWN else 1)
 
 
@@ -309,7 +309,7 @@ async def test_an_unreachable_scheduler_is_unavailable_and_comes_back(
             await opened.admission(input_tokens=5, max_output_tokens=9).__aenter__()
         assert time.monotonic() - started > 0.25
         assert not opened.available
-        # Nobody waits twice: it is refused where it asks.
+        # No request waits twice: it is refused when it asks.
         with pytest.raises(SchedulerUnavailable):
             opened.admission(input_tokens=5, max_output_tokens=9).submit()
         await fake.start()

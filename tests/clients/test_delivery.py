@@ -122,7 +122,7 @@ def coroutine_of(task: Any) -> str:
 
 
 class Stalled(Exchange):
-    """A client that reads nothing of its answer's body until it is told to."""
+    """A client that reads nothing of its answer's body until the test lets it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -343,8 +343,8 @@ async def test_a_scheduler_that_dies_and_comes_back_takes_the_leases_over(
     programs: Programs, http: aiohttp.ClientSession
 ) -> None:
     # Longer than the scheduler is away: an output token takes 2.7 ms. A machine that stands still
-    # meanwhile may let the stream end first; then nothing has been seen, and it is tried again when
-    # the gate has found the scheduler anew.
+    # meanwhile may let the stream end first; then the test has seen nothing, and tries again when
+    # the gate has found the scheduler.
     tokens = min(1_900, max(500, round(4 * programs.start_s / 0.0027)))
     for _ in range(TRIES):
         await asyncio.to_thread(programs.wait_until_connected)

@@ -123,7 +123,7 @@ async def test_the_first_token_is_told_at_once_and_the_second_is_not(
 
 
 class Counting:
-    """Tells its first total when it is asked for the `nth` time."""
+    """Reports its first total when it is asked for the `nth` time."""
 
     sequences = 1
 
@@ -150,7 +150,7 @@ async def test_what_has_begun_is_asked_no_more(
         kept.watch(reporter)
     await until(lambda: late.asked == 7)
     kept.unwatch(never)
-    # Nobody is left to be asked; growth is told all the same.
+    # No request is left to be asked; growth is reported all the same.
     asked = never.asked
     await until(lambda: early.reported >= 2 and late.reported >= 2)
     assert (early.asked, late.asked, never.asked) == (2, 7, asked)
@@ -162,7 +162,7 @@ async def test_what_has_begun_is_asked_no_more(
 
 
 class Broken(Counting):
-    """Cannot tell how far it is: before its first total, or once there is one."""
+    """Cannot report its total: before its first one, or after it."""
 
     def begin(self) -> bool:
         if super().begin():

@@ -1,4 +1,4 @@
-"""What the gate answers itself: refusals, wrong requests, wrong keys."""
+"""Answers of the gate itself: refusals, wrong requests, wrong keys."""
 
 from __future__ import annotations
 

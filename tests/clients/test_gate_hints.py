@@ -1,4 +1,4 @@
-"""What the gate passes on besides sizes: priority, the class of a service tier, the adapter."""
+"""Hints that the gate passes on besides sizes: priority, class of a service tier, adapter."""
 
 from __future__ import annotations
 

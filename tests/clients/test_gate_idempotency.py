@@ -153,7 +153,7 @@ async def test_without_the_setting_or_a_key_nothing_is_joined(
         for _ in range(2):
             await keyed.ask(headers=KEY)
     assert len(keyed.engine.bodies) == 4
-    for _ in range(2):  # whoever is unknown may be anybody
+    for _ in range(2):  # unknown callers may be different ones
         await keyed.ask(headers={"idempotency-key": "k"})
     assert len(keyed.engine.bodies) == 6
     long = await keyed.ask(headers=TRUST | {"idempotency-key": "k" * 257})

@@ -49,7 +49,7 @@ async def page(gate: Gate) -> Exchange:
 async def test_the_page_tells_whether_the_gate_enforces(fake: FakeScheduler) -> None:
     app = Serving()
     gate = Gate(app, Settings(target=fake.target))
-    # Before its first request, or the server's start, the gate has nothing to tell.
+    # Before its first request, or the server's start, the gate has nothing to report.
     assert (await page(gate)).answer == PAGE
     for _ in range(2):
         await Exchange(gate, ask(), owner=owner()).run()
@@ -81,7 +81,7 @@ async def test_the_page_tells_whether_the_gate_enforces(fake: FakeScheduler) -> 
     buckets = [value for (name, _), value in waits.items() if name.endswith("_bucket")]
     assert len(buckets) == 14
     assert buckets == sorted(buckets)
-    # What ran without the scheduler had no grant.
+    # Requests that ran without the scheduler had no grant.
     assert buckets[-1] == waits["schedsvc_gate_overhead_seconds_count", None] == 2
     assert 0 < waits["schedsvc_gate_overhead_seconds_sum", None] < 60
     await gate._close()

@@ -1,4 +1,4 @@
-"""What a gate tells of the beginnings of prompts: blocks, what they are told by, and when."""
+"""Prefix hashes of a gate: blocks, their hashes, and when they are sent."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_what_a_template_writes_alike_is_named_alike() -> None:
     one, other = (hashes({"messages": m}, "/v1/messages") for m in messages)
     assert one == other
     assert len(one) == len(plain)
-    # What comes before all messages, comes before them wherever it stands in the body.
+    # Parts that precede all messages do so at any place in the body.
     tools = [{"type": "function", "function": {"name": "f", "description": TEXT[:1_000]}}]
     with_tools = hashes({"messages": [said("user", TEXT)], "tools": tools})
     others = hashes({"tools": tools, "messages": [said("user", TEXT[::-1])]})

@@ -51,7 +51,7 @@ async def leave(left: asyncio.Event, receive: Any) -> None:
 
 
 async def end_of(fake: FakeScheduler, answer: Answer, left: asyncio.Event) -> Any:
-    """Return what the scheduler is told at the end of a request."""
+    """Return the report to the scheduler at the end of a request."""
     gate = Gate(engine(answer), Settings(target=fake.target))
     exchange = Exchange(gate, ask(), owner=owner(), left=left)
     await asyncio.wait_for(exchange.run(), 5)

@@ -19,7 +19,7 @@ from .asgi import Exchange, owner, start
 from .fake_scheduler import FakeScheduler, refusal
 
 TEXT = "x" * 100
-TOKENS = 30  # of that text, by the ratio that nobody has taught yet
+TOKENS = 30  # of that text, by the ratio before any lesson
 SAID = [{"role": "user", "content": TEXT}]
 IMAGE = {"type": "image_url", "image_url": {"url": "data:..."}}
 
@@ -62,7 +62,7 @@ def gates(fake: FakeScheduler) -> Any:
 
 
 USAGE = {"prompt_tokens": 9, "total_tokens": 14, "completion_tokens": 5}
-# As each endpoint tells 9 tokens of input and 5 of output.
+# The form in which each endpoint reports 9 tokens of input and 5 of output.
 TOLD = {
     "/v1/responses": {"input_tokens": 9, "output_tokens": 5},
     "/v1/messages": {"input_tokens": 9, "output_tokens": 5},
@@ -266,7 +266,8 @@ async def test_streams_of_other_forms_pass_and_are_read(
 
 @pytest.mark.parametrize("stream", [RESPONSES, MESSAGES])
 def test_what_a_stream_begins_with_is_no_token(stream: list[bytes]) -> None:
-    """The first token ends a prompt's round: it must not be told while the prompt is computed."""
+    """The first token ends a prompt's round: it must not be reported while the prompt is
+    computed."""
     form = RESPONSES_FORM if stream is RESPONSES else ANTHROPIC
     reader = UsageReader(form, is_stream=True)
     waiting = [stream[0], b'event: ping\ndata: {"type": "ping"}\n\n']

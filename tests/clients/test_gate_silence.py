@@ -160,7 +160,7 @@ async def test_requests_go_on_without_a_scheduler_that_is(
     assert await gate.mode() == "enforced"
     await gate.session.flush(20)
     stats = await at_rest(scheduler)
-    # What went without the scheduler is withdrawn there: charged for nothing, and not run again.
+    # A request that ran without the scheduler is withdrawn there: not charged, and not run again.
     assert len(gate.engine.bodies) == 7
     assert stats.totals.completed == 2
     assert stats.totals.received == stats.totals.completed + (

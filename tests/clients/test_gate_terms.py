@@ -1,4 +1,4 @@
-"""What a request asks of the scheduler by headers: its longest wait, its deadline, its class."""
+"""Terms of a request in its headers: its longest wait, its deadline, its class."""
 
 from __future__ import annotations
 

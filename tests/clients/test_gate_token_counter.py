@@ -141,7 +141,7 @@ async def test_no_body_and_no_stream_is_changed(
     assert done.answer == b"data: x\n\n" * 5
     end = fake.books[1].end
     assert (end.outcome, end.input_tokens, end.output_tokens) == (pb.OUTCOME_COMPLETED, 4, 9)
-    # vLLM did not tell them: its states do.
+    # vLLM did not report them: its states do.
     assert end.cached_input_tokens == 16
 
 

@@ -25,7 +25,7 @@ from schedsvc_client.aio import AsyncScheduler
 
 from .test_gate_silence import Gated
 
-# What a request may take, whatever happens beside it.
+# The longest time of a request, with any trouble beside it.
 WITHIN_S = 3.0
 
 

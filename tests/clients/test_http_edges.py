@@ -1,4 +1,4 @@
-"""What ordinary clients and servers send at the edges of HTTP, and what must not come through."""
+"""The edges of HTTP: messages of ordinary clients and servers, and some that must not pass."""
 
 from __future__ import annotations
 
@@ -361,7 +361,7 @@ async def test_a_server_that_refuses_an_option_is_asked_without_it_and_remembere
 ) -> None:
     app = Strict(*knows)
     gate = Gate(app, Settings(target=fake.target))
-    # What asks for nothing is no sign that the server takes the options.
+    # A request without options is no sign that the server takes them.
     plain = json.dumps({"prompt": [1, 2]}).encode()
     assert (await Exchange(gate, plain, owner=owner()).run()).status == 200
     app.bodies.clear()

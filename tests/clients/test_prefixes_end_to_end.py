@@ -17,7 +17,7 @@ from schedsvc_client.aio import AsyncScheduler
 
 from .test_end_to_end import Programs
 
-# Of an engine that has room for little more than one prompt: whoever comes next takes its cache.
+# Of an engine with room for little more than one prompt: the next request takes its cache.
 KV_TOKENS, CONTEXT_TOKENS, BLOCK_TOKENS = 2_048, 2_000, 16
 PROMPT_TOKENS = 1_600
 EACH = 6
@@ -122,7 +122,7 @@ async def cached_of_mixed(
 ) -> tuple[int, int]:
     """Two tenants' prompts, each tenant's alike, come by turns while another runs.
 
-    Returns how many tokens were found cached, as the answers tell, and of how many.
+    Returns how many tokens were found cached, by the answers, and of how many.
     """
     async with scheduler.admission(tenant="c", input_tokens=1, max_output_tokens=1, pool="default"):
         tasks = []
@@ -176,6 +176,6 @@ async def test_a_conversation_is_found_further_with_every_turn(
     assert believed[0] == found[0] == 0
     assert believed == sorted(set(believed))
     assert found == sorted(set(found))
-    # What is believed and what was found differ by blocks that are not full, and by text that is
-    # not counted as the tokenizer does.
+    # The estimate differs from the result by blocks that are not full, and by text that is not
+    # counted as the tokenizer does.
     assert 0.5 * found[-1] <= believed[-1] <= 2 * found[-1]

@@ -1,4 +1,4 @@
-"""What ends a stream from inside: a refused pool, a defect of the writer."""
+"""Ends of a stream from inside: a refused pool, a defect of the writer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def session(target: str, **changes: Any) -> SchedulerSession:
 
 
 def delayed(target: str, end_delay_s: float, **changes: Any) -> SchedulerSession:
-    """Make a session whose ends wait for so long for something to leave with."""
+    """Make a session whose ends wait for `delay_s` for an event to share a message with."""
     options = ClientOptions(end_delay_s=end_delay_s, unavailable_after_s=30)
     opened = session(target, options=options, **changes)
     opened.register_pool(**POOL)
@@ -178,7 +178,7 @@ async def test_an_end_waits_a_moment_for_something_to_leave_with(
         await ask(opened, 0.02)  # takes it along
         assert fake.books[1].completes
         assert not fake.books[2].completes
-        # Whoever waits for the ends does not wait for more.
+        # A caller that waits for the ends does not wait for more.
         assert await opened.flush(20)
     async with delayed(fake.target, 0.02, incarnation=2) as opened:
         await ask(opened)

@@ -216,7 +216,7 @@ def test_progress_is_gathered_and_the_latest_totals_win() -> None:
     (event,) = sent(protocol, 20 * MS)
     assert (event.progress.input_tokens, event.progress.output_tokens) == (4, 3)
     assert not event.progress.HasField("cached_input_tokens")
-    protocol.progress(21 * MS, lease, (4, None, 2))  # not larger: nothing to tell
+    protocol.progress(21 * MS, lease, (4, None, 2))  # not larger: nothing to report
     assert sent(protocol, 100 * MS) == []
 
 
@@ -298,7 +298,7 @@ def test_open_leases_are_replayed_with_their_latest_totals() -> None:
     assert (replay.input_tokens, replay.cached_input_tokens, replay.output_tokens) == (4, 2, 7)
     assert replay.tenant_proof == tenants_pb2.TENANT_PROOF_TOKEN
     protocol.receive(0, welcome())
-    assert sent(protocol, 100 * MS) == []  # the replay has told it
+    assert sent(protocol, 100 * MS) == []  # the replay has reported it
 
 
 @pytest.mark.parametrize("state", [LeaseState.VOID, LeaseState.ENDED, LeaseState.UNKNOWN])

@@ -70,7 +70,7 @@ def test_an_event_comes_out_when_it_is_complete(end: bytes, size: int | None) ->
     found: list[bytes] = []
     for at in range(0, len(whole), size or len(whole)):
         found += [event.raw for event in splitter.feed(whole[at : at + (size or len(whole))])]
-    # Bytes of one line's end may be told apart only by the next piece.
+    # Only the next piece may show which line end the bytes are.
     assert [raw.strip() for raw in found] == [b"data: a", b"data: b"]
 
 

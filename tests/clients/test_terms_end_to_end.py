@@ -1,4 +1,4 @@
-"""What an HTTP client asks for in headers, with the real scheduler: at the gate and the proxy."""
+"""Terms in the headers of an HTTP client, with the real scheduler: at gate and proxy."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def fail(_: LeaseState) -> None:
 
 
 class RotatedToken:
-    """The token of a file: right, but absent while somebody writes it."""
+    """The token of a file: right, but absent while it is being written."""
 
     def __init__(self) -> None:
         self.absent = 0

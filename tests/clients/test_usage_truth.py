@@ -1,4 +1,4 @@
-"""What is charged is what the server counted: no text of a client or model is taken for a count."""
+"""The charge is the count of the server: no text of a client or model is taken for a count."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .conftest import Until
 from .fake_scheduler import FakeScheduler
 
 HUGE = 100_000_000_000
-#: Keys that some endpoint counts under, with values that nobody has used.
+#: Keys that some endpoint counts under, with values that no test uses otherwise.
 FORGED = {
     "input_tokens": 500_000,
     "output_tokens": 1_000_000,

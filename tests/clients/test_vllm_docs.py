@@ -1,4 +1,4 @@
-"""The operator's page tells what the code does."""
+"""The operator's page states what the code does."""
 
 from __future__ import annotations
 

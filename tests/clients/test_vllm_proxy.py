@@ -157,7 +157,7 @@ async def test_an_upstream_that_was_restarted_is_another_pool(
     """Its epoch is new, so that leases of the old one are void; and it may have other sizes."""
     await until(lambda: fake.pools)
     server = behind[0]
-    # It has just come up, and does not tell of its cache yet.
+    # It has just come up, and does not report its cache yet.
     server.page = "process_start_time_seconds 1.6e+09\n"
     await asyncio.sleep(0.1)
     assert len(fake.pools) == 1
@@ -176,7 +176,7 @@ async def test_an_upstream_that_was_restarted_is_another_pool(
 async def test_what_a_restart_overtook_runs_again_unless_its_answer_has_begun(
     gate: Gate, behind: tuple[Server, str], fake: FakeScheduler, until: Until, begun: bool
 ) -> None:
-    """Sent to the new engine under a lease of the old one, before anybody knew of the new one."""
+    """Sent to the new engine under a lease of the old one, before the new one was known."""
     await until(lambda: fake.pools)
     server = behind[0]
     (server.held if begun else server.answers).clear()
@@ -217,7 +217,7 @@ async def test_after_an_upstream_hung_up_the_gate_looks_who_stands_there(
     server.hangs_up = True
     assert (await Exchange(gate, ask()).run()).status == 503
     server.hangs_up = False
-    # It has just come up, and does not tell of its cache yet: it is asked again.
+    # It has just come up, and does not report its cache yet: it is asked again.
     server.page = "process_start_time_seconds 1.6e+09\n"
     assert (await Exchange(gate, ask()).run()).status == 200
     assert len(fake.pools) == 1

@@ -164,7 +164,7 @@ def flow_of(stats: Any, tenant: str) -> Any:
 
 
 def used(stats: Any, tenant: str) -> tuple[int, int, int]:
-    """What the books have of a tenant: requests, input and output tokens."""
+    """A tenant in the books: requests, input and output tokens."""
     flow = flow_of(stats, tenant)
     return flow.completed, flow.input_tokens, flow.output_tokens
 
@@ -215,7 +215,7 @@ async def test_an_engine_that_dies_is_told_and_serves_again(programs: Proxied) -
             assert again.status == 200, text
         stats = await at_rest(scheduler, programs)
     flow = next(flow for flow in stats.flows if flow.tenant == "c")
-    # One more where the request came before anybody knew that there is another engine.
+    # One more if the request came before the other engine was known.
     assert flow.completed == 1
     assert flow.cancelled in (2, 3)
 

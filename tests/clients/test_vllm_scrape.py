@@ -48,8 +48,8 @@ def test_a_page_that_tells_nothing_is_an_error(page: str) -> None:
         parse(page, 8_000)
 
 
-# What two API processes show before the engine's first step: prometheus_client leaves out gauges of
-# the mode "mostrecent" that nobody has set yet.
+# The page of two API processes before the engine's first step: prometheus_client leaves out gauges
+# of the mode "mostrecent" that were not set yet.
 AT_REST = """\
 vllm:cache_config_info{block_size="128",engine="0",kv_cache_size_tokens="8000"} 1.0
 vllm:num_preemptions_total{engine="0",model_name="tiny"} 0.0
@@ -166,7 +166,7 @@ async def test_an_engine_that_others_keep_busy_is_asked_as_often(
 def test_of_several_api_processes_the_first_reads_the_common_page(
     count: int, rank: int, by_plugin: bool, by_page: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each hears the steps that vLLM tells it, and counts the preemptions of its own requests."""
+    """Each gets the steps that vLLM gives it, and counts the preemptions of its own requests."""
     readings = Readings()
     readings.attach(0)
     monkeypatch.setattr(engine, "READINGS", readings)

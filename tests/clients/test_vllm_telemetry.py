@@ -24,7 +24,7 @@ def step(running: int, waiting: int, skipped: int, usage: float) -> Any:
 
 
 def record(readings: Readings, engine: int, capacity: int, scheduler: Any, iteration: Any) -> None:
-    """Tell a step as the plugin does."""
+    """Report a step as the plugin does."""
     engines = readings._engines
     engines[engine].capacity_tokens = capacity
     engines[engine].record(scheduler, iteration)

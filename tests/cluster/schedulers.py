@@ -24,7 +24,7 @@ from .store_server import ADMIN_PASSWORD, StoreServer
 
 HOLD_S = 0.05
 INPUT = 100
-#: What one request is charged, by the default prices.
+#: The charge of one request, by the default prices.
 MICRO = (INPUT + 2) * 10**6
 WEIGHTS = {"heavy": 4, "light": 1}
 

@@ -1,4 +1,4 @@
-"""What keeps a scheduler from joining a cluster, each with its sentence, against a real server."""
+"""Reasons why a scheduler cannot join a cluster, each with its sentence, against a real server."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

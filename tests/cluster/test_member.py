@@ -48,7 +48,7 @@ class Scheduler:
         await self.member.exchange()
 
     def serve(self, tenant: str, tokens: int) -> None:
-        """Grant and complete one request of so many input tokens and one of output."""
+        """Grant and complete one request with this input and one token of output."""
         core, now_ns = self.driver._core, self.clock.now_ns()
         name = b"%d" % now_ns
         core.admit(now_ns, core.flow_index(tenant.encode()), name, tokens, 1)
@@ -124,7 +124,7 @@ async def test_a_flushed_store_is_whole_after_two_exchanges(store: StoreServer) 
             await rounds(late)
             assert late.counter("a") == 0
             await rounds(a, b, late)
-            assert late.counter("a") == 0  # totals of before it joined came back
+            assert late.counter("a") == 0  # it read its baseline
 
 
 @asynccontextmanager

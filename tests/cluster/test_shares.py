@@ -80,7 +80,7 @@ async def test_shares_are_those_of_one_scheduler(
 
 
 async def totals_of(address: Address) -> dict[str, int]:
-    """What each member has served in all, in micro-tokens, as the store knows it."""
+    """The service of each member in all, in micro-tokens, as the store knows it."""
     link = await connect(address)
     try:
         found = await link.command("HGETALL", "{schedsvc:prod}:rows")

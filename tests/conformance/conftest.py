@@ -1,4 +1,4 @@
-"""Node, where it is installed."""
+"""Node, if it is installed."""
 
 import shutil
 import subprocess

@@ -31,7 +31,7 @@ def look_up(value: Json, path: str) -> Json:
 
 
 def mismatches(expected: Json, actual: Json, path: str = "") -> Iterator[str]:
-    """What differs, one sentence each; nothing where it matches."""
+    """The differences, one sentence each; empty if it matches."""
     if isinstance(expected, dict):
         operators = [key for key in expected if key.startswith("$")]
         if operators:

@@ -18,7 +18,7 @@ STOP_S = 15.0
 def running(arguments: list[str], folder: Path) -> Iterator[dict[str, Any]]:
     """Run a `schedsvc` command until its ready file is there, whose content it gives.
 
-    Raises where the command does not start, or does not stop with status 0 once it is told to.
+    Raises if the command does not start, or does not stop with status 0 when asked to.
     """
     ready, log = folder / f"{arguments[0]}.ready", folder / f"{arguments[0]}.log"
     program = str(Path(sys.executable).parent / "schedsvc")

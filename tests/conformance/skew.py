@@ -1,7 +1,7 @@
 """A relay between clients and a scheduler of another minor version of the contract.
 
-What a newer side adds (fields, values of enumerations) its peer does not know; what an older side
-lacks its peer does without. The relay adds or takes away on the wire, so that both ends are the
+The peer does not know what a newer side adds (fields, values of enumerations), and does without
+what an older side lacks. The relay adds or takes away on the wire, so that both ends are the
 real ones.
 """
 
@@ -21,7 +21,7 @@ Change = Callable[[str, bytes], bytes]
 
 # Fields that no version of ours has: a number, 64 bits, a text, 32 bits.
 UNKNOWN = bytes.fromhex("c03e2ac93e0102030405060708d23e036e6577dd3e01020304")
-# What came to the contract last: without it everything has to work as it did before.
+# The newest parts of the contract: without them everything has to work as before.
 LATEST = {
     "AdmitRequest": ("prefix_block_hashes", "request_class", "reports_progress"),
     "AdmitResponse": ("queue_duration_us",),
@@ -50,7 +50,7 @@ def parts(message: Message) -> list[Message]:
 
 
 def newer(message: Message) -> None:
-    """Add fields that nobody knows, at every level; to so many that the message stays small."""
+    """Add unknown fields at every level, in few enough places that the message stays small."""
     for part in parts(message)[:ADDED_MAX]:
         part.MergeFromString(UNKNOWN)
 
@@ -63,7 +63,7 @@ def older(message: Message) -> None:
 
 
 def other_outcomes(message: Message) -> None:
-    """Give refusals and evictions reasons that nobody knows."""
+    """Give refusals and evictions unknown reasons."""
     for part in parts(message):
         if isinstance(part, pb.AdmitResponse) and part.outcome >= 16:
             number = NEW_REFUSAL if part.outcome < 32 else NEW_EVICTION

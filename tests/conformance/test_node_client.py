@@ -73,7 +73,7 @@ def test_sample(tmp_path: Path, node: str) -> None:
         assert len(done.stdout.split()) > 3
         usage = re.search(r"(\d+) input tokens, (\d+) output tokens", done.stderr)
         assert usage, done.stderr
-        # What the scheduler charged is what the engine says it did.
+        # The charge of the scheduler equals the figures of the engine.
         books = {"completed": 1, "input_tokens": usage[1], "output_tokens": usage[2]}
         assert int(usage[1]) > 3
         assert int(usage[2]) > 3

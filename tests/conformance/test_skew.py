@@ -103,7 +103,7 @@ async def test_our_clients_work_beside_another_version(who: str, tmp_path: Path)
 
 
 async def test_an_event_of_a_later_version_costs_only_itself(tmp_path: Path) -> None:
-    """A newer shim says something new in between: it is told so, and the rest is served."""
+    """A newer shim sends something new in between: it gets a fault, and the rest is served."""
 
     def with_new_event(message: Any) -> None:
         message.events.add().MergeFromString(UNKNOWN)

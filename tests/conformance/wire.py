@@ -43,7 +43,7 @@ def to_json(message: Message) -> dict[str, Any]:
 
 
 def error_as_json(error: grpc.aio.AioRpcError) -> dict[str, Any]:
-    """What a script can expect of a failed call: code, message, fields, whether to retry."""
+    """Expectations of a script for a failed call: code, message, fields, whether to retry."""
     fields, retry = [], False
     status = rpc_status.from_call(error)  # type: ignore[arg-type]  # aio's error serves as a call
     for detail in status.details if status else []:
@@ -87,7 +87,7 @@ class Stream:
         await self._until(lambda: self._acked >= self._sent, f"no ack of seq {self._sent}")
 
     def left(self) -> dict[str, list[Any]]:
-        """What came and was not taken."""
+        """Messages that came and were not read."""
         return {kind: list(queue) for kind, queue in self._queues.items() if queue}
 
     async def close(self) -> None:

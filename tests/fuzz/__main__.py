@@ -5,7 +5,8 @@
     python -m tests.fuzz --sanitised           with a core that watches its memory
     python -m tests.fuzz trace --input FILE    one input again
 
-What breaks is made smaller, kept under tests/fuzz/found/TARGET and named; the exit status is 1.
+An input that breaks is made smaller, kept under tests/fuzz/found/TARGET and named; the exit status
+is 1.
 """
 
 import argparse
@@ -29,7 +30,7 @@ _KEPT_MAX = 4_000
 
 
 def breaks(target: Target, data: bytes) -> str:
-    """What an input breaks: the kind of the exception and where it was raised; "": nothing."""
+    """The failure of an input: the kind of the exception and its place; "": none."""
     try:
         target.run(data)
     except Exception as error:

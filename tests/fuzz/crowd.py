@@ -81,7 +81,7 @@ class _Crowd:
         self._renew(place)
 
     def settle(self) -> None:
-        """Poll, and read what each stream is told; a stream that is superseded ends."""
+        """Poll, and read the messages of each stream; a stream that is superseded ends."""
         self.core.poll(self.now_ns)
         for place in range(_STREAMS):
             try:

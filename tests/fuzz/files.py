@@ -1,4 +1,4 @@
-"""What an operator gives to the programs: configurations, traces, recordings."""
+"""Files of operators: configurations, traces, recordings."""
 
 import json
 from contextlib import suppress
@@ -52,7 +52,7 @@ def config_corpus() -> list[bytes]:
 
 
 def config(data: bytes) -> None:
-    """A file is right, and makes a core; or each of its faults is told, with its place."""
+    """A file is right, and makes a core; or each of its faults is reported, with its place."""
     path = _file(data)
     reading = read(path, {})
     if reading.config is None:
@@ -77,7 +77,7 @@ TRACE_WORDS = (
 
 
 def trace_corpus() -> list[bytes]:
-    """A trace of each form, as far as its columns or keys tell."""
+    """A trace of each form, by its columns or keys."""
     found = []
     for form in FORMS.values():
         if isinstance(form, CsvForm):

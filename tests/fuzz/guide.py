@@ -1,4 +1,4 @@
-"""Says whether an input led the core somewhere new, where the core was built to tell."""
+"""Says whether an input led the core to a new place, if the core was built to report it."""
 
 import ctypes
 
@@ -26,7 +26,7 @@ class Guide:
 
     @property
     def counts(self) -> bool:
-        """Whether the core tells where it was."""
+        """Whether the core reports the places where it was."""
         return self._map is not None
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""What a scheduler finds on its disk: the rows of the core, and the file that they stand in."""
+"""The state on the disk of a scheduler: the rows of the core, and their file."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -79,7 +79,7 @@ def _told(core: _core.Scheduler, now_ns: int) -> Rows:
 
 @cache
 def saved_corpus() -> tuple[bytes, ...]:
-    """What a core tells that serves, that has served, and that is new."""
+    """Rows of a core that serves, of one that has served, and of a new one."""
     core = _core_of()
     new = _framed(_told(core, 0))
     now_ns = _serve(core, 0, 60)
@@ -102,7 +102,7 @@ def saved(data: bytes) -> None:
         return
     core.check()
     again = _core_of()
-    again.set_saved(0, _told(core, 0))  # what it tells, another one takes
+    again.set_saved(0, _told(core, 0))  # its rows, another one takes
     again.check()
     now_ns = _serve(core, 0, 20)
     totals = core.stats(now_ns)["totals"]
@@ -170,7 +170,7 @@ def file(data: bytes) -> None:
 
 @cache
 def log_corpus() -> tuple[bytes, ...]:
-    """What processes leave that are killed after one write, and after several."""
+    """The files of processes that are killed after one write, and after several."""
     found = []
     for count in (1, 3):
         _clear()

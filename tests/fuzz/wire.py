@@ -1,6 +1,6 @@
-"""The core's reader of messages: Admit calls, Session streams, and what they do to its books.
+"""The core's reader of messages: Admit calls, Session streams, and their effect on its books.
 
-Beside it stands protobuf's own reader: a message that it takes is written anew by it and given to
+Beside it stands protobuf's own reader: a message that it takes is written again by it and given to
 a second core, which has to do the same.
 """
 
@@ -126,7 +126,7 @@ class _Stream:
 
 
 def session(data: bytes) -> None:
-    """A stream that lies: it ends, or is told its faults, and no invariant ever breaks."""
+    """A stream that lies: it ends, or gets its faults, and no invariant ever breaks."""
     raw, again = _Stream(), _Stream()
     differs = False
     for number, message in enumerate(_messages(data), 1):

@@ -1,4 +1,4 @@
-"""What a user gets from dist/ alone, in bare environments on each Python of this machine."""
+"""Installs from dist/ alone, in bare environments on each Python of this machine."""
 
 import json
 import re
@@ -34,7 +34,7 @@ START_S_MAX = 60.0
 PYTHONS = ("3.11", "3.12", "3.13")
 # dist/ holds a compiled wheel for the Python that built it alone.
 OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
-# What the page shows: the scheduler, the laboratory, and the gate.
+# The installs of the page: the scheduler, the laboratory, and the gate.
 PAGE = (ROOT / "docs/install.md").read_text()
 SHOWN = re.findall(r"pip install --find-links dist (.+)$", PAGE, re.MULTILINE)
 LINES = [shlex.split(line) for line in SHOWN]

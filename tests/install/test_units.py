@@ -106,7 +106,7 @@ def test_documented_configuration_fits_the_unit() -> None:
     assert str(config.listeners[0].unix).startswith(f"/run/{found['RuntimeDirectory']}/")
 
 
-# What the scheduler does under the unit: systemd is not always there to run it.
+# The calls of the scheduler under the unit: systemd is not always there to run it.
 
 
 @contextmanager
@@ -169,7 +169,7 @@ EXECUTABLE = re.compile(
 
 
 def complaints(trace: str, allowed: set[str], folders: tuple[str, ...]) -> set[str]:
-    """What a trace shows that a unit forbids."""
+    """Calls of a trace that a unit forbids."""
     found = set()
     for line in trace.splitlines():
         call = re.match(r"\d+ +(\w+)\(", line)

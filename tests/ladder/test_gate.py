@@ -1,4 +1,4 @@
-"""What the gate costs: the measurement runs, and counts only what the scheduler let run."""
+"""The cost of the gate: the measurement runs, and counts only granted requests."""
 
 import json
 from typing import Any

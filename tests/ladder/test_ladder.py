@@ -109,7 +109,7 @@ def test_every_feature_is_beside_the_default_policies(report: dict[str, Any], ou
             less, more = found["sizes"]
             assert less < more
             assert found["holds"] == (found["ratio"] <= found["most"])
-    # They are on: quotas, shares, adapters and early refusal alone bind nobody here.
+    # They are on: quotas, shares, adapters and early refusal alone bind no request here.
     usual = features["default"]["digest"]
     others = ("weights", "classes", "pools", "prediction", "deadlines", "dlpm", "audit", "all")
     for name in others:

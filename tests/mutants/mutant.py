@@ -1,6 +1,6 @@
-"""What a known bug is: lines that are inserted into a copy of the core's source.
+"""Known bugs: lines that are inserted into a copy of the core's source.
 
-An insertion names a file, a text that occurs in it exactly once, and the lines that go before it;
+An insertion names a file, a text that occurs in it exactly once, and the lines to insert above it;
 in them BUG stands for "this bug is switched on".
 """
 

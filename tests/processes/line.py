@@ -1,6 +1,6 @@
 """A line between two programs that a test can slow down, cut, and make half-open.
 
-What it does to the bytes is drawn from a seed; when, depends on the machine.
+Its effect on the bytes is drawn from a seed; the times depend on the machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PIECE = 65_536
 
 @dataclass(frozen=True)
 class Faults:
-    """What the line does to every connection.
+    """The effect of the line on every connection.
 
     `delay_s` before each piece of at most `piece` bytes is passed on, so at most piece / delay_s
     bytes a second pass. With a chance of `cut_ppm` a piece is lost, and the connection with it: a
@@ -83,7 +83,7 @@ class Line:
             connection.abort()
 
     def part(self) -> None:
-        """From now on nothing passes, and nobody is told: half-open connections, old and new."""
+        """From now on nothing passes, without a sign: half-open connections, old and new."""
         self._blocked = True
         for connection in self._connections:
             connection.passes.clear()

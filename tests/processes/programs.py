@@ -31,7 +31,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 START_S_MAX = 60.0
 LOOK_S = 0.02
 TENANTS = ("a", "b", "c")
-# Leases end soon after nobody renews them, but later than a busy machine may pause a process.
+# Leases end soon after their last renewal, but later than a busy machine may pause a process.
 TTL_MS, GRACE_MS = 1_500, 1_500
 # Where nothing is to expire: later than any machine stands still.
 PATIENT = {"lease_ttl_ms": 10_000, "lease_grace_ms": 20_000}
@@ -82,7 +82,7 @@ class EngineSizes:
 
 
 class Programs:
-    """What runs, by name. `gated`: the gate is inside the engine; else nothing is before it."""
+    """The programs, by name. `gated`: the gate is inside the engine; else the engine has none."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Programs:
         self._gated = gated
         self._gate_target = gate_target or self.target
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        # Written once, so that an engine that comes back is the same.
+        # Written once, so that an engine that restarts is the same.
         (folder / "steady.yaml").write_text(json.dumps(self.sizes.profile()))
 
     # The programs.
@@ -214,7 +214,7 @@ class Programs:
     def log(self, name: str) -> str:
         return self._log(name).read_text(errors="replace")
 
-    # What is done to them.
+    # Faults.
 
     def kill(self, name: str) -> None:
         process = self._running.pop(name)
@@ -255,19 +255,19 @@ class Programs:
 
 
 def room_for(files: int) -> None:
-    """Let this process, and those that it starts, have so many files open; fail where it cannot."""
+    """Let this process and those that it starts have `count` files open; fail if it cannot."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < files:
         assert hard == resource.RLIM_INFINITY or hard >= files, f"ulimit -Hn is {hard}"
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
 
 
-# What clients see.
+# The clients.
 
 
 @dataclass
 class Answer:
-    """What became of one HTTP request."""
+    """The end of one HTTP request."""
 
     status: int = 0
     output_tokens: int = 0
@@ -288,7 +288,7 @@ class Answer:
 async def stream(
     http: aiohttp.ClientSession, tenant: str, output_tokens: int, prompt_tokens: int = 16
 ) -> Answer:
-    """Ask for a stream of exactly so many tokens, and read it to its end, whatever that is."""
+    """Ask for a stream of exactly `tokens`, and read it to its end of any kind."""
     body = {
         "prompt": [1] * prompt_tokens,
         "max_tokens": output_tokens,
@@ -323,7 +323,7 @@ def fates(answers: list[Answer]) -> Counter[str]:
     return Counter(answer.fate for answer in answers)
 
 
-# What the books say.
+# The books.
 
 
 async def eventually(

@@ -1,4 +1,4 @@
-"""Connections that mean harm, at a real scheduler: whoever behaves is served all the same.
+"""Hostile connections at a real scheduler: other callers are served all the same.
 
 How much slower, `python -m bench.attack` measures with ten thousand of them, at the edge.
 """
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.alone
 
 ROOT = Path(__file__).resolve().parents[2]
 CONNECTIONS = 100
-#: Longer than a machine stands still: whoever conforms is not dropped for it.
+#: Longer than a machine stands still: no conforming client is dropped for it.
 HANDSHAKE_MS = 3_000
 #: Attackers of the lowest priority get somewhere by then.
 SERVE_S_MAX = 120.0
@@ -43,7 +43,7 @@ GROWTH_MB_MAX = 400
 
 
 def settings(**limits: int) -> dict[str, Any]:
-    """A socket for the shim beside the engine, and a port for whoever has a token."""
+    """A socket for the shim beside the engine, and a port for callers with a token."""
     whole = config(**PATIENT)
     whole["limits"] |= limits
     tokens = [{"name": "other", "sha256": sha256(b"secret").hexdigest()}]
@@ -55,7 +55,7 @@ def settings(**limits: int) -> dict[str, Any]:
 
 
 class Met:
-    """What attackers have met: as they told it a moment ago, and after their end in full."""
+    """Results of attackers: their last report, and after their end the full one."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -139,7 +139,7 @@ def flow_of(stats: pb.StatsResponse, tenant: str) -> pb.FlowStats:
 
 
 def least(kind: str) -> dict[str, int]:
-    """What attackers of a kind have to meet: those that say nothing are dropped."""
+    """The expected results of each attack: silent connections are dropped."""
     sent = CONNECTIONS if kind in ("flood", "resets", "mixed") else 0
     lost = {"silent": CONNECTIONS, "mixed": CONNECTIONS // 4}.get(kind, 0)
     return {"connected": CONNECTIONS, "sent": sent, "lost": lost}
@@ -187,7 +187,7 @@ async def test_a_flood_of_unknown_names_shares_one_flow(stand: Stand) -> None:
 
 
 def edged() -> dict[str, Any]:
-    """A socket for the shim beside the engine, and an edge for everybody else."""
+    """A socket for the shim beside the engine, and an edge for all others."""
     whole = settings(connections_max=CONNECTIONS // 2, handshake_ms=HANDSHAKE_MS)
     edge = {"tcp": "127.0.0.1:0", "calls_per_second": CALLS_PER_SECOND, "calls_max": CALLS_MAX}
     behind = {"unix": "behind", "auth": "token"}

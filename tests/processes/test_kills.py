@@ -39,8 +39,8 @@ pytestmark = pytest.mark.alone
 
 PROMPT_TOKENS, BLOCK_TOKENS, RESERVED_TOKENS = 16, 64, 128
 LOOK_S = 0.05
-# To start a thousand streams, and for the scheduler to be away and hear of them again, takes less
-# than so many times their start alone; and any program may stand still meanwhile.
+# Bound of the time to start a thousand streams, restart the scheduler and replay them, as a
+# multiple of their start alone; any program may stand still meanwhile.
 FILLS, STILL_S = 3, 6.0
 CLEAN_ERRORS = {"server_is_overloaded", "upstream_unreachable"}
 
@@ -61,7 +61,7 @@ def output_tokens(number: int) -> int:
 
 @dataclass
 class Watch:
-    """What a poller of Stats has seen."""
+    """The samples of a poller of Stats."""
 
     looks: int = 0
     promised_max: int = 0
@@ -169,7 +169,7 @@ async def flight(stand: Stand, streams: int, step_ms: int) -> AsyncIterator[Gate
 
 
 async def kill_the_scheduler(made: GatedRequest) -> None:
-    """Kill it and let it come back while all run."""
+    """Kill it and start it again while all run."""
     programs, streams = made.programs, len(made.running)
     async with watched(programs.target) as watch:
         assert made.all_run()
@@ -249,7 +249,7 @@ async def test_the_engine_is_killed_and_the_queue_goes_on(stand: Stand) -> None:
 
 @pytest.mark.slow
 async def test_the_engine_behind_a_proxy_is_killed_and_its_clients_are_told(stand: Stand) -> None:
-    """Whoever has no answer yet gets a 503 in the protocol's form; nobody hangs; work goes on."""
+    """Requests without an answer get a 503 in the protocol's form; none hangs; work goes on."""
     # Ten of them run for 20 s.
     programs = stand(sizes=EngineSizes(kv_tokens=10 * 1_024), gated=False)
     programs.start_scheduler()
@@ -299,7 +299,7 @@ async def unsuspected(scheduler: AsyncScheduler, pool: str) -> float:
 
 
 async def test_a_shim_is_killed_and_the_others_go_on(stand: Stand) -> None:
-    """What it had queued vanishes; its leases are SUSPECT, and count, until the grace is over."""
+    """Its queued requests vanish; its leases are SUSPECT, and count, until the grace is over."""
     grace_ms = 3_000
     programs = stand(pooled(lease_grace_ms=grace_ms))
     programs.start_scheduler()
@@ -310,7 +310,7 @@ async def test_a_shim_is_killed_and_the_others_go_on(stand: Stand) -> None:
         assert (await scheduler.stats()).totals.live_leases == 10
         asked_s = await unsuspected(scheduler, "one")
         programs.kill("one")
-        # What waited is gone well before the leases are.
+        # Queued requests are gone well before the leases are.
         stats = await eventually(scheduler, lambda stats: stats.totals.queued == 3)
         assert (stats.totals.expired, pool_of(stats, "one").live_leases) == (0, 5)
         stats = await eventually(scheduler, lambda stats: pool_of(stats, "one").suspect_leases == 5)

@@ -151,7 +151,7 @@ async def test_a_cut_and_a_dead_line_in_turn(stand: Stand, folder: Path) -> None
         for cuts in range(1, 6):
             line.cut()
             async with asyncio.timeout(30):
-                while line.opened <= cuts:  # noqa: ASYNC110 - another process comes back
+                while line.opened <= cuts:  # noqa: ASYNC110 - another process reconnects
                     await asyncio.sleep(0.02)
         assert fates(await asyncio.gather(*streams)) == {"whole": 60}
         stats = await at_rest(scheduler, 35)

@@ -62,7 +62,7 @@ async def revoke(programs: Programs, *admissions: Admission) -> int:
 async def test_a_revocation_that_its_holder_has_heard_of_outlives_the_scheduler(
     stand: Stand, folder: Path
 ) -> None:
-    """It does not come to life again; an end that is told meanwhile is charged."""
+    """It does not come to life again; an end that is reported meanwhile is charged."""
     times_ms = {"lease_ttl_ms": 500, "lease_grace_ms": 500}
     programs = started(stand, folder, 2 * NEED_TOKENS, **times_ms)
     async with shim(programs.target, "holder") as session:
@@ -74,11 +74,11 @@ async def test_a_revocation_that_its_holder_has_heard_of_outlives_the_scheduler(
         ends[0].complete(output_tokens=20)
         await asyncio.to_thread(programs.start_scheduler)
         async with AsyncScheduler(programs.target) as scheduler:
-            # All that the holder tells of stands in the message that opens its stream.
+            # All that the holder replays is in the message that opens its stream.
             stats = await eventually(scheduler, lambda stats: stats.totals.completed == 1)
             assert stats.totals.live_leases == 0
-            # What was held for leases of before is free after TTL and grace. Not the whole pool is
-            # asked for: a part of it is kept for tenants below their share.
+            # The blocks held for leases of before are free after TTL and grace. The request is for
+            # less than the whole pool: a part of it is kept for tenants below their share.
             after, _ = await granted(session, "b", input_tokens=180)
             assert (await scheduler.stats()).totals.live_leases == 1
             after.complete(output_tokens=5)

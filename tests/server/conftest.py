@@ -70,7 +70,7 @@ async def stub(server: Server) -> AsyncIterator[stubs.SchedulerServiceStub]:
         yield found
 
 
-#: What a shim may do that offers any pool, for any tenant.
+#: The grants of a shim that offers any pool, for any tenant.
 SHIM = {"pools": ["*"], "stats": "all"}
 
 

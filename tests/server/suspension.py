@@ -8,10 +8,10 @@ from typing import Any
 
 @types.coroutine
 def cancelled_at(work: Coroutine[Any, Any, Any], k: int) -> Generator[Any, Any, int]:
-    """Drive `work` by hand; where it is suspended for the k-th time, cancel it.
+    """Drive `work` by hand; when it is suspended for the k-th time, cancel it.
 
-    Returns how often it was suspended: less than k where it ended before. What it awaits goes on
-    to the event loop, so it may be any coroutine of asyncio.
+    Return how often it was suspended: less than k if it ended before. Its awaits go on to the event
+    loop, so it may be any coroutine of asyncio.
     """
     suspended = 0
     step: Any = work.send

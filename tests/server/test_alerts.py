@@ -18,7 +18,7 @@ from .conftest import config_of
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy/alerts/schedsvc.rules.yaml"
 RUNBOOK = ROOT / "docs/operations.md"
-#: What other programs add to the series that the page has.
+#: Series that other programs add to those of the page.
 FOREIGN = {"up"}
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is missing; install prometheus"

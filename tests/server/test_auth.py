@@ -1,4 +1,4 @@
-"""Who may call: tokens, TLS, client certificates; and what others learn."""
+"""Authentication: tokens, TLS, client certificates; and the answers to strangers."""
 
 import hashlib
 import logging
@@ -65,7 +65,7 @@ async def test_a_wrong_token_opens_nothing(metadata: Any) -> None:
 
 
 async def test_without_a_token_no_message_is_read() -> None:
-    """Who has one hears that the message is too large; who has none hears of the token alone."""
+    """A caller with one learns that the message is too large; without one, only of the token."""
     async with serving(auth=TOKENS) as server, calling(server.targets[0]) as stub:
         large = ask(10, adapter="x" * 100_000)
         assert (await failure(stub.Admit(large))).code() == UNAUTHENTICATED

@@ -42,7 +42,7 @@ class Desk:
         return found
 
     def outlive(self) -> None:
-        """Let every lease that nobody renews expire."""
+        """Let every lease that is not renewed expire."""
         for _ in range(LIFE_S):
             self.now_ns += PAUSE_NS
             self.driver.settle()
@@ -56,7 +56,7 @@ class Desk:
 
 
 class Call:
-    """What grpc gives a handler: a peer that says a few things, and reads what comes."""
+    """The stream that grpc gives a handler: a peer that sends a few messages, and reads."""
 
     def __init__(self, messages: list[bytes], fails_at: int = 0) -> None:
         self.messages = messages
@@ -148,7 +148,7 @@ async def test_two_calls_that_wait_for_the_same() -> None:
             lambda: asyncio.ensure_future(desk.service.complete(done.SerializeToString(), Call([])))
         )
         suspended = await cancelled_at(waits(), k)
-        # Whoever was not cancelled has the answer, and ends it.
+        # A call that was not cancelled has the answer, and ends it.
         grant = pb.AdmitResponse.FromString(await other).grant
         done = pb.CompleteRequest(lease_id=grant.lease_id, pool_epoch=grant.pool_epoch)
         await desk.service.complete(done.SerializeToString(), Call([]))
@@ -159,7 +159,7 @@ async def test_two_calls_that_wait_for_the_same() -> None:
 
 
 def conversation(k: int) -> list[bytes]:
-    """What a shim says: it offers a pool, asks twice, reports, ends one of two."""
+    """The messages of a shim: it offers a pool, asks twice, reports, ends one of two."""
     pool = pool_pb2.PoolRegistration(
         pool="own", epoch=k, capacity_tokens=1_000, block_size_tokens=16
     )

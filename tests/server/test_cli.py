@@ -197,7 +197,7 @@ async def test_stats_leaves_nothing_out_on_80_columns() -> None:
 
 
 def lines_of(shown: Result) -> list[str]:
-    """What it printed, without styles and the space around each line."""
+    """Its output, without styles and the space around each line."""
     return [line.strip() for line in click.unstyle(shown.output).splitlines()]
 
 
@@ -351,7 +351,7 @@ def scheduler(
 
 
 def events_of(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """What the process logged, once it has ended."""
+    """The log of the process, once it has ended."""
     return [json.loads(line) for line in process.communicate(timeout=30)[1].splitlines()]
 
 

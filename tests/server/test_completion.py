@@ -24,7 +24,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def complete(*words: str) -> list[str]:
-    """What is offered for the last of these words."""
+    """The offers for the last of these words."""
     made = ShellComplete(main, {}, "schedsvc", "_SCHEDSVC_COMPLETE")
     return [item.value for item in made.get_completions(list(words[:-1]), words[-1])]
 

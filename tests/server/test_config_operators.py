@@ -1,4 +1,4 @@
-"""Who may operate, as the configuration says it."""
+"""The operators in the configuration."""
 
 from pathlib import Path
 

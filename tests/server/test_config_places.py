@@ -1,4 +1,4 @@
-"""What `check` knows of names, of queues, and of the files and folders on this machine."""
+"""Checks of names, of queues, and of the files and folders on this machine."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""The configuration of queues and of what counts as overload, where it is wrong."""
+"""Wrong configurations of queues and of overload."""
 
 from pathlib import Path
 

@@ -68,7 +68,7 @@ async def test_usage_of_each_tenant_is_counted_to_the_token() -> None:
         async with stream(server):
             await until(lambda: totals(server)["queued"] == 1, "it waits")
             await until(lambda: totals(server)["open_sessions"] == 1, "the stream is open")
-            await asyncio.sleep(0.05)  # so long at least
+            await asyncio.sleep(0.05)  # the least time
             samples = await scrape(server)
         for tenant, output_tokens, requests in [("a", 7, 3), ("b", 5, 3)]:
             assert of(samples, "output_tokens_total", tenant=tenant) == output_tokens
@@ -153,7 +153,7 @@ async def test_counters_of_other_never_go_down_in_reloads() -> None:
                 after = counters_of_other(await scrape(server))
                 assert after.keys() >= before.keys()
                 assert all(after[key] >= before[key] for key in before)
-                # What a tenant had before it came is in its own series.
+                # The usage of a tenant before that is in its own series.
                 assert after["output_tokens_total", (("tenant", "other"),)] == used
     assert used > 100
 

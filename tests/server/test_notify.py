@@ -1,4 +1,4 @@
-"""What a service manager hears of a scheduler process: sd_notify(3)."""
+"""Messages of a scheduler process to a service manager: sd_notify(3)."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ class Manager:
         return state
 
     def silent_for(self, seconds: float) -> bool:
-        """Whether nothing comes for so many seconds."""
+        """Whether nothing comes for `seconds`."""
         self.socket.settimeout(seconds)
         try:
             self.socket.recv(4_096)

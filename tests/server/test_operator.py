@@ -66,7 +66,7 @@ async def every_code(channel: grpc.aio.Channel, metadata: Any = ()) -> set[grpc.
     return {await call.code() for call in calls}
 
 
-# Who may.
+# Authorization.
 
 
 async def test_only_operators_may_and_others_hear_what_to_configure() -> None:
@@ -245,7 +245,7 @@ async def test_revoked_leases_make_room_and_their_holders_are_told() -> None:
         granted = (await waits).grant.lease_id
         notice = (await peer.hear()).leases[0]
         assert (notice.lease_id, notice.state) == (held, scheduler_pb2.LEASE_STATE_VOID)
-        # What is void is not revoked again, and what was granted meanwhile can be.
+        # A void lease is not revoked again, and one that was granted meanwhile can be.
         answer = await both.operator.RevokeLeases(
             pb.RevokeLeasesRequest(filter=pb.LeaseFilter(tenant="a"))
         )
@@ -260,7 +260,7 @@ async def test_revoked_leases_make_room_and_their_holders_are_told() -> None:
 async def test_a_filter_revokes_only_what_was_granted_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Room that a revoked lease makes goes to who waits: he keeps it."""
+    """The room of a revoked lease goes to a waiting request, which keeps it."""
     monkeypatch.setattr(service, "_ROWS", 1)
     async with operating() as (server, both):
         for _ in range(4):

@@ -1,4 +1,4 @@
-"""The operator's commands: `drain`, `leases` and `mode`, as somebody types them."""
+"""The operator's commands: `drain`, `leases` and `mode`, as a person types them."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ TWO_POOLS = {"pools": [{"name": name, "capacity_tokens": 1_600} for name in ("p"
 
 @pytest.fixture(autouse=True)
 def logged() -> Iterator[list[Any]]:
-    """What the server logs, which shares its process with the command."""
+    """The log of the server, which shares its process with the command."""
     with capture_logs() as events:
         yield events
 
@@ -204,7 +204,7 @@ async def test_modes_are_said_shown_and_taken_back() -> None:
         assert snapshot["mode"]["overlay"] == "MODE_UNSPECIFIED"
 
 
-# What goes wrong.
+# Errors.
 
 
 @pytest.mark.parametrize(

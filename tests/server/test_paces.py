@@ -1,4 +1,4 @@
-"""What a caller may take of the scheduler's attention: events a second, and a part of its time."""
+"""A caller's part of the scheduler's time: events a second, and a part of its turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller may do at a running scheduler, by its grants in the configuration."""
+"""The rights of a caller at a running scheduler, by its grants in the configuration."""
 
 import asyncio
 from pathlib import Path

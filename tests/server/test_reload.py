@@ -163,7 +163,7 @@ async def test_quotas_are_told_by_stats_refusals_and_metrics() -> None:
         refused = await stub.Admit(ask(400))
         assert refused.outcome == pb.OUTCOME_REJECTED_QUOTA
         passed_ms = 1_000 * (time.monotonic() - began_s)
-        # 10 tokens a second come back, and 232 are missing at first.
+        # The bucket gains 10 tokens a second, and 232 are missing at first.
         assert 23_200 - passed_ms - 1 <= refused.refusal.retry_after_ms <= 27_000
         snapshot = await stub.Stats(pb.StatsRequest(tenants=["a"]))
         [told] = snapshot.flows[0].quotas

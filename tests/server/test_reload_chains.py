@@ -97,7 +97,7 @@ class FailingOnce:
 
 
 def observed(core: Scheduler) -> dict[str, Any]:
-    """What can be seen of a core's configuration."""
+    """The visible part of a core's configuration."""
     stats = core.stats(0, 1_000)
     flows = {
         (row["tenant"], row["request_class"]): (row["weight_milli"], row["audit"], row["quotas"])
@@ -175,7 +175,7 @@ async def test_reload_that_fails_is_counted_and_the_next_works(tmp_path: Path) -
         assert server.driver.tenant_stats(b"a")[0]["weight_milli"] == 5_000
 
 
-# Random chains. What is in force is worked out from the files and the log alone.
+# Random chains. The settings in force are worked out from the files and the log alone.
 
 
 def changed(rng: random.Random, data: dict[str, Any]) -> dict[str, Any]:

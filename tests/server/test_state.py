@@ -135,7 +135,7 @@ OPEN = {"listeners": [{"tcp": "127.0.0.1:0", "operate": True}]}
 
 
 async def test_what_an_operator_said_outlives_a_restart(tmp_path: Path) -> None:
-    """Drains and modes: saved at once, told at the start, and taken back by an operator alone."""
+    """Drains and modes: saved at once, logged at the start, and taken back by an operator alone."""
     keys = kept(tmp_path / "state.db", **OPEN)
     keys["state"]["every_ms"] = 60_000
     async with serving(**keys) as server, open_channel(server.targets[0]) as channel:

@@ -1,4 +1,4 @@
-"""What somebody without a credential can learn or spend: whether the scheduler serves, no more."""
+"""A caller without a credential can learn whether the scheduler serves, and spend nothing."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ WRONG = (("authorization", "Bearer wrong-horse-battery"),)
 
 
 def state(server: Any) -> tuple[int, dict[str, Any]]:
-    """What the scheduler's core has decided and holds."""
+    """The decisions and records of the scheduler's core."""
     stats = server.driver.stats(100)
     return stats["digest"], stats["totals"]
 

@@ -189,7 +189,7 @@ async def test_the_log_has_ids_and_never_keys() -> None:
         assert digest(made.api_key).hex() not in text
 
 
-# Who may ask whose a key is.
+# The right to ask for the tenant of a key.
 
 
 async def test_a_caller_learns_of_keys_of_its_tenants_alone() -> None:

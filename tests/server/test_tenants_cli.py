@@ -21,7 +21,7 @@ from .test_tenants import WITH_RULE, flow, proved
 
 @pytest.fixture(autouse=True)
 def logged() -> Iterator[list[Any]]:
-    """What the server logs, which shares its process with the command."""
+    """The log of the server, which shares its process with the command."""
     with capture_logs() as events:
         yield events
 

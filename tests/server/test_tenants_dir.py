@@ -26,7 +26,7 @@ def main_file(folder: Path) -> Path:
 
 
 def problems(folder: Path) -> list[str]:
-    """What is wrong, with paths from the folder of the main file on."""
+    """The findings, with paths from the folder of the main file on."""
     file = main_file(folder)
     texts = [problem_text(file, problem) for problem in read(file).problems]
     return [text.replace(f"{folder.parent}/", "") for text in texts]

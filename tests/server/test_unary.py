@@ -66,7 +66,7 @@ async def test_an_expected_refusal_is_a_verdict(stub: SchedulerServiceStub) -> N
     assert refused.refusal.message
 
 
-# gRPC tells 29.901 s as 30.0 s.
+# gRPC sends 29.901 s as 30.0 s.
 @pytest.mark.parametrize(
     ("deadline_s", "waits_ns_max"),
     [(29.901, 29_851_000_000), (2.501, 2_451_000_000), (0.04, 1_000_000)],

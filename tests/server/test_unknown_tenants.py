@@ -37,7 +37,7 @@ def core_of(**keys: Any) -> Scheduler:
 
 
 def limits_of(core: Scheduler, tenant: bytes) -> dict[int, int]:
-    """What limits it, its own and its groups', by kind."""
+    """Its limits, its own and its groups', by kind."""
     rows = core.flow_stats(0, core.flow_index(tenant))["quotas"]
     return {row["kind"]: row["limit"] for row in rows}
 

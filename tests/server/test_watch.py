@@ -1,4 +1,4 @@
-"""A watched file: loaded when it is quiet, told apart by its content, and no edit is lost."""
+"""A watched file: loaded when it is quiet, compared by its content, and no edit is lost."""
 
 import asyncio
 import os
@@ -74,7 +74,7 @@ async def test_touched_file_is_not_loaded_again(watched: Watched) -> None:
 async def test_change_during_the_read_is_not_taken(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two equal looks and the read of the file somebody begins to write it."""
+    """Between two equal looks and the read of the file a writer begins."""
     text = MINIMAL + "tenants:\n- {name: a}\n"
     watched.file.write_text(text)
     await watched.look(1)

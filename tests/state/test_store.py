@@ -217,7 +217,7 @@ def test_file_that_goes_during_a_write_is_lost(
 
 
 def killed(file: Path) -> Path:
-    """What a process leaves that is killed after its first write: its rows are in the log."""
+    """The files of a process that is killed after its first write: its rows are in the log."""
     left = file.with_name("left.db")
     store = Store(file)
     store.write(ROWS)

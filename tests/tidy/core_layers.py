@@ -9,7 +9,7 @@ from typing import Any
 from Cython.Compiler import ExprNodes, Main, Nodes, Options
 from Cython.Compiler.Scanning import FileSourceDescriptor
 
-# What the core holds of Python's, and C's record of a time.
+# Python's objects that the core holds, and C's record of a time.
 _BUILTINS = (bytes, dict, list, set, str, namedtuple("Row", ()))
 _FIELDS_OF_C = {"tv_sec", "tv_nsec"}
 _FUNCTIONS = (Nodes.FuncDefNode, ExprNodes.LambdaNode)
@@ -37,7 +37,7 @@ def upward(main: Path) -> Iterator[tuple[Use, Path]]:
     """Every use of a name that a later file declares, with that file.
 
     The order of files is the order in which `main` includes them. A method or field is found
-    through its type: whoever holds an object of a later file's class names that class.
+    through its type: code that holds an object of a later file's class names that class.
     """
     tree = parse(main)
     declared = dict(_declared(tree))

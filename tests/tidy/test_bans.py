@@ -1,4 +1,4 @@
-"""What the house does without: unowned marks, dead code, prints, hidden clocks."""
+"""Banned in the project: unowned marks, dead code, prints, hidden clocks."""
 
 import ast
 import io
@@ -124,7 +124,7 @@ def test_an_unexplained_exception_is_found() -> None:
 
 
 def module_violations(text: str, room_name: str) -> Iterator[str]:
-    """What a module of the room may not do."""
+    """Calls that a module of the room may not make."""
     tree = ast.parse(text)
     room = ROOMS[room_name]
     for node in ast.walk(tree):

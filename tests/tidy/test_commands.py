@@ -89,12 +89,12 @@ def shown(text: str) -> Iterator[list[str]]:
 
 
 def targets() -> set[str]:
-    """What make can be asked for."""
+    """The targets of make."""
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
 def unknown(words: list[str]) -> str:
-    """What is wrong with a command line that a document shows; "" where nothing is."""
+    """The fault of a command line that a document shows; "" if there is none."""
     arguments = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
     if words[0] == "make":
         return next((f"no target {name}" for name in arguments if name not in targets()), "")

@@ -24,7 +24,7 @@ def rows(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def complaints(text: str) -> Iterator[str]:
-    """What is missing."""
+    """The missing ones."""
     for fault, simulated, tested in rows(text):
         named = _TEST.findall(tested)
         if not _LATER.search(tested) and len(named) != max(1, tested.count("`") // 2):

@@ -24,7 +24,7 @@ from .sources import (
 
 
 def violations(text: str, module: str, *, is_package: bool = False) -> Iterator[str]:
-    """What a module of this name may not import, one sentence each."""
+    """Imports of a module that its room may not have, one sentence each."""
     own = room_of(module)
     rule = ROOMS[own]
     for line, name in imports(ast.parse(text), module, is_package):
@@ -135,7 +135,7 @@ _INCLUDE = re.compile(r'^\s*cdef extern from "([^"]+)"', re.MULTILINE)
 
 
 def core_violations(text: str) -> Iterator[str]:
-    """What the compiled core may not stand on."""
+    """Modules that the compiled core may not use."""
     for pattern, allowed in ((_CIMPORT, CORE_CIMPORTS), (_IMPORT, CORE_IMPORTS)):
         for match in pattern.finditer(text):
             name = match[1] or match[2]

@@ -1,4 +1,4 @@
-"""What pyproject.toml names is here, and what is imported is named there."""
+"""pyproject.toml names the packages that are here, and each import is named there."""
 
 import ast
 import importlib

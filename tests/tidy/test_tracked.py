@@ -1,4 +1,4 @@
-"""Nothing that git is told to ignore is in it: a checkout would put it over what is there."""
+"""No ignored file is tracked: a checkout would overwrite the file that is there."""
 
 import subprocess
 from pathlib import Path

@@ -24,7 +24,7 @@ _TRIES_MAX = 3_000
 
 
 class Shim:
-    """Sends requests until so many have ended."""
+    """Sends requests until a given number has ended."""
 
     def __init__(self, target: str, counts: Path, requests: int, seed: int) -> None:
         self._file = os.open(counts, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

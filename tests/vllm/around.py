@@ -1,7 +1,7 @@
-"""What is around the engine: what HTTP, API server, gate and client add to a first token.
+"""The time around the engine: HTTP, API server, gate and client add it to a first token.
 
-The engine model ends where the engine does. vLLM tells of each request how long it lay in the
-engine's queue and how long until its first token was computed. What is left of the client's time,
+The engine model ends where the engine does. vLLM reports for each request how long it lay in the
+engine's queue and how long until its first token was computed. The rest of the client's time,
 without the wait in the scheduler's queue, is around the engine; but for the rest of the step that
 ran when the request came: vLLM looks for requests between two steps, and the model has that, too.
 """

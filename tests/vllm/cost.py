@@ -1,12 +1,12 @@
-"""What the gate costs vLLM's API server: its CPU for each request, with the gate and without.
+"""The cost of the gate in vLLM's API server: CPU of each request, with the gate and without.
 
     python -m tests.vllm.cost --rounds 30 --in-flight 12 --out out/vllm/cost.json
 
 One server serves slices of requests in turn, through the gate and past it (switch.py), each round
-in another order, so that neither the process nor what the machine does meanwhile differs between
-them. Nothing waits: the gate's own work is measured, not what it changes in the engine's queue. A
-second slice past the gate in each round shows the noise. What the gate does while no request passes
-it, a message of telemetry in 1.2 s, is on both sides.
+in another order, so that neither the process nor the load of the machine differs between them.
+Nothing waits: the gate's own work is measured, not what it changes in the engine's queue. A second
+slice past the gate in each round shows the noise. The gate's work while no request passes it, a
+message of telemetry in 1.2 s, is on both sides.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def both(machine: programs.Machine | None = None) -> Iterator[Arms]:
 
 @dataclass(frozen=True)
 class Load:
-    """What every run is given: for how long, from when on tokens count, how large the flood is."""
+    """The settings of every run: its length, its warm-up, the size of the flood."""
 
     seconds: float = 40.0
     warmup_s: float = WARMUP_S

@@ -28,8 +28,8 @@ CAPACITY_TOKENS = 160 * BLOCK_TOKENS
 MAX_RUNNING = 64
 QUEUE_TTL_MS = 4_000
 FLOW_QUEUE_MAX = 75
-UNASKED_MAX = 60  # of these, for whoever was not told to come back
-# Of the tests: what waits is refused soon.
+UNASKED_MAX = 60  # of these, for requests that are no retries
+# Of the tests: waiting requests are refused soon.
 SETTINGS = {"queue_ttl_ms": QUEUE_TTL_MS, "flow_queue_max": FLOW_QUEUE_MAX}
 GATE = "schedsvc_vllm.gate.Gate"
 SWITCH = "switch.Switch"
@@ -45,7 +45,7 @@ ENGINE = (
 
 @dataclass(frozen=True)
 class Machine:
-    """On what vLLM runs: its environment, the model's folder, and what either is told for it."""
+    """The ground of vLLM: its environment, the model's folder, and their settings."""
 
     environment: Path
     model: Path
@@ -94,13 +94,13 @@ def end_on_signal() -> None:
     As Ctrl-C itself: asyncio ends its main task for it. An exception in the midst of whatever task
     runs may leave the others, and the programs, waiting for ever.
     """
-    # Where it is ignored, as in the background of a shell, asyncio leaves it so.
+    # If it is ignored, as in the background of a shell, asyncio leaves it so.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 def go_first() -> None:
-    """Let this process run before all others, where it has the right to.
+    """Let this process run before all others, if it has the right to.
 
     A client is to see the servers' delays and not its own. Niceness is not enough: a busy server
     still has its turn to the end, and where the kernel shares the processor between sessions first,

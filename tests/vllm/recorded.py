@@ -1,7 +1,7 @@
 """Steps of the real engine, run by run, and the profiles that are fitted to them.
 
-A run is simulated with the steps of the *other* runs: what is compared with it tells of the
-engine, not of itself. The machine's speed drifts within minutes, so steps of another hour would
+A run is simulated with the steps of the *other* runs: so the comparison is with the engine, not
+with itself. The machine's speed drifts within minutes, so steps of another hour would
 say more about the hour than about the model.
 """
 
@@ -50,7 +50,7 @@ def save(runs: Sequence[Sequence[str]], folder: Path, name: str) -> None:
 
 
 def profiles(folder: Path, name: str, runs: int) -> list[Profile]:
-    """Fit a profile for each run to the steps of the others (to its own, where it is the only)."""
+    """Fit a profile for each run to the steps of the others (of a single run, to its own)."""
     measured = [read_measured(_file(folder, name, number)) for number in range(runs)]
     engine = load_profile(LIKE).engine
     made = []

@@ -6,10 +6,10 @@ Each run has its own arrivals (hog-quiet), or the same slice of the LMSYS trace.
 its steps, and each run is simulated with a profile fitted to those of the other runs; `--profile`
 takes another. A figure holds where the simulated throughput (output tokens until the last end) is
 within 10 % of the real one, each tenant's median TTFT lies in the range of the real runs, and
-preemptions within a factor of two. The engine model ends where the engine does: what HTTP, API
-server and client add to a first token is told by the client's time and the engine's own
-(tests/vllm/around.py), and its median added to the simulated TTFTs: it, too, comes from the other
-runs. Writes WORKLOAD-ARM.json and the steps; status 1 where a figure does not hold.
+preemptions within a factor of two. The engine model ends where the engine does. The time that HTTP,
+API server and client add to a first token is the client's time less the engine's own
+(tests/vllm/around.py). Its median in the other runs is added to the simulated TTFTs. Writes
+WORKLOAD-ARM.json and the steps; status 1 if a figure does not hold.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, default=Path("out/vllm-sim"), metavar="DIR")
     parser.add_argument(
-        "--again", action="store_true", help="simulate anew, with the real runs kept"
+        "--again", action="store_true", help="simulate again, with the real runs kept"
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     options = parser.parse_args()

@@ -36,7 +36,7 @@ class Stack:
 
     @property
     def log(self) -> Path:
-        """What vLLM has written."""
+        """The output of vLLM."""
         return self.server.log
 
     def stats(self) -> pb.StatsResponse:

@@ -1,4 +1,4 @@
-"""The scheduler dies and comes back while the engine serves."""
+"""The scheduler dies and restarts while the engine serves."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ async def test_no_request_fails_while_the_scheduler_is_away(stack: Stack) -> Non
     async with aiohttp.ClientSession(stack.url, headers={"x-tenant-id": "away-0"}) as session:
         long = [asyncio.create_task(ask(session, 1_800)) for _ in range(4)]
         await asyncio.to_thread(stack.until, lambda: stack.flow("away-0").live_leases == 4)
-        # So many run at the last grant, and so many may run without the scheduler.
+        # One part runs since the last grant, the other may run without the scheduler.
         await asyncio.gather(*(ask(session, 100) for _ in range(8)))
-        # An end that is not acknowledged would be told to the next scheduler.
+        # An end that is not acknowledged would be sent to the next scheduler.
         await asyncio.to_thread(stack.until, lambda: stack.flow("away-0").completed == 8)
         modes.clear()
         before = stack.stats().incarnation

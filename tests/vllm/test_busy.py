@@ -72,8 +72,8 @@ async def test_the_books_of_many_are_exact(stack: Stack) -> None:
         assert after.output_tokens - before[tenant].output_tokens == told["completion_tokens"]
     # The load was more than the cache, and it waited before the engine.
     assert seen["queued"] > 0
-    # What runs ends at different times, so reservations may come to more than there is: what has
-    # to fit at one time is the load, and that is overcommitted by the headroom's limit at most.
+    # Running requests end at different times, so reservations may exceed the cache: the load at one
+    # time has to fit, and that is overcommitted by the headroom's limit at most.
     for pool in pools:
         assert pool.load_tokens <= (1 + OVERCOMMITTED_MAX) * programs.CAPACITY_TOKENS
         allowed = programs.CAPACITY_TOKENS + max(0, -pool.headroom_tokens)

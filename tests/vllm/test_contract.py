@@ -21,7 +21,7 @@ def test_vllm_is_inside_as_the_gate_expects() -> None:
 
 
 def test_the_gate_counts_inside_the_engines_client(stack: Stack) -> None:
-    """Else it would fall back to reading answers, and nobody would notice but by its cost."""
+    """Else it would fall back to reading answers, and only its cost would show that."""
     log = stack.log.read_text()
     assert "Application startup complete" in log
     assert "usage is read from answers" not in log

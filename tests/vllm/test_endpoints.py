@@ -59,7 +59,7 @@ def counts(told: dict[str, Any]) -> tuple[int, int]:
 
 
 def told_usage(text: str, stream: bool) -> tuple[int, int] | None:
-    """Return the usage that an answer tells, if it does."""
+    """Return the usage of an answer, if it has one."""
     if not stream:
         return counts(json.loads(text)["usage"])
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
@@ -93,13 +93,13 @@ async def test_usage_is_exact(stack: Stack, name: str, stream: bool) -> None:
     if told is not None:
         assert used == told
     else:
-        # Whoever streams without asking for usage is told none; the books know it all the same.
+        # A stream without the usage option gets none; the books have it all the same.
         assert stream
         assert used[0] > 0
 
 
 async def test_cached_tokens_are_in_the_books(stack: Stack) -> None:
-    """vLLM does not tell them unless it was started to; its states do."""
+    """vLLM does not report them unless it was started to; its states do."""
     async with aiohttp.ClientSession(stack.url, headers={"x-tenant-id": TENANT}) as session:
         for _ in range(2):
             before = stack.flow(TENANT).cached_input_tokens

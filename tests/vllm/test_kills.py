@@ -61,7 +61,7 @@ def at_rest(scheduler: programs.Scheduler, stack: Stack) -> Any:
 
 
 async def test_the_engine_is_killed_and_comes_back(own: Path) -> None:
-    """Its leases are void, what it held is told, and the next engine serves at once."""
+    """Its leases are void, their usage is reported, and the next engine serves at once."""
     fates: Counter[str] = Counter()
     with programs.Scheduler(own, [TENANT]) as scheduler:
         with programs.vllm(own, gated=True) as server:
@@ -80,12 +80,12 @@ async def test_the_engine_is_killed_and_comes_back(own: Path) -> None:
                 started = time.monotonic()
                 await asyncio.wait_for(asyncio.gather(*tasks), LEAVES_S_MAX)
             assert fates.total() == IN_FLIGHT
-            # Nobody waits for an answer that cannot come, and nothing passes for one.
+            # No client waits for an answer that cannot come, or takes another text for one.
             assert set(fates) <= {"500", "503", "error in the stream", "connection", "done"}
             assert fates["done"] < IN_FLIGHT
             totals = await asyncio.to_thread(at_rest, scheduler, stack)
             assert time.monotonic() - started < LEAVES_S_MAX
-        # vLLM's server ends with its engine; whoever runs it starts it again. This one filters the
+        # vLLM's server ends with its engine; its operator starts it again. This one filters the
         # stat logger out, so that its telemetry comes from `/metrics`.
         fates.clear()
         with programs.vllm(own, gated=True, variables={"VLLM_PLUGINS": "none"}) as server:
@@ -142,6 +142,6 @@ async def test_the_scheduler_is_killed_under_load(stack: Stack) -> None:
     assert (totals.queued, totals.live_leases, totals.promised_tokens) == (0, 0, 0)
     assert totals.granted == totals.completed + totals.cancelled + totals.expired
     assert totals.expired == 0
-    # What ran to its end under a lease is there in full.
+    # Requests that ran to their end under a lease are there in full.
     assert flow.output_tokens == flow.completed * OUTPUT_TOKENS
     assert flow.input_tokens == flow.completed * INPUT_TOKENS

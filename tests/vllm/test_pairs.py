@@ -58,7 +58,7 @@ def test_the_noisy_neighbour_is_gone(arms: pairs.Arms, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_the_gate_costs_little(arms: pairs.Arms) -> None:
-    """The bar is 5 %; so few rounds on a busy machine tell no more than the order of it."""
+    """The bar is 5 %; so few rounds on a busy machine show no more than the order of it."""
     made = {
         name: cost.Arm(server, {})
         for name, server in (("plain", arms.plain.server), ("gated", arms.gated.server))

@@ -1,6 +1,6 @@
 """Several API processes before one engine: one pool, one epoch, each its own Session.
 
-The engine runs requests by priority, so that the gate tells it one.
+The engine runs requests by priority, so that the gate sends it one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def pair(folder: Path) -> Iterator[Stack]:
 
 
 def running(stack: Stack) -> float:
-    """What the engine says; of several processes the page has no gauges before its first step."""
+    """The figures of the engine; with several processes the page has none before its first step."""
     return stack.gauges().get("num_requests_running", 0.0)
 
 
@@ -59,7 +59,7 @@ async def test_two_api_processes_share_the_pool(pair: Stack) -> None:
             assert (await response.json())["usage"]["completion_tokens"] == OUTPUT_TOKENS
 
     asked = asyncio.gather(*(ask(number) for number in range(REQUESTS)))
-    # vLLM tells each step to one of the processes; their common page tells all that run.
+    # vLLM reports each step to one of the processes; their common page shows all that run.
     await asyncio.to_thread(pair.until, lambda: running(pair) > REQUESTS // 2)
     with pair.server.engine_paused():
         await asyncio.to_thread(pair.until, lambda: pair.pool.engine_running == running(pair))

@@ -86,7 +86,7 @@ async def test_what_no_pool_could_hold_is_refused(stack: Stack) -> None:
 async def test_a_full_queue_is_a_rate_limit(
     stack: Stack, flood: list[asyncio.Task[object]]
 ) -> None:
-    """Some places are for those who were told to come back, and for whoever is taken for them."""
+    """Some places are for retries that are due, and for requests that count as them."""
     kept = programs.FLOW_QUEUE_MAX - programs.UNASKED_MAX
     async with client(stack, "sdk-0") as sdk:
         answers = await asyncio.gather(
@@ -111,7 +111,7 @@ async def test_a_full_queue_is_a_rate_limit(
 async def test_the_queue_ttl_is_a_rate_limit_and_others_pass(
     stack: Stack, flood: list[asyncio.Task[object]]
 ) -> None:
-    """A newcomer goes before the flood; the flood's excess is told to come back."""
+    """A newcomer overtakes the flood; the flood's excess gets a Retry-After."""
     async with client(stack, "sdk-2") as sdk:
         await sdk.completions.create(model=programs.MODEL, prompt=PROMPT, max_tokens=20)
     # Whom the queue did not take is refused at once; the others wait for the whole TTL.

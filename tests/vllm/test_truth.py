@@ -17,7 +17,7 @@ from . import programs
 from .stack import Stack, chat, completion
 
 FORGED = {"cached_tokens": "100000", "output_tokens": "1000000", "usage": '{"input_tokens": 9}'}
-# Each event has so many log-probabilities that the answer fills all buffers on its way.
+# Each event has enough log-probabilities that the answer fills all buffers on its way.
 STALLED = {"stream": True, "logprobs": 20, "n": 8}
 
 

@@ -84,7 +84,7 @@ async def test_usage_is_exact(stack: Stack, name: str, way: str) -> None:
 
 
 def usage_of_stream(text: str, way: str) -> Any:
-    """Check that a stream tells the usage as it was asked to; return its last event."""
+    """Check that a stream has the usage as it was asked to; return its last event."""
     received = events(text)
     with_choices = [event for event in received if event["choices"]]
     if way == "stream":
@@ -107,7 +107,7 @@ async def test_a_prompt_of_text_is_charged_as_counted(stack: Stack) -> None:
         for _ in range(2):
             async with session.post(path, json={**body, "prompt": text}) as response:
                 used = (await response.json())["usage"]
-    await asyncio.to_thread(stack.rest)  # an end is told a moment after the answer
+    await asyncio.to_thread(stack.rest)  # an end is reported a moment after the answer
     books = stack.flow("usage-1")
     assert books.input_tokens == 2 * used["prompt_tokens"]
 

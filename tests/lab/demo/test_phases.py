@@ -11,7 +11,7 @@ from schedsvc.lab.demo.traffic import generate
 
 
 async def test_an_engine_that_died_before_its_phase_is_named(tmp_path: Path) -> None:
-    """Not the connection that nobody takes any more: that is what the phase meets first."""
+    """Not the connection that no process accepts any more: the phase meets that one first."""
     setting = Setting(generate(1, 5.0), 1, tmp_path, Console(quiet=True))
     async with _engine(setting, "alone") as (engine, url):
         os.kill(engine.process.pid, signal.SIGKILL)

@@ -72,7 +72,7 @@ def test_the_picture(tmp_path: Path) -> None:
 
 
 def test_the_picture_of_nothing(tmp_path: Path) -> None:
-    """A run in which nobody got a token still has a picture."""
+    """A run without a token still has a picture."""
     report, _ = reports(measured())
     empty = copy.deepcopy(report)
     for run in ("alone", "without", "with"):

@@ -1,8 +1,9 @@
-"""What is compared: how lengths are told or predicted, for a real scheduler and for a virtual one.
+"""The arms of a comparison: stated or predicted lengths, for a real and for a virtual scheduler.
 
 An oracle of the lengths is a caller that asks for exactly what it will produce (`max_tokens`), from
 a scheduler that hardly ever reserves less than what was asked: it predicts nothing before 1,000
-requests have ended, and after them what 999 of 1,000 stay below. That is configuration alone.
+requests have ended, and after them a length that 999 of 1,000 stay below. That is configuration
+alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from tests.lab.sim.filling import CAPACITY, ORACLE, OUTPUT_MAX, Filled, Filling,
 
 OVERLOAD = 1.5
 _TICKS = round(PROGRESS_PERIOD_S / FIRST_TOKEN_PERIOD_S)
-# Nobody is refused, as in virtual time: who waits is whose turn has not come.
+# No request is refused, as in virtual time: each waits until its turn.
 _PATIENT = {"queue_ttl_ms": 3_600_000, "flow_queue_max": 10**6, "queue_max": 10**6}
 
 
@@ -103,8 +104,8 @@ def faster(profile: Profile, speed: float) -> Profile:
 class Twin(Filling):
     """The same run in virtual time, with reports as the gate makes them.
 
-    It tells first tokens soon, but all totals and what the engine says of itself only once a
-    second. The plain run tells everything five times a second.
+    It reports first tokens soon, but all totals and the figures of the engine only once a second.
+    The plain run reports everything five times a second.
     """
 
     def __init__(self, requests: Requests, profile: Profile, arm: Arm) -> None:

@@ -59,7 +59,7 @@ class Running:
     async def until(self, condition):
         """Wait until the engine's gauges satisfy a condition."""
         async with asyncio.timeout(30):
-            while not condition(self.gauges):  # noqa: ASYNC110 - the engine tells nobody
+            while not condition(self.gauges):  # noqa: ASYNC110 - the engine has no event
                 await asyncio.sleep(0.002)
 
 

@@ -209,7 +209,7 @@ def report(
     type=click.FloatRange(0.1, 10),
     default=0.5,
     show_default=True,
-    help="The emulator runs so many times as fast as the profile, and gets as many more requests.",
+    help="Factor by which the emulator is faster than the profile, and gets more requests.",
 )
 @click.option("--seconds", type=click.IntRange(10), default=210, show_default=True)
 @click.option(
@@ -227,7 +227,7 @@ def report(
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="So many runs after each other, each with the next seed, counted together.",
+    help="Number of runs after each other, each with the next seed, counted together.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def main(
@@ -268,7 +268,7 @@ def main(
 
 def _show(made: dict[str, Any], real: Sequence[dict[str, Found]]) -> None:
     console = Console(soft_wrap=True, highlight=False)
-    # Where nobody looks at it the console has no width of its own.
+    # Without a terminal the console has no width of its own.
     console.width = max(console.width, _TABLE_CHARS)
     table = Table("cache in use", *(arm.name for arm in ARMS), "ratio", "preempted of 1,000")
     for where in ("real", "virtual"):

@@ -43,7 +43,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Found:
-    """What came of one side between the warm-up and the last arrival.
+    """The result of one side between the warm-up and the last arrival.
 
     `learning`: preemptions before it. `lost`: the part of the time by which the emulator's steps
     came too late. `cpu`: of one core. `failed` counts every request of the run that was refused or
@@ -130,7 +130,7 @@ async def standing(
         aiohttp.ClientSession() as http,
     ):
         url = json.loads(emulator.ready)["base_url"]
-        # What waits at the last arrival is not served, as in virtual time.
+        # Requests that wait at the last arrival are not served, as in virtual time.
         pace = Pace(seed=seed, warmup_requests=2, drain_s=0.0)
         load = LoadRun(arm.target(url), list(trace), pace)
         yield Side(arm, url, (scheduler, emulator), http, load)

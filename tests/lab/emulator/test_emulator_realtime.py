@@ -8,7 +8,7 @@ from schedsvc.lab.engine import Engine, EngineRequestError, load_profile
 
 
 class Clock:
-    """Nanoseconds that pass only where somebody sleeps, and each sleep is late."""
+    """Nanoseconds that pass only in sleeps, and each sleep is late."""
 
     def __init__(self, late_ns=0):
         self.now_ns = 1_000

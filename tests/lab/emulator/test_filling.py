@@ -1,4 +1,4 @@
-"""What the command `tests.lab.emulator.filling` makes of what it sees; it measures nothing here."""
+"""The figures that `tests.lab.emulator.filling` computes; it measures nothing here."""
 
 import asyncio
 import json
@@ -199,7 +199,7 @@ def test_the_twin_reports_as_the_gate_does():
     first_ms = {}
     for ms, totals in told:
         for index in [index for index, output in totals.items() if output]:
-            # Between two looks at all of them nothing is told of a request but its first tokens.
+            # Between two looks at all of them only the first tokens of a request are reported.
             assert index not in first_ms or ms in engine_ms
             first_ms.setdefault(index, ms)
     waits_ms = [ms - run.outcomes.first_ns[index] / 1e6 for index, ms in first_ms.items()]

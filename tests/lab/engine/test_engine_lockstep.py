@@ -22,7 +22,7 @@ COST = load_profile("a10g-llama2-7b").step_cost(8)
 
 
 def gathered(pool, shapes):
-    """Sequences in lockstep, each with so many tokens computed and so many to come."""
+    """Sequences in lockstep, each with tokens computed and tokens to come."""
     lockstep, sequences = Lockstep(pool), []
     for key, (computed, left) in enumerate(shapes):
         sequence = Sequence(EngineRequest(key, computed, (left + 1,)), 0, key)

@@ -61,8 +61,8 @@ def test_swap_keeps_what_was_computed_and_costs_its_transfer():
         prompts.append(step.prompt_tokens)
         engine.finish_step()
         engine.check()
-    # Nothing was computed anew, and what went out came back: c and d with one block each, then
-    # b with two, then d, once more, with two.
+    # Nothing was computed again, and the blocks that went out returned: c and d with one block
+    # each, then b with two, then d, once more, with two.
     assert sum(prompts) == 0
     assert engine.gauges().preemptions == 4
     assert engine.gauges().swapped_blocks == 2 * (1 + 1 + 2 + 2)
@@ -139,7 +139,7 @@ def test_a_prompt_in_pieces_is_admitted_by_its_first_piece_or_as_a_whole(reserve
     # Seven blocks are a's; b needs ten, of which its first piece is two.
     assert ids(engine.running()) == (["a"] if reserve else ["a", "b"])
     assert sorted(drain(engine)) == ["a", "b"]
-    # What was admitted without room for all of it is thrown out, and begins anew.
+    # A request admitted without room for all of it is preempted, and begins again.
     assert (engine.gauges().preemptions > 0) != reserve
 
 
@@ -158,7 +158,7 @@ def keys(*hashes):
 
 
 def ask(engine, number, *hashes, tail=1):
-    """Serve a prompt of so many full blocks and one more token, alone. Returns its cached tokens"""
+    """Serve a prompt of full blocks and one more token, alone. Return its cached tokens."""
     size = engine.config.block_size_tokens
     request = EngineRequest(number, len(hashes) * size + tail, (1,), prefix_keys=hashes)
     sequence = engine.add(request)[0]

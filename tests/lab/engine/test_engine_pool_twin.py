@@ -96,7 +96,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def write(self, data):
-        """Who writes to a block that others hold gets a copy."""
+        """A sequence that writes to a block that others hold gets a copy."""
         name = self.pick(data, False)
         if name is None or not self.tables[name][0]:
             return

@@ -11,7 +11,7 @@ from schedsvc.lab.engine import Engine, EngineRequest, load_profile
 ROOT = Path(__file__).parents[3]
 REFERENCE = ROOT.parent / "shared" / "data" / "reference" / "vtc_a10g"
 POOL_TOKENS = 10_000
-# The artifact admits at most so many input tokens at once, every ten decode steps.
+# The artifact admits at most this number of input tokens at once, every ten decode steps.
 ROUND_TOKENS_MAX = 3_072
 ROUND_STEPS = 10
 

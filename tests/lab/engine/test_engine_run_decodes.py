@@ -42,7 +42,7 @@ def test_a_run_stops_before_blocks_run_out():
     assert run.tokens == 4
     assert engine.run_decodes(100) is None
     assert engine.step().preempted
-    # What was preempted could not be admitted anew, so decoding goes on.
+    # The preempted request could not be admitted again, so decoding goes on.
     assert engine.run_decodes(100) is not None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class TwinBlock:
-    """What is known of one block: who holds it, and since when its contents are what they are."""
+    """One block: the sequences that hold it, and the time of its last change."""
 
     holders: list[str] = field(default_factory=list)
     key: object = None

@@ -269,7 +269,7 @@ def test_nobody_waits_for_what_no_pool_can_hold(terms: dict[str, Any], broken: s
 
 @pytest.mark.parametrize(("evicted", "passes"), [(True, 2), (False, 1)])
 def test_who_is_evicted_in_a_round_may_have_been_next_in_it(evicted: bool, passes: int) -> None:
-    """Nobody tells whether before or after the grants: some passed it, and others who is next."""
+    """It is unknown whether before or after the grants: some passed it, others are next."""
 
     def go_first(count: int) -> None:
         desk = Desk(bypass_max=1)

@@ -105,7 +105,7 @@ def waits(name: str, rank: int, seq: int) -> Any:
     [(False, 1, False), (False, 2, True), (True, 1, True)],
 )
 def test_ageing_is_held_to_what_is_known(lags: bool, waited_s: int, holds: bool) -> None:
-    """While a stream does not read, nobody knows who was served, nor since when others wait."""
+    """While a stream does not read, it is unknown which were served, and since when others wait."""
     order = ClassOrder(cast("Any", SimpleNamespace(strict_classes=True)))
     better, worse = waits("default", 0, 1), waits("batch", 1, 2)
     books: Any = SimpleNamespace(lagging=set(), fresh=[], seq=2)

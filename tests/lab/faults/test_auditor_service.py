@@ -150,7 +150,7 @@ def test_whoever_was_served_least_is_next() -> None:
 
 
 def figures(desk: Desk, **more: object) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One request of a runs: what the scheduler tells of a, and of all."""
+    """One request of a runs: the reports of the scheduler about a, and about all."""
     desk.grant(0, desk.ask(0, "r"), 1)
     desk.auditor.settled(0)
     row: dict[str, Any] = {"tenant": "a", "queued": 0, "audit": False}
@@ -284,7 +284,7 @@ def overlap(desk: Desk) -> None:
 
 
 def unused(desk: Desk) -> None:
-    """What did not run was given back, and can be given again."""
+    """Tokens of requests that did not run are given back, and can be granted again."""
     for number in range(1, 30):
         desk.grant(0, desk.ask(0, f"r{number}"), number)
         done = pb.CompleteRequest(

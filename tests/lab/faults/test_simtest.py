@@ -278,7 +278,7 @@ def test_many_seeds_hold() -> None:
 
 
 def owing(tokens: int, open_output: int = 0) -> bytes:
-    """The row of a quota of 500 output tokens a minute that owes so many."""
+    """The row of a quota of 500 output tokens a minute that owes `tokens`."""
     level = 2 * tokens * 10**6 - 1  # zigzag of a negative number
     bucket = message([(1, 0, 2), (2, 0, 500), (3, 0, level)])
     return message([(1, 2, bucket)] + [(4, 0, open_output)] * bool(open_output))

@@ -100,7 +100,7 @@ async def test_fresh_prompts_share_nothing() -> None:
             assert running.driver.engine.gauges().cache_hit_tokens <= 16 * len(asked)
 
 
-# What a turn of a plain loop takes where 1,000 requests a second were measured (docs/load.md).
+# The time of a turn of a plain loop at which 1,000 requests a second were measured (docs/load.md).
 TURN_NS = 45.0
 
 

@@ -118,7 +118,7 @@ async def test_an_interrupted_run_keeps_what_it_has(concurrency: int | None) -> 
         task = asyncio.create_task(run.run())
         async with asyncio.timeout(30):
             tally = run.recorder.tally("a")
-            while len(fake.bodies) < 3 or not tally.streaming:  # noqa: ASYNC110 - nobody tells it
+            while len(fake.bodies) < 3 or not tally.streaming:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.01)
         run.interrupt()
         result = await task

@@ -181,10 +181,10 @@ def test_a_turn_holds_the_turns_before_it() -> None:
         ["b1?"],
         ["a1?", "A1.", "a2?"],
         None,
-        # What was answered here is not known.
+        # The answer here is not known.
         ["b1?", "b2?"],
         ["a1?", "A1.", "a2?", "A2.", "a3?"],
-        # The trace begins this conversation anew.
+        # The trace begins this conversation again.
         ["a1?"],
     ]
     assert made[2].record is not None

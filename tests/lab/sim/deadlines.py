@@ -29,7 +29,7 @@ _FAILED, _MISSED, _MET = 1, 10, 11
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked: Poisson arrivals in waves, lengths and deadlines drawn from a seed."""
+    """The requests: Poisson arrivals in waves, lengths and deadlines drawn from a seed."""
 
     count: int
     per_s: float
@@ -107,9 +107,9 @@ class Deadlines(World):
 
 
 def teach(scheduler: core.Scheduler, prompt_tokens: int, first_ns: int, count: int = 60) -> int:
-    """Let requests, one at a time, have their first tokens after so long; every second one was
-    wanted in half that time, so that it is believed that such deadlines are missed. When it is
-    over, in ns."""
+    """Let requests, one at a time, have their first tokens after `first_ns`. Every second one was
+    wanted in half that time, so that the core learns that such deadlines are missed. Return
+    the end, in ns."""
     now_ns = 0
     for n in range(count * len(TENANTS)):
         scheduler.admit(

@@ -1,6 +1,6 @@
-"""How often early refusal is right: a load without and with it, and who is refused let in.
+"""How often early refusal is right: a load without and with it, and with refused requests let in.
 
-Requests are hopeless where they miss their deadlines when nobody is refused for it. Each sample of
+Requests are hopeless if they miss their deadlines when none is refused for it. Each sample of
 the refused is let in by itself, in a fork of the run, otherwise unchanged.
 """
 

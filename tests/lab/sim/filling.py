@@ -29,7 +29,7 @@ CAPACITY = {"a10g-llama2-7b": (4.5, 2_500), "tiny-cpu": (31.0, 500)}
 TENANTS = 20
 OUTPUT_MAX = 1_024
 PROMPT_MAX = 2_048
-# Of the key `scheduler`. No tenant of a short run has so many samples; all together do.
+# Of the key `scheduler`. No tenant of a short run has as many samples; all together do.
 ORACLE = {"samples_min": 1_000, "quantile": 0.999}
 
 
@@ -70,7 +70,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Filled:
-    """What came of it between two moments: the mean part of the cache that sequences held, ends,
+    """The result between two moments: the mean part of the cache that sequences held, ends,
     and sequences that the engine threw out."""
 
     used: float

@@ -30,7 +30,7 @@ LEARNT = 0.2
 PROGRESS_NS = 20 * 10**6
 PROMPT, OUTPUT, OUTPUT_MAX = 512, 256, 1_024
 LIGHT = 64
-PATIENT_S = 3_600.0  # nobody is sent away
+PATIENT_S = 3_600.0  # no request is evicted
 LIGHT_PART = 0.09  # of all requests
 #: Requests a second, half as many again as are served, and how long a run is.
 ARRIVALS = {"a10g-llama2-7b": (2.1, 900), "cpu-tiny-llama": (36.0, 120), "tiny-cpu": (30.0, 120)}
@@ -38,7 +38,7 @@ ARRIVALS = {"a10g-llama2-7b": (2.1, 900), "cpu-tiny-llama": (36.0, 120), "tiny-c
 
 @dataclass(frozen=True)
 class Found:
-    """What came of one run, or of several on average."""
+    """The result of one run, or the mean of several."""
 
     tokens_per_s: float
     used: float

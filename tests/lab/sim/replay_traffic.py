@@ -64,7 +64,7 @@ async def drive(target, *, requests=150, seed=1):
 
 
 class KeyboardError(Exception):
-    """Somebody pressed a key."""
+    """A person pressed a key."""
 
 
 async def _rudeness(target):

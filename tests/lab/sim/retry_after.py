@@ -1,4 +1,4 @@
-"""What Retry-After is worth in several situations: who obeys, who gets in, and how long it took."""
+"""The worth of Retry-After in several situations: retries, admissions, and the time they took."""
 
 import json
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ import click
 
 from .retry_after_clients import PATIENT_S, SECOND, RetryAfterClient, Try
 
-#: No longer wait is ever told: OpenAI's SDK would ignore it.
+#: The longest Retry-After: OpenAI's SDK would ignore a longer one.
 LONGEST_NS = 120 * SECOND
 _EPILOG = """\b
 Example:
@@ -21,7 +21,7 @@ told is at most 1.5 times that of an oracle's waits. Exit status 1 where it does
 
 @dataclass(frozen=True)
 class Situation:
-    """Bursts of so many requests about every `every_s`, in some seeds; see `Obedient`."""
+    """Bursts of `burst` requests about every `every_s`, in some seeds; see `Obedient`."""
 
     burst: tuple[int, int]
     every_s: float
@@ -84,7 +84,7 @@ class Worth:
 
     @property
     def ratio(self) -> float:
-        """What was told over what an oracle would have named."""
+        """Retry-After over the time that an oracle would have named."""
         return self.told_s / self.oracle_s
 
     def holds(self) -> bool:
@@ -93,7 +93,7 @@ class Worth:
 
 
 def worth(situation: Situation) -> Worth:
-    """Play it, and sum up those of whom an oracle could have told."""
+    """Play it, and sum up the refusals for which an oracle knows a time."""
     tries = situation.tries()
     known = [each for each in tries if 0 <= each.oracle_ns <= LONGEST_NS]
     return Worth(

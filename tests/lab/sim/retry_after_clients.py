@@ -1,11 +1,11 @@
-"""Clients that come back when they are told to, in virtual time, and what an oracle would say.
+"""Clients that obey Retry-After, in virtual time, and the times that an oracle would name.
 
-One pool of so many places; every request holds one for a while. Tenants send bursts. Whoever is
-refused tries again exactly when Retry-After says. The oracle knows the future and is as fair: each
-place that came free goes to whoever was refused first, and its wait is the time until then. Where a
-tenant's tokens a minute are what refuses, they go to whoever asked first. Where requests are
-evicted after their TTL, places stay free until they are back, so there the oracle is a world in
-which nobody is ever sent away.
+A pool has a fixed number of places; every request holds one for a while. Tenants send bursts. A
+refused client retries exactly at the time of Retry-After. The oracle knows the future and is as
+fair: each place that became free goes to the request that was refused first, and its wait is the
+time until then. If a tenant's tokens a minute refuse, they go to the request that asked first. If
+requests are evicted after their TTL, places stay free until the retries, so there the oracle is a
+world in which no request is ever refused.
 """
 
 import heapq
@@ -21,7 +21,7 @@ from schedsvc import _core as core
 MS = 10**6
 SECOND = 10**9
 PLACES = 8
-PATIENT_S = 36_000  # nobody is evicted
+PATIENT_S = 36_000  # no request is evicted
 TOKENS = 100  # of input of each request, and as many of output
 
 
@@ -38,7 +38,7 @@ class Try:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: whose, which of its tenant's, and the refusal that it came back of."""
+    """A request: its tenant, its number there, and the refusal that it is the retry of."""
 
     tenant: int
     asked: int
@@ -83,7 +83,7 @@ class RetryAfterClient:
         heapq.heappush(self.events, (now_ns, next(self.serial), kind, tenant, what))
 
     def run(self, burst: tuple[int, int], every_s: float) -> list[Try]:
-        """Play bursts of so many requests of each tenant, about so often."""
+        """Play bursts of requests of each tenant, at random times around an interval."""
         for tenant in range(self.tenants):
             now_s = self.random.uniform(0, every_s)
             while now_s < 60 * self.minutes:

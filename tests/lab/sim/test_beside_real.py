@@ -1,4 +1,4 @@
-"""What sets the simulator beside the real vLLM: its arithmetic, without either."""
+"""The comparison of the simulator with the real vLLM: its arithmetic, without either."""
 
 from __future__ import annotations
 

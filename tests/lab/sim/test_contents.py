@@ -1,4 +1,4 @@
-"""What prompts hold: hashes and adapters reach the engines, hits reach the scheduler."""
+"""Contents of prompts: hashes and adapters reach the engines, hits reach the scheduler."""
 
 import json
 from random import Random

@@ -21,7 +21,7 @@ TENANTS = ("one", "two", "three")
 
 
 def poisson(factor: float, seed: int = 3) -> Requests:
-    """Requests of three tenants at so many times the capacity."""
+    """Requests of three tenants at a multiple of the capacity."""
     draws = Random(seed)
     rows, at_s = [], 0.0
     while at_s < LAST_S:

@@ -1,8 +1,8 @@
-"""What an engine throws out goes on before anything that the scheduler grants later.
+"""A request that an engine preempts resumes before all requests that are granted later.
 
 The engine does it: it resumes by itself, in the order in which it was given its work. The scheduler
-leaves a preempted request its lease, so whatever it grants meanwhile arrives behind it. Here it
-is told of more cache than there is, and believes that outputs are short, so it has to happen.
+leaves a preempted request its lease, so requests that it grants meanwhile arrive behind it. Here
+the pool is registered with more cache than it has, and outputs seem short, so preemptions happen.
 """
 
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ OUTPUTS = (20, 30, 40, 50, 400)
 
 @dataclass
 class Seen:
-    """What happened, and each thing that should not have."""
+    """Counts of events, and a sentence for each that should not have happened."""
 
     granted: dict[int, int] = field(default_factory=dict)  # request: how many were before it
     out: dict[int, int] = field(default_factory=dict)  # thrown out: its reservation, as last seen
@@ -111,7 +111,7 @@ class WatchedFront(CoreAdapter):
 
 def serve(*, percent=150, progress_ns=MS, lease_ttl_ms=30_000, audit=False, **options):
     """Serve two tenants, of whose outputs each fifth is ten times as long as the others, from a
-    core that is told so many percent of the cache.
+    core that counts `percent` of the cache.
 
     Many ask at once for prompts of whole blocks, so that they need their next ones in one step.
     """
@@ -144,7 +144,7 @@ def serve(*, percent=150, progress_ns=MS, lease_ttl_ms=30_000, audit=False, **op
 @pytest.mark.parametrize("options", ENGINES.values(), ids=ENGINES)
 def test_what_was_preempted_goes_on_first_and_in_the_order_of_the_grants(options):
     seen = serve(**options)
-    assert seen.contested > 50  # else nobody was there who could have gone first
+    assert seen.contested > 50  # else no request was there that could have overtaken
     assert seen.overtaken == []
     assert seen.reversed == []
     assert seen.lost == []

@@ -1,4 +1,4 @@
-"""A server records what it is told; a replay of it decides the same, to the digest."""
+"""A server records its events; a replay of them decides the same, to the digest."""
 
 import asyncio
 import json
@@ -105,7 +105,7 @@ def test_a_bad_tail_is_cut(recorded, tmp_path):
         recording = Recording(path)
         assert recording.cut_bytes == size - (last - 20)
         Exact(recording).run()
-    # What a machine that goes down may leave: the size is there, the bytes are not.
+    # A machine that goes down may leave this: the size is there, the bytes are not.
     path.write_bytes(whole[: last + 3] + bytes(len(whole) - last - 3))
     assert Recording(path).cut_bytes == len(whole) - last + 20
 

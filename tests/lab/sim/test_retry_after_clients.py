@@ -1,4 +1,4 @@
-"""Retry-After: whoever obeys it is admitted at the next try, and waits not much too long."""
+"""Retry-After: a client that obeys it is admitted at the next try, and waits not much too long."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is told late of first tokens, the next in line waits for: rounds in virtual time."""
+"""A late report of first tokens delays the next in line: rounds in virtual time."""
 
 import numpy as np
 
@@ -49,7 +49,7 @@ def p99_ms(requests: Requests, progress_ms: int, *, grant_pacing: bool) -> float
 
 def test_first_tokens_that_are_told_soon_let_a_light_tenant_in_soon() -> None:
     # The pool's round is full of hog's prompts until their first tokens are reported, so the gate
-    # tells of them within 20 ms. It was 200: then quiet's p99 was little less than that.
+    # reports them within 20 ms. It was 200: then quiet's p99 was little less than that.
     requests = Requests.from_trace(arrivals())
     late_ms, soon_ms = (p99_ms(requests, after_ms, grant_pacing=False) for after_ms in (200, 20))
     assert 100 < late_ms < 200

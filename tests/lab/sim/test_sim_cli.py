@@ -99,7 +99,7 @@ def test_the_same_arguments_give_the_same_figures(trace):
 
 
 def test_requests_bear_out_the_report(trace, tmp_path):
-    """Whoever reads the CSV finds the figures of report.json in it."""
+    """The CSV holds the figures of report.json."""
     assert sim("--trace", trace, "--policy", "vtc", "--out", tmp_path).exit_code == 0
     entry = json.loads((tmp_path / "report.json").read_text())["policies"]["vtc"][0]
     text = (tmp_path / "requests_vtc_0.csv").read_text()
@@ -233,7 +233,7 @@ def test_the_papers_real_workload_is_simulated_fast_enough():
 
 
 def test_a_request_costs_only_so_many_calls():
-    """What a noisy machine cannot hide: calls of functions, of Python's and of C's, a request."""
+    """A figure without noise: calls of functions, of Python's and of C's, a request."""
     draws = Random(1)
     at_ns, rows = 0, []
     for _ in range(200):

@@ -119,7 +119,7 @@ def test_the_command_with_one_and_with_two_processes(trace, tmp_path):
         for quantile in (0.5, 0.9)
         for policy in ("engine", "vtc")
     ]
-    # The quantile is the scheduler's; the capacity is everybody's.
+    # The quantile is of the scheduler; the capacity is of all systems.
     engine = [p for p in report["points"] if p["policy"] == "engine"]
     assert engine[0]["goodput_rps"] == engine[1]["goodput_rps"] < engine[2]["goodput_rps"]
     two = sweep(*arguments, "--jobs", 2)

@@ -194,7 +194,7 @@ def test_what_did_not_run_takes_the_median_of_its_tenant(tmp_path):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("seed", range(5))
 def test_the_same_configuration_changes_nothing(tmp_path, seed, stream):
-    """Not one verdict, and no wait by more than the microsecond that a message tells."""
+    """Not one verdict, and no wait by more than the microsecond that a message states."""
     draws = Random(seed)
     config = config_of(tmp_path, 640, "queue_ttl_ms: 2000, flow_queue_max: 8")
     server = Server(config, stream=stream)
@@ -231,7 +231,7 @@ def test_pools_of_streams_are_offered_at_the_same_times(tmp_path):
 
 
 def test_an_engine_that_was_refused_does_not_take_the_pool(tmp_path):
-    """Of two engines that claimed one pool the first one answered; both told their gates."""
+    """Of two engines that claimed one pool the first one answered; both reported to their gates."""
     server = Server(config_of(tmp_path, 16), stream=True)
     figures = {"capacity_tokens": 640, "block_size_tokens": 16, "gates": 1}
     first = pool_pb2.PoolRegistration(pool="gpu", epoch=3, **figures)
@@ -255,7 +255,7 @@ def test_an_engine_that_was_refused_does_not_take_the_pool(tmp_path):
 
 
 def test_a_lost_holder_is_lost_again(tmp_path):
-    """Nobody ends its lease: what waits behind it waits for TTL and grace of the other, too."""
+    """Its lease gets no end: requests behind it wait for TTL and grace of the other, too."""
     text = "lease_ttl_ms: 1000, lease_grace_ms: 500"
     server = Server(config_of(tmp_path, 160, text))
     server.ask(0, 0, 10**6 * MS)

@@ -173,7 +173,7 @@ def test_what_no_engine_can_hold_is_refused_under_every_policy():
 def test_what_the_engine_does_not_take_is_not_charged():
     core = _core.Scheduler()
     flow = core.set_flow(b"a", 1_000)
-    # Nobody told the core that the engine's context is shorter than its memory.
+    # The core does not know that the engine's context is shorter than its memory.
     core.set_pool(0, b"engine", 1, FAST.engine.kv_tokens, 16)
     requests = Requests(("a",), [(0, 0, 3_000, 10), (0, 0, 100, 10)])
     adapter = CoreAdapter(core, requests, [flow], 0)

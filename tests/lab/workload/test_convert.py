@@ -1,4 +1,4 @@
-"""What is written is read back, whole or marked as partial."""
+"""A written trace is read back, whole or marked as partial."""
 
 import json
 import os

@@ -101,7 +101,7 @@ def test_a_file_and_its_checksum(tmp_path: Path, publisher: Publisher) -> None:
     assert fetched.checked == "the published file"
     assert (len(CONTENT), len(CONTENT)) in seen
     assert names(tmp_path) == {"trace.csv"}
-    # What is here is checked, and not fetched again.
+    # A file that is here is checked, and not fetched again.
     assert fetch(publisher.source(DIGEST), tmp_path).sha256 == DIGEST
     assert len(publisher.ranges) == 1
 

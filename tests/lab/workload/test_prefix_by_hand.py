@@ -79,7 +79,7 @@ def test_how_often_each_block_is_used(
 
 
 def order_of_eviction(cache: Cache) -> list[int]:
-    """What a cache holds, the next to be evicted first."""
+    """The contents of a cache, the next to be evicted first."""
     if isinstance(cache, Lru | Fifo):
         return list(cache._held)
     assert isinstance(cache, Lfu | Belady)

@@ -73,7 +73,7 @@ def test_conversations_single_and_multi_turn(
 
 
 def check_files(out: Path, name: str, count: int) -> None:
-    """The files of one name tell the same story."""
+    """The files of one name hold the same figures."""
     statistics = json.loads((out / f"{name}_stats.json").read_text())
     requests = rows(out / f"{name}_request_metrics.csv")
     blocks = rows(out / f"{name}_block_metrics.csv")
@@ -292,5 +292,5 @@ def test_multi_turn_shares_more_than_single_turn(tmp_path: Path) -> None:
         assert multi["sharing_fraction"]["mean"] > single["sharing_fraction"]["mean"]
         assert multi["block_reuse_rate"] > single["block_reuse_rate"]
         assert multi["block_hits"]["mean"] > single["block_hits"]["mean"]
-    # What docs/prefix.md tells.
+    # The figures of docs/prefix.md.
     assert shares == {"8": [19.2, 45.0], "16": [0.0, 29.4], "32": [0.0, 12.6]}

@@ -41,7 +41,7 @@ def makers(folders: dict[str, Path]) -> Makers:
 
 
 def counted(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
-    """What a server that is sent the prompt counts."""
+    """The count of a server that is sent the prompt."""
     if prompt.text is None:
         return list(prompt.token_ids)
     assert prompt.text, "servers refuse an empty prompt"

@@ -24,7 +24,7 @@ def written(path: Path, records: list[dict[str, object]]) -> Path:
 
 
 def lengths(path: Path, tokenizer: ModelTokenizer) -> list[int]:
-    """What a server counts of each request of a trace."""
+    """The counts of a server for each request of a trace."""
     return [
         len(record.token_ids) if record.text is None else tokenizer.count(record.text, True)
         for record in TraceReader(path)
