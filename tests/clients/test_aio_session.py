@@ -283,7 +283,9 @@ async def test_idle_leases_are_renewed(fake: FakeScheduler, until: Until) -> Non
 
 
 @pytest.mark.parametrize("state", [LeaseState.VOID, LeaseState.ENDED, LeaseState.UNKNOWN])
-async def test_a_lost_lease_is_told(fake: FakeScheduler, until: Until, state: LeaseState) -> None:
+async def test_a_lost_lease_is_reported(
+    fake: FakeScheduler, until: Until, state: LeaseState
+) -> None:
     told: list[LeaseState] = []
     async with session(fake) as opened:
         async with opened.admission(input_tokens=5, max_output_tokens=9) as it:
@@ -299,7 +301,7 @@ async def test_a_lost_lease_is_told(fake: FakeScheduler, until: Until, state: Le
     assert len(fake.books[1].completes) == (0 if state is LeaseState.UNKNOWN else 1)
 
 
-async def test_an_unreachable_scheduler_is_unavailable_and_comes_back(
+async def test_an_unreachable_scheduler_is_unavailable_until_back(
     tmp_path: Path, until: Until
 ) -> None:
     fake = FakeScheduler(f"unix:{tmp_path}/later")

@@ -339,7 +339,7 @@ async def lives(scheduler: AsyncScheduler, stream: asyncio.Future[Any]) -> bool:
     return False
 
 
-async def test_a_scheduler_that_dies_and_comes_back_takes_the_leases_over(
+async def test_a_scheduler_that_restarts_takes_the_leases_over(
     programs: Programs, http: aiohttp.ClientSession
 ) -> None:
     # Longer than the scheduler is away: an output token takes 2.7 ms. A machine that stands still

@@ -107,7 +107,7 @@ async def test_reports_of_a_stream_are_gathered(bench: Bench) -> None:
     assert book.end.output_tokens == 60
 
 
-async def test_the_first_token_is_told_at_once_and_the_second_is_not(
+async def test_the_first_token_is_reported_at_once_the_second_is_not(
     bench: Bench, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "PROGRESS_PERIOD_S", 3_600.0)
@@ -175,7 +175,7 @@ class Broken(Counting):
 
 
 @pytest.mark.parametrize("nth", [1, 10**9])
-async def test_a_request_that_cannot_tell_its_totals_silences_no_other(
+async def test_a_request_without_totals_silences_no_other(
     bench: Bench,
     until: Until,
     caplog: pytest.LogCaptureFixture,

@@ -17,7 +17,7 @@ from .conftest import Until
 from .fake_scheduler import FakeScheduler
 
 
-async def test_fail_open_keeps_the_last_level_and_comes_back(bench: Bench, until: Until) -> None:
+async def test_fail_open_keeps_the_last_level_and_ends(bench: Bench, until: Until) -> None:
     bench.engine.gate = asyncio.Event()
     # Three run when the scheduler vanishes.
     tasks = [asyncio.ensure_future(bench.ask()) for _ in range(3)]
@@ -49,9 +49,7 @@ async def test_fail_open_keeps_the_last_level_and_comes_back(bench: Bench, until
 
 
 @pytest.mark.usefixtures("gives_up")
-async def test_those_who_wait_locally_ask_the_scheduler_when_it_is_back(
-    bench: Bench, until: Until
-) -> None:
+async def test_local_waiters_ask_the_scheduler_when_it_is_back(bench: Bench, until: Until) -> None:
     bench.engine.gate = asyncio.Event()
     await bench.fake.stop()
     tasks = [asyncio.ensure_future(bench.ask()) for _ in range(3)]

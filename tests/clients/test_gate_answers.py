@@ -250,7 +250,7 @@ async def test_who_asks(fake: FakeScheduler, tmp_path: Path) -> None:
     "name", ["x-tenant-id", "authorization", "x-api-key"], ids=lambda name: str(name)
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
-async def test_header_that_tells_who_asks_occurs_once(
+async def test_header_that_names_the_caller_occurs_once(
     fake: FakeScheduler, name: str, path: str
 ) -> None:
     bench = Bench(fake, Settings(target=fake.target, tenant_headers=("x-tenant-id",)))

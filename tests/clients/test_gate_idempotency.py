@@ -69,7 +69,7 @@ async def test_a_request_outlives_its_client_for_its_retry(keyed: Bench, until: 
     await keyed.settled()
 
 
-async def test_what_nobody_comes_back_for_is_aborted(keyed: Bench, until: Until) -> None:
+async def test_a_kept_request_without_a_retry_is_aborted(keyed: Bench, until: Until) -> None:
     keyed.engine.gate = asyncio.Event()
     first, task = running(keyed)
     await until(lambda: keyed.engine.running)

@@ -46,7 +46,7 @@ async def page(gate: Gate) -> Exchange:
     return await Exchange(gate, b"", "/metrics", headers, method="GET", owner=owner()).run()
 
 
-async def test_the_page_tells_whether_the_gate_enforces(fake: FakeScheduler) -> None:
+async def test_the_page_shows_whether_the_gate_enforces(fake: FakeScheduler) -> None:
     app = Serving()
     gate = Gate(app, Settings(target=fake.target))
     # Before its first request, or the server's start, the gate has nothing to report.

@@ -125,7 +125,7 @@ def test_salts_and_templates_part_what_is_alike(change: dict[str, Any]) -> None:
     assert hashes(body | change) == hashes(body | change)
 
 
-def test_nobody_can_hash_without_the_key() -> None:
+def test_hashes_need_the_key() -> None:
     body = {"prompt": TEXT}
     assert not set(hashes(body, use=replace(USE, key=8))) & set(hashes(body))
     assert hashes(body, use=replace(USE, key=(1 << 64) - 1)) != []
@@ -170,7 +170,7 @@ async def connected(bench: Bench) -> None:
     assert (await bench.ask()).status == 200
 
 
-async def test_the_scheduler_is_told_where_it_orders_by_prefixes(telling: Bench) -> None:
+async def test_hashes_are_sent_if_the_order_uses_prefixes(telling: Bench) -> None:
     await connected(telling)
     assert (await telling.ask(ask(prompt=TEXT))).status == 200
     (request,) = telling.fake.admits[1:]
@@ -179,7 +179,7 @@ async def test_the_scheduler_is_told_where_it_orders_by_prefixes(telling: Bench)
     await telling.settled()
 
 
-async def test_the_scheduler_is_not_told_where_they_help_only_to_place(telling: Bench) -> None:
+async def test_hashes_are_not_sent_if_they_help_only_placement(telling: Bench) -> None:
     """A gate's requests run in its own engine."""
     telling.fake.prefix_use = pool_pb2.PrefixUse(hashes_max=512, placement=True, key=99)
     await connected(telling)

@@ -248,7 +248,7 @@ async def test_a_request_whose_lease_is_void_is_ended(
     assert fake.books[1].end.outcome == pb.OUTCOME_CANCELLED
 
 
-async def test_whoever_else_ends_its_task_is_heard(
+async def test_a_cancel_from_elsewhere_is_respected(
     bench: Bench, fake: FakeScheduler, until: Until
 ) -> None:
     bench.engine.gate = asyncio.Event()

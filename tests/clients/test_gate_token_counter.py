@@ -182,7 +182,7 @@ async def test_an_endpoint_that_leaves_no_usage_is_counted_too(
     assert fake.books[2].end.outcome == pb.OUTCOME_CANCELLED
 
 
-async def test_requests_at_once_are_told_apart(
+async def test_requests_at_once_are_separated(
     fake: FakeScheduler, counted: tuple[Engine, Gate]
 ) -> None:
     engine, gate = counted
@@ -210,7 +210,7 @@ async def test_requests_at_once_are_told_apart(
     assert [(e.input_tokens, e.output_tokens) for e in ends] == expected + [(11, 28)] * 20
 
 
-async def test_a_beam_search_is_told_by_its_end_alone(
+async def test_a_beam_search_is_reported_by_its_end_alone(
     fake: FakeScheduler, counted: tuple[Engine, Gate]
 ) -> None:
     engine, gate = counted

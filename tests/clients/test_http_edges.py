@@ -143,7 +143,7 @@ async def test_embeddings_of_a_prompt_are_sized_and_reach_the_engine(
     await bench.settled()
 
 
-async def test_a_compressed_request_is_told_so(bench: Bench) -> None:
+async def test_a_compressed_request_is_refused_with_a_sentence(bench: Bench) -> None:
     refused = await bench.ask(gzip.compress(ask()), headers=TRUST | {"content-encoding": "gzip"})
     assert refused.status == 415
     assert "'gzip' is not taken; send the body as it is" in refused.error["message"]
@@ -271,7 +271,7 @@ async def test_an_answer_that_is_no_http_is_a_bad_gateway(
     assert fake.books[1].end.outcome == pb.OUTCOME_CANCELLED
 
 
-async def test_date_and_server_are_told_once(proxy: Gate, raw: Raw) -> None:
+async def test_date_and_server_are_sent_once(proxy: Gate, raw: Raw) -> None:
     raw.answers = [whole(b"date: Thu, 01 Jan 1970 00:00:00 GMT\r\nserver: x\r\n")]
     answered = await through(proxy)
     assert not {"date", "server"} & set(answered.answer_headers)  # the proxy's own server adds them

@@ -142,7 +142,7 @@ def test_an_image_has_one_size_in_every_body(name: str, images: ImageSizes, toke
 
 @pytest.mark.parametrize("form", FORMATS)
 @given(st.integers(1, 700), st.integers(1, 700), st.booleans(), st.booleans())
-def test_every_format_tells_its_width_and_height(
+def test_every_format_states_its_width_and_height(
     form: str, width: int, height: int, other: bool, as_url: bool
 ) -> None:
     options: dict[str, dict[str, Any]] = {
@@ -157,7 +157,7 @@ def test_every_format_tells_its_width_and_height(
     assert dimensions(text) == (width, height)
 
 
-def test_webp_with_an_alpha_channel_tells_its_size() -> None:
+def test_webp_with_an_alpha_channel_states_its_size() -> None:
     text = encoded(Image.new("RGBA", (301, 17), (1, 2, 3, 4)), "WEBP", exif=b"Exif\0\0x")
     assert base64.b64decode(text)[12:16] == b"VP8X"
     assert dimensions(text) == (301, 17)
@@ -229,7 +229,7 @@ def test_an_image_counts_no_more_than_the_most() -> None:
     assert ImageSizes(patch_pixels=PATCH, tokens_max=2_880).of_text(text) == 2_880
 
 
-def test_the_engine_tells_the_patches_of_a_model_that_keeps_resolution() -> None:
+def test_patches_of_a_model_that_keeps_resolution_are_read() -> None:
     def told(**vision: Any) -> int:
         model = SimpleNamespace(hf_config=SimpleNamespace(vision_config=SimpleNamespace(**vision)))
         state = SimpleNamespace(vllm_config=SimpleNamespace(model_config=model))

@@ -185,7 +185,7 @@ async def test_an_end_waits_a_moment_for_something_to_leave_with(
         await until(lambda: fake.books[3].completes)
 
 
-async def test_an_end_that_somebody_may_wait_for_leaves_at_once(
+async def test_an_end_that_a_request_may_wait_for_leaves_at_once(
     fake: FakeScheduler, until: Until
 ) -> None:
     opened = delayed(fake.target, 60.0)

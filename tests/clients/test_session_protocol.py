@@ -160,7 +160,7 @@ def test_message_refused_as_too_large_is_split_on_the_next_stream() -> None:
     assert 1_300 < max(sizes) <= 1_500
 
 
-def test_an_unsent_request_is_withdrawn_silently_a_sent_one_is_told() -> None:
+def test_an_unsent_request_is_dropped_a_sent_one_is_cancelled() -> None:
     protocol = SessionProtocol("s", 1)
     opened(protocol)
     protocol.cancel(protocol.admit(ask()))
@@ -330,7 +330,7 @@ def reopened(protocol: SessionProtocol, now_ns: int, incarnation: int) -> list[p
     return begins
 
 
-def test_a_void_lease_is_told_of_before_its_end_where_the_scheduler_is_another() -> None:
+def test_a_void_lease_is_replayed_before_its_end_at_another_one() -> None:
     protocol = SessionProtocol("s", 1)
     opened(protocol)
     for lease_id in (1, 2, 3):
@@ -351,7 +351,7 @@ def test_a_void_lease_is_told_of_before_its_end_where_the_scheduler_is_another()
     assert kinds(sent(protocol)) == ["complete"]
 
 
-def test_a_void_lease_is_told_of_before_its_end_where_the_scheduler_may_be_another() -> None:
+def test_a_void_lease_is_replayed_first_at_a_possibly_other_one() -> None:
     protocol = SessionProtocol("s", 1)
     opened(protocol)
     lost(protocol, granted(protocol), LeaseState.VOID)
@@ -433,7 +433,7 @@ def test_only_the_latest_telemetry_of_a_pool_is_sent() -> None:
     assert event.telemetry.running == 3
 
 
-def test_a_zero_total_is_told_once() -> None:
+def test_a_zero_total_is_reported_once() -> None:
     table = LeaseTable(0)
     table.open(lease_of(ask(), grant(1).grant, 0))
     table.note(0, 1, (0, None, None))

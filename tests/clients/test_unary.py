@@ -84,7 +84,7 @@ class TestAsync:
         assert stats.totals.live_leases == 0
         assert fake.books[1].progress[0].output_tokens == 2
 
-    async def test_idle_leases_are_renewed_and_lost_ones_told(
+    async def test_idle_leases_are_renewed_and_lost_ones_reported(
         self, fake: FakeScheduler, until: Until
     ) -> None:
         fake.lease_ttl_ms = 60

@@ -341,7 +341,7 @@ async def test_the_proxy_charges_a_stream_as_the_server_counted(
     assert end_of(fake) == (pb.OUTCOME_COMPLETED, 2_000, cached, 12)
 
 
-async def test_a_stream_of_a_told_length_loses_its_usage_and_its_length(
+async def test_a_stream_with_a_length_loses_its_usage_and_its_length(
     fake: FakeScheduler, server: Server, ask: Ask
 ) -> None:
     events = [
@@ -380,7 +380,7 @@ async def test_a_client_that_leaves_before_any_usage_is_charged_for_its_events(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-async def test_what_is_compressed_although_nobody_asked_is_read(
+async def test_an_answer_compressed_unasked_is_read(
     fake: FakeScheduler, server: Server, ask: Ask, encoding: str, stream: bool
 ) -> None:
     compress = gzip.compress if encoding == "gzip" else zlib.compress

@@ -208,7 +208,7 @@ async def test_what_a_restart_overtook_runs_again_unless_its_answer_has_begun(
 
 
 @pytest.mark.usefixtures("looked_at_seldom")
-async def test_after_an_upstream_hung_up_the_gate_looks_who_stands_there(
+async def test_after_an_upstream_hung_up_the_gate_checks_the_engine(
     gate: Gate, behind: tuple[Server, str], fake: FakeScheduler, until: Until
 ) -> None:
     """Its next look would come seconds later: till then all would run on leases of the dead."""
@@ -236,7 +236,7 @@ async def test_after_an_upstream_hung_up_the_gate_looks_who_stands_there(
 
 
 @pytest.mark.usefixtures("looked_at_often")
-async def test_a_grant_that_a_restart_overtook_on_its_way_is_asked_for_anew(
+async def test_a_grant_lost_in_a_restart_is_asked_for_again(
     gate: Gate, behind: tuple[Server, str], fake: FakeScheduler, until: Until
 ) -> None:
     """Once: a scheduler that goes on granting leases of the old engine is not asked for ever."""
@@ -272,7 +272,7 @@ async def test_sizes_come_from_the_upstream(gate: Gate, fake: FakeScheduler, unt
     assert (fake.telemetry[0].running, fake.telemetry[0].used_tokens) == (3, 2_048)
 
 
-async def test_the_beginnings_of_prompts_are_told_where_they_count(
+async def test_prefix_hashes_are_sent_if_they_count(
     gate: Gate, fake: FakeScheduler, until: Until
 ) -> None:
     assert gate._runtime is not None

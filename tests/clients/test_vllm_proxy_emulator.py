@@ -191,7 +191,7 @@ async def test_a_client_that_leaves_frees_engine_and_lease_in_a_second(
     assert flow.output_tokens - before.output_tokens < LONG
 
 
-async def test_an_engine_that_dies_is_told_and_serves_again(programs: Proxied) -> None:
+async def test_an_engine_that_dies_is_reported_and_serves_again(programs: Proxied) -> None:
     async with (
         AsyncScheduler(programs.target) as scheduler,
         aiohttp.ClientSession(programs.proxy_url, headers={"x-tenant-id": "c"}) as http,

@@ -43,7 +43,7 @@ def test_a_page_is_summed_over_its_engines() -> None:
 @pytest.mark.parametrize(
     "page", ["", "vllm:num_requests_running 3\n", "vllm:kv_cache_usage_perc 1"]
 )
-def test_a_page_that_tells_nothing_is_an_error(page: str) -> None:
+def test_a_page_without_figures_is_an_error(page: str) -> None:
     with pytest.raises(ScrapeError, match="has no figures"):
         parse(page, 8_000)
 

@@ -51,7 +51,7 @@ def test_the_last_step_counts_and_preemptions_add_up() -> None:
     assert told(readings) == (2, 1, 250, 3)
 
 
-def test_nothing_is_told_before_the_first_step() -> None:
+def test_no_figures_before_the_first_step() -> None:
     readings = Readings()
     readings.attach(0)
     assert told(readings) is None
@@ -60,7 +60,7 @@ def test_nothing_is_told_before_the_first_step() -> None:
     assert told(readings) is None
 
 
-def test_engines_are_summed_up_and_a_new_one_starts_anew() -> None:
+def test_engines_are_summed_up_and_a_new_one_starts_at_zero() -> None:
     readings = Readings()
     for number in range(2):
         readings.attach(number)

@@ -59,7 +59,7 @@ def test_the_head_starts_when_it_would_have() -> None:
     assert head in [d.handle for d in s.poll(12)]
 
 
-def test_strict_order_lets_nobody_pass() -> None:
+def test_strict_order_lets_no_request_pass() -> None:
     s = backfilling(200, dispatch="strict")
     blocked(s)
     admit(s, 0, "brief", 1, 1, flow=2, reports_progress=True)

@@ -210,7 +210,7 @@ def test_nothing_that_is_configured_locks_an_exempt_class_out() -> None:
     s.check()
 
 
-def test_nobody_passes_an_exempt_head_and_it_waits_for_room_alone() -> None:
+def test_none_passes_an_exempt_head_and_it_waits_only_for_room() -> None:
     s = classed(("a", 1000), ("b", 1000), capacity=100, dispatch="backfill", bypass_max=9)
     long = grant(s, 0, "runs", 50, 30)
     assert ask(s, "probe", PROBE, tag=1) > 0
@@ -357,7 +357,7 @@ def test_a_replayed_lease_is_of_its_class() -> None:
     s.check()
 
 
-def test_a_message_names_the_class_and_refusals_tell_that_queue() -> None:
+def test_a_message_names_the_class_and_refusals_show_its_queue() -> None:
     s = classed(capacity=20, flow_queue_max=1)
     grant(s, 0, "runs")
     for i, cls in enumerate(("low", "high")):
@@ -373,7 +373,7 @@ def test_a_message_names_the_class_and_refusals_tell_that_queue() -> None:
     assert wrong.value.field == "request_class"
 
 
-def test_learning_anew_forgets_whose_turn_it_was() -> None:
+def test_learning_again_forgets_the_turn() -> None:
     def decided(s: core.Scheduler, start_ns: int) -> list[int]:
         s.reset_learned()
         for i in range(6):

@@ -58,7 +58,7 @@ def test_it_is_off_unless_it_is_asked_for() -> None:
     assert engine.probes() == (0, 0)
 
 
-def test_nobody_is_refused_before_enough_have_missed_their_deadlines() -> None:
+def test_none_is_refused_before_enough_have_missed_deadlines() -> None:
     engine = Engine()
     assert [engine.is_let_in() for _ in range(3)] == [True] * 3
     assert engine.probes() == (3, 3)
@@ -116,7 +116,7 @@ def test_all_flows_lose_the_trust_that_one_has_lost() -> None:
     assert engine.s.flow_stats(engine.now_ns, other)["deadline_probes_judged"] == 2
 
 
-def test_who_waits_too_long_is_refused_and_told_when_to_come_back() -> None:
+def test_a_wait_too_long_is_refused_with_a_retry_time() -> None:
     line = Line(("f", 1000), early_refusal=1, refusal_samples_min=0)
     line.ask(count=30)
     line.tick(10)
@@ -132,7 +132,7 @@ def test_who_waits_too_long_is_refused_and_told_when_to_come_back() -> None:
     assert 12_000 <= verdict.refusal.retry_after_ms <= 18_000
 
 
-def test_a_wait_that_nobody_has_settled_refuses_nobody() -> None:
+def test_an_unsettled_wait_refuses_none() -> None:
     line = Line(("f", 1000), early_refusal=1, refusal_samples_min=1)
     line.ask(count=30)
     assert line.s.flow_stats(line.now_ns, 0)["waits_judged"] == 0
@@ -185,7 +185,7 @@ def test_a_deadline_between_two_reports_may_have_been_met() -> None:
         (6, 0, core.CANCELLED, (1, 1)),  # it did not come in time
     ],
 )
-def test_whoever_never_told_of_a_first_token(
+def test_a_lease_without_a_first_token_report(
     at: int, output: int, ends_as: int, judged: tuple[int, int]
 ) -> None:
     engine = Engine()
@@ -219,7 +219,7 @@ def test_exempt_and_audited_flows_are_not_refused_so() -> None:
     assert all(engine.is_let_in() for _ in range(20))
 
 
-def test_it_is_switched_while_it_runs_and_forgets_when_it_is_told_to() -> None:
+def test_it_is_switched_while_it_runs_and_forgets_on_request() -> None:
     engine = Engine(enough=1)
     assert [engine.is_let_in() for _ in range(2)] == [True, False]
     engine.s.set_options(engine.now_ns, early_refusal=0)

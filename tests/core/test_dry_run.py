@@ -54,7 +54,7 @@ def test_audit_counts_by_reason() -> None:
     assert audited(s)[1] == 1
 
 
-def test_what_nobody_can_serve_is_refused_in_audit_too() -> None:
+def test_a_request_that_no_pool_can_serve_is_refused_in_audit() -> None:
     s = auditing()
     s.drain(0)
     assert admit(s, 0, "r") == -core.REJECTED_DRAINING

@@ -32,7 +32,7 @@ def served(s: core.Scheduler, now_ns: int = 0) -> list[int]:
     return tags
 
 
-def test_the_earliest_deadline_goes_first_and_who_has_none_stands_behind() -> None:
+def test_the_earliest_deadline_is_first_and_none_is_last() -> None:
     deadlines = {1: 0, 2: 9, 3: 3, 4: 0, 5: 6, 6: 1}
     s = one_at_a_time()
     for tag, deadline in deadlines.items():
@@ -65,7 +65,7 @@ def test_a_deadline_counts_from_the_arrival() -> None:
     assert served(s, 6 * SECOND) == [3, 1, 2]
 
 
-def test_deadlines_move_nobody_of_another_flow_or_target() -> None:
+def test_deadlines_move_no_request_of_another_flow_or_target() -> None:
     s = one_at_a_time(("a", 1000), ("b", 1000))
     s.set_pool(0, b"q", 1, 20, 1)
     grant(s, 0, "fills", pool=1)

@@ -56,7 +56,7 @@ def test_a_light_flow_takes_no_part_from_one_that_goes_on_waiting() -> None:
     assert line.expected_s(0) == pytest.approx(before_s, abs=1.5)
 
 
-def test_where_nobody_has_more_than_one_queued_all_share_the_pace() -> None:
+def test_all_share_the_pace_if_none_has_more_than_one_queued() -> None:
     flows = range(10)
     line = Line(*((f"f{flow}", 1000) for flow in flows))
     for _ in range(60):

@@ -36,7 +36,7 @@ def end(s: core.Scheduler, now_ns: int, lease: core.Decision) -> list[core.Decis
     return s.poll(now_ns)
 
 
-def test_each_thing_that_it_waits_for_is_told_and_timed() -> None:
+def test_each_reason_of_its_wait_is_reported_and_timed() -> None:
     s = make(("a", 1000), ("b", 10_000), capacity=20)
     running = grant(s, 0, "first", flow=1)
     admit(s, 0, "before", flow=0)
@@ -71,7 +71,7 @@ def test_each_thing_that_it_waits_for_is_told_and_timed() -> None:
     assert s.explain(400 * SECOND, b"it") == []
 
 
-def test_what_was_not_served_is_told_until_its_answer_would_be_forgotten() -> None:
+def test_a_refusal_is_explained_until_its_answer_is_forgotten() -> None:
     s = make(("a", 1000), ("b", 1000), capacity=20, flow_queue_max=1, queue_ttl_ns=5 * SECOND)
     lease = grant(s, 0, "runs")
     assert s.admit(0, 0, b"large", 100, 10) == -core.REJECTED_TOO_LARGE
@@ -109,7 +109,7 @@ def test_only_the_last_refusals_are_kept() -> None:
     assert story(s, 0, "again")["max_output_tokens"] == 11
 
 
-def test_who_may_not_see_a_request_is_told_of_no_refusal() -> None:
+def test_a_caller_without_the_right_sees_no_refusal() -> None:
     s = make(capacity=20)
     data = asking(1, "large", 100, tenant="f").admit.request.SerializeToString()
     assert isinstance(s.admit_wire(0, 3, data), bytes)
@@ -183,7 +183,7 @@ def test_a_model_s_quota_makes_the_pool_wait() -> None:
     assert (limit["quota"], limit["kind"], limit["due_ms"]) == ("model", 3, 60_000)
 
 
-def test_whoever_is_beyond_its_share_hears_when_it_has_some_again() -> None:
+def test_a_flow_beyond_its_share_gets_the_time_of_its_tokens() -> None:
     s = make(("a", 1000), ("b", 1000), capacity=100, saturation_ppm=500_000)
     s.set_flow_quota(0, 0, share=600, borrows=0)  # 10 a second
     s.set_flow_quota(0, 1, share=600)
@@ -265,7 +265,7 @@ def test_the_time_goes_on_where_another_pool_waits_for_the_same() -> None:
         assert found["place"]["reason_ms"] == 1_000
 
 
-def test_only_who_may_know_hears_of_a_request() -> None:
+def test_only_permitted_callers_learn_of_a_request() -> None:
     s = make(("a", 1000), ("b", 1000))
     grant(s, 0, "same", flow=0, principal=1)
     grant(s, 0, "same", flow=1, principal=2)
@@ -309,7 +309,7 @@ def test_places_are_counted_up_to_a_bound() -> None:
     assert story(flows, 0, "r45")["place"]["flows_ahead"] == 33
 
 
-def test_the_estimate_is_the_one_that_was_told_and_goes_on() -> None:
+def test_the_estimate_is_the_reported_one_and_goes_on() -> None:
     s = make(capacity=20, queue_ttl_ns=3_600 * SECOND, lease_ttl_ns=3_600 * SECOND)
     running, now_ns = grant(s, 0, "r0"), 0
     for i in range(1, 30):

@@ -157,7 +157,7 @@ def test_fcfs_ignores_counters_and_serves_by_arrival() -> None:
     assert served == handles
 
 
-def test_a_tie_goes_to_whoever_came_first() -> None:
+def test_a_tie_goes_to_the_first_arrival() -> None:
     for first, second in ((0, 1), (1, 0)):
         s = make(("a", 1000), ("b", 1000), capacity=10)
         grant(s, 0, "runs", 5, 5, flow=first)

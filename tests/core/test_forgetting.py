@@ -117,7 +117,7 @@ def test_what_a_tenant_taught_keeps_it_for_an_hour(policy: str) -> None:
     assert "old" not in tenants(s)
 
 
-def test_a_tenant_that_stayed_is_predicted_anew_after_an_hour() -> None:
+def test_a_tenant_that_stayed_is_predicted_afresh_after_an_hour() -> None:
     s = crowded(flows_max=9)
     predicted(s)
     flow = s.flow_index(b"old")

@@ -66,7 +66,7 @@ def test_a_pool_that_looks_late_makes_up_for_it() -> None:
     assert hog.core.next_deadline() == hog.now_ns + APART_NS - late_ns
 
 
-def test_for_the_time_in_which_there_was_no_room_nobody_makes_up() -> None:
+def test_time_without_room_is_not_made_up() -> None:
     hog = Hog()
     hog.ask(40)
     leases = [d.lease_id for d in hog.granted()]
@@ -122,7 +122,7 @@ def test_a_light_flow_is_not_held() -> None:
     assert pool(hog.core, hog.now_ns)["wait_reason"] == "STAGGER"
 
 
-def test_whoever_else_waits_for_a_time_does_not_make_it_wait_for_longer() -> None:
+def test_another_timed_wait_does_not_prolong_its_wait() -> None:
     hog = Hog(flows=(("hog", 1000), ("long", 1000)), credit_max_micro=0)
     hog.ask(30)
     hog.granted()
@@ -170,7 +170,7 @@ def test_nothing_is_held_to_its_ttl_and_nothing_that_has_a_deadline() -> None:
     assert len(hog.granted()) == 10
 
 
-def test_it_begins_anew_with_what_is_learned() -> None:
+def test_it_begins_again_with_its_lessons() -> None:
     hog = Hog()
     hog.ask(30)
     assert len(hog.granted()) == 6

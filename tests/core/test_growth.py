@@ -55,7 +55,7 @@ def test_while_a_table_grows_everything_in_it_is_found() -> None:
     s.check()
 
 
-def test_no_peak_is_counted_where_the_sum_of_the_reservations_tells() -> None:
+def test_no_peak_is_counted_if_the_sum_of_reservations_fits() -> None:
     s = make(capacity=20_000, ledger="peak", leases_max=1_000)
     for serial in range(50):
         grant(s, serial, f"r{serial}", 100, 300, reports_progress=True)

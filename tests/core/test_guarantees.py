@@ -58,7 +58,7 @@ class Line:
         return self.core.flow_stats(self.now_ns, flow)
 
 
-def test_below_saturation_a_share_binds_nobody() -> None:
+def test_below_saturation_a_share_binds_no_flow() -> None:
     line = Line((1000,))
     line.share(0, 60)  # a token a second
     line.play(20, {0: 7})  # 700 of 1,000 tokens at once
@@ -70,7 +70,7 @@ def test_below_saturation_a_share_binds_nobody() -> None:
     assert not pool(line.core, line.now_ns)["saturated"]
 
 
-def test_beyond_its_share_nobody_takes_more_than_the_threshold() -> None:
+def test_beyond_its_share_no_flow_exceeds_the_threshold() -> None:
     line = Line((1000, 1000))
     line.share(0, 60)
     line.play(30, {0: None})
@@ -82,7 +82,7 @@ def test_beyond_its_share_nobody_takes_more_than_the_threshold() -> None:
     line.core.check()
 
 
-def test_a_held_flow_comes_back_when_its_own_share_has_something() -> None:
+def test_a_held_flow_returns_when_its_own_share_has_tokens() -> None:
     s = make(queue_ttl_ns=MINUTE, lease_ttl_ns=MINUTE)
     s.set_flow_quota(0, 0, share=600)  # 10 a second
     grant(s, 0, "r0", 300, 330)  # 30 more than there is
@@ -99,7 +99,7 @@ def test_a_held_flow_comes_back_when_its_own_share_has_something() -> None:
     s.check()
 
 
-def test_what_was_not_used_comes_back_to_the_share() -> None:
+def test_unused_tokens_return_to_the_share() -> None:
     s = make(queue_ttl_ns=MINUTE, lease_ttl_ns=MINUTE)
     s.set_flow_quota(0, 0, share=600)
     first = grant(s, 0, "r0", 300, 330)
@@ -159,7 +159,7 @@ def test_idle_shares_are_lent_up_to_their_limit(lends: int, fit: int) -> None:
 
 
 @pytest.mark.parametrize(("borrows", "fit"), [(-1, 9), (250, 3), (0, 0)])
-def test_nobody_borrows_more_than_his_limit(borrows: int, fit: int) -> None:
+def test_no_flow_borrows_more_than_its_limit(borrows: int, fit: int) -> None:
     s = lending(borrows)
     for i in range(12):
         admit(s, 0, f"r{i}", 50, 50, 1)
@@ -199,7 +199,7 @@ def test_tenants_of_a_group_lend_to_each_other_and_the_group_to_others() -> None
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_borrowing_returns_within_a_window_when_its_owner_comes_back(seed: int) -> None:
+def test_borrowing_ends_within_a_window_of_its_owners_return(seed: int) -> None:
     # The borrower weighs more, so that its weight alone would give it nearly all.
     rnd = random.Random(seed)
     nominal = rnd.randrange(400, 600)  # tokens a second
@@ -377,7 +377,7 @@ def test_groups_models_and_the_pool_of_all_show_what_they_have_left() -> None:
     s.check()
 
 
-def test_an_audited_flow_is_told_that_it_would_have_waited() -> None:
+def test_an_audited_flow_learns_that_it_would_have_waited() -> None:
     s = lending(lends=0)
     s.set_flow_mode(0, 1, True)
     for i in range(2):

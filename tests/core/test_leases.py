@@ -168,7 +168,7 @@ def test_a_stale_epoch_charges_usage_and_does_not_renew() -> None:
     assert pool(s, TTL)["suspect_leases"] == 1
 
 
-def test_nobody_touches_the_lease_of_another_principal() -> None:
+def test_no_principal_touches_the_lease_of_another() -> None:
     s = make()
     d = grant(s, 0, "r", principal=5)
     for stranger in (0, 6, -1):

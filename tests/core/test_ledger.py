@@ -207,7 +207,7 @@ def test_what_waits_and_fits_no_pool_any_more_is_evicted() -> None:
     assert all(d.retry_after_ms == 0 for d in decisions)  # a retry cannot help
 
 
-def test_what_fits_no_pool_any_more_hides_nobody_behind_it() -> None:
+def test_a_request_that_fits_no_pool_hides_none_behind_it() -> None:
     s = make(("a", 1000), ("b", 1000), ("c", 1000), capacity=100)
     runs = grant(s, 0, "runs", 80, 10, flow=0).lease_id
     admit(s, 0, "large", 60, 10, flow=1)

@@ -106,7 +106,7 @@ def test_saved_pools_and_positions_beyond_64_return() -> None:
     new.check()
 
 
-def test_digest_tells_pools_beyond_256_apart() -> None:
+def test_digest_separates_pools_beyond_256() -> None:
     digests = set()
     for target in (1, 257, 513, 769):
         s = many(800)

@@ -92,7 +92,7 @@ def test_errors_leave_nothing() -> None:
     assert growth(work) < PAGES_OF_SLACK
 
 
-def test_a_flood_that_is_told_to_come_back_leaves_nothing() -> None:
+def test_a_refused_flood_leaves_nothing() -> None:
     s = make(flow_queue_max=10)
     grant(s, 0, "runs", 900, 100)
     serial = 0

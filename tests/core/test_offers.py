@@ -62,7 +62,7 @@ def test_telemetry_of_the_pools_epoch_is_shown() -> None:
     assert pool(stream.core, 0)["engine_used_tokens"] == 40
 
 
-def test_names_of_pools_that_nobody_offers_are_given_away() -> None:
+def test_names_of_pools_without_streams_are_given_away() -> None:
     s = core.Scheduler()
     for n in range(200):
         stream = Stream(s)
@@ -79,7 +79,7 @@ def test_names_of_pools_that_nobody_offers_are_given_away() -> None:
     assert [len(faults(answer)) for answer in answers] == [0] * 8 + [8]
 
 
-def test_a_pool_that_nobody_offers_may_begin_at_an_earlier_epoch() -> None:
+def test_a_pool_without_streams_may_begin_at_an_earlier_epoch() -> None:
     s = make()
     first = Stream(s)
     first.send(0, offering("q", epoch=9))
@@ -95,7 +95,7 @@ def test_a_pool_that_nobody_offers_may_begin_at_an_earlier_epoch() -> None:
     s.check()
 
 
-def test_an_epoch_that_nobody_offers_any_more_hinders_no_earlier_one() -> None:
+def test_an_epoch_without_streams_hinders_no_earlier_one() -> None:
     # Two processes of an engine, and its wall clock was put back: what one of them had said before
     # came late. Found by the fault simulator, seed 3298534913999: one was turned away for good.
     s = make()

@@ -47,7 +47,7 @@ def test_a_drained_pool_grants_nothing_and_what_runs_goes_on() -> None:
     s.check()
 
 
-def test_what_can_go_elsewhere_stays_and_the_rest_is_told_when_to_come_back() -> None:
+def test_movable_requests_stay_and_the_rest_get_a_retry_time() -> None:
     s = two_pools()
     for target, size in ((0, 90), (1, 30)):
         grant(s, 0, f"fills{target}", size, 10, pool=target)
@@ -120,7 +120,7 @@ def test_a_drain_outlives_the_engine_and_the_stream() -> None:
     assert admit(s, 1, "r", pool=0) == -core.REJECTED_DRAINING
 
 
-def test_nobody_drains_a_pool_that_is_not_known() -> None:
+def test_an_unknown_pool_cannot_be_drained() -> None:
     s = make()
     with pytest.raises(core.CallerError, match="pool: no pool of that name") as caught:
         s.set_draining(0, b"other", True)
@@ -192,7 +192,7 @@ def test_filters_hold_together() -> None:
     ("meant", "field"),
     [({"tenant": b"z"}, "tenant"), ({"pool": b"z"}, "pool"), ({"client_id": b"z"}, "client_id")],
 )
-def test_a_filter_that_nobody_knows_is_named(meant: dict[str, bytes], field: str) -> None:
+def test_an_unknown_filter_is_named(meant: dict[str, bytes], field: str) -> None:
     s = make()
     with pytest.raises(core.CallerError) as caught:
         s.list_leases(0, 0, 10, 10, **meant)
@@ -231,7 +231,7 @@ def test_after_a_restart_it_is_charged_once(epoch: int, charged: int) -> None:
     new.check()
 
 
-def test_its_shim_is_told_at_once() -> None:
+def test_its_shim_gets_a_notice_at_once() -> None:
     s = make(capacity=20)
     stream = Stream(s)
     stream.send(0, asking(1, "r", 10))

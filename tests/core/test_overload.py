@@ -25,7 +25,7 @@ def full(**more: Any) -> tuple[core.Scheduler, core.Decision]:
     return s, grant(s, 0, "runs", 90, 10)
 
 
-def test_it_rises_with_what_is_promised_and_with_who_waits() -> None:
+def test_it_rises_with_promises_and_with_waiting_requests() -> None:
     s = make(capacity=100)
     assert (state(s, 0), pool(s, 0)["fill_ppm"]) == (UNDER, 0)
     grant(s, 0, "a", 60, 10)
@@ -39,7 +39,7 @@ def test_it_rises_with_what_is_promised_and_with_who_waits() -> None:
     assert state(waits, 0) == NEARLY  # 60 %, but a request waits
 
 
-def test_the_next_in_line_tells_overload_once_it_has_waited_for_longer_than_the_target() -> None:
+def test_overload_begins_when_the_next_waits_beyond_the_target() -> None:
     s, _ = full()
     admit(s, SECOND, "waits")
     s.poll(SECOND)
@@ -70,7 +70,7 @@ def test_it_does_not_fall_below_what_fills_it() -> None:
     assert state(s, 99 * SECOND) == NEARLY  # 75 %: less than what it took, more than 70 %
 
 
-def test_new_trouble_begins_the_calm_anew() -> None:
+def test_new_trouble_restarts_the_calm() -> None:
     s, lease = full()
     admit(s, 0, "waits", 90, 10)
     s.poll(3 * SECOND)

@@ -61,7 +61,7 @@ def test_it_does_not_wait_for_its_adapter() -> None:
     assert place(s, 0, "too large beside it", 400, adapter=b"x") == 1
 
 
-def test_nobody_is_passed_where_the_adapter_is() -> None:
+def test_no_request_is_passed_where_its_adapter_is() -> None:
     s = two(adapter_affinity_ppm=1_000_000)
     assert place(s, 0, "x", adapter=b"x", pool=0) == 0
     # The first in pool 0 is older, and waits for room in vain: the one behind it goes elsewhere.

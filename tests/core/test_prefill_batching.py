@@ -111,7 +111,7 @@ def test_it_changes_while_everything_runs() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_nobody_waits_longer_than_the_delay_and_prefills_come_together(seed: int) -> None:
+def test_none_waits_beyond_the_delay_and_prefills_batch(seed: int) -> None:
     """There is room for all, so requests wait only for the delay."""
     rnd = random.Random(seed)
     s = make(("a", 1000), ("b", 1000), capacity=1 << 20, delay_factor_milli=500)

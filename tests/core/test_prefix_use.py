@@ -38,7 +38,7 @@ def greeting(s: core.Scheduler) -> pb.SessionResponse:
         ("dlpm", 2, {"prefix_blocks_max": 0}, None),
     ],
 )
-def test_the_welcome_tells_what_hashes_could_change(
+def test_the_welcome_states_the_use_of_hashes(
     policy: str, pools: int, options: dict[str, Any], expected: object
 ) -> None:
     s = make(policy=policy, **options)
@@ -47,7 +47,7 @@ def test_the_welcome_tells_what_hashes_could_change(
     assert told(greeting(s)) == expected
 
 
-def test_a_change_is_told_with_the_next_message_and_once() -> None:
+def test_a_change_is_sent_once_with_the_next_message() -> None:
     s = make()
     stream = Stream(s, greets=False)
     assert told(stream.send(0, HELLO)) is None

@@ -83,7 +83,7 @@ def test_a_new_epoch_has_an_empty_cache() -> None:
     assert known(s) == (0, 0, 10, 0)
 
 
-def test_whoever_leaves_the_queue_takes_its_hashes_along() -> None:
+def test_a_request_that_leaves_the_queue_takes_its_hashes_along() -> None:
     s = make(capacity=20)
     place(s, 0, "runs", 10)
     handle = admit(s, 0, "waits", 10, 10, prefix_block_hashes=hashes(10))

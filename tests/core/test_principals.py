@@ -371,7 +371,7 @@ def pool_limits(s: core.Scheduler, principal: int) -> list[int]:
     return [limit.remaining for limit in answer.refusal.quota.limits if limit.kind == kind]
 
 
-def test_refusal_states_free_tokens_only_to_who_may_see() -> None:
+def test_refusal_states_free_tokens_only_to_those_that_may_see() -> None:
     assert pool_limits(scheduler(pools=[b"p*"]), LIMITED) == [1_000]
     assert pool_limits(scheduler(pools=[]), LIMITED) == []
     assert pool_limits(scheduler(pools=[]), 0) == [1_000]

@@ -174,7 +174,7 @@ def test_a_request_larger_than_a_bucket_is_refused_with_its_reason() -> None:
     assert admit(s, 0, "fits", 40, 10) > 0
 
 
-def test_a_flow_that_refuses_is_refused_at_once_and_told_when() -> None:
+def test_a_flow_that_refuses_is_refused_with_a_retry_time() -> None:
     s = make()
     s.set_flow_quota(0, 0, refuse=True, total_tokens=600)
     assert admit(s, 0, "r0", 500, 100) > 0
@@ -202,7 +202,7 @@ def test_a_flow_that_refuses_has_no_more_in_its_queue_than_its_quota_holds() -> 
     assert outcomes(s.poll(0)) == [core.GRANTED]  # the pool holds one; three wait for it
 
 
-def test_a_wait_that_was_too_long_is_told_when_the_bucket_will_do() -> None:
+def test_a_wait_too_long_names_the_time_of_the_bucket() -> None:
     s = make()
     s.set_flow_quota(0, 0, requests=1)
     grant(s, 0, "r0")
@@ -212,7 +212,7 @@ def test_a_wait_that_was_too_long_is_told_when_the_bucket_will_do() -> None:
     assert 55_000 <= d.retry_after_ms <= 60_500
 
 
-def test_a_blocked_flow_leaves_the_line_to_others_and_is_lifted_when_it_comes_back() -> None:
+def test_a_blocked_flow_leaves_the_line_and_is_lifted_on_return() -> None:
     s = make(("a", 1000), ("b", 1000), capacity=20)
     s.set_flow_quota(0, 0, requests=1)
     first = grant(s, 0, "a0", flow=0)

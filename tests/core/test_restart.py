@@ -115,7 +115,7 @@ def test_a_replayed_lease_is_charged_once() -> None:
     new.check()
 
 
-def test_a_lease_that_is_never_told_of_stays_charged() -> None:
+def test_a_lease_that_is_never_replayed_stays_charged() -> None:
     s = make(*FLOWS, capacity=1_000)
     grant(s, 0, "r", 100, 50)
     new = reborn(s, 0, capacity=1_000)
@@ -146,7 +146,7 @@ def test_what_is_owed_no_more_is_saved_as_such() -> None:
     third.check()
 
 
-def test_what_leases_held_is_not_granted_before_they_are_told_of() -> None:
+def test_blocks_of_leases_are_not_granted_before_their_replay() -> None:
     s = make(*FLOWS, capacity=100)
     d = grant(s, 0, "r", 60, 30)
     new = reborn(s, 0, capacity=100)
@@ -162,7 +162,7 @@ def test_what_leases_held_is_not_granted_before_they_are_told_of() -> None:
     new.check()
 
 
-def test_what_is_never_told_of_is_held_as_long_as_a_lease() -> None:
+def test_a_lease_never_replayed_is_held_for_its_ttl_and_grace() -> None:
     s = make(*FLOWS, capacity=100)
     grant(s, 0, "r", 60, 30)
     new = reborn(s, 0, capacity=100, queue_ttl_ns=60 * SECOND)
@@ -280,7 +280,7 @@ def test_predictions_are_those_of_before(samples_min: int) -> None:
     assert saved(new, 0)[b"o"] == saved(s, 0)[b"o"]
 
 
-def test_saving_is_bounded_and_tells_only_what_changed() -> None:
+def test_saving_is_bounded_and_returns_only_changes() -> None:
     s = core.Scheduler()
     for k in range(500):
         s.set_flow(b"f%d" % k, 1000)

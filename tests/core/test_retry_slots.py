@@ -54,7 +54,7 @@ def retry_ms(s: core.Scheduler, now_ns: int, request_id: str) -> int:
     return pb.AdmitResponse.FromString(answer).refusal.retry_after_ms
 
 
-def test_each_that_is_refused_is_told_a_time_of_its_own() -> None:
+def test_each_refusal_has_a_retry_time_of_its_own() -> None:
     line = full()
     told = [retry_ms(line.s, line.now_ns, f"more{i}") / 1_000 for i in range(5)]
     # A place a second; a 12th more than that, and up to 10 % to spread them.
@@ -84,7 +84,7 @@ def test_those_whom_a_quota_refuses_come_back_one_after_the_other() -> None:
         assert (i + 1) * 1_000 <= ms <= (i + 1) * 1_100
 
 
-def test_who_is_evicted_is_told_of_its_turn_among_those_who_were_too() -> None:
+def test_an_eviction_names_a_turn_after_earlier_ones() -> None:
     line = Line(("f", 1000), queue_ttl_ns=8 * SECOND)
     line.ask(count=50)
     line.tick(7)
@@ -97,14 +97,14 @@ def test_who_is_evicted_is_told_of_its_turn_among_those_who_were_too() -> None:
         assert soonest <= seconds <= soonest * 1.101
 
 
-def test_nobody_is_told_to_stay_away_for_longer_than_two_minutes() -> None:
+def test_retry_after_is_at_most_two_minutes() -> None:
     line = full()
     told = [retry_ms(line.s, line.now_ns, f"more{i}") for i in range(300)]
     assert max(told) <= 120_000
     assert sorted(told[:5]) == told[:5]
 
 
-def test_the_last_fifth_of_a_queue_is_for_those_who_were_told_to_come() -> None:
+def test_the_last_fifth_of_a_queue_is_for_due_retries() -> None:
     line = full()
     told_ms = retry_ms(line.s, line.now_ns, "early")
     line.tick()
@@ -116,7 +116,7 @@ def test_the_last_fifth_of_a_queue_is_for_those_who_were_told_to_come() -> None:
     line.s.check()
 
 
-def test_who_is_told_a_second_because_nothing_less_is_told_keeps_nobody_out() -> None:
+def test_a_retry_after_rounded_to_a_second_keeps_none_out() -> None:
     line = full()
     line.turn_ns = SECOND // 4
     line.tick(24)
@@ -144,7 +144,7 @@ def test_who_does_not_come_back_leaves_nothing_behind() -> None:
     assert not is_in(line, "unasked")
 
 
-def test_a_flood_that_comes_back_gets_in_and_leaves_no_place_open() -> None:
+def test_a_flood_that_retries_gets_in_and_leaves_no_place_open() -> None:
     """One retries early and is refused again; one retries far too late and counts as new."""
     line = full()
     comes_ns = [due_ns(line, f"told{i}") for i in range(60)]
@@ -162,7 +162,7 @@ def test_a_flood_that_comes_back_gets_in_and_leaves_no_place_open() -> None:
     line.s.check()
 
 
-def test_a_flood_that_does_not_come_back_is_not_waited_for_longer_while_others_are_told() -> None:
+def test_a_flood_that_never_retries_keeps_no_places() -> None:
     line = full()
     for i in range(2_000):
         retry_ms(line.s, line.now_ns, f"told{i}")

@@ -214,7 +214,7 @@ def test_below_zero_more_is_promised_than_there_is() -> None:
     assert pool(s, 22 * SECOND)["overdrawn"]
 
 
-def test_no_more_is_told_free_than_the_pool_has() -> None:
+def test_no_more_is_reported_free_than_the_pool_has() -> None:
     """Also where headroom is below nothing, and an idle pool may promise more than it holds."""
     s = adaptive(headroom_ppm=0, headroom_min_ppm=-100_000)
     grant(s, 0, "a", 10, 5_490)
@@ -233,7 +233,7 @@ def test_no_more_is_told_free_than_the_pool_has() -> None:
     assert (told.pool_capacity_tokens, told.pool_free_tokens) == (10_000, 10_000)
 
 
-def test_learning_starts_anew_after_reset() -> None:
+def test_learning_starts_again_after_reset() -> None:
     s = adaptive()
     grant(s, 0, "a", 10, 10)
     tell(s, 0, used=0)

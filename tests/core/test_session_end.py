@@ -28,7 +28,7 @@ def test_close_withdraws_what_is_queued() -> None:
     assert is_drained(s, TTL + GRACE)
 
 
-def test_a_grant_that_nobody_took_is_taken_back() -> None:
+def test_a_grant_that_was_not_taken_is_given_back() -> None:
     s = make()
     stream = Stream(s)
     stream.push(0, asking(1, "r"))
@@ -51,7 +51,7 @@ def test_a_lease_outlives_its_stream_until_its_ttl() -> None:
     assert totals(s, TTL + GRACE)["expired"] == 1
 
 
-def test_a_repeated_grant_that_nobody_took_leaves_the_lease_alone() -> None:
+def test_a_repeated_grant_not_taken_leaves_the_lease_alone() -> None:
     s = make()
     stream = Stream(s)
     lease_id = stream.grant(0, 1, "r")

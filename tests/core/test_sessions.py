@@ -266,7 +266,7 @@ def test_completes_are_acknowledged_and_unknown_ones_noticed() -> None:
     assert stream.core.flow_stats(0, 0)["output_tokens"] == 4
 
 
-def test_a_new_epoch_is_noticed_by_those_who_hold_leases() -> None:
+def test_a_new_epoch_is_noticed_by_holders_of_leases() -> None:
     s = make()
     holder, engine = Stream(s), Stream(s)
     lease_id = holder.grant(0, 1, "r")
@@ -370,7 +370,7 @@ def test_verdicts_of_unary_calls_stay_out_of_streams() -> None:
 # Inputs that fuzzers have found.
 
 
-def test_a_fault_tells_the_largest_tag_and_spoils_no_other_stream() -> None:
+def test_a_fault_names_the_largest_tag_and_spoils_no_stream() -> None:
     s = make()
     liar, other = Stream(s), Stream(s)
     most = (1 << 64) - 1
@@ -380,7 +380,7 @@ def test_a_fault_tells_the_largest_tag_and_spoils_no_other_stream() -> None:
     assert fates(other.pull(0)) == [(1, core.GRANTED)]
 
 
-def test_a_cancel_that_is_no_message_cancels_nothing_and_is_told() -> None:
+def test_a_cancel_that_is_no_message_cancels_nothing_and_faults() -> None:
     s = make(capacity=20)
     stream = Stream(s)
     stream.grant(0, 1, "first")

@@ -190,7 +190,7 @@ def test_another_caller_is_refused_and_the_owner_learns_it() -> None:
     assert first.send(BOUND, BEAT).ack_seq == 2
 
 
-def test_a_flood_of_claims_is_told_once() -> None:
+def test_a_flood_of_claims_is_logged_once() -> None:
     s = scheduler()
     first, _ = joining(s, "one", offering("p", epoch=5), principal=1)
     second, _ = joining(s, "two", principal=2)

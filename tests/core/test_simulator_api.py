@@ -39,7 +39,7 @@ def test_progress_in_bulk_is_that_of_single_reports() -> None:
     assert one.digest() == all_.digest()
 
 
-def test_input_is_told_only_with_output() -> None:
+def test_input_is_reported_only_with_output() -> None:
     scheduler, granted = running()
     row = array("q", [granted[0].lease_id, 1, 40]).tobytes()
     core.progress_all(scheduler, 1, row, array("q", [0]).tobytes())
@@ -59,7 +59,7 @@ def test_sizes_that_do_not_agree_are_refused(leases: int, outputs: int) -> None:
     assert scheduler.stats(0) == before
 
 
-def test_a_total_that_is_too_large_is_refused_and_what_stood_before_it_told() -> None:
+def test_a_total_too_large_is_refused_and_earlier_events_count() -> None:
     scheduler, granted = running()
     rows = array("q", [n for d in granted[:2] for n in (d.lease_id, 1, 40)]).tobytes()
     too_large = array("q", [3, core.TOTAL_TOKENS_MAX + 1]).tobytes()

@@ -121,7 +121,7 @@ def test_ages_are_in_milliseconds() -> None:
 
 
 @pytest.mark.parametrize("queued", [0, 1, 7])
-def test_a_verdict_tells_place_and_limits(queued: int) -> None:
+def test_a_verdict_states_place_and_limits(queued: int) -> None:
     s = make(capacity=100, flow_queue_max=10, headroom_ppm=100_000)
     grant(s, 0, "runs", 50, 10)
     for i in range(queued):

@@ -77,7 +77,7 @@ def test_a_repeated_late_complete_corrects_once() -> None:
     assert rows == [(core.EXPIRED, 10, 0, 0), (core.COMPLETED, 10, 2, 8)]
 
 
-def test_rows_that_nobody_takes_are_bounded() -> None:
+def test_rows_that_are_not_taken_are_bounded() -> None:
     s = keeping()
     for i in range(65_537):
         lease = grant(s, i, str(i), 1, 1).lease_id

@@ -127,7 +127,7 @@ def test_a_growth_is_judged_by_what_may_grow() -> None:
     assert not growth("running_pick", 64.0)["holds"]
 
 
-def test_what_was_measured_is_told(report: dict[str, Any], out: Path) -> None:
+def test_measured_figures_are_printed(report: dict[str, Any], out: Path) -> None:
     assert report["machine"]["cores"] >= 1
     assert report["sizes"] == "smoke"
     assert {"core: Admit beside itself", "unary, TCP: the echo beside itself"} <= {

@@ -56,7 +56,7 @@ TENANT_BUGS = (
             ),
         ),
         0,
-        tests=(f"{FORGETTING}::test_a_tenant_that_stayed_is_predicted_anew_after_an_hour",),
+        tests=(f"{FORGETTING}::test_a_tenant_that_stayed_is_predicted_afresh_after_an_hour",),
     ),
     Mutant(
         "flows-beyond-the-share",

@@ -147,7 +147,7 @@ def least(kind: str) -> dict[str, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_hundred_hostile_connections_harm_nobody(stand: Stand, kind: str) -> None:
+async def test_a_hundred_hostile_connections_harm_no_other(stand: Stand, kind: str) -> None:
     """Without a token nothing is decided for them, and nothing of theirs is kept."""
     # The conforming client's pings have to be answered in time, too, by processes that compete.
     programs = stand(settings(handshake_ms=HANDSHAKE_MS, keepalive_ms=10_000))

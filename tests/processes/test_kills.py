@@ -248,7 +248,7 @@ async def test_the_engine_is_killed_and_the_queue_goes_on(stand: Stand) -> None:
 
 
 @pytest.mark.slow
-async def test_the_engine_behind_a_proxy_is_killed_and_its_clients_are_told(stand: Stand) -> None:
+async def test_clients_learn_that_the_engine_behind_a_proxy_was_killed(stand: Stand) -> None:
     """Requests without an answer get a 503 in the protocol's form; none hangs; work goes on."""
     # Ten of them run for 20 s.
     programs = stand(sizes=EngineSizes(kv_tokens=10 * 1_024), gated=False)

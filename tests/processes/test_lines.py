@@ -160,7 +160,7 @@ async def test_a_cut_and_a_dead_line_in_turn(stand: Stand, folder: Path) -> None
 
 
 @pytest.mark.slow
-async def test_a_client_that_does_not_read_harms_nobody(stand: Stand, folder: Path) -> None:
+async def test_a_client_that_does_not_read_harms_no_other(stand: Stand, folder: Path) -> None:
     """Its stream is stuck; the others' go on; when it leaves, its lease ends."""
     programs = stand(
         config(**PATIENT), EngineSizes(step_ms=2, kv_tokens=40 * 512, context_tokens=16_384)

@@ -73,6 +73,6 @@ def test_a_header_keeps_names_and_bytes():
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b'{"options": {}}', b'{"options": 1, "setup": []}'])
-def test_a_malformed_header_is_told(raw):
+def test_a_malformed_header_is_reported(raw):
     with pytest.raises(FormError, match="header"):
         header_of(raw)

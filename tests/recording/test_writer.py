@@ -100,7 +100,7 @@ def test_a_slow_disk_stops_the_recording_and_not_the_server(tmp_path, monkeypatc
     assert read == polls(range(len(read)))
 
 
-def test_a_full_disk_is_told(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported(tmp_path, monkeypatch):
     reasons = []
     writer = write(tmp_path / "r", [], on_stop=reasons.append)
 
@@ -113,7 +113,7 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch):
     assert reasons == [f"cannot write to {tmp_path / 'r'}: No space left on device"]
 
 
-def test_a_file_that_cannot_be_made_is_told(tmp_path):
+def test_a_file_that_cannot_be_made_is_reported(tmp_path):
     with pytest.raises(RecordingError, match="cannot record to"):
         write(tmp_path / "nowhere" / "r", [])
 

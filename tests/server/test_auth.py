@@ -98,7 +98,7 @@ async def test_tokens_come_from_the_environment_or_a_file(
         assert (await failure(stub.Admit(ask(10)))).code() == UNAUTHENTICATED
 
 
-async def test_nothing_tells_a_token(
+async def test_no_output_shows_a_token(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)

@@ -121,7 +121,7 @@ async def test_without_metrics_there_is_no_console() -> None:
         assert server.metrics_url is None
 
 
-async def test_state_shows_who_waits_and_what_is_promised() -> None:
+async def test_state_shows_waiting_requests_and_promises() -> None:
     tenants = [{"name": "a", "weight": 3, "quota": {"concurrency": 9}}, {"name": SCRIPT}]
     async with consoling(tenants=tenants) as (server, http), calling(server.targets[0]) as stub:
         await use(stub, "a", 7)

@@ -57,7 +57,7 @@ async def test_a_call_cancelled_after_the_grant_gives_the_lease_back() -> None:
     assert totals(driver)["cancelled"] == 1
 
 
-async def test_a_lease_that_somebody_got_is_left_to_him() -> None:
+async def test_a_lease_that_a_caller_got_stays_its_own() -> None:
     driver = new_driver()
     held = hold(driver)
     request = ask(1_000)
@@ -107,7 +107,7 @@ async def test_the_timer_evicts_in_time() -> None:
     pytest.fail(f"it took {took_s} s")
 
 
-async def test_a_lease_that_nobody_renews_expires_by_itself() -> None:
+async def test_a_lease_without_renewal_expires_by_itself() -> None:
     settings = {"headroom": 0, "lease_ttl_ms": 100, "lease_grace_ms": 50}
     driver = new_driver(scheduler=settings)
     hold(driver)
@@ -115,7 +115,7 @@ async def test_a_lease_that_nobody_renews_expires_by_itself() -> None:
     assert totals(driver)["promised_tokens"] == 0
 
 
-async def test_what_is_due_at_once_is_told_in_parts() -> None:
+async def test_events_due_at_once_are_sent_in_parts() -> None:
     """The event loop has its turn between them: others do not wait for a thousand evictions."""
     now_ns = 0
     clock = SteadyClock(lambda: now_ns)

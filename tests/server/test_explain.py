@@ -134,7 +134,7 @@ async def test_why_says_it_in_a_sentence_first() -> None:
     assert target in gone.output
 
 
-async def test_why_a_request_was_refused_is_told_to_every_client() -> None:
+async def test_every_client_learns_why_a_request_was_refused() -> None:
     async with serving(listeners=OPERATORS) as server:
         target = server.targets[0]
         async with open_channel(target) as channel:

@@ -112,7 +112,7 @@ def test_many_peers_have_an_allowance_together_and_few_bytes() -> None:
     assert len(limits._left_out) <= 1_025
 
 
-def test_hosts_are_told_apart_and_ports_are_not() -> None:
+def test_hosts_are_separated_and_ports_are_not() -> None:
     assert host_of("ipv4:10.0.0.1:77") == "ipv4:10.0.0.1"
     assert host_of("ipv6:%5B::1%5D:77") == "ipv6:%5B::1%5D"
     assert host_of("unix:") == "unix:"

@@ -142,7 +142,7 @@ async def test_a_certificate_is_an_operator_by_its_common_name(tmp_path: Path) -
 # Drains.
 
 
-async def test_a_drain_of_all_tells_the_queue_and_health_and_can_be_undone() -> None:
+async def test_a_drain_of_all_evicts_changes_health_and_can_be_undone() -> None:
     async with operating() as (server, both), stream(server) as peer:
         runs = await both.admit(1_500)
         waits = asyncio.ensure_future(both.admit(1_500))
@@ -231,7 +231,7 @@ async def _all(both: Both) -> list[pb.Lease]:
     return list((await both.operator.ListLeases(pb.ListLeasesRequest())).leases)
 
 
-async def test_revoked_leases_make_room_and_their_holders_are_told() -> None:
+async def test_revoked_leases_make_room_and_their_holders_get_a_notice() -> None:
     async with operating() as (server, both), stream(server) as peer:
         await peer.send(admit(1, 1_500))
         held = (await peer.verdict()).response.grant.lease_id

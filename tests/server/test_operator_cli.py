@@ -70,7 +70,7 @@ async def test_a_drain_says_so_where_the_time_is_up() -> None:
         assert totals(server)["live_leases"] == 2
 
 
-async def test_a_drain_says_so_where_somebody_has_undone_it() -> None:
+async def test_a_drain_reports_that_it_was_undone_meanwhile() -> None:
     async with operating() as (server, both):
         await grants(both, 1)
         target = server.targets[0]
@@ -163,7 +163,7 @@ async def test_leases_are_revoked_by_what_they_are(logged: list[Any]) -> None:
 # mode
 
 
-async def test_log_of_an_operator_names_who_and_what(logged: list[Any]) -> None:
+async def test_log_of_an_operator_names_caller_and_action(logged: list[Any]) -> None:
     async with operating() as (server, _):
         target = server.targets[0]
         await typed(target, "mode", "dry_run")
@@ -220,7 +220,7 @@ async def test_modes_are_said_shown_and_taken_back() -> None:
         ),
     ],
 )
-async def test_what_nobody_knows_is_named(words: tuple[str, ...], part: str) -> None:
+async def test_unknown_names_are_reported(words: tuple[str, ...], part: str) -> None:
     async with operating() as (server, _):
         result = await typed(server.targets[0], *words)
         assert result.exit_code == 1
@@ -355,7 +355,7 @@ async def test_tenant_that_is_forgiven_owes_nothing() -> None:
         assert json.loads(result.output) == {"tenant": "a", "limits": 0}
 
 
-async def test_pool_is_released_once_nobody_offers_it() -> None:
+async def test_pool_is_released_once_no_stream_offers_it() -> None:
     async with operating() as (server, _):
         target = server.targets[0]
         result = await typed(target, "pools", "release", "pool")

@@ -151,7 +151,7 @@ async def test_audit_begins_and_ends_while_it_runs() -> None:
         assert refused.outcome == pb.OUTCOME_REJECTED_UNKNOWN_TENANT
 
 
-async def test_quotas_are_told_by_stats_refusals_and_metrics() -> None:
+async def test_quotas_are_in_stats_refusals_and_metrics() -> None:
     tenants = [limit(tokens_per_minute=600, over="refuse"), {"name": "b"}]
     metrics = {"listen": "127.0.0.1:0"}
     async with (

@@ -155,7 +155,7 @@ async def test_too_many_streams_are_refused() -> None:
             pass
 
 
-async def test_a_slow_reader_is_closed_and_harms_nobody() -> None:
+async def test_a_slow_reader_is_closed_and_harms_no_other() -> None:
     window = {"http2.bdp_probe": 0, "http2.lookahead_bytes": 65_535}
     async with serving(limits={"write_stall_ms": 300}) as slow:
         target = slow.targets[0]

@@ -98,7 +98,7 @@ async def test_without_a_file_nothing_is_kept(server: Server) -> None:
     assert server.driver.unsaved_ns() == 0
 
 
-async def test_a_disk_that_fails_is_told_and_serving_goes_on(
+async def test_a_failing_disk_is_reported_and_serving_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "state.db"
@@ -199,7 +199,7 @@ async def test_modes_of_tenants_that_are_gone_are_void_after_a_restart(tmp_path:
 
 
 @pytest.mark.parametrize("modes", [b"{", b"[]", b'{"tenants": {"a": "off"}}', b"\xff"])
-async def test_modes_that_nobody_said_are_damage(tmp_path: Path, modes: bytes) -> None:
+async def test_modes_without_an_operator_are_damage(tmp_path: Path, modes: bytes) -> None:
     file = tmp_path / "state.db"
     store = Store(file)
     store.write([(b"f\0\0a", b"\x08\x05", 0)], modes)

@@ -23,7 +23,7 @@ def state(server: Any) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("metadata", [(), WRONG], ids=["none", "wrong"])
-async def test_a_stranger_changes_nothing_and_is_told_the_same(metadata: Any) -> None:
+async def test_a_stranger_changes_nothing_and_gets_the_same_answer(metadata: Any) -> None:
     async with serving(auth=TOKENS) as server, calling(server.targets[0]) as stub:
         granted = await stub.Admit(ask(10), metadata=BEARER)
         before = state(server)
@@ -48,7 +48,7 @@ async def test_a_stranger_changes_nothing_and_is_told_the_same(metadata: Any) ->
         assert not any(service.streams for service in server._services)
 
 
-async def test_reflection_tells_a_stranger_nothing() -> None:
+async def test_reflection_shows_a_stranger_nothing() -> None:
     async with serving(auth=TOKENS) as server, open_channel(server.targets[0]) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         for metadata in ((), WRONG):
@@ -59,7 +59,7 @@ async def test_reflection_tells_a_stranger_nothing() -> None:
             assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_health_tells_a_stranger_whether_it_serves_and_no_more() -> None:
+async def test_health_shows_a_stranger_only_whether_it_serves() -> None:
     async with serving(auth=TOKENS) as server, open_channel(server.targets[0]) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         answer = await health.Check(health_pb2.HealthCheckRequest())

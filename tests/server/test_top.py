@@ -211,7 +211,7 @@ async def test_pause_keeps_what_is_shown() -> None:
         assert totals(server)["received"] == asked["received"]
 
 
-def test_figures_begin_anew_with_another_scheduler() -> None:
+def test_figures_begin_again_with_another_scheduler() -> None:
     from schedsvc_client.v1 import scheduler_pb2 as pb
 
     times = iter([0.0, 1.0, 2.0])

@@ -272,7 +272,9 @@ async def test_a_wrong_field_is_named(
     ids=["empty", "truncated", "overlong", "no UTF-8", "wire type"],
 )
 @pytest.mark.parametrize("method", ["Admit", "Progress", "Complete", "Stats"])
-async def test_malformed_bytes_harm_nobody(method: str, data: bytes, server: Server) -> None:
+async def test_malformed_bytes_harm_no_other_stream(
+    method: str, data: bytes, server: Server
+) -> None:
     async with open_channel(server.targets[0]) as channel:
         call = channel.unary_unary(f"/schedsvc.v1.SchedulerService/{method}")
         code = grpc.StatusCode.OK

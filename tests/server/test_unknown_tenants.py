@@ -97,7 +97,7 @@ def test_a_reload_gives_the_unknown_other_limits_or_none() -> None:
     core.check()
 
 
-def test_who_comes_back_has_none_of_its_old_limits() -> None:
+def test_a_tenant_that_returns_has_none_of_its_old_limits() -> None:
     def listing(*tenants: dict[str, Any], **keys: Any) -> Any:
         return config_of(tenants=[{"name": "a"}, *tenants], **keys)
 
@@ -114,7 +114,7 @@ def test_who_comes_back_has_none_of_its_old_limits() -> None:
     assert limits_of(core, b"b") == limits_of(core, b"unknown") == {}
 
 
-async def test_nobody_is_known_by_the_name_of_the_unknown() -> None:
+async def test_the_name_of_the_unknown_names_no_tenant() -> None:
     async with serving() as server, calling(server.targets[0]) as stub:
         assert (await stub.Admit(ask(1, tenant="unknown"))).outcome == pb.OUTCOME_GRANTED
         server.reconfigure(config_of(unknown_tenants="refuse"))
@@ -178,7 +178,7 @@ def test_a_share_of_the_unknown_counts_as_promised_of_its_group(tmp_path: Path) 
     assert "is 9, but its members are promised 10" in problem
 
 
-def test_limits_of_whom_nobody_lets_in_are_warned_of(tmp_path: Path) -> None:
+def test_limits_of_tenants_without_access_are_warned_of(tmp_path: Path) -> None:
     text = "tenants: [{name: a}]\nunknown_tenants: refuse\nunknown_tenants_limits: {group: g}\n"
     read = reading(tmp_path, f"{MINIMAL}groups: [{{name: g}}]\n{text}")
     assert read.config is not None

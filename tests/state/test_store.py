@@ -153,7 +153,7 @@ def test_a_torn_file_is_set_aside(file: Path) -> None:
         "DROP TABLE saved",
     ],
 )
-def test_what_nobody_wrote_is_set_aside(file: Path, change: str) -> None:
+def test_an_unreadable_file_is_set_aside(file: Path, change: str) -> None:
     written(file)
     with sqlite3.connect(file) as other:
         other.execute(change)

@@ -60,7 +60,7 @@ def at_rest(scheduler: programs.Scheduler, stack: Stack) -> Any:
         time.sleep(0.05)
 
 
-async def test_the_engine_is_killed_and_comes_back(own: Path) -> None:
+async def test_the_engine_is_killed_and_restarts(own: Path) -> None:
     """Its leases are void, their usage is reported, and the next engine serves at once."""
     fates: Counter[str] = Counter()
     with programs.Scheduler(own, [TENANT]) as scheduler:

@@ -67,7 +67,7 @@ def test_the_gate_costs_little(arms: pairs.Arms) -> None:
     assert told["ratio"]["median"] < 1.2
 
 
-def test_a_cost_that_is_ended_early_tells_the_rounds_that_are_whole(
+def test_a_cost_run_ended_early_prints_its_whole_rounds(
     monkeypatch: pytest.MonkeyPatch, arms: pairs.Arms
 ) -> None:
     async def slice_of(arm: cost.Arm, in_flight: int) -> cost.Slice:
@@ -94,7 +94,7 @@ def test_a_cost_that_is_ended_early_tells_the_rounds_that_are_whole(
         (2, "interrupted; {} has pairs: 2, null pairs: 1\n"),
     ],
 )
-def test_pairs_that_are_interrupted_tell_what_is_kept(
+def test_interrupted_pairs_name_the_kept_files(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,

@@ -20,7 +20,7 @@ def test_each_stands_in_line_once_and_the_oldest_comes_first(changes):
     assert [queue.take() for _ in range(len(model) + 1)] == [*model, -1]
 
 
-def test_where_nobody_saves_nothing_stands_in_line():
+def test_without_saving_nothing_is_queued_to_save():
     queue = probe().ProbeQueue(on=False)
     queue.reserve(10)
     queue.mark(3)

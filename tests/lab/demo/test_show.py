@@ -47,7 +47,7 @@ def test_the_report_has_exactly_the_form() -> None:
     assert details["with"]["tenants"]["hog"]["refusals"]["by_reason"] == {"429 slow_down": 10}
 
 
-def test_the_comparison_tells_figures_and_verdict() -> None:
+def test_the_comparison_prints_figures_and_verdict() -> None:
     report = good()
     report["with"]["preemptions"] = 30
     _, details = reports(measured())

@@ -106,7 +106,7 @@ def start_process(*args, **options):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_process_tells_its_address_and_stops_at_once(tmp_path, number):
+def test_the_process_prints_its_address_and_stops_at_once(tmp_path, number):
     ready = tmp_path / "ready.json"
     profile = ("--profile", "a10g-llama2-7b")
     process = start_process("--port", "0", *profile, "--ready-file", str(ready))

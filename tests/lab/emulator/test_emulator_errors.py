@@ -141,7 +141,7 @@ async def test_unknown_paths_and_methods_have_the_same_form(running):
     assert (status, json.loads(text)["error"]["code"]) == (405, 405)
 
 
-async def test_a_dead_engine_answers_503_and_hangs_nobody(running, monkeypatch, caplog):
+async def test_a_dead_engine_answers_503_and_hangs_no_client(running, monkeypatch, caplog):
     def broken():
         raise RuntimeError("a defect")
 

@@ -209,7 +209,7 @@ async def test_steps_take_the_profile_s_time_divided_by_the_speed(start):
     pytest.fail(f"it took {took_s} s")
 
 
-async def test_what_the_prefix_cache_had_is_told_in_the_usage(start):
+async def test_tokens_of_the_prefix_cache_are_in_the_usage(start):
     async with start(prefix_cache="lru", block_size_tokens=16) as running:
         asked = {"prompt": list(range(100)), "max_tokens": 4, **FORCED}
         told = []

@@ -116,7 +116,7 @@ def test_what_ended_in_the_warm_up_or_after_the_load_does_not_count():
         ({"cpu": {"emulator": 0.9, "client": 0.1}}, "the emulator used 90% of a core"),
     ],
 )
-def test_a_machine_that_is_too_slow_is_told(change, complaint):
+def test_a_machine_that_is_too_slow_is_reported(change, complaint):
     told = slow(replace(FULL, **change))
     assert complaint in "; ".join(told)
     assert len(told) == bool(complaint)
@@ -250,13 +250,13 @@ def test_both_bars_that_hold_are_a_success(monkeypatch):
         ({"failed": {"503 gate_misconfigured": 3}}, "requests failed"),
     ],
 )
-def test_whatever_does_not_hold_is_told_and_fails(monkeypatch, changes, said):
+def test_a_bar_that_does_not_hold_is_named_and_fails(monkeypatch, changes, said):
     result = command(monkeypatch, **changes)
     assert result.exit_code == 1
     assert said in result.stdout
 
 
-def test_a_program_that_does_not_start_is_told(monkeypatch):
+def test_a_program_that_does_not_start_is_reported(monkeypatch):
     async def broken(plan, say):
         raise DemoError("emulator-p90 ended with status 2")
 

@@ -24,7 +24,7 @@ def answer(**fields: Any) -> Output:
         ({"emulated_output_tokens": 7, "ignore_eos": True}, 100, "length"),
     ],
 )
-def test_a_told_length_ends_the_answer_within_its_limits(
+def test_a_stated_length_ends_the_answer_within_its_limits(
     fields: dict[str, Any], tokens: int, reason: str
 ) -> None:
     output = answer(**fields)

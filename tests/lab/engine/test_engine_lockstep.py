@@ -72,7 +72,7 @@ def test_many_steps_at_once_are_so_many_single_ones(size, shapes, draws):
             assert (sequence.clock is STILL) == (not left)
 
 
-def test_whoever_goes_its_own_way_keeps_what_it_has():
+def test_a_sequence_that_diverges_keeps_its_blocks():
     lockstep, sequences = gathered(BlockPool(50, 4), [(3, 9), (4, 5)])
     lockstep.take(3)
     lockstep.advance(3)

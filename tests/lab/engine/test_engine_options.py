@@ -69,7 +69,7 @@ def test_swap_keeps_what_was_computed_and_costs_its_transfer():
     assert engine.gauges().generation_tokens == 24
 
 
-def test_swapped_work_comes_back_in_its_order_and_the_naive_insert_reverses_it():
+def test_swapped_work_keeps_its_order_a_naive_insert_reverses_it():
     engine, _ = swapped_out()
     engine.finish_step()
     engine.add(EngineRequest("new", 4, (2,)))
@@ -225,7 +225,7 @@ def test_what_was_used_twice_outlasts_what_was_used_later_only_by_frequency(evic
     assert engine._accounting.cache.keys() == set("abcd") - {gone}
 
 
-def test_a_run_ends_where_lost_contents_let_somebody_in():
+def test_a_run_ends_if_lost_contents_admit_a_request():
     """Whose prompt begins with what is given up computes more, but in a step not more blocks."""
     config = EngineConfig(8, 1, 8, 5, 8, prefix_cache="fifo")
     engine = Engine(config, COST)
@@ -298,7 +298,7 @@ def test_an_adapter_takes_blocks_and_gives_them_back_before_anybody_is_thrown_ou
     assert (engine.gauges().preemptions, engine.gauges().adapters_loaded) == (0, 0)
 
 
-def test_what_comes_back_gets_the_blocks_of_an_adapter_that_nobody_uses_any_more():
+def test_resumed_work_gets_the_blocks_of_an_unused_adapter():
     engine = make(blocks=14, preemption="swap", swap_blocks=6, adapters_max=2, adapter_tokens=8)
     engine.add(EngineRequest("q", 4, (2,), adapter="x"))
     engine.add(EngineRequest("p", 20, (12,)))

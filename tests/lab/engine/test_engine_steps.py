@@ -141,7 +141,7 @@ def test_several_victims_of_one_step_keep_their_order():
     assert ids(engine.running()) == ["a", "b"]
 
 
-def test_what_was_produced_before_a_preemption_is_computed_anew():
+def test_output_before_a_preemption_is_computed_again():
     engine = make(blocks=6, block=4, context=24)
     engine.add(EngineRequest("a", 8, (12,)))
     engine.add(EngineRequest("b", 8, (9,)))

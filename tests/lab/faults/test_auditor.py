@@ -254,7 +254,7 @@ def test_answers_of_one_round_are_stored_in_due_order() -> None:
         ({"serves_in_order": True, "counts_exactly": True}, "served before its turn"),
     ],
 )
-def test_nobody_waits_for_what_no_pool_can_hold(terms: dict[str, Any], broken: str) -> None:
+def test_a_request_that_no_pool_can_hold_is_refused(terms: dict[str, Any], broken: str) -> None:
     def another_goes_first(output: int) -> None:
         desk = Desk(**terms)
         desk.ask(0, "first", tokens=90, output=output)

@@ -72,7 +72,7 @@ def test_a_new_epoch_or_an_empty_file_holds_nothing() -> None:
     next_of_b(desk, 0)
 
 
-def test_a_lease_that_is_told_of_is_held_and_charged_once() -> None:
+def test_a_replayed_lease_is_held_and_charged_once() -> None:
     desk = exact()
     running(desk)
     counters = desk.auditor.books.counters

@@ -68,7 +68,7 @@ def test_with_lift_queued_only_those_that_wait_are_active() -> None:
     assert line.settle()["a"] == 300
 
 
-def test_without_lift_nobody_is_lifted() -> None:
+def test_without_lift_no_flow_is_lifted() -> None:
     line = Line(lifts=False)
     line.ask("a")
     line.counters.charged("a", 500)
@@ -86,7 +86,7 @@ def test_a_newcomer_on_an_idle_server_is_lifted_to_the_last_that_was_active() ->
     assert line.settle() == {"a": 70, "b": 70, "c": 0}
 
 
-def test_where_nobody_can_tell_who_was_last_nothing_is_claimed() -> None:
+def test_an_unknown_last_one_claims_nothing() -> None:
     line = Line(lift_queued=False)
     first, second = line.ask("a"), line.ask("b")
     line.counters.charged("a", 10)
@@ -103,7 +103,7 @@ def test_where_nobody_can_tell_who_was_last_nothing_is_claimed() -> None:
     assert not line.counters.known
 
 
-def test_where_nobody_can_tell_who_was_last_nobody_has_a_turn_in_that_round() -> None:
+def test_an_unknown_last_one_gives_no_turn_in_that_round() -> None:
     line = Line(lift_queued=False, serves_in_order=True)
     both = line.ask("a"), line.ask("b")
     line.counters.charged("a", 10)
@@ -136,7 +136,7 @@ def test_a_request_that_is_refused_at_once_was_never_there() -> None:
     assert line.settle()["b"] == 0
 
 
-def test_whoever_was_served_least_is_next() -> None:
+def test_the_flow_that_was_served_least_is_next() -> None:
     line = Line(serves_in_order=True)
     first, second, third = line.ask("a"), line.ask("a"), line.ask("b")
     line.ask("b")
@@ -172,7 +172,7 @@ def test_a_queue_that_is_longer_than_it_may_be_is_seen() -> None:
     desk.auditor.snapshot(stats)
 
 
-def test_what_audit_took_in_may_wait_when_it_ends_and_nobody_joins_it() -> None:
+def test_audited_requests_may_wait_after_audit_and_none_joins() -> None:
     desk = Desk(flow_queue_max=5)
     row, stats = figures(desk)
     desk.auditor.say_mode("a", dry_run=True)
@@ -212,7 +212,7 @@ def test_what_audit_took_in_does_not_count_in_the_bound_of_all_queues() -> None:
         desk.auditor.snapshot(stats)
 
 
-def test_a_counter_that_the_scheduler_tells_otherwise_is_seen() -> None:
+def test_a_counter_that_the_scheduler_misreports_is_found() -> None:
     desk = Desk(counts_exactly=True)
     row, stats = figures(desk, vtc_micro=10_000_000)
     desk.auditor.snapshot(stats)
@@ -331,9 +331,7 @@ def test_input_that_was_not_used_is_given_back() -> None:
 
 
 @pytest.mark.parametrize(("back", "holds"), [(9, True), (8, False)])
-def test_what_a_grant_lacks_may_be_told_later_in_its_round_and_no_later(
-    back: int, holds: bool
-) -> None:
+def test_a_missing_report_may_come_later_in_its_round_only(back: int, holds: bool) -> None:
     meter = Meter("tenant a", Limits(input_tokens=100), queues=0, now_ns=0)
     meter.grant(0, 60)
     meter.settle()

@@ -116,7 +116,7 @@ def test_changed_row_of_another_principal_is_found(after: Rows, what: str) -> No
 
 
 @pytest.mark.parametrize("pattern", ["*", "mal-*"])
-def test_pool_without_an_owner_hears_who_may_offer_it(pattern: str) -> None:
+def test_refusal_of_a_pool_without_owner_names_who_may_offer_it(pattern: str) -> None:
     auditor = Auditor(replace(HELD, grants=Grants(MAL, (pattern,), ("mal",), 250_000)))
     auditor.drain("p", draining=True)
     report = pb.SessionEvent(telemetry=pool_pb2.EngineTelemetry(pool="p"))

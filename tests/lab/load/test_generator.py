@@ -240,7 +240,7 @@ async def test_cancelling_a_run_hangs_up_on_the_server() -> None:
         await asyncio.wait_for(left.wait(), 5)
 
 
-async def test_an_unreachable_target_is_told_before_anything_is_sent() -> None:
+async def test_an_unreachable_target_is_reported_before_any_request() -> None:
     async with serving() as fake:
         url = fake.url
     with pytest.raises(TargetError, match=url):

@@ -83,7 +83,7 @@ def test_former_lift_still_saves_up_credit_without_bound() -> None:
     assert least_share(played(trickle(), lift="active"), 630, 900) == 0
 
 
-def test_distribution_shift_of_the_paper_tells_vtc_from_lcf() -> None:
+def test_distribution_shift_of_the_paper_separates_vtc_from_lcf() -> None:
     vtc, lcf = (
         service_difference(service_of(played(shift(), policy)), 600.0).mean
         for policy in ("vtc", "lcf")

@@ -57,7 +57,7 @@ def test_a_run_is_the_same_after_any_other(policy):
     assert simulate(scenario, requests(), policy, seed=6).digest != first.digest
 
 
-def test_nobody_draws_from_the_global_sources():
+def test_no_module_draws_from_the_global_sources():
     random.seed(7)
     np.random.seed(7)
     before = random.getstate(), np.random.get_state()[1].tolist()

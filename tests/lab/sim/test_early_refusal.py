@@ -7,7 +7,7 @@ from .early_refusal import FOR_DEADLINES, LOADS, holds, play
 
 
 @pytest.mark.slow
-def test_who_is_refused_would_have_been_too_late_and_who_is_not_is_in_time():
+def test_refused_requests_were_hopeless_and_others_are_in_time():
     found = play(Load(1_200, 6.0, (0.5, 20.0)), samples=60)
     assert holds(found, samples=60), found
 

@@ -68,5 +68,5 @@ def test_only_the_excess_is_refused(goodputs):
     assert 0.8 < refused[-1] < 0.95
 
 
-def test_nobody_waits_longer_than_the_queue_ttl(goodputs):
+def test_no_request_waits_longer_than_the_queue_ttl(goodputs):
     assert max(waited_ns for _, _, waited_ns in goodputs.values()) <= 0.3 * SECOND

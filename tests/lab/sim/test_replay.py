@@ -136,7 +136,7 @@ def test_a_bad_middle_is_refused_with_its_offset(recorded, tmp_path):
         (b"schedsvc-recording 1\n\xf5REC", "ends before its header"),
     ],
 )
-def test_another_file_is_told(tmp_path, content, complaint):
+def test_another_file_is_reported(tmp_path, content, complaint):
     (tmp_path / "f").write_bytes(content)
     with pytest.raises(ReplayError, match=complaint):
         Recording(tmp_path / "f")

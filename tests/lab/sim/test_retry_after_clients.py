@@ -6,7 +6,7 @@ from .retry_after import SITUATIONS, worth
 
 
 @pytest.mark.parametrize("name", sorted(SITUATIONS))
-def test_who_obeys_is_admitted_at_the_next_try_and_was_not_told_much_too_long(name: str) -> None:
+def test_an_obedient_retry_is_admitted_and_not_much_too_late(name: str) -> None:
     found = worth(SITUATIONS[name])
     assert found.refused > 200
     assert found.holds(), found

@@ -47,7 +47,7 @@ def p99_ms(requests: Requests, progress_ms: int, *, grant_pacing: bool) -> float
     return float(np.percentile(waits_ms, 99))
 
 
-def test_first_tokens_that_are_told_soon_let_a_light_tenant_in_soon() -> None:
+def test_early_first_tokens_admit_a_light_tenant_early() -> None:
     # The pool's round is full of hog's prompts until their first tokens are reported, so the gate
     # reports them within 20 ms. It was 200: then quiet's p99 was little less than that.
     requests = Requests.from_trace(arrivals())

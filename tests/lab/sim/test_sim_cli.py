@@ -166,7 +166,7 @@ HEADER = "arrival_s,client,prompt_tokens,output_tokens\n"
         ("", "no request"),
     ],
 )
-def test_a_bad_trace_is_told_before_anything_starts(tmp_path, rows, complaint):
+def test_a_bad_trace_is_reported_before_anything_starts(tmp_path, rows, complaint):
     path = tmp_path / "trace.csv"
     path.write_text(HEADER + rows)
     result = sim("--trace", path, "--policy", "vtc", "--out", tmp_path / "out")

@@ -65,7 +65,7 @@ def test_every_request_is_served_once_and_again_alike(policy, delay_ms, engines)
     assert simulate(scenario, requests, policy).digest == run.digest
 
 
-def test_the_fair_policy_protects_who_asks_for_little():
+def test_the_fair_policy_protects_a_light_tenant():
     # With backfill even FCFS lets the small pass; strict, the policy alone decides.
     _, config = override(FAST, patient_config(("hog", "quiet")), {"scheduler.dispatch": "strict"})
     scenario = Scenario(FAST, config=config)

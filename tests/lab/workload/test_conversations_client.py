@@ -153,7 +153,7 @@ async def test_a_conversation_ends_where_it_fails(question: str, fate: Fate, rea
     assert told["by_turn"].keys() == {"1"}
 
 
-async def test_what_is_given_up_is_told(tmp_path: Path) -> None:
+async def test_requests_given_up_are_reported(tmp_path: Path) -> None:
     async with fake() as (server, url):
         talks = Talks(Server(url=url), None, QUICK, Limits())
         task = asyncio.create_task(talks.run([talk("a", "fine"), talk("b", "hang")]))

@@ -110,7 +110,7 @@ def test_trace_that_is_empty_is_named(tmp_path: Path, text: str) -> None:
     assert "begins with no header and no JSON; is it empty?" in result.output
 
 
-def test_what_was_left_out_is_told(tmp_path: Path) -> None:
+def test_parts_left_out_are_reported(tmp_path: Path) -> None:
     result = convert(tmp_path, json.dumps(SHAREGPT))
     assert "3 requests of form sharegpt written to" in result.stdout
     assert "1 records left out: no message of a user or tool" in result.stderr
@@ -165,7 +165,7 @@ def test_an_interrupt_leaves_whole_lines(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_control_c_is_told_with_the_partial_file(tmp_path: Path) -> None:
+def test_control_c_reports_the_partial_file(tmp_path: Path) -> None:
     pipe, out = tmp_path / "pipe", tmp_path / "out"
     os.mkfifo(pipe)
     command = [
@@ -195,7 +195,7 @@ def test_control_c_is_told_with_the_partial_file(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_mooncake_comes_back_byte_for_byte(tmp_path: Path) -> None:
+def test_mooncake_is_written_byte_for_byte(tmp_path: Path) -> None:
     path = DATA / "traces/mooncake_conversation_trace.jsonl"
     if not path.exists():
         pytest.skip(f"the published traces are not on this machine: {path}")

@@ -194,7 +194,7 @@ def test_server_errors_are_tried_again_and_refusals_are_not(
         fetch(publisher.source(DIGEST), tmp_path / "c")
 
 
-def test_nobody_there(tmp_path: Path, publisher: Publisher) -> None:
+def test_no_scheduler_there(tmp_path: Path, publisher: Publisher) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fetch_module, "TRIES", 2)
         with pytest.raises(FetchError, match=r"127\.0\.0\.1:9.*refused"):

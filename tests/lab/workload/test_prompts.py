@@ -119,7 +119,7 @@ def test_equal_blocks_get_equal_tokens(makers: Makers) -> None:
     assert common(first, shorter) == common(second, shorter) == 50
 
 
-def test_what_has_no_hash_is_shared_by_nobody(makers: Makers) -> None:
+def test_a_block_without_hash_is_not_shared(makers: Makers) -> None:
     maker, _ = makers("bpe")
     first, second = (maker.make(block_stretches(40, [7], 32, number)) for number in range(2))
     assert common(first, second) == 32
