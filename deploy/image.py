@@ -52,7 +52,7 @@ def gather() -> None:
     limits = ("--only-binary=:all:", f"--constraint={ROOT / 'constraints.txt'}")
     places = (f"--find-links={DIST}", f"--dest={CONTEXT / 'wheels'}")
     # pip installs itself nowhere: the build runs it from its wheel.
-    names = (f"schedsvc[lab]=={version()}", "pip")
+    names = (f"schedsvc[cluster,lab]=={version()}", "pip")
     command = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check")
     done = subprocess.run([*command, *limits, *places, *names], capture_output=True, text=True)
     if done.returncode:

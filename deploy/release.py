@@ -132,7 +132,8 @@ def package_chart(folder: Path) -> Path:
     """Write the archive of the chart to a folder, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     archive = folder / f"schedsvc-{chart_version(version())}.tgz"
-    with tarfile.open(archive, "w:gz") as written:
+    # The rules for Prometheus are a link in the folder, and Helm reads no links in an archive.
+    with tarfile.open(archive, "w:gz", dereference=True) as written:
         written.add(ROOT / CHART, arcname="schedsvc")
     return archive
 

@@ -11,6 +11,7 @@ import yaml
 from deploy.release import chart_version, package_chart, version
 from schedsvc.config import Config, Reading, read
 from tests.server.certificates import Authority
+from tests.server.test_alerts import RULES, promtool
 
 from .manifests import CHART, Object, not_restricted, only, pod_of, rendered, schema_problems
 from .tools import page_blocks
@@ -26,7 +27,10 @@ SETS: dict[str, Object] = {
                 {"name": "production", "weight": 4, "quota": {"tokens_per_minute": 2_000_000}},
             ],
             "scheduler": {"queue_ttl_ms": 60_000},
-        }
+        },
+        "tenantsConfigMap": "tenants",
+        "serviceMonitor": {"enabled": True, "interval": "30s", "labels": {"release": "prometheus"}},
+        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
     },
     "long drain": {"config": {"limits": {"drain_ms": 120_500}}},
     "no drain": {"config": {"limits": {"drain_ms": 0}}},
@@ -80,6 +84,11 @@ REFUSED: list[tuple[Object, str]] = [
     ({"config": {"listeners": []}}, "config.listeners: the chart writes it"),
     ({"config": {"state": {"file": "x"}}}, "config.state: the chart writes it"),
     ({"podDisruptionBudget": {"maxUnavailable": 2}}, "maxUnavailable"),
+    (
+        {"config": {"tenants_dir": "x"}, "tenantsConfigMap": "tenants"},
+        "config.tenants_dir: tenantsConfigMap sets it",
+    ),
+    ({"serviceMonitor": {"interval": "often"}}, "interval"),
     ({"persistance": {"enabled": False}}, "persistance"),
     ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
 ]
@@ -97,7 +106,13 @@ def config_of(objects: list[Object]) -> Any:
 
 def test_every_set_fits_the_newest_schema(objects: dict[str, list[Object]]) -> None:
     assert len(SETS) == 12
-    everything = [each for found in objects.values() for each in found]
+    # The Prometheus Operator's objects are in no schema of Kubernetes.
+    everything = [
+        each
+        for found in objects.values()
+        for each in found
+        if not each["apiVersion"].startswith("monitoring.coreos.com/")
+    ]
     assert schema_problems(everything) == []
     # A field that Kubernetes does not know is found.
     wrong = only(objects["defaults"], "StatefulSet") | {"specification": {}}
@@ -128,7 +143,7 @@ def test_a_pod_beyond_the_restricted_profile_is_found(objects: dict[str, list[Ob
 
 def read_in_pod(text: str, folder: Path) -> Reading:
     """Read a configuration in a folder that has the paths of a pod, certificates included."""
-    for path in ("etc/schedsvc-tls", "run/schedsvc", "var/lib/schedsvc"):
+    for path in ("etc/schedsvc-tls", "etc/schedsvc-tenants", "run/schedsvc", "var/lib/schedsvc"):
         (folder / path).mkdir(parents=True)
     authority = Authority(folder)
     pair = authority.issue("schedsvc")
@@ -167,6 +182,7 @@ def test_configuration_of_every_set_fits_the_pod(
     tls = config.listeners[1].tls
     files = [config.state.file, config.listeners[0].unix, *([tls.cert, tls.key] if tls else [])]
     assert all(str(Path(str(file)).parent) in mounts for file in files)
+    assert str(given.get("tenants_dir", mounts[0])) in mounts
     # The values arrive as they are, numbers included.
     assert SETS[name].get("config", {}).items() <= given.items()
     assert pod["terminationGracePeriodSeconds"] * 1_000 >= config.limits.drain_ms + 5_000
@@ -253,10 +269,41 @@ def test_network_policy_lets_clients_and_scrapers_in(objects: dict[str, list[Obj
     assert "egress" not in spec
 
 
+def test_prometheus_finds_the_metrics(objects: dict[str, list[Object]]) -> None:
+    found = objects["tenants"]
+    monitor, service = only(found, "ServiceMonitor"), only(found, "Service")
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert (
+        monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    )
+    [endpoint] = monitor["spec"]["endpoints"]
+    ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
+    assert config_of(found)["metrics"]["listen"].endswith(f":{ports[endpoint['port']]}")
+    # The rules ask for this job.
+    assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": "schedsvc"}]
+    assert endpoint["interval"] == "30s"
+
+
+def test_rules_are_those_of_the_alerts(objects: dict[str, list[Object]], tmp_path: Path) -> None:
+    rule = only(objects["tenants"], "PrometheusRule")
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    assert rule["spec"] == yaml.safe_load(RULES.read_text())
+    if shutil.which("promtool"):
+        file = tmp_path / "rules.yaml"
+        file.write_text(yaml.safe_dump(rule["spec"]))
+        checked = promtool("check", "rules", file)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_default_needs_no_prometheus_operator(objects: dict[str, list[Object]]) -> None:
+    kinds = {each["kind"] for each in objects["defaults"]}
+    assert not kinds & {"ServiceMonitor", "PrometheusRule"}
+
+
 def test_documented_values_are_valid() -> None:
     texts = page_blocks("docs/install.md", "yaml", "Run it on Kubernetes")
     values = [yaml.safe_load(text) for text in texts]
-    assert len(values) == 2
+    assert len(values) == 3
     for objects in rendered(*values):
         Config.model_validate(config_of(objects))
         assert list(not_restricted(pod_of(objects))) == []

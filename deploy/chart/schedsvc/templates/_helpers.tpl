@@ -44,6 +44,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $_ := set $callers "tls" $tls }}
 {{- end }}
 {{- $own := dict "listeners" (list $operators $callers) "metrics" (dict "listen" "0.0.0.0:7690") "state" (dict "file" "/var/lib/schedsvc/state.db") }}
+{{- if .Values.tenantsConfigMap }}
+{{- if hasKey .Values.config "tenants_dir" }}
+{{- fail "config.tenants_dir: tenantsConfigMap sets it; remove one of the two" }}
+{{- end }}
+{{- $_ := set $own "tenants_dir" "/etc/schedsvc-tenants" }}
+{{- end }}
 {{- merge $own .Values.config | toYaml }}
 {{- end }}
 
