@@ -44,7 +44,7 @@ cdef class Scheduler(ClusterApi):
         take_fairness(self)
         self.adapters = Adapters(<int32_t>limits["adapters_max"], self.principals)
         self.prefixes, self.usage_rows = Prefixes(self.k0, self.k1), UsageRows()
-        self.rejection_log = RejectionLog()
+        self.rejection_log, self.recent_ids = RejectionLog(), RecentIds()
         self.ledger = Ledger(
             ledger == "peak", limits["headroom_ppm"], self.requests, self.flows, self.adapters,
             self.fuse,
@@ -456,6 +456,9 @@ cdef class Scheduler(ClusterApi):
 
     def explain(self, int64_t now_ns, bytes request_id, bytes tenant=b"", int32_t principal=NONE):
         return explain_id(self, now_ns, request_id, tenant, principal)
+
+    def recent_request_ids(self, int32_t principal=NONE):
+        return self.recent_ids.rows(principal)
 
     def check(self):
         """Verify every invariant. O(n)."""

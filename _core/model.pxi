@@ -6,6 +6,7 @@ include "model/principals.pxi"     # Principal, Principals: what each caller may
 include "model/requests.pxi"       # Request, Lease, Requests, Chain: every request and its state
 include "model/wait_times.pxi"     # how long a request has waited, and for what
 include "model/rejection_log.pxi"  # RejectionLog: the last requests that were refused
+include "model/recent_ids.pxi"     # RecentIds: the ids of the last requests, for people
 include "model/token_bucket.pxi"   # Bucket: tokens that are refilled at a rate
 include "model/guarantees.pxi"     # Guarantee, Guarantees: what a group is owed of a saturated pool
 include "model/budgets.pxi"        # Budget: tokens of a calendar day or month

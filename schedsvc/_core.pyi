@@ -415,6 +415,12 @@ class Scheduler(ClusterApi):
         self, now_ns: int, request_id: bytes, tenant: bytes = b"", principal: int = -1
     ) -> list[dict[str, Any]]:
         """Return schedsvc.v1.RequestStory of a request of `principal` (-1: any). O(flows)."""
+    def recent_request_ids(self, principal: int = -1) -> list[bytes]:
+        """Return the ids of the last 256 messages that asked, those of `principal` (-1: all).
+
+        The latest is first, an id that was asked with twice is there twice, and one of more than 64
+        bytes is left out. O(256).
+        """
     def check(self) -> None:
         """Verify every invariant, also those in O(n); raises InvariantError naming the one."""
     def save(self, now_ns: int, rows_max: int) -> list[tuple[bytes, bytes | None]]:

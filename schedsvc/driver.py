@@ -310,6 +310,11 @@ class Driver:
         return self._core.explain(self.clock.now_ns(), request_id, tenant, principal)
 
     @_guarded
+    def recent_request_ids(self, principal: int) -> list[bytes]:
+        """Return the ids of the last requests of a principal (-1: of all), the latest first."""
+        return self._core.recent_request_ids(principal)
+
+    @_guarded
     def save(self, rows_max: int) -> list[tuple[bytes, bytes | None]]:
         """Return rows that changed since they were last returned; none once all are. O(rows)."""
         return self._core.save(self.clock.now_ns(), rows_max)

@@ -344,6 +344,7 @@ cdef int64_t admit_message(
     )
     enter_class(core, &ask)
     m.flow = ask.flow
+    core.recent_ids.note(m.request_id.at, m.request_id.size, principal)
     handle = admit_request(core, &ask)
     if m.hashes and core.prefix_max:
         keep_wire_hashes(core, handle, m)

@@ -15,7 +15,7 @@ from schedsvc_client.sync import Scheduler
 
 from schedsvc.cli.connect import Connection, connection_of
 
-__all__ = ["complete_leases", "complete_pools", "complete_tenants"]
+__all__ = ["complete_leases", "complete_pools", "complete_request_ids", "complete_tenants"]
 
 #: A person who presses TAB does not wait longer.
 _ANSWER_S_MAX = 0.3
@@ -63,3 +63,10 @@ def complete_leases(connection: Connection) -> Iterable[str]:
     with Operator(connection.target, **connection.proof, options=_OPTIONS) as operator:
         leases = islice(operator.leases(page_size=_NAMES_MAX), _NAMES_MAX)
         return [str(lease.lease_id) for lease in leases]
+
+
+@_completion
+def complete_request_ids(connection: Connection) -> Iterable[str]:
+    """Return the ids of the last requests that the caller may see."""
+    with Scheduler(connection.target, **connection.proof, options=_OPTIONS) as scheduler:
+        return scheduler.request_ids()

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from schedsvc_client.sync import Scheduler
 
-from schedsvc.cli.complete import complete_tenants
+from schedsvc.cli.complete import complete_request_ids, complete_tenants
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.stats import plain
 from schedsvc.option_types import FiniteRange
@@ -52,7 +52,7 @@ class _WatchCommand(click.Command):
 
 @click.command(cls=_WatchCommand, epilog=_EPILOG)
 @connects
-@click.argument("request_id")
+@click.argument("request_id", shell_complete=complete_request_ids)
 @click.option(
     "--tenant",
     default="",

@@ -37,6 +37,7 @@ READS = frozenset(
         "flow_keys",
         "may_see_tenant",
         "explain",
+        "recent_request_ids",
         "unlisted_stats",
         "check",
         "digest",

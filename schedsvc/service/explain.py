@@ -16,7 +16,7 @@ __all__ = ["EXPLAIN_SERVICE_NAME", "ExplainService", "stories"]
 
 EXPLAIN_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ExplainService"].full_name
 #: For the core: requests of any principal.
-_ANYBODY = -1
+_ANY = -1
 
 
 class ExplainService(ServicerBase):
@@ -37,7 +37,10 @@ class ExplainService(ServicerBase):
 
     def handler(self) -> "grpc.GenericRpcHandler[bytes, bytes]":
         """Return the handler to add to a grpc.aio server; its method takes and gives bytes."""
-        methods = {"Explain": grpc.unary_unary_rpc_method_handler(self.explain)}
+        methods = {
+            "Explain": grpc.unary_unary_rpc_method_handler(self.explain),
+            "ListRequestIds": grpc.unary_unary_rpc_method_handler(self.list_request_ids),
+        }
         return self._guarded(EXPLAIN_SERVICE_NAME, methods)
 
     async def explain(self, data: bytes, context: Any) -> bytes:
@@ -53,6 +56,17 @@ class ExplainService(ServicerBase):
             await self._fail(context, "Explain", error)
         return pb.ExplainResponse(requests=found).SerializeToString()
 
+    async def list_request_ids(self, data: bytes, context: Any) -> bytes:
+        """Answer ListRequestIds. O(256)."""
+        try:
+            principal = self._principal(context)
+            parse(pb.ListRequestIdsRequest, data)
+            seen = self._driver.recent_request_ids(_ANY if self._sees_all(principal) else principal)
+        except (CallerError, Broken, Unauthenticated) as error:
+            await self._fail(context, "ListRequestIds", error)
+        ids = list(dict.fromkeys(each.decode(errors="replace") for each in seen))
+        return pb.ListRequestIdsResponse(request_ids=ids).SerializeToString()
+
 
 def stories(
     driver: Driver, request_id: str, tenant: str = "", principal: int | None = None
@@ -63,7 +77,7 @@ def stories(
     if no tenant is named. Raises CallerError and Broken.
     """
     rows = driver.explain(
-        request_id.encode(), tenant.encode(), _ANYBODY if principal is None else principal
+        request_id.encode(), tenant.encode(), _ANY if principal is None else principal
     )
     return [_story(row, sees_all=principal is None) for row in rows]
 

@@ -8,7 +8,7 @@ from schedsvc import _core as core
 
 from .random_walk import RandomWalk
 from .stream import Stream, asking, offering
-from .support import SECOND, admit, grant, make
+from .support import SECOND, admit, admit_message, grant, make
 
 MS = 10**6
 
@@ -340,3 +340,24 @@ def test_asking_changes_nothing() -> None:
                 walk.core.explain(walk.now_ns, b"r%d" % serial)
         digests.append(walk.core.digest())
     assert digests[0] == digests[1]
+
+
+def test_last_request_ids_are_kept() -> None:
+    s = make(("f", 1000), capacity=20)
+    for k in range(300):
+        s.admit_wire(0, 0, admit_message(f"r{k}").SerializeToString())
+    s.admit_wire(0, 0, admit_message("x" * 65).SerializeToString())
+    assert s.recent_request_ids() == [b"r%d" % k for k in range(299, 43, -1)]
+    # A retry is there again: it is the latest that its caller has sent.
+    s.admit_wire(0, 0, admit_message("r290").SerializeToString())
+    assert s.recent_request_ids()[:2] == [b"r290", b"r299"]
+
+
+def test_request_ids_of_other_principals_are_left_out() -> None:
+    s = make(("f", 1000), capacity=20)
+    for number in (1, 2):
+        s.set_principal(0, number, b"gate%d" % number)
+    s.admit_wire(0, 1, admit_message("mine").SerializeToString())
+    s.admit_wire(0, 2, admit_message("theirs").SerializeToString())
+    assert s.recent_request_ids(1) == [b"mine"]
+    assert s.recent_request_ids() == [b"theirs", b"mine"]

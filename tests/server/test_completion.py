@@ -62,6 +62,14 @@ async def test_leases_are_completed(tmp_path: Path) -> None:
         assert await complete_at(running, "leases", "revoke", "") == [str(lease_id)]
 
 
+async def test_request_ids_are_completed() -> None:
+    async with serving() as running, calling(running.targets[0]) as stub:
+        for name in ("chatcmpl-1", "chatcmpl-2", "r$(reboot)"):
+            await stub.Admit(ask(100, request_id=name))
+        assert await complete_at(running, "why", "chat") == ["chatcmpl-1", "chatcmpl-2"]
+        assert await complete_at(running, "why", "") == ["chatcmpl-1", "chatcmpl-2"]
+
+
 async def test_scheduler_of_the_environment_is_asked(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,12 @@ async def explained(target: str, request_id: str, metadata: Any = ()) -> list[pb
         return list(answer.requests)
 
 
+async def request_ids(target: str, metadata: Any = ()) -> list[str]:
+    async with open_channel(target) as channel:
+        ask_for = ExplainServiceStub(channel).ListRequestIds
+        return list((await ask_for(pb.ListRequestIdsRequest(), metadata=metadata)).request_ids)
+
+
 def queued(server: Server) -> int:
     return totals(server)["queued"]
 
@@ -101,10 +107,16 @@ async def test_others_hear_nothing(tmp_path: Path) -> None:
         assert (story.pools[0].next_tenant, story.pools[0].is_next) == ("", False)
         assert "another flow goes first" in story.message
         assert await explained(port, "it", bearer(OTHER)) == []
+        assert await request_ids(port, bearer(SHIM)) == ["it", "first", "runs"]
+        assert await request_ids(port, bearer(OTHER)) == []
+        assert await request_ids(socket) == ["it", "first", "runs"]
         (story,) = await explained(socket, "it")  # its file mode says who operates
         assert story.pools[0].next_tenant == "b"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await explained(port, "it")
+        assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await request_ids(port)
         assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
         for call in calls:
             call.cancel()

@@ -219,6 +219,12 @@ class Scheduler:
         response: explain_pb2.ExplainResponse = self._call(stub.Explain, request)
         return response
 
+    def request_ids(self) -> list[str]:
+        """Ask for the ids of the last requests, the latest first. Raises CallError."""
+        stub: Any = ExplainServiceStub(self._channel)
+        request = explain_pb2.ListRequestIdsRequest()
+        return list(self._call(stub.ListRequestIds, request).request_ids)
+
     def _call(self, method: Any, request: Any) -> Any:
         metadata = bearer_metadata(self._token)
         try:

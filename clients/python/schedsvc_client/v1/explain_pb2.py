@@ -26,31 +26,35 @@ from schedsvc_client.v1 import quota_pb2 as schedsvc_dot_v1_dot_quota__pb2
 from schedsvc_client.v1 import scheduler_pb2 as schedsvc_dot_v1_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19schedsvc/v1/explain.proto\x12\x0bschedsvc.v1\x1a\x17schedsvc/v1/quota.proto\x1a\x1bschedsvc/v1/scheduler.proto\"4\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\">\n\x0f\x45xplainResponse\x12+\n\x08requests\x18\x01 \x03(\x0b\x32\x19.schedsvc.v1.RequestStory\"F\n\nReasonTime\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.schedsvc.v1.WaitReason\x12\x0f\n\x07time_us\x18\x02 \x01(\x03\"\xf1\x04\n\x0cRequestStory\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x15\n\rrequest_class\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.schedsvc.v1.RequestState\x12\x0f\n\x07is_void\x18\x04 \x01(\x08\x12%\n\x07outcome\x18\x05 \x01(\x0e\x32\x14.schedsvc.v1.Outcome\x12\x0c\n\x04pool\x18\x06 \x01(\t\x12\x10\n\x08state_ms\x18\x07 \x01(\x03\x12\x0e\n\x06\x61ge_ms\x18\x08 \x01(\x03\x12\x15\n\rprompt_tokens\x18\t \x01(\x03\x12\x19\n\x11max_output_tokens\x18\n \x01(\x03\x12\x11\n\tsequences\x18\x0b \x01(\x05\x12\x19\n\x11queue_duration_us\x18\x0c \x01(\x03\x12\'\n\x06waited\x18\r \x03(\x0b\x32\x17.schedsvc.v1.ReasonTime\x12\x14\n\x0cwait_told_ms\x18\x0e \x01(\x03\x12\x14\n\x0cttft_told_ms\x18\x0f \x01(\x03\x12\x14\n\x0cwait_left_ms\x18\x10 \x01(\x03\x12\x15\n\rwait_error_ms\x18\x11 \x01(\x03\x12\x18\n\x10ttft_expected_ms\x18\x12 \x01(\x03\x12\x15\n\rttft_error_ms\x18\x13 \x01(\x03\x12\x0f\n\x07ttft_ms\x18\x14 \x01(\x03\x12&\n\x05place\x18\x15 \x01(\x0b\x32\x17.schedsvc.v1.QueuePlace\x12$\n\x05pools\x18\x16 \x03(\x0b\x32\x15.schedsvc.v1.PoolWait\x12%\n\x05limit\x18\x17 \x01(\x0b\x32\x16.schedsvc.v1.LimitWait\x12\x0f\n\x07message\x18\x18 \x01(\t\"\xa4\x01\n\nQueuePlace\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.schedsvc.v1.WaitReason\x12\x11\n\treason_ms\x18\x02 \x01(\x03\x12\x13\n\x0bqueue_ahead\x18\x03 \x01(\x03\x12\x13\n\x0b\x66lows_ahead\x18\x04 \x01(\x03\x12\x19\n\x11work_ahead_tokens\x18\x05 \x01(\x03\x12\x15\n\revicted_in_ms\x18\x06 \x01(\x03\"\xfc\x01\n\x08PoolWait\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x10\n\x08\x61ttached\x18\x02 \x01(\x08\x12\'\n\x06reason\x18\x03 \x01(\x0e\x32\x17.schedsvc.v1.WaitReason\x12\x0f\n\x07is_next\x18\x04 \x01(\x08\x12\x10\n\x08\x63\x61n_hold\x18\x05 \x01(\x08\x12\x13\n\x0bneed_tokens\x18\x06 \x01(\x03\x12\x13\n\x0bload_tokens\x18\x07 \x01(\x03\x12\x17\n\x0fload_max_tokens\x18\x08 \x01(\x03\x12\x13\n\x0bnext_tenant\x18\t \x01(\t\x12\x12\n\nnext_class\x18\n \x01(\t\x12\x18\n\x10next_lead_tokens\x18\x0b \x01(\x03\"\x98\x01\n\tLimitWait\x12\r\n\x05quota\x18\x01 \x01(\t\x12\x15\n\rbehind_others\x18\x02 \x01(\x08\x12$\n\x04kind\x18\x03 \x01(\x0e\x32\x16.schedsvc.v1.LimitKind\x12\r\n\x05limit\x18\x04 \x01(\x03\x12\x11\n\tremaining\x18\x05 \x01(\x03\x12\r\n\x05needs\x18\x06 \x01(\x03\x12\x0e\n\x06\x64ue_ms\x18\x07 \x01(\x03*\xae\x01\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14REQUEST_STATE_QUEUED\x10\x01\x12\x16\n\x12REQUEST_STATE_LIVE\x10\x02\x12\x19\n\x15REQUEST_STATE_SUSPECT\x10\x03\x12\x17\n\x13REQUEST_STATE_ENDED\x10\x04\x12\x19\n\x15REQUEST_STATE_REFUSED\x10\x05*\xe6\x03\n\nWaitReason\x12\x1b\n\x17WAIT_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11WAIT_REASON_QUEUE\x10\x01\x12\x15\n\x11WAIT_REASON_QUOTA\x10\x02\x12\x15\n\x11WAIT_REASON_SHARE\x10\x03\x12\x14\n\x10WAIT_REASON_TURN\x10\x04\x12\x12\n\x0eWAIT_REASON_KV\x10\x05\x12\x1b\n\x17WAIT_REASON_MAX_RUNNING\x10\x06\x12\x19\n\x15WAIT_REASON_OVERDRAWN\x10\x07\x12\x18\n\x14WAIT_REASON_DETACHED\x10\x08\x12\x15\n\x11WAIT_REASON_LIMIT\x10\t\x12\x16\n\x12WAIT_REASON_STRICT\x10\n\x12\x18\n\x14WAIT_REASON_HEADROOM\x10\x0b\x12\x1b\n\x17WAIT_REASON_MODEL_QUOTA\x10\x0c\x12\x19\n\x15WAIT_REASON_MAX_TOTAL\x10\r\x12\x15\n\x11WAIT_REASON_ROUND\x10\x0e\x12\x18\n\x14WAIT_REASON_ADAPTERS\x10\x0f\x12\x15\n\x11WAIT_REASON_DELAY\x10\x10\x12\x18\n\x14WAIT_REASON_DRAINING\x10\x12\x12\x17\n\x13WAIT_REASON_STAGGER\x10\x13\x32V\n\x0e\x45xplainService\x12\x44\n\x07\x45xplain\x12\x1b.schedsvc.v1.ExplainRequest\x1a\x1c.schedsvc.v1.ExplainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19schedsvc/v1/explain.proto\x12\x0bschedsvc.v1\x1a\x17schedsvc/v1/quota.proto\x1a\x1bschedsvc/v1/scheduler.proto\"\x17\n\x15ListRequestIdsRequest\"-\n\x16ListRequestIdsResponse\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"4\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\">\n\x0f\x45xplainResponse\x12+\n\x08requests\x18\x01 \x03(\x0b\x32\x19.schedsvc.v1.RequestStory\"F\n\nReasonTime\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.schedsvc.v1.WaitReason\x12\x0f\n\x07time_us\x18\x02 \x01(\x03\"\xf1\x04\n\x0cRequestStory\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x15\n\rrequest_class\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.schedsvc.v1.RequestState\x12\x0f\n\x07is_void\x18\x04 \x01(\x08\x12%\n\x07outcome\x18\x05 \x01(\x0e\x32\x14.schedsvc.v1.Outcome\x12\x0c\n\x04pool\x18\x06 \x01(\t\x12\x10\n\x08state_ms\x18\x07 \x01(\x03\x12\x0e\n\x06\x61ge_ms\x18\x08 \x01(\x03\x12\x15\n\rprompt_tokens\x18\t \x01(\x03\x12\x19\n\x11max_output_tokens\x18\n \x01(\x03\x12\x11\n\tsequences\x18\x0b \x01(\x05\x12\x19\n\x11queue_duration_us\x18\x0c \x01(\x03\x12\'\n\x06waited\x18\r \x03(\x0b\x32\x17.schedsvc.v1.ReasonTime\x12\x14\n\x0cwait_told_ms\x18\x0e \x01(\x03\x12\x14\n\x0cttft_told_ms\x18\x0f \x01(\x03\x12\x14\n\x0cwait_left_ms\x18\x10 \x01(\x03\x12\x15\n\rwait_error_ms\x18\x11 \x01(\x03\x12\x18\n\x10ttft_expected_ms\x18\x12 \x01(\x03\x12\x15\n\rttft_error_ms\x18\x13 \x01(\x03\x12\x0f\n\x07ttft_ms\x18\x14 \x01(\x03\x12&\n\x05place\x18\x15 \x01(\x0b\x32\x17.schedsvc.v1.QueuePlace\x12$\n\x05pools\x18\x16 \x03(\x0b\x32\x15.schedsvc.v1.PoolWait\x12%\n\x05limit\x18\x17 \x01(\x0b\x32\x16.schedsvc.v1.LimitWait\x12\x0f\n\x07message\x18\x18 \x01(\t\"\xa4\x01\n\nQueuePlace\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.schedsvc.v1.WaitReason\x12\x11\n\treason_ms\x18\x02 \x01(\x03\x12\x13\n\x0bqueue_ahead\x18\x03 \x01(\x03\x12\x13\n\x0b\x66lows_ahead\x18\x04 \x01(\x03\x12\x19\n\x11work_ahead_tokens\x18\x05 \x01(\x03\x12\x15\n\revicted_in_ms\x18\x06 \x01(\x03\"\xfc\x01\n\x08PoolWait\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x10\n\x08\x61ttached\x18\x02 \x01(\x08\x12\'\n\x06reason\x18\x03 \x01(\x0e\x32\x17.schedsvc.v1.WaitReason\x12\x0f\n\x07is_next\x18\x04 \x01(\x08\x12\x10\n\x08\x63\x61n_hold\x18\x05 \x01(\x08\x12\x13\n\x0bneed_tokens\x18\x06 \x01(\x03\x12\x13\n\x0bload_tokens\x18\x07 \x01(\x03\x12\x17\n\x0fload_max_tokens\x18\x08 \x01(\x03\x12\x13\n\x0bnext_tenant\x18\t \x01(\t\x12\x12\n\nnext_class\x18\n \x01(\t\x12\x18\n\x10next_lead_tokens\x18\x0b \x01(\x03\"\x98\x01\n\tLimitWait\x12\r\n\x05quota\x18\x01 \x01(\t\x12\x15\n\rbehind_others\x18\x02 \x01(\x08\x12$\n\x04kind\x18\x03 \x01(\x0e\x32\x16.schedsvc.v1.LimitKind\x12\r\n\x05limit\x18\x04 \x01(\x03\x12\x11\n\tremaining\x18\x05 \x01(\x03\x12\r\n\x05needs\x18\x06 \x01(\x03\x12\x0e\n\x06\x64ue_ms\x18\x07 \x01(\x03*\xae\x01\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14REQUEST_STATE_QUEUED\x10\x01\x12\x16\n\x12REQUEST_STATE_LIVE\x10\x02\x12\x19\n\x15REQUEST_STATE_SUSPECT\x10\x03\x12\x17\n\x13REQUEST_STATE_ENDED\x10\x04\x12\x19\n\x15REQUEST_STATE_REFUSED\x10\x05*\xe6\x03\n\nWaitReason\x12\x1b\n\x17WAIT_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11WAIT_REASON_QUEUE\x10\x01\x12\x15\n\x11WAIT_REASON_QUOTA\x10\x02\x12\x15\n\x11WAIT_REASON_SHARE\x10\x03\x12\x14\n\x10WAIT_REASON_TURN\x10\x04\x12\x12\n\x0eWAIT_REASON_KV\x10\x05\x12\x1b\n\x17WAIT_REASON_MAX_RUNNING\x10\x06\x12\x19\n\x15WAIT_REASON_OVERDRAWN\x10\x07\x12\x18\n\x14WAIT_REASON_DETACHED\x10\x08\x12\x15\n\x11WAIT_REASON_LIMIT\x10\t\x12\x16\n\x12WAIT_REASON_STRICT\x10\n\x12\x18\n\x14WAIT_REASON_HEADROOM\x10\x0b\x12\x1b\n\x17WAIT_REASON_MODEL_QUOTA\x10\x0c\x12\x19\n\x15WAIT_REASON_MAX_TOTAL\x10\r\x12\x15\n\x11WAIT_REASON_ROUND\x10\x0e\x12\x18\n\x14WAIT_REASON_ADAPTERS\x10\x0f\x12\x15\n\x11WAIT_REASON_DELAY\x10\x10\x12\x18\n\x14WAIT_REASON_DRAINING\x10\x12\x12\x17\n\x13WAIT_REASON_STAGGER\x10\x13\x32\xb1\x01\n\x0e\x45xplainService\x12\x44\n\x07\x45xplain\x12\x1b.schedsvc.v1.ExplainRequest\x1a\x1c.schedsvc.v1.ExplainResponse\x12Y\n\x0eListRequestIds\x12\".schedsvc.v1.ListRequestIdsRequest\x1a#.schedsvc.v1.ListRequestIdsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'schedsvc_client.v1.explain_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REQUESTSTATE']._serialized_start=1492
-  _globals['_REQUESTSTATE']._serialized_end=1666
-  _globals['_WAITREASON']._serialized_start=1669
-  _globals['_WAITREASON']._serialized_end=2155
-  _globals['_EXPLAINREQUEST']._serialized_start=96
-  _globals['_EXPLAINREQUEST']._serialized_end=148
-  _globals['_EXPLAINRESPONSE']._serialized_start=150
-  _globals['_EXPLAINRESPONSE']._serialized_end=212
-  _globals['_REASONTIME']._serialized_start=214
-  _globals['_REASONTIME']._serialized_end=284
-  _globals['_REQUESTSTORY']._serialized_start=287
-  _globals['_REQUESTSTORY']._serialized_end=912
-  _globals['_QUEUEPLACE']._serialized_start=915
-  _globals['_QUEUEPLACE']._serialized_end=1079
-  _globals['_POOLWAIT']._serialized_start=1082
-  _globals['_POOLWAIT']._serialized_end=1334
-  _globals['_LIMITWAIT']._serialized_start=1337
-  _globals['_LIMITWAIT']._serialized_end=1489
-  _globals['_EXPLAINSERVICE']._serialized_start=2157
-  _globals['_EXPLAINSERVICE']._serialized_end=2243
+  _globals['_REQUESTSTATE']._serialized_start=1564
+  _globals['_REQUESTSTATE']._serialized_end=1738
+  _globals['_WAITREASON']._serialized_start=1741
+  _globals['_WAITREASON']._serialized_end=2227
+  _globals['_LISTREQUESTIDSREQUEST']._serialized_start=96
+  _globals['_LISTREQUESTIDSREQUEST']._serialized_end=119
+  _globals['_LISTREQUESTIDSRESPONSE']._serialized_start=121
+  _globals['_LISTREQUESTIDSRESPONSE']._serialized_end=166
+  _globals['_EXPLAINREQUEST']._serialized_start=168
+  _globals['_EXPLAINREQUEST']._serialized_end=220
+  _globals['_EXPLAINRESPONSE']._serialized_start=222
+  _globals['_EXPLAINRESPONSE']._serialized_end=284
+  _globals['_REASONTIME']._serialized_start=286
+  _globals['_REASONTIME']._serialized_end=356
+  _globals['_REQUESTSTORY']._serialized_start=359
+  _globals['_REQUESTSTORY']._serialized_end=984
+  _globals['_QUEUEPLACE']._serialized_start=987
+  _globals['_QUEUEPLACE']._serialized_end=1151
+  _globals['_POOLWAIT']._serialized_start=1154
+  _globals['_POOLWAIT']._serialized_end=1406
+  _globals['_LIMITWAIT']._serialized_start=1409
+  _globals['_LIMITWAIT']._serialized_end=1561
+  _globals['_EXPLAINSERVICE']._serialized_start=2230
+  _globals['_EXPLAINSERVICE']._serialized_end=2407
 # @@protoc_insertion_point(module_scope)

@@ -146,6 +146,45 @@ WAIT_REASON_STAGGER: WaitReason.ValueType  # 19
 Global___WaitReason: _TypeAlias = WaitReason  # noqa: Y015
 
 @_typing.final
+class ListRequestIdsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRequestIdsRequest: _TypeAlias = ListRequestIdsRequest  # noqa: Y015
+
+@_typing.final
+class ListRequestIdsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of the last 256 Admits, those that the caller may see, the latest first. An id of more than 64
+        bytes is left out.
+        """
+
+    def __init__(
+        self,
+        *,
+        request_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_ids", b"request_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRequestIdsResponse: _TypeAlias = ListRequestIdsResponse  # noqa: Y015
+
+@_typing.final
 class ExplainRequest(_message.Message):
     """Names a request."""
 

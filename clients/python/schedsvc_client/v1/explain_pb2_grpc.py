@@ -41,6 +41,11 @@ class ExplainServiceStub(object):
                 request_serializer=schedsvc_dot_v1_dot_explain__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=schedsvc_dot_v1_dot_explain__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.ListRequestIds = channel.unary_unary(
+                '/schedsvc.v1.ExplainService/ListRequestIds',
+                request_serializer=schedsvc_dot_v1_dot_explain__pb2.ListRequestIdsRequest.SerializeToString,
+                response_deserializer=schedsvc_dot_v1_dot_explain__pb2.ListRequestIdsResponse.FromString,
+                _registered_method=True)
 
 
 class ExplainServiceServicer(object):
@@ -56,6 +61,13 @@ class ExplainServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRequestIds(self, request, context):
+        """Returns the ids of the last requests, so that a person can choose one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExplainServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -63,6 +75,11 @@ def add_ExplainServiceServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=schedsvc_dot_v1_dot_explain__pb2.ExplainRequest.FromString,
                     response_serializer=schedsvc_dot_v1_dot_explain__pb2.ExplainResponse.SerializeToString,
+            ),
+            'ListRequestIds': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequestIds,
+                    request_deserializer=schedsvc_dot_v1_dot_explain__pb2.ListRequestIdsRequest.FromString,
+                    response_serializer=schedsvc_dot_v1_dot_explain__pb2.ListRequestIdsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -94,6 +111,33 @@ class ExplainService(object):
             '/schedsvc.v1.ExplainService/Explain',
             schedsvc_dot_v1_dot_explain__pb2.ExplainRequest.SerializeToString,
             schedsvc_dot_v1_dot_explain__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequestIds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/schedsvc.v1.ExplainService/ListRequestIds',
+            schedsvc_dot_v1_dot_explain__pb2.ListRequestIdsRequest.SerializeToString,
+            schedsvc_dot_v1_dot_explain__pb2.ListRequestIdsResponse.FromString,
             options,
             channel_credentials,
             insecure,

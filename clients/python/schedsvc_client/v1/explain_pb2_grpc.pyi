@@ -39,6 +39,8 @@ class ExplainServiceStub:
     """Returns the state of a request: its place, why it waits and how long it has waited, or that it
     was refused. Changes nothing.
     """
+    ListRequestIds: _grpc.UnaryUnaryMultiCallable[_explain_pb2.ListRequestIdsRequest, _explain_pb2.ListRequestIdsResponse]
+    """Returns the ids of the last requests, so that a person can choose one."""
 
 @_typing.type_check_only
 class ExplainServiceAsyncStub(ExplainServiceStub):
@@ -51,6 +53,8 @@ class ExplainServiceAsyncStub(ExplainServiceStub):
     """Returns the state of a request: its place, why it waits and how long it has waited, or that it
     was refused. Changes nothing.
     """
+    ListRequestIds: _aio.UnaryUnaryMultiCallable[_explain_pb2.ListRequestIdsRequest, _explain_pb2.ListRequestIdsResponse]  # type: ignore[assignment]
+    """Returns the ids of the last requests, so that a person can choose one."""
 
 class ExplainServiceServicer(metaclass=_abc_1.ABCMeta):
     """Answers for single requests. An operator (see operator.proto) sees every request. Any other
@@ -66,5 +70,13 @@ class ExplainServiceServicer(metaclass=_abc_1.ABCMeta):
         """Returns the state of a request: its place, why it waits and how long it has waited, or that it
         was refused. Changes nothing.
         """
+
+    @_abc_1.abstractmethod
+    def ListRequestIds(
+        self,
+        request: _explain_pb2.ListRequestIdsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_explain_pb2.ListRequestIdsResponse, _abc.Awaitable[_explain_pb2.ListRequestIdsResponse]]:
+        """Returns the ids of the last requests, so that a person can choose one."""
 
 def add_ExplainServiceServicer_to_server(servicer: ExplainServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
