@@ -288,31 +288,27 @@ cdef class Scheduler(ClusterApi):
 
     def admit_wire(self, int64_t now_ns, int32_t principal, bytes data, int64_t queue_ttl_ns=0):
         cdef AdmitMessage message
-        cdef Verdict refused
-        cdef Request* r
+        cdef Verdict verdict
         cdef int64_t handle
-        cdef int32_t i
+        cdef int32_t i, first
         enter(self, now_ns)
         parse_admit(&message, data_cursor(data))
         handle = admit_message(self, &message, 0, principal, 0, queue_ttl_ns)
         if handle < 0:
             fill_refusal(
-                self, &refused, message.flow, target_of(self, &message.pool), <int>-handle,
+                self, &verdict, message.flow, target_of(self, &message.pool), <int>-handle,
                 <uint64_t>self.received, principal,
             )
-            return encode_verdict(self, &refused)
+            return encode_verdict(self, &verdict)
         i = self.requests.lookup(handle)
-        r = &self.requests.items[i]
-        if r.state == QUEUED:
-            self.capture = handle
-            self.captured.outcome = 0
+        if self.requests.items[i].state == QUEUED:
+            first = self.verdict_count
             dispatch(self)
-            self.capture = 0
-            if self.captured.outcome:
-                return encode_verdict(self, &self.captured)
-            return handle
-        fill_grant(self, &refused, i)
-        return encode_verdict(self, &refused)
+            return encode_verdict(self, &verdict) if take_verdict(
+                self, handle, first, &verdict
+            ) else handle
+        fill_grant(self, &verdict, i)
+        return encode_verdict(self, &verdict)
 
     def poll(self, int64_t now_ns):
         enter(self, now_ns)

@@ -12,26 +12,33 @@ cdef inline int64_t clock_ns() noexcept:
     return <int64_t>moment.tv_sec * 1_000_000_000 + moment.tv_nsec
 
 
-cdef int ask_for(Scheduler core, int64_t now_ns, Ask* ask, bytes request_id) except -1:
-    """Admit a request, and let the core decide what follows from it."""
+cdef int ask_for(
+    Scheduler core, int64_t now_ns, Ask* ask, bytes request_id, Verdict* verdict
+) except -1:
+    """Admit a request, and dispatch. `verdict`: its verdict; outcome 0 if it waits."""
+    cdef int64_t handle
+    cdef int32_t first
     enter(core, now_ns)
     identify(core, ask, <const uint8_t*><const char*>request_id, len(request_id), 0, 0)
     enter_class(core, ask)
-    core.capture = admit_request(core, ask)
-    if core.capture < 0:
+    handle = admit_request(core, ask)
+    if handle < 0:
         raise ValueError("asks: one of them was refused")
-    core.captured.outcome = 0
+    first = core.verdict_count
+    verdict.outcome = 0
     dispatch(core)
-    core.capture = 0
+    take_verdict(core, handle, first, verdict)
     return 0
 
 
-cdef int complete_captured(Scheduler core, int64_t now_ns, Usage* used) except -1:
+cdef int complete_granted(
+    Scheduler core, int64_t now_ns, const Verdict* verdict, Usage* used
+) except -1:
     """End the lease that was just granted."""
     cdef int32_t i
     enter(core, now_ns)
-    i = find_lease(core, core.captured.lease_id, 0)
-    if core.captured.outcome != OUT_GRANTED or i == NONE:
+    i = find_lease(core, verdict.lease_id, 0) if verdict.outcome == OUT_GRANTED else NONE
+    if i == NONE:
         raise ValueError("asks: one of them was not granted at once")
     complete_lease(core, i, OUT_COMPLETED, used)
     return 0
@@ -47,6 +54,7 @@ def time_asks(
     """
     cdef Ask ask
     cdef Usage used
+    cdef Verdict verdict
     cdef list took_ns = []
     cdef int64_t now_ns, empty_ns, began_ns, ended_ns
     cdef bint completes = output_tokens != NONE
@@ -61,9 +69,9 @@ def time_asks(
         ask.sequences = ask.n = 1
         empty_ns = clock_ns()
         began_ns = clock_ns()
-        ask_for(core, now_ns, &ask, request_id)
+        ask_for(core, now_ns, &ask, request_id, &verdict)
         if completes:
-            complete_captured(core, now_ns, &used)
+            complete_granted(core, now_ns, &verdict, &used)
         ended_ns = clock_ns()
         took_ns.append(ended_ns - began_ns - (began_ns - empty_ns))
     return took_ns

@@ -66,9 +66,6 @@ cdef int deliver_verdict(Core core, Verdict* v, int32_t owner) except -1:
     if owner > 0:
         (<SessionState>core.sessions[owner]).push(v)
         return 0
-    if v.handle == core.capture and v.outcome != OUT_EXPIRED:
-        core.captured = v[0]
-        return 0
     if core.verdict_count == core.verdicts_max:
         size = max(64, core.verdicts_max * 2)
         core.verdicts = <Verdict*>grow(
@@ -78,6 +75,22 @@ cdef int deliver_verdict(Core core, Verdict* v, int32_t owner) except -1:
     core.verdicts[core.verdict_count] = v[0]
     core.verdict_count += 1
     return 0
+
+
+cdef bint take_verdict(Core core, int64_t handle, int32_t first, Verdict* v) noexcept:
+    """Take the verdict on a request out of those that fell from the `first` on; False: there is
+    none. O(verdicts from there)."""
+    cdef int32_t i
+    for i in range(first, core.verdict_count):
+        if core.verdicts[i].handle == handle:
+            v[0] = core.verdicts[i]
+            core.verdict_count -= 1
+            memmove(
+                &core.verdicts[i], &core.verdicts[i + 1],
+                <size_t>(core.verdict_count - i) * sizeof(Verdict),
+            )
+            return True
+    return False
 
 
 cdef int link_owner(Core core, int32_t i) except -1:

@@ -65,8 +65,6 @@ cdef class Core:
     cdef Chain answers  # ended requests, oldest first
     cdef Verdict* verdicts  # that belong to no session
     cdef int32_t verdict_count, verdict_taken, verdicts_max
-    cdef Verdict captured  # of the request that admit_wire just asked for
-    cdef int64_t capture
     cdef int64_t now_ns, seq
     cdef int64_t lease_next  # the next lease id; if ids are random, the counter they are made of
     cdef bint draws_lease_ids
