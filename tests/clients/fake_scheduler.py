@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from schedsvc_client.v1 import pool_pb2
+from schedsvc_client.v1 import leader_pb2, pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 _UNARY = {
@@ -58,6 +58,13 @@ class FakeScheduler:
         self.credentials = credentials
         self.decide: Decide = lambda request: self.granted()
         self.token: str | None = None
+        # Under which it leads, in its Welcomes and Admit answers.
+        self.leadership: leader_pb2.Leadership | None = None
+        # The target that it names to every caller, as a scheduler that does not lead.
+        self.leader: str | None = None
+        # The value of `schedsvc-term` of each call; "" without one.
+        self.terms: list[str] = []
+        self.beats = False
         self.incarnation = 1
         self.lease_ttl_ms = 10_000
         self.open_requests_max = 1_000
@@ -182,7 +189,12 @@ class FakeScheduler:
     # Unary.
 
     async def _authenticate(self, context: Any) -> None:
-        given = dict(context.invocation_metadata() or ()).get("authorization")
+        metadata = dict(context.invocation_metadata() or ())
+        self.terms.append(metadata.get("schedsvc-term", ""))
+        if self.leader is not None:
+            context.set_trailing_metadata((("schedsvc-leader", self.leader),))
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "another scheduler leads")
+        given = metadata.get("authorization")
         if self.token is not None and given != f"Bearer {self.token}":
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the bearer token is wrong")
 
@@ -191,7 +203,10 @@ class FakeScheduler:
         future: asyncio.Future[pb.AdmitResponse] = asyncio.get_running_loop().create_future()
         self._judge(request, lambda r: None if future.done() else future.set_result(r))
         try:
-            return await future
+            response = pb.AdmitResponse.FromString((await future).SerializeToString())
+            if self.leadership is not None:
+                response.leadership.CopyFrom(self.leadership)
+            return response
         except asyncio.CancelledError:
             self._cancel(request.request_id)
             raise
@@ -290,6 +305,9 @@ class _Stream:
             answer.welcome.incarnation = fake.incarnation
             answer.welcome.lease_ttl_ms = fake.lease_ttl_ms
             answer.welcome.open_requests_max = fake.open_requests_max
+            answer.welcome.beats = fake.beats
+            if fake.leadership is not None:
+                answer.welcome.leadership.CopyFrom(fake.leadership)
             if fake.prefix_use is not None:
                 answer.prefix_use.CopyFrom(fake.prefix_use)
         elif kind == "pool":
@@ -298,6 +316,8 @@ class _Stream:
                 answer.faults.append(fake.pool_fault)
         elif kind == "goodbye":
             fake.goodbyes += 1
+        elif kind == "beat":
+            assert fake.beats
         elif kind == "telemetry":
             fake.telemetry.append(event.telemetry)
         elif kind == "replay":

@@ -51,6 +51,10 @@ class ClientOptions:
     # How long a scheduler whose stream is open may give no sign of life until admissions raise
     # SchedulerUnavailable. Time in which this process stood still does not count. 0: for ever.
     silent_after_s: float = 3.0
+    # With several targets, in place of the two above: how long admissions wait for one that leads,
+    # and after which silence the client moves on to the next.
+    failover_wait_s: float = 5.0
+    failover_silent_after_s: float = 1.5
     # Between two attempts to connect, or to deliver a Complete; grows by 2, with full jitter.
     backoff_min_s: float = 0.05
     backoff_max_s: float = 2.0
@@ -79,6 +83,7 @@ class ClientOptions:
                 "end_delay_s",
                 "progress_delay_s",
                 "silent_after_s",
+                "failover_silent_after_s",
             ):
                 raise ValueError(f"{entry.name} must be positive, not 0")
         if self.message_bytes_max < 1_024:

@@ -85,6 +85,7 @@ class CallError(SchedulerError):
         *,
         violations: tuple[Violation, ...] = (),
         retry_after_ms: int = 0,
+        leader: str = "",
     ) -> None:
         named = "; ".join(f"{v.field}: {v.description}" for v in violations if v.field)
         text = f"{message} ({named})" if named and named not in message else message
@@ -93,6 +94,8 @@ class CallError(SchedulerError):
         self.message = message
         self.violations = violations
         self.retry_after_ms = retry_after_ms
+        # The target of the leader, if a scheduler that does not lead named it.
+        self.leader = leader
 
     def again(self) -> CallError:
         """Return a new exception that says the same.
@@ -104,6 +107,7 @@ class CallError(SchedulerError):
             self.message,
             violations=self.violations,
             retry_after_ms=self.retry_after_ms,
+            leader=self.leader,
         )
 
 
@@ -143,6 +147,9 @@ _BY_CODE: dict[grpc.StatusCode, type[CallError]] = {
     grpc.StatusCode.PERMISSION_DENIED: Unauthenticated,
     grpc.StatusCode.RESOURCE_EXHAUSTED: LimitExceeded,
 }
+_FINAL = (InvalidRequest, LeaseNotFound, RequestConflict, Unauthenticated)
+# Trailing metadata of a scheduler that does not lead.
+_LEADER_KEY = "schedsvc-leader"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -152,17 +159,27 @@ def call_error(
     *,
     violations: tuple[Violation, ...] = (),
     retry_after_ms: int = 0,
+    leader: str = "",
 ) -> CallError:
     """Return the exception for a status code (or its number)."""
     if isinstance(code, int):
         code = _CODES.get(code, grpc.StatusCode.UNKNOWN)
     kind = _BY_CODE.get(code, CallError)
-    return kind(code, message, violations=violations, retry_after_ms=retry_after_ms)
+    return kind(code, message, violations=violations, retry_after_ms=retry_after_ms, leader=leader)
 
 
 def is_final(error: CallError) -> bool:
     """Whether sending the same again cannot help."""
-    return isinstance(error, (InvalidRequest, LeaseNotFound, RequestConflict, Unauthenticated))
+    return isinstance(error, _FINAL)
+
+
+def asks_elsewhere(error: CallError) -> bool:
+    """Whether another scheduler may serve what this one did not.
+
+    Not after an answer about the caller itself, which every scheduler would give.
+    """
+    of_caller = (*_FINAL, LimitExceeded)
+    return not isinstance(error, of_caller) and not refuses_pool(error)
 
 
 def from_rpc_error(error: grpc.RpcError, target: str = "") -> CallError:
@@ -176,8 +193,13 @@ def from_rpc_error(error: grpc.RpcError, target: str = "") -> CallError:
     # Pairs at run time, whatever the type stubs say.
     metadata: Any = error.trailing_metadata()
     found = read_details(metadata)
+    named = [value for key, value in metadata or () if key == _LEADER_KEY]
     return call_error(
-        code, text or "", violations=found.violations, retry_after_ms=found.retry_after_ms
+        code,
+        text or "",
+        violations=found.violations,
+        retry_after_ms=found.retry_after_ms,
+        leader=named[0] if named and isinstance(named[0], str) else "",
     )
 
 

@@ -80,4 +80,11 @@ class PoolContested:
     claims: bool = False
 
 
-Notice = Welcomed | Verdict | Faulted | LeaseLost | PoolRefused | PoolContested
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """A later leader is known than the one of this stream: what it says has no effect."""
+
+    error: CallError
+
+
+Notice = Welcomed | Verdict | Faulted | LeaseLost | PoolRefused | PoolContested | Fenced

@@ -18,11 +18,13 @@ import grpc
 
 from schedsvc_client.channel import ClientOptions
 from schedsvc_client.errors import CallError, LimitExceeded, Violation, call_error
+from schedsvc_client.fence import Fence
 from schedsvc_client.leases import Lease, LeaseTable, Totals, lease_of
 from schedsvc_client.message_sizes import MESSAGE_BYTES_MIN, accepted_bytes, admit_event, too_large
 from schedsvc_client.outcomes import LeaseState, Outcome
 from schedsvc_client.session_notices import (
     Faulted,
+    Fenced,
     LeaseLost,
     Notice,
     PoolContested,
@@ -32,6 +34,7 @@ from schedsvc_client.session_notices import (
     Welcomed,
 )
 from schedsvc_client.session_records import Ending, Lost, Pending
+from schedsvc_client.stream_fence import StreamFence
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
@@ -74,12 +77,15 @@ class SessionProtocol:
     """All that one shim process owes the scheduler, and what it knows of it."""
 
     def __init__(
-        self, client_id: str, incarnation: int, limits: SessionLimits | None = None
+        self,
+        client_id: str,
+        incarnation: int,
+        limits: SessionLimits | None = None,
+        fence: Fence | None = None,
     ) -> None:
         self._limits = limits or SessionLimits()
-        self._hello = _encoded(
-            pb.SessionEvent(hello=pb.SessionHello(client_id=client_id, incarnation=incarnation))
-        )
+        self._hello = pb.SessionHello(client_id=client_id, incarnation=incarnation)
+        self._fence = fence or Fence(strict=False)
         self._table = LeaseTable(self._limits.progress_delay_ns)
         self._lost: dict[int, Lost] = {}
         self._pools: dict[str, bytes] = {}
@@ -120,6 +126,7 @@ class SessionProtocol:
         self._pools_refused = 0
         self._said_goodbye = False
         self._takes_beats = self._beat_out = False
+        self._stream_fence = StreamFence(self._fence)
 
     @property
     def open_requests(self) -> int:
@@ -252,7 +259,11 @@ class SessionProtocol:
         forgotten_ns = now_ns - self._limits.answer_ttl_ns
         for lease_id in [i for i, e in self._endings.items() if e.since_ns < forgotten_ns]:
             del self._endings[lease_id]
-        self._control_out.append(self._hello)
+        highest = self._fence.highest
+        if highest.term:
+            self._hello.leadership_seen.term = highest.term
+            self._hello.leadership_seen.leader = highest.leader
+        self._control_out.append(_encoded(pb.SessionEvent(hello=self._hello)))
         self._control_out.extend(self._pools.values())
         self._rejoin_out = {lease.lease_id: lease for lease in self._table.leases()}
         self._table.mark_all_sent(now_ns)
@@ -301,7 +312,14 @@ class SessionProtocol:
         return self._table.next_deadline_ns() if self._welcomed_here else None
 
     def receive(self, now_ns: int, response: pb.SessionResponse) -> list[Notice]:
-        """Take one message of the scheduler; what it means, in its order."""
+        """Take one message of the scheduler; what it means, in its order.
+
+        If a later leader is known than the one of the stream, that is `Fenced` alone.
+        """
+        fenced = self._stream_fence.check(response)
+        if fenced is not None:
+            return [Fenced(fenced)]
+        response = self._stream_fence.effective(response)
         notices: list[Notice] = []
         unacknowledged = self._unacknowledged
         while unacknowledged and unacknowledged[0][0] <= response.ack_seq:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
@@ -44,6 +45,9 @@ class Admission:
         self.request = request
         self.lease: Lease | None = None
         self.queue_duration_us = 0
+        # When it was asked for, and how long before the scheduler of the verdict was asked.
+        self.asked_s = 0.0
+        self.held_us = 0
         # The lease's state, if the scheduler gave it up before its end.
         self.lost: LeaseState | None = None
         self.on_lost: Callable[[LeaseState], None] | None = None
@@ -65,6 +69,7 @@ class Admission:
         if self._submitted:
             raise RuntimeError("an Admission asks only once; make another one")
         self._submitted = True
+        self.asked_s = time.monotonic()
         return self._holder.submit(self)
 
     def progress(

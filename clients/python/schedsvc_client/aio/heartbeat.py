@@ -14,9 +14,18 @@ class Heartbeat:
     """Sends beats, and says when the scheduler falls silent and when it answers again."""
 
     def __init__(
-        self, bound_s: float, send: Callable[[], None], changed: Callable[[], None]
+        self,
+        bound_s: float,
+        send: Callable[[], None],
+        changed: Callable[[], None],
+        *,
+        hangs_up: bool = False,
     ) -> None:
-        """`send` sends one beat; `changed` is called when `is_silent` has changed by itself."""
+        """`send` sends one beat; `changed` is called when `is_silent` has changed by itself.
+
+        `hangs_up`: a stream that falls silent is dead, because another scheduler may lead.
+        """
+        self._bound_s, self._hangs_up = bound_s, hangs_up
         self._pulse = Pulse(int(bound_s * 1e9))
         self._died = asyncio.Event()
         self._send, self._changed = send, changed
@@ -24,12 +33,15 @@ class Heartbeat:
         self._beats = 0
 
     async def death(self) -> CallError:
-        """Wait until the stream brought nothing for twice the bound; return that as an error.
+        """Wait until the stream is dead; return that as an error.
 
-        Its connection may be dead, which gRPC's own pings find after 20 s.
+        It brought nothing for twice the bound (if it hangs up: for the bound). Its connection may
+        be dead, which gRPC's own pings find after 20 s.
         """
         self._died.clear()
         await self._died.wait()
+        if self._hangs_up:
+            return unavailable(f"no answer for {self._bound_s:g} s")
         return unavailable("no sign of life on this connection; another one is tried")
 
     @property
@@ -43,8 +55,10 @@ class Heartbeat:
         self._run(0.0)
 
     def end(self) -> None:
-        """End with the stream."""
+        """End with the stream. If it hangs up, the next stream is judged by itself."""
         self._pulse.end()
+        if self._hangs_up:
+            self._pulse = Pulse(int(self._bound_s * 1e9))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -55,7 +69,7 @@ class Heartbeat:
         is_beat, self._beats = beats > self._beats, beats
         if self._pulse.heard(time.monotonic_ns(), beat=is_beat):
             self._run(0.0)
-        if self.is_silent is not was_silent:
+        if not self._hangs_up and self.is_silent is not was_silent:
             self._changed()
 
     def _run(self, delay_s: float) -> None:
@@ -70,7 +84,7 @@ class Heartbeat:
         if self._pulse.tick(time.monotonic_ns()):
             self._send()
         self._run(self._pulse.step_ns / 1e9)
-        if self._pulse.is_dead:
+        if self._pulse.is_dead or (self._hangs_up and self._pulse.is_silent):
             self._died.set()
-        if self.is_silent is not was_silent:
+        if not self._hangs_up and self.is_silent is not was_silent:
             self._changed()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -15,15 +14,14 @@ import grpc.aio
 
 from schedsvc_client.aio.admission import Admission, Asker
 from schedsvc_client.aio.contest_log import ContestLog
+from schedsvc_client.aio.engine_reports import EngineReports
 from schedsvc_client.aio.heartbeat import Heartbeat
 from schedsvc_client.aio.session_state import SessionState
-from schedsvc_client.aio.session_writer import send_all
+from schedsvc_client.aio.session_stream import SessionStream
 from schedsvc_client.channel import (
     ClientOptions,
     Token,
-    backoff_ceiling_s,
     bearer_metadata,
-    check_target,
     open_aio_channel,
 )
 from schedsvc_client.errors import (
@@ -31,17 +29,18 @@ from schedsvc_client.errors import (
     InvalidRequest,
     SchedulerUnavailable,
     Unauthenticated,
-    defect,
-    from_rpc_error,
+    asks_elsewhere,
     is_contest,
     refused,
     refuses_pool,
     unavailable,
 )
+from schedsvc_client.fence import Fence, fence_of
 from schedsvc_client.leases import Lease, Totals
 from schedsvc_client.outcomes import Outcome
 from schedsvc_client.session_notices import (
     Faulted,
+    Fenced,
     LeaseLost,
     Notice,
     PoolContested,
@@ -51,7 +50,7 @@ from schedsvc_client.session_notices import (
     Welcomed,
 )
 from schedsvc_client.session_protocol import SessionProtocol, limits_of
-from schedsvc_client.v1 import pool_pb2
+from schedsvc_client.targets import Targets
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 _METHOD = "/schedsvc.v1.SchedulerService/Session"
@@ -60,11 +59,12 @@ _HOPELESS = (Unauthenticated, InvalidRequest)
 _log = logging.getLogger("schedsvc_client.session")
 
 
-class SchedulerSession(Asker):
+class SchedulerSession(EngineReports, Asker):
     """One shim process at the scheduler. Use it inside one event loop.
 
-    `incarnation` must be larger at each start of the process that calls itself `client_id`: its
-    start time in ns does. `on_state` is called with each new state.
+    `target`: one, or several separated by commas; see `Targets`. `incarnation` must be larger at
+    each start of the process that calls itself `client_id`: its start time in ns does. `on_state`
+    is called with each new state. `fence`: of the process for these targets by default.
     """
 
     def __init__(
@@ -77,23 +77,36 @@ class SchedulerSession(Asker):
         token: Token | None = None,
         options: ClientOptions | None = None,
         on_state: Callable[[SessionState], None] | None = None,
+        fence: Fence | None = None,
     ) -> None:
         super().__init__()
-        self.target = check_target(target)
+        self.target = target
+        self._targets = Targets(target)
         self.state = SessionState.CONNECTING
         self.last_error: CallError | None = None
         self._options = options or ClientOptions()
         self._credentials = credentials
         self._token = token
         self._on_state = on_state
-        self._protocol = SessionProtocol(client_id, incarnation, limits_of(self._options))
+        self._protocol = SessionProtocol(
+            client_id,
+            incarnation,
+            limits_of(self._options),
+            fence or fence_of(self._targets.all),
+        )
         self._waiting: dict[int, tuple[Admission, asyncio.Future[None]]] = {}
         self._running: dict[int, Admission] = {}
         self._flushed: list[asyncio.Future[None]] = []
+        self._reached: list[asyncio.Future[bool]] = []
+        # Since when no scheduler serves this session; None while one does.
+        self._away_since_s: float | None = time.monotonic()
         self._wake = asyncio.Event()
         bound_s = self._options.silent_after_s
-        self._heartbeat = Heartbeat(bound_s, self._send_beat, self._silence_changed)
-        self._jitter = random.SystemRandom().random
+        if self._targets.several:
+            bound_s = self._options.failover_silent_after_s
+        self._heartbeat = Heartbeat(
+            bound_s, self._send_beat, self._silence_changed, hangs_up=self._targets.several
+        )
         self._contests = ContestLog()
         # None while admissions are worth a try, else why they are not.
         self._given_up: CallError | None = None
@@ -168,55 +181,6 @@ class SchedulerSession(Asker):
     ) -> None:
         await self.close()
 
-    def register_pool(
-        self,
-        *,
-        pool: str,
-        epoch: int,
-        capacity_tokens: int,
-        block_size_tokens: int,
-        max_running: int = 0,
-        max_model_tokens: int = 0,
-        gates: int = 1,
-    ) -> None:
-        """Offer the engine's KV cache, now and on every new stream.
-
-        `gates`: how many sessions offer this pool, one for each API process of the engine.
-        """
-        registration = pool_pb2.PoolRegistration(
-            pool=pool,
-            epoch=epoch,
-            capacity_tokens=capacity_tokens,
-            block_size_tokens=block_size_tokens,
-            max_running=max_running,
-            max_model_tokens=max_model_tokens,
-            gates=gates,
-        )
-        self._protocol.register_pool(registration)
-        self._wake.set()
-
-    def telemetry(
-        self,
-        *,
-        pool: str,
-        epoch: int,
-        running: int,
-        waiting: int,
-        used_tokens: int,
-        preemptions: int,
-    ) -> None:
-        """Report what the engine says of itself; dropped while there is no stream."""
-        report = pool_pb2.EngineTelemetry(
-            pool=pool,
-            epoch=epoch,
-            running=running,
-            waiting=waiting,
-            used_tokens=used_tokens,
-            preemptions=preemptions,
-        )
-        self._protocol.telemetry(report)
-        self._wake.set()
-
     async def flush(self, deadline_s: float) -> bool:
         """Wait until every Complete is acknowledged and saved; False if the deadline came first."""
         if not self._protocol.unacknowledged:
@@ -228,6 +192,18 @@ class SchedulerSession(Asker):
         if not done:
             self._flushed.remove(future)
         return bool(done)
+
+    def reached(self) -> asyncio.Future[bool]:
+        """Return a future that is done with True once a scheduler serves this session.
+
+        With False once admissions fail, because none has served it for the failover wait.
+        """
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        if self.state is SessionState.CONNECTED or self._given_up is not None:
+            future.set_result(self._given_up is None)
+        else:
+            self._reached.append(future)
+        return future
 
     # For its Admissions (the Holder protocol).
 
@@ -276,7 +252,8 @@ class SchedulerSession(Asker):
         while True:
             opened_s = time.monotonic()
             # A connection of its own, because the one before it may be dead.
-            async with open_aio_channel(self.target, self._credentials) as channel:
+            target = self._targets.current
+            async with open_aio_channel(target, self._credentials) as channel:
                 open_stream = channel.stream_stream(
                     _METHOD,
                     request_serializer=None,
@@ -287,8 +264,13 @@ class SchedulerSession(Asker):
             lived_s = time.monotonic() - opened_s
             failures = 0 if lived_s > self._options.backoff_max_s else failures + 1
             self._lost_stream(error)
-            ceiling_s = backoff_ceiling_s(self._options, failures)
-            await asyncio.sleep(ceiling_s * (0.5 + 0.5 * self._jitter()))
+            if asks_elsewhere(error):
+                self._targets.move_on(target, error.leader)
+            now_s = time.monotonic()
+            if self._away_since_s is None:
+                self._away_since_s = now_s
+            away_s = now_s - self._away_since_s
+            await asyncio.sleep(self._targets.pause_s(self._options, failures, away_s))
 
     async def _one_stream(self, open_stream: Any) -> CallError:
         """Open a stream and serve it; why it ended."""
@@ -296,50 +278,21 @@ class SchedulerSession(Asker):
             metadata = bearer_metadata(self._token)
         except SchedulerUnavailable as error:
             return error
-        call = open_stream(metadata=metadata)
-        self._protocol.connected(time.monotonic_ns())
-        reader = asyncio.create_task(self._read(call))
-        writer = asyncio.create_task(self._write(call, reader))
-        ends = (reader, writer, asyncio.create_task(self._heartbeat.death()))
-        first = asyncio.FIRST_COMPLETED
-        try:
-            # Not wait_for: before Python 3.12 it may swallow a cancellation.
-            connect_s = self._options.connect_deadline_s
-            done, _ = await asyncio.wait(ends, timeout=connect_s, return_when=first)
-            if not done and self.state is SessionState.CONNECTING:
-                return unavailable(f"no Welcome within {connect_s:g} s")
-            done, _ = await asyncio.wait(ends, return_when=first)
-            return done.pop().result()
-        finally:
-            self._heartbeat.end()
-            self._protocol.disconnected()
-            for task in ends:
-                task.cancel()
-            call.cancel()
-
-    async def _read(self, call: Any) -> CallError:
-        """Take messages until the stream ends; why it did."""
-        try:
-            while True:
-                response = await call.read()
-                if not isinstance(response, pb.SessionResponse):
-                    return unavailable("the scheduler ended the stream")
-                wrong = self._take(response)
-                if wrong is not None:
-                    return wrong
-        except grpc.RpcError as error:
-            return from_rpc_error(error)
-        except Exception as error:
-            # A defect of ours or of a callback must not end the session for good.
-            _log.exception("cannot handle a message of the scheduler")
-            return defect(error)
+        stream = SessionStream(self._protocol, self._heartbeat, self._wake, self._take)
+        several = self._targets.several
+        return await stream.serve(
+            open_stream(metadata=metadata),
+            welcome_s=self._options.connect_deadline_s,
+            sign_of_life_s=self._options.failover_silent_after_s if several else 0.0,
+            is_open=lambda: self.state is not SessionState.CONNECTING,
+        )
 
     def _take(self, response: pb.SessionResponse) -> CallError | None:
         """Take one message. Returns why the stream is of no use, where it says so."""
         was_due_ns = self._protocol.next_deadline_ns()
         notices = self._protocol.receive(time.monotonic_ns(), response)
         self._heartbeat.heard(self._protocol.beats)
-        wrong = next((n.error for n in notices if isinstance(n, PoolRefused) and n.of_all), None)
+        wrong = next((error for error in map(_ends_stream, notices) if error is not None), None)
         for notice in notices:
             # A stream whose pools are all refused is none to ask on: it never counts as connected.
             if wrong is None or not isinstance(notice, Welcomed):
@@ -352,16 +305,6 @@ class SchedulerSession(Asker):
         if self._protocol.has_news or self._protocol.next_deadline_ns() != was_due_ns:
             self._wake.set()
         return wrong
-
-    async def _write(self, call: Any, reader: asyncio.Task[CallError]) -> CallError:
-        """Send until the stream ends; why it did."""
-        try:
-            await send_all(call, self._protocol, self._wake)
-        except Exception as error:
-            # A defect of ours must not leave a stream that says nothing.
-            _log.exception("cannot make a message for the scheduler")
-            return defect(error)
-        return await asyncio.shield(reader)
 
     # Notices from the scheduler.
 
@@ -381,6 +324,8 @@ class SchedulerSession(Asker):
                 self._cancel_giving_up()  # the scheduler is there, and answers within seconds
             else:
                 self._contests.log(notice)
+        elif isinstance(notice, Fenced):
+            _log.warning("%s is ignored: %s", self._targets.current, notice.error.message)
         elif not notice.of_all:
             _log.error("the scheduler refused a pool of this client: %s", notice.error)
 
@@ -391,7 +336,7 @@ class SchedulerSession(Asker):
             if lease is not None:
                 self.end(lease, Outcome.CANCELLED, (0, 0, 0))
             return
-        admission.queue_duration_us = verdict.response.queue_duration_us
+        admission.queue_duration_us = verdict.response.queue_duration_us + admission.held_us
         if lease is None:
             future.set_exception(refused(verdict.response))
             return
@@ -414,7 +359,7 @@ class SchedulerSession(Asker):
         """Fail what waits while the scheduler is silent, although its stream is open."""
         if not self._heartbeat.is_silent:
             self._given_up = None
-            _log.warning("the scheduler at %s answers again", self.target)
+            _log.warning("the scheduler at %s answers again", self._targets.current)
             self._set_state(SessionState.CONNECTED)
             return
         bound_s = self._options.silent_after_s
@@ -434,9 +379,25 @@ class SchedulerSession(Asker):
         if self._away_logged or welcomed.restarted:
             # As loud as the loss: a log that shows the one shows the other.
             how = "another one" if welcomed.restarted else "the same"
-            _log.warning("the scheduler at %s is back (%s)", self.target, how)
-        self._given_up, self._away_logged = None, False
+            _log.warning("the scheduler at %s is back (%s)", self._targets.current, how)
+        self._given_up, self._away_logged, self._away_since_s = None, False, None
+        self._targets.answered()
+        self._count_held()
+        self._settle_reached(is_reached=True)
         self._set_state(SessionState.CONNECTED)
+
+    def _count_held(self) -> None:
+        """Count what waits for a verdict as waiting, also while no scheduler led. O(waiting)."""
+        if self._targets.several:
+            now_s = time.monotonic()
+            for admission, _ in self._waiting.values():
+                admission.held_us = int((now_s - admission.asked_s) * 1e6)
+
+    def _settle_reached(self, *, is_reached: bool) -> None:
+        reached, self._reached = self._reached, []
+        for future in reached:
+            if not future.done():
+                future.set_result(is_reached)
 
     def _withdraw(self, tag: int) -> None:
         if self._waiting.pop(tag, None) is not None:
@@ -450,12 +411,13 @@ class SchedulerSession(Asker):
         if self.state is SessionState.CLOSED:
             return
         if self.state in (SessionState.CONNECTED, SessionState.SILENT):
-            _log.warning("lost the scheduler at %s: %s", self.target, error)
+            _log.warning("lost the scheduler at %s: %s", self._targets.current, error)
             self._away_logged = True
         self._set_state(SessionState.CONNECTING)
         if isinstance(error, _HOPELESS) or refuses_pool(error):
             if self._given_up is None:
-                _log.error("the scheduler at %s refuses this client: %s", self.target, error)
+                place = self._targets.current
+                _log.error("the scheduler at %s refuses this client: %s", place, error)
                 self._away_logged = True
             # Of the stream, not of any admission: for them the scheduler is unavailable.
             of_caller = isinstance(error, Unauthenticated)
@@ -464,9 +426,12 @@ class SchedulerSession(Asker):
             self._watch(asyncio.get_running_loop())
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Fail waiting admissions unless a stream opens within `unavailable_after_s`."""
+        """Fail waiting admissions unless a stream opens within the time of the options."""
         if self._give_up_timer is None and self._given_up is None:
-            self._give_up_timer = loop.call_later(self._options.unavailable_after_s, self._give_up)
+            several = self._targets.several
+            wait_s = self._options.unavailable_after_s
+            wait_s = self._options.failover_wait_s if several else wait_s
+            self._give_up_timer = loop.call_later(wait_s, self._give_up)
 
     def _cancel_giving_up(self) -> None:
         if self._give_up_timer is not None:
@@ -483,6 +448,7 @@ class SchedulerSession(Asker):
 
     def _stop_asking(self, error: CallError) -> None:
         self._given_up = error
+        self._settle_reached(is_reached=False)
         waiting, self._waiting = self._waiting, {}
         for tag, (_, future) in waiting.items():
             self._protocol.cancel(tag)
@@ -498,3 +464,10 @@ class SchedulerSession(Asker):
                 except Exception:
                     # Of the caller; it must not end the session.
                     _log.exception("on_state failed")
+
+
+def _ends_stream(notice: Notice) -> CallError | None:
+    """Return why a stream is of no use after a notice; None if it is of use."""
+    if isinstance(notice, Fenced) or (isinstance(notice, PoolRefused) and notice.of_all):
+        return notice.error
+    return None

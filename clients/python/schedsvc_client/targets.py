@@ -1,0 +1,79 @@
+"""Target lists: the schedulers that a client may ask, and which of them it asks now.
+
+Every client takes one target, or several separated by commas. It asks one of them and moves on to
+another when that one fails. No socket, no clock: the caller reports what happened.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+
+from schedsvc_client.channel import ClientOptions, backoff_ceiling_s, check_target
+
+TARGETS_MAX = 16
+"""The most targets of one client."""
+FAILOVER_JITTER_S = 0.2
+"""With several targets: the longest pause before the next attempt, during the failover wait."""
+
+
+def check_targets(text: str) -> tuple[str, ...]:
+    """Return the targets of a comma-separated list. Raises ValueError that names the wrong one."""
+    targets = tuple(check_target(part.strip()) for part in text.split(","))
+    for index, target in enumerate(targets):
+        if target in targets[:index]:
+            raise ValueError(f"target {target!r} is listed twice; list each scheduler once")
+    if len(targets) > TARGETS_MAX:
+        raise ValueError(f"{len(targets)} targets are listed; list at most {TARGETS_MAX}")
+    return targets
+
+
+class Targets:
+    """The targets of one client. Threads may share it."""
+
+    def __init__(self, text: str) -> None:
+        self.all = check_targets(text)
+        self.current = self.all[0]
+        self._jitter: Callable[[], float] = random.SystemRandom().random
+        # Targets that failed since one last answered.
+        self._failed: set[str] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def several(self) -> bool:
+        """Whether there is another target to move on to."""
+        return len(self.all) > 1
+
+    def answered(self) -> None:
+        """Take note that the current target serves this client."""
+        if self._failed:
+            with self._lock:
+                self._failed.clear()
+
+    def move_on(self, failed: str, leader: str = "") -> None:
+        """Move on from a target that failed. O(targets).
+
+        To `leader`, whom that target named, if it is in the list and has not failed itself; else to
+        the next one of the list. No effect if another thread has moved on already.
+        """
+        with self._lock:
+            if failed != self.current or not self.several:
+                return
+            self._failed.add(failed)
+            if leader in self.all and leader not in self._failed:
+                self.current = leader
+            else:
+                self.current = self.all[(self.all.index(failed) + 1) % len(self.all)]
+            if len(self._failed) == len(self.all):
+                self._failed.clear()
+
+    def pause_s(self, options: ClientOptions, failures: int, away_s: float) -> float:
+        """Return how long to pause before the next attempt.
+
+        `failures`: attempts in a row that failed; `away_s`: time since a scheduler last answered.
+        During the failover wait the pause is short, because a standby leads within seconds.
+        """
+        if self.several and away_s < options.failover_wait_s:
+            return FAILOVER_JITTER_S * self._jitter()
+        return backoff_ceiling_s(options, failures) * (0.5 + 0.5 * self._jitter())

@@ -1,0 +1,189 @@
+"""A Session with several targets: it moves on with its leases, and obeys only the latest leader."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from schedsvc_client import ClientOptions, SchedulerUnavailable
+from schedsvc_client.aio import SchedulerSession, SessionState
+from schedsvc_client.v1.leader_pb2 import Leadership
+
+from .conftest import Until
+from .fake_scheduler import FakeScheduler
+from .test_gate_silence import SOON_S, Scheduler
+
+QUICK = ClientOptions(
+    backoff_min_s=0.01, backoff_max_s=0.05, progress_delay_s=0.005, failover_wait_s=30.0
+)
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[tuple[FakeScheduler, FakeScheduler]]:
+    made = FakeScheduler(f"unix:{tmp_path}/a"), FakeScheduler(f"unix:{tmp_path}/b")
+    for index, scheduler in enumerate(made):
+        scheduler.incarnation = 100 * (index + 1)
+        scheduler.next_lease = 100 * (index + 1)
+        await scheduler.start()
+    yield made
+    for scheduler in made:
+        await scheduler.stop()
+
+
+Pair = tuple[FakeScheduler, FakeScheduler]
+
+
+def both(pair: Pair) -> str:
+    return ",".join(scheduler.target for scheduler in pair)
+
+
+def session(targets: str, options: ClientOptions = QUICK) -> SchedulerSession:
+    made = SchedulerSession(targets, client_id="shim", incarnation=7, options=options)
+    made.register_pool(pool="p", epoch=1, capacity_tokens=1_000, block_size_tokens=16)
+    return made
+
+
+async def test_session_moves_with_its_leases(pair: Pair, until: Until) -> None:
+    a, b = pair
+    async with (
+        session(both(pair)) as opened,
+        opened.admission(input_tokens=5, max_output_tokens=9) as it,
+    ):
+        assert list(a.books) == [100]
+        it.progress(input_tokens=5, output_tokens=3)
+        await until(lambda: a.books[100].progress)
+        await a.stop()
+        await until(lambda: b.replays)
+        assert (b.replays[0].lease_id, b.replays[0].output_tokens) == (100, 3)
+        async with opened.admission(input_tokens=5, max_output_tokens=9):
+            assert list(b.books) == [200]
+
+
+async def test_request_in_the_queue_is_asked_again(pair: Pair, until: Until) -> None:
+    a, b = pair
+    a.decide = lambda request: None
+    async with session(both(pair)) as opened:
+        admission = opened.admission(request_id="r", input_tokens=5, max_output_tokens=9)
+        entering = asyncio.ensure_future(admission.__aenter__())
+        await until(lambda: "r" in a.held)
+        await a.stop()
+        await entering
+        assert [request.request_id for request in b.admits] == ["r"]
+        # The wait at the first scheduler and in the gap counts.
+        assert admission.queue_duration_us > 1_500
+        admission.complete()
+
+
+async def test_named_leader_is_asked(pair: Pair, until: Until) -> None:
+    a, b = pair
+    a.leader = b.target
+    async with session(both(pair)) as opened:
+        await until(lambda: opened.state is SessionState.CONNECTED)
+        assert (len(a.terms), len(b.hellos)) == (1, 1)
+
+
+async def test_leader_outside_the_list_is_not_asked(pair: Pair, until: Until) -> None:
+    a, b = pair
+    a.leader = "unix:/tmp/evil"
+    async with session(both(pair)) as opened:
+        await until(lambda: opened.state is SessionState.CONNECTED)
+        assert len(b.hellos) == 1
+
+
+@pytest.mark.parametrize(
+    "stale",
+    [Leadership(term=4, leader="c/1"), Leadership(term=5, leader="c/1"), None],
+    ids=["lower_term", "equal_term_of_another", "no_term"],
+)
+async def test_stale_leader_has_no_effect(
+    pair: Pair, until: Until, stale: Leadership | None
+) -> None:
+    a, b = pair
+    a.leadership, b.leadership = Leadership(term=5, leader="a/1"), stale
+    async with (
+        session(both(pair)) as opened,
+        opened.admission(input_tokens=5, max_output_tokens=9) as it,
+    ):
+        await a.stop()
+        # It would void the lease.
+        b.statuses[100] = 3
+        await until(lambda: len(b.hellos) >= 2)
+        assert b.hellos[0].leadership_seen == a.leadership
+        assert opened.state is SessionState.CONNECTING
+        assert it.lost is None
+        it.complete()
+        # The end is acknowledged by nothing but the leader.
+        await until(lambda: len(b.hellos) >= 4)
+        assert not await opened.flush(0.01)
+        await a.start()
+        a.leadership = Leadership(term=6, leader="a/2")
+        assert await opened.flush(20)
+    assert a.books[100].completes
+
+
+async def test_stream_ends_when_a_later_leader_is_known(pair: Pair, until: Until) -> None:
+    a, b = pair
+    a.leadership = Leadership(term=5, leader="a/1")
+    async with session(both(pair)) as first:
+        await until(lambda: first.state is SessionState.CONNECTED)
+        second = session(both(pair))
+        second.start()
+        await until(lambda: second.state is SessionState.CONNECTED)
+        # The other session of the process learns of a new leader.
+        b.leadership = Leadership(term=6, leader="b/1")
+        a.leader = b.target
+        a.streams[1].broken.set()
+        await until(lambda: len(b.hellos) == 1)
+        # The first has its stream to the old one still, whose grant it drops.
+        async with first.admission(input_tokens=5, max_output_tokens=9) as it:
+            assert it.lease is not None
+            assert it.lease.lease_id == 200
+        assert list(a.books) == [100]
+        assert len(b.hellos) == 2
+        await second.close()
+
+
+async def test_all_targets_away_end_in_unavailable(pair: Pair, until: Until) -> None:
+    for scheduler in pair:
+        await scheduler.stop()
+    async with session(both(pair), replace(QUICK, failover_wait_s=0.2)) as opened:
+        assert await opened.reached() is False
+        with pytest.raises(SchedulerUnavailable, match=r"cannot reach the scheduler at unix:.*,"):
+            await opened.admission(input_tokens=5, max_output_tokens=9).__aenter__()
+        await pair[1].start()
+        await until(lambda: opened.available)
+
+
+@pytest.fixture
+def two_schedulers() -> Iterator[tuple[Scheduler, Scheduler]]:
+    folders = [Path(tempfile.mkdtemp(prefix="fo-")) for _ in range(2)]
+    made = Scheduler(folders[0]), Scheduler(folders[1])
+    yield made
+    for scheduler, folder in zip(made, folders, strict=True):
+        scheduler.stop()
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("opens_first", [True, False])
+async def test_silent_scheduler_is_left_for_the_next(
+    two_schedulers: tuple[Scheduler, Scheduler], until: Until, opens_first: bool
+) -> None:
+    a, b = two_schedulers
+    targets = f"{a.target},{b.target}"
+    if not opens_first:  # it accepts the connection, and says nothing
+        a.send(signal.SIGSTOP)
+    async with session(targets, replace(QUICK, failover_silent_after_s=0.3)) as opened:
+        if opens_first:
+            await until(lambda: opened.state is SessionState.CONNECTED)
+            a.send(signal.SIGSTOP)
+        async with asyncio.timeout(SOON_S):
+            await until(lambda: opened._targets.current == b.target)
+            async with opened.admission(tenant="acme", input_tokens=5, max_output_tokens=9):
+                pass
+            assert await opened.flush(20)
