@@ -32,14 +32,14 @@ from schedsvc_vllm.settings import PoolSettings, Settings
 
 from bench import machine
 
-__all__ = ["main", "measure"]
+__all__ = ["Engine", "ask", "main", "measure", "scheduler", "serve_slice"]
 
 INPUT_TOKENS, OUTPUT_TOKENS = 512, 256
 #: Pieces of an answer: engines merge tokens where they cannot keep up.
 FEW, MANY = 16, 256
 IN_FLIGHT = 12
 _STEP_S = 0.002
-_START_S_MAX = 30.0
+START_S_MAX = 30.0
 _PIECE = b'data: {"id":"cmpl-1","choices":[{"index":0,"text":" a","finish_reason":null}]}\n\n'
 _LAST = b"data: [DONE]\n\n"
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8")]
@@ -50,7 +50,7 @@ Examples:
 """
 
 
-class _Engine:
+class Engine:
     """An app that streams, with as much of vLLM's state as the gate reads."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class _Engine:
 
 
 @contextmanager
-def _scheduler() -> Iterator[str]:
+def scheduler() -> Iterator[str]:
     """Run a scheduler; gives its target."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -114,7 +114,7 @@ def _scheduler() -> Iterator[str]:
         command += ["--config", str(folder / "c.yaml")]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            deadline_s = time.monotonic() + _START_S_MAX
+            deadline_s = time.monotonic() + START_S_MAX
             while not ready.exists():
                 if process.poll() is not None or time.monotonic() > deadline_s:
                     raise click.ClickException("the scheduler of the measurement did not start")
@@ -125,7 +125,7 @@ def _scheduler() -> Iterator[str]:
             process.wait()
 
 
-async def _ask(app: App, owner: object) -> bytes:
+async def ask(app: App, owner: object) -> bytes:
     """Send one request to an app; returns how the gate let it run, b"" past it.
 
     Raises RuntimeError where it is not answered as a whole.
@@ -159,7 +159,7 @@ async def _ask(app: App, owner: object) -> bytes:
     return told.get(b"x-schedsvc-mode", b"")
 
 
-async def _slice(app: App, engine: _Engine, requests: int) -> float:
+async def serve_slice(app: App, engine: Engine, requests: int) -> float:
     """Serve `requests` requests, some in flight; returns CPU in ms for each.
 
     Raises RuntimeError where the gate let one run without the scheduler.
@@ -170,7 +170,7 @@ async def _slice(app: App, engine: _Engine, requests: int) -> float:
     async def work() -> None:
         while left:
             left.pop()
-            if await _ask(app, engine) != mode:
+            if await ask(app, engine) != mode:
                 raise RuntimeError("the scheduler of the measurement did not answer in time")
 
     began_ns = time.process_time_ns()
@@ -180,23 +180,23 @@ async def _slice(app: App, engine: _Engine, requests: int) -> float:
 
 
 async def _measure(target: str, rounds: int, requests: int) -> dict[str, Any]:
-    engine = _Engine()
+    engine = Engine()
     pool = PoolSettings(capacity_tokens=100_000, block_size_tokens=16, max_running=256)
     gate = Gate(engine, Settings(target=target, tenant_headers=("x-tenant-id",), pool=pool))
     steps = asyncio.ensure_future(engine.run())
     extra: dict[int, list[float]] = {FEW: [], MANY: []}
     try:
-        deadline_s = time.monotonic() + _START_S_MAX
-        while await _ask(gate, engine) != b"enforced":
+        deadline_s = time.monotonic() + START_S_MAX
+        while await ask(gate, engine) != b"enforced":
             if time.monotonic() > deadline_s:
                 raise click.ClickException("the gate does not reach the measurement's scheduler")
-        await _slice(gate, engine, IN_FLIGHT)
+        await serve_slice(gate, engine, IN_FLIGHT)
         for number in range(rounds):
             for pieces in (FEW, MANY):
                 engine.pieces = pieces
                 first, second = (gate, engine) if number % 2 else (engine, gate)
-                took = {first: await _slice(first, engine, requests)}
-                took[second] = await _slice(second, engine, requests)
+                took = {first: await serve_slice(first, engine, requests)}
+                took[second] = await serve_slice(second, engine, requests)
                 extra[pieces].append(took[gate] - took[engine])
     finally:
         steps.cancel()
@@ -216,7 +216,7 @@ async def _measure(target: str, rounds: int, requests: int) -> dict[str, Any]:
 def measure(rounds: int, requests: int) -> dict[str, Any]:
     """Measure; returns medians over the rounds, in ms of CPU for a request and µs for a piece."""
     with (
-        _scheduler() as target,
+        scheduler() as target,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         return runner.run(_measure(target, rounds, requests))

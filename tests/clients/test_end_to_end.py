@@ -46,6 +46,7 @@ class Programs:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         # How long the last start took.
         self.start_s = 0.0
+        self.config: dict[str, Any] = CONFIG
 
     def start(self, name: str, *arguments: str, **environment: str) -> None:
         ready = self.folder / f"{name}.ready"
@@ -65,7 +66,7 @@ class Programs:
         self.start_s = time.monotonic() - started_s
 
     def start_scheduler(self) -> None:
-        config = CONFIG | {"listeners": [{"unix": f"{self.folder}/s"}]}
+        config = self.config | {"listeners": [{"unix": f"{self.folder}/s"}]}
         (self.folder / "c.yaml").write_text(json.dumps(config))
         self.start("scheduler", "serve", "--config", str(self.folder / "c.yaml"))
 

@@ -40,7 +40,7 @@ class Proxied(Programs):
         )
         self.engine_url = json.loads((self.folder / "engine.ready").read_text())["base_url"]
 
-    def start_proxy(self) -> None:
+    def start_proxy(self, **environment: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -50,7 +50,7 @@ class Proxied(Programs):
         command += ["--schedsvc-target", self.target, "--schedsvc-tenant-headers=x-tenant-id"]
         with (self.folder / "proxy.log").open("wb") as log:
             self.running["proxy"] = subprocess.Popen(
-                command, stdout=log, stderr=log, env=os.environ
+                command, stdout=log, stderr=log, env=os.environ | environment
             )
         deadline_s = time.monotonic() + 30
         while not self.is_up():

@@ -30,7 +30,7 @@ async def test_what_ran_without_the_scheduler_is_no_result() -> None:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     with pytest.raises(RuntimeError, match="did not answer in time"):
-        await gate._slice(open_gate, gate._Engine(), 1)
+        await gate.serve_slice(open_gate, gate.Engine(), 1)
 
 
 async def test_what_was_not_served_is_no_result() -> None:
@@ -39,4 +39,4 @@ async def test_what_was_not_served_is_no_result() -> None:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     with pytest.raises(RuntimeError, match="500"):
-        await gate._slice(broken, gate._Engine(), 1)
+        await gate.serve_slice(broken, gate.Engine(), 1)

@@ -263,6 +263,8 @@ ROOMS: dict[str, Room] = {
     "schedsvc_vllm": room("schedsvc_client", clock=WALL),
     # Of gates that verify tokens; the others need none of its packages.
     "schedsvc_vllm.jwt_tokens": room("schedsvc_vllm", "jwt", clock=WALL),
+    # Of gates that export spans.
+    "schedsvc_vllm.otel": room("schedsvc_vllm", "opentelemetry", clock=WALL),
     # A process of its own, where the gate cannot be loaded; the gate needs none of its packages.
     "schedsvc_vllm.proxy": room("schedsvc_vllm schedsvc_client", "aiohttp yarl"),
     # Builds what is published: packages and man pages. Nothing imports it.

@@ -27,6 +27,7 @@ EXTRAS = {
     "schedsvc.lab.workload.parquet": ("lab", "parquet"),
     "schedsvc.usage.parquet": ("parquet",),
     "schedsvc_vllm.jwt_tokens": ("jwt",),
+    "schedsvc_vllm.otel": ("otel",),
     "schedsvc_vllm.proxy": ("proxy",),
 }
 

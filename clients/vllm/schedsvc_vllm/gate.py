@@ -8,9 +8,11 @@ lease is ended exactly once: by a plain `finally` without a single await.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import time
 from dataclasses import replace
+from typing import Any
 
 from schedsvc_client import ClientOptions, api_key_hash
 from schedsvc_client.aio import AsyncScheduler
@@ -46,6 +48,7 @@ from schedsvc_vllm.runtime import Runtime, credentials_of, now_ns
 from schedsvc_vllm.scheduler_keys import ASK_S_MAX, SchedulerKeys
 from schedsvc_vllm.settings import Settings, SettingsError
 from schedsvc_vllm.terms import TermsReader
+from schedsvc_vllm.tracing import QueueSpan, Tracing
 from schedsvc_vllm.turn import Request, first, refusal_of, wait_for_turn
 
 # Set by the load balancer that spreads requests over ranks, never by a caller.
@@ -72,6 +75,7 @@ class Gate:
         self._runtime: Runtime | None = None
         self._engine_origins: tuple[str, ...] = ()
         self._replays = Replays()
+        self._tracing: Tracing | None = None
         self._bodies = Bodies(0, 0)  # of no settings, none is read
         try:
             self._settings = settings or Settings.from_environment()
@@ -248,6 +252,7 @@ class Gate:
             identity=identity,
             terms=terms,
             adapter=runtime.engine.adapter(body.get("model")),
+            model=body.get("model"),
             id=shown_id,
             engine_id=engine_id,
             prefix_block_hashes=runtime.prefix_block_hashes(route, body),
@@ -268,6 +273,9 @@ class Gate:
     ) -> None:
         """Wait for its turn and run it, once more where another engine has come meanwhile."""
         scope.setdefault("state", {})
+        span: QueueSpan | None = None
+        if self._tracing is not None:
+            scope, span = self._tracing.begin(scope, request.read_s)
         comments = QueueComments(send, comments_s, request.id) if comments_s else None
         send = comments.send if comments is not None else send
         mailbox = Mailbox(receive, request.call.body)
@@ -275,13 +283,17 @@ class Gate:
         gated = GatedRequest(
             runtime, request.call, request.identity.key, mailbox, send, request.tally, ids
         )
-        gated.read_s = request.read_s
+        gated.read_s, gated.span = request.read_s, span
+        if span is not None:
+            span.attributes.update(request.span_attributes(runtime.pool.name))
         try:
             while await self._run_once(runtime, request, gated, scope, send):
                 mailbox.play_again()
                 gated = gated.again()
         finally:
             mailbox.close()
+            if span is not None and self._tracing is not None:
+                self._tracing.end(span)
             if comments is not None:
                 await comments.stop()
 
@@ -292,6 +304,8 @@ class Gate:
         try:
             refusal = await wait_for_turn(runtime, request, gated)
             if refusal is not None:
+                if gated.span is not None:
+                    gated.span.waited(refusal.status, refusal.headers)
                 await self._say(refusal, scope, send)
                 return False
             if runtime.engine.in_doubt:
@@ -352,6 +366,7 @@ class Gate:
             return
         engine = EngineView(scope, self.app)
         try:
+            self._tracing = _tracing(self._settings)
             self._runtime = Runtime(self._settings, engine, self._started_ns)
         except SettingsError as error:
             self._broken = error
@@ -401,6 +416,9 @@ class Gate:
         if runtime is not None:
             await self._identifier.close()
             await runtime.close()
+        tracing, self._tracing = self._tracing, None
+        if tracing is not None:
+            await tracing.close()
 
 
 def _scope_for_app(scope: Scope, call: Call, priority: int | None, engine_id: str) -> Scope:
@@ -420,6 +438,21 @@ def _scope_for_app(scope: Scope, call: Call, priority: int | None, engine_id: st
         added.append((b"content-length", str(len(call.body)).encode()))
     headers = [pair for pair in scope["headers"] if pair[0] not in dropped]
     return {**scope, "headers": headers + added}
+
+
+def _tracing(settings: Settings) -> Tracing | None:
+    """Start what exports spans, if that is on. Raises SettingsError."""
+    if not settings.traces:
+        return None
+    try:
+        otel: Any = importlib.import_module("schedsvc_vllm.otel")
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"OTEL_TRACES_EXPORTER: otlp needs {error.name}, which is not installed: "
+            "pip install 'schedsvc-vllm[otel]'"
+        ) from None
+    made: Tracing = otel.connect()
+    return made
 
 
 def _dialect(path: str) -> Dialect:

@@ -18,6 +18,7 @@ from schedsvc_vllm.request_sizing import Asking, Call, ask_less
 from schedsvc_vllm.response_end import ResponseEnd
 from schedsvc_vllm.runtime import Runtime
 from schedsvc_vllm.token_counter import TokenTotals, Usage
+from schedsvc_vllm.tracing import QueueSpan, Totals
 from schedsvc_vllm.usage import ByteReader, Decoder, UsageFilter, UsageReader
 
 _EVENT_STREAM = b"text/event-stream"
@@ -53,6 +54,7 @@ class GatedRequest:
         "place",
         "read_s",
         "revoked",
+        "span",
     )
 
     def __init__(
@@ -95,6 +97,8 @@ class GatedRequest:
         self.local_wait_us = 0
         #: When its body was there; -1: it is asked for once more.
         self.read_s = -1.0
+        #: Of a request whose trace is sampled.
+        self.span: QueueSpan | None = None
         mailbox.on_left = self._client_left
 
     @property
@@ -148,6 +152,7 @@ class GatedRequest:
             runtime, self._call, self._tenant, self.mailbox, self._send, tally, self._ids
         )
         gated.asked_again = True
+        gated.span = self.span
         return gated
 
     def granted(self) -> None:
@@ -155,6 +160,8 @@ class GatedRequest:
         if self.admission is not None and self.read_s >= 0:
             queued_s = self.admission.queue_duration_us / 1e6
             self._runtime.counts.observe(time.monotonic() - self.read_s - queued_s)
+        if self.span is not None and self.admission is not None:
+            self.span.granted(self.admission)
         self._runtime.limit.granted()
         self._running = True
         self._task = asyncio.current_task()
@@ -208,6 +215,12 @@ class GatedRequest:
         told = final_usage(scope)
         if admission is not None:
             self._complete(admission, scope, told)
+        if self.span is not None:
+            self.span.answered(self._status)
+            if _holds_place(place):
+                done = self._is_whole and self._status < 400
+                counted = self._counted() or (None, None, None)
+                self.span.used(Outcome.COMPLETED if done else Outcome.CANCELLED, counted)
         self._learn(told)
         if self._tally is not None:
             self._tally.close()
@@ -231,8 +244,17 @@ class GatedRequest:
         if self.admission is None or counted is None:
             return
         admission, self.admission = self.admission, None
-        input_tokens, cached_tokens, output_tokens = counted
+        self._end(admission, counted)
+
+    def _end(
+        self, admission: Admission, totals: Totals, outcome: Outcome = Outcome.COMPLETED
+    ) -> None:
+        """End the lease with its totals, and note them in the request's span."""
+        if self.span is not None and admission.lease is not None:
+            self.span.used(outcome, totals)
+        input_tokens, cached_tokens, output_tokens = totals
         admission.complete(
+            outcome=outcome,
             input_tokens=input_tokens,
             cached_input_tokens=cached_tokens,
             output_tokens=output_tokens,
@@ -392,29 +414,21 @@ class GatedRequest:
         if told is not None:
             # vLLM's answers state cached tokens only if an option says so; its states always do.
             cached_tokens = counted[1] if counted is not None else None
-            admission.complete(
-                input_tokens=told.input_tokens,
-                cached_input_tokens=max(told.cached_input_tokens, cached_tokens or 0),
-                output_tokens=told.output_tokens,
-            )
+            cached_tokens = max(told.cached_input_tokens, cached_tokens or 0)
+            self._end(admission, (told.input_tokens, cached_tokens, told.output_tokens))
             return
-        input_tokens, cached_tokens, output_tokens = counted or (None, None, None)
-        if not self._running or (self._status >= 400 and not output_tokens):
+        totals = counted or (None, None, None)
+        if not self._running or (self._status >= 400 and not totals[2]):
             # It never reached the engine, or the app refused it.
-            admission.give_back()
+            self._end(admission, (0, 0, 0), Outcome.CANCELLED)
             return
         # vLLM's sign of a request that the engine aborted: no usage where it leaves one.
         aborted = route.leaves_usage and _metadata(scope) is not None
         # Only an answer shows that a prompt alone was wanted: inside vLLM, no output is an abort.
         tells_prompts = self._reader is not None or not route.generates
-        is_told = bool(output_tokens) or (counted is not None and tells_prompts)
+        is_told = bool(totals[2]) or (counted is not None and tells_prompts)
         done = self._is_whole and self._status < 400 and is_told and not aborted
-        admission.complete(
-            outcome=Outcome.COMPLETED if done else Outcome.CANCELLED,
-            input_tokens=input_tokens,
-            cached_input_tokens=cached_tokens,
-            output_tokens=output_tokens,
-        )
+        self._end(admission, totals, Outcome.COMPLETED if done else Outcome.CANCELLED)
 
     def _learn(self, told: Usage | None) -> None:
         """Teach the tenant's ratio what its text was in tokens."""

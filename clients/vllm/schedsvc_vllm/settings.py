@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
@@ -34,6 +35,7 @@ _JWT = tuple(
 )
 _JWKS_URL = re.compile(r"https://[^/@]+|http://(127\.0\.0\.1|localhost|\[::1\])(:\d+)?(/|$)")
 _PRESETS = {"llm-d": "x-llm-d-inference-fairness-id"}
+_log = logging.getLogger("schedsvc_vllm")
 _HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
 
 
@@ -108,6 +110,7 @@ class Settings:
     joins_retries: bool = False
     queue_comments_s: float = 0.0
     images: ImageSizes = UNKNOWN_MODEL
+    traces: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -152,6 +155,7 @@ class Settings:
             cors_origins=read.origins("SCHEDSVC_CORS_ORIGINS"),
             send_stall_s=read.seconds("SCHEDSVC_SEND_STALL", 30.0),
             images=read.images(),
+            traces=read.traces(),
         )
 
 
@@ -241,6 +245,15 @@ class _Reader:
             patch_pixels=self.number("SCHEDSVC_IMAGE_PATCH_PIXELS", maximum=4_096),
             tokens_max=self.number("SCHEDSVC_IMAGE_TOKENS_MAX", default.tokens_max, most),
         )
+
+    def traces(self) -> bool:
+        """Return whether spans are exported: OpenTelemetry's own variables say so."""
+        exporter = self.raw("OTEL_TRACES_EXPORTER").lower()
+        if self.raw("OTEL_SDK_DISABLED").lower() == "true" or exporter in ("", "none"):
+            return False
+        if exporter != "otlp":  # meant for another program in this process
+            _log.warning("OTEL_TRACES_EXPORTER: the gate exports only otlp, not %s", exporter)
+        return exporter == "otlp"
 
     def headers(self, name: str) -> tuple[str, ...]:
         names = tuple(part.strip().lower() for part in self.raw(name).split(",") if part.strip())

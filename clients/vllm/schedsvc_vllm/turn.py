@@ -25,6 +25,7 @@ from schedsvc_vllm.request_sizing import Call
 from schedsvc_vllm.runtime import Runtime
 from schedsvc_vllm.terms import Terms
 from schedsvc_vllm.token_counter import TokenTotals
+from schedsvc_vllm.tracing import OPERATIONS, TEXT_CHARS_MAX, Value
 
 T = TypeVar("T")
 
@@ -49,6 +50,29 @@ class Request:
     prefix_block_hashes: list[int]
     tally: TokenTotals | None
     read_s: float  # when its body was there
+    model: object = None  # as the body names it
+
+    def span_attributes(self, pool: str) -> dict[str, Value]:
+        """Return what its span says of it: the names of tenants, but never an API key's hash."""
+        call, terms = self.call, self.terms
+        noted: dict[str, Value] = {
+            "http.route": call.route.path,
+            "gen_ai.request.max_tokens": call.max_output_tokens,
+            "gen_ai.request.stream": call.stream,
+            "schedsvc.pool": pool,
+            "schedsvc.tenant": self.identity.tenant[:TEXT_CHARS_MAX],
+            "schedsvc.request_class": terms.request_class,
+            "schedsvc.request_id": self.id,
+            "schedsvc.input_tokens.sized": sum(call.prompts.tokens),
+        }
+        operation = OPERATIONS.get(call.route.path)
+        if operation is not None:
+            noted["gen_ai.operation.name"] = operation
+        if isinstance(self.model, str):
+            noted["gen_ai.request.model"] = self.model[:TEXT_CHARS_MAX]
+        if call.n != 1:
+            noted["gen_ai.request.choice.count"] = call.n
+        return {name: value for name, value in noted.items() if value != ""}
 
 
 async def wait_for_turn(runtime: Runtime, request: Request, gated: GatedRequest) -> Answer | None:
@@ -126,6 +150,8 @@ async def _ask(runtime: Runtime, request: Request, gated: GatedRequest) -> Answe
         )
         await first(admission.submit(), gated.mailbox)
     except Refused as refused:
+        if gated.span is not None:
+            gated.span.refused(refused)
         return answers.refusal(refused, admission, request.id, call.route.prompt_field)
     except InvalidRequest as error:
         return answers.bad_request(_wrong_field(error, request), request.id)
@@ -153,6 +179,8 @@ async def _run_without(runtime: Runtime, request: Request, gated: GatedRequest) 
     gated.local_wait_us = int((time.monotonic() - started_s) * 1e6)
     if not runs:
         return _ASK_AGAIN
+    if gated.span is not None:
+        gated.span.ran_without(gated.local_wait_us)
     runtime.watch(gated)
     return None
 

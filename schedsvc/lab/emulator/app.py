@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from schedsvc.lab.emulator.counts import CountsFile
 from schedsvc.lab.emulator.endpoints import ClientGoneError, GenerateEndpoint, read_body
 from schedsvc.lab.emulator.errors import ApiError, stopping
 from schedsvc.lab.emulator.intake import Intake
@@ -49,8 +50,14 @@ class Emulator:
     - `count_prompt_tokens(body)`: the tokens of each prompt of a completion or chat body.
     """
 
-    def __init__(self, settings: EmulatorSettings, middleware: Sequence[Layer] = ()) -> None:
+    def __init__(
+        self,
+        settings: EmulatorSettings,
+        middleware: Sequence[Layer] = (),
+        counts: CountsFile | None = None,
+    ) -> None:
         self.settings = settings
+        self._counts = counts
         self._config = ConfigView.of(settings)
         self._tokenizer = settings.tokenizer
         self._created_s = int(time.time())
@@ -72,11 +79,10 @@ class Emulator:
         self.app = self._build(middleware)
 
     def _build(self, middleware: Sequence[Layer]) -> Starlette:
-        chat = GenerateEndpoint(self._intake.chat, self.driver, self.settings.model)
-        completion = GenerateEndpoint(self._intake.completion, self.driver, self.settings.model)
-        generate, generate_stream = (
-            GenerateEndpoint(take_in, self.driver, self.settings.model)
-            for take_in in (self._intake.generate, self._intake.generate_stream)
+        taken = self._intake
+        chat, completion, generate, generate_stream = (
+            GenerateEndpoint(take_in, self.driver, self.settings.model, self._counts)
+            for take_in in (taken.chat, taken.completion, taken.generate, taken.generate_stream)
         )
         app = Starlette(
             routes=[

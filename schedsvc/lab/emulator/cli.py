@@ -10,6 +10,7 @@ from typing import Any, cast
 import click
 
 from schedsvc.lab.emulator.app import Emulator, Layer
+from schedsvc.lab.emulator.counts import CountsFile
 from schedsvc.lab.emulator.replay_cli import replay
 from schedsvc.lab.emulator.server import Address, Listening, StartError, run
 from schedsvc.lab.emulator.settings import EmulatorSettings
@@ -113,6 +114,12 @@ Examples:
 )
 @click.option("--json", "as_json", is_flag=True, help="With --trace: print the result as JSON.")
 @click.option(
+    "--counts",
+    "counts_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Append each request's tokens to this file as JSON, before each part of its answer.",
+)
+@click.option(
     "--ready-file",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the address here, as JSON, when the server listens; removed at its end.",
@@ -128,6 +135,7 @@ def emulate(
     speed: float,
     trace_file: Path | None,
     as_json: bool,
+    counts_file: Path | None,
     ready_file: Path | None,
     **sizes: Any,
 ) -> None:
@@ -141,13 +149,14 @@ def emulate(
     if tokenizer_path is not None:
         settings = replace(settings, tokenizer=_tokenizer(tokenizer_path))
     if trace_file is not None:
-        if middleware or ready_file is not None or uds is not None:
+        if middleware or counts_file or ready_file is not None or uds is not None:
             raise click.UsageError(
-                "--trace: serves no clients; leave out --middleware and addresses"
+                "--trace: serves no clients; leave out --middleware, --counts and addresses"
             )
         replay(settings, trace_file, as_json)
         return
-    emulator = Emulator(settings, [load_layer(path) for path in middleware])
+    layers = [load_layer(path) for path in middleware]
+    emulator = Emulator(settings, layers, _counts(counts_file))
     if ready_file is not None:
         if not ready_file.absolute().parent.is_dir():
             raise click.UsageError(f"--ready-file: the folder of {ready_file} does not exist")
@@ -185,6 +194,13 @@ def load_layer(path: str) -> Layer:
             "function would hide from the server that a client has left"
         )
     return cast(Layer, layer)
+
+
+def _counts(path: Path | None) -> CountsFile | None:
+    try:
+        return None if path is None else CountsFile(path)
+    except OSError as error:
+        raise click.UsageError(f"--counts: cannot write {path}: {error.strerror}") from error
 
 
 def _tokenizer(path: Path) -> TextTokenizer:

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from schedsvc.lab.emulator.answers import Answer, UsageInfo
+from schedsvc.lab.emulator.counts import CountsFile
 from schedsvc.lab.emulator.errors import ApiError, stopping
 from schedsvc.lab.emulator.generate import TokenAnswer
 from schedsvc.lab.emulator.intake import Work
@@ -31,6 +32,7 @@ class RequestMetadata:
     """
 
     request_id: str
+    traceparent: str = ""
     final_usage_info: UsageInfo | None = None
 
 
@@ -41,21 +43,30 @@ class ClientGoneError(Exception):
 class GenerateEndpoint:
     """An ASGI app that serves one kind of generation."""
 
-    def __init__(self, take_in: TakeIn, driver: RealTimeEngine, model: str) -> None:
+    def __init__(
+        self,
+        take_in: TakeIn,
+        driver: RealTimeEngine,
+        model: str,
+        counts: CountsFile | None = None,
+    ) -> None:
         self._take_in = take_in
         self._driver = driver
         self._model = model
+        self._counts = counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        headers = dict(scope["headers"])
         try:
-            work = self._take_in(parse_json(await read_body(receive)), dict(scope["headers"]))
+            work = self._take_in(parse_json(await read_body(receive)), headers)
         except ClientGoneError:
             return
         except ApiError as error:
             await send_json(send, error.status, error.body())
             return
-        metadata = RequestMetadata(work.request_id)
+        traceparent = headers.get(b"traceparent", b"").decode("latin-1")
+        metadata = RequestMetadata(work.request_id, traceparent)
         scope.setdefault("state", {})["request_metadata"] = metadata
         generation = self._driver.submit(work.plans, work.priority)
         watcher = asyncio.create_task(self._watch(receive, generation))
@@ -104,6 +115,7 @@ class GenerateEndpoint:
             await send_json(send, error.status, error.body())
             return
         metadata.final_usage_info = UsageInfo.of(generation)
+        self._note(metadata, generation)
         await send_json(send, HTTPStatus.OK, answer.whole())
 
     async def _stream(
@@ -127,7 +139,12 @@ class GenerateEndpoint:
                 if finished:
                     metadata.final_usage_info = UsageInfo.of(generation)
                     body += answer.end()
+            self._note(metadata, generation)
             await send({"type": "http.response.body", "body": body, "more_body": not finished})
+
+    def _note(self, metadata: RequestMetadata, generation: Generation) -> None:
+        if self._counts is not None:
+            self._counts.note(metadata.request_id, metadata.traceparent, generation)
 
 
 def _cause(generation: Generation) -> ApiError:

@@ -57,6 +57,7 @@ def run(*args):
         (["--middleware", "json.dumps"], "must be a class whose instances are ASGI"),
         (["--middleware", "decimal.Decimal"], "must be a class whose instances are ASGI"),
         (["--ready-file", "/no/such/folder/ready.json"], "--ready-file: the folder of"),
+        (["--counts", "/no/such/folder/counts"], "--counts: cannot write"),
         (["--uds", "/no/such/folder/e.sock"], "its folder does not exist"),
         (["--nonsense"], "No such option"),
     ],
