@@ -39,6 +39,8 @@ MESSAGE_BYTES = 65_500
 PATH = "/schedsvc.v1.SchedulerService/Admit"
 
 _SPARE_FILES = 64
+#: Of a message of gRPC.
+_HEAD_BYTES = 5
 _CONNECTING_AT_ONCE = 128
 _RESETS_AT_ONCE = 100
 _AGAIN_S = 5.0
@@ -87,14 +89,22 @@ class Attack:
     ) -> None:
         self.kind = kind
         self.counts: Counter[str] = Counter()
-        #: Bytes of the connection's window that a call takes: the message and its head.
-        self.window_bytes = message_bytes + 5
         self._random = random.Random(seed)
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
-        self._message, self._id_at, self._tenant_at = _message(message_bytes)
+        self._make(message_bytes)
         self._made = 0
         #: Those that wait for all to be there; None once they attack.
         self.waiting: set[_Connection] | None = set()
+
+    def _make(self, message_bytes: int) -> None:
+        #: Bytes of the connection's window that a call takes: the message and its head.
+        self.window_bytes = message_bytes + _HEAD_BYTES
+        self._message, self._id_at, self._tenant_at = _message(message_bytes)
+
+    def fit(self, window: int) -> None:
+        """Send messages that fill the window of a stream: a larger one would end the stream."""
+        if window < self.window_bytes:
+            self._make(window - _HEAD_BYTES)
 
     def begin(self) -> None:
         """Attack with all connections that are there, and with each that comes."""
@@ -146,6 +156,7 @@ class _Connection(asyncio.Protocol):
         self._data += data
         for frame in http2.frames(self._data):
             if frame.kind == Kind.SETTINGS and not frame.flags & http2.ACK:
+                self._attack.fit(frame.initial_window)
                 self._transport.write(http2.frame(Kind.SETTINGS, http2.ACK))
             elif frame.kind == Kind.PING and not frame.flags & http2.ACK:
                 self._transport.write(http2.frame(Kind.PING, http2.ACK, 0, frame.payload))

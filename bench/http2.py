@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 __all__ = ["OPENING", "WINDOW", "Frame", "Kind", "call", "frame", "frames", "reset"]
 
+_INITIAL_WINDOW_SIZE = 4
+
 #: The initial window of a connection and of each stream, in bytes.
 WINDOW = 65_535
 
@@ -53,6 +55,12 @@ class Frame:
     def increment(self) -> int:
         """By how much a WINDOW_UPDATE raises the window, in bytes."""
         return int(struct.unpack(">I", self.payload)[0])
+
+    @property
+    def initial_window(self) -> int:
+        """The window of a new stream that a SETTINGS frame allows, in bytes."""
+        settings = dict(struct.iter_unpack(">HI", self.payload))
+        return int(settings.get(_INITIAL_WINDOW_SIZE, WINDOW))
 
 
 def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:

@@ -92,10 +92,10 @@ async def _attack(port: int, attack: Attack) -> None:
             doing = asyncio.ensure_future(attack(writer))
             closed = asyncio.ensure_future(reader.read())
             await asyncio.wait((doing, closed), return_when=asyncio.FIRST_COMPLETED)
+            writer.transport.abort()
             for task in (doing, closed):
                 task.cancel()
             await asyncio.gather(doing, closed, return_exceptions=True)
-            writer.transport.abort()
         await asyncio.sleep(_AGAIN_S)
 
 

@@ -16,7 +16,7 @@ from schedsvc.server import (
     StateError,
     UsageError,
 )
-from schedsvc.server import serve as run
+from schedsvc.server.serve import serve as run
 
 _EPILOG = """\b
 Example:

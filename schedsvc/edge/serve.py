@@ -13,6 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from schedsvc.config import Config
 from schedsvc.config.models import Listener
 from schedsvc.edge.relay import Allowance, Relay
+from schedsvc.malloc import return_freed_memory
 from schedsvc.server.credentials import credentials_of
 from schedsvc.server.health import LIVENESS, READINESS
 from schedsvc.server.listeners import bind, server_options
@@ -21,15 +22,20 @@ from schedsvc.server.notify import Notifier
 from schedsvc.server.ready import ReadyFile
 from schedsvc.service import SERVICE_NAME, Authenticator
 
-__all__ = ["Edge", "serve"]
+__all__ = ["WINDOW_BYTES", "Edge", "serve"]
 
 _log = structlog.get_logger("schedsvc.edge")
 _STATUS = health_pb2.HealthCheckResponse.ServingStatus
 _AGAIN_S = 0.5
+#: Of each stream, before the edge reads its message.
+WINDOW_BYTES = 16_384
 #: Health names whose status the edge copies from the scheduler; it is alive by itself.
 _FOLLOWED = ("", SERVICE_NAME, READINESS)
 #: A burst of this many calls is never shed before the relay sees it, however few may be open.
 _WAITING_MIN = 100
+#: A stranger can fill the window of each stream before its call is refused. A call that is passed
+#: on gets the window that its message needs.
+_MEMORY_OPTIONS = (("grpc.http2.lookahead_bytes", WINDOW_BYTES), ("grpc.http2.bdp_probe", 0))
 _STOP_GRACE_S = 1.0
 _STOP_S_MAX = 10.0
 
@@ -60,7 +66,7 @@ class Edge:
         # A call that waits for its turn here may wait again upstream, so few may wait.
         waiting_max = max(edge.calls_max, _WAITING_MIN)
         limits = config.limits.model_copy(update={"streams_max": waiting_max})
-        self._server = grpc.aio.server(options=server_options(limits))
+        self._server = grpc.aio.server(options=[*server_options(limits), *_MEMORY_OPTIONS])
         authenticator = Authenticator(credentials_of(config), "token")
 
         def allowance() -> Allowance:
@@ -113,6 +119,7 @@ def serve(config: Config, ready_file: Path | None = None) -> None:
 
     While listening, `ready_file` holds `{"targets": [...], "metrics": null}` as JSON.
     """
+    return_freed_memory()
     configure_logs(config.log.format, config.log.level)
     try:
         with ReadyFile(ready_file) as ready:

@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from aiohttp import web
 
@@ -12,14 +13,60 @@ CONNECTIONS_MAX = 64
 REQUEST_S = 10.0  # from the connection to the end of its first request's head
 ANSWER_S = 60.0  # until a client has read an answer
 KEPT_S = 75.0  # a connection without a request
-_CONNECTING_S = 0.1  # until the server knows a connection that was accepted
+#: From one request to the next. A request of a listener that only answers GET has no body.
+REQUEST_BYTES_MAX = 64 << 10
 
 
-class _Refused(asyncio.Protocol):
-    """A connection beyond the limit, which is closed at once."""
+class _Connection(asyncio.Protocol):
+    """Passes a connection on to the server's protocol, as far as the limits go."""
+
+    def __init__(self, limits: "HttpLimits", inner: web.RequestHandler) -> None:
+        self._limits, self._inner = limits, inner
+        self._transport: asyncio.Transport | None = None
+        self._late: asyncio.TimerHandle | None = None
+        self._received = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
+        if not self._limits.opens(self._inner, self):
+            transport.close()
+            return
+        self._transport = cast(asyncio.Transport, transport)
+        late_s = self._limits.request_s
+        self._late = asyncio.get_running_loop().call_later(late_s, self._inner.force_close)
+        self._inner.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is None:
+            return
+        self._received += len(data)
+        if self._received > REQUEST_BYTES_MAX:
+            # The server would keep what it cannot parse until the client has read its answer.
+            self._transport.abort()
+        else:
+            self._inner.data_received(data)
+
+    def eof_received(self) -> None:
+        if self._transport is not None:
+            self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._transport is not None:
+            self.begin_request()
+            self._limits.closes(self._inner)
+            self._inner.connection_lost(exc)
+
+    def begin_request(self) -> None:
+        """Start to count for the next request."""
+        self._received = 0
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 class HttpLimits:
@@ -35,33 +82,23 @@ class HttpLimits:
         """`host`: the address of the listener, with or without brackets."""
         self._is_local = _is_loopback(host)
         self._connections_max = connections_max
-        self._request_s, self._answer_s = request_s, answer_s
-        self._silent: dict[web.RequestHandler, asyncio.TimerHandle] = {}
+        self.request_s, self._answer_s = request_s, answer_s
+        self._connections: dict[web.RequestHandler, _Connection] = {}
 
     def factory(self, server: web.Server) -> Callable[[], asyncio.BaseProtocol]:
         """Return what makes the protocol of each connection."""
+        return lambda: _Connection(self, server())
 
-        def protocol() -> asyncio.BaseProtocol:
-            if len(server.connections) >= self._connections_max:
-                return _Refused()
-            loop = asyncio.get_running_loop()
-            self._forget_closed(server, loop.time())
-            made = server()
-            self._silent[made] = loop.call_later(self._request_s, self._drop, made)
-            return made
+    def opens(self, inner: web.RequestHandler, connection: _Connection) -> bool:
+        """Keep a connection; False if there are too many."""
+        if len(self._connections) >= self._connections_max:
+            return False
+        self._connections[inner] = connection
+        return True
 
-        return protocol
-
-    def _forget_closed(self, server: web.Server, now_s: float) -> None:
-        """Release connections that closed without a request: each holds what it sent last."""
-        known_before_s = now_s + self._request_s - _CONNECTING_S
-        for made in self._silent.keys() - set(server.connections):
-            if self._silent[made].when() < known_before_s:
-                self._silent.pop(made).cancel()
-
-    def _drop(self, protocol: web.RequestHandler) -> None:
-        del self._silent[protocol]
-        protocol.force_close()
+    def closes(self, inner: web.RequestHandler) -> None:
+        """Forget a connection."""
+        del self._connections[inner]
 
     @web.middleware
     async def middleware(
@@ -72,8 +109,8 @@ class HttpLimits:
         A page of a stranger can let its own name stand for 127.0.0.1, and the browser then lets it
         read what it fetches there. So a listener on a loopback address has no other names.
         """
-        if (timer := self._silent.pop(request.protocol, None)) is not None:
-            timer.cancel()
+        if (connection := self._connections.get(request.protocol)) is not None:
+            connection.begin_request()
         if self._is_local and not _is_loopback(request.url.host or ""):
             raise web.HTTPForbidden(
                 text="the Host of a request to a loopback address must be that address\n"

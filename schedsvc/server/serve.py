@@ -11,6 +11,7 @@ import structlog
 import uvloop
 
 from schedsvc.config import Config
+from schedsvc.malloc import return_freed_memory
 from schedsvc.server.logs import configure_logs, flush_logs
 from schedsvc.server.notify import Notifier
 from schedsvc.server.ready import ReadyFile
@@ -39,6 +40,7 @@ def serve(
 
     While listening, `ready_file` holds `{"targets": [...], "metrics": URL}` as JSON.
     """
+    return_freed_memory()
     configure_logs(config.log.format, config.log.level)
     try:
         with ReadyFile(ready_file) as ready:

@@ -15,9 +15,11 @@ from schedsvc_client.aio import AsyncScheduler, SchedulerSession
 from schedsvc_client.v1 import operator_pb2, operator_pb2_grpc
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
+from bench import http2
 from schedsvc.cli import main
 from schedsvc.edge import Edge
 from schedsvc.edge.relay import Allowance
+from schedsvc.edge.serve import WINDOW_BYTES
 from schedsvc.server import ListenError, Server
 
 from .certificates import Authority
@@ -94,6 +96,29 @@ async def test_of_strangers_the_scheduler_hears_nothing(tmp_path: Path, metadata
             assert grpc.StatusCode.OK not in codes
         assert state(server) == before
         assert failures == []
+
+
+async def test_a_stranger_may_send_one_window_of_a_call(tmp_path: Path) -> None:
+    """A window of 64 KiB let 1,000 connections make the edge 300 MB larger."""
+    async with edged(tmp_path) as (_, door):
+        host, _, port = door.target.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(http2.OPENING)
+        data = bytearray()
+        settings: list[http2.Frame] = []
+        while not settings:
+            data += await reader.read(65_536)
+            settings = [each for each in http2.frames(data) if each.kind == http2.Kind.SETTINGS]
+        assert settings[0].initial_window == WINDOW_BYTES
+        writer.close()
+
+
+async def test_a_message_larger_than_the_window_passes(tmp_path: Path) -> None:
+    async with edged(tmp_path) as (_, door), calling(door.target) as stub:
+        request = ask(10)
+        request.prefix_block_hashes.extend(range(1 << 40, (1 << 40) + 4_096))
+        assert request.ByteSize() > WINDOW_BYTES
+        assert (await stub.Admit(request, metadata=BEARER)).outcome == pb.OUTCOME_GRANTED
 
 
 async def test_errors_and_their_details_come_back_as_they_are(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from schedsvc.server.http_limits import HttpLimits
+from schedsvc.server.http_limits import REQUEST_BYTES_MAX, HttpLimits
 
-from .conftest import serving
+from .conftest import serving, until
 
 GET = b"GET /metrics HTTP/1.1\r\nHost: %s\r\n\r\n"
 
@@ -51,6 +51,13 @@ async def head(port: int, host: bytes = b"127.0.0.1") -> bytes:
     line = await reader.readline()
     writer.close()
     return line
+
+
+async def send_without_end(writer: asyncio.StreamWriter) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            writer.write(b"b" * 8_192)
+            await writer.drain()
 
 
 async def test_connections_beyond_the_limit_are_closed_at_once() -> None:
@@ -129,9 +136,34 @@ async def test_closed_connections_are_not_kept() -> None:
             writer.write(b"GET / HTTP/1.1\r\nx-a: " + b"b" * 60_000 + b"\r\n\r\n")
             assert (await reader.read()).split()[1] == b"400"
             writer.close()
-        async with asyncio.timeout(10):
-            while True:
-                await head(port)
-                if not limits._silent:
-                    break
-                await asyncio.sleep(0.01)
+        await until(lambda: not limits._connections, "closed connections are forgotten")
+
+
+@pytest.mark.parametrize(
+    "begins",
+    [
+        b"GET / HTTP/1.1\r\nx-a: ",
+        b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 30000000\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: x\r\n\r\n",
+    ],
+)
+async def test_a_request_beyond_its_bytes_ends_the_connection(begins: bytes) -> None:
+    """Bodies, and what followed a head that is not HTTP, cost up to 450 MB in all."""
+    limits = HttpLimits("127.0.0.1", request_s=3_600)
+    async with listening(limits) as port:
+        _, writer = await connect(port)
+        writer.write(begins)
+        with pytest.raises(ConnectionError):
+            await send_without_end(writer)
+        writer.close()
+        assert await head(port) == b"HTTP/1.1 200 OK\r\n"
+
+
+async def test_requests_on_a_kept_connection_are_counted_alone() -> None:
+    async with listening(HttpLimits("127.0.0.1")) as port:
+        reader, writer = await connect(port)
+        for _ in range(3 * REQUEST_BYTES_MAX // 8_000):
+            request = GET % b"127.0.0.1"
+            writer.write(request[:-2] + b"x-a: " + b"b" * 8_000 + b"\r\n\r\n")
+            assert (await reader.readuntil(b"page")).startswith(b"HTTP/1.1 200")
+        writer.close()

@@ -60,6 +60,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc.clock": room(clock=WALL),
     "schedsvc.printable": room(packages="google", never=IO, clock=NO_CLOCK),
     "schedsvc.request_ids": room(never=IO, clock=NO_CLOCK),
+    "schedsvc.malloc": room(clock=NO_CLOCK),
     # Types of options, for every command.
     "schedsvc.option_types": room(packages="click", clock=NO_CLOCK, prints=True),
     # Fits tables to a terminal, for every command that prints them.
@@ -96,15 +97,15 @@ ROOMS: dict[str, Room] = {
     "schedsvc.server": room(
         "schedsvc.cluster schedsvc.service schedsvc.status schedsvc.driver schedsvc.config"
         " schedsvc.metrics"
-        " schedsvc.clock schedsvc.printable schedsvc.recording schedsvc.request_ids schedsvc.state"
-        " schedsvc.usage schedsvc_client.v1",
+        " schedsvc.clock schedsvc.malloc schedsvc.printable schedsvc.recording schedsvc.request_ids"
+        " schedsvc.state schedsvc.usage schedsvc_client.v1",
         "aiohttp grpc grpc_health grpc_reflection prometheus_client structlog uvloop",
     ),
     # Members of a cluster; the server imports it only if the configuration has that key.
     "schedsvc.cluster": room("schedsvc.config schedsvc.driver", "redis structlog"),
     # A process of its own before it: knows tokens and bytes, and decides nothing.
     "schedsvc.edge": room(
-        "schedsvc.service schedsvc.status schedsvc.server schedsvc.config",
+        "schedsvc.service schedsvc.status schedsvc.server schedsvc.config schedsvc.malloc",
         "grpc grpc_health structlog uvloop",
     ),
     # The laboratory: what people use around the service, which knows nothing of it.

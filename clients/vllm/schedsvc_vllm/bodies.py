@@ -1,7 +1,8 @@
 """Bound the memory and the time that bodies of requests take, over all connections together.
 
 The gate and the proxy read a body through `Bodies`. Without a sum over connections, a few callers
-that begin large bodies and never end them fill the memory of the API server.
+that begin large bodies and never end them fill the memory of the API server. One caller gets half
+of the sum, so that it cannot keep the large bodies of all others out.
 """
 
 from __future__ import annotations
@@ -29,6 +30,19 @@ class BodiesFullError(BadRequestError):
         )
 
 
+class CallerFullError(BodiesFullError):
+    """The bodies of this caller leave no room for another large one of it."""
+
+    def __init__(self, caller_max: int) -> None:
+        BadRequestError.__init__(
+            self,
+            f"the bodies of the requests of one caller that this server holds have more than"
+            f" {caller_max} bytes together; retry when one of them has ended",
+            status=503,
+            code="bodies_full",
+        )
+
+
 class BodyTooSlowError(BadRequestError):
     """The body did not arrive in time."""
 
@@ -44,17 +58,42 @@ class Bodies:
     def __init__(self, each_max: int, total_max: int, seconds: float = BODY_S_MAX) -> None:
         self.total = 0
         self.each_max, self.total_max, self.seconds = each_max, total_max, seconds
+        #: One body of the largest size always fits.
+        self.caller_max = max(total_max // 2, min(each_max, total_max))
+        self._of_callers: dict[str | bytes, int] = {}  # only callers that have some
 
-    def open(self) -> Body:
-        """Begin with one; `release()` it when its request ends."""
-        return Body(self)
+    def open(self, scope: Scope) -> Body:
+        """Begin with one; `release()` it when its request ends.
+
+        It is its client address's, unless `caller` is set to another key before it is read.
+        """
+        return Body(self, str((scope.get("client") or ("",))[0]))
+
+    def count(self, caller: str | bytes, more: int) -> None:
+        """Count bytes of a caller. Raises BodiesFullError."""
+        held = self._of_callers.get(caller, 0) + more
+        if self.total + more > self.total_max:
+            raise BodiesFullError(self.total_max)
+        if held > self.caller_max:
+            raise CallerFullError(self.caller_max)
+        self.total += more
+        self._of_callers[caller] = held
+
+    def discount(self, caller: str | bytes, less: int) -> None:
+        """Count bytes of a caller no more."""
+        self.total -= less
+        left = self._of_callers.pop(caller, 0) - less
+        if left:
+            self._of_callers[caller] = left
 
 
 class Body:
     """One request's body: its bytes count from their arrival until `release()`."""
 
-    def __init__(self, bodies: Bodies) -> None:
+    def __init__(self, bodies: Bodies, caller: str | bytes) -> None:
         self._bodies = bodies
+        #: A key of the caller whose part it takes.
+        self.caller = caller
         self._counted = 0
 
     async def read(self, scope: Scope, receive: Receive) -> bytes:
@@ -102,12 +141,12 @@ class Body:
 
     def _count(self, size: int) -> None:
         bodies, more = self._bodies, max(0, size) - self._counted
-        if bodies.total + more > bodies.total_max:
-            raise BodiesFullError(bodies.total_max)
-        bodies.total += more
-        self._counted += more
+        if more:
+            bodies.count(self.caller, more)
+            self._counted += more
 
     def release(self) -> None:
         """Count it no more. Idempotent."""
-        self._bodies.total -= self._counted
-        self._counted = 0
+        if self._counted:
+            self._bodies.discount(self.caller, self._counted)
+            self._counted = 0

@@ -159,7 +159,7 @@ class Gate:
         await self.app(scope, receive, send)
 
     async def _gated(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        body = self._bodies.open()
+        body = self._bodies.open(scope)
         try:
             await self._gated_with(body, path, scope, receive, send)
         finally:
@@ -219,6 +219,7 @@ class Gate:
                 f"content-encoding: {encoding[:40]!r} is not taken; send the body as it is",
                 status=415,
             )
+        held.caller = self._identifier.proved_key(scope, proved) or held.caller
         raw = await held.read(scope, receive)
         read_s = time.monotonic()
         if path in ONE_PROMPT_PATHS:

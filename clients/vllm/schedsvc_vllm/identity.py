@@ -124,15 +124,33 @@ class Identifier:
             )
         raise BadRequestError("the API key is wrong", status=401, code="invalid_api_key")
 
+    def proved_key(self, scope: Scope, proved: Identity | None) -> str | bytes:
+        """Return a key of the caller that the client cannot choose, "" if there is none.
+
+        `proved`: what `prove()` returned. Raises BadRequestError if a trusted name is no name.
+        """
+        if proved is not None:
+            return proved.key
+        if self.api_keys_sha256:
+            return api_key_hash(bearer(scope))
+        return self._trusted(scope).tenant
+
+    def _trusted(self, scope: Scope) -> Identity:
+        """Find the tenant in the trusted headers. Raises BadRequestError if it is no name."""
+        named = [(name, once(scope, name).strip()) for name in self._headers]
+        for name, value in named:
+            if value:
+                return Identity(tenant=_name(value, name.decode()), proof=self._header_proof)
+        return Identity()
+
     def identity(self, scope: Scope, body: Mapping[str, Any]) -> Identity:
         """Find the tenant of a request without a token.
 
         Raises BadRequestError if a trusted name is no name.
         """
-        named = [(name, once(scope, name).strip()) for name in self._headers]
-        for name, value in named:
-            if value:
-                return Identity(tenant=_name(value, name.decode()), proof=self._header_proof)
+        trusted = self._trusted(scope)
+        if trusted.tenant:
+            return trusted
         if self._trust_api_key:
             key = bearer(scope)
             if key:

@@ -129,7 +129,7 @@ class Upstream:
 
     def __init__(
         self, url: str, *, wait_s: float = 600.0, body_bytes_max: int = 64 << 20,
-        bodies_bytes_max: int = 128 << 20,
+        bodies_bytes_max: int = 64 << 20,
     ) -> None:  # fmt: skip
         self.url = url.rstrip("/")
         # Under vLLM's names: the gate reads the engine's sizes here.
@@ -184,7 +184,7 @@ class Upstream:
             text = "the request target has to be a path that begins with /"
             await answers.bad_request(BadRequestError(text), "-").send(send)
             return
-        held = self._bodies.open()
+        held = self._bodies.open(scope)
         try:
             if scope["method"] not in _BODILESS or header(scope, b"content-length"):
                 body = await held.read(scope, receive)
