@@ -143,8 +143,12 @@ ROOMS: dict[str, Room] = {
     "schedsvc.lab.sim.figures": room(
         "schedsvc._core schedsvc.lab.sim", "matplotlib numpy", never=IO, clock=NO_CLOCK, seeded=True
     ),
+    # The keys of one tenant or group, checked as those of a file are.
+    "schedsvc.lab.sim.named_entries": room(
+        "schedsvc.config", "pydantic", never=IO, clock=NO_CLOCK, seeded=True
+    ),
     "schedsvc.lab.sim.overrides": room(
-        "schedsvc.config schedsvc.lab.engine",
+        "schedsvc.config schedsvc.lab.engine schedsvc.lab.sim.named_entries",
         "pydantic yaml",
         never=IO,
         clock=NO_CLOCK,

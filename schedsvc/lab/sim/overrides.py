@@ -1,8 +1,9 @@
-"""Settings by name: one field of the engine, of the scheduler's configuration, or one weight.
+"""Settings by name: one field of the engine, or one key of the scheduler's configuration.
 
 `engine.FIELD` and `cost.FIELD` are fields of the profile's sections, `scheduler.KEY` is a key of
-the configuration's section `scheduler` (a dot leads into a section of it), `weight.TENANT` the
-weight of a tenant.
+the configuration's section `scheduler`. `tenants.NAME.KEY` and `groups.NAME.KEY` are keys of one
+tenant or group, such as `tenants.a.quota.tokens_per_minute`; `weight.TENANT` is short for
+`tenants.TENANT.weight`. A dot leads into a section.
 """
 
 from typing import Any, TypeVar
@@ -11,9 +12,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from schedsvc.config import Config, modernise_setting
-from schedsvc.config.models import Scheduler, Tenant
+from schedsvc.config.models import Scheduler
 from schedsvc.lab.engine import Profile
 from schedsvc.lab.engine.profile import CostFields, EngineFields
+from schedsvc.lab.sim.named_entries import ENTRY_SECTIONS, EntryError, changed_entry
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -50,9 +52,15 @@ def value_of(name: str, text: str) -> Any:
 
 
 def known() -> list[str]:
-    """Names of all settings but the weights, in order."""
+    """Names of all settings, in order; of tenants and groups only the form."""
     profile = [f"{part}.{name}" for part, kind in _PARTS.items() for name in kind.model_fields]
-    return profile + [f"scheduler.{name}" for name in _aliases(Scheduler)] + ["weight.TENANT"]
+    entries = [f"{section}.NAME.KEY" for section in ENTRY_SECTIONS]
+    return [
+        *profile,
+        *(f"scheduler.{name}" for name in _aliases(Scheduler)),
+        *entries,
+        "weight.TENANT",
+    ]
 
 
 def override(profile: Profile, config: Config, settings: dict[str, Any]) -> tuple[Profile, Config]:
@@ -68,8 +76,12 @@ def override(profile: Profile, config: Config, settings: dict[str, Any]) -> tupl
             config = config.model_copy(
                 update={"scheduler": _changed(config.scheduler, name, field.split("."), value)}
             )
-        elif section == "weight" and field:
-            config = _weight(config, name, field, value)
+        elif section in ENTRY_SECTIONS or (section == "weight" and field):
+            path = name if section in ENTRY_SECTIONS else f"tenants.{field}.weight"
+            try:
+                config = changed_entry(config, path, value)
+            except EntryError as error:
+                raise OverrideError(f"{name}: {error}") from None
         else:
             raise OverrideError(f"{name}: unknown setting; known are {', '.join(known())}")
     return profile, config
@@ -100,17 +112,6 @@ def _pools(config: Config, field: str, profile: Profile) -> Config:
     )
 
 
-def _weight(config: Config, name: str, tenant: str, value: Any) -> Config:
-    if tenant not in [each.name for each in config.tenants]:
-        names = ", ".join(each.name for each in config.tenants) or "none"
-        raise OverrideError(f"{name}: no tenant of that name; there are {names}")
-    tenants = [
-        _changed(each, name, ["weight"], value) if each.name == tenant else each
-        for each in config.tenants
-    ]
-    return config.model_copy(update={"tenants": tenants})
-
-
 def _changed(model: M, name: str, path: list[str], value: Any) -> M:
     """Change one leaf of a section; the section's own rules check the value."""
     fields = _aliases(type(model))
@@ -124,11 +125,8 @@ def _changed(model: M, name: str, path: list[str], value: Any) -> M:
         return model.model_copy(update={field: _changed(here, name, path[1:], value)})
     if isinstance(here, BaseModel):
         raise OverrideError(f"{name}: name one of its parts: {', '.join(_aliases(type(here)))}")
-    given: dict[str, Any] = {path[0]: value}
-    if isinstance(model, Tenant) and path[0] != "name":
-        given["name"] = model.name
     try:
-        checked = type(model).model_validate(given)
+        checked = type(model).model_validate({path[0]: value})
     except ValidationError as error:
         raise OverrideError(f"{name}: {_reason(error)}, not {value!r}") from None
     return model.model_copy(update={field: getattr(checked, field)})

@@ -46,6 +46,41 @@ def test_sizes_of_the_engine_are_those_of_the_configured_pools_too():
     assert (config.pools[0].capacity_tokens, config.pools[0].block_size_tokens) == (8_192, 8)
 
 
+def test_keys_of_tenants_reach_quotas_and_guarantees():
+    _, config = changed(
+        "tenants.a.weight=3",
+        "tenants.a.quota.tokens_per_minute=900",
+        "tenants.a.quota.over=refuse",
+        "tenants.b.c.share={tokens_per_minute: 500, lends: 100}",
+        "tenants.b.c.share.borrows=7",
+    )
+    first, second = config.tenants
+    assert (first.weight_milli, first.quota.tokens_per_minute, first.quota.over) == (
+        3_000,
+        900,
+        "refuse",
+    )
+    assert second.share.core_share() == {"share": 500, "lends": 100, "borrows": 7}
+    assert CONFIG.tenants[0].quota is None
+    _, config = changed("tenants.a.quota.over=null", "tenants.b.c.share=null", config=config)
+    assert config.tenants[0].quota.over == "wait"
+    assert config.tenants[1] == CONFIG.tenants[1]
+
+
+def test_keys_of_groups_are_held_to_the_rules_of_the_file():
+    group = {"name": "g", "share": {"tokens_per_minute": 100}}
+    tenants = [{"name": "a", "group": "g", "share": {"tokens_per_minute": 60}}]
+    config = Config.model_validate(
+        {"listeners": [{"tcp": "127.0.0.1:0"}], "groups": [group], "tenants": tenants}
+    )
+    _, more = changed("groups.g.share.tokens_per_minute=60", config=config)
+    assert more.groups[0].share.tokens_per_minute == 60
+    with pytest.raises(OverrideError, match="is 50, but its members are promised 60"):
+        changed("groups.g.share.tokens_per_minute=50", config=config)
+    with pytest.raises(OverrideError, match="lends is 70, more than its tokens_per_minute, 60"):
+        changed("tenants.a.share.lends=70", config=config)
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -60,7 +95,17 @@ def test_sizes_of_the_engine_are_those_of_the_configured_pools_too():
         ("scheduler.prices=1", "one of its parts: input, output, cached"),
         ("scheduler.policy.x=1", "has no parts"),
         ("weight.nobody=1", "no tenant of that name; there are a, b.c"),
-        ("weight.a=heavy", "has to be a number"),
+        ("weight.a=heavy", "weight.a: weight has to be a number"),
+        ("tenants.nobody.weight=1", "no tenant of that name; there are a, b.c"),
+        ("tenants.a=1", "tenants.a: names no key of the tenant; known are group, quota, share"),
+        ("tenants.a.quotas.concurrency=1", "'quotas' is no key of a tenant; known are group"),
+        ("tenants.a.name=c", "'name' is no key of a tenant"),
+        ("tenants.a.weight.x=1", "weight has no parts"),
+        ("tenants.a.quota.tokens=1", "tenants.a.quota.tokens: quota.tokens .*tokens_per_minute"),
+        ("tenants.a.quota.concurrency=0", "quota.concurrency is 0; it has to be at least 1"),
+        ("tenants.a.share.lends=5", "share the key 'tokens_per_minute' is missing"),
+        ("tenants.a.group=g", "'g' is no group"),
+        ("groups.g.weight=1", "no group of that name; there are none"),
         ("pools=1", "unknown setting"),
         ("scheduler.headroom=[1", "is no value"),
         ("scheduler.headroom=" + "[" * 5_000, "is no value"),

@@ -73,8 +73,8 @@ _WORLD = (
         "changes",
         multiple=True,
         metavar="NAME=VALUE",
-        help="Change engine.FIELD or cost.FIELD of the profile, scheduler.KEY or weight.TENANT "
-        "of the configuration, such as engine.prefill=whole.",
+        help="Change engine.FIELD or cost.FIELD of the profile, or scheduler.KEY, tenants.NAME.KEY "
+        "or groups.NAME.KEY of the configuration, such as tenants.a.quota.tokens_per_minute=9000.",
     ),
     click.option(
         "--jitter",

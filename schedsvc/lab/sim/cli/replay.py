@@ -54,7 +54,7 @@ def _config(path: Path | None, changes: tuple[str, ...]) -> Config | None:
     try:
         settings = dict(parse(change) for change in changes)
         if any(name.startswith(("engine.", "cost.")) for name in settings):
-            raise OverrideError("a replay has no engine: set scheduler.KEY or weight.TENANT")
+            raise OverrideError("a replay has no engine: set scheduler.KEY or tenants.NAME.KEY")
         return override(profile_of("fast"), config, settings)[1]
     except OverrideError as error:
         raise click.BadParameter(str(error), param_hint="--set") from None
