@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-__all__ = ["HEARTBEAT_NS", "PAUSE_NS", "SteadyClock", "wall_ms"]
+__all__ = ["HEARTBEAT_NS", "PAUSE_NS", "SteadyClock", "boot_ns", "wall_ms"]
 
 #: How often the event loop has to ask the clock, whatever else it does.
 HEARTBEAT_NS = 250_000_000
@@ -39,3 +39,8 @@ class SteadyClock:
 def wall_ms() -> int:
     """Return the time of day for people, in ms since 1970; nothing is decided by it."""
     return time.time_ns() // 1_000_000
+
+
+def boot_ns() -> int:
+    """Return ns since the machine's start; goes on while the process or the machine is paused."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

@@ -4,7 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from schedsvc.cluster.errors import StoreError, StoreRefusedError
-from schedsvc.cluster.library import acl_rules, functions_source, info_problem, keys_of
+from schedsvc.cluster.library import (
+    acl_rules,
+    functions_source,
+    info_problem,
+    keys_of,
+    terms_source,
+)
 from schedsvc.cluster.store import Address, connect, open_checked
 
 __all__ = ["MemberSeen", "StoreStatus", "init_store", "status_of"]
@@ -43,7 +49,8 @@ async def init_store(
         problem = info_problem((await connection.command("INFO")).decode(errors="replace"))
         if problem:
             raise StoreRefusedError(f"store {address.text} {problem}")
-        await connection.command("FUNCTION", "LOAD", "REPLACE", functions_source())
+        for source in (functions_source(), terms_source()):
+            await connection.command("FUNCTION", "LOAD", "REPLACE", source)
         if user is None:
             return True
         rules = ["reset", "on", *acl_rules(cluster), *([f">{password}"] if password else [])]

@@ -2,17 +2,29 @@
 
 from importlib.resources import files
 
-__all__ = ["FUNCTIONS_VERSION", "acl_rules", "functions_source", "info_problem", "keys_of"]
+__all__ = [
+    "FUNCTIONS_VERSION",
+    "TERMS_VERSION",
+    "acl_rules",
+    "functions_source",
+    "info_problem",
+    "keys_of",
+    "term_keys_of",
+    "terms_source",
+]
 
 #: As in functions.lua; a change of what a function takes or returns raises both.
 FUNCTIONS_VERSION = "1"
+#: As in terms.lua.
+TERMS_VERSION = "1"
 _VERSION_MIN = (7, 0)
 #: Keys of functions.lua, in its order.
 _KEYS = ("number", "life", "index", "rows", "minutes", "members")
 #: What a member sends, and what the functions call on its behalf.
 _COMMANDS = (
     "auth", "fcall", "hello", "info", "ping", "select",
-    "get", "hdel", "hget", "hgetall", "hlen", "hset", "incr", "pexpire", "set", "time",
+    "del", "get", "hdel", "hget", "hgetall", "hlen", "hset", "hsetnx", "incr", "pexpire", "set",
+    "time",
     "zadd", "zcount", "zrange", "zrem", "zremrangebyscore",
 )  # fmt: skip
 
@@ -20,6 +32,17 @@ _COMMANDS = (
 def functions_source() -> str:
     """Return the source of the functions, as FUNCTION LOAD takes it."""
     return (files("schedsvc.cluster") / "functions.lua").read_text()
+
+
+def terms_source() -> str:
+    """Return the source of the functions that decide who leads, as FUNCTION LOAD takes it."""
+    return (files("schedsvc.cluster") / "terms.lua").read_text()
+
+
+def term_keys_of(cluster: str, pool_set: str) -> list[str]:
+    """Return the keys of terms.lua for a set of a cluster."""
+    names = f"term:{pool_set}", "terms", f"standbys:{pool_set}"
+    return [f"{{schedsvc:{cluster}}}:{name}" for name in names]
 
 
 def keys_of(cluster: str) -> list[str]:

@@ -61,6 +61,9 @@ def principal_findings(
             if entry.get("operator") is True:
                 message = "is not for a listener's callers; write `operate: true` to the listener"
                 yield (*path, "operator"), message
+            if entry.get("member") is True:
+                message = "is not for a listener's callers; give members a token or a certificate"
+                yield (*path, "member"), message
 
 
 def _kinds(data: Mapping[str, Any]) -> dict[str, object]:

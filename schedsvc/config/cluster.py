@@ -9,21 +9,37 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BaseModel, Field
 
-from schedsvc.config.files import path_in, unreadable
+from schedsvc.config.files import path_in, read_file, unreadable
 from schedsvc.config.network import STRICT
 from schedsvc.config.network import FilePath as FileName
 from schedsvc.config.rule_helpers import Finding, Once, mapping
 from schedsvc.config.yaml_positions import Path
 
-__all__ = ["Cluster", "ClusterStore", "ClusterTls", "cluster_advice", "cluster_findings"]
+__all__ = [
+    "SECRET_BYTES_MIN",
+    "Cluster",
+    "ClusterLeader",
+    "ClusterStore",
+    "ClusterTls",
+    "cluster_advice",
+    "cluster_findings",
+]
 
 #: A name stands inside the hash tag of the store's keys and in a pattern of its ACL, so it holds
 #: neither braces nor what a pattern gives a meaning.
 ClusterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 MemberName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
+#: As a client's target: followers and clients reach this member there.
+Target = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]{1,255}):[0-9]{1,5}$")]
 StoreUrl = Annotated[str, Field(pattern=r"^rediss?://[^\s]{1,500}$")]
 
 _PORT = 6_379
+SECRET_BYTES_MIN = 32
+_NEEDED_BY_ROLE = {
+    "set": "the pools that it leads or follows",
+    "advertise": "the HOST:PORT at which clients and members reach it",
+    "secret_file": "the secret with which members seal the rows that say who leads",
+}
 
 
 class _Section(BaseModel):
@@ -46,6 +62,13 @@ class ClusterStore(_Section):
     tls: ClusterTls | None = None
 
 
+class ClusterLeader(_Section):
+    """How this member calls the leader that it follows; without `tls` in clear."""
+
+    token_file: FileName | None = None
+    tls: ClusterTls | None = None
+
+
 class Cluster(_Section):
     """The cluster that this scheduler is a member of."""
 
@@ -53,6 +76,13 @@ class Cluster(_Section):
     member: MemberName | None = None
     store: ClusterStore
     sync_ms: Literal["auto"] | Annotated[int, Field(ge=50, le=5_000)] = "auto"
+    #: Pools that are led together; several members have the same set.
+    set: ClusterName | None = None
+    #: `auto`: leads if no other member does; `follow`: never leads.
+    role: Literal["auto", "follow"] | None = None
+    advertise: Target | None = None
+    secret_file: FileName | None = None
+    leader: ClusterLeader = ClusterLeader()
 
     @property
     def member_name(self) -> str:
@@ -74,6 +104,7 @@ def cluster_findings(data: dict[str, Any], folder: FilePath) -> Iterator[Finding
     lift = mapping(data.get("scheduler")).get("lift", "level")
     if cluster and lift != "level":
         yield ("scheduler", "lift"), f"is {lift}; a member of a cluster needs level, the default"
+    yield from _role_findings(data, cluster, folder)
     tls = store.get("tls")
     secure = [isinstance(url, str) and url.startswith("rediss://") for url in urls or []]
     if isinstance(tls, dict) and not all(secure):
@@ -89,6 +120,44 @@ def cluster_findings(data: dict[str, Any], folder: FilePath) -> Iterator[Finding
             problem = unreadable(path_in(folder, file))
             if problem:
                 yield (*where, *path), problem
+
+
+def _role_findings(
+    data: dict[str, Any], cluster: dict[str, Any], folder: FilePath
+) -> Iterator[Finding]:
+    """Find what a leader or a standby lacks."""
+    path: Path = ("cluster",)
+    if cluster.get("role") is None:
+        if cluster.get("set") is not None:
+            yield (*path, "set"), "needs cluster.role beside it: auto, or follow"
+        return
+    for key, what in _NEEDED_BY_ROLE.items():
+        if cluster.get(key) is None:
+            yield (*path, "role"), f"needs cluster.{key}, {what}"
+    if not mapping(data.get("state")):
+        what = "needs the section state: a member that leads continues from its rows"
+        yield (*path, "role"), what
+    principals = mapping(data.get("auth")).get("principals") or []
+    if not any(mapping(entry).get("member") for entry in principals):
+        what = "needs a principal with `member: true` in auth.principals, as which members follow"
+        yield (*path, "role"), what
+    leader = mapping(cluster.get("leader"))
+    tls = mapping(leader.get("tls"))
+    for key, file in (("token_file", leader.get("token_file")), *tls.items()):
+        problem = unreadable(path_in(folder, file)) if isinstance(file, str) else ""
+        if problem:
+            yield (*path, "leader", key), problem
+    secret = cluster.get("secret_file")
+    if isinstance(secret, str):
+        yield from _secret_findings(path_in(folder, secret))
+
+
+def _secret_findings(file: FilePath) -> Iterator[Finding]:
+    problem = unreadable(file)
+    if not problem and len(read_file(file).strip()) < SECRET_BYTES_MIN:
+        problem = f"{file} holds fewer than {SECRET_BYTES_MIN} bytes; write `openssl rand -hex 32`"
+    if problem:
+        yield ("cluster", "secret_file"), problem
 
 
 def cluster_advice(data: dict[str, Any]) -> Iterator[Finding]:

@@ -28,6 +28,7 @@ _PATTERNS = {
     "currency": "has to be a code of three letters, such as USD",
     "tcp": "has to be HOST:PORT, such as 127.0.0.1:7600",
     "listen": "has to be HOST:PORT, such as 127.0.0.1:7690",
+    "advertise": "has to be HOST:PORT, such as scheduler-a.internal:7600",
     "mode": 'has to be an octal file mode in quotes, such as "0660"',
     "sha256": "has to be a SHA-256 in 64 hexadecimal digits",
     "api_keys_sha256": "has to be a SHA-256 in 64 hexadecimal digits, never the key itself",

@@ -69,10 +69,13 @@ def used_files(data: dict[str, Any], file: FilePath) -> dict[str, str]:
         use(entry.get("unix"), (*where, "unix"))
         for key, name in mapping(entry.get("tls")).items():
             use(name, (*where, "tls", key))
-    store = mapping(mapping(data.get("cluster")).get("store"))
-    use(store.get("password_file"), ("cluster", "store", "password_file"))
-    for key, name in mapping(store.get("tls")).items():
-        use(name, ("cluster", "store", "tls", key))
+    cluster = mapping(data.get("cluster"))
+    use(cluster.get("secret_file"), ("cluster", "secret_file"))
+    for part, secret in (("store", "password_file"), ("leader", "token_file")):
+        section = mapping(cluster.get(part))
+        use(section.get(secret), ("cluster", part, secret))
+        for key, name in mapping(section.get("tls")).items():
+            use(name, ("cluster", part, "tls", key))
     return used
 
 

@@ -69,6 +69,8 @@ class Principal(_Section):
     loop_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     stats: Literal["own", "all"] = "own"
     operator: bool = False
+    #: Another member of the cluster, which may follow this scheduler.
+    member: bool = False
 
     @property
     def may_vouch_for(self) -> list[str]:

@@ -71,3 +71,47 @@ def test_a_store_in_clear_is_warned_of(tmp_path: Path) -> None:
     file.write_text(f"{MINIMAL}cluster: {section}\n")
     found = [problem.message for problem in read(file).warnings]
     assert found == ["store.example is reached without TLS: the password travels in clear"]
+
+
+MEMBER = '{name: m, sha256: "' + "0" * 64 + '", member: true}'
+ROLE = f"name: p, store: {{urls: [{URL}]}}, role: auto"
+
+
+def test_a_set_is_read(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("s" * 32)
+    (tmp_path / "token").write_text("t" * 32)
+    given = "set: main, advertise: 'h:7600', secret_file: secret, leader: {token_file: token}"
+    section = f"{{{ROLE}, {given}}}"
+    found = messages(
+        tmp_path, f"{section}\nstate: {{file: state.db}}\nauth: {{principals: [{MEMBER}]}}"
+    )
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (f"{{name: p, store: {{urls: [{URL}]}}, set: main}}", "needs cluster.role beside it"),
+        (f"{{{ROLE}}}", "needs cluster.set, the pools that it leads or follows"),
+        (f"{{{ROLE}}}", "needs cluster.advertise, the HOST:PORT"),
+        (f"{{{ROLE}}}", "needs cluster.secret_file, the secret"),
+        (f"{{{ROLE}}}", "needs the section state"),
+        (f"{{{ROLE}}}", "needs a principal with `member: true`"),
+        (f"{{{ROLE}, advertise: nowhere}}", "has to be HOST:PORT, such as scheduler-a"),
+        (f"{{{ROLE}, secret_file: short}}", "holds fewer than 32 bytes; write `openssl rand"),
+        (f"{{{ROLE}, secret_file: none}}", "cannot read"),
+        (f"{{{ROLE}, leader: {{token_file: none}}}}", "cannot read"),
+    ],
+)
+def test_a_role_lacks_what_it_needs(tmp_path: Path, section: str, message: str) -> None:
+    (tmp_path / "short").write_text("s" * 31)
+    found = messages(tmp_path, section)
+    assert any(message in problem for problem in found), found
+
+
+def test_callers_of_a_listener_are_no_members(tmp_path: Path) -> None:
+    member = "{name: m, listener: '127.0.0.1:7600', member: true}"
+    found = messages(
+        tmp_path, f"{{name: p, store: {{urls: [{URL}]}}}}\nauth: {{principals: [{member}]}}"
+    )
+    assert found == ["is not for a listener's callers; give members a token or a certificate"]

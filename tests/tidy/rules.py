@@ -102,7 +102,7 @@ ROOMS: dict[str, Room] = {
         "aiohttp grpc grpc_health grpc_reflection prometheus_client structlog uvloop",
     ),
     # Members of a cluster; the server imports it only if the configuration has that key.
-    "schedsvc.cluster": room("schedsvc.config schedsvc.driver", "redis structlog"),
+    "schedsvc.cluster": room("schedsvc.clock schedsvc.config schedsvc.driver", "redis structlog"),
     # A process of its own before it: knows tokens and bytes, and decides nothing.
     "schedsvc.edge": room(
         "schedsvc.service schedsvc.status schedsvc.server schedsvc.config schedsvc.malloc",

@@ -1,0 +1,89 @@
+#!lua name=schedsvc_terms
+-- The functions of the store that say which member leads a set. `schedsvc cluster init` loads them;
+-- a member refuses a store whose functions have another version than TERMS_VERSION in library.py.
+--
+-- The functions compare rows and never read them: a member seals and checks what a row says (see
+-- signing.py). A row counts until another one replaces it, so a member that finds a forged row
+-- names it as the one to replace.
+--
+-- KEYS of every function, all with the hash tag of the cluster:
+--   1 hold      the row of the member that leads the set; it expires with the term
+--   2 terms     hash: `counter`, the row of the highest term of the cluster, and the last row of
+--               each set, which does not expire
+--   3 standbys  hash: members that may take the next term, and until when they count
+
+local VERSION = '1'
+
+local function now_ms()
+    local time = redis.call('TIME')
+    return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function version()
+    return VERSION
+end
+
+-- ARGV: set, member that may take the next term ('' for none), for how many ms it counts.
+-- Returns {hold, counter}, '' for what is missing.
+local function look(keys, args)
+    if args[2] ~= '' then
+        redis.call('HSET', keys[3], args[2], string.format('%.0f', now_ms() + args[3]))
+    end
+    return {redis.call('GET', keys[1]) or '', redis.call('HGET', keys[2], 'counter') or ''}
+end
+
+-- ARGV: set, hold and counter as `look` returned them, the new ones, TTL in ms, the member.
+-- Returns 'taken'; or 'changed' if another member was faster.
+local function take(keys, args)
+    local hold = redis.call('GET', keys[1]) or ''
+    local counter = redis.call('HGET', keys[2], 'counter') or ''
+    if hold ~= args[2] or counter ~= args[3] then
+        return 'changed'
+    end
+    redis.call('SET', keys[1], args[4], 'PX', args[6])
+    redis.call('HSET', keys[2], 'counter', args[5], 'set:' .. args[1], args[4])
+    redis.call('HDEL', keys[3], args[7])
+    return 'taken'
+end
+
+-- ARGV: set, own hold, own counter, TTL in ms, a row to replace ('' for none).
+-- Returns {'held', members that may take the next term}, or {'other', row}.
+local function renew(keys, args)
+    local hold = redis.call('GET', keys[1])
+    local last = redis.call('HGET', keys[2], 'set:' .. args[1])
+    -- While the own key is missing, the last row of the set says whether another member led since.
+    local found = hold or last or args[2]
+    if found ~= args[2] and found ~= args[5] then
+        return {'other', found}
+    end
+    redis.call('SET', keys[1], args[2], 'PX', args[4])
+    if last ~= args[2] then
+        redis.call('HSET', keys[2], 'set:' .. args[1], args[2])
+    end
+    redis.call('HSETNX', keys[2], 'counter', args[3])
+    local names, now = {}, now_ms()
+    local all = redis.call('HGETALL', keys[3])
+    for i = 1, #all, 2 do
+        if tonumber(all[i + 1]) and tonumber(all[i + 1]) > now then
+            names[#names + 1] = all[i]
+        else
+            redis.call('HDEL', keys[3], all[i])
+        end
+    end
+    return {'held', table.concat(names, ' ')}
+end
+
+-- ARGV: set, own hold. Ends the term, so that another member can take the next one at once.
+local function release(keys, args)
+    if redis.call('GET', keys[1]) == args[2] then
+        redis.call('DEL', keys[1])
+    end
+    return 'released'
+end
+
+redis.register_function{
+    function_name = 'schedsvc_terms_version', callback = version, flags = {'no-writes'}}
+redis.register_function('schedsvc_term_look', look)
+redis.register_function('schedsvc_term_take', take)
+redis.register_function('schedsvc_term_renew', renew)
+redis.register_function('schedsvc_term_release', release)

@@ -1,0 +1,206 @@
+"""Terms: which member leads a set, as the store says it.
+
+A member calls `look()` and, if no member leads, `take()`; a leader calls `renew()`, and `release()`
+when it stops. Every method raises StoreError. Rows are sealed with the cluster's secret. A row that
+is not, or whose term is lower than one that was seen, has no effect: it is logged, counted and
+replaced. A sealed term that is more than JUMP_MAX above the highest known one is refused: a person
+has to look at it, because terms grow by one with each new leader.
+"""
+
+from dataclasses import dataclass
+
+import structlog
+
+from schedsvc.clock import boot_ns
+from schedsvc.cluster.errors import StoreError, StoreRefusedError
+from schedsvc.cluster.joining import Identity
+from schedsvc.cluster.library import TERMS_VERSION, term_keys_of
+from schedsvc.cluster.signing import ForgedRowError, open_row, seal_row
+from schedsvc.cluster.store import StoreConnection
+
+__all__ = ["JUMP_MAX", "TERM_MS", "Term", "Terms", "check_terms_version", "term_end_ns"]
+
+_log = structlog.get_logger("schedsvc.cluster")
+
+#: A term lasts this long in the store, unless its leader renews it.
+TERM_MS = 2_000
+#: What a leader takes off its term, because no two clocks run alike.
+_MARGIN = 50
+JUMP_MAX = 1_000
+#: A member that may take the next term counts for this long after its last try.
+_STANDBY_MS = 3_000
+_COUNTER = b"terms"
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term of a set, and the member that leads in it."""
+
+    number: int
+    #: The member's name, a slash, and one life of its process.
+    leader: str
+    #: At which clients and followers reach the leader.
+    target: str
+
+
+def term_end_ns(began_ns: int) -> int:
+    """Return when a term ends that was taken or renewed by a call begun then, by boot_ns()."""
+    lasts_ns = TERM_MS * 1_000_000
+    return began_ns + lasts_ns - lasts_ns // _MARGIN
+
+
+async def check_terms_version(link: StoreConnection) -> None:
+    """Raise StoreRefusedError if the store has other functions of terms than these."""
+    found = (await link.call("schedsvc_terms_version", [])).decode(errors="replace")
+    if found != TERMS_VERSION:
+        raise StoreRefusedError(
+            f"store {link.address.text} has functions of terms of version {found}, and this"
+            f" schedsvc needs version {TERMS_VERSION}; run `schedsvc cluster init` of this schedsvc"
+            " with an operator's credentials"
+        )
+
+
+class Terms:
+    """What one member knows of the terms of its set."""
+
+    def __init__(
+        self, who: Identity, pool_set: str, target: str, secret: bytes, highest: int = 0
+    ) -> None:
+        """`highest`: the highest term known from an earlier life of this member; 0 for none."""
+        self._set, self._target, self._secret = pool_set, target, secret
+        self._keys = term_keys_of(who.cluster, pool_set)
+        self._member, self._leader = who.member, f"{who.member}/{who.life}"
+        self._place = f"term:{pool_set}".encode()
+        #: The highest term that this member has seen in sealed rows, or followed.
+        self.highest = highest
+        #: The highest term that a client reported. Only a hint: clients prove nothing.
+        self.reported = 0
+        #: Rows that were not sealed with the secret, or older than one that was seen.
+        self.forged = 0
+        #: Whether the last look found a lower counter than one seen before, or none.
+        self.lost_data = False
+        self._seen = b"", b""  # hold and counter of the last look
+        self._mine = b"", b""
+
+    def follow(self, number: int) -> bool:
+        """Note a term that an authenticated member stated. Returns whether it can be."""
+        if self.highest and number > self.highest + JUMP_MAX:
+            self._refuse(number)
+            return False
+        self.highest = max(self.highest, number)
+        return True
+
+    def hint(self, number: int) -> bool:
+        """Note a term that a client reported; returns whether it is above all known ones.
+
+        A client can raise the next term by JUMP_MAX - 1 at most.
+        """
+        if not self.highest < number < self.highest + JUMP_MAX:
+            return False
+        self.reported = max(self.reported, number)
+        return True
+
+    async def look(self, link: StoreConnection, *, may_lead: bool) -> Term | None:
+        """Return the term that runs, or None if no member leads the set.
+
+        `may_lead`: the leader hears that this member may take the next term.
+        """
+        name = self._member if may_lead else ""
+        hold, counter = await link.call(
+            "schedsvc_term_look", self._keys, self._set, name, _STANDBY_MS
+        )
+        self._seen = hold, counter
+        found = self._open(_COUNTER, counter) if counter else None
+        number = found[0] if found else 0
+        self.lost_data = number < self.highest
+        term = self._read(hold) if hold else None
+        self._check_jump(max(number, term.number if term else 0))
+        # The two rows are written together, so no sealed hold is above the counter for long.
+        if term is not None and term.number < self.highest:
+            self._forge(f"term {term.number} is older than term {self.highest}")
+            term = None
+        self.highest = max(self.highest, number, term.number if term else 0)
+        return term
+
+    async def take(self, link: StoreConnection) -> tuple[Term, int] | None:
+        """Take the next term, after a `look()` that found no leader.
+
+        Returns the term and when it ends by boot_ns(); None if another member was faster.
+        """
+        number = max(self.highest, min(self.reported, self.highest + JUMP_MAX - 1)) + 1
+        term = Term(number, self._leader, self._target)
+        mine = self._sealed(term)
+        began_ns = boot_ns()
+        answer = await link.call(
+            "schedsvc_term_take", self._keys, self._set, *self._seen, *mine, TERM_MS, self._member
+        )
+        if answer != b"taken":
+            return None
+        self.highest, self._mine = number, mine
+        return term, term_end_ns(began_ns)
+
+    async def renew(self, link: StoreConnection) -> tuple[int, tuple[str, ...]] | Term:
+        """Renew the own term.
+
+        Returns when it ends by boot_ns(), and the members that may take the next term; or the term
+        of another leader, if this member leads no more.
+        """
+        replaced = b""
+        for _ in range(3):
+            began_ns = boot_ns()
+            what, detail = await link.call(
+                "schedsvc_term_renew", self._keys, self._set, *self._mine, TERM_MS, replaced
+            )
+            if what == b"held":
+                return term_end_ns(began_ns), tuple(detail.decode(errors="replace").split())
+            term = self._read(detail)
+            if term is not None and term.number > self.highest:
+                self._check_jump(term.number)
+                self.highest = term.number
+            if term is not None and term.number >= self.highest:
+                return term
+            if term is not None:
+                self._forge(f"term {term.number} is older than term {self.highest}")
+            replaced = detail
+        raise StoreError(f"store {link.address.text}: another program writes the rows of terms")
+
+    async def release(self, link: StoreConnection) -> None:
+        """End the own term, so that another member can take the next one at once."""
+        await link.call("schedsvc_term_release", self._keys, self._set, self._mine[0])
+
+    def _sealed(self, term: Term) -> tuple[bytes, bytes]:
+        content = f"{term.leader} {term.target}".encode()
+        return (
+            seal_row(self._secret, self._place, term.number, content),
+            seal_row(self._secret, _COUNTER, term.number, b""),
+        )
+
+    def _read(self, row: bytes) -> Term | None:
+        found = self._open(self._place, row)
+        if found is None:
+            return None
+        leader, _, target = found[1].decode(errors="replace").partition(" ")
+        return Term(found[0], leader, target)
+
+    def _open(self, place: bytes, row: bytes) -> tuple[int, bytes] | None:
+        try:
+            return open_row(self._secret, place, row)
+        except ForgedRowError as error:
+            self._forge(str(error))
+            return None
+
+    def _forge(self, reason: str) -> None:
+        self.forged += 1
+        _log.error("cluster_row_forged", reason=reason, effect="the row is ignored")
+
+    def _check_jump(self, number: int) -> None:
+        if self.highest and number > self.highest + JUMP_MAX:
+            self._refuse(number)
+            raise StoreRefusedError(
+                f"the store states term {number}, and the highest known term is {self.highest}; a"
+                f" jump of more than {JUMP_MAX:,} is refused: check who wrote it, then restart the"
+                " members"
+            )
+
+    def _refuse(self, number: int) -> None:
+        _log.critical("cluster_term_jump", term=number, known=self.highest, effect="refused")

@@ -1,0 +1,184 @@
+"""Terms in a real store: taken by one member, renewed, handed over, and never by a forged row."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from schedsvc.clock import boot_ns
+from schedsvc.cluster.admin import init_store
+from schedsvc.cluster.errors import StoreRefusedError
+from schedsvc.cluster.joining import Identity
+from schedsvc.cluster.library import term_keys_of
+from schedsvc.cluster.signing import seal_row
+from schedsvc.cluster.store import Address, StoreConnection, open_checked
+from schedsvc.cluster.terms import JUMP_MAX, TERM_MS, Term, Terms, check_terms_version, term_end_ns
+
+from .store_server import ADMIN_PASSWORD, StoreServer
+
+SECRET = b"s" * 32
+HOLD, TERMS, _ = term_keys_of("prod", "main")
+
+
+def terms_of(member: str, pool_set: str = "main", secret: bytes = SECRET, known: int = 0) -> Terms:
+    who = Identity("prod", member, ord(member))
+    return Terms(who, pool_set, f"{member}.example:7600", secret, known)
+
+
+@pytest.fixture
+async def link(store: StoreServer) -> AsyncIterator[StoreConnection]:
+    admin = Address("127.0.0.1", store.port, None, ADMIN_PASSWORD)
+    assert await init_store(admin, "prod", "schedsvc", "secret")
+    connection = await open_checked(Address("127.0.0.1", store.port, "schedsvc", "secret"))
+    yield connection
+    await connection.close()
+
+
+async def led(terms: Terms, link: StoreConnection) -> Term:
+    """Take the next term, as a member does if no other one leads."""
+    assert await terms.look(link, may_lead=True) is None
+    taken = await terms.take(link)
+    assert taken is not None
+    return taken[0]
+
+
+async def test_a_term_has_one_leader(link: StoreConnection) -> None:
+    a, b = terms_of("a"), terms_of("b")
+    assert await a.look(link, may_lead=True) is None
+    assert await b.look(link, may_lead=True) is None
+    began_ns = boot_ns()
+    taken = await a.take(link)
+    assert taken is not None
+    assert taken[0] == Term(1, "a/0000000000000061", "a.example:7600")
+    # It ends earlier than in the store, counted from before the call.
+    assert began_ns < taken[1] - TERM_MS * 980_000 < boot_ns()
+    assert await b.take(link) is None
+    assert await b.look(link, may_lead=True) == taken[0]
+
+
+def test_a_term_is_counted_shorter_than_it_lasts() -> None:
+    assert term_end_ns(0) == 1_960_000_000
+
+
+async def test_a_released_term_is_taken_at_once(link: StoreConnection) -> None:
+    a, b = terms_of("a"), terms_of("b")
+    await led(a, link)
+    await a.release(link)
+    assert (await led(b, link)).number == 2
+    await a.release(link)  # of a term that is over: that of b stays
+    found = await a.look(link, may_lead=False)
+    assert found is not None
+    assert found.leader.startswith("b/")
+    lost = await a.renew(link)
+    assert isinstance(lost, Term)
+    assert lost == found
+
+
+async def test_a_renewal_names_the_standbys(link: StoreConnection) -> None:
+    a, b, c = terms_of("a"), terms_of("b"), terms_of("c")
+    await led(a, link)
+    await b.look(link, may_lead=True)
+    await c.look(link, may_lead=False)
+    renewed = await a.renew(link)
+    assert not isinstance(renewed, Term)
+    assert renewed[1] == ("b",)
+
+
+async def test_one_counter_serves_all_sets(link: StoreConnection) -> None:
+    a, b = terms_of("a", "main"), terms_of("b", "other")
+    assert (await led(a, link)).number == 1
+    assert (await led(b, link)).number == 2
+    assert not isinstance(await a.renew(link), Term)
+    assert not isinstance(await b.renew(link), Term)
+
+
+async def test_a_lost_term_is_written_again(store: StoreServer, link: StoreConnection) -> None:
+    a, b = terms_of("a"), terms_of("b")
+    await led(a, link)
+    assert await b.look(link, may_lead=True) is not None
+    store.ask("FLUSHALL")
+    assert await b.look(link, may_lead=True) is None
+    assert b.lost_data
+    assert not isinstance(await a.renew(link), Term)
+    found = await b.look(link, may_lead=True)
+    assert found is not None
+    assert found.number == 1
+    assert not b.lost_data
+
+
+async def test_no_term_repeats_after_lost_data(store: StoreServer, link: StoreConnection) -> None:
+    a, b = terms_of("a"), terms_of("b", known=41)
+    await led(a, link)
+    store.ask("FLUSHALL")
+    assert (await led(b, link)).number == 42
+    lost = await a.renew(link)
+    assert isinstance(lost, Term)
+    assert lost.number == 42
+
+
+@pytest.mark.parametrize("row", ["a/61 a.example:1", seal_row(b"other" * 8, b"term:main", 9, b"")])
+async def test_a_forged_term_creates_no_right(
+    store: StoreServer, link: StoreConnection, row: str | bytes
+) -> None:
+    a, b = terms_of("a"), terms_of("b")
+    await led(a, link)
+    text = row if isinstance(row, str) else row.decode()
+    store.ask("SET", HOLD, text)
+    assert not isinstance(await a.renew(link), Term)  # it still leads, and replaces the row
+    found = await b.look(link, may_lead=True)
+    assert found is not None
+    assert found.leader.startswith("a/")
+    store.ask("SET", HOLD, text)
+    assert await b.look(link, may_lead=True) is None
+    assert (a.forged, b.forged) == (1, 1)
+
+
+async def test_an_old_term_creates_no_right(store: StoreServer, link: StoreConnection) -> None:
+    a, b = terms_of("a"), terms_of("b")
+    await led(a, link)
+    old, _ = a._mine
+    await a.release(link)
+    await led(b, link)
+    store.ask("SET", HOLD, old.decode())
+    assert not isinstance(await b.renew(link), Term)
+    assert b.forged == 1
+
+
+async def test_a_jump_of_terms_is_refused(store: StoreServer, link: StoreConnection) -> None:
+    a = terms_of("a", known=5)
+    far = 5 + JUMP_MAX + 1
+    store.ask("HSET", TERMS, "counter", seal_row(SECRET, b"terms", far, b"").decode())
+    with pytest.raises(StoreRefusedError, match=r"states term 1006.*known term is 5"):
+        await a.look(link, may_lead=True)
+    assert not a.follow(far)
+    assert a.highest == 5
+
+
+async def test_a_reported_term_is_a_hint(link: StoreConnection) -> None:
+    a, b = terms_of("a"), terms_of("b")
+    await led(a, link)
+    assert a.hint(100)
+    assert not isinstance(await a.renew(link), Term)  # no client deposes it
+    assert not a.hint(1 << 60)
+    await b.look(link, may_lead=True)
+    assert b.hint(100)
+    await a.release(link)
+    assert (await led(b, link)).number == 101
+
+
+async def test_functions_of_terms_have_a_version(
+    link: StoreConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await check_terms_version(link)
+    monkeypatch.setattr("schedsvc.cluster.terms.TERMS_VERSION", "2")
+    with pytest.raises(StoreRefusedError, match="functions of terms of version 1, and this"):
+        await check_terms_version(link)
+
+
+async def test_a_term_expires_in_the_store(link: StoreConnection) -> None:
+    a, b = terms_of("a"), terms_of("b")
+    await led(a, link)
+    async with asyncio.timeout(20):
+        while await b.look(link, may_lead=True) is not None:
+            pass
+    assert (await led(b, link)).number == 2
