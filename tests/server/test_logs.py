@@ -4,8 +4,12 @@ import asyncio
 import fcntl
 import json
 import os
+import re
+import subprocess
+import sys
 import threading
 import urllib.request
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
 
@@ -88,6 +92,24 @@ def test_stream_without_a_file_is_written() -> None:
     writer.put("a\n")
     assert writer.flush(30)
     assert stream.getvalue() == "a\n"
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_stamps_are_utc_in_any_time_zone(style: str) -> None:
+    code = (
+        "import structlog; from schedsvc.server.logs import configure_logs, flush_logs;"
+        f"configure_logs({style!r}, 'info'); structlog.get_logger('schedsvc').info('x');"
+        "flush_logs()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"TZ": "Pacific/Kiritimati"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    [stamp] = re.findall(r"\d{4}-\d\d-\d\dT[\d:.]+Z", done.stderr)
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(stamp)) < timedelta(hours=1)
 
 
 def test_peer_has_a_burst_and_then_a_line_a_second() -> None:
