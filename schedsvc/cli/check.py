@@ -23,10 +23,17 @@ _TENANTS_SHOWN = 10
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option("--config", type=click.Path(path_type=Path), help="The same as FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def check(file: Path, as_json: bool) -> None:
+def check(file: Path | None, config: Path | None, as_json: bool) -> None:
     """Name every error of a configuration FILE with its place, or sum the file up."""
+    if (file is None) == (config is None):
+        raise click.UsageError("give one configuration file, as FILE or as --config FILE")
+    _check(file or config or Path(), as_json)
+
+
+def _check(file: Path, as_json: bool) -> None:
     reading = read(file)
     if as_json:
         click.echo(json.dumps(_as_json(file, reading), indent=2))

@@ -16,6 +16,7 @@ from schedsvc.cli.complete import complete_tenants
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.mode import mode_text
 from schedsvc.cli.stats_cluster import cluster_line, cluster_lines
+from schedsvc.cli.stats_files import file_lines
 from schedsvc.option_types import FiniteRange
 from schedsvc.printable import printable_message
 from schedsvc.tables import table_console
@@ -201,7 +202,8 @@ def _view(snapshot: Any, everything: bool, named: bool) -> RenderableType:
     tables = [pools, *([classes] if len(snapshot.classes) > 1 else []), flows]
     left_out = _left_out(snapshot, len(shown), named)
     shared = [cluster_line(snapshot.cluster)] if snapshot.HasField("cluster") else []
-    return Group(line, *shared, *_config(snapshot.config), *tables, *_quotas(snapshot), *left_out)
+    notes = *shared, *_config(snapshot.config), *file_lines(snapshot)
+    return Group(line, *notes, *tables, *_quotas(snapshot), *left_out)
 
 
 def _sums(snapshot: Any) -> str:

@@ -31,6 +31,7 @@ from schedsvc.config.operator_tenants import (
     restored_entries,
     rule_tenant,
 )
+from schedsvc.config.outputs import time_zone
 from schedsvc.config.rules import UNKNOWN_TENANT, advice, broken_rules
 from schedsvc.config.tenants_dir import TenantFiles, content_of, decoded, folder_of
 from schedsvc.config.tokens import token_digest
@@ -73,6 +74,7 @@ __all__ = [
     "restored_entries",
     "rule_tenant",
     "tenants_yaml",
+    "time_zone",
     "token_digest",
     "with_pools_kept",
 ]

@@ -1,15 +1,16 @@
 """Models of the outputs beside the answers: metrics, log, the state file, the usage ledger."""
 
+from datetime import UTC, tzinfo
 from decimal import Decimal
 from typing import Annotated, Literal
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from schedsvc.config.explain import type_name
 from schedsvc.config.network import STRICT, Address, FilePath, Name
 
-__all__ = ["Budget", "Log", "Metrics", "Price", "State", "Usage"]
+__all__ = ["Budget", "Log", "Metrics", "Price", "State", "Usage", "time_zone"]
 
 
 class Section(BaseModel):
@@ -63,10 +64,20 @@ class Price(Section):
     output_tokens: Annotated[Amount, Field(alias="output")]
 
 
+def time_zone(name: str) -> tzinfo:
+    """Return a time zone by its name. UTC needs no data. Raises ValueError, OSError or KeyError."""
+    return UTC if name == "UTC" else ZoneInfo(name)
+
+
 def _zone(value: str) -> str:
     try:
-        ZoneInfo(value)
+        time_zone(value)
     except (ValueError, OSError, KeyError):
+        if not available_timezones():
+            raise ValueError(
+                f"{value!r} cannot be looked up: this machine has no time zones; install the"
+                " package tzdata (pip install tzdata)"
+            ) from None
         raise ValueError(f"{value!r} is no time zone; write a name such as Europe/Paris") from None
     return value
 

@@ -12,10 +12,9 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import NamedTuple
-from zoneinfo import ZoneInfo
 
 from schedsvc._core import Scheduler
-from schedsvc.config import Config
+from schedsvc.config import Config, time_zone
 from schedsvc.driver import Broken, Driver
 from schedsvc.usage.ledger import Ledger, UsedLease
 from schedsvc.usage.places import Places
@@ -45,8 +44,7 @@ class _Watched(NamedTuple):
 
 def period_of(now_s: float, which: int, timezone: str) -> Period:
     """Return the day (0) or month (1) of a time zone in which a moment lies."""
-    zone = ZoneInfo(timezone)
-    local = datetime.fromtimestamp(now_s, zone)
+    local = datetime.fromtimestamp(now_s, time_zone(timezone))
     begin = local.replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
     if which == _DAY:
         number = begin.toordinal()

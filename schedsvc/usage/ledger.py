@@ -9,7 +9,8 @@ its holder, if one comes later, replaces it.
 import fcntl
 import os
 import sqlite3
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,15 +81,20 @@ class UsedLease:
 class Ledger:
     """The file as the one process that writes it sees it. All methods block for the disk."""
 
-    def __init__(self, path: Path, keep_days: int) -> None:
-        """Open or make the file, and lock it.
+    def __init__(
+        self, path: Path, keep_days: int, steady_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Open or make the file, and lock it. `steady_s`: a clock that is never set.
 
         Raises UsageError if it cannot be written, another process holds it, or it is none of this
         version's ledgers.
         """
         self.path = path
         self._keep_s = keep_days * 86_400
-        self._pruned_s = 0
+        self._steady_s = steady_s
+        # A wall clock that is set forward by years must not delete the years between.
+        self._ahead_s = time.time() - steady_s()
+        self._prune_at_s = steady_s()
         with self._failing("open"):
             self._lock = self._locked()
             self._connection = sqlite3.connect(
@@ -138,7 +144,7 @@ class Ledger:
             for lease in leases:
                 if not self._add(lease):
                     known.append(lease)
-            if leases and leases[-1].ended_s >= self._pruned_s + _PRUNE_S:
+            if leases and self._steady_s() >= self._prune_at_s:
                 self._prune(leases[-1].ended_s)
         return known
 
@@ -194,9 +200,11 @@ class Ledger:
                 and (groups is None or f"{path}/".startswith(f"{groups}/"))
             )
 
-    def _prune(self, now_s: int) -> None:
-        """Delete what is too old. O(what is deleted)."""
-        self._pruned_s = now_s
+    def _prune(self, wall_s: int) -> None:
+        """Delete what is too old by the wall clock, and by the time since the start. O(deleted)."""
+        steady_s = self._steady_s()
+        self._prune_at_s = steady_s + _PRUNE_S
+        now_s = min(wall_s, int(steady_s + self._ahead_s))
         ask = self._connection.execute
         ask("DELETE FROM usage WHERE slot_s < ?", (now_s - self._keep_s,))
         oldest = (now_s - IDS_KEPT_S,)

@@ -53,13 +53,13 @@ def started(folder: Path, module: str, command: str) -> Iterator[subprocess.Pope
         process.communicate()
 
 
-def read_until(process: subprocess.Popen[str], event: str) -> list[dict[str, Any]]:
-    """The log up to an event."""
+def read_until(process: subprocess.Popen[str], *events: str) -> list[dict[str, Any]]:
+    """The log up to one of some events."""
     assert process.stderr is not None
     found = []
     for line in process.stderr:
         found.append(json.loads(line))
-        if found[-1]["event"] == event:
+        if found[-1]["event"] in events:
             return found
     raise AssertionError(found)
 

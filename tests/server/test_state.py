@@ -17,6 +17,7 @@ from schedsvc_client.v1.mode_pb2 import MODE_AUDIT, MODE_CONFIGURED, MODE_ENFORC
 from schedsvc_client.v1.operator_pb2_grpc import OperatorServiceStub
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
+from schedsvc.cli.stats_files import file_lines
 from schedsvc.driver import Driver
 from schedsvc.server import Server, StateError
 from schedsvc.state import Store
@@ -120,6 +121,9 @@ async def test_a_failing_disk_is_reported_and_serving_goes_on(
                 await served(stub, 500)
                 stats = await stub.Stats(pb.StatsRequest())
                 assert "disk is full" in stats.state.problem
+                [line] = file_lines(stats)
+                assert line.startswith("the state has not been saved for ")
+                assert line.endswith(stats.state.problem)
                 page, _ = await server.metrics.page("")
                 assert b"schedsvc_state_failing 1.0" in page
             await until(lambda: not saving.problem, "it is saved again")

@@ -10,6 +10,7 @@ from schedsvc_client.v1 import operator_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
+from schedsvc.cli.stats_files import file_lines
 from schedsvc.server import Server, UsageError
 from schedsvc.usage import Ledger
 from schedsvc.usage.export import Span, plain_rows
@@ -105,10 +106,15 @@ async def test_stats_show_the_ledger_and_its_problem(
             stats = await stub.Stats(pb.StatsRequest())
             assert "database is locked" in stats.usage.problem
             assert stats.usage.waiting_rows == 2
+            [line] = file_lines(stats)
+            assert line.startswith("usage ledger: 0 saved, 2 waiting; not saved: ")
+            assert line.endswith(stats.usage.problem)
             other.execute("ROLLBACK")
         other.close()
         await until(lambda: saved(server) == 2, "2 rows saved")
-        assert (await stub.Stats(pb.StatsRequest())).usage.problem == ""
+        stats = await stub.Stats(pb.StatsRequest())
+        assert stats.usage.problem == ""
+        assert list(file_lines(stats)) == ["usage ledger: 2 saved, 0 waiting"]
     assert sums(tmp_path) == [(2, 20, 0, 11)]
 
 
@@ -123,6 +129,7 @@ async def test_what_the_queue_has_no_room_for_is_counted(
             await use(stub, f"r{i}", 5)
         stats = await stub.Stats(pb.StatsRequest())
         assert (stats.usage.waiting_rows, stats.usage.lost_rows) == (2, 2)
+        assert next(file_lines(stats)).startswith("usage ledger: 0 saved, 2 waiting, 2 lost")
         monkeypatch.undo()
         await until(lambda: saved(server) == 2, "2 rows saved")
         # The streams wait for none of those that were dropped.

@@ -1,5 +1,9 @@
 """Periods of budgets in time zones, over steps of the clock and restarts."""
 
+import sys
+import time
+import zoneinfo
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +34,9 @@ def at(text: str) -> float:
         ("2026-10-25T12:00", DAY, "Europe/Paris", "2026-10-24T22:00", "2026-10-25T23:00"),
         ("2026-03-29T12:00", DAY, "Europe/Paris", "2026-03-28T23:00", "2026-03-29T22:00"),
         ("2026-12-31T12:00", MONTH, "Asia/Kathmandu", "2026-11-30T18:15", "2026-12-31T18:15"),
+        # Midnight is left out here, and comes twice there.
+        ("2026-09-06T12:00", DAY, "America/Santiago", "2026-09-06T04:00", "2026-09-07T03:00"),
+        ("2026-11-01T12:00", DAY, "America/Havana", "2026-11-01T04:00", "2026-11-02T05:00"),
     ],
 )
 def test_period_is_the_local_day_or_month(
@@ -100,8 +107,8 @@ async def test_a_clock_set_back_opens_no_period_again(tmp_path: Path, wall: Wall
     keys = config_with(tmp_path, {"tokens_per_day": 600})
     async with serving(**keys) as server, calling(server.targets[0]) as stub:
         assert await spend_all(stub) == 5
-        for time in ("2026-11-14T12:00", "2026-11-15T12:00", "2026-10-01T00:00"):
-            wall.now_s = at(time)
+        for moment in ("2026-11-14T12:00", "2026-11-15T12:00", "2026-10-01T00:00"):
+            wall.now_s = at(moment)
             look(server)
             assert await spend_all(stub) == 0
         wall.now_s = at("2026-11-16T00:00")
@@ -130,6 +137,12 @@ async def test_a_refusal_says_when_the_next_period_begins(tmp_path: Path, wall: 
         refusal = (await stub.Admit(ask())).refusal
         assert 12 * 3_600 - 5 <= refusal.retry_after_ms / 1_000 <= 12 * 3_600 + 10
         assert "tokens per day" in refusal.message
+        for hours in (1, -2):  # the clock is set, and the day ends that much sooner or later
+            wall.now_s += hours * 3_600
+            look(server)
+            left_s = at("2026-11-16T00:00") - wall.now_s
+            refusal = (await stub.Admit(ask())).refusal
+            assert left_s - 5 <= refusal.retry_after_ms / 1_000 <= left_s + 10
 
 
 async def test_a_reload_gives_a_new_budget_what_was_spent(tmp_path: Path, wall: Wall) -> None:
@@ -142,6 +155,51 @@ async def test_a_reload_gives_a_new_budget_what_was_spent(tmp_path: Path, wall: 
             await server._usage.write()
         server.reconfigure(config_of(**config_with(tmp_path, {"tokens_per_month": 600})))
         assert await spend_all(stub) == 2
+
+
+@pytest.fixture
+def without_zones(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine that has no time zones, neither in a folder nor in a package."""
+    monkeypatch.setitem(sys.modules, "tzdata", None)
+    zoneinfo.reset_tzpath(to=())
+    zoneinfo.ZoneInfo.clear_cache()
+    yield
+    zoneinfo.reset_tzpath()
+    zoneinfo.ZoneInfo.clear_cache()
+
+
+@pytest.mark.usefixtures("without_zones")
+def test_a_machine_without_zones_knows_utc_and_says_so(tmp_path: Path) -> None:
+    text = (
+        "usage: {path: /tmp/u}\ntenants: [{name: a, budget: {tokens_per_day: 5, timezone: %s}}]\n"
+    )
+    assert found(tmp_path, MINIMAL + text % "UTC") == []
+    assert period_of(at("2026-11-30T23:30"), DAY, "UTC").end_s == at("2026-12-01")
+    assert found(tmp_path, MINIMAL + text % "Europe/Paris") == [
+        "3:59 tenants[0].budget.timezone: 'Europe/Paris' cannot be looked up: this machine has no"
+        " time zones; install the package tzdata (pip install tzdata)"
+    ]
+
+
+async def test_time_zone_of_the_process_moves_no_budget(
+    tmp_path: Path, wall: Wall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = config_with(tmp_path, {"tokens_per_day": 600, "timezone": "Europe/Paris"})
+    wall.now_s = at("2026-11-15T22:30")  # an hour and a half before midnight in Kiritimati
+    async with serving(**keys) as server, calling(server.targets[0]) as stub:
+        assert await spend_all(stub) == 5
+        for zone in ("Pacific/Kiritimati", "America/Los_Angeles"):
+            monkeypatch.setenv("TZ", zone)
+            time.tzset()
+            look(server)
+            assert await spend_all(stub) == 0
+        refusal = (await stub.Admit(ask())).refusal
+        assert 1_800 - 5 <= refusal.retry_after_ms / 1_000 <= 1_800 + 10
+        wall.now_s = at("2026-11-15T23:00")
+        look(server)
+        assert await spend_all(stub) == 5
+    monkeypatch.undo()
+    time.tzset()
 
 
 @pytest.mark.parametrize(

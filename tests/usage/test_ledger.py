@@ -1,6 +1,8 @@
 """The ledger's file: each lease counts once, estimates give way, old rows go."""
 
+import itertools
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,8 @@ def lease(
     return UsedLease(lease_id, at_s, key, estimated, 10, 4, output)
 
 
-def opened(folder: Path, keep_days: int = 400) -> Ledger:
-    return Ledger(folder / "usage.db", keep_days)
+def opened(folder: Path, keep_days: int = 400, steady_s: Callable[[], float] = lambda: 0) -> Ledger:
+    return Ledger(folder / "usage.db", keep_days, steady_s)
 
 
 def sums(folder: Path, *by: str) -> list[tuple[object, ...]]:
@@ -76,12 +78,30 @@ def test_a_span_inside_a_quarter_is_refused() -> None:
 
 
 def test_old_sums_and_ids_are_deleted(tmp_path: Path) -> None:
-    ledger = opened(tmp_path, keep_days=2)
+    ledger = opened(tmp_path, 2, itertools.count(0, 60).__next__)
     ledger.add([lease(1)])
     ledger.add([lease(2, at_s=NOW + IDS_KEPT_S + 1)])
     assert ledger.add([lease(1, at_s=NOW + IDS_KEPT_S + 2)]) == []  # forgotten
     ledger.add([lease(3, at_s=NOW + 3 * 86_400)])
     assert sums(tmp_path) == [(3, 30, 12, 15)]  # all but the first
+
+
+def test_clock_set_forward_by_years_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steady_s = 0.0
+    monkeypatch.setattr("time.time", lambda: NOW)
+    ledger = opened(tmp_path, 2, lambda: steady_s)
+    ledger.add([lease(1)])
+    for days in (3_650, 0):
+        steady_s += 3_600
+        ledger.add([lease(2 + days, at_s=NOW + 3_600 + days * 86_400)])
+    assert ledger.add([lease(1)]) == [lease(1)]
+    assert sums(tmp_path) == [(3, 30, 12, 15)]
+    # What is too old by both clocks goes, whatever the clock has said meanwhile.
+    steady_s += 3 * 86_400
+    ledger.add([lease(4, at_s=NOW + int(steady_s))])
+    assert sums(tmp_path) == [(2, 20, 8, 10)]
 
 
 def test_a_second_process_is_kept_out(tmp_path: Path) -> None:
