@@ -43,6 +43,25 @@ async def bench(fake: FakeScheduler) -> AsyncIterator[Bench]:
     await made.gate._close()
 
 
+Pair = tuple[FakeScheduler, FakeScheduler]
+
+
+def both(pair: Pair) -> str:
+    return ",".join(scheduler.target for scheduler in pair)
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
+    """Two schedulers for one client; the leases of the first count from 100, of the second 200."""
+    made = FakeScheduler(f"unix:{tmp_path}/a"), FakeScheduler(f"unix:{tmp_path}/b")
+    for index, scheduler in enumerate(made):
+        scheduler.incarnation = scheduler.next_lease = 100 * (index + 1)
+        await scheduler.start()
+    yield made
+    for scheduler in made:
+        await scheduler.stop()
+
+
 Until = Callable[[Callable[[], object]], Awaitable[None]]
 
 

@@ -88,6 +88,8 @@ class FakeScheduler:
         self.faulty_pool = ""
         self.statuses: dict[int, pb.LeaseState.ValueType] = {}
         self.swallow_acks = False
+        # Calls of Stats that fail after they were done.
+        self.stats_errors = 0
         self.complete_errors: list[tuple[grpc.StatusCode, str]] = []
         self.streams: list[_Stream] = []
         self._server: grpc.aio.Server | None = None
@@ -236,6 +238,9 @@ class FakeScheduler:
 
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
         await self._authenticate(context)
+        if self.stats_errors:
+            self.stats_errors -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "it may have been done")
         return pb.StatsResponse(
             incarnation=self.incarnation,
             totals=pb.Totals(live_leases=len(self.live), received=len(self.admits)),

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,32 +15,12 @@ from schedsvc_client import ClientOptions, SchedulerUnavailable
 from schedsvc_client.aio import SchedulerSession, SessionState
 from schedsvc_client.v1.leader_pb2 import Leadership
 
-from .conftest import Until
-from .fake_scheduler import FakeScheduler
+from .conftest import Pair, Until, both
 from .test_gate_silence import SOON_S, Scheduler
 
 QUICK = ClientOptions(
     backoff_min_s=0.01, backoff_max_s=0.05, progress_delay_s=0.005, failover_wait_s=30.0
 )
-
-
-@pytest.fixture
-async def pair(tmp_path: Path) -> AsyncIterator[tuple[FakeScheduler, FakeScheduler]]:
-    made = FakeScheduler(f"unix:{tmp_path}/a"), FakeScheduler(f"unix:{tmp_path}/b")
-    for index, scheduler in enumerate(made):
-        scheduler.incarnation = 100 * (index + 1)
-        scheduler.next_lease = 100 * (index + 1)
-        await scheduler.start()
-    yield made
-    for scheduler in made:
-        await scheduler.stop()
-
-
-Pair = tuple[FakeScheduler, FakeScheduler]
-
-
-def both(pair: Pair) -> str:
-    return ",".join(scheduler.target for scheduler in pair)
 
 
 def session(targets: str, options: ClientOptions = QUICK) -> SchedulerSession:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from schedsvc_client import TenantProof, api_key_hash
 from schedsvc_client.aio import AsyncScheduler
+from schedsvc_client.channel import open_aio_channel
 from schedsvc_client.v1 import operator_pb2 as pb
 from schedsvc_client.v1.operator_pb2_grpc import OperatorServiceStub
 from schedsvc_vllm import scheduler_keys
@@ -52,8 +53,7 @@ class Keys:
 async def scheduling() -> AsyncIterator[Keys]:
     scheduler = Scheduler(Config.model_validate(CONFIG))
     await scheduler.start()
-    async with AsyncScheduler(scheduler.targets[0]) as client:
-        channel: Any = client._channel
+    async with open_aio_channel(scheduler.targets[0], None) as channel:
         yield Keys(scheduler, OperatorServiceStub(channel))
     await scheduler.stop(None)
 

@@ -8,14 +8,10 @@ from typing import Any
 
 import grpc
 
-from schedsvc_client.channel import (
-    ClientOptions,
-    Token,
-    bearer_metadata,
-    check_target,
-    open_channel,
-)
-from schedsvc_client.errors import CallError, from_rpc_error
+from schedsvc_client.attempts import Service
+from schedsvc_client.calls import CallContext, Calls
+from schedsvc_client.channel import ClientOptions, Token
+from schedsvc_client.errors import CallError
 from schedsvc_client.message_sizes import accepted_bytes
 from schedsvc_client.v1 import mode_pb2, scheduler_pb2
 from schedsvc_client.v1 import operator_pb2 as pb
@@ -57,12 +53,11 @@ class Operator:
         token: Token | None = None,
         options: ClientOptions | None = None,
     ) -> None:
-        self.target = check_target(target)
-        self._deadline_s = (options or ClientOptions()).call_deadline_s
-        self._token = token
-        self._channel = open_channel(self.target, credentials)
-        self._operator: Any = OperatorServiceStub(self._channel)
-        self._scheduler: Any = SchedulerServiceStub(self._channel)
+        self.target = target
+        context = CallContext(target, token, options or ClientOptions())
+        self._calls = Calls(context, credentials)
+        self._operator = Service(OperatorServiceStub)
+        self._scheduler = Service(SchedulerServiceStub)
 
     def __enter__(self) -> Operator:
         return self
@@ -77,7 +72,7 @@ class Operator:
 
     def close(self) -> None:
         """Hang up."""
-        self._channel.close()
+        self._calls.close()
 
     def drain(self, pool: str = "", *, undo: bool = False) -> pb.DrainResponse:
         """Stop admitting to a pool or (`""`) to the whole service, or begin again."""
@@ -230,11 +225,8 @@ class Operator:
         )
 
     def _call(self, method: Any, request: Any) -> Any:
-        metadata = bearer_metadata(self._token)
-        try:
-            return method(request, timeout=self._deadline_s, metadata=metadata)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, self.target) from None
+        # Some of them, such as making a key, must not be done twice.
+        return self._calls.call(method, request, once=True)
 
 
 def _milliseconds(seconds: float) -> int:

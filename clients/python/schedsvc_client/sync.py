@@ -14,15 +14,17 @@ from typing import Any
 
 import grpc
 
-from schedsvc_client.channel import (
-    ClientOptions,
-    Token,
-    backoff_ceiling_s,
-    bearer_metadata,
-    check_target,
-    open_channel,
+from schedsvc_client.attempts import Attempts, Method, Probes, Service
+from schedsvc_client.calls import CallContext, Calls
+from schedsvc_client.channel import ClientOptions, Token, backoff_ceiling_s
+from schedsvc_client.errors import (
+    CallError,
+    Refused,
+    from_rpc_error,
+    is_final,
+    refused,
+    unavailable,
 )
-from schedsvc_client.errors import CallError, Refused, from_rpc_error, is_final, refused
 from schedsvc_client.leases import Lease, LeaseTable, Totals, lease_of
 from schedsvc_client.message_sizes import accepted_bytes, progress_leases_max
 from schedsvc_client.outcomes import LeaseState, Outcome
@@ -32,6 +34,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.explain_pb2_grpc import ExplainServiceStub
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
+_METHODS = Service(SchedulerServiceStub)
 _log = logging.getLogger("schedsvc_client.sync")
 
 
@@ -118,11 +121,10 @@ class Scheduler:
         token: Token | None = None,
         options: ClientOptions | None = None,
     ) -> None:
-        self.target = check_target(target)
+        self.target = target
         self._options = options or ClientOptions()
-        self._token = token
-        self._channel = open_channel(self.target, credentials)
-        self._stub: Any = SchedulerServiceStub(self._channel)
+        self._calls = Calls(CallContext(target, token, self._options), credentials)
+        self._probes = Probes(self._options)
         self._ids = RequestIds()
         self._jitter = random.SystemRandom().random
         # Only the keeper touches it.
@@ -162,7 +164,7 @@ class Scheduler:
         for _, _, _, lease, request in self._retries:
             self._deliver(lease, request)
         self._retries.clear()
-        self._channel.close()
+        self._calls.close()
 
     def admission(
         self,
@@ -209,41 +211,49 @@ class Scheduler:
     def stats(self, tenants: Sequence[str] = (), flow_limit: int = 0) -> pb.StatsResponse:
         """Take a snapshot of pools, flows and counters. Raises CallError."""
         request = pb.StatsRequest(tenants=tenants, flow_limit=flow_limit)
-        response: pb.StatsResponse = self._call(self._stub.Stats, request)
+        response: pb.StatsResponse = self._calls.call(_METHODS.Stats, request)
         return response
 
     def explain(self, request_id: str, tenant: str = "") -> explain_pb2.ExplainResponse:
         """Ask where a request stands, why it waits, or why it was refused. Raises CallError."""
         request = explain_pb2.ExplainRequest(request_id=request_id, tenant=tenant)
-        stub: Any = ExplainServiceStub(self._channel)
-        response: explain_pb2.ExplainResponse = self._call(stub.Explain, request)
+        method = Method(ExplainServiceStub, "Explain")
+        response: explain_pb2.ExplainResponse = self._calls.call(method, request)
         return response
 
     def request_ids(self) -> list[str]:
         """Ask for the ids of the last requests, the latest first. Raises CallError."""
-        stub: Any = ExplainServiceStub(self._channel)
-        request = explain_pb2.ListRequestIdsRequest()
-        return list(self._call(stub.ListRequestIds, request).request_ids)
-
-    def _call(self, method: Any, request: Any) -> Any:
-        metadata = bearer_metadata(self._token)
-        try:
-            return method(request, timeout=self._options.call_deadline_s, metadata=metadata)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, self.target) from None
+        method = Method(ExplainServiceStub, "ListRequestIds")
+        return list(self._calls.call(method, explain_pb2.ListRequestIdsRequest()).request_ids)
 
     # For its Admissions.
 
     def _ask(self, admission: Admission) -> None:
-        future = self._stub.Admit.future(
-            admission.request,
-            timeout=self._options.admit_deadline_s,
-            metadata=bearer_metadata(self._token),
-        )
+        context, now_s = self._calls.context, time.monotonic()
+        attempts = Attempts(context.targets, self._options, now_s, self._options.admit_deadline_s)
+        while True:
+            target = context.targets.current
+            try:
+                response = self._verdict(admission, target, attempts.timeout_s(now_s, held=True))
+                context.check(target, response)
+                break
+            except CallError as error:
+                pause_s = attempts.failed(target, error, time.monotonic())
+            time.sleep(pause_s)
+            now_s = time.monotonic()
+        self._judge(admission, response)
+
+    def _verdict(self, admission: Admission, target: str, timeout_s: float) -> pb.AdmitResponse:
+        metadata = self._calls.context.metadata()
+        admit = self._calls.method(target, _METHODS.Admit)
+        future = admit.future(admission.request, timeout=timeout_s, metadata=metadata)
         try:
-            response = future.result()
+            if self._calls.context.targets.several and self._probes.step_s:
+                self._watch(future, target)
+            response: pb.AdmitResponse = future.result()
+            return response
         except grpc.RpcError as error:
-            raise from_rpc_error(error, self.target) from None
+            raise from_rpc_error(error, target) from None
         except BaseException:
             # An interrupt: withdraw it, or give back what was granted in the same moment.
             if not future.cancel() and future.code() is grpc.StatusCode.OK:
@@ -251,7 +261,37 @@ class Scheduler:
                     self._judge(admission, future.result())
                     admission.complete(outcome=Outcome.CANCELLED)
             raise
-        self._judge(admission, response)
+
+    def _watch(self, future: Any, target: str) -> None:
+        """Return once a held call is done. Raises SchedulerUnavailable if its target is silent."""
+        step_s = self._probes.step_s
+        while True:
+            try:
+                future.exception(timeout=step_s)
+            except grpc.FutureTimeoutError:
+                pass
+            else:
+                return
+            with self._changed:
+                due = self._probes.due(target, time.monotonic())
+            if due:
+                answered = self._answers(target, step_s)
+                with self._changed:
+                    self._probes.judged(target, answered=answered)
+            if self._probes.is_silent(target):
+                silent_s = self._options.failover_silent_after_s
+                raise unavailable(f"{target}: no answer for {silent_s:g} s")
+
+    def _answers(self, target: str, timeout_s: float) -> bool:
+        """Whether a scheduler answers anything: a Progress of no lease changes nothing."""
+        progress = self._calls.method(target, _METHODS.Progress)
+        try:
+            progress(
+                pb.ProgressRequest(), timeout=timeout_s, metadata=self._calls.context.metadata()
+            )
+        except grpc.RpcError as error:
+            return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
+        return True
 
     def _judge(self, admission: Admission, response: pb.AdmitResponse) -> None:
         admission.queue_duration_us = response.queue_duration_us
@@ -284,7 +324,7 @@ class Scheduler:
     def _deliver(self, lease: Lease, request: pb.CompleteRequest) -> bool:
         """Send a Complete; False where it should be sent again."""
         try:
-            self._call(self._stub.Complete, request)
+            self._calls.call(_METHODS.Complete, request)
         except CallError as error:
             if not is_final(error):
                 return False
@@ -352,7 +392,7 @@ class Scheduler:
         with self._changed:
             request = pb.ProgressRequest(leases=[lease.progress() for lease in leases])
         try:
-            response = self._call(self._stub.Progress, request)
+            response = self._calls.call(_METHODS.Progress, request)
         except CallError as error:
             if 0 < (accepted := accepted_bytes(error)) < self._message_bytes_max:
                 self._message_bytes_max = accepted

@@ -383,6 +383,7 @@ class Gate:
                     credentials=credentials_of(self._settings),
                     token=self._settings.token,
                     options=ClientOptions(call_deadline_s=ASK_S_MAX),
+                    fence=self._runtime.fence,
                 )
             )
         self._identifier.start()

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
+from schedsvc_vllm.fence_file import make_fence_file
 from schedsvc_vllm.runtime import now_ns
 from schedsvc_vllm.settings import Settings, SettingsError
 
@@ -22,7 +23,7 @@ EXIT_USAGE = 2
 
 # Each is also a variable: `--schedsvc-pool-epoch` is SCHEDSVC_POOL_EPOCH.
 OPTIONS = {
-    "target": "HOST:PORT or unix:/PATH of the scheduler",
+    "target": "HOST:PORT or unix:/PATH of the scheduler; several with commas: leader and standbys",
     "token-file": "file with the bearer token for the scheduler, read again for each connection",
     "tls": "on or off; on where a file below is given",
     "tls-ca-file": "PEM of who signs the scheduler's certificate",
@@ -54,7 +55,10 @@ OPTIONS = {
     "api-keys-file": "file with the API keys that callers may use, one on each line",
     "api-keys-from": "gate, or scheduler: keys that stand for its tenants may call (gate)",
     "unreachable": "open or closed: what to do while the scheduler is away",
-    "unreachable-after": "seconds without an answer until an open connection counts as that (3)",
+    "unreachable-after": "seconds without an answer until an open connection counts as that (3;"
+    " 1.5 with several targets)",
+    "failover-wait": "seconds that requests wait for the next leader, with several targets (5)",
+    "fence": "file that the processes of one engine share; made by schedsvc-vllm if needed",
     "unreachable-concurrency-min": "requests that always run while it is away",
     "ungated": "paths that pass ungated; refuse: none; pass: all that the gate does not size",
     "prefix-hashes": "auto or off: hash the blocks of prompts while the scheduler orders by them",
@@ -88,6 +92,8 @@ def prepare(arguments: Sequence[str], environment: MutableMapping[str, str]) -> 
     environment.setdefault("SCHEDSVC_POOL_EPOCH", str(now_ns()))
     if servers := api_servers(rest):
         environment.setdefault("SCHEDSVC_POOL_GATES", servers)
+    if "," in environment.get("SCHEDSVC_TARGET", ""):
+        environment.setdefault("SCHEDSVC_FENCE", make_fence_file())
     Settings.from_environment(environment)
     return [*rest, "--middleware", MIDDLEWARE]
 

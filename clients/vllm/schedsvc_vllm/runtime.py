@@ -15,6 +15,7 @@ from schedsvc_client.aio import SchedulerSession, SessionState
 
 from schedsvc_vllm.engine import EngineView, Pool
 from schedsvc_vllm.estimate import TokenRatios
+from schedsvc_vllm.fence_file import claim_pool, fence_for
 from schedsvc_vllm.limit import LocalLimit
 from schedsvc_vllm.metrics_page import Counts
 from schedsvc_vllm.prefixes import block_hashes
@@ -75,6 +76,10 @@ class Runtime:
         self.sets_priority = engine.obeys_priority
         self._settings, self._started_ns = settings, started_ns
         self.pool: Pool = engine.pool(settings.pool, started_ns)
+        self._claim = claim_pool(settings, self.pool.epoch)
+        self.fence = fence_for(settings)
+        #: Whether requests wait for the next leader while none serves this gate.
+        self.holds = len(settings.targets) > 1
         self.ratios = TokenRatios()
         self.images = replace(
             settings.images,
@@ -92,8 +97,11 @@ class Runtime:
                 progress_delay_s=0,
                 end_delay_s=_END_DELAY_S,
                 silent_after_s=settings.unreachable_after_s,
+                failover_silent_after_s=settings.unreachable_after_s,
+                failover_wait_s=settings.failover_wait_s,
             ),
             on_state=self._state_changed,
+            fence=self.fence,
         )
         self._offer()
         self.session.start()
@@ -132,6 +140,8 @@ class Runtime:
         if self.counter is not None:
             self.counter.close()
         await self.session.close()
+        if self._claim is not None:
+            self._claim.close()
 
     def prefix_block_hashes(self, route: Route, body: Mapping[str, Any]) -> list[int]:
         """Hash the blocks of a prompt while the scheduler orders requests by them. O(prompt).

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from schedsvc_client import api_key_hash
-from schedsvc_client.channel import Token, check_target
+from schedsvc_client.channel import Token
+from schedsvc_client.targets import check_targets
 
 from schedsvc_vllm.files import read_bytes, read_text
 from schedsvc_vllm.image_sizes import UNKNOWN_MODEL, ImageSizes
@@ -100,6 +101,8 @@ class Settings:
     fail_open: bool = True
     fail_open_concurrency_min: int = 1
     unreachable_after_s: float = 3.0
+    failover_wait_s: float = 5.0
+    fence: str = ""
     refuse_ungated: bool = True
     open_paths: frozenset[str] = frozenset()
     prefix_hashes: bool = True
@@ -111,6 +114,11 @@ class Settings:
     queue_comments_s: float = 0.0
     images: ImageSizes = UNKNOWN_MODEL
     traces: bool = False
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The schedulers that may lead."""
+        return check_targets(self.target)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -125,9 +133,16 @@ class Settings:
             epoch=read.number("SCHEDSVC_POOL_EPOCH"),
             gates=read.number("SCHEDSVC_POOL_GATES", 1, maximum=65_536),
         )
+        target = read.checked("SCHEDSVC_TARGET", lambda text: ",".join(check_targets(text)))
+        several, fence = "," in target, read.raw("SCHEDSVC_FENCE")
+        if several and pool.gates > 1 and not fence:
+            raise SettingsError(
+                f"SCHEDSVC_FENCE is not set: the {pool.gates} processes of SCHEDSVC_POOL_GATES need"
+                " one file together, because SCHEDSVC_TARGET has several targets"
+            )
         default_id = f"{socket.gethostname()}/{pool.name}/{os.getpid()}"[:128]
         return cls(
-            target=read.checked("SCHEDSVC_TARGET", check_target),
+            target=target,
             token=read.token(),
             tls=read.tls(),
             client_id=read.text("SCHEDSVC_CLIENT_ID", default_id),
@@ -144,7 +159,9 @@ class Settings:
             api_keys_sha256=read.api_keys(),
             fail_open=read.choice("SCHEDSVC_UNREACHABLE", ("open", "closed")) == "open",
             fail_open_concurrency_min=read.number("SCHEDSVC_UNREACHABLE_CONCURRENCY_MIN", 1),
-            unreachable_after_s=read.seconds("SCHEDSVC_UNREACHABLE_AFTER", 3.0),
+            unreachable_after_s=read.seconds("SCHEDSVC_UNREACHABLE_AFTER", 1.5 if several else 3.0),
+            failover_wait_s=read.seconds("SCHEDSVC_FAILOVER_WAIT", 5.0),
+            fence=fence,
             refuse_ungated=read.raw("SCHEDSVC_UNGATED").lower() != "pass",
             open_paths=read.open_paths("SCHEDSVC_UNGATED"),
             prefix_hashes=read.choice("SCHEDSVC_PREFIX_HASHES", ("auto", "off")) == "auto",

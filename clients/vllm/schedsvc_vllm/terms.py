@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from schedsvc_vllm.answers import BadRequestError
@@ -41,6 +41,15 @@ class Terms:
         """The longest that the caller waits for its turn; infinity: it does not say."""
         limits = [ms for ms in (self.queue_ttl_ms, self.deadline_ms) if ms]
         return min(limits) / 1_000 if limits else math.inf
+
+    def after(self, waited_s: float) -> Terms:
+        """Return the terms of a request that has waited already: its limits count from then."""
+        waited_ms = int(waited_s * 1_000)
+        return replace(
+            self,
+            queue_ttl_ms=max(1, self.queue_ttl_ms - waited_ms) if self.queue_ttl_ms else 0,
+            deadline_ms=max(1, self.deadline_ms - waited_ms) if self.deadline_ms else 0,
+        )
 
 
 class TermsReader:

@@ -10,10 +10,11 @@ import asyncio
 import logging
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from schedsvc_client import CallError, InvalidRequest, LimitExceeded, Refused, RequestConflict
+from schedsvc_client.aio import SessionState
 
 from schedsvc_vllm import answers
 from schedsvc_vllm.answers import Answer, BadRequestError
@@ -77,10 +78,14 @@ class Request:
 
 async def wait_for_turn(runtime: Runtime, request: Request, gated: GatedRequest) -> Answer | None:
     """Wait until the request may run (None) or is refused. Raises ClientLeftError."""
+    held_s = 0.0
     while True:
-        if runtime.session.available:
+        reached, waited_s = await _hold(runtime, request, gated)
+        held_s += waited_s
+        request = replace(request, terms=request.terms.after(waited_s)) if waited_s else request
+        if reached and runtime.session.available:
             try:
-                return await _ask(runtime, request, gated)
+                return await _ask(runtime, request, gated, held_s)
             except RequestConflict:
                 continue  # the id is another request's there: ask under a new one
             except CallError as error:
@@ -97,9 +102,24 @@ async def wait_for_turn(runtime: Runtime, request: Request, gated: GatedRequest)
             _log.debug("refused while the scheduler is away: %s", cause)
             message = "the admission scheduler cannot be reached"
             return answers.unavailable(message, "scheduler_unreachable", request.id)
-        answer = await _run_without(runtime, request, gated)
+        answer = await _run_without(runtime, request, gated, held_s)
         if answer is not _ASK_AGAIN:
             return answer
+
+
+async def _hold(runtime: Runtime, request: Request, gated: GatedRequest) -> tuple[bool, float]:
+    """Wait for the next leader while none of several serves this gate. Raises ClientLeftError.
+
+    Returns whether to ask the scheduler, and the seconds that this took: they count as waiting.
+    """
+    if not runtime.holds or runtime.session.state is SessionState.CONNECTED:
+        return True, 0.0
+    started_s = time.monotonic()
+    try:
+        reached = await first(runtime.session.reached(), gated.mailbox, request.terms.wait_s_max)
+    except asyncio.TimeoutError:
+        reached = False  # the request waits no longer
+    return reached, time.monotonic() - started_s
 
 
 def refusal_of(error: CallError) -> str:
@@ -128,8 +148,10 @@ async def first(future: asyncio.Future[T], mailbox: Mailbox, wait_s_max: float =
         future.cancel()
 
 
-async def _ask(runtime: Runtime, request: Request, gated: GatedRequest) -> Answer | None:
-    """Ask the scheduler. Raises CallError where it cannot be asked."""
+async def _ask(
+    runtime: Runtime, request: Request, gated: GatedRequest, held_s: float
+) -> Answer | None:
+    """Ask the scheduler; `held_s` was waited before. Raises CallError where it cannot be asked."""
     call, identity = request.call, request.identity
     try:
         admission = gated.admission = runtime.session.admission(
@@ -151,6 +173,7 @@ async def _ask(runtime: Runtime, request: Request, gated: GatedRequest) -> Answe
         )
         await first(admission.submit(), gated.mailbox)
     except Refused as refused:
+        refused.queue_duration_us += int(held_s * 1e6)
         if gated.span is not None:
             gated.span.refused(refused)
         return answers.refusal(refused, admission, request.id, call.route.prompt_field)
@@ -160,11 +183,14 @@ async def _ask(runtime: Runtime, request: Request, gated: GatedRequest) -> Answe
         return answers.unavailable(
             error.message, "scheduler_limit", request.id, error.retry_after_ms
         )
+    admission.queue_duration_us += int(held_s * 1e6)
     gated.granted()
     return None
 
 
-async def _run_without(runtime: Runtime, request: Request, gated: GatedRequest) -> Answer | None:
+async def _run_without(
+    runtime: Runtime, request: Request, gated: GatedRequest, held_s: float
+) -> Answer | None:
     """Wait for a place under the local limit, while the scheduler is away."""
     started_s = time.monotonic()
     try:
@@ -177,7 +203,7 @@ async def _run_without(runtime: Runtime, request: Request, gated: GatedRequest) 
     refused = runtime.session.pool_refused
     if runs and refused is not None:
         return answers.unavailable(refusal_of(refused), "pool_refused", request.id)
-    gated.local_wait_us = int((time.monotonic() - started_s) * 1e6)
+    gated.local_wait_us = int((held_s + time.monotonic() - started_s) * 1e6)
     if not runs:
         return _ASK_AGAIN
     if gated.span is not None:

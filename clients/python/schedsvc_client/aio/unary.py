@@ -14,21 +14,19 @@ import grpc
 import grpc.aio
 
 from schedsvc_client.aio.admission import Admission, Asker
-from schedsvc_client.channel import (
-    ClientOptions,
-    Token,
-    backoff_ceiling_s,
-    bearer_metadata,
-    check_target,
-    open_aio_channel,
-)
+from schedsvc_client.aio.calls import AioCalls
+from schedsvc_client.attempts import Attempts, Method, Probes, Service
+from schedsvc_client.calls import CallContext
+from schedsvc_client.channel import ClientOptions, Token, backoff_ceiling_s
 from schedsvc_client.errors import (
     CallError,
     SchedulerUnavailable,
     from_rpc_error,
     is_final,
     refused,
+    unavailable,
 )
+from schedsvc_client.fence import Fence
 from schedsvc_client.leases import Lease, LeaseTable, Totals, lease_of
 from schedsvc_client.message_sizes import accepted_bytes, progress_leases_max
 from schedsvc_client.outcomes import LeaseState, Outcome
@@ -38,6 +36,7 @@ from schedsvc_client.v1.explain_pb2_grpc import ExplainServiceStub
 from schedsvc_client.v1.identity_pb2_grpc import IdentityServiceStub
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
+_METHODS = Service(SchedulerServiceStub)
 _log = logging.getLogger("schedsvc_client.unary")
 
 
@@ -54,12 +53,14 @@ class AsyncScheduler(Asker):
         credentials: grpc.ChannelCredentials | None = None,
         token: Token | None = None,
         options: ClientOptions | None = None,
+        fence: Fence | None = None,
     ) -> None:
         super().__init__()
-        self.target = check_target(target)
+        self.target = target
         self._options = options or ClientOptions()
-        self._credentials = credentials
-        self._token = token
+        self._context = CallContext(target, token, self._options, fence)
+        self._calls = AioCalls(self._context, credentials)
+        self._probes = Probes(self._options)
         self._table = LeaseTable(int(self._options.progress_delay_s * 1e9))
         self._running: dict[int, Admission] = {}
         self._deliveries: dict[int, asyncio.Task[None]] = {}
@@ -68,11 +69,8 @@ class AsyncScheduler(Asker):
         self._keeper: asyncio.Task[None] | None = None
         self._jitter = random.SystemRandom().random
         self._message_bytes_max = self._options.message_bytes_max
-        self._channel: grpc.aio.Channel | None = None
-        self._calls: Any = None
 
     async def __aenter__(self) -> AsyncScheduler:
-        self._stub()
         return self
 
     async def __aexit__(
@@ -93,22 +91,20 @@ class AsyncScheduler(Asker):
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-        if self._channel is not None:
-            await self._channel.close(grace=None)
+        await self._calls.close()
 
     async def stats(self, tenants: Sequence[str] = (), flow_limit: int = 0) -> pb.StatsResponse:
         """Take a snapshot of pools, flows and counters. Raises CallError."""
         request = pb.StatsRequest(tenants=tenants, flow_limit=flow_limit)
-        response: pb.StatsResponse = await self._call(self._stub().Stats, request)
+        response: pb.StatsResponse = await self._calls.call(_METHODS.Stats, request)
         return response
 
     async def tenant_of_key(self, api_key_sha256: bytes) -> str | None:
         """Ask for which tenant an API key stands; None: for none. Raises CallError."""
         request = identity_pb2.WhoIsRequest(api_key_sha256=api_key_sha256)
-        self._stub()
-        stub: Any = IdentityServiceStub(self._channel)  # type: ignore[arg-type]  # just made
+        method = Method(IdentityServiceStub, "WhoIs")
         try:
-            response: identity_pb2.WhoIsResponse = await self._call(stub.WhoIs, request)
+            response: identity_pb2.WhoIsResponse = await self._calls.call(method, request)
         except CallError as error:
             if error.code is grpc.StatusCode.NOT_FOUND:
                 return None
@@ -118,9 +114,8 @@ class AsyncScheduler(Asker):
     async def explain(self, request_id: str, tenant: str = "") -> explain_pb2.ExplainResponse:
         """Ask where a request stands, why it waits, or why it was refused. Raises CallError."""
         request = explain_pb2.ExplainRequest(request_id=request_id, tenant=tenant)
-        self._stub()
-        stub: Any = ExplainServiceStub(self._channel)  # type: ignore[arg-type]  # just made
-        response: explain_pb2.ExplainResponse = await self._call(stub.Explain, request)
+        method = Method(ExplainServiceStub, "Explain")
+        response: explain_pb2.ExplainResponse = await self._calls.call(method, request)
         return response
 
     # For its Admissions (the Holder protocol).
@@ -152,34 +147,20 @@ class AsyncScheduler(Asker):
 
     # The calls.
 
-    def _stub(self) -> Any:
-        """Make the channel at the first use, inside the event loop that will use it."""
-        if self._channel is None:
-            self._channel = open_aio_channel(self.target, self._credentials)
-            self._calls = SchedulerServiceStub(self._channel)
-        return self._calls
-
-    async def _call(self, method: Any, request: Any) -> Any:
-        metadata = bearer_metadata(self._token)
-        try:
-            return await method(request, timeout=self._options.call_deadline_s, metadata=metadata)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, self.target) from None
-
     async def _ask(self, admission: Admission) -> None:
-        call = self._stub().Admit(
-            admission.request,
-            timeout=self._options.admit_deadline_s,
-            metadata=bearer_metadata(self._token),
-        )
-        try:
-            response: pb.AdmitResponse = await call
-        except asyncio.CancelledError:
-            # Awaiting it has cancelled the call, unless the answer was here already.
-            self._spawn(self._give_back(call, admission.request))
-            raise
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, self.target) from None
+        targets, now_s = self._context.targets, time.monotonic()
+        attempts = Attempts(targets, self._options, now_s, self._options.admit_deadline_s)
+        while True:
+            target = targets.current
+            try:
+                timeout_s = attempts.timeout_s(now_s, held=True)
+                response = await self._verdict(admission, target, timeout_s)
+                self._context.check(target, response)
+                break
+            except CallError as error:
+                pause_s = attempts.failed(target, error, time.monotonic())
+            await asyncio.sleep(pause_s)
+            now_s = time.monotonic()
         admission.queue_duration_us = response.queue_duration_us
         if Outcome(response.outcome) is not Outcome.GRANTED:
             raise refused(response)
@@ -190,6 +171,54 @@ class AsyncScheduler(Asker):
         if self._keeper is None:
             self._keeper = asyncio.get_running_loop().create_task(self._keep())
         self._wake.set()
+
+    async def _verdict(
+        self, admission: Admission, target: str, timeout_s: float
+    ) -> pb.AdmitResponse:
+        metadata = self._context.metadata()
+        admit = self._calls.method(target, _METHODS.Admit)
+        call = admit(admission.request, timeout=timeout_s, metadata=metadata)
+        try:
+            if self._context.targets.several and self._probes.step_s:
+                await self._watch(call, target)
+            response: pb.AdmitResponse = await call
+            return response
+        except asyncio.CancelledError:
+            # Awaiting it has cancelled the call, unless the answer was here already.
+            call.cancel()
+            self._spawn(self._give_back(call, admission.request))
+            raise
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target) from None
+
+    async def _watch(self, call: Any, target: str) -> None:
+        """Return once a held call is done. Raises SchedulerUnavailable if its target is silent."""
+        step_s = self._probes.step_s
+        done = asyncio.Event()
+        call.add_done_callback(lambda _: done.set())
+        while not call.done():
+            timer = asyncio.get_running_loop().call_later(step_s, done.set)
+            await done.wait()
+            timer.cancel()
+            done.clear()
+            if not call.done() and self._probes.due(target, time.monotonic()):
+                answered = await self._answers(target, step_s)
+                self._probes.judged(target, answered=answered)
+            if not call.done() and self._probes.is_silent(target):
+                call.cancel()
+                silent_s = self._options.failover_silent_after_s
+                raise unavailable(f"{target}: no answer for {silent_s:g} s")
+
+    async def _answers(self, target: str, timeout_s: float) -> bool:
+        """Whether a scheduler answers anything: a Progress of no lease changes nothing."""
+        progress = self._calls.method(target, _METHODS.Progress)
+        try:
+            await progress(
+                pb.ProgressRequest(), timeout=timeout_s, metadata=self._context.metadata()
+            )
+        except grpc.RpcError as error:
+            return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
+        return True
 
     async def _give_back(self, call: Any, request: pb.AdmitRequest) -> None:
         try:
@@ -206,7 +235,7 @@ class AsyncScheduler(Asker):
         failures = 0
         while True:
             try:
-                await self._call(self._stub().Complete, request)
+                await self._calls.call(_METHODS.Complete, request)
             except CallError as error:
                 if is_final(error) or time.monotonic() > expired_s:
                     _log.warning("Complete of lease %d was not taken: %s", lease.lease_id, error)
@@ -244,7 +273,7 @@ class AsyncScheduler(Asker):
         """Report leases; False if that was too large for the scheduler: fewer go at once then."""
         request = pb.ProgressRequest(leases=[lease.progress() for lease in leases])
         try:
-            response: pb.ProgressResponse = await self._call(self._stub().Progress, request)
+            response: pb.ProgressResponse = await self._calls.call(_METHODS.Progress, request)
         except CallError as error:
             if 0 < (accepted := accepted_bytes(error)) < self._message_bytes_max:
                 self._message_bytes_max = accepted

@@ -1,0 +1,94 @@
+"""Unary calls of threads to the scheduler that leads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import grpc
+
+from schedsvc_client.attempts import Attempts, Method
+from schedsvc_client.channel import ClientOptions, Token, bearer_metadata, open_channel
+from schedsvc_client.errors import CallError, from_rpc_error
+from schedsvc_client.fence import Fence, fence_of, rank_of
+from schedsvc_client.targets import Targets
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+
+class CallContext:
+    """Targets, fence and token of a client's calls. Threads may share it."""
+
+    def __init__(
+        self, target: str, token: Token | None, options: ClientOptions, fence: Fence | None = None
+    ) -> None:
+        self.options = options
+        self.targets = Targets(target)
+        self.fence = fence or fence_of(self.targets.all)
+        self._token = token
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return the metadata of a call. Raises SchedulerUnavailable without a token."""
+        return (*bearer_metadata(self._token), *self.fence.metadata())
+
+    def check(self, target: str, response: Any) -> None:
+        """Take note of an answer. Raises SchedulerUnavailable if a later leader is known."""
+        if isinstance(response, pb.AdmitResponse):
+            wrong = self.fence.check(rank_of(response.leadership), target)
+            if wrong is not None:
+                raise wrong
+        self.targets.answered()
+
+
+class Calls:
+    """Channels to the targets of a client, each opened at its first use."""
+
+    def __init__(self, context: CallContext, credentials: grpc.ChannelCredentials | None) -> None:
+        self.context = context
+        self._credentials = credentials
+        self._channels: dict[str, grpc.Channel] = {}
+        self._stubs: dict[tuple[str, Any], Any] = {}
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Hang up."""
+        with self._lock:
+            for channel in self._channels.values():
+                channel.close()
+
+    def method(self, target: str, method: Method) -> Any:
+        """Return gRPC's callable of a method at a target."""
+        with self._lock:
+            stub = self._stubs.get((target, method.stub))
+            if stub is None:
+                channel = self._channels.get(target) or open_channel(target, self._credentials)
+                self._channels[target] = channel
+                stub = self._stubs[target, method.stub] = method.stub(channel)
+        return getattr(stub, method.name)
+
+    def call(
+        self, method: Method, request: Any, *, deadline_s: float = 0.0, once: bool = False
+    ) -> Any:
+        """Call a method; with several targets, at one after the other. Raises CallError."""
+        context = self.context
+        deadline_s = deadline_s or context.options.call_deadline_s
+        now_s = time.monotonic()
+        attempts = Attempts(context.targets, context.options, now_s, deadline_s, once=once)
+        while True:
+            target = context.targets.current
+            try:
+                return self._attempt(target, method, request, attempts.timeout_s(now_s))
+            except CallError as error:
+                pause_s = attempts.failed(target, error, time.monotonic())
+            time.sleep(pause_s)
+            now_s = time.monotonic()
+
+    def _attempt(self, target: str, method: Method, request: Any, timeout_s: float) -> Any:
+        metadata = self.context.metadata()
+        try:
+            call = self.method(target, method)
+            response = call(request, timeout=timeout_s, metadata=metadata)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target) from None
+        self.context.check(target, response)
+        return response

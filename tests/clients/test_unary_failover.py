@@ -1,0 +1,135 @@
+"""Unary clients with several targets: retries inside the deadline, and fencing."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+from schedsvc_client import ClientOptions, SchedulerUnavailable, Unauthenticated
+from schedsvc_client.aio import AsyncScheduler
+from schedsvc_client.operator import Operator
+from schedsvc_client.sync import Scheduler
+from schedsvc_client.v1.leader_pb2 import Leadership
+
+from .conftest import Pair, Until, both
+from .test_failover import two_schedulers  # noqa: F401 - a fixture
+from .test_gate_silence import SOON_S
+from .test_gate_silence import Scheduler as Process
+
+QUICK = ClientOptions(backoff_min_s=0.01, backoff_max_s=0.02, call_deadline_s=20)
+RUN = {"tenant": "acme", "input_tokens": 5, "max_output_tokens": 9}
+Ask = Callable[[str, ClientOptions], Awaitable[int]]
+
+
+async def ask_async(targets: str, options: ClientOptions) -> int:
+    async with (
+        AsyncScheduler(targets, options=options) as scheduler,
+        scheduler.admission(**RUN) as it,
+    ):
+        assert it.lease is not None
+        return it.lease.lease_id
+
+
+async def ask_sync(targets: str, options: ClientOptions) -> int:
+    def work() -> int:
+        with (
+            Scheduler(targets, options=options) as scheduler,
+            scheduler.admission(**RUN) as it,
+        ):
+            assert it.lease is not None
+            return it.lease.lease_id
+
+    return await asyncio.to_thread(work)
+
+
+either = pytest.mark.parametrize("ask", [ask_async, ask_sync], ids=["async", "sync"])
+
+
+@either
+async def test_call_is_retried_at_the_next_target(pair: Pair, ask: Ask) -> None:
+    await pair[0].stop()
+    assert await ask(both(pair), QUICK) == 200
+    assert pair[1].books[200].completes
+
+
+@either
+async def test_held_call_moves_on_with_its_id(pair: Pair, until: Until, ask: Ask) -> None:
+    a, b = pair
+    a.decide = lambda request: None
+    asking = asyncio.ensure_future(ask(both(pair), QUICK))
+    await until(lambda: a.held)
+    await a.stop()
+    assert await asking == 200
+    assert [r.request_id for r in a.admits] == [r.request_id for r in b.admits]
+
+
+@either
+async def test_named_leader_is_called(pair: Pair, ask: Ask) -> None:
+    a, b = pair
+    a.leader = b.target
+    assert await ask(both(pair), QUICK) == 200
+    assert len(a.terms) == 1
+
+
+@either
+@pytest.mark.parametrize(
+    "stale",
+    [Leadership(term=4, leader="b/1"), Leadership(term=5, leader="b/1"), None],
+    ids=["lower_term", "equal_term_of_another", "no_term"],
+)
+async def test_grant_of_a_stale_leader_is_dropped(
+    pair: Pair, ask: Ask, stale: Leadership | None
+) -> None:
+    a, b = pair
+    a.leadership, b.leadership = Leadership(term=5, leader="a/1"), stale
+    assert await ask(both(pair), QUICK) == 100
+    a.leader = b.target
+    with pytest.raises(SchedulerUnavailable, match=r"term 5 \(a/1\) is known|another scheduler"):
+        await ask(both(pair), replace(QUICK, failover_wait_s=0.4))
+    # It was asked, under the term that the client knows.
+    assert list(b.books) == [200]
+    assert b.terms[0] == "5"
+
+
+@either
+async def test_answer_about_the_caller_is_final(pair: Pair, ask: Ask) -> None:
+    pair[0].token = "secret"
+    with pytest.raises(Unauthenticated):
+        await ask(both(pair), QUICK)
+    assert not pair[1].admits
+
+
+@either
+async def test_held_call_leaves_a_silent_scheduler(
+    two_schedulers: tuple[Process, Process],  # noqa: F811 - the fixture
+    until: Until,
+    ask: Ask,
+) -> None:
+    a, b = two_schedulers
+    async with AsyncScheduler(b.target) as probe:
+        await probe.stats()
+    a.send(signal.SIGSTOP)
+    options = replace(QUICK, failover_silent_after_s=0.3)
+    # No pool is offered, so an answer is a refusal.
+    with pytest.raises(Exception, match="NO_POOL"):
+        async with asyncio.timeout(SOON_S):
+            await ask(f"{a.target},{b.target}", options)
+
+
+async def test_operator_call_is_not_done_twice(pair: Pair) -> None:
+    a, b = pair
+    a.leader = b.target
+
+    def work() -> None:
+        with Operator(both(pair), options=QUICK) as operator:
+            assert operator.stats().incarnation == b.incarnation
+
+    await asyncio.to_thread(work)
+    await b.stop()
+    a.leader = None
+    a.stats_errors = 1
+    with pytest.raises(SchedulerUnavailable, match="it may have been done"):
+        await asyncio.to_thread(work)
