@@ -199,8 +199,11 @@ cdef class Scheduler(ClusterApi):
     def list_leases(
         self, int64_t now_ns, int32_t start, int32_t scan_max, int32_t rows_max, bytes tenant=b"",
         bytes pool=b"", bytes client_id=b"", int64_t pool_epoch=0, int64_t age_min_ns=0,
+        int32_t principal=NONE,
     ):
-        cdef LeaseFilter f = lease_filter(self, tenant, pool, pool_epoch, now_ns - age_min_ns)
+        cdef LeaseFilter f = lease_filter(
+            self, tenant, pool, pool_epoch, now_ns - age_min_ns, principal
+        )
         return lease_page(self, now_ns, start, scan_max, rows_max, &f, client_id)
 
     def open_session(self, int32_t principal=0):

@@ -41,6 +41,8 @@ PATH = "/schedsvc.v1.SchedulerService/Admit"
 _SPARE_FILES = 64
 #: Of a message of gRPC.
 _HEAD_BYTES = 5
+#: More than the fields of a message take; the rest is filled up.
+_SMALLEST_BYTES = 12_000
 _CONNECTING_AT_ONCE = 128
 _RESETS_AT_ONCE = 100
 _AGAIN_S = 5.0
@@ -103,7 +105,7 @@ class Attack:
 
     def fit(self, window: int) -> None:
         """Send messages that fill the window of a stream: a larger one would end the stream."""
-        if window < self.window_bytes:
+        if _SMALLEST_BYTES <= window < self.window_bytes:
             self._make(window - _HEAD_BYTES)
 
     def begin(self) -> None:

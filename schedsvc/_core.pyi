@@ -372,7 +372,8 @@ class Scheduler(ClusterApi):
         """Return leases from a place on, and where to go on (0: that was all). O(scan_max).
 
         A lease that lives all along is found once. `meant`: tenant, pool, client_id, pool_epoch,
-        age_min_ns. Keys as in schedsvc.v1.Lease. CallerError (5): the named one is unknown.
+        age_min_ns, principal (its number; -1: any). Keys as in schedsvc.v1.Lease. CallerError (5):
+        the named one is unknown.
         """
     def evict_queued(self, now_ns: int) -> int:
         """Evict all that is queued (EVICTED_DRAINING). Returns how many. O(queued * log n)."""

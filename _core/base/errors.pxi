@@ -11,13 +11,19 @@ cdef enum Code:
 
 
 class CallerError(ValueError):
-    """The caller sent something wrong; nothing was changed by it."""
+    """The caller sent something wrong; nothing was changed by it.
 
-    def __init__(self, int code, str field, str description):
-        super().__init__(f"{field}: {description}" if field else description)
-        self.code = code
-        self.field = field
-        self.description = description
+    Made of code, field and description. It is made thousands of times for one hostile message, so
+    it writes its text only when that is asked for.
+    """
+
+    code = property(lambda self: self.args[0])
+    field = property(lambda self: self.args[1])
+    description = property(lambda self: self.args[2])
+
+    def __str__(self):
+        code, field, description = self.args
+        return f"{field}: {description}" if field else description
 
 
 class InvariantError(RuntimeError):

@@ -138,10 +138,11 @@ ctypedef struct LeaseFilter:
     int32_t pool  # -1: any
     int64_t epoch  # 0: any
     int64_t granted_until_ns
+    int32_t principal  # -1: any
 
 
 cdef LeaseFilter lease_filter(
-    Core core, bytes tenant, bytes pool, int64_t epoch, int64_t granted_until_ns
+    Core core, bytes tenant, bytes pool, int64_t epoch, int64_t granted_until_ns, int32_t principal
 ) except *:
     cdef LeaseFilter f
     f.base = f.pool = NONE
@@ -153,7 +154,7 @@ cdef LeaseFilter lease_filter(
         f.pool = core.pool_names.get(pool, NONE)
         if f.pool == NONE:
             raise CallerError(CODE_NOT_FOUND, "pool", "no pool of that name")
-    f.epoch, f.granted_until_ns = epoch, granted_until_ns
+    f.epoch, f.granted_until_ns, f.principal = epoch, granted_until_ns, principal
     return f
 
 
@@ -186,6 +187,7 @@ cdef bint is_meant(Core core, const Request* r, const LeaseFilter* f) noexcept:
         and (f.base == NONE or core.flows.items[r.flow].base == f.base)
         and (f.pool == NONE or r.pool == f.pool)
         and (f.epoch == 0 or r.lease.epoch == f.epoch)
+        and (f.principal == NONE or r.principal == f.principal)
         and granted_at_ns(r) <= f.granted_until_ns
     )
 

@@ -107,15 +107,14 @@ cdef class Session(PoolOffers):
         try:
             self._apply(kind, body)
         except CallerError as e:
-            path = EVENT_NAMES[kind] + ("." if e.field else "") + e.field
+            code, field, description = e.args
+            path = EVENT_NAMES[kind] + ("." if field else "") + field
             if kind == 1:
-                raise CallerError(e.code, path, e.description) from None
-            if kind == 5 and e.field != "tag":
+                raise CallerError(code, path, description) from None
+            if kind == 5 and field != "tag":
                 path = "admit.request" + path[5:]
             # An Admit or a Cancel has a tag, which the fault carries.
-            self.fault(
-                tag_of(body) if kind == 5 or kind == 8 else 0, e.code, path, e.description
-            )
+            self.fault(tag_of(body) if kind == 5 or kind == 8 else 0, code, path, description)
         return 0
 
     cdef int _apply(self, int kind, Cursor c) except -1:
@@ -176,8 +175,9 @@ cdef class Session(PoolOffers):
         if not self.core.principals.may_offer(self.principal, key):
             not_granted(self.core, self.principal, "pool", "pools")
         if key not in self.pools and self.held_pools() >= self.core.session_pools_max:
-            raise CallerError(
-                CODE_RESOURCE_EXHAUSTED, "pool",
+            # Thousands of them in one message: an exception costs more than all else of an event.
+            return self.fault(
+                0, CODE_RESOURCE_EXHAUSTED, "pool.pool",
                 f"a stream offers at most {self.core.session_pools_max} pools",
             )
         f.epoch, f.capacity_tokens, f.block_size = v[0], v[1], v[2]
@@ -212,7 +212,7 @@ cdef class Session(PoolOffers):
         check_whole(&c, "telemetry")
         pool = self.core.pool_names.get(slice_bytes(&name))
         if pool is None:
-            raise CallerError(CODE_NOT_FOUND, "pool", "no pool of that name")
+            return self.fault(0, CODE_NOT_FOUND, "telemetry.pool", "no pool of that name")
         if not may_report(self.core, pool, self.principal):
             raise CallerError(CODE_FAILED_PRECONDITION, "pool", "is offered by another caller")
         return take_telemetry(self.core, pool, v[0], v[1], v[2], v[3], v[4])

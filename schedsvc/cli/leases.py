@@ -17,6 +17,7 @@ _EPILOG = """\b
 Example:
   schedsvc leases list --pool gpu-1 --older-than 60
   schedsvc leases revoke --tenant research --yes
+  schedsvc leases revoke --principal gpu-1-gate --yes
 """
 _LIST_EPILOG = """\b
 Example:
@@ -52,6 +53,12 @@ def _meaning(command: Callable[..., None]) -> Callable[..., None]:
             help="Of this tenant.",
         ),
         click.option("--pool", default="", shell_complete=complete_pools, help="In this pool."),
+        click.option(
+            "--principal",
+            default="",
+            metavar="NAME",
+            help="Held by this caller, as `principal` in the JSON of `leases list`.",
+        ),
         click.option("--shim", "client_id", default="", help="On the stream of this shim process."),
         click.option(
             "--epoch",

@@ -47,6 +47,7 @@ class Edge(_Section):
     tls: Tls | None = None
     calls_per_second: Annotated[int, Field(ge=1, le=1_000_000)] = 200
     calls_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
+    connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 512
 
 
 class Principal(_Section):

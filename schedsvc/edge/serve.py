@@ -65,7 +65,8 @@ class Edge:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # not in the stubs
         # A call that waits for its turn here may wait again upstream, so few may wait.
         waiting_max = max(edge.calls_max, _WAITING_MIN)
-        limits = config.limits.model_copy(update={"streams_max": waiting_max})
+        changes = {"streams_max": waiting_max, "connections_max": edge.connections_max}
+        limits = config.limits.model_copy(update=changes)
         self._server = grpc.aio.server(options=[*server_options(limits), *_MEMORY_OPTIONS])
         authenticator = Authenticator(credentials_of(config), "token")
 

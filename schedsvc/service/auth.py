@@ -124,6 +124,10 @@ class Credentials:
         """Return a principal's name in the configuration; else `certificate:NAME` and the like."""
         return self._names[principal]
 
+    def number(self, name: str) -> int | None:
+        """Return the principal of a name that `name()` returns; None: none is known. O(names)."""
+        return self._names.index(name) if name in self._names[1:] else None
+
     def may_operate(self, principal: int) -> bool:
         """Whether a principal is an operator. O(1)."""
         listed = self._listed.get(principal)

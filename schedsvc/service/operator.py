@@ -189,6 +189,13 @@ class OperatorService(ServicerBase):
         _log.warning("operator_release", pool=request.pool, by=who)
         return pb.ReleasePoolResponse()
 
+    def _number(self, principal: str) -> int:
+        number = self._authenticator.credentials.number(principal)
+        if number is None:
+            text = f"no caller {principal[:100]!r} is known; ListLeases shows the names"
+            raise CallerError(grpc.StatusCode.NOT_FOUND.value[0], "filter.principal", text)
+        return number
+
     async def _pages(
         self, meant: pb.LeaseFilter, start: int, rows_max: int | None
     ) -> AsyncIterator[tuple[int, list[dict[str, Any]]]]:
@@ -202,6 +209,8 @@ class OperatorService(ServicerBase):
             "client_id": meant.client_id.encode(),
             "pool_epoch": meant.pool_epoch,
         }
+        if meant.principal:
+            given["principal"] = self._number(meant.principal)
         while True:
             most = _ROWS if rows_max is None else min(_ROWS, rows_max)
             try:

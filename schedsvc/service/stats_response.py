@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import asdict
-from heapq import nlargest
+from heapq import merge
 from typing import Any
 
 from schedsvc_client.v1 import (
@@ -26,6 +26,9 @@ FLOW_LIMIT_MAX = 10_000
 
 #: Rows, and keys of rows, that are read before the event loop has its turn: 2 ms or less.
 _POOLS_AT_ONCE, _FLOWS_AT_ONCE, _KEYS_AT_ONCE = 128, 128, 2_000
+
+#: Of a flow: whether it waits, its service, and its number, negative.
+_Key = tuple[bool, int, int]
 
 #: In place of a principal: one that sees everything.
 EVERYBODY = -1
@@ -74,8 +77,9 @@ async def snapshot(
             parts.append(_serialised(flows))
             flows = []
             await asyncio.sleep(0)
-    # A repeated field may come in parts.
-    return b"".join([*parts, _serialised(flows)])
+    parts.append(_serialised(flows))
+    await asyncio.sleep(0)
+    return b"".join(parts)  # a repeated field may come in parts
 
 
 def _serialised(flows: list[dict[str, Any]]) -> bytes:
@@ -96,23 +100,33 @@ async def _of_most_served(
     driver: Driver, limit: int, principal: int
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield flows that wait, and then those that were served most; in the order of service."""
-    best: list[tuple[bool, int, int]] = []
+    runs: list[list[_Key]] = []
     first, keys = driver.flow_keys(0, _KEYS_AT_ONCE, principal)
     while True:
-        best += keys
-        best = nlargest(limit, best) if len(best) > limit else best
+        runs.append(sorted(keys, reverse=True))
+        if sum(map(len, runs)) > 2 * limit:
+            runs = [await _first(limit, runs)]
         if first == 0:
             break
         await asyncio.sleep(0)
         first, keys = driver.flow_keys(first, first + _KEYS_AT_ONCE, principal)
-    found = [key[1:] for key in best]
-    if len(best) > _KEYS_AT_ONCE:
-        await asyncio.sleep(0)
-    found.sort(reverse=True)
-    if len(best) > _KEYS_AT_ONCE:
-        await asyncio.sleep(0)
-    for _, number in found:
-        yield driver.flow_stats(-number)
+    best = await _first(limit, runs)
+    # Each of the two is in the order of service already.
+    halves = [[key for key in best if key[0] == waits] for waits in (True, False)]
+    for key in merge(*halves, key=lambda key: key[1:], reverse=True):
+        yield driver.flow_stats(-key[2])
+
+
+async def _first(limit: int, runs: list[list[_Key]]) -> list[_Key]:
+    """Merge sorted lists as far as `limit` goes, in slices. O(limit log lists)."""
+    found: list[_Key] = []
+    for key in merge(*runs, reverse=True):
+        found.append(key)
+        if len(found) == limit:
+            break
+        if len(found) % _KEYS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return found
 
 
 def _whole(driver: Driver, stats: dict[str, Any], incarnation: int) -> pb.StatsResponse:

@@ -45,6 +45,9 @@ def restore(
             reason=store.damage, effect=effect,
         )  # fmt: skip
     else:
+        if store.torn:
+            effect = "the last changes before the scheduler ended are lost"
+            _log.error("state_log_torn", file=str(store.path), reason=store.torn, effect=effect)
         _log.info("state_restored", file=str(store.path), rows=found, left_out=len(rows) - found)
     store.rows = []
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from schedsvc.state.backlog import ChangedRow, SavedRow
+from schedsvc.state.log_frames import last_commit
 
 __all__ = ["FILE_BYTES_MAX", "StateError", "Store"]
 
@@ -55,6 +56,8 @@ class Store:
         #: Where a damaged file was put, and why; empty where none was found.
         self.set_aside_as = ""
         self.damage = ""
+        #: Which of the last writes are lost, because the log breaks off before them; empty: none.
+        self.torn = ""
         #: The saved rows; the core takes them over.
         self.rows: list[SavedRow] = []
         #: The modes that operators set, as they were given to `write()`.
@@ -229,13 +232,14 @@ class Store:
                 f"{self.path} is larger than {FILE_BYTES_MAX >> 30} GiB: no state file of this"
                 " scheduler; name another file"
             )
+        committed = last_commit(self._log_path)
         with self._failing("open"):
             self._connection = sqlite3.connect(
                 self.path, isolation_level=None, check_same_thread=False, timeout=0.0
             )
             # A damaged text decodes to another one, which `_read()` then reports as damage.
             self._connection.text_factory = lambda text: text.decode(errors="replace")
-            self._read(is_new=is_new)
+            self._read(is_new=is_new, committed=committed)
         self._left, self._lost = [], ""
         self._take_note()
 
@@ -253,7 +257,11 @@ class Store:
             return self.path.with_name(self.path.name + "-wal").stat().st_size > 0
         return False
 
-    def _read(self, *, is_new: bool) -> None:
+    @property
+    def _log_path(self) -> Path:
+        return self.path.with_name(self.path.name + "-wal")
+
+    def _read(self, *, is_new: bool, committed: int) -> None:
         ask = self._connection.execute
         ask("PRAGMA trusted_schema = OFF")
         ask("PRAGMA cell_size_check = ON")
@@ -261,11 +269,14 @@ class Store:
         ask("PRAGMA locking_mode = EXCLUSIVE")
         ask("PRAGMA journal_mode = WAL")
         ask("PRAGMA synchronous = NORMAL")
+        # How many frames of the log SQLite accepts.
+        found = ask("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]
+        self.torn = _torn(self._log_path.name, committed, found)
         ask("BEGIN IMMEDIATE")
         try:
-            found = [line for (line,) in ask("PRAGMA integrity_check(1)")]
-            if found != ["ok"]:
-                raise _DamagedError(str(found[0])[:200])
+            problems = [line for (line,) in ask("PRAGMA integrity_check(1)")]
+            if problems != ["ok"]:
+                raise _DamagedError(str(problems[0])[:200])
             if not ask("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 # Until its first checkpoint all that a process wrote stands in the log alone.
                 if not is_new:
@@ -343,6 +354,15 @@ class Store:
             if what == "open":
                 raise _DamagedError(reason) from None
             raise StateError(f"cannot {what} {self.path}: {reason}") from None
+
+
+def _torn(name: str, committed: int, found: int) -> str:
+    """Say what is missing of a log: `committed` frames were written, `found` of them are read."""
+    if committed < 0:
+        return f"the write-ahead log {name} has a damaged header: nothing of it was read"
+    if committed > found:
+        return f"the write-ahead log {name} breaks off after frame {found} of {committed}"
+    return ""
 
 
 def _is_other(left: os.stat_result | None, now: os.stat_result) -> bool:

@@ -188,6 +188,14 @@ def test_filters_hold_together() -> None:
     assert all_leases(s, now, client_id=b"shim") == [held]
 
 
+def test_leases_are_listed_by_their_principal() -> None:
+    s = make()
+    ids = {p: grant(s, 0, f"r{p}", principal=p).lease_id for p in (0, 1, 2)}
+    for principal, lease_id in ids.items():
+        assert all_leases(s, 0, principal=principal) == [lease_id]
+    assert set(all_leases(s, 0)) == set(ids.values())
+
+
 @pytest.mark.parametrize(
     ("meant", "field"),
     [({"tenant": b"z"}, "tenant"), ({"pool": b"z"}, "pool"), ({"client_id": b"z"}, "client_id")],

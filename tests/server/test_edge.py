@@ -113,6 +113,19 @@ async def test_a_stranger_may_send_one_window_of_a_call(tmp_path: Path) -> None:
         writer.close()
 
 
+async def test_connections_beyond_its_limit_are_closed(tmp_path: Path) -> None:
+    async with edged(tmp_path, edge={"connections_max": 2}) as (_, door):
+        host, _, port = door.target.rpartition(":")
+        kept = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        for reader, writer in kept:
+            writer.write(http2.OPENING)
+            assert await reader.read(1)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        for _, each in (*kept, (reader, writer)):
+            each.close()
+
+
 async def test_a_message_larger_than_the_window_passes(tmp_path: Path) -> None:
     async with edged(tmp_path) as (_, door), calling(door.target) as stub:
         request = ask(10)

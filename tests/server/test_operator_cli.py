@@ -160,6 +160,21 @@ async def test_leases_are_revoked_by_what_they_are(logged: list[Any]) -> None:
         assert server.driver.stats(0)["totals"]["promised_tokens"] == 0
 
 
+async def test_leases_are_listed_and_revoked_by_principal() -> None:
+    async with operating(**TWO_POOLS) as (server, both):
+        await grants(both, 2, pool="p")
+        target = server.targets[0]
+        listed = await typed(target, "leases", "list", "--json")
+        [name] = {json.loads(line)["principal"] for line in listed.stdout.splitlines()}
+        shown = await typed(target, "leases", "list", "--principal", name, "--json")
+        assert len(shown.stdout.splitlines()) == 2
+        wrong = await typed(target, "leases", "revoke", "--principal", "gate", "--yes")
+        assert wrong.exit_code == 1
+        assert "no caller 'gate' is known" in wrong.output
+        done = await typed(target, "leases", "revoke", "--principal", name, "--yes")
+        assert done.output == "2 revoked\n"
+
+
 # mode
 
 

@@ -13,6 +13,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from schedsvc.server import Server
+from schedsvc.service import stats_response
 from schedsvc.service.stats_response import snapshot
 
 from .conftest import ask, calling, failure, open_channel, serving, totals, until
@@ -369,3 +370,33 @@ async def test_stats_of_many_rows_give_others_their_turn() -> None:
         named = pb.StatsRequest(tenants=["t9", "none", "t3"])
         data = await snapshot(server.driver, named, 1)
         assert [flow.tenant for flow in pb.StatsResponse.FromString(data).flows] == ["t9", "t3"]
+
+
+@pytest.mark.parametrize("limit", [1, 4, 7, 40])
+async def test_stats_read_in_slices_choose_as_one_sort_does(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats_response, "_KEYS_AT_ONCE", 3)
+    names = [f"t{number}" for number in range(20)]
+    async with (
+        serving(tenants=[{"name": name} for name in names]) as server,
+        calling(server.targets[0]) as stub,
+    ):
+        for number in (5, 3, 17, 11, 5, 8):
+            granted = await stub.Admit(ask(10 + number, tenant=f"t{number}"))
+            await stub.Complete(
+                pb.CompleteRequest(
+                    lease_id=granted.grant.lease_id, pool_epoch=1, output_tokens=number
+                )
+            )
+        waits = [asyncio.ensure_future(stub.Admit(ask(900, tenant="t4"))) for _ in range(3)]
+        await until(lambda: totals(server)["queued"] > 0, "some wait")
+        data = await snapshot(server.driver, pb.StatsRequest(flow_limit=limit), 1)
+        found = [flow.tenant for flow in pb.StatsResponse.FromString(data).flows]
+        _, keys = server.driver.flow_keys(0, 1_000, stats_response.EVERYBODY)
+        best = sorted(sorted(keys, reverse=True)[:limit], key=lambda key: key[1:], reverse=True)
+        wanted = [server.driver.flow_stats(-key[2])["tenant"] for key in best]
+        assert found == wanted
+        assert "t4" in found
+        for wait in waits:
+            wait.cancel()

@@ -1,6 +1,7 @@
 """The state file: what was written is read again, and whatever is wrong with it is named."""
 
 import os
+import shutil
 import sqlite3
 import stat
 from collections.abc import Iterator
@@ -250,3 +251,52 @@ def test_log_that_is_damaged_is_no_empty_state(file: Path, damage: str) -> None:
     assert store.set_aside_as == str(left.with_name("left.db.damaged"))
     assert "left.db-wal is missing or damaged" in store.damage
     assert read(left) == []
+
+
+def killed_later(file: Path, folder: Path) -> Path:
+    """Write three times; return a copy of the file as a process that is killed then leaves it."""
+    folder.mkdir()
+    store = Store(file)
+    for number in range(3):
+        store.write([(b"f%d" % number, b"x" * 3_000, 1)])
+    for each in file.parent.glob(file.name + "*"):
+        shutil.copy(each, folder)
+    store.close()
+    return folder / file.name
+
+
+def test_log_of_a_killed_process_is_whole(file: Path, tmp_path: Path) -> None:
+    store = Store(killed_later(file, tmp_path / "copy"))
+    assert (store.torn, len(store.rows)) == ("", 3)
+    store.close()
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_log_that_breaks_off_is_reported(file: Path, tmp_path: Path, part: int) -> None:
+    """A byte of the log is wrong: in its header, and in three frames after its first commit."""
+    copy = killed_later(file, tmp_path / "copy")
+    log = copy.with_name(copy.name + "-wal")
+    whole = log.stat().st_size
+    with log.open("r+b") as stream:
+        stream.seek(whole - part * 4_120 + 40 - 4_120 if part else 20)
+        byte = stream.read(1)
+        stream.seek(-1, os.SEEK_CUR)
+        stream.write(bytes([byte[0] ^ 1]))
+    store = Store(copy)
+    assert store.torn or store.set_aside_as
+    assert store.set_aside_as or len(store.rows) < 3
+    store.close()
+
+
+def test_frames_that_a_checkpoint_left_are_no_damage(file: Path, tmp_path: Path) -> None:
+    store = Store(file)
+    for number in range(3):
+        store.write([(b"f%d" % number, b"x" * 3_000, 1)])
+        store._connection.execute("PRAGMA wal_checkpoint(RESTART)")
+    store.write([(b"fz", b"y", 1)])
+    shutil.copy(file, tmp_path / "copy")
+    shutil.copy(f"{file}-wal", tmp_path / "copy-wal")
+    store.close()
+    copy = Store(tmp_path / "copy")
+    assert (copy.torn, len(copy.rows)) == ("", 4)
+    copy.close()

@@ -31,6 +31,21 @@ def unproved(text: str) -> list[str]:
     return [row for row in rows if not re.search(r"`(?:tests/|make |schedsvc )", row)]
 
 
+def unproved_blocks(text: str) -> list[str]:
+    """The paragraphs and list items, tables apart, that name neither a test nor a command.
+
+    What a lead-in with "no limit of ours" lists is not promised.
+    """
+    found, is_promised = [], True
+    for block in re.split(r"\n\n|\n(?=- )", text):
+        is_heading = block.startswith("#")
+        is_promised = (is_promised or is_heading) and "no limit of ours" not in block
+        is_text = block.strip() and not is_heading and block[0] != "|" and block[-1] != ":"
+        if is_promised and is_text and not re.search(r"`(?:tests/|make |python -m )", block):
+            found.append(block)
+    return found
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=relative)
 def test_the_tests_that_a_document_names_exist(path: Path) -> None:
     assert not missing(path.read_text())
@@ -42,6 +57,15 @@ def test_every_promise_is_shown_by_something() -> None:
     assert not unproved(text)
 
 
+def test_each_paragraph_of_security_names_its_test() -> None:
+    text = (ROOT / "SECURITY.md").read_text().partition("## Trust\n")[2].strip()
+    assert text.count("`tests/") > 60
+    assert not unproved_blocks(text)
+    memory = text.partition("## Memory")[2].partition("\n## ")[0]
+    assert memory.count("\n|") > 5
+    assert not unproved(memory)
+
+
 def test_what_is_wrong_is_seen(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_a.py").write_text("async def test_it() -> None: ...\n")
@@ -49,3 +73,5 @@ def test_what_is_wrong_is_seen(tmp_path: Path) -> None:
     assert missing(text, tmp_path) == ["tests/test_a.py::test_i", "tests/test_b.py"]
     table = "| a | shown by |\n| --- | --- |\n| x | `make check` |\n| y | nothing |\n"
     assert unproved(table) == ["| y | nothing |"]
+    text = "Lead-in:\n\n- good `tests/a.py`\n- bad\n\n| t |\n\nworse\n\nno limit of ours:\n\n- x"
+    assert unproved_blocks(text + "\n\n## Next\n\ny") == ["- bad", "worse", "y"]

@@ -214,6 +214,7 @@ class Operator:
         client_id: str = "",
         pool_epoch: int = 0,
         age_min_s: float = 0.0,
+        principal: str = "",
     ) -> pb.LeaseFilter:
         """Make a filter; see schedsvc.v1.LeaseFilter."""
         return pb.LeaseFilter(
@@ -222,6 +223,7 @@ class Operator:
             client_id=client_id,
             pool_epoch=pool_epoch,
             age_min_ms=int(age_min_s * 1_000),
+            principal=principal,
         )
 
     def _call(self, method: Any, request: Any) -> Any:

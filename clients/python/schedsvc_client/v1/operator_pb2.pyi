@@ -832,6 +832,7 @@ class LeaseFilter(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     POOL_EPOCH_FIELD_NUMBER: _builtins.int
     AGE_MIN_MS_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     pool: _builtins.str
     client_id: _builtins.str
@@ -840,6 +841,8 @@ class LeaseFilter(_message.Message):
     """Of the pool, at the grant; 0: any."""
     age_min_ms: _builtins.int
     """The least time since the grant."""
+    principal: _builtins.str
+    """That holds it, as in Lease.principal. NOT_FOUND if no caller of that name is known."""
     def __init__(
         self,
         *,
@@ -848,10 +851,11 @@ class LeaseFilter(_message.Message):
         client_id: _builtins.str = ...,
         pool_epoch: _builtins.int = ...,
         age_min_ms: _builtins.int = ...,
+        principal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_min_ms", b"age_min_ms", "client_id", b"client_id", "pool", b"pool", "pool_epoch", b"pool_epoch", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_min_ms", b"age_min_ms", "client_id", b"client_id", "pool", b"pool", "pool_epoch", b"pool_epoch", "principal", b"principal", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
