@@ -38,7 +38,7 @@ class ExplainService(ServicerBase):
     def handler(self) -> "grpc.GenericRpcHandler[bytes, bytes]":
         """Return the handler to add to a grpc.aio server; its method takes and gives bytes."""
         methods = {"Explain": grpc.unary_unary_rpc_method_handler(self.explain)}
-        return self._guarded(EXPLAIN_SERVICE_NAME, methods)
+        return self._guarded(EXPLAIN_SERVICE_NAME, methods, self._driver)
 
     async def explain(self, data: bytes, context: Any) -> bytes:
         """Answer Explain. O(tenants) where none is named; bounded work for each that is found."""
