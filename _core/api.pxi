@@ -24,6 +24,7 @@ cdef class Scheduler(ClusterApi):
         self.headroom_min_ppm = min(limits["headroom_min_ppm"], limits["headroom_ppm"])
         self.headroom_max_ppm = max(limits["headroom_max_ppm"], limits["headroom_ppm"])
         self.lease_next = limits["lease_id_base"]
+        self.leadership = b""
         if lease_seed:
             seed_lease_ids(self, lease_seed)
         memcpy(&self.k0, <const char*>hash_key, 8)

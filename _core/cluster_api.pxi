@@ -1,5 +1,8 @@
 # The part of the public class that is about other members of a cluster.
 
+cdef enum:
+    LEADERSHIP_BYTES_MAX = 512
+
 cdef class ClusterApi(UsageApi):
     def set_shared(self, int64_t now_ns):
         enter(self, now_ns)
@@ -16,6 +19,11 @@ cdef class ClusterApi(UsageApi):
         for tenant, cls, domain, charged, refunded in rows:
             applied += charge_remote(self, tenant, cls, domain, charged, refunded)
         return applied
+
+    def set_leadership(self, int64_t now_ns, bytes leadership):
+        enter(self, now_ns)
+        check_range("leadership", len(leadership), 0, LEADERSHIP_BYTES_MAX)
+        self.leadership = leadership
 
     def forgiven_micro(self):
         return self.flows.positions.forgiven

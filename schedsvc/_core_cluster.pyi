@@ -30,5 +30,11 @@ class ClusterApi(UsageApi):
         A flow gets no further ahead in a pool than `lead_max`; the rest is forgiven there. An
         amount is from 0 to 2^62, else CallerError. O(rows * (classes + positions * log n)).
         """
+    def set_leadership(self, now_ns: int, leadership: bytes) -> None:
+        """State this serialised Leadership in each AdmitResponse and SessionWelcome from now on.
+
+        It has at most 512 bytes, else CallerError; with none nothing is stated. It changes no
+        decision. O(1).
+        """
     def forgiven_micro(self) -> int:
         """Return what leads have forgiven so far, in weighted micro-tokens."""

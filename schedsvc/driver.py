@@ -21,8 +21,8 @@ from schedsvc._core import (
 )
 from schedsvc.clock import SteadyClock
 from schedsvc.config import Config, EntryLog, ModeOverlay, configure, reconfigure
-from schedsvc.driver_calls import Broken, Waiting
-from schedsvc.upkeep import Ledgering, Loading, Saving, Sharing
+from schedsvc.driver_calls import Broken, NotLeading, Records, Waiting
+from schedsvc.upkeep import Leading, Ledgering, Loading, Saving, Sharing
 
 if TYPE_CHECKING:
     from schedsvc._core_cluster import ServiceRow
@@ -32,8 +32,10 @@ __all__ = [
     "WORK_MAX",
     "Broken",
     "Driver",
+    "Leading",
     "Ledgering",
     "Loading",
+    "NotLeading",
     "Saving",
     "Sharing",
     "Waiting",
@@ -76,7 +78,7 @@ def _guarded(
             raise Broken(self.broken)
         try:
             return method(self, *args, **kwargs)
-        except CallerError:
+        except (CallerError, NotLeading):
             raise
         except Exception as error:
             raise self._defect(error) from error
@@ -84,7 +86,7 @@ def _guarded(
     return call
 
 
-class Driver:
+class Driver(Records):
     """Owns a core and passes it every event, with the time."""
 
     def __init__(
@@ -100,17 +102,9 @@ class Driver:
         stops, the core's state as text (else ""). `on_note` gets what belongs into a log, see the
         core's `take_notes()`.
         """
-        self.clock = clock
+        super().__init__(clock)
         #: Why nothing works any more; empty while all is well.
         self.broken = ""
-        #: How the state is kept; None where it is not.
-        self.saving: Saving | None = None
-        #: How service is shared with the other members of a cluster; None if it is not.
-        self.sharing: Sharing | None = None
-        #: How the configuration was reloaded.
-        self.loading = Loading()
-        #: How the usage ledger is kept; None if it is not.
-        self.ledgering: Ledgering | None = None
         #: The mode of the configuration, and an operator's modes over it.
         self.mode_configured = "enforce"
         self.mode_overlay = ModeOverlay()
@@ -164,6 +158,7 @@ class Driver:
             self._leave(waiting)
             raise
         waiting.calls -= 1
+        self.check_term()  # the verdict may be older than a pause of the process
         waiting.delivered = True
         return answer
 
@@ -240,7 +235,8 @@ class Driver:
 
     @_guarded
     def take(self, session: Session) -> bytes | None:
-        """Take the next serialised SessionResponse of a stream, or None."""
+        """Take the next serialised SessionResponse of a stream, or None. Raises NotLeading."""
+        self.check_term()
         return session.take(self.clock.now_ns())
 
     def close_session(self, session: Session) -> None:
@@ -328,14 +324,6 @@ class Driver:
     def forgiven_micro(self) -> int:
         """Return what leads have forgiven; see the core. O(1)."""
         return self._core.forgiven_micro()
-
-    def unsynced_ns(self) -> int:
-        """Return the time since the last complete exchange with the store, in ns."""
-        return 0 if self.sharing is None else self.clock.now_ns() - self.sharing.synced_ns
-
-    def unsaved_ns(self) -> int:
-        """Return what a restart now would lose, in ns; 0 where nothing is kept anyway."""
-        return 0 if self.saving is None else self.clock.now_ns() - self.saving.saved_ns
 
     @_guarded
     def keep_usage(
@@ -431,6 +419,13 @@ class Driver:
         self._settle(now_ns)
         return evicted
 
+    def end_term(self) -> None:
+        """Fail the calls that wait, because another member decides now. O(calls)."""
+        waiting, self._waiting = list(self._waiting.values()), {}
+        for each in waiting:
+            if not each.verdict.done():
+                each.verdict.set_exception(self.not_leading())
+
     def close(self) -> None:
         """Stop the timer. Nothing may be called after it."""
         self.broken = self.broken or "the scheduler has stopped"
@@ -439,6 +434,8 @@ class Driver:
             self._timer = None
 
     def _settle(self, now_ns: int) -> None:
+        # A term ends by the clock, also if no timer could run meanwhile.
+        self.check_term()
         core = self._core
         for decision in core.poll(now_ns):
             waiting = self._waiting.pop(decision.handle, None)
@@ -467,6 +464,8 @@ class Driver:
         if not self.broken:
             try:
                 self._settle(self.clock.now_ns())
+            except NotLeading:
+                pass  # the next call finds it out too
             except Exception as error:
                 self._defect(error)
 

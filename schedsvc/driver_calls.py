@@ -1,12 +1,24 @@
-"""The records that the driver gives its callers: a call that waits, and an error of the service."""
+"""What the driver gives its callers: a record of a call that waits, and errors of the service."""
 
 import asyncio
 
-__all__ = ["Broken", "Waiting"]
+from schedsvc.clock import SteadyClock, boot_ns
+from schedsvc.upkeep import Leading, Ledgering, Loading, Saving, Sharing
+
+__all__ = ["Broken", "NotLeading", "Records", "Waiting"]
 
 
 class Broken(RuntimeError):
     """A defect of ours: this call failed, and if `Driver.broken`, every later one will."""
+
+
+class NotLeading(Broken):
+    """The member does not lead its set, or not any more; `target` is the leader's, if known."""
+
+    def __init__(self, pool_set: str, target: str) -> None:
+        ask = f"ask {target}" if target else "its leader is not known; retry"
+        super().__init__(f"this member does not lead set {pool_set}; {ask}")
+        self.target = target
 
 
 class Waiting:
@@ -21,3 +33,43 @@ class Waiting:
         self.calls = 0
         #: Some call has its answer, so the request is no longer ours to withdraw.
         self.delivered = False
+
+
+class Records:
+    """What hangs on a driver: how the work beside the serving goes, and its right to decide."""
+
+    def __init__(self, clock: SteadyClock) -> None:
+        self.clock = clock
+        #: How the state is kept; None where it is not.
+        self.saving: Saving | None = None
+        #: How service is shared with the other members of a cluster; None if it is not.
+        self.sharing: Sharing | None = None
+        #: How the configuration was reloaded.
+        self.loading = Loading()
+        #: How the usage ledger is kept; None if it is not.
+        self.ledgering: Ledgering | None = None
+        #: Who leads the set of pools; None if the member has no role in one.
+        self.leading: Leading | None = None
+        #: The core decides only until the time that `leading` holds.
+        self.is_under_term = False
+
+    def unsynced_ns(self) -> int:
+        """Return the time since the last complete exchange with the store, in ns."""
+        return 0 if self.sharing is None else self.clock.now_ns() - self.sharing.synced_ns
+
+    def unsaved_ns(self) -> int:
+        """Return what a restart now would lose, in ns; 0 where nothing is kept anyway."""
+        return 0 if self.saving is None else self.clock.now_ns() - self.saving.saved_ns
+
+    def check_term(self) -> None:
+        """Raise NotLeading if the core may not decide any more. O(1)."""
+        if self.is_under_term and self.leading and boot_ns() >= self.leading.until_ns:
+            raise self.not_leading()
+
+    def not_leading(self) -> NotLeading:
+        """Return the error of a member that does not lead."""
+        leading = self.leading
+        if leading is None:
+            return NotLeading("", "")
+        is_mine = leading.leader == leading.me
+        return NotLeading(leading.pool_set, "" if is_mine else leading.target)

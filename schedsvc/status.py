@@ -16,6 +16,7 @@ from schedsvc import _core
 from schedsvc._core import CallerError
 
 __all__ = [
+    "LEADER_KEY",
     "LIMIT_KINDS",
     "OUTCOMES",
     "UNARY_ERRORS",
@@ -24,10 +25,13 @@ __all__ = [
     "caller_failure",
     "forbidden_failure",
     "internal_failure",
+    "not_leading_failure",
     "refusal_failure",
     "unauthenticated_failure",
 ]
 
+#: Trailing metadata: the leader's target.
+LEADER_KEY = "schedsvc-leader"
 _DETAILS_CHARS_MAX = 1_000
 #: google.rpc.Code to grpc.StatusCode.
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -125,6 +129,12 @@ def forbidden_failure(description: str) -> Failure:
 def internal_failure() -> Failure:
     """Return the failure for a defect of ours; what it was stands in the log alone."""
     return Failure(grpc.StatusCode.INTERNAL, "internal error; the scheduler's log says more")
+
+
+def not_leading_failure(description: str, target: str) -> Failure:
+    """Return the failure of a member that does not lead; `target` is the leader's, if known."""
+    trailers = ((LEADER_KEY, target),) if target else ()
+    return Failure(grpc.StatusCode.UNAVAILABLE, description, trailers)
 
 
 def _retry_info(retry_after_ms: int) -> error_details_pb2.RetryInfo:

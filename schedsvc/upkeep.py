@@ -3,9 +3,10 @@
 Each record is written by the one that does the work, and hangs on the driver.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Ledgering", "Loading", "Saving", "Sharing"]
+__all__ = ["Leading", "Ledgering", "Loading", "Saving", "Sharing"]
 
 
 @dataclass(slots=True)
@@ -67,3 +68,29 @@ class Sharing:
     ignored: int = 0
     #: Exchanges after which all totals were sent again, because the store may have lost some.
     repeats: int = 0
+
+
+@dataclass(slots=True)
+class Leading:
+    """Who leads the set of this member: itself, or another member, or none that it knows."""
+
+    pool_set: str
+    #: Name of the member, a slash, and this life of its process.
+    me: str
+    #: By boot_ns(): until then this member may decide. 0: it does not lead.
+    until_ns: int = 0
+    #: The highest term known, its leader, and at which target that one is reached; "": unknown.
+    term: int = 0
+    leader: str = ""
+    target: str = ""
+    #: Terms that this process took, and those that it lost without handing them over.
+    taken: int = 0
+    lost: int = 0
+    #: Rows of the store that a program without the cluster's secret wrote.
+    forged: int = 0
+    #: Why terms cannot be asked for; empty while they can.
+    problem: str = ""
+    #: Names of the members that follow this leader.
+    followers: tuple[str, ...] = ()
+    #: Gets a term that a client reported; returns whether the store has to be asked about it.
+    on_report: Callable[[int], bool] = lambda term: False

@@ -346,6 +346,7 @@ cdef class Session(PoolOffers):
             w.close(5, before)
         if self.welcome_due:
             before = w.length()
+            w.text(6, self.core.leadership)
             w.varint(5, 1)
             w.varint(4, self.core.message_bytes_max)
             w.varint(3, self.core.session_open_max)

@@ -2,7 +2,8 @@
 
 name                            NOT_SERVING while
 liveness                        an invariant is broken: only a restart helps
-readiness, the service's, ""    the service is drained, the process stops, or as liveness
+readiness, the service's, ""    the service is drained, the process stops, another member leads
+                                the set of pools, or as liveness
 """
 
 from typing import Any
@@ -21,7 +22,9 @@ _STATUS = health_pb2.HealthCheckResponse.ServingStatus
 class Health:
     """The health of one scheduler, the same at all its listeners."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, stands_by: bool = False) -> None:
+        """`stands_by`: another member of the set takes the requests."""
+        self._stands_by = stands_by
         self._servicer: Any = health.aio.HealthServicer()  # type: ignore[attr-defined] # no stubs
         self._stops = False
 
@@ -33,7 +36,7 @@ class Health:
         """Say that the process is alive, and whether it takes requests; once it stops, never."""
         await self._servicer.set(LIVENESS, _STATUS.SERVING)
         for name in _READY_NAMES:
-            ready = serves and not self._stops
+            ready = serves and not self._stops and not self._stands_by
             await self._servicer.set(name, _STATUS.SERVING if ready else _STATUS.NOT_SERVING)
 
     async def stop(self) -> None:

@@ -12,6 +12,7 @@ import uvloop
 
 from schedsvc.config import Config
 from schedsvc.malloc import return_freed_memory
+from schedsvc.server.led import LedServer, server_of
 from schedsvc.server.logs import configure_logs, flush_logs
 from schedsvc.server.notify import Notifier
 from schedsvc.server.ready import ReadyFile
@@ -65,7 +66,7 @@ async def _serve(
         if hung_up():
             hangups.set()
     notifier = Notifier()
-    server = Server(config)
+    server = server_of(config)
     await server.start()
     reloads = [] if source is None else _start_reloads(server, notifier, source, hangups)
     # Garbage collections need not scan the objects that live as long as the process.
@@ -95,7 +96,7 @@ async def _serve(
 
 
 def _start_reloads(
-    server: Server, notifier: Notifier, source: Source, hangups: asyncio.Event
+    server: Server | LedServer, notifier: Notifier, source: Source, hangups: asyncio.Event
 ) -> list[asyncio.Task[None]]:
     """Begin to reload the file on SIGHUP, and to watch it if that is wanted."""
     loop = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import structlog
+from schedsvc_client.v1.leader_pb2 import Leadership
 
 from schedsvc.clock import HEARTBEAT_NS, SteadyClock, wall_ms
 from schedsvc.config import (
@@ -22,7 +23,7 @@ from schedsvc.config import (
     needs_restart,
     restored_entries,
 )
-from schedsvc.driver import WORK_MAX, Broken, Driver, new_core
+from schedsvc.driver import WORK_MAX, Broken, Driver, Leading, new_core
 from schedsvc.metrics import Metrics
 from schedsvc.recording.start import Recording
 from schedsvc.server.cluster import member_of
@@ -36,6 +37,7 @@ from schedsvc.server.logs import configure_logs, lines_dropped, lines_suppressed
 from schedsvc.server.metrics_http import MetricsPage
 from schedsvc.server.operator import OperatorActions
 from schedsvc.server.reflection import add_reflection
+from schedsvc.server.tasks import end_tasks
 from schedsvc.server.tenant_keys import TenantKeys
 from schedsvc.server.tenants import TenantActions
 from schedsvc.service import (
@@ -50,7 +52,7 @@ from schedsvc.service import (
     TenantCalls,
 )
 from schedsvc.state import StateWriter, Store, restore
-from schedsvc.status import Failure, unauthenticated_failure
+from schedsvc.status import Failure, not_leading_failure, unauthenticated_failure
 from schedsvc.usage import Budgets, Ledger, UsageWriter
 
 __all__ = ["Server"]
@@ -63,6 +65,9 @@ _LIMITED_LOOK_S = 60.0
 _FLUSH_S = 1.0
 _FLUSH_LOOK_S = 0.005
 _STOP_GRACE_S = 1.0
+#: For streams to end at a member that leads no more.
+_LEAVE_S = 0.05
+_STOPPED = "the scheduler stopped; retry later"
 #: For the flush, the grace, and the last write of the state.
 _STOP_MARGIN_S = 10.0
 
@@ -70,8 +75,11 @@ _STOP_MARGIN_S = 10.0
 class Server:
     """One scheduler: a core behind all listeners of a configuration."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, leading: Leading | None = None) -> None:
         """Make a server; nothing listens yet. Has to be called in the event loop.
+
+        `leading`: of a member with a role in a set. The server decides for one term if the member
+        leads now; else it stands by: it restores, saves and records nothing.
 
         Raises RecordingError, StateError or UsageError if that file cannot be used, and
         ClusterError if a package of `cluster` is missing.
@@ -81,22 +89,16 @@ class Server:
         self._config = config = in_force(config, config)
         self._clock = SteadyClock()
         self._incarnation = secrets.randbits(63) + 1
-        options = {
-            "hash_key": secrets.token_bytes(16),
-            # Makes lease ids random. A recording holds it, because its replay needs it.
-            "lease_seed": secrets.token_hex(16),
-            "incarnation": self._incarnation,
-            "work_max": WORK_MAX,
-            "message_bytes_max": config.limits.message_max_bytes,
-        }
-        store, log = _store(config), EntryLog()
+        options = _core_options(config, self._incarnation)
+        stands_by = leading is not None and not leading.until_ns
+        store, log = None if stands_by else _store(config), EntryLog()
         if store is not None:
             options["hash_key"] = store.hash_key
         #: The modes that operators set before a restart.
         self._said, listed = _what_was_said(store, config, log)
         whole = listed.on(config)
         now_ns = self._clock.now_ns()
-        self._recording = _recording_of(whole, now_ns, options)
+        self._recording = None if stands_by else _recording_of(whole, now_ns, options)
         core = self._recording.core if self._recording else new_core(whole, now_ns, **options)
         if store is not None:
             # Nothing listens before that: each client that connects finds the scheduler restored.
@@ -106,15 +108,17 @@ class Server:
         self.driver = Driver(core, self._clock, self._on_defect, _log_note)
         self.driver.loading.succeeded_ms = wall_ms()
         self.driver.tenant_entries = log
+        if leading is not None:
+            self._begin_term(leading, stands_by)
         self._keeper: StateWriter | None = None
         if store is not None and config.state is not None:
             self._keeper = StateWriter(self.driver, store, config.state.every_ms)
         self._usage: UsageWriter | None
         self._budgets: Budgets | None
-        self._usage, self._budgets = _usage_of(self.driver, whole)
-        self._member = member_of(self.driver, config, self._incarnation)
+        self._usage, self._budgets = _usage_of(self.driver, None if stands_by else whole)
+        self._member = None if stands_by else member_of(self.driver, config, self._incarnation)
         self.metrics = _metrics(self.driver, whole)
-        self._health = Health()
+        self._health = Health(stands_by=stands_by)
         self._handles = OperatorActions(
             self.driver,
             config,
@@ -140,6 +144,20 @@ class Server:
         self.targets: list[str] = []
         #: Where Prometheus may scrape, once started.
         self.metrics_url: str | None = None
+
+    def _begin_term(self, leading: Leading, stands_by: bool) -> None:
+        """Let the core decide under a term, or not at all."""
+        self.driver.leading, self.driver.is_under_term = leading, not stands_by
+        if not stands_by:
+            stated = Leadership(term=leading.term, leader=leading.leader).SerializeToString()
+            self.driver.change(lambda core, now_ns: core.set_leadership(now_ns, stated))
+
+    async def step_down(self) -> None:
+        """End what waits and all streams, because this member leads no more; a quarter second."""
+        self.driver.end_term()
+        error = self.driver.not_leading()
+        self._end_streams(not_leading_failure(str(error), error.target))
+        await _until(lambda: not any(s.streams for s in self._services), _LEAVE_S, _FLUSH_LOOK_S)
 
     async def start(self) -> None:
         """Listen on every address, and begin to record.
@@ -288,7 +306,7 @@ class Server:
             await _until(self._is_flushed, _FLUSH_S, _FLUSH_LOOK_S)
         except Broken:
             _log.error("drain_cut_short", reason=self.driver.broken)
-        self._end_streams()
+        self._end_streams(Failure(grpc.StatusCode.UNAVAILABLE, _STOPPED))
         waited_ms = (self._clock.now_ns() - began_ns) // 1_000_000
         _log.info("drained", evicted=evicted, waited_ms=waited_ms)
 
@@ -299,9 +317,7 @@ class Server:
 
     async def stop(self, grace_s: float | None = _STOP_GRACE_S) -> None:
         """Stop listening; calls in flight get `grace_s` (None: nothing). Idempotent."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         for address in self._addresses:
             address.release()
         servers, self._grpc = self._grpc, []
@@ -325,8 +341,7 @@ class Server:
         streams = (stream for service in self._services for stream in service.streams)
         return not any(stream.writing for stream in streams)
 
-    def _end_streams(self) -> None:
-        failure = Failure(grpc.StatusCode.UNAVAILABLE, "the scheduler stopped; retry later")
+    def _end_streams(self, failure: Failure) -> None:
         for service in self._services:
             for stream in list(service.streams):
                 stream.end(failure)
@@ -390,6 +405,18 @@ def _metrics(driver: Driver, config: Config) -> Metrics:
     return metrics
 
 
+def _core_options(config: Config, incarnation: int) -> dict[str, Any]:
+    """Return the arguments of the core that the configuration does not hold."""
+    return {
+        "hash_key": secrets.token_bytes(16),
+        # Makes lease ids random. A recording holds it, because its replay needs it.
+        "lease_seed": secrets.token_hex(16),
+        "incarnation": incarnation,
+        "work_max": WORK_MAX,
+        "message_bytes_max": config.limits.message_max_bytes,
+    }
+
+
 def _recording_of(config: Config, now_ns: int, options: dict[str, Any]) -> Recording | None:
     """Make a core that is recorded, if the configuration says so. Raises RecordingError."""
     if config.record is None:
@@ -397,9 +424,11 @@ def _recording_of(config: Config, now_ns: int, options: dict[str, Any]) -> Recor
     return Recording(config, now_ns, _on_recording_stopped, **options)
 
 
-def _usage_of(driver: Driver, config: Config) -> tuple[UsageWriter, Budgets] | tuple[None, None]:
+def _usage_of(
+    driver: Driver, config: Config | None
+) -> tuple[UsageWriter, Budgets] | tuple[None, None]:
     """Open the usage ledger, if the configuration has one. Raises UsageError."""
-    if config.usage is None:
+    if config is None or config.usage is None:
         return None, None
     ledger = Ledger(config.resolve(config.usage.path), config.usage.keep_days)
     writer, budgets = UsageWriter(driver, ledger, config), Budgets(driver, ledger, config)

@@ -41,7 +41,7 @@ class ExplainService(ServicerBase):
             "Explain": grpc.unary_unary_rpc_method_handler(self.explain),
             "ListRequestIds": grpc.unary_unary_rpc_method_handler(self.list_request_ids),
         }
-        return self._guarded(EXPLAIN_SERVICE_NAME, methods)
+        return self._guarded(EXPLAIN_SERVICE_NAME, methods, self._driver)
 
     async def explain(self, data: bytes, context: Any) -> bytes:
         """Answer Explain. O(tenants) where none is named; bounded work for each that is found."""

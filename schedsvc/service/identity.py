@@ -40,7 +40,7 @@ class IdentityService(ServicerBase):
     def handler(self) -> "grpc.GenericRpcHandler[bytes, bytes]":
         """Return the handler to add to a grpc.aio server; its method takes and gives bytes."""
         methods = {"WhoIs": grpc.unary_unary_rpc_method_handler(self.who_is)}
-        return self._guarded(IDENTITY_SERVICE_NAME, methods)
+        return self._guarded(IDENTITY_SERVICE_NAME, methods, self._driver)
 
     async def who_is(self, data: bytes, context: Any) -> bytes:
         """Answer WhoIs. O(patterns of the caller)."""

@@ -87,7 +87,7 @@ class OperatorService(ServicerBase):
             **self._tenants.calls,
         }
         methods = {name: self._method(name, call) for name, call in calls.items()}
-        return self._guarded(OPERATOR_SERVICE_NAME, methods)
+        return self._guarded(OPERATOR_SERVICE_NAME, methods, self._driver)
 
     def may_operate(self, principal: int) -> bool:
         """Whether a principal of this listener is an operator."""

@@ -68,7 +68,7 @@ class Service(ServicerBase):
             "Stats": unary(self.stats),
             "Session": grpc.stream_stream_rpc_method_handler(self.session),
         }
-        return self._guarded(SERVICE_NAME, methods)
+        return self._guarded(SERVICE_NAME, methods, self._driver)
 
     async def admit(self, data: bytes, context: Any) -> bytes:
         """Answer Admit once the verdict has fallen."""

@@ -8,13 +8,16 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from schedsvc._core import CallerError
+from schedsvc.driver import Driver, NotLeading
 from schedsvc.service.auth import Authenticator, Forbidden, Unauthenticated
 from schedsvc.service.auth_interceptor import AuthInterceptor
+from schedsvc.service.lead_gate import LeadGate
 from schedsvc.status import (
     Failure,
     caller_failure,
     forbidden_failure,
     internal_failure,
+    not_leading_failure,
     unauthenticated_failure,
 )
 
@@ -53,10 +56,18 @@ class ServicerBase:
         self._on_failure = on_failure
 
     def _guarded(
-        self, service: str, methods: dict[str, "grpc.RpcMethodHandler[bytes, bytes]"]
+        self,
+        service: str,
+        methods: dict[str, "grpc.RpcMethodHandler[bytes, bytes]"],
+        driver: Driver | None = None,
     ) -> "grpc.GenericRpcHandler[bytes, bytes]":
-        """Make a handler of the methods, which take and give bytes."""
+        """Make a handler of the methods, which take and give bytes.
+
+        `driver`: of the member that has to lead, else the methods are refused.
+        """
         handler = grpc.method_handlers_generic_handler(service, methods)
+        if driver is not None and driver.leading is not None:
+            handler = LeadGate(handler, driver, self._abort)
         if not self._authenticator.asks:
             return handler
         return AuthInterceptor(handler, self._authenticator, self._turn_away)
@@ -77,6 +88,8 @@ class ServicerBase:
             failure = unauthenticated_failure(str(error))
         elif isinstance(error, Forbidden):
             failure = forbidden_failure(str(error))
+        elif isinstance(error, NotLeading):
+            failure = not_leading_failure(str(error), error.target)
         else:
             failure = internal_failure()
         await self._abort(context, method, failure)

@@ -14,9 +14,10 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc._core import CallerError
 from schedsvc._core import Session as CoreSession
-from schedsvc.driver import Broken, Driver
+from schedsvc.driver import Broken, Driver, NotLeading
+from schedsvc.service.lead_gate import check_report, term_seen
 from schedsvc.service.pace import Paces
-from schedsvc.status import Failure, caller_failure, internal_failure
+from schedsvc.status import Failure, caller_failure, internal_failure, not_leading_failure
 
 __all__ = ["Stream"]
 
@@ -46,6 +47,7 @@ class Stream:
         self._ended: asyncio.Future[Failure | None] = self._loop.create_future()
         self._session: CoreSession | None = None
         self._writer: asyncio.Task[None] | None = None
+        self._is_first = True  # the next message
         #: A task is about to send all that the core has.
         self.writing = False
         #: When the write began that is under way; never, where none is.
@@ -83,6 +85,8 @@ class Stream:
             await work
         except CallerError as error:
             self.end(caller_failure(error))
+        except NotLeading as error:
+            self.end(not_leading_failure(str(error), error.target))
         except Broken:
             self.end(internal_failure())
         except BaseError:
@@ -95,6 +99,9 @@ class Stream:
         read = self._context.read
         await self._wait_for_budget()
         while (data := await read()) is not _EOF:
+            if self._is_first and self._driver.leading is not None:
+                check_report(self._driver, term_seen(data))
+            self._is_first = False
             answers = not self.writing
             self.writing = True
             self._receive(session, data)

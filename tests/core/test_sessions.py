@@ -3,6 +3,7 @@
 import pytest
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.v1.leader_pb2 import Leadership
 
 from schedsvc import _core as core
 
@@ -55,6 +56,13 @@ def test_the_first_event_is_hello_and_only_the_first() -> None:
     for event in (asking(1, "r"), offering("q"), reporting(1), cancelling(1)):
         assert refused(Stream(make(), greets=False), event) == "events"
     assert refused(Stream(make()), HELLO) == "hello"
+
+
+def test_a_welcome_states_who_leads() -> None:
+    s = make()
+    stated = Leadership(term=7, leader="a/1")
+    s.set_leadership(0, stated.SerializeToString())
+    assert Stream(s, greets=False).send(0, HELLO).welcome.leadership == stated
 
 
 @pytest.mark.parametrize("client_id", ["", "x" * 129])

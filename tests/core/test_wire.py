@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from schedsvc_client.v1 import quota_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.v1.leader_pb2 import Leadership
 
 from schedsvc import _core as core
 
@@ -361,6 +362,24 @@ def test_encode_writes_what_the_call_would_have_answered() -> None:
     response = pb.AdmitResponse.FromString(other.encode(far))
     assert response.queue_duration_us == (1 << 62) // 1_000
     assert (response.grant.lease_id, response.grant.pool_epoch) == (1 << 62, 1 << 62)
+
+
+def test_a_leadership_is_stated_and_decides_nothing() -> None:
+    s, other = make(block=16), make(block=16)
+    stated = Leadership(term=1 << 40, leader="a/" + "f" * 16)
+    s.set_leadership(0, stated.SerializeToString())
+    answer = s.admit_wire(0, 0, admit_message("r").SerializeToString())
+    plain = other.admit_wire(0, 0, admit_message("r").SerializeToString())
+    assert isinstance(answer, bytes)
+    assert isinstance(plain, bytes)
+    response = pb.AdmitResponse.FromString(answer)
+    assert response.leadership == stated
+    response.ClearField("leadership")
+    assert response == pb.AdmitResponse.FromString(plain)
+    assert answer[:2] == plain[:2]  # the outcome comes first
+    assert s.digest() == other.digest()
+    with pytest.raises(core.CallerError, match="leadership"):
+        s.set_leadership(0, b"x" * 513)
 
 
 @pytest.mark.parametrize("outcome", sorted(core.OUTCOME_TEXT))

@@ -1,0 +1,224 @@
+"""The task by which a member comes to lead its set, goes on leading, and stops.
+
+A member calls `stand_by()`, which returns once it leads, then `lead()`, which returns once it does
+not lead any more, and so on. `hand_over()` ends a term early. What a driver may decide follows from
+`Leading.until_ns` alone, which this task writes: a term ends by the clock, also if the task gets no
+turn.
+
+- A term's end counts from before the call that took or renewed it.
+- A leader that does not reach the store goes on leading while no other member can start a term:
+  each member that may take the next one has promised not to, or there is none.
+- A member that does not reach the store, and does not lead, starts no term.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from schedsvc.clock import boot_ns
+from schedsvc.cluster.errors import StoreError, StoreRefusedError
+from schedsvc.cluster.joining import Identity
+from schedsvc.cluster.store import Address, StoreConnection, open_checked
+from schedsvc.cluster.terms import TERM_MS, Term, Terms, check_terms_version, term_end_ns
+from schedsvc.config.cluster import Cluster
+from schedsvc.config.files import read_file
+from schedsvc.driver import Leading
+
+__all__ = ["Campaign"]
+
+_log = structlog.get_logger("schedsvc.cluster")
+
+_RENEW_S = 0.5
+_TRY_S = 0.1
+#: One try: connecting and one call. Well below a term, so that a try that hangs loses none.
+_ATTEMPT_S = 1.0
+_TERM_NS = TERM_MS * 1_000_000
+
+
+class Campaign:
+    """One member's way to lead its set, over all terms of this process."""
+
+    def __init__(
+        self,
+        settings: Cluster,
+        resolve: Callable[[str], Path],
+        who: Identity,
+        leading: Leading,
+    ) -> None:
+        """Read the cluster's secret. Raises OSError."""
+        secret = read_file(resolve(settings.secret_file or "")).strip()
+        self._settings, self._resolve = settings, resolve
+        self._may_lead = settings.role == "auto"
+        self._terms = Terms(who, settings.set or "", settings.advertise or "", secret)
+        self._leading = leading
+        leading.on_report = self._reported
+        self._link: StoreConnection | None = None
+        self._hurried = asyncio.Event()
+        #: Members that may take the next term, as the store said last.
+        self._rivals: frozenset[str] = frozenset()
+        #: Until when others start no term, by boot_ns() of this member.
+        self._promises: dict[str, int] = {}
+        #: Until when this member starts no term, because it has promised a leader.
+        self._promised_ns = 0
+
+    async def stand_by(self, leader_lives: Callable[[], bool]) -> None:
+        """Return once this member leads.
+
+        `leader_lives()`: whether the leader whose rows this member follows was heard of just now.
+        """
+        missing_ns = 0
+        while True:
+            try:
+                async with asyncio.timeout(_ATTEMPT_S):
+                    link = await self._connected()
+                    term = await self._terms.look(link, may_lead=self._may_lead)
+                    self._note(term)
+                    if term is not None:
+                        missing_ns = 0
+                    elif self._may_lead:
+                        missing_ns = missing_ns or boot_ns()
+                        # A leader that lives writes its term again after the store lost it.
+                        is_over = not leader_lives() or boot_ns() - missing_ns >= _TERM_NS
+                        if is_over and boot_ns() >= self._promised_ns and await self._take(link):
+                            return
+            except (StoreError, TimeoutError) as error:
+                await self._failed(error)
+            await self._pause(_TRY_S)
+
+    async def lead(self) -> None:
+        """Renew the term until it is lost."""
+        while True:
+            await self._pause(_RENEW_S)
+            try:
+                async with asyncio.timeout(_ATTEMPT_S):
+                    found = await self._terms.renew(await self._connected())
+            except (StoreError, TimeoutError) as error:
+                await self._failed(error)
+                self._extend()
+            else:
+                if isinstance(found, Term):
+                    self._note(found)
+                    self._lose(f"member {found.leader} leads in term {found.number}")
+                    return
+                self._leading.until_ns, self._rivals = found[0], frozenset(found[1])
+                self._well()
+            if boot_ns() >= self._leading.until_ns:
+                self._lose("the store does not answer, and another member can start a term")
+                return
+
+    async def hand_over(self) -> None:
+        """Stop leading, and let another member take the next term at once."""
+        self._leading.until_ns = 0
+        self._leading.leader = self._leading.target = ""
+        with suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(_ATTEMPT_S):
+                await self._terms.release(await self._connected())
+        _log.info("term_handed_over", set=self._leading.pool_set, term=self._leading.term)
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._drop()
+
+    def hurry(self) -> None:
+        """Ask the store now, because a leader has handed its term over."""
+        self._hurried.set()
+
+    def promise(self) -> bool:
+        """Promise to start no term for TERM_MS, if this member does not reach the store."""
+        if not self._leading.problem and self._may_lead:
+            return False
+        self._promised_ns = boot_ns() + _TERM_NS
+        return True
+
+    def promised(self, member: str, asked_ns: int) -> None:
+        """Note the promise of a member that was asked for it then, by boot_ns()."""
+        self._promises[member] = term_end_ns(asked_ns)
+
+    def follow(self, term: int) -> bool:
+        """Note the term that a followed leader stated; returns whether it can be."""
+        return self._terms.follow(term)
+
+    async def _take(self, link: StoreConnection) -> bool:
+        taken = await self._terms.take(link)
+        if taken is None:
+            return False
+        term, until_ns = taken
+        self._note(term)
+        self._rivals, self._promises = frozenset(), {}
+        self._leading.until_ns = until_ns
+        self._leading.taken += 1
+        _log.info("term_taken", set=self._leading.pool_set, term=term.number)
+        return True
+
+    def _extend(self) -> None:
+        """Go on leading without the store, if no other member can start a term."""
+        now_ns = boot_ns()
+        if now_ns < self._leading.until_ns:
+            rivals = self._rivals.union(self._leading.followers)
+            ends_ns = [self._promises.get(member, 0) for member in rivals]
+            until_ns = min(ends_ns, default=term_end_ns(now_ns))
+            self._leading.until_ns = max(self._leading.until_ns, until_ns)
+
+    def _lose(self, reason: str) -> None:
+        self._leading.until_ns = 0
+        self._leading.lost += 1
+        _log.error("term_lost", set=self._leading.pool_set, reason=reason)
+
+    def _reported(self, term: int) -> bool:
+        if not self._terms.hint(term):
+            return False
+        self._hurried.set()
+        return True
+
+    def _note(self, term: Term | None) -> None:
+        leading = self._leading
+        leading.term = self._terms.highest
+        leading.leader, leading.target = ("", "") if term is None else (term.leader, term.target)
+        self._well()
+
+    def _well(self) -> None:
+        self._leading.forged, self._leading.problem = self._terms.forged, ""
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait until the next try; a hurried one waits too, so that no client causes a flood."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hurried.wait()
+                self._hurried.clear()
+                await asyncio.sleep(_TRY_S / 10)
+
+    async def _connected(self) -> StoreConnection:
+        if self._link is not None:
+            return self._link
+        store, problems = self._settings.store, []
+        for url in store.urls:
+            try:
+                link = await open_checked(Address.of(url, store, self._resolve))
+            except StoreError as error:
+                problems.append(error)
+                continue
+            try:
+                await check_terms_version(link)
+            except BaseException:
+                await link.close()
+                raise
+            self._link = link
+            return link
+        refused = any(isinstance(problem, StoreRefusedError) for problem in problems)
+        raise (StoreRefusedError if refused else StoreError)("; ".join(map(str, problems)))
+
+    async def _failed(self, error: Exception) -> None:
+        reason = str(error) or f"no answer within {_ATTEMPT_S:g} s"
+        if reason != self._leading.problem:
+            _log.warning("cluster_terms_unknown", reason=reason)
+        self._leading.problem = reason
+        self._leading.forged = self._terms.forged
+        await self._drop()
+
+    async def _drop(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()

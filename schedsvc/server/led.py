@@ -1,0 +1,149 @@
+"""A scheduler that has a role in a set: it stands by, leads for a term, and stands by again.
+
+Each term has a server of its own, with a core that was restored as after a restart, and so has the
+time between two terms. Their listeners follow each other at the same addresses. So no decision of
+one term reaches another one, and a member that leads anew begins as a process does that restarts.
+"""
+
+import asyncio
+import secrets
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import structlog
+
+from schedsvc.config import Config
+from schedsvc.config.cluster import Cluster
+from schedsvc.driver import Driver, Leading
+from schedsvc.server.cluster import ClusterError, campaign_of
+from schedsvc.server.server import Server
+from schedsvc.server.tasks import end_tasks
+
+if TYPE_CHECKING:
+    from schedsvc.cluster.leading import Campaign
+
+__all__ = ["LedServer", "server_of"]
+
+_log = structlog.get_logger("schedsvc.server")
+_AGAIN_S = 1.0
+
+
+def server_of(config: Config) -> "Server | LedServer":
+    """Make the server of a configuration; raises as `Server`."""
+    if config.cluster is None or config.cluster.role is None:
+        return Server(config)
+    return LedServer(config, config.cluster)
+
+
+class LedServer:
+    """The servers of one process, one after the other; used like a single one."""
+
+    def __init__(self, config: Config, settings: Cluster) -> None:
+        """Begin to stand by; nothing listens yet. Raises ClusterError and as `Server`."""
+        incarnation = secrets.randbits(63) + 1
+        me = f"{settings.member_name}/{incarnation:016x}"
+        self.leading = Leading(settings.set or "", me)
+        try:
+            self._campaign: Campaign = campaign_of(config, settings, incarnation, self.leading)
+        except OSError as error:
+            raise ClusterError(f"cluster.secret_file: {error}") from None
+        self._config = config
+        self._server = Server(config, self.leading)
+        self._loading = self._server.driver.loading
+        self._task: asyncio.Task[None] | None = None
+        self._change: asyncio.Task[None] | None = None
+        #: Addresses as a client's targets, in the order of the configuration, once started.
+        self.targets: list[str] = []
+        #: Where Prometheus may scrape, once started.
+        self.metrics_url: str | None = None
+
+    @property
+    def driver(self) -> Driver:
+        """The driver of the present server."""
+        return self._server.driver
+
+    @property
+    def stop_s_max(self) -> float:
+        """Seconds that `drain()` and `stop()` take at most together, with a margin."""
+        return self._server.stop_s_max
+
+    async def start(self) -> None:
+        """Listen on every address, and begin to ask for a term. Raises as `Server`."""
+        await self._server.start()
+        self.targets, self.metrics_url = self._server.targets, self._server.metrics_url
+        self._config = _at(self._config, self.targets, self.metrics_url)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def reconfigure(self, config: Config) -> None:
+        """Put another valid file in force; raises as `Server`."""
+        self._server.reconfigure(config)
+        self._config = _at(config, self.targets, self.metrics_url)
+
+    async def drain(self) -> None:
+        """Hand the term over; a member that stands by has nothing to end."""
+        await self._cancel()
+        if self._is_leading:
+            await self._campaign.hand_over()
+            await self._server.step_down()
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Stop listening. Idempotent."""
+        await self._cancel()
+        await self._server.stop(grace_s)
+        await self._campaign.close()
+
+    @property
+    def _is_leading(self) -> bool:
+        return self._server.driver.is_under_term
+
+    async def _cancel(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            await end_tasks([task])
+        if self._change is not None:
+            await asyncio.wait({self._change})
+
+    async def _run(self) -> None:
+        while True:
+            await self._campaign.stand_by(lambda: False)
+            renewing = asyncio.get_running_loop().create_task(self._campaign.lead())
+            try:
+                await self._follow_up()
+                await renewing
+                await self._server.step_down()
+                await self._follow_up()
+            except Exception:
+                _log.exception("term_failed", effect="another member can take the next term")
+                await self._campaign.hand_over()
+                await asyncio.sleep(_AGAIN_S)
+                with suppress(Exception):
+                    await self._follow_up()
+            finally:
+                await end_tasks([renewing])
+
+    async def _follow_up(self) -> None:
+        """Put a new server in the place of the present one. Raises as `Server`."""
+        # Not cancelled half-way: a listener that is not closed keeps its address.
+        self._change = asyncio.get_running_loop().create_task(self._replace())
+        await asyncio.shield(self._change)
+
+    async def _replace(self) -> None:
+        await self._server.stop(None)
+        self._server = server = Server(self._config, self.leading)
+        server.driver.loading = self._loading
+        await server.start()
+        role = "leader" if self._is_leading else "standby"
+        _log.info("role", role=role, set=self.leading.pool_set, term=self.leading.term)
+
+
+def _at(config: Config, targets: list[str], metrics_url: str | None) -> Config:
+    """Return the configuration with the ports that were chosen when the process started."""
+    listeners = [
+        listener if listener.tcp is None else listener.model_copy(update={"tcp": target})
+        for listener, target in zip(config.listeners, targets, strict=False)
+    ]
+    update: dict[str, object] = {"listeners": listeners}
+    if config.metrics is not None and metrics_url is not None:
+        address = metrics_url.partition("//")[2].partition("/")[0]
+        update["metrics"] = config.metrics.model_copy(update={"listen": address})
+    return config.model_copy(update=update)

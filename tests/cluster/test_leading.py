@@ -1,0 +1,241 @@
+"""A set of pools has one leader: what it states, what the others answer, and how it stops."""
+
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from schedsvc.clock import boot_ns
+from schedsvc.cluster.library import term_keys_of
+from schedsvc.cluster.terms import TERM_MS, Term
+from schedsvc.server.led import LedServer
+from tests.server.conftest import failure, open_channel, until
+
+from .members import POOL_SET, ask, calling, member, proof, ready_store, running, trailer
+from .store_server import StoreServer, free_port
+
+HOLD, TERMS, _ = term_keys_of("prod", POOL_SET)
+
+
+async def leads(each: LedServer) -> None:
+    await until(lambda: each.leading.until_ns > boot_ns() and each._is_leading, "it leads")
+
+
+async def health_of(each: LedServer, name: str) -> int:
+    async with open_channel(each.targets[0]) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return int((await stub.Check(health_pb2.HealthCheckRequest(service=name))).status)
+
+
+async def granted(each: LedServer) -> pb.AdmitResponse:
+    async with calling(each) as stub:
+        answer = await stub.Admit(ask(), metadata=proof(), wait_for_ready=True, timeout=15)
+    assert answer.outcome == pb.OUTCOME_GRANTED
+    return answer
+
+
+async def refusal(each: LedServer, term: int = 0) -> grpc.aio.AioRpcError:
+    async with calling(each) as stub:
+        error = await failure(stub.Admit(ask(), metadata=proof(term=term), wait_for_ready=True))
+    assert error.code() == grpc.StatusCode.UNAVAILABLE, error
+    return error
+
+
+def hello(term: int = 0) -> pb.SessionRequest:
+    event = pb.SessionEvent(hello=pb.SessionHello(client_id="c"))
+    event.hello.leadership_seen.term = term
+    return pb.SessionRequest(seq=1, events=[event])
+
+
+@pytest.fixture
+async def pair(store: StoreServer, tmp_path: Path) -> tuple[LedServer, LedServer]:
+    await ready_store(store)
+    return member(tmp_path, "a", store.url), member(tmp_path, "b", store.url)
+
+
+async def test_a_leader_states_its_term(pair: tuple[LedServer, LedServer]) -> None:
+    a, _ = pair
+    async with running(a):
+        await leads(a)
+        answer = await granted(a)
+        assert answer.leadership.term == 1
+        assert answer.leadership.leader == a.leading.me
+        async with calling(a) as stub:
+            call = stub.Session(metadata=proof())
+            await call.write(hello())
+            welcome = await call.read()
+            assert isinstance(welcome, pb.SessionResponse)
+            assert welcome.welcome.leadership == answer.leadership
+            call.cancel()
+
+
+async def test_a_standby_refuses_and_names_the_leader(pair: tuple[LedServer, LedServer]) -> None:
+    a, b = pair
+    async with running(a, b):
+        await leads(a)
+        await until(lambda: b.leading.term == 1, "it has looked")
+        error = await refusal(b)
+        assert trailer(error) == a.targets[0]
+        assert f"does not lead set main; ask {a.targets[0]}" in (error.details() or "")
+        async with calling(b) as stub:
+            progress = stub.Progress(pb.ProgressRequest(), metadata=proof())
+            assert trailer(await failure(progress)) == a.targets[0]
+            complete = stub.Complete(pb.CompleteRequest(lease_id=1), metadata=proof())
+            assert trailer(await failure(complete)) == a.targets[0]
+            call = stub.Session(metadata=proof())
+            await call.write(hello())
+            assert trailer(await failure(call.read())) == a.targets[0]
+            stats = await stub.Stats(pb.StatsRequest(), metadata=proof())
+            assert [pool.name for pool in stats.pools] == ["pool"]
+            unknown = await failure(stub.Admit(ask(), metadata=proof("wrong")))
+            assert unknown.code() == grpc.StatusCode.UNAUTHENTICATED
+        serving, not_serving = 1, 2
+        assert await health_of(a, "readiness") == serving
+        assert await health_of(b, "liveness") == serving
+        assert await health_of(b, "readiness") == not_serving
+
+
+async def test_a_drained_leader_hands_over(pair: tuple[LedServer, LedServer]) -> None:
+    a, b = pair
+    async with running(a, b):
+        await leads(a)
+        async with calling(a) as stub:
+            call = stub.Session(metadata=proof())
+            await call.write(hello())
+            await call.read()
+            await a.drain()
+            error = await failure(call.read())
+            assert error.code() == grpc.StatusCode.UNAVAILABLE
+        await leads(b)
+        assert (await granted(b)).leadership.term == 2
+
+
+async def test_a_lost_term_ends_the_streams(
+    pair: tuple[LedServer, LedServer], store: StoreServer
+) -> None:
+    a, _ = pair
+    async with running(a):
+        await leads(a)
+        terms = a._campaign._terms
+        other = Term(7, "c/0000000000000063", "c.example:7600")
+        hold, counter = terms._sealed(other)
+        async with calling(a) as stub:
+            call = stub.Session(metadata=proof())
+            await call.write(hello())
+            await call.read()
+            store.ask("HSET", TERMS, "counter", counter.decode())
+            store.ask("SET", HOLD, hold.decode())
+            error = await failure(call.read())
+        assert error.code() == grpc.StatusCode.UNAVAILABLE
+        assert trailer(error) == "c.example:7600"
+        await until(lambda: not a._is_leading, "it stands by")
+        assert trailer(await refusal(a)) == "c.example:7600"
+        assert a.leading.lost == 1
+        store.ask("DEL", HOLD)
+        await leads(a)
+        assert (await granted(a)).leadership.term == 8
+
+
+async def test_an_expired_term_grants_nothing(pair: tuple[LedServer, LedServer]) -> None:
+    a, _ = pair
+    async with running(a):
+        await leads(a)
+        server = a._server
+        async with calling(a) as stub:
+            held = [await stub.Admit(ask(max_output_tokens=1_400), metadata=proof())]
+            queued = stub.Admit(ask(max_output_tokens=1_400), metadata=proof())
+            await until(lambda: server.driver.stats(0)["totals"]["queued"] == 1, "it waits")
+            a._task.cancel()  # type: ignore[union-attr] # nothing renews the term any more
+            a.leading.until_ns = boot_ns()
+            done = pb.CompleteRequest(lease_id=held[0].grant.lease_id, outcome=16)
+            await failure(stub.Complete(done, metadata=proof()))
+            error = await failure(stub.Admit(ask(), metadata=proof()))
+            assert error.code() == grpc.StatusCode.UNAVAILABLE
+            assert not queued.done()
+            queued.cancel()
+
+
+async def test_a_leader_goes_on_if_no_other_member_exists(
+    pair: tuple[LedServer, LedServer], store: StoreServer
+) -> None:
+    a, _ = pair
+    async with running(a):
+        await leads(a)
+        store.kill()
+        end_ns = a.leading.until_ns + TERM_MS * 1_000_000 // 2
+        await until(lambda: a.leading.until_ns > end_ns, "it goes on")
+        assert a.leading.problem
+        assert (await granted(a)).leadership.term == 1
+
+
+async def test_a_leader_stops_if_another_member_may_lead(
+    pair: tuple[LedServer, LedServer], store: StoreServer
+) -> None:
+    a, _ = pair
+    async with running(a):
+        await leads(a)
+        a._campaign._rivals = frozenset({"b"})
+        store.ask("HSET", term_keys_of("prod", POOL_SET)[2], "b", "99999999999999")
+        await until(lambda: "b" in a._campaign._rivals, "it knows of b")
+        store.kill()
+        await until(lambda: not a._is_leading, "it stands by")
+        await refusal(a)
+
+
+async def test_a_promise_lets_a_leader_go_on(
+    pair: tuple[LedServer, LedServer], store: StoreServer
+) -> None:
+    a, _ = pair
+    async with running(a):
+        await leads(a)
+        store.kill()
+        await until(lambda: bool(a.leading.problem), "it has noticed")
+        a._campaign._rivals = frozenset({"b"})
+        before_ns = a.leading.until_ns
+        a._campaign.promised("b", boot_ns())
+        await until(lambda: a.leading.until_ns > before_ns, "it goes on")
+
+
+async def test_a_set_without_a_store_has_no_leader(tmp_path: Path) -> None:
+    a = member(tmp_path, "a", f"redis://127.0.0.1:{free_port()}")
+    async with running(a):
+        await until(lambda: bool(a.leading.problem), "it has tried")
+        error = await refusal(a)
+        assert trailer(error) is None
+        assert "its leader is not known" in (error.details() or "")
+
+
+async def test_a_hostile_token_deposes_no_leader(pair: tuple[LedServer, LedServer]) -> None:
+    a, _ = pair
+    async with running(a):
+        await leads(a)
+        renewals: list[int] = []
+        for term in (2, 900, 1 << 60):
+            async with calling(a) as stub:
+                call = stub.Admit(ask(), metadata=proof(term=term))
+                if term < 1_000:
+                    assert (await failure(call)).code() == grpc.StatusCode.UNAVAILABLE
+                else:
+                    await call  # no term that can be: it is not even asked about
+                stream = stub.Session(metadata=proof())
+                await stream.write(hello(term))
+                if term < 1_000:
+                    await failure(stream.read())
+                stream.cancel()
+            renewals.append(a.leading.until_ns)
+            await until(lambda: a.leading.until_ns > renewals[-1], "the store was asked")
+        assert (await granted(a)).leadership.term == 1
+        assert (a.leading.lost, a.leading.taken) == (0, 1)
+
+
+async def test_a_reported_term_raises_the_next(pair: tuple[LedServer, LedServer]) -> None:
+    a, b = pair
+    async with running(a, b):
+        await leads(a)
+        await until(lambda: b.leading.term == 1, "it has looked")
+        await refusal(b, term=41)
+        await a.drain()
+        await leads(b)
+        assert (await granted(b)).leadership.term == 42
