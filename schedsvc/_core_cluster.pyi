@@ -1,4 +1,4 @@
-"""What the core's Scheduler offers to a member of a cluster.
+"""Methods of the core's Scheduler for a member of a cluster.
 
 Type checkers read this beside `_core.pyi`; at run time the class is part of `schedsvc._core`.
 """
@@ -19,7 +19,7 @@ class ClusterApi(UsageApi):
         at other members. O(1); O(flows + queues * log n) if there is a pool.
         """
     def take_served(self, rows_max: int) -> list[ServiceRow]:
-        """Return what flows were served here since the last call, at most so many rows.
+        """Return the service of flows here since the last call, at most `rows_max` rows.
 
         Empty once all were returned. It changes no decision. O(rows).
         """

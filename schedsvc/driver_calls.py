@@ -1,4 +1,4 @@
-"""What the driver gives its callers: a record of a call that waits, and errors of the service."""
+"""For callers of the driver: a record of a call that waits, and errors of the service."""
 
 import asyncio
 
@@ -36,7 +36,7 @@ class Waiting:
 
 
 class Records:
-    """What hangs on a driver: how the work beside the serving goes, and its right to decide."""
+    """The state beside a driver: of the work beside the serving, and of its right to decide."""
 
     def __init__(self, clock: SteadyClock) -> None:
         self.clock = clock
@@ -48,7 +48,7 @@ class Records:
         self.loading = Loading()
         #: How the usage ledger is kept; None if it is not.
         self.ledgering: Ledgering | None = None
-        #: Who leads the set of pools; None if the member has no role in one.
+        #: The leader of the set of pools; None if the member has no role in one.
         self.leading: Leading | None = None
         #: The core decides only until the time that `leading` holds.
         self.is_under_term = False

@@ -62,7 +62,7 @@ class Sharing:
     #: How many totals of others this member keeps, and how many of its own.
     seen: int = 0
     own: int = 0
-    #: What others served and this member has charged, before refunds and weights.
+    #: Service of others that this member has charged, before refunds and weights.
     charged_micro: int = 0
     #: Rows of the store that are malformed and were ignored.
     ignored: int = 0
@@ -72,7 +72,7 @@ class Sharing:
 
 @dataclass(slots=True)
 class Leading:
-    """Who leads the set of this member: itself, or another member, or none that it knows."""
+    """The leader of the set of this member: itself, another member, or none that it knows."""
 
     pool_set: str
     #: Name of the member, a slash, and this life of its process.

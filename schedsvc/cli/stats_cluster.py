@@ -1,4 +1,4 @@
-"""What `schedsvc stats` shows of a cluster."""
+"""The part of `schedsvc stats` about a cluster."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `schedsvc stats` shows of the files that a scheduler writes."""
+"""The part of `schedsvc stats` about the files that a scheduler writes."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What an operator does with the store: make it ready, and look at it."""
+"""An operator's actions at the store: make it ready, and look at it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,13 +23,13 @@ class MemberSeen:
     name: str
     incarnation: str
     fingerprint: str
-    #: Milliseconds until the store counts it as gone; below 0: so long ago.
+    #: Milliseconds until the store counts it as gone; below 0: since then.
     left_ms: int
 
 
 @dataclass(frozen=True)
 class StoreStatus:
-    """What the store holds of a cluster."""
+    """The contents of the store for a cluster."""
 
     change_number: int
     rows: int

@@ -39,7 +39,7 @@ class Identity:
 
     @property
     def prefix(self) -> bytes:
-        """What the rows of this origin begin with."""
+        """The prefix of the rows of this origin."""
         return f"{self.member}/{self.life}/".encode()
 
     @property

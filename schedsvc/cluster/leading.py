@@ -1,7 +1,7 @@
 """The task by which a member comes to lead its set, goes on leading, and stops.
 
 A member calls `stand_by()`, which returns once it leads, then `lead()`, which returns once it does
-not lead any more, and so on. `hand_over()` ends a term early. What a driver may decide follows from
+not lead any more, and so on. `hand_over()` ends a term early. A driver may decide by
 `Leading.until_ns` alone, which this task writes: a term ends by the clock, also if the task gets no
 turn.
 

@@ -1,4 +1,4 @@
-"""What the store has to hold and allow: its functions, its keys, and the user of the members."""
+"""Requirements on the store: its functions, its keys, and the user of the members."""
 
 from importlib.resources import files
 
@@ -20,7 +20,7 @@ TERMS_VERSION = "1"
 _VERSION_MIN = (7, 0)
 #: Keys of functions.lua, in its order.
 _KEYS = ("number", "life", "index", "rows", "minutes", "members")
-#: What a member sends, and what the functions call on its behalf.
+#: Commands that a member sends, and commands that the functions call for it.
 _COMMANDS = (
     "auth", "fcall", "hello", "info", "ping", "select",
     "del", "get", "hdel", "hget", "hgetall", "hlen", "hset", "hsetnx", "incr", "pexpire", "set",

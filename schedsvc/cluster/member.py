@@ -26,7 +26,7 @@ __all__ = ["Member", "interval_s"]
 _log = structlog.get_logger("schedsvc.cluster")
 
 _INTERVAL_S, _INTERVAL_MAX_S = 0.25, 5.0
-#: So many changed totals an exchange are sent at the shortest interval.
+#: Changed totals of an exchange up to which the interval is the shortest.
 _CHANGED_QUICK = 500
 #: Totals of others in one answer; more than two calls of others can write, see functions.lua.
 _READ_MAX = 500
@@ -42,7 +42,7 @@ _END_S = 2.0
 
 
 def interval_s(sync_ms: int | str, changed: int) -> float:
-    """Return the time between two exchanges, for so many totals that changed since the last."""
+    """Return the time to the next exchange, if `changed` totals changed since the last."""
     if isinstance(sync_ms, int):
         return sync_ms / 1_000
     return min(_INTERVAL_MAX_S, _INTERVAL_S * max(1.0, changed / _CHANGED_QUICK))

@@ -23,7 +23,7 @@ _TOTALS = re.compile(rb" ".join([rb"(\d{1,26})"] * 4))
 
 
 class Totals(NamedTuple):
-    """What an origin served, and what of that it knew to be in the store before."""
+    """Service of an origin, and the part of it that it knew to be in the store before."""
 
     charged: int
     refunded: int

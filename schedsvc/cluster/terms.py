@@ -24,7 +24,7 @@ _log = structlog.get_logger("schedsvc.cluster")
 
 #: A term lasts this long in the store, unless its leader renews it.
 TERM_MS = 2_000
-#: What a leader takes off its term, because no two clocks run alike.
+#: The part that a leader takes off its term, because no two clocks run alike.
 _MARGIN = 50
 JUMP_MAX = 1_000
 #: A member that may take the next term counts for this long after its last try.
@@ -61,7 +61,7 @@ async def check_terms_version(link: StoreConnection) -> None:
 
 
 class Terms:
-    """What one member knows of the terms of its set."""
+    """The terms of its set, as one member knows them."""
 
     def __init__(
         self, who: Identity, pool_set: str, target: str, secret: bytes, highest: int = 0

@@ -1,9 +1,9 @@
-"""Totals of service, as plain books: what this member served, and what it saw of the others.
+"""Totals of service, as plain books: its own service, and that of the others as it saw it.
 
 Totals are Python's integers, so they never wrap. Time comes in as `now_ns`. A total that was idle
 for long is forgotten, first by its readers and later by its owner; the store forgets it before
-both. So when a forgotten total changes again, its readers count from what its owner had told
-before, and no service is charged twice.
+both. So when a forgotten total changes again, its readers count from its owner's last
+report, and no service is charged twice.
 """
 
 from schedsvc.cluster.rows import Key, Totals
@@ -33,7 +33,7 @@ class _Own:
 
 
 class OwnTotals:
-    """What this member served since its start, by key, and what of it the store may lack."""
+    """Service of this member since its start, by key, and the part that the store may lack."""
 
     def __init__(self) -> None:
         self._rows: dict[Key, _Own] = {}  # that changed last, last

@@ -2,7 +2,7 @@
 
 Each term has a server of its own, with a core that was restored as after a restart, and so has the
 time between two terms. Their listeners follow each other at the same addresses. So no decision of
-one term reaches another one, and a member that leads anew begins as a process does that restarts.
+one term reaches another one, and a member that leads again begins like a process that restarts.
 """
 
 import asyncio

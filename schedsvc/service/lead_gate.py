@@ -20,7 +20,7 @@ __all__ = ["TERM_KEY", "LeadGate", "check_report", "term_seen"]
 
 #: Metadata of a unary call: the highest term that the client has seen.
 TERM_KEY = "schedsvc-term"
-#: What a member answers that does not lead.
+#: The answer of a member that does not lead.
 _OPEN = frozenset({"Stats", "Follow"})
 #: A client sends its Hello at once.
 _HELLO_S = 0.25

@@ -118,7 +118,7 @@ async def test_stream_has_one_trace_to_the_engine(traced: Traced) -> None:
     noted = span.attributes
     assert noted.pop("schedsvc.queue.duration_us") >= 0
     assert noted.pop("schedsvc.reserved_tokens") > 0
-    assert noted.pop("gen_ai.usage.cache_read.input_tokens", 0) == 0  # the proxy is not told
+    assert noted.pop("gen_ai.usage.cache_read.input_tokens", 0) == 0  # the proxy does not learn it
     assert noted == {
         "gen_ai.operation.name": "text_completion",
         "gen_ai.request.max_tokens": 30,

@@ -10,7 +10,7 @@ from Cython.Compiler import ExprNodes, Main, Nodes, Options
 from Cython.Compiler.Scanning import FileSourceDescriptor
 
 # Python's objects that the core holds, and C's record of a time.
-_BUILTINS = (bytes, dict, list, set, str, namedtuple("Row", ()))
+_BUILTINS = (bytes, dict, list, set, str, namedtuple("Row", ()), Exception)
 _FIELDS_OF_C = {"tv_sec", "tv_nsec"}
 _FUNCTIONS = (Nodes.FuncDefNode, ExprNodes.LambdaNode)
 

@@ -34,7 +34,7 @@ def unproved(text: str) -> list[str]:
 def unproved_blocks(text: str) -> list[str]:
     """The paragraphs and list items, tables apart, that name neither a test nor a command.
 
-    What a lead-in with "no limit of ours" lists is not promised.
+    A list under a lead-in with "no limit of ours" promises nothing.
     """
     found, is_promised = [], True
     for block in re.split(r"\n\n|\n(?=- )", text):
