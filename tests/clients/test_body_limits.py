@@ -117,3 +117,10 @@ def test_gate_adds_little_to_parsing_whatever_the_body_holds(context: int) -> No
     # `python -m bench.bodies` shows each figure; twice what it allows is for slower machines.
     dear = [cost for cost in costs(context) if cost.added_ms > 2 * cost.allowed_ms]
     assert dear == []
+
+
+def test_a_field_with_a_limit_of_its_own_is_not_bounded() -> None:
+    body = {"input": ["x"] * (ITEMS_MAX + 1)}
+    check_elements(body, frozenset({"input"}))
+    with pytest.raises(BadRequestError, match="input: has more than"):
+        check_elements(body)

@@ -263,3 +263,9 @@ async def test_with_keys_what_is_free_needs_one_too(
 def test_a_wrong_list_of_open_paths_is_named(value: str) -> None:
     with pytest.raises(SettingsError, match="SCHEDSVC_UNGATED: must be refuse, pass, or paths"):
         Settings.from_environment({"SCHEDSVC_TARGET": "x:1", "SCHEDSVC_UNGATED": value})
+
+
+@pytest.mark.parametrize("path", sorted(FREE_PATHS | GATED_PATHS))
+def test_table_of_spellings_agrees_with_the_rules(path: str) -> None:
+    # With another slash it is not in the table, so the rules decide.
+    assert canonical(path.encode()) == canonical(b"/" + path.encode()) == path

@@ -115,7 +115,7 @@ def _tell(
 
 
 def _within(total: int) -> int:
-    return min(max(total, 0), TOKENS_MAX)
+    return total if 0 <= total <= TOKENS_MAX else min(max(total, 0), TOKENS_MAX)
 
 
 def _larger(told: int | None, known: int | None) -> bool:

@@ -40,10 +40,12 @@ def admit_event(tag: int, request: pb.AdmitRequest, size_max: int) -> bytes:
     admit = message.events.add().admit
     admit.tag = tag
     admit.request.CopyFrom(request)
-    excess = message.ByteSize() - size_max
+    event = message.SerializeToString()
+    excess = len(event) - size_max
     hashes = admit.request.prefix_block_hashes
-    if excess > 0 and hashes:
-        del hashes[max(0, len(hashes) - -(-excess // _HASH_BYTES)) :]
+    if excess <= 0 or not hashes:
+        return event
+    del hashes[max(0, len(hashes) - -(-excess // _HASH_BYTES)) :]
     return message.SerializeToString()
 
 

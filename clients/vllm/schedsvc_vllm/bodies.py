@@ -10,7 +10,14 @@ from __future__ import annotations
 import asyncio
 
 from schedsvc_vllm.answers import BadRequestError
-from schedsvc_vllm.asgi import BodyTooLargeError, ClientLeftError, Receive, Scope, header
+from schedsvc_vllm.asgi import (
+    BodyTooLargeError,
+    ClientLeftError,
+    Receive,
+    Scope,
+    going_on,
+    header,
+)
 
 #: A body has to be complete by then.
 BODY_S_MAX = 60.0
@@ -104,6 +111,11 @@ class Body:
         told = header(scope, b"content-length")
         if told.isdigit() and int(told) > self._bodies.each_max:
             raise BodyTooLargeError
+        steps = self._read(receive).__await__()
+        try:
+            awaited = next(steps)
+        except StopIteration as whole:
+            return bytes(whole.value)  # it came with the headers, as most do: no timer
         task, is_late = asyncio.current_task(), False
 
         def expire() -> None:
@@ -115,7 +127,7 @@ class Body:
         # `asyncio.wait_for()` of Python 3.10 would make a task for each request.
         timer = asyncio.get_running_loop().call_later(self._bodies.seconds, expire)
         try:
-            return await self._read(receive)
+            return await going_on(steps, awaited)
         except asyncio.CancelledError:
             if not is_late:
                 raise

@@ -8,7 +8,7 @@ before it sizes them.
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from schedsvc_vllm.answers import BadRequestError
@@ -26,6 +26,9 @@ NESTING_MAX = 64
 _ENCODED = (string.ascii_letters + string.digits + "+/=_-").encode()
 _TALK = ("messages", "input", "system")
 _SCHEMAS = ("tools", "documents", "instructions", "content_parts")
+_BOUNDS = ((_TALK, ITEMS_MAX, "messages and parts"), (_SCHEMAS, ELEMENTS_MAX, "elements"))
+_CONTAINERS = (dict, list)
+_Container = dict[str, Any] | list[Any]
 
 
 def check_bytes(raw: bytes, context_tokens: int) -> None:
@@ -47,29 +50,34 @@ def check_bytes(raw: bytes, context_tokens: int) -> None:
         )
 
 
-def check_elements(body: Mapping[str, Any]) -> None:
+def check_elements(body: Mapping[str, Any], unbounded: frozenset[str] = frozenset()) -> None:
     """Reject a body with too many messages, parts or schema elements, or with too deep nesting.
 
-    O(the limits). Raises BadRequestError.
+    Fields in `unbounded` have limits of their own. O(the limits). Raises BadRequestError.
     """
-    _check(body, _TALK, ITEMS_MAX, "messages and parts")
-    _check(body, _SCHEMAS, ELEMENTS_MAX, "elements")
+    for fields, most, what in _BOUNDS:
+        for field in fields:
+            value = body.get(field)
+            if isinstance(value, _CONTAINERS) and field not in unbounded:
+                _check(field, value, most, what)
 
 
-def _check(body: Mapping[str, Any], fields: tuple[str, ...], most: int, what: str) -> None:
-    for field in fields:
-        level, depth, items, elements = [body.get(field)], 0, 0, 0
-        while level := [each for each in level if isinstance(each, dict | list)]:
-            depth += 1
-            items += sum(len(each) for each in level if isinstance(each, list))
-            elements += sum(map(len, level))
-            if depth > NESTING_MAX:
-                raise BadRequestError(f"{field}: nested deeper than {NESTING_MAX} levels", field)
+def _check(field: str, value: _Container, most: int, what: str) -> None:
+    level, depth, items, elements = [value], 0, 0, 0
+    while level:
+        depth += 1
+        if depth > NESTING_MAX:
+            raise BadRequestError(f"{field}: nested deeper than {NESTING_MAX} levels", field)
+        below: list[_Container] = []
+        for each in level:
+            elements += len(each)
+            if isinstance(each, list):
+                items += len(each)
+                inner: Iterable[Any] = each
+            else:
+                inner = each.values()
             if items > most or elements > ELEMENTS_MAX:
                 limit = most if items > most else ELEMENTS_MAX
                 raise BadRequestError(f"{field}: has more than {limit} {what}; send fewer", field)
-            level = [
-                child
-                for each in level
-                for child in (each.values() if isinstance(each, dict) else each)
-            ]
+            below += [child for child in inner if isinstance(child, _CONTAINERS)]
+        level = below

@@ -11,10 +11,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Generator
-from types import coroutine
 from typing import Any
 
-from schedsvc_vllm.asgi import Message, Send
+from schedsvc_vllm.asgi import Message, Send, going_on
 
 # A token of output in a stream of events, with names, ids and some log-probabilities around it.
 BYTES_PER_TOKEN = 1_024
@@ -108,7 +107,7 @@ class Delivery:
     async def _write(self, steps: Generator[Any, Any, None], awaited: Any) -> None:
         """Hand on the message that the server held back, then those that came meanwhile."""
         try:
-            await _go_on(steps, awaited)
+            await going_on(steps, awaited)
             while self._waiting:
                 message = self._waiting.popleft()
                 self._bytes -= len(message.get("body", b""))
@@ -120,21 +119,3 @@ class Delivery:
         finally:
             self._writer = None
             self._room.set()
-
-
-@coroutine
-def _go_on(steps: Generator[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
-    """Await the rest of what has been begun in another task and waits for `awaited`."""
-    try:
-        while True:
-            try:
-                value = yield awaited
-            except GeneratorExit:
-                steps.close()
-                raise
-            except BaseException as error:
-                awaited = steps.throw(error)
-            else:
-                awaited = steps.send(value)
-    except StopIteration:
-        return

@@ -12,6 +12,7 @@ them, and the first process reads it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from schedsvc_vllm.asgi import App, Scope
@@ -33,7 +34,7 @@ class Pool:
     max_running: int
     max_model_tokens: int
 
-    @property
+    @cached_property
     def sizes(self) -> Sizes:
         """The limits of one request."""
         return Sizes(self.max_model_tokens, self.capacity_tokens, self.max_running)

@@ -229,7 +229,7 @@ class Gate:
         else:
             body = parse_json(raw)
         route = route_of(path, body)
-        check_elements({name: body[name] for name in body if name not in route.batch_fields})
+        check_elements(body, route.batch_fields)
         identity = proved or self._identifier.identity(scope, body)
         terms = self._terms.read(scope, body)
         if identity.request_class:

@@ -7,8 +7,7 @@ import importlib
 import itertools
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from schedsvc_client import TenantProof, api_key_hash
 
@@ -23,8 +22,7 @@ _REQUEST_ID_CHARS_MAX = 128
 _TOKEN_POINTS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """One of the first two is set, or neither: an unknown tenant.
 
     `request_class`: the class that its token names; "": none. `proof`: how the gate knows the name,

@@ -48,6 +48,8 @@ FREE_PATHS = frozenset(
         "/wake_up",
     }
 )
+# All of them are canonical: most requests come with one of these spellings.
+_CANONICAL = {path.encode(): path for path in FREE_PATHS | GATED_PATHS}
 _FREE = re.compile(r"/v1/responses/[\w-]+/cancel")
 # After all decoding: letters, digits and what names of paths are made of.
 _PLAIN = re.compile(rb"[\w.~!$&'()*+,:=@/-]*", re.ASCII)
@@ -68,6 +70,8 @@ def canonical(path: bytes) -> str | None:
     Percent signs are decoded until none is left, as several servers in a row would; slashes are
     merged, dots resolved, and a slash at the end is dropped.
     """
+    if (known := _CANONICAL.get(path)) is not None:
+        return known
     for _ in range(_DECODINGS_MAX):
         decoded = unquote_to_bytes(path)
         if decoded == path:

@@ -32,6 +32,7 @@ from schedsvc_vllm.asgi import (
     Receive,
     Scope,
     Send,
+    any_done,
     disconnected,
     header,
 )
@@ -65,8 +66,10 @@ _OVERRIDES = frozenset(
         b"x-rewrite-url",
     }
 )
-# The server in front of this app writes its own.
-_OWN = frozenset({b"date", b"server"})
+# The server in front of this app writes its own date and server.
+_NOT_ANSWERED = _HOP_BY_HOP | {b"date", b"server"}
+# The HTTP client writes its own host and length.
+_NOT_ASKED = _HOP_BY_HOP | _OVERRIDES | {b"host", b"content-length"}
 # As common servers have them.
 _HEADER_BYTES_MAX = 1 << 16
 # Servers close a connection that is idle for 5 s (uvicorn's default): it must not be used then.
@@ -103,9 +106,9 @@ class _Passing:
     async def all_of(self, response: aiohttp.ClientResponse) -> None:
         """Pass on an answer. Raises aiohttp.ClientError where it breaks off."""
         headers = [
-            (name.lower(), value)
+            (lower, value)
             for name, value in response.raw_headers
-            if name.lower() not in _HOP_BY_HOP | _OWN
+            if (lower := name.lower()) not in _NOT_ANSWERED
         ]
         self.begun = True
         is_stream = response.content_type == "text/event-stream"
@@ -207,7 +210,7 @@ class Upstream:
         answering = asyncio.ensure_future(self._answer(scope, body, send))
         leaving = asyncio.ensure_future(disconnected(receive))
         try:
-            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await any_done((answering, leaving))
             if answering.done():
                 answering.result()
         finally:
@@ -364,8 +367,7 @@ def _path_of(scope: Scope) -> bytes:
 
 def _headers_for(scope: Scope) -> list[tuple[str, str]]:
     """Return the caller's headers, but those of its connection."""
-    dropped = _HOP_BY_HOP | _OVERRIDES | {b"host", b"content-length"}
-    headers: Headers = [pair for pair in scope["headers"] if pair[0] not in dropped]
+    headers: Headers = [pair for pair in scope["headers"] if pair[0] not in _NOT_ASKED]
     client = scope.get("client")
     if client:
         headers.append((b"x-forwarded-for", str(client[0]).encode("latin-1")))

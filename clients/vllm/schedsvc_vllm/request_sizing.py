@@ -7,7 +7,7 @@ import enum
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from schedsvc_vllm.answers import BadRequestError
@@ -19,6 +19,7 @@ INT_MAX = (1 << 31) - 1
 _WHOLE = re.compile(r"[+-]?\d{1,18}(\.0*)?", re.ASCII)
 _TRUE: frozenset[object] = frozenset((True, 1, 1.0, "1", "on", "t", "true", "y", "yes"))
 _FALSE: frozenset[object] = frozenset((False, 0, 0.0, "0", "off", "f", "false", "n", "no"))
+_FLAGS = _TRUE | _FALSE
 _PROMPT_FIELDS = frozenset({"prompt", "messages"})
 _ASK_ALL = {"include_usage": True, "continuous_usage_stats": True}
 _ASK_ALL_TAIL = b',"stream_options":' + json.dumps(_ASK_ALL, separators=(",", ":")).encode() + b"}"
@@ -26,8 +27,7 @@ _ASK_ALL_TAIL = b',"stream_options":' + json.dumps(_ASK_ALL, separators=(",", ":
 CountTokens = Callable[[Mapping[str, Any]], Sequence[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
+class Prompts(NamedTuple):
     """The input tokens of each prompt.
 
     Where they were estimated from text alone, `text_bytes`, `frame_tokens` (what is no text) and
@@ -58,8 +58,7 @@ class Asked(NamedTuple):
     asking: Asking
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One request, sized."""
 
     route: Route
@@ -90,7 +89,9 @@ class Sizes:
 def parse_json(body: bytes) -> dict[str, Any]:
     """Parse a body that has to be a JSON object. Raises BadRequestError."""
     try:
-        parsed = json.loads(body)
+        # Python looks for UTF-16 and UTF-32 first; in them a zero is among the first two bytes.
+        is_utf8 = body[:1] == b"{" and body[1:2] != b"\0"
+        parsed = json.loads(body.decode("utf-8", "surrogatepass") if is_utf8 else body)
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"the body is not valid JSON: {error}") from None
     if not isinstance(parsed, dict):
@@ -179,6 +180,9 @@ def _fit(route: Route, prompts: Prompts, limit: int | None, context: int) -> int
     if not prompts.exact:
         # A sound leaves half of the context to its text: encoders have a context of their own.
         most = context - (limit or (context // 2 if route.is_form else 1))
+    if len(tokens) == 1:  # as nearly all, and what follows would do the same
+        tokens[0] = prompt = min(tokens[0], max(1, most))
+        return max(1, min(context - prompt, limit or context))
     tokens[:] = [min(prompt, max(1, most)) for prompt in tokens]
     rooms = [min(context - prompt, limit or context) for prompt in tokens]
     if min(rooms) == max(rooms):
@@ -239,12 +243,14 @@ def _whole(value: object) -> int | None:
 def _flag(body: Mapping[str, Any], name: str) -> bool:
     """Read a flag as vLLM's own models do: true, "true", 1 and so on."""
     value = body.get(name)
+    if value is None or isinstance(value, bool):
+        return bool(value)
     if isinstance(value, str):
         value = value.lower()
-    is_plain = isinstance(value, bool | int | float | str)
-    if value is not None and not (is_plain and value in _TRUE | _FALSE):
+    is_plain = isinstance(value, int | float | str)
+    if not (is_plain and value in _FLAGS):
         raise BadRequestError(f"{name}: must be true or false", name)
-    return is_plain and value in _TRUE
+    return value in _TRUE
 
 
 def _limit(route: Route, params: Mapping[str, Any]) -> tuple[str, int | None]:
@@ -305,7 +311,7 @@ def ask_less(call: Call) -> Call:
     if call.asked is not None and call.asked.asking is Asking.IN_EVERY_EVENT:
         asked = _ask_usage(call.plain, json.loads(call.plain), Asking.AT_THE_END)
     body = call.plain if asked is None else asked.body
-    return replace(call, body=body, rewritten=True, asked=asked)
+    return call._replace(body=body, rewritten=True, asked=asked)
 
 
 def _ask_usage(raw: bytes, body: Mapping[str, Any], asking: Asking) -> Asked:

@@ -52,15 +52,22 @@ class Terms:
         )
 
 
+_NONE = Terms()
+
+
 class TermsReader:
     """Reads the terms of requests. `names`: the headers that are read."""
 
     def __init__(self, names: tuple[str, ...], *, class_from_service_tier: bool) -> None:
         self._names = frozenset(names)
+        self._read = frozenset(name.encode() for name in names)
         self._class_from_tier = class_from_service_tier
 
     def read(self, scope: Scope, body: Mapping[str, Any]) -> Terms:
         """Return a request's terms. O(headers). Raises BadRequestError, which names the field."""
+        has_tier = self._class_from_tier and _TIER in body
+        if not has_tier and self._read.isdisjoint([name for name, _ in scope["headers"]]):
+            return _NONE  # as nearly all requests
         # The least TTL: the scheduler grants at arrival what has room. 0 would be its default.
         wait_ms = self._milliseconds(scope, MAX_QUEUE, 0)
         deadline_ms = self._milliseconds(scope, DEADLINE, 1)

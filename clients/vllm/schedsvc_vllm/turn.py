@@ -10,15 +10,14 @@ import asyncio
 import logging
 import math
 import time
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from schedsvc_client import CallError, InvalidRequest, LimitExceeded, Refused, RequestConflict
 from schedsvc_client.aio import SessionState
 
 from schedsvc_vllm import answers
 from schedsvc_vllm.answers import Answer, BadRequestError
-from schedsvc_vllm.asgi import ClientLeftError, Mailbox
+from schedsvc_vllm.asgi import ClientLeftError, Mailbox, any_done
 from schedsvc_vllm.gated_request import GatedRequest
 from schedsvc_vllm.identity import Identity
 from schedsvc_vllm.limit import LocalLimitError
@@ -38,8 +37,7 @@ _ASK_AGAIN = Answer(0, [], b"")
 _log = logging.getLogger("schedsvc_vllm")
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One request that has been taken in."""
 
     call: Call
@@ -82,7 +80,8 @@ async def wait_for_turn(runtime: Runtime, request: Request, gated: GatedRequest)
     while True:
         reached, waited_s = await _hold(runtime, request, gated)
         held_s += waited_s
-        request = replace(request, terms=request.terms.after(waited_s)) if waited_s else request
+        if waited_s:
+            request = request._replace(terms=request.terms.after(waited_s))
         if reached and runtime.session.available:
             try:
                 return await _ask(runtime, request, gated, held_s)
@@ -134,13 +133,10 @@ async def first(future: asyncio.Future[T], mailbox: Mailbox, wait_s_max: float =
     """
     try:
         if not future.done():
-            await asyncio.wait((future,), timeout=min(WATCH_AFTER_S, wait_s_max))
+            await any_done((future,), min(WATCH_AFTER_S, wait_s_max))
         if not future.done():
             left = mailbox.departure()
-            timeout_s = None if wait_s_max == math.inf else max(0.0, wait_s_max - WATCH_AFTER_S)
-            await asyncio.wait(
-                (future, left), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            await any_done((future, left), max(0.0, wait_s_max - WATCH_AFTER_S))
             if not future.done():
                 raise ClientLeftError if left.done() else asyncio.TimeoutError
         return future.result()
