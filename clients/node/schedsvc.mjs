@@ -5,6 +5,7 @@ import { randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { credentials, Metadata, status } from '@grpc/grpc-js';
 import { errorDetails, serviceClient } from './contract.mjs';
+import { fenceOf, JITTER_MS, Targets } from './targets.mjs';
 
 const SERVICE = 'schedsvc.v1.SchedulerService';
 
@@ -34,6 +35,18 @@ const LEASE_GRACE_MS = 20_000;
 // How long withAdmission() holds its result back for an end that has to be repeated.
 const END_WAIT_MS = 1_000;
 const PASSING = [status.UNAVAILABLE, status.DEADLINE_EXCEEDED];
+// Answers about the caller, which every scheduler would give.
+const OF_CALLER = [
+  status.INVALID_ARGUMENT,
+  status.OUT_OF_RANGE,
+  status.ALREADY_EXISTS,
+  status.NOT_FOUND,
+  status.UNAUTHENTICATED,
+  status.PERMISSION_DENIED,
+  status.RESOURCE_EXHAUSTED,
+];
+// Unanswered probes in a row after which a scheduler that holds a call is silent.
+const PROBES = 3;
 
 /** The scheduler's verdict is that the request does not run. */
 export class Refused extends Error {
@@ -67,6 +80,8 @@ export class CallFailed extends Error {
     this.code = error.code;
     this.fields = fields;
     this.retryAfterMs = retryAfterMs;
+    /** The target of the leader, if a scheduler that does not lead named it. */
+    this.leader = error.metadata?.get('schedsvc-leader')[0];
   }
 }
 
@@ -83,31 +98,40 @@ function isLocal(target) {
   );
 }
 
-/** One connection to a scheduler. */
+/** A client of one scheduler, or of several of which one leads. */
 export class Scheduler {
-  #client;
-  #explaining;
+  #targets;
+  #fence;
+  #clients = new Map();
+  #credentials;
+  #channel;
   #token;
+  #failoverWaitMs;
+  #silentAfterMs;
+  #probe = { target: '', missed: 0, atMs: 0 };
 
   /**
-   * @param {string} target e.g. 'unix:/run/schedsvc/schedsvc.sock' or 'scheduler:50051'
+   * @param {string} target e.g. 'unix:/run/schedsvc/schedsvc.sock' or 'scheduler:50051'; several,
+   *   separated by commas: the leader and its standbys
    * @param {object} [options]
    * @param {string} [options.token] bearer token of this caller
    * @param {import('@grpc/grpc-js').ChannelCredentials} [options.channelCredentials] for TLS
    * @param {object} [options.channel] more channel options of grpc-js
+   * @param {number} [options.failoverWaitMs] with several targets: how long a call looks for one
+   *   that leads
+   * @param {number} [options.silentAfterMs] with several targets: after which silence to leave one
    */
-  constructor(target, { token, channelCredentials, channel } = {}) {
+  constructor(
+    target,
+    { token, channelCredentials, channel, failoverWaitMs = 5_000, silentAfterMs = 1_500 } = {},
+  ) {
     this.#token = token;
-    this.#client = new (serviceClient())(
-      target,
-      channelCredentials ?? credentials.createInsecure(),
-      {
-        'grpc.service_config': JSON.stringify(SERVICE_CONFIG),
-        // grpc-js obeys grpc_proxy, https_proxy and http_proxy even for loopback addresses.
-        ...(isLocal(target) ? { 'grpc.enable_http_proxy': 0 } : {}),
-        ...channel,
-      },
-    );
+    this.#targets = new Targets(target);
+    this.#fence = fenceOf(this.#targets.all);
+    this.#credentials = channelCredentials ?? credentials.createInsecure();
+    this.#channel = channel;
+    this.#failoverWaitMs = failoverWaitMs;
+    this.#silentAfterMs = silentAfterMs;
   }
 
   /**
@@ -161,39 +185,128 @@ export class Scheduler {
    * camel case, none if the scheduler does not know it; `message` says it for a person.
    */
   async explain(requestId, { tenant = '', ...options } = {}) {
-    this.#explaining ??= new (serviceClient({ service: 'ExplainService' }))(
-      '',
-      credentials.createInsecure(),
-      { channelOverride: this.#client.getChannel() },
-    );
     const asked = { requestId, tenant };
-    const { requests } = await this.#call(this.#explaining, 'Explain', asked, options);
+    const { requests } = await this.#call('ExplainService', 'Explain', asked, options);
     return requests;
   }
 
   /** Make any unary call of SchedulerService. */
   call(method, request, options) {
-    return this.#call(this.#client, method, request, options);
+    return this.#call('SchedulerService', method, request, options);
   }
 
-  #call(client, method, request, { signal, deadlineMs } = {}) {
+  close() {
+    for (const { scheduling } of this.#clients.values()) scheduling.close();
+  }
+
+  // The raw client of a service at a target, made at its first use.
+  #client(service, target) {
+    const made = this.#clients.get(target) ?? this.#connect(target);
+    this.#clients.set(target, made);
+    if (service === 'SchedulerService') return made.scheduling;
+    made.explaining ??= new (serviceClient({ service }))('', credentials.createInsecure(), {
+      channelOverride: made.scheduling.getChannel(),
+    });
+    return made.explaining;
+  }
+
+  #connect(target) {
+    const retries = this.#targets.several
+      ? { 'grpc.initial_reconnect_backoff_ms': 100, 'grpc.max_reconnect_backoff_ms': 1_000 }
+      : { 'grpc.service_config': JSON.stringify(SERVICE_CONFIG) };
+    const scheduling = new (serviceClient())(target, this.#credentials, {
+      ...retries,
+      // grpc-js obeys grpc_proxy, https_proxy and http_proxy even for loopback addresses.
+      ...(isLocal(target) ? { 'grpc.enable_http_proxy': 0 } : {}),
+      ...this.#channel,
+    });
+    return { scheduling };
+  }
+
+  // Call one target; with several, one after the other, inside the deadline.
+  async #call(service, method, request, { signal, deadlineMs } = {}) {
+    const endsMs = deadlineMs ? Date.now() + deadlineMs : Infinity;
+    let awaySinceMs = performance.now();
+    for (;;) {
+      const target = this.#targets.current;
+      const beganMs = performance.now();
+      try {
+        const response = await this.#attempt(service, target, method, request, signal, endsMs);
+        this.#check(target, method, response);
+        return response;
+      } catch (error) {
+        const elsewhere = error instanceof CallFailed && !OF_CALLER.includes(error.code);
+        if (!this.#targets.several || !elsewhere) throw error;
+        this.#targets.moveOn(target, error.leader);
+        const nowMs = performance.now();
+        // It was held by a scheduler that answered until then.
+        if (nowMs - beganMs > this.#failoverWaitMs) awaySinceMs = nowMs;
+        const pauseMs = JITTER_MS * Math.random();
+        const isLate = nowMs - awaySinceMs > this.#failoverWaitMs;
+        if (isLate || Date.now() + pauseMs >= endsMs) throw error;
+        await sleep(pauseMs);
+      }
+    }
+  }
+
+  // Drop an answer of a scheduler that leads no more.
+  #check(target, method, response) {
+    if (method === 'Admit' && !this.#fence.obeys(response.leadership)) {
+      const term = response.leadership?.term ?? 0;
+      const details = `${target} answers under term ${term}, but ${this.#fence.term} is known`;
+      throw new CallFailed(method, { code: status.UNAVAILABLE, details });
+    }
+    this.#targets.answered();
+  }
+
+  #attempt(service, target, method, request, signal, endsMs) {
+    const isWatched = this.#targets.several && this.#silentAfterMs > 0;
+    // An Admit may be held for long, so it is probed. Others are answered at once.
+    const isHeld = method === 'Admit';
+    const limitMs = isWatched && !isHeld ? Date.now() + this.#silentAfterMs : Infinity;
+    const deadline = Math.min(endsMs, limitMs);
+    const options = deadline < Infinity ? { deadline } : {};
     const metadata = new Metadata();
     if (this.#token) metadata.set('authorization', `Bearer ${this.#token}`);
-    const options = deadlineMs ? { deadline: Date.now() + deadlineMs } : {};
+    if (this.#fence.term) metadata.set('schedsvc-term', String(this.#fence.term));
     return new Promise((resolve, reject) => {
       signal?.throwIfAborted();
+      const client = this.#client(service, target);
+      let watch;
       const call = client[method](request, metadata, options, (error, response) => {
+        clearInterval(watch);
         signal?.removeEventListener('abort', cancel);
         if (error) reject(signal?.aborted ? signal.reason : new CallFailed(method, error));
         else resolve(response);
       });
       const cancel = () => call.cancel();
       signal?.addEventListener('abort', cancel, { once: true });
+      if (isWatched && isHeld) {
+        watch = setInterval(async () => {
+          if (await this.#isSilent(target)) cancel();
+        }, this.#silentAfterMs / PROBES);
+      }
     });
   }
 
-  close() {
-    this.#client.close();
+  // Whether the scheduler that holds calls of this client answers nothing any more. Each probe has
+  // its own deadline, so a process that stood still loses one probe at most.
+  async #isSilent(target) {
+    const stepMs = this.#silentAfterMs / PROBES;
+    if (this.#probe.target !== target) this.#probe = { target, missed: 0, atMs: -Infinity };
+    const probe = this.#probe;
+    if (performance.now() - probe.atMs >= 0.9 * stepMs) {
+      probe.atMs = performance.now();
+      const service = 'SchedulerService';
+      const nothing = { leases: [] };
+      try {
+        await this.#attempt(service, target, 'Progress', nothing, undefined, Date.now() + stepMs);
+        probe.missed = 0;
+      } catch (error) {
+        probe.missed = error.code === status.DEADLINE_EXCEEDED ? probe.missed + 1 : 0;
+      }
+    }
+    return probe.missed >= PROBES;
   }
 }
 

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +139,24 @@ async def test_all_targets_away_end_in_unavailable(pair: Pair, until: Until) -> 
             await opened.admission(input_tokens=5, max_output_tokens=9).__aenter__()
         await pair[1].start()
         await until(lambda: opened.available)
+
+
+async def test_client_that_stood_still_stays_with_its_scheduler(
+    two_schedulers: tuple[Scheduler, Scheduler], until: Until
+) -> None:
+    a, b = two_schedulers
+    options = replace(QUICK, failover_silent_after_s=0.6)
+    async with session(f"{a.target},{b.target}", options) as opened:
+        await until(lambda: opened.state is SessionState.CONNECTED)
+        pulse = opened._heartbeat._pulse
+        a.send(signal.SIGSTOP)
+        await until(lambda: pulse._is_asked)
+        # With what has passed until here it is more than the bound.
+        time.sleep(0.6)  # noqa: ASYNC251 - it is the event loop that stands still
+        a.send(signal.SIGCONT)
+        beats = opened._protocol.beats
+        await until(lambda: opened._protocol.beats > beats)
+        assert opened._targets.current == a.target
 
 
 @pytest.fixture

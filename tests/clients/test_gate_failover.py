@@ -150,10 +150,8 @@ async def test_second_process_without_a_fence_cannot_start(
     benches: Benches, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = benches(), benches()
-    for bench in (first, second):
-        bench.gate._started_ns = 7  # as if the launcher had set one epoch
     assert mode(await first.ask()) == "enforced"
     refused = await second.ask()
     assert refused.status == 503
-    assert "another gate process of this host offers pool default of epoch 7" in caplog.text
+    assert "another gate process of this host offers pool default" in caplog.text
     assert isinstance(second.gate._broken, SettingsError)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+from schedsvc_client.aio.heartbeat import Heartbeat
 from schedsvc_client.pulse import Pulse
 
 MS = 1_000_000
@@ -122,3 +124,17 @@ def test_a_bound_of_zero_never_asks() -> None:
     pulse = Pulse(0)
     pulse.begin(0, beats=True)
     assert not pulse.runs
+
+
+@pytest.mark.parametrize("hangs_up", [True, False])
+async def test_silence_ends_the_stream_if_another_may_lead(hangs_up: bool) -> None:
+    changes: list[None] = []
+    beat = Heartbeat(60.0, lambda: None, lambda: changes.append(None), hangs_up=hangs_up)
+    beat.begin(beats=True)
+    # The bound has passed, without an answer to its beat.
+    beat._pulse._is_asked, beat._pulse._silence_ns = True, 60 * 1_000 * MS
+    beat._tick()
+    assert beat._died.is_set() is hangs_up
+    beat.end()
+    assert beat.is_silent is not hangs_up  # the next scheduler is judged by itself
+    assert len(changes) == (0 if hangs_up else 1)

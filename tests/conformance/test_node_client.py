@@ -50,6 +50,17 @@ def test_the_end_of_a_lease_without_scheduler(node: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_several_targets(node: str) -> None:
+    done = subprocess.run(
+        [node, "--test", str(FOLDER / "failover.test.mjs")],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def run_sample(
     node: str, target: str, engine: str, prompt: str
 ) -> subprocess.CompletedProcess[str]:

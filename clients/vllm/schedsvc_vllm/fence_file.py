@@ -137,14 +137,23 @@ def make_fence_file() -> str:
     folder = Path(tempfile.gettempdir())
     for path in folder.glob(f"{_PREFIX}*"):
         owner = re.match(rf"{_PREFIX}(\d+)-", path.name)
-        if owner and not Path(f"/proc/{owner[1]}").exists():
-            with contextlib.suppress(OSError):
-                if path.lstat().st_uid == os.getuid():
-                    path.unlink()
+        with contextlib.suppress(OSError):
+            if owner and path.lstat().st_uid == os.getuid() and not _runs(int(owner[1])):
+                path.unlink()
     # The engine keeps the number of this process: the launcher becomes it.
     file, made = tempfile.mkstemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=folder)
     os.close(file)
     return made
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # of another user
+    return True
 
 
 def fence_for(settings: Settings) -> Fence:
@@ -158,16 +167,18 @@ def fence_for(settings: Settings) -> Fence:
         raise SettingsError(f"SCHEDSVC_FENCE: cannot use {settings.fence}: {cause}") from None
 
 
-def claim_pool(settings: Settings, epoch: int) -> socket.socket | None:
+def claim_pool(settings: Settings) -> socket.socket | None:
     """Claim an engine's pool for this gate process, until the returned socket is closed.
 
     With several targets and without a fence file, two processes of one engine could obey two
-    leaders. Raises SettingsError if another process of this host has the pool. None: one target,
-    a fence file, or a system without abstract sockets.
+    leaders. Raises SettingsError if another process of this host has claimed the pool, with the
+    same SCHEDSVC_POOL_EPOCH if that is set. None: one target, a fence file, or a system without
+    abstract sockets.
     """
     if len(settings.targets) == 1 or settings.fence or sys.platform != "linux":
         return None
-    named = f"{','.join(sorted(settings.targets))}\0{settings.pool.name}\0{epoch}"
+    pool = settings.pool
+    named = "\0".join((*sorted(settings.targets), pool.name, str(pool.epoch)))
     name = hashlib.sha256(named.encode()).hexdigest()[:32]
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
@@ -175,8 +186,8 @@ def claim_pool(settings: Settings, epoch: int) -> socket.socket | None:
     except OSError:
         claim.close()
         raise SettingsError(
-            "SCHEDSVC_FENCE is not set, and another gate process of this host offers pool"
-            f" {settings.pool.name} of epoch {epoch}; with several targets start the engine with"
-            " schedsvc-vllm serve, or set SCHEDSVC_FENCE to one file for all its processes"
+            f"SCHEDSVC_FENCE is not set, and another gate process of this host offers pool"
+            f" {pool.name}; with several targets start the engine with schedsvc-vllm serve, or set"
+            " SCHEDSVC_FENCE to one file for all its processes"
         ) from None
     return claim

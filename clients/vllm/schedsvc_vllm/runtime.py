@@ -76,8 +76,8 @@ class Runtime:
         self.sets_priority = engine.obeys_priority
         self._settings, self._started_ns = settings, started_ns
         self.pool: Pool = engine.pool(settings.pool, started_ns)
-        self._claim = claim_pool(settings, self.pool.epoch)
         self.fence = fence_for(settings)
+        self._claim = claim_pool(settings)
         #: Whether requests wait for the next leader while none serves this gate.
         self.holds = len(settings.targets) > 1
         self.ratios = TokenRatios()

@@ -1,0 +1,192 @@
+// Tests of schedsvc.mjs with several targets. The tests run two servers that answer under a chosen
+// leadership: node --test failover.test.mjs
+
+import assert from 'node:assert/strict';
+import { afterEach, beforeEach, test } from 'node:test';
+import { Metadata, Server, ServerCredentials, status } from '@grpc/grpc-js';
+import { serviceClient } from './contract.mjs';
+import { Scheduler } from './schedsvc.mjs';
+import { Fence, fenceOf, Targets } from './targets.mjs';
+
+const request = { tenant: 'red', inputTokens: [100], maxOutputTokens: 20 };
+
+/** A scheduler that grants its own lease, unless it names a leader, fails, or hangs. */
+class Leader {
+  constructor(leaseId) {
+    Object.assign(this, { leaseId, leadership: null, leader: undefined, hangs: false });
+    Object.assign(this, { admits: [], terms: [], code: undefined });
+  }
+
+  #answers(call, answer, respond) {
+    this.terms.push(call.metadata.get('schedsvc-term')[0]);
+    if (this.hangs) return;
+    const metadata = new Metadata();
+    if (this.leader !== undefined) metadata.set('schedsvc-leader', this.leader);
+    if (this.leader !== undefined) {
+      answer({ code: status.UNAVAILABLE, details: 'a standby', metadata });
+    } else if (this.code !== undefined) answer({ code: this.code, details: 'as the test asked' });
+    else answer(null, respond());
+  }
+
+  async start(port = 0) {
+    this.server = new Server();
+    this.server.addService(serviceClient().service, {
+      admit: (call, answer) => {
+        this.admits.push(call.request);
+        const grant = { leaseId: this.leaseId, pool: 'main', poolEpoch: '1', ttlMs: 30_000 };
+        const { leadership } = this;
+        this.#answers(call, answer, () => ({ outcome: 'OUTCOME_GRANTED', grant, leadership }));
+      },
+      complete: (call, answer) =>
+        this.#answers(call, answer, () => ({ outcome: call.request.outcome })),
+      progress: (call, answer) => this.#answers(call, answer, () => ({ leases: [] })),
+      stats: (call, answer) => this.#answers(call, answer, () => ({ draining: true })),
+    });
+    this.port = await new Promise((resolve, reject) => {
+      const address = `127.0.0.1:${port}`;
+      this.server.bindAsync(address, ServerCredentials.createInsecure(), (error, bound) =>
+        error ? reject(error) : resolve(bound),
+      );
+    });
+    this.target = `127.0.0.1:${this.port}`;
+  }
+
+  stop() {
+    this.server.forceShutdown();
+  }
+}
+
+let a;
+let b;
+let scheduler;
+
+function client(options) {
+  scheduler = new Scheduler(`${a.target},${b.target}`, options);
+  return scheduler;
+}
+
+beforeEach(async () => {
+  a = new Leader('1');
+  b = new Leader('2');
+  await Promise.all([a.start(), b.start()]);
+});
+
+afterEach(() => {
+  scheduler?.close();
+  a.stop();
+  b.stop();
+});
+
+test('a call goes to the next target where the first is away', async () => {
+  a.stop();
+  const admission = await client().admit(request);
+  assert.equal(admission.leaseId, '2');
+  assert.equal((await admission.complete()).outcome, 'OUTCOME_COMPLETED');
+});
+
+test('a held call moves on with its request id', async () => {
+  a.hangs = true;
+  const asking = client({ silentAfterMs: 60_000 }).admit(request);
+  while (a.admits.length === 0) await new Promise(setImmediate);
+  a.stop();
+  const admission = await asking;
+  assert.equal(admission.leaseId, '2');
+  assert.equal(a.admits[0].requestId, b.admits[0].requestId);
+  await admission.cancel();
+});
+
+test('a silent scheduler is left for the next', async () => {
+  a.hangs = true;
+  const admission = await client({ silentAfterMs: 150 }).admit(request);
+  assert.equal(admission.leaseId, '2');
+  await admission.cancel();
+});
+
+test('a held call stays with a scheduler that answers probes', async () => {
+  const held = [];
+  a.server.forceShutdown();
+  a.server = new Server();
+  let probes = 0;
+  a.server.addService(serviceClient().service, {
+    admit: (_, answer) => held.push(answer),
+    progress: (_, answer) => {
+      probes += 1;
+      answer(null, { leases: [] });
+    },
+    complete: (call, answer) => answer(null, { outcome: call.request.outcome }),
+  });
+  await new Promise((resolve) => {
+    a.server.bindAsync(a.target, ServerCredentials.createInsecure(), resolve);
+  });
+  const asking = client({ silentAfterMs: 900 }).admit(request);
+  while (probes < 5) await new Promise((resolve) => setTimeout(resolve, 10));
+  held[0](null, { outcome: 'OUTCOME_GRANTED', grant: { leaseId: '9', ttlMs: 30_000 } });
+  const admission = await asking;
+  assert.equal(admission.leaseId, '9');
+  await admission.cancel();
+});
+
+test('the named leader is asked, if it is in the list', async () => {
+  a.leader = b.target;
+  assert.equal((await client().stats()).draining, true);
+  assert.equal(a.terms.length, 1);
+  b.leader = '192.0.2.1:7600';
+  a.leader = undefined;
+  assert.equal((await scheduler.stats()).draining, true);
+  assert.equal(a.terms.length, 2);
+});
+
+for (const [name, leadership] of [
+  ['a lower term', { term: '4', leader: 'b/1' }],
+  ['an equal term of another leader', { term: '5', leader: 'b/1' }],
+  ['no term', null],
+]) {
+  test(`a grant under ${name} is dropped`, async () => {
+    a.leadership = { term: '5', leader: 'a/1' };
+    b.leadership = leadership;
+    const first = await client({ failoverWaitMs: 300 }).admit(request);
+    await first.complete();
+    a.leader = b.target;
+    await assert.rejects(scheduler.admit(request), { name: 'CallFailed', code: 14 });
+    assert.ok(b.admits.length > 0);
+    assert.equal(b.terms[0], '5');
+    b.leadership = { term: '6', leader: 'b/2' };
+    const next = await scheduler.admit(request);
+    assert.equal(next.leaseId, '2');
+    await next.complete();
+  });
+}
+
+test('an answer about the caller is final', async () => {
+  a.code = status.UNAUTHENTICATED;
+  await assert.rejects(client().stats(), { name: 'CallFailed', code: 16 });
+  assert.equal(b.terms.length, 0);
+});
+
+test('retries end with the deadline', async () => {
+  a.stop();
+  b.stop();
+  const asking = client({ failoverWaitMs: 60_000 }).call('Stats', {}, { deadlineMs: 300 });
+  await assert.rejects(asking, { name: 'CallFailed' });
+});
+
+test('a list is checked', () => {
+  assert.throws(() => new Targets('a:1,'), /target '' of 'a:1,' is empty/);
+  assert.throws(() => new Targets('a:1,b:2,a:1'), /'a:1' of .* listed twice/);
+  assert.deepEqual(new Targets(' a:1, b:2').all, ['a:1', 'b:2']);
+});
+
+test('a leader that failed is not followed', () => {
+  const targets = new Targets('a:1,b:2,c:3');
+  targets.moveOn('a:1');
+  targets.moveOn('b:2', 'a:1');
+  assert.equal(targets.current, 'c:3');
+});
+
+test('one target is obeyed without a term', () => {
+  const fence = new Fence({ strict: false });
+  assert.ok(fence.obeys({ term: '3', leader: 'a/1' }));
+  assert.ok(fence.obeys(null));
+  assert.ok(!fence.obeys({ term: '2', leader: 'a/1' }));
+  assert.equal(fenceOf(['a', 'b']), fenceOf(['b', 'a']));
+});

@@ -1,0 +1,82 @@
+// Target lists and fencing: which of several schedulers a client asks, and whose answers it obeys.
+
+const TARGETS_MAX = 16;
+const FENCES_MAX = 1_024;
+/** The longest pause before the next attempt. */
+export const JITTER_MS = 200;
+
+/** The targets of one client, separated by commas. Throws if one is empty or listed twice. */
+export class Targets {
+  #failed = new Set();
+
+  constructor(text) {
+    this.all = text.split(',').map((part) => part.trim());
+    const wrong = this.all.find((target, index) => !target || this.all.indexOf(target) < index);
+    if (wrong !== undefined) {
+      throw new Error(`target '${wrong}' of '${text}' is empty or listed twice`);
+    }
+    if (this.all.length > TARGETS_MAX) {
+      throw new Error(`${this.all.length} targets are listed; list at most ${TARGETS_MAX}`);
+    }
+    this.current = this.all[0];
+  }
+
+  get several() {
+    return this.all.length > 1;
+  }
+
+  /** Take note that the current target serves this client. */
+  answered() {
+    this.#failed.clear();
+  }
+
+  /**
+   * Move on from a target that failed: to the leader that it named, if that one is in the list and
+   * has not failed itself; else to the next. No effect if another call has moved on already.
+   */
+  moveOn(failed, leader) {
+    if (failed !== this.current || !this.several) return;
+    this.#failed.add(failed);
+    if (this.all.includes(leader) && !this.#failed.has(leader)) this.current = leader;
+    else this.current = this.all[(this.all.indexOf(failed) + 1) % this.all.length];
+    if (this.#failed.size === this.all.length) this.#failed.clear();
+  }
+}
+
+/**
+ * The highest leadership that this process has seen. The term is compared first; an equal term of
+ * another leader, and a lower term, are not obeyed. With several targets (`strict`) an answer
+ * without a leadership counts as term 0.
+ */
+export class Fence {
+  #strict;
+  #leader = '';
+  term = 0n;
+
+  constructor({ strict = true } = {}) {
+    this.#strict = strict;
+  }
+
+  /** Whether an answer under this leadership takes effect; a higher one is noted. */
+  obeys(leadership) {
+    const term = BigInt(leadership?.term ?? 0);
+    const leader = term ? leadership.leader : '';
+    if (term > this.term) {
+      this.term = term;
+      this.#leader = leader;
+    }
+    return (term === this.term && leader === this.#leader) || (!term && !this.#strict);
+  }
+}
+
+const fences = new Map();
+
+/** This process's fence for the schedulers of a target list, in whatever order. */
+export function fenceOf(targets) {
+  const key = [...targets].sort().join(',');
+  const fence = fences.get(key) ?? new Fence({ strict: targets.length > 1 });
+  fences.delete(key);
+  fences.set(key, fence);
+  if (fences.size > FENCES_MAX) fences.delete(fences.keys().next().value);
+  return fence;
+}
