@@ -187,6 +187,16 @@ cdef int refund_budgets(Core core, bytes tenant, int64_t tokens) except -1:
     return 0
 
 
+cdef void charge_budgets(Core core, int32_t flow, int64_t tokens) noexcept:
+    """Charge tokens that were used outside any lease to a flow's budgets. O(levels)."""
+    cdef int32_t node = core.flows.items[flow].quota
+    cdef int k
+    while node != NONE:
+        for k in range(BUDGETS):
+            core.quotas.nodes[node].budgets[k].spent += tokens
+        node = core.quotas.nodes[node].parent
+
+
 cdef int budget_refusal(Core core, int32_t i, int outcome) except -1:
     """The outcome of a request at its arrival, as its budgets leave it: a spent budget refuses at
     once, because nothing waits in a queue for the next day. O(levels)."""

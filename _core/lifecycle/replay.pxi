@@ -3,8 +3,8 @@
 # A replay grants no rights by itself. The core accepts a lease that it does not know only from the
 # principal that offers the pool, and only until the lease TTL and grace have passed since the pool
 # was first offered or configured. Every other replay of an unknown lease is UNKNOWN, and counted.
-# A pool that only the configuration lists has no owner: every principal that may offer it can
-# replay into it then.
+# For what such a lease used, see late_usage.pxi. A pool that only the configuration lists has no
+# owner: every principal that may offer it can replay into it then.
 
 cdef int replay_lease(
     Core core, Ask* ask, int64_t lease_id, int64_t epoch, int64_t reserved_tokens, Usage* u

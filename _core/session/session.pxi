@@ -25,6 +25,8 @@ cdef class Session(PoolOffers):
     cdef bint is_superseded, is_freed
     cdef uint64_t seq
     cdef bint ends_leases  # the message that is being received does
+    cdef LateLease late  # the last one that was replayed in vain
+    cdef bytes late_adapter
 
     def receive(self, int64_t now_ns, bytes data):
         cdef Cursor c = data_cursor(data)
@@ -282,6 +284,8 @@ cdef class Session(PoolOffers):
         self.ends_leases = True
         self.wake()  # every answer acknowledges
         i = find_lease(self.core, m.lease_id, self.principal)
+        if i == NONE and m.lease_id and m.lease_id == self.late.lease_id:
+            keep_late_usage(self.core, &self.late, self.late_adapter, <int>m.outcome, &m.usage)
         if i == NONE:
             return self.notice(m.lease_id, LS_UNKNOWN)
         complete_lease(self.core, i, <int>m.outcome, &m.usage)
@@ -309,6 +313,8 @@ cdef class Session(PoolOffers):
         if ask.flow == NONE or ask.target == NONE:
             return self.notice(lease_id, LS_UNKNOWN)
         state = replay_lease(self.core, &ask, lease_id, epoch, reserved, &usage)
+        if state != LS_LIVE and note_late(self.core, &self.late, &ask, lease_id, &usage):
+            self.late_adapter = slice_bytes(&ask.adapter)
         if state != LS_LIVE:
             self.notice(lease_id, state)
         return 0

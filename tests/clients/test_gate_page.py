@@ -91,7 +91,7 @@ def test_gate_histogram_begins_at_0_and_counts_by_bucket() -> None:
     counts = Counts(lambda: True, lambda: 0)
     assert 'le="+Inf"} 0\n' in counts.text()
     for seconds in (-1.0, 0.0005, 0.0006, 7.0):
-        counts.observe(seconds)
+        counts.observe(seconds, "")
     lines = counts.text().splitlines()
     found = {
         line.split('le="')[1].split('"')[0]: int(line.split()[-1])
@@ -101,6 +101,19 @@ def test_gate_histogram_begins_at_0_and_counts_by_bucket() -> None:
     assert [found[le] for le in ("0.0005", "0.001", "5.0", "+Inf")] == [2, 3, 3, 4]
     [total] = [line for line in lines if line.startswith("schedsvc_gate_overhead_seconds_sum")]
     assert float(total.split()[-1]) == pytest.approx(7.0011)
+
+
+def test_gate_histogram_has_no_more_tenants_than_allowed() -> None:
+    counts = Counts(lambda: True, lambda: 0, tenants_max=2)
+    for tenant in ('a"\n', "b", "c", "", "other", "b", "d"):
+        counts.observe(0.1, tenant)
+    (family,) = [
+        family
+        for family in text_string_to_metric_families(counts.text())
+        if family.name == "schedsvc_gate_overhead_seconds"
+    ]
+    found = {s.labels["tenant"]: s.value for s in family.samples if s.name.endswith("_count")}
+    assert found == {'a"\n': 1, "b": 2, "other": 4}
 
 
 @pytest.mark.parametrize(("kind", "encoding"), [(b"text/html", None), (b"text/plain", b"gzip")])

@@ -1,6 +1,5 @@
 """The usage of ended leases, in rows for a ledger, and when a stream reports it as saved."""
 
-import pytest
 from schedsvc_client import Outcome
 from schedsvc_client.session_notices import Verdict
 from schedsvc_client.session_protocol import SessionProtocol
@@ -8,7 +7,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc import _core as core
 
-from .stream import Stream, asking, completing, offering, replaying, reporting
+from .stream import Stream, asking, completing, offering, reporting
 from .support import SECOND, admit_message, grant, make, totals
 
 TTL, GRACE = 10 * SECOND, 20 * SECOND
@@ -126,23 +125,6 @@ def test_reports_and_asks_are_saved_at_once() -> None:
     lease = stream.grant(1, 1, "r", tenant="f")
     stream.send(2, reporting(lease, output_tokens=1))
     assert saved(stream, 3, asking(2, "other", tenant="f")) == stream.seq
-
-
-@pytest.mark.parametrize(
-    ("late_ns", "epoch", "rows"),
-    [(-1, 1, 1), (0, 1, 0), (-1, 2, 0)],
-    ids=["in time", "late", "old epoch"],
-)
-def test_usage_has_the_bounds_of_a_replay(late_ns: int, epoch: int, rows: int) -> None:
-    """A scheduler that restarted refuses other replays, and then also the report of the end."""
-    s = keeping()
-    stream = Stream(s)
-    stream.send(0, offering("p", epoch))
-    now_ns = TTL + GRACE + late_ns
-    stream.send(now_ns, replaying(7, "r"))
-    stream.send(now_ns, completing(7, input_tokens=10, output_tokens=1))
-    assert len(s.take_usage()) == rows
-    assert totals(s, now_ns)["replays_refused"] == (late_ns == 0)
 
 
 def test_unsaved_ends_lack_no_place_after_a_restart() -> None:

@@ -1,198 +1,200 @@
-"""Kills scheduler, gate and engine under load, and compares the ledger with the engine's counts.
+"""Kills scheduler, proxy and engine under load, and compares the ledger with the engine's counts.
 
-`make usage-proof` goes on where a former run ended: everything it needs is in its folder.
+The clients ask the real proxy, which stands before the emulator; the emulator writes its counts
+before it sends. `make usage-proof` goes on where a former run ended: everything is in its folder.
 """
 
 import argparse
+import asyncio
 import json
+import os
 import signal
-import sqlite3
+import socket
 import subprocess
 import sys
 import time
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
+from urllib.request import urlopen
 
-from schedsvc.usage.export import Span, plain_rows
+from schedsvc_client.aio import AsyncScheduler
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from .books import compare
+from .clients import TENANTS, Clients
 
 # Lease TTL and grace are the defaults, 30 s together. A restarted scheduler refuses replays after
 # that time, so with 1 s the proof lost usage whenever the machine stalled for a second.
-_EXPIRY_S = 90.0
-_CONFIG = f"""
-listeners: [{{unix: scheduler.sock}}]
-usage: {{path: usage.db}}
-tenants: [{", ".join(f"{{name: t{i}}}" for i in range(8))}]
-"""
-_LOOK_S = 0.02
-_LOOK_AT_LEDGER_S = 0.5
-
-
-@dataclass
-class Counts:
-    """The counts that the engine wrote, by lease."""
-
-    reports: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    ends: dict[int, tuple[str, int, int]] = field(default_factory=dict)
-    inputs: dict[int, int] = field(default_factory=dict)
-
-
-def read_counts(folder: Path) -> Counts:
-    """Read all counts files. O(lines)."""
-    counts = Counts()
-    for path in sorted(folder.glob("counts-*")):
-        for line in path.read_text().splitlines():
-            kind, lease, tenant, asked, output = line.split()
-            counts.inputs[int(lease)] = int(asked)
-            if kind == "d":
-                counts.ends[int(lease)] = (tenant, int(asked), int(output))
-            else:
-                counts.reports[int(lease)].append(int(output))
-    return counts
-
-
-def compare(folder: Path) -> dict[str, int]:
-    """Compare ledger and counts; raise AssertionError at a difference. Returns figures."""
-    counts = read_counts(folder)
-    with sqlite3.connect(folder / "usage.db") as connection:
-        known = {lease for (lease,) in connection.execute("SELECT lease_id FROM leases")}
-        rows = connection.execute("SELECT lease_id, input_tokens, output_tokens FROM estimates")
-        estimates = {lease: (asked, output) for lease, asked, output in rows}
-    connection.close()
-    missing = (counts.ends.keys() | counts.reports.keys()) - known
-    assert not missing, f"{len(missing)} leases are not in the ledger, such as {min(missing)}"
-    expected: Counter[tuple[str, str]] = Counter()
-    for lease, (tenant, asked, output) in counts.ends.items():
-        if lease not in estimates:
-            for name, tokens in (("requests", 1), ("input", asked), ("output", output)):
-                expected[tenant, name] += tokens
-    found: Counter[tuple[str, str]] = Counter()
-    for row in plain_rows(folder / "usage.db", ("tenant", "estimated"), Span()):
-        if not row["estimated"]:
-            found[row["tenant"], "requests"] = row["requests"]
-            found[row["tenant"], "input"] = row["input_tokens"]
-            found[row["tenant"], "output"] = row["output_tokens"]
-    assert found == expected, f"the ledger differs: {found - expected} {expected - found}"
-    for lease, (_, output) in estimates.items():
-        reported = [0, *counts.reports[lease]]
-        # The last report may have been under way when the process was killed.
-        bounds = reported[max(0, len(reported) - 2)], reported[-1]
-        assert bounds[0] <= output <= bounds[1], f"lease {lease}: {output} outside {bounds}"
-    return {
-        "exact_requests": len(counts.ends.keys() - estimates.keys()),
-        "exact_tokens": sum(n for (_, name), n in expected.items() if name != "requests"),
-        "cut_off": len(estimates),
-    }
+_EXPIRY_S = 180.0
+_START_S = 120.0
+_LOOK_S = 0.05
+_SAVE_S = 2.0
+_RESERVED = 10_000
+_ENGINE = ("--profile", "tiny-cpu", "--speed", "5", "--kv-tokens", "262144", "--block-size", "16")
+_KILLED = ("scheduler", "proxy", "engine")
 
 
 class Proof:
-    """One folder: a scheduler, a shim, and what both left behind."""
+    """One folder: a scheduler, a proxy, an engine, and what they left behind."""
 
     def __init__(self, folder: Path, requests: int, kills: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._requests, self._kills = requests, kills
-        (folder / "schedsvc.yaml").write_text(_CONFIG)
-        self._done = self._read_progress()
-        self._read: dict[Path, tuple[int, int]] = {}  # bytes and ends, by counts file
-        self._scheduler: subprocess.Popen[bytes] | None = None
-        self._shim: subprocess.Popen[bytes] | None = None
+        tenants = ", ".join(f"{{name: t{number}}}" for number in range(TENANTS))
+        (folder / "schedsvc.yaml").write_text(
+            f"listeners: [{{unix: scheduler.sock}}]\nusage: {{path: usage.db}}\n"
+            f"scheduler: {{flow_queue_max: 256}}\ntenants: [{tenants}]\n"
+        )
+        self._target = f"unix:{folder / 'scheduler.sock'}"
+        self._progress = self._read_progress()
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def run(self) -> dict[str, int]:
         """Do what is left; return the figures of `compare()`."""
         try:
-            self._start_scheduler()
-            while (ended := self._ended()) < self._requests:
-                if self._shim is None or self._shim.poll() is not None:
-                    assert self._shim is None or self._shim.returncode in (0, -signal.SIGKILL)
-                    self._start_shim(self._requests - ended)
-                if self._done < self._kills and ended >= self._next_kill():
-                    self._kill()
-                time.sleep(_LOOK_S)
-            assert self._shim is not None
-            assert self._shim.wait(120) == 0
-            self._wait_for_expiry()
+            asyncio.run(self._run())
         finally:
-            for process in (self._shim, self._scheduler):
-                if process is not None and process.poll() is None:
-                    process.send_signal(signal.SIGTERM)
-                    process.wait(60)
-        return compare(self._folder) | {"kills": self._done}
+            for process in reversed(self._running.values()):
+                process.terminate()
+                process.wait(_EXPIRY_S)
+        return compare(self._folder) | {"kills": self._progress["kills"]}
+
+    async def _run(self) -> None:
+        for name in ("scheduler", "engine", "proxy"):
+            await self._start(name)
+        url = f"http://127.0.0.1:{self._progress['proxy_port']}"
+        whole = self._folder / "whole"
+        whole.touch()
+        before = len(whole.read_bytes().split())
+        clients = Clients(url, whole, self._progress["next"])
+        asking = asyncio.ensure_future(clients.run())
+        saved_s = 0.0
+        while not asking.done():
+            ended = before + clients.whole
+            if ended >= self._requests and self._progress["kills"] >= self._kills:
+                break
+            if time.monotonic() > saved_s + _SAVE_S:
+                saved_s = time.monotonic()
+                # A proof that is killed goes on with numbers that were not used.
+                self._save(next=clients.next + _RESERVED, whole=ended)
+            if self._progress["kills"] < self._kills and ended >= self._next_kill():
+                await self._kill()
+            await asyncio.sleep(_LOOK_S)
+        clients.stop = True
+        await asking
+        self._save(next=clients.next, whole=before + clients.whole)
+        await self._wait_for_rest()
 
     def _next_kill(self) -> int:
-        return self._requests * (self._done + 1) // (self._kills + 1)
+        return self._requests * (self._progress["kills"] + 1) // (self._kills + 1)
 
-    def _kill(self) -> None:
-        """Kill the scheduler, the gate with its engine, or the engine alone, in turn."""
-        what = ("scheduler", "gate", "engine")[self._done % 3]
-        assert self._scheduler is not None
-        assert self._shim is not None
-        if what == "scheduler":
-            self._scheduler.kill()
-            self._scheduler.wait()
-            self._start_scheduler()
-        elif what == "gate":
-            self._shim.kill()
-            self._shim.wait()
+    async def _kill(self) -> None:
+        """Kill the scheduler, the proxy with its gate, or the engine, in turn."""
+        name = _KILLED[self._progress["kills"] % len(_KILLED)]
+        process = self._running.pop(name)
+        process.kill()
+        process.wait()
+        self._save(kills=self._progress["kills"] + 1)
+        print(f"{time.strftime('%H:%M:%S')} killed {name}: {self._progress}", flush=True)
+        await self._start(name)
+        if name == "proxy":
             # A scheduler that is killed before the leases expire would not know of them.
-            self._wait_for_expiry()
-        else:
-            self._shim.send_signal(signal.SIGUSR1)
-        self._done += 1
-        (self._folder / "progress.json").write_text(json.dumps({"kills": self._done}))
+            await self._wait_for_orphans()
 
-    def _wait_for_expiry(self) -> None:
-        """Wait until the ledger knows every lease of the counts, or `_EXPIRY_S` have passed."""
-        counts = read_counts(self._folder)
-        for _ in range(int(_EXPIRY_S / _LOOK_AT_LEDGER_S)):
-            with sqlite3.connect(self._folder / "usage.db") as connection:
-                rows = connection.execute("SELECT lease_id FROM leases")
-                known = {lease for (lease,) in rows}
-            connection.close()
-            if (counts.ends.keys() | counts.reports.keys()) <= known:
-                return
-            time.sleep(_LOOK_AT_LEDGER_S)
+    async def _wait_for_orphans(self) -> None:
+        """Wait until no lease is left without a holder."""
+        await self._wait_until(lambda stats: stats.totals.expired > 0, 60.0)
+        await asyncio.sleep(1.0)
 
-    def _start_scheduler(self) -> None:
+    async def _wait_for_rest(self) -> None:
+        """Wait until no lease is left, and the ledger has them all."""
+        await self._wait_until(
+            lambda stats: not stats.totals.live_leases and not stats.usage.waiting_rows, _EXPIRY_S
+        )
+        await asyncio.sleep(1.0)
+
+    async def _wait_until(
+        self, condition: Callable[[pb.StatsResponse], bool], within_s: float
+    ) -> None:
+        until_s = time.monotonic() + within_s
+        async with AsyncScheduler(self._target) as scheduler:
+            while time.monotonic() < until_s:
+                if condition(await scheduler.stats()):
+                    return
+                await asyncio.sleep(_LOOK_S)
+
+    async def _start(self, name: str) -> None:
+        self._running[name] = await asyncio.to_thread(self._open, name)
+        until_s = time.monotonic() + _START_S
+        while not await asyncio.to_thread(self._is_up, name):
+            assert self._running[name].poll() is None, f"see {name}.log"
+            assert time.monotonic() < until_s, f"{name} did not start; see {name}.log"
+            await asyncio.sleep(_LOOK_S)
+
+    def _open(self, name: str) -> subprocess.Popen[bytes]:
+        command = getattr(self, f"_{name}")()
+        variables = os.environ | self._variables()
+        with (self._folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                command, cwd=self._folder, stdout=log, stderr=log, env=variables
+            )
+
+    def _variables(self) -> dict[str, str]:
+        return {
+            "SCHEDSVC_TARGET": self._target,
+            "SCHEDSVC_TENANT_HEADERS": "x-tenant-id",
+            "SCHEDSVC_TRUST_REQUEST_ID": "on",
+            "SCHEDSVC_UNREACHABLE": "closed",
+            "SCHEDSVC_CLIENT_ID": "proof",
+        }
+
+    def _scheduler(self) -> list[str]:
         ready = self._folder / "ready.json"
         ready.unlink(missing_ok=True)
         command = [sys.executable, "-m", "schedsvc", "serve", "--config", "schedsvc.yaml"]
-        with (self._folder / "scheduler.log").open("ab") as log:
-            self._scheduler = subprocess.Popen(
-                [*command, "--ready-file", "ready.json"], cwd=self._folder, stderr=log
-            )
-        while not ready.exists():
-            assert self._scheduler.poll() is None, "see scheduler.log"
-            time.sleep(_LOOK_S)
+        return [*command, "--ready-file", "ready.json"]
 
-    def _start_shim(self, requests: int) -> None:
-        number = len(list(self._folder.glob("counts-*")))
-        counts = self._folder / f"counts-{number:03}"
-        counts.touch()
-        command = [sys.executable, "-m", "tests.usage.shim"]
-        target = f"unix:{self._folder / 'scheduler.sock'}"
-        self._shim = subprocess.Popen([*command, target, str(counts), str(requests), str(number)])
+    def _engine(self) -> list[str]:
+        port = str(self._progress["engine_port"])
+        command = [sys.executable, "-m", "schedsvc", "emulate", "--port", port, *_ENGINE]
+        return [*command, "--counts", "counts"]
 
-    def _ended(self) -> int:
-        """Count the ends. O(new lines): the files have 30 MB in the end."""
-        for path in self._folder.glob("counts-*"):
-            offset, ends = self._read.get(path, (0, 0))
-            with path.open("rb") as file:
-                file.seek(offset)
-                lines = file.read().splitlines(keepends=True)
-            if lines and not lines[-1].endswith(b"\n"):
-                lines.pop()
-            ends += sum(line.startswith(b"d ") for line in lines)
-            self._read[path] = offset + sum(map(len, lines)), ends
-        return sum(ends for _, ends in self._read.values())
+    def _proxy(self) -> list[str]:
+        command = [sys.executable, "-c", "from schedsvc_vllm.proxy_cli import main; main()"]
+        command += ["--upstream", f"http://127.0.0.1:{self._progress['engine_port']}"]
+        return [*command, "--port", str(self._progress["proxy_port"])]
 
-    def _read_progress(self) -> int:
+    def _is_up(self, name: str) -> bool:
+        if name == "scheduler":
+            return (self._folder / "ready.json").exists()
+        try:
+            with urlopen(f"http://127.0.0.1:{self._progress[f'{name}_port']}/health", timeout=5):
+                return True
+        except OSError:
+            return False
+
+    def _save(self, **figures: int) -> None:
+        self._progress |= figures
+        part = self._folder / "progress.part"
+        part.write_text(json.dumps(self._progress))
+        part.rename(self._folder / "progress.json")
+
+    def _read_progress(self) -> dict[str, int]:
         path = self._folder / "progress.json"
-        return int(json.loads(path.read_text())["kills"]) if path.exists() else 0
+        if path.exists():
+            return dict(json.loads(path.read_text()))
+        ports = {}
+        with socket.socket() as one, socket.socket() as other:
+            for name, probe in (("engine_port", one), ("proxy_port", other)):
+                probe.bind(("127.0.0.1", 0))
+                ports[name] = probe.getsockname()[1]
+        return {"kills": 0, "next": 0, "whole": 0, **ports}
 
 
 def main() -> None:
     """Run the proof and print its figures."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # end the processes that it has started
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--kills", type=int, default=20)

@@ -170,7 +170,8 @@ class GatedRequest:
         """Take note that the scheduler lets it run, in the task that will run it."""
         if self.admission is not None and self.read_s >= 0:
             queued_s = self.admission.queue_duration_us / 1e6
-            self._runtime.counts.observe(time.monotonic() - self.read_s - queued_s)
+            tenant = self._tenant if isinstance(self._tenant, str) else ""
+            self._runtime.counts.observe(time.monotonic() - self.read_s - queued_s, tenant)
         if self.span is not None and self.admission is not None:
             self.span.granted(self.admission)
         self._runtime.limit.granted()

@@ -70,6 +70,7 @@ OPTIONS = {
     "image-tokens": "tokens of an image whose size is unknown (1024)",
     "image-patch-pixels": "side of the square of pixels that is a token; default: as vLLM says",
     "image-tokens-max": "most tokens of an image (16384)",
+    "histogram-tenants-max": "tenants with a histogram of their own on /metrics (50)",
     "send-stall": "seconds until a client that reads nothing of its answer is cut off",
 }
 

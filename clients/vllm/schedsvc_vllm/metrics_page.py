@@ -15,41 +15,67 @@ from schedsvc_vllm.asgi import Message, Scope, Send
 PATH = "/metrics"
 #: Upper bounds of the buckets of the histogram, in seconds, inclusive; the last has none.
 BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+#: The tenant of all that have no histogram of their own.
+OTHER = "other"
 _NEGOTIATED = frozenset({b"accept", b"accept-encoding"})
 
 
-class Counts:
-    """The gate's own counts. `connected` and `running` are called when the page is read."""
+class _Times:
+    """The times of one tenant, by bucket."""
 
-    def __init__(self, connected: Callable[[], bool], running: Callable[[], int]) -> None:
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_S) + 1)
+        self.sum_s = 0.0
+
+
+class Counts:
+    """The gate's own counts. `connected` and `running` are called when the page is read.
+
+    The first `tenants_max` tenants have histograms of their own. The others share `other`, and so
+    do requests without a tenant's name: an unknown tenant's, or those with an API key alone.
+    """
+
+    def __init__(
+        self, connected: Callable[[], bool], running: Callable[[], int], tenants_max: int = 50
+    ) -> None:
         self.enforced = 0
         self.fail_open = 0
-        self._times = [0] * (len(BOUNDS_S) + 1)
-        self._sum_s = 0.0
+        self._times = {OTHER: _Times()}
+        self._tenants_max = tenants_max
         self._connected = connected
         self._running = running
 
-    def observe(self, seconds: float) -> None:
+    def observe(self, seconds: float, tenant: str) -> None:
         """Count how long the gate took until a grant. O(1)."""
         seconds = max(seconds, 0.0)
-        self._times[bisect_left(BOUNDS_S, seconds)] += 1
-        self._sum_s += seconds
+        times = self._times.get(tenant)
+        if times is None:
+            times = self._times[OTHER]
+            if tenant and len(self._times) <= self._tenants_max:
+                times = self._times[tenant] = _Times()
+        times.counts[bisect_left(BOUNDS_S, seconds)] += 1
+        times.sum_s += seconds
 
     def _histogram(self) -> list[str]:
-        name, process = "schedsvc_gate_overhead_seconds", f'process="{os.getpid()}"'
-        bounds = [*(str(bound) for bound in BOUNDS_S), "+Inf"]
-        counts = list(accumulate(self._times))
-        return [
+        name = "schedsvc_gate_overhead_seconds"
+        lines = [
             f"# HELP {name} Time from a request's body to its grant, without its time in the "
             "scheduler's queue, in seconds.",
             f"# TYPE {name} histogram",
-            *(
-                f'{name}_bucket{{{process},le="{bound}"}} {count}'
-                for bound, count in zip(bounds, counts, strict=True)
-            ),
-            f"{name}_sum{{{process}}} {self._sum_s}",
-            f"{name}_count{{{process}}} {counts[-1]}",
         ]
+        bounds = [*(str(bound) for bound in BOUNDS_S), "+Inf"]
+        for tenant, times in self._times.items():
+            labels = f'process="{os.getpid()}",tenant="{_escaped(tenant)}"'
+            totals = list(accumulate(times.counts))
+            lines += [
+                f'{name}_bucket{{{labels},le="{bound}"}} {total}'
+                for bound, total in zip(bounds, totals, strict=True)
+            ]
+            lines += [f"{name}_sum{{{labels}}} {times.sum_s}"]
+            lines += [f"{name}_count{{{labels}}} {totals[-1]}"]
+        return lines
 
     def text(self) -> str:
         """Write the lines. Each API process of a server reports its own."""
@@ -64,6 +90,11 @@ class Counts:
             full = f"schedsvc_gate_{name}"
             lines += [f"# HELP {full} {meaning}", f"# TYPE {full} {kind}", f"{full}{label} {value}"]
         return "\n".join(lines) + "\n"
+
+
+def _escaped(value: str) -> str:
+    """Write a label's value as Prometheus reads it."""
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 def plain_scope(scope: Scope) -> Scope:

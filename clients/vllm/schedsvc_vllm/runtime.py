@@ -110,7 +110,9 @@ class Runtime:
                 "this vLLM cannot be counted inside: usage is read from answers, at a cost"
             )
         self.counts = Counts(
-            lambda: self.session.state is SessionState.CONNECTED, lambda: self.limit.running
+            lambda: self.session.state is SessionState.CONNECTED,
+            lambda: self.limit.running,
+            settings.histogram_tenants_max,
         )
         self._running: set[Reporter] = set()
         self._beginning: set[Reporter] = set()  # those that have not reported their first totals

@@ -114,6 +114,7 @@ class Settings:
     queue_comments_s: float = 0.0
     images: ImageSizes = UNKNOWN_MODEL
     traces: bool = False
+    histogram_tenants_max: int = 50
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -173,6 +174,7 @@ class Settings:
             send_stall_s=read.seconds("SCHEDSVC_SEND_STALL", 30.0),
             images=read.images(),
             traces=read.traces(),
+            histogram_tenants_max=read.number("SCHEDSVC_HISTOGRAM_TENANTS_MAX", 50, maximum=1_000),
         )
 
 

@@ -5,6 +5,7 @@ Tests and proofs compare a gate's reports and a scheduler's ledger with this fil
 
 import json
 import os
+import time
 from pathlib import Path
 
 from schedsvc.lab.emulator.realtime import Generation
@@ -23,6 +24,7 @@ class CountsFile:
     def note(self, request_id: str, traceparent: str, generation: Generation) -> None:
         """Write a request's tokens so far. `done`: it has made all of them."""
         line = {
+            "at_ns": time.time_ns(),
             "request_id": request_id,
             "traceparent": traceparent,
             "input_tokens": generation.prompt_tokens,

@@ -36,6 +36,7 @@ async def test_counts_are_written_before_they_are_sent(tmp_path, stream):
     counts.close()
     assert [len(lines) for lines in written] == list(range(1, len(written) + 1))
     last = written[-1][-1]
+    assert last.pop("at_ns") > 0
     assert last.pop("request_id").endswith("r")
     assert last == {
         "traceparent": "00-a-b-01",
