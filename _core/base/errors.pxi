@@ -22,8 +22,7 @@ class CallerError(ValueError):
     description = property(lambda self: self.args[2])
 
     def __str__(self):
-        code, field, description = self.args
-        return f"{field}: {description}" if field else description
+        return f"{self.field}: {self.description}" if self.field else self.description
 
 
 class InvariantError(RuntimeError):

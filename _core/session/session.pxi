@@ -109,14 +109,14 @@ cdef class Session(PoolOffers):
         try:
             self._apply(kind, body)
         except CallerError as e:
-            code, field, description = e.args
+            field = e.field
             path = EVENT_NAMES[kind] + ("." if field else "") + field
             if kind == 1:
-                raise CallerError(code, path, description) from None
+                raise CallerError(e.code, path, e.description) from None
             if kind == 5 and field != "tag":
                 path = "admit.request" + path[5:]
             # An Admit or a Cancel has a tag, which the fault carries.
-            self.fault(tag_of(body) if kind == 5 or kind == 8 else 0, code, path, description)
+            self.fault(tag_of(body) if kind == 5 or kind == 8 else 0, e.code, path, e.description)
         return 0
 
     cdef int _apply(self, int kind, Cursor c) except -1:

@@ -11,8 +11,9 @@ from tests.other_core import CORE, compile_extension, core_sources, load
 
 ROOT = Path(__file__).parents[2]
 _VARIABLE = "SCHEDSVC_SANITISED_CORE"
-_FLAGS = [
-    "-O1", "-g1", "-fno-strict-aliasing", "-fwrapv", "-w", "-fno-omit-frame-pointer",
+#: Python's own flags have -fwrapv, which would switch the checks of signed overflow off.
+FLAGS = [
+    "-O1", "-g1", "-fno-strict-aliasing", "-fno-wrapv", "-w", "-fno-omit-frame-pointer",
     "-fsanitize=address,undefined",
     "-fsanitize-coverage=trace-pc",
 ]  # fmt: skip
@@ -27,7 +28,7 @@ def _library(name: str) -> str:
 def _build() -> Path:
     """Build the core under build/, where that has not been done."""
     texts = [path.read_bytes() for path in (*core_sources().values(), _COVERAGE)]
-    digest = hashlib.sha256(repr((texts, _FLAGS)).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(repr((texts, FLAGS)).encode()).hexdigest()[:16]
     folder = ROOT / "build" / "sanitised" / digest
     if not list(folder.glob("lib/_core*")):
         shutil.rmtree(folder.parent, ignore_errors=True)
@@ -36,7 +37,7 @@ def _build() -> Path:
         command = ["gcc", "-O2", "-fPIC", "-c", "-o", str(counter), str(_COVERAGE)]
         subprocess.run(command, check=True)
         links = ["-fsanitize=address,undefined", str(counter)]
-        compile_extension(folder / "source" / "core.pyx", folder, _FLAGS, links)
+        compile_extension(folder / "source" / "core.pyx", folder, FLAGS, links)
     return next(folder.glob("lib/_core*"))
 
 

@@ -1,6 +1,9 @@
 """The fuzzers work: what once broke holds, a bug is found and made small, a short run of each."""
 
+import shutil
+import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -8,7 +11,7 @@ from random import Random
 import pytest
 
 from tests.fuzz import __main__ as program
-from tests.fuzz import http
+from tests.fuzz import http, sanitised
 from tests.fuzz.mutate import SIZE_MAX, mutated
 from tests.fuzz.targets import FOUND, TARGETS, Target
 
@@ -78,3 +81,19 @@ def test_an_unknown_target_is_named(
     with pytest.raises(SystemExit):
         program.main()
     assert "unknown: nonsense; known: admit" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_sanitised_build_reports_signed_overflow(tmp_path: Path) -> None:
+    """Python's own flags have -fwrapv, which switches these checks of UBSan off."""
+    source, program = tmp_path / "overflow.c", tmp_path / "overflow"
+    source.write_text("int main(int n, char **v) { return (n + 0x7fffffff) == 0; }\n")
+    flags = [*sysconfig.get_config_var("CFLAGS").split(), *sanitised.FLAGS]
+    flags = [flag for flag in flags if "coverage" not in flag]  # the runtime has none
+    command = ["gcc", *flags, str(source), "-o", str(program)]
+    built = subprocess.run(command, capture_output=True, text=True)
+    if "-lasan" in built.stderr or "-lubsan" in built.stderr:
+        pytest.skip("gcc has no sanitisers here")
+    assert built.returncode == 0, built.stderr
+    ran = subprocess.run([str(program)], capture_output=True, text=True)
+    assert "signed integer overflow" in ran.stderr
