@@ -27,5 +27,5 @@ include "lifecycle/live_settings.pxi"    # settings that change while everything
 include "lifecycle/remote_service.pxi"   # what flows were served by other members
 include "lifecycle/admit.pxi"            # an Admit becomes a queued request or an answer
 include "lifecycle/replay.pxi"           # leases that their holders report after a restart
-include "lifecycle/late_usage.pxi"       # what leases used that came back too late for a replay
+include "lifecycle/late_usage.pxi"       # usage of leases whose replay came too late
 include "lifecycle/drain.pxi"            # what an operator does: drain, revoke, list
