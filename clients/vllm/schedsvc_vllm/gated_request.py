@@ -117,17 +117,6 @@ class GatedRequest:
         """The request as the app is to get it."""
         return self._call
 
-    @property
-    def reports_progress(self) -> bool:
-        """Whether its counts are known before its end.
-
-        If the gate counts no tokens inside the engine, an answer in one piece has its counts at its
-        end. The scheduler then learns first tokens from the other requests alone.
-        """
-        if self._call.beams or not self._call.route.generates:
-            return False
-        return self._call.stream or self._tally is not None
-
     def asks_less(self) -> bool:
         """Whether the app has refused what it was asked for beside the request: then ask less.
 
@@ -274,7 +263,7 @@ class GatedRequest:
 
     def _tell(self) -> bool:
         """Report the counts; False: there is no output yet."""
-        if self.admission is None or not self.reports_progress:
+        if self.admission is None or self._call.beams or not self._call.route.generates:
             return True
         counted = self._counted()
         if counted is None or not counted[2]:

@@ -165,7 +165,6 @@ async def _ask(
             adapter=request.adapter,
             prefix_block_hashes=request.prefix_block_hashes,
             input_estimated=not call.prompts.exact,
-            reports_progress=gated.reports_progress,
         )
         await first(admission.submit(), gated.mailbox)
     except Refused as refused:
