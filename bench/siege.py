@@ -34,6 +34,8 @@ _BODY_BYTES = 30_000_000
 _PIECE = b" " * 65_536
 _START_S_MAX = 60.0
 _AGAIN_S = 0.2
+#: Addresses of the attackers: one caller gets only a part of the bodies.
+_SOURCES = tuple(f"127.0.0.{number}" for number in range(1, 5))
 
 
 async def _unfinished_body(writer: asyncio.StreamWriter) -> None:
@@ -84,11 +86,13 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
-async def _attack(port: int, attack: Attack) -> None:
+async def _attack(port: int, attack: Attack, source: str) -> None:
     """Attack on one connection after another, each until it is closed."""
     while True:
         with contextlib.suppress(OSError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", port, local_addr=(source, 0)
+            )
             doing = asyncio.ensure_future(attack(writer))
             closed = asyncio.ensure_future(reader.read())
             await asyncio.wait((doing, closed), return_when=asyncio.FIRST_COMPLETED)
@@ -109,7 +113,13 @@ async def _besiege(
     """Attack for a while; return the first and the largest resident memory of each, in MB."""
     seen = {name: (resident_mb(pid), 0.0) for name, pid in processes.items()}
     tasks = [
-        asyncio.ensure_future(_attack(port, attacks[number % len(attacks)]))
+        asyncio.ensure_future(
+            _attack(
+                port,
+                attacks[number % len(attacks)],
+                _SOURCES[number // len(attacks) % len(_SOURCES)],
+            )
+        )
         for port in ports
         for number in range(connections)
     ]

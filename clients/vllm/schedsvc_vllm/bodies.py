@@ -2,7 +2,7 @@
 
 The gate and the proxy read a body through `Bodies`. Without a sum over connections, a few callers
 that begin large bodies and never end them fill the memory of the API server. One caller gets half
-of the sum, so that it cannot keep the large bodies of all others out.
+of the sum, or one body of the largest size, so that it cannot keep the bodies of all others out.
 """
 
 from __future__ import annotations

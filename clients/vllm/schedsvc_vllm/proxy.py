@@ -132,7 +132,7 @@ class Upstream:
 
     def __init__(
         self, url: str, *, wait_s: float = 600.0, body_bytes_max: int = 64 << 20,
-        bodies_bytes_max: int = 64 << 20,
+        bodies_bytes_max: int = 48 << 20,
     ) -> None:  # fmt: skip
         self.url = url.rstrip("/")
         # Under vLLM's names: the gate reads the engine's sizes here.

@@ -107,7 +107,7 @@ class Settings:
     open_paths: frozenset[str] = frozenset()
     prefix_hashes: bool = True
     body_bytes_max: int = 32 << 20
-    bodies_bytes_max: int = 64 << 20
+    bodies_bytes_max: int = 48 << 20
     send_stall_s: float = 30.0
     cors_origins: tuple[str, ...] = ()
     joins_retries: bool = False
@@ -167,7 +167,7 @@ class Settings:
             open_paths=read.open_paths("SCHEDSVC_UNGATED"),
             prefix_hashes=read.choice("SCHEDSVC_PREFIX_HASHES", ("auto", "off")) == "auto",
             body_bytes_max=read.number("SCHEDSVC_BODY_BYTES_MAX", 32 << 20),
-            bodies_bytes_max=read.number("SCHEDSVC_BODIES_BYTES_MAX", 64 << 20),
+            bodies_bytes_max=read.number("SCHEDSVC_BODIES_BYTES_MAX", 48 << 20),
             queue_comments_s=read.seconds("SCHEDSVC_QUEUE_COMMENTS", 0.0),
             joins_retries=read.flag("SCHEDSVC_IDEMPOTENCY_KEYS", False),
             cors_origins=read.origins("SCHEDSVC_CORS_ORIGINS"),
