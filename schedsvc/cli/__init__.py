@@ -48,6 +48,7 @@ _SERVICE = {
 _LAB = {
     "demo": ("demo.cli:demo", "Show a noisy neighbour, without and with the scheduler."),
     "sim": ("sim.cli:sim", "Simulate what a configuration does to a trace."),
+    "advise": ("advise.cli:advise", "Draft a configuration that meets goals on a trace."),
     "predict": ("sim.cli.predict:predict", "Measure what output lengths are promised to a trace."),
     "simtest": ("faults.cli:simtest", "Test the scheduler against every fault."),
     "emulate": ("emulator.cli:emulate", "Serve an emulated engine in OpenAI's format."),

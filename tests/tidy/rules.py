@@ -161,6 +161,30 @@ ROOMS: dict[str, Room] = {
         clock=NO_CLOCK,
         seeded=True,
     ),
+    # Searches for a configuration by simulations.
+    "schedsvc.lab.advise": room(
+        "schedsvc._core schedsvc.config schedsvc.lab.sim schedsvc.lab.sim.named_entries",
+        "numpy rich yaml",
+        never=IO,
+        clock=NO_CLOCK,
+        seeded=True,
+    ),
+    # Reads a recording, and fits an engine to it.
+    "schedsvc.lab.advise.recorded": room(
+        "schedsvc._core schedsvc.lab.engine schedsvc.lab.sim schedsvc.lab.sim.replay"
+        " schedsvc_client.v1",
+        "numpy",
+        never=IO,
+        clock=NO_CLOCK,
+        seeded=True,
+    ),
+    "schedsvc.lab.advise.figure": room(
+        "schedsvc.lab.advise schedsvc.lab.sim.figures",
+        "matplotlib",
+        never=IO,
+        clock=NO_CLOCK,
+        seeded=True,
+    ),
     # One engine model for the simulator and the emulator, so it knows neither.
     "schedsvc.lab.engine": room(packages="pydantic yaml", never=IO, clock=NO_CLOCK, seeded=True),
     # Everyone else asks.
@@ -258,6 +282,13 @@ ROOMS: dict[str, Room] = {
         " schedsvc.lab.sim.overrides schedsvc.lab.sim.replay schedsvc.lab.workload"
         " schedsvc.lab.options schedsvc.option_types schedsvc.tables",
         "click rich",
+        prints=True,
+    ),
+    "schedsvc.lab.advise.cli": room(
+        "schedsvc.config schedsvc.lab.advise schedsvc.lab.advise.figure"
+        " schedsvc.lab.advise.recorded schedsvc.lab.engine schedsvc.lab.sim schedsvc.lab.sim.cli"
+        " schedsvc.tables",
+        "click yaml",
         prints=True,
     ),
     "schedsvc.lab.demo.cli": room("schedsvc.lab.demo schedsvc.lab.load", "click", prints=True),

@@ -17,7 +17,7 @@ from schedsvc.config.models import Group, Tenant
 from schedsvc.config.quota_rules import quota_findings
 from schedsvc.config.yaml_positions import path_text
 
-__all__ = ["ENTRY_SECTIONS", "EntryError", "changed_entry", "entry_form"]
+__all__ = ["ENTRY_SECTIONS", "EntryError", "changed_entry", "check_rules", "entry_form"]
 
 ENTRY_SECTIONS: Mapping[str, type[Tenant] | type[Group]] = {"tenants": Tenant, "groups": Group}
 
@@ -50,7 +50,7 @@ def changed_entry(config: Config, path: str, value: Any) -> Config:
     _put(data, keys, value)
     entries[at] = _checked(config, section, at, data)
     changed = config.model_copy(update={section: entries})
-    _check_rules(changed)
+    check_rules(changed)
     return changed
 
 
@@ -101,8 +101,11 @@ def _checked(config: Config, section: str, at: int, data: dict[str, Any]) -> Ten
         raise EntryError(f"{path_text(path)} {message}") from None
 
 
-def _check_rules(config: Config) -> None:
-    """Hold tenants and groups to the rules of quotas and shares. O(tenants + groups)."""
+def check_rules(config: Config) -> None:
+    """Hold tenants and groups to the rules of quotas and shares. O(tenants + groups).
+
+    Raises EntryError.
+    """
     data: dict[str, Any] = {
         "tenants": [entry_form(tenant) for tenant in config.tenants],
         "groups": [entry_form(group) for group in config.groups],

@@ -107,6 +107,21 @@ class Requests:
             classes=self.classes,
         )
 
+    def denser(self, factor: float) -> "Requests":
+        """Let the same requests arrive in 1/`factor` of the time. O(n)."""
+        return Requests(
+            self.clients,
+            (
+                (round(arrival_ns / factor), self.client[at], prompt, self.output_tokens[at])
+                for at, (arrival_ns, prompt) in enumerate(
+                    zip(self.arrival_ns, self.prompt_tokens, strict=True)
+                )
+            ),
+            place=self.place,
+            contents=self.contents,
+            classes=self.classes,
+        )
+
 
 class Outcomes:
     """The outcome of each request of a run: times in ns (NEVER: not), and the order of verdicts.

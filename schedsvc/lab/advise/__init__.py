@@ -1,0 +1,1 @@
+"""Drafts a configuration that meets stated goals on recorded traffic ([docs/advise.md])."""
