@@ -55,6 +55,8 @@ class Campaign:
         self._terms = Terms(who, settings.set or "", settings.advertise or "", secret)
         self._leading = leading
         leading.on_report = self._reported
+        #: The last term of the set before the one in which this member leads.
+        self.last: Term | None = None
         self._link: StoreConnection | None = None
         self._hurried = asyncio.Event()
         #: Members that may take the next term, as the store said last.
@@ -64,21 +66,28 @@ class Campaign:
         #: Until when this member starts no term, because it has promised a leader.
         self._promised_ns = 0
 
-    async def stand_by(self, leader_lives: Callable[[], bool]) -> None:
+    async def stand_by(
+        self, leader_lives: Callable[[], bool], differs: Callable[[], bool] = lambda: False
+    ) -> None:
         """Return once this member leads.
 
         `leader_lives()`: whether the leader whose rows this member follows was heard of just now.
+        `differs()`: whether a leader has refused this member for its configuration.
         """
         missing_ns = 0
         while True:
             try:
                 async with asyncio.timeout(_ATTEMPT_S):
                     link = await self._connected()
-                    term = await self._terms.look(link, may_lead=self._may_lead)
+                    may_lead = self._may_lead and not differs()
+                    term = await self._terms.look(link, may_lead=may_lead)
                     self._note(term)
+                    for led in (term, self._terms.last):
+                        if led is not None and (self.last is None or led.number > self.last.number):
+                            self.last = led
                     if term is not None:
                         missing_ns = 0
-                    elif self._may_lead:
+                    elif may_lead:
                         missing_ns = missing_ns or boot_ns()
                         # A leader that lives writes its term again after the store lost it.
                         is_over = not leader_lives() or boot_ns() - missing_ns >= _TERM_NS

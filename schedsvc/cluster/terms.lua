@@ -24,12 +24,15 @@ local function version()
 end
 
 -- ARGV: set, member that may take the next term ('' for none), for how many ms it counts.
--- Returns {hold, counter}, '' for what is missing.
+-- Returns {hold, counter, last row of the set}, '' for what is missing.
 local function look(keys, args)
     if args[2] ~= '' then
         redis.call('HSET', keys[3], args[2], string.format('%.0f', now_ms() + args[3]))
     end
-    return {redis.call('GET', keys[1]) or '', redis.call('HGET', keys[2], 'counter') or ''}
+    return {
+        redis.call('GET', keys[1]) or '', redis.call('HGET', keys[2], 'counter') or '',
+        redis.call('HGET', keys[2], 'set:' .. args[1]) or '',
+    }
 end
 
 -- ARGV: set, hold and counter as `look` returned them, the new ones, TTL in ms, the member.

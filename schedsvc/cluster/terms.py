@@ -79,6 +79,8 @@ class Terms:
         self.forged = 0
         #: Whether the last look found a lower counter than one seen before, or none.
         self.lost_data = False
+        #: The last term of the set, also if it is over.
+        self.last: Term | None = None
         self._seen = b"", b""  # hold and counter of the last look
         self._mine = b"", b""
 
@@ -106,10 +108,11 @@ class Terms:
         `may_lead`: the leader hears that this member may take the next term.
         """
         name = self._member if may_lead else ""
-        hold, counter = await link.call(
+        hold, counter, last = await link.call(
             "schedsvc_term_look", self._keys, self._set, name, _STANDBY_MS
         )
         self._seen = hold, counter
+        self.last = self._read(last) if last else None
         found = self._open(_COUNTER, counter) if counter else None
         number = found[0] if found else 0
         self.lost_data = number < self.highest

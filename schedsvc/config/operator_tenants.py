@@ -122,6 +122,10 @@ class EntryLog:
         taken, self._changed = self._changed, {}
         return dict(self._rows) if everything else taken
 
+    def all(self) -> dict[str, bytes]:
+        """Return all entries. O(entries)."""
+        return dict(self._rows)
+
     def put_back(self, taken: Mapping[str, bytes | None]) -> None:
         """Keep what could not be written, unless it has changed since. O(entries)."""
         self._changed = {**taken, **self._changed}

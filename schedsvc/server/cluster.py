@@ -1,5 +1,7 @@
 """The scheduler as a member of a cluster, if its configuration says so."""
 
+import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -9,10 +11,11 @@ from schedsvc.config.cluster import Cluster
 from schedsvc.driver import Driver, Leading
 
 if TYPE_CHECKING:
+    from schedsvc.cluster.following import Following
     from schedsvc.cluster.leading import Campaign
     from schedsvc.cluster.member import Member
 
-__all__ = ["ClusterError", "campaign_of", "member_of"]
+__all__ = ["ClusterError", "campaign_of", "following_of", "member_of", "set_fingerprint"]
 
 
 class ClusterError(Exception):
@@ -40,6 +43,30 @@ def campaign_of(
         from schedsvc.cluster.leading import Campaign
     who = Identity(settings.name, settings.member_name, incarnation)
     return Campaign(settings, config.resolve, who, leading)
+
+
+def following_of(
+    config: Config, settings: Cluster, leading: Leading, campaign: "Campaign"
+) -> "Following":
+    """Return the task's object of a standby."""
+    from schedsvc.cluster.following import Following
+
+    return Following(settings, config.resolve, set_fingerprint(config), leading, campaign)
+
+
+def set_fingerprint(config: Config) -> str:
+    """Return a digest of what all members of a set have to agree on. O(tenants + principals).
+
+    The proofs of principals may differ, because files have other paths at other members.
+    """
+    from schedsvc.cluster.joining import fingerprint_of
+
+    grants = [
+        principal.model_dump(exclude={"sha256", "env", "token_file", "certificate", "listener"})
+        for principal in config.auth.principals
+    ]
+    text = fingerprint_of(config) + json.dumps(grants, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 @contextmanager

@@ -79,6 +79,7 @@ def known_callers(config: Config) -> list[Known]:
             certificate=principal.certificate,
             listener=principal.listener,
             is_operator=principal.operator,
+            is_member=principal.member,
             sees_all=principal.operator or principal.stats == "all",
             events_per_second=principal.events_per_second,
             loop_share=principal.loop_share,

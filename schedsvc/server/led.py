@@ -15,7 +15,8 @@ import structlog
 from schedsvc.config import Config
 from schedsvc.config.cluster import Cluster
 from schedsvc.driver import Driver, Leading
-from schedsvc.server.cluster import ClusterError, campaign_of
+from schedsvc.server.cluster import ClusterError, campaign_of, following_of, set_fingerprint
+from schedsvc.server.followers import Resume, adopting, forgetting
 from schedsvc.server.server import Server
 from schedsvc.server.tasks import end_tasks
 
@@ -26,6 +27,8 @@ __all__ = ["LedServer", "server_of"]
 
 _log = structlog.get_logger("schedsvc.server")
 _AGAIN_S = 1.0
+#: For the last rows to reach the members that follow.
+_FLUSH_S = 0.1
 
 
 def server_of(config: Config) -> "Server | LedServer":
@@ -47,11 +50,13 @@ class LedServer:
             self._campaign: Campaign = campaign_of(config, settings, incarnation, self.leading)
         except OSError as error:
             raise ClusterError(f"cluster.secret_file: {error}") from None
+        self._following = following_of(config, settings, self.leading, self._campaign)
         self._config = config
         self._server = Server(config, self.leading)
         self._loading = self._server.driver.loading
         self._task: asyncio.Task[None] | None = None
         self._change: asyncio.Task[None] | None = None
+        self._follower: asyncio.Task[None] | None = None
         #: Addresses as a client's targets, in the order of the configuration, once started.
         self.targets: list[str] = []
         #: Where Prometheus may scrape, once started.
@@ -72,23 +77,37 @@ class LedServer:
         await self._server.start()
         self.targets, self.metrics_url = self._server.targets, self._server.metrics_url
         self._config = _at(self._config, self.targets, self.metrics_url)
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        loop = asyncio.get_running_loop()
+        self._task = loop.create_task(self._run())
+        self._follower = loop.create_task(self._following.run())
 
     def reconfigure(self, config: Config) -> None:
         """Put another valid file in force; raises as `Server`."""
         self._server.reconfigure(config)
         self._config = _at(config, self.targets, self.metrics_url)
+        self._following.configured(set_fingerprint(config))
 
     async def drain(self) -> None:
         """Hand the term over; a member that stands by has nothing to end."""
         await self._cancel()
         if self._is_leading:
+            self.leading.until_ns = 0  # it grants nothing more, so the last rows are the last
+            follows = self._server.follow_services
+            for each in follows:
+                each.ending.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FLUSH_S):
+                    await asyncio.gather(*(each.flush() for each in follows))
             await self._campaign.hand_over()
+            for each in follows:
+                each.ended.set()
             await self._server.step_down()
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Stop listening. Idempotent."""
         await self._cancel()
+        if self._follower is not None:
+            await end_tasks([self._follower])
         await self._server.stop(grace_s)
         await self._campaign.close()
 
@@ -105,7 +124,7 @@ class LedServer:
 
     async def _run(self) -> None:
         while True:
-            await self._campaign.stand_by(lambda: False)
+            await self._campaign.stand_by(self._following.leader_lives, self._following.differs)
             renewing = asyncio.get_running_loop().create_task(self._campaign.lead())
             try:
                 await self._follow_up()
@@ -129,11 +148,29 @@ class LedServer:
 
     async def _replace(self) -> None:
         await self._server.stop(None)
-        self._server = server = Server(self._config, self.leading)
+        self._server = server = Server(self._config, self.leading, self._resume())
+        server.on_promise = self._campaign.promised
         server.driver.loading = self._loading
         await server.start()
         role = "leader" if self._is_leading else "standby"
         _log.info("role", role=role, set=self.leading.pool_set, term=self.leading.term)
+
+    def _resume(self) -> Resume | None:
+        """Say what a new leader continues from.
+
+        From the rows that it followed, if those are the last leader's; from its own state file if
+        it was the last leader itself; else from nothing: its rows would be too old.
+        """
+        if not self.leading.until_ns:
+            return None
+        followed, last = self._following, self._campaign.last
+        me = self.leading.me.partition("/")[0]
+        if last is None or last.leader.partition("/")[0] == me:
+            return None
+        if followed.term == last.number:
+            return adopting(followed.rows, followed.operators)
+        _log.warning("leads_cold", last_leader=last.leader, effect="quotas and counters begin anew")
+        return forgetting
 
 
 def _at(config: Config, targets: list[str], metrics_url: str | None) -> Config:

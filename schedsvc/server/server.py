@@ -26,10 +26,11 @@ from schedsvc.config import (
 from schedsvc.driver import WORK_MAX, Broken, Driver, Leading, new_core
 from schedsvc.metrics import Metrics
 from schedsvc.recording.start import Recording
-from schedsvc.server.cluster import member_of
+from schedsvc.server.cluster import member_of, set_fingerprint
 from schedsvc.server.console import Console
 from schedsvc.server.console_state import ConsoleState
 from schedsvc.server.credentials import Callers, known_callers
+from schedsvc.server.followers import FollowedRows, Resume
 from schedsvc.server.health import Health
 from schedsvc.server.listed_tenants import ListedTenants
 from schedsvc.server.listeners import Address, bind, server_options
@@ -44,6 +45,7 @@ from schedsvc.service import (
     METHODS,
     Authenticator,
     ExplainService,
+    FollowService,
     IdentityService,
     Known,
     OperatorService,
@@ -75,11 +77,13 @@ _STOP_MARGIN_S = 10.0
 class Server:
     """One scheduler: a core behind all listeners of a configuration."""
 
-    def __init__(self, config: Config, leading: Leading | None = None) -> None:
+    def __init__(
+        self, config: Config, leading: Leading | None = None, resume: Resume | None = None
+    ) -> None:
         """Make a server; nothing listens yet. Has to be called in the event loop.
 
-        `leading`: of a member with a role in a set. The server decides for one term if the member
-        leads now; else it stands by: it restores, saves and records nothing.
+        `leading`: of a member with a role in a set; unless it leads now, the server stands by: it
+        restores, saves and records nothing. `resume` changes what the state file holds first.
 
         Raises RecordingError, StateError or UsageError if that file cannot be used, and
         ClusterError if a package of `cluster` is missing.
@@ -92,6 +96,8 @@ class Server:
         options = _core_options(config, self._incarnation)
         stands_by = leading is not None and not leading.until_ns
         store, log = None if stands_by else _store(config), EntryLog()
+        if store is not None and resume is not None:
+            resume(store)
         if store is not None:
             options["hash_key"] = store.hash_key
         #: The modes that operators set before a restart.
@@ -135,7 +141,13 @@ class Server:
         self._paces = Paces(self._callers.credentials)
         self.metrics.throttled = self._paces.counts
         self._limited = 0  # leases of which a report was limited, at the last look
+        self._have_nothing_open()
+
+    def _have_nothing_open(self) -> None:
         self._services: list[Service] = []
+        #: Of members that follow this one while it leads.
+        self.follow_services: list[FollowService] = []
+        self.on_promise: Callable[[str, int], None] = lambda member, asked_ns: None
         self._grpc: list[grpc.aio.Server] = []
         self._addresses: list[Address] = []
         self._page: MetricsPage | None = None
@@ -238,6 +250,14 @@ class Server:
         )  # fmt: skip
         handlers = tuple(each.handler() for each in (service, operator, explain, identity))
         server.add_generic_rpc_handlers(handlers)
+        if self.driver.is_under_term and self._keeper is not None:
+            follow = FollowService(
+                self.driver, FollowedRows(self._keeper), set_fingerprint(self._config),
+                self.on_promise, authenticator=authenticator,
+                write_stall_s=self._config.limits.write_stall_ms / 1_000, on_failure=on_failure,
+            )  # fmt: skip
+            self.follow_services.append(follow)
+            server.add_generic_rpc_handlers((follow.handler(),))
         self._health.add_to(server)
         add_reflection(server, authenticator)
         return server
@@ -454,12 +474,10 @@ def _what_was_said(
     return said, ListedTenants.resumed(config, entries, log)
 
 
-async def _nothing_to_save() -> None:
-    """Wait for nothing: no state file is kept."""
+async def _nothing_to_save() -> None: ...
 
 
-def _move_nothing(name: str, tenant: Tenant | None) -> None:
-    """No ledger counts tenants by their groups."""
+def _move_nothing(name: str, tenant: Tenant | None) -> None: ...
 
 
 def _tenants(config: Config) -> list[str]:

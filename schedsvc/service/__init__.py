@@ -3,6 +3,7 @@
 from schedsvc.service.auth import Authenticator, Credentials, Known, Unauthenticated
 from schedsvc.service.explain import EXPLAIN_SERVICE_NAME, ExplainService, stories
 from schedsvc.service.explanation_text import pool_needs
+from schedsvc.service.follow import FollowService
 from schedsvc.service.identity import IdentityService
 from schedsvc.service.methods import METHODS
 from schedsvc.service.operator import OPERATOR_SERVICE_NAME, Actions, OperatorService
@@ -19,6 +20,7 @@ __all__ = [
     "Authenticator",
     "Credentials",
     "ExplainService",
+    "FollowService",
     "IdentityService",
     "Known",
     "OperatorService",

@@ -36,6 +36,8 @@ class Known:
     #: `tcp` or `unix` of a listener without authentication, as the configuration writes it.
     listener: str | None = None
     is_operator: bool = False
+    #: It is a member of the cluster, and may follow this scheduler.
+    is_member: bool = False
     #: Stats shows it what it may not name itself, too.
     sees_all: bool = False
     #: 0: as many as it sends.
@@ -132,6 +134,11 @@ class Credentials:
         """Whether a principal is an operator. O(1)."""
         listed = self._listed.get(principal)
         return listed is not None and listed.is_operator
+
+    def is_member(self, principal: int) -> bool:
+        """Whether a principal is a member of the cluster. O(1)."""
+        listed = self._listed.get(principal)
+        return listed is not None and listed.is_member
 
     def sees_all(self, principal: int) -> bool:
         """Whether Stats shows a principal everything. O(1)."""

@@ -11,7 +11,8 @@ import structlog
 from schedsvc._core import CallerError, Scheduler
 from schedsvc.driver import Broken, Driver, Saving
 from schedsvc.state.backlog import Backlog, aged
-from schedsvc.state.store import StateError, Store
+from schedsvc.state.row_feed import RowFeed
+from schedsvc.state.store import OperatorRows, StateError, Store
 
 __all__ = ["StateWriter", "restore"]
 
@@ -73,6 +74,8 @@ class StateWriter:
         self._wall_ns = wall_ns
         self._thread = ThreadPoolExecutor(1, "state")
         self._backlog = Backlog()
+        #: The same rows for members that follow this one.
+        self.feed = RowFeed(wall_ns)
         self._hurried = asyncio.Event()
         #: Calls that wait for the next save.
         self._waiters: list[asyncio.Future[bool]] = []
@@ -119,9 +122,7 @@ class StateWriter:
         if self._store.wants_all:
             self._driver.save_all()
             self._store.wants_all = False
-        while rows := self._driver.save(_ROWS_AT_ONCE):
-            self._backlog.add(rows, self._wall_ns())
-            await asyncio.sleep(0)
+        await self.collect()
         taken, modes = self._backlog.take(), self._driver.mode_overlay.saved()
         entries = self._driver.tenant_entries.take(everything=self._store.is_old)
         if taken or entries or modes != self._store.modes:
@@ -141,6 +142,25 @@ class StateWriter:
         self._saving.saved_ns = began_ns
         self._tell("")
         return True
+
+    async def collect(self) -> None:
+        """Take over what changed in the core, for the file and for followers. Raises Broken."""
+        while rows := self._driver.save(_ROWS_AT_ONCE):
+            at_ns = self._wall_ns()
+            self._backlog.add(rows, at_ns)
+            self.feed.add(rows, at_ns)
+            await asyncio.sleep(0)
+
+    def operators(self) -> OperatorRows:
+        """Return what operators have set, and the key of all hashes. O(entries)."""
+        modes, entries = self._driver.mode_overlay.saved(), self._driver.tenant_entries.all()
+        return OperatorRows(self._store.hash_key, modes, entries)
+
+    def begin_feed(self) -> None:
+        """Bring all rows to the feed, once, and what changes from then on. O(1)."""
+        if not self.feed.is_on:
+            self.feed.begin()
+            self._driver.save_all()
 
     async def _find_file(self) -> bool:
         """Look whether the file is still as it was left; begin it again if it is not."""

@@ -7,11 +7,12 @@ import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from schedsvc.state.backlog import ChangedRow, SavedRow
 from schedsvc.state.log_frames import last_commit
 
-__all__ = ["FILE_BYTES_MAX", "StateError", "Store"]
+__all__ = ["FILE_BYTES_MAX", "OperatorRows", "StateError", "Store"]
 
 #: A larger file is not read.
 FILE_BYTES_MAX = 1 << 30
@@ -31,6 +32,15 @@ _TABLES = (
 
 class StateError(OSError):
     """The state file cannot be used; the message names it and says what to do."""
+
+
+class OperatorRows(NamedTuple):
+    """What a state file holds beside the core's rows."""
+
+    hash_key: bytes
+    modes: bytes
+    #: Settings of tenants by name.
+    entries: dict[str, bytes]
 
 
 class _DamagedError(Exception):
@@ -149,6 +159,11 @@ class Store:
                 return name
         raise StateError(f"{self.path} is damaged, as {_ASIDE_MAX} files beside it; remove these")
 
+    def adopt(self, rows: list[SavedRow], operators: OperatorRows) -> None:
+        """Take rows of another scheduler in place of the file's; the next write replaces all."""
+        self.rows, self._is_old = rows, True
+        self.hash_key, self.modes, self.entries = operators
+
     @property
     def is_old(self) -> bool:
         """Whether the next `write()` replaces all, so that it has to bring all."""
@@ -185,7 +200,7 @@ class Store:
                 self._connection.executemany("INSERT OR REPLACE INTO saved VALUES (?, ?, ?)", kept)
                 self._connection.executemany("DELETE FROM saved WHERE key = ?", gone)
                 self._write_entries(entries or {})
-                if modes != self.modes:
+                if self._is_old or modes != self.modes:
                     self._connection.execute(
                         "INSERT OR REPLACE INTO meta VALUES ('modes', ?)", (modes,)
                     )

@@ -12,7 +12,7 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 from schedsvc.cluster.admin import init_store
 from schedsvc.cluster.store import Address
 from schedsvc.server.led import LedServer
-from tests.server.conftest import config_of, open_channel, token_of
+from tests.server.conftest import config_of, open_channel, token_of, until
 
 from .store_server import ADMIN_PASSWORD, StoreServer, free_port
 
@@ -61,9 +61,12 @@ def member(folder: Path, name: str, url: str, **keys: Any) -> LedServer:
 
 @contextlib.asynccontextmanager
 async def running(*members: LedServer) -> AsyncIterator[None]:
+    """Start members; the first of several leads before the others start."""
     try:
         for each in members:
             await each.start()
+            if len(members) > 1:
+                await until(lambda: bool(members[0].leading.until_ns), "the first one leads")
         yield
     finally:
         for each in members:

@@ -83,7 +83,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc.state": room("schedsvc._core schedsvc.driver", "structlog", clock=WALL),
     "schedsvc.recording": room("schedsvc._core schedsvc.config"),
     "schedsvc.service": room(
-        "schedsvc._core schedsvc.driver schedsvc.status schedsvc_client.v1",
+        "schedsvc._core schedsvc.clock schedsvc.driver schedsvc.status schedsvc_client.v1",
         "grpc google structlog",
     ),
     "schedsvc.metric_rows": room(never=IO, clock=NO_CLOCK),
@@ -101,7 +101,11 @@ ROOMS: dict[str, Room] = {
         "aiohttp grpc grpc_health grpc_reflection prometheus_client structlog uvloop",
     ),
     # Members of a cluster; the server imports it only if the configuration has that key.
-    "schedsvc.cluster": room("schedsvc.clock schedsvc.config schedsvc.driver", "redis structlog"),
+    "schedsvc.cluster": room(
+        "schedsvc.clock schedsvc.config schedsvc.driver schedsvc_client.v1",
+        "grpc redis structlog",
+        clock=WALL,
+    ),
     # A process of its own before it: knows tokens and bytes, and decides nothing.
     "schedsvc.edge": room(
         "schedsvc.service schedsvc.status schedsvc.server schedsvc.config schedsvc.malloc",

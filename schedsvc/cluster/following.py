@@ -1,0 +1,151 @@
+"""A standby's copy of what its leader would find after a restart: the rows of the state file."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import structlog
+from schedsvc_client.v1 import follow_pb2 as pb
+
+from schedsvc.clock import boot_ns
+from schedsvc.cluster.leading import Campaign
+from schedsvc.config.cluster import Cluster
+from schedsvc.config.files import read_file
+from schedsvc.driver import Leading
+
+__all__ = ["Following"]
+
+_log = structlog.get_logger("schedsvc.cluster")
+
+_METHOD = "/schedsvc.v1.FollowService/Follow"
+_AGAIN_S = 0.2
+#: A leader sends a message at least every 100 ms.
+_LIVES_NS = 1_000_000_000
+_MESSAGE_BYTES_MAX = 64 << 20
+
+
+class Following:
+    """Follows whichever member leads."""
+
+    def __init__(
+        self,
+        settings: Cluster,
+        resolve: Callable[[str], Path],
+        fingerprint: str,
+        leading: Leading,
+        campaign: Campaign,
+    ) -> None:
+        self._settings, self._resolve, self._fingerprint = settings, resolve, fingerprint
+        self._leading, self._campaign = leading, campaign
+        #: Key to value and time by the wall clock, as they were in `term`; 0: nothing is followed.
+        self.rows: dict[bytes, tuple[bytes, int]] = {}
+        self.operators = pb.OperatorState()
+        self.term = 0
+        self.problem = ""
+        self._differs = False
+        self._heard_ns = 0
+
+    def leader_lives(self) -> bool:
+        """Whether the leader was heard of within the last second."""
+        return boot_ns() - self._heard_ns < _LIVES_NS
+
+    def differs(self) -> bool:
+        """Whether the last leader had other tenants or principals than this member."""
+        return self._differs
+
+    def configured(self, fingerprint: str) -> None:
+        """Follow with another configuration. O(1)."""
+        if fingerprint != self._fingerprint:
+            self._fingerprint, self._differs = fingerprint, False
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        while True:
+            target, leader = self._leading.target, self._leading.leader
+            if target and leader != self._leading.me:
+                try:
+                    await self._follow(target)
+                except (grpc.aio.AioRpcError, OSError) as error:
+                    self._failed(error)
+                self._heard_ns = 0  # its stream is over
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _follow(self, target: str) -> None:
+        leader = self._settings.leader
+        metadata = []
+        if leader.token_file is not None:
+            token = read_file(self._resolve(leader.token_file)).decode().strip()
+            metadata.append(("authorization", f"Bearer {token}"))
+        options = [
+            ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        credentials = self._credentials()
+        if credentials is None:
+            channel = grpc.aio.insecure_channel(target, options)
+        else:
+            channel = grpc.aio.secure_channel(target, credentials, options)
+        async with channel:
+            call = channel.stream_stream(
+                _METHOD,
+                request_serializer=pb.FollowRequest.SerializeToString,
+                response_deserializer=pb.FollowResponse.FromString,
+            )(metadata=metadata)  # type: ignore[call-arg] # it writes instead
+            hello = pb.FollowRequest(
+                member=self._settings.member_name,
+                fingerprint=self._fingerprint,
+                may_lead=self._settings.role == "auto",
+            )
+            await call.write(hello)
+            await self._take(call)
+
+    def _credentials(self) -> grpc.ChannelCredentials | None:
+        tls = self._settings.leader.tls
+        if tls is None:
+            return None
+        ca, key, cert = (
+            None if name is None else read_file(self._resolve(name))
+            for name in (tls.ca, tls.key, tls.cert)
+        )
+        return grpc.ssl_channel_credentials(ca, key, cert)
+
+    async def _take(
+        self, call: "grpc.aio.StreamStreamCall[pb.FollowRequest, pb.FollowResponse]"
+    ) -> None:
+        rows: dict[bytes, tuple[bytes, int]] = {}
+        operators = pb.OperatorState()
+        async for message in call:
+            self._heard_ns = boot_ns()
+            now_ns = time.time_ns()
+            for row in message.rows:
+                if row.is_gone:
+                    rows.pop(row.key, None)
+                else:
+                    rows[row.key] = (row.value, now_ns - row.age_ns)
+            if message.HasField("operators"):
+                operators = message.operators
+            stated = message.leadership
+            if stated.term and not self._campaign.follow(stated.term):
+                return
+            self._differs = False
+            if message.is_whole:
+                if self.term != stated.term:
+                    _log.info("following", leader=stated.leader, term=stated.term, rows=len(rows))
+                self.rows, self.operators, self.term = rows, operators, stated.term
+                self.problem = ""
+            if message.asked_ns:
+                promises = self._campaign.promise()
+                await call.write(pb.FollowRequest(asked_ns=message.asked_ns, promises=promises))
+            if message.hands_over:
+                self._heard_ns = 0
+                self._campaign.hurry()
+
+    def _failed(self, error: Exception) -> None:
+        reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+        if isinstance(error, grpc.aio.AioRpcError):
+            self._differs |= error.code() == grpc.StatusCode.FAILED_PRECONDITION
+        if reason != self.problem:
+            _log.warning("not_following", reason=reason)
+        self.problem = reason or ""

@@ -1,0 +1,59 @@
+"""The rows of a state file for those that follow it: numbered by change, each key once.
+
+A reader says up to which number it has read and gets what changed since, so a slow reader holds up
+neither the writer nor other readers. What can wait for it is bounded by the rows that there are.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+__all__ = ["FeedRow", "RowFeed"]
+
+
+class FeedRow(NamedTuple):
+    """A row as it changed last."""
+
+    number: int
+    key: bytes
+    #: None: it was deleted.
+    value: bytes | None
+    #: By the wall clock.
+    at_ns: int
+
+
+class RowFeed:
+    """Rows that a core returned, in the order of their last changes. Empty until `begin()`."""
+
+    def __init__(self, wall_ns: Callable[[], int] = time.time_ns) -> None:
+        self.wall_ns = wall_ns
+        self.is_on = False
+        #: Of the last change.
+        self.number = 0
+        self._rows: dict[bytes, FeedRow] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def begin(self) -> None:
+        """Keep rows from now on; the caller brings all rows. O(1)."""
+        self.is_on = True
+
+    def add(self, rows: Iterable[tuple[bytes, bytes | None]], at_ns: int) -> None:
+        """Add rows that the core returned at that time of the wall clock. O(rows)."""
+        if not self.is_on:
+            return
+        for key, value in rows:
+            self.number += 1
+            self._rows.pop(key, None)
+            self._rows[key] = FeedRow(self.number, key, value, at_ns)
+
+    def since(self, number: int) -> list[FeedRow]:
+        """Return rows that changed after a number, in order. O(rows returned)."""
+        found = []
+        for row in reversed(self._rows.values()):
+            if row.number <= number:
+                break
+            found.append(row)
+        found.reverse()
+        return found

@@ -1,0 +1,98 @@
+"""A standby follows its leader, and continues from the leader's rows when it leads."""
+
+from pathlib import Path
+
+import grpc
+import pytest
+from schedsvc_client.v1 import follow_pb2 as pb
+from schedsvc_client.v1 import scheduler_pb2
+from schedsvc_client.v1.follow_pb2_grpc import FollowServiceStub
+
+from schedsvc.clock import boot_ns
+from schedsvc.server.led import LedServer
+from tests.server.conftest import failure, open_channel, until
+
+from .members import PEER_TOKEN, TOKEN, ask, calling, member, proof, ready_store, running
+from .store_server import StoreServer
+
+QUOTA = [{"name": "a", "quota": {"requests_per_minute": 3}}, {"name": "b"}]
+
+
+async def leads(each: LedServer) -> None:
+    await until(lambda: each.leading.until_ns > boot_ns() and each._is_leading, "it leads")
+
+
+@pytest.fixture
+async def store_url(store: StoreServer) -> str:
+    await ready_store(store)
+    return store.url
+
+
+async def test_a_standby_continues_from_the_rows(store_url: str, tmp_path: Path) -> None:
+    a = member(tmp_path, "a", store_url, tenants=QUOTA)
+    b = member(tmp_path, "b", store_url, tenants=QUOTA)
+    async with running(a):
+        await leads(a)
+        async with running(b):
+            await until(lambda: b._following.term == 1, "it follows")
+            async with calling(a) as stub:
+                for i in range(3):
+                    request = ask(request_id=f"r{i}")
+                    answer = await stub.Admit(request, metadata=proof(), timeout=20)
+                    lease = answer.grant.lease_id
+                    done = scheduler_pb2.CompleteRequest(
+                        lease_id=lease, pool_epoch=answer.grant.pool_epoch, input_tokens=100,
+                        output_tokens=5,
+                    )  # fmt: skip
+                    await stub.Complete(done, metadata=proof(), timeout=20)
+            hash_key = a._server._keeper.operators().hash_key  # type: ignore[union-attr]
+            await a.drain()
+            await leads(b)
+            assert b._server._keeper.operators().hash_key == hash_key  # type: ignore[union-attr]
+            async with calling(b) as stub:
+                spent = await stub.Admit(ask(), metadata=proof(), wait_for_ready=True, timeout=2)
+                other = await stub.Admit(ask(tenant="b"), metadata=proof(), timeout=20)
+            assert spent.leadership.term == other.leadership.term == 2
+            assert spent.outcome == scheduler_pb2.OUTCOME_EVICTED_TTL  # its quota is spent
+            assert other.outcome == scheduler_pb2.OUTCOME_GRANTED
+
+
+async def test_only_members_follow(store_url: str, tmp_path: Path) -> None:
+    a = member(tmp_path, "a", store_url)
+    async with running(a):
+        await leads(a)
+        async with open_channel(a.targets[0]) as channel:
+            stub = FollowServiceStub(channel)
+            for token, hello, code in (
+                (TOKEN, pb.FollowRequest(member="x"), grpc.StatusCode.PERMISSION_DENIED),
+                ("wrong", pb.FollowRequest(member="x"), grpc.StatusCode.UNAUTHENTICATED),
+                (PEER_TOKEN, pb.FollowRequest(member="x"), grpc.StatusCode.FAILED_PRECONDITION),
+            ):
+                call = stub.Follow(metadata=proof(token), timeout=20)
+                await call.write(hello)
+                error = await failure(call.read())
+                assert error.code() == code, error
+
+
+async def test_a_member_with_other_tenants_does_not_lead(store_url: str, tmp_path: Path) -> None:
+    a = member(tmp_path, "a", store_url)
+    b = member(tmp_path, "b", store_url, tenants=QUOTA)
+    async with running(a, b):
+        await leads(a)
+        await until(lambda: "other tenants" in b._following.problem, "it is refused")
+        await a.drain()
+        await until(lambda: b.leading.term == 1 and not b.leading.leader, "no member leads")
+        assert not b._is_leading
+
+
+async def test_a_leader_notes_a_promise(store_url: str, tmp_path: Path, store: StoreServer) -> None:
+    a, b = member(tmp_path, "a", store_url), member(tmp_path, "b", store_url)
+    async with running(a):
+        await leads(a)
+        async with running(b):
+            await until(lambda: a.leading.followers == ("b",), "it follows")
+            store.kill()
+            end_ns = a.leading.until_ns + 3_000_000_000
+            await until(lambda: a.leading.until_ns > end_ns, "it goes on")
+            assert a._is_leading
+            assert not b._is_leading
