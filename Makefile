@@ -24,7 +24,8 @@ FRESH_SEED := $(shell echo $$((0x4$$(git rev-parse --verify -q 'HEAD^{tree}' | c
 HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 
 .PHONY: help env build proto check test test-slow test-browser test-faults test-fuzz \
-	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares usage-proof advise-bars \
+	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares usage-proof \
+	advise-bars tree-proof \
 	demo bench dist test-dist image test-image test-chart clean
 
 help: ## Show the targets.
@@ -95,6 +96,10 @@ usage-proof: build ## The usage ledger over a million requests and 20 kills; goe
 advise-bars: build ## Drafts of `advise` beside 200 random configurations: half an hour, goes on.
 	nice -n 19 $(BIN)/python -m tests.lab.advise.bars --traces ../shared/data/traces \
 		--out out/advise-bars
+
+tree-proof: build ## A million random trees of tenants over three pools; goes on where it was.
+	nice -n 19 $(BIN)/python -m tests.core.tree_histories --count 1000000 --pools \
+		--totals out/tree-proof.json
 
 test-vllm: build $(VLLM_VENV)/.installed ## The gate on the real vLLM: its CPU build, no GPU, 4 GB.
 	$(call RUN,'vllm and not slow',,tests/vllm)

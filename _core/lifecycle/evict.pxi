@@ -55,7 +55,7 @@ cdef int evict_unholdable(Core core, int32_t pool) except -1:
         heap = free.heap(core.classes.order[k])
         if heap.count == 0:
             continue
-        i = first_head(core.flows, heap)
+        i = first_head(core.flows, heap, pool)
         if is_unholdable(core, i, pool):
             evict(core, i, OUT_EVICTED_TOO_LARGE)
             return 1

@@ -126,7 +126,7 @@ cdef bint may_forget_flow(Core core, int32_t flow) except -1:
     if f.vtc > newcomer or (flows.last_active[f.cls] == flow and not flows.lifts_queued):
         return False
     while n != NONE:
-        if flows.positions.items[n].key > flows.newcomer_at(f.cls, flows.positions.items[n].pool):
+        if flows.positions.items[n].key > flows.newcomer_at(flow, flows.positions.items[n].pool):
             return False
         n = flows.positions.items[n].next_position
     for positions in core.saved_positions.values():

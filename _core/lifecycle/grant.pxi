@@ -47,7 +47,7 @@ cdef int grant(
     note_waited(core, r, True)
     core.flows.raise_levels(r.flow)
     if core.flows.local:
-        raise_level_in(core.flows, f.cls, pool)
+        raise_levels_in(core.flows, r.flow, pool)
         core.flows.positions.pace[pool] = pace_micro(&core.ledger.pools[pool].drain)
     dequeue(core.flows, i)
     f.live += 1

@@ -113,7 +113,7 @@ cdef int recharge(
         + output_tokens * core.output_price
     )
     cdef int64_t weighted = micro * 1000 // r.lease.weight_milli
-    charge_nodes(core.flows, r.flow, r.lease.weight_milli, r.lease.charged, weighted)
+    charge_nodes(core.flows, r.flow, r.lease.weight_milli, r.lease.charged, weighted, r.pool)
     charge_flow(core.flows, r.flow, weighted - r.lease.charged, r.pool)
     count_served(core, r.flow, r.pool, weighted - r.lease.charged, r.lease.weight_milli)
     core.flows.items[r.flow].open_charged += weighted - r.lease.charged

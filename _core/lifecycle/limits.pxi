@@ -85,10 +85,11 @@ cdef int32_t set_named_quota(
             core.tree_is_stale = core.tree_is_stale or len(core.flows.families) > 0
     if weight_milli and not core.flows.lifts_queued:
         invalid("weight_milli", "a group has a weight only under lift=level or lift=queued")
-    if weight_milli and core.ledger.count > 1:
+    if weight_milli and core.ledger.count > POOLS_ORDERED:
         raise CallerError(
             CODE_FAILED_PRECONDITION, "weight_milli",
-            f"groups with a weight share one pool, and {core.ledger.count} are registered",
+            f"groups with a weight share at most {POOLS_ORDERED} pools, and {core.ledger.count}"
+            " are registered; run a second scheduler for the others",
         )
     if weight_milli and core.served_rows.on:
         invalid("weight_milli", "the members of a cluster share no groups with a weight")

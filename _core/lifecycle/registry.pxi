@@ -87,13 +87,17 @@ cdef int take_positions(Core core, int32_t pool) except -1:
     cdef int32_t q
     cdef int64_t* at
     cdef Position* p
+    cdef Family family
     name = core.pool_list[pool]
     for cls, level in core.saved_levels.pop(name, ()):
         at = flows.positions.level(cls, pool)
         at[0] = max(<int64_t>level, at[0])
-    for flow, (key, foreign) in core.saved_positions.pop(name, {}).items():
+    for flow, (key, foreign, level) in core.saved_positions.pop(name, {}).items():
         p = &flows.positions.items[position_of(flows, flow, pool)]
         p.key, p.foreign = key, foreign
+        if is_node(flows, flow):
+            family = flows.family_of(flow)
+            family.levels[pool] = max(<int64_t>level, family.levels[pool])
         flows.changed.mark(flow)
         q = flows.items[<int32_t>flow].first_queue
         while q != NONE:
@@ -120,6 +124,8 @@ cdef int stand_in_pool(Core core, int32_t pool) except -1:
             return 0
     take_positions(core, pool)
     if core.ledger.count > POOLS_ORDERED:
+        if core.tree_is_stale:
+            settle_tree(core)  # with so many pools nothing stands below a node
         if not core.flows.one_line:
             begin_one_line(core.flows)
         begin_shift(core.flows, pool)
@@ -148,11 +154,6 @@ cdef int32_t free_place(Core core, int32_t principal) noexcept:
     return NONE
 
 
-cdef int64_t pools_allowed(Core core) noexcept:
-    """How many pools there may be at once. O(quotas)."""
-    return 1 if has_weights(core) else core.pools_max
-
-
 cdef int32_t new_pool(Core core, bytes name, int32_t principal) except -1:
     # Takes a new place. From POOLS_REUSED on it rather takes one that is free again: a process that
     # sees many names of pools come and go does not look at all of them for ever.
@@ -168,8 +169,8 @@ cdef int32_t new_pool(Core core, bytes name, int32_t principal) except -1:
     elif core.ledger.count >= allowed and allowed < core.pools_max:
         raise CallerError(
             CODE_FAILED_PRECONDITION, "pool",
-            "groups with a weight share one pool, and another pool is registered; remove `weight`"
-            " from all groups, or run one scheduler for each pool",
+            f"groups with a weight share at most {POOLS_ORDERED} pools, and that many are"
+            " registered; remove `weight` from all groups, or run a second scheduler",
         )
     elif core.ledger.count >= core.pools_max:
         raise CallerError(

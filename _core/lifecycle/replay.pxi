@@ -57,7 +57,7 @@ cdef int resume_books(Core core, int32_t i) except -1:
     if core.resume_until_ns == 0:
         return 0
     f.owed -= paid
-    charge_nodes(core.flows, r.flow, r.lease.weight_milli, paid, 0)
+    charge_nodes(core.flows, r.flow, r.lease.weight_milli, paid, 0, r.pool)
     charge_flow(core.flows, r.flow, -paid, r.pool)
     core.ledger.order.touch(r.pool)
     p.owed_tokens = max(<int64_t>0, p.owed_tokens - r.lease.reserved_blocks * p.block_size)

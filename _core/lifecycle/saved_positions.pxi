@@ -1,26 +1,31 @@
-# Positions in several pools, in the rows that outlive the process: of each flow in its own row, the
-# levels of a pool in that of the pool. A pool of before the restart that has not come back keeps
-# what is saved of it.
+# Positions in several pools, in the rows that outlive the process: those of a flow in its own row,
+# of a node with the level of its children; the levels of the root in the row of the pool. A pool of
+# before the restart that has not come back keeps what is saved of it.
 
 cdef int write_positions(Core core, Writer w, int32_t flow) except -1:
     """Write field 8 of a flow's row. O(pools)."""
     cdef int32_t n = core.flows.items[flow].first_position
+    cdef int64_t level
     cdef Position p
     while n != NONE:
         p = core.flows.positions.items[n]
         if p.waits_at != NONE:  # it is lifted, since after the restart it waits for nothing
             keep_lift(core.flows, &p)
-        write_position(w, <bytes>core.pool_list[p.pool], p.key, p.foreign)
+        level = core.flows.family_of(flow).levels[p.pool] if is_node(core.flows, flow) else 0
+        write_position(w, <bytes>core.pool_list[p.pool], p.key, p.foreign, level)
         n = p.next_position
     for name, positions in core.saved_positions.items():
         if flow in positions:
-            key, foreign = positions[flow]
-            write_position(w, <bytes>name, key, foreign)
+            key, foreign, level = positions[flow]
+            write_position(w, <bytes>name, key, foreign, level)
     return 0
 
 
-cdef int write_position(Writer w, bytes pool, int64_t key, int64_t foreign) except -1:
+cdef int write_position(
+    Writer w, bytes pool, int64_t key, int64_t foreign, int64_t level
+) except -1:
     cdef size_t before = w.length()
+    w.varint(4, level)
     w.text(3, pool)
     w.varint(2, foreign)
     w.varint(1, key)
@@ -44,7 +49,7 @@ cdef list levels_in(Core core, bytes name):
 
 cdef int read_positions(Core core, int32_t flow, Cursor* c, bint applies) except -1:
     """Keep what a flow's row says of pools, until they come. O(bytes)."""
-    cdef int64_t v[2]
+    cdef int64_t v[4]
     cdef int64_t tag
     cdef Cursor inner, again
     cdef Slice pool
@@ -57,9 +62,10 @@ cdef int read_positions(Core core, int32_t flow, Cursor* c, bint applies) except
             continue
         inner = read_message(c)
         again = inner
-        read_numbers(&inner, v, 2)
+        read_numbers(&inner, v, 4)
         check_range("key", v[0], 0, VTC_MAX)
         check_range("foreign", v[1], 0, VTC_MAX)
+        check_range("level", v[3], 0, VTC_MAX)
         memset(&pool, 0, sizeof(Slice))
         while True:
             tag = read_tag(&again)
@@ -73,7 +79,7 @@ cdef int read_positions(Core core, int32_t flow, Cursor* c, bint applies) except
         if applies and flow != NONE:
             name = slice_bytes(&pool)
             if name in core.saved_positions or len(core.saved_positions) < core.pools_max:
-                core.saved_positions.setdefault(name, {})[flow] = (v[0], v[1])
+                core.saved_positions.setdefault(name, {})[flow] = (v[0], v[1], v[3])
 
 
 cdef int read_levels(Core core, bytes pool, Cursor* c, bint applies) except -1:

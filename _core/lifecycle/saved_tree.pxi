@@ -4,6 +4,7 @@
 cdef bytes node_value(Core core, int32_t node):
     """The value of a node's row."""
     cdef Writer w = core.writer
+    write_positions(core, w, node)
     w.varint(2, core.flows.family_of(node).level)
     w.varint(1, core.flows.items[node].vtc)
     return w.take()
@@ -14,6 +15,7 @@ cdef int restore_node(Core core, bytes name, Cursor* c, bint applies) except -1:
     cdef int64_t v[2]
     cdef int32_t cls, group, node
     cdef int64_t size
+    cdef Cursor again = c[0]
     read_numbers(c, v, 2)
     check_range("counter", v[0], 0, VTC_MAX)
     check_range("level", v[1], 0, VTC_MAX)
@@ -21,6 +23,7 @@ cdef int restore_node(Core core, bytes name, Cursor* c, bint applies) except -1:
     size = (name[0] << 8 | name[1]) + 2
     check_range("name", len(name), size + 1, 2 + 2 * NAME_BYTES_MAX)
     if not applies or core.flows.order != ORDER_COUNTER:
+        read_positions(core, NONE, &again, False)
         return 0
     cls = core.classes.find_slice(
         <const uint8_t*><const char*>name + 2, size - 2
@@ -32,4 +35,5 @@ cdef int restore_node(Core core, bytes name, Cursor* c, bint applies) except -1:
     place_flow(core, node)
     core.flows.items[node].vtc = v[0]
     core.flows.family_of(node).level = v[1]
+    read_positions(core, node, &again, True)
     return 1

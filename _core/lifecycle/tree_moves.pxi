@@ -13,6 +13,11 @@ cdef bint has_weights(Core core) noexcept:
     return False
 
 
+cdef int64_t pools_allowed(Core core) noexcept:
+    """How many pools there may be at once. O(quotas)."""
+    return min(core.pools_max, <int64_t>POOLS_ORDERED) if has_weights(core) else core.pools_max
+
+
 cdef int32_t new_node(Core core, int32_t group) except -1:
     """The flow of a group in the default class. O(1) amortised."""
     cdef int32_t node = core.flows.add(core.quotas.nodes[group].weight_milli)
@@ -78,7 +83,10 @@ cdef Stood detach(Flows flows, int32_t flow) except *:
         stood.ahead = -VTC_MAX
     while q != NONE:
         leave_line(flows, q)
+        if flows.queues[q].target == 0 and not stands_in_one(flows):
+            leave_anywhere(flows, q)
         q = flows.queues[q].next_queue
+    detach_positions(flows, flow)
     if stood.active:
         flows.part(flow)
     if stood.recent:
@@ -90,6 +98,40 @@ cdef Stood detach(Flows flows, int32_t flow) except *:
     return stood
 
 
+cdef void detach_positions(Flows flows, int32_t flow) noexcept:
+    """Leave of each position what it is ahead of its siblings' level, until `attach()`; -VTC_MAX:
+    it is where a newcomer begins. O(pools * levels)."""
+    cdef int32_t n = flows.items[flow].first_position
+    cdef bint is_newcomer
+    cdef Position* p
+    while n != NONE:
+        p = &flows.positions.items[n]
+        n = p.next_position
+        if p.backlogged:
+            part_nodes(flows, flow, p.pool)
+        is_newcomer = p.key <= flows.newcomer_at(flow, p.pool)
+        p.key -= flows.level_in(flow, p.pool)[0]
+        if is_newcomer and flows.items[flow].queued == 0:
+            p.key = -VTC_MAX
+
+
+cdef int attach_positions(Flows flows, int32_t flow) except -1:
+    """Let a flow stand in each pool as far ahead of its new siblings' level. O(pools * levels)."""
+    cdef int32_t n = flows.items[flow].first_position
+    cdef Position* p
+    while n != NONE:
+        p = &flows.positions.items[n]
+        n = p.next_position
+        p.key = min(max(<int64_t>0, flows.level_in(flow, p.pool)[0] + p.key), VTC_MAX)
+        if flows.items[flow].parent != NONE and p.backlogged and is_node(flows, flow):
+            join_nodes(flows, flow, p.pool, True, False)
+        elif not is_node(flows, flow):
+            p.backlogged = 0
+    if flows.items[flow].parent != NONE and not is_node(flows, flow):
+        count_backlogged(flows, flow)
+    return 0
+
+
 cdef int attach(Flows flows, int32_t flow, int32_t parent, const Stood* stood) except -1:
     """Let a detached flow stand below a node, -1: at the root. Its queues are ranked by the caller.
     O(levels * targets * log n)."""
@@ -99,6 +141,7 @@ cdef int attach(Flows flows, int32_t flow, int32_t parent, const Stood* stood) e
     settle_depth(flows, flow)
     f.vtc = min(max(<int64_t>0, flows.level_of(flow)[0] + stood.ahead), VTC_MAX)
     flows.changed.mark(flow)
+    attach_positions(flows, flow)
     move_queued(flows, flow, f.queued, f.queued_work)
     if stood.recent:
         flows.count_recent(flow, 1)
@@ -162,9 +205,9 @@ cdef int rank_moved(Flows flows, int32_t flow) except -1:
     if not is_node(flows, flow):
         rank_flow(flows, flow)
         return rekey_waiting(flows, flow)
+    stand_by_counter(flows, flow)
     while q != NONE:
-        stand_node(flows, flow, flows.queues[q].target)
-        stand_nodes(flows, q)
+        stand_above(flows, q)
         q = flows.queues[q].next_queue
     return 0
 

@@ -69,6 +69,7 @@ cdef void forget_flows(Flows flows) noexcept:
     for i in range(<int32_t>len(flows.families)):
         if (<Family>flows.families[i]).active.count == 0:
             (<Family>flows.families[i]).level = 0
+            memset((<Family>flows.families[i]).levels, 0, POOLS_ORDERED * sizeof(int64_t))
     while flows.linger_first != NONE:
         flows._leave(flows.linger_first)
 
@@ -78,6 +79,8 @@ cdef void leave_pools(Flows flows, int32_t flow) noexcept:
     cdef int32_t q = flows.items[flow].first_queue
     flows.positions.release(flows.items[flow].first_position)
     flows.items[flow].first_position = NONE
+    if flows.items[flow].family != NONE:
+        flows.family_of(flow).forget_positions()
     while q != NONE:
         flows.queues[q].position = NONE
         q = flows.queues[q].next_queue

@@ -270,15 +270,24 @@ cdef class Flows:
         if not self.local or not self.lifts or pool == NONE:
             return self.items[flow].vtc
         n = self.find_position(flow, pool)
-        if n == NONE:
-            return self.newcomer_at(self.items[flow].cls, pool)
-        return self.positions.items[n].key
+        return self.newcomer_at(flow, pool) if n == NONE else self.positions.items[n].key
 
-    cdef inline int64_t newcomer_at(self, int32_t cls, int32_t pool) noexcept:
-        return max(<int64_t>0, self.positions.level(cls, pool)[0] - self.credit(0))
+    cdef inline int64_t newcomer_at(self, int32_t flow, int32_t pool) noexcept:
+        return max(
+            <int64_t>0, self.level_in(flow, pool)[0] - self.credit(self.items[flow].depth)
+        )
+
+    cdef inline int64_t* level_in(self, int32_t flow, int32_t pool) noexcept:
+        """The level among a flow and its siblings in a pool."""
+        if self.items[flow].parent == NONE:
+            return self.positions.level(self.items[flow].cls, pool)
+        return &self.family_of(self.items[flow].parent).levels[pool]
 
     cdef inline int32_t find_position(self, int32_t flow, int32_t pool) noexcept:
-        """Where a flow stands in a pool; -1: it never queued anything there. O(pools)."""
+        """Where a flow stands in a pool; -1: it never queued anything there. O(pools), of a node
+        O(1)."""
+        if self.items[flow].family != NONE and pool < POOLS_ORDERED:
+            return self.family_of(flow).positions[pool]
         return self.positions.find(self.items[flow].first_position, pool)
 
     cdef inline bint is_billed(self, Queue* queue) noexcept:

@@ -15,6 +15,7 @@ ctypedef struct Position:
     int32_t flow, pool
     int32_t next_position  # of the same flow; -1: none
     int32_t waits_at  # quota node for which all wait that it has queued here; -1: none
+    int32_t backlogged  # below a node: 1 while the flow is; of a node: how many children are
 
 
 cdef inline int32_t remote_pool(int32_t node) noexcept:

@@ -7,6 +7,10 @@
 # the level never falls. A node is backlogged while a child is. Service of a tenant's flow is
 # charged to each node above it, by the weight of that node.
 #
+# With several pools a node has a position in each of them, as a flow has, and a family has a level
+# for each: what a node was served in all pools counts, and its children stand in each pool by their
+# positions there, see local_position.pxi.
+#
 # A flow without a parent stands at the root, in the heaps of its class. In a family a child has a
 # place, which numbers it in the family's heaps: they are no larger than the family.
 
@@ -23,17 +27,27 @@ cdef class Family:
     cdef Heap no_line
     cdef Heap active  # places of children that have something queued, by counter
     cdef list lines  # of each target: places of children by the key and the arrival of their heads
+    cdef list anywhere  # of each pool, in its order: those whose heads may run in any
     cdef int64_t level
+    cdef int64_t levels[POOLS_ORDERED]  # in each pool
+    cdef int32_t positions[POOLS_ORDERED]  # the node's own in each pool; -1: it has none
     cdef int64_t recent_weight  # of the children that are active or were lately, and how many
     cdef int32_t recent_count
     cdef int64_t queued_weight, deep_weight  # of those with something queued; with more than one
 
     def __cinit__(self):
         self.first_free = NONE
-        self.active, self.no_line, self.lines = Heap(), Heap(), []
+        self.active, self.no_line, self.lines, self.anywhere = Heap(), Heap(), [], []
+        self.forget_positions()
 
     def __dealloc__(self):
         free(self.members)
+
+    cdef void forget_positions(self) noexcept:
+        """The node has none any more. O(pools)."""
+        cdef int32_t pool
+        for pool in range(POOLS_ORDERED):
+            self.positions[pool] = NONE
 
     cdef int32_t add(self, int32_t flow) except -1:
         """Give a child a place, a free one first. O(1) amortised."""
@@ -65,6 +79,19 @@ cdef class Family:
         if not 0 <= target < <int32_t>len(self.lines):
             return self.no_line
         return <Heap>self.lines[target]
+
+    cdef Heap free_line(self, int32_t pool):
+        """The heap, in the order of a pool, of children whose heads may run in any; a new one if
+        there is none. O(1) amortised."""
+        while <int32_t>len(self.anywhere) <= pool:
+            self.anywhere.append(Heap())
+        return <Heap>self.anywhere[pool]
+
+    cdef inline Heap free_line_of(self, int32_t pool):
+        """The same for those who only look. O(1)."""
+        if pool >= <int32_t>len(self.anywhere):
+            return self.no_line
+        return <Heap>self.anywhere[pool]
 
     cdef inline bint has(self, int32_t target, int32_t place) noexcept:
         """Whether a child is queued for a target. O(1)."""

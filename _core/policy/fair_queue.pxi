@@ -33,7 +33,10 @@ cdef int rank_queue(Flows flows, int32_t q) except -1:
     stand(flows, q)
     if queue.target == 0 and not flows.one_line:
         stand_anywhere(flows, q)
-    return bring_back(flows, queue.flow) if waited else 0
+    if waited:
+        bring_back(flows, queue.flow)
+        bring_nodes_back(flows, queue.flow)
+    return 0
 
 
 cdef int rank_request(Flows flows, int32_t i) except -1:
@@ -84,19 +87,22 @@ cdef int add_service(Flows flows, int32_t flow, int64_t weighted_micro) except -
 
 
 cdef int charge_nodes(
-    Flows flows, int32_t flow, int32_t weight_milli, int64_t before, int64_t after
+    Flows flows, int32_t flow, int32_t weight_milli, int64_t before, int64_t after, int32_t pool
 ) except -1:
-    """Charge the nodes above a flow for a lease for which the flow was charged `before`, and now
-    `after`, with a weight. Of totals, so that rounding does not add up.
-    O(levels * targets * log n)."""
-    cdef int32_t node = flows.items[flow].parent, first = node
+    """Charge the nodes above a flow for a lease in a pool for which the flow was charged `before`,
+    and now `after`, with a weight. Of totals, so that rounding does not add up.
+    O(levels * (targets + pools) * log n)."""
+    cdef int32_t node = flows.items[flow].parent
     cdef int64_t more
     while node != NONE:
         more = reweighed(after, weight_milli, flows.items[node].weight_milli)
         more -= reweighed(before, weight_milli, flows.items[node].weight_milli)
         add_service(flows, node, more)
+        if flows.local:
+            charge_positions(flows, node, more, pool)
+        stand_by_counter(flows, node)
         node = flows.items[node].parent
-    return stand_by_counters(flows, first)
+    return bring_nodes_back(flows, flow) if flows.local else 0
 
 
 cdef int rebase(Flows flows, int32_t flow) except -1:
@@ -123,7 +129,7 @@ cdef int rebase(Flows flows, int32_t flow) except -1:
         rekey_waiting(flows, i)
     for i in range(flows.queue_count):
         if is_node(flows, flows.queues[i].flow):
-            stand_node(flows, flows.queues[i].flow, flows.queues[i].target)
+            stand_by_counter(flows, flows.queues[i].flow)
         elif flows.queues[i].chain.count:
             rank_queue(flows, i)
     return 0

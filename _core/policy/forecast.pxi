@@ -118,16 +118,18 @@ cdef int64_t siblings_before(Core core, int32_t flow, int32_t target) noexcept:
     counters reach its own. Meanwhile the siblings of its node get theirs, and so on up.
     O(levels * SCAN_MAX)."""
     cdef Flow* f = &core.flows.items[flow]
-    cdef int64_t before = 0, weight
+    cdef int64_t before = 0, weight, counter
+    cdef Heap free
     while f.parent != NONE:
-        before += smaller_before(
-            core, core.flows.family_of(f.parent).line_of(0), f.parent, flow, 0, f.vtc
-        )
+        counter, free = f.vtc, core.flows.family_of(f.parent).line_of(0)
         if target != NONE:
+            counter = core.flows.counter_at(flow, target)
+            free = free_heap(core.flows, f.parent, f.cls, target)
             before += smaller_before(
-                core, core.flows.family_of(f.parent).line_of(target + 1), f.parent, flow,
-                target + 1, f.vtc,
+                core, own_heap(core.flows, f.parent, f.cls, target), f.parent, flow, target + 1,
+                counter,
             )
+        before += smaller_before(core, free, f.parent, flow, 0, counter)
         flow = f.parent
         f = &core.flows.items[flow]
         weight = core.flows.queued_weight_of(flow)[0] + (0 if f.queued else f.weight_milli)

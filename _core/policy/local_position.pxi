@@ -8,23 +8,17 @@
 # it, or the others, in another one. The pool forgives nothing later: otherwise a flow could save up
 # service elsewhere, and have its service in the pool itself forgiven. Requests for any pool stand
 # in a line of each pool.
+#
+# In the tree of shares all of this holds among the children of each node. A node is backlogged in a
+# pool while a child is; it is lifted when the first of them becomes so.
 
 
-cdef inline Line free_line(Flows flows, int32_t pool):
-    """The line, in the order of a pool, of the queues whose requests may run in any pool."""
-    return <Line>(flows.candidates[0] if stands_in_one(flows) else flows.anywhere[pool])
-
-
-cdef inline bint stands_in_one(Flows flows) noexcept:
-    """Whether what may run anywhere stands in one line, and not in one of each pool."""
-    return flows.one_line or not flows.local
-
-
-cdef inline int64_t lead_of(Flows flows, int32_t pool) noexcept:
-    """How far ahead of the others in a pool service elsewhere may keep a flow."""
+cdef inline int64_t lead_of(Flows flows, int32_t pool, int32_t depth) noexcept:
+    """How far ahead of the others in a pool service elsewhere may keep a flow with so many nodes
+    above it."""
     if flows.positions.lead_max != LEAD_AUTO:
         return flows.positions.lead_max
-    return 2 * flows.average_charge[0] + flows.positions.pace[pool]
+    return 2 * flows.average_charge[depth] + flows.positions.pace[pool]
 
 
 cdef int32_t position_of(Flows flows, int32_t flow, int32_t pool) except -1:
@@ -36,16 +30,19 @@ cdef int32_t position_of(Flows flows, int32_t flow, int32_t pool) except -1:
 cdef int32_t new_position(Flows flows, int32_t flow, int32_t pool) except -1:
     """A newcomer's position of a flow that has none in a pool. O(1)."""
     cdef Flow* f = &flows.items[flow]
-    cdef int32_t n = flows.positions.add(flow, pool, flows.newcomer_at(f.cls, pool))
+    cdef int32_t n = flows.positions.add(flow, pool, flows.newcomer_at(flow, pool))
     flows.positions.items[n].next_position = f.first_position
     f.first_position = n
+    if is_node(flows, flow) and pool < POOLS_ORDERED:
+        flows.family_of(flow).positions[pool] = n
     return n
 
 
-cdef bint first_of_pool(Flows flows, int32_t cls, int32_t pool, Node* first) noexcept:
-    """The least (key, sequence number) of a class in a pool; whether any stands there. O(1)."""
-    cdef Heap own = (<Line>flows.candidates[pool + 1]).heap(cls)
-    cdef Heap free = free_line(flows, pool).heap(cls)
+cdef bint first_of_pool(Flows flows, int32_t flow, int32_t pool, Node* first) noexcept:
+    """The least (key, sequence number) of a flow and its siblings in a pool; whether any stands
+    there. O(1)."""
+    cdef int32_t cls = flows.items[flow].cls, node = flows.items[flow].parent
+    cdef Heap own = own_heap(flows, node, cls, pool), free = free_heap(flows, node, cls, pool)
     if own.count:
         first[0] = own.nodes[0]
     if free.count and (
@@ -56,18 +53,89 @@ cdef bint first_of_pool(Flows flows, int32_t cls, int32_t pool, Node* first) noe
     return own.count > 0 or free.count > 0
 
 
-cdef int64_t raise_level_in(Flows flows, int32_t cls, int32_t pool) noexcept:
-    """Let the level of a class in a pool follow its least key, while the policy goes by the keys.
-    It never falls. O(1)."""
+cdef int64_t raise_level_in(Flows flows, int32_t flow, int32_t pool) noexcept:
+    """Let the level of a flow and its siblings in a pool follow their least key, while the policy
+    goes by the keys. It never falls. O(1)."""
     cdef Node first
-    cdef int64_t* level = flows.positions.level(cls, pool)
+    cdef int64_t* level = flows.level_in(flow, pool)
     if flows.order != ORDER_COUNTER or not flows.lifts:
         return level[0]
     if flows.one_line:
-        keep_shift(flows, cls, pool)
-    if first_of_pool(flows, cls, pool, &first):
+        keep_shift(flows, flows.items[flow].cls, pool)
+    if first_of_pool(flows, flow, pool, &first):
         level[0] = max(level[0], first.key * flows.grain)
     return level[0]
+
+
+cdef void raise_levels_in(Flows flows, int32_t flow, int32_t pool) noexcept:
+    """The same for a flow and the nodes above it. O(levels)."""
+    while flow != NONE:
+        raise_level_in(flows, flow, pool)
+        flow = flows.items[flow].parent
+
+
+cdef int join_pool(Flows flows, int32_t n, bint earns) except -1:
+    """A flow has become backlogged in the pool of a position: count it below its node.
+    O(levels)."""
+    cdef int32_t flow = flows.positions.items[n].flow
+    if flows.items[flow].parent == NONE or flows.positions.items[n].backlogged:
+        return 0
+    flows.positions.items[n].backlogged = 1
+    return join_nodes(flows, flow, flows.positions.items[n].pool, True, earns)
+
+
+cdef int join_nodes(
+    Flows flows, int32_t flow, int32_t pool, bint lifts, bint earns
+) except -1:
+    """Count a flow at its node as backlogged in a pool, and so on up while a node was not. Each of
+    these is lifted, with the credit if it earns it. O(levels)."""
+    cdef int32_t node = flows.items[flow].parent, n
+    cdef int64_t least
+    while node != NONE:
+        n = position_of(flows, node, pool)
+        flows.positions.items[n].backlogged += 1
+        if flows.positions.items[n].backlogged > 1:
+            return 0
+        if flows.lifts and lifts:
+            least = raise_level_in(flows, node, pool)
+            least -= flows.credit(flows.items[node].depth) if earns else 0
+            flows.positions.items[n].key = max(flows.positions.items[n].key, least)
+        flows.changed.mark(node)
+        node = flows.items[node].parent
+    return 0
+
+
+cdef void part_pool(Flows flows, int32_t n) noexcept:
+    """A flow is not backlogged any more in the pool of a position. O(levels)."""
+    if flows.positions.items[n].backlogged:
+        flows.positions.items[n].backlogged = 0
+        part_nodes(flows, flows.positions.items[n].flow, flows.positions.items[n].pool)
+
+
+cdef void part_nodes(Flows flows, int32_t flow, int32_t pool) noexcept:
+    # Count a flow at its node no more, nor a node of which it was the last.
+    cdef int32_t node = flows.items[flow].parent, n
+    while node != NONE:
+        n = flows.find_position(node, pool)
+        flows.positions.items[n].backlogged -= 1
+        if flows.positions.items[n].backlogged:
+            return
+        flows.changed.mark(node)
+        node = flows.items[node].parent
+
+
+cdef int part_emptied(Flows flows, int32_t flow) except -1:
+    """A queue of a flow below a node is empty: in pools for which the flow has nothing queued it is
+    not backlogged any more. O(targets + pools + levels)."""
+    cdef IndexSet queued
+    cdef IndexSet stands
+    cdef int32_t n = flows.items[flow].first_position
+    find_lines(flows, flow, &queued, &stands)
+    while n != NONE and not set_has(&queued, 0):
+        if not set_has(&queued, flows.positions.items[n].pool + 1):
+            part_pool(flows, n)
+        n = flows.positions.items[n].next_position
+    return 0
 
 
 # With more than POOLS_ORDERED pools, a place of each queue in a line of each pool would cost what
@@ -90,47 +158,13 @@ cdef int64_t shift_of(Flows flows, int32_t cls, int32_t pool) noexcept:
     key = free.nodes[0].key
     here = key + flows.positions.shift(cls, pool)[0] // flows.grain
     if own.count and flows.queues[own.nodes[0].id].flow != flows.queues[free.nodes[0].id].flow:
-        here = min(here, own.nodes[0].key + lead_of(flows, pool) // flows.grain)
+        here = min(here, own.nodes[0].key + lead_of(flows, pool, 0) // flows.grain)
     here = max(here, (flows.positions.level(cls, pool)[0] - flows.credit(0)) // flows.grain)
     return here - key
 
 
 cdef inline void keep_shift(Flows flows, int32_t cls, int32_t pool) noexcept:
     flows.positions.shift(cls, pool)[0] = shift_of(flows, cls, pool) * flows.grain
-
-
-cdef void begin_shift(Flows flows, int32_t pool) noexcept:
-    """Let the line for any pool stand in a pool at its level. O(classes)."""
-    cdef int32_t cls
-    for cls in range(CLASSES_MAX):
-        flows.positions.shift(cls, pool)[0] = (
-            flows.positions.level(cls, pool)[0] - flows.level[cls]
-        )
-
-
-cdef int begin_one_line(Flows flows) except -1:
-    """There are many pools now: what may run anywhere leaves the lines of each, and flows keep
-    positions only in pools for which they had requests. O(flows + queues * pools * log n)."""
-    cdef int32_t q, flow, n, last, pool
-    flows.one_line = True
-    for q in range(flows.queue_count):
-        if flows.queues[q].target == 0:
-            leave_anywhere(flows, q)
-    for flow in range(flows.count):
-        n = flows.items[flow].first_position
-        flows.items[flow].first_position = NONE
-        while n != NONE:
-            last, n = n, flows.positions.items[n].next_position
-            if flows.find_queue(flow, flows.positions.items[last].pool + 1) != NONE:
-                flows.positions.items[last].next_position = flows.items[flow].first_position
-                flows.items[flow].first_position = last
-            else:
-                flows.positions.items[last].next_position = NONE
-                flows.positions.release(last)
-                flows.changed.mark(flow)
-    for pool in range(<int32_t>len(flows.anywhere)):
-        begin_shift(flows, pool)
-    return 0
 
 
 cdef int begin_in_pools(Flows flows, int32_t flow, int32_t target) except -1:
@@ -171,14 +205,16 @@ cdef int begin_in_pool(Flows flows, int32_t flow, int32_t pool) except -1:
 
 
 cdef int begin_at(Flows flows, int32_t n) except -1:
-    """Lift a flow in the pool of a position. O(1)."""
+    """Lift a flow in the pool of a position. O(levels)."""
     cdef Position* p = &flows.positions.items[n]
-    cdef int32_t cls = flows.items[p.flow].cls
     p.waits_at = NONE
     if flows.lifts:
-        p.key = max(p.key, raise_level_in(flows, cls, p.pool) - flows.credit(0))
+        p.key = max(
+            p.key,
+            raise_level_in(flows, p.flow, p.pool) - flows.credit(flows.items[p.flow].depth),
+        )
     flows.changed.mark(p.flow)
-    return 0
+    return join_pool(flows, n, True)
 
 
 cdef int charge_positions(
@@ -196,47 +232,70 @@ cdef int charge_positions(
             p.foreign = min(max(<int64_t>0, p.foreign + weighted_micro), VTC_MAX)
         p.key = min(max(<int64_t>0, p.key + weighted_micro), VTC_MAX)
         if p.key > VTC_REBASE:
-            rebase_pool(flows, flows.items[flow].cls, p.pool)
+            rebase_pool(flows, flow, p.pool)
     return 0
 
 
-cdef int rebase_pool(Flows flows, int32_t cls, int32_t pool) except -1:
+cdef int rebase_pool(Flows flows, int32_t flow, int32_t pool) except -1:
     # As `rebase()` does for counters, once in about 2^60 micro-tokens. O(positions + queues).
     cdef Node first
     cdef int64_t base = 0
-    cdef int64_t* level = flows.positions.level(cls, pool)
+    cdef int64_t* level = flows.level_in(flow, pool)
     cdef int32_t n, q
-    if first_of_pool(flows, cls, pool, &first):
-        base = first.key * flows.grain - flows.credit(0)
+    if first_of_pool(flows, flow, pool, &first):
+        base = first.key * flows.grain - flows.credit(flows.items[flow].depth)
     if base < VTC_REBASE // 2 or flows.order != ORDER_COUNTER:
         return 0
     level[0] = max(<int64_t>0, level[0] - base)
-    flows.positions.shift(cls, pool)[0] -= base
+    if flows.items[flow].parent == NONE:
+        flows.positions.shift(flows.items[flow].cls, pool)[0] -= base
     for n in range(flows.positions.count):
         if flows.positions.items[n].pool == pool and flows.positions.items[n].flow != NONE:
-            if flows.items[flows.positions.items[n].flow].cls == cls:
+            if are_siblings(flows, flows.positions.items[n].flow, flow):
                 flows.positions.items[n].key = max(
                     <int64_t>0, flows.positions.items[n].key - base
                 )
                 flows.changed.mark(flows.positions.items[n].flow)
     for q in range(flows.queue_count):
-        if flows.items[flows.queues[q].flow].cls == cls:
+        if are_siblings(flows, flows.queues[q].flow, flow):
             replace_in_line(flows, q)
     return 0
 
 
+cdef inline bint are_siblings(Flows flows, int32_t a, int32_t b) noexcept:
+    return (
+        flows.items[a].parent == flows.items[b].parent and flows.items[a].cls == flows.items[b].cls
+    )
+
+
 cdef int replace_in_line(Flows flows, int32_t q) except -1:
-    """Give a queue that stands in line its places by the keys of now. O(pools * log n)."""
-    if is_node(flows, flows.queues[q].flow) or not has_place(flows, q):
+    """Give a queue that stands in line its places by the keys of now, and the nodes above it.
+    O((levels + pools) * log n)."""
+    if not has_place(flows, q):
         return 0
+    if is_node(flows, flows.queues[q].flow):
+        stand_by_counter(flows, flows.queues[q].flow)
+        return stand_above(flows, q)
     stand(flows, q)
     return (
         stand_anywhere(flows, q) if flows.queues[q].target == 0 and not flows.one_line else 0
     )
 
 
+cdef int stand_above(Flows flows, int32_t q) except -1:
+    """The places of a node's queue have changed: give each node above its own.
+    O(levels * pools * log n)."""
+    cdef int32_t n = flows.items[flows.queues[q].flow].first_position
+    stand_nodes(flows, q)
+    while n != NONE and flows.queues[q].target == 0 and not stands_in_one(flows):
+        stand_nodes_in(flows, q, flows.positions.items[n].pool)
+        n = flows.positions.items[n].next_position
+    return 0
+
+
 cdef int stand_anywhere(Flows flows, int32_t q) except -1:
-    """Give a queue whose requests may run anywhere its place in each pool. O(pools * log n)."""
+    """Give a queue whose requests may run anywhere its place in each pool, and the nodes above it.
+    O(levels * pools * log n)."""
     cdef Queue* queue = &flows.queues[q]
     cdef int32_t n = flows.items[queue.flow].first_position
     cdef int64_t key = flows.key_of(q), seq = flows.requests.items[queue.chain.head].seq
@@ -245,24 +304,24 @@ cdef int stand_anywhere(Flows flows, int32_t q) except -1:
         p = &flows.positions.items[n]
         if flows.order == ORDER_COUNTER and flows.lifts:
             key = p.key // flows.grain
-        (<Line>flows.anywhere[p.pool]).put(
-            flows.items[queue.flow].cls, q, key, seq, flows.now_ns
-        )
         n = p.next_position
+        put_anywhere(flows, q, p.pool, key, seq)
+        stand_nodes_in(flows, q, p.pool)
     return 0
 
 
 cdef int leave_anywhere(Flows flows, int32_t q) except -1:
-    cdef int32_t pool, cls = flows.items[flows.queues[q].flow].cls
+    cdef int32_t pool
     for pool in range(<int32_t>len(flows.anywhere)):
-        (<Line>flows.anywhere[pool]).remove(cls, q)
+        take_from_anywhere(flows, q, pool)
+        stand_nodes_in(flows, q, pool)
     return 0
 
 
 cdef int bring_back(Flows flows, int32_t flow) except -1:
     """Where a flow stands too far ahead because of service elsewhere, forgive it some of that.
     O(positions * log n)."""
-    cdef int32_t n = flows.items[flow].first_position, cls = flows.items[flow].cls, q
+    cdef int32_t n = flows.items[flow].first_position, q
     cdef IndexSet queued
     cdef IndexSet stands
     cdef bint lowered = False
@@ -281,9 +340,10 @@ cdef int bring_back(Flows flows, int32_t flow) except -1:
         n = p.next_position
         if p.foreign == 0 or not (set_has(&stands, 0) or set_has(&stands, p.pool + 1)):
             continue
-        first_of_pool(flows, cls, p.pool, &first)
-        if flows.queues[first.id].flow != flow:
-            less_by = p.key - first.key * flows.grain - lead_of(flows, p.pool)
+        first_of_pool(flows, flow, p.pool, &first)
+        if child_at(flows, flows.items[flow].parent, first.id) != flow:
+            less_by = p.key - first.key * flows.grain
+            less_by -= lead_of(flows, p.pool, flows.items[flow].depth)
             less_by = min(less_by, p.foreign)
             if less_by > 0:
                 p.key -= less_by
@@ -296,6 +356,15 @@ cdef int bring_back(Flows flows, int32_t flow) except -1:
         while q != NONE:
             replace_in_line(flows, q)
             q = flows.queues[q].next_queue
+    return 0
+
+
+cdef int bring_nodes_back(Flows flows, int32_t flow) except -1:
+    """The same for the nodes above a flow. O(levels * positions * log n)."""
+    flow = flows.items[flow].parent
+    while flow != NONE:
+        bring_back(flows, flow)
+        flow = flows.items[flow].parent
     return 0
 
 
@@ -320,7 +389,7 @@ cdef int wait_in_pools(Flows flows, int32_t flow) except -1:
     cdef Flow* f = &flows.items[flow]
     cdef IndexSet queued
     cdef IndexSet stands
-    cdef int32_t n = f.first_position, node = f.waits_at, target
+    cdef int32_t n = f.first_position, node = f.waits_at, target, place
     cdef Position* p
     if node == NONE and f.throttled:
         node = flows.quotas.guarantees.root
@@ -329,7 +398,7 @@ cdef int wait_in_pools(Flows flows, int32_t flow) except -1:
     find_lines(flows, flow, &queued, &stands)
     while n != NONE:
         p = &flows.positions.items[n]
-        n = p.next_position
+        place, n = n, p.next_position
         target = p.pool + 1
         if set_has(&stands, 0) or set_has(&stands, target) or p.waits_at == node:
             continue
@@ -338,6 +407,7 @@ cdef int wait_in_pools(Flows flows, int32_t flow) except -1:
         if p.waits_at != NONE:
             keep_lift(flows, p)
         p.waits_at, p.wait_lift = node, flows.positions.lift_of(node, f.cls, p.pool)
+        part_pool(flows, place)
     return 0
 
 
@@ -352,59 +422,22 @@ cdef bint return_to_pools(Flows flows, int32_t q) except -1:
     """A queue is about to stand in line: lift its flow in pools in which it waited, without
     credit; whether it waited in any. O(positions of the flow)."""
     cdef int32_t n = flows.items[flows.queues[q].flow].first_position
-    cdef int32_t target = flows.queues[q].target, cls = flows.items[flows.queues[q].flow].cls, node
+    cdef int32_t target = flows.queues[q].target, cls = flows.items[flows.queues[q].flow].cls
+    cdef int32_t node, place
     cdef bint waited = False
     cdef int64_t least
     cdef Position* p
     while n != NONE:
         p = &flows.positions.items[n]
-        n = p.next_position
+        place, n = n, p.next_position
         node = p.waits_at
         if node == NONE or (target and target != p.pool + 1):
             continue
         keep_lift(flows, p)
-        least = raise_level_in(flows, cls, p.pool)
+        least = raise_level_in(flows, p.flow, p.pool)
         if flows.lifts and p.key < least:
             flows.positions.add_lift(node, cls, p.pool, least - p.key)
             p.key = least
+        join_pool(flows, place, False)
         waited = True
     return waited
-
-
-cdef int begin_local(Flows flows, bint copies) except -1:
-    """A second pool has come: flows stand in the first one as they do by their counters, unless
-    another process has saved how they do. O(flows + queues * log n)."""
-    cdef int32_t flow, cls
-    cdef Flow* f
-    cdef Position* p
-    flows.local = True
-    if not copies:
-        return 0
-    for cls in range(CLASSES_MAX):
-        flows.positions.level(cls, 0)[0] = flows.level[cls]
-    for flow in range(flows.count):
-        f = &flows.items[flow]
-        if f.vtc == 0 and f.queued == 0:
-            continue
-        p = &flows.positions.items[position_of(flows, flow, 0)]
-        p.key = f.vtc
-        wait_in_pools(flows, flow)
-        if p.waits_at != NONE:
-            p.wait_lift = f.throttled_lift if f.waits_at == NONE else f.wait_lift
-            p.wait_lift -= flows.quotas.nodes[p.waits_at].lift[f.cls]
-    return 0
-
-
-cdef int add_to_pool(Flows flows, int32_t pool, bint begins) except -1:
-    """A pool has come: what may run there stands there. O(queues * log n)."""
-    cdef int32_t q, flow
-    for q in range(flows.queue_count):
-        flow = flows.queues[q].flow
-        if flows.queues[q].target == 0 and flows.one_line:
-            continue
-        if flows.queues[q].target in (0, pool + 1) and flows.queues[q].chain.count:
-            if begins:
-                begin_in_pool(flows, flow, pool)
-            replace_in_line(flows, q)
-            wait_in_pools(flows, flow)
-    return 0

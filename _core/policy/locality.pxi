@@ -18,23 +18,23 @@ cdef int32_t first_in_class(Core core, int32_t pool, int32_t cls) except -2:
     cdef Heap free = free_line(core.flows, pool).heap(cls)
     cdef int32_t shared = NONE
     if free.count:
-        shared = first_head(core.flows, free)
+        shared = first_head(core.flows, free, pool)
         if not core.ledger.can_hold(pool, &core.requests.items[shared]):
             shared = NONE  # another pool's
     if own.count == 0:
         return shared
     if shared == NONE:
-        return first_head(core.flows, own)
-    return first_of_two(core.flows, own, free, shift_of(core.flows, cls, pool))
+        return first_head(core.flows, own, pool)
+    return first_of_two(core.flows, cls, pool, shift_of(core.flows, cls, pool))
 
 
 cdef int32_t next_in_class(
     Core core, int32_t pool, int32_t cls, int32_t* found, int32_t taken
 ) noexcept:
     """The same of one class, behind those that were taken."""
-    cdef Heap own = (<Line>core.flows.candidates[pool + 1]).heap(cls)
-    cdef Heap free = free_line(core.flows, pool).heap(cls)
-    return next_heads(core.flows, own, free, shift_of(core.flows, cls, pool), found, taken)
+    return next_heads(
+        core.flows, NONE, cls, pool, shift_of(core.flows, cls, pool), found, taken
+    )
 
 
 HASH_MASK = (1 << 64) - 1

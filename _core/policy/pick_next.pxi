@@ -76,7 +76,7 @@ cdef int32_t head_for(Core core, int32_t pool, bint* aged) except -2:
                     heap = free_line(core.flows, pool).heap(c)
                 else:
                     heap = line.heap(c)
-                head = first_head(core.flows, heap)
+                head = first_head(core.flows, heap, pool)
                 if target or core.ledger.can_hold(pool, &core.requests.items[head]):
                     i, due_ns, aged[0] = head, line.due_ns(c), True
     return i
@@ -227,4 +227,4 @@ cdef int32_t next_of_detached(Core core, int32_t pool) except -2:
     if not some:
         return head_for(core, pool, &aged)
     cls = own.best()
-    return NONE if cls == NONE else first_head(core.flows, own.heap(cls))
+    return NONE if cls == NONE else first_head(core.flows, own.heap(cls), pool)

@@ -63,6 +63,7 @@ cdef int32_t enqueue(Flows flows, int32_t i) except -2:
             rank_queue(flows, q)
     if flows.local:
         bring_back(flows, r.flow)
+        bring_nodes_back(flows, r.flow)
     return displaced
 
 
@@ -81,4 +82,6 @@ cdef int dequeue(Flows flows, int32_t i) except -1:
         rank_queue(flows, q)
     if flows.items[r.flow].wait_head == i:
         quota_lost_head(flows, r.flow, i)
+    if flows.local and flows.items[r.flow].parent != NONE and flows.queues[q].chain.count == 0:
+        part_emptied(flows, r.flow)
     return note_out(flows, r.flow) if was_throttled else 0

@@ -2,7 +2,35 @@
 #
 # A node has a queue for each target for which something of it stands: it is empty, and stands in
 # the line above while the node's own line is not. Its key is the node's counter, its arrival that
-# of the first head in its line. Under orders without counters nothing stands below a node.
+# of the first head in its line. Under orders without counters nothing stands below a node. With
+# several pools a queue for any of them also stands in the order of each pool, at every level.
+
+cdef inline bint stands_in_one(Flows flows) noexcept:
+    """Whether what may run anywhere stands in one line, and not in one of each pool."""
+    return flows.one_line or not flows.local
+
+
+cdef inline Line free_line(Flows flows, int32_t pool):
+    """The line, in the order of a pool, of the queues whose requests may run in any pool."""
+    return <Line>(flows.candidates[0] if stands_in_one(flows) else flows.anywhere[pool])
+
+
+cdef inline Heap own_heap(Flows flows, int32_t node, int32_t cls, int32_t pool):
+    """Of the children of a node, -1: of the root in a class, those with a head that must run in a
+    pool. O(1)."""
+    if node == NONE:
+        return (<Line>flows.candidates[pool + 1]).heap(cls)
+    return flows.family_of(node).line_of(pool + 1)
+
+
+cdef inline Heap free_heap(Flows flows, int32_t node, int32_t cls, int32_t pool):
+    """The same of those with a head that may run in any, in the order of a pool. O(1)."""
+    if node == NONE:
+        return free_line(flows, pool).heap(cls)
+    if stands_in_one(flows):
+        return flows.family_of(node).line_of(0)
+    return flows.family_of(node).free_line_of(pool)
+
 
 cdef inline bint is_node(Flows flows, int32_t flow) noexcept:
     return flows.items[flow].family != NONE
@@ -32,7 +60,7 @@ cdef inline int stand_node(Flows flows, int32_t node, int32_t target) except -1:
     cdef int32_t q = flows.queue_of(node, target)
     if line.count == 0:
         return take_from_line(flows, q)
-    return put_in_line(flows, q, flows.items[node].vtc // flows.grain, line.nodes[0].tie)
+    return put_in_line(flows, q, flows.key_of(q), line.nodes[0].tie)
 
 
 cdef inline int take_from_line(Flows flows, int32_t q) except -1:
@@ -71,17 +99,72 @@ cdef inline int leave_line(Flows flows, int32_t q) except -1:
     return stand_nodes(flows, q)
 
 
-cdef inline int stand_by_counters(Flows flows, int32_t node) except -1:
-    """Give a node, and those above it, their places by the counters of now, for all targets.
-    O(levels * targets * log n)."""
-    cdef int32_t q
+cdef inline int stand_by_counter(Flows flows, int32_t node) except -1:
+    """Give a node its places by its counters of now, for all targets.
+    O((targets + pools) * log n)."""
+    cdef int32_t q = flows.items[node].first_queue
+    while q != NONE:
+        stand_node(flows, node, flows.queues[q].target)
+        if flows.queues[q].target and flows.local:
+            flows.pool_order.touch(flows.queues[q].target - 1)
+        elif not stands_in_one(flows):
+            stand_node_anywhere(flows, q)
+        q = flows.queues[q].next_queue
+    return 0
+
+
+cdef inline int stand_node_anywhere(Flows flows, int32_t q) except -1:
+    """Give a node's queue of what may run anywhere its place in each pool. O(pools * log n)."""
+    cdef int32_t node = flows.queues[q].flow, n = flows.items[node].first_position
+    while n != NONE:
+        stand_node_in(flows, q, flows.positions.items[n].pool)
+        n = flows.positions.items[n].next_position
+    return 0
+
+
+cdef inline int stand_node_in(Flows flows, int32_t q, int32_t pool) except -1:
+    # The same in one pool. O(log n).
+    cdef int32_t node = flows.queues[q].flow
+    cdef Heap line = flows.family_of(node).free_line(pool)
+    if line.count == 0:
+        return take_from_anywhere(flows, q, pool)
+    return put_anywhere(
+        flows, q, pool, flows.counter_at(node, pool) // flows.grain, line.nodes[0].tie
+    )
+
+
+cdef inline int stand_nodes_in(Flows flows, int32_t q, int32_t pool) except -1:
+    """The line for any pool of a queue's node has changed in the order of a pool: give each node
+    above its place there. O(levels * log n)."""
+    cdef int32_t node = flows.items[flows.queues[q].flow].parent
     while node != NONE:
-        q = flows.items[node].first_queue
-        while q != NONE:
-            stand_node(flows, node, flows.queues[q].target)
-            q = flows.queues[q].next_queue
+        stand_node_in(flows, flows.queue_of(node, 0), pool)
         node = flows.items[node].parent
     return 0
+
+
+cdef inline int put_anywhere(
+    Flows flows, int32_t q, int32_t pool, int64_t key, int64_t arrival
+) except -1:
+    """Let a queue of what may run anywhere stand in the order of a pool. O(log n)."""
+    cdef const Flow* f = &flows.items[flows.queues[q].flow]
+    if f.parent == NONE:
+        return (<Line>flows.anywhere[pool]).put(f.cls, q, key, arrival, flows.now_ns)
+    return flows.family_of(f.parent).free_line(pool).put(f.place, key, arrival)
+
+
+cdef inline int take_from_anywhere(Flows flows, int32_t q, int32_t pool) except -1:
+    cdef const Flow* f = &flows.items[flows.queues[q].flow]
+    if f.parent == NONE:
+        (<Line>flows.anywhere[pool]).remove(f.cls, q)
+    else:
+        flows.family_of(f.parent).free_line(pool).remove(f.place)
+    return 0
+
+
+cdef inline int32_t child_at(Flows flows, int32_t node, int32_t id) noexcept:
+    """The flow with a number in the lines of a node, -1: of the root. O(1)."""
+    return flows.queues[id].flow if node == NONE else flows.family_of(node).members[id]
 
 
 cdef inline int32_t queue_at(Flows flows, int32_t node, int32_t target, int32_t id) noexcept:
@@ -91,61 +174,54 @@ cdef inline int32_t queue_at(Flows flows, int32_t node, int32_t target, int32_t 
     return flows.find_queue(flows.family_of(node).members[id], target)
 
 
-cdef int32_t first_head(Flows flows, Heap line) noexcept:
-    """The request that is first in a line of the root that is not empty. O(levels)."""
-    cdef int32_t q = line.nodes[0].id, target = flows.queues[q].target, node
+cdef int32_t first_head(Flows flows, Heap line, int32_t pool) noexcept:
+    """The request that is first in a line of the root that is not empty, in the order of a pool.
+    O(levels)."""
+    cdef int32_t q = line.nodes[0].id, target = flows.queues[q].target, node, cls
     while is_node(flows, flows.queues[q].flow):
         node = flows.queues[q].flow
-        line = flows.family_of(node).line_of(target)
+        cls = flows.items[node].cls
+        line = own_heap(flows, node, cls, pool) if target else free_heap(flows, node, cls, pool)
         q = queue_at(flows, node, target, line.nodes[0].id)
     return flows.queues[q].chain.head
 
 
-cdef int32_t first_of_two(Flows flows, Heap own, Heap free, int64_t shift) noexcept:
-    """The request that is first in two lines of the root together, with a shift added to the keys
-    of the second; -1: both are empty. A node is compared with its siblings once, and its children
+cdef int32_t first_of_two(
+    Flows flows, int32_t cls, int32_t pool, int64_t shift
+) noexcept:
+    """The request of a class that is first in a pool, with a shift added to the keys of those that
+    may run anywhere; -1: there is none. A node is compared with its siblings once, and its children
     in both lines with each other. O(levels)."""
-    cdef int32_t own_target = NONE, free_target = NONE, node = NONE, q
-    if own.count:
-        own_target = flows.queues[own.nodes[0].id].target
-    if free.count:
-        free_target = flows.queues[free.nodes[0].id].target
+    cdef Heap own = own_heap(flows, NONE, cls, pool), free = free_heap(flows, NONE, cls, pool)
+    cdef int32_t node = NONE, q
     while own.count or free.count:
         if own.count == 0 or (free.count and less_by(&free.nodes[0], &own.nodes[0], shift)):
-            q = queue_at(flows, node, free_target, free.nodes[0].id)
+            q = queue_at(flows, node, 0, free.nodes[0].id)
         else:
-            q = queue_at(flows, node, own_target, own.nodes[0].id)
+            q = queue_at(flows, node, pool + 1, own.nodes[0].id)
         node = flows.queues[q].flow
         if not is_node(flows, node):
             return flows.queues[q].chain.head
-        own = flows.family_of(node).line_of(own_target)
-        free = flows.family_of(node).line_of(free_target)
+        own, free = own_heap(flows, node, cls, pool), free_heap(flows, node, cls, pool)
     return NONE
 
 
 cdef int32_t next_heads(
-    Flows flows, Heap own, Heap free, int64_t shift, int32_t* found, int32_t taken
+    Flows flows, int32_t node, int32_t cls, int32_t pool, int64_t shift, int32_t* found,
+    int32_t taken,
 ) noexcept:
-    """The first requests of two lines of the root together, behind those that were taken, LOOKAHEAD
-    at most with them: those of the first node first. O(levels * LOOKAHEAD^2)."""
-    cdef int32_t own_target = NONE, free_target = NONE
-    if own.count:
-        own_target = flows.queues[own.nodes[0].id].target
-    if free.count:
-        free_target = flows.queues[free.nodes[0].id].target
-    return heads_below(flows, NONE, own, free, own_target, free_target, shift, found, taken)
-
-
-cdef int32_t heads_below(
-    Flows flows, int32_t node, Heap own, Heap free, int32_t own_target, int32_t free_target,
-    int64_t shift, int32_t* found, int32_t taken,
-) noexcept:
+    """The first requests of a class in a pool below a node, -1: the root, behind those that were
+    taken, LOOKAHEAD at most with them: those of the first child first.
+    O(levels * LOOKAHEAD^2)."""
     cdef int32_t next_ids[LOOKAHEAD]
     cdef bint is_free[LOOKAHEAD]
     cdef int32_t seen[LOOKAHEAD]
-    cdef int32_t k, m, q, child, count = best_first(own, free, shift, next_ids, is_free, 0)
+    cdef int32_t k, m, q, child, count = best_first(
+        own_heap(flows, node, cls, pool), free_heap(flows, node, cls, pool), shift, next_ids,
+        is_free, 0,
+    )
     for k in range(count):
-        q = queue_at(flows, node, free_target if is_free[k] else own_target, next_ids[k])
+        q = queue_at(flows, node, 0 if is_free[k] else pool + 1, next_ids[k])
         child = seen[k] = flows.queues[q].flow
         if taken == LOOKAHEAD:
             return taken
@@ -157,9 +233,5 @@ cdef int32_t heads_below(
             if seen[m] == child:  # it stands in both lines
                 break
         else:
-            taken = heads_below(
-                flows, child, flows.family_of(child).line_of(own_target),
-                flows.family_of(child).line_of(free_target), own_target, free_target, shift, found,
-                taken,
-            )
+            taken = next_heads(flows, child, cls, pool, shift, found, taken)
     return taken

@@ -176,17 +176,23 @@ cdef int32_t flows_before(Core core, int32_t i) except -1:
     cdef Request* r = &core.requests.items[i]
     cdef Node mine = rank_of(core, i)
     cdef Line free
+    cdef Heap line
     cdef Family family
+    cdef int32_t node
     cdef int32_t flow = r.flow, cls = core.flows.items[flow].cls, count = 0, target = r.target + 1
     cdef int64_t shift
     while core.flows.items[flow].parent != NONE:
-        family = core.flows.family_of(core.flows.items[flow].parent)
-        count = nodes_before(core, family.line_of(0), family, &mine, flow, count)
+        node = core.flows.items[flow].parent
+        family = core.flows.family_of(node)
         if target:
             count = nodes_before(core, family.line_of(target), family, &mine, flow, count)
-        flow = core.flows.items[flow].parent
+            line = free_heap(core.flows, node, cls, r.target)
+        else:
+            line = family.line_of(0)
+        count = nodes_before(core, line, family, &mine, flow, count)
+        flow = node
         if core.flows.order == ORDER_COUNTER:
-            mine.key = core.flows.items[flow].vtc // core.flows.grain
+            mine.key = core.flows.counter_at(flow, r.target) // core.flows.grain
     if r.target == NONE:
         free = <Line>core.flows.candidates[0]
     else:

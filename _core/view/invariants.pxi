@@ -253,8 +253,9 @@ cdef int check_positions(Core core) except -1:
     cdef Flows flows = core.flows
     cdef Position* p
     cdef Line line
-    cdef int32_t n, q, pool, flow, cls, at
-    cdef int64_t key
+    cdef Heap heap
+    cdef int32_t n, q, pool, flow, cls, id
+    cdef int64_t key, seq
     for n in range(flows.positions.count):
         p = &flows.positions.items[n]
         check_invariant(
@@ -269,19 +270,25 @@ cdef int check_positions(Core core) except -1:
         check_line(core, line)
         for q in range(flows.queue_count):
             flow, cls = flows.queues[q].flow, flows.items[flows.queues[q].flow].cls
-            if flows.queues[q].target != 0 or is_node(flows, flow):
+            if flows.queues[q].target != 0:
                 continue
+            heap, id = free_heap(flows, flows.items[flow].parent, cls, pool), q
+            if flows.items[flow].parent != NONE:
+                id = flows.items[flow].place
             check_invariant(
-                core, line.has(cls, q) == (<Line>flows.candidates[0]).has(cls, q),
+                core, heap.has(id) == has_place(flows, q),
                 "what may run anywhere stands in every pool",
             )
-            if line.has(cls, q):
-                at = line.heap(cls).places[q] - 1
+            if heap.has(id):
                 key = flows.key_of(q)
                 if flows.order == ORDER_COUNTER:
                     key = flows.counter_at(flow, pool) // flows.grain
+                seq = arrival_of(flows, q)
+                if is_node(flows, flow):
+                    seq = free_heap(flows, flow, cls, pool).nodes[0].tie
                 check_invariant(
-                    core, line.heap(cls).nodes[at].key == key,
+                    core, heap.key_of(id) == key
+                    and heap.nodes[heap.places[id] - 1].tie == seq,
                     "what may run anywhere stands by its position in each pool",
                 )
     return 0

@@ -290,14 +290,14 @@ cdef struct Span:
 
 cdef int64_t fairness_gap(Flows flows) except -1:
     """Largest difference of counters between siblings of a class that are backlogged in a pool, and
-    not by their own quotas. O(queues * pools + classes * pools)."""
+    not by their own quotas. O(queues * pools + (classes + families) * pools)."""
     cdef int64_t widest = 0
     cdef int32_t q, k, n, flow, target, pools = <int32_t>len(flows.anywhere) if flows.local else 1
-    cdef int32_t at_root = CLASSES_MAX * (pools + 1), count = at_root
+    cdef int32_t count
     cdef Span* spans
     if pools == 0:
         return 0
-    count += <int32_t>len(flows.families)
+    count = (CLASSES_MAX + <int32_t>len(flows.families)) * (pools + 1)
     # One more for what stands in one line for all pools.
     spans = <Span*>extend(NULL, count, sizeof(Span))
     for k in range(count):
@@ -308,7 +308,7 @@ cdef int64_t fairness_gap(Flows flows) except -1:
         if not has_place(flows, q):
             continue
         if flows.items[flow].parent != NONE:
-            k = at_root + flows.items[flows.items[flow].parent].family
+            k = (CLASSES_MAX + flows.items[flows.items[flow].parent].family) * (pools + 1)
         if not flows.local:
             widen(&spans[k], flows.items[flow].vtc)
         elif target == 0 and flows.one_line:

@@ -35,6 +35,7 @@ cdef int check_node(Core core, int32_t node) except -1:
     check_invariant(
         core, queued == f.queued and work == f.queued_work, "queued of a node = sum of its children"
     )
+    check_backlogged(core, node)
     for target in range(<int32_t>len(family.lines)):
         line = family.line_of(target)
         check_invariant(core, line.valid(), "heap order of a line of a family")
@@ -50,6 +51,40 @@ cdef int check_node(Core core, int32_t node) except -1:
                 and line.nodes[k].key == flows.key_of(q),
                 "a child stands at its counter and its head",
             )
+    return 0
+
+
+cdef int check_backlogged(Core core, int32_t node) except -1:
+    """That a node counts in each pool the children that are backlogged there: tenants with
+    something queued that does not wait for a quota. O(pools * (family + targets))."""
+    cdef Flows flows = core.flows
+    cdef Family family = flows.family_of(node)
+    cdef IndexSet queued
+    cdef IndexSet stands
+    cdef int32_t place, child, n, pool
+    cdef list counts = [0] * POOLS_ORDERED
+    for place in range(family.count):
+        child = family.members[place]
+        n = NONE if child < 0 else flows.items[child].first_position
+        while n != NONE:
+            pool = flows.positions.items[n].pool
+            counts[pool] += flows.positions.items[n].backlogged > 0
+            if not is_node(flows, child):
+                find_lines(flows, child, &queued, &stands)
+                check_invariant(
+                    core, flows.positions.items[n].backlogged == (
+                        flows.positions.items[n].waits_at == NONE
+                        and (set_has(&queued, 0) or set_has(&queued, pool + 1))
+                    ),
+                    "a tenant's flow is backlogged in a pool while it has something queued there",
+                )
+            n = flows.positions.items[n].next_position
+    for pool in range(POOLS_ORDERED):
+        n = flows.find_position(node, pool)
+        check_invariant(
+            core, counts[pool] == (0 if n == NONE else flows.positions.items[n].backlogged),
+            "a node counts its children that are backlogged in a pool",
+        )
     return 0
 
 

@@ -10,6 +10,8 @@ __all__ = ["quota_findings"]
 
 #: Groups above one another; the core's own bound, less the tenant's level.
 _LEVELS_MAX = 4
+#: Pools that groups with a weight can share; the core's own bound.
+_POOLS_MAX = 64
 
 
 def quota_findings(data: Mapping[str, Any]) -> Iterator[Finding]:
@@ -40,11 +42,11 @@ def _weights(data: Mapping[str, Any], parents: Mapping[str, str | None]) -> Iter
         return
     first: Path = ("groups", weighted[0], "weight")
     pools = data.get("pools")
-    if isinstance(pools, list) and len(pools) > 1:
+    if isinstance(pools, list) and len(pools) > _POOLS_MAX:
         yield (
             first,
-            f"needs a scheduler with one pool, but pools lists {len(pools)}; run one scheduler for"
-            " each pool, or remove the weights of all groups",
+            f"needs a scheduler with at most {_POOLS_MAX} pools, but pools lists {len(pools)}; run"
+            " a second scheduler, or remove the weights of all groups",
         )
     if data.get("cluster") is not None:
         yield first, "does not go with cluster; remove one of them"

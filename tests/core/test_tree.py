@@ -1,19 +1,23 @@
 """The tree of shares: groups with a weight share among themselves, their members what they get."""
 
 import contextlib
+import json
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from schedsvc import _core as core
 
+from .pool_world import PoolWorld
 from .random_walk import FLOWS, RandomWalk
 from .support import SECOND, admit, is_drained, vtc
 from .test_quotas import MINUTE
 from .test_restart import saved
-from .tree_histories import TreeHistory
+from .tree_histories import TreeHistory, main
 
 
 def make(**options: Any) -> core.Scheduler:
@@ -159,11 +163,12 @@ def test_group_without_a_weight_changes_nothing() -> None:
     assert Counter(order(1_000)).most_common() == [(2, 45), (0, 23), (1, 22)]
 
 
+@pytest.mark.parametrize("pools", [1, 3])
 @pytest.mark.parametrize("policy", ["vtc", "vtc-predict", "lcf", "dlpm", "fcfs", "sif"])
-def test_all_in_one_weighted_group_decide_as_without_it(policy: str) -> None:
+def test_all_in_one_weighted_group_decide_as_without_it(policy: str, pools: int) -> None:
     digests = []
     for weight in (0, 1_000, 7_000):
-        walk = RandomWalk(11, policy, pools=1)
+        walk = RandomWalk(11, policy, pools=pools)
         node = walk.core.set_quota(0, b"group:all", weight_milli=weight)
         for flow in range(FLOWS):
             walk.core.set_flow_quota(0, flow, node)
@@ -172,12 +177,13 @@ def test_all_in_one_weighted_group_decide_as_without_it(policy: str) -> None:
     assert digests[0] == digests[1] == digests[2]
 
 
+@pytest.mark.parametrize("pools", [1, 3])
 @pytest.mark.parametrize("policy", ["fcfs", "sif"])
-def test_tree_changes_nothing_under_orders_without_counters(policy: str) -> None:
+def test_tree_changes_nothing_under_orders_without_counters(policy: str, pools: int) -> None:
     digests = set()
     for weight in (0, 1_000):
         # Nothing but the order may depend on shares.
-        walk = RandomWalk(12, policy, pools=1)
+        walk = RandomWalk(12, policy, pools=pools)
         nodes = [walk.core.set_quota(0, b"g%d" % k, weight_milli=weight * k) for k in range(4)]
         for flow in range(FLOWS):
             walk.core.set_flow_quota(0, flow, nodes[flow % 4])
@@ -189,8 +195,8 @@ def test_tree_changes_nothing_under_orders_without_counters(policy: str) -> None
 class TreeWalk(RandomWalk):
     """A random walk in which groups come, go, and change their weights and parents."""
 
-    def __init__(self, seed: int, policies: tuple[str, ...]) -> None:
-        super().__init__(seed, policies[0], pools=1)
+    def __init__(self, seed: int, policies: tuple[str, ...], pools: int = 1) -> None:
+        super().__init__(seed, policies[0], pools=pools)
         self.policies = policies
         self.groups = [-1] + [self.core.set_quota(0, b"g%d" % k) for k in range(8)]
         self.events.append(self.reload)
@@ -216,8 +222,11 @@ class TreeWalk(RandomWalk):
     ("seed", "policies"),
     [(1, ("vtc",)), (2, ("lcf",)), (3, ("dlpm",)), (4, ("fcfs", "vtc")), (5, ("sif", "dlpm"))],
 )
-def test_books_balance_while_the_tree_changes(seed: int, policies: tuple[str, ...]) -> None:
-    walk = TreeWalk(seed, policies)
+@pytest.mark.parametrize("pools", [1, 3])
+def test_books_balance_while_the_tree_changes(
+    seed: int, policies: tuple[str, ...], pools: int
+) -> None:
+    walk = TreeWalk(seed, policies, pools)
     walk.run(events=20_000, check_every=100)
     walk.drain()
     assert is_drained(walk.core, walk.now_ns)
@@ -226,6 +235,27 @@ def test_books_balance_while_the_tree_changes(seed: int, policies: tuple[str, ..
 def test_random_trees_grant_what_the_model_picks() -> None:
     for seed in range(120):
         TreeHistory(seed).play()
+
+
+def test_random_trees_over_pools_grant_what_the_model_picks() -> None:
+    for seed in range(80):
+        TreeHistory(seed, pools=3).play()
+
+
+def test_histories_go_on_from_their_totals(tmp_path: Path) -> None:
+    totals = tmp_path / "new" / "totals.json"
+
+    def run(*options: str) -> str:
+        given = ["--pools", "--totals", str(totals), *options]
+        return CliRunner().invoke(main, given).output
+
+    first = run("--count", "10")
+    kept = json.loads(totals.read_text())
+    assert (kept["histories"], kept["seed"]) == (10, 0)
+    assert run("--count", "10") == first  # none is left to play
+    totals.write_text(json.dumps(kept | {"granted": 10**9}))
+    assert "11 histories hold, 1,000,0" in run("--count", "11")
+    assert "holds other histories" in run("--count", "11", "--seed", "1")
 
 
 def test_tenant_that_moves_keeps_its_distance() -> None:
@@ -316,15 +346,90 @@ def test_saved_node_that_is_damaged_is_refused() -> None:
     assert s.set_saved(0, [(b"n\0\0group:gone", b"\x08\x01", 0)]) == 0
 
 
-def test_groups_with_weights_share_one_pool() -> None:
-    s = make()
+def test_organisations_share_the_pools_that_they_may_use() -> None:
+    """One asks for a slow pool, one of two users for a quick one, and a tenant for both; at 400 s
+    the first may use the quick one too."""
+    world = PoolWorld("ABCD", [1_000, 10_000])
+    slow, quick = group(world.scheduler, "slow", 1_000), group(world.scheduler, "quick", 1_000)
+    for flow, node in enumerate((slow, quick, quick)):
+        world.scheduler.set_flow_quota(0, flow, node)
+    for name, pool in (("A", 0), ("B", 1), ("C", 1), ("D", 0), ("D", 1)):
+        world.flood(name, pool)
+    world.at(400, lambda: world.flood("A", 1))
+    world.run(600)
+    world.scheduler.check()
+    for begin in range(60, 330, 30):
+        rates = [world.rate(name, begin, begin + 60) for name in "ABCD"]
+        assert rates == pytest.approx([1_000, 2_500, 2_500, 5_000], rel=0.03)
+    for begin in range(430, 540, 10):  # at once
+        rates = [world.rate(name, begin, begin + 60) for name in "ABCD"]
+        assert rates == pytest.approx([11_000 / 3, 11_000 / 6, 11_000 / 6, 11_000 / 3], rel=0.03)
+    assert max(world.longest_wait(name, 1, 400, 600) for name in "BCD") < 2
+
+
+def test_positions_of_nodes_outlive_a_restart() -> None:
+    def tree() -> tuple[core.Scheduler, dict[str, int]]:
+        s = make(lease_id_base=1_000)
+        return s, organisations(s, 2, 1, 1)
+
+    def pools_of(s: core.Scheduler) -> None:
+        for name in (b"q", b"r"):
+            s.set_pool(0, name, 1, 20, 1)
+
+    s, flows = tree()
+    pools_of(s)
+    for k in range(60):
+        for name in ("0.0.", "1.0."):
+            admit(s, 0, f"{name}{k}", 10, 10, flows[name], pool=k % 4 - 1)
+    for _ in range(70):
+        for d in s.poll(0):
+            s.complete(0, d.lease_id, 1, output_tokens=10)
+    s.evict_queued(0)
+    s.poll(0)
+    rows = saved(s, 0)
+    new, _ = tree()
+    assert new.set_saved(0, [(key, value, 0) for key, value in rows.items()]) == len(rows)
+    pools_of(new)
+    new.check()
+    nodes = [key for key in rows if key[:1] == b"n"]
+    assert len(nodes) == 3
+    again = saved(new, 0)
+    assert [fields(again[key]) for key in nodes] == [fields(rows[key]) for key in nodes]
+
+
+def fields(row: bytes) -> list[bytes]:
+    """A node's row without regard to the order of its pools."""
+    return sorted(row.split(b"\x42"))
+
+
+def test_weighted_groups_share_at_most_64_pools() -> None:
+    s = make(pools_max=80)
     organisations(s, 1)
-    with pytest.raises(core.CallerError, match="one scheduler for each pool"):
-        s.set_pool(0, b"q", 1, 20, 1)
-    flat = make()
-    flat.set_pool(0, b"q", 1, 20, 1)
-    with pytest.raises(core.CallerError, match="2 are registered"):
+    for k in range(63):
+        s.set_pool(0, b"q%d" % k, 1, 20, 1)
+    with pytest.raises(core.CallerError, match="share at most 64 pools"):
+        s.set_pool(0, b"one too many", 1, 20, 1)
+    flat = make(pools_max=80)
+    for k in range(64):
+        flat.set_pool(0, b"q%d" % k, 1, 20, 1)
+    with pytest.raises(core.CallerError, match="65 are registered"):
         organisations(flat, 1)
+
+
+def test_weights_that_are_removed_make_room_for_more_pools() -> None:
+    s = make(pools_max=80)
+    flows = organisations(s, 2)
+    s.poll(0)
+    for k in range(63):
+        s.set_pool(0, b"q%d" % k, 1, 20, 1)
+    flood(s, 0, flows, 40)
+    for name, flow in flows.items():
+        admit(s, 0, f"any {name}", 10, 10, flow, pool=-1)
+    group(s, "org0", 0)
+    s.set_pool(0, b"one more", 1, 20, 1)
+    s.check()
+    assert sum(d.outcome == core.GRANTED for d in s.poll(0)) > 1
+    s.check()
 
 
 def test_weights_need_levels() -> None:

@@ -1,17 +1,25 @@
 """Random histories of a tree of shares, beside a plain model of hierarchical fair queuing.
 
     python -m tests.core.tree_histories --count 100000 --seed 7
+    python -m tests.core.tree_histories --count 1000000 --pools --totals trees.json
 
 Two things are held. Every grant is the one that the model picks: at each level the child with the
 least counter, ties by arrival. And at each level the promise of bounded credit holds among
 siblings: in any interval in which g waits all the time, f is served, by weight, at most the bound
 of VTC and the credit more than g.
+
+With several pools every node has a counter in each of them, and each tenant may use some of them.
+The promise then holds in each pool: while g waits all the time in a pool, f is served there at most
+the bound, the credit and the lead more than g is served in all pools.
 """
 
+import json
 import random
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import click
 
@@ -22,11 +30,24 @@ PROMPT_MAX, OUTPUT_MAX, CAPACITY = 2, 4, 30
 PHASES, EVENTS = 3, 40
 HELD = (0, 1, 1, 3, 20)  # requests that a flow keeps open in a phase
 CREDITS = (0, 3 * INPUT, 200 * INPUT)
+LEADS = (0, 20 * INPUT, 100 * INPUT)
 WEIGHTS = (500, 1_000, 1_000, 3_000)
+ANY = -1
+PACES = (10, 3, 1)  # of several pools
+SAVED_EVERY = 10  # histories
+WAITING = 4  # requests that a flow keeps waiting for each of its targets
 
 
 class BrokenError(Exception):
     """A history in which a grant, or what a node was served, is not as promised."""
+
+
+@dataclass
+class Place:
+    """Where a node stands in a pool."""
+
+    key: int
+    foreign: int = 0  # of that, service in other pools since it stood there
 
 
 @dataclass(eq=False)
@@ -36,14 +57,19 @@ class Node:
     weight: int
     parent: "Node | None" = None
     children: list["Node"] = field(default_factory=list)
-    counter: int = 0
-    level: int = 0  # of its children
-    served: int = 0
+    places: dict[int, Place] = field(default_factory=dict)  # by pool
+    levels: Counter[int] = field(default_factory=Counter)  # of its children, by pool
+    served: Counter[int] = field(default_factory=Counter)  # by pool
     queued: dict[int, tuple[int, int]] = field(default_factory=dict)  # target by seq, and handle
+    #: With several pools the heads of a tenant in a group stand in line from the next dispatch on.
+    asks: bool = False
+    asked: set[int] = field(default_factory=set)  # heads that have done so
 
-    def requests(self) -> int:
-        """How many wait here and below."""
-        return len(self.queued) + sum(child.requests() for child in self.children)
+    def waits(self, pool: int) -> bool:
+        """Whether something waits here or below that may run in a pool."""
+        if not self.children:
+            return any(target in (ANY, pool) for target, _ in self.queued.values())
+        return any(child.waits(pool) for child in self.children)
 
     def path(self) -> Iterator["Node"]:
         """This one and those above it, the root left out."""
@@ -52,42 +78,81 @@ class Node:
             yield node
             node = node.parent
 
-    def raise_level(self) -> None:
-        """Let the level follow the least counter of the children that wait."""
-        waiting = [child.counter for child in self.children if child.requests()]
-        self.level = max([self.level, min(waiting, default=0)])
+    def ask(self) -> None:
+        """Let the heads of a tenant stand in line."""
+        for target in {target for target, _ in self.queued.values()}:
+            self.asked.add(min(seq for seq, (to, _) in self.queued.items() if to == target))
 
-    def arrival(self, target: int) -> int | None:
-        """The arrival of the first head for a target; None: there is none."""
+    def standing(self, pool: int) -> list[int]:
+        """The counters of the children that stand in a pool."""
+        return [
+            child.places[pool].key
+            for child in self.children
+            for target in (ANY, pool)
+            if child.arrival(target, pool) is not None
+        ]
+
+    def raise_level(self, pool: int) -> None:
+        """Let the level in a pool follow the least counter of the children that stand there."""
+        self.levels[pool] = max(self.levels[pool], min(self.standing(pool), default=0))
+
+    def lift(self, pool: int, credit: int) -> None:
+        """Begin to wait in a pool."""
+        assert self.parent is not None
+        self.parent.raise_level(pool)
+        place = self.places.setdefault(pool, Place(0))
+        place.key = max(place.key, self.parent.levels[pool] - credit)
+
+    def charge(self, served_in: int, more: int) -> None:
+        """Count service in a pool, in all pools."""
+        self.served[served_in] += more
+        for pool, place in self.places.items():
+            place.key += more
+            place.foreign += more * (pool != served_in)
+
+    def bring_back(self, lead: int) -> None:
+        """Forgive in each pool what service elsewhere put this one too far ahead there."""
+        assert self.parent is not None
+        for pool, place in self.places.items():
+            stands = any(self.arrival(target, pool) is not None for target in (ANY, pool))
+            if place.foreign and stands:
+                first = min(self.parent.standing(pool))
+                place.key -= max(0, min(place.key - first - lead, place.foreign))
+                place.foreign = 0
+
+    def arrival(self, target: int, pool: int) -> int | None:
+        """The arrival of the first head for a target in the order of a pool; None: no head."""
         if not self.children:
-            return min((seq for seq, (to, _) in self.queued.items() if to == target), default=None)
-        found = self.first(target)
-        return None if found is None else found[1]
+            head = min((seq for seq, (to, _) in self.queued.items() if to == target), default=None)
+            return None if self.asks and head not in self.asked else head
+        found = [
+            (child.places[pool].key, at)
+            for child in self.children
+            if (at := child.arrival(target, pool)) is not None
+        ]
+        return min(found)[1] if found else None
 
-    def first(self, target: int) -> tuple[int, int] | None:
-        """Counter and arrival of the child that goes first for a target."""
-        found = [(child.counter, child.arrival(target)) for child in self.children]
-        return min(((key, at) for key, at in found if at is not None), default=None)
-
-    def pick(self) -> "Node":
-        """The tenant that goes next."""
+    def pick(self, pool: int) -> "Node":
+        """The tenant that goes next in a pool."""
         if not self.children:
             return self
         found = [
-            (child.counter, at, i)
+            (child.places[pool].key, at, i)
             for i, child in enumerate(self.children)
-            for target in (-1, 0)
-            if (at := child.arrival(target)) is not None
+            for target in (ANY, pool)
+            if (at := child.arrival(target, pool)) is not None
         ]
-        return self.children[min(found)[2]].pick()
+        return self.children[min(found)[2]].pick(pool)
 
 
 class TreeHistory:
-    """One scheduler with a random tree, and the model."""
+    """One scheduler with a random tree and one pool or several, and the model."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, pools: int = 1) -> None:
         self.random = random.Random(seed)
         self.credit = self.random.choice(CREDITS)
+        self.lead = self.random.choice(LEADS) if pools > 1 else 0
+        self.pools = range(pools)
         self.core = core.Scheduler(
             ledger="sum", dispatch="strict", headroom_ppm=0, headroom_min_ppm=0,
             headroom_max_ppm=0, credit_max_micro=self.credit, grant_pacing=0,
@@ -99,11 +164,15 @@ class TreeHistory:
         self._grow(self.root, -1, 0)
         if not self.leaves:
             self._leaf(self.root, -1)
-        self.core.set_pool(0, b"p", 1, CAPACITY, 1)
+        for pool in self.pools:
+            self.core.set_pool(0, b"p%d" % pool, 1, CAPACITY, 1)
+        if pools > 1:
+            self.core.set_options(0, lead_max_micro=self.lead)
         self.now_ns = self.serial = 0
         self.waiting: dict[int, tuple[int, int, int, int]] = {}  # leaf, prompt, output, seq
-        self.live: dict[int, list[int]] = {}  # leaf, prompt, output, charged, produced
-        self.least: dict[tuple[int, int], int] = {}
+        #: By lease id: leaf, prompt, output, charged, produced, pool.
+        self.live: dict[int, list[int]] = {}
+        self.least: dict[tuple[int, int, int], int] = {}
         self.longest = self.granted = 0
 
     def _grow(self, parent: Node, quota: int, groups: int) -> None:
@@ -122,7 +191,7 @@ class TreeHistory:
                 self._leaf(parent, quota)
 
     def _leaf(self, parent: Node, quota: int) -> None:
-        leaf = Node(self.random.choice(WEIGHTS), parent)
+        leaf = Node(self.random.choice(WEIGHTS), parent, asks=quota >= 0 and len(self.pools) > 1)
         parent.children.append(leaf)
         self.nodes.append(leaf)
         flow = self.core.set_flow(b"f%d" % len(self.leaves), leaf.weight)
@@ -133,62 +202,100 @@ class TreeHistory:
     def play(self) -> None:
         """Play the history. Raises BrokenError."""
         for at in range(PHASES * EVENTS):
-            if at % EVENTS == 0:
-                held = [self.random.choice(HELD) for _ in self.leaves]
             self.now_ns += 1
+            if len(self.pools) > 1:
+                self._ask_for_pools(at)
+            else:
+                self._ask_for_one(at)
             dice = self.random.random()
-            for n in range(len(self.leaves)):
-                open_now = sum(entry[0] == n for entry in self.waiting.values())
-                open_now += sum(lease[0] == n for lease in self.live.values())
-                if open_now < held[n]:
-                    self._ask(n)
             if dice > 0.3:
-                self._step()
+                self._step(self.random.choices(self.pools, PACES[: len(self.pools)])[0])
             elif dice > 0.27 and self.waiting:
-                handle = self.random.choice(list(self.waiting))
-                self.core.cancel(self.now_ns, handle)
-                n, *_, seq = self.waiting.pop(handle)
-                del self.leaves[n].queued[seq]
+                self._cancel(self.random.choice(list(self.waiting)))
             self._poll()
             self._hold()
         self.core.check()
 
-    def _ask(self, n: int) -> None:
+    def _ask_for_one(self, at: int) -> None:
+        if at % EVENTS == 0:
+            self.held = [self.random.choice(HELD) for _ in self.leaves]
+        for n in range(len(self.leaves)):
+            open_now = sum(entry[0] == n for entry in self.waiting.values())
+            open_now += sum(lease[0] == n for lease in self.live.values())
+            if open_now < self.held[n]:
+                self._ask(n, self.random.choice((ANY, 0)))
+
+    def _ask_for_pools(self, at: int) -> None:
+        """Let each flow wait for the pools that it may use in this phase."""
+        if at % EVENTS == 0:
+            wishes = (ANY, *self.pools)
+            self.wishes = [
+                set(self.random.choices(wishes, k=self.random.choice((0, 1, 2, 2))))
+                for _ in self.leaves
+            ]
+            for handle in [h for h, entry in self.waiting.items() if self._is_barred(entry)]:
+                self._cancel(handle)
+        for n, leaf in enumerate(self.leaves):
+            count = Counter(target for target, _ in leaf.queued.values())
+            for target in sorted(self.wishes[n]):
+                if count[target] < WAITING and self.random.random() < 0.7:
+                    self._ask(n, target)
+
+    def _is_barred(self, entry: tuple[int, int, int, int]) -> bool:
+        n, _, _, seq = entry
+        return self.leaves[n].queued[seq][0] not in self.wishes[n]
+
+    def _cancel(self, handle: int) -> None:
+        self.core.cancel(self.now_ns, handle)
+        n, *_, seq = self.waiting.pop(handle)
+        del self.leaves[n].queued[seq]
+
+    def _ask(self, n: int, target: int) -> None:
         leaf, self.serial = self.leaves[n], self.serial + 1
         prompt, output = self.random.randint(1, PROMPT_MAX), self.random.randint(1, OUTPUT_MAX)
-        target = self.random.choice((-1, 0))
         handle = self.core.admit(
             self.now_ns, self.flow_of[n], b"%d" % self.serial, prompt, output, target,
             reports_progress=True,
         )  # fmt: skip
         for node in leaf.path():
-            if node.requests() == 0:
-                assert node.parent is not None
-                node.parent.raise_level()
-                node.counter = max(node.counter, node.parent.level - self.credit)
+            for pool in self.pools if target == ANY else (target,):
+                if not node.waits(pool):
+                    node.lift(pool, self.credit)
         leaf.queued[self.serial] = target, handle
+        self._bring_back(leaf.path())
         self.waiting[handle] = n, prompt, output, self.serial
         self.longest = max(self.longest, prompt)
+
+    def _bring_back(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            node.bring_back(self.lead)
 
     def _poll(self) -> None:
         for decision in self.core.poll(self.now_ns):
             if decision.handle not in self.waiting:
                 continue
+            pool = decision.pool
             n, prompt, output, seq = self.waiting.pop(decision.handle)
-            picked = self.root.pick()
-            if picked is not self.leaves[n] or seq != min(picked.queued):
-                raise BrokenError(f"request {seq} of f{n} was granted out of turn")
+            for leaf in self.leaves:
+                leaf.ask()
+            picked = self.root.pick(pool)
+            first = min(s for s, (to, _) in picked.queued.items() if to in (ANY, pool))
+            if picked is not self.leaves[n] or seq != first:
+                raise BrokenError(f"request {seq} of f{n} was granted out of turn in pool {pool}")
             self.granted += 1
             for node in picked.path():
                 assert node.parent is not None
-                node.parent.raise_level()
+                node.parent.raise_level(pool)
             del picked.queued[seq]
-            lease = [n, prompt, self.random.randint(1, output), 0, 0]
+            lease = [n, prompt, self.random.randint(1, output), 0, 0, pool]
             self.live[decision.lease_id] = lease
             self._charge(lease)
+        for leaf in self.leaves:
+            leaf.ask()
 
-    def _step(self) -> None:
-        for lease_id, lease in list(self.live.items()):
+    def _step(self, pool: int) -> None:
+        """Produce a token of every running request of a pool; those that are done end."""
+        for lease_id, lease in [entry for entry in self.live.items() if entry[1][5] == pool]:
             lease[4] += 1
             self._charge(lease)
             if lease[4] < lease[2]:
@@ -198,30 +305,36 @@ class TreeHistory:
                 self.core.complete(self.now_ns, lease_id, 1, core.COMPLETED, lease[1], 0, lease[4])
 
     def _charge(self, lease: list[int]) -> None:
-        leaf = self.leaves[lease[0]]
+        leaf, pool = self.leaves[lease[0]], lease[5]
         before, after = lease[3], (lease[1] * INPUT + lease[4] * OUTPUT) * 1000 // leaf.weight
         lease[3] = after
         for node in leaf.path():
             more = after * leaf.weight // node.weight - before * leaf.weight // node.weight
-            node.counter += more
-            node.served += more
+            node.charge(pool, more)
+        self._bring_back(leaf.path())
 
     def _hold(self) -> None:
         for line in (self.root, *self.nodes):
             weight = min((child.weight for child in line.children), default=1_000)
             bound = 2 * max(self.longest * INPUT, CAPACITY * OUTPUT) * 1000 // weight
-            for g in line.children:
-                for f in line.children:
-                    pair, lead = (id(f), id(g)), f.served - g.served
-                    if not g.requests():
-                        self.least.pop(pair, None)
-                        continue
-                    self.least[pair] = min(lead, self.least.get(pair, lead))
-                    if lead - self.least[pair] > bound + self.credit:
-                        raise BrokenError(
-                            f"a sibling got {lead - self.least[pair]} micro-tokens more than one"
-                            f" that waited: allowed {bound + self.credit}"
-                        )
+            for pool in self.pools:
+                for g in line.children:
+                    self._hold_beside(g, line.children, pool, bound + self.credit + self.lead)
+
+    def _hold_beside(self, g: Node, siblings: list[Node], pool: int, allowed: int) -> None:
+        waits, its = g.waits(pool), g.served.total()
+        for f in siblings:
+            place = id(f), id(g), pool
+            if not waits:
+                self.least.pop(place, None)
+                continue
+            lead = f.served[pool] - its
+            least = self.least[place] = min(lead, self.least.get(place, lead))
+            if f is not g and lead - least > allowed:
+                raise BrokenError(
+                    f"a sibling got {lead - least} micro-tokens more in pool {pool} than one that"
+                    f" waited there got in all: allowed {allowed}"
+                )
 
 
 @click.command()
@@ -231,16 +344,30 @@ class TreeHistory:
 @click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="First seed."
 )
-def main(count: int, seed: int) -> None:
+@click.option("--pools", is_flag=True, help="Let each have three pools.")
+@click.option(
+    "--totals", type=click.Path(path_type=Path), help="Keep sums here, and go on from them."
+)
+def main(count: int, seed: int, pools: bool, totals: Path | None) -> None:
     """Play random histories; exit with status 1 and the seed if one breaks the promise."""
-    granted = 0
-    for number in range(seed, seed + count):
-        history = TreeHistory(number)
+    done = granted = 0
+    if totals is not None and totals.exists():
+        kept = json.loads(totals.read_text())
+        if (kept["seed"], kept["pools"]) != (seed, pools):
+            raise click.BadParameter(f"{totals} holds other histories", param_hint="--totals")
+        done, granted = kept["histories"], kept["granted"]
+    for number in range(done, count):
+        history = TreeHistory(seed + number, 3 if pools else 1)
         try:
             history.play()
         except BrokenError as broken:
-            sys.exit(f"seed {number}: {broken}")
+            sys.exit(f"seed {seed + number}: {broken}")
         granted += history.granted
+        if totals is not None and (number + 1) % SAVED_EVERY == 0:
+            totals.parent.mkdir(parents=True, exist_ok=True)
+            sums = {"seed": seed, "pools": pools, "histories": number + 1, "granted": granted}
+            totals.with_suffix(".new").write_text(json.dumps(sums))
+            totals.with_suffix(".new").replace(totals)
     click.echo(f"{count:,} histories hold, {granted:,} grants as the model picks them")
 
 

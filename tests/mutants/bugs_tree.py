@@ -3,6 +3,7 @@
 from mutant import Mutant
 
 TESTS = "tests/core/test_tree.py::"
+POOLS = f"{TESTS}test_random_trees_over_pools_grant_what_the_model_picks"
 
 TREE_BUGS = (
     Mutant(
@@ -38,11 +39,15 @@ TREE_BUGS = (
         (
             (
                 "policy/tree_lines.pxi",
-                "        own = flows.family_of(node).line_of(own_target)\n",
+                "        own, free = own_heap(flows, node, cls, pool), free_heap(",
                 "        if BUG and flows.queues[q].target == 0:\n"
-                "            own_target = NONE\n"
+                "            own = flows.family_of(node).no_line\n"
+                "            free = free_heap(flows, node, cls, pool)\n"
+                "            continue\n"
                 "        elif BUG:\n"
-                "            free_target = NONE\n",
+                "            own = own_heap(flows, node, cls, pool)\n"
+                "            free = flows.family_of(node).no_line\n"
+                "            continue\n",
             ),
         ),
         0,
@@ -60,5 +65,31 @@ TREE_BUGS = (
         ),
         0,
         tests=(f"{TESTS}test_counters_and_levels_of_nodes_outlive_a_restart",),
+    ),
+    Mutant(
+        "node-uncharged-in-pools",
+        "with several pools, service of a tenant moves no position of the groups above it",
+        (
+            (
+                "policy/fair_queue.pxi",
+                "            charge_positions(flows, node, more, pool)\n",
+                "            if BUG:\n                more = 0\n",
+            ),
+        ),
+        0,
+        tests=(POOLS,),
+    ),
+    Mutant(
+        "node-saves-up-in-pools",
+        "a group that begins to wait in a pool is not lifted there",
+        (
+            (
+                "policy/local_position.pxi",
+                "        if flows.lifts and lifts:\n",
+                "        if BUG:\n            lifts = False\n",
+            ),
+        ),
+        0,
+        tests=(POOLS,),
     ),
 )

@@ -202,9 +202,10 @@ def test_weights_of_groups_reach_the_core_and_follow_a_reload(tmp_path: Path) ->
     [
         (
             "groups: [{name: g, weight: 1}]\n"
-            "pools: [{name: p, capacity_tokens: 99}, {name: q, capacity_tokens: 99}]\n",
-            "2:28 groups[0].weight: needs a scheduler with one pool, but pools lists 2; run one"
-            " scheduler for each pool, or remove the weights of all groups",
+            + "pools:\n"
+            + "".join(f"  - {{name: p{k}, capacity_tokens: 99}}\n" for k in range(65)),
+            "2:28 groups[0].weight: needs a scheduler with at most 64 pools, but pools lists 65;"
+            " run a second scheduler, or remove the weights of all groups",
         ),
         (
             "groups: [{name: f}, {name: g, weight: 1}]\nscheduler: {lift: active}\n",
