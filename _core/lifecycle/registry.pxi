@@ -65,7 +65,7 @@ cdef int enter_class(Core core, Ask* ask) except -1:
 
 
 cdef bytes flow_name(Core core, int32_t flow):
-    """What names a flow in saved rows."""
+    """The name of a flow in saved rows."""
     cdef int32_t cls = core.flows.items[flow].cls
     cdef bytes name = <bytes>core.classes.names[cls] if cls else b""
     return bytes((len(name) >> 8, len(name) & 255)) + name + <bytes>core.flow_list[flow]
@@ -81,7 +81,7 @@ cdef list flows_of(Core core, bytes name):
 
 
 cdef int take_positions(Core core, int32_t pool) except -1:
-    """A pool of before the restart has come back: flows stand in it as they did then.
+    """Restore the positions of flows in a pool of before the restart that is registered again.
     O(flows * log n)."""
     cdef Flows flows = core.flows
     cdef int32_t q
@@ -125,7 +125,7 @@ cdef int stand_in_pool(Core core, int32_t pool) except -1:
     take_positions(core, pool)
     if core.ledger.count > POOLS_ORDERED:
         if core.tree_is_stale:
-            settle_tree(core)  # with so many pools nothing stands below a node
+            settle_tree(core)  # with more pools no flow is below a node
         if not core.flows.one_line:
             begin_one_line(core.flows)
         begin_shift(core.flows, pool)

@@ -1,6 +1,6 @@
 # Positions in several pools, in the rows that outlive the process: those of a flow in its own row,
 # of a node with the level of its children; the levels of the root in the row of the pool. A pool of
-# before the restart that has not come back keeps what is saved of it.
+# before the restart that is not registered again keeps its saved values.
 
 cdef int write_positions(Core core, Writer w, int32_t flow) except -1:
     """Write field 8 of a flow's row. O(pools)."""
@@ -35,7 +35,7 @@ cdef int write_position(
 cdef list levels_in(Core core, bytes name):
     """Class and level of each class that has one in a pool. O(classes)."""
     cdef int32_t cls, pool
-    if name in core.saved_levels:  # it has not come back, or is alone yet
+    if name in core.saved_levels:  # it is not registered again, or still alone
         return core.saved_levels[name]
     if name not in core.pool_names:
         return []

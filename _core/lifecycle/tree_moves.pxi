@@ -65,7 +65,7 @@ cdef int32_t wanted_parent(Core core, int32_t flow) except -2:
     return node_in_class(core, group, core.flows.items[flow].cls)
 
 
-# What a flow was while it stood at its former place.
+# The state of a flow at its former place.
 ctypedef struct Stood:
     bint active, recent
     int64_t ahead  # of the level of its siblings; -VTC_MAX: it is where a newcomer begins

@@ -3,18 +3,18 @@
 # Charge: service moves the flow's keys in all pools of the domain. Lift: a flow that gets something
 # queued in a pool begins there at the pool's level less the credit; the level never falls, see
 # flows. Lead: service elsewhere may bring a flow no further ahead of the others in a pool than
-# their least key and the lead; the rest is forgiven at once, or when the flow next stands in line
-# there. So with one pool nothing is ever forgiven, and what a flow does in one pool cannot starve
-# it, or the others, in another one. The pool forgives nothing later: otherwise a flow could save up
-# service elsewhere, and have its service in the pool itself forgiven. Requests for any pool stand
-# in a line of each pool.
+# their least key and the lead; the rest is forgiven at once, or when the flow is next queued there.
+# So with one pool nothing is ever forgiven, and what a flow does in one pool cannot starve it, or
+# the others, in another one. The pool forgives nothing later: otherwise a flow could save up
+# service elsewhere, and have its service in the pool itself forgiven. Requests for any pool are in
+# the lines of all pools.
 #
 # In the tree of shares all of this holds among the children of each node. A node is backlogged in a
 # pool while a child is; it is lifted when the first of them becomes so.
 
 
 cdef inline int64_t lead_of(Flows flows, int32_t pool, int32_t depth) noexcept:
-    """How far ahead of the others in a pool service elsewhere may keep a flow with so many nodes
+    """How far ahead of the others in a pool service elsewhere may keep a flow with `depth` nodes
     above it."""
     if flows.positions.lead_max != LEAD_AUTO:
         return flows.positions.lead_max
@@ -139,14 +139,14 @@ cdef int part_emptied(Flows flows, int32_t flow) except -1:
 
 
 # With more than POOLS_ORDERED pools, a place of each queue in a line of each pool would cost what
-# all pools cost. What may run anywhere then stands in one line, in the order of the flows' counters
-# over all pools. In a pool it stands beside what must run there with one difference for all of a
-# class, the shift: a counter and the shift are a key in that pool. The shift keeps the head of the
-# line within the same bounds as a flow: no further behind the pool's level than the credit, and no
-# further ahead of those who must run there than the lead.
+# all pools cost. Requests for any pool are then in one line, in the order of the flows' counters
+# over all pools. A pool compares them with the requests that must run there by one difference for
+# all of a class, the shift: a counter and the shift are a key in that pool. The shift keeps the
+# head of the line within the same bounds as a flow: no further behind the pool's level than the
+# credit, and no further ahead of the requests that must run there than the lead.
 
 cdef int64_t shift_of(Flows flows, int32_t cls, int32_t pool) noexcept:
-    """What a pool adds to keys of the line for any pool, in their grain. O(1)."""
+    """The shift of a pool for keys of the line for any pool, in their grain. O(1)."""
     cdef Heap own, free
     cdef int64_t key, here
     if not flows.one_line or flows.order != ORDER_COUNTER or not flows.lifts:
@@ -269,7 +269,7 @@ cdef inline bint are_siblings(Flows flows, int32_t a, int32_t b) noexcept:
 
 
 cdef int replace_in_line(Flows flows, int32_t q) except -1:
-    """Give a queue that stands in line its places by the keys of now, and the nodes above it.
+    """Give a queue in the line, and the nodes above it, their places by the keys of now.
     O((levels + pools) * log n)."""
     if not has_place(flows, q):
         return 0
@@ -369,7 +369,7 @@ cdef int bring_nodes_back(Flows flows, int32_t flow) except -1:
 
 
 cdef void find_lines(Flows flows, int32_t flow, IndexSet* queued, IndexSet* stands) noexcept:
-    """For which targets a flow has something queued, and for which it stands in line.
+    """The targets for which a flow has requests queued, and those for which it is in the line.
     O(targets)."""
     cdef int32_t q = flows.items[flow].first_queue, target
     set_clear(queued, <int32_t>len(flows.candidates))
@@ -419,8 +419,8 @@ cdef void keep_lift(Flows flows, Position* p) noexcept:
 
 
 cdef bint return_to_pools(Flows flows, int32_t q) except -1:
-    """A queue is about to stand in line: lift its flow in pools in which it waited, without
-    credit; whether it waited in any. O(positions of the flow)."""
+    """Before a queue enters the line: lift its flow in pools in which it waited, without credit;
+    whether it waited in any. O(positions of the flow)."""
     cdef int32_t n = flows.items[flows.queues[q].flow].first_position
     cdef int32_t target = flows.queues[q].target, cls = flows.items[flows.queues[q].flow].cls
     cdef int32_t node, place

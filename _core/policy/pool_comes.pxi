@@ -1,6 +1,6 @@
-# What a pool that comes changes in the lines: flows get their positions in it. With the second pool
-# they begin to have any; with more than POOLS_ORDERED pools what may run anywhere leaves the lines
-# of each, see local_position.pxi.
+# A new pool changes the lines: flows get their positions in it. With the second pool they begin to
+# have any. With more than POOLS_ORDERED pools, requests for any pool leave the lines of the single
+# pools, see local_position.pxi.
 
 cdef void begin_shift(Flows flows, int32_t pool) noexcept:
     """Let the line for any pool stand in a pool at its level. O(classes)."""

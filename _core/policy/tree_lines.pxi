@@ -1,9 +1,9 @@
 # Where queues stand: at the root in the line of their target, else in that of their node.
 #
-# A node has a queue for each target for which something of it stands: it is empty, and stands in
-# the line above while the node's own line is not. Its key is the node's counter, its arrival that
-# of the first head in its line. Under orders without counters nothing stands below a node. With
-# several pools a queue for any of them also stands in the order of each pool, at every level.
+# A node has a queue for each target of the flows below it: it holds no requests, and is in the line
+# above while the node's own line has entries. Its key is the node's counter, its arrival that of
+# the first head in its line. Under orders without counters no flow is below a node. With several
+# pools a queue for any of them is also in the order of each pool, at every level.
 
 cdef inline bint stands_in_one(Flows flows) noexcept:
     """Whether what may run anywhere stands in one line, and not in one of each pool."""

@@ -33,7 +33,7 @@ _ROWS_MAX = 500
 
 
 class Rows(Protocol):
-    """What a leader has for its followers."""
+    """A source of rows for followers."""
 
     async def collect(self) -> None:
         """Take over what changed. Raises Broken."""

@@ -1,7 +1,7 @@
 """The rows of a state file for those that follow it: numbered by change, each key once.
 
 A reader says up to which number it has read and gets what changed since, so a slow reader holds up
-neither the writer nor other readers. What can wait for it is bounded by the rows that there are.
+neither the writer nor other readers. At most all rows can wait for a reader.
 """
 
 import time

@@ -35,7 +35,7 @@ class StateError(OSError):
 
 
 class OperatorRows(NamedTuple):
-    """What a state file holds beside the core's rows."""
+    """The parts of a state file beside the core's rows."""
 
     hash_key: bytes
     modes: bytes

@@ -1,4 +1,4 @@
-"""What the core sends streams about hashes of prompts: whether to send them, and their key."""
+"""Messages of the core to streams about prefix hashes: whether to send them, and their key."""
 
 from typing import Any
 

@@ -57,7 +57,7 @@ def serve(s: core.Scheduler, now_ns: int, count: int) -> list[int]:
 
 
 def organisations(s: core.Scheduler, *sizes: int) -> dict[str, int]:
-    """Organisations of weight 1, 2, 4 and so on, with so many users."""
+    """Organisations of weight 1, 2, 4 and so on, with these numbers of users."""
     flows = {}
     for k, size in enumerate(sizes):
         node = group(s, f"org{k}", 1_000 << k)

@@ -331,7 +331,7 @@ class Twins(RuleBasedStateMachine):
     def remote_service(
         self, flow: int, name: bytes, domain: bytes, charged: int, refunded: int
     ) -> None:
-        # What was refunded elsewhere was charged before.
+        # A refund elsewhere follows its charge.
         row = (FLOWS[flow][0], name or b"default", domain, charged + refunded, refunded)
         self.pair.both("set_remote_service", [row])
         self.then(polls=True)
@@ -412,7 +412,7 @@ class Twins(RuleBasedStateMachine):
     @precondition(lambda self: self.pair.now_ns > 10 * SECOND)
     @rule(told=st.lists(st.integers(0, 20), max_size=6), wait=st.sampled_from((0, 0, SECOND)))
     def restart(self, told: list[int], wait: int) -> None:
-        """The scheduler is killed; some of its leases are told to the next one."""
+        """The scheduler is killed; some of its leases are replayed to the next one."""
         live = self.pair.twin.leases(lambda r: r.principal == 0)
         self.pair.restart()
         self.handles.clear()

@@ -61,7 +61,7 @@ class Node:
     levels: Counter[int] = field(default_factory=Counter)  # of its children, by pool
     served: Counter[int] = field(default_factory=Counter)  # by pool
     queued: dict[int, tuple[int, int]] = field(default_factory=dict)  # target by seq, and handle
-    #: With several pools the heads of a tenant in a group stand in line from the next dispatch on.
+    #: With several pools the heads of a tenant in a group enter the line at the next dispatch.
     asks: bool = False
     asked: set[int] = field(default_factory=set)  # heads that have done so
 
@@ -79,7 +79,7 @@ class Node:
             node = node.parent
 
     def ask(self) -> None:
-        """Let the heads of a tenant stand in line."""
+        """Put the heads of a tenant into the line."""
         for target in {target for target, _ in self.queued.values()}:
             self.asked.add(min(seq for seq, (to, _) in self.queued.items() if to == target))
 

@@ -16,7 +16,7 @@ ALL, MODEL, POOL = range(3)  # the domains in which service counts together
 @dataclass
 class Position:
     key: int
-    foreign: int = 0  # service elsewhere that is in the key, since it stood in line
+    foreign: int = 0  # service elsewhere that is in the key, since it was queued here
     node: int = -1  # at which all that it has queued in the pool waits; -1: none
     wait_lift: int = 0
 
@@ -33,7 +33,7 @@ class Positions:
         self.local = False
         self.shared = False  # with other members of a cluster
         self.forgiven = 0
-        self.beside: Request | None = None  # is granted without having stood in line
+        self.beside: Request | None = None  # is granted without a place in the line
 
     @property
     def lifted(self) -> bool:
@@ -116,7 +116,7 @@ class Positions:
         return any(r.flow == flow for r in heads)
 
     def raise_level(self, cls: int, pool: int) -> int:
-        """By those that stand there, and not yet by those that are about to come back."""
+        """By those that are there, and not yet by those that are about to return."""
         there = {flow for (flow, at), p in self.items.items() if at == pool and p.node == -1}
         heads = [r for r in self.heads(cls, pool) if r.flow in there and r is not self.beside]
         if heads and self.by_counter and self.lifted:
@@ -195,7 +195,7 @@ class Positions:
             p.node = -1
 
     def look(self) -> None:
-        """Let flows come back to pools in which something of them stands in line again."""
+        """Let flows return to pools in which a queue of them is in the line again."""
         for flow, its in groupby(sorted(self.items), key=lambda key: key[0]):
             back = [pool for _, pool in its if self._is_back(flow, pool)]
             for pool in back:
@@ -222,7 +222,7 @@ class Positions:
                 del self.levels[cls, pool]
 
     def restart(self) -> None:
-        """What waited is lifted, since after a restart nothing waits."""
+        """Lift the flows that waited, since after a restart none waits."""
         for (flow, pool), p in self.items.items():
             self._keep_lift(flow, pool, p)
         self.lifts.clear()

@@ -1,4 +1,4 @@
-"""What the twin knows: its flows, pools and requests, and questions about them."""
+"""The state of the twin: its flows, pools and requests, and questions about them."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -252,7 +252,7 @@ class State:
         self.enter(now_ns)
         self.quotas.models[pool] = quota
 
-    # What the state is, by looking at everything.
+    # Questions about the state, answered by reading everything.
 
     def note_heads(self) -> None:
         """Since when each queue's first request has been that, and since when in the line."""
@@ -322,7 +322,7 @@ class State:
         return {r.adapter for r in self.leases_of(pool) if r.adapter}
 
     def adapter_tokens(self, pool: int, extra: bytes = b"") -> int:
-        """What the active adapters take of the pool, with one more where it is given."""
+        """Tokens of the pool that the active adapters take, with one more if it is given."""
         active = self.active_adapters(pool) | ({extra} if extra else set())
         return sum(self.adapter_weight(pool, adapter) for adapter in active)
 
@@ -448,7 +448,7 @@ class State:
         return [r for r in heads if self.quotas.is_candidate(r)]
 
     def rank(self, r: Request, pool: int) -> tuple[int, int]:
-        """What orders heads in a pool; -1: in all, for those that may run anywhere."""
+        """The key of heads in a pool; -1: in all, for those that may run anywhere."""
         if self.policy == "sif":
             return r.prompt_tokens, r.seq
         counter = self.positions.counter_at(r.flow, pool if r.target == -1 else r.target)
@@ -456,7 +456,7 @@ class State:
 
     @property
     def grain(self) -> int:
-        """By how much counters have to differ to tell flows apart."""
+        """The least difference of counters that orders flows."""
         return self.limits["quantum_tokens"] * 10**6 if self.policy == "dlpm" else 1
 
     def limits_told(self, target: int) -> tuple[int, int]:

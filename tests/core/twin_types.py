@@ -1,4 +1,4 @@
-"""What the twin keeps of flows, pools and requests."""
+"""Records of the twin: flows, pools and requests."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -9,7 +9,7 @@ QUEUED, LIVE, SUSPECT, ENDED = "queued", "live", "suspect", "ended"
 
 
 class TwinError(Exception):
-    """What CallerError is to the core."""
+    """Stands for the core's CallerError."""
 
     def __init__(self, code: int, field: str) -> None:
         super().__init__(code, field)
@@ -86,7 +86,7 @@ class Rate:
 
 @dataclass
 class Doubts:
-    """How far it is believed that what is foretold to miss its deadline does."""
+    """The trust in forecasts of missed deadlines."""
 
     score: Counter[str] = field(default_factory=Counter)  # by ground: wait, prefill
     since: Counter[str] = field(default_factory=Counter)
@@ -101,14 +101,14 @@ class Doubts:
 
 @dataclass
 class Due:
-    """Who was told to come back to a full queue, and has not yet."""
+    """Retries that a full queue still expects."""
 
     count: int = 0
     first_ns: int = 0
     last_ns: int = 0
 
     def tell(self, now_ns: int, due_ns: int) -> None:
-        """Tell one more to come then."""
+        """Expect one more retry then."""
         self.forget_late(now_ns)
         if self.count == 0:
             self.first_ns = due_ns
@@ -163,7 +163,7 @@ class Flow:
     doubts: Doubts = field(default_factory=Doubts)
     forgotten: tuple[int, int] = (0, 0)  # of input and of cached tokens
     idle_at_ns: int | None = None  # when it was left last, since anything was learnt
-    owed: int = 0  # charged before a restart for leases that nobody has told of yet
+    owed: int = 0  # charged before a restart for leases that are not replayed yet
 
     def forget_waits(self, now_ns: int) -> None:
         self.served.forget(now_ns)
@@ -188,7 +188,7 @@ class Pool:
     draining: bool = False  # an operator lets nothing in any more
     probes: bool = True
     pressed: bool = False
-    served: int = 0  # since the engine last told of itself
+    served: int = 0  # since the last telemetry of the engine
     told_at_ns: int | None = None
     preemptions: int = 0
     foreign_tokens: int = 0
@@ -200,7 +200,7 @@ class Pool:
     brought: bool = False  # whom it served last, came before better classes
     overload: int = 1
     calm_since_ns: int | None = None
-    drain: Rate = field(default_factory=Rate)  # while somebody waits
+    drain: Rate = field(default_factory=Rate)  # while requests wait
     # Tokens of the blocks that it was given, by adapter and hash, the oldest first.
     blocks: dict[tuple[bytes, int], int] = field(default_factory=dict)
     asked_tokens: int = 0
@@ -257,7 +257,7 @@ class Request:
     seq: int
     flow: int
     request_id: bytes
-    payload: tuple[Any, ...] | None  # None: of a restored lease, nobody told it
+    payload: tuple[Any, ...] | None  # None: of a restored lease, which has none
     target: int
     prompt_tokens: int
     prompt_max_tokens: int
@@ -271,7 +271,7 @@ class Request:
     due_ns: int
     adapter: bytes = b""
     stated_ns: int | None = None  # until which it says that it waits in the queue
-    told: bool = True  # whoever polls hears of it
+    told: bool = True  # a poll returns its verdict
     has_exact_input: bool = False
     was_limited: bool = False
     state: str = QUEUED
@@ -307,7 +307,7 @@ class Request:
     prefill_us: int = 0
     prefill_line: int = 0
     deadline_ns: int | None = None  # for its first token
-    doubt: str = ""  # why it was foretold to miss it, and let in all the same
+    doubt: str = ""  # why it was expected to miss it, and let in all the same
     head_ns: int | None = None  # first in its queue
     hashes: tuple[int, ...] = ()  # while it is queued
     hash_tokens: int = 0  # of the prompt for each
@@ -326,7 +326,7 @@ TICKS_MAX = 10**12
 
 @dataclass
 class Bucket:
-    """Millionths of a unit: so many a tick, up to a minute's worth."""
+    """Millionths of a unit: `rate` a tick, up to a minute's worth."""
 
     rate: int
     level: int
@@ -355,7 +355,7 @@ class Bucket:
 
 @dataclass
 class Bill:
-    """What a request has taken from its quotas."""
+    """The amounts that a request has taken from its quotas."""
 
     nodes: list[int]
     inputs: int

@@ -148,11 +148,6 @@ def read(*rooms: str) -> Iterator[Sentence]:
             yield from sentences(path, path.read_text())
 
 
-def room_of_text(path: str) -> str:
-    """Return the room that a file's sentences count for: its folder at the top, or itself."""
-    return path.partition("/")[0]
-
-
 def main() -> None:
     """List faults and long sentences, or a sample to read."""
     parser = argparse.ArgumentParser(prog="python -m tests.tidy.prose", description=__doc__)

@@ -9,12 +9,6 @@ from dataclasses import dataclass
 FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
 LINE_CHARS_MAX = 100
-# Banned constructions (prose.py) that a room still has. A number only ever falls; a room that is
-# not here has none.
-PROSE_FAULTS = {
-    "_core": 13,
-    "tests": 32,
-}
 
 # How much a room may know of time.
 NO_CLOCK, MONOTONIC, WALL = "no clock: time is passed in", "monotonic clocks only", "any clock"

@@ -23,7 +23,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class FollowRequest(_message.Message):
-    """What a standby sends: who it is, then an answer to each response that has `asked_ns`."""
+    """Messages of a standby: its name, then an answer to each response that has `asked_ns`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -63,7 +63,7 @@ Global___FollowRequest: _TypeAlias = FollowRequest  # noqa: Y015
 
 @_typing.final
 class FollowResponse(_message.Message):
-    """What a leader sends, at least every 250 ms."""
+    """Messages of a leader, at least every 250 ms."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -87,7 +87,7 @@ class FollowResponse(_message.Message):
 
     @_builtins.property
     def operators(self) -> Global___OperatorState:
-        """What operators have set, if it changed."""
+        """Settings of operators, if they changed."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ Global___StateRow: _TypeAlias = StateRow  # noqa: Y015
 
 @_typing.final
 class OperatorState(_message.Message):
-    """What a state file holds beside rows."""
+    """The parts of a state file beside its rows."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
