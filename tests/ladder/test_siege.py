@@ -20,7 +20,7 @@ async def test_attack_connects_again_when_it_is_closed(attack: object) -> None:
 
     async with await asyncio.start_server(close, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        task = asyncio.ensure_future(_attack(port, attack))  # type: ignore[arg-type]
+        task = asyncio.ensure_future(_attack(port, attack, "127.0.0.1"))  # type: ignore[arg-type]
         await asyncio.wait_for(twice.wait(), 30)
         task.cancel()
 
