@@ -61,6 +61,12 @@ class Records:
         """Return what a restart now would lose, in ns; 0 where nothing is kept anyway."""
         return 0 if self.saving is None else self.clock.now_ns() - self.saving.saved_ns
 
+    @property
+    def leads(self) -> bool:
+        """Whether this member has a role, and may decide now. O(1)."""
+        leading = self.leading
+        return self.is_under_term and leading is not None and boot_ns() < leading.until_ns
+
     def check_term(self) -> None:
         """Raise NotLeading if the core may not decide any more. O(1)."""
         if self.is_under_term and self.leading and boot_ns() >= self.leading.until_ns:

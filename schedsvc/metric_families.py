@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import (
 )
 
 from schedsvc._core import HISTOGRAM_BOUNDS_MS
-from schedsvc.driver import Ledgering, Loading, Sharing
+from schedsvc.driver import Leading, Ledgering, Loading, Sharing
 from schedsvc.metric_rows import (
     CLASS_ROWS,
     FLOW_ROWS,
@@ -94,6 +94,8 @@ class Snapshot:
     sharing: Sharing | None = None  # None: it is no member of a cluster
     unsynced_ns: int = 0
     forgiven_micro: int = 0
+    leading: Leading | None = None  # None: the member has no role in a set
+    leads: bool = False
 
 
 def families(taken: Snapshot | None) -> Iterator[Metric]:
@@ -130,6 +132,8 @@ def families(taken: Snapshot | None) -> Iterator[Metric]:
         yield from _ledgering(taken.ledgering)
     if taken.sharing is not None:
         yield from _cluster(taken.sharing, taken.unsynced_ns, taken.forgiven_micro)
+    if taken.leading is not None:
+        yield from _leading(taken.leading, leads=taken.leads)
     yield from _columns(FLOW_ROWS, "tenant", taken.flows.tenants, taken.flows.columns)
     yield from _rows(POOL_ROWS, "pool", {pool["name"]: pool for pool in taken.pools})
     yield from _rows(TOTAL_ROWS, "", {"": taken.totals})
@@ -198,6 +202,30 @@ def _cluster(sharing: Sharing, unsynced_ns: int, forgiven_micro: int) -> Iterato
     )
     forgiven.add_metric((), forgiven_micro / 1e6)
     yield forgiven
+
+
+def _leading(leading: Leading, *, leads: bool) -> Iterator[Metric]:
+    """Yield which term of its set a member knows, and whether it leads."""
+    for name, text, value in (
+        ("leads", "1 while this member leads its set.", int(leads)),
+        ("term", "The highest term that this member knows.", leading.term),
+        (
+            "terms_unknown",
+            "1 while this member cannot ask the store for terms.",
+            int(bool(leading.problem)),
+        ),
+    ):
+        gauge = GaugeMetricFamily(f"schedsvc_cluster_{name}", text)
+        gauge.add_metric((), value)
+        yield gauge
+    for name, text, count in (
+        ("terms_taken", "Terms that this process took.", leading.taken),
+        ("terms_lost", "Terms that ended before this process handed them over.", leading.lost),
+        ("rows_forged", "Rows written without the secret of the cluster.", leading.forged),
+    ):
+        counter = CounterMetricFamily(f"schedsvc_cluster_{name}", text)
+        counter.add_metric((), count)
+        yield counter
 
 
 def _config(loading: Loading) -> Iterator[Metric]:

@@ -195,6 +195,8 @@ class Metrics:
                 taken.sharing = replace(self._driver.sharing)
                 taken.unsynced_ns = self._driver.unsynced_ns()
                 taken.forgiven_micro = self._driver.forgiven_micro()
+            if self._driver.leading is not None:
+                taken.leading, taken.leads = replace(self._driver.leading), self._driver.leads
             saving = self._driver.saving
             if saving is not None:
                 taken.unsaved_ns = self._driver.unsaved_ns()

@@ -8,6 +8,8 @@ __all__ = ["cluster_line", "cluster_lines"]
 
 def cluster_line(cluster: Any) -> str:
     """Return in one line who shares service with this scheduler, and since when not."""
+    if not cluster.cluster:
+        return f"member {cluster.member} stands by in set {cluster.set.name}"
     seconds = cluster.unsynced_ms / 1_000
     text = f"cluster {cluster.cluster}: member {cluster.member}"
     if cluster.problem:
@@ -19,7 +21,28 @@ def cluster_line(cluster: Any) -> str:
 def cluster_lines(cluster: Any) -> Iterator[str]:
     """Yield all that is known of a cluster."""
     yield cluster_line(cluster)
+    if cluster.cluster:
+        yield from _shared_lines(cluster)
+    if cluster.HasField("set"):
+        yield from _set_lines(cluster.set)
+
+
+def _shared_lines(cluster: Any) -> Iterator[str]:
     yield f"totals: {cluster.totals_own:,} of this member, {cluster.totals_others:,} of others"
     yield f"charged here for others: {cluster.remote_micro / 1e6:,.0f} priced tokens"
     yield f"forgiven beyond leads: {cluster.forgiven_micro / 1e6:,.0f} weighted tokens"
     yield f"totals sent again: {cluster.repeats:,} times; rows ignored: {cluster.rows_ignored:,}"
+
+
+def _set_lines(pool_set: Any) -> Iterator[str]:
+    role, known = "leader" if pool_set.leads else "standby", pool_set.leadership
+    text = f"set {pool_set.name}: {role}; term {known.term:,}"
+    leader = f"led by {known.leader} at {pool_set.target}" if known.leader else "no leader known"
+    yield f"{text}, {leader}"
+    if pool_set.leads:
+        yield f"followers that may lead next: {', '.join(pool_set.followers) or 'none'}"
+    yield f"terms taken: {pool_set.terms_taken:,}; lost: {pool_set.terms_lost:,}"
+    if pool_set.rows_forged:
+        yield f"forged rows: {pool_set.rows_forged:,}; see cluster_row_forged in the log"
+    if pool_set.problem:
+        yield f"terms are unknown: {pool_set.problem}"

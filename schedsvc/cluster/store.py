@@ -79,6 +79,9 @@ class StoreConnection:
             "protocol": 2,
             "retry": Retry(NoBackoff(), 0),
             "socket_connect_timeout": CALL_S,
+            # With a timeout the library calls asyncio.wait_for(), which in Python 3.11 ignores a
+            # cancellation that arrives in the moment in which the wait ends.
+            "socket_timeout": None,
         }
         if address.tls is None:
             self._connection: Any = Connection(**options)

@@ -8,6 +8,7 @@ from typing import Any
 
 from schedsvc_client.v1 import (
     cluster_pb2,
+    leader_pb2,
     mode_pb2,
     pool_pb2,
     quota_pb2,
@@ -182,9 +183,12 @@ def _usage(driver: Driver) -> usage_pb2.UsageStats | None:
 
 
 def _cluster(driver: Driver) -> cluster_pb2.ClusterStats | None:
-    sharing = driver.sharing
+    sharing, leading = driver.sharing, driver.leading
     if sharing is None:
-        return None
+        if leading is None:
+            return None
+        # A member that stands by serves nothing, so it shares nothing.
+        return cluster_pb2.ClusterStats(member=leading.me.partition("/")[0], set=_set(driver))
     return cluster_pb2.ClusterStats(
         cluster=sharing.cluster,
         member=sharing.member,
@@ -197,6 +201,24 @@ def _cluster(driver: Driver) -> cluster_pb2.ClusterStats | None:
         repeats=sharing.repeats,
         rows_ignored=sharing.ignored,
         forgiven_micro=driver.forgiven_micro(),
+        set=_set(driver),
+    )
+
+
+def _set(driver: Driver) -> cluster_pb2.SetStats | None:
+    leading = driver.leading
+    if leading is None:
+        return None
+    return cluster_pb2.SetStats(
+        name=leading.pool_set,
+        leads=driver.leads,
+        leadership=leader_pb2.Leadership(term=leading.term, leader=leading.leader),
+        target=leading.target,
+        followers=leading.followers if driver.leads else (),
+        terms_taken=leading.taken,
+        terms_lost=leading.lost,
+        rows_forged=leading.forged,
+        problem=leading.problem,
     )
 
 

@@ -1,19 +1,23 @@
 """A set of pools has one leader: what it states, what the others answer, and how it stops."""
 
+import asyncio
+import urllib.request
 from pathlib import Path
 
 import grpc
 import pytest
+from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
+from schedsvc.cli import main
 from schedsvc.clock import boot_ns
 from schedsvc.cluster.library import term_keys_of
 from schedsvc.cluster.terms import TERM_MS, Term
 from schedsvc.server.led import LedServer
 from tests.server.conftest import failure, open_channel, until
 
-from .members import POOL_SET, ask, calling, member, proof, ready_store, running, trailer
+from .members import POOL_SET, TOKEN, ask, calling, member, proof, ready_store, running, trailer
 from .store_server import StoreServer, free_port
 
 HOLD, TERMS, _ = term_keys_of("prod", POOL_SET)
@@ -95,6 +99,43 @@ async def test_a_standby_refuses_and_names_the_leader(pair: tuple[LedServer, Led
         assert await health_of(a, "readiness") == serving
         assert await health_of(b, "liveness") == serving
         assert await health_of(b, "readiness") == not_serving
+
+
+async def shown(each: LedServer) -> str:
+    arguments = ["stats", "--cluster", "--target", each.targets[0], "--token-env", "PROOF"]
+    runner = CliRunner(env={"PROOF": TOKEN})
+    return (await asyncio.to_thread(runner.invoke, main, arguments)).output
+
+
+def series(each: LedServer) -> dict[str, float]:
+    with urllib.request.urlopen(each.metrics_url or "", timeout=20) as page:
+        lines = page.read().decode().splitlines()
+    pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    start = "schedsvc_cluster_"
+    return {name.removeprefix(start): float(value) for name, _, value in pairs if start in name}
+
+
+async def test_stats_and_metrics_show_who_leads(store: StoreServer, tmp_path: Path) -> None:
+    await ready_store(store)
+    metrics = {"metrics": {"listen": "127.0.0.1:0"}}
+    a, b = (member(tmp_path, name, store.url, **metrics) for name in "ab")
+    async with running(a, b):
+        await leads(a)
+        await until(lambda: a.leading.followers == ("b",), "b follows")
+        leader, standby = await shown(a), await shown(b)
+        led_by = f"term 1, led by {a.leading.me} at {a.targets[0]}\n"
+        assert f"set main: leader; {led_by}followers that may lead next: b\n" in leader
+        assert "terms taken: 1; lost: 0" in leader
+        assert f"member b stands by in set main\nset main: standby; {led_by}" in standby
+        assert "terms taken: 0; lost: 0" in standby
+        one, other = await asyncio.to_thread(series, a), await asyncio.to_thread(series, b)
+        assert (one["leads"], one["term"], one["terms_taken_total"]) == (1, 1, 1)
+        assert (other["leads"], other["term"], other["terms_taken_total"]) == (0, 1, 0)
+        assert one["terms_lost_total"] == one["rows_forged_total"] == one["terms_unknown"] == 0
+        store.kill()
+        await until(lambda: bool(b.leading.problem), "it has noticed")
+        assert "terms are unknown: store 127.0.0.1" in await shown(b)
+        assert (await asyncio.to_thread(series, b))["terms_unknown"] == 1
 
 
 async def test_a_drained_leader_hands_over(pair: tuple[LedServer, LedServer]) -> None:

@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from schedsvc_client.v1 import leader_pb2 as _leader_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -22,6 +23,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ClusterStats(_message.Message):
+    """Of a member that stands by, `member` and `set` alone."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     CLUSTER_FIELD_NUMBER: _builtins.int
@@ -35,6 +38,7 @@ class ClusterStats(_message.Message):
     REPEATS_FIELD_NUMBER: _builtins.int
     ROWS_IGNORED_FIELD_NUMBER: _builtins.int
     FORGIVEN_MICRO_FIELD_NUMBER: _builtins.int
+    SET_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     member: _builtins.str
     """Name of this scheduler in the cluster."""
@@ -57,6 +61,10 @@ class ClusterStats(_message.Message):
     def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the members that were alive at the last exchange, this one included."""
 
+    @_builtins.property
+    def set(self) -> Global___SetStats:
+        """Absent without `cluster.role`."""
+
     def __init__(
         self,
         *,
@@ -71,11 +79,68 @@ class ClusterStats(_message.Message):
         repeats: _builtins.int = ...,
         rows_ignored: _builtins.int = ...,
         forgiven_micro: _builtins.int = ...,
+        set: Global___SetStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["set", b"set"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "forgiven_micro", b"forgiven_micro", "member", b"member", "members", b"members", "problem", b"problem", "remote_micro", b"remote_micro", "repeats", b"repeats", "rows_ignored", b"rows_ignored", "totals_others", b"totals_others", "totals_own", b"totals_own", "unsynced_ms", b"unsynced_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "forgiven_micro", b"forgiven_micro", "member", b"member", "members", b"members", "problem", b"problem", "remote_micro", b"remote_micro", "repeats", b"repeats", "rows_ignored", b"rows_ignored", "set", b"set", "totals_others", b"totals_others", "totals_own", b"totals_own", "unsynced_ms", b"unsynced_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClusterStats: _TypeAlias = ClusterStats  # noqa: Y015
+
+@_typing.final
+class SetStats(_message.Message):
+    """The set of pools that a member leads or stands by for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    LEADS_FIELD_NUMBER: _builtins.int
+    LEADERSHIP_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    FOLLOWERS_FIELD_NUMBER: _builtins.int
+    TERMS_TAKEN_FIELD_NUMBER: _builtins.int
+    TERMS_LOST_FIELD_NUMBER: _builtins.int
+    ROWS_FORGED_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    leads: _builtins.bool
+    """This member leads."""
+    target: _builtins.str
+    """At which clients reach the leader."""
+    terms_taken: _builtins.int
+    """Terms that this process took, and those that ended before it handed them over."""
+    terms_lost: _builtins.int
+    rows_forged: _builtins.int
+    """Rows of the store that a program without the secret of the cluster wrote."""
+    problem: _builtins.str
+    """Why the store cannot be asked for terms; empty while it can."""
+    @_builtins.property
+    def leadership(self) -> _leader_pb2.Leadership:
+        """The highest term that is known, and the leader; its name is empty while none is known."""
+
+    @_builtins.property
+    def followers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Members that may lead next and follow this leader."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        leads: _builtins.bool = ...,
+        leadership: _leader_pb2.Leadership | None = ...,
+        target: _builtins.str = ...,
+        followers: _abc.Iterable[_builtins.str] | None = ...,
+        terms_taken: _builtins.int = ...,
+        terms_lost: _builtins.int = ...,
+        rows_forged: _builtins.int = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["leadership", b"leadership"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["followers", b"followers", "leadership", b"leadership", "leads", b"leads", "name", b"name", "problem", b"problem", "rows_forged", b"rows_forged", "target", b"target", "terms_lost", b"terms_lost", "terms_taken", b"terms_taken"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetStats: _TypeAlias = SetStats  # noqa: Y015
