@@ -225,6 +225,7 @@ async def test_unsampled_trace_passes_without_a_span(traced: Traced) -> None:
     assert traced.engine_parents(client.trace_id) == {client.span_id}
 
 
+@pytest.mark.slow  # the exporter gives up after some seconds
 async def test_collector_that_hangs_delays_no_request(traced: Traced) -> None:
     async with aiohttp.ClientSession(traced.url) as http:
         traced.collector.asked.clear()

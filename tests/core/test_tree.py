@@ -232,13 +232,19 @@ def test_books_balance_while_the_tree_changes(
     assert is_drained(walk.core, walk.now_ns)
 
 
-def test_random_trees_grant_what_the_model_picks() -> None:
-    for seed in range(120):
+@pytest.mark.parametrize(
+    "seeds", [range(60), pytest.param(range(60, 300), marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_random_trees_grant_what_the_model_picks(seeds: range) -> None:
+    for seed in seeds:
         TreeHistory(seed).play()
 
 
-def test_random_trees_over_pools_grant_what_the_model_picks() -> None:
-    for seed in range(80):
+@pytest.mark.parametrize(
+    "seeds", [range(25), pytest.param(range(25, 125), marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_random_trees_over_pools_grant_what_the_model_picks(seeds: range) -> None:
+    for seed in seeds:
         TreeHistory(seed, pools=3).play()
 
 
