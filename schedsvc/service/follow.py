@@ -69,6 +69,11 @@ class FollowService(ServicerBase):
         super().__init__(authenticator, on_failure)
         self._driver, self._rows, self._fingerprint = driver, rows, fingerprint
         self._on_promise, self._write_stall_s = on_promise, write_stall_s
+        leading = driver.leading
+        # `leading` knows a later leader's term before this one's streams end.
+        self._leadership = (
+            Leadership() if leading is None else Leadership(term=leading.term, leader=leading.me)
+        )
         self._followers: dict[str, int] = {}
         #: Set when the leader ends its term, and (the second) once the store knows it.
         self.ending, self.ended = asyncio.Event(), asyncio.Event()
@@ -134,7 +139,7 @@ class FollowService(ServicerBase):
             for at in range(0, len(rows), _ROWS_MAX):
                 yield pb.FollowResponse(rows=rows[at : at + _ROWS_MAX])
             response = pb.FollowResponse(
-                leadership=self._leadership(), is_whole=True, asked_ns=boot_ns()
+                leadership=self._leadership, is_whole=True, asked_ns=boot_ns()
             )
             if operators != told or not number:
                 response.operators.CopyFrom(operators)
@@ -149,11 +154,7 @@ class FollowService(ServicerBase):
         if self._flushed >= sum(self._followers.values()):
             self._all_flushed.set()
         await self.ended.wait()
-        yield pb.FollowResponse(leadership=self._leadership(), hands_over=True)
-
-    def _leadership(self) -> Leadership:
-        leading = self._driver.leading
-        return Leadership() if leading is None else Leadership(term=leading.term, leader=leading.me)
+        yield pb.FollowResponse(leadership=self._leadership, hands_over=True)
 
     async def _read(self, member: str, context: Any) -> None:
         while (data := await context.read()) is not _EOF:

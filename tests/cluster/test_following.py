@@ -9,6 +9,7 @@ from schedsvc_client.v1 import scheduler_pb2
 from schedsvc_client.v1.follow_pb2_grpc import FollowServiceStub
 
 from schedsvc.clock import boot_ns
+from schedsvc.server.cluster import set_fingerprint
 from schedsvc.server.led import LedServer
 from tests.server.conftest import failure, open_channel, until
 
@@ -72,6 +73,22 @@ async def test_only_members_follow(store_url: str, tmp_path: Path) -> None:
                 await call.write(hello)
                 error = await failure(call.read())
                 assert error.code() == code, error
+
+
+async def test_a_leader_states_no_later_term(store_url: str, tmp_path: Path) -> None:
+    a = member(tmp_path, "a", store_url)
+    async with running(a):
+        await leads(a)
+        async with open_channel(a.targets[0]) as channel:
+            call = FollowServiceStub(channel).Follow(metadata=proof(PEER_TOKEN), timeout=20)
+            fingerprint = set_fingerprint(a._config)
+            await call.write(pb.FollowRequest(member="c", fingerprint=fingerprint))
+            while not (await call.read()).is_whole:
+                pass
+            a.leading.term = 7  # another member leads, and the streams end in a moment
+            for _ in range(2):
+                assert (await call.read()).leadership.term == 1
+            a.leading.term = 1
 
 
 async def test_a_member_with_other_tenants_does_not_lead(store_url: str, tmp_path: Path) -> None:

@@ -67,6 +67,10 @@ async def test_a_leader_states_its_term(pair: tuple[LedServer, LedServer]) -> No
         assert answer.leadership.term == 1
         assert answer.leadership.leader == a.leading.me
         async with calling(a) as stub:
+            refused = await stub.Admit(ask(max_output_tokens=1 << 20), metadata=proof())
+        assert refused.HasField("refusal")
+        assert refused.leadership == answer.leadership
+        async with calling(a) as stub:
             call = stub.Session(metadata=proof())
             await call.write(hello())
             welcome = await call.read()
