@@ -1,6 +1,6 @@
 """Derives the scheduler's guarantees from the options of a run; the auditor checks them."""
 
-from schedsvc.lab.faults.auditor import CREDIT_AUTO, PoolLimits, Terms
+from schedsvc.lab.faults.auditor import CREDIT_AUTO, LEAD_AUTO, PoolLimits, Terms
 from schedsvc.lab.faults.configured import HOSTILE_WEIGHT, UNKNOWN_WEIGHT
 from schedsvc.lab.faults.hostile_options import POOLS, TENANT
 from schedsvc.lab.faults.options import Options
@@ -80,7 +80,7 @@ def terms_of(options: Options) -> Terms:
         lifts=core["policy"] == "vtc",
         lift_queued=core["lift"] != "active",
         credit_max=0 if core["lift"] == "queued" else core.get("credit_max_micro", CREDIT_AUTO),
-        lead_max=core.get("lead_max_micro", 0),
+        lead_max=core.get("lead_max_micro", LEAD_AUTO),
         counts_exactly=counts,
         serves_in_order=counts and not (may_pass or _pools(options) > 1 or _reorders(options)),
         unknown_weight=UNKNOWN_WEIGHT,

@@ -69,13 +69,16 @@ class Desk:
         self.say(now_ns, admit=pb.SessionAdmit(tag=self.tags, request=request))
         return self.tags
 
-    def grant(self, now_ns: int, tag: int, lease_id: int, tokens: int = 20, **more: Any) -> None:
+    def grant(
+        self, now_ns: int, tag: int, lease_id: int, tokens: int = 20, waited_us: int = -1,
+        **more: Any,
+    ) -> None:  # fmt: skip
         asked = self.auditor.books.tags[1, tag].asked_ns if (1, tag) in self.tags_open else now_ns
         grant = {"pool": "p", "pool_epoch": 1, "ttl_ms": 2_000, "reserved_tokens": tokens} | more
         response = pb.AdmitResponse(
             outcome=pb.OUTCOME_GRANTED,
             grant=pb.Grant(lease_id=lease_id, **grant),
-            queue_duration_us=(now_ns - asked) // 1_000,
+            queue_duration_us=(now_ns - asked) // 1_000 if waited_us < 0 else waited_us,
         )
         self.hear(now_ns, verdicts=[pb.SessionVerdict(tag=tag, response=response)])
 
@@ -245,6 +248,26 @@ def test_answers_of_one_round_are_stored_in_due_order() -> None:
     desk.ended(3 * S, 1)
     desk.auditor.settled(3 * S)
     assert list(desk.auditor.books.ended) == [2]
+
+
+def test_a_grant_that_is_read_late_has_the_time_of_its_round() -> None:
+    desk = Desk(answers_max=1)
+    auditor, granted_ns, read_ns = desk.auditor, 1_000_700, S
+    asked = {desk.ask(at_ns, f"asked at {at_ns}"): at_ns for at_ns in (100, 900)}
+    auditor.books.lagging.add(1)  # its peer does not read
+    for now_ns in (granted_ns, read_ns):
+        auditor.due(now_ns)
+        if now_ns == read_ns:
+            for lease_id, (tag, at_ns) in enumerate(asked.items(), 1):
+                waited_us = (granted_ns - at_ns) // 1_000  # the times differ by 200 ns
+                desk.grant(read_ns, tag, lease_id, waited_us=waited_us)
+            auditor.books.lagging.clear()
+        auditor.settled(now_ns)
+    assert {lease.granted_ns for lease in auditor.books.live.values()} == {granted_ns}
+    for lease_id in (1, 2):
+        desk.ended(granted_ns + 3 * S, lease_id)
+    auditor.settled(granted_ns + 3 * S)
+    assert list(auditor.books.ended) == [2]
 
 
 @pytest.mark.parametrize(

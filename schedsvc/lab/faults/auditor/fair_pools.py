@@ -1,6 +1,6 @@
 """The promise of fair service in each of several pools, measured on what was served."""
 
-from schedsvc.lab.faults.auditor.records import Request, Terms, require
+from schedsvc.lab.faults.auditor.records import LEAD_AUTO, Request, Terms, require
 
 
 class PoolFairness:
@@ -9,11 +9,17 @@ class PoolFairness:
     Service counts in all pools, so the other one may have had its part elsewhere; a pool keeps what
     a flow was served elsewhere against it up to the lead. So the first one is served in the pool at
     most the bound, the credit and the lead more than the other one is served in all.
+
+    No message carries an automatic lead. But service elsewhere moves a flow's counter in a pool by
+    at most its own size. So with an automatic lead both are compared by their service in the pool
+    alone. The bound grows by what the waiting flow was charged elsewhere, which put it ahead, and
+    by what the other one was refunded elsewhere, which put that one back.
     """
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
         self._served: dict[tuple[str, str], int] = {}  # by flow and pool
+        self._charged: dict[tuple[str, str], int] = {}  # the same without refunds; "": any pool
         self._waiting: dict[tuple[str, str], int] = {}  # requests of a flow for a pool; "": any
         self._least: dict[tuple[str, str, str], int] = {}  # since the second flow waits there
 
@@ -35,6 +41,20 @@ class PoolFairness:
     def charge(self, flow: str, pool: str, more: int) -> None:
         """Count service; negative: a refund."""
         self._served[flow, pool] = self._served.get((flow, pool), 0) + more
+        for where in ("", pool):
+            self._charged[flow, where] = self._charged.get((flow, where), 0) + max(0, more)
+
+    def _charged_elsewhere(self, flow: str, pool: str) -> int:
+        return self._charged.get((flow, ""), 0) - self._charged.get((flow, pool), 0)
+
+    def _lead(self, served: dict[str, int], other: str, waits: str, pool: str) -> tuple[int, int]:
+        """Return how far one flow leads another in a pool, and what service elsewhere explains."""
+        here = self._served[other, pool]
+        if self._terms.lead_max != LEAD_AUTO:
+            return here - served.get(waits, 0), self._terms.lead_max
+        refunded = self._charged_elsewhere(other, pool) - (served[other] - here)
+        most = self._charged_elsewhere(waits, pool) + refunded
+        return here - self._served.get((waits, pool), 0), most
 
     def _waits(self, flow: str, pool: str) -> bool:
         return (flow, pool) in self._waiting or (flow, "") in self._waiting
@@ -49,14 +69,14 @@ class PoolFairness:
             for other, pool in self._served:
                 if other == waits or target not in ("", pool):
                     continue
-                lead = self._served[other, pool] - served.get(waits, 0)
+                lead, lead_most = self._lead(served, other, waits, pool)
                 least = min(lead, self._least.get((other, waits, pool), lead))
                 self._least[other, waits, pool] = least
-                most = allowed + self._terms.lead_max
+                most = allowed + lead_most
                 require(
                     lead - least <= most + slack.get(other, 0) + slack.get(waits, 0),
                     "a flow that waited all the time for a pool was served too little beside"
                     " another",
-                    f"{other} was served {lead - least} micro-tokens more in {pool} than {waits}"
-                    f" in all pools, bound and credit {allowed}, lead {self._terms.lead_max}",
+                    f"{other} was served {lead - least} micro-tokens more in {pool} than {waits},"
+                    f" bound and credit {allowed}, lead {lead_most}",
                 )

@@ -1,8 +1,11 @@
 """The state of a scheduler as the messages imply it: requests, leases, pools, streams."""
 
+from bisect import bisect_left
+
 from schedsvc.lab.faults.auditor.records import Lease, Pool, Request, Terms
 
 UNKNOWN_FLOW = "unknown"
+_NS_PER_US = 1_000
 COUNTS = (
     "received", "granted", "rejected", "evicted", "completed", "cancelled", "expired",
     "replays_refused",
@@ -39,6 +42,7 @@ class ImpliedState:
         self.seq = 0
         self.draining = False
         self.last_ns = -1
+        self.rounds_ns: list[int] = []  # when rounds began while a stream had verdicts unread
         self.weights = {**self.terms.tenants, UNKNOWN_FLOW: self.terms.unknown_weight}
 
     def flow_names(self, tenant: str) -> tuple[str, str]:
@@ -60,6 +64,23 @@ class ImpliedState:
         if self.terms.by_deadline:
             return min(queue.values(), key=lambda r: r.place)
         return next(iter(queue.values()))
+
+    def begin_round(self, now_ns: int) -> None:
+        """Note when the scheduler may grant next, for as long as a grant may stay unread."""
+        if not self.lagging:
+            self.rounds_ns.clear()
+        self.rounds_ns.append(now_ns)
+
+    def granted_at(self, told_ns: int) -> int:
+        """Return when a grant was made that was read late. O(log rounds).
+
+        A verdict gives its time in whole microseconds, and the scheduler grants in rounds.
+        """
+        rounds_ns = self.rounds_ns
+        at = bisect_left(rounds_ns, told_ns)
+        if at == len(rounds_ns) or rounds_ns[at] >= told_ns + _NS_PER_US:
+            return told_ns
+        return rounds_ns[at]
 
     def hold(self, lease: Lease, low: int, high: int) -> None:
         """Note how many blocks the lease holds, at least and at most."""

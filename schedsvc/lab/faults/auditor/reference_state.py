@@ -77,8 +77,7 @@ class Auditor:
 
     def known(self, now_ns: int) -> Known:
         """Return what would outlive the process: everything has just been saved. O(leases)."""
-        is_behind = self.books.is_lost or bool(self.books.lagging)
-        return self.books.known(now_ns, is_behind=is_behind)
+        return self.books.known(now_ns, is_behind=self.books.is_lost or bool(self.books.lagging))
 
     def forget(self, now_ns: int) -> None:
         """Hear that the scheduler, which is at rest, forgot what it had learned and counted."""
@@ -157,6 +156,7 @@ class Auditor:
         """Hear that the scheduler looks what is due; return the streams that it ends."""
         if self.books.is_lost:
             return []
+        self.books.begin_round(now_ns)
         superseded, refused = self._contests.due(self.books, now_ns)
         for conn in superseded:
             self._dues.forget(conn)
@@ -325,9 +325,8 @@ class Auditor:
             require(self._dues.fault(conn), "a fault without a wrong event", fault)
 
     def _notice(self, now_ns: int, conn: int, principal: int, lease_id: int, state: int) -> None:
-        place = (conn, lease_id, state)
         lease = self.books.live.get(lease_id)
-        if self._dues.notice(place):
+        if self._dues.notice((conn, lease_id, state)):
             return
         require(lease is not None, "a notice of a lease that is not live", lease_id, state)
         if lease is None:
@@ -359,7 +358,7 @@ class Auditor:
                 known = (lease.lease_id, lease.pool.name, lease.epoch, lease.reserved_tokens)
                 require(r.ask is None or told == known, "a repeat got another answer", told, known)
                 return
-            self._granted(now_ns, r, grant, asked_ns, late=late)
+            self._granted(now_ns, r, grant, books.granted_at(asked_ns), late=late)
             return
         refused = REJECTED_FIRST <= outcome <= REJECTED_LAST
         if not late and not refused:
@@ -412,6 +411,7 @@ class Auditor:
     def ask(self, now_ns: int, principal: int, request: Any, ttl_ns: int) -> Request | None:
         """Read an Admit call, before the scheduler does. None: it has to be refused as wrong."""
         self.events += 1
+        self.books.begin_round(now_ns)
         return self._ask(now_ns, 0, principal, 0, request, ttl_ns)
 
     def withdraw(self, now_ns: int, r: Request) -> None:
