@@ -1,6 +1,7 @@
 """A standby follows its leader, and continues from the leader's rows when it leads."""
 
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -58,6 +59,12 @@ async def test_a_standby_continues_from_the_rows(store_url: str, tmp_path: Path)
             assert other.outcome == scheduler_pb2.OUTCOME_GRANTED
 
 
+async def _first(call: Any, hello: pb.FollowRequest) -> Any:
+    """Write and read; either fails if the call is refused."""
+    await call.write(hello)
+    return await call.read()
+
+
 async def test_only_members_follow(store_url: str, tmp_path: Path) -> None:
     a = member(tmp_path, "a", store_url)
     async with running(a):
@@ -69,9 +76,7 @@ async def test_only_members_follow(store_url: str, tmp_path: Path) -> None:
                 ("wrong", pb.FollowRequest(member="x"), grpc.StatusCode.UNAUTHENTICATED),
                 (PEER_TOKEN, pb.FollowRequest(member="x"), grpc.StatusCode.FAILED_PRECONDITION),
             ):
-                call = stub.Follow(metadata=proof(token), timeout=20)
-                await call.write(hello)
-                error = await failure(call.read())
+                error = await failure(_first(stub.Follow(metadata=proof(token), timeout=20), hello))
                 assert error.code() == code, error
 
 

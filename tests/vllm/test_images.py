@@ -85,6 +85,8 @@ async def sized(stack: Stack, content: list[dict[str, Any]]) -> tuple[int, int]:
     return reserved, told
 
 
+# The start of a second engine takes longer than all other tests of the gate.
+@pytest.mark.slow
 async def test_image_is_reserved_and_charged_as_the_engine_counts(vision: Stack) -> None:
     text_reserved, text_tokens = await sized(vision, [TEXT])
     for width, height in ((28, 28), (224, 224), (1_008, 700)):
