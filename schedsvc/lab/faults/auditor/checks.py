@@ -4,7 +4,15 @@ from collections.abc import Iterable
 
 from schedsvc.lab.faults.auditor.ledger import Books
 from schedsvc.lab.faults.auditor.peak import greatest_load, least_load
-from schedsvc.lab.faults.auditor.records import ENDED, Lease, Pool, Request, Stats, require
+from schedsvc.lab.faults.auditor.records import (
+    ENDED,
+    UNKNOWN,
+    Lease,
+    Pool,
+    Request,
+    Stats,
+    require,
+)
 
 _ROUND_NS = 1_000_000_000
 """The engine has begun with a request when so much time has passed, whatever is reported."""
@@ -86,6 +94,17 @@ def may_be_unread(books: Books, now_ns: int, lease: Lease) -> bool:
     waiting = (r for queue in books.queues.values() for r in queue.values())
     unread = sum(r.conn in books.lagging for r in waiting)
     return not books.lease_ids.isdisjoint(range(lease.lease_id - unread, lease.lease_id))
+
+
+def pushed_out(books: Books, lease_id: int, state: int) -> bool:
+    """Whether answers that are not in the books may have pushed a stored answer out.
+
+    They are those of leases whose grants were never read. The books are lost then.
+    """
+    if state != UNKNOWN or not books.lagging or lease_id not in books.ended:
+        return False
+    books.is_lost = True
+    return True
 
 
 def _check_order(books: Books) -> None:

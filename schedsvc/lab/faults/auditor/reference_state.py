@@ -4,7 +4,7 @@ from typing import Any
 
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc.lab.faults.auditor.checks import compare, end_round, may_be_unread
+from schedsvc.lab.faults.auditor.checks import compare, end_round, may_be_unread, pushed_out
 from schedsvc.lab.faults.auditor.contests import Claim, Contests
 from schedsvc.lab.faults.auditor.dues import Dues
 from schedsvc.lab.faults.auditor.figures import are_wrong, totals_of
@@ -326,7 +326,7 @@ class Auditor:
 
     def _notice(self, now_ns: int, conn: int, principal: int, lease_id: int, state: int) -> None:
         lease = self.books.live.get(lease_id)
-        if self._dues.notice((conn, lease_id, state)):
+        if self._dues.notice((conn, lease_id, state)) or pushed_out(self.books, lease_id, state):
             return
         require(lease is not None, "a notice of a lease that is not live", lease_id, state)
         if lease is None:
