@@ -51,8 +51,9 @@ def gather() -> None:
     shutil.copy(CONTAINERFILE, CONTEXT)
     limits = ("--only-binary=:all:", f"--constraint={ROOT / 'constraints.txt'}")
     places = (f"--find-links={DIST}", f"--dest={CONTEXT / 'wheels'}")
-    # pip installs itself nowhere: the build runs it from its wheel.
-    names = (f"schedsvc[cluster,lab]=={version()}", "pip")
+    # pip installs itself nowhere: the build runs it from its wheel. Below Python 3.11.3, which
+    # Debian 12 has, redis needs async-timeout.
+    names = (f"schedsvc[cluster,lab]=={version()}", "async-timeout", "pip")
     command = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check")
     done = subprocess.run([*command, *limits, *places, *names], capture_output=True, text=True)
     if done.returncode:
