@@ -169,7 +169,7 @@ class LedServer:
             return None
         if followed.term == last.number:
             return adopting(followed.rows, followed.operators)
-        _log.warning("leads_cold", last_leader=last.leader, effect="quotas and counters begin anew")
+        _log.warning("leads_cold", last_leader=last.leader, effect="quotas and counters begin at 0")
         return forgetting
 
 

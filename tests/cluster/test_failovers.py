@@ -4,24 +4,27 @@ from pathlib import Path
 
 import pytest
 
-from .failovers import Failover, fail_over, shown
-from .members import ready_store
-from .store_server import StoreServer
+from .failovers import Failover, one, shown
 
-#: Bounds on a loaded machine; `python -m tests.cluster.failovers` prints what it takes.
-GAP_S_MAX = {"kill": 6.0, "term": 4.0, "stop": 6.0}
+#: The targets of a kill and of a hand-over, the latter with the client's jitter of up to 0.2 s. A
+#: leader that stands still is left after 1.5 s without an answer, and its term ends after 2 s.
+GAP_S_MAX = {"kill": 3.0, "term": 0.4, "stop": 3.5}
+#: A machine that does other work at that moment delays one; a violation is never excused.
+TRIES = 4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(GAP_S_MAX))
-async def test_the_standby_grants_without_a_violation(
-    store: StoreServer, tmp_path: Path, kind: str
-) -> None:
-    await ready_store(store)
-    seen = await fail_over(store, tmp_path, kind)
-    print(f"\n{kind}: {seen.gap_s:.2f} s, {seen.granted} grants, {seen.reserved_max} reserved")
-    assert seen.violations == []
-    assert seen.gap_s < GAP_S_MAX[kind]
+async def test_the_standby_grants_without_a_violation(tmp_path: Path, kind: str) -> None:
+    gaps_s: list[float] = []
+    while len(gaps_s) < TRIES and min(gaps_s, default=60.0) > GAP_S_MAX[kind]:
+        folder = tmp_path / f"{len(gaps_s)}"
+        folder.mkdir()
+        seen = await one(kind, folder)
+        print(f"\n{kind}: {seen.gap_s:.2f} s, {seen.granted} grants, {seen.reserved_max} reserved")
+        assert seen.violations == []
+        gaps_s.append(seen.gap_s)
+    assert min(gaps_s) <= GAP_S_MAX[kind], gaps_s
 
 
 def test_the_report_names_gaps_and_violations() -> None:
