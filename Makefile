@@ -84,7 +84,7 @@ test-faults: build ## Every seed that has failed once, and 700 fresh ones (docs/
 	$(BIN)/schedsvc simtest --seed $(HOSTILE_SEED) --seeds 150
 
 test-fuzz: build ## Every parser with hostile input, the core watching its memory: two minutes.
-	$(BIN)/python -m tests.fuzz --sanitised --seconds 6
+	$(BIN)/python -m tests.fuzz --sanitised --seconds 6 --seed $(FRESH_SEED)
 	$(BIN)/python -m tests.clients.exchanges --count 20000 --seed $(FRESH_SEED)
 
 cluster-shares: build ## Weights 4:1 at two schedulers, for three ways of ingress: four minutes.

@@ -90,12 +90,16 @@ cdef inline Cursor read_message(Cursor* c) noexcept nogil:
 
 
 cdef inline int64_t read_tag(Cursor* c) noexcept nogil:
-    """The next field as number * 8 + wire type; 0 at the end or where the bytes are bad."""
+    """The next field as number * 8 + wire type; 0 at the end or where the bytes are bad.
+
+    A tag has at most five bytes, as in protobuf's own reader, even if the further ones add nothing.
+    """
     cdef uint64_t tag
+    cdef const uint8_t* start = c.at
     if c.bad or c.at >= c.end:
         return 0
     tag = read_varint(c)
-    if tag >> 3 == 0 or tag >> 32:
+    if tag >> 3 == 0 or tag >> 32 or c.at - start > 5:
         c.bad = True
         return 0
     return <int64_t>tag

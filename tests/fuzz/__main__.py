@@ -10,7 +10,6 @@ is 1.
 """
 
 import argparse
-import hashlib
 import secrets
 import sys
 import time
@@ -24,7 +23,7 @@ sanitised.take_over()  # before anything that uses the core is imported
 from tests.fuzz import http  # noqa: E402
 from tests.fuzz.guide import Guide  # noqa: E402
 from tests.fuzz.mutate import mutated  # noqa: E402
-from tests.fuzz.targets import FOUND, TARGETS, Target, regressions  # noqa: E402
+from tests.fuzz.targets import TARGETS, Target, regressions  # noqa: E402
 
 _KEPT_MAX = 4_000
 
@@ -56,13 +55,14 @@ def shrink(target: Target, data: bytes, broken: str) -> bytes:
 
 def fuzz(name: str, seconds: float, seed: int) -> bool:
     """Run one target for a while. Returns whether all held."""
-    target, rnd, guide = TARGETS[name], Random(seed), Guide()
+    target, rnd, guide, noted = TARGETS[name], Random(seed), Guide(), sanitised.Noted()
     kept = target.corpus() + regressions(name)
     fresh = list(kept)
     until_s = time.monotonic() + seconds
     runs = 0
     while fresh or time.monotonic() < until_s:
         data = fresh.pop() if fresh else mutated(rnd, rnd.choice(kept), kept, target.words)
+        noted.note(name, data)
         guide.begin()
         broken = breaks(target, data)
         runs += 1
@@ -78,9 +78,7 @@ def fuzz(name: str, seconds: float, seed: int) -> bool:
 def report(name: str, data: bytes, broken: str) -> bool:
     """Keep an input that breaks something, and say so."""
     small = shrink(TARGETS[name], data, broken) if len(data) < 5_000 else data
-    path = FOUND / name / hashlib.sha256(small).hexdigest()[:12]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(small)
+    path = sanitised.found(name, small)
     print(f"{name}: {broken}\n  {small[:200]!r}\n  python -m tests.fuzz {name} --input {path}")
     try:
         TARGETS[name].run(small)

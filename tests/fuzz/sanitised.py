@@ -5,12 +5,16 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from tests.other_core import CORE, compile_extension, core_sources, load
 
 ROOT = Path(__file__).parents[2]
 _VARIABLE = "SCHEDSVC_SANITISED_CORE"
+_INPUT = "SCHEDSVC_FUZZED_INPUT"
+FOUND = Path(__file__).parent / "found"
+"""Inputs that broke something once, a folder for each target."""
 #: Python's own flags have -fwrapv, which would switch the checks of signed overflow off.
 FLAGS = [
     "-O1", "-g1", "-fno-strict-aliasing", "-fno-wrapv", "-w", "-fno-omit-frame-pointer",
@@ -56,7 +60,53 @@ def run_again(arguments: list[str]) -> int:
         "PYTHONMALLOC": "malloc",
     }
     command = [sys.executable, "-m", "tests.fuzz", *arguments]
-    return subprocess.run(command, env=environment, cwd=ROOT).returncode
+    with tempfile.NamedTemporaryFile() as current:
+        environment[_INPUT] = current.name
+        child = subprocess.Popen(command, env=environment, cwd=ROOT, stderr=subprocess.PIPE)
+        assert child.stderr is not None
+        said = []
+        for line in child.stderr:
+            sys.stderr.buffer.write(line)
+            if b"runtime error" in line or b"ERROR: AddressSanitizer" in line:
+                said.append(line.decode(errors="replace"))
+        status = child.wait()
+        if status < 0 or said:
+            keep(current.read(), "".join(said))
+    return status
+
+
+def keep(noted: bytes, said: str) -> None:
+    """Keep the input of a process that a sanitizer ended, and name it after the long report."""
+    name, _, data = noted.partition(b"\n")
+    if name:
+        path = found(name.decode(), data)
+        print(
+            f"{said}{name.decode()}: the process ended at this input\n  {data[:400]!r}\n"
+            f"  python -m tests.fuzz {name.decode()} --sanitised --input {path}"
+        )
+
+
+def found(name: str, data: bytes) -> Path:
+    """Keep an input that broke something. Returns its path."""
+    path = FOUND / name / hashlib.sha256(data).hexdigest()[:12]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+class Noted:
+    """Writes down each input before it runs: a sanitizer ends the process without a word on it."""
+
+    def __init__(self) -> None:
+        path = os.environ.get(_INPUT)
+        self._file = None if path is None else open(path, "r+b", buffering=0)  # noqa: SIM115
+
+    def note(self, name: str, data: bytes) -> None:
+        """Replace what is written down. O(bytes)."""
+        if self._file is not None:
+            self._file.seek(0)
+            self._file.write(name.encode() + b"\n" + data)
+            self._file.truncate()
 
 
 def take_over() -> None:

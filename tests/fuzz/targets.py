@@ -1,13 +1,10 @@
 """All that is fuzzed: where its inputs begin, what it knows, and what has to hold."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from tests.fuzz import crowd, files, http, state, wire
-
-FOUND = Path(__file__).parent / "found"
-"""Inputs that broke something once, a folder for each target."""
+from tests.fuzz.sanitised import FOUND
 
 
 class Target(NamedTuple):

@@ -13,7 +13,7 @@ import pytest
 from tests.fuzz import __main__ as program
 from tests.fuzz import http, sanitised
 from tests.fuzz.mutate import SIZE_MAX, mutated
-from tests.fuzz.targets import FOUND, TARGETS, Target
+from tests.fuzz.targets import TARGETS, Target
 
 SEEDS = 120
 
@@ -35,7 +35,7 @@ def test_inputs_made_from_a_seed_break_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted(FOUND.glob("*/*")), ids=lambda path: f"{path.parent.name}-{path.name}"
+    "path", sorted(sanitised.FOUND.glob("*/*")), ids=lambda path: f"{path.parent.name}-{path.name}"
 )
 def test_what_broke_something_once_holds(path: Path) -> None:
     TARGETS[path.parent.name].run(path.read_bytes())
@@ -51,7 +51,7 @@ def test_a_bug_is_found_made_small_and_named(
 ) -> None:
     broken = Target("breaks", easily_broken, lambda: [b"abc" * 9], (b"\xff",))
     monkeypatch.setitem(program.TARGETS, "broken", broken)
-    monkeypatch.setattr(program, "FOUND", tmp_path)
+    monkeypatch.setattr(sanitised, "FOUND", tmp_path)
     monkeypatch.setattr(sys, "argv", ["fuzz", "broken", "--seconds", "30", "--seed", "1"])
     assert program.main() == 1
     (path,) = (tmp_path / "broken").iterdir()
@@ -62,6 +62,22 @@ def test_a_bug_is_found_made_small_and_named(
     monkeypatch.setattr(sys, "argv", ["fuzz", "broken", "--input", str(path)])
     with pytest.raises(KeyError):
         program.main()
+
+
+def test_input_that_ends_the_process_is_kept_and_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    current = tmp_path / "current"
+    current.write_bytes(b"an earlier, longer input")
+    monkeypatch.setenv("SCHEDSVC_FUZZED_INPUT", str(current))
+    monkeypatch.setattr(sanitised, "FOUND", tmp_path)
+    sanitised.Noted().note("admit", b"a\nb")
+    sanitised.keep(current.read_bytes(), "core.c:1: runtime error: overflow\n")
+    (path,) = (tmp_path / "admit").iterdir()
+    assert path.read_bytes() == b"a\nb"
+    shown = capsys.readouterr().out
+    assert "runtime error: overflow" in shown
+    assert f"python -m tests.fuzz admit --sanitised --input {path}" in shown
 
 
 def test_inputs_come_from_the_seed_alone_and_stay_small() -> None:
