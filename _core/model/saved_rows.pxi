@@ -17,7 +17,7 @@ cdef enum:  # how a flow stands
 
 
 cdef inline int64_t zigzag(int64_t value) noexcept nogil:
-    return (value << 1) ^ (value >> 63)
+    return <int64_t>(<uint64_t>value << 1) ^ (value >> 63)  # C leaves << of negatives undefined
 
 
 cdef inline int64_t unzigzag(uint64_t value) noexcept nogil:
