@@ -292,6 +292,7 @@ cdef int32_t node_of(Core core, bytes kind, bytes name) except? -2:
 
 cdef int restore_pool(Core core, bytes name, Cursor* c, bint applies) except -1:
     cdef int64_t v[5]
+    cdef Slice pool
     cdef Cursor again = c[0]
     read_numbers(c, v, 5)
     check_range("epoch", v[0], 0, <int64_t>1 << 62)
@@ -299,7 +300,8 @@ cdef int restore_pool(Core core, bytes name, Cursor* c, bint applies) except -1:
     check_range("headroom_ppm", unzigzag(<uint64_t>v[2]), -WHOLE_PPM, WHOLE_PPM)
     check_range("probes", v[3], 0, 1)
     check_range("draining", v[4], 0, 1)
-    check_range("pool", len(name), 1, ID_BYTES_MAX)
+    pool.at, pool.size = <const uint8_t*><const char*>name, len(name)
+    check_pool_name(&pool)
     read_levels(core, name, &again, applies and len(core.saved_pools) < core.pools_max)
     if not applies:
         return 0

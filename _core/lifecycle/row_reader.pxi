@@ -34,3 +34,11 @@ cdef int32_t read_of_class(Core core, Cursor c, str what, int64_t* value) except
     check_range(what, value[0], 0, VTC_MAX)
     check_range("class", name.size, 0, NAME_BYTES_MAX)
     return core.classes.find_slice(name.at, name.size)
+
+
+cdef int check_pool_name(const Slice* name) except -1:
+    """Refuse a name of a pool that no caller could have offered. O(bytes)."""
+    check_range("pool", name.size, 1, ID_BYTES_MAX)
+    if not is_utf8(name) or has_control(name):
+        invalid("pool", "must be UTF-8 without control characters")
+    return 0

@@ -75,7 +75,7 @@ cdef int read_positions(Core core, int32_t flow, Cursor* c, bint applies) except
                 pool = read_slice(&again)
             else:
                 skip(&again, tag)
-        check_range("pool", pool.size, 1, ID_BYTES_MAX)
+        check_pool_name(&pool)
         if applies and flow != NONE:
             name = slice_bytes(&pool)
             if name in core.saved_positions or len(core.saved_positions) < core.pools_max:

@@ -322,7 +322,14 @@ def test_rows_of_what_is_not_configured_are_left_out() -> None:
 
 
 WRONG = {
-    b"f\0\0a": (b"\x08", b"\xff", b"\x08" + b"\xff" * 9 + b"\x01", b"\x18\x7f", b"\x10\x0a"),
+    b"f\0\0a": (
+        b"\x08",
+        b"\xff",
+        b"\x08" + b"\xff" * 9 + b"\x01",
+        b"\x18\x7f",
+        b"\x10\x0a",
+        b"\x42\x03\x1a\x01\xc0",  # a position in a pool whose name is not UTF-8
+    ),
     b"l\0\0a": (
         b"\x0a\x02\x08\x05",  # five lengths, and none of them
         b"\x0a\x05\x08\x01\x2a\x01\x01",  # a bucket without its count
@@ -340,6 +347,8 @@ WRONG = {
     ),
     b"pp": (b"\x08" + b"\xff" * 9 + b"\x01", b"\x20\x02", b"\x28\x02"),
     b"p": (b"",),
+    b"p\xc0": (b"\x28\x01",),  # a name that is not UTF-8
+    b"p\x1b": (b"\x28\x01",),  # a control character
     b"o": (
         b"\x10" + b"\xff" * 9 + b"\x01",
         b"\x42\xff\x7f",
