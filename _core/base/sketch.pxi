@@ -1,14 +1,14 @@
 # A log-bucket histogram of lengths with integer counts, which forgets, and its two quantiles.
 #
 # Lengths up to 127 have a bucket each; above, 64 buckets an octave (as HdrHistogram does), so the
-# middle of a bucket is within 0.8 % of every length in it. When the mass reaches WINDOW all counts
-# are halved, the remainders carried to the next bucket so that no mass is lost: an exponential
-# decay with a half-life of WINDOW/2 samples. The two quantiles in use are kept by a pointer each,
-# which moves with every sample, so that reading one is O(1).
+# middle of a bucket is within 0.8 % of every length in it. When the mass reaches WINDOW, all counts
+# are halved, and the remainders go to the next bucket, so that no mass is lost. This is an
+# exponential decay with a half-life of WINDOW/2 samples. A pointer for each of the two quantiles in
+# use moves with every sample, so that reading one is O(1).
 #
-# A quantile is the least bucket with at least level * (mass + 1) of the mass up to it: one more
-# than there is, so that the next length, which is not among them yet, is below it with that
-# probability also where samples are few (as in split conformal prediction).
+# A quantile is the least bucket with at least level * (mass + 1) of the mass up to it. The 1 stands
+# for the next length, which is not in the histogram yet: so that length is below the quantile with
+# probability `level` even with few samples (as in split conformal prediction).
 
 cdef enum:
     EXACT = 128

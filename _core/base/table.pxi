@@ -1,11 +1,11 @@
 # Open-addressing hash table from a 96-bit key to a small integer. Linear probing; a deletion shifts
 # the run back, so there are no tombstones and the load stays what it is.
 #
-# It grows without a pause. A table that is full becomes the former one of a new one, twice as
-# large; every insertion and removal then moves the next STEP places of it, so that it is empty long
-# before the new one is full. Meanwhile a key is in one of the two. Entries that were moved stay
-# where they were, and no longer count. An entry that is removed from the former one leaves a
-# tombstone there.
+# It grows without a pause. When a table is full, a new one of twice the size is made beside it.
+# Every insertion and removal then moves the next STEP places of the former table, which is empty
+# long before the new one is full. Meanwhile a key is in one of the two. Entries that were moved
+# stay in the former table, and no longer count. An entry that is removed from it leaves a tombstone
+# there.
 #
 # If callers choose the keys (lease ids, tags), a secret key decides their places: 3,500 colliding
 # keys held the event loop for 110 ms. Keys that are keyed hashes already, or numbers that the core

@@ -1,10 +1,10 @@
 # Tenants at first sight, and tenants that an operator has deleted, are forgotten, so that others
 # may have their flows.
 #
-# A tenant is forgotten only if that gives it nothing when it returns: nothing of it is queued or
-# runs, no answer of it is stored, nothing is owed to it or by it, each of its counters is where a
-# newcomer begins or before, its buckets are full, and its outputs are predicted from those of all
-# flows. Its flow then goes to the tenant that asks, so no flow is ever without a tenant.
+# A tenant is forgotten only if it gains nothing by that when it returns. So none of its requests
+# waits or runs, none of its answers is stored, and nothing is owed to it or by it. Each of its
+# counters is at a newcomer's or below, its buckets are full, and its outputs are predicted from
+# those of all flows. Its flow then goes to the tenant that asks, so that each flow has a tenant.
 #
 # Otherwise a tenant with enough outputs would keep its flow for good. So what they taught fades
 # some time after its last grant, whether or not it is forgotten.

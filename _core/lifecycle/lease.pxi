@@ -219,9 +219,9 @@ cdef inline bint has_all_answers(Core core, int32_t principal) noexcept:
 
 
 cdef void fetch_oldest(Core core) noexcept:
-    # Answers are forgotten long after they were last touched, in the order of this chain: so the
-    # next one's places in the tables are fetched now, what the one behind it has, and the record
-    # of the third.
+    # Answers are forgotten in the order of this chain, long after they were last touched. So this
+    # prefetches the next one's places in the tables, what the second one holds, and the record of
+    # the third.
     cdef int32_t i = core.answers.head
     cdef size_t at
     cdef Request* r

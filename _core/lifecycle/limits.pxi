@@ -27,7 +27,8 @@ cdef int add_budgets(QuotaLimits* limits, int64_t day_tokens, int64_t month_toke
 
 
 cdef int64_t height(Core core, int32_t node) noexcept:
-    """Levels from a node up, itself counted; more than there can be where they form a circle."""
+    """Levels from a node to the top, its own included. In a circle: QUOTA_DEPTH, which is more
+    than any tree has."""
     cdef int levels = 0
     while node != NONE and levels < QUOTA_DEPTH:
         levels += 1

@@ -1,6 +1,6 @@
-# Service at other members of a cluster. It is charged like service in another pool of this process:
-# it moves the flow's counter and its keys in the pools of the domain, and the lead of each pool
-# bounds how far that brings the flow ahead of the others there. The excess is forgiven.
+# Service at other members of a cluster. It is charged like service in another pool of this process.
+# It moves the flow's counter, and its keys in the pools of the domain. The lead of each pool bounds
+# how far that brings the flow ahead of the others there; the excess is forgiven.
 #
 # So a member that was cut off for an hour catches up at once, and starves no tenant.
 

@@ -1,8 +1,8 @@
 # Restores the leases that their holders report after a restart.
 #
-# A replay grants no rights by itself. The core accepts a lease that it does not know only from the
-# principal that offers the pool, and only until the lease TTL and grace have passed since the pool
-# was first offered or configured. Every other replay of an unknown lease is UNKNOWN, and counted.
+# A replay grants no rights by itself. The core accepts an unknown lease only from the principal
+# that offers the pool. It does so until the lease TTL and grace have passed since the pool was
+# first offered or configured. Every other replay of an unknown lease is UNKNOWN, and counted.
 # For what such a lease used, see late_usage.pxi. A pool that only the configuration lists has no
 # owner: every principal that may offer it can replay into it then.
 

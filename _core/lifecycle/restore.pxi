@@ -4,9 +4,9 @@
 # Leases are not saved: their holders replay them. For the lifetime of a lease without renewal, the
 # core holds what they took: blocks of their pool, tokens of quotas, and the charges in counters. A
 # replay takes its part over, so that nothing is taken twice. The rest is then treated like the
-# charges of expired leases. Flows that were active stay so for a lease's TTL, with or without new
-# requests. So a flow that was served little before the restart is not lifted to the others if its
-# requests arrive a moment later, and a newcomer is lifted to all flows that were active.
+# charges of expired leases. A flow that was active stays active for a lease's TTL, even without
+# requests. So it keeps its distance to the others if its requests arrive a moment later, and a
+# newcomer is lifted to the level of all flows that were active.
 
 
 cdef int restore_rows(Core core, list rows) except -1:

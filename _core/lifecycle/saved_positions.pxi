@@ -1,6 +1,7 @@
-# Positions in several pools, in the rows that outlive the process: those of a flow in its own row,
-# of a node with the level of its children; the levels of the root in the row of the pool. A pool of
-# before the restart that is not registered again keeps its saved values.
+# Positions in several pools, in the rows that outlive the process. The row of a flow has its
+# positions; the row of a node also has the level of its children in each pool. The row of a pool
+# has the levels of the root. A pool that is not registered again after a restart keeps its saved
+# values.
 
 cdef int write_positions(Core core, Writer w, int32_t flow) except -1:
     """Write field 8 of a flow's row. O(pools)."""

@@ -1,11 +1,10 @@
 # The KV ledger: blocks promised to leases, pool by pool.
 #
 # promised = sum of the reservations of live leases; posted is the part that is materialised. The
-# load of a pool is that sum (sum form) or the greatest load to come (peak form, see peak_usage),
-# what the engine says to hold beyond all that was promised, and what is still owed to leases of
-# before a restart. A grant needs load <= capacity - headroom with the new lease counted. Growth,
-# replay or a smaller capacity may push the load beyond what the test allows: the pool is then
-# OVERDRAWN and grants nothing.
+# load of a pool has three parts: that sum (sum form) or the greatest load to come (peak form, see
+# peak_usage); what the engine reports beyond all promises; what is still owed to leases from before
+# a restart. A grant needs load <= capacity - headroom with the new lease counted. Growth, replay or
+# a smaller capacity may push the load beyond that: the pool is then OVERDRAWN and grants nothing.
 
 @cython.final
 cdef class Ledger:

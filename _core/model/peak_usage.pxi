@@ -2,16 +2,16 @@
 # for all final lengths at once (the memory test of LightLLM and S-LoRA).
 #
 # A lease that reports its progress has known figures: the tokens that it holds, and the tokens that
-# each of its sequences will still make. All sequences grow by a token a step, so with the leases in
+# each of its sequences will still make. All sequences grow by a token a step. With the leases in
 # descending order of what is left, the load just before the k-th ends is
 #     sum(width[j] * ceil((each[j] + left[k]) / block) for j <= k)
-# blocks, and the greatest of these is the peak. It is counted exactly, not by half a block that
-# each leaves unused: sequences that began together fill their last blocks together. One of `each`
-# tokens has used up its last block by `each - 1` modulo `block`; it begins one more within `left`
-# tokens, beyond the whole ones among these, if that and `left` modulo `block` make a block. A
-# histogram of the first numbers counts them. With blocks of more than PARTS tokens it is coarser,
-# and errs on the safe side. A lease that reports nothing, or is SUSPECT, counts in full at any
-# time. No peak is above the sum of the reservations.
+# blocks, and the greatest of these is the peak. It is counted exactly. An estimate of half a block
+# for each sequence would err, since sequences that began together fill their last blocks together.
+# A sequence of `each` tokens has used `1 + (each - 1) % block` tokens of its last block. Within
+# `left` more tokens it begins `left // block` blocks, and one more if `(each - 1) % block` and
+# `left % block` together make a block. A histogram of `(each - 1) % block` counts these. With
+# blocks of more than PARTS tokens it is coarser, and errs on the safe side. A lease that reports
+# nothing, or is SUSPECT, counts in full at any time. No peak is above the sum of the reservations.
 
 cdef enum:
     PARTS = 128

@@ -1,8 +1,9 @@
-# How much output a request will produce: a quantile of what its flow produced with its adapter,
-# else of its flow, else of all flows, else nothing is known and max_output_tokens is reserved.
+# Predicts how much output a request will produce: a quantile of what its flow produced with its
+# adapter; without evidence for that, of its flow; without that, of all flows. If nothing is known,
+# max_output_tokens is reserved.
 #
-# Evidence counts once WARM times as many requests have ended as run: until then those that have
-# ended are mostly the short ones. The coverage of each promise is measured and steers the level of
+# Evidence counts once WARM times as many requests have ended as run. Until then most of those that
+# have ended are short ones. The coverage of each promise is measured and steers the level of
 # the sketch that made it (Gibbs and Candes, "Adaptive conformal inference under distribution
 # shift", NeurIPS 2021): up by STEP * quantile where the output was longer, down by
 # STEP * (1 - quantile) where it was not, so that in the long run the share that was covered is the

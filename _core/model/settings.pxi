@@ -38,8 +38,8 @@ cdef enum:  # the output that is charged at the grant, before a Progress reports
     AHEAD_AVERAGE = 1  # moving average of the flow's outputs
     AHEAD_TOLD = 2  # the length that the caller states: an oracle, in simulations
 
-# A policy is data: in what order heads are served, whether a returning flow is lifted, what of the
-# output is charged ahead, and whether flows stand by quanta, with the longest match first in one.
+# A policy is data: the order of heads, whether a returning flow is lifted, what of the output is
+# charged ahead, and whether flows are ordered by quanta (longest match first within a quantum).
 # Sources: VTC, its variants with prediction and with an oracle, LCF (least counter first: VTC
 # without lift) and FCFS, arXiv 2401.00588; DLPM, arXiv 2501.14312 (see locality); SIF: shortest
 # input first.
@@ -53,9 +53,11 @@ POLICIES = {
     "sif": (ORDER_INPUT, True, AHEAD_NONE, False),
 }
 
-# The rule that lifts a flow when it becomes backlogged. level: to its class's level, less the
-# credit. queued: the same without credit, as in the paper. active, deprecated: a running request
-# keeps a flow active, so that its credit grows without bound while it sends little.
+# The rule that lifts a flow when it becomes backlogged.
+# level: to its class's level, less the credit.
+# queued: the same without credit, as in the paper.
+# active (deprecated): a running request keeps a flow active, so that its credit grows without bound
+# while it sends little.
 LIFTS = ("level", "queued", "active")
 LEDGER_FORMS = ("sum", "peak")
 DISPATCH_ORDERS = ("strict", "backfill")

@@ -1,10 +1,10 @@
 # Each thing that a queued request waits for, and for how long.
 #
-# Two times that every request has give most of it: it waits behind others until it is the first of
-# its own queue (head_ns), for its quotas until it is in the line (lined_ns), then for its turn.
-# A record begins with the first thing that they do not cover: its pool wants to serve it and has no
-# room, or its flow is held. So it costs nothing to be granted at once. Each thing adds to the time
-# of its own, so a record has one size however long the wait is.
+# Two times that every request has give most of it. A request waits behind others until it is the
+# first of its own queue (head_ns), then for its quotas until it is in the line (lined_ns), then for
+# its turn. A record begins with the first reason that these do not cover: its pool wants to serve
+# it and has no room, or its flow is held. So a request that is granted at once needs no record.
+# Each reason has one time that grows, so a record has one size however long the wait is.
 
 cdef WaitTimes* wait_times_of(Requests requests, int32_t i) except NULL:
     """The record of a request that is, or was, the first of its queue. O(1)."""

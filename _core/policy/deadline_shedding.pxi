@@ -13,8 +13,8 @@
 # Forecasts are too long if other requests leave before their turn. So only a part of the expected
 # time counts, such that about three in a hundred requests that are let in meet their deadlines.
 # The part falls by an eighth for each that meets it, and grows by a 256th for each that does not.
-# It also grows, slowly, for each request that only the whole expected time would have refused
-# rightly.
+# It also grows, slowly, for each request that missed its deadline and that only the whole expected
+# time would have refused.
 
 cdef enum:
     PROBE_EVERY = 8
@@ -89,8 +89,8 @@ cdef void settle_first(Core core, Request* r) noexcept:
 
 
 cdef void settle_shed(Core core, Request* r) noexcept:
-    """Take its end without a report of its first token: that came before now, or not at all.
-    O(1)."""
+    """Take the end of a request that never reported its first token: the token came before now,
+    or not at all. O(1)."""
     cdef bint late = core.now_ns >= r.deadline_ns
     if late != (r.lease.output_tokens > 0):
         record_shed_outcome(core, r, late)

@@ -2,13 +2,12 @@
 # admits none for which there would be no room at that end. Begun one after the other, each holds
 # half its output on average, and more of them fit.
 #
-# So where more of a flow waits than would fit, and its outputs are alike, each grant to it keeps
-# the next away for as long as the pool takes to turn over what one of them holds: the time that it
-# runs, by the part of the capacity that it holds meanwhile (Little, "A proof for the queuing
-# formula L = lambda W", 1961). Of several flows only grants to those above their share are spread,
-# where shares count; under other policies none, since other lengths between them undo a step that
-# all would keep. Before half of the pool is promised none is spread. Nothing is held to the end of
-# its queue TTL, and nothing that has a deadline.
+# So if more requests of a flow wait than would fit, and its outputs are alike, each grant to it
+# keeps the next away. The gap is the time that a request runs, times the part of the capacity that
+# it holds meanwhile (Little, "A proof for the queuing formula L = lambda W", 1961). With several
+# flows, only grants to flows above their share are spread. A policy without shares spreads none:
+# requests of other lengths between them would undo the spacing. Below half of the pool's capacity
+# nothing is spread. No request is held to the end of its queue TTL, and none with a deadline.
 
 cdef enum:
     ALIKE_PERCENT = 90  # of the quantile that is promised are mean and median at least
@@ -52,6 +51,7 @@ cdef int64_t pacing_gap_ns(
 
 
 cdef void pace_next(Pool* p, int64_t ns, int64_t now_ns) noexcept:
-    """One was granted that keeps the next away: from when it could begin, where the pool waited
-    for nothing else and looks late. Never two at once: who was not held adds nothing. O(1)."""
+    """Note a grant that keeps the next of its kind away for `ns`. The time runs from the moment at
+    which that grant could begin, if the pool waited for that alone. A grant that was not held
+    restarts the time, so that gaps never add up. O(1)."""
     p.paced_until_ns = (min(p.paced_until_ns, now_ns) if p.paced else now_ns) + ns

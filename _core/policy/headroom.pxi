@@ -1,17 +1,17 @@
-# Headroom: how far the ledger's test is believed, and what is kept for flows below their share.
+# Headroom: blocks of a pool that the ledger does not promise.
 #
-# Adaptive: a preemption says that too much was promised, so headroom rises at once (additive
-# increase, by how many there were); while requests wait for cache that the engine has not filled,
-# it falls slowly, below 0 where reservations are larger than what is used: the pool is then
-# overcommitted. It falls faster before the first preemption, to find the point within a minute;
-# afterwards by no more than requests that were served have earned, so that of these, and not of
-# seconds, less than one in a thousand pays for the search: a preemption takes what two thousand
-# earn.
+# Adaptive: a preemption shows that too much was promised, so headroom rises at once, by a step for
+# each preemption. While requests wait for cache that the engine has not filled, headroom falls
+# slowly. It falls below 0 if reservations are larger than what is used; the pool is then
+# overcommitted. Before the first preemption it falls faster, so that it reaches its level within a
+# minute. After that it falls only by what served requests have earned: a preemption costs what
+# 2,000 served requests earn. So fewer than one served request in a thousand is preempted for the
+# search, however long the search takes.
 #
-# Share-aware: room comes free only when a sequence ends, so a flow that comes and goes would wait
-# for one each time. A flow above its max-min share of a pool therefore leaves a part of that pool
-# alone: as much as flows below theirs took lately in half a second at most. While one flow is
-# alone, that is nothing.
+# Share-aware: room comes free only when a sequence ends, so a flow that sends now and then would
+# wait for such an end each time. A flow above its max-min share of a pool therefore leaves a part
+# of that pool free: the most that flows below their shares took lately in half a second. If one
+# flow is alone, the part is 0.
 
 cdef int64_t LIGHT_WINDOW_NS = 500_000_000
 cdef int64_t TELEMETRY_FRESH_NS = 5_000_000_000

@@ -2,9 +2,9 @@
 #
 # Charge: service moves the flow's keys in all pools of the domain. Lift: a flow that gets something
 # queued in a pool begins there at the pool's level less the credit; the level never falls, see
-# flows. Lead: service elsewhere may bring a flow no further ahead of the others in a pool than
-# their least key and the lead; the rest is forgiven at once, or when the flow is next queued there.
-# So with one pool nothing is ever forgiven, and what a flow does in one pool cannot starve it, or
+# flows. Lead: service elsewhere may bring a flow ahead of the others in a pool only up to their
+# least key plus the lead. The rest is forgiven at once, or when the flow is next queued there. So
+# with one pool nothing is ever forgiven, and what a flow does in one pool cannot starve it, or
 # the others, in another one. The pool forgives nothing later: otherwise a flow could save up
 # service elsewhere, and have its service in the pool itself forgiven. Requests for any pool are in
 # the lines of all pools.

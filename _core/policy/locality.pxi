@@ -7,9 +7,9 @@
 # is positive, and gets a quantum more once no flow that waits has any. Here the deficit is the rest
 # of the quantum in which the flow's counter is: flows are ordered by the number of quanta that they
 # have used up, and those with the fewest take part. That is the same, since all waiting flows were
-# given equally many. A flow that returns is lifted, as under VTC, and does not keep its rest. A
-# quantum of a token is VTC. Of the first LOOKAHEAD flows that take part, the one whose head has the
-# longest match in the pool is served first; ties go by arrival.
+# given equally many. A flow that returns is lifted, as under VTC, and does not keep its rest. With
+# a quantum of one token DLPM is VTC. Of the first LOOKAHEAD flows that take part, the one whose
+# head has the longest match in the pool is served first; ties go by arrival.
 
 cdef int32_t first_in_class(Core core, int32_t pool, int32_t cls) except -2:
     """The least (counter, seq) of a class among those that must run in a pool and those that may.

@@ -1,10 +1,10 @@
-# Overload: how busy a pool is, for whatever lends, borrows or refuses by it.
+# Overload: how busy a pool is. Lending, borrowing and refusals depend on it.
 #
-# Nearly overloaded: promises fill it to the saturation, or a request waits for room. Overloaded:
-# the next request of its line has waited for longer than the target, or the engine preempted. It
-# rises at once. It falls a level at a time, when it has been calm for `overload_hold_ns`; calm is
-# below the thresholds of a rise: half the target, 7/8 of the saturation. A request that waits for a
-# quota, or is held so that prefills batch, does not count: more room would not help.
+# A pool is nearly overloaded if its promises reach the saturation, or a request waits for room. It
+# is overloaded if its next request has waited for longer than the target, or the engine preempted.
+# The level rises at once. It falls by one if the pool has been calm for `overload_hold_ns`. Calm
+# means below half the target and 7/8 of the saturation. A request that waits for a quota, or for
+# the next batch of prefills, does not count: more room would not help it.
 
 cdef inline int64_t fill_ppm(const Pool* p) noexcept:
     """Promised, owed since a restart, and held by others, of the capacity; also more than it."""
@@ -33,7 +33,7 @@ cdef int load_level(
 
 
 cdef int lowest_level(Core core, const Pool* p, int64_t waits_ns) noexcept:
-    """The level that it may fall to while its figures are these."""
+    """The lowest level that a pool with these figures may fall to."""
     return load_level(
         core, p, waits_ns, core.queue_target_ns // 2, core.saturation_ppm * 7 // 8
     )

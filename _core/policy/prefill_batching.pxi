@@ -1,9 +1,9 @@
 # Dispatch delay: work is held for a part of the last prefill, so that prefills batch (the delay
 # factor that vLLM had).
 #
-# While something runs in a pool, it grants nothing before the oldest of those that stand first in
-# its line is as old as `delay_factor` times what the last prefill took; then all that may run goes
-# at once. Nothing is held into its deadline: who would be, opens the pool for all. Nothing of an
+# While something runs in a pool, the pool holds the requests at the front of its line. When the
+# oldest of them has waited for `delay_factor` times the last prefill, all that may run is granted
+# at once. A request whose deadline would pass before that opens the pool for all. Nothing of an
 # exempt class is held.
 
 cdef int64_t hold_ends_ns(Core core, int32_t pool, const Request* head) noexcept:

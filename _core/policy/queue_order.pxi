@@ -7,8 +7,8 @@ cdef int line_up(Core core, int32_t i) except -1:
 
 
 cdef int step_back(Core core, int32_t i) except -1:
-    """A head has been displaced: it gives back what it took of its quotas, and does not wait for
-    more. O(levels + log n)."""
+    """Give back what a displaced head took of its quotas, and end its wait for them.
+    O(levels + log n)."""
     cdef int32_t flow = core.requests.items[i].flow
     if takes_in_turn(core.flows, flow):
         close_bill(core, i, False)

@@ -12,11 +12,12 @@ cdef int note_refused(Core core, int32_t i, int outcome) except -1:
 
 
 cdef int64_t turn_again_ns(Core core, const Request* r) except -1:
-    """When one that was evicted after its whole wait would come to its turn in time: with a
-    deadline, after what waits now, which does so for the queue's TTL at most, however long its work
-    would take. Without one it may wait as long again, and whatever is before it then will have left
-    by then. So it has a turn only among those who were evicted, and comes half its patience before
-    it; or half of the time where that is less, so that they do not all come at once.
+    """After how long a request that was evicted at the end of its wait should be sent again.
+
+    With a deadline: after what waits now, at most the queue's TTL, since what waits leaves by then.
+    Without one it may wait as long again, and all that is ahead of it now will have left by then.
+    So it has a turn only among evicted requests. It comes half its patience before that turn, or
+    half of the time until it if that is less, so that they do not all come at once.
     O(SCAN_MAX + classes + pools)."""
     cdef int64_t* next_ns = &core.flows.items[r.flow].next_retry_at_ns
     cdef int64_t patience_ns = r.due_ns - r.arrival_ns, wait_ns
