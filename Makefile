@@ -28,7 +28,7 @@ HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 .PHONY: help env build proto check test test-slow test-browser test-faults test-fuzz \
 	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares usage-proof \
 	advise-bars tree-proof \
-	demo bench dist test-dist image test-image test-chart clean
+	demo demo-failover bench dist test-dist image test-image test-chart clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -135,6 +135,9 @@ $(VLLM_VENV)/.installed: tests/vllm/install.sh tests/vllm/make_model.py tests/vl
 
 demo: build ## The noisy neighbour, without and with the scheduler, on the embedded emulator.
 	$(BIN)/schedsvc demo --out out/demo
+
+demo-failover: build ## The leader of two schedulers is killed under load; a minute.
+	$(BIN)/schedsvc demo --failover --out out/demo-failover
 
 bench: build ## Admission latency at every rung, each beside its reference.
 	$(BIN)/python -m bench --out out/bench

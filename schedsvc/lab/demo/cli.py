@@ -9,9 +9,11 @@ EPILOG = """\b
 Example:
   schedsvc demo --out out/demo
   schedsvc demo --quick
+  schedsvc demo --failover --out out/demo-failover
 
 Writes report.json, details.json, demo.png, one CSV of requests for each run, and the logs of the
-programs it started. The exit status is 0 only where every bar holds.
+programs it started. --failover writes report.json, failover.png, requests.csv and the logs. The
+exit status is 0 only if every bar holds.
 """
 
 
@@ -33,8 +35,14 @@ programs it started. The exit status is 0 only where every bar holds.
     is_flag=True,
     help="Send the first 3 seconds of the workload, and check only that everything runs.",
 )
+@click.option(
+    "--failover",
+    is_flag=True,
+    help="Kill the leader of two schedulers under load instead. Needs valkey-server, or "
+    "redis-server 7.0 or newer.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def demo(out: Path, seed: int | None, quick: bool, as_json: bool) -> None:
+def demo(out: Path, seed: int | None, quick: bool, failover: bool, as_json: bool) -> None:
     """Show what one flooding tenant does to the others, and what the scheduler does about it.
 
     Starts emulated engines and a scheduler, and sends the same requests of three tenants four
@@ -42,12 +50,16 @@ def demo(out: Path, seed: int | None, quick: bool, as_json: bool) -> None:
     more through the same scheduler. Takes less than two minutes.
     """
     # Imported here: numpy and matplotlib would make every other command start later.
+    from schedsvc.lab.demo.failover import run_failover
     from schedsvc.lab.demo.processes import DemoError
     from schedsvc.lab.demo.run import run_demo
     from schedsvc.lab.load.generator import TargetError
 
     try:
-        holds = run_demo(out, seed=seed, quick=quick, as_json=as_json)
+        if failover:
+            holds = run_failover(out, seed=seed or 0, quick=quick, as_json=as_json)
+        else:
+            holds = run_demo(out, seed=seed, quick=quick, as_json=as_json)
     except (DemoError, TargetError, OSError) as error:
         raise click.ClickException(str(error)) from None
     except asyncio.CancelledError:

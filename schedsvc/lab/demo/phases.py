@@ -62,7 +62,7 @@ async def run_all(setting: Setting) -> Measured:
         ("alone", "1/4 quiet alone, plain engine", quiet),
         ("without", "2/4 all tenants, plain engine", setting.trace),
     ):
-        async with _engine(setting, name) as (engine, url):
+        async with running_engine(setting.folder, name) as (engine, url):
             phases[name] = await _run(setting, name, title, trace, url, (engine,))
     async with _scheduled(setting) as (programs, url, books):
         for name, title in (
@@ -75,12 +75,12 @@ async def run_all(setting: Setting) -> Measured:
 
 
 @asynccontextmanager
-async def _engine(
-    setting: Setting, name: str, *options: str, environment: dict[str, str] | None = None
+async def running_engine(
+    folder: Path, name: str, *options: str, environment: dict[str, str] | None = None
 ) -> AsyncIterator[tuple[Program, str]]:
-    """Run a fresh engine; gives it with its URL."""
+    """Run a fresh engine; gives it with its URL. Raises DemoError if it does not get ready."""
     arguments = ("emulate", "--profile", str(PROFILE), "--port", "0", *options)
-    async with running(f"engine-{name}", arguments, setting.folder, environment) as program:
+    async with running(f"engine-{name}", arguments, folder, environment) as program:
         yield program, json.loads(program.ready)["base_url"]
 
 
@@ -95,8 +95,8 @@ async def _scheduled(setting: Setting) -> AsyncIterator[tuple[tuple[Program, ...
         address = f"unix:{socket}"
         async with (
             running("scheduler", arguments, setting.folder) as scheduler,
-            _engine(
-                setting,
+            running_engine(
+                setting.folder,
                 "with",
                 "--middleware",
                 "schedsvc_vllm.gate.Gate",

@@ -17,7 +17,7 @@ Report = dict[str, Any]
 
 COLORS = {"hog": "#d1495b", "steady": "#edae49", "quiet": "#00798c"}
 ARMS = {"alone": "#c3c9d1", "without": "#4a4e69", "with": "#2a9d8f"}
-_INK, _GRID = "#2b2d42", "#e6e8ec"
+INK, GRID = "#2b2d42", "#e6e8ec"
 _WINDOW_S = 1.0
 
 
@@ -36,7 +36,7 @@ def draw(report: Report, runs: dict[str, RunResult], path: Path) -> None:
     _throughput_bars(figure.add_subplot(grid[1, 2:4]), report)
     _preemption_bars(figure.add_subplot(grid[1, 4:]), report)
     figure.suptitle(
-        "One tenant floods a shared LLM server", fontsize=16, fontweight="bold", color=_INK
+        "One tenant floods a shared LLM server", fontsize=16, fontweight="bold", color=INK
     )
     figure.legend(handles=_legend(), loc="outside lower center", ncols=5, frameon=False)
     figure.savefig(path)
@@ -50,20 +50,20 @@ def _legend() -> list[Line2D]:
     refused = Line2D(
         [],
         [],
-        color=_INK,
+        color=INK,
         marker="x",
         linestyle="",
         markersize=6,
         label="refused, with Retry-After",
     )
-    line = Line2D([], [], color=_INK, linewidth=2, label="line: running median")
+    line = Line2D([], [], color=INK, linewidth=2, label="line: running median")
     return [*tenants, refused, line]
 
 
 def _scatter(axes: Axes, result: RunResult, title: str) -> None:
     """Draw one dot for each request at the time of its sending, and the running median."""
     for name, samples in by_tenant(result).items():
-        color = COLORS.get(name, _INK)
+        color = COLORS.get(name, INK)
         answered = [sample for sample in samples if not math.isnan(sample.ttft_ms)]
         axes.scatter(
             [sample.intended_s for sample in answered],
@@ -84,11 +84,11 @@ def _scatter(axes: Axes, result: RunResult, title: str) -> None:
         )
         axes.plot(*_running_median(answered), color=color, linewidth=2.2)
     axes.set_yscale("log")
-    axes.set_title(title, fontsize=12, color=_INK, loc="left")
+    axes.set_title(title, fontsize=12, color=INK, loc="left")
     axes.set_xlabel("sent at (s)")
-    axes.yaxis.set_major_formatter(FuncFormatter(_seconds))
-    _clean(axes)
-    axes.grid(visible=True, axis="y", color=_GRID)
+    axes.yaxis.set_major_formatter(FuncFormatter(seconds))
+    clean(axes)
+    axes.grid(visible=True, axis="y", color=GRID)
 
 
 def _running_median(samples: list[Sample]) -> tuple[list[float], list[float]]:
@@ -110,15 +110,15 @@ def _latency_bars(axes: Axes, report: Report) -> None:
         bars = axes.bar(
             [x + (at - 1) * width for x in range(2)], values, width * 0.92, color=color, label=arm
         )
-        axes.bar_label(bars, [_seconds(value, 0) for value in values], fontsize=8, padding=2)
+        axes.bar_label(bars, [seconds(value, 0) for value in values], fontsize=8, padding=2)
         shown += [value for value in values if not math.isnan(value)]
     axes.set_yscale("log")
     axes.set_xticks([0, 1], ["p50", "p99"])
-    axes.set_title("quiet's time to first token", fontsize=11, color=_INK, loc="left")
+    axes.set_title("quiet's time to first token", fontsize=11, color=INK, loc="left")
     axes.legend(frameon=False, fontsize=8, loc="upper left")
     axes.set_ylim(min(shown, default=0.01) / 2, max(shown, default=1.0) * 8)
-    axes.yaxis.set_major_formatter(FuncFormatter(_seconds))
-    _clean(axes)
+    axes.yaxis.set_major_formatter(FuncFormatter(seconds))
+    clean(axes)
 
 
 def _throughput_bars(axes: Axes, report: Report) -> None:
@@ -126,9 +126,9 @@ def _throughput_bars(axes: Axes, report: Report) -> None:
     values = [report[arm]["output_tokens_per_s"] for arm in arms]
     bars = axes.bar(arms, values, 0.55, color=[ARMS[arm] for arm in arms])
     axes.bar_label(bars, [f"{value:,.0f}" for value in values], fontsize=9, padding=2)
-    axes.set_title("output tokens/s under load", fontsize=11, color=_INK, loc="left")
+    axes.set_title("output tokens/s under load", fontsize=11, color=INK, loc="left")
     axes.set_ylim(0, max(1.0, *values) * 1.18)
-    _clean(axes)
+    clean(axes)
 
 
 def _preemption_bars(axes: Axes, report: Report) -> None:
@@ -136,20 +136,22 @@ def _preemption_bars(axes: Axes, report: Report) -> None:
     values = [report[arm]["preemptions"] for arm in arms]
     bars = axes.bar(arms, values, 0.55, color=[ARMS[arm] for arm in arms])
     axes.bar_label(bars, [str(value) for value in values], fontsize=9, padding=2)
-    axes.set_title("preemptions in the engine", fontsize=11, color=_INK, loc="left")
+    axes.set_title("preemptions in the engine", fontsize=11, color=INK, loc="left")
     axes.set_ylim(0, max(1, *values) * 1.18)
-    _clean(axes)
+    clean(axes)
 
 
-def _seconds(value: float, _position: int) -> str:
+def seconds(value: float, _position: int) -> str:
+    """Write a tick of a time axis."""
     if math.isnan(value):
         return "none"
     return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.3g} s"
 
 
-def _clean(axes: Axes) -> None:
+def clean(axes: Axes) -> None:
+    """Take away the frame, and color what is left."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#b8bec7")
-    axes.tick_params(colors=_INK, labelsize=9, which="both")
+    axes.tick_params(colors=INK, labelsize=9, which="both")
     axes.tick_params(which="minor", labelleft=False)
     axes.set_axisbelow(True)

@@ -16,7 +16,7 @@ application, so its spread is smaller:
 
 import csv
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -62,12 +62,14 @@ PROMPT_TOKENS_MIN, PROMPT_TOKENS_MAX = 8, 1_024
 OUTPUT_TOKENS_MIN = 4
 
 
-def generate(seed: int, duration_s: float = DURATION_S) -> list[TraceRequest]:
+def generate(
+    seed: int, duration_s: float = DURATION_S, tenants: Sequence[Tenant] = TENANTS
+) -> list[TraceRequest]:
     """Draw a workload in the order of arrival. Each tenant has a random stream of its own."""
-    streams = np.random.default_rng(seed).spawn(len(TENANTS))
+    streams = np.random.default_rng(seed).spawn(len(tenants))
     drawn = [
         request
-        for tenant, stream in zip(TENANTS, streams, strict=True)
+        for tenant, stream in zip(tenants, streams, strict=True)
         for request in _draw(tenant, stream, duration_s)
     ]
     return sorted(drawn, key=lambda request: request.arrival_s)
