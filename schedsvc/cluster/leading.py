@@ -52,7 +52,7 @@ class Campaign:
         secret = read_file(resolve(settings.secret_file or "")).strip()
         self._settings, self._resolve = settings, resolve
         self._may_lead = settings.role == "auto"
-        self._terms = Terms(who, settings.set or "", settings.advertise or "", secret)
+        self._terms = Terms(who, settings.set or "", settings.advertised, secret)
         self._leading = leading
         leading.on_report = self._reported
         #: The last term of the set before the one in which this member leads.

@@ -80,6 +80,7 @@ class Cluster(_Section):
     set: ClusterName | None = None
     #: `auto`: leads if no other member does; `follow`: never leads.
     role: Literal["auto", "follow"] | None = None
+    #: `{member}` in it stands for the member's name, so that members can share a file.
     advertise: Target | None = None
     secret_file: FileName | None = None
     leader: ClusterLeader = ClusterLeader()
@@ -88,6 +89,11 @@ class Cluster(_Section):
     def member_name(self) -> str:
         """The member's name; by default the host's."""
         return self.member or socket.gethostname()
+
+    @property
+    def advertised(self) -> str:
+        """The HOST:PORT at which clients and members reach this member; "": it has no role."""
+        return (self.advertise or "").replace("{member}", self.member_name)
 
 
 def cluster_findings(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
@@ -141,6 +147,9 @@ def _role_findings(
     if not any(mapping(entry).get("member") for entry in principals):
         what = "needs a principal with `member: true` in auth.principals, as which members follow"
         yield (*path, "role"), what
+    advertise = cluster.get("advertise")
+    if isinstance(advertise, str) and set(advertise.replace("{member}", "")) & set("{}"):
+        yield (*path, "advertise"), "has braces; only {member} stands for something: its name"
     leader = mapping(cluster.get("leader"))
     tls = mapping(leader.get("tls"))
     for key, file in (("token_file", leader.get("token_file")), *tls.items()):

@@ -303,7 +303,7 @@ def test_default_needs_no_prometheus_operator(objects: dict[str, list[Object]]) 
 def test_documented_values_are_valid() -> None:
     texts = page_blocks("docs/install.md", "yaml", "Run it on Kubernetes")
     values = [yaml.safe_load(text) for text in texts]
-    assert len(values) == 3
+    assert len(values) == 4
     for objects in rendered(*values):
         Config.model_validate(config_of(objects))
         assert list(not_restricted(pod_of(objects))) == []

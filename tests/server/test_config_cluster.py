@@ -1,10 +1,12 @@
 """The section `cluster`: what is valid, and the sentence for what is not."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from schedsvc.config import read
+from schedsvc.config.cluster import Cluster, ClusterStore
 
 MINIMAL = "listeners: [{tcp: 127.0.0.1:7600}]\n"
 URL = '"redis://schedsvc@127.0.0.1:6379"'
@@ -89,6 +91,20 @@ def test_a_set_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("member", "target"),
+    [("a", "a.pods.svc:7600"), (None, f"{socket.gethostname()}.pods.svc:7600")],
+)
+def test_advertise_names_the_member(member: str | None, target: str) -> None:
+    cluster = Cluster(
+        name="p",
+        member=member,
+        store=ClusterStore(urls=["redis://127.0.0.1:6379"]),
+        advertise="{member}.pods.svc:7600",
+    )
+    assert cluster.advertised == target
+
+
+@pytest.mark.parametrize(
     ("section", "message"),
     [
         (f"{{name: p, store: {{urls: [{URL}]}}, set: main}}", "needs cluster.role beside it"),
@@ -98,6 +114,7 @@ def test_a_set_is_read(tmp_path: Path) -> None:
         (f"{{{ROLE}}}", "needs the section state"),
         (f"{{{ROLE}}}", "needs a principal with `member: true`"),
         (f"{{{ROLE}, advertise: nowhere}}", "has to be HOST:PORT, such as scheduler-a"),
+        (f"{{{ROLE}, advertise: '{{host}}:7600'}}", "only {member} stands for something"),
         (f"{{{ROLE}, secret_file: short}}", "holds fewer than 32 bytes; write `openssl rand"),
         (f"{{{ROLE}, secret_file: none}}", "cannot read"),
         (f"{{{ROLE}, leader: {{token_file: none}}}}", "cannot read"),

@@ -29,7 +29,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* The configuration of the scheduler, with what has to agree with the pod. */}}
 {{- define "schedsvc.config" -}}
-{{- range $key := list "listeners" "metrics" "state" "edge" "record" }}
+{{- $keys := list "listeners" "metrics" "state" "edge" "record" }}
+{{- if .Values.cluster.enabled }}
+{{- $keys = append $keys "cluster" }}
+{{- end }}
+{{- range $key := $keys }}
 {{- if hasKey $.Values.config $key }}
 {{- fail (printf "config.%s: the chart writes it, or its pod has no place for it; remove it" $key) }}
 {{- end }}
@@ -50,7 +54,52 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- $_ := set $own "tenants_dir" "/etc/schedsvc-tenants" }}
 {{- end }}
+{{- if .Values.cluster.enabled }}
+{{- $auth := default dict .Values.config.auth }}
+{{- if not $auth.principals }}
+{{- fail "cluster.enabled: list the gates in config.auth.principals, since members call one another at the same port" }}
+{{- end }}
+{{- $member := dict "name" "member" "token_file" "/etc/schedsvc-cluster/member.token" "member" true }}
+{{- $_ := set $own "auth" (dict "principals" (append $auth.principals $member)) }}
+{{- $_ := set $own "cluster" (include "schedsvc.cluster" . | fromYaml) }}
+{{- end }}
 {{- merge $own .Values.config | toYaml }}
+{{- end }}
+
+{{/* The section `cluster`. A pod's name is the name of its member. */}}
+{{- define "schedsvc.cluster" -}}
+{{- $fullname := include "schedsvc.fullname" . }}
+name: {{ $fullname }}
+store:
+  urls:
+    {{- toYaml .Values.cluster.storeUrls | nindent 4 }}
+  password_file: /etc/schedsvc-cluster/store.password
+  {{- if .Values.cluster.storeCA }}
+  tls: {ca: /etc/schedsvc-cluster/store-ca.crt}
+  {{- end }}
+set: main
+role: auto
+advertise: {{ printf "{member}.%s-members.%s.svc:7600" $fullname .Release.Namespace | quote }}
+secret_file: /etc/schedsvc-cluster/cluster.secret
+leader:
+  token_file: /etc/schedsvc-cluster/member.token
+  {{- if .Values.tls.secretName }}
+  tls:
+    {{- if .Values.tls.clientCA }}
+    ca: /etc/schedsvc-tls/ca.crt
+    cert: /etc/schedsvc-tls/tls.crt
+    key: /etc/schedsvc-tls/tls.key
+    {{- else }} {}
+    {{- end }}
+  {{- end }}
+{{- end }}
+
+{{/* The targets of all members, as clients list them. */}}
+{{- define "schedsvc.targets" -}}
+{{- $members := printf "%s-members.%s.svc:7600" (include "schedsvc.fullname" .) .Release.Namespace }}
+{{- range $i := until (int .Values.replicaCount) }}
+{{- if $i }},{{ end }}{{ include "schedsvc.fullname" $ }}-{{ $i }}.{{ $members }}
+{{- end }}
 {{- end }}
 
 {{/* Kubernetes' own gRPC probe speaks no TLS; then the command asks at the Unix socket. */}}
