@@ -22,6 +22,7 @@ from schedsvc.clock import boot_ns
 from schedsvc.cluster.errors import StoreError, StoreRefusedError
 from schedsvc.cluster.joining import Identity
 from schedsvc.cluster.store import Address, StoreConnection, open_checked
+from schedsvc.cluster.term_file import TermFile
 from schedsvc.cluster.terms import TERM_MS, Term, Terms, check_terms_version, term_end_ns
 from schedsvc.config.cluster import Cluster
 from schedsvc.config.files import read_file
@@ -47,12 +48,14 @@ class Campaign:
         resolve: Callable[[str], Path],
         who: Identity,
         leading: Leading,
+        state_file: Path,
     ) -> None:
-        """Read the cluster's secret. Raises OSError."""
+        """Read the cluster's secret, and the highest term of earlier lives. Raises OSError."""
         secret = read_file(resolve(settings.secret_file or "")).strip()
         self._settings, self._resolve = settings, resolve
         self._may_lead = settings.role == "auto"
-        self._terms = Terms(who, settings.set or "", settings.advertised, secret)
+        self._file = TermFile(state_file)
+        self._terms = Terms(who, settings.set or "", settings.advertised, secret, self._file.number)
         self._leading = leading
         leading.on_report = self._reported
         #: The last term of the set before the one in which this member leads.
@@ -82,6 +85,7 @@ class Campaign:
                     may_lead = self._may_lead and not differs()
                     term = await self._terms.look(link, may_lead=may_lead)
                     self._note(term)
+                    await self._keep()
                     for led in (term, self._terms.last):
                         if led is not None and (self.last is None or led.number > self.last.number):
                             self.last = led
@@ -155,6 +159,7 @@ class Campaign:
         if taken is None:
             return False
         term, until_ns = taken
+        await self._keep()
         self._note(term)
         self._rivals, self._promises = frozenset(), {}
         self._leading.until_ns = until_ns
@@ -187,6 +192,11 @@ class Campaign:
         leading.term = self._terms.highest
         leading.leader, leading.target = ("", "") if term is None else (term.leader, term.target)
         self._well()
+
+    async def _keep(self) -> None:
+        """Have the highest term on the disk before this member acts on it."""
+        if self._terms.highest > self._file.number:
+            await asyncio.to_thread(self._file.keep, self._terms.highest)
 
     def _well(self) -> None:
         self._leading.forged, self._leading.problem = self._terms.forged, ""

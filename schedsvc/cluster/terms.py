@@ -201,8 +201,8 @@ class Terms:
             self._refuse(number)
             raise StoreRefusedError(
                 f"the store states term {number}, and the highest known term is {self.highest}; a"
-                f" jump of more than {JUMP_MAX:,} is refused: check who wrote it, then restart the"
-                " members"
+                f" jump of more than {JUMP_MAX:,} is refused: check who wrote it; then remove the"
+                " members' files STATE.term beside their state files, and restart them"
             )
 
     def _refuse(self, number: int) -> None:

@@ -41,8 +41,10 @@ def campaign_of(
     with _named():
         from schedsvc.cluster.joining import Identity
         from schedsvc.cluster.leading import Campaign
+    if config.state is None:
+        raise ClusterError("cluster.role needs the section state")
     who = Identity(settings.name, settings.member_name, incarnation)
-    return Campaign(settings, config.resolve, who, leading)
+    return Campaign(settings, config.resolve, who, leading, config.resolve(config.state.file))
 
 
 def following_of(

@@ -284,3 +284,18 @@ async def test_a_reported_term_raises_the_next(pair: tuple[LedServer, LedServer]
         await a.drain()
         await leads(b)
         assert (await granted(b)).leadership.term == 42
+
+
+async def test_no_term_repeats_if_the_store_forgets_while_all_are_down(
+    store: StoreServer, tmp_path: Path
+) -> None:
+    await ready_store(store)
+    first = member(tmp_path, "a", store.url)
+    async with running(first):
+        await leads(first)
+        term = first.leading.term
+    store.ask("FLUSHALL")
+    again = member(tmp_path, "a", store.url)
+    async with running(again):
+        await leads(again)
+        assert again.leading.term == term + 1

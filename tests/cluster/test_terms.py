@@ -1,9 +1,12 @@
 """Terms in a real store: taken by one member, renewed, handed over, and never by a forged row."""
 
 import asyncio
+import stat
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from schedsvc.clock import boot_ns
 from schedsvc.cluster.admin import init_store
@@ -12,6 +15,7 @@ from schedsvc.cluster.joining import Identity
 from schedsvc.cluster.library import term_keys_of
 from schedsvc.cluster.signing import seal_row
 from schedsvc.cluster.store import Address, StoreConnection, open_checked
+from schedsvc.cluster.term_file import TermFile
 from schedsvc.cluster.terms import JUMP_MAX, TERM_MS, Term, Terms, check_terms_version, term_end_ns
 
 from .store_server import ADMIN_PASSWORD, StoreServer
@@ -152,6 +156,35 @@ async def test_a_jump_of_terms_is_refused(store: StoreServer, link: StoreConnect
         await a.look(link, may_lead=True)
     assert not a.follow(far)
     assert a.highest == 5
+
+
+def test_highest_term_outlives_the_process(tmp_path: Path) -> None:
+    file = TermFile(tmp_path / "state.db")
+    assert file.number == 0
+    file.keep(7)
+    file.keep(5)
+    assert TermFile(tmp_path / "state.db").number == 7
+    assert [path.name for path in tmp_path.iterdir()] == ["state.db.term"]
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("text", ["", "seven", "-1", "7\n8", str(1 << 63)])
+def test_damaged_term_file_is_loud_and_counts_for_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "state.db.term").write_text(text)
+    with capture_logs() as logs:
+        file = TermFile(tmp_path / "state.db")
+    assert [entry["event"] for entry in logs] == ["term_file_unreadable"]
+    assert file.number == 0
+    file.keep(3)
+    assert TermFile(tmp_path / "state.db").number == 3
+
+
+def test_term_that_cannot_be_kept_is_logged(tmp_path: Path) -> None:
+    file = TermFile(tmp_path / "gone" / "state.db")
+    with capture_logs() as logs:
+        file.keep(3)
+    assert [entry["event"] for entry in logs] == ["term_not_kept"]
+    assert file.number == 0
 
 
 async def test_a_reported_term_is_a_hint(link: StoreConnection) -> None:
