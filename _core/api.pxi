@@ -251,7 +251,7 @@ cdef class Scheduler(ClusterApi):
         int64_t max_output_tokens, int32_t pool=NONE, int64_t sequences=1, int64_t queue_ttl_ns=0,
         int64_t deadline_ns=0, bint reports_progress=False, int32_t principal=0, uint64_t tag=0,
         int64_t n=1, bytes adapter=b"", int64_t told_output=0, bytes request_class=b"",
-        tuple prefix_block_hashes=(), bint input_estimated=True,
+        tuple prefix_block_hashes=(), bint input_estimated=True, bint whole_answer=False,
     ):
         cdef Ask ask
         cdef int64_t prompts
@@ -279,7 +279,7 @@ cdef class Scheduler(ClusterApi):
         ask.n = <int32_t>n
         ask.told_output = <int32_t>told_output
         ask.queue_ttl_ns, ask.deadline_ns = shortest(queue_ttl_ns, deadline_ns), deadline_ns
-        ask.reports_progress = reports_progress
+        ask.reports_progress, ask.whole_answer = reports_progress, whole_answer
         ask.has_exact_input = not input_estimated
         ask.owner = 0
         ask.principal = principal
@@ -368,7 +368,7 @@ cdef class Scheduler(ClusterApi):
         int64_t pool_epoch, int64_t reserved_tokens, int64_t prompt_tokens,
         int64_t max_output_tokens, int64_t input_tokens=0, int64_t cached_input_tokens=0,
         int64_t output_tokens=0, int64_t sequences=1, int32_t principal=0, bytes adapter=b"",
-        bytes request_class=b"",
+        bytes request_class=b"", bint whole_answer=False,
     ):
         cdef Ask ask
         cdef Usage u
@@ -388,7 +388,7 @@ cdef class Scheduler(ClusterApi):
         ask.output_max_tokens = <int32_t>max_output_tokens
         ask.sequences = <int32_t>sequences
         ask.n = 1
-        ask.principal = principal
+        ask.principal, ask.whole_answer = principal, whole_answer
         take_adapter(self, &ask, adapter)
         replayed_class(self, &ask, <const uint8_t*><const char*>request_class, len(request_class))
         identify(self, &ask, <const uint8_t*><const char*>request_id, len(request_id), 0, 0)

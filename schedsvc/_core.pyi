@@ -283,6 +283,7 @@ class Scheduler(ClusterApi):
         deadline_ns: int = 0, reports_progress: bool = False, principal: int = 0, tag: int = 0,
         n: int = 1, adapter: bytes = b"", told_output: int = 0, request_class: bytes = b"",
         prefix_block_hashes: tuple[int, ...] = (), input_estimated: bool = True,
+        whole_answer: bool = False,
     ) -> int:  # fmt: skip
         """Ask for one request. Returns a handle (> 0), or the negated outcome where refused.
 
@@ -297,7 +298,8 @@ class Scheduler(ClusterApi):
         After `deadline_ns` (0: none) its first token is of no use: with `early_refusal` it can get
         REJECTED_DEADLINE, or EVICTED_DEADLINE in its turn (docs/operations.md).
         `prefix_block_hashes` are chained 64-bit hashes of the prompt's full blocks; of these the
-        first 512 count. O(log n + hashes).
+        first 512 count. With `whole_answer` no count is known before the end, so the input is
+        posted at the grant. O(log n + hashes).
         """
     def admit_wire(
         self, now_ns: int, principal: int, data: bytes, queue_ttl_ns: int = 0
@@ -339,6 +341,7 @@ class Scheduler(ClusterApi):
         pool_epoch: int, reserved_tokens: int, prompt_tokens: int, max_output_tokens: int,
         input_tokens: int = 0, cached_input_tokens: int = 0, output_tokens: int = 0,
         sequences: int = 1, principal: int = 0, adapter: bytes = b"", request_class: bytes = b"",
+        whole_answer: bool = False,
     ) -> int:  # fmt: skip
         """Note that the holder of a lease still runs.
 

@@ -152,7 +152,7 @@ cdef int32_t record_of(Core core, Ask* ask) except -1:
     r.told_output = ask.told_output
     r.sequences = ask.sequences
     r.n = ask.n
-    r.reports_progress = ask.reports_progress
+    r.reports_progress, r.whole_answer = ask.reports_progress, ask.whole_answer
     r.has_exact_input = ask.has_exact_input
     if ask.adapter.size:
         r.adapter = core.adapters.hold(&ask.adapter_key, &ask.adapter, ask.principal)
@@ -333,7 +333,7 @@ cdef int64_t admit_message(
         queue_ttl_ns, shortest(m.queue_ttl_ms, m.deadline_ms) * NS_PER_MS
     )
     ask.deadline_ns = m.deadline_ms * NS_PER_MS
-    ask.reports_progress = m.reports_progress
+    ask.reports_progress, ask.whole_answer = m.reports_progress, m.whole_answer
     ask.has_exact_input = m.has_exact_input
     ask.told_output = 0
     ask.adapter = m.adapter

@@ -86,7 +86,7 @@ cdef int32_t restore_lease(
     r.prompt_tokens, r.prompt_max_tokens = ask.prompt_tokens, ask.prompt_max_tokens
     r.output_max_tokens = ask.output_max_tokens
     r.lease.predicted_output = r.lease.promised_output = ask.output_max_tokens
-    r.reports_progress = True
+    r.reports_progress, r.whole_answer = True, ask.whole_answer
     r.arrival_ns = core.now_ns
     r.lease.lease_id = lease_id
     r.owner = r.forecast_wait_us = NONE

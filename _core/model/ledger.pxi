@@ -270,7 +270,7 @@ cdef class Ledger:
         p.live += 1
         p.running_sequences += r.sequences
         lora_enter(&p.loras, self.adapters, r.adapter, p.limits.adapter_tokens)
-        if not r.reports_progress:
+        if r.whole_answer or not r.reports_progress:
             # No report will say when its input is in the cache, so it counts from the grant.
             filled = blocks_for(p, <int64_t>r.prompt_tokens * r.n, r.sequences)
         self.resize(i, blocks, min(blocks, filled))

@@ -91,6 +91,7 @@ ctypedef struct Request:
     uint8_t has_deadline  # it says how long it will wait
     uint8_t waits_for  # WAITS_*, where that is recorded, see wait_times.pxi; 0: it is not
     uint8_t reports_progress
+    uint8_t whole_answer  # no count is known before its end
     uint8_t evidence  # what its promise was made from; 0: nothing, or it has been judged
     uint8_t has_exact_input  # its caller counted the prompt's tokens as the engine does
     uint8_t was_limited  # a report of it exceeded what it can use

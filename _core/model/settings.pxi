@@ -16,6 +16,7 @@ ctypedef struct Ask:
     int32_t owner, principal
     int32_t told_output  # of each sequence, by an oracle
     bint reports_progress
+    bint whole_answer  # no count is known before its end
     bint has_exact_input  # the caller counted the prompt's tokens as the engine does
     bint has_own_key  # another principal used this id of the tenant first
 

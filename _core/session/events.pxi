@@ -34,6 +34,8 @@ cdef int read_replay(
             read_text(c, &request_class)
         elif tag == 16 << 3 | VARINT:
             proof = <int64_t>read_varint(c)
+        elif tag == 17 << 3 | VARINT:
+            ask.whole_answer = read_varint(c) != 0
         else:
             skip(c, tag)
     check_whole(c, "replay")

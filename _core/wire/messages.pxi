@@ -9,7 +9,7 @@ ctypedef struct AdmitMessage:
     int64_t prompt_tokens, prompt_max_tokens, prompts
     int64_t n, max_output_tokens, hashes, deadline_ms, queue_ttl_ms, proof
     uint64_t prompts_hash
-    bint reports_progress, has_exact_input
+    bint reports_progress, whole_answer, has_exact_input
     Cursor body  # the whole message, for fields that are read only if needed
     int32_t flow  # of its tenant, once found; -1: none
 
@@ -120,6 +120,8 @@ cdef int parse_admit(AdmitMessage* m, Cursor c) except -1:
             m.has_exact_input = read_varint(&c) == 0
         elif tag == 15 << 3 | VARINT:
             m.proof = <int64_t>read_varint(&c)
+        elif tag == 16 << 3 | VARINT:
+            m.whole_answer = read_varint(&c) != 0
         else:
             skip(&c, tag)
     check_whole(&c, "AdmitRequest")

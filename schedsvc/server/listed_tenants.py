@@ -1,12 +1,13 @@
 """Tenants that the file or an operator lists, as they are in force."""
 
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import structlog
 
 from schedsvc.config import (
+    ApiKey,
     Config,
     EntryLog,
     OperatorEntry,
@@ -25,11 +26,19 @@ class ListedTenants:
     """The file's tenants under operators' entries.
 
     An entry with terms replaces the file's, or those of a rule. Mode and API keys of the file stay,
-    and the keys of the entry count beside them.
+    and the keys of the entry that have not expired count beside them.
     """
 
-    def __init__(self, config: Config, entries: Mapping[str, OperatorEntry], log: EntryLog) -> None:
+    def __init__(
+        self,
+        config: Config,
+        entries: Mapping[str, OperatorEntry],
+        log: EntryLog,
+        looked_ms: int = 0,
+    ) -> None:
         """Put entries over a file; `log` takes each change for the state file. O(tenants).
+
+        `looked_ms`: the time of the wall clock up to which keys have expired, see `look()`.
 
         Raises TenantError if the file lacks a group or class that an entry names.
         """
@@ -40,13 +49,13 @@ class ListedTenants:
         self._file = {tenant.name: tenant for tenant in config.tenants}
         self._config = config
         self.in_force = dict(self._file)
+        self._looked_ms = looked_ms
+        #: Of the API keys' ends, the last before the look and the first after it; 0: none.
+        self._last_ms = self._next_ms = 0
         for name, entry in entries.items():
             self.in_force[name] = self._placed(name, entry)
+            self._note_ends(entry)
         self._names = sorted(self.in_force)
-        #: When the next API key expires, by the wall clock; 0: none does.
-        self._expires_ms = 0
-        for entry in entries.values():
-            self._note_expiry(key.expires_ms for key in entry.keys)
         self._owners = {
             bytes.fromhex(key): tenant.name
             for tenant in self.in_force.values()
@@ -79,7 +88,7 @@ class ListedTenants:
                         f"{error.description}; an operator has set it for tenant {name!r}: change"
                         " that with schedsvc tenants set, or undo it with schedsvc tenants delete",
                     ) from None
-        return ListedTenants(config, self.entries, self._log)
+        return ListedTenants(config, self.entries, self._log, self._looked_ms)
 
     def on(self, config: Config) -> Config:
         """Return the file with the tenants that are in force. O(tenants)."""
@@ -118,7 +127,7 @@ class ListedTenants:
             self._log.put(name, None)
         else:
             self.entries[name] = entry
-            self._note_expiry(key.expires_ms for key in entry.keys)
+            self._note_ends(entry)
             self.version = max(self.version, entry.version)
             self._log.put(name, entry.saved())
 
@@ -127,22 +136,32 @@ class ListedTenants:
         name = self._owners.get(sha256)
         return None if name is None else self.in_force[name]
 
-    def expiring(self, until_ms: int) -> list[str]:
-        """Return tenants of which a key expires until then. O(tenants), O(1) if there are none."""
-        if not 0 < self._expires_ms <= until_ms:
+    def look(self, now_ms: int) -> list[str]:
+        """Take the wall clock; return tenants of which a key has expired, or is valid again.
+
+        The caller puts their entries once more. O(tenants), O(1) if there are none.
+        """
+        before_ms, self._looked_ms = self._looked_ms, now_ms
+        if self._last_ms <= now_ms and not 0 < self._next_ms <= now_ms:
             return []
-        found, self._expires_ms = [], 0
+        first_ms, last_ms = sorted((before_ms, now_ms))
+        found, self._last_ms, self._next_ms = [], 0, 0
         for name, entry in self.entries.items():
-            times = [key.expires_ms for key in entry.keys if key.expires_ms]
-            if any(time <= until_ms for time in times):
+            self._note_ends(entry)
+            if any(first_ms < key.expires_ms <= last_ms for key in entry.keys):
                 found.append(name)
-            self._note_expiry(time for time in times if time > until_ms)
         return found
 
-    def _note_expiry(self, times_ms: Iterable[int]) -> None:
-        for time_ms in times_ms:
-            if time_ms and (not self._expires_ms or time_ms < self._expires_ms):
-                self._expires_ms = time_ms
+    def is_over(self, key: ApiKey) -> bool:
+        """Whether a key had expired at the last look. O(1)."""
+        return 0 < key.expires_ms <= self._looked_ms
+
+    def _note_ends(self, entry: OperatorEntry) -> None:
+        for key in entry.keys:
+            if self.is_over(key):
+                self._last_ms = max(self._last_ms, key.expires_ms)
+            elif key.expires_ms and (not self._next_ms or key.expires_ms < self._next_ms):
+                self._next_ms = key.expires_ms
 
     def names_after(self, name: str, count: int) -> list[str]:
         """Return the next names in their order. O(count + log tenants)."""
@@ -151,7 +170,8 @@ class ListedTenants:
 
     def _placed(self, name: str, entry: OperatorEntry) -> Tenant:
         base = self._file.get(name) or rule_tenant(name, self._config)
-        hashes = [*base.api_keys_sha256, *(key.sha256 for key in entry.keys)]
+        valid = (key.sha256 for key in entry.keys if not self.is_over(key))
+        hashes = [*base.api_keys_sha256, *valid]
         if entry.terms is None:
             return base.model_copy(update={"api_keys_sha256": hashes})
         tenant = Tenant.model_validate({"name": name, **entry.terms})

@@ -1,8 +1,14 @@
-"""API keys of tenants: operators make, rotate and revoke them while the scheduler runs."""
+"""API keys of tenants: operators make, rotate and revoke them while the scheduler runs.
+
+A key that has expired by the wall clock is refused at once, and kept for a day of the scheduler's
+running. So a wall clock that is set forward by mistake deletes no key: it counts again once the
+clock is right.
+"""
 
 import hashlib
 import secrets
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from schedsvc_client.v1 import identity_pb2
@@ -14,10 +20,12 @@ from schedsvc.server.operator import OperatorActions
 from schedsvc.server.tenants import TenantActions
 from schedsvc.service.servicer_base import exhausted, invalid, not_found
 
-__all__ = ["KEYS_MAX", "TenantKeys"]
+__all__ = ["KEPT_S", "KEYS_MAX", "TenantKeys"]
 
 #: API keys of one tenant that operators have made and that have not expired.
 KEYS_MAX = 64
+#: Expired keys are deleted at the second of two looks, which are this far apart.
+KEPT_S = 86_400.0
 _SECRET_BYTES = 32
 _ID_BYTES = 4
 #: Ten years.
@@ -32,30 +40,34 @@ class TenantKeys:
         handles: OperatorActions,
         tenants: TenantActions,
         now_ms: Callable[[], int] = wall_ms,
+        steady_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Change the keys of these tenants; `now_ms`: the wall clock."""
+        """Change the keys of these tenants; `now_ms`: the wall clock, `steady_s`: one never set."""
         self._handles = handles
         #: The operator's actions on the tenants themselves.
         self.tenants = tenants
         self._now_ms = now_ms
+        self._steady_s = steady_s
+        self._delete_at_s = steady_s() + KEPT_S
+        #: Hashes of keys that had expired at the last look for what to delete.
+        self._expired: set[str] = set()
 
     async def create(self, request: pb.CreateTenantKeyRequest) -> pb.CreateTenantKeyResponse:
         """Make a key. Raises CallerError."""
         self._check_name(request.name)
         secret, key = self._new(request.expires_in_ms)
-        keys = self._keys(request.name)
-        self._put(request.name, (*keys, key))
+        self._put(request.name, (*self._kept(request.name), key))
         await self.tenants.keep()
         return pb.CreateTenantKeyResponse(api_key=secret, key=_message(key))
 
     async def rotate(self, request: pb.RotateTenantKeyRequest) -> pb.RotateTenantKeyResponse:
         """Make a key in place of another one. Raises CallerError."""
         grace_ms = _checked_period("grace_ms", request.grace_ms)
-        old = self._find(request.name, request.id)
+        old = self._find(request.name, request.id, self._keys(request.name))
         secret, key = self._new(request.expires_in_ms)
         ends_ms = self._now_ms() + grace_ms
         ending = replace(old, expires_ms=min(ends_ms, old.expires_ms or ends_ms))
-        others = tuple(k for k in self._keys(request.name) if k.id != old.id)
+        others = tuple(k for k in self._kept(request.name) if k.id != old.id)
         self._put(request.name, (*others, *((ending,) if grace_ms else ()), key))
         await self.tenants.keep()
         return pb.RotateTenantKeyResponse(
@@ -66,8 +78,8 @@ class TenantKeys:
         """Revoke a key. Raises CallerError."""
         if not request.id:
             raise invalid("id", "is empty; name a key, see ListTenantKeys")
-        old = self._find(request.name, request.id)
-        self._put(request.name, tuple(k for k in self._keys(request.name) if k.id != old.id))
+        old = self._find(request.name, request.id, self._kept(request.name))
+        self._put(request.name, tuple(k for k in self._kept(request.name) if k.id != old.id))
         await self.tenants.keep()
 
     def list(self, name: str) -> list[pb.TenantKey]:
@@ -88,16 +100,35 @@ class TenantKeys:
         )
 
     def expire(self) -> None:
-        """Forget keys that have expired. O(tenants with such keys), O(1) if there are none."""
-        for name in self._handles.listed.expiring(self._now_ms()):
-            self._put(name, self._keys(name))
+        """Refuse keys that have expired, and let those count that have not, after a step back.
+
+        Delete what has been expired for long. O(tenants with such keys), O(1) if there are none;
+        once a day O(tenants).
+        """
+        for name in self._handles.listed.look(self._now_ms()):
+            self._put(name, self._kept(name))
+        if self._steady_s() >= self._delete_at_s:
+            self._delete_at_s = self._steady_s() + KEPT_S
+            self._delete_expired()
+
+    def _delete_expired(self) -> None:
+        before, self._expired = self._expired, set()
+        for name, entry in list(self._handles.listed.entries.items()):
+            over = {key.sha256 for key in entry.keys if self._is_over(key)}
+            if over & before:
+                self._put(name, tuple(k for k in entry.keys if k.sha256 not in over & before))
+            self._expired |= over - before
 
     def _is_over(self, key: ApiKey) -> bool:
         return 0 < key.expires_ms <= self._now_ms()
 
-    def _keys(self, name: str) -> tuple[ApiKey, ...]:
+    def _kept(self, name: str) -> tuple[ApiKey, ...]:
+        """Return the keys of a tenant, those that have expired too."""
         entry = self._handles.listed.entries.get(name)
-        return tuple(k for k in entry.keys if not self._is_over(k)) if entry else ()
+        return entry.keys if entry else ()
+
+    def _keys(self, name: str) -> tuple[ApiKey, ...]:
+        return tuple(k for k in self._kept(name) if not self._is_over(k))
 
     def _check_name(self, name: str) -> None:
         """Raise CallerError if no tenant can have this name."""
@@ -114,9 +145,9 @@ class TenantKeys:
         expires_ms = now_ms + period_ms if period_ms else 0
         return secret, ApiKey(secrets.token_hex(_ID_BYTES), digest, now_ms, expires_ms)
 
-    def _find(self, name: str, key_id: str) -> ApiKey:
-        keys = self._keys(name)
-        named = [key for key in keys if key.id == key_id] if key_id else list(keys)
+    def _find(self, name: str, key_id: str, keys: Iterable[ApiKey]) -> ApiKey:
+        keys = list(keys)
+        named = [key for key in keys if key.id == key_id] if key_id else keys
         if len(named) == 1:
             return named[0]
         known = ", ".join(key.id for key in keys) or "none"
@@ -127,6 +158,10 @@ class TenantKeys:
     def _put(self, name: str, keys: tuple[ApiKey, ...]) -> None:
         listed = self._handles.listed
         before = listed.entries.get(name)
+        over = sorted(filter(self._is_over, keys), key=lambda key: key.expires_ms)
+        # Expired keys make room first.
+        dropped = over[: max(0, len(keys) - KEYS_MAX)]
+        keys = tuple(key for key in keys if key not in dropped)
         if len(keys) > KEYS_MAX:
             raise exhausted(
                 "name", f"tenant {name!r} has {KEYS_MAX} keys, which is the most: revoke some"

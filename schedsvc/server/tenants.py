@@ -116,7 +116,7 @@ class TenantActions:
             advice = "; remove it from the file" if name in listed.in_force else ""
             raise not_found("name", f"no operator has set a tenant {name!r}{advice}")
         self._check_version(name, request)
-        keys = len(listed.entries[name].keys)
+        keys = sum(not listed.is_over(key) for key in listed.entries[name].keys)
         self.change(name, None)
         answer = pb.DeleteTenantResponse(fallback=self._origin(name), keys_revoked=keys)
         await self.keep()

@@ -2,7 +2,8 @@
 
 The core charges budgets and has no calendar. At the start, and when a budget is new, what its
 period has used is read from the ledger, so a restart refills no budget. A wall clock that is set
-back opens no period again: the core keeps the later one until the clock has passed its end.
+back opens no period again: the core keeps the later one until the clock has passed its end. Only a
+period that a wrong clock opened too early is closed: its budget would stay spent until its end.
 """
 
 import asyncio
@@ -65,12 +66,21 @@ class Budgets:
         ledger: Ledger,
         config: Config,
         wall_s: Callable[[], float] | None = None,
+        steady_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Report every period at once. Raises UsageError if the ledger cannot be read."""
+        """Report every period at once. `steady_s`: a clock that is never set.
+
+        Raises UsageError if the ledger cannot be read.
+        """
         self._driver = driver
         self._ledger = ledger
         self._wall_s = wall_s or time.time
+        self._steady_s = steady_s
+        self._ahead_s = self._wall_s() - steady_s()
         self._reported: dict[_Watched, Period] = {}
+        #: Of the periods as the core knows them: each is a later one than those before.
+        self._turns = 0
+        self._turn_of: dict[_Watched, int] = {}
         self.configure(config)
 
     def configure(self, config: Config) -> None:
@@ -88,13 +98,26 @@ class Budgets:
         for budget in self._watched:
             last = self._reported.get(budget)
             period = period_of(now_s, budget.which, budget.timezone)
-            if last is not None and period.number < last.number:
+            if last is not None and period.number < last.number and not self._is_early(last):
                 period = last  # the wall clock was set back
             ends_ns = now_ns + int((period.end_s - now_s) * 1e9)
             spent = 0 if last == period else self._spent(budget, period)
-            row = (budget.name, budget.which, period.number, ends_ns, spent)
+            if last is None or period.number != last.number:
+                self._turns += 1
+                self._turn_of[budget] = self._turns
+            row = (budget.name, budget.which, self._turn_of[budget], ends_ns, spent)
             self._driver.change(partial(_set_period, row))
             self._reported[budget] = period
+
+    def _is_early(self, period: Period) -> bool:
+        """Whether a period has not begun by the start's wall clock and the time since then.
+
+        Not while usage waits for the ledger: the period before it would begin without that.
+        """
+        ledgering = self._driver.ledgering
+        if ledgering is not None and ledgering.waiting_rows:
+            return False
+        return period.begin_s > self._ahead_s + self._steady_s()
 
     def _spent(self, budget: _Watched, period: Period) -> int:
         kind, _, name = budget.name.decode().partition(":")

@@ -254,6 +254,18 @@ async def test_a_broken_stream_replays_leases_and_asks_again(
     assert [a.request_id for a in fake.admits].count("w") == 2
 
 
+async def test_replays_name_leases_without_counts_until_the_end(
+    fake: FakeScheduler, until: Until
+) -> None:
+    async with session(fake) as opened:
+        for given in ({}, {"whole_answer": True}, {"reports_progress": False}):
+            await opened.admission(input_tokens=5, max_output_tokens=9, **given).__aenter__()
+        fake.hang_up()
+        await until(lambda: len(fake.replays) == 3)
+    told = {replay.lease_id: replay.whole_answer for replay in fake.replays}
+    assert told == {1: False, 2: True, 3: True}
+
+
 async def test_a_complete_is_repeated_until_it_is_acknowledged(
     fake: FakeScheduler, until: Until
 ) -> None:

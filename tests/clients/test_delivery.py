@@ -100,6 +100,34 @@ async def test_what_waits_is_bounded_and_a_client_that_takes_it_goes_on(until: U
     assert [message["body"][:1] for message in got] == [b"%d" % n for n in range(6)]
 
 
+async def test_an_app_that_waits_for_room_is_cancelled_at_any_moment(until: Until) -> None:
+    """Also in the turn of the loop in which there is room again."""
+    cancelled = 0
+    for turns in range(8):
+        reads = asyncio.Event()
+
+        async def send(_: Any, reads: asyncio.Event = reads) -> None:
+            await reads.wait()
+
+        made = Delivery(send, 0, 30.0)
+
+        async def app(made: Delivery = made) -> None:
+            for number in range(4):
+                await made.send(piece(number, delivery.BYTES_MIN // 2))
+
+        running = asyncio.ensure_future(app())
+        await until(lambda made=made: made._bytes > made._bytes_max)
+        reads.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        is_asked = running.cancel()
+        await asyncio.wait({running})
+        assert running.cancelled() == is_asked, f"lost after {turns} turns of the loop"
+        cancelled += is_asked
+        await made.finish()
+    assert cancelled, "every app had ended before its cancellation"
+
+
 async def test_a_client_that_takes_nothing_while_all_is_full_is_given_up() -> None:
     async def send(_: Any) -> None:
         await asyncio.Event().wait()

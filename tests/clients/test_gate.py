@@ -34,6 +34,8 @@ async def test_a_completion_is_admitted_and_billed_to_the_token(bench: Bench) ->
     assert done.answer_headers["x-schedsvc-request-id"] == admit.request_id
     assert (admit.tenant, list(admit.input_tokens), admit.n) == ("acme", [3], 2)
     assert (admit.max_output_tokens, admit.pool) == (50, "default")
+    assert admit.reports_progress
+    assert admit.whole_answer
     end = bench.fake.books[1].end
     assert end.outcome == pb.OUTCOME_COMPLETED
     assert (end.input_tokens, end.cached_input_tokens, end.output_tokens) == (7, 4, 5)
@@ -83,6 +85,7 @@ async def test_a_stream_reports_progress_while_it_runs(bench: Bench, until: Unti
     running.left.set()
     await task
     await bench.settled()
+    assert not bench.fake.admits[0].whole_answer
     totals = [report.output_tokens for report in bench.fake.books[1].progress]
     assert totals == sorted(totals)
     assert bench.fake.books[1].progress[0].input_tokens == 7

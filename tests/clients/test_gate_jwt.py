@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from datetime import datetime, tzinfo
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -231,6 +232,41 @@ async def test_a_token_is_verified_once_until_it_expires(
         monkeypatch.setattr(jwt_tokens, "time", SimpleNamespace(time=lambda now_s=now_s: now_s))
         assert (await asked(bench, token)).status == 200
         assert len(decoded) == times
+
+
+class Wall:
+    """The wall clock of the gate and of its library, which a test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = time.time()
+        wall = self
+
+        class Datetime(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> Datetime:
+                return cls.fromtimestamp(wall.now_s, tz)
+
+        monkeypatch.setattr(jwt.api_jwt, "datetime", Datetime)
+        monkeypatch.setattr(jwt_tokens, "time", SimpleNamespace(time=lambda: wall.now_s))
+
+
+@pytest.mark.parametrize("claim", ["nbf", "iat"])
+async def test_a_known_token_is_judged_by_the_clock_as_it_is(
+    bench: Bench, keys: KeyServer, monkeypatch: pytest.MonkeyPatch, claim: str
+) -> None:
+    """Also after steps forward and back; they have no key set fetched and no token forgotten."""
+    wall = Wall(monkeypatch)
+    start_s = int(wall.now_s)
+    token = RSA.token({}, **{claim: start_s - 60}, exp=start_s + 600)
+    assert (await asked(bench, token)).status == 200
+    fetched = keys.asked
+    for step_s, status in (
+        (629, 200), (631, 401), (0, 200), (-89, 200), (-91, 401), (-86_400 * 365, 401),
+        (86_400 * 365, 401), (0, 200),
+    ):  # fmt: skip
+        wall.now_s = start_s + step_s
+        assert (await asked(bench, token)).status == status, f"{step_s} s"
+    assert keys.asked == fetched
 
 
 async def test_what_is_remembered_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -145,6 +147,29 @@ async def test_queue_of_spans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
         assert 1 <= len(collector.spans) <= 10
     finally:
         collector.stop()
+
+
+async def test_closing_is_cancelled_at_any_moment() -> None:
+    """Also in the turn of the loop in which all is sent."""
+    cancelled = 0
+    for turns in range(8):
+        sends = threading.Event()
+        tracing = Tracing(
+            lambda _: True, follows_parent=True, export=lambda _: None, shutdown=sends.wait
+        )
+        before = set(threading.enumerate())
+        closing = asyncio.ensure_future(tracing.close())
+        await asyncio.sleep(0)
+        (sender,) = set(threading.enumerate()) - before
+        sends.set()
+        sender.join()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        is_asked = closing.cancel()
+        await asyncio.wait({closing})
+        assert closing.cancelled() == is_asked, f"lost after {turns} turns of the loop"
+        cancelled += is_asked
+    assert cancelled, "every call was over before its cancellation"
 
 
 def test_wrong_protocol_names_its_variable() -> None:

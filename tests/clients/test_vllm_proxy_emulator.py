@@ -163,6 +163,25 @@ def flow_of(stats: Any, tenant: str) -> Any:
     return next(flow for flow in stats.flows if flow.tenant == tenant)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_input_of_a_running_answer_is_posted(programs: Proxied, stream: bool) -> None:
+    """In one piece from the grant; of a stream with its first report."""
+    async with (
+        AsyncScheduler(programs.target) as scheduler,
+        aiohttp.ClientSession(programs.proxy_url, headers={"x-tenant-id": "b"}) as http,
+    ):
+        await at_rest(scheduler, programs)
+        asked = asyncio.ensure_future(http.post("/v1/completions", json=body(LONG, stream=stream)))
+        while not (flow := flow_of(await scheduler.stats(), "b")).posted_tokens:
+            assert stream or not asked.done(), "it has ended, and its input was never posted"
+        assert (flow.live_leases, flow.posted_tokens >= 40) == (1, True)
+        asked.cancel()
+        for answer in await asyncio.gather(asked, return_exceptions=True):
+            if isinstance(answer, aiohttp.ClientResponse):
+                answer.close()
+        await at_rest(scheduler, programs)
+
+
 def used(stats: Any, tenant: str) -> tuple[int, int, int]:
     """A tenant in the books: requests, input and output tokens."""
     flow = flow_of(stats, tenant)

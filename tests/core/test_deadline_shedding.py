@@ -17,10 +17,11 @@ PROMPT = 100
 class Engine:
     """A core that knows how long prefills take on its engine, and does not wait."""
 
-    def __init__(self, enough: int = 3, **more: Any) -> None:
+    def __init__(self, enough: int = 3, *, whole_answer: bool = False, **more: Any) -> None:
         given: dict[str, Any] = {"early_refusal": 1, "refusal_samples_min": enough} | more
         given |= {"lease_ttl_ns": 3600 * SECOND, "samples_min": 1_000}
         self.s = make(capacity=10_000, **given)
+        self.whole_answer = whole_answer
         self.now_ns = self.serial = 0
         for _ in range(20):
             self.serve(self.ask(), after_ns=SECOND)
@@ -28,6 +29,7 @@ class Engine:
     def ask(self, deadline_ns: int = 0, **more: Any) -> int:
         self.serial += 1
         given: dict[str, Any] = {"reports_progress": True, "deadline_ns": deadline_ns} | more
+        given["whole_answer"] = self.whole_answer
         return admit(self.s, self.now_ns, f"r{self.serial}", PROMPT, 10, **given)
 
     def serve(self, handle: int, after_ns: int) -> None:
@@ -65,6 +67,16 @@ def test_none_is_refused_before_enough_have_missed_deadlines() -> None:
     assert not engine.is_let_in()
     assert engine.s.flow_stats(engine.now_ns, 0)["refusals"] == {core.REJECTED_DEADLINE: 1}
     engine.s.check()
+
+
+def test_whole_answers_teach_what_all_others_teach() -> None:
+    engines = [Engine(whole_answer=whole) for whole in (False, True)]
+    let_in, other = ([engine.is_let_in() for _ in range(40)] for engine in engines)
+    assert let_in == other
+    assert let_in.count(False) > 20
+    stats, other_stats = (engine.s.stats(engine.now_ns) for engine in engines)
+    assert stats == other_stats
+    assert stats["digest"]
 
 
 def test_what_can_be_met_is_let_in() -> None:

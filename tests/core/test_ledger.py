@@ -131,6 +131,26 @@ def test_input_without_reports_is_posted_at_the_grant() -> None:
     s.check()
 
 
+def test_input_of_a_whole_answer_is_posted_at_the_grant() -> None:
+    s = make(capacity=1_000, block=10)
+    d = grant(s, 0, "r", 25, 30, reports_progress=True, whole_answer=True)
+    assert pool(s, 0)["posted_tokens"] == s.flow_stats(0, 0)["posted_tokens"] == 30
+    s.progress(1, d.lease_id, 1)
+    assert pool(s, 1)["posted_tokens"] == 30
+    s.complete(2, d.lease_id, 1, input_tokens=25, output_tokens=30)
+    assert pool(s, 2)["posted_tokens"] == 0
+    s.check()
+
+
+def test_a_restored_whole_answer_has_its_input_posted() -> None:
+    s = make(capacity=1_000, block=10)
+    s.replay(0, 0, b"streams", 7, 0, 1, 60, 25, 30)
+    assert pool(s, 0)["posted_tokens"] == 0
+    s.replay(0, 0, b"whole", 8, 0, 1, 60, 25, 30, whole_answer=True)
+    assert pool(s, 0)["posted_tokens"] == 30
+    s.check()
+
+
 def test_output_means_that_the_input_is_in_the_cache() -> None:
     s = make(capacity=1_000)
     d = grant(s, 0, "r", 25, 30)

@@ -75,6 +75,7 @@ ASK: tuple[dict[str, Any], ...] = (
         "adapter": (b"", b"", b"x", b"y", b"z"),
         "request_class": NAMES,
         "prefix_block_hashes": ((), (), (1,), (1, 2, 3), (1, 2, 4, 5), (1, 2, 4, 6), (9, 10)),
+        "whole_answer": (False, True),
     },
 )
 
@@ -268,6 +269,7 @@ class Twins(RuleBasedStateMachine):
         sequences=st.sampled_from((1, 1, 3)),
         adapter=st.sampled_from((b"", b"", b"x", b"y")),
         request_class=class_of,
+        whole_answer=st.booleans(),
     )
     def replay(self, flow: int, request_id: int, index: int, pool: int, **lease: Any) -> None:
         lease_id, epoch = self.lease(index)
@@ -288,6 +290,7 @@ class Twins(RuleBasedStateMachine):
             sequences=lease["sequences"],
             adapter=lease["adapter"],
             request_class=lease["request_class"],
+            whole_answer=lease["whole_answer"],
         )
         if state == core.LEASE_LIVE and (lease_id, epoch) not in self.pair.leases:
             self.pair.leases.append((lease_id, epoch))

@@ -88,6 +88,11 @@ def judge(data: bytes) -> None:
     compare_with_arguments(s, twin, m, answer)
 
 
+def posted(s: core.Scheduler, pool: int) -> int:
+    found: int = s.stats(0)["pools"][pool]["posted_tokens"]
+    return found
+
+
 def compare_with_arguments(
     s: core.Scheduler, twin: core.Scheduler, m: pb.AdmitRequest, answer: int | bytes
 ) -> None:
@@ -104,6 +109,7 @@ def compare_with_arguments(
     outcome = twin.admit(
         0, flow, m.request_id.encode(), sum(m.input_tokens), m.max_output_tokens,
         pool, len(m.input_tokens) * n, reports_progress=m.reports_progress, n=n,
+        whole_answer=m.whole_answer,
     )  # fmt: skip
     decisions = twin.poll(0)
     if isinstance(answer, int):
@@ -122,6 +128,7 @@ def compare_with_arguments(
             ttl_ms=10_000, reserved_tokens=d.reserved_tokens,
         )  # fmt: skip
         assert response.grant == grant
+        assert posted(s, d.pool) == posted(twin, d.pool)
     else:
         longest, mean = max(m.input_tokens), sum(m.input_tokens) / len(m.input_tokens)
         assert longest > mean, f"{response} for {m}"
@@ -144,6 +151,7 @@ asks = st.fixed_dictionaries(
         "deadline_ms": st.sampled_from((0, 5, 1 << 40, (1 << 40) + 1, -1)),
         "queue_ttl_ms": st.sampled_from((0, 5, 1 << 40, (1 << 40) + 1, -(1 << 63))),
         "reports_progress": st.booleans(),
+        "whole_answer": st.booleans(),
         "input_tokens": st.one_of(
             st.lists(st.integers(1, 600), min_size=1, max_size=5),
             st.lists(st.sampled_from((0, 1, -1, PROMPT_MAX, PROMPT_MAX + 1, 1 << 40)), max_size=9),

@@ -33,6 +33,7 @@ class Twin(RemoteService):
         request_class: bytes = b"",
         prefix_block_hashes: tuple[int, ...] = (),
         input_estimated: bool = True,
+        whole_answer: bool = False,
     ) -> int:
         self.enter(now_ns)
         cls, base = self.classes.of(flow, request_class), flow
@@ -67,7 +68,7 @@ class Twin(RemoteService):
         )
         r.deadline_ns = now_ns + deadline_ns if deadline_ns else None
         r.told_output, r.stated_ns = told_output, due_ns if stated else None
-        r.has_exact_input = not input_estimated
+        r.has_exact_input, r.whole_answer = not input_estimated, whole_answer
         self.flows[flow].received += 1
         self.totals["received"] += 1
         self.tenants.fade(flow)
@@ -181,7 +182,7 @@ class Twin(RemoteService):
 
     def post_input(self, r: Request) -> None:
         """Count the input of a lease whose caller will not report when it is in the cache."""
-        if not r.reports_progress:
+        if r.whole_answer or not r.reports_progress:
             full = self.blocks(r.pool, r.prompt_tokens * r.n, r.sequences)
             r.posted_blocks = min(r.reserved_blocks, full)
 
@@ -326,6 +327,7 @@ class Twin(RemoteService):
         principal: int = 0,
         adapter: bytes = b"",
         request_class: bytes = b"",
+        whole_answer: bool = False,
     ) -> int:
         self.enter(now_ns)
         cls = self.classes.replayed(flow, request_class)
@@ -344,29 +346,17 @@ class Twin(RemoteService):
                 self.lift(flow)
             self.seq += 1
             r = Request(
-                self.seq,
-                flow,
-                request_id,
-                None,
-                pool,
-                prompt_tokens,
-                prompt_tokens,
-                max_output_tokens,
-                sequences,
-                1,
-                principal,
-                0,
-                True,
-                now_ns,
-                0,
-                adapter,
-            )
+                self.seq, flow, request_id, None, pool, prompt_tokens, prompt_tokens,
+                max_output_tokens, sequences, 1, principal, 0, True, now_ns, 0, adapter,
+            )  # fmt: skip
             r.engine_priority = self.classes.priority(cls, False)
             r.told, r.state, r.lease_id = False, LIVE, lease_id
             r.pool, r.epoch, r.weight_milli = pool, pool_epoch, self.flows[flow].weight_milli
             r.promised_output = r.predicted_output = max_output_tokens
             r.reserved_blocks = -(-reserved_tokens // self.pools[pool].block_size)
             r.granted_tokens = r.reserved_blocks * self.pools[pool].block_size
+            r.whole_answer = whole_answer
+            self.post_input(r)
             self.quotas.bill_chain(r, with_model=True)
             self.requests.append(r)
             self.flows[flow].received += 1

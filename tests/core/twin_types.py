@@ -273,6 +273,7 @@ class Request:
     stated_ns: int | None = None  # until which it says that it waits in the queue
     told: bool = True  # a poll returns its verdict
     has_exact_input: bool = False
+    whole_answer: bool = False
     was_limited: bool = False
     state: str = QUEUED
     outcome: int = 0

@@ -139,6 +139,84 @@ async def test_rotation_keeps_the_old_key_for_its_grace(monkeypatch: pytest.Monk
         assert await key_ids(both, "a") == [at_once.key.id]
 
 
+class Clocks:
+    """The clocks of a server's keys: the wall clock, which a test sets, and the steady one."""
+
+    def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.keys = server._keys
+        self.wall_ms, self.steady_s = self.keys._now_ms(), 0.0
+        monkeypatch.setattr(self.keys, "_now_ms", lambda: self.wall_ms)
+        monkeypatch.setattr(self.keys, "_steady_s", lambda: self.steady_s)
+        self.keys._delete_at_s = module.KEPT_S
+
+    def step(self, *, wall_s: float = 0.0, run_s: float = 0.0) -> None:
+        self.wall_ms += int((wall_s + run_s) * 1_000)
+        self.steady_s += run_s
+        self.keys.expire()
+
+    def saved(self) -> list[str]:
+        entries = self.keys._handles.listed.entries
+        return [key.id for name in entries for key in entries[name].keys]
+
+
+async def test_a_clock_set_forward_and_back_keeps_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if keys are made, rotated and revoked, or the file is reloaded, meanwhile."""
+    async with operating(**WITH_RULE) as (server, both):
+        clocks = Clocks(server, monkeypatch)
+        made, gone, lasting = [
+            await create(both, "a", expires_in_ms=ms) for ms in (3_600_000, 3_600_000, 0)
+        ]
+        rotated = await rotate(both, "a", id=lasting.key.id, grace_ms=3_600_000)
+        clocks.step(wall_s=86_400 * 365)
+        for key in (made, gone, lasting):
+            assert await owner(server, key.api_key) == ""
+            assert await admitted_as(server, both, key.api_key) == "unknown"
+        assert await key_ids(both, "a") == [rotated.key.id]
+        other = await create(both, "a")
+        await revoke(both, "a", gone.key.id)
+        server.reconfigure(config_of(**WITH_RULE | {"tenants": [{"name": "a", "weight": 2}]}))
+        assert await admitted_as(server, both, made.api_key) == "unknown"
+        clocks.step(wall_s=-86_400 * 365)
+        for key in (made.api_key, lasting.api_key, rotated.api_key, other.api_key):
+            assert await owner(server, key) == "a"
+            assert await admitted_as(server, both, key) == "a"
+        assert await owner(server, gone.api_key) == ""
+        clocks.step(wall_s=3_600)
+        assert await admitted_as(server, both, made.api_key) == "unknown"
+
+
+async def test_expired_keys_are_deleted_after_a_day_of_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with operating(**WITH_RULE) as (server, both):
+        clocks = Clocks(server, monkeypatch)
+        brief, later = [await create(both, "b", expires_in_ms=ms) for ms in (1_000, 3 * 86_400_000)]
+        clocks.step(wall_s=86_400 * 365)
+        clocks.step(run_s=module.KEPT_S - 1)
+        assert clocks.saved() == [brief.key.id, later.key.id]
+        clocks.step(run_s=1)
+        clocks.step(wall_s=-86_400 * 366)
+        clocks.step(run_s=module.KEPT_S)  # only the first has expired again
+        assert clocks.saved() == [later.key.id]
+        clocks.step(run_s=2 * module.KEPT_S)
+        assert clocks.saved() == [later.key.id]
+        clocks.step(run_s=module.KEPT_S)
+        assert clocks.saved() == []
+        assert (await listed(both)).keys() == {"a", "b"}
+
+
+async def test_expired_keys_make_room_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with operating(**WITH_RULE) as (server, both):
+        clocks = Clocks(server, monkeypatch)
+        made = [
+            await create(both, "a", expires_in_ms=(number + 1) * 1_000)
+            for number in range(module.KEYS_MAX)
+        ]
+        clocks.step(wall_s=2)
+        new = await create(both, "a")
+        assert clocks.saved() == [*(key.key.id for key in made[1:]), new.key.id]
+
+
 async def test_wrong_requests_for_keys_are_named() -> None:
     async with operating(**WITH_RULE) as (_, both):
         keys = [await create(both, "a") for _ in range(module.KEYS_MAX)]

@@ -1,5 +1,6 @@
 """Periods of budgets in time zones, over steps of the clock and restarts."""
 
+import asyncio
 import sys
 import time
 import zoneinfo
@@ -111,6 +112,33 @@ async def test_a_clock_set_back_opens_no_period_again(tmp_path: Path, wall: Wall
             wall.now_s = at(moment)
             look(server)
             assert await spend_all(stub) == 0
+        wall.now_s = at("2026-11-16T00:00")
+        look(server)
+        assert await spend_all(stub) == 5
+
+
+async def test_a_clock_that_ran_ahead_for_a_while_leaves_the_day(
+    tmp_path: Path, wall: Wall
+) -> None:
+    """Without a refill, and the next day begins in time."""
+    keys = config_with(tmp_path, {"tokens_per_day": 600})
+    async with serving(**keys) as server, calling(server.targets[0]) as stub:
+        for _ in range(2):
+            assert await spend(stub) == pb.OUTCOME_GRANTED
+        wall.now_s = at("2027-03-01T00:00")
+        look(server)
+        assert await spend_all(stub) == 5
+        wall.now_s = at("2026-11-15T13:00")
+        figures = server.driver.ledgering
+        assert figures is not None
+        while figures.waiting_rows:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.01)
+        figures.waiting_rows = 1
+        look(server)
+        assert await spend_all(stub) == 0  # until the ledger knows what the day had used
+        figures.waiting_rows = 0
+        look(server)
+        assert await spend_all(stub) == 3
         wall.now_s = at("2026-11-16T00:00")
         look(server)
         assert await spend_all(stub) == 5

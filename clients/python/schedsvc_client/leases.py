@@ -92,6 +92,7 @@ class Lease:
             adapter=request.adapter,
             request_class=request.request_class,
             tenant_proof=request.tenant_proof,
+            whole_answer=request.whole_answer or not request.reports_progress,
         )
 
 

@@ -46,6 +46,7 @@ def admit_request(
     deadline_ms: int = 0,
     queue_ttl_ms: int = 0,
     reports_progress: bool = True,
+    whole_answer: bool = False,
     input_estimated: bool | None = None,
     tenant_proof: int = 0,
 ) -> pb.AdmitRequest:
@@ -71,6 +72,7 @@ def admit_request(
         "deadline_ms": deadline_ms,
         "queue_ttl_ms": queue_ttl_ms,
         "reports_progress": reports_progress,
+        "whole_answer": whole_answer,
         "input_estimated": input_estimated,
         "tenant_proof": tenant_proof,
     }

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Generator
 from typing import Any
 
-from schedsvc_vllm.asgi import Message, Send, going_on
+from schedsvc_vllm.asgi import Message, Send, any_done, going_on
 
 # A token of output in a stream of events, with names, ids and some log-probabilities around it.
 BYTES_PER_TOKEN = 1_024
@@ -38,8 +38,9 @@ NOTHING = _Nothing()
 class Delivery:
     """One answer on its way to one client."""
 
-    __slots__ = ("_bytes", "_bytes_max", "_error", "_handed", "_room", "_send", "_stall_s",
-                 "_waiting", "_writer")  # fmt: skip
+    __slots__ = (
+        "_bytes", "_bytes_max", "_error", "_room", "_send", "_stall_s", "_waiting", "_writer"
+    )  # fmt: skip
 
     def __init__(self, send: Send, tokens_max: int, stall_s: float) -> None:
         self._send = send
@@ -47,8 +48,8 @@ class Delivery:
         self._stall_s = stall_s
         self._waiting: deque[Message] = deque()
         self._bytes = 0
-        self._handed = 0  # messages that the writer has handed on
-        self._room = asyncio.Event()
+        # Done once the writer hands the next message on; None: the app does not wait for that.
+        self._room: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
 
@@ -93,14 +94,14 @@ class Delivery:
             self._writer.cancel()
 
     async def _wait_for_room(self) -> None:
-        handed = self._handed
-        self._room.clear()
-        try:
-            await asyncio.wait_for(self._room.wait(), self._stall_s)
-        except asyncio.TimeoutError:
-            if self._handed == handed:
-                self._error = ClientStalledError()
-                self.cancel()
+        if self._room is None:
+            self._room = asyncio.get_running_loop().create_future()
+        room = self._room
+        # asyncio.wait_for() of Python 3.11 ignores a cancellation in the turn that ends the wait.
+        await any_done((room,), self._stall_s)
+        if not room.done():
+            self._error = ClientStalledError()
+            self.cancel()
         if self._error is not None:
             raise self._error
 
@@ -111,11 +112,15 @@ class Delivery:
             while self._waiting:
                 message = self._waiting.popleft()
                 self._bytes -= len(message.get("body", b""))
-                self._handed += 1
-                self._room.set()
+                self._make_room()
                 await self._send(message)
         except Exception as error:
             self._error = error
         finally:
             self._writer = None
-            self._room.set()
+            self._make_room()
+
+    def _make_room(self) -> None:
+        room, self._room = self._room, None
+        if room is not None:
+            room.set_result(None)

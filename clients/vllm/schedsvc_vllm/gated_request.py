@@ -117,6 +117,13 @@ class GatedRequest:
         """The request as the app is to get it."""
         return self._call
 
+    @property
+    def is_counted_at_end(self) -> bool:
+        """Whether no token of it is counted before its answer is there."""
+        if self._call.beams or not self._call.route.generates:
+            return True
+        return not self._call.stream and (self._tally is None or self._tally.broken)
+
     def asks_less(self) -> bool:
         """Whether the app has refused what it was asked for beside the request: then ask less.
 

@@ -1,9 +1,9 @@
 """Verifies JSON Web Tokens, for callers whose names an issuer proves.
 
 It needs PyJWT and cryptography (`pip install 'schedsvc-vllm[jwt]'`). A token is verified once and
-remembered until it expires; a key that leaves the issuer's set takes the tokens with it that were
-verified by it. Only the algorithms below are taken, each with its own type of key: a token never
-chooses how it is verified.
+remembered while the clock is within its claims. A key that leaves the issuer's set takes the tokens
+with it that were verified by it. Only the algorithms below are taken, each with its own type of
+key: a token never chooses how it is verified.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ class Key(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """The claims of a verified token, when they expire, and the key that verified them."""
+    """The claims of a verified token, when they hold, and the key that verified them."""
 
     tenant: str
     request_class: str
+    from_s: float
     until_s: float
     fingerprint: bytes
 
@@ -115,7 +116,7 @@ class TokenVerifier:
         digest = hashlib.sha256(token.encode()).digest()
         proof = self._proofs.get(digest)
         if proof is not None:
-            if time.time() < proof.until_s:
+            if proof.from_s <= time.time() < proof.until_s:
                 return proof
             del self._proofs[digest]
         candidates = await self._candidates(token)
@@ -199,8 +200,9 @@ class TokenVerifier:
         request_class = ""
         if settings.class_claim and settings.class_claim in claims:
             request_class = _name(claims, settings.class_claim, _CLASS_BYTES_MAX)
+        from_s = max(float(claims.get(claim, 0)) for claim in ("nbf", "iat")) - settings.leeway_s
         until_s = float(claims["exp"]) + settings.leeway_s
-        return Proof(tenant, request_class, until_s, key.fingerprint)
+        return Proof(tenant, request_class, from_s, until_s, key.fingerprint)
 
 
 def _name(claims: Mapping[str, Any], claim: str, bytes_max: int) -> str:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from schedsvc_client import Outcome, Refused
 from schedsvc_client.aio import Admission
 
-from schedsvc_vllm.asgi import Headers, Scope
+from schedsvc_vllm.asgi import Headers, Scope, any_done
 
 TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
 _OURS = (TRACEPARENT, TRACESTATE)
@@ -183,17 +183,17 @@ class Tracing:
     async def close(self) -> None:
         """Send what is left, for CLOSE_S_MAX at most: a collector that hangs holds no server up."""
         loop = asyncio.get_running_loop()
-        done = asyncio.Event()
+        done: asyncio.Future[None] = loop.create_future()
 
         def shut_down() -> None:
             self._shutdown()
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                loop.call_soon_threadsafe(done.set)
+                loop.call_soon_threadsafe(done.set_result, None)
 
         # Not the loop's executor: the process would wait for that.
         threading.Thread(target=shut_down, name="schedsvc-traces", daemon=True).start()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(done.wait(), CLOSE_S_MAX)
+        # asyncio.wait_for() of Python 3.11 ignores a cancellation in the turn that ends the wait.
+        await any_done((done,), CLOSE_S_MAX)
 
 
 def parent_of(headers: Headers) -> tuple[Parent | None, str]:

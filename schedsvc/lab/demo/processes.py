@@ -127,6 +127,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         except ProcessLookupError:
             return
         try:
-            await asyncio.wait_for(process.wait(), STOP_S_MAX)
+            async with asyncio.timeout(STOP_S_MAX):
+                await process.wait()
         except TimeoutError:
             continue

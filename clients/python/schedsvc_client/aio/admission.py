@@ -160,6 +160,7 @@ class Asker(Holder):
         queue_ttl_ms: int = 0,
         request_id: str | None = None,
         reports_progress: bool = True,
+        whole_answer: bool = False,
         input_estimated: bool | None = None,
         tenant_proof: int = 0,
     ) -> Admission:
@@ -181,6 +182,7 @@ class Asker(Holder):
             deadline_ms=deadline_ms,
             queue_ttl_ms=queue_ttl_ms,
             reports_progress=reports_progress,
+            whole_answer=whole_answer,
             input_estimated=input_estimated,
             tenant_proof=tenant_proof,
         )

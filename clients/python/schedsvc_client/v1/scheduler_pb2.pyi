@@ -180,6 +180,7 @@ class AdmitRequest(_message.Message):
     REPORTS_PROGRESS_FIELD_NUMBER: _builtins.int
     INPUT_ESTIMATED_FIELD_NUMBER: _builtins.int
     TENANT_PROOF_FIELD_NUMBER: _builtins.int
+    WHOLE_ANSWER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """1 to 128 bytes, unique for caller and tenant for five minutes. The same id and payload get the
     same answer; another payload gets ALREADY_EXISTS.
@@ -208,6 +209,8 @@ class AdmitRequest(_message.Message):
     """False: counted as the engine counts; at most 5 % more input is charged. Else: estimates."""
     tenant_proof: _tenants_pb2.TenantProof.ValueType
     """How the caller knows the name in `tenant`. A name without a proof gets no flow of its own."""
+    whole_answer: _builtins.bool
+    """No count is known before the end, as of an answer in one piece: input is posted at the grant."""
     @_builtins.property
     def input_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Input tokens of each prompt, at least one entry, each at least 1."""
@@ -234,10 +237,11 @@ class AdmitRequest(_message.Message):
         reports_progress: _builtins.bool = ...,
         input_estimated: _builtins.bool | None = ...,
         tenant_proof: _tenants_pb2.TenantProof.ValueType = ...,
+        whole_answer: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated", "input_estimated", b"input_estimated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated", "adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "deadline_ms", b"deadline_ms", "input_estimated", b"input_estimated", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "n", b"n", "pool", b"pool", "prefix_block_hashes", b"prefix_block_hashes", "queue_ttl_ms", b"queue_ttl_ms", "reports_progress", b"reports_progress", "request_class", b"request_class", "request_id", b"request_id", "tenant", b"tenant", "tenant_proof", b"tenant_proof"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated", "adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "deadline_ms", b"deadline_ms", "input_estimated", b"input_estimated", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "n", b"n", "pool", b"pool", "prefix_block_hashes", b"prefix_block_hashes", "queue_ttl_ms", b"queue_ttl_ms", "reports_progress", b"reports_progress", "request_class", b"request_class", "request_id", b"request_id", "tenant", b"tenant", "tenant_proof", b"tenant_proof", "whole_answer", b"whole_answer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__input_estimated: _TypeAlias = _typing.Literal["input_estimated"]  # noqa: Y015
     _WhichOneofArgType__input_estimated: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated"]  # noqa: Y015
@@ -300,7 +304,6 @@ class Grant(_message.Message):
     lease_id: _builtins.int
     """Names the lease in Progress and Complete; never reused."""
     pool: _builtins.str
-    """The pool it is granted in."""
     pool_epoch: _builtins.int
     """The pool's epoch at the grant."""
     ttl_ms: _builtins.int
@@ -747,7 +750,6 @@ class FlowStats(_message.Message):
     cancelled: _builtins.int
     expired: _builtins.int
     oldest_queued_ms: _builtins.int
-    """Age of the oldest queued request."""
     predicted_p50_tokens: _builtins.int
     """Output-length predictions in force, in tokens; 0: falls back."""
     predicted_quantile_tokens: _builtins.int
@@ -773,7 +775,6 @@ class FlowStats(_message.Message):
     reserved_to_used_ppm: _builtins.int
     """Reserved at the grant over used output tokens of completed requests."""
     queued_input_tokens: _builtins.int
-    """Input tokens of its queued requests."""
     wait_expected_ms: _builtins.int
     """The expected wait of one more request now; -1: unknown."""
     wait_error_ms: _builtins.int
@@ -930,7 +931,6 @@ class Totals(_message.Message):
     """As in FlowStats; the level is that of the lengths of all flows."""
     predictor_level_ppm: _builtins.int
     queued_input_tokens: _builtins.int
-    """Input tokens of all queued requests."""
     overload_state: _pool_pb2.OverloadState.ValueType
     """Of the least loaded pool, because waiting requests may run in any."""
     replays_refused: _builtins.int
@@ -1156,6 +1156,7 @@ class LeaseReplay(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     REQUEST_CLASS_FIELD_NUMBER: _builtins.int
     TENANT_PROOF_FIELD_NUMBER: _builtins.int
+    WHOLE_ANSWER_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
@@ -1178,6 +1179,8 @@ class LeaseReplay(_message.Message):
     request_class: _builtins.str
     """As admitted; one that is unknown by now counts as empty."""
     tenant_proof: _tenants_pb2.TenantProof.ValueType
+    whole_answer: _builtins.bool
+    """As admitted; true also if the request was admitted without reports_progress."""
     def __init__(
         self,
         *,
@@ -1197,10 +1200,11 @@ class LeaseReplay(_message.Message):
         adapter: _builtins.str = ...,
         request_class: _builtins.str = ...,
         tenant_proof: _tenants_pb2.TenantProof.ValueType = ...,
+        whole_answer: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "cached_input_tokens", b"cached_input_tokens", "input_tokens", b"input_tokens", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "output_tokens", b"output_tokens", "pool", b"pool", "pool_epoch", b"pool_epoch", "prompt_tokens", b"prompt_tokens", "request_class", b"request_class", "request_id", b"request_id", "reserved_tokens", b"reserved_tokens", "sequences", b"sequences", "tenant", b"tenant", "tenant_proof", b"tenant_proof"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "cached_input_tokens", b"cached_input_tokens", "input_tokens", b"input_tokens", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "output_tokens", b"output_tokens", "pool", b"pool", "pool_epoch", b"pool_epoch", "prompt_tokens", b"prompt_tokens", "request_class", b"request_class", "request_id", b"request_id", "reserved_tokens", b"reserved_tokens", "sequences", b"sequences", "tenant", b"tenant", "tenant_proof", b"tenant_proof", "whole_answer", b"whole_answer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
