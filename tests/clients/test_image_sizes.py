@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from PIL import Image
 from schedsvc_vllm.engine import EngineView
 from schedsvc_vllm.estimate import MESSAGE_TOKENS, PART_TOKENS, TokenRatios
 from schedsvc_vllm.gate import Gate
-from schedsvc_vllm.image_sizes import UNKNOWN_MODEL, ImageSizes, dimensions
+from schedsvc_vllm.image_sizes import IMAGE_TOKENS_MAX, UNKNOWN_MODEL, ImageSizes, dimensions
 from schedsvc_vllm.request_sizing import Call, Sizes, parse_json, size_call
 from schedsvc_vllm.routes import ROUTES
 from schedsvc_vllm.settings import Settings, SettingsError
@@ -185,12 +186,12 @@ def test_a_broken_image_has_the_size_of_an_unknown_one(
             data[at % len(data)] = byte
     told = dimensions(base64.b64encode(data).decode())
     assert told is None or (min(told) > 0 and max(told) < 1 << 32)
-    assert 1 <= QWEN.of_text(base64.b64encode(data).decode()) <= QWEN.tokens_max
+    assert 1 <= QWEN.of_text(base64.b64encode(data).decode()) <= IMAGE_TOKENS_MAX
 
 
 @given(st.text(max_size=60), st.sampled_from(["", "data:", "data:image/png;base64,", "/9j/"]))
 def test_any_text_in_place_of_an_image_has_a_size(text: str, start: str) -> None:
-    assert 1 <= QWEN.of_text(start + text) <= QWEN.tokens_max
+    assert 1 <= QWEN.of_text(start + text) <= IMAGE_TOKENS_MAX
     part = {"type": "image", "source": {"data": start + text}}
     assert QWEN.of_part(part) == QWEN.of_text(start + text)
 
@@ -229,6 +230,123 @@ def test_an_image_counts_no_more_than_the_most() -> None:
     assert ImageSizes(patch_pixels=PATCH, tokens_max=2_880).of_text(text) == 2_880
 
 
+#: Width and height, and what image processors of transformers 5.19 make of them, in tokens: with
+#: squares of 28 pixels and at least 4 (Qwen2-VL), 188 and 1 (PaddleOCR-VL) and 16 (GLM-4V). None:
+#: it refuses the image.
+COUNTED: list[tuple[int, int, tuple[int | None, ...]]] = [
+    (10, 600, (16, 214, 60, 60)),
+    (600, 10, (16, 214, 60, 60)),
+    (1, 1, (4, 196, 1, 9)),
+    (1, 200, (29, 200, 200, 200)),
+    (200, 1, (29, 200, 200, 200)),
+    (1, 27, (11, 219, 28, 27)),
+    (27, 1, (11, 216, 27, 27)),
+    (28, 28, (4, 196, 1, 9)),
+    (27, 29, (6, 210, 1, 9)),
+    (5, 900, (27, 368, 180, 180)),
+    (2, 399, (29, 200, 200, 200)),
+    (33, 6600, (236, 236, 236, 236)),
+    (300, 150, (55, 200, 55, 55)),
+    (1024, 768, (999, 999, 999, 999)),
+    (43, 1, (14, 270, 43, 43)),
+    (31, 3, (7, 225, 10, 10)),
+    (4, 9, (6, 189, 2, 10)),
+    (1, 300, (None, None, None, None)),
+]
+LEAST = (4, 188, 1, 16)
+
+
+def a_png(width: int, height: int) -> str:
+    header = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + width.to_bytes(4) + height.to_bytes(4)
+    return base64.b64encode(header + b"x" * 9).decode()
+
+
+@pytest.mark.parametrize(("width", "height", "counted"), COUNTED)
+def test_no_model_counts_more_than_the_gate_reserves(
+    width: int, height: int, counted: tuple[int | None, ...]
+) -> None:
+    for least, tokens in zip(LEAST, counted, strict=True):
+        reserved = ImageSizes(patch_pixels=PATCH, tokens_min=least).of_text(a_png(width, height))
+        assert reserved >= (tokens or 1)
+
+
+def test_thin_image_is_reserved_as_scaled_up() -> None:
+    assert QWEN.of_text(a_png(10, 600)) == 60
+    assert QWEN.of_text(a_png(600, 28)) == 22  # of this height it is not scaled
+
+
+def test_thin_image_has_one_row_beyond_the_most_tokens() -> None:
+    # 1 to 200 in 100 squares: the row of a processor that scales it down has 141.
+    thin = ImageSizes(patch_pixels=PATCH, tokens_max=100)
+    assert thin.of_text(a_png(20_000, 100)) == 141
+    assert thin.of_text(a_png(20_000, 20_000)) == 100
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"min_pixels": 784_000},
+        {"size": {"shortest_edge": 784_000, "longest_edge": 1_000_000}},
+        {"images_kwargs": {"min_pixels": 784_000.0}},
+        {"images_kwargs": {"size": {"shortest_edge": 784_000}}},
+    ],
+)
+def test_processor_options_of_a_request_enlarge_its_image(options: dict[str, Any]) -> None:
+    path, body = BODIES["chat"]
+    before, after = size(path, body), size(path, {**body, "mm_processor_kwargs": options})
+    # 300 x 150 pixels become 1,252.2 x 626.1.
+    assert after.prompts.tokens[0] - before.prompts.tokens[0] == 45 * 23 - TOKENS
+
+
+@pytest.mark.parametrize(
+    "options", [{}, None, [], "x", 5, {"size": 7}, {"min_pixels": math.nan}, {"min_pixels": -1}]
+)
+def test_other_processor_options_change_no_image(options: object) -> None:
+    path, body = BODIES["chat"]
+    assert size(path, {**body, "mm_processor_kwargs": options}).prompts == size(path, body).prompts
+
+
+def test_processor_options_of_a_request_raise_the_most() -> None:
+    large = a_png(1 << 14, 1 << 14)
+    raised = QWEN.asked({"max_pixels": 20_000 * PATCH**2})
+    assert (QWEN.of_text(large), raised.of_text(large)) == (IMAGE_TOKENS_MAX, 20_000)
+    assert UNKNOWN_MODEL.asked({"min_pixels": 784_000}).of_text(large) == PART_TOKENS
+    # Options that no engine can obey have a size too.
+    for most in (10**400, 1e308, math.inf):
+        assert QWEN.asked({"min_pixels": most}).of_text(large) > 1 << 30
+
+
+def test_least_and_most_pixels_of_the_model_are_read() -> None:
+    def told(processor: object, **kwargs: int) -> tuple[int, int]:
+        class Info:
+            def get_hf_processor(self) -> Any:
+                if processor is None:
+                    raise ValueError("it has none")
+                return SimpleNamespace(image_processor=processor)
+
+        renderer = SimpleNamespace(mm_processor=SimpleNamespace(info=Info()))
+        media = SimpleNamespace(mm_processor_kwargs=kwargs)
+        model = SimpleNamespace(multimodal_config=media)
+        state = SimpleNamespace(
+            engine_client=SimpleNamespace(renderer=renderer),
+            vllm_config=SimpleNamespace(model_config=model),
+        )
+        app: Any = SimpleNamespace(state=state)
+        return EngineView({"app": app}, app).image_pixels
+
+    edges = SimpleNamespace(shortest_edge=147_456, longest_edge=2_359_296)
+    paddle = SimpleNamespace(size=edges)
+    assert told(paddle) == (147_456, 2_359_296)
+    assert told(paddle, min_pixels=200_000, max_pixels=1) == (200_000, 2_359_296)
+    assert told(SimpleNamespace(size={"height": 336, "width": 336})) == (0, 0)
+    assert told(None) == (0, 0)
+    known = ImageSizes().on_engine(PATCH, *told(paddle))
+    assert (known.tokens_min, known.tokens_max) == (189, IMAGE_TOKENS_MAX)
+    set_by_hand = ImageSizes(tokens_min=7, tokens_max=9).on_engine(PATCH, *told(paddle))
+    assert (set_by_hand.tokens_min, set_by_hand.tokens_max) == (7, 9)
+    assert ImageSizes().on_engine(0, 0, 0) == UNKNOWN_MODEL
+
+
 def test_patches_of_a_model_that_keeps_resolution_are_read() -> None:
     def told(**vision: Any) -> int:
         model = SimpleNamespace(hf_config=SimpleNamespace(vision_config=SimpleNamespace(**vision)))
@@ -257,6 +375,7 @@ async def test_the_gate_sizes_images_as_it_is_set(fake: FakeScheduler, path: str
     for number, (variables, tokens) in enumerate(
         [({}, PART_TOKENS), ({"SCHEDSVC_IMAGE_TOKENS": "576"}, 576),
          ({"SCHEDSVC_IMAGE_PATCH_PIXELS": "28"}, TOKENS),
+         ({"SCHEDSVC_IMAGE_PATCH_PIXELS": "28", "SCHEDSVC_IMAGE_TOKENS_MIN": "100"}, 8 * 15),
          ({"SCHEDSVC_IMAGE_PATCH_PIXELS": "2", "SCHEDSVC_IMAGE_TOKENS_MAX": "640"}, 640)]
     ):  # fmt: skip
         settings = Settings.from_environment(

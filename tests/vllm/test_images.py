@@ -19,7 +19,6 @@ from . import programs
 from .stack import Stack
 
 TENANT = "image-0"
-PATCH_PIXELS = 28
 # The template writes a mark before the image's tokens, and one behind them.
 MARKS = 2
 TEXT = {"type": "text", "text": "hello"}
@@ -89,10 +88,11 @@ async def sized(stack: Stack, content: list[dict[str, Any]]) -> tuple[int, int]:
 @pytest.mark.slow
 async def test_image_is_reserved_and_charged_as_the_engine_counts(vision: Stack) -> None:
     text_reserved, text_tokens = await sized(vision, [TEXT])
-    for width, height in ((28, 28), (224, 224), (1_008, 700)):
+    # A side shorter than a patch is scaled to one: 10 x 600 pixels become 28 x 1,680.
+    sizes = {(28, 28): 1, (224, 224): 64, (1_008, 700): 900, (10, 600): 60, (600, 10): 60}
+    for (width, height), patches in sizes.items():
         image = {"type": "image_url", "image_url": {"url": png(width, height)}}
         reserved, tokens = await sized(vision, [TEXT, image])
-        patches = (width // PATCH_PIXELS) * (height // PATCH_PIXELS)
         assert tokens - text_tokens == patches + MARKS
         # Reservations are whole blocks; without the size, an image would take 1,024 tokens.
         assert abs(reserved - text_reserved - patches) <= programs.BLOCK_TOKENS

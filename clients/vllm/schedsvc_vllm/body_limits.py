@@ -27,6 +27,7 @@ _ENCODED = (string.ascii_letters + string.digits + "+/=_-").encode()
 _TALK = ("messages", "input", "system")
 _SCHEMAS = ("tools", "documents", "instructions", "content_parts")
 _BOUNDS = ((_TALK, ITEMS_MAX, "messages and parts"), (_SCHEMAS, ELEMENTS_MAX, "elements"))
+_FIELDS = frozenset((*_TALK, *_SCHEMAS))
 _CONTAINERS = (dict, list)
 _Container = dict[str, Any] | list[Any]
 
@@ -55,6 +56,8 @@ def check_elements(body: Mapping[str, Any], unbounded: frozenset[str] = frozense
 
     Fields in `unbounded` have limits of their own. O(the limits). Raises BadRequestError.
     """
+    if _FIELDS.isdisjoint(body):
+        return
     for fields, most, what in _BOUNDS:
         for field in fields:
             value = body.get(field)

@@ -11,16 +11,20 @@ them, and the first process reads it.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from schedsvc_vllm.asgi import App, Scope
+from schedsvc_vllm.image_sizes import pixel_limits
 from schedsvc_vllm.request_sizing import CountTokens, Sizes
 from schedsvc_vllm.scrape import Fetch, fetch_from_app
 from schedsvc_vllm.settings import PoolSettings, SettingsError
 from schedsvc_vllm.telemetry import READINGS, Reading
 from schedsvc_vllm.token_counter import Counter
+
+_log = logging.getLogger("schedsvc_vllm")
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,21 @@ class EngineView:
         model = self._config("model_config")
         vision = getattr(getattr(model, "hf_config", None), "vision_config", None)
         return _number(vision, "patch_size") * _number(vision, "spatial_merge_size")
+
+    @property
+    def image_pixels(self) -> tuple[int, int]:
+        """The least and the most pixels to which the model scales an image; 0: not stated."""
+        renderer = getattr(getattr(self._state, "engine_client", None), "renderer", None)
+        info = getattr(getattr(renderer, "mm_processor", None), "info", None)
+        processor = None
+        if info is not None:
+            try:
+                processor = info.get_hf_processor().image_processor
+            except Exception:  # a model's own code: it may have none, or raise anything
+                _log.debug("the model has no image processor that states its sizes", exc_info=True)
+        media = getattr(self._config("model_config"), "multimodal_config", None)
+        told = pixel_limits(processor), pixel_limits(getattr(media, "mm_processor_kwargs", None))
+        return max(told[0][0], told[1][0]), max(told[0][1], told[1][1])
 
     @property
     def offers_telemetry(self) -> bool:

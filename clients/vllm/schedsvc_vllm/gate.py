@@ -55,6 +55,7 @@ from schedsvc_vllm.turn import Request, first, refusal_of, wait_for_turn
 RANK_HEADER = b"x-data-parallel-rank"
 PRIORITY_HEADER = b"x-vllm-priority"
 ID_HEADER = b"x-request-id"
+_DROPPED = frozenset((RANK_HEADER, PRIORITY_HEADER, ID_HEADER))
 HEALTH_PATH = "/health"
 _log = logging.getLogger("schedsvc_vllm")
 
@@ -140,7 +141,11 @@ class Gate:
             await self._refuse(error, scope, send)
             return
         if place.gated:
-            await self._gated(place.path, scope, receive, send)
+            body = self._bodies.open(scope)
+            try:
+                await self._gated(body, place.path, scope, receive, send)
+            finally:
+                body.release()
             return
         if not place.known and self._refuses_ungated:
             error = BadRequestError(
@@ -158,14 +163,7 @@ class Gate:
             return
         await self.app(scope, receive, send)
 
-    async def _gated(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        body = self._bodies.open(scope)
-        try:
-            await self._gated_with(body, path, scope, receive, send)
-        finally:
-            body.release()
-
-    async def _gated_with(
+    async def _gated(
         self, held: Body, path: str, scope: Scope, receive: Receive, send: Send
     ) -> None:
         runtime = self._runtime
@@ -195,12 +193,14 @@ class Gate:
             return
         period_s = self._settings.queue_comments_s if request.call.stream else 0.0
 
+        if entry is None:
+            await self._run(runtime, request, scope, receive, send, comments_s=period_s)
+            return
+
         async def run(receive: Receive, send: Send) -> None:
             await self._run(runtime, request, scope, receive, send, comments_s=period_s)
 
-        if entry is None:
-            await run(receive, send)
-        elif request.call.stream:
+        if request.call.stream:
             await self._replays.stream(entry[0], run, receive, send)
         else:
             await self._replays.join(*entry, run, receive, send)
@@ -219,7 +219,8 @@ class Gate:
                 f"content-encoding: {encoding[:40]!r} is not taken; send the body as it is",
                 status=415,
             )
-        held.caller = self._identifier.proved_key(scope, proved) or held.caller
+        known = proved or self._identifier.trusted(scope)
+        held.caller = self._identifier.listed_key(scope, proved) or known.key or held.caller
         raw = await held.read(scope, receive)
         read_s = time.monotonic()
         if path in ONE_PROMPT_PATHS:
@@ -230,7 +231,7 @@ class Gate:
             body = parse_json(raw)
         route = route_of(path, body)
         check_elements(body, route.batch_fields)
-        identity = proved or self._identifier.identity(scope, body)
+        identity = proved or self._identifier.identity(scope, body, known)
         terms = self._terms.read(scope, body)
         if identity.request_class:
             terms = replace(terms, request_class=identity.request_class, class_field="token")
@@ -429,12 +430,12 @@ def _scope_for_app(scope: Scope, call: Call, priority: int | None, engine_id: st
     `priority`: what the scheduler suggests; None if the engine would ignore it. `engine_id`: the
     engine makes the id in its answer of it.
     """
-    dropped = {RANK_HEADER, PRIORITY_HEADER, ID_HEADER}
+    dropped = _DROPPED
     added = [(ID_HEADER, engine_id.encode())]
     if priority is not None:
         added.append((PRIORITY_HEADER, str(priority).encode()))
     if call.reads_answer:
-        dropped.add(b"accept-encoding")  # what is compressed cannot be read
+        dropped |= {b"accept-encoding"}  # what is compressed cannot be read
     if call.rewritten:
         dropped |= {b"content-length", b"transfer-encoding"}
         added.append((b"content-length", str(len(call.body)).encode()))

@@ -40,6 +40,9 @@ class Identity(NamedTuple):
         return self.tenant or self.api_key_sha256
 
 
+_UNKNOWN = Identity()
+
+
 class Proof(Protocol):
     """The claims of a verified token."""
 
@@ -122,31 +125,31 @@ class Identifier:
             )
         raise BadRequestError("the API key is wrong", status=401, code="invalid_api_key")
 
-    def proved_key(self, scope: Scope, proved: Identity | None) -> str | bytes:
-        """Return a key of the caller that the client cannot choose, "" if there is none.
+    def listed_key(self, scope: Scope, proved: Identity | None) -> bytes:
+        """Return the hash of the caller's API key if it is in the gate's list, else b"".
 
-        `proved`: what `prove()` returned. Raises BadRequestError if a trusted name is no name.
+        `proved`: what `prove()` returned.
         """
-        if proved is not None:
-            return proved.key
-        if self.api_keys_sha256:
-            return api_key_hash(bearer(scope))
-        return self._trusted(scope).tenant
+        if proved is not None or not self.api_keys_sha256:
+            return b""
+        return api_key_hash(bearer(scope))
 
-    def _trusted(self, scope: Scope) -> Identity:
-        """Find the tenant in the trusted headers. Raises BadRequestError if it is no name."""
+    def trusted(self, scope: Scope) -> Identity:
+        """Find the tenant in the trusted headers; an empty one: they name none.
+
+        Raises BadRequestError if it is no name, or a header occurs twice.
+        """
         named = [(name, once(scope, name).strip()) for name in self._headers]
         for name, value in named:
             if value:
                 return Identity(tenant=_name(value, name.decode()), proof=self._header_proof)
-        return Identity()
+        return _UNKNOWN
 
-    def identity(self, scope: Scope, body: Mapping[str, Any]) -> Identity:
+    def identity(self, scope: Scope, body: Mapping[str, Any], trusted: Identity) -> Identity:
         """Find the tenant of a request without a token.
 
-        Raises BadRequestError if a trusted name is no name.
+        `trusted`: what `trusted()` returned. Raises BadRequestError if the body's name is no name.
         """
-        trusted = self._trusted(scope)
         if trusted.tenant:
             return trusted
         if self._trust_api_key:
@@ -158,7 +161,7 @@ class Identifier:
                 told = body.get(field)
                 if isinstance(told, str) and told:
                     return Identity(tenant=_name(told.encode("utf-8", "replace"), field))
-        return Identity()
+        return _UNKNOWN
 
     def request_ids(self, scope: Scope) -> tuple[str, str]:
         """Return the id that the client gets back, and the one for the scheduler and the engine.

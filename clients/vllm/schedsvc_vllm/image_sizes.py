@@ -9,13 +9,20 @@ the gate fetches and decodes nothing.
 from __future__ import annotations
 
 import binascii
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from schedsvc_vllm.estimate import PART_TOKENS
 
+# Limits of any image in Qwen2-VL, unless its processor is set otherwise.
+IMAGE_TOKENS_MIN = 4
 IMAGE_TOKENS_MAX = 16_384
+# More than any engine can hold, and few enough to be counted with.
+_PIXELS_MAX = 1 << 40
+# Models refuse images whose sides differ by more.
+_RATIO_MAX = 200
 # In front of a JPEG's size: Exif, colour profiles and thumbnails, of 64 KiB each at most.
 _SEGMENTS_MAX = 256
 _IMAGE_TYPES = frozenset({"image", "image_url", "input_image"})
@@ -30,12 +37,36 @@ class ImageSizes:
     """How a model turns images into tokens.
 
     `tokens` stands for an image whose size is unknown. If `patch_pixels` is given, any other image
-    is one token for each square of that side, at most `tokens_max`; else `tokens`.
+    has at least one token for each square of that side, and from `tokens_min` to `tokens_max`
+    (0: not known); else `tokens`. It never has fewer than the model counts.
     """
 
     tokens: int = PART_TOKENS
     patch_pixels: int = 0
-    tokens_max: int = IMAGE_TOKENS_MAX
+    tokens_min: int = 0
+    tokens_max: int = 0
+
+    def on_engine(self, patch_pixels: int, pixels_min: int, pixels_max: int) -> ImageSizes:
+        """Return the sizes with what the engine states, if they do not state it; 0: not known."""
+        side = self.patch_pixels or patch_pixels
+        if not side:
+            return self
+        return replace(
+            self,
+            patch_pixels=side,
+            tokens_min=self.tokens_min or -(-pixels_min // side**2),
+            tokens_max=self.tokens_max or max(pixels_max // side**2, IMAGE_TOKENS_MAX),
+        )
+
+    def asked(self, options: object) -> ImageSizes:
+        """Return the sizes under a request's `mm_processor_kwargs`, which vLLM hands on."""
+        if not self.patch_pixels:
+            return self
+        square = self.patch_pixels**2
+        least, most = (-(-pixels // square) for pixels in pixel_limits(options))
+        least = max(least, self.tokens_min or IMAGE_TOKENS_MIN)
+        most = max(most, self.tokens_max or IMAGE_TOKENS_MAX, least)
+        return replace(self, tokens_min=least, tokens_max=most)
 
     def of_part(self, part: Mapping[str, Any]) -> int:
         """Return the tokens of a message's part that is no text. O(1), whatever its bytes."""
@@ -57,8 +88,67 @@ class ImageSizes:
         if not size:
             return self.tokens
         width, height = size
-        patches = -(-width // self.patch_pixels) * -(-height // self.patch_pixels)
-        return min(patches, self.tokens_max)
+        least, most = self.tokens_min or IMAGE_TOKENS_MIN, self.tokens_max or IMAGE_TOKENS_MAX
+        side = self.patch_pixels
+        patches = max(_patches(*each, side, least) for each in _scaled(width, height, side))
+        if patches <= most:
+            return patches
+        # Scaled down, an image keeps one row of squares, however long that is.
+        ratio = min(_RATIO_MAX, -(-max(size) // min(size)))
+        return max(most, math.isqrt(most * ratio))
+
+
+def pixel_limits(options: object) -> tuple[int, int]:
+    """Return the least and the most pixels of an image in a processor's options; 0: not stated.
+
+    Processors take them as `min_pixels` and `max_pixels`, or in `size` as `shortest_edge` and
+    `longest_edge`, by themselves or in `images_kwargs`.
+    """
+    least = most = 0
+    inner = _get(options, "images_kwargs")
+    for each in (options, inner, _get(options, "size"), _get(inner, "size")):
+        least = max(least, _pixels(each, "min_pixels"), _pixels(each, "shortest_edge"))
+        most = max(most, _pixels(each, "max_pixels"), _pixels(each, "longest_edge"))
+    return least, most
+
+
+def _get(options: object, name: str) -> object:
+    return options.get(name) if isinstance(options, Mapping) else getattr(options, name, None)
+
+
+def _pixels(options: object, name: str) -> int:
+    value = _get(options, name)
+    if not isinstance(value, int | float) or not value > 0:
+        return 0
+    return math.ceil(min(value, _PIXELS_MAX))
+
+
+def _scaled(width: int, height: int, side: int) -> Iterator[tuple[int, int]]:
+    """Give the sizes to which models scale an image before they count its squares.
+
+    Qwen's keep it. A side shorter than a square becomes one: in one step (GLM-4V), or first the
+    height and then the width, rounded in between (PaddleOCR-VL, Keye).
+    """
+    yield width, height
+    if min(width, height) >= side:
+        return
+    scale = max(side / height, side / width)
+    yield int(width * scale), int(height * scale)
+    if height < side:
+        width, height = round(width * side / height), side
+    if width < side:
+        width, height = side, round(height * side / width)
+    yield width, height
+
+
+def _patches(width: int, height: int, side: int, least: int) -> int:
+    """Count the squares of an image, scaled up if it has fewer pixels than `least` squares.
+
+    Models round each side; rounded up, the count is never lower.
+    """
+    pixels = least * side**2
+    scale = math.sqrt(pixels / (height * width)) if width * height < pixels else 1.0
+    return math.ceil(height * scale / side) * math.ceil(width * scale / side)
 
 
 UNKNOWN_MODEL = ImageSizes()

@@ -69,7 +69,8 @@ OPTIONS = {
     "cors-origins": "origins whose pages may read refusals (the engine's --allowed-origins)",
     "image-tokens": "tokens of an image whose size is unknown (1024)",
     "image-patch-pixels": "side of the square of pixels that is a token; default: as vLLM says",
-    "image-tokens-max": "most tokens of an image (16384)",
+    "image-tokens-min": "fewest tokens of an image; default: as vLLM reports, else 4",
+    "image-tokens-max": "most tokens of an image; default: as vLLM reports, 16384 or more",
     "histogram-tenants-max": "tenants with a histogram of their own on /metrics (50)",
     "send-stall": "seconds until a client that reads nothing of its answer is cut off",
 }

@@ -64,6 +64,9 @@ class Place(NamedTuple):
     known: bool = True
 
 
+_ALWAYS_GATED = {path.encode(): Place(path, gated=True) for path in GATED_PATHS - OPENABLE_PATHS}
+
+
 def canonical(path: bytes) -> str | None:
     """Return the one spelling of a path; None where it has none. O(path).
 
@@ -98,7 +101,10 @@ def place_of(scope: Scope, open_paths: frozenset[str]) -> Place | None:
 
     `open_paths` are those that the operator lets through beside the known ones.
     """
-    path = canonical(_told(scope))
+    told = _told(scope)
+    if (gated := _ALWAYS_GATED.get(told)) is not None:
+        return gated
+    path = canonical(told)
     if path is None:
         return None
     if path in GATED_PATHS and not (path in OPENABLE_PATHS and path in open_paths):

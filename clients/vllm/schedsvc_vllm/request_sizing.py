@@ -20,6 +20,7 @@ _WHOLE = re.compile(r"[+-]?\d{1,18}(\.0*)?", re.ASCII)
 _TRUE: frozenset[object] = frozenset((True, 1, 1.0, "1", "on", "t", "true", "y", "yes"))
 _FALSE: frozenset[object] = frozenset((False, 0, 0.0, "0", "off", "f", "false", "n", "no"))
 _FLAGS = _TRUE | _FALSE
+_PROCESSOR = "mm_processor_kwargs"  # vLLM's own name: options of the model's image processor
 _PROMPT_FIELDS = frozenset({"prompt", "messages"})
 _ASK_ALL = {"include_usage": True, "continuous_usage_stats": True}
 _ASK_ALL_TAIL = b',"stream_options":' + json.dumps(_ASK_ALL, separators=(",", ":")).encode() + b"}"
@@ -122,6 +123,8 @@ def size_call(
     n = max(_count(params, "n", 1), _count(params, "best_of", 1)) if route.has_n else 1
     stream = _flag(body, "stream")
     limit_field, limit = _limit(route, params)
+    if _PROCESSOR in body:
+        images = images.asked(body[_PROCESSOR])
     measured = route.measure(body, images)
     prompts = _prompts(route, body, measured, count if route.countable else None, ratios, tenant)
     tokens = prompts.tokens

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 from schedsvc_client import ChannelCredentials, ClientOptions, tls_credentials
@@ -81,10 +80,7 @@ class Runtime:
         #: Whether requests wait for the next leader while none serves this gate.
         self.holds = len(settings.targets) > 1
         self.ratios = TokenRatios()
-        self.images = replace(
-            settings.images,
-            patch_pixels=settings.images.patch_pixels or engine.image_patch_pixels,
-        )
+        self.images = settings.images.on_engine(engine.image_patch_pixels, *engine.image_pixels)
         self.limit = LocalLimit(settings.fail_open_concurrency_min)
         self.ids = RequestIds()
         self.session = SchedulerSession(

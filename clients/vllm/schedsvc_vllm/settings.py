@@ -262,7 +262,8 @@ class _Reader:
         return ImageSizes(
             tokens=self.number("SCHEDSVC_IMAGE_TOKENS", default.tokens, most),
             patch_pixels=self.number("SCHEDSVC_IMAGE_PATCH_PIXELS", maximum=4_096),
-            tokens_max=self.number("SCHEDSVC_IMAGE_TOKENS_MAX", default.tokens_max, most),
+            tokens_min=self.number("SCHEDSVC_IMAGE_TOKENS_MIN", maximum=most),
+            tokens_max=self.number("SCHEDSVC_IMAGE_TOKENS_MAX", maximum=most),
         )
 
     def traces(self) -> bool:

@@ -78,9 +78,10 @@ async def wait_for_turn(runtime: Runtime, request: Request, gated: GatedRequest)
     """Wait until the request may run (None) or is refused. Raises ClientLeftError."""
     held_s = 0.0
     while True:
-        reached, waited_s = await _hold(runtime, request, gated)
-        held_s += waited_s
-        if waited_s:
+        reached = True
+        if runtime.holds and runtime.session.state is not SessionState.CONNECTED:
+            reached, waited_s = await _hold(runtime, request, gated)
+            held_s += waited_s
             request = request._replace(terms=request.terms.after(waited_s))
         if reached and runtime.session.available:
             try:
@@ -111,8 +112,6 @@ async def _hold(runtime: Runtime, request: Request, gated: GatedRequest) -> tupl
 
     Returns whether to ask the scheduler, and the seconds that this took: they count as waiting.
     """
-    if not runtime.holds or runtime.session.state is SessionState.CONNECTED:
-        return True, 0.0
     started_s = time.monotonic()
     try:
         reached = await first(runtime.session.reached(), gated.mailbox, request.terms.wait_s_max)
