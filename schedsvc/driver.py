@@ -10,18 +10,10 @@ from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from schedsvc._core import (
-    EVICTED_TTL,
-    CallerError,
-    Decision,
-    Ended,
-    InvariantError,
-    Scheduler,
-    Session,
-)
+from schedsvc._core import CallerError, Ended, InvariantError, Scheduler, Session
 from schedsvc.clock import SteadyClock
 from schedsvc.config import Config, EntryLog, ModeOverlay, configure, reconfigure
-from schedsvc.driver_calls import Broken, NotLeading, Records, Waiting
+from schedsvc.driver_calls import Broken, NotLeading, Records, Waiting, out_of_patience
 from schedsvc.upkeep import Leading, Ledgering, Loading, Saving, Sharing
 
 if TYPE_CHECKING:
@@ -59,12 +51,6 @@ def new_core(config: Config, now_ns: int, **options: Any) -> Scheduler:
     core = Scheduler(**config.core_options(), **options)
     configure(core, config, now_ns)
     return core
-
-
-def _out_of_patience(waited_ns: int) -> Decision:
-    """Give the verdict for a call that joined in, and whose own TTL passed before the request's."""
-    nothing = Decision(**dict.fromkeys(Decision._fields, 0))
-    return nothing._replace(outcome=EVICTED_TTL, retry_after_ms=1_000, waited_ns=waited_ns, flow=-1)
 
 
 def _guarded(
@@ -153,7 +139,7 @@ class Driver(Records):
                 answer = await asyncio.shield(waiting.verdict)
         except TimeoutError:
             self._leave(waiting)
-            return self._core.encode(_out_of_patience(queue_ttl_ns))
+            return self._core.encode(out_of_patience(queue_ttl_ns))
         except asyncio.CancelledError:
             self._leave(waiting)
             raise
