@@ -39,6 +39,10 @@ __all__ = [
 #: costs far more than the decision: with the core's own bound, 1,024, the loop stood for 20 ms.
 WORK_MAX = 128
 
+#: Events in one part of a Session message (a new pool takes 15 us), and the time of a turn after
+#: which no further part is applied.
+_EVENTS_AT_ONCE, _TURN_NS = 64, 1_000_000
+
 P = ParamSpec("P")
 R = TypeVar("R")
 FlowKey = tuple[bool, int, int]
@@ -213,11 +217,18 @@ class Driver(Records):
         return session
 
     @_guarded
-    def receive(self, session: Session, data: bytes) -> None:
-        """Apply a serialised SessionRequest. Raises CallerError where the stream has to end."""
+    def receive(self, session: Session, data: bytes | None) -> bool:
+        """Apply a serialised SessionRequest, or (None) go on with the last one.
+
+        Returns whether to go on: a long one takes several turns of the event loop. Raises
+        CallerError if the stream has to end. O(events * log n).
+        """
         now_ns = self.clock.now_ns()
-        session.receive(now_ns, data)
+        has_more = data is None or session.receive(now_ns, data, _EVENTS_AT_ONCE)
+        while has_more and self.clock.now_ns() - now_ns < _TURN_NS:
+            has_more = session.receive_rest(now_ns, _EVENTS_AT_ONCE)
         self._settle(now_ns)
+        return has_more
 
     @_guarded
     def take(self, session: Session) -> bytes | None:
