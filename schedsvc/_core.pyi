@@ -102,8 +102,17 @@ class Session:
     """
 
     owner: int
-    def receive(self, now_ns: int, data: bytes) -> None:
-        """Apply a SessionRequest. O(events * log n). Call `Scheduler.poll()` after it."""
+    def receive(self, now_ns: int, data: bytes, events_max: int = 4_096) -> bool:
+        """Apply a SessionRequest, or only its first events; return whether some may be left.
+
+        Until it returns False, only `receive_rest()` may follow for this stream, beside `take()`
+        and `close()`. Call `Scheduler.poll()` after it. O(events * log n).
+        """
+    def receive_rest(self, now_ns: int, events_max: int) -> bool:
+        """Apply the next events of the message; return whether some may be left.
+
+        The answers acknowledge the message once all of it is applied. O(events * log n).
+        """
     def take(self, now_ns: int) -> bytes | None:
         """Take the next SessionResponse (at most 4,096 verdicts), or None."""
     def close(self, now_ns: int) -> None:

@@ -10,18 +10,10 @@ from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from schedsvc._core import (
-    EVICTED_TTL,
-    CallerError,
-    Decision,
-    Ended,
-    InvariantError,
-    Scheduler,
-    Session,
-)
+from schedsvc._core import CallerError, Ended, InvariantError, Scheduler, Session
 from schedsvc.clock import SteadyClock
 from schedsvc.config import Config, EntryLog, ModeOverlay, configure, reconfigure
-from schedsvc.driver_calls import Broken, NotLeading, Records, Waiting
+from schedsvc.driver_calls import Broken, NotLeading, Records, Waiting, out_of_patience
 from schedsvc.upkeep import Leading, Ledgering, Loading, Saving, Sharing
 
 if TYPE_CHECKING:
@@ -47,6 +39,10 @@ __all__ = [
 #: costs far more than the decision: with the core's own bound, 1,024, the loop stood for 20 ms.
 WORK_MAX = 128
 
+#: Events in one part of a Session message (a new pool takes 15 us), and the time of a turn after
+#: which no further part is applied.
+_EVENTS_AT_ONCE, _TURN_NS = 64, 1_000_000
+
 P = ParamSpec("P")
 R = TypeVar("R")
 FlowKey = tuple[bool, int, int]
@@ -59,12 +55,6 @@ def new_core(config: Config, now_ns: int, **options: Any) -> Scheduler:
     core = Scheduler(**config.core_options(), **options)
     configure(core, config, now_ns)
     return core
-
-
-def _out_of_patience(waited_ns: int) -> Decision:
-    """Give the verdict for a call that joined in, and whose own TTL passed before the request's."""
-    nothing = Decision(**dict.fromkeys(Decision._fields, 0))
-    return nothing._replace(outcome=EVICTED_TTL, retry_after_ms=1_000, waited_ns=waited_ns, flow=-1)
 
 
 def _guarded(
@@ -153,7 +143,7 @@ class Driver(Records):
                 answer = await asyncio.shield(waiting.verdict)
         except TimeoutError:
             self._leave(waiting)
-            return self._core.encode(_out_of_patience(queue_ttl_ns))
+            return self._core.encode(out_of_patience(queue_ttl_ns))
         except asyncio.CancelledError:
             self._leave(waiting)
             raise
@@ -227,11 +217,18 @@ class Driver(Records):
         return session
 
     @_guarded
-    def receive(self, session: Session, data: bytes) -> None:
-        """Apply a serialised SessionRequest. Raises CallerError where the stream has to end."""
+    def receive(self, session: Session, data: bytes | None) -> bool:
+        """Apply a serialised SessionRequest, or (None) go on with the last one.
+
+        Returns whether to go on: a long one takes several turns of the event loop. Raises
+        CallerError if the stream has to end. O(events * log n).
+        """
         now_ns = self.clock.now_ns()
-        session.receive(now_ns, data)
+        has_more = data is None or session.receive(now_ns, data, _EVENTS_AT_ONCE)
+        while has_more and self.clock.now_ns() - now_ns < _TURN_NS:
+            has_more = session.receive_rest(now_ns, _EVENTS_AT_ONCE)
         self._settle(now_ns)
+        return has_more
 
     @_guarded
     def take(self, session: Session) -> bytes | None:

@@ -2,10 +2,11 @@
 
 import asyncio
 
+from schedsvc._core import EVICTED_TTL, Decision
 from schedsvc.clock import SteadyClock, boot_ns
 from schedsvc.upkeep import Leading, Ledgering, Loading, Saving, Sharing
 
-__all__ = ["Broken", "NotLeading", "Records", "Waiting"]
+__all__ = ["Broken", "NotLeading", "Records", "Waiting", "out_of_patience"]
 
 
 class Broken(RuntimeError):
@@ -79,3 +80,9 @@ class Records:
             return NotLeading("", "")
         is_mine = leading.leader == leading.me
         return NotLeading(leading.pool_set, "" if is_mine else leading.target)
+
+
+def out_of_patience(waited_ns: int) -> Decision:
+    """Give the verdict for a call that joined in, and whose own TTL passed before the request's."""
+    nothing = Decision(**dict.fromkeys(Decision._fields, 0))
+    return nothing._replace(outcome=EVICTED_TTL, retry_after_ms=1_000, waited_ns=waited_ns, flow=-1)

@@ -35,8 +35,8 @@ __all__ = ["HISTOGRAM_BOUNDS_MS", "OTHER", "Flows", "Snapshot", "families", "in_
 #: The series that sums up the tenants beyond the cap.
 OTHER = "other"
 
-#: Series of one part of a family.
-_SERIES_AT_ONCE = 256
+#: Series of one part of a family: 10 us each.
+_SERIES_AT_ONCE = 64
 _LE = [*(str(bound / 1e3) for bound in HISTOGRAM_BOUNDS_MS), "+Inf"]
 _REASONS = [
     (outcome, row.name)

@@ -24,18 +24,20 @@ cdef class Session(PoolOffers):
     cdef bint greeted, closed, welcome_due
     cdef bint is_superseded, is_freed
     cdef uint64_t seq
-    cdef bint ends_leases  # the message that is being received does
+    cdef bytes message  # that is being applied; None: none
+    cdef Cursor rest  # what of it is not applied yet
+    cdef int events  # of it that are applied
+    cdef bint ends_leases  # it does
     cdef LateLease late  # the last one that was replayed in vain
     cdef bytes late_adapter
 
-    def receive(self, int64_t now_ns, bytes data):
+    def receive(self, int64_t now_ns, bytes data, int events_max=SESSION_EVENTS_MAX):
         cdef Cursor c = data_cursor(data)
-        cdef Cursor event
-        cdef int64_t tag
-        cdef int events = 0
         self._check_superseded()
         if self.closed:
             invalid("", "the stream is closed")
+        if self.message is not None:
+            raise ValueError("call receive_rest() until nothing is left of the message before")
         if self._untaken() > 2 * (self.core.session_open_max + SESSION_EVENTS_MAX):
             raise CallerError(CODE_RESOURCE_EXHAUSTED, "", "too many answers wait to be read")
         enter(self.core, now_ns)
@@ -43,22 +45,47 @@ cdef class Session(PoolOffers):
         if self.core.contests:
             self.answer()
         self.ends_leases = False
+        self.message, self.rest, self.events = data, c, 0
+        return self._apply_some(events_max)
+
+    def receive_rest(self, int64_t now_ns, int events_max):
+        self._check_superseded()
+        if self.message is None:
+            raise ValueError("nothing is left of a message")
+        enter(self.core, now_ns)
+        return self._apply_some(events_max)
+
+    cdef bint _apply_some(self, int events_max) except -1:
+        """Apply the next events of the message; return whether some may be left.
+        O(events log n)."""
+        cdef bint has_more = False
+        try:
+            has_more = self._apply_events(self.events + events_max)
+        finally:  # also if the stream has to end
+            if not has_more:
+                # An answer acknowledges a message only once all of it is applied.
+                self.message = None
+                self.seq += 1
+        if not has_more and self.ends_leases:
+            if self.core.usage_rows.saved < self.core.usage_rows.count:
+                self.unsaved.append((self.seq, self.core.usage_rows.count))
+        return has_more
+
+    cdef bint _apply_events(self, int end) except -1:
+        cdef int64_t tag
         while True:
-            tag = read_tag(&c)
+            tag = read_tag(&self.rest)
             if tag == 0:
-                break
-            if tag == 1 << 3 | VARINT:
-                self.seq = read_varint(&c)
-            elif tag == 2 << 3 | LENGTH:
-                event = read_message(&c)
-                events += 1
-                if events > SESSION_EVENTS_MAX:
-                    invalid("events", f"at most {SESSION_EVENTS_MAX:,} in a message")
-                self._event(event)
-            else:
-                skip(&c, tag)
-        if self.ends_leases and self.core.usage_rows.saved < self.core.usage_rows.count:
-            self.unsaved.append((self.seq, self.core.usage_rows.count))
+                return False
+            if tag != (2 << 3 | LENGTH):
+                skip(&self.rest, tag)
+                continue
+            if self.events == SESSION_EVENTS_MAX:
+                invalid("events", f"at most {SESSION_EVENTS_MAX:,} in a message")
+            self.events += 1
+            self._event(read_message(&self.rest))
+            if self.events == end and end < SESSION_EVENTS_MAX:
+                return True
 
     cdef int64_t _untaken(self) noexcept:
         return (

@@ -44,6 +44,8 @@ class Kind(IntEnum):
     CHECK = 12  # digest of all decisions so far
     SET = 13  # now_ns; a call that sets something, as in the header
     REVOKE = 14  # now_ns, lease_id
+    PART = 15  # now_ns, owner, events_max; SessionRequest, of which the first events are applied
+    REST = 16  # now_ns, owner, events_max; the next events of that SessionRequest
 
 
 _LAYOUT: dict[Kind, struct.Struct] = {
@@ -61,8 +63,10 @@ _LAYOUT: dict[Kind, struct.Struct] = {
     Kind.CHECK: struct.Struct("<BQ"),
     Kind.SET: struct.Struct("<Bq"),
     Kind.REVOKE: struct.Struct("<Bqq"),
+    Kind.PART: struct.Struct("<Bqii"),
+    Kind.REST: struct.Struct("<Bqii"),
 }
-_WITH_DATA = frozenset({Kind.ADMIT, Kind.RECEIVE, Kind.SET})
+_WITH_DATA = frozenset({Kind.ADMIT, Kind.RECEIVE, Kind.SET, Kind.PART})
 
 
 class Event(NamedTuple):

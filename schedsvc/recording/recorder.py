@@ -84,7 +84,7 @@ _POLL, _OPEN = packer(Kind.POLL).pack, packer(Kind.OPEN).pack
 _RECEIVE, _TAKE, _CLOSE = (packer(k).pack for k in (Kind.RECEIVE, Kind.TAKE, Kind.CLOSE))
 _DRAIN, _EVICT = packer(Kind.DRAIN).pack, packer(Kind.EVICT).pack
 _CHECK, _SET = packer(Kind.CHECK).pack, packer(Kind.SET).pack
-_REVOKE = packer(Kind.REVOKE).pack
+_REVOKE, _PART, _REST = (packer(k).pack for k in (Kind.REVOKE, Kind.PART, Kind.REST))
 
 
 def check_event(core: Scheduler) -> bytes:
@@ -190,9 +190,16 @@ class _RecordedSession:
         self._session = session
         self._put = put
 
-    def receive(self, now_ns: int, data: bytes) -> None:
-        self._put(_RECEIVE(Kind.RECEIVE, now_ns, self.owner) + pack_data(data))
-        self._session.receive(now_ns, data)
+    def receive(self, now_ns: int, data: bytes, events_max: int = 0) -> bool:
+        if not events_max:
+            self._put(_RECEIVE(Kind.RECEIVE, now_ns, self.owner) + pack_data(data))
+            return self._session.receive(now_ns, data)
+        self._put(_PART(Kind.PART, now_ns, self.owner, events_max) + pack_data(data))
+        return self._session.receive(now_ns, data, events_max)
+
+    def receive_rest(self, now_ns: int, events_max: int) -> bool:
+        self._put(_REST(Kind.REST, now_ns, self.owner, events_max))
+        return self._session.receive_rest(now_ns, events_max)
 
     def take(self, now_ns: int) -> bytes | None:
         data = self._session.take(now_ns)

@@ -104,7 +104,10 @@ class Stream:
             self._is_first = False
             answers = not self.writing
             self.writing = True
-            self._receive(session, data)
+            has_more = self._receive(session, data)
+            while has_more:
+                await asyncio.sleep(0)  # other callers are served between two parts
+                has_more = self._receive(session, None)
             if answers:
                 await self._write(session)
             elif self._writer is not None:
@@ -112,16 +115,17 @@ class Stream:
             await self._wait_for_budget()
         self.end(None)
 
-    def _receive(self, session: CoreSession, data: bytes) -> None:
+    def _receive(self, session: CoreSession, data: bytes | None) -> bool:
+        """Apply a message, or (None) its rest; return whether something is left of it."""
         if not self._paces.is_limited(self.principal):
-            self._driver.receive(session, data)
-            return
+            return self._driver.receive(session, data)
         began_ns = time.thread_time_ns()
         try:
-            self._driver.receive(session, data)
+            return self._driver.receive(session, data)
         finally:
             work_ns = time.thread_time_ns() - began_ns
-            self._paces.charge(self.principal, _count_events(data), work_ns)
+            events = 0 if data is None else _count_events(data)
+            self._paces.charge(self.principal, events, work_ns)
 
     async def _wait_for_budget(self) -> None:
         """Read nothing more while the caller has used up what it may take."""

@@ -28,7 +28,7 @@ def events(draw):
     kind = draw(st.sampled_from(Kind))
     letters = packer(kind).format.removeprefix("<B")
     fields = tuple(draw(st.integers(*_RANGES[letter])) for letter in letters)
-    data = draw(st.binary(max_size=40)) if kind in (Kind.ADMIT, Kind.RECEIVE) else b""
+    data = draw(st.binary(max_size=40)) if kind in (Kind.ADMIT, Kind.RECEIVE, Kind.PART) else b""
     return Event(kind, fields, data)
 
 

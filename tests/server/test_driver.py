@@ -138,6 +138,30 @@ async def test_events_due_at_once_are_sent_in_parts() -> None:
     driver.close()
 
 
+async def test_long_message_is_applied_in_several_turns() -> None:
+    now_ns = 0
+
+    def later() -> int:
+        nonlocal now_ns
+        now_ns += 600_000
+        return now_ns
+
+    driver = Driver(new_core(config_of(), 0), SteadyClock(later))
+    session = driver.open_session(0, lambda: None)
+    hello = pb.SessionEvent(hello=pb.SessionHello(client_id="shim"))
+    events = [hello, *[pb.SessionEvent(admit=pb.SessionAdmit(tag=0))] * 999]
+    message = pb.SessionRequest(seq=1, events=events).SerializeToString()
+    more = [driver.receive(session, message)]
+    while more[-1]:
+        more.append(driver.receive(session, None))
+    assert len(more) > 1_000 // (64 * 2)
+    data = driver.take(session)
+    assert data is not None
+    answer = pb.SessionResponse.FromString(data)
+    assert (answer.ack_seq, len(answer.faults)) == (1, 999)
+    driver.close()
+
+
 async def test_after_the_end_every_call_fails() -> None:
     driver = new_driver()
     driver.close()

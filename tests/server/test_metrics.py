@@ -109,6 +109,15 @@ async def test_groups_and_models_have_series_of_their_own() -> None:
     assert of(samples, "quota_held_flows", quota="") == 0
 
 
+async def test_page_is_written_in_small_parts() -> None:
+    tenants = [{"name": f"t{i}"} for i in range(300)]
+    async with serving(metrics={"listen": "127.0.0.1:0"}, tenants=tenants) as server:
+        _, parts = server.metrics.parts("")
+        lines = [sum(line[0] != "#" for line in part.decode().splitlines()) async for part in parts]
+    assert sum(lines) > 300 * 20
+    assert max(lines) < 64 + 20  # a histogram is written whole
+
+
 async def test_tenants_beyond_the_cap_are_summed_up() -> None:
     tenants = [{"name": f"t{i}"} for i in range(200)]
     async with metered(tenants=tenants) as server, calling(server.targets[0]) as stub:

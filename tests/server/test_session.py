@@ -143,6 +143,16 @@ async def test_a_wrong_event_is_a_fault_and_harms_no_other(server: Server) -> No
         assert [verdict.tag for verdict in answer.verdicts] == [2]
 
 
+async def test_long_message_has_one_answer_and_lets_others_go_on(server: Server) -> None:
+    async with stream(server) as peer, stream(server) as other:
+        await peer.send(*[admit(0)] * 2_000, admit(7))
+        await other.send(admit(8))
+        assert (await other.verdict()).tag == 8
+        answer = await peer.hear()
+        assert (answer.ack_seq, len(answer.faults)) == (2, 2_000)
+        assert [verdict.tag for verdict in answer.verdicts] == [7]
+
+
 async def test_too_many_streams_are_refused() -> None:
     async with serving(limits={"sessions_max": 1}) as server:
         async with stream(server), calling(server.targets[0]) as stub:

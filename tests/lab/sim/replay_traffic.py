@@ -67,6 +67,13 @@ class KeyboardError(Exception):
     """A person pressed a key."""
 
 
+def _ask(number):
+    ask = pb.AdmitRequest(
+        request_id=f"long-{number % 300}", tenant="hog", input_tokens=[16], max_output_tokens=16
+    )
+    return pb.SessionEvent(admit=pb.SessionAdmit(tag=number + 1, request=ask))
+
+
 async def _rudeness(target):
     """Break the contract, and leave without a word."""
     async with grpc.aio.insecure_channel(target) as channel:
@@ -84,6 +91,13 @@ async def _rudeness(target):
                 pb.AdmitRequest(request_id=f"lost-{number}", tenant="quiet", input_tokens=[16],
                                 max_output_tokens=16)
             )  # fmt: skip
+        # More than the scheduler applies in one turn.
+        stream = stub.Session()
+        hello = pb.SessionEvent(hello=pb.SessionHello(client_id="long"))
+        asks = [_ask(number) for number in range(600)]
+        await stream.write(pb.SessionRequest(seq=1, events=[hello, *asks]))
+        await stream.read()
+        stream.cancel()
         stream = stub.Session()
         await stream.write(pb.SessionRequest(seq=7))
         with suppress(grpc.aio.AioRpcError):

@@ -79,6 +79,8 @@ class Exact:
             Kind.POLL: self._poll,
             Kind.OPEN: self._open,
             Kind.RECEIVE: self._receive,
+            Kind.PART: self._receive_part,
+            Kind.REST: self._receive_rest,
             Kind.TAKE: self._take,
             Kind.CLOSE: self._close,
             Kind.DRAIN: self.core.drain,
@@ -151,6 +153,13 @@ class Exact:
     def _receive(self, now_ns: int, owner: int, data: bytes = b"") -> None:
         self._watcher.received(now_ns, owner, data)
         self._sessions[owner].receive(now_ns, data)
+
+    def _receive_part(self, now_ns: int, owner: int, events_max: int, data: bytes = b"") -> None:
+        self._watcher.received(now_ns, owner, data)
+        self._sessions[owner].receive(now_ns, data, events_max)
+
+    def _receive_rest(self, now_ns: int, owner: int, events_max: int) -> None:
+        self._sessions[owner].receive_rest(now_ns, events_max)
 
     def _take(self, now_ns: int, owner: int) -> None:
         data = self._sessions[owner].take(now_ns)
