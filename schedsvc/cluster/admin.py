@@ -6,6 +6,7 @@ from typing import Any
 from schedsvc.cluster.errors import StoreError, StoreRefusedError
 from schedsvc.cluster.library import (
     acl_rules,
+    escrow_source,
     functions_source,
     info_problem,
     keys_of,
@@ -49,7 +50,7 @@ async def init_store(
         problem = info_problem((await connection.command("INFO")).decode(errors="replace"))
         if problem:
             raise StoreRefusedError(f"store {address.text} {problem}")
-        for source in (functions_source(), terms_source()):
+        for source in (functions_source(), terms_source(), escrow_source()):
             await connection.command("FUNCTION", "LOAD", "REPLACE", source)
         if user is None:
             return True

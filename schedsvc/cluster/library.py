@@ -3,9 +3,12 @@
 from importlib.resources import files
 
 __all__ = [
+    "ESCROW_VERSION",
     "FUNCTIONS_VERSION",
     "TERMS_VERSION",
     "acl_rules",
+    "escrow_keys_of",
+    "escrow_source",
     "functions_source",
     "info_problem",
     "keys_of",
@@ -17,6 +20,8 @@ __all__ = [
 FUNCTIONS_VERSION = "1"
 #: As in terms.lua.
 TERMS_VERSION = "1"
+#: As in escrow.lua.
+ESCROW_VERSION = "1"
 _VERSION_MIN = (7, 0)
 #: Keys of functions.lua, in its order.
 _KEYS = ("number", "life", "index", "rows", "minutes", "members")
@@ -37,6 +42,17 @@ def functions_source() -> str:
 def terms_source() -> str:
     """Return the source of the functions that decide who leads, as FUNCTION LOAD takes it."""
     return (files("schedsvc.cluster") / "terms.lua").read_text()
+
+
+def escrow_source() -> str:
+    """Return the source of the functions that hold quotas' buckets, as FUNCTION LOAD takes it."""
+    return (files("schedsvc.cluster") / "escrow.lua").read_text()
+
+
+def escrow_keys_of(cluster: str, origin: bytes, buckets: list[bytes]) -> list[bytes]:
+    """Return the keys of escrow.lua for a call of an origin about these buckets."""
+    prefix = f"{{schedsvc:{cluster}}}:".encode()
+    return [prefix + b"recalls:" + origin, *(prefix + b"bucket:" + name for name in buckets)]
 
 
 def term_keys_of(cluster: str, pool_set: str) -> list[str]:

@@ -102,8 +102,10 @@ class StoreConnection:
         """Send one command and return the answer, with texts as bytes."""
         return await self._bounded(self._ask(words), f"{words[0]!s} failed")
 
-    async def call(self, function: str, keys: list[str], *args: str | bytes | int) -> Any:
-        """Call a function of `functions.lua`."""
+    async def call(
+        self, function: str, keys: list[str] | list[bytes], *args: str | bytes | int
+    ) -> Any:
+        """Call a function of the store."""
         return await self.command("FCALL", function, len(keys), *keys, *args)
 
     async def close(self) -> None:

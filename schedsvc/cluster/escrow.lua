@@ -1,0 +1,330 @@
+#!lua name=schedsvc_escrow
+-- The functions of the store that hold the buckets of quotas, from which members draw chunks.
+-- `schedsvc cluster init` loads them; a member refuses a store whose functions have another version
+-- than ESCROW_VERSION in library.py.
+--
+-- Rules:
+-- - Level and held amounts of a bucket are at most its limit together. So what all members spend in
+--   a time never exceeds what one bucket allows, plus a bucket for each time that the store lost it.
+-- - A member states what it holds and what it has drawn since it began. The difference is spent. So
+--   an answer that got lost is found by the next call, and a call that is repeated counts once.
+-- - A chunk of which its member says nothing for CHUNK_MS counts as spent.
+-- - An ask is served whole or not at all, and waits at the first bucket of its path that is short.
+--   Asks at a bucket are served in their order.
+--
+-- Amounts are whole units below 2^41, and drawn amounts are counted modulo 2^52, so that every
+-- number is exact in a double.
+--
+-- KEYS: the members whose chunks are recalled and for which buckets (one key for each member, the
+-- caller's is named), then one key for each bucket of the call.
+
+local VERSION = '1'
+local CHUNK_MS = 3000
+local ASK_MS = 1500  -- an ask that is not repeated within it is dropped
+local KEPT_MS = 120000  -- a bucket without calls is full by then, and holds no chunk
+local MINUTE_MS = 60000
+local STEP_MS = 5000  -- a clock that fell by more was set, and is followed
+local WRAP = 4503599627370496
+local KINDS = 4
+
+local function version()
+    return VERSION
+end
+
+local function now_ms()
+    local time = redis.call('TIME')
+    return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function numbers(args, from)
+    local out = {}
+    for k = 1, KINDS do
+        out[k] = tonumber(args[from + k - 1])
+    end
+    return out
+end
+
+local function outstanding(row, k)
+    local sum = 0
+    for _, holder in pairs(row.holders) do
+        sum = sum + holder.held[k]
+    end
+    return sum
+end
+
+-- The present, for a bucket: its time never goes back, unless the clock was set back.
+local function tick(row, now)
+    if now < row.at - STEP_MS then
+        for _, holder in pairs(row.holders) do
+            holder.due = holder.due - row.at + now
+        end
+        for _, ask in ipairs(row.asks) do
+            ask.due = ask.due - row.at + now
+        end
+        row.at = now
+    end
+    return math.max(row.at, now)
+end
+
+-- Fill a bucket up to the present, and forget chunks and asks that are over.
+local function settle(row, rates, clock)
+    local now = tick(row, clock)
+    local elapsed = math.min(now - row.at, MINUTE_MS)
+    row.at = now
+    for k = 1, KINDS do
+        local rate = rates[k]
+        row.level[k] = row.level[k] + rate - row.rates[k]
+        local room = rate - outstanding(row, k) - row.level[k]
+        -- Exact: the rate in whole units a millisecond, and the rest in 60,000ths of a unit.
+        local rest = elapsed * (rate % MINUTE_MS) + row.part[k]
+        local gain = elapsed * math.floor(rate / MINUTE_MS) + math.floor(rest / MINUTE_MS)
+        row.part[k] = rest % MINUTE_MS
+        if gain >= room then
+            gain, row.part[k] = room, 0
+        end
+        row.level[k] = math.max(row.level[k] + gain, -rate)
+    end
+    row.rates = rates
+    for id, holder in pairs(row.holders) do
+        if holder.due <= now then
+            row.holders[id] = nil
+        end
+    end
+    for i = #row.asks, 1, -1 do
+        if row.asks[i].due <= now then
+            table.remove(row.asks, i)
+        end
+    end
+end
+
+local function load(key, rates, clock)
+    local data = redis.call('GET', key)
+    if data then
+        local row = cmsgpack.unpack(data)
+        settle(row, rates, clock)
+        return row
+    end
+    return {
+        at = clock, rates = rates, level = {unpack(rates)}, part = {0, 0, 0, 0}, holders = {},
+        asks = {},
+    }
+end
+
+-- Give a member so much of a bucket.
+local function draw(row, holder, k, amount)
+    row.level[k] = row.level[k] - amount
+    holder.held[k] = holder.held[k] + amount
+    holder.drawn[k] = (holder.drawn[k] + amount) % WRAP
+end
+
+-- Take over what a member states; returns what covers its debts, or nil if the call is old.
+local function report(row, id, call, drawn, held)
+    local holder = row.holders[id]
+    if holder and holder.call >= call then
+        return nil
+    end
+    local covered = {0, 0, 0, 0}
+    if holder == nil then
+        holder = {held = {0, 0, 0, 0}, drawn = drawn}
+        row.holders[id] = holder
+        for k = 1, KINDS do
+            row.level[k] = row.level[k] - math.max(0, held[k])
+        end
+    end
+    holder.call = call
+    for k = 1, KINDS do
+        local back = (holder.drawn[k] - drawn[k]) % WRAP
+        if back >= WRAP / 2 then
+            back = back - WRAP
+        end
+        row.level[k] = row.level[k] + back
+        holder.held[k], holder.drawn[k] = held[k], drawn[k]
+        if held[k] < 0 then
+            covered[k] = -held[k]
+            draw(row, holder, k, covered[k])
+        end
+        local most = row.rates[k] - outstanding(row, k)
+        row.level[k] = math.max(-row.rates[k], math.min(row.level[k], most))
+    end
+    return covered
+end
+
+local function forget_ask(row, name)
+    for i = #row.asks, 1, -1 do
+        if row.asks[i].name == name then
+            table.remove(row.asks, i)
+        end
+    end
+end
+
+-- What keeps an ask from being served at a bucket: the ms until it can be, at the least; nil if
+-- nothing does. `is_first`: it waits for the bucket alone.
+local function obstacle(row, name, least)
+    local needed, is_wanted = {unpack(least)}, false
+    for k = 1, KINDS do
+        is_wanted = is_wanted or least[k] > 0
+    end
+    if not is_wanted then
+        return nil
+    end
+    local is_first = true
+    for _, ask in ipairs(row.asks) do
+        if ask.name == name then
+            break
+        end
+        is_first = false
+        for k = 1, KINDS do
+            needed[k] = needed[k] + ask.least[k]
+        end
+    end
+    local wait, is_short = 0, not is_first
+    for k = 1, KINDS do
+        local missing = needed[k] - row.level[k]
+        if least[k] > 0 and missing > 0 then
+            is_short = true
+            local units = missing * MINUTE_MS - row.part[k]
+            wait = math.max(wait, math.ceil(units / row.rates[k]))
+        end
+    end
+    if is_short then
+        return math.max(1, wait), is_first
+    end
+    return nil
+end
+
+-- Ask all other members to return what they hold of a bucket and do not use.
+local function recall(row, key, id, mine, least)
+    local prefix = string.sub(mine, 1, #mine - #id)
+    for other, holder in pairs(row.holders) do
+        for k = 1, KINDS do
+            if other ~= id and least[k] > row.level[k] and holder.held[k] > 0 then
+                redis.call('HSET', prefix .. other, key, '')
+                redis.call('PEXPIRE', prefix .. other, CHUNK_MS)
+                break
+            end
+        end
+    end
+end
+
+-- Serve an ask for a path of buckets whole, or let it wait; returns 0, or the ms until it can be
+-- served, at the least.
+local function serve(rows, keys, id, name, path)
+    for _, part in ipairs(path) do
+        local row = rows[part.at]
+        local wait, is_first = obstacle(row, name, part.least)
+        if wait then
+            local waits = false
+            for _, ask in ipairs(row.asks) do
+                if ask.name == name then
+                    ask.due, ask.least, waits = row.at + ASK_MS, part.least, true
+                end
+            end
+            if not waits then
+                row.asks[#row.asks + 1] = {
+                    name = name, due = row.at + ASK_MS, least = part.least}
+            end
+            for _, other in ipairs(path) do
+                if other.at ~= part.at then
+                    forget_ask(rows[other.at], name)
+                end
+            end
+            if is_first then
+                recall(row, keys[part.at + 1], id, keys[1], part.least)
+            end
+            return wait
+        end
+    end
+    for _, part in ipairs(path) do
+        local row = rows[part.at]
+        forget_ask(row, name)
+        for k = 1, KINDS do
+            local more = 0
+            if #row.asks == 0 then
+                local half = math.floor((row.level[k] - part.least[k]) / 2)
+                more = math.max(0, math.min(part.most[k] - part.least[k], half))
+            end
+            draw(row, row.holders[id], k, part.least[k] + more)
+            part.given = part.given or {}
+            part.given[k] = part.least[k] + more
+        end
+    end
+    return 0
+end
+
+local function save(row, key, id)
+    -- Also if it holds nothing: the answer may be lost, and then the next call finds it.
+    row.holders[id].due = row.at + CHUNK_MS
+    redis.call('SET', key, cmsgpack.pack(row), 'PX', KEPT_MS)
+end
+
+-- ARGV: the member, number of this call, how many asks are withdrawn, their names; for each bucket
+-- the limits a minute of four kinds, what the member has drawn of each, and what it holds (below 0:
+-- owes); then for each ask its name, the number of its buckets, and for each of these its place
+-- among the buckets, the least and the most amounts of the four kinds.
+-- Returns {for each bucket four amounts given and four levels, for each ask the ms until it can be
+-- served (0: it was), buckets of which this member is asked to return what it does not use}; or
+-- {} if this call is older than one that came.
+local function exchange(keys, args)
+    local clock, id, call = now_ms(), args[1], tonumber(args[2])
+    local at, rows, given = 4, {}, {}
+    local gone = {}
+    for _ = 1, tonumber(args[3]) do
+        gone[#gone + 1] = id .. ' ' .. args[at]
+        at = at + 1
+    end
+    for i = 2, #keys do
+        local row = load(keys[i], numbers(args, at), clock)
+        local covered = report(
+            row, id, call, numbers(args, at + KINDS), numbers(args, at + 2 * KINDS))
+        if covered == nil then
+            return {}
+        end
+        for _, name in ipairs(gone) do
+            forget_ask(row, name)
+        end
+        rows[i - 1], given[i - 1] = row, covered
+        at = at + 3 * KINDS
+    end
+    local waits = {}
+    while at <= #args do
+        local name, path = id .. ' ' .. args[at], {}
+        local parts = tonumber(args[at + 1])
+        at = at + 2
+        for i = 1, parts do
+            path[i] = {
+                at = tonumber(args[at]), least = numbers(args, at + 1),
+                most = numbers(args, at + 1 + KINDS),
+            }
+            at = at + 1 + 2 * KINDS
+        end
+        waits[#waits + 1] = serve(rows, keys, id, name, path)
+        for _, part in ipairs(path) do
+            for k = 1, part.given and KINDS or 0 do
+                given[part.at][k] = given[part.at][k] + part.given[k]
+            end
+        end
+    end
+    local out = {}
+    for i, row in ipairs(rows) do
+        for k = 1, KINDS do
+            out[#out + 1] = given[i][k]
+        end
+        for k = 1, KINDS do
+            out[#out + 1] = row.level[k]
+        end
+        save(row, keys[i + 1], id)
+    end
+    local recalled = redis.call('HGETALL', keys[1])
+    local names = {}
+    for i = 1, #recalled, 2 do
+        names[#names + 1] = recalled[i]
+    end
+    if #names > 0 then
+        redis.call('DEL', keys[1])
+    end
+    return {out, waits, names}
+end
+
+redis.register_function{
+    function_name = 'schedsvc_escrow_version', callback = version, flags = {'no-writes'}}
+redis.register_function('schedsvc_escrow', exchange)

@@ -1,0 +1,125 @@
+"""One call to the functions of escrow.lua, in which the store keeps the buckets of quotas.
+
+A bucket has four kinds of amounts, in whole units: requests, input, output, and all tokens. An
+amount of a kind without a limit is 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from schedsvc.cluster.errors import StoreError, StoreRefusedError
+from schedsvc.cluster.library import ESCROW_VERSION, escrow_keys_of
+from schedsvc.cluster.store import StoreConnection
+
+__all__ = ["CHUNK_MS", "KINDS", "WRAP", "Amounts", "Answer", "Ask", "Part", "Stated", "ask_store"]
+
+KINDS = 4
+#: As in escrow.lua: a chunk of which its member says nothing for so long counts as spent.
+CHUNK_MS = 3_000
+#: Drawn amounts are counted modulo this number, so that they stay exact in the store.
+WRAP = 1 << 52
+
+Amounts = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What a member states of a bucket, before a call."""
+
+    bucket: bytes
+    #: A minute.
+    limits: Amounts
+    #: Since the member began, less what it returned; modulo WRAP.
+    drawn: Amounts
+    #: Of it, what is not spent; below 0: owed.
+    held: Amounts
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of an ask that is about one bucket: at least, and at most."""
+
+    bucket: bytes
+    least: Amounts
+    most: Amounts
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Asks for a path of buckets, all or none of it. Its buckets are stated in the same call."""
+
+    name: bytes
+    path: Sequence[Part]
+
+
+@dataclass(slots=True)
+class Answer:
+    """What the store answers."""
+
+    given: dict[bytes, Amounts] = field(default_factory=dict)
+    #: What each bucket holds now, for all members; below 0: it owes.
+    left: dict[bytes, Amounts] = field(default_factory=dict)
+    #: For each ask the time until it can be served, at the least, in ms; 0: it was.
+    waits_ms: list[int] = field(default_factory=list)
+    #: Other members wait for these buckets: return what is not used.
+    recalled: list[bytes] = field(default_factory=list)
+
+
+async def check_escrow_version(link: StoreConnection) -> None:
+    """Raise StoreRefusedError if the store has other functions for quotas than this schedsvc."""
+    found = (await link.call("schedsvc_escrow_version", [])).decode(errors="replace")
+    if found != ESCROW_VERSION:
+        raise StoreRefusedError(
+            f"store {link.address.text} has functions for quotas of version {found}, and this"
+            f" schedsvc needs version {ESCROW_VERSION}; run `schedsvc cluster init` of this"
+            " schedsvc with an operator's credentials"
+        )
+
+
+async def ask_store(
+    link: StoreConnection,
+    cluster: str,
+    origin: bytes,
+    call: int,
+    stated: Sequence[Stated],
+    asks: Sequence[Ask] = (),
+    withdrawn: Sequence[bytes] = (),
+) -> Answer | None:
+    """Report buckets, ask for more, and withdraw asks of these buckets by their names.
+
+    `call` grows with each call of an origin. Returns None if the store knows a later one. Raises
+    StoreError. O(buckets * members).
+    """
+    words: list[str | bytes | int] = [origin, call, len(withdrawn), *withdrawn]
+    for each in stated:
+        words += (*each.limits, *each.drawn, *each.held)
+    places = {each.bucket: k for k, each in enumerate(stated, 1)}
+    for ask in asks:
+        words += (ask.name, len(ask.path))
+        for part in ask.path:
+            words += (places[part.bucket], *part.least, *part.most)
+    buckets = list(places)
+    keys = escrow_keys_of(cluster, origin, buckets)
+    found = await link.call("schedsvc_escrow", keys, *words)
+    if not found:
+        return None
+    try:
+        return _answer(found, keys, buckets, asks)
+    except (ValueError, TypeError, IndexError, KeyError):
+        raise StoreError(f"store {link.address.text}: unknown answer to schedsvc_escrow") from None
+
+
+def _answer(
+    found: list[list[int]], keys: list[bytes], buckets: list[bytes], asks: Sequence[Ask]
+) -> Answer:
+    amounts, waits, recalled = found
+    answer = Answer(waits_ms=[int(ms) for ms in waits])
+    if len(amounts) != 2 * KINDS * len(buckets) or len(waits) != len(asks):
+        raise ValueError
+    for k, bucket in enumerate(buckets):
+        at = 2 * KINDS * k
+        answer.given[bucket] = tuple(max(0, int(n)) for n in amounts[at : at + KINDS])
+        answer.left[bucket] = tuple(int(n) for n in amounts[at + KINDS : at + 2 * KINDS])
+    head = len(keys[0].partition(b"}:")[0]) + len(b"}:bucket:")
+    answer.recalled = [bytes(key)[head:] for key in recalled]
+    return answer
