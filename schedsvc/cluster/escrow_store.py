@@ -14,7 +14,7 @@ from schedsvc.cluster.store import StoreConnection
 __all__ = ["CHUNK_MS", "KINDS", "WRAP", "Amounts", "Answer", "Ask", "Part", "Stated", "ask_store"]
 
 KINDS = 4
-#: As in escrow.lua: a chunk of which its member says nothing for so long counts as spent.
+#: As in escrow.lua: a chunk counts as spent if its member does not report it within this time.
 CHUNK_MS = 3_000
 #: Drawn amounts are counted modulo this number, so that they stay exact in the store.
 WRAP = 1 << 52
@@ -54,10 +54,10 @@ class Ask:
 
 @dataclass(slots=True)
 class Answer:
-    """What the store answers."""
+    """The answer of the store to one call."""
 
     given: dict[bytes, Amounts] = field(default_factory=dict)
-    #: What each bucket holds now, for all members; below 0: it owes.
+    #: The amount in each bucket now, for all members; below 0: it owes.
     left: dict[bytes, Amounts] = field(default_factory=dict)
     #: For each ask the time until it can be served, at the least, in ms; 0: it was.
     waits_ms: list[int] = field(default_factory=list)
