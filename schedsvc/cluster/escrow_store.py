@@ -24,7 +24,7 @@ Amounts = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What a member states of a bucket, before a call."""
+    """The amounts of a bucket that a member states in a call."""
 
     bucket: bytes
     #: A minute.
