@@ -15,11 +15,12 @@ from schedsvc_client import (
     Unauthenticated,
     tls_credentials,
 )
-from schedsvc_client.channel import check_target, proxy_variable
+from schedsvc_client.channel import proxy_variable
+from schedsvc_client.targets import check_targets
 
 from schedsvc.printable import printable
 
-__all__ = ["Connection", "connection_of", "connects"]
+__all__ = ["Connection", "connection_of", "connects", "explained"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ _OPTIONS = (
         envvar="SCHEDSVC_TARGET",
         show_default=True,
         show_envvar=True,
-        help="HOST:PORT or unix:PATH of the scheduler.",
+        help="HOST:PORT or unix:PATH of the scheduler; separate several with commas.",
     ),
     click.option("--tls-ca", type=click.Path(exists=True), help="Trust this CA; turns TLS on."),
     click.option("--tls-cert", type=click.Path(exists=True), help="Client certificate."),
@@ -88,7 +89,7 @@ def connects(command: Callable[..., None]) -> Callable[..., None]:
     def run(**given: Any) -> None:
         own = {name: given.pop(name) for name in _NAMES}
         try:
-            check_target(own["target"])
+            check_targets(own["target"])
         except ValueError as error:
             raise click.BadParameter(
                 printable(str(error)), param_hint="--target or SCHEDSVC_TARGET"
@@ -96,15 +97,19 @@ def connects(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(connection_of(own), **given)
         except (SchedulerError, ValueError) as error:
-            raise click.ClickException(printable(_said(own["target"], error))) from None
+            raise click.ClickException(explained(own["target"], error)) from None
 
     for option in reversed(_OPTIONS):
         run = option(run)
     return run
 
 
-def _said(target: str, error: SchedulerError | ValueError) -> str:
-    """Say which address was tried, why that failed, and what to do."""
+def explained(target: str, error: SchedulerError | ValueError) -> str:
+    """Return, for a terminal, which address was tried, why that failed, and what to do."""
+    return printable(_explained(target, error))
+
+
+def _explained(target: str, error: SchedulerError | ValueError) -> str:
     if not isinstance(error, SchedulerUnavailable) or _NOT_CONNECTED not in error.message:
         text = str(error)
         text = text if target in text else f"{target}: {text}"
