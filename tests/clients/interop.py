@@ -29,8 +29,6 @@ from .test_end_to_end import CAPACITY_TOKENS, CONFIG, CONTEXT_TOKENS
 from .test_vllm_proxy_emulator import Proxied
 
 TOKENS, LONG = 8, 1_900
-#: How often a client may start too late to meet another request.
-STARTS_MAX = 5
 #: "limited" may run one request at once, and is refused another.
 TENANTS = [
     {"name": "asks", "weight": 1},
@@ -80,10 +78,6 @@ class Stand(Proxied):
         books = self.flow("limited", at_rest=False)
         return int(books.received - books.granted - books.queued)
 
-    def hogs(self) -> bool:
-        """Return whether a request of "limited" runs."""
-        return bool(self.flow("limited", at_rest=False).live_leases)
-
 
 def check(stand: Stand, url: str, ask: Client) -> None:
     """Let one client do all. Raises AssertionError if the books differ."""
@@ -109,45 +103,25 @@ def check(stand: Stand, url: str, ask: Client) -> None:
     assert after.cancelled - before.cancelled == 1
     assert 0 < after.output_tokens - before.output_tokens < LONG
 
-    refused = refused_beside(stand, url, ask)
+    with hogging(url):
+        refused = ask(url, "limited", "whole", TOKENS)
     assert refused.status == 429, refused
     assert refused.code in ("rate_limit_exceeded", ""), refused
     assert int(refused.after) >= 1
     check_retry(stand, url, ask)
 
 
-def refused_beside(stand: Stand, url: str, ask: Client) -> Seen:
-    """Ask beside a request that runs for longer than that takes; return what the client saw.
-
-    A client whose start takes longer than the other request runs, asks again.
-    """
-    for _ in range(STARTS_MAX):
-        with hogging(url):
-            seen = ask(url, "limited", "whole", TOKENS)
-            hogs = stand.hogs()
-        stand.flow("limited")
-        if hogs:
-            return seen
-    raise AssertionError(f"no answer while another request ran: {seen}")
-
-
 def check_retry(stand: Stand, url: str, ask: Client) -> None:
     """Let a client be refused until it has been so once, and granted when it asks again."""
-    for _ in range(STARTS_MAX):
-        before = stand.flow("limited")
-        refused = stand.refusals()
-        with ThreadPoolExecutor(1) as pool:
-            with hogging(url):
-                asking = pool.submit(ask, url, "limited", "retry", TOKENS)
-                while stand.refusals() == refused and not asking.done():
-                    time.sleep(0.02)
-                was_refused = stand.refusals() > refused
-                assert was_refused or not stand.hogs(), asking.result()
-            seen: Seen = asking.result()
-        if was_refused:
-            break
-    else:
-        raise AssertionError(f"not refused while another request ran: {seen}")
+    before = stand.flow("limited")
+    refused = stand.refusals()
+    with ThreadPoolExecutor(1) as pool:
+        with hogging(url):
+            asking = pool.submit(ask, url, "limited", "retry", TOKENS)
+            while stand.refusals() == refused:
+                assert not asking.done(), asking.result()
+                time.sleep(0.02)
+        seen: Seen = asking.result()
     assert seen.usage is not None, seen
     assert (seen.status, seen.usage[1]) == (200, TOKENS), seen
     after = stand.flow("limited")
