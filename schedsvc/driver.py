@@ -11,9 +11,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from schedsvc._core import (
-    EVICTED_TTL,
     CallerError,
-    Decision,
     Ended,
     InvariantError,
     Scheduler,
@@ -21,7 +19,7 @@ from schedsvc._core import (
 )
 from schedsvc.clock import SteadyClock
 from schedsvc.config import Config, EntryLog, ModeOverlay, configure, reconfigure
-from schedsvc.driver_calls import Broken, NotLeading, Records, Waiting
+from schedsvc.driver_calls import Broken, EscrowWatch, NotLeading, Records, Waiting, out_of_patience
 from schedsvc.upkeep import Leading, Ledgering, Loading, Saving, Sharing
 
 if TYPE_CHECKING:
@@ -32,6 +30,7 @@ __all__ = [
     "WORK_MAX",
     "Broken",
     "Driver",
+    "EscrowWatch",
     "Leading",
     "Ledgering",
     "Loading",
@@ -59,12 +58,6 @@ def new_core(config: Config, now_ns: int, **options: Any) -> Scheduler:
     core = Scheduler(**config.core_options(), **options)
     configure(core, config, now_ns)
     return core
-
-
-def _out_of_patience(waited_ns: int) -> Decision:
-    """Give the verdict for a call that joined in, and whose own TTL passed before the request's."""
-    nothing = Decision(**dict.fromkeys(Decision._fields, 0))
-    return nothing._replace(outcome=EVICTED_TTL, retry_after_ms=1_000, waited_ns=waited_ns, flow=-1)
 
 
 def _guarded(
@@ -127,7 +120,7 @@ class Driver(Records):
         Returns the serialised AdmitResponse, or what `wait()` has to be called with at once.
         Raises CallerError. O(log n).
         """
-        now_ns = self.clock.now_ns()
+        now_ns = self.begin(self._core)
         answer = self._core.admit_wire(now_ns, principal, data, queue_ttl_ns)
         if isinstance(answer, bytes):
             self._settle(now_ns)
@@ -153,7 +146,7 @@ class Driver(Records):
                 answer = await asyncio.shield(waiting.verdict)
         except TimeoutError:
             self._leave(waiting)
-            return self._core.encode(_out_of_patience(queue_ttl_ns))
+            return self._core.encode(out_of_patience(queue_ttl_ns))
         except asyncio.CancelledError:
             self._leave(waiting)
             raise
@@ -229,7 +222,7 @@ class Driver(Records):
     @_guarded
     def receive(self, session: Session, data: bytes) -> None:
         """Apply a serialised SessionRequest. Raises CallerError where the stream has to end."""
-        now_ns = self.clock.now_ns()
+        now_ns = self.begin(self._core)
         session.receive(now_ns, data)
         self._settle(now_ns)
 
@@ -436,7 +429,9 @@ class Driver(Records):
     def _settle(self, now_ns: int) -> None:
         # A term ends by the clock, also if no timer could run meanwhile.
         self.check_term()
-        core = self._core
+        core, escrow = self._core, self.escrow
+        if escrow is not None:
+            escrow.end_chunks(core, now_ns)
         for decision in core.poll(now_ns):
             waiting = self._waiting.pop(decision.handle, None)
             if waiting is not None:
@@ -450,6 +445,8 @@ class Driver(Records):
             wake = self._wakers.get(owner)
             if wake is not None:
                 wake()
+        if escrow is not None and core.escrow_is_wanted():
+            escrow.wake()
         deadline_ns = core.next_deadline()
         # A later deadline than the timer's is left to the timer: it looks again when it fires.
         if deadline_ns >= 0 and (self._timer is None or deadline_ns < self._timer_ns):

@@ -39,7 +39,7 @@ class Holder:
     call: int = 0
 
     def has(self, bucket: str) -> int:
-        """What it may spend now; a chunk that is over counts as spent."""
+        """Return the amount it may spend now; a chunk that is over counts as spent."""
         if self.virtual.now_ms >= self.ends_ms.get(bucket, 0):
             self.held[bucket] = min(0, self.held.get(bucket, 0))
         return self.held.get(bucket, 0)

@@ -65,7 +65,7 @@ ROOMS: dict[str, Room] = {
         "schedsvc._core schedsvc._core_cluster schedsvc._core_usage schedsvc.clock schedsvc.config"
         " schedsvc.driver_calls schedsvc.upkeep"
     ),
-    "schedsvc.driver_calls": room("schedsvc.clock schedsvc.upkeep"),
+    "schedsvc.driver_calls": room("schedsvc._core schedsvc.clock schedsvc.upkeep"),
     # The wall clock says in which quarter of an hour a lease ended.
     "schedsvc.usage": room(
         "schedsvc._core schedsvc._core_usage schedsvc.config schedsvc.driver",
