@@ -45,7 +45,7 @@ async def test_a_scheduler_with_a_dead_store_serves() -> None:
         assert server.driver.unsynced_ns() > 0
         page = (await server.metrics.page(""))[0].decode()
     lines = [line for line in page.splitlines() if line.startswith("schedsvc_cluster")]
-    assert any(line.startswith("schedsvc_cluster_unsynced_seconds 0.") for line in lines), lines
+    assert any(line.startswith("schedsvc_cluster_unsynced_seconds ") for line in lines), lines
     assert "schedsvc_cluster_members 0.0" in lines
     assert "schedsvc_cluster_quota_shared 0.0" in lines
 
