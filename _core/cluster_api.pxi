@@ -20,6 +20,31 @@ cdef class ClusterApi(UsageApi):
             applied += charge_remote(self, tenant, cls, domain, charged, refunded)
         return applied
 
+    def set_escrow(self, int64_t now_ns, int64_t share=0):
+        enter(self, now_ns)
+        put_escrow(self, share)
+
+    def set_escrow_grants(self, int64_t now_ns, list rows):
+        enter(self, now_ns)
+        check_grants(rows)
+        return [
+            grant_chunk(self, key, amounts, dues_ns, left, ends_ns)
+            for key, amounts, dues_ns, left, ends_ns in rows
+        ]
+
+    def escrow_is_wanted(self):
+        return self.quotas.is_wanted
+
+    def escrow_wants(self):
+        return escrow_wants(self)
+
+    def escrow_drawn(self, int64_t rows_max):
+        check_range("rows_max", rows_max, 1, <int64_t>1 << 30)
+        return escrow_drawn(self, rows_max)
+
+    def escrow_levels(self, list keys):
+        return escrow_levels(self, keys)
+
     def set_leadership(self, int64_t now_ns, bytes leadership):
         enter(self, now_ns)
         check_range("leadership", len(leadership), 0, LEADERSHIP_BYTES_MAX)

@@ -12,6 +12,7 @@ include "lifecycle/complete.pxi"         # a lease ends, or its request is cance
 include "lifecycle/grant.pxi"            # a queued request becomes a lease
 include "lifecycle/dispatch.pxi"         # pools are served until nothing fits
 include "lifecycle/expire.pxi"           # timers
+include "lifecycle/escrow.pxi"           # chunks of buckets that a cluster's store keeps
 include "lifecycle/limits.pxi"           # quotas, shares, pool limits, adapters' sizes
 include "lifecycle/registry.pxi"         # numbers for names, flows of classes, and pools
 include "lifecycle/forgetting.pxi"       # tenants that are forgotten for others

@@ -10,6 +10,7 @@ include "model/recent_ids.pxi"     # RecentIds: the ids of the last requests, fo
 include "model/token_bucket.pxi"   # Bucket: tokens that are refilled at a rate
 include "model/guarantees.pxi"     # Guarantee, Guarantees: what a group is owed of a saturated pool
 include "model/budgets.pxi"        # Budget: tokens of a calendar day or month
+include "model/escrow.pxi"         # Escrow: buckets that all members of a cluster share
 include "model/quotas.pxi"         # Quota, Quotas, Bill: limits of tenants, groups and models
 include "model/tenant_rules.pxi"   # TenantRule: what tenants get that nothing lists
 include "model/rates.pxi"          # Rate, ShedAccuracy: averages and rates over time

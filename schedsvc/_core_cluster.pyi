@@ -9,8 +9,16 @@ from schedsvc._core_usage import UsageApi
 #: weights. The domain is the model whose pools count together; b"": pools without one, or all.
 ServiceRow = tuple[bytes, bytes, bytes, int, int]
 
+#: Amounts of the four kinds of limits: requests, input, output, and all tokens.
+FourKinds = tuple[int, ...]
+#: Key, amounts granted (below 0: to return), the times from which the store can have enough for
+#: what waits (0: unknown), what its buckets hold, and when the chunks end (0: as before).
+GrantRow = tuple[bytes, FourKinds, FourKinds, FourKinds, int]
+#: Key, what is lacking of each kind, and what the queue can use.
+WantedPart = tuple[bytes, FourKinds, FourKinds]
+
 class ClusterApi(UsageApi):
-    """Service that members of a cluster share."""
+    """Service and quotas that members of a cluster share."""
 
     def set_shared(self, now_ns: int) -> None:
         """Count what flows are served, for `take_served()`. Call it before the first pool.
@@ -29,6 +37,33 @@ class ClusterApi(UsageApi):
         A row counts if its tenant has a flow in its class here, and a pool may be of its domain.
         A flow gets no further ahead in a pool than `lead_max`; the rest is forgiven there. An
         amount is from 0 to 2^62, else CallerError. O(rows * (classes + positions * log n)).
+        """
+    def set_escrow(self, now_ns: int, share: int = 0) -> None:
+        """Let chunks of the store fill the buckets of tenants and groups from now on.
+
+        `share`: instead, time fills them at this part of their limits, until the next call. Each
+        call takes away what buckets hold, if chunks fill them from now on; debts stay. Limits of
+        models, and concurrency, stay this scheduler's own. O(quotas).
+        """
+    def set_escrow_grants(self, now_ns: int, rows: list[GrantRow]) -> list[FourKinds]:
+        """Grant or return chunks; returns which amounts were.
+
+        A return takes what is held at most. A row without a bucket in escrow has no effect.
+        Raises CallerError, and grants nothing, if a row is malformed. O(rows + waiting flows).
+        """
+    def escrow_is_wanted(self) -> bool:
+        """Whether a flow began to wait for a chunk since the last `escrow_wants()`. O(1)."""
+    def escrow_wants(self) -> list[tuple[bytes, list[WantedPart]]]:
+        """Return what the first flow that waits at each node needs, for its whole path.
+
+        The key is that of the node at which it waits. O(waiting nodes * levels).
+        """
+    def escrow_drawn(self, rows_max: int) -> list[bytes]:
+        """Return keys of buckets that were drawn from since the last call. O(rows)."""
+    def escrow_levels(self, keys: list[bytes]) -> list[tuple[FourKinds, FourKinds] | None]:
+        """Return limits and held amounts of buckets; None for a key without one. O(keys).
+
+        Held amounts below 0 are owed.
         """
     def set_leadership(self, now_ns: int, leadership: bytes) -> None:
         """State this serialised Leadership in each AdmitResponse and SessionWelcome from now on.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from schedsvc._core import CallerError, Ended, InvariantError, Scheduler, Session
 from schedsvc.clock import SteadyClock
 from schedsvc.config import Config, EntryLog, ModeOverlay, configure, reconfigure
-from schedsvc.driver_calls import Broken, NotLeading, Records, Waiting, out_of_patience
+from schedsvc.driver_calls import Broken, EscrowWatch, NotLeading, Records, Waiting, out_of_patience
 from schedsvc.upkeep import Leading, Ledgering, Loading, Saving, Sharing
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ __all__ = [
     "WORK_MAX",
     "Broken",
     "Driver",
+    "EscrowWatch",
     "Leading",
     "Ledgering",
     "Loading",
@@ -39,8 +40,7 @@ __all__ = [
 #: costs far more than the decision: with the core's own bound, 1,024, the loop stood for 20 ms.
 WORK_MAX = 128
 
-#: Events in one part of a Session message (a new pool takes 15 us), and the time of a turn after
-#: which no further part is applied.
+#: Events in one part of a Session message (a new pool takes 15 us); no part begins after this time.
 _EVENTS_AT_ONCE, _TURN_NS = 64, 1_000_000
 
 P = ParamSpec("P")
@@ -117,7 +117,7 @@ class Driver(Records):
         Returns the serialised AdmitResponse, or what `wait()` has to be called with at once.
         Raises CallerError. O(log n).
         """
-        now_ns = self.clock.now_ns()
+        now_ns = self.begin(self._core)
         answer = self._core.admit_wire(now_ns, principal, data, queue_ttl_ns)
         if isinstance(answer, bytes):
             self._settle(now_ns)
@@ -223,7 +223,7 @@ class Driver(Records):
         Returns whether to go on: a long one takes several turns of the event loop. Raises
         CallerError if the stream has to end. O(events * log n).
         """
-        now_ns = self.clock.now_ns()
+        now_ns = self.begin(self._core)
         has_more = data is None or session.receive(now_ns, data, _EVENTS_AT_ONCE)
         while has_more and self.clock.now_ns() - now_ns < _TURN_NS:
             has_more = session.receive_rest(now_ns, _EVENTS_AT_ONCE)
@@ -433,7 +433,9 @@ class Driver(Records):
     def _settle(self, now_ns: int) -> None:
         # A term ends by the clock, also if no timer could run meanwhile.
         self.check_term()
-        core = self._core
+        core, escrow = self._core, self.escrow
+        if escrow is not None:
+            escrow.end_chunks(core, now_ns)
         for decision in core.poll(now_ns):
             waiting = self._waiting.pop(decision.handle, None)
             if waiting is not None:
@@ -447,6 +449,8 @@ class Driver(Records):
             wake = self._wakers.get(owner)
             if wake is not None:
                 wake()
+        if escrow is not None and core.escrow_is_wanted():
+            escrow.wake()
         deadline_ns = core.next_deadline()
         # A later deadline than the timer's is left to the timer: it looks again when it fires.
         if deadline_ns >= 0 and (self._timer is None or deadline_ns < self._timer_ns):

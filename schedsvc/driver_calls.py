@@ -1,12 +1,20 @@
 """For callers of the driver: a record of a call that waits, and errors of the service."""
 
 import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from schedsvc._core import EVICTED_TTL, Decision
 from schedsvc.clock import SteadyClock, boot_ns
 from schedsvc.upkeep import Leading, Ledgering, Loading, Saving, Sharing
 
-__all__ = ["Broken", "NotLeading", "Records", "Waiting", "out_of_patience"]
+if TYPE_CHECKING:
+    from schedsvc._core import Scheduler
+
+__all__ = ["Broken", "EscrowWatch", "NotLeading", "Records", "Waiting", "out_of_patience"]
+
+#: Less than the margin by which a member counts its chunks shorter than the store.
+_SLEPT_NS = 20_000_000
 
 
 class Broken(RuntimeError):
@@ -20,6 +28,33 @@ class NotLeading(Broken):
         ask = f"ask {target}" if target else "its leader is not known; retry"
         super().__init__(f"this member does not lead set {pool_set}; {ask}")
         self.target = target
+
+
+def out_of_patience(waited_ns: int) -> Decision:
+    """Give the verdict for a call that joined in, and whose own TTL passed before the request's."""
+    nothing = Decision(**dict.fromkeys(Decision._fields, 0))
+    return nothing._replace(outcome=EVICTED_TTL, retry_after_ms=1_000, waited_ns=waited_ns, flow=-1)
+
+
+class EscrowWatch:
+    """Ends chunks through which the process slept, and wakes the task that asks for chunks.
+
+    The scheduler's clock stands still in a pause, and the store's does not.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+        #: boot_ns() less the scheduler's clock, at the last call; None: no chunk is held.
+        self.lag_ns: int | None = None
+
+    def end_chunks(self, core: "Scheduler", now_ns: int) -> None:
+        """Take all chunks away if the process or the machine slept since the last call. O(1)."""
+        if self.lag_ns is None:
+            return
+        lag_ns = boot_ns() - now_ns
+        if lag_ns - self.lag_ns > _SLEPT_NS:
+            self.lag_ns = lag_ns
+            core.set_escrow(now_ns)
 
 
 class Waiting:
@@ -45,6 +80,8 @@ class Records:
         self.saving: Saving | None = None
         #: How service is shared with the other members of a cluster; None if it is not.
         self.sharing: Sharing | None = None
+        #: Chunks of quotas that members of a cluster share; None if they do not.
+        self.escrow: EscrowWatch | None = None
         #: How the configuration was reloaded.
         self.loading = Loading()
         #: How the usage ledger is kept; None if it is not.
@@ -53,6 +90,13 @@ class Records:
         self.leading: Leading | None = None
         #: The core decides only until the time that `leading` holds.
         self.is_under_term = False
+
+    def begin(self, core: "Scheduler") -> int:
+        """Return the time of an event that may take from quotas, and end chunks that are over."""
+        now_ns = self.clock.now_ns()
+        if self.escrow is not None:
+            self.escrow.end_chunks(core, now_ns)
+        return now_ns
 
     def unsynced_ns(self) -> int:
         """Return the time since the last complete exchange with the store, in ns."""
@@ -80,9 +124,3 @@ class Records:
             return NotLeading("", "")
         is_mine = leading.leader == leading.me
         return NotLeading(leading.pool_set, "" if is_mine else leading.target)
-
-
-def out_of_patience(waited_ns: int) -> Decision:
-    """Give the verdict for a call that joined in, and whose own TTL passed before the request's."""
-    nothing = Decision(**dict.fromkeys(Decision._fields, 0))
-    return nothing._replace(outcome=EVICTED_TTL, retry_after_ms=1_000, waited_ns=waited_ns, flow=-1)

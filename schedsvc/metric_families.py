@@ -181,6 +181,13 @@ def _cluster(sharing: Sharing, unsynced_ns: int, forgiven_micro: int) -> Iterato
     )
     members.add_metric((), len(sharing.members))
     yield members
+    for name, text, value in (
+        ("buckets", "Shared quotas held here in part, or waited for here.", sharing.buckets),
+        ("shared", "1 while the store grants chunks of quotas.", int(not sharing.quota_problem)),
+    ):
+        gauge = GaugeMetricFamily(f"schedsvc_cluster_quota_{name}", text)
+        gauge.add_metric((), value)
+        yield gauge
     totals = GaugeMetricFamily(
         "schedsvc_cluster_totals", "Totals of service in memory, by whose they are.", labels=["of"]
     )
@@ -193,6 +200,7 @@ def _cluster(sharing: Sharing, unsynced_ns: int, forgiven_micro: int) -> Iterato
         ("remote_tokens", remote, sharing.charged_micro / 1e6),
         ("repeats", repeats, sharing.repeats),
         ("rows_ignored", "Malformed rows of the store.", sharing.ignored),
+        ("quota_chunks", "Chunks of shared quotas that were granted here.", sharing.chunks),
     ):
         counter = CounterMetricFamily(f"schedsvc_cluster_{name}", text)
         counter.add_metric((), count)

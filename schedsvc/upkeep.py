@@ -66,6 +66,14 @@ class Sharing:
     charged_micro: int = 0
     #: Rows of the store that are malformed and were ignored.
     ignored: int = 0
+    #: Buckets of quotas of which this member holds chunks, or waits for one.
+    buckets: int = 0
+    #: Chunks that were granted to this member.
+    chunks: int = 0
+    #: Without the store: by how much this member divides each limit; 0: it spends what it holds.
+    divided_by: int = 1
+    #: Why quotas are not shared; empty while they are.
+    quota_problem: str = "not connected yet"
     #: Exchanges after which all totals were sent again, because the store may have lost some.
     repeats: int = 0
 

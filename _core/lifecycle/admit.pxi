@@ -218,7 +218,7 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
         prefetch_line(&core.requests.items[core.flows.queues[f.first_queue].chain.tail].next)
     put_id(core, i, ask)
     core.deadlines.put(i, r.due_ns, r.seq)
-    if f.refuses or f.dry_runs:
+    if f.dry_runs or (f.refuses and not core.quotas.asks_store):
         take_quota(core, i)
     forecast(core, i)
     line_up(core, i)

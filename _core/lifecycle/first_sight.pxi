@@ -108,6 +108,8 @@ cdef int limit_new_flow(Core core, int32_t flow, TenantRule rule) except -1:
         core.quotas.nodes[own].concurrency = limits.concurrency
         for k in range(RATES):
             core.quotas.limit(own, k, limits.rates[k])
+        if core.quotas.in_escrow and core.quotas.nodes[own].escrow == NULL:
+            hold_escrow(core, own)
     if is_limited:
         first = own
     know_shares(core)

@@ -107,6 +107,10 @@ cdef bint may_forget(Core core, int32_t flow) except -1:
         return False
     for k in range(RATES):
         core.quotas.refill(n, k)
+        if is_held(n.escrow):
+            if n.level[k]:
+                return False
+            continue  # what its tenant spent is in the store's bucket
         if n.rate[k] and n.level[k] < n.rate[k] * MICRO:
             return False
     return True

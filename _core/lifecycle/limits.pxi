@@ -53,6 +53,8 @@ cdef int set_limits(Core core, int32_t node, const QuotaLimits* limits) except -
     for k in range(BUDGETS):
         core.quotas.nodes[node].budgets[k].limit = limits.budgets[k]
         core.quotas.has_budgets = core.quotas.has_budgets or limits.budgets[k] > 0
+    if core.quotas.in_escrow and core.quotas.nodes[node].escrow == NULL:
+        hold_escrow(core, node)
     give_share(core, node, limits)
     core.quotas.is_new = core.quotas.has_work = True
     return 0

@@ -283,11 +283,6 @@ cdef void restore_bucket(Quota* n, int which, const int64_t* bucket, int64_t at_
     n.at_ns[which] = at_ns
 
 
-cdef int32_t node_of(Core core, bytes kind, bytes name) except? -2:
-    if kind == QUOTA_ROW:
-        return core.quota_names.get(name, NONE)
-    flow = core.flow_names.get(name)
-    return NONE if flow is None else core.flows.items[<int32_t>flow].own_quota
 
 
 cdef int restore_pool(Core core, bytes name, Cursor* c, bint applies) except -1:

@@ -12,11 +12,6 @@
 # limit and one request: it forgives the rest.
 
 cdef enum:
-    RATE_REQUESTS = 0
-    RATE_INPUT = 1
-    RATE_OUTPUT = 2
-    RATE_TOTAL = 3
-    RATES = 4
     LIMITS_TOLD = RATES + 1 + BUDGETS  # kinds: the rates, concurrency, the budgets
     QUOTA_DEPTH = 6  # nodes that one request can be subject to
 
@@ -30,6 +25,7 @@ ctypedef struct Quota:
     int64_t rate[RATES]  # units a minute; 0: no limit
     int64_t level[RATES]  # millionths of a unit; below 0: overshot
     int64_t at_ns[RATES]  # start of the tick that runs
+    Escrow* escrow  # NULL: the buckets are this scheduler's alone
     int64_t concurrency, live  # 0: no cap; bills that name this node
     int64_t open_input, open_output  # tokens on those bills
     int64_t owed_requests, owed_input, owed_output  # of bills from before a restart, see restore
@@ -74,6 +70,9 @@ cdef void refill(Quota* n, int which, int64_t now_ns) noexcept nogil:
     cdef int64_t rate = n.rate[which], missing, ticks
     if rate == 0:
         return
+    if n.escrow != NULL:
+        refill_escrow(n.escrow, rate, &n.level[which], &n.at_ns[which], now_ns)
+        return
     missing = rate * MICRO - n.level[which]
     ticks = (now_ns - n.at_ns[which]) // QUOTA_TICK_NS
     if missing <= 0 or ticks >= (missing + rate - 1) // rate:
@@ -82,6 +81,14 @@ cdef void refill(Quota* n, int which, int64_t now_ns) noexcept nogil:
     else:
         n.level[which] += ticks * rate
         n.at_ns[which] += ticks * QUOTA_TICK_NS
+
+
+cdef inline int64_t filled_ns(const Quota* n, int which, int64_t missing, int64_t now_ns) noexcept:
+    """When a bucket that was filled up to the present will hold `missing` more. O(1)."""
+    cdef int64_t ticks = (missing + n.rate[which] - 1) // n.rate[which]
+    if n.escrow != NULL:
+        return escrow_due_ns(n.escrow, which, n.at_ns[which], ticks, now_ns)
+    return n.at_ns[which] + ticks * QUOTA_TICK_NS
 
 
 @cython.final
@@ -99,6 +106,10 @@ cdef class Quotas:
     cdef int spent_budget  # which that is: 1 + BUDGET_*
     cdef bint has_work, is_new  # there is something for run_quotas(); limits are new
     cdef DirtyQueue changed  # nodes whose levels or bills are new
+    cdef DirtyQueue drawn, wanting  # nodes in escrow that were drawn from, or that flows wait for
+    cdef bint in_escrow, is_wanted  # `wanting` has news for the member's task
+    cdef bint asks_store  # what was looked at last lacks only chunks, and may get them at once
+    cdef int64_t escrow_share  # as in Escrow
     cdef int64_t now_ns
     cdef int64_t refused_until_ns  # when the last that was refused would have fitted
     cdef Requests requests
@@ -115,9 +126,12 @@ cdef class Quotas:
         self.wakes = Heap()
         self.asking, self.ready = Heap(), Heap()
         self.bill_count = 1
-        self.changed = DirtyQueue()
+        self.changed, self.drawn, self.wanting = DirtyQueue(), DirtyQueue(), DirtyQueue()
 
     def __dealloc__(self):
+        cdef int32_t node
+        for node in range(self.count):
+            free(self.nodes[node].escrow)
         free(self.nodes)
         free(self.bills)
 
@@ -132,6 +146,8 @@ cdef class Quotas:
         self.waiting.append(None)
         self.count += 1
         self.changed.reserve(self.count)
+        self.drawn.reserve(self.count)
+        self.wanting.reserve(self.count)
         return self.count - 1
 
     cdef void limit(self, int32_t node, int which, int64_t rate) noexcept:
@@ -139,10 +155,13 @@ cdef class Quotas:
         cdef Quota* n = &self.nodes[node]
         self.changed.mark(node)
         self.refill(n, which)
-        n.level[which] += (rate - n.rate[which]) * MICRO
-        if n.rate[which] == 0:
-            n.level[which] = rate * MICRO
-            n.at_ns[which] = self.now_ns
+        if is_held(n.escrow):  # the store gives its bucket the other limit
+            n.level[which] = min(n.level[which], rate * MICRO) if n.rate[which] else 0
+        else:
+            n.level[which] += (rate - n.rate[which]) * MICRO
+            if n.rate[which] == 0:
+                n.level[which] = rate * MICRO
+                n.at_ns[which] = self.now_ns
         n.rate[which] = rate
         self.cap_debt(node, which, 1, 0)
 
@@ -180,12 +199,9 @@ cdef class Quotas:
         for k in range(RATES):
             if n.rate[k]:
                 self.refill(n, k)
-                missing = min(t.micro[k], n.rate[k] * MICRO) - n.level[k]
+                missing = min(t.micro[k], most_of(n.escrow, n.rate[k])) - n.level[k]
                 if missing > 0:
-                    latest = max(
-                        latest,
-                        n.at_ns[k] + (missing + n.rate[k] - 1) // n.rate[k] * QUOTA_TICK_NS,
-                    )
+                    latest = max(latest, filled_ns(n, k, missing, self.now_ns))
         return max(latest, self.budget_due(node, t)) if self.has_budgets else latest
 
     cdef int64_t budget_due(self, int32_t node, const Take* t) noexcept:
@@ -214,6 +230,20 @@ cdef class Quotas:
         cdef int64_t due_ns = self.due(node, t)
         return 0 <= due_ns <= self.now_ns
 
+    cdef bint may_get_chunk(self, int32_t node, const Take* t) noexcept:
+        """Whether a node may lack nothing but a chunk that the store has. O(1)."""
+        cdef const Quota* n = &self.nodes[node]
+        cdef bint is_short = False
+        cdef int k
+        if not is_held(n.escrow) or (n.concurrency and n.live >= n.concurrency):
+            return False
+        for k in range(RATES):
+            if n.rate[k] and min(t.micro[k], n.rate[k] * MICRO) > n.level[k]:
+                is_short = True
+                if n.escrow.due_ns[k] > self.now_ns:
+                    return False
+        return is_short
+
     cdef bint can_hold(self, int32_t node, const Take* t) noexcept:
         """Whether so much can ever be taken at once."""
         cdef int k
@@ -239,6 +269,7 @@ cdef class Quotas:
         cdef int64_t micro
         cdef int k
         self.changed.mark(node)
+        self.drawn.mark(node)
         for k in range(RATE_INPUT, RATES):
             if n.rate[k]:
                 micro = 0
@@ -252,6 +283,7 @@ cdef class Quotas:
     cdef void draw_request(self, int32_t node, int64_t requests) noexcept:
         cdef Quota* n = &self.nodes[node]
         self.changed.mark(node)
+        self.drawn.mark(node)
         if n.rate[RATE_REQUESTS]:
             self.refill(n, RATE_REQUESTS)
             n.level[RATE_REQUESTS] = min(
@@ -270,6 +302,9 @@ cdef class Quotas:
             for k in range(RATES):
                 if n.rate[k]:
                     refill(&n, k, max(now_ns, self.now_ns))
+                    if is_held(n.escrow):  # of all members together
+                        n.level[k] = max(<int64_t>0, n.level[k]) + n.escrow.left[k] * MICRO
+                        n.level[k] = min(n.level[k], n.rate[k] * MICRO)
                     left = max(<int64_t>0, n.level[k] // MICRO)
                     if told[k].limit == 0 or left < told[k].left:
                         told[k].limit, told[k].left = n.rate[k], left
@@ -421,6 +456,8 @@ cdef class Quotas:
         self.changed.mark_all(self.count)
         for node in range(self.count):
             for k in range(RATES):
+                if is_held(self.nodes[node].escrow):  # its open bills are the store's already
+                    continue
                 self.nodes[node].level[k] = self.nodes[node].rate[k] * MICRO
                 self.nodes[node].at_ns[k] = self.now_ns
             if self.waiting[node] is not None:
@@ -430,8 +467,9 @@ cdef class Quotas:
             if self.requests.items[i].state != FREE and self.requests.items[i].bill:
                 b = &self.bills[self.requests.items[i].bill]
                 for k in range(b.count):
-                    self.draw_request(b.nodes[k], 1)
-                    self.draw_buckets(b.nodes[k], b.input_tokens, b.output_tokens)
+                    if not is_held(self.nodes[b.nodes[k]].escrow):
+                        self.draw_request(b.nodes[k], 1)
+                        self.draw_buckets(b.nodes[k], b.input_tokens, b.output_tokens)
 
 
 ctypedef struct QuotaLimits:

@@ -2,6 +2,11 @@
 
 cdef enum:
     QUOTA_TICK_NS = 60_000
+    RATE_REQUESTS = 0
+    RATE_INPUT = 1
+    RATE_OUTPUT = 2
+    RATE_TOTAL = 3
+    RATES = 4
 
 cdef int64_t MICRO = 1_000_000
 

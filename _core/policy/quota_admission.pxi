@@ -34,8 +34,9 @@ cdef int quota_refusal(Core core, int32_t i) except -1:
     cdef Take t = take_for(core, i)
     cdef int32_t node = f.quota
     cdef int64_t due_ns, latest = core.now_ns
-    cdef bint waits = False
+    cdef bint waits = False, asks = False
     cdef int outcome
+    core.quotas.asks_store = False
     if f.exempt:
         return 0
     while node != NONE:
@@ -50,10 +51,14 @@ cdef int quota_refusal(Core core, int32_t i) except -1:
         due_ns = core.quotas.due(node, &t)
         if due_ns == NONE:  # when one of its requests ends: about as often as one is granted
             latest = max(latest, core.now_ns + f.interval_ns)
-        waits = waits or not 0 <= due_ns <= core.now_ns or core.quotas.is_awaited(node)
+        if core.quotas.may_get_chunk(node, &t):
+            asks = True
+        elif not 0 <= due_ns <= core.now_ns or core.quotas.is_awaited(node):
+            waits = True
         latest = max(latest, due_ns)
         node = core.quotas.nodes[node].parent
     core.quotas.refused_until_ns = latest
+    core.quotas.asks_store = asks and not waits
     return OUT_REJECTED_QUOTA if waits else 0
 
 
@@ -215,6 +220,9 @@ cdef int set_wake(Core core, int32_t node) except -1:
         t = take_for(core, core.flows.items[<int32_t>line.heap(cls).nodes[0].tie].wait_head)
         due_ns = core.quotas.due(node, &t)
         due_ns = earlier(due_ns, line.next_due_ns(cls, core.now_ns))
+        if is_held(core.quotas.nodes[node].escrow):
+            core.quotas.wanting.mark(node)
+            core.quotas.is_wanted = True
     if due_ns == NONE:
         core.quotas.wakes.remove(node)
     else:

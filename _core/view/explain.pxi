@@ -354,8 +354,8 @@ cdef dict quota_row(Core core, int64_t now_ns, int32_t node, const Take* t):
     for k in range(RATES):
         if n.rate[k]:
             refill(&n, k, now_ns)
-            missing = min(t.micro[k], n.rate[k] * MICRO) - n.level[k]
-            due_ns = n.at_ns[k] + (missing + n.rate[k] - 1) // n.rate[k] * QUOTA_TICK_NS
+            missing = min(t.micro[k], most_of(n.escrow, n.rate[k])) - n.level[k]
+            due_ns = filled_ns(&n, k, missing, now_ns) if missing > 0 else 0
             if missing > 0 and due_ns > latest_ns:
                 latest_ns, last = due_ns, k
     row = {"quota": quota_name_of(core, node), "behind_others": last == NONE}

@@ -151,9 +151,9 @@ def _cluster(config: Config) -> list[tuple[str, str]]:
     if config.cluster is None:
         return []
     name, member = config.cluster.name, config.cluster.member_name
-    return [
-        ("cluster", f"{name}, as member {member}; store {', '.join(config.cluster.store.urls)}")
-    ]
+    spends = {"share": "its part of each quota", "hold": "the chunks of quotas that it holds"}
+    text = f"{name}, as member {member}; store {', '.join(config.cluster.store.urls)}"
+    return [("cluster", f"{text}; without it a member spends {spends[config.cluster.outage]}")]
 
 
 def _mode(config: Config) -> str:

@@ -32,6 +32,16 @@ def _shared_lines(cluster: Any) -> Iterator[str]:
     yield f"charged here for others: {cluster.remote_micro / 1e6:,.0f} priced tokens"
     yield f"forgiven beyond leads: {cluster.forgiven_micro / 1e6:,.0f} weighted tokens"
     yield f"totals sent again: {cluster.repeats:,} times; rows ignored: {cluster.rows_ignored:,}"
+    if cluster.HasField("quotas"):
+        yield _quota_line(cluster.quotas)
+
+
+def _quota_line(quotas: Any) -> str:
+    text = f"shared quotas: {quotas.buckets:,} held here; {quotas.chunks:,} chunks drawn"
+    if not quotas.problem:
+        return text
+    spends = f"1/{quotas.divided_by:,} of each limit" if quotas.divided_by else "what it holds"
+    return f"{text}; without the store this member spends {spends}: {quotas.problem}"
 
 
 def _set_lines(pool_set: Any) -> Iterator[str]:

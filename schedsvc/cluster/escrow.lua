@@ -206,8 +206,8 @@ local function recall(row, key, id, mine, least)
     end
 end
 
--- Serve an ask for a path of buckets whole, or let it wait; returns 0, or the ms until it can be
--- served, at the least.
+-- Serve an ask for a path of buckets whole, or let it wait; returns the ms until it can be served,
+-- at the least, and at which bucket it waits; two zeros if it was served.
 local function serve(rows, keys, id, name, path)
     for _, part in ipairs(path) do
         local row = rows[part.at]
@@ -231,7 +231,7 @@ local function serve(rows, keys, id, name, path)
             if is_first then
                 recall(row, keys[part.at + 1], id, keys[1], part.least)
             end
-            return wait
+            return wait, part.at
         end
     end
     for _, part in ipairs(path) do
@@ -248,7 +248,7 @@ local function serve(rows, keys, id, name, path)
             part.given[k] = part.least[k] + more
         end
     end
-    return 0
+    return 0, 0
 end
 
 local function save(row, key, id)
@@ -261,8 +261,8 @@ end
 -- the limits a minute of four kinds, what the member has drawn of each, and what it holds (below 0:
 -- owes); then for each ask its name, the number of its buckets, and for each of these its place
 -- among the buckets, the least and the most amounts of the four kinds.
--- Returns {for each bucket four amounts given and four levels, for each ask the ms until it can be
--- served (0: it was), buckets of which this member is asked to return what it does not use}; or
+-- Returns {for each bucket four amounts given and four levels, for each ask what `serve` returns,
+-- buckets of which this member is asked to return what it does not use}; or
 -- {} if this call is older than one that came.
 local function exchange(keys, args)
     local clock, id, call = now_ms(), args[1], tonumber(args[2])
@@ -297,7 +297,8 @@ local function exchange(keys, args)
             }
             at = at + 1 + 2 * KINDS
         end
-        waits[#waits + 1] = serve(rows, keys, id, name, path)
+        local wait, where = serve(rows, keys, id, name, path)
+        waits[#waits + 1], waits[#waits + 2] = wait, where
         for _, part in ipairs(path) do
             for k = 1, part.given and KINDS or 0 do
                 given[part.at][k] = given[part.at][k] + part.given[k]

@@ -11,7 +11,18 @@ from schedsvc.cluster.errors import StoreError, StoreRefusedError
 from schedsvc.cluster.library import ESCROW_VERSION, escrow_keys_of
 from schedsvc.cluster.store import StoreConnection
 
-__all__ = ["CHUNK_MS", "KINDS", "WRAP", "Amounts", "Answer", "Ask", "Part", "Stated", "ask_store"]
+__all__ = [
+    "CHUNK_MS",
+    "KINDS",
+    "WRAP",
+    "Amounts",
+    "Answer",
+    "Ask",
+    "Part",
+    "Stated",
+    "ask_store",
+    "check_escrow_version",
+]
 
 KINDS = 4
 #: As in escrow.lua: a chunk counts as spent if its member does not report it within this time.
@@ -61,6 +72,8 @@ class Answer:
     left: dict[bytes, Amounts] = field(default_factory=dict)
     #: For each ask the time until it can be served, at the least, in ms; 0: it was.
     waits_ms: list[int] = field(default_factory=list)
+    #: The bucket at which each ask waits; None: it was served.
+    waits_at: list[bytes | None] = field(default_factory=list)
     #: Other members wait for these buckets: return what is not used.
     recalled: list[bytes] = field(default_factory=list)
 
@@ -113,8 +126,10 @@ def _answer(
     found: list[list[int]], keys: list[bytes], buckets: list[bytes], asks: Sequence[Ask]
 ) -> Answer:
     amounts, waits, recalled = found
-    answer = Answer(waits_ms=[int(ms) for ms in waits])
-    if len(amounts) != 2 * KINDS * len(buckets) or len(waits) != len(asks):
+    places = [None, *buckets]
+    answer = Answer(waits_ms=list(map(int, waits[::2])))
+    answer.waits_at = [places[int(at)] for at in waits[1::2]]
+    if len(amounts) != 2 * KINDS * len(buckets) or len(waits) != 2 * len(asks):
         raise ValueError
     for k, bucket in enumerate(buckets):
         at = 2 * KINDS * k

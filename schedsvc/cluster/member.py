@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import structlog
 
 from schedsvc.cluster.errors import StoreError, StoreRefusedError
+from schedsvc.cluster.escrow import Escrow
 from schedsvc.cluster.joining import Identity, fingerprint_of, join, leave
 from schedsvc.cluster.rows import Key, pack_row, pack_totals, split_rows, unpack_row, unpack_totals
 from schedsvc.cluster.store import CALL_S, Address, StoreConnection, open_checked
@@ -65,13 +66,16 @@ class Member:
         self._changed = 0  # totals of this member that the last exchange sent
         self.sharing = Sharing(settings.name, self._who.member, driver.clock.now_ns())
         driver.sharing = self.sharing
+        #: Draws chunks of shared quotas; its task runs while this one does.
+        self.escrow = Escrow(driver, settings, config.resolve, self._who, self.sharing)
 
     def configured(self, config: Config) -> None:
         """Announce another configuration with the next exchange. O(tenants)."""
         self._fingerprint = fingerprint_of(config)
 
     async def run(self) -> None:
-        """Exchange totals until cancelled; then free the member's name."""
+        """Exchange totals and chunks of quotas until cancelled; then free the member's name."""
+        drawing = asyncio.get_running_loop().create_task(self.escrow.run())
         try:
             while True:
                 self.collect()
@@ -83,7 +87,9 @@ class Member:
         except Broken:
             return  # the driver has said why
         finally:
+            drawing.cancel()
             await self._end()
+            await asyncio.wait({drawing})
 
     @property
     def _interval_s(self) -> float:

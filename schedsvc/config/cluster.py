@@ -76,6 +76,8 @@ class Cluster(_Section):
     member: MemberName | None = None
     store: ClusterStore
     sync_ms: Literal["auto"] | Annotated[int, Field(ge=50, le=5_000)] = "auto"
+    #: While the store is away: a member spends its part of the shared limits, or what it holds.
+    outage: Literal["share", "hold"] = "share"
     #: Pools that are led together; several members have the same set.
     set: ClusterName | None = None
     #: `auto`: leads if no other member does; `follow`: never leads.

@@ -207,6 +207,8 @@ class Server:
             # All addresses and files are held now: until here an earlier recording was untouched.
             self._recording.begin()
             _log.info("recording", file=str(self._recording.path))
+        if self._member is not None:
+            await self._member.escrow.begin()
         # Last, so that no call is taken before everything else has started.
         for server in self._grpc:
             await server.start()
@@ -232,13 +234,9 @@ class Server:
             paces=self._paces,
         )
         operator = OperatorService(
-            self.driver,
-            self._handles,
-            TenantCalls(self._keys.tenants, self._keys),
-            authenticator=authenticator,
-            open_here=operate,
-            on_failure=on_failure,
-        )
+            self.driver, self._handles, TenantCalls(self._keys.tenants, self._keys),
+            authenticator=authenticator, open_here=operate, on_failure=on_failure,
+        )  # fmt: skip
         self._services.append(service)
         server = grpc.aio.server(options=server_options(self._config.limits))
         explain = ExplainService(

@@ -202,6 +202,12 @@ def _cluster(driver: Driver) -> cluster_pb2.ClusterStats | None:
         rows_ignored=sharing.ignored,
         forgiven_micro=driver.forgiven_micro(),
         set=_set(driver),
+        quotas=cluster_pb2.SharedQuotas(
+            buckets=sharing.buckets,
+            chunks=sharing.chunks,
+            problem=sharing.quota_problem,
+            divided_by=sharing.divided_by,
+        ),
     )
 
 

@@ -35,8 +35,9 @@ TENANTS = [
     {"name": "leaves", "weight": 1},
     {"name": "limited", "weight": 1, "quota": {"concurrency": 1, "over": "refuse"}},
 ]
+#: So slow that LONG tokens take longer than any client to start.
 EMULATE = (
-    *("emulate", "--profile", "tiny-cpu", "--port", "0", "--block-size", "16"),
+    *("emulate", "--profile", "tiny-cpu", "--speed", "0.1", "--port", "0", "--block-size", "16"),
     *("--kv-tokens", str(CAPACITY_TOKENS), "--max-model-len", str(CONTEXT_TOKENS)),
     *("--middleware", "tests.clients.messages_layer.Messages"),
 )

@@ -30,10 +30,15 @@ WEIGHTS = {"heavy": 4, "light": 1}
 
 
 class SchedulerProcess:
-    """`schedsvc serve` with these pools: name to places."""
+    """`schedsvc serve` with these pools (name to places), and other keys of the configuration."""
 
     def __init__(
-        self, folder: Path, member: str, pools: dict[str, int], store: StoreServer | None
+        self,
+        folder: Path,
+        member: str,
+        pools: dict[str, int],
+        store: StoreServer | None,
+        **keys: Any,
     ) -> None:
         self.name = member
         self._ready = folder / f"{member}.ready"
@@ -54,7 +59,7 @@ class SchedulerProcess:
             (folder / "password").write_text(ADMIN_PASSWORD)
             reached = {"urls": [store.url], "password_file": str(folder / "password")}
             data["cluster"] = {"name": "prod", "member": member, "store": reached}
-        self._config.write_text(yaml.safe_dump(data))
+        self._config.write_text(yaml.safe_dump(data | keys))
         self._process: subprocess.Popen[bytes] | None = None
         self.target = self._metrics = ""
 

@@ -70,7 +70,19 @@ def test_check_shows_the_cluster(config_file: Path, store: StoreServer) -> None:
     shown = CliRunner().invoke(main, ["check", str(config_file), "--json"])
     summary = json.loads(shown.output)["summary"]
     url = f"redis://members@127.0.0.1:{store.port}"
-    assert summary["cluster"] == f"prod, as member a; store {url}"
+    assert summary["cluster"] == (
+        f"prod, as member a; store {url}; without it a member spends its part of each quota"
+    )
+
+
+def test_check_names_what_outage_allows(config_file: Path) -> None:
+    text = config_file.read_text().replace("member: a\n", "member: a\n  outage: wait\n")
+    assert "outage: wait" in text
+    config_file.write_text(text)
+    refused = CliRunner().invoke(main, ["check", str(config_file)])
+    assert refused.exit_code == 1
+    assert "outage" in refused.output
+    assert "'share' or 'hold'" in refused.output
 
 
 def test_a_file_without_a_cluster_is_refused(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import pytest
 
 from schedsvc.cluster.admin import init_store, status_of
 from schedsvc.cluster.errors import StoreError, StoreRefusedError
+from schedsvc.cluster.escrow_store import Ask, Part, Stated, ask_store, check_escrow_version
 from schedsvc.cluster.joining import Identity, fingerprint_of, join, leave
-from schedsvc.cluster.library import info_problem, keys_of
+from schedsvc.cluster.library import escrow_source, info_problem, keys_of
 from schedsvc.cluster.store import Address, StoreConnection, connect, open_checked
 from tests.server.conftest import config_of
 
@@ -127,6 +128,29 @@ async def test_the_user_reaches_only_its_cluster(store: StoreServer, link: Store
             await link.command(*words)
     with pytest.raises(StoreRefusedError, match="No permissions to access a key"):
         await link.call("schedsvc_status", keys_of("other"))
+
+
+async def test_the_user_can_draw_from_quotas(store: StoreServer, link: StoreConnection) -> None:
+    """Also if that asks another member to return its chunk, whose key the call does not name."""
+    await check_escrow_version(link)
+    stated, full = Stated(b"q", (9, 0, 0, 0), (0,) * 4, (0,) * 4), (9, 0, 0, 0)
+    ask = Ask(b"x", [Part(b"q", full, full)])
+    assert await ask_store(link, "prod", b"a/1", 1, [stated], [ask]) is not None
+    answer = await ask_store(link, "prod", b"b/1", 1, [stated], [ask])
+    assert answer is not None
+    assert answer.waits_at == [b"q"]
+    answer = await ask_store(link, "prod", b"a/1", 2, [])
+    assert answer is not None
+    assert answer.recalled == [b"q"]
+
+
+async def test_other_functions_for_quotas_are_refused(
+    store: StoreServer, link: StoreConnection
+) -> None:
+    changed = escrow_source().replace("VERSION = '1'", "VERSION = '0'")
+    assert b"schedsvc" in store.ask("FUNCTION", "LOAD", "REPLACE", changed)
+    with pytest.raises(StoreRefusedError, match="for quotas of version 0, and this schedsvc needs"):
+        await check_escrow_version(link)
 
 
 async def test_the_status_shows_the_members(store: StoreServer, link: StoreConnection) -> None:

@@ -7,6 +7,7 @@ RESTARTS = frozenset({"scheduler-restarted", "client-leaves-run", "engine-slow"}
 
 HISTORIES = "tests/core/test_local_position.py::test_random_histories_of_pools_keep_the_promise"
 REMOTE = "tests/core/test_remote_service.py::test_domains_keep_their_service_apart"
+ESCROW = "tests/core/test_escrow.py"
 
 FAIRNESS_BUGS = (
     Mutant(
@@ -153,5 +154,33 @@ FAIRNESS_BUGS = (
         ),
         0,
         tests=(HISTORIES,),
+    ),
+    Mutant(
+        "escrow-leak",
+        "a chunk that is returned to the store stays here too",
+        (
+            (
+                "lifecycle/escrow.pxi",
+                "        n.level[k] = min(n.level[k] + units * MICRO, n.rate[k] * MICRO)\n",
+                "        if BUG and units < 0:\n"
+                "            applied.append(units)\n"
+                "            continue\n",
+            ),
+        ),
+        0,
+        tests=(f"{ESCROW}::test_a_return_takes_what_is_held_at_most",),
+    ),
+    Mutant(
+        "escrow-chunk-endless",
+        "a chunk is spent after its end",
+        (
+            (
+                "model/escrow.pxi",
+                "        if now_ns >= e.ends_ns:\n",
+                "        if BUG:\n            return\n",
+            ),
+        ),
+        0,
+        tests=(f"{ESCROW}::test_a_chunk_ends_when_it_is_used_too_late",),
     ),
 )

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from schedsvc_client.v1 import leader_pb2 as schedsvc_dot_v1_dot_leader__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19schedsvc/v1/cluster.proto\x12\x0bschedsvc.v1\x1a\x18schedsvc/v1/leader.proto\"\x8a\x02\n\x0c\x43lusterStats\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0e\n\x06member\x18\x02 \x01(\t\x12\x0f\n\x07members\x18\x03 \x03(\t\x12\x13\n\x0bunsynced_ms\x18\x04 \x01(\x03\x12\x0f\n\x07problem\x18\x05 \x01(\t\x12\x12\n\ntotals_own\x18\x06 \x01(\x03\x12\x15\n\rtotals_others\x18\x07 \x01(\x03\x12\x14\n\x0cremote_micro\x18\x08 \x01(\x03\x12\x0f\n\x07repeats\x18\t \x01(\x03\x12\x14\n\x0crows_ignored\x18\n \x01(\x03\x12\x16\n\x0e\x66orgiven_micro\x18\x0b \x01(\x03\x12\"\n\x03set\x18\x0c \x01(\x0b\x32\x15.schedsvc.v1.SetStats\"\xc6\x01\n\x08SetStats\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05leads\x18\x02 \x01(\x08\x12+\n\nleadership\x18\x03 \x01(\x0b\x32\x17.schedsvc.v1.Leadership\x12\x0e\n\x06target\x18\x04 \x01(\t\x12\x11\n\tfollowers\x18\x05 \x03(\t\x12\x13\n\x0bterms_taken\x18\x06 \x01(\x03\x12\x12\n\nterms_lost\x18\x07 \x01(\x03\x12\x13\n\x0brows_forged\x18\x08 \x01(\x03\x12\x0f\n\x07problem\x18\t \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19schedsvc/v1/cluster.proto\x12\x0bschedsvc.v1\x1a\x18schedsvc/v1/leader.proto\"\xb5\x02\n\x0c\x43lusterStats\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0e\n\x06member\x18\x02 \x01(\t\x12\x0f\n\x07members\x18\x03 \x03(\t\x12\x13\n\x0bunsynced_ms\x18\x04 \x01(\x03\x12\x0f\n\x07problem\x18\x05 \x01(\t\x12\x12\n\ntotals_own\x18\x06 \x01(\x03\x12\x15\n\rtotals_others\x18\x07 \x01(\x03\x12\x14\n\x0cremote_micro\x18\x08 \x01(\x03\x12\x0f\n\x07repeats\x18\t \x01(\x03\x12\x14\n\x0crows_ignored\x18\n \x01(\x03\x12\x16\n\x0e\x66orgiven_micro\x18\x0b \x01(\x03\x12\"\n\x03set\x18\x0c \x01(\x0b\x32\x15.schedsvc.v1.SetStats\x12)\n\x06quotas\x18\r \x01(\x0b\x32\x19.schedsvc.v1.SharedQuotas\"T\n\x0cSharedQuotas\x12\x0f\n\x07\x62uckets\x18\x01 \x01(\x03\x12\x0e\n\x06\x63hunks\x18\x02 \x01(\x03\x12\x0f\n\x07problem\x18\x03 \x01(\t\x12\x12\n\ndivided_by\x18\x04 \x01(\x03\"\xc6\x01\n\x08SetStats\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05leads\x18\x02 \x01(\x08\x12+\n\nleadership\x18\x03 \x01(\x0b\x32\x17.schedsvc.v1.Leadership\x12\x0e\n\x06target\x18\x04 \x01(\t\x12\x11\n\tfollowers\x18\x05 \x03(\t\x12\x13\n\x0bterms_taken\x18\x06 \x01(\x03\x12\x12\n\nterms_lost\x18\x07 \x01(\x03\x12\x13\n\x0brows_forged\x18\x08 \x01(\x03\x12\x0f\n\x07problem\x18\t \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,7 +33,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'schedsvc_client.v1.cluster_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CLUSTERSTATS']._serialized_start=69
-  _globals['_CLUSTERSTATS']._serialized_end=335
-  _globals['_SETSTATS']._serialized_start=338
-  _globals['_SETSTATS']._serialized_end=536
+  _globals['_CLUSTERSTATS']._serialized_end=378
+  _globals['_SHAREDQUOTAS']._serialized_start=380
+  _globals['_SHAREDQUOTAS']._serialized_end=464
+  _globals['_SETSTATS']._serialized_start=467
+  _globals['_SETSTATS']._serialized_end=665
 # @@protoc_insertion_point(module_scope)

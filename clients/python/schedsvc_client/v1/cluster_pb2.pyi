@@ -39,6 +39,7 @@ class ClusterStats(_message.Message):
     ROWS_IGNORED_FIELD_NUMBER: _builtins.int
     FORGIVEN_MICRO_FIELD_NUMBER: _builtins.int
     SET_FIELD_NUMBER: _builtins.int
+    QUOTAS_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     member: _builtins.str
     """Name of this scheduler in the cluster."""
@@ -65,6 +66,10 @@ class ClusterStats(_message.Message):
     def set(self) -> Global___SetStats:
         """Absent without `cluster.role`."""
 
+    @_builtins.property
+    def quotas(self) -> Global___SharedQuotas:
+        """Limits a minute of tenants and groups, which all members share."""
+
     def __init__(
         self,
         *,
@@ -80,14 +85,51 @@ class ClusterStats(_message.Message):
         rows_ignored: _builtins.int = ...,
         forgiven_micro: _builtins.int = ...,
         set: Global___SetStats | None = ...,
+        quotas: Global___SharedQuotas | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["set", b"set"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["quotas", b"quotas", "set", b"set"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "forgiven_micro", b"forgiven_micro", "member", b"member", "members", b"members", "problem", b"problem", "remote_micro", b"remote_micro", "repeats", b"repeats", "rows_ignored", b"rows_ignored", "set", b"set", "totals_others", b"totals_others", "totals_own", b"totals_own", "unsynced_ms", b"unsynced_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "forgiven_micro", b"forgiven_micro", "member", b"member", "members", b"members", "problem", b"problem", "quotas", b"quotas", "remote_micro", b"remote_micro", "repeats", b"repeats", "rows_ignored", b"rows_ignored", "set", b"set", "totals_others", b"totals_others", "totals_own", b"totals_own", "unsynced_ms", b"unsynced_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClusterStats: _TypeAlias = ClusterStats  # noqa: Y015
+
+@_typing.final
+class SharedQuotas(_message.Message):
+    """The part of the limits, which all members share, that a member holds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUCKETS_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    DIVIDED_BY_FIELD_NUMBER: _builtins.int
+    buckets: _builtins.int
+    """Tenants and groups of whose limits this member holds a part, or for which a request waits here."""
+    chunks: _builtins.int
+    """Parts that the store granted to this member since its start."""
+    problem: _builtins.str
+    """Why the store grants nothing; empty while it does."""
+    divided_by: _builtins.int
+    """While there is a problem: by how much this member divides each limit; 0: it spends what it
+    holds.
+    """
+    def __init__(
+        self,
+        *,
+        buckets: _builtins.int = ...,
+        chunks: _builtins.int = ...,
+        problem: _builtins.str = ...,
+        divided_by: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "chunks", b"chunks", "divided_by", b"divided_by", "problem", b"problem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SharedQuotas: _TypeAlias = SharedQuotas  # noqa: Y015
 
 @_typing.final
 class SetStats(_message.Message):

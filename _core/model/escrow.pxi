@@ -1,0 +1,53 @@
+# Escrow: the buckets of a quota that the members of a cluster share. The store keeps them, and a
+# member spends chunks that it was granted. A chunk ends at a time that is compared when it is used.
+#
+# While the store is away, time fills the buckets at a part of their limits, if the configuration
+# says so. The rest of a chunk is then spent as part of that.
+
+cdef int64_t ESCROW_ASK_NS = 250_000_000  # a member asks the store at least this often
+
+ctypedef struct Escrow:
+    int64_t share  # 0: chunks alone fill the buckets; n: time does, at an n-th of their limits
+    int64_t ends_ns  # of the chunks
+    int64_t due_ns[RATES]  # when the store can have enough for what waits; in the past: unknown
+    int64_t left[RATES]  # what its buckets held at its last answer, 0 or more
+
+
+cdef inline bint is_held(const Escrow* e) noexcept nogil:
+    """Whether only chunks fill the buckets."""
+    return e != NULL and e.share == 0
+
+
+cdef inline int64_t most_of(const Escrow* e, int64_t rate) noexcept nogil:
+    """How much a bucket can hold, in millionths."""
+    if e == NULL or e.share == 0:
+        return rate * MICRO
+    return rate * MICRO // e.share
+
+
+cdef void refill_escrow(
+    const Escrow* e, int64_t rate, int64_t* level, int64_t* at_ns, int64_t now_ns
+) noexcept nogil:
+    """Bring a level up to the present. O(1)."""
+    cdef int64_t missing, ticks
+    if e.share == 0:
+        if now_ns >= e.ends_ns:
+            level[0] = min(level[0], <int64_t>0)
+        return
+    missing = most_of(e, rate) - level[0]
+    ticks = (now_ns - at_ns[0]) // (QUOTA_TICK_NS * e.share)
+    if missing <= 0 or ticks >= (missing + rate - 1) // rate:
+        level[0] = most_of(e, rate)
+        at_ns[0] = now_ns
+    else:
+        level[0] += ticks * rate
+        at_ns[0] += ticks * QUOTA_TICK_NS * e.share
+
+
+cdef inline int64_t escrow_due_ns(
+    const Escrow* e, int which, int64_t at_ns, int64_t ticks, int64_t now_ns
+) noexcept nogil:
+    """When a bucket that lacks this number of ticks will have them, at the earliest."""
+    if e.share:
+        return at_ns + ticks * QUOTA_TICK_NS * e.share
+    return max(e.due_ns[which], now_ns + ESCROW_ASK_NS)

@@ -1,0 +1,348 @@
+"""The task that draws chunks of shared quotas from the store, and returns what is not used.
+
+Decisions never wait for it: without a chunk a request waits for its quota. The task reads what is
+wanted and what was spent, states both to the store, and gives the core the answer as an event.
+
+Rules, beside those of escrow.lua:
+- What is returned leaves the core before the call. So it cannot be spent while the call is on its
+  way, and a call without an answer loses nothing: the next one states the same.
+- A chunk's end counts from before the call, less 2 %.
+- Once the store has been away for _AWAY_S, and the configuration says `share`, time fills the
+  buckets at a part of their limits.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from schedsvc.clock import boot_ns
+from schedsvc.cluster.errors import StoreError, StoreRefusedError
+from schedsvc.cluster.escrow_store import (
+    CHUNK_MS,
+    KINDS,
+    WRAP,
+    Amounts,
+    Answer,
+    Ask,
+    Part,
+    Stated,
+    ask_store,
+    check_escrow_version,
+)
+from schedsvc.cluster.joining import Identity
+from schedsvc.cluster.store import CALL_S, Address, StoreConnection, open_checked
+from schedsvc.config.cluster import Cluster
+from schedsvc.driver import Broken, Driver, EscrowWatch, Sharing
+
+__all__ = ["Escrow"]
+
+_log = structlog.get_logger("schedsvc.cluster")
+
+_MS = 1_000_000
+_CHUNK_NS = CHUNK_MS * _MS * 98 // 100
+#: Between two calls while something is held or waits.
+_PAUSE_S, _PAUSE_MIN_S = 0.25, 0.01
+_IDLE_NS = 1_000 * _MS
+#: Books are kept for longer than the store keeps what they are about.
+_BOOK_NS = 60_000 * _MS
+_AWAY_S = 1.0
+_END_S = 1.0
+_BUCKETS_MAX = 100
+_ZEROS: Amounts = (0,) * KINDS
+_ALL_BACK: Amounts = (-(10**12),) * KINDS
+_AMOUNT_MAX = 10**12
+
+
+@dataclass(slots=True)
+class _Book:
+    """The books of this member on one bucket."""
+
+    drawn: list[int]
+    used_ns: int
+    holds: bool = False
+    #: When the store can have enough for what waits here, by the core's clock.
+    due_ns: int = 0
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """An ask that the store has, and where it waits."""
+
+    path: list[tuple[bytes, Amounts, Amounts]]
+    due_ns: int
+    waits_at: bytes | None = None
+
+
+class Escrow:
+    """The shared quotas of this member."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        settings: Cluster,
+        resolve: Callable[[str], Path],
+        who: Identity,
+        sharing: Sharing,
+    ) -> None:
+        self._driver, self._settings, self._resolve = driver, settings, resolve
+        self._cluster, self._origin = who.cluster, who.prefix.rstrip(b"/")
+        self._sharing = sharing
+        self._link: StoreConnection | None = None
+        self._call, self._called_ns = 0, 0
+        self._books: dict[bytes, _Book] = {}
+        self._asked: dict[bytes, _Wanted] = {}
+        self._recalled: set[bytes] = set()
+        self._woken = asyncio.Event()
+        self._watch = EscrowWatch(self._woken.set)
+        #: As `set_escrow()` of the core has it; None: quotas are this scheduler's own.
+        self._share: int | None = None
+        self._lost_ns = 0  # since when the store is away, by boot_ns(); 0: it is not
+
+    async def begin(self) -> None:
+        """Try the store once, before the first request; takes at most CALL_S."""
+        if self._settings.outage == "hold":
+            self._fill(0)
+        try:
+            async with asyncio.timeout(CALL_S):
+                await self.exchange()
+        except (StoreError, TimeoutError) as error:
+            await self._failed(error)
+
+    async def run(self) -> None:
+        """Draw and return chunks until cancelled; then return all."""
+        try:
+            while True:
+                pause_s = _PAUSE_S
+                try:
+                    pause_s = await self.exchange()
+                except StoreError as error:
+                    await self._failed(error)
+                await self._wait(pause_s)
+        except Broken:
+            return  # the driver has said why
+        finally:
+            await self._end()
+
+    async def _wait(self, pause_s: float) -> None:
+        """Wait for the pause, or until something else is wanted than what the store knows."""
+        end_ns = boot_ns() + int(pause_s * 1e9)
+        await asyncio.sleep(_PAUSE_MIN_S / 2)
+        while (left_ns := end_ns - boot_ns()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_ns / 1e9):
+                    await self._woken.wait()
+                    self._woken.clear()
+                    if self._link is not None and self._has_news():
+                        return
+
+    def _has_news(self) -> bool:
+        now_ns = self._driver.clock.now_ns()
+        for name, path in self._wants():
+            asked = self._asked.get(name)
+            if asked is None or asked.path != path or asked.due_ns <= now_ns:
+                return True
+        return False
+
+    def _wants(self) -> list[tuple[bytes, list[tuple[bytes, Amounts, Amounts]]]]:
+        return self._driver.change(lambda core, _: core.escrow_wants())
+
+    def _fill(self, share: int) -> None:
+        """Let chunks (0) or a part of the limits fill the buckets from now on."""
+        if self._share == share:
+            return
+        self._share = self._sharing.divided_by = share
+        self._watch.lag_ns = None
+        self._driver.escrow = self._watch
+        self._driver.change(lambda core, now_ns: core.set_escrow(now_ns, share))
+        _log.info("quotas_shared", members=share or None, store=share == 0)
+
+    async def exchange(self) -> float:
+        """State what is held and wanted; return the seconds to the next call. Raises StoreError."""
+        link = self._link or await self._connect()
+        self._fill(0)
+        self._lost_ns, self._sharing.quota_problem = 0, ""
+        now_ns = self._driver.clock.now_ns()
+        wants = dict(self._wants())
+        drawn = self._driver.change(lambda core, _: core.escrow_drawn(10_000))
+        for name in drawn:
+            if name in self._books:
+                self._books[name].used_ns = now_ns
+        back = {n for n, book in self._books.items() if book.holds and self._is_idle(book, now_ns)}
+        back |= self._recalled
+        self._recalled = set()
+        self._give_back(back)
+        gone = {name: self._asked.pop(name) for name in self._asked.keys() - wants.keys()}
+        stated = dict.fromkeys([*drawn, *back, *(b for w in gone.values() for b, _, _ in w.path)])
+        for name in gone:
+            self._clear_due(gone[name])
+        # Also without news from time to time, so that a store that is away is missed.
+        is_due = now_ns - self._called_ns >= _IDLE_NS
+        while wants or stated or self._holds or is_due:
+            buckets: dict[bytes, None] = {}
+            asks = {}
+            while wants and len(buckets) < _BUCKETS_MAX:
+                name, path = wants.popitem()
+                asks[name] = path
+                buckets.update(dict.fromkeys(bucket for bucket, _, _ in path))
+            while stated and len(buckets) < _BUCKETS_MAX:
+                buckets[stated.popitem()[0]] = None
+            await self._ask(link, buckets, asks, list(gone))
+            if not wants and not stated:
+                break
+        self._forget(now_ns)
+        return self._pause_s()
+
+    @property
+    def _holds(self) -> bool:
+        return any(book.holds for book in self._books.values())
+
+    def _pause_s(self) -> float:
+        if self._recalled:
+            return _PAUSE_MIN_S
+        now_ns = self._driver.clock.now_ns()
+        due_ns = min((asked.due_ns for asked in self._asked.values()), default=now_ns + 10**9)
+        return min(_PAUSE_S, max(_PAUSE_MIN_S, (due_ns - now_ns) / 1e9))
+
+    @staticmethod
+    def _is_idle(book: _Book, now_ns: int) -> bool:
+        return now_ns - book.used_ns >= _IDLE_NS
+
+    def _clear_due(self, asked: _Wanted) -> None:
+        if asked.waits_at in self._books:
+            self._books[asked.waits_at].due_ns = 0
+
+    def _give_back(self, names: Iterable[bytes]) -> None:
+        """Take what is held from the core; it is the store's again with the next call."""
+        rows = [(name, _ALL_BACK, _ZEROS, _ZEROS, 0) for name in names if name in self._books]
+        if not rows:
+            return
+        applied = self._driver.change(lambda core, now_ns: core.set_escrow_grants(now_ns, rows))
+        for (name, *_), amounts in zip(rows, applied, strict=True):
+            book = self._books[name]
+            book.holds = False
+            for k in range(KINDS):
+                book.drawn[k] = (book.drawn[k] + amounts[k]) % WRAP
+
+    async def _ask(
+        self,
+        link: StoreConnection,
+        buckets: dict[bytes, None],
+        wants: dict[bytes, list[tuple[bytes, Amounts, Amounts]]],
+        gone: list[bytes],
+    ) -> None:
+        """Make one call about these buckets, and give the core its answer."""
+        names = list(buckets)
+        now_ns = self._driver.clock.now_ns()
+        levels = self._driver.change(lambda core, _: core.escrow_levels(names))
+        stated = []
+        for name, found in zip(names, levels, strict=True):
+            if found is None or (name not in self._books and not any(found[1]) and not wants):
+                continue
+            book = self._books.setdefault(name, _Book([0] * KINDS, now_ns))
+            stated.append(Stated(name, found[0], tuple(book.drawn), found[1]))
+        known = {each.bucket for each in stated}
+        asks = [
+            Ask(name, [Part(*part) for part in path])
+            for name, path in wants.items()
+            if all(part[0] in known for part in path)
+        ]
+        self._call, self._called_ns = self._call + 1, now_ns
+        self._watch.lag_ns = boot_ns() - now_ns
+        answer = await ask_store(link, self._cluster, self._origin, self._call, stated, asks, gone)
+        if answer is None:
+            raise StoreRefusedError(
+                f"another scheduler is {self._origin.decode(errors='replace')} of cluster"
+                f" {self._cluster}; restart this one"
+            )
+        self._take(answer, stated, asks, wants, now_ns)
+
+    def _take(
+        self,
+        answer: Answer,
+        stated: list[Stated],
+        asks: list[Ask],
+        wants: dict[bytes, list[tuple[bytes, Amounts, Amounts]]],
+        asked_ns: int,
+    ) -> None:
+        for ask, wait_ms, where in zip(asks, answer.waits_ms, answer.waits_at, strict=True):
+            self._asked.pop(ask.name, None)
+            for part in ask.path:
+                self._books[part.bucket].due_ns = 0
+            if wait_ms:
+                due_ns = asked_ns + min(wait_ms, 3_600_000) * _MS
+                self._asked[ask.name] = _Wanted(wants[ask.name], due_ns, where)
+        for wanted in self._asked.values():
+            if wanted.waits_at in self._books:
+                self._books[wanted.waits_at].due_ns = wanted.due_ns
+        rows = []
+        for each in stated:
+            book = self._books[each.bucket]
+            given = tuple(min(n, 2 * _AMOUNT_MAX) for n in answer.given[each.bucket])
+            left = tuple(min(max(0, n), _AMOUNT_MAX) for n in answer.left[each.bucket])
+            for k in range(KINDS):
+                book.drawn[k] = (book.drawn[k] + given[k]) % WRAP
+            self._sharing.chunks += any(given)
+            book.used_ns = asked_ns if any(given) else book.used_ns
+            book.holds = any(n + m > 0 for n, m in zip(each.held, given, strict=True))
+            rows.append((each.bucket, given, (book.due_ns,) * KINDS, left, asked_ns + _CHUNK_NS))
+        self._recalled.update(name for name in answer.recalled if name in self._books)
+        self._driver.change(lambda core, now_ns: core.set_escrow_grants(now_ns, rows))
+
+    def _forget(self, now_ns: int) -> None:
+        self._sharing.buckets = 0
+        for name, book in list(self._books.items()):
+            if now_ns - book.used_ns >= _BOOK_NS and not book.holds:
+                del self._books[name]
+            self._sharing.buckets += book.holds or book.due_ns > now_ns
+
+    async def _connect(self) -> StoreConnection:
+        store, problems = self._settings.store, []
+        for url in store.urls:
+            try:
+                link = await open_checked(Address.of(url, store, self._resolve))
+            except StoreError as error:
+                problems.append(error)
+                continue
+            try:
+                await check_escrow_version(link)
+            except BaseException:
+                await link.close()
+                raise
+            self._link = link
+            return link
+        refused = any(isinstance(problem, StoreRefusedError) for problem in problems)
+        raise (StoreRefusedError if refused else StoreError)("; ".join(map(str, problems)))
+
+    async def _failed(self, error: Exception) -> None:
+        reason = str(error) or f"no answer within {CALL_S:g} s"
+        hold = self._settings.outage == "hold"
+        if reason != self._sharing.quota_problem:
+            effect = "quotas end with what is held" if hold else "this member spends its part"
+            _log.warning("cluster_quotas_lost", reason=reason, effect=effect)
+        self._sharing.quota_problem = reason
+        self._asked.clear()
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+        self._lost_ns = self._lost_ns or boot_ns()
+        if not hold and self._share == 0 and boot_ns() - self._lost_ns >= _AWAY_S * 1e9:
+            self._fill(max(1, len(self._sharing.members)))
+
+    async def _end(self) -> None:
+        link = self._link
+        if link is None:
+            return
+        try:
+            async with asyncio.timeout(_END_S):
+                held = [name for name, book in self._books.items() if book.holds]
+                self._give_back(held)
+                for at in range(0, len(held), _BUCKETS_MAX):
+                    batch = dict.fromkeys(held[at : at + _BUCKETS_MAX])
+                    await self._ask(link, batch, {}, list(self._asked))
+        except (StoreError, Broken, TimeoutError):
+            pass  # the chunks end by themselves
+        await link.close()
