@@ -36,6 +36,16 @@ cdef class Heap:
         """The key of an id that it has. O(1)."""
         return self.nodes[self.places[id] - 1].key
 
+    cdef inline const Node* entry(self, int32_t id) noexcept:
+        """The entry of an id that it has. O(1)."""
+        return &self.nodes[self.places[id] - 1]
+
+    cdef void rekey_first(self, int64_t key) noexcept:
+        """Give the first entry a greater key. O(log n)."""
+        cdef Node node = self.nodes[0]
+        node.key = key
+        self._down(0, node)
+
     cdef int put(self, int32_t id, int64_t key, int64_t tie) except -1:
         """Insert id, or give it another key. O(log n)."""
         cdef Node node

@@ -88,6 +88,7 @@ cdef int dispatch(Core core) except -1:
     while True:
         if core.quotas.has_work:
             run_quotas(core)
+        place_nodes(core.flows)
         if several:
             pool = next_pool(core)
             is_left = pool == NONE

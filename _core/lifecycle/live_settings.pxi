@@ -77,6 +77,7 @@ cdef int change_settings(Core core, policy, flow_order, dict limits) except -1:
         core.flows.order, core.flows.lifts, core.ahead, core.by_prefix = POLICIES[policy]
         settle_tree(core)
         ask_all_anew(core)
+        place_all_nodes(core.flows)
     if flow_order is not None and FLOW_ORDERS[flow_order] != core.flows.by_deadline:
         change_order(core, FLOW_ORDERS[flow_order])
     set_grain(core)

@@ -77,6 +77,7 @@ cdef Stood detach(Flows flows, int32_t flow) except *:
     cdef Stood stood
     cdef int32_t q = f.first_queue
     cdef int64_t level = flows.level_of(flow)[0]
+    place_nodes(flows)
     stood.active, stood.recent = flows.is_active(flow), flows.is_recent(flow)
     stood.ahead = f.vtc - level
     if not stood.active and f.vtc <= max(<int64_t>0, level - flows.credit(f.depth)):

@@ -45,7 +45,7 @@ cdef inline void average_charge(Flows flows, int32_t depth, int64_t charge) noex
         average[0] = charge
 
 
-cdef void forget_flows(Flows flows) noexcept:
+cdef int forget_flows(Flows flows) except -1:
     """Counters and rates as new. Only while nothing is active does order stay the same."""
     cdef int32_t i, pools = <int32_t>len(flows.anywhere)
     flows.next_retry_at_ns, flows.retry_slots.count = LONG_AGO_NS, 0
@@ -58,6 +58,8 @@ cdef void forget_flows(Flows flows) noexcept:
         forget_waits(&flows.items[i], flows.now_ns)
         if flows.items[i].queued == 0 and flows.items[i].live == 0:
             flows.items[i].vtc = 0
+            if flows.is_active(i):
+                flows.rekey_active(i)
             leave_pools(flows, i)
     for i in range(CLASSES_MAX):
         if (<Heap>flows.actives[i]).count == 0:
@@ -72,6 +74,7 @@ cdef void forget_flows(Flows flows) noexcept:
             memset((<Family>flows.families[i]).levels, 0, POOLS_ORDERED * sizeof(int64_t))
     while flows.linger_first != NONE:
         flows._leave(flows.linger_first)
+    return 0
 
 
 cdef void leave_pools(Flows flows, int32_t flow) noexcept:

@@ -25,6 +25,8 @@ cdef class Flows:
     cdef int32_t count, size, queue_count, queue_size
     cdef list actives  # of each class: flows of the root that have something queued or in flight
     cdef list families  # of all nodes, see tree.pxi
+    cdef int32_t first_stale[TREE_LEVELS]  # nodes of each depth that are not placed; -1: none
+    cdef int32_t stale_count
     cdef list candidates  # line of queues for each target
     cdef list anywhere  # with several pools, the line for any of them in the order of each
     cdef bint local  # there are several, and flows have positions in them
@@ -74,6 +76,8 @@ cdef class Flows:
         self.lifts, self.lifts_queued = lifts, lifts_queued
         for c in range(CLASSES_MAX):
             self.last_active[c] = NONE
+        for c in range(TREE_LEVELS):
+            self.first_stale[c] = NONE
         self.requests, self.quotas, self.classes = requests, quotas, classes
         self.changed = DirtyQueue()
         self.treaps, self.refusal_slab = Treaps(), SlabAllocator(sizeof(NO_REFUSALS))
@@ -181,6 +185,17 @@ cdef class Flows:
     cdef inline int rekey_active(self, int32_t flow) except -1:
         """Give an active flow its place by its counter. O(log n)."""
         return self.active(flow).put(self.place_of(flow), self.items[flow].vtc, flow)
+
+    cdef int64_t least_active(self, int32_t flow) noexcept:
+        """The least counter among a flow and its siblings, of which one is active. Counters grow,
+        so entries have the ones of before, and the first is brought up to date here; a refund moves
+        its entry at once. O(log n) amortised."""
+        cdef Heap active = self.active(flow)
+        cdef int64_t vtc = self.items[<int32_t>active.nodes[0].tie].vtc
+        while vtc > active.nodes[0].key:
+            active.rekey_first(vtc)
+            vtc = self.items[<int32_t>active.nodes[0].tie].vtc
+        return active.nodes[0].key
 
     cdef int lift(self, int32_t flow, int64_t credit) except -1:
         """Lift a flow that becomes active to the level less the credit. O(1)."""
@@ -323,7 +338,7 @@ cdef class Flows:
         cdef Heap active = self.active(flow)
         cdef int64_t* level = self.level_of(flow)
         if active.count:
-            level[0] = max(level[0], active.nodes[0].key)
+            level[0] = max(level[0], self.least_active(flow))
         return level[0]
 
     cdef void raise_levels(self, int32_t flow) noexcept:
@@ -347,7 +362,7 @@ cdef class Flows:
             return self.raise_level(flow)
         active = self.active(flow)
         if active.count:
-            return active.nodes[0].key
+            return self.least_active(flow)
         flow = self.last_active[self.items[flow].cls]
         return self.items[flow].vtc if flow != NONE else 0
 

@@ -16,6 +16,9 @@
 
 cdef enum:
     TREE_LEVELS = QUOTA_DEPTH  # a tenant's flow and the nodes above it
+    NARROW_WEIGHT = 1 << 23  # its product with NARROW_SERVICE is 2^63
+
+cdef int64_t NARROW_SERVICE = <int64_t>1 << 40
 
 
 @cython.final
@@ -34,6 +37,9 @@ cdef class Family:
     cdef int64_t recent_weight  # of the children that are active or were lately, and how many
     cdef int32_t recent_count
     cdef int64_t queued_weight, deep_weight  # of those with something queued; with more than one
+    cdef bint is_stale  # the node was charged and not placed since, see tree_lines.pxi
+    cdef bint is_noted  # it is in the chain of those that `place_nodes()` places
+    cdef int32_t next_stale  # in this chain, one for each depth; -1: none
 
     def __cinit__(self):
         self.first_free = NONE
@@ -99,5 +105,10 @@ cdef class Family:
 
 
 cdef inline int64_t reweighed(int64_t weighted, int32_t weight_milli, int32_t to_milli) noexcept:
-    """Weighted service of one weight as that of another."""
+    """Weighted service of one weight as that of another. Most needs no division of 128 bits, which
+    costs as much as a place in a line."""
+    if weight_milli == to_milli:
+        return weighted
+    if 0 <= weighted < NARROW_SERVICE and weight_milli < NARROW_WEIGHT:
+        return <int64_t>(<uint64_t>weighted * <uint64_t>weight_milli // <uint64_t>to_milli)
     return <int64_t>(<wide>weighted * weight_milli // to_milli)

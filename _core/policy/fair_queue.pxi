@@ -20,7 +20,7 @@ cdef int rank_queue(Flows flows, int32_t q) except -1:
         if flows.items[queue.flow].quota != NONE:
             request_quota(flows, queue.flow)
         return 0
-    if flows.items[queue.flow].quota != NONE:
+    if flows.items[queue.flow].quota != NONE and not flows.is_active(queue.flow):
         rejoin(flows, queue.flow)
     if head.head_state.lined_ns < 0:
         head.head_state.lined_ns = flows.now_ns
@@ -83,25 +83,30 @@ cdef int add_service(Flows flows, int32_t flow, int64_t weighted_micro) except -
     f.vtc = min(max(<int64_t>0, f.vtc + weighted_micro), VTC_MAX)
     if f.vtc > VTC_REBASE and flows.active(flow).count:
         rebase(flows, flow)
-    return flows.rekey_active(flow) if flows.is_active(flow) else 0
+    return flows.rekey_active(flow) if weighted_micro < 0 and flows.is_active(flow) else 0
 
 
 cdef int charge_nodes(
     Flows flows, int32_t flow, int32_t weight_milli, int64_t before, int64_t after, int32_t pool
 ) except -1:
     """Charge the nodes above a flow for a lease in a pool for which the flow was charged `before`,
-    and now `after`, with a weight. Of totals, so that rounding does not add up.
-    O(levels * (targets + pools) * log n)."""
+    and now `after`, with a weight. Of totals, so that rounding does not add up. Their places follow
+    before the next pick. O(levels * (pools + log n))."""
     cdef int32_t node = flows.items[flow].parent
     cdef int64_t more
+    cdef bint falls = after < before
+    if node == NONE:
+        return 0
     while node != NONE:
         more = reweighed(after, weight_milli, flows.items[node].weight_milli)
         more -= reweighed(before, weight_milli, flows.items[node].weight_milli)
         add_service(flows, node, more)
         if flows.local:
             charge_positions(flows, node, more, pool)
-        stand_by_counter(flows, node)
+        note_stale(flows, node, flows.family_of(node))
         node = flows.items[node].parent
+    if falls:
+        place_nodes(flows)
     return bring_nodes_back(flows, flow) if flows.local else 0
 
 
@@ -112,10 +117,11 @@ cdef int rebase(Flows flows, int32_t flow) except -1:
     # at 0 changes no order.
     cdef Heap active = flows.active(flow)
     cdef int64_t* level = flows.level_of(flow)
-    cdef int64_t base = active.nodes[0].key - flows.credit(flows.items[flow].depth)
+    cdef int64_t base = flows.least_active(flow) - flows.credit(flows.items[flow].depth)
     cdef int32_t i, parent = flows.items[flow].parent, cls = flows.items[flow].cls
     if base < VTC_REBASE // 2:
         return 0
+    place_nodes(flows)
     level[0] = max(<int64_t>0, level[0] - base)
     for i in range(<int32_t>len(flows.anywhere) if flows.one_line else 0):
         flows.positions.shift(cls, i)[0] += base

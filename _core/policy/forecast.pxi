@@ -217,6 +217,7 @@ cdef int64_t wait_of_new(
     """The same for one that arrives now with a deadline, -1: with none."""
     cdef int32_t q = core.flows.find_queue(flow, target + 1)
     cdef int64_t ahead = 0
+    place_nodes(core.flows)
     if q != NONE:
         ahead = work_in_queue(core.flows, &core.flows.queues[q], deadline_ns)
     return wait_from(core, flow, target, ahead, work)

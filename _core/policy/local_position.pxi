@@ -43,6 +43,8 @@ cdef bint first_of_pool(Flows flows, int32_t flow, int32_t pool, Node* first) no
     there. O(1)."""
     cdef int32_t cls = flows.items[flow].cls, node = flows.items[flow].parent
     cdef Heap own = own_heap(flows, node, cls, pool), free = free_heap(flows, node, cls, pool)
+    freshen(flows, own, node, pool, False)
+    freshen(flows, free, node, pool, True)
     if own.count:
         first[0] = own.nodes[0]
     if free.count and (
@@ -246,6 +248,7 @@ cdef int rebase_pool(Flows flows, int32_t flow, int32_t pool) except -1:
         base = first.key * flows.grain - flows.credit(flows.items[flow].depth)
     if base < VTC_REBASE // 2 or flows.order != ORDER_COUNTER:
         return 0
+    place_nodes(flows)
     level[0] = max(<int64_t>0, level[0] - base)
     if flows.items[flow].parent == NONE:
         flows.positions.shift(flows.items[flow].cls, pool)[0] -= base
@@ -318,6 +321,11 @@ cdef int leave_anywhere(Flows flows, int32_t q) except -1:
     return 0
 
 
+cdef inline bint node_stands(Family family, int32_t pool) noexcept:
+    """Whether a node is in a line of a pool. O(1)."""
+    return family.line_of(0).count > 0 or family.line_of(pool + 1).count > 0
+
+
 cdef int bring_back(Flows flows, int32_t flow) except -1:
     """Where a flow stands too far ahead because of service elsewhere, forgive it some of that.
     O(positions * log n)."""
@@ -334,11 +342,17 @@ cdef int bring_back(Flows flows, int32_t flow) except -1:
         n = flows.positions.items[n].next_position
     if n == NONE:
         return 0
-    find_lines(flows, flow, &queued, &stands)
+    if not is_node(flows, flow):
+        find_lines(flows, flow, &queued, &stands)
     while n != NONE:
         p = &flows.positions.items[n]
         n = p.next_position
-        if p.foreign == 0 or not (set_has(&stands, 0) or set_has(&stands, p.pool + 1)):
+        if p.foreign == 0:
+            continue
+        if is_node(flows, flow):
+            if not node_stands(flows.family_of(flow), p.pool):
+                continue
+        elif not (set_has(&stands, 0) or set_has(&stands, p.pool + 1)):
             continue
         first_of_pool(flows, flow, p.pool, &first)
         if child_at(flows, flows.items[flow].parent, first.id) != flow:

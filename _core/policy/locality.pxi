@@ -167,7 +167,7 @@ cdef int set_grain(Core core) except -1:
     for flow in range(core.flows.count):
         if core.flows.items[flow].queued:
             rank_flow(core.flows, flow)
-    return 0
+    return place_all_nodes(core.flows)
 
 
 cdef int check_prefixes(Core core) except -1:

@@ -98,4 +98,4 @@ cdef int add_to_pool(Flows flows, int32_t pool, bint begins) except -1:
                 begin_in_pool(flows, flow, pool)
             replace_in_line(flows, q)
             wait_in_pools(flows, flow)
-    return 0
+    return place_all_nodes(flows)

@@ -4,6 +4,11 @@
 # above while the node's own line has entries. Its key is the node's counter, its arrival that of
 # the first head in its line. Under orders without counters no flow is below a node. With several
 # pools a queue for any of them is also in the order of each pool, at every level.
+#
+# Reports charge nodes many times between two picks, so a node that is charged is only noted as
+# stale. Until `place_nodes()` its entries have the keys of before, which are no greater than those
+# of now; a refund places a node at once. Every event that reads lines places the stale nodes first,
+# but for the least of a pool, see `freshen()`. A node above a stale one is stale, too.
 
 cdef inline bint stands_in_one(Flows flows) noexcept:
     """Whether what may run anywhere stands in one line, and not in one of each pool."""
@@ -53,14 +58,42 @@ cdef inline int put_in_line(Flows flows, int32_t q, int64_t key, int64_t arrival
     return flows.family_of(f.parent).line(target).put(f.place, key, arrival)
 
 
-cdef inline int stand_node(Flows flows, int32_t node, int32_t target) except -1:
-    """Give a node its place for a target by its counter and its first head, or none.
-    O(log n)."""
-    cdef Heap line = flows.family_of(node).line(target)
-    cdef int32_t q = flows.queue_of(node, target)
+cdef inline bint stands_so(
+    Heap line, int32_t id, int64_t tie, bint is_stale, int64_t key
+) noexcept:
+    """Whether an id is in a line with this tie, and with this key or a stale one. O(1)."""
+    cdef const Node* entry
+    if not line.has(id):
+        return False
+    entry = line.entry(id)
+    return entry.tie == tie and (is_stale or entry.key == key)
+
+
+cdef inline bint stand_node(Flows flows, int32_t q) except -1:
+    """Give a node's queue its place by the node's counter and its first head, or none; whether its
+    place has changed, which a stale node's does not while it has that head. O(log n)."""
+    cdef const Flow* f = &flows.items[flows.queues[q].flow]
+    cdef int32_t target = flows.queues[q].target
+    cdef Family family = flows.family_of(flows.queues[q].flow)
+    cdef Heap line = family.line_of(target)
+    cdef int64_t key, tie
     if line.count == 0:
-        return take_from_line(flows, q)
-    return put_in_line(flows, q, flows.key_of(q), line.nodes[0].tie)
+        if not has_place(flows, q):
+            return False
+        take_from_line(flows, q)
+        return True
+    key, tie = flows.key_of(q), line.nodes[0].tie
+    if f.parent == NONE:
+        if stands_so(
+            (<Line>flows.candidates[target]).heap(f.cls), q, tie, family.is_stale, key
+        ):
+            return False
+    elif stands_so(
+        flows.family_of(f.parent).line_of(target), f.place, tie, family.is_stale, key
+    ):
+        return False
+    put_in_line(flows, q, key, tie)
+    return True
 
 
 cdef inline int take_from_line(Flows flows, int32_t q) except -1:
@@ -74,22 +107,29 @@ cdef inline int take_from_line(Flows flows, int32_t q) except -1:
 
 
 cdef inline int stand_nodes(Flows flows, int32_t q) except -1:
-    """The line of a queue's node has changed: give each node above its place.
-    O(levels * log n)."""
+    """The line of a queue's node has changed: give each node above its place, as far up as one
+    changes. O(levels * log n)."""
     cdef int32_t node = flows.items[flows.queues[q].flow].parent
     while node != NONE:
-        stand_node(flows, node, flows.queues[q].target)
+        if not stand_node(flows, flows.queue_of(node, flows.queues[q].target)):
+            return 0
         node = flows.items[node].parent
     return 0
 
 
 cdef inline int stand(Flows flows, int32_t q) except -1:
-    """Give the queue of a tenant's flow its place, which it may have already.
-    O(levels * log n)."""
-    put_in_line(
-        flows, q, flows.key_of(q), flows.requests.items[flows.queues[q].chain.head].seq
-    )
-    return stand_nodes(flows, q)
+    """Give the queue of a tenant's flow its place, which it may have already; the nodes above it
+    follow if another head is first in its line. O(levels * log n)."""
+    cdef const Flow* f = &flows.items[flows.queues[q].flow]
+    cdef int64_t seq = flows.requests.items[flows.queues[q].chain.head].seq, first = NONE
+    cdef Heap line
+    if f.parent == NONE:
+        return put_in_line(flows, q, flows.key_of(q), seq)
+    line = flows.family_of(f.parent).line(flows.queues[q].target)
+    if line.count:
+        first = line.nodes[0].tie
+    line.put(f.place, flows.key_of(q), seq)
+    return 0 if line.nodes[0].tie == first else stand_nodes(flows, q)
 
 
 cdef inline int leave_line(Flows flows, int32_t q) except -1:
@@ -103,14 +143,74 @@ cdef inline int stand_by_counter(Flows flows, int32_t node) except -1:
     """Give a node its places by its counters of now, for all targets.
     O((targets + pools) * log n)."""
     cdef int32_t q = flows.items[node].first_queue
+    flows.family_of(node).is_stale = False
     while q != NONE:
-        stand_node(flows, node, flows.queues[q].target)
+        stand_node(flows, q)
         if flows.queues[q].target and flows.local:
             flows.pool_order.touch(flows.queues[q].target - 1)
         elif not stands_in_one(flows):
             stand_node_anywhere(flows, q)
         q = flows.queues[q].next_queue
     return 0
+
+
+cdef inline void note_stale(Flows flows, int32_t node, Family family) noexcept:
+    """A node has been charged: have it placed before lines are read. O(1)."""
+    cdef int32_t depth = flows.items[node].depth
+    family.is_stale = True
+    if not family.is_noted:
+        family.is_noted, family.next_stale = True, flows.first_stale[depth]
+        flows.first_stale[depth] = node
+        flows.stale_count += 1
+
+
+cdef int place_nodes(Flows flows) except -1:
+    """Give all stale nodes their places, the lowest first, so that those above find their heads.
+    O(1) if there are none, else O((targets + pools) * log n) for each."""
+    cdef int32_t depth = TREE_LEVELS, node
+    cdef Family family
+    while flows.stale_count:
+        depth -= 1
+        while flows.first_stale[depth] != NONE:
+            node = flows.first_stale[depth]
+            family = flows.family_of(node)
+            flows.first_stale[depth] = family.next_stale
+            flows.stale_count -= 1
+            family.is_noted = False
+            stand_by_counter(flows, node)
+    return 0
+
+
+cdef int place_all_nodes(Flows flows) except -1:
+    """Give all nodes their places, after a change of all keys. O(flows)."""
+    cdef int32_t flow
+    for flow in range(flows.count):
+        if is_node(flows, flow):
+            note_stale(flows, flow, flows.family_of(flow))
+    return place_nodes(flows)
+
+
+cdef inline void freshen(
+    Flows flows, Heap line, int32_t node, int32_t pool, bint is_free
+) noexcept:
+    """Have the first entry be the least by the keys of now, in one of the two lines that a pool has
+    of the children of a node, -1: of the root. The keys of stale ones only grow. O(log n)
+    amortised."""
+    cdef int32_t q
+    cdef int64_t key
+    while flows.stale_count and line.count:
+        q = queue_at(flows, node, 0 if is_free else pool + 1, line.nodes[0].id)
+        if not is_node(flows, flows.queues[q].flow):
+            return
+        if not flows.family_of(flows.queues[q].flow).is_stale:
+            return
+        if is_free:
+            key = flows.counter_at(flows.queues[q].flow, pool) // flows.grain
+        else:
+            key = flows.key_of(q)
+        if key == line.nodes[0].key:
+            return
+        line.rekey_first(key)
 
 
 cdef inline int stand_node_anywhere(Flows flows, int32_t q) except -1:
@@ -122,15 +222,27 @@ cdef inline int stand_node_anywhere(Flows flows, int32_t q) except -1:
     return 0
 
 
-cdef inline int stand_node_in(Flows flows, int32_t q, int32_t pool) except -1:
-    # The same in one pool. O(log n).
+cdef inline bint stand_node_in(Flows flows, int32_t q, int32_t pool) except -1:
+    """The same in one pool; whether its place there has changed. O(log n)."""
     cdef int32_t node = flows.queues[q].flow
-    cdef Heap line = flows.family_of(node).free_line(pool)
+    cdef const Flow* f = &flows.items[node]
+    cdef Family family = flows.family_of(node)
+    cdef Heap line = family.free_line_of(pool), siblings
+    cdef int64_t key, tie
+    if f.parent == NONE:
+        siblings = (<Line>flows.anywhere[pool]).heap(f.cls)
+    else:
+        siblings = flows.family_of(f.parent).free_line_of(pool)
     if line.count == 0:
-        return take_from_anywhere(flows, q, pool)
-    return put_anywhere(
-        flows, q, pool, flows.counter_at(node, pool) // flows.grain, line.nodes[0].tie
-    )
+        if not siblings.has(q if f.parent == NONE else f.place):
+            return False
+        take_from_anywhere(flows, q, pool)
+        return True
+    key, tie = flows.counter_at(node, pool) // flows.grain, line.nodes[0].tie
+    if stands_so(siblings, q if f.parent == NONE else f.place, tie, family.is_stale, key):
+        return False
+    put_anywhere(flows, q, pool, key, tie)
+    return True
 
 
 cdef inline int stand_nodes_in(Flows flows, int32_t q, int32_t pool) except -1:
@@ -138,7 +250,8 @@ cdef inline int stand_nodes_in(Flows flows, int32_t q, int32_t pool) except -1:
     above its place there. O(levels * log n)."""
     cdef int32_t node = flows.items[flows.queues[q].flow].parent
     while node != NONE:
-        stand_node_in(flows, flows.queue_of(node, 0), pool)
+        if not stand_node_in(flows, flows.queue_of(node, 0), pool):
+            return 0
         node = flows.items[node].parent
     return 0
 

@@ -240,8 +240,10 @@ cdef int check_candidates(Core core) except -1:
                 q = heap.nodes[k].id
                 check_invariant(
                     core,
-                    heap.nodes[k].tie == arrival_of(core.flows, q)
-                    and heap.nodes[k].key == core.flows.key_of(q)
+                    stands_by(
+                        core.flows, q, &heap.nodes[k], core.flows.key_of(q),
+                        arrival_of(core.flows, q),
+                    )
                     and core.flows.items[core.flows.queues[q].flow].cls == c,
                     "a candidate stands at its counter and its head, in its class",
                 )
@@ -287,8 +289,7 @@ cdef int check_positions(Core core) except -1:
                 if is_node(flows, flow):
                     seq = free_heap(flows, flow, cls, pool).nodes[0].tie
                 check_invariant(
-                    core, heap.key_of(id) == key
-                    and heap.nodes[heap.places[id] - 1].tie == seq,
+                    core, stands_by(flows, q, heap.entry(id), key, seq),
                     "what may run anywhere stands by its position in each pool",
                 )
     return 0

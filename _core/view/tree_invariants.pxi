@@ -8,6 +8,15 @@ cdef int64_t arrival_of(Flows flows, int32_t q) except -1:
     return flows.requests.items[flows.queues[q].chain.head].seq
 
 
+cdef bint stands_by(Flows flows, int32_t q, const Node* entry, int64_t key, int64_t tie) except *:
+    """Whether an entry of a queue is what it should be: of a node that waits to be placed, its key
+    of before."""
+    cdef int32_t flow = flows.queues[q].flow
+    if is_node(flows, flow) and flows.family_of(flow).is_noted:
+        return entry.key <= key
+    return entry.key == key and entry.tie == tie
+
+
 cdef int check_node(Core core, int32_t node) except -1:
     """That a node stands, is active and counts as its children say. O(family * targets)."""
     cdef Flows flows = core.flows
@@ -47,8 +56,9 @@ cdef int check_node(Core core, int32_t node) except -1:
         for k in range(line.count):
             q = queue_at(flows, node, target, line.nodes[k].id)
             check_invariant(
-                core, line.nodes[k].tie == arrival_of(flows, q)
-                and line.nodes[k].key == flows.key_of(q),
+                core, stands_by(
+                    flows, q, &line.nodes[k], flows.key_of(q), arrival_of(flows, q)
+                ),
                 "a child stands at its counter and its head",
             )
     return 0

@@ -16,9 +16,9 @@ FAIRNESS_BUGS = (
         (
             (
                 "model/flows.pxi",
-                "            level[0] = max(level[0], active.nodes[0].key)\n",
+                "            level[0] = max(level[0], self.least_active(flow))\n",
                 "            if BUG:\n"
-                "                level[0] = active.nodes[0].key\n"
+                "                level[0] = self.least_active(flow)\n"
                 "                return level[0]\n",
             ),
         ),
@@ -91,7 +91,7 @@ FAIRNESS_BUGS = (
         (
             (
                 "policy/local_position.pxi",
-                "        if p.foreign == 0 or not (set_has(&stands, 0)",
+                "        if p.foreign == 0:\n            continue\n        if is_node(",
                 "        if BUG:\n            p.foreign = VTC_MAX\n",
             ),
         ),

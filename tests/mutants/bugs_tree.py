@@ -92,4 +92,30 @@ TREE_BUGS = (
         0,
         tests=(POOLS,),
     ),
+    Mutant(
+        "nodes-stay-stale",
+        "a group that was charged is picked by its counter of before",
+        (
+            (
+                "policy/tree_lines.pxi",
+                "    while flows.stale_count:\n",
+                "    if BUG:\n        return 0\n",
+            ),
+        ),
+        0,
+        tests=(f"{TESTS}test_random_trees_grant_what_the_model_picks",),
+    ),
+    Mutant(
+        "stale-node-is-first",
+        "a group is lifted in a pool to the counter that another one had before its last reports",
+        (
+            (
+                "policy/tree_lines.pxi",
+                "    while flows.stale_count and line.count:\n",
+                "    if BUG:\n        return\n",
+            ),
+        ),
+        0,
+        tests=(POOLS,),
+    ),
 )
