@@ -50,13 +50,14 @@ def demo(out: Path, seed: int | None, quick: bool, failover: bool, as_json: bool
     more through the same scheduler. Takes less than two minutes.
     """
     # Imported here: numpy and matplotlib would make every other command start later.
-    from schedsvc.lab.demo.failover import run_failover
     from schedsvc.lab.demo.processes import DemoError
     from schedsvc.lab.demo.run import run_demo
     from schedsvc.lab.load.generator import TargetError
 
     try:
         if failover:
+            from schedsvc.lab.demo.failover import run_failover
+
             holds = run_failover(out, seed=seed or 0, quick=quick, as_json=as_json)
         else:
             holds = run_demo(out, seed=seed, quick=quick, as_json=as_json)

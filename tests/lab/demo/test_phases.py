@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from schedsvc.lab.demo.phases import Setting, _engine, _run
+from schedsvc.lab.demo.phases import Setting, _run, running_engine
 from schedsvc.lab.demo.processes import DemoError
 from schedsvc.lab.demo.traffic import generate
 
@@ -13,7 +13,7 @@ from schedsvc.lab.demo.traffic import generate
 async def test_an_engine_that_died_before_its_phase_is_named(tmp_path: Path) -> None:
     """Not the connection that no process accepts any more: the phase meets that one first."""
     setting = Setting(generate(1, 5.0), 1, tmp_path, Console(quiet=True))
-    async with _engine(setting, "alone") as (engine, url):
+    async with running_engine(setting.folder, "alone") as (engine, url):
         os.kill(engine.process.pid, signal.SIGKILL)
         with pytest.raises(DemoError, match="engine-alone ended with status -9"):
             await _run(setting, "alone", "1/4", setting.trace, url, (engine,))
