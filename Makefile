@@ -15,7 +15,8 @@ TESTS_AT_ONCE ?= 2
 NO_TIDY := --ignore tests/tidy
 # Tests by their mark, with options. What fails beside other work is run once more by itself: how
 # soon a process runs is the machine's affair. What fails twice fails; a crash is not tried again.
-LOOK = $(BIN)/python -m pytest -q --max-worker-restart 0 --durations=12 --durations-min=4 -m $(1) $(3)
+LOOK = $(BIN)/python -m pytest -q --max-worker-restart 0 --durations=12 --durations-min=4 \
+	-m $(1) $(3)
 AGAIN = test $$? -eq 1 && echo 'Once more, by themselves:' && $(LOOK) --lf --lfnf none
 RUN = $(LOOK) $(2) || { $(AGAIN); }
 # Without its cache each process of the tests compiles all 500 modules of them again: 10 s.
