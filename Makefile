@@ -159,8 +159,8 @@ image: dist ## Build the container images from dist/, by docker, podman or build
 	$(BIN)/python -m deploy.image
 
 test-chart: build $(CHART_VENV)/.installed ## Render the chart and Kustomize, and check the objects.
-	$(BIN)/python -m pytest -q -m install tests/box/test_chart.py tests/box/test_kustomize.py \
-		tests/box/test_compose.py
+	$(BIN)/python -m pytest -q -m install tests/box/test_chart.py tests/box/test_chart_cluster.py \
+		tests/box/test_kustomize.py tests/box/test_compose.py
 
 $(CHART_VENV)/.installed: tests/box/requirements.txt
 	$(PYTHON) -m venv $(CHART_VENV)
