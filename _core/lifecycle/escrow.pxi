@@ -2,7 +2,7 @@
 #
 # A grant is an event, so it is recorded, replayed, and part of the digest. The member's task reads
 # what is wanted and what was drawn. It states both to the store, and its answer becomes the next
-# event. Nothing here waits for it: without a chunk a flow waits for its quota as ever.
+# event. Nothing here waits for it: without a chunk a flow waits for its quota, as before.
 #
 # Quotas of models stay each member's own, because its pools are.
 

@@ -34,7 +34,7 @@ from schedsvc.cluster.escrow_store import (
     check_escrow_version,
 )
 from schedsvc.cluster.joining import Identity
-from schedsvc.cluster.store import CALL_S, Address, StoreConnection, open_checked
+from schedsvc.cluster.store import CALL_S, StoreConnection, open_any
 from schedsvc.config.cluster import Cluster
 from schedsvc.driver import Broken, Driver, EscrowWatch, Sharing
 
@@ -300,22 +300,8 @@ class Escrow:
             self._sharing.buckets += book.holds or book.due_ns > now_ns
 
     async def _connect(self) -> StoreConnection:
-        store, problems = self._settings.store, []
-        for url in store.urls:
-            try:
-                link = await open_checked(Address.of(url, store, self._resolve))
-            except StoreError as error:
-                problems.append(error)
-                continue
-            try:
-                await check_escrow_version(link)
-            except BaseException:
-                await link.close()
-                raise
-            self._link = link
-            return link
-        refused = any(isinstance(problem, StoreRefusedError) for problem in problems)
-        raise (StoreRefusedError if refused else StoreError)("; ".join(map(str, problems)))
+        self._link = await open_any(self._settings.store, self._resolve, check_escrow_version)
+        return self._link
 
     async def _failed(self, error: Exception) -> None:
         reason = str(error) or f"no answer within {CALL_S:g} s"

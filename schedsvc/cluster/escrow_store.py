@@ -7,9 +7,9 @@ amount of a kind without a limit is 0.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from schedsvc.cluster.errors import StoreError, StoreRefusedError
+from schedsvc.cluster.errors import StoreError
 from schedsvc.cluster.library import ESCROW_VERSION, escrow_keys_of
-from schedsvc.cluster.store import StoreConnection
+from schedsvc.cluster.store import StoreConnection, check_version
 
 __all__ = [
     "CHUNK_MS",
@@ -80,13 +80,7 @@ class Answer:
 
 async def check_escrow_version(link: StoreConnection) -> None:
     """Raise StoreRefusedError if the store has other functions for quotas than this schedsvc."""
-    found = (await link.call("schedsvc_escrow_version", [])).decode(errors="replace")
-    if found != ESCROW_VERSION:
-        raise StoreRefusedError(
-            f"store {link.address.text} has functions for quotas of version {found}, and this"
-            f" schedsvc needs version {ESCROW_VERSION}; run `schedsvc cluster init` of this"
-            " schedsvc with an operator's credentials"
-        )
+    await check_version(link, "schedsvc_escrow_version", "functions for quotas", ESCROW_VERSION)
 
 
 async def ask_store(

@@ -19,9 +19,9 @@ from pathlib import Path
 import structlog
 
 from schedsvc.clock import boot_ns
-from schedsvc.cluster.errors import StoreError, StoreRefusedError
+from schedsvc.cluster.errors import StoreError
 from schedsvc.cluster.joining import Identity
-from schedsvc.cluster.store import Address, StoreConnection, open_checked
+from schedsvc.cluster.store import StoreConnection, open_any
 from schedsvc.cluster.term_file import TermFile
 from schedsvc.cluster.terms import TERM_MS, Term, Terms, check_terms_version, term_end_ns
 from schedsvc.config.cluster import Cluster
@@ -212,22 +212,8 @@ class Campaign:
     async def _connected(self) -> StoreConnection:
         if self._link is not None:
             return self._link
-        store, problems = self._settings.store, []
-        for url in store.urls:
-            try:
-                link = await open_checked(Address.of(url, store, self._resolve))
-            except StoreError as error:
-                problems.append(error)
-                continue
-            try:
-                await check_terms_version(link)
-            except BaseException:
-                await link.close()
-                raise
-            self._link = link
-            return link
-        refused = any(isinstance(problem, StoreRefusedError) for problem in problems)
-        raise (StoreRefusedError if refused else StoreError)("; ".join(map(str, problems)))
+        self._link = await open_any(self._settings.store, self._resolve, check_terms_version)
+        return self._link
 
     async def _failed(self, error: Exception) -> None:
         reason = str(error) or f"no answer within {_ATTEMPT_S:g} s"

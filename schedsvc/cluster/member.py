@@ -16,7 +16,7 @@ from schedsvc.cluster.errors import StoreError, StoreRefusedError
 from schedsvc.cluster.escrow import Escrow
 from schedsvc.cluster.joining import Identity, fingerprint_of, join, leave
 from schedsvc.cluster.rows import Key, pack_row, pack_totals, split_rows, unpack_row, unpack_totals
-from schedsvc.cluster.store import CALL_S, Address, StoreConnection, open_checked
+from schedsvc.cluster.store import CALL_S, StoreConnection, open_any
 from schedsvc.cluster.totals import OwnTotals, SeenTotals
 from schedsvc.config import Config
 from schedsvc.config.cluster import Cluster
@@ -120,26 +120,16 @@ class Member:
         self.sharing.own, self.sharing.seen = len(self._own), len(self._seen)
 
     async def _connect(self) -> StoreConnection:
-        settings, problems = self._settings, []
-        for url in settings.store.urls:
-            try:
-                address = Address.of(url, settings.store, self._resolve)
-                link = await open_checked(address)
-            except StoreError as error:
-                problems.append(error)
-                continue
-            try:
-                await join(link, self._who, self._fingerprint, self._ttl_ms)
-            except BaseException:
-                await link.close()
-                raise
-            self._link = link
-            self._own.send_all_again()
-            self._since = self._number = self._call = 0
-            _log.info("cluster_joined", store=address.text, member=self._who.member)
-            return link
-        refused = any(isinstance(problem, StoreRefusedError) for problem in problems)
-        raise (StoreRefusedError if refused else StoreError)("; ".join(map(str, problems)))
+        link = await open_any(
+            self._settings.store,
+            self._resolve,
+            lambda link: join(link, self._who, self._fingerprint, self._ttl_ms),
+        )
+        self._link = link
+        self._own.send_all_again()
+        self._since = self._number = self._call = 0
+        _log.info("cluster_joined", store=link.address.text, member=self._who.member)
+        return link
 
     async def _sync(self, link: StoreConnection) -> bool:
         """Make one call; return whether nothing is left to send or read."""

@@ -6,7 +6,7 @@ reconnects by itself, because a member has to send all its totals again on a new
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,15 @@ from schedsvc.cluster.library import FUNCTIONS_VERSION, info_problem
 from schedsvc.config.cluster import ClusterStore
 from schedsvc.config.files import read_file
 
-__all__ = ["CALL_S", "Address", "StoreConnection", "connect", "open_checked"]
+__all__ = [
+    "CALL_S",
+    "Address",
+    "StoreConnection",
+    "check_version",
+    "connect",
+    "open_any",
+    "open_checked",
+]
 
 #: A connection is made, and a call answered, within this time, or it failed.
 CALL_S = 1.0
@@ -171,13 +179,44 @@ async def open_checked(address: Address) -> StoreConnection:
         problem = info_problem((await connection.command("INFO")).decode(errors="replace"))
         if problem:
             raise StoreRefusedError(f"store {address.text} {problem}")
-        found = (await connection.call("schedsvc_version", [])).decode(errors="replace")
-        if found != FUNCTIONS_VERSION:
-            raise StoreRefusedError(
-                f"store {address.text} has functions of version {found}, and this schedsvc needs"
-                f" version {FUNCTIONS_VERSION}; {_INIT} of this schedsvc"
-            )
+        await check_version(connection, "schedsvc_version", "functions", FUNCTIONS_VERSION)
     except BaseException:
         await connection.close()
         raise
     return connection
+
+
+async def check_version(link: StoreConnection, function: str, what: str, needed: str) -> None:
+    """Raise StoreRefusedError if the store has other functions than this schedsvc needs."""
+    found = (await link.call(function, [])).decode(errors="replace")
+    if found != needed:
+        raise StoreRefusedError(
+            f"store {link.address.text} has {what} of version {found}, and this schedsvc needs"
+            f" version {needed}; {_INIT} of this schedsvc"
+        )
+
+
+async def open_any(
+    store: ClusterStore,
+    resolve: Callable[[str], Path],
+    prepare: Callable[[StoreConnection], Awaitable[object]],
+) -> StoreConnection:
+    """Return a connection to the first server of a list that a cluster can use, prepared.
+
+    Raises StoreError, with the problem of each server, and what `prepare` raises.
+    """
+    problems = []
+    for url in store.urls:
+        try:
+            link = await open_checked(Address.of(url, store, resolve))
+        except StoreError as error:
+            problems.append(error)
+            continue
+        try:
+            await prepare(link)
+        except BaseException:
+            await link.close()
+            raise
+        return link
+    refused = any(isinstance(problem, StoreRefusedError) for problem in problems)
+    raise (StoreRefusedError if refused else StoreError)("; ".join(map(str, problems)))

@@ -16,7 +16,7 @@ from schedsvc.cluster.errors import StoreError, StoreRefusedError
 from schedsvc.cluster.joining import Identity
 from schedsvc.cluster.library import TERMS_VERSION, term_keys_of
 from schedsvc.cluster.signing import ForgedRowError, open_row, seal_row
-from schedsvc.cluster.store import StoreConnection
+from schedsvc.cluster.store import StoreConnection, check_version
 
 __all__ = ["JUMP_MAX", "TERM_MS", "Term", "Terms", "check_terms_version", "term_end_ns"]
 
@@ -51,13 +51,7 @@ def term_end_ns(began_ns: int) -> int:
 
 async def check_terms_version(link: StoreConnection) -> None:
     """Raise StoreRefusedError if the store has other functions of terms than these."""
-    found = (await link.call("schedsvc_terms_version", [])).decode(errors="replace")
-    if found != TERMS_VERSION:
-        raise StoreRefusedError(
-            f"store {link.address.text} has functions of terms of version {found}, and this"
-            f" schedsvc needs version {TERMS_VERSION}; run `schedsvc cluster init` of this schedsvc"
-            " with an operator's credentials"
-        )
+    await check_version(link, "schedsvc_terms_version", "functions of terms", TERMS_VERSION)
 
 
 class Terms:
