@@ -10,7 +10,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from schedsvc_vllm.answers import BadRequestError, duration_text
+from schedsvc_vllm.answers import duration_text
 from schedsvc_vllm.estimate import KINDS_MAX, RATIO_MIN, RATIO_START, TextKind, TokenRatios
 from schedsvc_vllm.limit import WAITING_MAX, LocalLimit, LocalLimitError
 from schedsvc_vllm.request_sizing import Call, Sizes, parse_json, size_call
@@ -413,17 +413,3 @@ class TestSettings:
             self.read(SCHEDSVC_TLS_CERT_FILE=str(file))
         with pytest.raises(SettingsError, match="SCHEDSVC_TLS is off"):
             self.read(SCHEDSVC_TLS="0", SCHEDSVC_TLS_CA_FILE=str(file))
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be",
-                                      "utf-32", "utf-32-le", "utf-32-be"])  # fmt: skip
-@pytest.mark.parametrize("text", ['{"prompt": "ä€😀"}', ' {"prompt": "x"}', "{}"])
-def test_json_is_read_in_each_encoding_of_unicode(text: str, encoding: str) -> None:
-    raw = text.encode(encoding)
-    assert parse_json(raw) == json.loads(raw) == json.loads(text)
-
-
-@pytest.mark.parametrize("raw", [b'{"a": "\xff"}', b'{"a"', b"{\0", b"", b"[1]"])
-def test_body_that_is_no_json_object_is_a_bad_request(raw: bytes) -> None:
-    with pytest.raises(BadRequestError, match="JSON"):
-        parse_json(raw)

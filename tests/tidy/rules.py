@@ -293,7 +293,7 @@ ROOMS: dict[str, Room] = {
     # Pure Python that knows nothing of the server: an engine host never compiles anything.
     "schedsvc_client": room("schedsvc_client.v1", "grpc google grpc_status"),
     "schedsvc_client.v1": room(packages="grpc google"),
-    "schedsvc_vllm": room("schedsvc_client", clock=WALL),
+    "schedsvc_vllm": room("schedsvc_client", "orjson", clock=WALL),
     # Of gates that verify tokens; the others need none of its packages.
     "schedsvc_vllm.jwt_tokens": room("schedsvc_vllm", "jwt", clock=WALL),
     # Of gates that export spans.
@@ -308,7 +308,8 @@ ROOMS: dict[str, Room] = {
         "schedsvc schedsvc._core schedsvc.driver schedsvc.service schedsvc.server schedsvc.config"
         " schedsvc.clock schedsvc.lab.emulator schedsvc.lab.load schedsvc.lab.load.result"
         " schedsvc.lab.workload schedsvc_client schedsvc_client.v1 schedsvc_vllm",
-        "Cython click google grpc matplotlib numpy pytest pytest_benchmark rich setuptools uvloop",
+        "Cython aiohttp click google grpc matplotlib numpy pytest pytest_benchmark rich setuptools"
+        " uvloop",
         clock=WALL,
         prints=True,
     ),

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import orjson
+
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.estimate import TextKind, TokenRatios
 from schedsvc_vllm.image_sizes import UNKNOWN_MODEL, ImageSizes
@@ -88,16 +90,29 @@ class Sizes:
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """Parse a body that has to be a JSON object. Raises BadRequestError."""
+    """Parse a body that has to be a JSON object. O(bytes). Raises BadRequestError.
+
+    A whole number beyond 64 bits may become a float: none is a valid limit, count or token.
+    """
     try:
-        # Python looks for UTF-16 and UTF-32 first; in them a zero is among the first two bytes.
-        is_utf8 = body[:1] == b"{" and body[1:2] != b"\0"
-        parsed = json.loads(body.decode("utf-8", "surrogatepass") if is_utf8 else body)
-    except (ValueError, RecursionError) as error:
-        raise BadRequestError(f"the body is not valid JSON: {error}") from None
+        parsed = orjson.loads(body)
+    except ValueError:
+        # Python's parser takes more, and an engine that uses it serves what it takes: NaN, half a
+        # surrogate pair, UTF-16.
+        try:
+            parsed = _parse_exactly(body)
+        except (ValueError, RecursionError) as error:
+            raise BadRequestError(f"the body is not valid JSON: {error}") from None
     if not isinstance(parsed, dict):
         raise BadRequestError("the body must be a JSON object")
     return parsed
+
+
+def _parse_exactly(body: bytes) -> Any:
+    """Parse JSON with each number as it was written. Raises ValueError or RecursionError."""
+    # Python looks for UTF-16 and UTF-32 first; in them a zero is among the first two bytes.
+    is_utf8 = body[:1] == b"{" and body[1:2] != b"\0"
+    return json.loads(body.decode("utf-8", "surrogatepass") if is_utf8 else body)
 
 
 def size_call(
@@ -139,7 +154,7 @@ def size_call(
     room = (sizes.capacity_tokens or INT_MAX) - max(tokens)
     if body.get("priority") and not route.is_form:
         # The scheduler alone sets the engine's priority, by a header.
-        body = {name: value for name, value in body.items() if name != "priority"}
+        body = {name: value for name, value in _parse_exactly(raw).items() if name != "priority"}
         raw = json.dumps(body).encode()
     asks = stream and reads_answer and route.stream_options
     asked = _ask_usage(raw, body, asking) if asks and asking else None
@@ -312,7 +327,7 @@ def ask_less(call: Call) -> Call:
     """Return the same call asking for less usage than it does. It must have asked for some."""
     asked = None
     if call.asked is not None and call.asked.asking is Asking.IN_EVERY_EVENT:
-        asked = _ask_usage(call.plain, json.loads(call.plain), Asking.AT_THE_END)
+        asked = _ask_usage(call.plain, _parse_exactly(call.plain), Asking.AT_THE_END)
     body = call.plain if asked is None else asked.body
     return call._replace(body=body, rewritten=True, asked=asked)
 
@@ -332,7 +347,7 @@ def _ask_usage(raw: bytes, body: Mapping[str, Any], asking: Asking) -> Asked:
         if raw[:1] == b"{" and b"\0" not in raw[:4]:
             return Asked(text[:-1] + _ASK_ALL_TAIL, last, every, asking)
     wanted = _ASK_ALL if asking is Asking.IN_EVERY_EVENT else {"include_usage": True}
-    asked = {**body, "stream_options": {**options, **wanted}}
+    asked = {**_parse_exactly(raw), "stream_options": {**options, **wanted}}
     return Asked(json.dumps(asked).encode(), last, every, asking)
 
 

@@ -14,6 +14,8 @@ import re
 import zlib
 from typing import Any
 
+import orjson
+
 from schedsvc_vllm.sse import Event, EventSplitter, data_of, name_of
 from schedsvc_vllm.usage_forms import OPENAI, UsageForm
 
@@ -238,9 +240,10 @@ class UsageReader(_Told):
         self._events += name_of(raw) not in _FRAMES
         if self.form.mark in data:
             try:
-                self._note(json.loads(data))
-            except (ValueError, RecursionError):
-                return
+                self._note(orjson.loads(data))
+            except ValueError:
+                with contextlib.suppress(ValueError, RecursionError):
+                    self._note(json.loads(data))
 
     def _read_whole(self) -> None:
         parts, self._parts = self._parts, []
