@@ -1,5 +1,6 @@
 """Usage is read from answers as engines write them; each file names its source and version."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ ANSWERS = [
     pytest.param(answer, id=f"{file.stem}: {answer['name']}")
     for file in FILES
     for answer in yaml.safe_load(file.read_text())
+]
+_ALONE = re.compile(rb'"choices":\[\].*"usage":\{')
+COMPLETIONS = [
+    answer
+    for answer in ANSWERS
+    if answer.values[0]["stream"] and ROUTES[answer.values[0]["path"]].usage is OPENAI
 ]
 
 
@@ -42,3 +49,26 @@ def test_usage_of_other_engines_is_read(answer: dict[str, Any], places: list[int
         out = b"".join(reader.feed(piece, piece is pieces[-1]) for piece in pieces)
         counts = [reader.input_tokens, reader.cached_input_tokens, reader.output_tokens]
         assert (out, counts) == (whole, answer["counts"])
+
+
+@pytest.mark.parametrize("keep_last", [False, True])
+@pytest.mark.parametrize("answer", COMPLETIONS)
+@given(places=st.lists(st.integers(0, 2_000), max_size=8))
+def test_only_the_usage_is_cut_out_of_a_stream(
+    answer: dict[str, Any], keep_last: bool, places: list[int]
+) -> None:
+    whole = answer["body"].encode()
+    reader = UsageFilter(keep_last=keep_last, keep_all=False)
+    cuts = sorted({0, len(whole), *(place % len(whole) for place in places)})
+    out = [reader.feed(whole[a:b], b == len(whole)) for a, b in pairwise(cuts)]
+    asked = whole.split(b"\n\n")
+    if not keep_last:
+        asked = [event for event in asked if not _ALONE.search(event)]
+    told = b"".join(out).split(b"\n\n")
+    for event, seen in zip(asked, told, strict=True):
+        own = re.search(rb',"usage":(?:\{[^{}]*\}|null)', event)
+        if own is None or _ALONE.search(event):
+            assert seen == event
+            continue
+        usage = b',"usage":null' if keep_last else b""
+        assert seen == event[: own.start()] + usage + event[own.end() :]

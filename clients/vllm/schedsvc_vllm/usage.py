@@ -20,11 +20,14 @@ from schedsvc_vllm.sse import Event, EventSplitter, data_of, name_of
 from schedsvc_vllm.usage_forms import OPENAI, UsageForm
 
 _KEY = b',"usage":'
-# How vLLM ends nearly every message: a flat usage, last in the only event.
+_NO_USAGE = b',"usage":null'
+# How vLLM ends nearly every message: a flat usage in the only event, and one field after it.
 _USUAL_END = re.compile(
     rb',"usage":\{"prompt_tokens":(\d+),"total_tokens":\d+,"completion_tokens":(\d+)'
-    rb'(?:,"prompt_tokens_details":null)?\}\}\n\n'
+    rb'(?:,"(?:prompt|completion)_tokens_details":null)*\}((?:,"kv_transfer_params":null)?\}\n\n)'
 )
+_VALUE = json.JSONDecoder()
+_DATA = (b"data: {", b"data:{")
 # Events that begin a stream before its first token, and those that break a stream off.
 _FRAMES = frozenset(
     (
@@ -123,7 +126,7 @@ class UsageFilter(_Told):
             return body
         if body.find(b'"choices":[]', 0, at) >= 0:
             return body if self._keep_last else b""
-        return body[:at] + (b',"usage":null}\n\n' if self._keep_last else b"}\n\n")
+        return body[:at] + (_NO_USAGE if self._keep_last else b"") + usual[3]
 
     def _event(self, event: Event) -> bytes:
         """Return one event as the client gets it; b"" drops it."""
@@ -134,10 +137,10 @@ class UsageFilter(_Told):
             is_error = raw.startswith(b"event: error\n")
             self._events += b"data:" in raw and data_of(raw)[:1] == b"{" and not is_error
             return raw
-        found = self._usage_at_end(raw)
+        found = self._own_usage(raw)
         if found is None:
             return self._any_event(raw)
-        at, usage = found
+        at, end, usage = found
         is_alone = usage is not None and b'"choices":[]' in raw[:at]
         self._events += not is_alone
         if usage is not None:
@@ -146,23 +149,28 @@ class UsageFilter(_Told):
             return raw
         if is_alone:
             return raw if self._keep_last else b""
-        return raw[:at] + (b',"usage":null}\n\n' if self._keep_last else b"}\n\n")
+        return raw[:at] + (_NO_USAGE if self._keep_last else b"") + raw[end:]
 
-    def _usage_at_end(self, raw: bytes) -> tuple[int, Any] | None:
-        """Return where the usage begins, if it is the last field of an event's only line.
+    def _own_usage(self, raw: bytes) -> tuple[int, int, Any] | None:
+        """Return where the usage of an event's only line begins and ends, and what it says.
 
-        Engines write it there. The text after the key, without the final brace, is JSON only if the
+        Engines write it near the end. What follows its value is the end of an object only if the
         key is the event's own: a key further inside is followed by more braces.
         """
         at = raw.rfind(_KEY)
-        if at < 0 or not (raw.startswith(b"data: {") and raw.endswith(b"}\n\n")):
+        if at < 0 or not (raw.startswith(_DATA) and raw.endswith(b"}\n\n")):
             return None
         if raw.find(b"\n") != len(raw) - 2 or b"\r" in raw:
             return None
         try:
-            return at, json.loads(raw[at + len(_KEY) : -3])
+            text = raw[at + len(_KEY) : -2].decode("utf-8", "surrogatepass").lstrip(" \t")
+            usage, end = _VALUE.raw_decode(text)
+            after = text[end:]
+            if after != "}" and (after[:1] != "," or "choices" in json.loads("{" + after[1:])):
+                return None
         except (ValueError, RecursionError):
             return None
+        return at, len(raw) - 2 - len(after.encode("utf-8", "surrogatepass")), usage
 
     def _any_event(self, raw: bytes) -> bytes:
         """Do what `_event` does, for an event in any form that the standard allows."""
