@@ -69,11 +69,15 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        self._count(len(url))
+        self._head_bytes += len(url)
+        if self._head_bytes > HEAD_BYTES_MAX:
+            self._refuse()
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value))
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > HEAD_BYTES_MAX or len(self.headers) >= HEADERS_MAX:
+            self._refuse()
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -114,11 +118,9 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
             cycle.disconnected = True
             cycle.message_event.set()
 
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > HEAD_BYTES_MAX or len(self.headers) >= HEADERS_MAX:
-            self._is_too_large = True
-            raise _BeyondError
+    def _refuse(self) -> None:
+        self._is_too_large = True
+        raise _BeyondError
 
     def _wait_for_head(self) -> None:
         if self._late is None:

@@ -104,19 +104,20 @@ class UsageFilter(_Told):
 
     def feed(self, body: bytes, last: bool) -> bytes:
         """Take a piece of the stream (`last`: nothing follows); what the client is to get."""
-        if not self._splitter.rest:
-            at = body.rfind(_KEY)
-            usual = _USUAL_END.fullmatch(body, at) if at >= 0 else None
-            if usual and body.startswith(b"data: {") and body.find(b"\n") == len(body) - 2:
-                return self._usual(body, at, usual)
+        if not self._splitter.rest and (usual := self._usual(body)) is not None:
+            return usual
         events = self._splitter.feed(body)
         if last and (rest := self._splitter.end()) is not None:
             events.append(rest)
         kept = [self._event(event) for event in events]
         return b"".join(kept)
 
-    def _usual(self, body: bytes, at: int, usual: re.Match[bytes]) -> bytes:
-        """Do what `_event` does, for a message in the usual form."""
+    def _usual(self, body: bytes) -> bytes | None:
+        """Do what `_event` does, for an event in the usual form; None for any other."""
+        at = body.rfind(_KEY)
+        usual = _USUAL_END.fullmatch(body, at) if at >= 0 else None
+        if usual is None or not body.startswith(b"data: {") or body.find(b"\n") != len(body) - 2:
+            return None
         prompt, completion = int(usual[1]), int(usual[2])
         if self.input_tokens is None or prompt > self.input_tokens:
             self.input_tokens = prompt
@@ -137,6 +138,8 @@ class UsageFilter(_Told):
             is_error = raw.startswith(b"event: error\n")
             self._events += b"data:" in raw and data_of(raw)[:1] == b"{" and not is_error
             return raw
+        if (usual := self._usual(raw)) is not None:
+            return usual
         found = self._own_usage(raw)
         if found is None:
             return self._any_event(raw)
@@ -154,8 +157,8 @@ class UsageFilter(_Told):
     def _own_usage(self, raw: bytes) -> tuple[int, int, Any] | None:
         """Return where the usage of an event's only line begins and ends, and what it says.
 
-        Engines write it near the end. What follows its value is the end of an object only if the
-        key is the event's own: a key further inside is followed by more braces.
+        Engines write it near the end. The rest has to be the end of one object: more braces follow
+        a key that lies further inside.
         """
         at = raw.rfind(_KEY)
         if at < 0 or not (raw.startswith(_DATA) and raw.endswith(b"}\n\n")):
