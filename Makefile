@@ -13,6 +13,8 @@ INTEROP_VENV := .venv-interop
 TESTS_AT_ONCE ?= 2
 # The house rules: make check runs them, in a tenth of the time of the rest.
 NO_TIDY := --ignore tests/tidy
+# The files with tests of a mark: to collect all others for a few takes longer than to run these.
+MARKED = $(shell grep -rlE 'mark\.$(1)\b' tests --include='test_*.py')
 # Tests by their mark, with options. What fails beside other work is run once more by itself: how
 # soon a process runs is the machine's affair. What fails twice fails; a crash is not tried again.
 LOOK = $(BIN)/python -m pytest -q --max-worker-restart 0 --durations=12 --durations-min=4 \
@@ -72,11 +74,11 @@ check: build ## Lint, types, contract drift, house rules.
 test: build ## All but slow tests and house rules: no GPU, no network. Two at a time, then one.
 	$(call RUN,'not slow and not vllm and not install and not alone and not browser',\
 		-n $(TESTS_AT_ONCE),$(NO_TIDY))
-	$(call RUN,'alone and not slow and not vllm and not install')
+	$(call RUN,'alone and not slow and not vllm and not install',,$(call MARKED,alone))
 
 test-slow: build ## What is too slow for every change.
-	$(call RUN,'slow and not vllm and not alone',-n $(TESTS_AT_ONCE))
-	$(call RUN,'alone and slow and not vllm and not proof')
+	$(call RUN,'slow and not vllm and not alone',-n $(TESTS_AT_ONCE),$(call MARKED,slow))
+	$(call RUN,'alone and slow and not vllm and not proof',,$(call MARKED,alone))
 
 test-browser: build ## The web console in a real Chromium; its screens go to out/console/.
 	$(call RUN,browser,-n $(TESTS_AT_ONCE),tests/browser)

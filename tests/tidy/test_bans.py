@@ -182,3 +182,17 @@ def test_a_broken_ban_is_found(room_name: str, text: str, complaint: str) -> Non
 )
 def test_what_is_allowed_passes(room_name: str, text: str) -> None:
     assert not list(module_violations(text, room_name))
+
+
+# The Makefile passes to these runs the test files that name the mark, and no others (MARKED).
+_MARKS_OF_RUNS = re.compile(r"mark\.(?:alone|slow)\b|\bmark as\b|import mark\b")
+HELPERS = [path for path in files(".py") if not path.name.startswith("test_")]
+
+
+@pytest.mark.parametrize("path", HELPERS, ids=relative)
+def test_marks_of_slow_runs_stand_in_test_files(path: Path) -> None:
+    assert not _MARKS_OF_RUNS.search(path.read_text()), "make would not find the tests"
+
+
+def test_marks_of_slow_runs_are_found() -> None:
+    assert _MARKS_OF_RUNS.search("slow = pytest.mark." + "slow")
