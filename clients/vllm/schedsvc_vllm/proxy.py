@@ -112,11 +112,11 @@ class _Passing:
         ]
         self.begun = True
         is_stream = response.content_type == "text/event-stream"
-        send = self.send
+        send, read = self.send, response.content.readany
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         piece = b""
         try:
-            async for piece in response.content.iter_any():
+            while piece := await read():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         except BaseException:
             self.between_events = is_stream and piece.endswith(_EVENT_ENDS)
