@@ -306,7 +306,8 @@ ROOMS: dict[str, Room] = {
     "deploy.panels": room("deploy", "click matplotlib", clock=WALL, prints=True),
     "bench": room(
         "schedsvc schedsvc._core schedsvc.driver schedsvc.service schedsvc.server schedsvc.config"
-        " schedsvc.clock schedsvc.lab.emulator schedsvc.lab.load schedsvc.lab.load.result"
+        " schedsvc.clock schedsvc.lab.demo schedsvc.lab.emulator schedsvc.lab.load"
+        " schedsvc.lab.load.result"
         " schedsvc.lab.workload schedsvc_client schedsvc_client.v1 schedsvc_vllm",
         "Cython aiohttp click google grpc matplotlib numpy pytest pytest_benchmark rich setuptools"
         " uvloop",
