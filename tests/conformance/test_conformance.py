@@ -15,6 +15,8 @@ SCRIPTS = sorted((CLIENTS / "conformance").glob("*.json"))
 RUNNER = CLIENTS / "node" / "conformance.mjs"
 
 each_script = pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+# Each starts Node, too. These have every kind of call between them.
+QUICK_IN_NODE = {"idempotency", "lifecycle", "session", "wire"}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -34,7 +36,14 @@ async def test_python(path: Path, tmp_path: Path) -> None:
         await run(script["steps"], target)
 
 
-@each_script
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[] if path.stem in QUICK_IN_NODE else [pytest.mark.slow])
+        for path in SCRIPTS
+    ],
+    ids=lambda path: path.stem,
+)
 def test_node(path: Path, tmp_path: Path, node: str) -> None:
     with serving(read(path), tmp_path) as target:
         done = subprocess.run(

@@ -12,7 +12,7 @@ from bench.report import LEVELS
 from bench.targets import judge_growth
 
 # It is about time; and pytest-benchmark is off below a worker of xdist.
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = {
