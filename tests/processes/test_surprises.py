@@ -63,7 +63,7 @@ async def test_second_engine_of_a_pool_is_refused_until_the_first_ends(stand: St
             # Both sides say it.
             assert sentence in programs.log("rival")
             assert "pool_contested" in programs.log("scheduler")
-            # What runs at the first one goes on, and so does its service.
+            # The first one goes on with its request, and serves others.
             answer = await stream(first, TENANTS[0], 5)
             assert (answer.fate, answer.output_tokens) == ("whole", 5)
             stats = await eventually(scheduler, lambda stats: stats.totals.completed == 1)
@@ -139,7 +139,7 @@ async def test_commands_reach_a_scheduler_here_without_the_proxy(stand: Stand) -
             command(environment, "stats", "--target", tcp),
             command(environment, "stats", "--target", away),
         )
-        # What was tried, and nothing of a proxy where none was.
+        # The error names the address that was tried, and no proxy if none was asked.
         assert gone[0] == there[0] == 1
         assert gone[1].startswith(f"Error: {tcp}: no scheduler answers at ")
         assert "start one with `schedsvc serve`" in gone[1]

@@ -1,4 +1,4 @@
-"""What an operator does to running processes: clean up, drain and stop; and a start that fails."""
+"""Operators clean up, drain and stop running processes, and start one that cannot start."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from .conftest import ask
 from .test_cli import events_of, scheduler
 
 POOL = {"name": "pool", "capacity_tokens": 1_600}
-#: What Kubernetes leaves a container from SIGTERM to SIGKILL, unless told otherwise.
+#: Kubernetes kills a container so long after its SIGTERM, by default.
 KUBERNETES_S = 30.0
 DRAIN_MS = 300
 
@@ -78,7 +78,7 @@ def test_end_of_a_process_leaves_the_socket_of_its_successor(tmp_path: Path) -> 
 
 
 def health(channel: grpc.Channel) -> dict[str, str]:
-    """What each name of the health service says."""
+    """The status of each name of the health service."""
     stub = health_pb2_grpc.HealthStub(channel)
     found = {}
     for name in ("liveness", "readiness", "", "schedsvc.v1.SchedulerService"):

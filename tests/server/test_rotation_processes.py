@@ -1,4 +1,4 @@
-"""Files that change under a running process: written in steps, alike in size, rotated, reordered."""
+"""Files that change under a running process: in steps, alike in size, rotated, reordered."""
 
 import itertools
 import json
