@@ -175,7 +175,7 @@ def _view(snapshot: Any, everything: bool, named: bool) -> RenderableType:
     pools = _table(
         "pool", "promised", "posted", "capacity", "leases", "queued", "load", "waits for"
     )
-    shown = [pool for pool in snapshot.pools if everything or not _is_abandoned(pool)]
+    shown = [pool for pool in snapshot.pools if everything or not is_abandoned(pool)]
     for pool in shown:
         state = "" if pool.attached else f" (detached{_ago(pool.detached_ms)})"
         state += " (draining)" if pool.draining else ""
@@ -256,7 +256,7 @@ def _config(config: Any) -> Iterator[str]:
         yield f"waits for a restart: {', '.join(config.needs_restart)}"
 
 
-def _is_abandoned(pool: Any) -> bool:
+def is_abandoned(pool: Any) -> bool:
     """Whether nothing is left of a pool: no shim or owner, no lease or request, no drain."""
     return not (pool.attached or pool.owned_ms or pool.live_leases or pool.queued or pool.draining)
 
