@@ -115,7 +115,7 @@ def _check_nesting(text: str) -> None:
 
 def _yaml_problem(error: yaml.MarkedYAMLError, mark: yaml.Mark | None, text: str) -> str:
     """One line out of PyYAML's several."""
-    # PyYAML does not name the character, and nobody sees a tab.
+    # PyYAML does not name the character, and a tab cannot be seen.
     if mark is not None and text[mark.index : mark.index + 1] == "\t":
         return "a tab stands here; indent with spaces"
     parts = [part for part in (error.context, error.problem) if part]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from schedsvc_client.operator import Operator
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -25,7 +26,7 @@ from .conftest import ask
 from .test_cli import events_of, scheduler
 
 POOL = {"name": "pool", "capacity_tokens": 1_600}
-#: Kubernetes kills a container so long after its SIGTERM, by default.
+#: The default time from SIGTERM to SIGKILL under Kubernetes.
 KUBERNETES_S = 30.0
 DRAIN_MS = 300
 
@@ -92,6 +93,7 @@ def is_live_but_not_ready(channel: grpc.Channel) -> bool:
     return found.pop("liveness") == "SERVING" and set(found.values()) == {"NOT_SERVING"}
 
 
+@pytest.mark.alone
 def test_drain_of_all_stays_alive_over_restarts_and_ends_in_time(tmp_path: Path) -> None:
     """A liveness probe restarted the pod for ever, and its end took longer than Kubernetes lets."""
     state = {"file": str(tmp_path / "state.db"), "every_ms": 20}
