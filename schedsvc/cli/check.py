@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from schedsvc.config import Config, Problem, Reading, path_text, problem_text, read
 from schedsvc.config.models import Listener, Principal
+from schedsvc.tables import table_console
 
 _EPILOG = """\b
 Example:
@@ -24,7 +24,7 @@ _TENANTS_SHOWN = 10
 
 @click.command(epilog=_EPILOG)
 @click.argument("file", required=False, type=click.Path(path_type=Path))
-@click.option("--config", type=click.Path(path_type=Path), help="The same as FILE.")
+@click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="The same as FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def check(file: Path | None, config: Path | None, as_json: bool) -> None:
     """Name every error of a configuration FILE with its place, or sum the file up."""
@@ -72,14 +72,14 @@ def _as_json(file: Path, reading: Reading) -> dict[str, Any]:
 
 def _show(file: Path, config: Config) -> None:
     # Names may hold brackets: nothing here is markup.
-    console = Console(highlight=False, markup=False)
-    console.print(f"{file} is valid", style="bold green", soft_wrap=True)
+    console = table_console()
+    console.print(f"{file} is valid", style="bold green", soft_wrap=True, highlight=False)
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for key, text in _summary(config):
         table.add_row(key, text)
-    console.print(table)
+    console.print(table, highlight=False)
 
 
 def _summary(config: Config) -> list[tuple[str, str]]:

@@ -24,12 +24,14 @@ T = TypeVar("T")
 
 _EPILOG = """\b
 Example:
-  schedsvc cluster init --config schedsvc.yaml --admin-password-file /root/valkey.password
+  schedsvc cluster init --config schedsvc.yaml \\
+      --admin-password-file /root/valkey.password
   schedsvc cluster status --config schedsvc.yaml
 """
 _INIT_EPILOG = """\b
 Example:
-  schedsvc cluster init --config schedsvc.yaml --admin-password-file /root/valkey.password
+  schedsvc cluster init --config schedsvc.yaml \\
+      --admin-password-file /root/valkey.password
 
 If the first of `cluster.store.urls` names a user (redis://USER@HOST:PORT), the command also makes
 that user with the password of `cluster.store.password_file`, and limits it to the keys and commands
@@ -103,7 +105,7 @@ def status(config_file: Path, as_json: bool) -> None:
 
 
 def _settings(config_file: Path) -> tuple[Config, Cluster]:
-    config, _ = read_config(config_file, None)
+    config, _ = read_config(config_file, None, "")
     if config.cluster is None:
         raise click.ClickException(f"{config_file} has no section `cluster`; see docs/cluster.md")
     return config, config.cluster

@@ -53,12 +53,27 @@ _OPTIONS = (
         envvar="SCHEDSVC_TARGET",
         show_default=True,
         show_envvar=True,
+        metavar="ADDRESS",
         help="HOST:PORT or unix:PATH of the scheduler; separate several with commas.",
     ),
-    click.option("--tls-ca", type=click.Path(exists=True), help="Trust this CA; turns TLS on."),
-    click.option("--tls-cert", type=click.Path(exists=True), help="Client certificate."),
-    click.option("--tls-key", type=click.Path(exists=True), help="Its key."),
-    click.option("--token-env", help="Environment variable that holds the bearer token."),
+    click.option(
+        "--tls-ca",
+        type=click.Path(exists=True),
+        metavar="FILE",
+        help="Trust this CA; turns TLS on.",
+    ),
+    click.option(
+        "--tls-cert", type=click.Path(exists=True), metavar="FILE", help="Client certificate."
+    ),
+    click.option(
+        "--tls-key",
+        type=click.Path(exists=True),
+        metavar="FILE",
+        help="Key of the client certificate.",
+    ),
+    click.option(
+        "--token-env", metavar="VARIABLE", help="Environment variable that holds the bearer token."
+    ),
 )
 
 
@@ -71,7 +86,10 @@ def connection_of(given: Mapping[str, Any]) -> Connection:
     token_env = given["token_env"]
     token = os.environ.get(token_env, "") if token_env else None
     if token == "":
-        raise click.BadParameter(f"{token_env} is not set", param_hint="--token-env")
+        raise click.BadParameter(
+            f"the environment variable {token_env} is not set; put the token into it",
+            param_hint="--token-env",
+        )
     credentials = None
     if any(given[name] for name in _TLS):
         credentials = tls_credentials(

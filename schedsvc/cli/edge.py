@@ -7,6 +7,7 @@ import click
 
 from schedsvc.cli.starting import config_option, read_config, ready_file_option
 from schedsvc.edge import serve as run
+from schedsvc.option_types import WholeRange
 from schedsvc.server import ListenError, ReadyFileError
 
 _EPILOG = """\b
@@ -25,7 +26,7 @@ and after a change of the file it has to be started again.
 @ready_file_option("null")
 @click.option(
     "--nice",
-    type=click.IntRange(0, 19),
+    type=WholeRange(0, 19),
     default=10,
     show_default=True,
     help="Yield the processor to the scheduler beside it: the priority is lower by so much.",

@@ -10,7 +10,7 @@ from schedsvc_client.operator import Operator
 
 from schedsvc.cli.complete import complete_leases, complete_pools, complete_tenants
 from schedsvc.cli.connect import Connection, connects
-from schedsvc.option_types import FiniteRange
+from schedsvc.option_types import FiniteRange, WholeRange
 from schedsvc.printable import printable
 
 _EPILOG = """\b
@@ -50,22 +50,35 @@ def _meaning(command: Callable[..., None]) -> Callable[..., None]:
             "--flow",
             default="",
             shell_complete=complete_tenants,
-            help="Of this tenant.",
+            metavar="NAME",
+            help="Only leases of this tenant.",
         ),
-        click.option("--pool", default="", shell_complete=complete_pools, help="In this pool."),
+        click.option(
+            "--pool",
+            default="",
+            shell_complete=complete_pools,
+            metavar="NAME",
+            help="Only leases in this pool.",
+        ),
         click.option(
             "--principal",
             default="",
             metavar="NAME",
-            help="Held by this caller, as `principal` in the JSON of `leases list`.",
+            help="Only leases held by this caller, as `principal` in the JSON of `leases list`.",
         ),
-        click.option("--shim", "client_id", default="", help="On the stream of this shim process."),
+        click.option(
+            "--shim",
+            "client_id",
+            default="",
+            metavar="NAME",
+            help="Only leases on the stream of this shim process.",
+        ),
         click.option(
             "--epoch",
             "pool_epoch",
-            type=click.IntRange(0),
+            type=WholeRange(0),
             default=0,
-            help="Granted in this epoch of the pool. Default: any.",
+            help="Only leases granted in this epoch of the pool. Default: any.",
         ),
         click.option(
             "--older-than",
@@ -91,7 +104,7 @@ def leases() -> None:
 @_meaning
 @click.option(
     "--limit",
-    type=click.IntRange(0),
+    type=WholeRange(0),
     default=100,
     show_default=True,
     help="Most leases shown; 0: all.",
@@ -118,18 +131,22 @@ def list_(connection: Connection, limit: int, as_json: bool, **meant: Any) -> No
     "lease_ids",
     metavar="[ID]...",
     nargs=-1,
-    type=click.IntRange(1, _ID_MAX),
+    type=WholeRange(1, _ID_MAX),
     shell_complete=complete_leases,
 )
 @_meaning
-@click.option("--yes", is_flag=True, help="Also more than one.")
+@click.option("--yes", is_flag=True, help="Revoke even if more than one lease is meant.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def revoke(
     connection: Connection, lease_ids: tuple[int, ...], yes: bool, as_json: bool, **meant: Any
 ) -> None:
     """Void leases by ID, or all that the options mean together."""
     by_options = any(meant.values())
-    if bool(lease_ids) == by_options:
+    if lease_ids and by_options:
+        raise click.UsageError(
+            "lease ids and options that say which leases are meant exclude each other; give one"
+        )
+    if not lease_ids and not by_options:
         raise click.UsageError("give lease ids, or options that say which leases are meant")
     unknown: list[int] = []
     with Operator(connection.target, **connection.proof) as operator:

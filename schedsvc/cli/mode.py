@@ -43,6 +43,7 @@ class _ModeChoice(click.Choice[str]):
     "--tenant",
     default="",
     shell_complete=complete_tenants,
+    metavar="NAME",
     help="Only this one of the configuration's tenants.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

@@ -35,8 +35,10 @@ def ready_file_option(metrics: str) -> Callable[[F], F]:
     )
 
 
-def read_config(config_file: Path, ready_file: Path | None) -> tuple[Config, bytes]:
-    """Read the configuration and the digest of its file.
+def read_config(
+    config_file: Path, ready_file: Path | None, effect: str = "; nothing was started"
+) -> tuple[Config, bytes]:
+    """Read the configuration and the digest of its file; `effect`: what an error means.
 
     Raises click's errors if it, or the other file's place, is wrong.
     """
@@ -45,7 +47,7 @@ def read_config(config_file: Path, ready_file: Path | None) -> tuple[Config, byt
     except ConfigError as error:
         for line in str(error).splitlines():
             click.echo(line, err=True)
-        raise click.ClickException(f"{config_file} is not valid; nothing was started") from None
+        raise click.ClickException(f"{config_file} is not valid{effect}") from None
     if ready_file is not None and (
         problem := _ready_file_problem(ready_file, config_file, found[0])
     ):

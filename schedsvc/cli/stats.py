@@ -17,7 +17,7 @@ from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.mode import mode_text
 from schedsvc.cli.stats_cluster import cluster_line, cluster_lines
 from schedsvc.cli.stats_files import file_lines
-from schedsvc.option_types import FiniteRange
+from schedsvc.option_types import FiniteRange, WholeRange
 from schedsvc.printable import printable_message
 from schedsvc.tables import table_console
 
@@ -35,6 +35,7 @@ LIMIT_UNITS = {
 LOADS = ("", "under", "nearly over", "over")
 #: More are in no answer.
 _FLOWS_MAX = 10_000
+_FLOWS_SHOWN = 20
 _EPILOG = """\b
 Example:
   schedsvc stats --target unix:/run/schedsvc/schedsvc.sock
@@ -50,13 +51,13 @@ Example:
     "tenants",
     multiple=True,
     shell_complete=complete_tenants,
+    metavar="NAME",
     help="Only this tenant; may be repeated.",
 )
 @click.option(
     "--flows",
-    default=20,
-    show_default=True,
-    type=click.IntRange(1, _FLOWS_MAX),
+    show_default=str(_FLOWS_SHOWN),
+    type=WholeRange(1, _FLOWS_MAX),
     help="Show at most this many tenants: first those that wait, then by service.",
 )
 @click.option("--all", "everything", is_flag=True, help="Show all tenants, and abandoned pools.")
@@ -73,18 +74,35 @@ Example:
 def stats(
     connection: Connection,
     tenants: tuple[str, ...],
-    flows: int,
+    flows: int | None,
     everything: bool,
     cluster: bool,
     as_json: bool,
     watch: float | None,
 ) -> None:
     """Show a scheduler's pools, tenants and totals."""
+    _refuse_contradictions(tenants, flows, everything, cluster, watch)
+    shown = _FLOWS_MAX if everything else flows or _FLOWS_SHOWN
     with Scheduler(connection.target, **connection.proof) as scheduler:
         if cluster:
             _print_cluster(scheduler, as_json)
             return
-        _print(scheduler, tenants, _FLOWS_MAX if everything else flows, as_json, watch, everything)
+        _print(scheduler, tenants, shown, as_json, watch, everything)
+
+
+def _refuse_contradictions(
+    tenants: tuple[str, ...],
+    flows: int | None,
+    everything: bool,
+    cluster: bool,
+    watch: float | None,
+) -> None:
+    """Refuse options of which one would have no effect. Raises UsageError."""
+    if everything and flows is not None:
+        raise click.UsageError("--all and --flows exclude each other; give one of them")
+    given = {"--tenant": tenants, "--flows": flows, "--all": everything, "--watch": watch}
+    if cluster and (others := [name for name, value in given.items() if value]):
+        raise click.UsageError(f"--cluster and {others[0]} exclude each other; give one of them")
 
 
 def _look(scheduler: Scheduler, tenants: tuple[str, ...], flows: int) -> Any:
@@ -157,7 +175,7 @@ def _view(snapshot: Any, everything: bool, named: bool) -> RenderableType:
     pools = _table(
         "pool", "promised", "posted", "capacity", "leases", "queued", "load", "waits for"
     )
-    shown = [pool for pool in snapshot.pools if everything or not _is_abandoned(pool)]
+    shown = [pool for pool in snapshot.pools if everything or not is_abandoned(pool)]
     for pool in shown:
         state = "" if pool.attached else f" (detached{_ago(pool.detached_ms)})"
         state += " (draining)" if pool.draining else ""
@@ -238,7 +256,7 @@ def _config(config: Any) -> Iterator[str]:
         yield f"waits for a restart: {', '.join(config.needs_restart)}"
 
 
-def _is_abandoned(pool: Any) -> bool:
+def is_abandoned(pool: Any) -> bool:
     """Whether nothing is left of a pool: no shim or owner, no lease or request, no drain."""
     return not (pool.attached or pool.owned_ms or pool.live_leases or pool.queued or pool.draining)
 

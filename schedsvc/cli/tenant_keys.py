@@ -9,6 +9,7 @@ from schedsvc_client.operator import Operator
 
 from schedsvc.cli.complete import complete_tenants
 from schedsvc.cli.connect import Connection, connects
+from schedsvc.option_types import FiniteRange
 from schedsvc.printable import printable
 
 _EPILOG = """\b
@@ -56,7 +57,7 @@ def keys() -> None:
 @connects
 @click.argument("name", shell_complete=complete_tenants)
 @click.option(
-    "--expires-in", type=click.FloatRange(min=0.001), metavar="SECONDS", help="Expire after this."
+    "--expires-in", type=FiniteRange(min=0.001), metavar="SECONDS", help="Expire after this."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the key as JSON.")
 def create(connection: Connection, name: str, expires_in: float | None, as_json: bool) -> None:
@@ -73,7 +74,7 @@ def create(connection: Connection, name: str, expires_in: float | None, as_json:
 @click.option(
     "--grace",
     "grace_s",
-    type=click.FloatRange(min=0.0),
+    type=FiniteRange(min=0.0),
     default=_GRACE_S,
     show_default=True,
     metavar="SECONDS",

@@ -13,6 +13,7 @@ from schedsvc.cli.complete import complete_tenants
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.tenant_keys import keys
 from schedsvc.config import tenants_yaml
+from schedsvc.option_types import WholeRange
 from schedsvc.printable import printable
 
 _EPILOG = """\b
@@ -89,8 +90,10 @@ class _Weight(click.ParamType):  # type: ignore[type-arg] # it has none at run t
         try:
             milli = Decimal(str(value)) * 1_000
         except InvalidOperation:
-            self.fail(f"{value!r} is no number", param, ctx)
-        if not milli.is_finite() or milli != milli.to_integral_value():
+            milli = Decimal("nan")
+        if not milli.is_finite():
+            self.fail(f"{value!r} is not a number", param, ctx)
+        if milli != milli.to_integral_value():
             self.fail(f"{value!r} has more than 3 decimals", param, ctx)
         return int(milli)
 
@@ -132,11 +135,11 @@ def _changes(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that say what to change of a tenant."""
     options = (
         click.option("--weight", "weight_milli", type=_Weight(), help="Weight of its share."),
-        click.option("--group", help="Group that it belongs to; empty: none."),
+        click.option("--group", metavar="NAME", help="Group that it belongs to; empty: none."),
         *(
             click.option(
                 f"--{limit.replace('_', '-')}",
-                type=click.IntRange(0),
+                type=WholeRange(0),
                 help=f"Limit its {limit.replace('_', ' ')}; 0: no limit.",
             )
             for limit in _LIMITS
@@ -147,7 +150,10 @@ def _changes(command: Callable[..., None]) -> Callable[..., None]:
             help="Let requests beyond the quota wait, or refuse them.",
         ),
         click.option(
-            "--class", "request_class", help="Class of requests that name none; empty: default."
+            "--class",
+            "request_class",
+            metavar="CLASS",
+            help="Class of requests that name none; empty: default.",
         ),
         click.option(
             "--classes",
@@ -157,7 +163,7 @@ def _changes(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option(
             "--if-version",
-            type=click.IntRange(0),
+            type=WholeRange(0),
             help="Fail if the tenant has another version; 0: no operator has set it.",
         ),
     )
@@ -185,7 +191,7 @@ def set_(
 @tenants.command(epilog=_DELETE_EPILOG)
 @connects
 @click.argument("name", shell_complete=complete_tenants)
-@click.option("--if-version", type=click.IntRange(0), help="Fail if it has another version.")
+@click.option("--if-version", type=WholeRange(0), help="Fail if it has another version.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def delete(connection: Connection, name: str, if_version: int | None, as_json: bool) -> None:
     """Delete what operators have set of the tenant NAME."""

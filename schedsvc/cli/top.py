@@ -12,9 +12,9 @@ Example:
 
 \b
 Keys:
-  Enter    show the tenant of the row      s, r  sort by the next column, reverse
-  w        search a request by its id      /     filter tenants by name
-  Escape   go back, or drop the filter     p, q  pause, quit
+  Enter   show the tenant of the row   s, r  sort by another column, reverse
+  w       search a request by its id   /     filter tenants by name
+  Escape  go back, or drop the filter  p, q  pause, quit
 
 It needs the extra `top`: pip install 'schedsvc[top]'. `schedsvc stats` prints the same for scripts.
 """

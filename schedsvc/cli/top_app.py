@@ -20,7 +20,7 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Input, Static
 
 from schedsvc.cli.connect import Connection
-from schedsvc.cli.stats import LIMIT_UNITS, LOADS, modes_in_force
+from schedsvc.cli.stats import LIMIT_UNITS, LOADS, is_abandoned, modes_in_force
 from schedsvc.cli.top_figures import COLUMNS, FLOWS_MAX, Column, Figures, Row, duration, short
 from schedsvc.cli.why import story_view
 from schedsvc.printable import printable, printable_message
@@ -200,7 +200,7 @@ class Tenants(Asking):
         if figures.snapshot is None:
             return
         self.query_one("#head", Static).update(head(figures, self.top.target))
-        pools = list(figures.snapshot.pools)
+        pools = [pool for pool in figures.snapshot.pools if not is_abandoned(pool)]
         width = min(_POOL_WIDTH, max((len(pool.name) for pool in pools), default=0))
         lines = [pool_line(pool, width) for pool in pools[:_POOLS_SHOWN]]
         if len(pools) > _POOLS_SHOWN:

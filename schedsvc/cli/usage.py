@@ -17,8 +17,10 @@ from schedsvc.usage.export import DIMENSIONS, FOCUS_COLUMNS, SUMS, Span, focus_r
 
 _EPILOG = """\b
 Example:
-  schedsvc usage export --config schedsvc.yaml --since 2026-11-01 --until 2026-12-01
-  schedsvc usage export --config schedsvc.yaml --by day,tenant --format parquet --out u.parquet
+  schedsvc usage export --config schedsvc.yaml --since 2026-11-01 \\
+      --until 2026-12-01
+  schedsvc usage export --config schedsvc.yaml --by day,tenant \\
+      --format parquet --out u.parquet
   schedsvc usage export --config schedsvc.yaml --format focus --out focus.csv
 
 It reads the file of usage.path, also while the scheduler writes it. Times are in UTC. docs/usage.md
@@ -45,7 +47,8 @@ class _Moment(click.ParamType[int]):
 
 _GROUP_EPILOG = """\b
 Example:
-  schedsvc usage export --config schedsvc.yaml --since 2026-11-01 --until 2026-12-01
+  schedsvc usage export --config schedsvc.yaml --since 2026-11-01 \\
+      --until 2026-12-01
 """
 
 
@@ -70,7 +73,12 @@ def usage() -> None:
     show_default=True, help="Write this format; focus is CSV with the columns of FOCUS 1.2.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON instead.")
-@click.option("--out", type=click.Path(path_type=Path), help="Write to this file, not to stdout.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write to this file, not to stdout.",
+)
 def export(
     config_file: Path,
     since: int | None,
@@ -81,7 +89,7 @@ def export(
     out: Path | None,
 ) -> None:
     """Sum up tokens and requests of the leases that ended."""
-    config = read_config(config_file, None)[0]
+    config = read_config(config_file, None, "")[0]
     if config.usage is None:
         raise click.ClickException(f"{config_file} has no usage.path, so no ledger is kept; add it")
     if form == "parquet" and not as_json and out is None:

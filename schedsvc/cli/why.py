@@ -43,7 +43,7 @@ class _WatchCommand(click.Command):
     """Reads `--watch ID` as `--watch` alone, then the ID: its value can be left out."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        for at, (option, value) in enumerate(zip(args, [*args[1:], ""], strict=True)):
+        for at, (option, value) in enumerate(zip(args, [*args, ""][1:], strict=True)):
             if option == "--watch" and not re.fullmatch(r"[+-]?[\d.]+", value):
                 args = [*args[:at], "--watch=1", *args[at + 1 :]]
                 break
@@ -57,7 +57,8 @@ class _WatchCommand(click.Command):
     "--tenant",
     default="",
     shell_complete=complete_tenants,
-    help="Its tenant; needed where the configuration does not list it.",
+    metavar="NAME",
+    help="Tenant of the request; needed where the configuration does not list it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 @click.option(

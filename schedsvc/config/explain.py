@@ -1,7 +1,6 @@
 """Turns what pydantic found into sentences that say what to do."""
 
 import difflib
-import re
 import types
 import typing
 from collections.abc import Mapping
@@ -10,13 +9,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from schedsvc.config.yaml_positions import Path
+from schedsvc.numerals import numeral_advice
 
 __all__ = ["explain", "type_name"]
 
-# Numbers in YAML need a point, and a sign behind the e: 1.0e+6.
-_EXPONENT = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)[eE]\+?(\d{1,3})")
 _TYPES = {
-    "string_type": "text; write it in quotes",
+    "string_type": "text",
     "int_type": "a whole number",
     "bool_type": "true or false",
     "list_type": "a list",
@@ -50,7 +48,10 @@ def explain(error: Mapping[str, Any], root: type[BaseModel]) -> tuple[str, bool]
     if kind == "missing":
         return f"the key {path[-1]!r} is missing; add it", False
     if kind in _TYPES:
-        return f"has to be {_TYPES[kind]}, not {type_name(error['input'])}", False
+        if error["input"] is None:
+            return f"is empty; give {_TYPES[kind]}, or remove the key", False
+        advice = "; write it in quotes" if kind == "string_type" else ""
+        return f"has to be {_TYPES[kind]}, not {type_name(error['input'])}{advice}", False
     if kind == "string_pattern_mismatch" and field in _PATTERNS:
         return _PATTERNS[field], False
     if kind == "literal_error":
@@ -66,11 +67,10 @@ def explain(error: Mapping[str, Any], root: type[BaseModel]) -> tuple[str, bool]
 
 
 def type_name(value: object) -> str:
-    """Return what a value is, for a person. The text of a number in exponents is shown."""
-    if isinstance(value, str) and (number := _EXPONENT.fullmatch(value)):
-        power = int(number[2])
-        whole = f"{float(value):.0f}" if power <= 15 else "all its digits"
-        return f"{value}, which YAML reads as text; write {whole}"
+    """Return what a value is, for a person. Text that is like a number is shown."""
+    # YAML needs a point in an exponent, and a sign behind its e: 1.0e+6.
+    if isinstance(value, str) and (advice := numeral_advice(value)):
+        return f"{value}, which YAML reads as text; {advice}"
     names = {
         type(None): "nothing",
         bool: "true or false",

@@ -5,7 +5,16 @@ from typing import Any
 
 from schedsvc.config.yaml_positions import Path, path_text
 
-__all__ = ["Finding", "Once", "items", "mapping", "name_findings", "one_of", "with_terms"]
+__all__ = [
+    "Finding",
+    "Once",
+    "is_whole",
+    "items",
+    "mapping",
+    "name_findings",
+    "one_of",
+    "with_terms",
+]
 
 #: The models refuse these.
 _CONTROL = frozenset(map(chr, (*range(32), 127)))
@@ -16,6 +25,11 @@ Finding = tuple[Path, str]
 def mapping(value: Any) -> dict[str, Any]:
     """Return a mapping, an empty one for anything else."""
     return value if isinstance(value, dict) else {}
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number; true and false are numbers to Python alone."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def items(value: Any) -> list[tuple[int, dict[str, Any]]]:

@@ -19,7 +19,15 @@ from schedsvc.config.files import path_in, unreadable
 from schedsvc.config.models import Scheduler
 from schedsvc.config.pool_rules import pool_findings
 from schedsvc.config.quota_rules import quota_findings
-from schedsvc.config.rule_helpers import Finding, Once, items, mapping, name_findings, one_of
+from schedsvc.config.rule_helpers import (
+    Finding,
+    Once,
+    is_whole,
+    items,
+    mapping,
+    name_findings,
+    one_of,
+)
 from schedsvc.config.tenant_rules import tenant_rule_advice, tenant_rule_findings
 from schedsvc.config.yaml_positions import Path
 
@@ -58,7 +66,7 @@ def _queue_limits(scheduler: dict[str, Any], limit: str) -> Iterator[Finding]:
     fields = Scheduler.model_fields
     flow_max = scheduler.get(of_flow, fields[of_flow].default)
     queue_max = scheduler.get(limit, fields[limit].default)
-    if not (isinstance(flow_max, int) and isinstance(queue_max, int) and flow_max > queue_max > 0):
+    if not (is_whole(flow_max) and is_whole(queue_max) and flow_max > queue_max > 0):
         return
     if of_flow in scheduler:
         message = (

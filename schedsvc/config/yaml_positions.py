@@ -83,7 +83,9 @@ def read_yaml(text: str) -> YamlText:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = Place(mark.line + 1, mark.column + 1) if mark is not None else Place(1, 1)
-        out.problems.append(Problem(place, (), f"not valid YAML: {_yaml_problem(error)}"))
+        out.problems.append(
+            Problem(place, (), f"not valid YAML: {_yaml_problem(error, mark, text)}")
+        )
     except yaml.YAMLError as error:
         position = getattr(error, "position", 0)
         before = text[:position] if isinstance(position, int) else ""
@@ -111,8 +113,11 @@ def _check_nesting(text: str) -> None:
             depth -= 1
 
 
-def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
+def _yaml_problem(error: yaml.MarkedYAMLError, mark: yaml.Mark | None, text: str) -> str:
     """One line out of PyYAML's several."""
+    # PyYAML does not name the character, and a tab cannot be seen.
+    if mark is not None and text[mark.index : mark.index + 1] == "\t":
+        return "a tab stands here; indent with spaces"
     parts = [part for part in (error.context, error.problem) if part]
     return ", ".join(parts) or "it cannot be read"
 

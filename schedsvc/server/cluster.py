@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from schedsvc.config import Config
 from schedsvc.config.cluster import Cluster
+from schedsvc.config.files import read_file
 from schedsvc.driver import Driver, Leading
 
 if TYPE_CHECKING:
@@ -15,7 +16,14 @@ if TYPE_CHECKING:
     from schedsvc.cluster.leading import Campaign
     from schedsvc.cluster.member import Member
 
-__all__ = ["ClusterError", "campaign_of", "following_of", "member_of", "set_fingerprint"]
+__all__ = [
+    "ClusterError",
+    "campaign_of",
+    "following_of",
+    "member_of",
+    "secret_digest",
+    "set_fingerprint",
+]
 
 
 class ClusterError(Exception):
@@ -54,6 +62,13 @@ def following_of(
     from schedsvc.cluster.following import Following
 
     return Following(settings, config.resolve, set_fingerprint(config), leading, campaign)
+
+
+def secret_digest(config: Config) -> bytes:
+    """Return a digest of the secret of a set, which is read at the start only. Raises OSError."""
+    if config.cluster is None or config.cluster.secret_file is None:
+        return b""
+    return hashlib.sha256(read_file(config.resolve(config.cluster.secret_file)).strip()).digest()
 
 
 def set_fingerprint(config: Config) -> str:

@@ -31,6 +31,7 @@ _HISTOGRAMS_MAX = 50
 #: Tenants whose histograms are read before the event loop has its turn.
 _HISTOGRAMS_AT_ONCE = 16
 
+_SIGNS_OF_USE = ("attached", "owned_ms", "live_leases", "queued", "draining")
 _POOL_KEYS = (
     "name", "attached", "draining", "capacity_tokens", "promised_tokens", "posted_tokens",
     "engine_used_tokens", "telemetry_age_ms", "live_leases", "queued", "max_running",
@@ -104,7 +105,7 @@ class ConsoleState:
                 **_only(stats["totals"], _TOTAL_KEYS),
                 "refusals": _reasons(stats["totals"]["refusals"]),
             },
-            "pools": [_pool(pool) for pool in stats["pools"]],
+            "pools": [_pool(pool) for pool in stats["pools"] if not _is_abandoned(pool)],
             "classes": [_only(entry, _CLASS_KEYS) for entry in stats["classes"]],
             "flows": [_flow(flow) for flow in stats["flows"]],
             "other": _rest(stats["totals"], stats["flows"]),
@@ -169,6 +170,11 @@ def _only(values: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
         if isinstance(value, str):
             found[key] = printable(value)
     return found
+
+
+def _is_abandoned(pool: Mapping[str, Any]) -> bool:
+    """Whether nothing is left of a pool; only `schedsvc stats --all` shows it then."""
+    return not any(pool[key] for key in _SIGNS_OF_USE)
 
 
 def _pool(pool: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from schedsvc.config import Config
+from schedsvc.config import Config, in_force
 from schedsvc.config.cluster import Cluster
 from schedsvc.driver import Driver, Leading
-from schedsvc.server.cluster import ClusterError, campaign_of, following_of, set_fingerprint
+from schedsvc.server.cluster import (
+    ClusterError,
+    campaign_of,
+    following_of,
+    secret_digest,
+    set_fingerprint,
+)
 from schedsvc.server.followers import Resume, adopting, forgetting
 from schedsvc.server.server import Server
 from schedsvc.server.tasks import end_tasks
@@ -47,12 +53,14 @@ class LedServer:
         me = f"{settings.member_name}/{incarnation:016x}"
         self.leading = Leading(settings.set or "", me)
         try:
+            self._secret = secret_digest(config)
             self._campaign: Campaign = campaign_of(config, settings, incarnation, self.leading)
         except OSError as error:
             raise ClusterError(f"cluster.secret_file: {error}") from None
         self._following = following_of(config, settings, self.leading, self._campaign)
         self._config = config
         self._server = Server(config, self.leading)
+        self._server.outdated = self._outdated
         self._loading = self._server.driver.loading
         self._task: asyncio.Task[None] | None = None
         self._change: asyncio.Task[None] | None = None
@@ -84,8 +92,13 @@ class LedServer:
     def reconfigure(self, config: Config) -> None:
         """Put another valid file in force; raises as `Server`."""
         self._server.reconfigure(config)
-        self._config = _at(config, self.targets, self.metrics_url)
-        self._following.configured(set_fingerprint(config))
+        # The next term has a server of its own, and yet what needs a restart stays until one.
+        self._config = in_force(config, self._config)
+        self._following.configured(set_fingerprint(self._config))
+
+    def _outdated(self) -> list[str]:
+        """Name the files that were read at the start, and hold something else by now."""
+        return [] if secret_digest(self._config) == self._secret else ["cluster.secret_file"]
 
     async def drain(self) -> None:
         """Hand the term over; a member that stands by has nothing to end."""
@@ -150,7 +163,7 @@ class LedServer:
         await self._server.stop(None)
         self._server = server = Server(self._config, self.leading, self._resume())
         server.on_promise = self._campaign.promised
-        server.driver.loading = self._loading
+        server.driver.loading, server.outdated = self._loading, self._outdated
         await server.start()
         role = "leader" if self._is_leading else "standby"
         _log.info("role", role=role, set=self.leading.pool_set, term=self.leading.term)

@@ -148,6 +148,8 @@ class Server:
         #: Of members that follow this one while it leads.
         self.follow_services: list[FollowService] = []
         self.on_promise: Callable[[str, int], None] = lambda member, asked_ns: None
+        #: Names the keys of files that were read at the start only, and have changed.
+        self.outdated: Callable[[], list[str]] = list
         self._grpc: list[grpc.aio.Server] = []
         self._addresses: list[Address] = []
         self._page: MetricsPage | None = None
@@ -269,7 +271,7 @@ class Server:
         before = self._config
         known = known_callers(in_force(config, before))
         secure = [a.certificates for a in self._addresses if a.certificates is not None]
-        files = [certificates.read() for certificates in secure]
+        files, outdated = [certificates.read() for certificates in secure], self.outdated()
         is_same = in_force(config, before) == before
         if is_same and not self._callers.differ(known, before):
             _log.info("config_unchanged")
@@ -290,7 +292,7 @@ class Server:
             self._replace_callers(known)
         if sum(c.offer(held) for c, held in zip(secure, files, strict=True)):
             _log.info("certificates_reloaded", effect="for new connections")
-        waiting = needs_restart(config, self._config)
+        waiting = [*needs_restart(config, self._config), *outdated]
         self.driver.loading.waiting = tuple(waiting)
         if waiting:
             _log.warning("config_needs_restart", keys=waiting, effect="these stay as they were")

@@ -47,7 +47,20 @@ def test_enums_mirror_the_contract(ours: type[IntEnum], theirs: object, prefix: 
     assert ours(9_999).name == "UNSPECIFIED"
 
 
-@pytest.mark.parametrize("target", ["localhost:50051", "10.0.0.1:1", "[::1]:65535", "unix:/a/b"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "localhost:50051",
+        "10.0.0.1:1",
+        "[::1]:65535",
+        "unix:/a/b",
+        "unix:s",
+        "unix:///a",
+        "dns:h:1",
+        "ipv6:[::1]:1",
+        "dns:///h:1",
+    ],
+)
 def test_good_targets(target: str) -> None:
     assert check_target(target) == target
 
@@ -56,7 +69,11 @@ def test_good_targets(target: str) -> None:
     ("target", "complaint"),
     [
         ("", "host:port"),
-        ("localhost", "host:port"),
+        ("localhost", "host:port or unix:/path, such as 127.0.0.1:7600"),
+        ("/run/s.sock", "write unix:/run/s.sock"),
+        ("unix://s", "write unix:s"),
+        ("::1:7600", r"in brackets; write \[::1\]:7600"),
+        ("[::1:7600", r"in brackets; write \[::1\]:7600"),
         (":1", "host:port"),
         ("h:x", "host:port"),
         ("h:0", "65535"),

@@ -105,6 +105,12 @@ def test_proxy_keeps_its_socket_and_survives_a_hangup(
     assert process.wait(30) in (0, -signal.SIGTERM)
 
 
+def test_socket_in_a_missing_folder_is_named(tmp_path: Path) -> None:
+    path, folder = str(tmp_path / "nowhere" / "s"), tmp_path / "nowhere"
+    with pytest.raises(LaunchError, match=rf"^--uds {path}: the folder {folder} does not exist"):
+        proxy_cli.check_socket(path)
+
+
 def test_socket_of_a_dead_server_and_a_file_at_its_path(folder: Path) -> None:
     path = folder / "p"
     proxy_cli.check_socket(str(path))

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 from schedsvc_vllm import settings
-from schedsvc_vllm.launcher import MIDDLEWARE, OPTIONS, LaunchError, prepare, split, usage
+from schedsvc_vllm.launcher import (
+    MIDDLEWARE,
+    OPTIONS,
+    LaunchError,
+    options_text,
+    prepare,
+    split,
+    usage,
+)
+from schedsvc_vllm.proxy_cli import parser
 from schedsvc_vllm.settings import SettingsError
 
 TARGET = ["--schedsvc-target", "unix:/run/s.sock"]
@@ -131,6 +140,16 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=30,
     )
+
+
+def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for text in (usage(), parser().format_help()):
+        assert [line for line in text.splitlines() if len(line) > 80] == []
+    for line in options_text().split("\n  --")[1:]:
+        sentence = " ".join(line.split()[1:])
+        assert sentence[0].isupper(), line
+        assert sentence.endswith("."), line
 
 
 def test_it_becomes_vllm(tmp_path: Path) -> None:

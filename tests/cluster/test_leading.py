@@ -299,3 +299,42 @@ async def test_no_term_repeats_if_the_store_forgets_while_all_are_down(
     async with running(again):
         await leads(again)
         assert again.leading.term == term + 1
+
+
+async def test_what_needs_a_restart_stays_over_terms(
+    pair: tuple[LedServer, LedServer], tmp_path: Path
+) -> None:
+    first, second = pair
+    async with running(first):
+        await leads(first)
+        async with running(second):
+            before = second._config
+            assert before.state is not None
+            other = before.state.model_copy(update={"file": tmp_path / "other.db"})
+            settings = before.scheduler.model_copy(update={"policy": "fcfs", "ledger": "sum"})
+            changed = before.model_copy(update={"state": other, "scheduler": settings})
+            second.reconfigure(changed)
+            assert second._loading.waiting == ("state", "scheduler.ledger")
+            await first.drain()
+            await leads(second)
+            now = second._server._config.scheduler
+            assert (now.policy, now.ledger) == ("fcfs", before.scheduler.ledger)
+            assert not (tmp_path / "other.db").exists()
+            second.reconfigure(changed)
+            assert second._loading.waiting == ("state", "scheduler.ledger")
+
+
+async def test_a_reload_names_a_secret_that_has_changed(
+    pair: tuple[LedServer, LedServer],
+) -> None:
+    first, _ = pair
+    async with running(first):
+        config = first._config
+        assert config.cluster is not None
+        first.reconfigure(config)
+        assert first._loading.waiting == ()
+        secret = config.resolve(config.cluster.secret_file or "")
+        secret.write_text("another secret of enough bytes, for all members of the set")
+        for _ in range(2):
+            first.reconfigure(config)
+            assert first._loading.waiting == ("cluster.secret_file",)

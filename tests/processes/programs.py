@@ -130,16 +130,24 @@ class Programs:
         """Start it, on the port that it had before, with further settings of its gate."""
         port = self.engine_url.rpartition(":")[2] or "0"
         gate = ("--middleware", "schedsvc_vllm.gate.Gate") if self._gated else ()
+        self.engine_url = self._start_engine("engine", port, *gate, **environment)
+        if self._gated:
+            self._wait_until_connected(self.engine_url)
+
+    def start_rival(self) -> str:
+        """Start a second engine whose gate claims the pool of the first one; return its URL."""
+        return self._start_engine("rival", "0", "--middleware", "schedsvc_vllm.gate.Gate")
+
+    def _start_engine(self, name: str, port: str, *gate: str, **environment: str) -> str:
         self._start(
-            "engine",
+            name,
             *("emulate", "--profile", str(self.folder / "steady.yaml"), "--port", port, *gate),
             SCHEDSVC_TARGET=self._gate_target,
             SCHEDSVC_TENANT_HEADERS="x-tenant-id",
             **environment,
         )
-        self.engine_url = json.loads(self._ready("engine").read_text())["base_url"]
-        if self._gated:
-            self._wait_until_connected(self.engine_url)
+        url: str = json.loads(self._ready(name).read_text())["base_url"]
+        return url
 
     def start_proxy(self) -> None:
         """Start the gate in a process of its own, before the engine."""

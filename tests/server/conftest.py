@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from schedsvc_client.aio import SchedulerSession
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
@@ -93,13 +94,31 @@ def ask(tokens: int = 100, **fields: Any) -> pb.AdmitRequest:
     return pb.AdmitRequest(**given | fields)
 
 
-async def until(holds: Callable[[], bool], what: str, at_most_s: float = 20.0) -> None:
+async def until(holds: Callable[[], object], what: str, at_most_s: float = 20.0) -> None:
     """Wait until something holds; fail where it does not."""
     for _ in range(int(at_most_s / 0.005)):
         if holds():
             return
         await asyncio.sleep(0.005)
     pytest.fail(f"{what}: not within {at_most_s} s")
+
+
+#: Of a scheduler whose pools are soon abandoned once their shims are away.
+SHORT_LEASES = {"scheduler": {"headroom": 0, "lease_ttl_ms": 100, "lease_grace_ms": 0}}
+
+
+async def abandon_pool(server: Server, name: str) -> None:
+    """Offer a pool, leave without a Goodbye, and wait until nothing is left of the pool."""
+
+    def row() -> dict[str, Any]:
+        return next((p for p in server.driver.stats(0)["pools"] if p["name"] == name), {})
+
+    async with SchedulerSession(server.targets[0], client_id="shim", incarnation=1) as opened:
+        opened.register_pool(pool=name, epoch=1, capacity_tokens=160, block_size_tokens=16)
+        await until(row, "the pool is offered")
+        opened._protocol._pools.clear()
+    await until(lambda: not row()["attached"], "it is detached")
+    await until(lambda: not row()["owned_ms"], "nobody owns it")
 
 
 def totals(server: Server) -> dict[str, int]:

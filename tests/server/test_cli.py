@@ -18,14 +18,13 @@ import click
 import grpc
 import pytest
 from click.testing import CliRunner, Result
-from schedsvc_client.aio import SchedulerSession
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc.cli import main
 
 from .certificates import Authority
-from .conftest import ask, calling, serving, totals, until
+from .conftest import SHORT_LEASES, abandon_pool, ask, calling, serving, totals, until
 
 CONFIG = """
 listeners: [{unix: s.sock}, {tcp: "127.0.0.1:0"}]
@@ -260,16 +259,9 @@ async def test_stats_shows_those_that_wait_first_and_the_rest_as_a_count() -> No
 
 
 async def test_stats_leaves_abandoned_pools_out() -> None:
-    config = {"scheduler": {"lease_ttl_ms": 100, "lease_grace_ms": 0}, "pools": []}
-    async with serving(**config) as server:
+    async with serving(pools=[], **SHORT_LEASES) as server:
         target = ("--target", server.targets[0])
-        async with SchedulerSession(server.targets[0], client_id="shim", incarnation=1) as opened:
-            opened.register_pool(pool="gone", epoch=1, capacity_tokens=160, block_size_tokens=16)
-            await until(lambda: server.driver.stats(0)["pools"], "the pool is offered")
-            # It leaves without a Goodbye.
-            opened._protocol._pools.clear()
-        await until(lambda: not server.driver.stats(0)["pools"][0]["attached"], "it is detached")
-        await until(lambda: not server.driver.stats(0)["pools"][0]["owned_ms"], "nobody owns it")
+        await abandon_pool(server, "gone")
         shown = await asyncio.to_thread(run, "stats", *target)
         assert "gone" not in shown.output
         assert "not shown: 1 abandoned pool (--all)" in shown.output

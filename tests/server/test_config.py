@@ -191,7 +191,7 @@ def test_1024_pools_are_accepted_and_the_next_is_named(tmp_path: Path) -> None:
             MINIMAL + "tenants: &t [{name: x}]\npools: *t",
             [
                 "3:1 pools: an alias of tenants; write it out",
-                "3:1 pools: has to be a list, not nothing",
+                "3:1 pools: is empty; give a list, or remove the key",
             ],
         ),
         ("listeners: [\n", ["2:1 : not valid YAML: while parsing a flow node, did not find"]),

@@ -16,7 +16,17 @@ from schedsvc.driver import Broken
 from schedsvc.server import Server
 from schedsvc.server.console_state import FLOWS_MAX, FRESH_S, ConsoleState
 
-from .conftest import POOL, ask, calling, config_of, serving, totals, until
+from .conftest import (
+    POOL,
+    SHORT_LEASES,
+    abandon_pool,
+    ask,
+    calling,
+    config_of,
+    serving,
+    totals,
+    until,
+)
 from .test_metrics import use
 
 METRICS = {"listen": "127.0.0.1:0"}
@@ -317,3 +327,9 @@ async def test_drains_modes_and_reloads_are_shown() -> None:
         assert state["flows"][0]["audit"]
         assert state["prices"]["output"] == 4
         assert state["config"]["problem"] == "line 3: \\x1b[31m"
+
+
+async def test_console_leaves_abandoned_pools_out() -> None:
+    async with consoling(**SHORT_LEASES) as (server, http):
+        await abandon_pool(server, "gone")
+        assert [pool["name"] for pool in (await state_of(http))["pools"]] == ["pool"]

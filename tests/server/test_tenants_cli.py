@@ -72,7 +72,7 @@ async def test_set_get_list_and_delete_print_the_tenant(logged: list[Any]) -> No
     ("words", "text"),
     [
         (("--weight", "1.2345"), "'1.2345' has more than 3 decimals"),
-        (("--weight", "x"), "'x' is no number"),
+        (("--weight", "x"), "'x' is not a number"),
         (("--weight", "0"), "weight: is 0.0; it has to lie between 0.001 and 1000000"),
         (("--group", "nope"), "'nope' is no group; add it to groups (known: 'acme', 'other')"),
         (("--if-version", "3"), "is 3, but the tenant has version 0"),

@@ -15,7 +15,7 @@ from schedsvc.cli.top_app import Request, Tenant, Tenants, Top
 from schedsvc.cli.top_figures import Figures, duration, short
 from schedsvc.server import Server
 
-from .conftest import ask, calling, serving, totals, until
+from .conftest import SHORT_LEASES, abandon_pool, ask, calling, serving, totals, until
 from .test_cli import run_without_lab_packages
 from .test_metrics import use
 
@@ -245,3 +245,12 @@ def test_without_textual_it_says_what_to_install() -> None:
     said = "schedsvc top needs the package textual: pip install 'schedsvc[top]'"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"Error: {said}\n")
     assert run_without_lab_packages("top", "--help", packages=("textual",)).returncode == 0
+
+
+async def test_top_leaves_abandoned_pools_out() -> None:
+    async with serving(**SHORT_LEASES) as server:
+        await abandon_pool(server, "gone")
+        app = Top(Connection(server.targets[0], None, None), every_s=0.2, wanted="")
+        async with app.run_test(size=(80, 24)) as pilot:
+            await becomes(pilot, lambda: "pool" in shown(pilot, "#pools"), "pools are shown")
+            assert "gone" not in shown(pilot, "#pools")

@@ -52,13 +52,16 @@ ROOMS: dict[str, Room] = {
     # Drives.
     "schedsvc.clock": room(clock=WALL),
     "schedsvc.printable": room(packages="google", never=IO, clock=NO_CLOCK),
+    "schedsvc.numerals": room(never=IO, clock=NO_CLOCK),
     "schedsvc.request_ids": room(never=IO, clock=NO_CLOCK),
     "schedsvc.malloc": room(clock=NO_CLOCK),
     # Types of options, for every command.
-    "schedsvc.option_types": room(packages="click", clock=NO_CLOCK, prints=True),
+    "schedsvc.option_types": room("schedsvc.numerals", "click", clock=NO_CLOCK, prints=True),
     # Fits tables to a terminal, for every command that prints them.
     "schedsvc.tables": room(packages="rich", clock=NO_CLOCK, prints=True),
-    "schedsvc.config": room("schedsvc.printable", packages="pydantic pydantic_core yaml"),
+    "schedsvc.config": room(
+        "schedsvc.numerals schedsvc.printable", packages="pydantic pydantic_core yaml"
+    ),
     "schedsvc.status": room("schedsvc._core schedsvc_client.v1", "grpc google grpc_status"),
     "schedsvc.upkeep": room(never=IO, clock=NO_CLOCK),
     "schedsvc.driver": room(
@@ -285,11 +288,13 @@ ROOMS: dict[str, Room] = {
     "schedsvc.lab.advise.cli": room(
         "schedsvc.config schedsvc.lab.advise schedsvc.lab.advise.figure"
         " schedsvc.lab.advise.recorded schedsvc.lab.engine schedsvc.lab.sim schedsvc.lab.sim.cli"
-        " schedsvc.tables",
+        " schedsvc.option_types schedsvc.tables",
         "click yaml",
         prints=True,
     ),
-    "schedsvc.lab.demo.cli": room("schedsvc.lab.demo schedsvc.lab.load", "click", prints=True),
+    "schedsvc.lab.demo.cli": room(
+        "schedsvc.lab.demo schedsvc.lab.load schedsvc.option_types", "click", prints=True
+    ),
     # Pure Python that knows nothing of the server: an engine host never compiles anything.
     "schedsvc_client": room("schedsvc_client.v1", "grpc google grpc_status"),
     "schedsvc_client.v1": room(packages="grpc google"),

@@ -71,6 +71,107 @@ def test_missing_default_is_found() -> None:
     assert undescribed(command) == ["--rate"]
 
 
+#: Words with which a help text would be a part of a sentence that is not there.
+FRAGMENTS = ("By", "For", "Held", "How", "In", "Its", "Of", "On", "Whether")
+#: Options that mean different things to different commands.
+DIFFERENT = ("--block-size", "--by", "--goodput", "--input", "--out", "--output", "--policy")
+#: The name in the usage of a number of these.
+UNITS = {"seconds": "SECONDS", "ms": "MS", "minutes": "MINUTES"}
+
+
+def options() -> Iterator[tuple[tuple[str, ...], click.Option]]:
+    """The options of all commands that are shown, each with its command's path."""
+    for path in commands(main):
+        command: click.Command = main
+        for name in path:
+            command = below(command)[name]
+        for option in command.params:
+            if isinstance(option, click.Option) and not option.hidden:
+                yield path, option
+
+
+def fault_of_help(option: click.Option) -> str:
+    """The fault of an option's help text; "" if it is a sentence, or a phrase that ends as one."""
+    text = re.sub(r"\s+\[(default|env): .*\]$", "", option.help or "")
+    if not text:
+        return "no help"
+    if not text[0].isupper():
+        return "begins with a small letter"
+    if text.split()[0] in FRAGMENTS:
+        return f"begins with {text.split()[0]}"
+    return "" if text.endswith((".", ".)")) else "does not end with a period"
+
+
+def test_option_help_is_written_as_sentences() -> None:
+    found = {
+        f"{' '.join(path)} {option.opts[0]}": fault_of_help(option) for path, option in options()
+    }
+    assert {name: fault for name, fault in found.items() if fault} == {}
+
+
+def test_an_option_takes_the_same_value_in_all_commands() -> None:
+    found: dict[str, set[str]] = {}
+    for path, option in options():
+        if not option.is_flag and option.opts[0] not in DIFFERENT:
+            metavar = option.make_metavar(click.Context(click.Command(path[-1])))
+            if metavar.startswith("[") and "|" in metavar:
+                metavar = "CHOICE"
+            found.setdefault(option.opts[0], set()).add(metavar.strip("[]"))
+    assert {name: metavars for name, metavars in found.items() if len(metavars) > 1} == {}
+
+
+def test_an_option_shows_what_it_takes() -> None:
+    wrong = []
+    for path, option in options():
+        if option.is_flag:
+            continue
+        metavar = option.make_metavar(click.Context(click.Command(path[-1])))
+        if metavar in ("TEXT", "PATH", "INTEGER RANGE", "FLOAT RANGE") and option.opts[0] not in (
+            *("--filter", "--source", "--uds"),
+        ):
+            wrong.append(f"{' '.join(path)} {option.opts[0]} {metavar}")
+    assert wrong == []
+
+
+def test_an_option_of_time_shows_its_unit() -> None:
+    wrong = []
+    for path, option in options():
+        named = re.match(r"(Seconds|Mean seconds)\b", option.help or "")
+        unit = (
+            "seconds"
+            if named
+            else next((unit for unit in UNITS if (option.help or "").endswith(f"in {unit}.")), "")
+        )
+        if unit and isinstance(option.type, click.FloatRange | click.IntRange):
+            metavar = option.make_metavar(click.Context(click.Command(path[-1])))
+            if metavar != UNITS[unit]:
+                wrong.append(f"{' '.join(path)} {option.opts[0]} {metavar}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("path", list(commands(main)), ids=lambda path: " ".join(path) or "main")
+def test_help_fits_80_columns(path: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(main, [*path, "--help"], terminal_width=80, prog_name="schedsvc")
+    assert [line for line in result.output.splitlines() if len(line) > 80] == []
+
+
+def test_numbers_are_read_by_types_that_explain_themselves() -> None:
+    wrong = [
+        f"{' '.join(path)} {option.opts[0]}"
+        for path, option in options()
+        if isinstance(option.type, click.IntRange | click.FloatRange)
+        and type(option.type).__module__ != "schedsvc.option_types"
+    ]
+    assert wrong == []
+
+
+def test_poor_help_is_found() -> None:
+    helps = {"": "no help", "of it.": "begins with a small letter", "Of it.": "begins with Of"}
+    helps |= {"How many": "begins with How", "A name": "does not end with a period", "A name.": ""}
+    for text, fault in helps.items():
+        assert fault_of_help(click.Option(["--x"], help=text)) == fault
+
+
 def test_an_unknown_command_fails() -> None:
     result = CliRunner().invoke(main, ["no-such-command"])
     assert result.exit_code != 0

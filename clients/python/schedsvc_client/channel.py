@@ -32,6 +32,8 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
 )
+# Of targets of gRPC's own that are not just host and port.
+_SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix-abstract:", "vsock:", "xds:")
 # In the order in which gRPC reads them.
 _PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 
@@ -98,8 +100,14 @@ def check_target(target: str) -> str:
     Raises ValueError that says what is missing.
     """
     if target.startswith("unix:"):
-        if len(target) == len("unix:"):
+        path = target.removeprefix("unix:")
+        if not path:
             raise ValueError("target 'unix:' names no socket; write unix:/path/to/socket")
+        if path.startswith("//") and not path.startswith("///"):
+            raise ValueError(
+                f"target {target!r}: behind unix:// stands an absolute path;"
+                f" write unix:{path.lstrip('/')}"
+            )
         return target
     scheme, slashes, address = target.partition("://")
     if slashes and scheme.lower() in ("http", "https", "grpc", "grpcs", "tcp"):
@@ -107,12 +115,27 @@ def check_target(target: str) -> str:
             f"target {target!r} is a URL, and has to be host:port or unix:/path;"
             f" write {address.partition('/')[0]}"
         )
+    if target.startswith("/"):
+        raise ValueError(f"target {target!r} must be host:port or unix:/path; write unix:{target}")
     host, colon, port = target.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit():
-        raise ValueError(f"target {target!r} must be host:port or unix:/path")
+        raise ValueError(
+            f"target {target!r} must be host:port or unix:/path, such as 127.0.0.1:7600"
+        )
+    if not target.startswith(_SCHEMES):
+        _check_brackets(target, host, port)
     if not 0 < int(port) < 65_536:
         raise ValueError(f"target {target!r}: port {port} is not in 1..65535")
     return target
+
+
+def _check_brackets(target: str, host: str, port: str) -> None:
+    """Refuse an IPv6 address without its brackets, whose last part would be taken for the port."""
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        address = host.strip("[]")
+        raise ValueError(
+            f"target {target!r}: an IPv6 address stands in brackets; write [{address}]:{port}"
+        )
 
 
 def is_local(target: str) -> bool:

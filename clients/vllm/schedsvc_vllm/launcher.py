@@ -10,6 +10,7 @@ import difflib
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from schedsvc_vllm.settings import Settings, SettingsError
 
 MIDDLEWARE = "schedsvc_vllm.gate.Gate"
 OPTION_PREFIX = "--schedsvc-"
+#: Of the help: its width, and where the texts begin.
+_COLUMNS, _HELP_COLUMN = 80, 34
 EXIT_USAGE = 2
 
 # Each is also a variable: `--schedsvc-pool-epoch` is SCHEDSVC_POOL_EPOCH.
@@ -39,10 +42,10 @@ OPTIONS = {
     "pool-epoch": "grows with each start of the engine; default: the time of this start",
     "tenant-headers": "trusted headers that name the tenant, comma-separated; or llm-d",
     "header-set-by": "name of the proxy that overwrites the trusted headers",
-    "jwt-issuer": "whose JSON Web Tokens name the tenant (iss)",
-    "jwt-audience": "for whom they have to be (aud)",
-    "jwt-jwks-file": "file with the issuer's key set, or",
-    "jwt-jwks-url": "https URL of it",
+    "jwt-issuer": "issuer whose JSON Web Tokens name the tenant (iss)",
+    "jwt-audience": "audience that the tokens have to name (aud)",
+    "jwt-jwks-file": "file with the issuer's key set; or give the URL",
+    "jwt-jwks-url": "URL (https) of the issuer's key set",
     "jwt-tenant-claim": "the claim that names the tenant (sub)",
     "jwt-class-claim": "the claim that names the priority class (none)",
     "jwt-leeway": "seconds by which clocks may differ (30)",
@@ -164,9 +167,16 @@ def find_vllm(environment: Mapping[str, str]) -> str:
 
 
 def options_text() -> str:
-    """Write a line for each of our options."""
-    width = max(map(len, OPTIONS)) + len(OPTION_PREFIX)
-    return "\n".join(f"  {OPTION_PREFIX + name:<{width}}  {text}" for name, text in OPTIONS.items())
+    """Write each of our options with its help, within 80 columns."""
+    lines = []
+    for name, text in OPTIONS.items():
+        option, margin = f"  {OPTION_PREFIX}{name}", " " * _HELP_COLUMN
+        sentence = f"{text[0].upper()}{text[1:]}."
+        wrapped = textwrap.wrap(sentence, _COLUMNS - _HELP_COLUMN, break_on_hyphens=False)
+        if len(option) + 2 <= _HELP_COLUMN:
+            option += margin[len(option) :] + wrapped.pop(0)
+        lines += [option, *(margin + line for line in wrapped)]
+    return "\n".join(lines)
 
 
 def usage() -> str:

@@ -32,31 +32,40 @@ def parser() -> argparse.ArgumentParser:
     """Describe the command's own options."""
     made = argparse.ArgumentParser(
         prog="schedsvc-proxy",
-        description="A reverse proxy with the schedsvc gate in it, for servers that cannot load "
-        "the gate themselves.",
+        description="Be a reverse proxy with the schedsvc gate in it, for servers that cannot"
+        "\nload the gate themselves.",
         epilog="Each --schedsvc- option is also a variable: --schedsvc-pool is SCHEDSVC_POOL.\n\n"
         + options_text()
-        + "\n\nexample:\n  schedsvc-proxy --upstream http://127.0.0.1:8000 --port 9000 \\\n"
+        + "\n\nExample:\n  schedsvc-proxy --upstream http://127.0.0.1:8000 --port 9000 \\\n"
         "      --schedsvc-target unix:/run/schedsvc/schedsvc.sock \\\n"
         "      --schedsvc-tenant-headers x-tenant-id",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    made.add_argument("--upstream", required=True, metavar="URL", help="the server behind it")
-    made.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
-    made.add_argument("--port", type=int, default=9000, help="port; 0 takes any (9000)")
-    made.add_argument("--uds", metavar="PATH", help="listen on this Unix socket instead")
+    made.add_argument("--upstream", required=True, metavar="URL", help="The server behind it.")
+    made.add_argument("--host", default="127.0.0.1", help="Address to listen on (127.0.0.1).")
+    made.add_argument("--port", type=int, default=9000, help="Port; 0 takes any free one (9000).")
+    made.add_argument("--uds", metavar="PATH", help="Listen on this Unix socket instead.")
     made.add_argument(
-        "--wait-s", type=float, default=600.0, help="how long to wait for the upstream (600)"
+        "--wait-s",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="Wait up to SECONDS for the server behind it (600).",
     )
     made.add_argument(
         "--connections-max",
         type=int,
         default=CONNECTIONS_MAX,
         metavar="N",
-        help=f"close connections beyond this number at once ({CONNECTIONS_MAX})",
+        help=f"Close connections beyond N at once ({CONNECTIONS_MAX}).",
     )  # fmt: skip
-    made.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    made.add_argument(
+        "--log-level",
+        default="info",
+        choices=("debug", "info", "warning", "error"),
+        help="Least severe lines of the log (info).",
+    )
     return made
 
 
@@ -90,6 +99,11 @@ def check_socket(path: str) -> None:
     try:
         kind = os.stat(path).st_mode
     except FileNotFoundError:
+        folder = os.path.dirname(os.path.abspath(path))
+        if not os.path.isdir(folder):
+            raise LaunchError(
+                f"--uds {path}: the folder {folder} does not exist; make it"
+            ) from None
         return
     except OSError as error:
         raise LaunchError(f"--uds {path}: {error.strerror}") from None

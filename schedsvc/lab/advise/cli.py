@@ -36,6 +36,7 @@ from schedsvc.lab.sim.cli.bars import progress_bar
 from schedsvc.lab.sim.cli.inputs import config_of, profile_of, requests_of
 from schedsvc.lab.sim.requests import Requests
 from schedsvc.lab.sim.scenario import Run, Scenario, ScenarioError, engine_configs, simulate
+from schedsvc.option_types import WholeRange
 from schedsvc.tables import table_console
 
 __all__ = ["advise"]
@@ -72,24 +73,32 @@ def _file(name: str, parameter: str, text: str) -> Callable[[Any], Any]:
     "goals",
     multiple=True,
     required=True,
-    metavar="TEXT",
+    metavar="GOAL",
     help='A goal, such as "production p99 first token <= 2 s"; repeat it for more.',
 )
 @click.option(
     "--profile",
     "profile_name",
+    metavar="NAME",
     help=f"Costs of an engine: {', '.join(profile_names())}, or a .yaml file; default for a "
     "recording: fitted to it.",
 )
 @click.option(
     "--engines",
-    type=click.IntRange(1, 64),
-    help="How many, if the configuration names no pools; default: those of the recording, or 1.",
+    type=WholeRange(1, 64),
+    help="Number of engines, if the configuration names no pools; default: those of the"
+    " recording, or 1.",
 )
-@click.option("--tenant", default="default", show_default=True, help="For traces without tenants.")
+@click.option(
+    "--tenant",
+    default="default",
+    show_default=True,
+    metavar="NAME",
+    help="Tenant of requests that name none.",
+)
 @click.option(
     "--jobs",
-    type=click.IntRange(1, 256),
+    type=WholeRange(1, 256),
     default=lambda: min(os.cpu_count() or 1, 8),
     help="Processes that simulate side by side; default: one for each processor, at most 8.",
 )

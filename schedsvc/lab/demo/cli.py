@@ -5,6 +5,8 @@ from pathlib import Path
 
 import click
 
+from schedsvc.option_types import WholeRange
+
 EPILOG = """\b
 Example:
   schedsvc demo --out out/demo
@@ -27,7 +29,7 @@ exit status is 0 only if every bar holds.
 )
 @click.option(
     "--seed",
-    type=click.IntRange(min=0),
+    type=WholeRange(min=0),
     help="Draw another workload of the same kind instead of the bundled one.",
 )
 @click.option(

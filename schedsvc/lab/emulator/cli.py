@@ -17,7 +17,7 @@ from schedsvc.lab.emulator.settings import EmulatorSettings
 from schedsvc.lab.emulator.tokenizer import TextTokenizer
 from schedsvc.lab.engine import EngineConfig, Profile, ProfileError, load_profile, profile_names
 from schedsvc.lab.engine.config import Prefill
-from schedsvc.option_types import FiniteRange
+from schedsvc.option_types import FiniteRange, WholeRange
 
 # The flag that sets a field of the engine's configuration.
 _FLAGS = {
@@ -27,7 +27,7 @@ _FLAGS = {
     "step_tokens_max": "--max-num-batched-tokens",
     "context_tokens_max": "--max-model-len",
 }
-_SIZE = click.IntRange(1, 1 << 40)
+_SIZE = WholeRange(1, 1 << 40)
 
 _EPILOG = """\b
 Examples:
@@ -39,9 +39,13 @@ Examples:
 
 
 @click.command(epilog=_EPILOG, context_settings={"show_default": True})
-@click.option("--host", default="127.0.0.1", help="Address to listen on.")
+@click.option("--host", default="127.0.0.1", metavar="HOST", help="Address to listen on.")
 @click.option(
-    "--port", default=8000, type=click.IntRange(0, 65535), help="Port; 0 takes any free one."
+    "--port",
+    default=8000,
+    type=WholeRange(0, 65535),
+    metavar="PORT",
+    help="Port; 0 takes any free one.",
 )
 @click.option("--uds", metavar="PATH", help="Listen on this Unix socket instead of host and port.")
 @click.option(
@@ -55,7 +59,7 @@ Examples:
 @click.option("--block-size", type=_SIZE, help="Tokens of a KV block.  [default: the profile's]")
 @click.option(
     "--max-num-seqs",
-    type=click.IntRange(1, 1 << 16),
+    type=WholeRange(1, 1 << 16),
     help="Most sequences in a step.  [default: the profile's]",
 )
 @click.option(
@@ -75,13 +79,13 @@ Examples:
     "--enable-chunked-prefill/--no-enable-chunked-prefill",
     "chunked",
     default=None,
-    help="Whether prompts are cut to the step's tokens.  [default: the profile's]",
+    help="Cut prompts to the step's tokens, or do not.  [default: the profile's]",
 )
 @click.option(
     "--enable-prefix-caching/--no-enable-prefix-caching",
     "prefix_caching",
     default=None,
-    help="Whether blocks of earlier prompts are found again; the least recently used goes first.  "
+    help="Find blocks of earlier prompts again, or do not; the least recently used goes first.  "
     "[default: the profile's]",
 )
 @click.option("--model", default="emulated", metavar="NAME", help="Name of the model it serves.")

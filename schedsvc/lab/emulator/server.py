@@ -160,7 +160,9 @@ def _clear_unix_path(path: str) -> None:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
         if not Path(path).absolute().parent.is_dir():
-            raise AddressError(f"cannot listen on {path}: its folder does not exist") from None
+            raise AddressError(
+                f"cannot listen on {path}: the folder {Path(path).parent} does not exist; make it"
+            ) from None
         return
     if not stat.S_ISSOCK(mode):
         raise AddressError(f"cannot listen on {path}: there is a file which is no socket")

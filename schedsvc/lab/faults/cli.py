@@ -25,7 +25,7 @@ from schedsvc.lab.faults.marathon import Marathon, run_marathon
 from schedsvc.lab.faults.options import FAULTS, NEWEST
 from schedsvc.lab.faults.run import EVENTS, Case, Tally, run_cases, shrink
 from schedsvc.lab.faults.totals_file import STORE_EACH, TotalsFile
-from schedsvc.option_types import FiniteRange
+from schedsvc.option_types import FiniteRange, WholeRange
 from schedsvc.tables import table_console
 
 _FAILURES_MAX = 5
@@ -211,25 +211,35 @@ def _list_faults() -> None:
 
 
 @click.command("simtest", epilog=EPILOG)
-@click.option("--seed", type=click.IntRange(0, 1 << 60), help="The seed, or the first of several.")
-@click.option("--seeds", type=click.IntRange(1), help="How many; default: one, or till the time.")
+@click.option("--seed", type=WholeRange(0, 1 << 60), help="The seed, or the first of several.")
 @click.option(
-    "--minutes", type=FiniteRange(0, 10_000, min_open=True), help="Run for this many minutes."
+    "--seeds",
+    type=WholeRange(1),
+    help="Number of seeds; default: 1, or as many as the time allows.",
+)
+@click.option(
+    "--minutes",
+    type=FiniteRange(0, 10_000, min_open=True),
+    metavar="MINUTES",
+    help="Run for this many minutes.",
 )
 @click.option(
     "--events",
-    type=click.IntRange(1, 100_000_000),
+    type=WholeRange(1, 100_000_000),
     default=EVENTS,
     show_default=True,
     help="Events of a seed, before the phase without faults.",
 )
 @click.option(
-    "--only", callback=_parse_faults, help="Only these faults, separated by commas, or 'none'."
+    "--only",
+    callback=_parse_faults,
+    metavar="NAME,...",
+    help="Only these faults, separated by commas, or 'none'.",
 )
 @click.option("--regressions", is_flag=True, help="Run the seeds that have failed once.")
 @click.option(
     "--marathon",
-    type=click.IntRange(1, 1_000_000_000),
+    type=WholeRange(1, 1_000_000_000),
     help="Run this many requests instead, cancel 20 %, lose 5 % of Completes; show what is left.",
 )
 @click.option(

@@ -45,7 +45,7 @@ def run(*args):
             "--kv-tokens: 3 is less than one block of 16 tokens (--block-size); give at least 16",
         ),
         (["--kv-tokens", "0"], "'--kv-tokens': 0 is not in the range"),
-        (["--max-num-seqs", "many"], "'many' is not a valid integer"),
+        (["--max-num-seqs", "many"], "'many' is not a whole number"),
         (["--no-enable-chunked-prefill"], "--max-num-batched-tokens: must be at least --max-mod"),
         (["--speed", "0"], "'--speed'"),
         (["--speed", "nan"], "'--speed': nan is not a number"),
@@ -58,7 +58,7 @@ def run(*args):
         (["--middleware", "decimal.Decimal"], "must be a class whose instances are ASGI"),
         (["--ready-file", "/no/such/folder/ready.json"], "--ready-file: the folder of"),
         (["--counts", "/no/such/folder/counts"], "--counts: cannot write"),
-        (["--uds", "/no/such/folder/e.sock"], "its folder does not exist"),
+        (["--uds", "/no/such/folder/e.sock"], "the folder /no/such/folder does not exist; make it"),
         (["--nonsense"], "No such option"),
     ],
 )

@@ -25,7 +25,7 @@ from schedsvc.lab.load.result import About, Result, Wanted, result_of
 from schedsvc.lab.load.table import View, watch
 from schedsvc.lab.load.target import TENANT_HEADER, Backend, OutputMode, Target
 from schedsvc.lab.workload import TraceError, TraceRequest, read_trace, rescale
-from schedsvc.option_types import FiniteRange
+from schedsvc.option_types import FiniteRange, WholeRange
 
 __all__ = ["load"]
 
@@ -35,11 +35,13 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 EPILOG = """\b
 Example:
-  schedsvc load --url http://127.0.0.1:8000 --trace trace.csv --duration 60 --out out/load
-  schedsvc load --url http://127.0.0.1:8000 --trace trace.csv --goodput ttft:200 tpot:50
+  schedsvc load --url http://127.0.0.1:8000 --trace trace.csv --duration 60 \\
+      --out out/load
+  schedsvc load --url http://127.0.0.1:8000 --trace trace.csv \\
+      --goodput ttft:200 tpot:50
   schedsvc load --url http://127.0.0.1:8000 --trace trace.csv --concurrency 32
-  schedsvc load --url http://127.0.0.1:8000 --trace trace.csv --backend openai-chat \\
-    --tokenizer models/tiny
+  schedsvc load --url http://127.0.0.1:8000 --trace trace.csv \\
+      --backend openai-chat --tokenizer models/tiny
 
 The run is void, and the exit status 1, where the generator itself was late (more than 50 ms at the
 99th percentile), where nothing was completed, where a request ended in an error, or where it was
@@ -48,7 +50,9 @@ interrupted; what was measured until then is written, and marked as interrupted.
 
 
 @click.command("load", cls=read.LoadCommand, epilog=EPILOG)
-@click.option("--url", required=True, help="Base URL of the endpoint, with or without /v1.")
+@click.option(
+    "--url", required=True, metavar="URL", help="Base URL of the endpoint, with or without /v1."
+)
 @click.option(
     "--trace",
     "trace_file",
@@ -63,8 +67,16 @@ interrupted; what was measured until then is written, and marked as interrupted.
     show_default=True,
     help="Protocol: completions, chat completions, or LightLLM's and S-LoRA's generate_stream.",
 )
-@click.option("--tenant", default="default", show_default=True, help="For traces without tenants.")
-@click.option("--model", default="", help="Model name; default: the first that is served.")
+@click.option(
+    "--tenant",
+    default="default",
+    show_default=True,
+    metavar="NAME",
+    help="Tenant of requests that name none.",
+)
+@click.option(
+    "--model", default="", metavar="NAME", help="Model name; default: the first that is served."
+)
 @click.option(
     "--tokenizer",
     metavar="DIR",
@@ -75,11 +87,18 @@ interrupted; what was measured until then is written, and marked as interrupted.
     "--tenant-header",
     default=TENANT_HEADER,
     show_default=True,
+    metavar="NAME",
     help='Header that carries the tenant; "" for none.',
 )
 @click.option("--api-keys", type=_FILE, help="YAML file that maps tenants to API keys.")
 @click.option("--headers-of", type=_FILE, help="YAML file that maps tenants to their headers.")
-@click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="For all.")
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="'NAME: VALUE'",
+    help="Header of every request; repeat it for several.",
+)
 @click.option(
     "--extra-body",
     metavar="JSON",
@@ -93,13 +112,23 @@ interrupted; what was measured until then is written, and marked as interrupted.
     help="Output length: the trace's, by min_tokens and ignore_eos; the trace's, by the emulator's "
     "end of text; or the model's own.",
 )
-@click.option("--max-tokens", type=click.IntRange(min=1), default=1024, show_default=True)
 @click.option(
-    "--rate-scale", type=_POSITIVE, default=1.0, show_default=True, help="2: twice the rate."
+    "--max-tokens",
+    type=WholeRange(min=1),
+    default=1024,
+    show_default=True,
+    help="Output limit of a request, with --output emulated or free.",
+)
+@click.option(
+    "--rate-scale",
+    type=_POSITIVE,
+    default=1.0,
+    show_default=True,
+    help="Multiply the rate of the trace by this factor; 2 is twice as fast.",
 )
 @click.option(
     "--concurrency",
-    type=click.IntRange(min=1, max=100_000),
+    type=WholeRange(min=1, max=100_000),
     help="Closed loop: keep this many requests in flight, and ignore the times of the trace.",
 )
 @click.option(
@@ -108,18 +137,21 @@ interrupted; what was measured until then is written, and marked as interrupted.
     type=_NOT_NEGATIVE,
     default=0.0,
     show_default=True,
+    metavar="SECONDS",
     help="Seconds to full load.",
 )
 @click.option(
-    "--duration", "duration_s", type=_POSITIVE, help="Seconds to send. Default: no limit."
+    "--duration",
+    "duration_s",
+    type=_POSITIVE,
+    metavar="SECONDS",
+    help="Seconds to send. Default: no limit.",
 )
-@click.option(
-    "--requests", "count", type=click.IntRange(min=1), help="Send only this many requests."
-)
+@click.option("--requests", "count", type=WholeRange(min=1), help="Send only this many requests.")
 @click.option(
     "--warmup",
     "warmup_requests",
-    type=click.IntRange(min=0, max=1_000),
+    type=WholeRange(min=0, max=1_000),
     default=3,
     show_default=True,
     help="Small requests sent one by one before the clock starts; they appear in no figure.",
@@ -130,6 +162,7 @@ interrupted; what was measured until then is written, and marked as interrupted.
     type=_NOT_NEGATIVE,
     default=60.0,
     show_default=True,
+    metavar="SECONDS",
     help="Seconds to wait for answers after the last arrival.",
 )
 @click.option(
@@ -138,11 +171,17 @@ interrupted; what was measured until then is written, and marked as interrupted.
     metavar="NAME:MS ...",
     help="Goals that a good request meets: ttft, tpot, e2el, as in --goodput ttft:200 tpot:50.",
 )
-@click.option("--percentiles", default="50,90,95,99", show_default=True)
-@click.option("--detail", is_flag=True, help="Also every request's times, lengths and error.")
-@click.option("--label", help="Name of the run, for the result.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the prompts."
+    "--percentiles",
+    default="50,90,95,99",
+    show_default=True,
+    metavar="NUMBER,...",
+    help="Percentiles that the result has, separated by commas.",
+)
+@click.option("--detail", is_flag=True, help="Add every request's times, lengths and error.")
+@click.option("--label", metavar="NAME", help="Name of the run, for the result.")
+@click.option(
+    "--seed", type=WholeRange(min=0), default=0, show_default=True, help="Seed of the prompts."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option(

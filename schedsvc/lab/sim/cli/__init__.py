@@ -7,13 +7,16 @@ from typing import Any
 import click
 
 from schedsvc.lab.sim.cli.options import SPAN, world, world_options
+from schedsvc.option_types import WholeRange
 
 __all__ = ["sim"]
 
 EPILOG = """\b
 Example:
-  schedsvc sim --trace trace.csv --policy engine --policy fcfs --policy vtc --out out/sim
-  schedsvc sim --trace trace.csv --policy vtc --config schedsvc.yaml --seeds 5 --jitter 50 --json
+  schedsvc sim --trace trace.csv --policy engine --policy fcfs --policy vtc \\
+      --out out/sim
+  schedsvc sim --trace trace.csv --policy vtc --config schedsvc.yaml \\
+      --seeds 5 --jitter 50 --json
   schedsvc sim --suite vtc-paper
   schedsvc sim --replay recording --config other.yaml
 
@@ -51,7 +54,9 @@ class _Sim(click.Group):
 
 @click.group("sim", cls=_Sim, epilog=EPILOG, invoke_without_command=True)
 @world_options
-@click.option("--seeds", type=click.IntRange(1, 1_000), help="How many; default: 1, of a suite 5.")
+@click.option(
+    "--seeds", type=WholeRange(1, 1_000), help="Number of seeds; default: 1, or 5 with --suite."
+)
 @SPAN
 @click.option(
     "--suite",

@@ -15,9 +15,10 @@ from schedsvc.lab.engine import (
     load_profile,
 )
 from schedsvc.lab.sim.fit import FitError, Measured, Quality, fit, make_profile, read_measured
+from schedsvc.option_types import WholeRange
 from schedsvc.tables import table_console
 
-_SIZE = click.IntRange(1, 1 << 40)
+_SIZE = WholeRange(1, 1 << 40)
 
 _FIELDS = {
     "kv_tokens": "kv_tokens",
@@ -30,8 +31,9 @@ _FIELDS = {
 EPILOG = """\b
 Example:
   schedsvc sim fit steps.jsonl --like cpu-tiny-llama --out again.yaml
-  schedsvc sim fit steps.jsonl --name my-engine --kv-tokens 20480 --block-size 128 \\
-    --max-num-seqs 64 --max-num-batched-tokens 2048 --max-model-len 2048 --out my-engine.yaml
+  schedsvc sim fit steps.jsonl --name my-engine --kv-tokens 20480 \\
+      --block-size 128 --max-num-seqs 64 --max-num-batched-tokens 2048 \\
+      --max-model-len 2048 --out my-engine.yaml
   schedsvc sim --profile my-engine.yaml --trace trace.csv --policy vtc
 
 A step is one line: {"duration_s": 0.0123, "prompt_tokens": 512, "running": 7, "kv_tokens": 9000}.
@@ -48,12 +50,14 @@ generation_tokens_total, running, kv_tokens. Files that end in .csv have a heade
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE...",
 )
-@click.option("--name", default="fitted", show_default=True, help="Name of the profile.")
+@click.option(
+    "--name", default="fitted", show_default=True, metavar="NAME", help="Name of the profile."
+)
 @click.option("--source", help="Where the figures come from; default: the files.")
 @click.option("--like", metavar="PROFILE", help="Sizes that are not given are this profile's.")
 @click.option("--kv-tokens", type=_SIZE, help="KV cache in tokens.")
 @click.option("--block-size", type=_SIZE, help="Tokens of a KV block.")
-@click.option("--max-num-seqs", type=click.IntRange(1, 1 << 16), help="Sequences in a step.")
+@click.option("--max-num-seqs", type=WholeRange(1, 1 << 16), help="Sequences in a step.")
 @click.option("--max-num-batched-tokens", type=_SIZE, help="Tokens in a step.")
 @click.option("--max-model-len", type=_SIZE, help="Context in tokens.")
 @click.option(

@@ -44,4 +44,4 @@ def config_of(path: Path | None) -> Config | None:
     try:
         return load(path)
     except ConfigError as error:
-        raise click.ClickException(f"{error}\n{path} is not valid; nothing was started") from None
+        raise click.ClickException(f"{error}\n{path} is not valid") from None

@@ -21,7 +21,7 @@ from schedsvc.lab.sim.scenario import (
     patient_config,
 )
 from schedsvc.lab.sim.world import Settings
-from schedsvc.option_types import FiniteRange
+from schedsvc.option_types import FiniteRange, WholeRange
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,7 +37,11 @@ _WORLD = (
         help="Trace with times and lengths; CSV in the LMSYS or the Azure form among others.",
     ),
     click.option(
-        "--tenant", default="default", show_default=True, help="For traces without tenants."
+        "--tenant",
+        default="default",
+        show_default=True,
+        metavar="NAME",
+        help="Tenant of requests that name none.",
     ),
     click.option(
         "--policy",
@@ -51,15 +55,16 @@ _WORLD = (
         "profile_name",
         default="a10g-llama2-7b",
         show_default=True,
+        metavar="NAME",
         help=f"Costs and capacity of an engine: {', '.join(profile_names())}, or a .yaml file.",
     ),
     renamed_option("--engine", "--profile", "profile_name"),
     click.option(
         "--engines",
-        type=click.IntRange(1, 64),
+        type=WholeRange(1, 64),
         default=1,
         show_default=True,
-        help="How many, where the configuration names no pools.",
+        help="Number of engines, if the configuration names no pools.",
     ),
     click.option(
         "--config",
@@ -82,11 +87,12 @@ _WORLD = (
         type=FiniteRange(0, 3_600_000),
         default=0.0,
         show_default=True,
+        metavar="MS",
         help="Delay each arrival by up to this many ms, drawn from the seed.",
     ),
     click.option(
         "--max-tokens",
-        type=click.IntRange(0, TOKENS_MAX),
+        type=WholeRange(0, TOKENS_MAX),
         default=0,
         show_default=True,
         help="Output that each request asks for; 0: exactly what it produces.",
@@ -97,6 +103,7 @@ _WORLD = (
         type=FiniteRange(1, 60_000),
         default=200.0,
         show_default=True,
+        metavar="MS",
         help="Time between two reports of a shim on its running requests, in ms.",
     ),
     click.option(
@@ -105,11 +112,12 @@ _WORLD = (
         type=FiniteRange(0, 60_000),
         default=0.0,
         show_default=True,
+        metavar="MS",
         help="Time until a report reaches the scheduler, in ms.",
     ),
     click.option(
         "--round-steps",
-        type=click.IntRange(0, 10_000),
+        type=WholeRange(0, 10_000),
         default=0,
         show_default=True,
         help="Consider new work only after this many decode steps, as the VTC paper's server does.",
@@ -120,6 +128,7 @@ SPAN = click.option(
     "--span",
     "span_s",
     type=_POSITIVE,
+    metavar="SECONDS",
     help="Seconds over which service differences are measured; default: to the last arrival.",
 )
 

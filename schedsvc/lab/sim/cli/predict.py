@@ -14,7 +14,7 @@ from schedsvc.lab.sim.cli.inputs import TOKENS_MAX
 from schedsvc.lab.sim.predict.measure import COMMON_MAX_TOKENS, report
 from schedsvc.lab.sim.predict.play import Columns, Played, columns, play
 from schedsvc.lab.workload import TraceError, read_trace
-from schedsvc.option_types import FiniteRange
+from schedsvc.option_types import FiniteRange, WholeRange
 from schedsvc.tables import table_console
 
 __all__ = ["predict"]
@@ -22,7 +22,8 @@ __all__ = ["predict"]
 _EPILOG = """\b
 Example:
   schedsvc predict --trace trace.csv --quantile 0.9
-  schedsvc predict --trace trace.jsonl --quantile 0.95 --out out/predict --json
+  schedsvc predict --trace trace.jsonl --quantile 0.95 --out out/predict \\
+      --json
 
 Every request is granted when it arrives and produces its output at a steady rate; the predictor
 hears of it only when it has ended. The same arguments give the same report.
@@ -52,9 +53,15 @@ _LOSSES = (
     type=FiniteRange(0.5, 0.999),
     default=0.9,
     show_default=True,
-    help="Of the outputs that a promise should cover.",
+    help="Part of the outputs that a promise should cover.",
 )
-@click.option("--tenant", default="default", show_default=True, help="For traces without tenants.")
+@click.option(
+    "--tenant",
+    default="default",
+    show_default=True,
+    metavar="NAME",
+    help="Tenant of requests that name none.",
+)
 @click.option(
     "--tokens-per-s",
     type=FiniteRange(min=0, min_open=True),
@@ -64,14 +71,14 @@ _LOSSES = (
 )
 @click.option(
     "--samples-min",
-    type=click.IntRange(1, 1_000),
+    type=WholeRange(1, 1_000),
     default=10,
     show_default=True,
     help="Outputs before a tenant's own lengths are trusted, as in the configuration.",
 )
 @click.option(
     "--max-output-tokens",
-    type=click.IntRange(1, 1 << 24),
+    type=WholeRange(1, 1 << 24),
     help="Output limit of a request, and its reservation while there is no prediction; "
     f"default: {COMMON_MAX_TOKENS}, or the trace's longest output.",
 )

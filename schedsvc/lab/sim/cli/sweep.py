@@ -19,6 +19,7 @@ from schedsvc.lab.sim.report import write_report
 from schedsvc.lab.sim.requests import Requests
 from schedsvc.lab.sim.scenario import Scenario
 from schedsvc.lab.sim.sweep import Goals, Point, combinations, measure, write_points
+from schedsvc.option_types import WholeRange
 from schedsvc.tables import table_console
 
 # The columns that fit into the table; the files and the JSON have all figures.
@@ -41,11 +42,14 @@ RUNS_MAX = 10_000
 EPILOG = """\b
 Example:
   schedsvc sim sweep --trace trace.csv --policy engine --policy vtc \\
-      --vary engine.kv_tokens=8000,10000,12000 --goodput ttft:2000 --out out/sweep
+      --vary engine.kv_tokens=8000,10000,12000 --goodput ttft:2000 \\
+      --out out/sweep
   schedsvc sim sweep --trace mooncake.jsonl --policy engine \\
       --set engine.kv_tokens=2000000 --set engine.context_tokens_max=200000 \\
-      --vary engine.cache_tokens_max=100000,400000,1600000 --vary engine.prefix_cache=lru,fifo,lfu
-  schedsvc sim sweep --trace trace.csv --policy vtc --vary scheduler.quantile=0.5,0.9,0.99 --json
+      --vary engine.cache_tokens_max=100000,400000,1600000 \\
+      --vary engine.prefix_cache=lru,fifo,lfu
+  schedsvc sim sweep --trace trace.csv --policy vtc \\
+      --vary scheduler.quantile=0.5,0.9,0.99 --json
 """
 
 
@@ -75,11 +79,13 @@ class Task(NamedTuple):
     metavar="NAME:MS",
     help="Goal that a good request meets: ttft, tpot or e2el, in ms; give one for each.",
 )
-@click.option("--client", help="Take goodput, waits and refusals of this client alone.")
-@click.option("--seeds", type=click.IntRange(1, 1_000), default=1, show_default=True,
+@click.option(
+    "--client", metavar="NAME", help="Take goodput, waits and refusals of this client alone."
+)
+@click.option("--seeds", type=WholeRange(1, 1_000), default=1, show_default=True,
               help="Average figures over this many seeds.")  # fmt: skip
 @SPAN
-@click.option("--jobs", type=click.IntRange(1, 256), default=1, show_default=True,
+@click.option("--jobs", type=WholeRange(1, 256), default=1, show_default=True,
               help="Processes that work side by side.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the points as JSON.")
 @click.option(

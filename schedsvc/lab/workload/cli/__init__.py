@@ -16,7 +16,8 @@ EPILOG = """\b
 Example:
   schedsvc workload describe --trace AzureLLMInferenceTrace_conv.csv
   schedsvc workload convert --trace BurstGPT_3.csv --out burstgpt.jsonl
-  schedsvc workload synth --requests 1000 --rate 5 --tenants 27 --out synthetic.jsonl
+  schedsvc workload synth --requests 1000 --rate 5 --tenants 27 \\
+      --out synthetic.jsonl
 """
 
 

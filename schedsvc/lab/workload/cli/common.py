@@ -22,7 +22,9 @@ FROM = click.option(
     type=click.Choice(["auto", *FORMS]),
     default="auto",
     show_default=True,
-    help="Form of the trace; auto: by the header, or the keys of the first object.",
+    metavar="FORM",
+    help=f"Form of the trace: {', '.join(FORMS)}, or auto: by the header, or the keys of the first"
+    " object.",
 )
 SORT = click.option(
     "--sort",

@@ -39,15 +39,17 @@ _WATCH_S = 0.5
 
 TRACE_EPILOG = """\b
 Example:
-  schedsvc workload conversations --trace sharegpt.json --tokenizer models/llama --rate 2 \\
-    --context-tokens 4096 --out sharegpt.jsonl
+  schedsvc workload conversations --trace sharegpt.json \\
+      --tokenizer models/llama --rate 2 --context-tokens 4096 \\
+      --out sharegpt.jsonl
   schedsvc load --url http://127.0.0.1:8000 --trace sharegpt.jsonl
 """
 
 CONVERSE_EPILOG = """\b
 Example:
-  schedsvc converse --trace sharegpt.json --url http://127.0.0.1:8000 --tokenizer models/llama \\
-    --rate 2 --conversations 100 --context-tokens 4096 --out out/converse
+  schedsvc converse --trace sharegpt.json --url http://127.0.0.1:8000 \\
+      --tokenizer models/llama --rate 2 --conversations 100 \\
+      --context-tokens 4096 --out out/converse
 
 The exit status is 1 where a turn ended in an error, or none was answered. Interrupted, it writes
 what there is; "complete" is then false.
@@ -129,14 +131,16 @@ def _told(counts: Counter[str]) -> str:
 
 @click.command(epilog=CONVERSE_EPILOG)
 @trace_option
-@click.option("--url", required=True, help="An OpenAI-compatible server.")
+@click.option("--url", required=True, metavar="URL", help="An OpenAI-compatible server.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for report.json and turns.csv.",
 )
 @TOKENIZER
-@click.option("--model", default="", help="Model to ask for.  [default: the first it serves]")
+@click.option(
+    "--model", default="", metavar="NAME", help="Model to ask for.  [default: the first it serves]"
+)
 @click.option(
     "--backend",
     type=click.Choice(["openai-chat", "openai"]),
@@ -155,10 +159,15 @@ def _told(counts: Counter[str]) -> str:
     "--tenant-header",
     default="x-tenant-id",
     show_default=True,
+    metavar="NAME",
     help="Header for the tenant, if the file names one; '' for none.",
 )
 @click.option(
-    "--api-key", envvar="OPENAI_API_KEY", default="", help="Bearer token.  [env: OPENAI_API_KEY]"
+    "--api-key",
+    envvar="OPENAI_API_KEY",
+    default="",
+    metavar="KEY",
+    help="Bearer token.  [env: OPENAI_API_KEY]",
 )
 @talk_options
 @FROM

@@ -34,8 +34,8 @@ What is broken off goes on where it was when the same command is given again.
 @click.command("fetch", epilog=EPILOG)
 @click.argument("name", required=False)
 @click.option("--list", "list_them", is_flag=True, help="List the names.")
-@click.option("--url", help="Fetch this address instead of a known one.")
-@click.option("--sha256", help="Require this SHA-256 of the file.")
+@click.option("--url", metavar="URL", help="Fetch this address instead of a known one.")
+@click.option("--sha256", metavar="DIGEST", help="Require this SHA-256 of the file.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),

@@ -48,7 +48,7 @@ from schedsvc.lab.workload.profiles import (
 from schedsvc.lab.workload.reader import TraceReader
 from schedsvc.lab.workload.record import TOKENS_MAX, Record, TraceError
 from schedsvc.lab.workload.statistics import Description
-from schedsvc.option_types import FiniteRange
+from schedsvc.option_types import FiniteRange, WholeRange
 
 _POSITIVE = FiniteRange(min=0, min_open=True)
 _ZIPF_HELP = "Exponent: the i-th tenant has a share proportional to i^-exponent; 0: all alike."
@@ -60,7 +60,11 @@ _OUT = click.option(
     help="File to write, in the project's own form.",
 )
 _SEED = click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of all that is drawn."
+    "--seed",
+    type=WholeRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of all that is drawn.",
 )
 _ZIPF = click.option(
     "--zipf",
@@ -73,16 +77,20 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print the result a
 
 SYNTH_EPILOG = """\b
 Example:
-  schedsvc workload synth --requests 1000 --rate 5 --tenants 27 --zipf 1.1 --out synthetic.jsonl
-  schedsvc workload synth --duration 600 --rate 2 --arrivals on-off --on 60 --off 60 \\
-    --input uniform:256:512 --output lognormal:200:1.0:2048 --out bursts.jsonl
+  schedsvc workload synth --requests 1000 --rate 5 --tenants 27 --zipf 1.1 \\
+      --out synthetic.jsonl
+  schedsvc workload synth --duration 600 --rate 2 --arrivals on-off --on 60 \\
+      --off 60 --input uniform:256:512 --output lognormal:200:1.0:2048 \\
+      --out bursts.jsonl
   schedsvc workload synth --requests 3000 --rate 3 --tenants 10 --zipf 0 \\
-    --prefix-tokens 1024 --input uniform:32:512 --output uniform:32:256 --out shared.jsonl
+      --prefix-tokens 1024 --input uniform:32:512 --output uniform:32:256 \\
+      --out shared.jsonl
 """
 
 LABEL_EPILOG = """\b
 Example:
-  schedsvc workload label --trace azure.csv --tenants 50 --rule zipf --zipf 1.2 --out azure-50.jsonl
+  schedsvc workload label --trace azure.csv --tenants 50 --rule zipf \\
+      --zipf 1.2 --out azure-50.jsonl
 """
 
 SCALE_EPILOG = """\b
@@ -94,13 +102,15 @@ Example:
 
 @click.command(epilog=SYNTH_EPILOG)
 @_OUT
-@click.option("--requests", type=click.IntRange(1, REQUESTS_MAX), help="How many.")
-@click.option("--duration", "duration_s", type=_POSITIVE, help="Seconds of arrivals.")
+@click.option("--requests", type=WholeRange(1, REQUESTS_MAX), help="Number of requests.")
+@click.option(
+    "--duration", "duration_s", type=_POSITIVE, metavar="SECONDS", help="Seconds of arrivals."
+)
 @click.option("--rate", type=_POSITIVE, help="Requests per second.")
 @click.option(
     "--arrivals",
     type=click.Choice(get_args(Kind)),
-    help="Default: poisson.",
+    help="Kind of arrivals; default: poisson.",
 )
 @click.option(
     "--cv",
@@ -108,10 +118,22 @@ Example:
     help="Coefficient of variation of the gaps, for gamma, on-off and ramp; default 1: Poisson."
     " vLLM's burstiness is 1/cv^2.",
 )
-@click.option("--on", "on_s", type=_POSITIVE, help="on-off: seconds with arrivals; default 60.")
-@click.option("--off", "off_s", type=_POSITIVE, help="on-off: seconds without; default 60.")
-@click.option("--end-rate", type=_POSITIVE, help="ramp: rate at the end of --duration.")
-@click.option("--tenants", type=click.IntRange(1, TENANTS_MAX), help="How many; default 1.")
+@click.option(
+    "--on",
+    "on_s",
+    type=_POSITIVE,
+    metavar="SECONDS",
+    help="Seconds with arrivals, for on-off; default: 60.",
+)
+@click.option(
+    "--off",
+    "off_s",
+    type=_POSITIVE,
+    metavar="SECONDS",
+    help="Seconds without arrivals, for on-off; default: 60.",
+)
+@click.option("--end-rate", type=_POSITIVE, help="Rate at the end of --duration, for ramp.")
+@click.option("--tenants", type=WholeRange(1, TENANTS_MAX), help="Number of tenants; default: 1.")
 @click.option("--zipf", type=FiniteRange(0, 20), help=f"{_ZIPF_HELP} Default: 1.")
 @click.option(
     "--input",
@@ -121,11 +143,11 @@ Example:
 @click.option(
     "--output",
     metavar="KIND:VALUE:...",
-    help=f"Output tokens, in the same way. Default: {OUTPUT}.",
+    help=f"Output tokens, given as the prompt tokens are. Default: {OUTPUT}.",
 )
 @click.option(
     "--prefix-tokens",
-    type=click.IntRange(0, TOKENS_MAX // 2),
+    type=WholeRange(0, TOKENS_MAX // 2),
     default=0,
     show_default=True,
     help="Tokens that every prompt of a tenant begins with, besides those drawn; the file then"
@@ -133,7 +155,7 @@ Example:
 )
 @click.option(
     "--block-tokens",
-    type=click.IntRange(1, 65_536),
+    type=WholeRange(1, 65_536),
     default=16,
     show_default=True,
     help="Tokens of a block; of --prefix-tokens, full blocks are shared.",
@@ -282,14 +304,17 @@ def _through(reader: TraceReader, sort: bool = False) -> Iterator[Record]:
 @click.command(epilog=LABEL_EPILOG)
 @trace_option
 @_OUT
-@click.option("--tenants", type=click.IntRange(2, TENANTS_MAX), required=True, help="How many.")
+@click.option(
+    "--tenants", type=WholeRange(2, TENANTS_MAX), required=True, help="Number of tenants."
+)
 @click.option(
     "--rule",
     type=click.Choice(LABEL_RULES),
     default="zipf",
     show_default=True,
-    help="random: all alike. zipf: shares by Zipf's law. sticky: so, but a conversation stays with"
-    " its tenant. adversarial: the first asks the longest requests, half of all tokens.",
+    help="Which tenant a request gets. random: all alike. zipf: shares by Zipf's law."
+    " sticky: so, but a conversation stays with its tenant. adversarial: the first asks the"
+    " longest requests, half of all tokens.",
 )
 @_ZIPF
 @FROM

@@ -39,8 +39,8 @@ Found = dict[str, dict[int, Sharing]]
 EPILOG = """\b
 Example:
   schedsvc prefix --trace mooncake_conversation_trace.jsonl --out out/mooncake
-  schedsvc prefix --trace sharegpt.json --tokenizer models/llama --block-size 16,8,32 \\
-    --out out/sharegpt
+  schedsvc prefix --trace sharegpt.json --tokenizer models/llama \\
+      --block-size 16,8,32 --out out/sharegpt
 
 Conversations are analysed twice: their first turns alone (single_turn), and all turns (multi_turn).
 So is a trace whose requests name their turn; any other is analysed as_recorded. In the folder of

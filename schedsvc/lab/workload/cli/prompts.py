@@ -19,14 +19,17 @@ from schedsvc.lab.workload.prompts import PrefixPlan, PromptError, PromptMaker
 from schedsvc.lab.workload.prompts_trace import GROUP_RULES, PromptRule, PromptWriter
 from schedsvc.lab.workload.record import Record
 from schedsvc.lab.workload.tokenizers import HOW_TO_GIVE_ONE, ModelTokenizer, TokenizerError
+from schedsvc.option_types import WholeRange
 
-_TOKENS = click.IntRange(min=0)
+_TOKENS = WholeRange(min=0)
 
 EPILOG = """\b
 Example:
-  schedsvc workload prompts --trace mooncake.jsonl --tokenizer models/llama --out text.jsonl
-  schedsvc workload prompts --trace synthetic.jsonl --tokenizer models/llama --out prompts.jsonl \\
-    --common-tokens 64 --prefix-tokens 512 --groups 20 --group-by tenant --context-tokens 4096
+  schedsvc workload prompts --trace mooncake.jsonl --tokenizer models/llama \\
+      --out text.jsonl
+  schedsvc workload prompts --trace synthetic.jsonl --tokenizer models/llama \\
+      --out prompts.jsonl --common-tokens 64 --prefix-tokens 512 --groups 20 \\
+      --group-by tenant --context-tokens 4096
 """
 
 TOKENIZER = click.option(
@@ -69,10 +72,10 @@ def load_tokenizer(path: Path | None) -> ModelTokenizer:
     type=_TOKENS,
     default=0,
     show_default=True,
-    help="Of these, the first that all prompts share.",
+    help="Tokens at the beginning that all prompts share; they count in --prefix-tokens.",
 )
 @click.option(
-    "--groups", type=click.IntRange(min=1), default=1, show_default=True, help="How many groups."
+    "--groups", type=WholeRange(min=1), default=1, show_default=True, help="Number of groups."
 )
 @click.option(
     "--group-by",
@@ -89,10 +92,12 @@ def load_tokenizer(path: Path | None) -> ModelTokenizer:
 )
 @click.option(
     "--context-tokens",
-    type=click.IntRange(min=2),
+    type=WholeRange(min=2),
     help="Cut requests so that prompt and output together fit.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of words.")
+@click.option(
+    "--seed", type=WholeRange(min=0), default=0, show_default=True, help="Seed of the words."
+)
 @FROM
 @SORT
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")

@@ -30,8 +30,10 @@ _LENGTHS_SHOWN = ("mean", "min", "p10", "p50", "p90", "p99", "max")
 
 CONVERT_EPILOG = """\b
 Example:
-  schedsvc workload convert --trace wildchat.jsonl --sort --out wildchat.schedsvc.jsonl
-  schedsvc workload convert --trace qwen_traceA.jsonl --to mooncake --out qwen.mooncake.jsonl
+  schedsvc workload convert --trace wildchat.jsonl --sort \\
+      --out wildchat.schedsvc.jsonl
+  schedsvc workload convert --trace qwen_traceA.jsonl --to mooncake \\
+      --out qwen.mooncake.jsonl
 
 Until it is complete, the result is in OUT.partial. There it also stays, all its lines whole, when
 something fails or you interrupt it.
@@ -79,7 +81,13 @@ def convert(trace: Path, out: Path, form: str, written: str, sort: bool, as_json
 @trace_option
 @FROM
 @SORT
-@click.option("--tenant", default="default", show_default=True, help="For traces without tenants.")
+@click.option(
+    "--tenant",
+    default="default",
+    show_default=True,
+    metavar="NAME",
+    help="Tenant of requests that name none.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the statistics as JSON.")
 @click.option(
     "--out",

@@ -10,12 +10,12 @@ from schedsvc.lab.options import renamed_option
 from schedsvc.lab.workload.cli.common import told, write_own
 from schedsvc.lab.workload.record import TraceError
 from schedsvc.lab.workload.servegen import draw, read_pool
-from schedsvc.option_types import FiniteRange
+from schedsvc.option_types import FiniteRange, WholeRange
 
 EPILOG = """\b
 Example:
-  schedsvc workload servegen ServeGen/data/language/m-large --start 72000 --duration 600 \\
-    --rate-scale 0.1 --out servegen.jsonl
+  schedsvc workload servegen ServeGen/data/language/m-large --start 72000 \\
+      --duration 600 --rate-scale 0.1 --out servegen.jsonl
 """
 
 
@@ -27,6 +27,7 @@ Example:
     type=FiniteRange(min=0),
     default=0.0,
     show_default=True,
+    metavar="SECONDS",
     help="Second of the pool's time at which the trace begins.",
 )
 @renamed_option("--from", "--start", "from_s", type=FiniteRange(min=0))
@@ -35,6 +36,7 @@ Example:
     "duration_s",
     required=True,
     type=FiniteRange(min=0, min_open=True),
+    metavar="SECONDS",
     help="Seconds of the pool's time.",
 )
 @click.option(
@@ -42,9 +44,15 @@ Example:
     type=FiniteRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
-    help="0.1: a tenth of each client's rate.",
+    help="Multiply each client's rate by this factor; 0.1 is a tenth.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--seed",
+    type=WholeRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of all that is drawn.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 @click.option(
     "--out",

@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 import click
 
 from schedsvc.lab.workload.conversations import Limits, Timing
-from schedsvc.option_types import FiniteRange
+from schedsvc.option_types import FiniteRange, WholeRange
 
 _POSITIVE = FiniteRange(min=0, min_open=True)
-_COUNT = click.IntRange(min=1)
+_COUNT = WholeRange(min=1)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _OPTIONS = (
@@ -25,6 +25,7 @@ _OPTIONS = (
         type=FiniteRange(min=0),
         default=10.0,
         show_default=True,
+        metavar="SECONDS",
         help="Mean seconds between an answer and the next turn, exponentially distributed.",
     ),
     click.option(
@@ -51,10 +52,10 @@ _OPTIONS = (
     ),
     click.option(
         "--seed",
-        type=click.IntRange(min=0),
+        type=WholeRange(min=0),
         default=0,
         show_default=True,
-        help="Of starts and think times.",
+        help="Seed of starts and think times.",
     ),
 )
 

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from schedsvc.lab.workload.cli.common import FROM, open_trace, progress, tell_skipped, told
 from schedsvc.lab.workload.record import TraceError
 from schedsvc.lab.workload.users import KEYS, TooFewUsersError, Users, count, markdown, study
+from schedsvc.option_types import WholeRange
 
 EPILOG = """\b
 Example:
@@ -36,12 +37,18 @@ Example:
 )
 @click.option(
     "--rounds",
-    type=click.IntRange(min=20, max=100_000),
+    type=WholeRange(min=20, max=100_000),
     default=200,
     show_default=True,
     help="Samples of each bootstrap; 2,500 make a p-value certain to 0.01.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--seed",
+    type=WholeRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of all that is drawn.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the fits as JSON.")
 @click.option(
     "--out",
