@@ -41,6 +41,8 @@ BOUNDS_MS = {"plain": 5.0, "all": 20.0}
 RELOAD_MS = 2_000.0
 _MESSAGE_BYTES = 65_536
 _EVENTS_MAX = 4_096
+#: Names of tenants in the largest request for Stats.
+_NAMES = 4_096
 _CALLS_S = 120.0
 _ROOM = 1 << 27
 
@@ -220,6 +222,8 @@ def _calls(callers: Callers, tenants: int) -> Iterator[tuple[str, Callable[[], o
         "Stats of 1,000 named tenants",
         lambda: stats(pb.StatsRequest(tenants=[f"t{n}" for n in range(1_000)]), timeout=_CALLS_S),
     )
+    names = pb.StatsRequest(tenants=[""] * _NAMES)
+    yield f"Stats of {_NAMES:,} unknown tenants", lambda: stats(names, timeout=_CALLS_S)
     yield "metrics page", lambda: urlopen(callers.metrics).read()
     yield "console's state", lambda: urlopen(callers.console).read()
     yield (

@@ -14,7 +14,8 @@ from schedsvc.service.auth import Authenticator, Unauthenticated
 from schedsvc.service.pace import Paces
 from schedsvc.service.servicer_base import ServicerBase, invalid, parse
 from schedsvc.service.session import Stream
-from schedsvc.service.stats_response import EVERYBODY, snapshot
+from schedsvc.service.stats_response import snapshot
+from schedsvc.slices import EVERYBODY
 from schedsvc.status import UNARY_ERRORS, refusal_failure
 
 __all__ = ["SERVICE_NAME", "Service", "parse"]
