@@ -355,7 +355,8 @@ class Scheduler(ClusterApi):
         """Note that the holder of a lease still runs.
 
         A known one is renewed; an unknown one, whose epoch is the pool's, is restored as granted,
-        also where that overdraws the pool. Returns a LEASE_* state. O(log n).
+        also where that overdraws the pool. It is UNKNOWN if all restored leases of the pool would
+        reserve more than can have been granted. Returns a LEASE_* state. O(log n).
         """
     def telemetry(
         self, now_ns: int, pool: int, epoch: int, running: int, waiting: int, used_tokens: int,

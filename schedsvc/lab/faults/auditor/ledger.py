@@ -441,6 +441,7 @@ class Books(ImpliedState):
             if epoch != pool.epoch:
                 self._void(pool)
                 pool.owed_low = pool.owed_high = 0
+                pool.debt = pool.replayed = (0, 0)
             elif pool.leases and block != pool.block:
                 return False
         pool.epoch, pool.max_model_tokens, pool.principal = epoch, max_model_tokens, principal
@@ -454,7 +455,7 @@ class Books(ImpliedState):
         if self.awaited is not None:
             owed = self.awaited.pop(pool.name, Owed(pool.epoch, 0, 0))
         if owed.epoch == pool.epoch and now_ns < self.resume_until_ns:
-            pool.owed_low, pool.owed_high = owed.low, owed.high
+            pool.owed_low, pool.owed_high = pool.debt = owed.low, owed.high
 
     def _void(self, pool: Pool) -> None:
         for lease in list(pool.leases.values()):

@@ -10,11 +10,14 @@ hostile principal, before anything is dispatched.
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schedsvc.lab.faults.auditor.comparison import Granted
 from schedsvc.lab.faults.auditor.implied_state import UNKNOWN_FLOW, ImpliedState
 from schedsvc.lab.faults.auditor.records import Grants, Lease, Pool, Terms, require
+
+if TYPE_CHECKING:
+    from schedsvc.lab.faults.auditor.ledger import Books
 
 _POOLS_MAX, _STREAM_POOLS_MAX = 64, 8
 _PPM = 1_000_000
@@ -133,6 +136,28 @@ class Shares:
             return False
         live = sum(lease.request.principal == principal for lease in books.live.values())
         return live >= self.places(self._terms.leases_max)
+
+    def lacks_replay(
+        self, books: "Books", principal: int, pool: Pool, tenant: str, replay: Any
+    ) -> bool:
+        """Whether a replay finds no place, or is more than can have been granted; count it. O(1).
+
+        Audit grants without room. If the saved state is not known well enough, the books are lost.
+        """
+        if self.lacks_lease(books, principal):
+            return True
+        if tenant in books.handles.audited:
+            return False
+        sequences = max(1, replay.sequences)
+        beyond = pool.replays_beyond(replay.reserved_tokens, sequences)
+        if beyond > pool.debt[1]:
+            books.counts["replays_refused"] += 1
+            return True
+        if beyond > pool.debt[0]:
+            books.is_lost = True
+        tokens, count = pool.replayed
+        pool.replayed = tokens + replay.reserved_tokens, count + sequences
+        return False
 
     def has_all_answers(self, lease: Lease) -> bool:
         """Whether the answer of a lease that has just ended exceeds its principal's share."""
