@@ -197,6 +197,9 @@ MESSAGES: Mapping[str, Callable[[int], _Event]] = {
     "Admit with 4,096 hashes of prefixes": lambda n: _ask(
         f"h{n}", tag=n + 1, prefix_block_hashes=range(1, 4_097)
     ),
+    "Admit with 512 hashes of their own": lambda n: _ask(
+        f"o{n}", tag=n + 1, prefix_block_hashes=range(n * 512 + 1, n * 512 + 513)
+    ),
     "replay of new leases": _replay,
     "replay of another epoch": lambda n: _replay(n, epoch=2),
     "telemetry": lambda n: {"telemetry": pool_pb2.EngineTelemetry(pool="p", epoch=1, running=n)},

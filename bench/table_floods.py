@@ -111,7 +111,7 @@ STREAMS: dict[str, tuple[int, Callable[[int], list[_Event]]]] = {
 
 #: Unary calls without end: the method, and the message.
 CALLS: dict[str, tuple[str, Callable[[int], Any]]] = {
-    "calls of Admit": (_SERVICE + "Admit", lambda n: _admit(n, pool="", tenant=f"{TENANT}-{n}")),
+    "calls of Admit": (_SERVICE + "Admit", lambda n: _admit(n, tenant=f"{TENANT}-{n}")),
     "calls of Complete": (
         _SERVICE + "Complete",
         lambda n: pb.CompleteRequest(lease_id=n + 1, pool_epoch=1),
@@ -193,6 +193,16 @@ class Flood:
         call = cast(Any, channel).unary_unary(method)
         return lambda data: call(data, metadata=self._metadata, timeout=30)
 
+    def offer(self) -> None:
+        """Offer a pool of its own for ever, so that it takes nothing of the others' pools."""
+
+        def opened() -> Iterator[bytes]:
+            yield _opening(_ROOM)
+            threading.Event().wait()
+
+        self._offering = self.session(self.channel(), opened())
+        next(self._offering)
+
     def _streams(self, tokens: int, events: Callable[[int], list[_Event]]) -> NoReturn:
         def counted() -> Iterator[bytes]:
             for data, size in messages(tokens, events):
@@ -207,6 +217,7 @@ class Flood:
                 self.counts[f"{cast(Any, error).code()}"] += 1
 
     def _calls(self, method: str, message: Callable[[int], Any]) -> NoReturn:
+        self.offer()
         numbers, channel = count(), self.channel()
 
         def go_on() -> None:
@@ -258,10 +269,11 @@ def _open_sessions(flood: Flood) -> None:
 
 
 def _connections(flood: Flood) -> None:
+    flood.offer()
     for number in count():
         channel = flood.channel()
         try:
-            data = _admit(number, pool="").SerializeToString()
+            data = _admit(number).SerializeToString()
             flood.unary(channel, _SERVICE + "Admit")(data)
         except grpc.RpcError as error:
             flood.counts[f"{cast(Any, error).code()}"] += 1

@@ -4,14 +4,17 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
+import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.server.console_state import ConsoleState
+from schedsvc.service import scheduler_servicer
 from schedsvc.service.stats_response import snapshot
 
-from .conftest import serving
+from .conftest import calling, serving
 
 POOLS = [{"name": f"p{number}", "capacity_tokens": 1_600} for number in range(300)]
 PAGE = "application/openmetrics-text; version=1.0.0"
@@ -89,3 +92,25 @@ async def test_pages_with_many_pools_give_others_their_turn() -> None:
             text, _ = await console.document()
         assert [pool["name"] for pool in json.loads(text)["pools"]] == pools
         assert others.turns >= len(POOLS) / 64
+
+
+async def test_calls_of_stats_by_one_caller_are_read_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, most = 0, 0
+    taken = scheduler_servicer.snapshot
+
+    async def counted(*given: Any) -> bytes:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        try:
+            return await taken(*given)
+        finally:
+            reading -= 1
+
+    monkeypatch.setattr(scheduler_servicer, "snapshot", counted)
+    async with serving(pools=POOLS) as server, calling(server.targets[0]) as stub:
+        answers = await asyncio.gather(*(stub.Stats(pb.StatsRequest()) for _ in range(20)))
+        assert [len(answer.pools) for answer in answers] == [len(POOLS)] * 20
+    assert most == 1
