@@ -16,15 +16,15 @@
 # same l, so this holds inside a lease too. Leases that count in full only lower L.) Hence
 # l[k] <= L / k for k < n, and e[1] + ... + e[n] + l[n] <= L. All reservations are at most
 #     e[1] + ... + e[n] + l[1] + ... + l[n] <= L + L * (1 + 1/2 + ... + 1/(n-1))
-# and a block and a token more for each sequence, by which a reservation exceeds e + l; once more for
-# L itself, because the headroom is whole blocks. The harmonic
-# number of m is at most the number of binary digits of m. A reservation never falls while its lease
-# runs, and a lease that ends takes its own away. So what was granted of the leases that run at any
-# later time, which is what holders replay, is within the bound too, however they have grown.
+# and a block and a token more for each sequence, by which a reservation exceeds e + l. L itself
+# takes one block and token more, because the headroom is whole blocks. The harmonic number of m is
+# at most the number of binary digits of m. A reservation never falls while its lease runs, and a
+# lease that ends takes its own away. So what was granted of the leases that run at any later time,
+# which is what holders replay, is within the bound too, however they have grown.
 #
 # Beside it there is room for what the saved state says that the pool owes. It covers a capacity or
-# a headroom that has changed over the restart. A flow in audit gets its grants without that test, so
-# its replays do not count.
+# a headroom that has changed over the restart. A flow in audit gets its grants without that test,
+# so its replays do not count.
 
 cdef int replay_lease(
     Core core, Ask* ask, int64_t lease_id, int64_t epoch, int64_t reserved_tokens, Usage* u

@@ -10,14 +10,11 @@ hostile principal, before anything is dispatched.
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schedsvc.lab.faults.auditor.comparison import Granted
 from schedsvc.lab.faults.auditor.implied_state import UNKNOWN_FLOW, ImpliedState
 from schedsvc.lab.faults.auditor.records import Grants, Lease, Pool, Terms, require
-
-if TYPE_CHECKING:
-    from schedsvc.lab.faults.auditor.ledger import Books
 
 _POOLS_MAX, _STREAM_POOLS_MAX = 64, 8
 _PPM = 1_000_000
@@ -138,7 +135,7 @@ class Shares:
         return live >= self.places(self._terms.leases_max)
 
     def lacks_replay(
-        self, books: "Books", principal: int, pool: Pool, tenant: str, replay: Any
+        self, books: ImpliedState, principal: int, pool: Pool, replay: Any, *, audited: bool
     ) -> bool:
         """Whether a replay finds no place, or is more than can have been granted; count it. O(1).
 
@@ -146,7 +143,7 @@ class Shares:
         """
         if self.lacks_lease(books, principal):
             return True
-        if tenant in books.handles.audited:
+        if audited:
             return False
         sequences = max(1, replay.sequences)
         beyond = pool.replays_beyond(replay.reserved_tokens, sequences)
