@@ -419,17 +419,18 @@ cdef class Scheduler(ClusterApi):
     def reset_learned(self):
         forget_learned(self)
 
-    def stats(self, int64_t now_ns, int flow_limit=1_000, int32_t principal=NONE):
-        cdef int32_t i
+    def stats(
+        self, int64_t now_ns, int flow_limit=1_000, int32_t principal=NONE, bint pools=True
+    ):
         cdef bint sees_all = not self.principals.is_limited(principal)
-        pools, keys = range(self.ledger.count), []
-        if not sees_all:
-            pools = [i for i in pools if self.principals.may_offer(principal, self.pool_list[i])]
+        keys = []
         if flow_limit:
             keys = nlargest(flow_limit, self.flow_keys(0, self.flows.count, principal)[1])
         order = [-f for _, f in sorted((key[1:] for key in keys), reverse=True)]
         return {
-            "pools": [pool_stats(self, now_ns, i) for i in pools],
+            "pools": (
+                self.pool_rows(now_ns, 0, self.ledger.count, principal)[1] if pools else []
+            ),
             "flows": [self.flow_stats(now_ns, i) for i in order],
             "classes": class_rows(self),
             "tenants": tenants_row(self),
@@ -440,6 +441,16 @@ cdef class Scheduler(ClusterApi):
             "digest": self.digest_value,
             "draining": bool(self.draining),
         }
+
+    def pool_rows(
+        self, int64_t now_ns, int32_t first, int32_t end, int32_t principal=NONE
+    ):
+        cdef int32_t i, count = self.ledger.count
+        return end if end < count else 0, [
+            pool_stats(self, now_ns, i)
+            for i in range(max(0, first), min(end, count))
+            if self.principals.may_offer(principal, self.pool_list[i])
+        ]
 
     def flow_stats(self, int64_t now_ns, int32_t flow):
         known_flow(self, flow)

@@ -41,6 +41,8 @@ BOUNDS_MS = {"plain": 5.0, "all": 20.0}
 RELOAD_MS = 2_000.0
 _MESSAGE_BYTES = 65_536
 _EVENTS_MAX = 4_096
+#: Names of tenants in the largest request for Stats.
+_NAMES = 4_096
 _CALLS_S = 120.0
 _ROOM = 1 << 27
 
@@ -195,6 +197,9 @@ MESSAGES: Mapping[str, Callable[[int], _Event]] = {
     "Admit with 4,096 hashes of prefixes": lambda n: _ask(
         f"h{n}", tag=n + 1, prefix_block_hashes=range(1, 4_097)
     ),
+    "Admit with 512 hashes of their own": lambda n: _ask(
+        f"o{n}", tag=n + 1, prefix_block_hashes=range(n * 512 + 1, n * 512 + 513)
+    ),
     "replay of new leases": _replay,
     "replay of another epoch": lambda n: _replay(n, epoch=2),
     "telemetry": lambda n: {"telemetry": pool_pb2.EngineTelemetry(pool="p", epoch=1, running=n)},
@@ -220,6 +225,8 @@ def _calls(callers: Callers, tenants: int) -> Iterator[tuple[str, Callable[[], o
         "Stats of 1,000 named tenants",
         lambda: stats(pb.StatsRequest(tenants=[f"t{n}" for n in range(1_000)]), timeout=_CALLS_S),
     )
+    names = pb.StatsRequest(tenants=[""] * _NAMES)
+    yield f"Stats of {_NAMES:,} unknown tenants", lambda: stats(names, timeout=_CALLS_S)
     yield "metrics page", lambda: urlopen(callers.metrics).read()
     yield "console's state", lambda: urlopen(callers.console).read()
     yield (

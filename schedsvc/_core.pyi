@@ -355,7 +355,8 @@ class Scheduler(ClusterApi):
         """Note that the holder of a lease still runs.
 
         A known one is renewed; an unknown one, whose epoch is the pool's, is restored as granted,
-        also where that overdraws the pool. Returns a LEASE_* state. O(log n).
+        also where that overdraws the pool. It is UNKNOWN if all restored leases of the pool would
+        reserve more than can have been granted. Returns a LEASE_* state. O(log n).
         """
     def telemetry(
         self, now_ns: int, pool: int, epoch: int, running: int, waiting: int, used_tokens: int,
@@ -409,10 +410,19 @@ class Scheduler(ClusterApi):
     def pool_index(self, name: bytes) -> int:
         """Index of a pool, or -1."""
     def pool_name(self, pool: int) -> bytes: ...
-    def stats(self, now_ns: int, flow_limit: int = 1_000, principal: int = -1) -> dict[str, Any]:
+    def stats(
+        self, now_ns: int, flow_limit: int = 1_000, principal: int = -1, pools: bool = True
+    ) -> dict[str, Any]:
         """Return a snapshot; a principal with grants sees the pools and tenants that it may name.
 
-        Keys as in schedsvc.v1.StatsResponse. O(flows).
+        Keys as in schedsvc.v1.StatsResponse. `pools`: whether it has their rows. O(flows + pools).
+        """
+    def pool_rows(
+        self, now_ns: int, first: int, end: int, principal: int = -1
+    ) -> tuple[int, list[dict[str, Any]]]:
+        """Return the rows of `stats()` of the pools from `first` to before `end`.
+
+        Before them stands `end`, or 0 if there are no more pools. O(end - first).
         """
     def flow_stats(self, now_ns: int, flow: int) -> dict[str, Any]: ...
     def show_histograms(self, flow: int, shown: bool) -> None:

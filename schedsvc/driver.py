@@ -7,13 +7,13 @@ and sets the timer to the core's next deadline. Call all methods from the event 
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from schedsvc._core import CallerError, Ended, InvariantError, Scheduler, Session
+from schedsvc._core import Ended, InvariantError, Scheduler, Session
 from schedsvc.clock import SteadyClock
 from schedsvc.config import Config, EntryLog, ModeOverlay, configure, reconfigure
-from schedsvc.driver_calls import Broken, EscrowWatch, NotLeading, Records, Waiting, out_of_patience
+from schedsvc.driver_calls import Broken, EscrowWatch, NotLeading, Waiting, guarded, out_of_patience
+from schedsvc.driver_views import Views
 from schedsvc.upkeep import Leading, Ledgering, Loading, Saving, Sharing
 
 if TYPE_CHECKING:
@@ -43,9 +43,7 @@ WORK_MAX = 128
 #: Events in one part of a Session message (a new pool takes 15 us); no part begins after this time.
 _EVENTS_AT_ONCE, _TURN_NS = 64, 1_000_000
 
-P = ParamSpec("P")
 R = TypeVar("R")
-FlowKey = tuple[bool, int, int]
 
 _TIMER_TICK_NS = 1_000_000
 
@@ -57,26 +55,7 @@ def new_core(config: Config, now_ns: int, **options: Any) -> Scheduler:
     return core
 
 
-def _guarded(
-    method: Callable[Concatenate["Driver", P], R],
-) -> Callable[Concatenate["Driver", P], R]:
-    """Let errors of the caller through, and stop the driver on ours."""
-
-    @wraps(method)
-    def call(self: "Driver", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self.broken:
-            raise Broken(self.broken)
-        try:
-            return method(self, *args, **kwargs)
-        except (CallerError, NotLeading):
-            raise
-        except Exception as error:
-            raise self._defect(error) from error
-
-    return call
-
-
-class Driver(Records):
+class Driver(Views):
     """Owns a core and passes it every event, with the time."""
 
     def __init__(
@@ -92,15 +71,12 @@ class Driver(Records):
         stops, the core's state as text (else ""). `on_note` gets what belongs into a log, see the
         core's `take_notes()`.
         """
-        super().__init__(clock)
-        #: Why nothing works any more; empty while all is well.
-        self.broken = ""
+        super().__init__(core, clock)
         #: The mode of the configuration, and an operator's modes over it.
         self.mode_configured = "enforce"
         self.mode_overlay = ModeOverlay()
         #: Operators' settings of tenants, for the state file.
         self.tenant_entries = EntryLog()
-        self._core = core
         self._on_defect = on_defect
         self._on_note = on_note
         self._loop = asyncio.get_running_loop()
@@ -110,7 +86,7 @@ class Driver(Records):
         self._timer_ns = -1
         self._on_usage: Callable[[list[UsageRow]], None] | None = None
 
-    @_guarded
+    @guarded
     def admit(self, principal: int, data: bytes, queue_ttl_ns: int = 0) -> bytes | Waiting:
         """Ask for one request, as a serialised AdmitRequest.
 
@@ -158,14 +134,14 @@ class Driver(Records):
             with suppress(Broken):
                 self._withdraw(waiting.handle)
 
-    @_guarded
+    @guarded
     def _withdraw(self, handle: int) -> None:
         now_ns = self.clock.now_ns()
         self._waiting.pop(handle, None)
         self._core.cancel(now_ns, handle)
         self._settle(now_ns)
 
-    @_guarded
+    @guarded
     def progress(
         self,
         lease_id: int,
@@ -186,7 +162,7 @@ class Driver(Records):
             principal,
         )
 
-    @_guarded
+    @guarded
     def complete(
         self,
         lease_id: int,
@@ -204,19 +180,19 @@ class Driver(Records):
         self._settle(now_ns)
         return ended
 
-    @_guarded
+    @guarded
     def settle(self) -> None:
         """Let the core act on the events that it received."""
         self._settle(self.clock.now_ns())
 
-    @_guarded
+    @guarded
     def open_session(self, principal: int, wake: Callable[[], None]) -> Session:
         """Begin a stream; `wake` is called when it has something to `take()`."""
         session = self._core.open_session(principal)
         self._wakers[session.owner] = wake
         return session
 
-    @_guarded
+    @guarded
     def receive(self, session: Session, data: bytes | None) -> bool:
         """Apply a serialised SessionRequest, or (None) go on with the last one.
 
@@ -230,7 +206,7 @@ class Driver(Records):
         self._settle(now_ns)
         return has_more
 
-    @_guarded
+    @guarded
     def take(self, session: Session) -> bytes | None:
         """Take the next serialised SessionResponse of a stream, or None. Raises NotLeading."""
         self.check_term()
@@ -241,88 +217,34 @@ class Driver(Records):
         if self._wakers.pop(session.owner, None) is not None and not self.broken:
             self._close(session)
 
-    @_guarded
+    @guarded
     def _close(self, session: Session) -> None:
         now_ns = self.clock.now_ns()
         session.close(now_ns)
         self._settle(now_ns)
 
-    @_guarded
-    def stats(self, flow_limit: int, principal: int = -1) -> dict[str, Any]:
-        """Return the core's snapshot, as a principal may see it (-1: all). O(flows)."""
-        return self._core.stats(self.clock.now_ns(), flow_limit, principal)
-
-    @_guarded
-    def flow_keys(self, first: int, end: int, principal: int) -> tuple[int, list[FlowKey]]:
-        """Return what Stats chooses some flows by; see the core. O(end - first)."""
-        return self._core.flow_keys(first, end, principal)
-
-    @_guarded
-    def flow_stats(self, flow: int) -> dict[str, Any]:
-        """Return the snapshot of one flow. O(1)."""
-        return self._core.flow_stats(self.clock.now_ns(), flow)
-
-    @_guarded
-    def may_see_tenant(self, principal: int, tenant: bytes) -> bool:
-        """Whether a principal may vouch for a tenant. O(patterns)."""
-        return self._core.may_see_tenant(principal, tenant)
-
-    @_guarded
+    @guarded
     def set_principal(self, number: int, name: bytes, grants: Mapping[str, Any]) -> None:
         """Grant a principal names and places; see the core's `set_principal()`."""
         self._core.set_principal(self.clock.now_ns(), number, name, **grants)
 
-    @_guarded
-    def tenant_stats(self, tenant: bytes) -> list[dict[str, Any]]:
-        """Return a tenant's flows, that in the default class first; none if it is not known."""
-        now_ns = self.clock.now_ns()
-        return [self._core.flow_stats(now_ns, flow) for flow in self._core.flow_indices(tenant)]
-
-    @_guarded
-    def unlisted_stats(self) -> dict[str, Any]:
-        """Sum up the tenants that the configuration does not list. O(flows)."""
-        return self._core.unlisted_stats()
-
-    @_guarded
+    @guarded
     def show_histograms(self, tenant: bytes, shown: bool) -> None:
         """Count a known tenant's times in histograms of its own, or with all others. O(classes)."""
         for flow in self._core.flow_indices(tenant)[:1]:
             self._core.show_histograms(flow, shown)
 
-    @_guarded
-    def histograms(self, tenant: bytes | None) -> list[dict[str, Any]]:
-        """Return a tenant's histograms (None: of all others); see the core's. O(classes)."""
-        if tenant is None:
-            return self._core.histograms()
-        flows = self._core.flow_indices(tenant)[:1]
-        return [row for flow in flows for row in self._core.histograms(flow)]
-
-    @_guarded
-    def explain(self, request_id: bytes, tenant: bytes, principal: int) -> list[dict[str, Any]]:
-        """Return what is known of a request; see the core's `explain()`. Raises CallerError."""
-        return self._core.explain(self.clock.now_ns(), request_id, tenant, principal)
-
-    @_guarded
-    def recent_request_ids(self, principal: int) -> list[bytes]:
-        """Return the ids of the last requests of a principal (-1: of all), the latest first."""
-        return self._core.recent_request_ids(principal)
-
-    @_guarded
+    @guarded
     def save(self, rows_max: int) -> list[tuple[bytes, bytes | None]]:
         """Return rows that changed since they were last returned; none once all are. O(rows)."""
         return self._core.save(self.clock.now_ns(), rows_max)
 
-    @_guarded
+    @guarded
     def save_all(self) -> None:
         """Let `save()` return everything again, because what was saved is lost. O(1)."""
         self._core.save_all()
 
-    @_guarded
-    def forgiven_micro(self) -> int:
-        """Return what leads have forgiven; see the core. O(1)."""
-        return self._core.forgiven_micro()
-
-    @_guarded
+    @guarded
     def keep_usage(
         self, ledgering: Ledgering, on_usage: "Callable[[list[UsageRow]], None]"
     ) -> None:
@@ -330,19 +252,19 @@ class Driver(Records):
         self.ledgering, self._on_usage = ledgering, on_usage
         self._core.set_usage_kept(self.clock.now_ns(), True)
 
-    @_guarded
+    @guarded
     def take_served(self, rows_max: int) -> "list[ServiceRow]":
         """Return what was served since the last call; see the core's `take_served()`. O(rows)."""
         return self._core.take_served(rows_max)
 
-    @_guarded
+    @guarded
     def drain(self) -> None:
         """Refuse everything new from now on."""
         now_ns = self.clock.now_ns()
         self._core.drain(now_ns)
         self._settle(now_ns)
 
-    @_guarded
+    @guarded
     def reconfigure(self, config: Config, before: Config) -> list[tuple[str, str]]:
         """Let another configuration be in force from now on; see `config.reconfigure()`."""
         now_ns = self.clock.now_ns()
@@ -350,7 +272,7 @@ class Driver(Records):
         self._settle(now_ns)
         return kept
 
-    @_guarded
+    @guarded
     def change(self, how: Callable[[Scheduler, int], R]) -> R:
         """Let a function change the core's settings at the time that it gets."""
         now_ns = self.clock.now_ns()
@@ -358,14 +280,14 @@ class Driver(Records):
         self._settle(now_ns)
         return result
 
-    @_guarded
+    @guarded
     def set_draining(self, pool: bytes, draining: bool) -> None:
         """Drain a pool, or (b"") all, or let it serve again. Raises CallerError."""
         now_ns = self.clock.now_ns()
         self._core.set_draining(now_ns, pool, draining)
         self._settle(now_ns)
 
-    @_guarded
+    @guarded
     def forgive(self, tenant: bytes) -> int:
         """Let a tenant's own quota owe nothing; returns how many of its limits were overshot.
 
@@ -376,31 +298,12 @@ class Driver(Records):
         self._settle(now_ns)
         return found
 
-    @_guarded
+    @guarded
     def release_pool(self, pool: bytes) -> None:
         """Let another caller offer a pool whose owner is gone. Raises CallerError. O(1)."""
         self._core.set_released(self.clock.now_ns(), pool)
 
-    @_guarded
-    def list_leases(
-        self,
-        start: int,
-        scan_max: int,
-        rows_max: int,
-        granted_until_ns: int,
-        meant: dict[str, bytes | int],
-    ) -> tuple[int, list[dict[str, Any]]]:
-        """Return leases from a place on, granted until a time, and where to go on.
-
-        See the core's `list_leases()`. Raises CallerError. O(scan_max).
-        """
-        now_ns = self.clock.now_ns()
-        age_min_ns = now_ns - granted_until_ns
-        return self._core.list_leases(
-            now_ns, start, scan_max, rows_max, age_min_ns=age_min_ns, **meant
-        )
-
-    @_guarded
+    @guarded
     def revoke(self, lease_ids: list[int]) -> list[int]:
         """Void leases; return what each of them was, as LEASE_* states. O(leases)."""
         now_ns = self.clock.now_ns()
@@ -408,7 +311,7 @@ class Driver(Records):
         self._settle(now_ns)
         return states
 
-    @_guarded
+    @guarded
     def evict_queued(self) -> int:
         """Evict all that is queued. Returns how many."""
         now_ns = self.clock.now_ns()

@@ -2,16 +2,29 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from schedsvc._core import EVICTED_TTL, Decision
+from schedsvc._core import EVICTED_TTL, CallerError, Decision
 from schedsvc.clock import SteadyClock, boot_ns
 from schedsvc.upkeep import Leading, Ledgering, Loading, Saving, Sharing
 
 if TYPE_CHECKING:
     from schedsvc._core import Scheduler
 
-__all__ = ["Broken", "EscrowWatch", "NotLeading", "Records", "Waiting", "out_of_patience"]
+__all__ = [
+    "Broken",
+    "EscrowWatch",
+    "NotLeading",
+    "Records",
+    "Waiting",
+    "guarded",
+    "out_of_patience",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+D = TypeVar("D", bound="Records")
 
 #: Less than the margin by which a member counts its chunks shorter than the store.
 _SLEPT_NS = 20_000_000
@@ -28,6 +41,23 @@ class NotLeading(Broken):
         ask = f"ask {target}" if target else "its leader is not known; retry"
         super().__init__(f"this member does not lead set {pool_set}; {ask}")
         self.target = target
+
+
+def guarded(method: Callable[Concatenate[D, P], R]) -> Callable[Concatenate[D, P], R]:
+    """Let errors of the caller through, and stop the driver on ours."""
+
+    @wraps(method)
+    def call(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self.broken:
+            raise Broken(self.broken)
+        try:
+            return method(self, *args, **kwargs)
+        except (CallerError, NotLeading):
+            raise
+        except Exception as error:
+            raise self._defect(error) from error
+
+    return call
 
 
 def out_of_patience(waited_ns: int) -> Decision:
@@ -76,6 +106,8 @@ class Records:
 
     def __init__(self, clock: SteadyClock) -> None:
         self.clock = clock
+        #: Why nothing works any more; empty while all is well.
+        self.broken = ""
         #: How the state is kept; None where it is not.
         self.saving: Saving | None = None
         #: How service is shared with the other members of a cluster; None if it is not.
@@ -124,3 +156,7 @@ class Records:
             return NotLeading("", "")
         is_mine = leading.leader == leading.me
         return NotLeading(leading.pool_set, "" if is_mine else leading.target)
+
+    def _defect(self, error: Exception) -> Broken:
+        """Note an unexpected error of the core; the driver says what follows from it."""
+        raise NotImplementedError

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from schedsvc.driver import Broken, Driver
 from schedsvc.metric_families import HISTOGRAM_BOUNDS_MS, OTHER, Flows, Snapshot, families, in_parts
 from schedsvc.metric_rows import FLOW_ROWS
+from schedsvc.slices import pool_rows
 
 __all__ = ["HISTOGRAM_BOUNDS_MS", "Metrics"]
 
@@ -181,9 +182,9 @@ class Metrics:
     async def _take(self) -> Snapshot | None:
         """Read the core; None where it is broken."""
         try:
-            stats = self._driver.stats(0)
+            stats = self._driver.stats(0, pools=False)
             taken = Snapshot(
-                stats["pools"],
+                [],
                 stats["totals"],
                 stats["tenants"],
                 stats["classes"],
@@ -204,6 +205,8 @@ class Metrics:
                 taken.files_lost = saving.files_lost
             if self._driver.ledgering is not None:
                 taken.ledgering = replace(self._driver.ledgering)
+            async for rows in pool_rows(self._driver):
+                taken.pools += rows
             while not await self._take_flows(taken):
                 taken.flows = Flows()
                 taken.histograms.clear()

@@ -191,7 +191,9 @@ cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
                     f"the engine of epoch {p.epoch} was replaced by that of epoch {f.epoch}",
                 )
             core.prefixes.index(pool).forget()
-            p.engine_excess_tokens = p.owed_tokens = 0
+            p.engine_excess_tokens = p.owed_tokens = p.replay_debt = 0
+            p.replayed_tokens = p.replayed_sequences = 0
+            p.caps_replays = False
             p.telemetry_at_ns = NONE
         elif p.live and f.block_size != p.block_size:
             invalid("block_size_tokens", "cannot change without a new epoch while leases live")

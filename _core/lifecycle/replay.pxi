@@ -5,6 +5,26 @@
 # first offered or configured. Every other replay of an unknown lease is UNKNOWN, and counted.
 # For what such a lease used, see late_usage.pxi. A pool that only the configuration lists has no
 # owner: every principal that may offer it can replay into it then.
+#
+# All replays of a pool's epoch together reserve no more than leases that were granted can have. The
+# bound is not the capacity: the peak form of the ledger grants leases whose reservations sum up to
+# several times that, because they end at different times. But it has a limit:
+#
+# Let n sequences run, in descending order of the tokens l[k] that each still makes, and let e[k] be
+# what each holds. The last grant found a peak of at most L, the pool's capacity less the least
+# headroom, so that e[1] + ... + e[k] + k * l[k] <= L for every k. (Sequences of one lease have the
+# same l, so this holds inside a lease too. Leases that count in full only lower L.) Hence
+# l[k] <= L / k for k < n, and e[1] + ... + e[n] + l[n] <= L. All reservations are at most
+#     e[1] + ... + e[n] + l[1] + ... + l[n] <= L + L * (1 + 1/2 + ... + 1/(n-1))
+# and a block and a token more for each sequence, by which a reservation exceeds e + l. L itself
+# takes one block and token more, because the headroom is whole blocks. The harmonic number of m is
+# at most the number of binary digits of m. A reservation never falls while its lease runs, and a
+# lease that ends takes its own away. So what was granted of the leases that run at any later time,
+# which is what holders replay, is within the bound too, however they have grown.
+#
+# Beside it there is room for what the saved state says that the pool owes. It covers a capacity or
+# a headroom that has changed over the restart. A flow in audit gets its grants without that test,
+# so its replays do not count.
 
 cdef int replay_lease(
     Core core, Ask* ask, int64_t lease_id, int64_t epoch, int64_t reserved_tokens, Usage* u
@@ -35,6 +55,12 @@ cdef int replay_lease(
         enter_class(core, ask)
         if is_full(core, ask.flow) or lacks_lease(core, ask.principal, 0):
             return LS_UNKNOWN
+        if not core.flows.items[ask.flow].dry_runs:
+            if exceeds_grants(core, ask, reserved_tokens):
+                core.replays_refused += 1
+                return LS_UNKNOWN
+            p.replayed_tokens += reserved_tokens
+            p.replayed_sequences += ask.sequences
         i = restore_lease(core, ask, lease_id, reserved_tokens)
     r = &core.requests.items[i]
     if ask.owner and r.owner != ask.owner and r.state != ENDED:
@@ -45,6 +71,28 @@ cdef int replay_lease(
         count_served(core, r.flow, r.pool, -r.lease.charged, r.lease.weight_milli)
         resume_books(core, i)
     return state
+
+
+cdef bint exceeds_grants(Core core, Ask* ask, int64_t reserved_tokens) except -1:
+    """Whether a pool's replays, with one more, reserve more than could have been granted. O(1)."""
+    cdef Pool* p = &core.ledger.pools[ask.target]
+    cdef int64_t sequences = p.replayed_sequences + ask.sequences
+    cdef int64_t most = p.engine_tokens, left = sequences - 1
+    most += most * max(<int64_t>0, -core.headroom_min_ppm) // 1_000_000
+    reserved_tokens += p.replayed_tokens - p.replay_debt - (sequences + 1) * (p.block_size + 1)
+    while left and reserved_tokens > 0:
+        reserved_tokens -= most
+        left //= 2
+    if reserved_tokens <= most:
+        return False
+    if not p.caps_replays:
+        p.caps_replays = True
+        note(
+            core, "replays_capped", core.pool_list[ask.target], sequences,
+            f"leases of these sequences reserve more than the {p.engine_tokens} tokens of the pool"
+            " can have promised them; check what its shim reports as reserved_tokens",
+        )
+    return True
 
 
 cdef int resume_books(Core core, int32_t i) except -1:

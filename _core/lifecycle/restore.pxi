@@ -331,7 +331,7 @@ cdef int resume_pool(Core core, bytes name) except -1:
     p.draining = v[4] != 0
     core.ledger.order.touch(pool)
     if v[0] == p.epoch and core.now_ns < v[5] + core.lease_ttl_ns + core.lease_grace_ns:
-        p.owed_tokens = v[1]
+        p.owed_tokens = p.replay_debt = v[1]
     return 0
 
 

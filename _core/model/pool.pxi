@@ -53,6 +53,9 @@ ctypedef struct Pool:
     int64_t replays_until_ns  # replays of unknown leases are accepted until then; 0: not offered
     int32_t gates, replayed  # streams that will offer it, and those that have replayed their leases
     int64_t contest_told_ns  # of the last notice to its streams that another caller claims it
+    int64_t replay_debt  # tokens that it owed when the saved state was read
+    int64_t replayed_tokens, replayed_sequences  # of the leases of its epoch that were restored
+    bint caps_replays  # one was refused, and the log has it
     bint awaits_replays  # nothing is granted before these are as many, or that time has come
     int32_t reason
     int32_t next  # request that it would grant if it could; -1: none

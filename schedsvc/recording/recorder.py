@@ -39,6 +39,7 @@ READS = frozenset(
         "show_histograms",
         "list_leases",
         "flow_keys",
+        "pool_rows",
         "may_see_tenant",
         "explain",
         "recent_request_ids",

@@ -17,6 +17,7 @@ from schedsvc.driver import Broken, Driver
 from schedsvc.metrics import HISTOGRAM_BOUNDS_MS, Metrics
 from schedsvc.printable import printable
 from schedsvc.service import pool_needs
+from schedsvc.slices import most_served, pool_rows
 from schedsvc.status import LIMIT_KINDS, OUTCOMES
 
 __all__ = ["FLOWS_MAX", "FRESH_S", "ConsoleState"]
@@ -86,8 +87,14 @@ class ConsoleState:
 
     async def _build(self) -> bytes:
         try:
-            stats = self._driver.stats(FLOWS_MAX)
-            await asyncio.sleep(0)
+            best = await most_served(self._driver, FLOWS_MAX)
+            # Of one moment, so that the flows without rows have the rest of the totals.
+            stats = self._driver.stats(0, pools=False)
+            flows = [self._driver.flow_stats(flow) for flow in best]
+            pools = [
+                _written([_pool(pool) for pool in rows if not _is_abandoned(pool)])[1:-1]
+                async for rows in pool_rows(self._driver)
+            ]
             histograms = await self._histograms()
         except Broken:
             return _written({"problem": self._driver.broken or "an unexpected error"})
@@ -105,14 +112,14 @@ class ConsoleState:
                 **_only(stats["totals"], _TOTAL_KEYS),
                 "refusals": _reasons(stats["totals"]["refusals"]),
             },
-            "pools": [_pool(pool) for pool in stats["pools"] if not _is_abandoned(pool)],
             "classes": [_only(entry, _CLASS_KEYS) for entry in stats["classes"]],
-            "flows": [_flow(flow) for flow in stats["flows"]],
-            "other": _rest(stats["totals"], stats["flows"]),
+            "flows": [_flow(flow) for flow in flows],
+            "other": _rest(stats["totals"], flows),
             **_quotas(stats["quotas"]),
         }
         await asyncio.sleep(0)
-        return _written({**found, "histograms": histograms})
+        text = _written({**found, "histograms": histograms})
+        return b'%b,"pools":[%b]}' % (text[:-1], b",".join(filter(None, pools)))
 
     async def _histograms(self) -> dict[str, Any]:
         """Return the counts of each bucket: of all tenants together, and of each of the first.
@@ -233,5 +240,5 @@ def _sums(rows: list[dict[str, Any]], key: str) -> list[int]:
     return found
 
 
-def _written(document: Mapping[str, Any]) -> bytes:
+def _written(document: Mapping[str, Any] | list[dict[str, Any]]) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()

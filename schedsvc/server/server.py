@@ -354,7 +354,7 @@ class Server:
             await asyncio.to_thread(self._recording.close)
 
     def _is_idle(self) -> bool:
-        totals = self.driver.stats(0)["totals"]
+        totals = self.driver.stats(0, pools=False)["totals"]
         return not totals["queued"] and not totals["live_leases"]
 
     def _is_flushed(self) -> bool:
@@ -384,7 +384,7 @@ class Server:
 
     def log_limited(self) -> None:
         """Log how many leases had a report limited since the last look, if any. O(pools)."""
-        total = self.driver.stats(0)["totals"]["reports_limited"]
+        total = self.driver.stats(0, pools=False)["totals"]["reports_limited"]
         if total > self._limited:
             effect = "the excess was not charged; see docs/operations.md"
             _log.warning("reports_limited", leases=total - self._limited, effect=effect)

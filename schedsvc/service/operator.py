@@ -100,9 +100,8 @@ class OperatorService(ServicerBase):
         request = parse(pb.DrainRequest, data)
         await self._actions.drain(request.pool, request.undo)
         _log.warning("operator_drain", pool=request.pool or "all", undo=request.undo, by=who)
-        stats = self._driver.stats(0)
-        found = [row for row in stats["pools"] if row["name"] == request.pool]
-        row = found[0] if request.pool else stats["totals"]
+        row = self._driver.pool_row(request.pool) if request.pool else None
+        row = row or self._driver.stats(0, pools=False)["totals"]
         return pb.DrainResponse(live_leases=row["live_leases"], queued=row["queued"])
 
     async def list_leases(self, data: bytes, who: str) -> pb.ListLeasesResponse:

@@ -1,5 +1,6 @@
 """The handlers of the five RPCs. Admit and Session pass bytes to the core unparsed."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,8 @@ from schedsvc.service.auth import Authenticator, Unauthenticated
 from schedsvc.service.pace import Paces
 from schedsvc.service.servicer_base import ServicerBase, invalid, parse
 from schedsvc.service.session import Stream
-from schedsvc.service.stats_response import EVERYBODY, snapshot
+from schedsvc.service.stats_response import snapshot
+from schedsvc.slices import EVERYBODY
 from schedsvc.status import UNARY_ERRORS, refusal_failure
 
 __all__ = ["SERVICE_NAME", "Service", "parse"]
@@ -55,6 +57,8 @@ class Service(ServicerBase):
         self._paces = paces or Paces(authenticator.credentials)
         self._incarnation = incarnation
         self._write_stall_s = write_stall_s
+        #: Held while Stats is read, by principal: there are as many as callers with a name.
+        self._snapshots: dict[int, asyncio.Lock] = {}
         #: Open Session streams.
         self.streams: set[Stream] = set()
 
@@ -173,7 +177,9 @@ class Service(ServicerBase):
             raise invalid("tenants", f"has more than {_BATCH_MAX:,} entries")
         sees_all = self._authenticator.credentials.sees_all(principal)
         viewer = EVERYBODY if sees_all else principal
-        return await snapshot(self._driver, request, self._incarnation, viewer)
+        # One at a time for each caller: the slices of many calls would be one long turn together.
+        async with self._snapshots.setdefault(principal, asyncio.Lock()):
+            return await snapshot(self._driver, request, self._incarnation, viewer)
 
     def _enter(self, context: Any) -> tuple[int, int]:
         """Return who calls, and the time of the loop's thread. Raises CallerError, or as auth."""

@@ -1,9 +1,8 @@
 """The core's snapshot as a StatsResponse."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
-from heapq import merge
 from typing import Any
 
 from schedsvc_client.v1 import (
@@ -18,21 +17,16 @@ from schedsvc_client.v1 import (
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.driver import Driver
+from schedsvc.slices import EVERYBODY, most_served, pool_rows
 
-__all__ = ["EVERYBODY", "FLOW_LIMIT_DEFAULT", "FLOW_LIMIT_MAX", "modes", "snapshot"]
+__all__ = ["FLOW_LIMIT_DEFAULT", "FLOW_LIMIT_MAX", "modes", "snapshot"]
 
 FLOW_LIMIT_DEFAULT = 1_000
 #: Flows that fit into gRPC's default limit of 4 MiB a message.
 FLOW_LIMIT_MAX = 10_000
 
-#: Rows, and keys of rows, that are read before the event loop has its turn: 2 ms or less.
-_POOLS_AT_ONCE, _FLOWS_AT_ONCE, _KEYS_AT_ONCE = 128, 128, 2_000
-
-#: Of a flow: whether it waits, its service, and its number, negative.
-_Key = tuple[bool, int, int]
-
-#: In place of a principal: one that sees everything.
-EVERYBODY = -1
+#: Rows of flows, and names, that are read before the event loop has its turn: a millisecond.
+_FLOWS_AT_ONCE, _NAMES_AT_ONCE = 64, 256
 
 _POOL_FIELDS = frozenset(pool_pb2.PoolStats.DESCRIPTOR.fields_by_name)
 _FLOW_FIELDS = frozenset(pb.FlowStats.DESCRIPTOR.fields_by_name)
@@ -49,23 +43,20 @@ _TOTALS_FIELDS = frozenset(pb.Totals.DESCRIPTOR.fields_by_name)
 async def snapshot(
     driver: Driver, request: pb.StatsRequest, incarnation: int, principal: int = EVERYBODY
 ) -> bytes:
-    """Take a snapshot of pools, flows and totals, as a serialised StatsResponse. O(flows).
+    """Take a snapshot of pools, flows and totals, as a serialised StatsResponse. O(flows + pools).
 
     Of a principal with grants it holds only the pools and tenants that the principal may name, and
-    neither totals nor the quotas of groups and models. All but the flows is of one moment. The
-    flows are read in slices, and other callers are served between them. Raises Broken.
+    neither totals nor the quotas of groups and models. All but the pools and the flows is of one
+    moment. These are read in slices, and other callers are served between them. Raises Broken.
     """
-    stats = driver.stats(0, principal)
+    stats = driver.stats(0, principal, pools=False)
     parts = [_whole(driver, stats, incarnation).SerializeToString()]
-    for first in range(0, len(stats["pools"]), _POOLS_AT_ONCE):
-        if first:
-            await asyncio.sleep(0)
-        pools = stats["pools"][first : first + _POOLS_AT_ONCE]
+    async for pools in pool_rows(driver, principal):
         found = [pool_pb2.PoolStats(**_only(pool, _POOL_FIELDS)) for pool in pools]
         parts.append(pb.StatsResponse(pools=found).SerializeToString())
     limit = min(request.flow_limit or FLOW_LIMIT_DEFAULT, FLOW_LIMIT_MAX)
     if request.tenants:
-        rows = _of_tenants(driver, [tenant.encode() for tenant in request.tenants], principal)
+        rows = _of_tenants(driver, request.tenants, principal)
     else:
         rows = _of_most_served(driver, limit, principal)
     flows: list[dict[str, Any]] = []
@@ -89,45 +80,23 @@ def _serialised(flows: list[dict[str, Any]]) -> bytes:
 
 
 async def _of_tenants(
-    driver: Driver, names: list[bytes], principal: int
+    driver: Driver, names: Sequence[str], principal: int
 ) -> AsyncIterator[dict[str, Any]]:
-    for name in names:
-        if principal == EVERYBODY or driver.may_see_tenant(principal, name):
-            for flow in driver.tenant_stats(name):
+    for number, name in enumerate(names, 1):
+        tenant = name.encode()
+        if principal == EVERYBODY or driver.may_see_tenant(principal, tenant):
+            for flow in driver.tenant_stats(tenant):
                 yield flow
+        # Also where no name stands for a flow, so that there are no rows to count.
+        if number % _NAMES_AT_ONCE == 0:
+            await asyncio.sleep(0)
 
 
 async def _of_most_served(
     driver: Driver, limit: int, principal: int
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yield flows that wait, and then those that were served most; in the order of service."""
-    runs: list[list[_Key]] = []
-    first, keys = driver.flow_keys(0, _KEYS_AT_ONCE, principal)
-    while True:
-        runs.append(sorted(keys, reverse=True))
-        if sum(map(len, runs)) > 2 * limit:
-            runs = [await _first(limit, runs)]
-        if first == 0:
-            break
-        await asyncio.sleep(0)
-        first, keys = driver.flow_keys(first, first + _KEYS_AT_ONCE, principal)
-    best = await _first(limit, runs)
-    # Each of the two is in the order of service already.
-    halves = [[key for key in best if key[0] == waits] for waits in (True, False)]
-    for key in merge(*halves, key=lambda key: key[1:], reverse=True):
-        yield driver.flow_stats(-key[2])
-
-
-async def _first(limit: int, runs: list[list[_Key]]) -> list[_Key]:
-    """Merge sorted lists as far as `limit` goes, in slices. O(limit log lists)."""
-    found: list[_Key] = []
-    for key in merge(*runs, reverse=True):
-        found.append(key)
-        if len(found) == limit:
-            break
-        if len(found) % _KEYS_AT_ONCE == 0:
-            await asyncio.sleep(0)
-    return found
+    for flow in await most_served(driver, limit, principal):
+        yield driver.flow_stats(flow)
 
 
 def _whole(driver: Driver, stats: dict[str, Any], incarnation: int) -> pb.StatsResponse:

@@ -342,6 +342,13 @@ class Twin(RemoteService):
                 return core.LEASE_UNKNOWN
             if self.is_full(flow := self.classes.flow(flow, cls)):
                 return core.LEASE_UNKNOWN
+            if flow not in self.audit.flows:
+                least = min(self.limits["headroom_ppm"], self.limits["headroom_min_ppm"])
+                if not self.pools[pool].holds_replay(reserved_tokens, sequences, least):
+                    self.totals["replays_refused"] += 1
+                    return core.LEASE_UNKNOWN
+                tokens, count = self.pools[pool].replayed
+                self.pools[pool].replayed = tokens + reserved_tokens, count + sequences
             if self.lift_mode == "active":
                 self.lift(flow)
             self.seq += 1

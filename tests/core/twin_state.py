@@ -170,8 +170,10 @@ class State:
             if epoch == old.epoch
             else {"told_at_ns": None, "foreign_tokens": 0, "owed_tokens": 0, "blocks": {}}
         )
+        if epoch != old.epoch:
+            restarted["replayed"] = (0, 0)
         kept = ("headroom_ppm", "reason", "probes", "pressed", "told_at_ns", "preemptions")
-        kept += ("replays_until_ns",)
+        kept += ("replays_until_ns", "replayed")
         kept += ("served", "foreign_tokens", "owed_tokens", "light", "brought", "saturated")
         kept += ("overload", "calm_since_ns", "drain", "prefill_ns", "prefill_tokens")
         kept += ("prefill_error_ns", "prefills_judged")

@@ -184,6 +184,7 @@ class Pool:
     max_model_tokens: int
     limits: dict[str, int]
     replays_until_ns: int = 0  # replays of unknown leases are accepted until then
+    replayed: tuple[int, int] = (0, 0)  # tokens and sequences of those that were restored
     reason: str = "NONE"
     draining: bool = False  # an operator lets nothing in any more
     probes: bool = True
@@ -213,6 +214,13 @@ class Pool:
     run_milli: int = 0
     apart_until_ns: int = 0
     spread: bool = False
+
+    def holds_replay(self, tokens: int, sequences: int, headroom_min_ppm: int) -> bool:
+        """Whether leases of the sum and number of the replays, with this one, can be granted."""
+        tokens, sequences = tokens + self.replayed[0], sequences + self.replayed[1]
+        most = self.engine_tokens + self.engine_tokens * max(0, -headroom_min_ppm) // 1_000_000
+        most *= 1 + (sequences - 1).bit_length()
+        return tokens <= most + (sequences + 1) * (self.block_size + 1)
 
     def forget_pace(self, now_ns: int) -> None:
         self.overload, self.calm_since_ns = 1, None

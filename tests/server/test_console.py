@@ -238,10 +238,10 @@ async def test_watchers_share_one_document(monkeypatch: pytest.MonkeyPatch) -> N
         reads = 0
         stats = server.driver.stats
 
-        def counted(*given: Any) -> dict[str, Any]:
+        def counted(*given: Any, **more: Any) -> dict[str, Any]:
             nonlocal reads
             reads += 1
-            return stats(*given)
+            return stats(*given, **more)
 
         monkeypatch.setattr(server.driver, "stats", counted)
         answers = await asyncio.gather(*(read(http, "console/state.json") for _ in range(20)))

@@ -12,8 +12,8 @@ from grpc_status import rpc_status
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
+from schedsvc import slices
 from schedsvc.server import Server
-from schedsvc.service import stats_response
 from schedsvc.service.stats_response import snapshot
 
 from .conftest import ask, calling, failure, open_channel, serving, totals, until
@@ -349,34 +349,11 @@ async def test_unknown_tenants_can_be_refused() -> None:
         assert [(entry.outcome, entry.count) for entry in counted] == [(refused.outcome, 1)]
 
 
-async def test_stats_of_many_rows_give_others_their_turn() -> None:
-    names = [f"t{number}" for number in range(700)]
-    async with serving(tenants=[{"name": name} for name in names]) as server:
-        turns, is_over = 0, asyncio.Event()
-
-        async def others() -> None:
-            nonlocal turns
-            while not is_over.is_set():
-                turns += 1
-                await asyncio.sleep(0)
-
-        counting = asyncio.create_task(others())
-        data = await snapshot(server.driver, pb.StatsRequest(flow_limit=600), 1)
-        is_over.set()
-        await counting
-        flows = pb.StatsResponse.FromString(data).flows
-        assert [flow.tenant for flow in flows] == names[:600]
-        assert turns >= 4  # in no turn more than 128 rows were read
-        named = pb.StatsRequest(tenants=["t9", "none", "t3"])
-        data = await snapshot(server.driver, named, 1)
-        assert [flow.tenant for flow in pb.StatsResponse.FromString(data).flows] == ["t9", "t3"]
-
-
 @pytest.mark.parametrize("limit", [1, 4, 7, 40])
 async def test_stats_read_in_slices_choose_as_one_sort_does(
     limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stats_response, "_KEYS_AT_ONCE", 3)
+    monkeypatch.setattr(slices, "_KEYS_AT_ONCE", 3)
     names = [f"t{number}" for number in range(20)]
     async with (
         serving(tenants=[{"name": name} for name in names]) as server,
@@ -393,7 +370,7 @@ async def test_stats_read_in_slices_choose_as_one_sort_does(
         await until(lambda: totals(server)["queued"] > 0, "some wait")
         data = await snapshot(server.driver, pb.StatsRequest(flow_limit=limit), 1)
         found = [flow.tenant for flow in pb.StatsResponse.FromString(data).flows]
-        _, keys = server.driver.flow_keys(0, 1_000, stats_response.EVERYBODY)
+        _, keys = server.driver.flow_keys(0, 1_000, slices.EVERYBODY)
         best = sorted(sorted(keys, reverse=True)[:limit], key=lambda key: key[1:], reverse=True)
         wanted = [server.driver.flow_stats(-key[2])["tenant"] for key in best]
         assert found == wanted

@@ -66,8 +66,11 @@ ROOMS: dict[str, Room] = {
     "schedsvc.upkeep": room(never=IO, clock=NO_CLOCK),
     "schedsvc.driver": room(
         "schedsvc._core schedsvc._core_cluster schedsvc._core_usage schedsvc.clock schedsvc.config"
-        " schedsvc.driver_calls schedsvc.upkeep"
+        " schedsvc.driver_calls schedsvc.driver_views schedsvc.upkeep"
     ),
+    "schedsvc.driver_views": room("schedsvc._core schedsvc.clock schedsvc.driver_calls"),
+    # Reads all rows of the core, for Stats and the pages.
+    "schedsvc.slices": room("schedsvc.driver", clock=NO_CLOCK),
     "schedsvc.driver_calls": room("schedsvc._core schedsvc.clock schedsvc.upkeep"),
     # The wall clock says in which quarter of an hour a lease ended.
     "schedsvc.usage": room(
@@ -80,7 +83,8 @@ ROOMS: dict[str, Room] = {
     "schedsvc.state": room("schedsvc._core schedsvc.driver", "structlog", clock=WALL),
     "schedsvc.recording": room("schedsvc._core schedsvc.config"),
     "schedsvc.service": room(
-        "schedsvc._core schedsvc.clock schedsvc.driver schedsvc.status schedsvc_client.v1",
+        "schedsvc._core schedsvc.clock schedsvc.driver schedsvc.slices schedsvc.status"
+        " schedsvc_client.v1",
         "grpc google structlog",
     ),
     "schedsvc.metric_rows": room(never=IO, clock=NO_CLOCK),
@@ -88,13 +92,14 @@ ROOMS: dict[str, Room] = {
         "schedsvc._core schedsvc.driver schedsvc.metric_rows schedsvc.status", "prometheus_client"
     ),
     "schedsvc.metrics": room(
-        "schedsvc.driver schedsvc.metric_families schedsvc.metric_rows", "prometheus_client"
+        "schedsvc.driver schedsvc.metric_families schedsvc.metric_rows schedsvc.slices",
+        "prometheus_client",
     ),
     "schedsvc.server": room(
         "schedsvc.cluster schedsvc.service schedsvc.status schedsvc.driver schedsvc.config"
         " schedsvc.metrics"
         " schedsvc.clock schedsvc.malloc schedsvc.printable schedsvc.recording schedsvc.request_ids"
-        " schedsvc.state schedsvc.usage schedsvc_client.v1",
+        " schedsvc.slices schedsvc.state schedsvc.usage schedsvc_client.v1",
         "aiohttp grpc grpc_health grpc_reflection prometheus_client structlog uvloop",
     ),
     # Members of a cluster; the server imports it only if the configuration has that key.

@@ -1,5 +1,7 @@
 """The auditor's books: what each event of the contract does to requests, leases and pools."""
 
+from typing import Any
+
 from schedsvc.lab.faults.auditor.classes import ClassOrder
 from schedsvc.lab.faults.auditor.counters import Counters
 from schedsvc.lab.faults.auditor.fair import Fairness
@@ -253,6 +255,11 @@ class Books(ImpliedState):
         self.counts["replays_refused"] += not holds
         return holds
 
+    def lacks_replay(self, principal: int, pool: Pool, tenant: str, replay: Any) -> bool:
+        """Whether a replay finds no place, or exceeds what can have been granted; count it."""
+        audited = tenant in self.handles.audited
+        return self.shares.lacks_replay(self, principal, pool, replay, audited=audited)
+
     def restore(
         self, now_ns: int, r: Request, lease_id: int, pool: Pool, reserved_tokens: int
     ) -> None:
@@ -440,7 +447,7 @@ class Books(ImpliedState):
                 return False
             if epoch != pool.epoch:
                 self._void(pool)
-                pool.owed_low = pool.owed_high = 0
+                pool.owed_low, pool.owed_high, pool.debt, pool.replayed = 0, 0, (0, 0), (0, 0)
             elif pool.leases and block != pool.block:
                 return False
         pool.epoch, pool.max_model_tokens, pool.principal = epoch, max_model_tokens, principal
@@ -454,7 +461,7 @@ class Books(ImpliedState):
         if self.awaited is not None:
             owed = self.awaited.pop(pool.name, Owed(pool.epoch, 0, 0))
         if owed.epoch == pool.epoch and now_ns < self.resume_until_ns:
-            pool.owed_low, pool.owed_high = owed.low, owed.high
+            pool.owed_low, pool.owed_high = pool.debt = owed.low, owed.high
 
     def _void(self, pool: Pool) -> None:
         for lease in list(pool.leases.values()):

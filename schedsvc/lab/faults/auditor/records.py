@@ -277,6 +277,20 @@ class Pool:
     replays_until_ns: int = 0  # replays of unknown leases are accepted until then
     owed_low: int = 0  # tokens of leases of an earlier process, not replayed yet
     owed_high: int = 0
+    debt: tuple[int, int] = (0, 0)  # at least and at most what these were at the start
+    replayed: tuple[int, int] = (0, 0)  # tokens and sequences of the leases restored at its epoch
+    engine_tokens: int = 0
+
+    def replays_beyond(self, tokens: int, sequences: int) -> int:
+        """Return by how much its replays and one more exceed what can have been granted.
+
+        With n sequences that is the promised capacity times 1 and the harmonic number of n - 1, of
+        which the scheduler takes the binary digits; and a block and a token for each.
+        """
+        tokens, sequences = tokens + self.replayed[0], sequences + self.replayed[1]
+        most = self.engine_tokens * max(0, -self.terms.headroom_ppm) // 1_000_000
+        most = (most + self.engine_tokens) * (1 + (sequences - 1).bit_length())
+        return tokens - most - (sequences + 1) * (self.block + 1)
 
     def blocks(self, tokens: int, sequences: int) -> int:
         """Blocks for `tokens` tokens; each sequence may leave its last block partly filled."""
@@ -308,7 +322,7 @@ class Pool:
     def size(self, capacity_tokens: int, block: int, max_running: int) -> None:
         """Hold and run the less of what the engine can and what is allowed."""
         limits = self.terms.limits
-        self.block = block
+        self.block, self.engine_tokens = block, capacity_tokens
         self.capacity_blocks = max(1, least(capacity_tokens, limits.max_total_tokens) // block)
         self.max_running = least(max_running, limits.max_running)
 

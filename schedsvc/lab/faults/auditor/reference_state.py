@@ -275,7 +275,7 @@ class Auditor:
             if (
                 not books.accepts_replay(now_ns, principal, pool)
                 or is_taken
-                or books.shares.lacks_lease(books, principal)
+                or books.lacks_replay(principal, pool, tenant, p)
             ):
                 self._dues.owe(conn, lease_id, UNKNOWN)
                 return True

@@ -134,6 +134,28 @@ class Shares:
         live = sum(lease.request.principal == principal for lease in books.live.values())
         return live >= self.places(self._terms.leases_max)
 
+    def lacks_replay(
+        self, books: ImpliedState, principal: int, pool: Pool, replay: Any, *, audited: bool
+    ) -> bool:
+        """Whether a replay finds no place, or is more than can have been granted; count it. O(1).
+
+        Audit grants without room. If the saved state is not known well enough, the books are lost.
+        """
+        if self.lacks_lease(books, principal):
+            return True
+        if audited:
+            return False
+        sequences = max(1, replay.sequences)
+        beyond = pool.replays_beyond(replay.reserved_tokens, sequences)
+        if beyond > pool.debt[1]:
+            books.counts["replays_refused"] += 1
+            return True
+        if beyond > pool.debt[0]:
+            books.is_lost = True
+        tokens, count = pool.replayed
+        pool.replayed = tokens + replay.reserved_tokens, count + sequences
+        return False
+
     def has_all_answers(self, lease: Lease) -> bool:
         """Whether the answer of a lease that has just ended exceeds its principal's share."""
         return self.is_limited(lease.request.principal) and (
